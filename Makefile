@@ -1,0 +1,57 @@
+# Two commands do everything: `make demo` and `make test`. See README.md.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# Nothing here may reach the Hub, and two cores are shared by everything that runs.
+OFFLINE := HF_HUB_OFFLINE=1 HF_DATASETS_OFFLINE=1 HF_EVALUATE_OFFLINE=1 TOKENIZERS_PARALLELISM=false
+
+.PHONY: help demo test test-slow check format install install-test clean
+
+help:  ## Show this list
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 16
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+# uv inside the environment installs in seconds; where it cannot be had, pip does the same in minutes.
+define INSTALL
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv 2>/dev/null || true
+	if [ -x $(BIN)/uv ]; then \
+		$(BIN)/uv pip install --quiet --python $(BIN)/python --constraints constraints.txt $(1); \
+	else \
+		$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt $(1); \
+	fi
+endef
+
+$(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
+	$(call INSTALL,--editable .)
+	touch $@
+
+$(VENV)/.installed-test: pyproject.toml constraints.txt | $(BIN)/python
+	$(call INSTALL,--editable '.[dev]')
+	touch $@ $(VENV)/.installed
+
+install: $(VENV)/.installed  ## Make .venv with the package
+install-test: $(VENV)/.installed-test  ## Make .venv with the package and what the tests need
+
+demo: $(VENV)/.installed  ## Finetune the embedded captioner with SMILE and print the table (3 minutes on 2 cores)
+	$(OFFLINE) $(BIN)/accelerate launch --num_processes 1 --num_machines 1 --mixed_precision no --dynamo_backend no recipes/smile_blip.py
+
+test: $(VENV)/.installed-test  ## All tests, offline
+	$(OFFLINE) $(BIN)/python -m pytest -n 2 -m "not slow" --durations 10
+
+test-slow: $(VENV)/.installed-test  ## The long campaigns
+	$(OFFLINE) $(BIN)/python -m pytest -m slow --timeout 3600 --durations 10
+
+check: $(VENV)/.installed-test  ## Lint, format, types, architecture, docstrings, configs
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(OFFLINE) $(BIN)/python scripts/check_house.py
+
+format: $(VENV)/.installed-test  ## Rewrite to the house format
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:  ## Remove the environment and everything made
+	rm -rf $(VENV) build dist outputs *.egg-info .pytest_cache .mypy_cache .ruff_cache

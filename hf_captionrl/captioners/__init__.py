@@ -1,0 +1,1 @@
+"""Any Hugging Face vision-to-text model as a captioner."""

@@ -1,0 +1,1 @@
+"""Loading, checking, collating and sampling captioned images."""

@@ -1,0 +1,100 @@
+"""What a caption looks like when it is clean, and what can be wrong with one."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Mapping
+from typing import Any
+
+__all__ = ["CAPTION_WAYS_OUT", "MAX_CAPTION_WORDS", "caption_fault", "clean_caption", "to_caption_list"]
+
+MAX_CAPTION_WORDS = 200
+"""Longest accepted caption in whitespace words: no data set of captions comes near, a pasted web page does."""
+
+CAPTION_WAYS_OUT: dict[str, str] = {
+    "caption_missing": "give the row at least one caption, or remove the row",
+    "caption_not_text": "write the caption as a string, or set caption_column to the column that holds text",
+    "caption_empty": "write a caption with at least one letter or digit, or remove it",
+    "caption_too_long": "shorten the caption, or raise max_caption_words",
+}
+"""What can be wrong with a caption, and the way out of each."""
+
+# Scripts without spaces make one "word" of a sentence, and so does a blob of base64.
+_CHARACTERS_PER_WORD = 20
+_SURROGATE = re.compile("[\ud800-\udfff]")
+# Zero-width (non-)joiners belong to Persian, Indic scripts and emoji, tags (U+E0020-E007F) to flags: they stay.
+_KEPT_FORMAT = {"\u200c", "\u200d"} | {chr(code) for code in range(0xE0020, 0xE0080)}
+_KEYS_OF_TEXT = ("raw", "caption", "text", "sentence")
+
+
+def clean_caption(caption: str) -> str:
+    r"""Bring a caption into one form: Unicode NFC, no control characters, single spaces.
+
+    Control characters (category Cc) and lines become spaces; invisible format characters (Cf: byte-order marks,
+    soft hyphens, bidirectional overrides) are dropped, joiners excepted; half surrogate pairs become U+FFFD.
+
+    Args:
+        caption (`str`): Any string.
+
+    Returns:
+        `str`: The clean caption; empty if nothing was left.
+    """
+    if caption.isascii():
+        if not caption.isprintable():
+            caption = "".join(c if c.isprintable() else " " for c in caption)
+        return " ".join(caption.split())
+    caption = unicodedata.normalize("NFC", _SURROGATE.sub("\ufffd", caption))
+    characters = []
+    for c in caption:
+        category = unicodedata.category(c)
+        if category == "Cc":
+            characters.append(" ")
+        elif category != "Cf" or c in _KEPT_FORMAT:
+            characters.append(c)
+    return " ".join("".join(characters).split())
+
+
+def caption_fault(caption: Any, *, max_words: int = MAX_CAPTION_WORDS) -> tuple[str, str] | None:
+    """What is wrong with a cleaned caption, if anything.
+
+    Args:
+        caption (`Any`): The caption after `clean_caption`, or `None` where the source held no string.
+        max_words (`int`): Longest accepted caption in whitespace words, and in characters 20 times that.
+
+    Returns:
+        `tuple[str, str] | None`: A key of `CAPTION_WAYS_OUT` and a sentence with the value, or `None` if all is well.
+    """
+    if not isinstance(caption, str):
+        return "caption_not_text", "the caption is not a string (empty, a number, or nested too deep)"
+    if not any(map(str.isalnum, caption)):
+        return "caption_empty", f"the caption {caption[:40]!r} has no letter or digit"
+    words = caption.count(" ") + 1
+    if words > max_words or len(caption) > max_words * _CHARACTERS_PER_WORD:
+        return (
+            "caption_too_long",
+            f"the caption {caption[:40] + '...'!r} has {words} words and {len(caption)} characters, "
+            f"more than {max_words} words or {max_words * _CHARACTERS_PER_WORD} characters",
+        )
+    return None
+
+
+def to_caption_list(value: Any) -> list[str | None]:
+    """The captions of one row, cleaned, whatever shape the source gave them.
+
+    Args:
+        value (`Any`): A string, a list of strings, a list of mappings with the text under `raw`, `caption`, `text` or
+            `sentence`, or anything else.
+
+    Returns:
+        `list[str | None]`: One entry a caption, `None` for what is not a string; empty if there are no captions.
+    """
+    if value is None:
+        return []
+    captions = value if isinstance(value, list | tuple) else [value]
+    clean: list[str | None] = []
+    for caption in captions:
+        if isinstance(caption, Mapping):
+            caption = next((caption[key] for key in _KEYS_OF_TEXT if key in caption), None)
+        clean.append(clean_caption(caption) if isinstance(caption, str) else None)
+    return clean

@@ -1,0 +1,220 @@
+"""Opening images that strangers took: any file, bytes or PIL image becomes RGB, or one clear error."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import io
+import os
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+import numpy as np
+from PIL import Image, ImageOps, JpegImagePlugin, UnidentifiedImageError
+
+__all__ = ["IMAGE_WAYS_OUT", "MAX_PIXELS", "MIN_SIDE", "ImageError", "open_image", "verify_image"]
+
+MAX_PIXELS = 89_478_485
+"""Largest accepted width * height: Pillow's own default limit (a quarter of a GiB as RGB)."""
+
+MIN_SIDE = 2
+"""Smallest accepted width and height in pixels: a 1-pixel image is a tracking pixel or a failed download."""
+
+IMAGE_WAYS_OUT: dict[str, str] = {
+    "image_missing": "give the row an image, or remove the row",
+    "image_not_found": "check the path and set image_root to the folder it is relative to",
+    "image_remote": "download the image first and give its path; addresses are never fetched",
+    "image_unreadable": "re-export the image as JPEG or PNG, or remove the row",
+    "image_truncated": "download or copy the file again, or remove the row",
+    "image_too_small": f"replace the image: both sides need {MIN_SIDE} pixels or more",
+    "image_too_large": "shrink the image, or raise max_pixels if you trust the file",
+}
+"""What can be wrong with an image, and the way out of each."""
+
+# Raster formats only: Pillow hands EPS to Ghostscript, and icon and font formats hold no photographs.
+_FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "DIB", "TIFF", "PPM", "TGA", "JPEG2000", "AVIF")
+_REMOTE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
+_CUT_SHORT = ("truncated", "broken data stream", "unrecognized data stream", "incomplete", "unexpected end", "eof")
+# JPEG's decoder can skip the fine detail: the whole stream is still read, so a cut file is still found.
+_DRAFT_SIDE = 32
+
+
+class ImageError(ValueError):
+    """An image that cannot be used.
+
+    Args:
+        reason (`str`): What is wrong, a key of `IMAGE_WAYS_OUT`.
+        detail (`str`): The value and the rule it broke.
+    """
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(f"{detail}. Way out: {IMAGE_WAYS_OUT[reason]}.")
+        self.reason = reason
+        self.detail = detail
+        self.way_out = IMAGE_WAYS_OUT[reason]
+
+    def __reduce__(self) -> tuple[type[ImageError], tuple[str, str]]:
+        # A worker process of a DataLoader sends its exception by pickle, which would call __init__ with one argument.
+        return type(self), (self.reason, self.detail)
+
+
+@functools.cache
+def _formats() -> tuple[str, ...]:
+    """The accepted formats that this Pillow was built with; naming any other to `Image.open` is a KeyError."""
+    Image.init()
+    return tuple(name for name in _FORMATS if name in Image.OPEN)
+
+
+def _source(value: Any) -> tuple[str | io.BytesIO | Image.Image, str]:
+    """What to open, and how to call it in a message."""
+    if isinstance(value, Mapping):
+        if value.get("bytes") is not None:
+            source, name = _source(value["bytes"])
+            return source, f"image {value['path']!r}" if value.get("path") else name
+        value = value.get("path")
+    if value is None or value == "":
+        raise ImageError("image_missing", "there is no image in this row")
+    if isinstance(value, Image.Image):
+        return value, f"image {getattr(value, 'filename', '') or f'of mode {value.mode}'!r}"
+    if isinstance(value, bytes | bytearray | memoryview):
+        if len(value) == 0:
+            raise ImageError("image_unreadable", "the image has 0 bytes")
+        return io.BytesIO(value), f"image of {len(value)} bytes"
+    if isinstance(value, str | os.PathLike):
+        path = os.fspath(value)
+        if not isinstance(path, str):
+            path = os.fsdecode(path)
+        if _REMOTE.match(path):
+            raise ImageError("image_remote", f"image {path!r} is an address, not a file")
+        # Not exists(): opening a pipe or a device would hang. A NUL in the path is a ValueError on some platforms.
+        with contextlib.suppress(ValueError):
+            if os.path.isfile(path):
+                if os.path.getsize(path) == 0:
+                    raise ImageError("image_unreadable", f"image {path!r} has 0 bytes")
+                return path, f"image {path!r}"
+            raise ImageError("image_not_found", f"image {path!r} is not a file")
+        raise ImageError("image_not_found", f"image {path!r} is not a path")
+    raise ImageError(
+        "image_unreadable", f"an image must be a path, bytes, a PIL image or {{bytes, path}}, got {type(value).__name__}"
+    )
+
+
+@contextlib.contextmanager
+def _opened(value: Any, max_pixels: int) -> Iterator[Image.Image]:
+    """The image with its header read and its size checked; whatever goes wrong inside is an `ImageError`."""
+    source, name = _source(value)
+    try:
+        if isinstance(source, Image.Image):
+            _check_size(source, name, max_pixels)
+            yield source
+        else:
+            with Image.open(source, formats=_formats()) as image:
+                _check_size(image, name, max_pixels)
+                yield image
+    except ImageError:
+        raise
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        # Pillow's own limit, a process-wide setting, is never lifted here: other threads rely on it.
+        raise ImageError("image_too_large", f"{name}: {error} (Image.MAX_IMAGE_PIXELS of Pillow)") from None
+    except MemoryError:
+        raise ImageError("image_too_large", f"{name} does not fit into memory") from None
+    except UnidentifiedImageError:
+        raise ImageError("image_unreadable", f"{name} is not in a known format ({', '.join(_formats())})") from None
+    except Exception as error:
+        # Decoders of hostile files raise anything: struct.error, SyntaxError, IndexError, zlib.error, ...
+        text = f"{type(error).__name__}: {error}"
+        cut = any(sign in text.lower() for sign in _CUT_SHORT)
+        raise ImageError("image_truncated" if cut else "image_unreadable", f"{name} does not decode ({text})") from error
+
+
+def _check_size(image: Image.Image, name: str, max_pixels: int) -> None:
+    width, height = image.size
+    # Between once and twice its own limit Pillow only warns.
+    max_pixels = min(max_pixels, Image.MAX_IMAGE_PIXELS or max_pixels)
+    if min(width, height) < MIN_SIDE:
+        raise ImageError("image_too_small", f"{name} is {width} x {height} pixels, both sides need {MIN_SIDE}")
+    if width * height > max_pixels:
+        raise ImageError(
+            "image_too_large", f"{name} is {width} x {height} pixels, max_pixels allows {max_pixels} in all"
+        )
+
+
+def _deep_to_8_bit(image: Image.Image) -> Image.Image:
+    """Greyscale of 16 or 32 bits or floats to 8 bits; Pillow's own conversion clips, so that all turns white."""
+    values = np.nan_to_num(np.asarray(image).astype(np.float32), posinf=0.0, neginf=0.0)
+    top = 65535.0 if image.mode.startswith("I;16") else float(values.max())
+    # Guess the scale of floats and 32-bit integers from their range: [0, 1], [0, 255], [0, 65535], anything.
+    limits = (1.0, 255.0, 65535.0) if image.mode == "F" else (255.0, 65535.0)
+    scale = next((limit for limit in limits if top <= limit), top)
+    return Image.fromarray((values.clip(0, scale) * (255.0 / scale)).round().astype(np.uint8), "L")
+
+
+def _has_rgba_palette(image: Image.Image) -> bool:
+    return image.mode == "P" and image.palette is not None and image.palette.mode.endswith("A")
+
+
+def _to_rgb(image: Image.Image) -> Image.Image:
+    # A damaged EXIF block does not spoil the pixels.
+    with contextlib.suppress(Exception):
+        image = ImageOps.exif_transpose(image)
+    if image.mode in {"I", "F"} or image.mode.startswith("I;16"):
+        image = _deep_to_8_bit(image)
+    if image.mode == "La":
+        image = image.convert("LA")  # Pillow has no direct way from premultiplied grey to RGBA
+    if image.mode in {"RGBA", "RGBa", "LA", "PA"} or "transparency" in image.info or _has_rgba_palette(image):
+        layer = image.convert("RGBA")
+        white = Image.new("RGBA", layer.size, (255, 255, 255, 255))
+        image = Image.alpha_composite(white, layer)
+    rgb = image.convert("RGB")
+    if rgb is image:
+        rgb = image.copy()
+    # Orientation and transparency are applied: left in place they would be applied again by the next reader.
+    rgb.info = {}
+    return rgb
+
+
+def open_image(value: Any, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
+    """Open an image as RGB, whatever it is.
+
+    The EXIF orientation is applied, transparency is laid over white, CMYK, palette, greyscale and 16-bit images are
+    converted, and of an animation the first frame is taken. Addresses are never fetched.
+
+    Args:
+        value (`Any`): Path, bytes, PIL image, or the `{"bytes": ..., "path": ...}` of an undecoded `datasets.Image`.
+        max_pixels (`int`): Largest accepted width * height. Pillow's own `Image.MAX_IMAGE_PIXELS` holds beside it.
+
+    Returns:
+        `PIL.Image.Image`: A decoded RGB image that holds no file open and no metadata.
+
+    Raises:
+        ImageError: If there is no such image, or it is unreadable, truncated, smaller than 2 pixels a side or too
+            large; `.reason` and `.way_out` say which and what to do.
+    """
+    with _opened(value, max_pixels) as image:
+        # A file opens at its first frame. Decoding comes first, since below a damaged EXIF block is forgiven.
+        image.load()
+        return _to_rgb(image)
+
+
+def verify_image(value: Any, *, mode: Literal["header", "full"] = "full", max_pixels: int = MAX_PIXELS) -> None:
+    """Check that `open_image` would accept an image, faster than opening it.
+
+    Args:
+        value (`Any`): As for `open_image`.
+        mode (`"header"` or `"full"`): Read only the header (format and size), or decode the pixels as well, which
+            alone finds truncated files.
+        max_pixels (`int`): As for `open_image`.
+
+    Raises:
+        ImageError: As `open_image` would.
+        ValueError: If `mode` is neither `"header"` nor `"full"`.
+    """
+    if mode not in ("header", "full"):
+        raise ValueError(f"mode ({mode!r}) must be 'header' or 'full'. Choose one of them.")
+    with _opened(value, max_pixels) as image:
+        if mode == "full":
+            # An image object is the caller's: draft() would shrink it under his hands.
+            if image is not value and isinstance(image, JpegImagePlugin.JpegImageFile):
+                image.draft(None, (_DRAFT_SIDE, _DRAFT_SIDE))
+            image.load()

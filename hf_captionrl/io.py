@@ -1,0 +1,148 @@
+"""Files that are either the old one or the new one, never half of each.
+
+Everything the package writes goes through here: the bytes land in a temporary file of the same folder, are flushed to
+disk, and take the final name in one step. A run that is killed leaves the previous file whole.
+"""
+
+import dataclasses
+import enum
+import json
+import math
+import os
+import secrets
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+__all__ = ["atomic_write_bytes", "atomic_write_text", "to_plain", "write_json", "write_jsonl"]
+
+
+def atomic_write_bytes(path: str | os.PathLike[str], data: bytes) -> Path:
+    """Write bytes so that a reader sees the whole old file or the whole new one.
+
+    Args:
+        path: Where to write; missing parent folders are made.
+        data: The content.
+
+    Returns:
+        `pathlib.Path`: The path written.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # The name stays short (a long target name must not overflow 255 bytes) and random (two writers must not share it).
+    temporary = path.parent / f".tmp-{secrets.token_hex(8)}"
+    try:
+        # os.open and not mkstemp: the file keeps the permissions the user's umask asks for.
+        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    _sync_folder(path.parent)
+    return path
+
+
+def atomic_write_text(path: str | os.PathLike[str], text: str) -> Path:
+    """Write UTF-8 text so that a reader sees the whole old file or the whole new one.
+
+    Args:
+        path: Where to write; missing parent folders are made.
+        text: The content; line ends are kept as given.
+
+    Returns:
+        `pathlib.Path`: The path written.
+    """
+    # A lone surrogate (half of an emoji, from a broken caption) has no UTF-8 form; the file must still be written.
+    return atomic_write_bytes(path, text.encode("utf-8", errors="backslashreplace"))
+
+
+def write_json(path: str | os.PathLike[str], value: Any, *, indent: int | None = 2) -> Path:
+    """Write one value as strict JSON, atomically.
+
+    Args:
+        path: Where to write; missing parent folders are made.
+        value: Anything `to_plain` understands.
+        indent: Spaces a level, or None for one line.
+
+    Returns:
+        `pathlib.Path`: The path written.
+
+    Raises:
+        ValueError: If a number is NaN or infinite (JSON has no such number).
+        TypeError: If a value has no JSON form.
+    """
+    return atomic_write_text(path, json.dumps(to_plain(value), indent=indent, ensure_ascii=False) + "\n")
+
+
+def write_jsonl(path: str | os.PathLike[str], rows: Iterable[Any]) -> Path:
+    """Write one JSON value a line, atomically.
+
+    Args:
+        path: Where to write; missing parent folders are made.
+        rows: Anything `to_plain` understands, one a line.
+
+    Returns:
+        `pathlib.Path`: The path written.
+
+    Raises:
+        ValueError: If a number is NaN or infinite (JSON has no such number).
+        TypeError: If a value has no JSON form.
+    """
+    return atomic_write_text(path, "".join(json.dumps(to_plain(row), ensure_ascii=False) + "\n" for row in rows))
+
+
+def to_plain(value: Any, *, where: str = "value") -> Any:
+    """Turn a value into what strict JSON can hold.
+
+    Dataclasses and mappings become dicts, tuples and sets lists (sets sorted), paths strings, enums their value, and
+    arrays and tensors (whatever has `tolist`) lists or numbers.
+
+    Args:
+        value: The value.
+        where: What the value is called, for the error message.
+
+    Returns:
+        The plain value.
+
+    Raises:
+        ValueError: If a number is NaN or infinite.
+        TypeError: If a value has no plain form.
+    """
+    if isinstance(value, enum.Enum):
+        return to_plain(value.value, where=where)
+    if value is None or isinstance(value, bool | str | int):
+        return value
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise ValueError(f"{where} is {value}; JSON has no such number. Write None where nothing was measured.")
+        return float(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: to_plain(getattr(value, f.name), where=f"{where}.{f.name}") for f in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(to_plain(key)): to_plain(item, where=f"{where}[{key!r}]") for key, item in value.items()}
+    if isinstance(value, set | frozenset):
+        return sorted((to_plain(item, where=where) for item in value), key=repr)
+    if isinstance(value, list | tuple):
+        return [to_plain(item, where=f"{where}[{index}]") for index, item in enumerate(value)]
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if hasattr(value, "tolist"):
+        return to_plain(value.tolist(), where=where)
+    raise TypeError(f"{where} is a {type(value).__name__}, which JSON cannot hold. Turn it into numbers or text first.")
+
+
+def _sync_folder(folder: Path) -> None:
+    """Flush the new name itself, where the system allows it (Windows and some network folders do not)."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return
+    try:
+        os.fsync(descriptor)
+    except OSError:
+        pass
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,333 @@
+"""The results table: one shape for every recipe, printed, written as JSON and written as Markdown.
+
+A row is a mapping with `name` and one number per column of `COLUMNS`. Beside a number `<key>` may stand `<key>_ci`, its
+95 % interval `[low, high]`, and beside a None `<key>_reason`, one sentence on why nothing was measured. Fractions are in
+[0, 1], never percent.
+"""
+
+import io
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Literal
+
+from rich import box
+from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table
+from rich.text import Text
+
+from hf_captionrl.io import atomic_write_text, write_json
+from hf_captionrl.reports.versions import installed_versions, plain_config
+
+__all__ = ["COLUMNS", "Column", "check_rows", "format_cell", "print_table", "results_markdown", "write_results"]
+
+Row = Mapping[str, Any]
+"""One captioner, or the references, with its numbers."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of the table.
+
+    Args:
+        key: Key in a row and in results.json.
+        header: What a reader sees; may hold line breaks.
+        better: Which direction is better; None where neither is.
+        digits: Decimals shown.
+        is_fraction: Whether values lie in [0, 1].
+    """
+
+    key: str
+    header: str
+    better: Literal["higher", "lower"] | None
+    digits: int = 3
+    is_fraction: bool = False
+
+    @property
+    def arrow(self) -> str:
+        """`↑` where higher is better, `↓` where lower is, nothing for neither."""
+        return {"higher": "↑", "lower": "↓", None: ""}[self.better]
+
+    @property
+    def title(self) -> str:
+        """The header with its arrow, on one line."""
+        return " ".join(f"{self.header} {self.arrow}".replace("-\n", "").split())
+
+
+COLUMNS: tuple[Column, ...] = (
+    Column("length", "Length\n(words)", None, digits=2),
+    Column("lexical_diversity", "Lexical\ndiv.", "higher"),
+    Column("pool_recall_at_1", "R@1\npool", "higher", is_fraction=True),
+    Column("pool_recall_at_5", "R@5\npool", "higher", is_fraction=True),
+    Column("rd100_recall_at_1", "R@1\nRD100", "higher", is_fraction=True),
+    Column("rd100_recall_at_5", "R@5\nRD100", "higher", is_fraction=True),
+    Column("clip_score", "CLIP-\nScore", "higher"),
+    Column("perplexity", "Perplex-\nity", "lower", digits=2),
+    Column("cider_d", "CIDEr-D\n", "higher"),
+    Column("hallucination", "Halluci-\nnation", "lower", is_fraction=True),
+    Column("fact_recall", "Fact\nrecall", "higher", is_fraction=True),
+)
+"""Columns of every results table, in the order in which they are shown."""
+
+REFERENCES = "references"
+"""Row name of the human captions; set apart from the captioners."""
+
+_LEGEND = (
+    "↑ higher is better, ↓ lower is better; length has no better direction. Fractions are in [0, 1]. Lexical diversity: "
+    "different words, in thousands. Pool: among all test images; RD100: among 100, 99 of them random. Hallucination: share "
+    "of claims that are wrong."
+)
+_INTERVAL_LEGEND = "± or [low, high]: 95 % interval."
+
+
+def check_rows(rows: Sequence[Row], columns: Sequence[Column] = COLUMNS) -> None:
+    """Refuse rows that would be read wrongly.
+
+    Args:
+        rows: The rows.
+        columns: The columns that each row must hold; further keys are allowed.
+
+    Raises:
+        ValueError: If there is no row, a name is missing or used twice, a column's key is missing, a number is not finite
+            or outside its range, an interval is not `[low, high]`, or a None comes with a blank reason.
+    """
+    if not rows:
+        raise ValueError("There are no rows. Evaluate at least one captioner before writing a table.")
+    names: set[str] = set()
+    for index, row in enumerate(rows):
+        name = row.get("name")
+        if not isinstance(name, str) or not name.strip():
+            raise ValueError(f"Row {index} has the name {name!r}; every row needs a non-empty name.")
+        if name in names:
+            raise ValueError(f"Two rows are called {name!r}; names must differ. Rename one of them.")
+        names.add(name)
+        missing = [column.key for column in columns if column.key not in row]
+        if missing:
+            raise ValueError(
+                f"Row {name!r} has no {', '.join(missing)}. Write None, and <key>_reason, where nothing was measured."
+            )
+        for column in columns:
+            _check_value(name, column, row)
+
+
+def _check_value(name: str, column: Column, row: Row) -> None:
+    key, value, interval = column.key, row[column.key], row.get(f"{column.key}_ci")
+    if value is None:
+        reason = row.get(f"{key}_reason")
+        if reason is not None and not str(reason).strip():
+            raise ValueError(f"{key}_reason of {name!r} is blank. Say why nothing was measured, or leave it out.")
+        return
+    for number in (value, *(interval if interval is not None else ())):
+        if isinstance(number, bool | str) or not hasattr(number, "__float__") or not math.isfinite(float(number)):
+            raise ValueError(f"{key} of {name!r} is {number!r}; it must be a finite number, or None if not measured.")
+        if column.is_fraction and not 0.0 <= float(number) <= 1.0:
+            raise ValueError(
+                f"{key} of {name!r} is {number}; fractions are in [0, 1], never percent. Divide by 100 or check the metric."
+            )
+    if interval is not None and (len(interval) != 2 or float(interval[0]) > float(interval[1])):
+        raise ValueError(f"{key}_ci of {name!r} is {interval!r}; an interval is [low, high] with low <= high.")
+
+
+def format_cell(row: Row, column: Column, *, separator: str = " ") -> str:
+    """One cell as a reader sees it.
+
+    Args:
+        row: The row.
+        column: The column.
+        separator: What stands between a number and its interval.
+
+    Returns:
+        `str`: `0.658 ±0.021` for an interval that is symmetric at the digits shown, `0.658 [0.630, 0.681]` for another,
+        `not run: why` for a None with a reason, `–` for one without.
+    """
+    value, interval, reason = row.get(column.key), row.get(f"{column.key}_ci"), row.get(f"{column.key}_reason")
+    if value is None:
+        return f"not run: {reason}" if reason else "–"
+    shown = f"{float(value):.{column.digits}f}"
+    if interval is None:
+        return shown
+    low, high = (float(bound) for bound in interval)
+    below, above = (f"{abs(distance):.{column.digits}f}" for distance in (float(value) - low, high - float(value)))
+    if below == above and low <= float(value) <= high:
+        return f"{shown}{separator}±{above}"
+    return f"{shown}{separator}[{low:.{column.digits}f}, {high:.{column.digits}f}]"
+
+
+def print_table(
+    rows: Sequence[Row],
+    *,
+    title: str | None = None,
+    columns: Sequence[Column] = COLUMNS,
+    file: IO[str] | None = None,
+) -> None:
+    """Print the rows as one table; a terminal too narrow for it gets the columns in several parts, never cut off.
+
+    Args:
+        rows: The rows, as `check_rows` wants them.
+        title: A line above the table.
+        columns: The columns, in the order in which they are shown.
+        file: Where to print; the standard output by default.
+
+    Raises:
+        ValueError: If a row is malformed (see `check_rows`).
+    """
+    check_rows(rows, columns)
+    console = Console(file=file, highlight=False)
+    notes: list[str] = []
+    tables = _fit(rows, columns, console, notes)
+    # Piped output has no width of its own: give it what the table needs rather than wrapping at 80 characters.
+    if not console.is_terminal:
+        console.width = max(console.width, *(_width(table, console) for table in tables))
+    if title:
+        console.print(Text(title, style="bold"))
+    for table in tables:
+        console.print(table)
+    for note in notes:
+        console.print(Text(note, style="dim"))
+    legend = _LEGEND + (f" {_INTERVAL_LEGEND}" if _has_intervals(rows, columns) else "")
+    console.print(Text(_encodable(legend, console), style="dim"))
+
+
+def _fit(rows: Sequence[Row], columns: Sequence[Column], console: Console, notes: list[str]) -> list[Table]:
+    """As few tables as the width allows, columns in order; each repeats the names."""
+    whole = _rich_table(rows, columns, console, notes)
+    if not console.is_terminal or _width(whole, console) <= console.width:
+        return [whole]
+    tables: list[Table] = []
+    part: list[Column] = []
+    for column in columns:
+        if part and _width(_rich_table(rows, [*part, column], console, []), console) > console.width:
+            tables.append(_rich_table(rows, part, console, []))
+            part = []
+        part.append(column)
+    return [*tables, _rich_table(rows, part, console, [])]
+
+
+def _width(table: Table, console: Console) -> int:
+    # Measured on an unbounded console: on a narrow one rich would already report the cut width.
+    return Measurement.get(console, console.options.update(max_width=10_000), table).maximum
+
+
+def _rich_table(rows: Sequence[Row], columns: Sequence[Column], console: Console, notes: list[str]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("", no_wrap=True, vertical="top")
+    for column in columns:
+        heading = Text(_encodable(column.header, console), justify="right")
+        if column.arrow:
+            heading.append(_encodable(f" {column.arrow}".removeprefix(" " * column.header.endswith("\n")), console), style="cyan")
+        table.add_column(heading, justify="right", no_wrap=True, vertical="top")
+    for index, row in enumerate(rows):
+        # Text and not str: a name or a reason with [brackets] is no markup.
+        cells = []
+        for column in columns:
+            reason = row.get(f"{column.key}_reason")
+            if row[column.key] is None and reason:
+                note = f"not run ({row['name']}, {column.title}): {reason}"
+                notes.append(_encodable(note, console))
+                cells.append(Text("not run", style="dim"))
+                continue
+            value, _, interval = format_cell(row, column, separator="\n").partition("\n")
+            cell = Text(_encodable(value, console), justify="right")
+            if interval:
+                cell.append(_encodable(f"\n{interval}", console), style="dim")
+            cells.append(cell)
+        last_captioner = index + 1 < len(rows) and rows[index + 1]["name"] == REFERENCES
+        table.add_row(Text(_encodable(row["name"], console)), *cells, end_section=last_captioner)
+    return table
+
+
+def _encodable(text: str, console: Console) -> str:
+    """ASCII stand-ins where the terminal cannot show more."""
+    if console.encoding.lower().startswith("utf"):
+        return text
+    for character, stand_in in {"↑": "^", "↓": "v", "±": "+-", "–": "-", "≥": ">=", "≤": "<="}.items():
+        text = text.replace(character, stand_in)
+    return text.encode(console.encoding, errors="backslashreplace").decode(console.encoding)
+
+
+def _has_intervals(rows: Sequence[Row], columns: Sequence[Column]) -> bool:
+    return any(row.get(f"{column.key}_ci") is not None for row in rows for column in columns)
+
+
+def results_markdown(
+    rows: Sequence[Row], *, title: str = "Results", columns: Sequence[Column] = COLUMNS, seed: int | None = None
+) -> str:
+    """The rows as a Markdown table with its legend.
+
+    Args:
+        rows: The rows, as `check_rows` wants them.
+        title: Heading.
+        columns: The columns, in the order in which they are shown.
+        seed: Seed of the run, named under the table if given.
+
+    Returns:
+        `str`: Markdown, ending in a line break.
+
+    Raises:
+        ValueError: If a row is malformed (see `check_rows`).
+    """
+    check_rows(rows, columns)
+    out = io.StringIO()
+    out.write(f"# {_markdown(title)}\n\n")
+    out.write("| |" + "".join(f" {column.title} |" for column in columns) + "\n")
+    out.write("|:--|" + "--:|" * len(columns) + "\n")
+    for row in rows:
+        cells = (_markdown(format_cell(row, column)) for column in columns)
+        out.write(f"| {_markdown(row['name'])} |" + "".join(f" {cell} |" for cell in cells) + "\n")
+    out.write(f"\n{_LEGEND}{f' {_INTERVAL_LEGEND}' if _has_intervals(rows, columns) else ''}\n")
+    if seed is not None:
+        out.write(f"\nSeed {seed}.\n")
+    return out.getvalue()
+
+
+def _markdown(text: str) -> str:
+    """Escape what would end a cell or start markup."""
+    text = " ".join(text.split())
+    for character in "\\|*_`<>":
+        text = text.replace(character, f"\\{character}")
+    return text
+
+
+def write_results(
+    output_dir: str | os.PathLike[str],
+    rows: Sequence[Row],
+    *,
+    seed: int,
+    config: Any,
+    name: str = "results",
+    title: str = "Results",
+    columns: Sequence[Column] = COLUMNS,
+) -> Path:
+    """Write `<name>.json` (rows, seed, config, versions) and `<name>.md` (the table), atomically.
+
+    Args:
+        output_dir: Folder to write to; made if missing.
+        rows: The rows, as `check_rows` wants them.
+        seed: Seed of the run.
+        config: What the run was told: a dataclass, a mapping, or a mapping of these. Values whose name says token, secret or
+            password are left out.
+        name: File name without its ending.
+        title: Heading of the Markdown file.
+        columns: The columns, in the order in which they are shown.
+
+    Returns:
+        `pathlib.Path`: The JSON file.
+
+    Raises:
+        ValueError: If a row is malformed (see `check_rows`) or `name` is not a plain file name.
+    """
+    if not name or Path(name).name != name:
+        raise ValueError(f"name is {name!r}; it must be a file name without folders. Put the folder into output_dir.")
+    check_rows(rows, columns)
+    value = {
+        "rows": [dict(row) for row in rows],
+        "seed": int(seed),
+        "config": plain_config(config),
+        "versions": installed_versions(),
+    }
+    folder = Path(output_dir)
+    atomic_write_text(folder / f"{name}.md", results_markdown(rows, title=title, columns=columns, seed=int(seed)))
+    return write_json(folder / f"{name}.json", value)

@@ -1,0 +1,81 @@
+"""What a run was made with: versions of the packages, and its configuration without secrets."""
+
+import dataclasses
+import importlib.metadata
+import platform
+import re
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hf_captionrl.io import to_plain
+
+__all__ = ["installed_versions", "plain_config"]
+
+PACKAGES = ("torch", "transformers", "peft", "trl", "datasets", "accelerate")
+"""Packages whose version can change a result."""
+
+_SECRET = re.compile(r"(^|_)(token|secret|password|api_key)s?$", re.IGNORECASE)
+
+
+def installed_versions() -> dict[str, str]:
+    """Versions of everything that can change a result, read without importing any of it.
+
+    Returns:
+        `dict[str, str]`: Python, each package (`"not installed"` where it is missing), `hf_captionrl`, and `git_revision`
+        where the package runs from a git checkout (with `+changes` if files differ from it).
+    """
+    versions = {"python": platform.python_version()}
+    for package in (*PACKAGES, "hf_captionrl"):
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            versions[package] = "not installed"
+    revision = _git_revision(Path(__file__).resolve().parents[1])
+    if revision:
+        versions["git_revision"] = revision
+    return versions
+
+
+def _git_revision(package: Path) -> str | None:
+    """Revision of the checkout whose top folder holds `package`; None outside one."""
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(package), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+
+    try:
+        # Installed inside somebody else's repository (a .venv in it), git would name that repository's revision.
+        if Path(git("rev-parse", "--show-toplevel")).resolve() != package.parent:
+            return None
+        revision = git("rev-parse", "HEAD")
+        return revision + ("+changes" if git("status", "--porcelain", "--untracked-files=no") else "")
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def plain_config(config: Any) -> Any:
+    """A configuration as JSON can hold it; secrets are left out and other objects are named by their text.
+
+    Args:
+        config: A dataclass, a mapping, or anything nested of these.
+
+    Returns:
+        Dicts, lists, numbers, text and None.
+    """
+    if dataclasses.is_dataclass(config) and not isinstance(config, type):
+        config = {field.name: getattr(config, field.name, None) for field in dataclasses.fields(config)}
+    if isinstance(config, Mapping):
+        return {
+            str(key): plain_config(value)
+            for key, value in config.items()
+            if not (_SECRET.search(str(key)) and isinstance(value, str))
+        }
+    if isinstance(config, list | tuple):
+        return [plain_config(value) for value in config]
+    try:
+        return to_plain(config)
+    except (TypeError, ValueError):
+        # A dtype, a device, an infinite limit: its text says what it was.
+        return str(config)

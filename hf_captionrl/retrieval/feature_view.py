@@ -1,0 +1,132 @@
+"""Cached features as an array that stays on disk until it is indexed."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .row_store import drop_rows
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["FeatureView"]
+
+
+class FeatureView:
+    """Rows of a cache in the order of the keys that were asked for; an array that stays on disk until it is indexed.
+
+    `view[3]` is one row mapped from disk (read-only, nothing copied), `view[[5, 1]]` or `view[mask]` gathers into a
+    new array, `view[2:9]` is again a view, `np.asarray(view)` reads everything, `view.tensor(...)` gives a torch
+    tensor. Pickles (data loader workers) carry the file's name, not its content.
+
+    Args:
+        keys: The N keys, for messages.
+        rows (`np.ndarray` of shape `(N,)`): Row numbers in `mapped`; below zero, `-2 - i` is row `i` of `extra`.
+        mapped (`np.ndarray` of shape `(rows, ...)` or `None`): What is on disk.
+        extra (`np.ndarray` of shape `(rows, ...)` or `None`): What is only in memory.
+        unchecked (`np.ndarray` of shape `(N,)`, uint32, or `None`): Checksums to compare when a row is read.
+    """
+
+    def __init__(
+        self,
+        keys: Sequence[str],
+        rows: np.ndarray,
+        mapped: np.ndarray | None,
+        extra: np.ndarray | None = None,
+        unchecked: np.ndarray | None = None,
+    ):
+        self.keys, self.rows, self.mapped, self.extra = keys, rows, mapped, extra
+        self._sums = unchecked
+        source = mapped if mapped is not None else extra
+        if source is None:
+            raise ValueError("a view needs rows on disk or in memory. Ask the cache for it: get or get_or_compute.")
+        self.dtype: np.dtype = source.dtype
+        self.shape: tuple[int, ...] = (len(rows), *source.shape[1:])
+
+    ndim = property(lambda self: len(self.shape), doc="Number of dimensions.")
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, tuple):
+            raise IndexError(
+                f"index {index!r}: a view is indexed by its first axis only. Write view[rows][..., columns]."
+            )
+        if isinstance(index, slice):
+            keys = self.keys[index]
+            sums = None if self._sums is None else self._sums[index]
+            return FeatureView(keys, self.rows[index], self.mapped, self.extra, sums)
+        index = np.asarray(index)
+        if index.dtype == bool:
+            index = np.flatnonzero(index)
+        rows = self.rows[index]
+        self._check(index)
+        if index.ndim == 0:
+            return self.mapped[rows] if rows >= 0 else self.extra[-2 - rows]  # type: ignore[index]
+        if self.extra is None or self.mapped is None:
+            return self.mapped[rows] if self.mapped is not None else self.extra[-2 - rows]  # type: ignore[index]
+        out = np.empty((*rows.shape, *self.shape[1:]), self.dtype)
+        out[rows >= 0] = self.mapped[rows[rows >= 0]]
+        out[rows < 0] = self.extra[-2 - rows[rows < 0]]
+        return out
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        first = int(self.rows[0]) if len(self) else 0
+        if self.mapped is not None and np.array_equal(self.rows, np.arange(first, first + len(self))) and first >= 0:
+            self._check(np.arange(len(self)))
+            everything = self.mapped[first : first + len(self)]  # in the order of the file: nothing is copied
+        else:
+            everything = self[np.arange(len(self))]
+        if dtype is None or np.dtype(dtype) == self.dtype:
+            return np.array(everything) if copy else np.asarray(everything)
+        return everything.astype(dtype)
+
+    def tensor(self, index: Any = None) -> torch.Tensor:
+        """Rows as a writable tensor of their own.
+
+        Args:
+            index: Integer, list, array, mask or slice; everything when left out.
+
+        Returns:
+            `torch.Tensor`: A copy on the CPU, in the stored dtype.
+        """
+        import torch
+
+        part = self if index is None else self[index]
+        return torch.from_numpy(np.array(part))
+
+    def _check(self, index: np.ndarray) -> None:
+        """Compare checksums of rows that have not been compared yet."""
+        if self._sums is None or self.mapped is None:
+            return
+        for i in np.atleast_1d(index).tolist():
+            row = int(self.rows[i])
+            if row >= 0 and zlib.crc32(self.mapped[row].data) != int(self._sums[i]):
+                if isinstance(self.mapped, np.memmap) and self.mapped.filename:
+                    with contextlib.suppress(OSError):  # on a read-only disk the message below is all there is
+                        drop_rows(Path(self.mapped.filename).parent, [row])
+                raise OSError(
+                    errno.EIO,
+                    f"the cached features of {self.keys[i]!r} (row {row}) are damaged (wrong checksum). They "
+                    "have been dropped from the cache: run again, and they are computed anew.",
+                )
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = dict(self.__dict__)
+        if isinstance(self.mapped, np.memmap):
+            state["mapped"] = (str(self.mapped.filename), self.mapped.dtype.str, self.mapped.shape)
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        if isinstance(state["mapped"], tuple):
+            filename, dtype, shape = state["mapped"]
+            state["mapped"] = np.memmap(filename, dtype, mode="r", shape=shape)
+        self.__dict__.update(state)

@@ -1,0 +1,352 @@
+"""Features that are computed once: an on-disk cache keyed by image, model and revision.
+
+Legend: N keys, D features, M image tokens.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import time
+import warnings
+import zlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .feature_view import FeatureView
+from .identity import image_hash, model_fingerprint
+from .row_store import RowStore, StoreMismatchError, key_digest
+
+if TYPE_CHECKING:
+    from .scorer import Scorer
+
+__all__ = ["FeatureCache", "FeatureView", "default_cache_dir", "image_hash", "model_fingerprint"]
+
+# What `get_or_compute` keeps in memory at most before it writes: a kill loses no more than this.
+_FLUSH_BYTES = 8 << 20
+_FLUSH_SECONDS = 5.0
+
+
+def default_cache_dir() -> Path:
+    """Where features go when no directory is given.
+
+    Returns:
+        `Path`: `$CAPTIONRL_CACHE`, else `captionrl/features` in the Hugging Face home (`$HF_HOME`).
+    """
+    if path := os.environ.get("CAPTIONRL_CACHE"):
+        return Path(path).expanduser()
+    home = os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface"
+    return Path(home).expanduser() / "captionrl" / "features"
+
+
+class FeatureCache:
+    """Features on disk, memory-mapped, of one model at one revision.
+
+    Several processes may use one cache at once, and any of them may be killed at any moment: what was written stays
+    valid. Damaged rows are found by their checksums, said, dropped and computed again. Where nothing can be written,
+    features are kept in memory and a warning says so.
+
+    Example:
+
+    ```python
+    >>> cache = FeatureCache.for_scorer(scorer)
+    >>> keys = [image_hash(image) for image in images]
+    >>> features = cache.get_or_compute(keys, lambda rows: scorer.image_features([images[i] for i in rows]))
+    >>> features.shape
+    (5000, 512)
+    ```
+
+    Args:
+        directory: Root of all caches; `default_cache_dir()` when left out.
+        model: Model id.
+        revision: Commit or fingerprint (and whatever else decides the numbers, such as the weights' dtype).
+        what: Which features, such as `"image"` or `"image_tower"`.
+        namespace: Where the keys are ids and not content hashes: their data set (two of them may have an "1").
+        dtype: `"float16"` or `"float32"` to store in; the features' own when left out (bfloat16 becomes float32).
+        verify_bytes: Requests up to this size are checked whole before they are returned, and damaged rows are
+            computed again; larger ones are checked row by row while they are read, where a damaged row is dropped
+            and raises `OSError`.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike | None = None,
+        *,
+        model: str,
+        revision: str,
+        what: str = "image",
+        namespace: str = "",
+        dtype: str | None = None,
+        verify_bytes: int = 4 << 30,
+    ):
+        if dtype not in (None, "float16", "float32"):
+            raise ValueError(f"dtype is {dtype!r}, but must be 'float16', 'float32' or None (as computed).")
+        self.root = Path(directory) if directory is not None else default_cache_dir()
+        self.identity = {"model": model, "revision": revision, "what": what, "namespace": namespace, "dtype": dtype}
+        self.verify_bytes = verify_bytes
+        name = hashlib.blake2b(json.dumps(self.identity, sort_keys=True).encode(), digest_size=8).hexdigest()
+        readable = re.sub(r"[^A-Za-z0-9._-]+", "_", f"{what}-{model}").strip("._")[:60]
+        self.directory = self.root / f"{readable}-{name}"
+        self._store = RowStore(self.directory, self.identity)
+        self._checked: set[int] = set()
+        self._memory: dict[bytes, np.ndarray] = {}
+        self._in_memory = False
+
+    @classmethod
+    def for_scorer(
+        cls, scorer: Scorer, directory: str | os.PathLike | None = None, *, what: str = "image", namespace: str = ""
+    ) -> FeatureCache:
+        """Cache for the features of a scorer.
+
+        Args:
+            scorer: The scorer; its `cache_revision` (weights, image processor, dtype) becomes the revision.
+            directory: Root of all caches; `default_cache_dir()` when left out.
+            what: Which features.
+            namespace: Data set of the keys, where these are ids and not content hashes.
+
+        Returns:
+            `FeatureCache`: Empty or filled by an earlier run.
+        """
+        revision = scorer.cache_revision
+        return cls(directory, model=scorer.model_id, revision=revision, what=what, namespace=namespace)
+
+    def __len__(self) -> int:
+        return len(self._store) + len(self._memory)
+
+    def __contains__(self, key: str) -> bool:
+        digest = key_digest(key)
+        return digest in self._store or digest in self._memory
+
+    def __repr__(self) -> str:
+        return f"FeatureCache({self.identity['what']!r} of {self._name}, {len(self)} rows in {self.directory})"
+
+    @property
+    def _name(self) -> str:
+        return f"{self.identity['model']}@{self.identity['revision']}"
+
+    def missing(self, keys: Sequence[str]) -> list[int]:
+        """Which keys are not cached, after looking at what other processes wrote meanwhile.
+
+        Args:
+            keys: N keys.
+
+        Returns:
+            `list[int]`: Positions in `keys`, ascending.
+        """
+        self._store.refresh()
+        return [i for i, key in enumerate(keys) if key not in self]
+
+    def get(self, keys: Sequence[str]) -> FeatureView:
+        """Features that are cached already.
+
+        Args:
+            keys: N keys.
+
+        Returns:
+            `FeatureView` of shape `(N, ...)`: In the order of `keys`.
+
+        Raises:
+            KeyError: If keys are unknown, or known for another revision of the model only.
+        """
+        keys = _check_keys(keys)
+        self._store.refresh()
+        self._drop_damaged(keys)
+        return self._view(keys)
+
+    def put(self, keys: Sequence[str], features: Any) -> None:
+        """Store features; keys that are cached already keep what they have.
+
+        Args:
+            keys: N keys.
+            features (`torch.Tensor` or array of shape `(N, ...)`): One row a key.
+
+        Raises:
+            ValueError: If the numbers of keys and rows differ, or a row is not finite.
+        """
+        keys = _check_keys(keys)
+        rows = self._rows(keys, features)
+        digests = [key_digest(key) for key in keys]
+        if not self._in_memory:
+            try:
+                self._store.append(digests, rows)
+                return
+            except StoreMismatchError:
+                raise
+            except OSError as error:
+                self._in_memory = True
+                warnings.warn(
+                    f"Features cannot be cached in {self.directory} ({error}). They are kept in memory and lost when "
+                    "this process ends. Free some space, or choose a writable folder with CAPTIONRL_CACHE.",
+                    stacklevel=3,
+                )
+        for digest, row in zip(digests, rows, strict=True):
+            if digest not in self._store:
+                self._memory.setdefault(digest, row)
+
+    def get_or_compute(
+        self,
+        keys: Sequence[str],
+        compute: Callable[[list[int]], Any],
+        *,
+        batch_size: int = 32,
+        progress: bool | str = False,
+    ) -> FeatureView:
+        """Features of all keys; those that are not cached are computed and stored.
+
+        Processes of one job (`RANK`, `WORLD_SIZE`) begin at different places and skip what another has stored by then,
+        so that together they compute each image about once.
+
+        Args:
+            keys: N keys, such as `image_hash(image)`; duplicates are computed once.
+            compute: Called with positions in `keys`, returns their features: a tensor or array whose first axis is as
+                long as the list.
+            batch_size: Positions a call.
+            progress: Show a progress bar; a string is its label.
+
+        Returns:
+            `FeatureView` of shape `(N, ...)`: In the order of `keys`.
+
+        Raises:
+            ValueError: If `keys` is empty, `compute` returns another number of rows, or a row is not finite.
+        """
+        keys = _check_keys(keys)
+        if not keys:
+            raise ValueError("no keys were given, so there are no features. Give at least one image.")
+        if batch_size < 1:
+            raise ValueError(f"batch_size is {batch_size}, but must be at least 1.")
+        self._store.refresh()
+        self._drop_damaged(keys)
+        first: dict[str, int] = {}
+        for i in self.missing(keys):
+            first.setdefault(keys[i], i)
+        todo = list(first.values())
+        start = len(todo) * int(os.environ.get("RANK", "0")) // max(int(os.environ.get("WORLD_SIZE", "1")), 1)
+        todo = todo[start:] + todo[:start]
+        if todo:
+            self._compute(keys, todo, compute, batch_size, progress)
+        return self._view(keys)
+
+    def _compute(
+        self, keys: list[str], todo: list[int], compute: Callable, batch_size: int, progress: bool | str
+    ) -> None:
+        from tqdm.auto import tqdm
+
+        label = progress if isinstance(progress, str) else f"{self.identity['what']} features"
+        pending: list[tuple[list[str], Any]] = []
+        size, written_at = 0, time.monotonic()
+        with tqdm(total=len(todo), desc=label, disable=not progress, unit="img") as bar:
+            for offset in range(0, len(todo), batch_size):
+                part = todo[offset : offset + batch_size]
+                bar.update(len(part))
+                if not self._in_memory:
+                    self._store.refresh()
+                    part = [i for i in part if keys[i] not in self]
+                if part:
+                    names = [keys[i] for i in part]
+                    rows = self._rows(names, compute(part))
+                    pending.append((names, rows))
+                    size += rows.nbytes
+                last = offset + batch_size >= len(todo)
+                if pending and (last or size >= _FLUSH_BYTES or time.monotonic() - written_at >= _FLUSH_SECONDS):
+                    self.put([key for names, _ in pending for key in names], np.concatenate([r for _, r in pending]))
+                    pending, size, written_at = [], 0, time.monotonic()
+
+    def _rows(self, keys: list[str], features: Any) -> np.ndarray:
+        """Features as a finite float16 or float32 array with one row a key."""
+        if hasattr(features, "detach"):  # torch, which is not imported here: readers of a cache do not need it
+            features = features.detach().cpu()
+            features = (features if str(features.dtype) == "torch.float16" else features.float()).numpy()
+        rows = np.asarray(features)
+        if rows.ndim < 2 or len(rows) != len(keys):
+            raise ValueError(
+                f"features have shape {rows.shape} for {len(keys)} keys, but must have one row a key and at least two "
+                "dimensions. Return the features of exactly the positions that were asked for."
+            )
+        stored = self.identity["dtype"] or ("float16" if rows.dtype == np.float16 else "float32")
+        with np.errstate(over="ignore"):
+            rows = rows.astype(stored, copy=False)
+        finite = np.isfinite(rows).reshape(len(rows), -1).all(axis=1)
+        if not finite.all():
+            key = keys[int(np.argmin(finite))]
+            raise ValueError(
+                f"the features of {key!r} are not finite in {stored} ({int((~finite).sum())} of {len(rows)} rows). "
+                "Compute and store them in float32, or look at this image."
+            )
+        return rows
+
+    def _drop_damaged(self, keys: list[str]) -> None:
+        """Compare the checksums of the rows asked for that were not compared before; give up the wrong ones."""
+        positions = self._store.positions([key_digest(key) for key in keys])
+        positions = np.unique(positions[positions >= 0])
+        if len(positions) * self._store.row_bytes > self.verify_bytes:
+            return
+        fresh = positions[[i not in self._checked for i in positions.tolist()]] if self._checked else positions
+        if not len(fresh):
+            return
+        array, sums = self._store.array(), self._store.sums(fresh)
+        bad = [i for i, total in zip(fresh.tolist(), sums.tolist(), strict=True) if zlib.crc32(array[i].data) != total]
+        self._checked.update(set(fresh.tolist()).difference(bad))
+        if bad:
+            warnings.warn(
+                f"{len(bad)} of {len(positions)} cached features in {self.directory} are damaged (wrong checksum). "
+                "They are dropped and computed again.",
+                stacklevel=4,
+            )
+            with contextlib.suppress(OSError):  # a read-only disk: `put` falls back to memory and says so
+                self._store.drop(bad)
+
+    def _view(self, keys: list[str]) -> FeatureView:
+        self._store.refresh()
+        digests = [key_digest(key) for key in keys]
+        rows = self._store.positions(digests)
+        extra = None
+        if self._memory:
+            numbers = {digest: -2 - i for i, digest in enumerate(self._memory)}
+            for i in np.flatnonzero(rows == -1):
+                rows[i] = numbers.get(digests[i], -1)
+            extra = np.stack(list(self._memory.values()))
+        unknown = [keys[i] for i in np.flatnonzero(rows == -1)]
+        if unknown:
+            raise KeyError(self._unknown(unknown, len(keys)))
+        mapped = self._store.array() if len(self._store) or extra is None else None
+        large = mapped is not None and len(np.unique(rows)) * self._store.row_bytes > self.verify_bytes
+        sums: np.ndarray | None = None
+        if large:
+            sums = np.zeros(len(rows), np.uint32)
+            sums[rows >= 0] = self._store.sums(rows[rows >= 0])
+        return FeatureView(keys, rows, mapped, extra, sums)
+
+    def _unknown(self, unknown: list[str], total: int) -> str:
+        text = (
+            f"{unknown[0]!r} is not among the {self.identity['what']!r} features of {self._name} ({len(unknown)} of "
+            f"{total} keys are unknown). Compute them with get_or_compute."
+        )
+        others = []
+        for path in self.root.glob("*/meta.json"):
+            try:
+                other = json.loads(path.read_text(encoding="utf-8"))["identity"]
+            except (OSError, ValueError, KeyError):
+                continue
+            if other["model"] == self.identity["model"] and other["revision"] != self.identity["revision"]:
+                others.append(other["revision"])
+        if others:
+            text += (
+                f" Cached are other revisions of this model ({', '.join(sorted(others)[:3])}): those are never mixed."
+            )
+        return text
+
+
+def _check_keys(keys: Sequence[str]) -> list[str]:
+    if isinstance(keys, str):
+        raise ValueError(f"keys is the string {keys!r}, but must be a list of strings. Write [{keys!r}].")
+    keys = list(keys)
+    for i, key in enumerate(keys):
+        if not isinstance(key, str) or not key:
+            raise ValueError(f"keys[{i}] is {key!r}, but must be a non-empty string: image_hash(image) or str(id).")
+    return keys

@@ -1,0 +1,363 @@
+"""Where a caption ranks its own image. The only rank code of the package: rewards and metrics both call it.
+
+Legend: N captions, M images of the pool, K images of a bag, D features.
+
+Two rules hold everywhere. A tie counts against the caption: an image with the same score stands before the caption's own
+one, so that a constant caption is never right by luck. The score of the own image is read from the very block of scores it
+is compared with: a separate row-by-row dot product rounds differently (it changed 1,829 of 5,000 ranks).
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+__all__ = [
+    "bag_ranks",
+    "check_features",
+    "check_targets",
+    "distractor_recall",
+    "duplicate_images",
+    "random_distractor_recall",
+    "ranks",
+    "ranks_from_scores",
+    "recall_at_k",
+    "sampled_ranks",
+    "set_ranks",
+]
+
+# Scores of one block: 2**24 floats are 64 MiB, which leaves the product as fast as in one piece and the memory small.
+_BLOCK_SCORES = 2**24
+
+
+def check_features(features: Any, name: str = "features") -> Tensor:
+    """Turn features into a float matrix and refuse what has no direction.
+
+    Args:
+        features (array or tensor of shape `(N, D)`): Features of captions or images, of any length.
+        name: What to call them in an error.
+    Returns:
+        `torch.Tensor` of shape `(N, D)`: The same numbers, at least float32.
+    Raises:
+        ValueError: If they are not a matrix of floats, are empty, or a row is NaN, infinite or zero (the row is named).
+    """
+    tensor = torch.as_tensor(features)
+    if tensor.ndim != 2 or 0 in tensor.shape:
+        raise ValueError(f"{name} must be a matrix (rows, features) that is not empty, got shape {tuple(tensor.shape)}.")
+    if not tensor.is_floating_point():
+        raise ValueError(f"{name} must be floating point, got {tensor.dtype}. Pass features, not ids or pixels.")
+    tensor = tensor.detach()
+    if tensor.dtype not in (torch.float32, torch.float64):
+        tensor = tensor.float()
+    # One sum of squares finds all three faults: it is NaN, infinite or zero exactly where a row is.
+    squares = torch.linalg.vector_norm(tensor, dim=1)
+    bad = torch.nonzero(~torch.isfinite(squares) | (squares == 0)).flatten()
+    if len(bad):
+        row = int(bad[0])
+        kind = "zero" if float(squares[row]) == 0 else "NaN or infinite"
+        raise ValueError(
+            f"{name}[{row}] is {kind} ({len(bad)} such rows of {len(tensor)}). A row needs a direction to be ranked: "
+            "look at the caption or image it came from and leave it out."
+        )
+    return tensor
+
+
+def check_targets(targets: Any, num_captions: int, num_images: int) -> Tensor:
+    """Check the image row each caption belongs to.
+
+    Args:
+        targets (sequence of `N` integers, or `None`): Row of the own image of each caption; `None` means caption i
+            belongs to image i.
+        num_captions: N.
+        num_images: M, the size of the pool.
+    Returns:
+        `torch.Tensor` of shape `(N,)`: int64 rows.
+    Raises:
+        ValueError: If the number of targets is wrong or a target is not a row of the pool (its index is named).
+    """
+    if targets is None:
+        if num_captions != num_images:
+            raise ValueError(
+                f"{num_captions} captions and {num_images} images do not pair up. Pass targets, the image row of each caption."
+            )
+        return torch.arange(num_captions)
+    rows = torch.as_tensor(targets)
+    if rows.ndim != 1 or len(rows) != num_captions:
+        raise ValueError(f"targets must hold one image row for each of {num_captions} captions, got shape {tuple(rows.shape)}.")
+    if rows.is_floating_point() or rows.dtype == torch.bool:
+        raise ValueError(f"targets must be integers, got {rows.dtype}.")
+    rows = rows.long()
+    bad = torch.nonzero((rows < 0) | (rows >= num_images)).flatten()
+    if len(bad):
+        i = int(bad[0])
+        raise ValueError(f"targets[{i}] = {int(rows[i])} is not a row of the pool of {num_images} images.")
+    return rows
+
+
+def _pair(text_features: Any, image_features: Any) -> tuple[Tensor, Tensor]:
+    """Check both matrices and that they can be multiplied."""
+    raw_text, raw_images = torch.as_tensor(text_features), torch.as_tensor(image_features)
+    if raw_text.dtype != raw_images.dtype:
+        raise ValueError(
+            f"text_features are {raw_text.dtype} and image_features {raw_images.dtype}. Convert one of them: "
+            "features of two precisions come from two runs of the scorer."
+        )
+    text, images = check_features(raw_text, "text_features"), check_features(raw_images, "image_features")
+    if text.shape[1] != images.shape[1]:
+        raise ValueError(
+            f"text_features have {text.shape[1]} features and image_features {images.shape[1]}. "
+            "Both must come from one scorer."
+        )
+    return text, images
+
+
+def ranks_from_scores(scores: Tensor, columns: Tensor) -> Tensor:
+    """Rank of one column in each row of scores; the rule every other function here uses.
+
+    Args:
+        scores (`torch.Tensor` of shape `(N, K)`): Similarities of each caption with K images.
+        columns (`torch.Tensor` of shape `(N,)`): Column of the own image.
+    Returns:
+        `torch.Tensor` of shape `(N,)`: int64 ranks in [1, K], 1 = best; equal scores rank before the own image.
+    """
+    own = scores.gather(1, columns[:, None])
+    # Counting who is certainly worse, not who is better, also ranks a score that is not a number last instead of first.
+    return scores.shape[1] - torch.count_nonzero(scores < own, dim=1)
+
+
+def ranks(
+    text_features: Any, image_features: Any, targets: Any = None, *, block_size: int | None = None
+) -> Tensor:
+    """Rank of each caption's own image in the whole pool, in blocks of captions.
+
+    Args:
+        text_features (array or tensor of shape `(N, D)`): Features of the captions, unit length for cosine.
+        image_features (array or tensor of shape `(M, D)`): Features of the pool, of the same dtype.
+        targets (sequence of `N` integers): Image row of each caption; `None`: caption i belongs to image i.
+        block_size: Captions per block; `None` takes what keeps a block of scores near 64 MiB.
+    Returns:
+        `torch.Tensor` of shape `(N,)`: int64 ranks on the CPU, in [1, M], 1 = best, ties against the caption.
+    Raises:
+        ValueError: If features or targets are bad, or block_size is not positive.
+    """
+    text, images = _pair(text_features, image_features)
+    columns = check_targets(targets, len(text), len(images)).to(text.device)
+    if block_size is None:
+        block_size = max(_BLOCK_SCORES // len(images), 16)
+    if block_size < 1:
+        raise ValueError(f"block_size must be at least 1, got {block_size}.")
+    scores = torch.empty(min(block_size, len(text)), len(images), dtype=text.dtype, device=text.device)
+    found = []
+    for start in range(0, len(text), block_size):
+        block = text[start : start + block_size]
+        out = torch.mm(block, images.T, out=scores[: len(block)])  # (block, M), the one buffer used again
+        found.append(ranks_from_scores(out, columns[start : start + block_size]))
+    return torch.cat(found).cpu()
+
+
+def recall_at_k(rank: Tensor, k: int) -> float:
+    """Share of captions whose own image is among the first k.
+
+    Args:
+        rank (`torch.Tensor` of shape `(N,)`): Ranks, 1 = best.
+        k: How many images may stand before or at the own one.
+    Returns:
+        `float`: In [0, 1], higher is better.
+    Raises:
+        ValueError: If there is no rank or k is not positive.
+    """
+    if k < 1:
+        raise ValueError(f"k must be at least 1, got {k}.")
+    if len(rank) == 0:
+        raise ValueError("There are no ranks to average.")
+    return float((rank <= k).double().mean())
+
+
+def distractor_recall(rank: Tensor, pool_size: int, *, k: int = 1, num_distractors: int = 99) -> Tensor:
+    r"""Chance that the own image is among the first k against distractors drawn at random from the pool.
+
+    Exact: with b = rank - 1 better images among the other M - 1, the number of better ones among n distractors is
+    hypergeometric, so the chance is `sum_{i<k} C(b, i) C(M-1-b, n-i) / C(M-1, n)`, for k = 1 `C(M-1-b, n) / C(M-1, n)`.
+
+    Args:
+        rank (`torch.Tensor` of shape `(N,)`): Ranks in the whole pool, 1 = best.
+        pool_size: M.
+        k: How many images may stand before or at the own one.
+        num_distractors: n, at most M - 1.
+    Returns:
+        `torch.Tensor` of shape `(N,)`: float64 chances in [0, 1], higher is better.
+    Raises:
+        ValueError: If there are fewer than `num_distractors` other images, or a number is out of range.
+    """
+    others = pool_size - 1
+    if k < 1:
+        raise ValueError(f"k must be at least 1, got {k}.")
+    if not 1 <= num_distractors <= others:
+        raise ValueError(
+            f"num_distractors ({num_distractors}) must be between 1 and the other images of the pool ({others}). "
+            "Lower it or rank in the whole pool."
+        )
+    better = (torch.as_tensor(rank).double() - 1).cpu()
+    # log x! for every x the formula needs, once; its differences are exact to about 1e-12.
+    log_factorial = torch.lgamma(torch.arange(others + 1, dtype=torch.float64) + 1)
+
+    def log_choose(total: Tensor, part: Tensor) -> Tensor:
+        inside = (part >= 0) & (part <= total)
+        total_, part_ = total.clamp(min=0).long(), torch.minimum(part.clamp(min=0), total.clamp(min=0)).long()
+        value = log_factorial[total_] - log_factorial[part_] - log_factorial[total_ - part_]
+        return torch.where(inside, value, torch.full_like(value, -torch.inf))
+
+    chance = torch.zeros_like(better)
+    whole = log_choose(torch.tensor([float(others)]), torch.tensor([float(num_distractors)]))
+    for i in range(min(k, num_distractors + 1)):
+        drawn = torch.full_like(better, float(i))
+        term = log_choose(better, drawn) + log_choose(others - better, num_distractors - drawn)
+        chance += torch.exp(term - whole)
+    return chance.clamp(0.0, 1.0)
+
+
+def random_distractor_recall(rank: Tensor, pool_size: int, *, k: int = 1, num_distractors: int = 99) -> float:
+    """Mean over captions of [`distractor_recall`]: RD100 of the papers, without a seed.
+
+    Args:
+        rank (`torch.Tensor` of shape `(N,)`): Ranks in the whole pool, 1 = best.
+        pool_size: M.
+        k: How many images may stand before or at the own one.
+        num_distractors: Distractors beside the own image; 99 gives the papers' 100 images.
+    Returns:
+        `float`: Expected recall at k in [0, 1], higher is better.
+    Raises:
+        ValueError: If there are fewer than `num_distractors` other images, or no ranks.
+    """
+    if len(rank) == 0:
+        raise ValueError("There are no ranks to average.")
+    return float(distractor_recall(rank, pool_size, k=k, num_distractors=num_distractors).mean())
+
+
+def sampled_ranks(rank: Tensor, pool_size: int, *, num_distractors: int, repeats: int, seed: int) -> Tensor:
+    """Ranks against distractors drawn anew for each caption; for checking the closed form and old protocols.
+
+    The number of better images among the drawn ones is hypergeometric, so it is drawn directly: the same
+    distribution as drawing images, without touching a score again.
+
+    Args:
+        rank (`torch.Tensor` of shape `(N,)`): Ranks in the whole pool, 1 = best.
+        pool_size: M.
+        num_distractors: Distractors drawn without replacement for each caption.
+        repeats: Independent draws per caption.
+        seed: Seed of the draws.
+    Returns:
+        `torch.Tensor` of shape `(repeats, N)`: int64 ranks in [1, num_distractors + 1].
+    Raises:
+        ValueError: If there are fewer than `num_distractors` other images, or repeats is not positive.
+    """
+    others = pool_size - 1
+    if not 1 <= num_distractors <= others:
+        raise ValueError(f"num_distractors ({num_distractors}) must be between 1 and the other images of the pool ({others}).")
+    if repeats < 1:
+        raise ValueError(f"repeats must be at least 1, got {repeats}.")
+    better = torch.as_tensor(rank).cpu().numpy() - 1
+    drawn = np.random.default_rng(seed).hypergeometric(
+        better, others - better, num_distractors, size=(repeats, len(better))
+    )
+    return torch.from_numpy(drawn).long() + 1
+
+
+def _check_rows(rows: Sequence[int], name: str, num_images: int) -> list[int]:
+    """A bag as a list of rows, refusing strange, repeated or lonely ones."""
+    if isinstance(rows, (str, bytes)):
+        raise ValueError(f"{name} must be a list of image rows, got the string {rows!r}.")
+    found = [int(row) for row in rows]
+    if len(found) < 2:
+        raise ValueError(f"{name} has {len(found)} image(s). A bag needs at least 2, the own image and a distractor.")
+    for row in found:
+        if not 0 <= row < num_images:
+            raise ValueError(f"{name} names image {row}, which is not a row of the pool of {num_images} images.")
+    if len(set(found)) != len(found):
+        raise ValueError(f"{name} names an image twice: {found}. Its own copy would count against it.")
+    return found
+
+
+def bag_ranks(
+    text_features: Any, image_features: Any, bags: Sequence[Sequence[int]], targets: Any = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Rank of each caption's own image inside each bag that holds it (TrueMatch).
+
+    Args:
+        text_features (array or tensor of shape `(N, D)`): Features of the captions.
+        image_features (array or tensor of shape `(M, D)`): Features of the images.
+        bags: Lists of image rows, of any sizes from 2; every caption of every image of a bag is ranked in that bag.
+        targets (sequence of `N` integers): Image row of each caption; `None`: caption i belongs to image i.
+    Returns:
+        `tuple` of three int64 tensors of shape `(P,)`: ranks, 1 = best; the row of the caption ranked; the bag.
+    Raises:
+        ValueError: If features, targets or a bag is bad, or an image of a bag has no caption.
+    """
+    text, images = _pair(text_features, image_features)
+    owners = check_targets(targets, len(text), len(images))
+    if len(bags) == 0:
+        raise ValueError("bags is empty: there is nothing to rank.")
+    of_image: dict[int, list[int]] = {}
+    for caption, image in enumerate(owners.tolist()):
+        of_image.setdefault(image, []).append(caption)
+    found, captions, numbers = [], [], []
+    for number, bag in enumerate(bags):
+        rows = _check_rows(bag, f"bags[{number}]", len(images))
+        for row in rows:
+            if row not in of_image:
+                raise ValueError(f"bags[{number}] holds image {row}, which no caption belongs to.")
+        ranked = [caption for row in rows for caption in of_image[row]]
+        columns = torch.tensor([i for i, row in enumerate(rows) for _ in of_image[row]], device=text.device)
+        scores = text[ranked] @ images[rows].T  # (captions of the bag, K)
+        found.append(ranks_from_scores(scores, columns))
+        captions += ranked
+        numbers += [number] * len(ranked)
+    return torch.cat(found).cpu(), torch.tensor(captions), torch.tensor(numbers)
+
+
+def set_ranks(
+    text_features: Any, image_features: Any, sets: Sequence[Sequence[int]], targets: Any
+) -> Tensor:
+    """Rank of each caption's own image inside the caption's own set of candidates (ImageCoDe).
+
+    Args:
+        text_features (array or tensor of shape `(N, D)`): Features of the captions.
+        image_features (array or tensor of shape `(M, D)`): Features of the images.
+        sets: One list of image rows for each caption, of any sizes from 2.
+        targets (sequence of `N` integers): Image row of each caption, which its set must hold.
+    Returns:
+        `torch.Tensor` of shape `(N,)`: int64 ranks, 1 = best, ties against the caption.
+    Raises:
+        ValueError: If features, targets or a set is bad, or a set does not hold its caption's image.
+    """
+    text, images = _pair(text_features, image_features)
+    if targets is None:
+        raise ValueError("sets need targets: the image row each caption describes.")
+    owners = check_targets(targets, len(text), len(images)).tolist()
+    if len(sets) != len(text):
+        raise ValueError(f"{len(sets)} sets for {len(text)} captions: pass one set for each caption.")
+    found = torch.empty(len(text), dtype=torch.long)
+    for i, candidates in enumerate(sets):
+        rows = _check_rows(candidates, f"sets[{i}]", len(images))
+        if owners[i] not in rows:
+            raise ValueError(f"sets[{i}] does not hold image {owners[i]}, which caption {i} belongs to.")
+        scores = text[i : i + 1] @ images[rows].T  # (1, K)
+        found[i] = ranks_from_scores(scores, torch.tensor([rows.index(owners[i])], device=text.device))[0]
+    return found
+
+
+def duplicate_images(image_features: Any) -> Tensor:
+    """First row with the very same features, for each image: a copy in the pool is a false negative.
+
+    Args:
+        image_features (array or tensor of shape `(M, D)`): Features of the pool.
+    Returns:
+        `torch.Tensor` of shape `(M,)`: int64; row i is a copy of an earlier one where the value is not i.
+    Raises:
+        ValueError: If the features are bad.
+    """
+    rows = check_features(image_features, "image_features").cpu().contiguous().numpy()
+    first: dict[bytes, int] = {}
+    return torch.tensor([first.setdefault(row.tobytes(), i) for i, row in enumerate(rows)])

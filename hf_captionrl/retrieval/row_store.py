@@ -1,0 +1,328 @@
+"""A file of equally shaped rows, found by key, that survives kills, concurrent writers and damaged bytes.
+
+A store is a folder with three files:
+
+- `meta.json`: what the rows are (identity, dtype, shape), with a checksum; written once, atomically.
+- `data.bin`: the rows, one after the other. Row `i` starts at byte `i * row_bytes`, so the file maps as one array.
+- `index.bin`: record `i` (24 bytes) names the key of row `i` and holds the checksum of the row and of itself.
+
+Only whoever holds the lock writes, and a row counts from the moment its record is complete. A writer killed at any
+moment therefore leaves at most rows without a record, which the next writer overwrites. Readers take no lock.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import struct
+import warnings
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from filelock import FileLock
+
+__all__ = ["RowStore", "StoreMismatchError", "drop_rows", "key_digest"]
+
+_VERSION = 1
+_RECORD = struct.Struct("<16sII")  # key digest, checksum of the row, checksum of this record and its position
+_DROPPED = bytes(_RECORD.size)  # what a record is overwritten with when its row is given up
+_DTYPES = ("float16", "float32")
+
+
+class StoreMismatchError(ValueError):
+    """The folder holds rows of something else than was asked for (another model, revision, dtype or shape)."""
+
+
+def key_digest(key: str) -> bytes:
+    """Fixed-size stand-in for a key.
+
+    Args:
+        key: Any string.
+
+    Returns:
+        `bytes`: 16 bytes, BLAKE2b of the UTF-8 form.
+    """
+    return hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+
+def _write_all(descriptor: int, data: memoryview | bytearray | bytes, offset: int) -> None:
+    """`os.pwrite` until everything is written: a nearly full disk accepts a part first."""
+    view = memoryview(data).cast("B")
+    while len(view):
+        written = os.pwrite(descriptor, view, offset)
+        view, offset = view[written:], offset + written
+
+
+def _record_sum(digest: bytes, row_sum: int, position: int) -> int:
+    return zlib.crc32(struct.pack("<16sIQ", digest, row_sum, position))
+
+
+class RowStore:
+    """Append-only array on disk whose rows are found by the digest of a key.
+
+    Args:
+        directory: Folder of this store; made at the first `append`, never by reading.
+        identity: What the rows are, JSON-able. A folder of another identity is refused.
+        lock_timeout_s: Seconds to wait for another writer before `append` raises `TimeoutError`.
+
+    Raises:
+        StoreMismatchError: If the folder holds rows of another identity.
+    """
+
+    def __init__(self, directory: str | os.PathLike, identity: dict[str, Any], *, lock_timeout_s: float = 300.0):
+        self.directory = Path(directory)
+        self.identity = identity
+        self.lock_timeout_s = lock_timeout_s
+        self.dtype: np.dtype | None = None
+        self.shape: tuple[int, ...] | None = None  # of one row
+        self._forget()
+        self.refresh()
+
+    def _forget(self) -> None:
+        self._count = 0  # records read so far, valid or not
+        self._positions: dict[bytes, int] = {}
+        self._sums: list[int] = []
+        self._damaged: list[int] = []  # records with a wrong checksum, to be dropped by the next writer
+        self._map: np.ndarray | None = None
+
+    # ---------------------------------------------------------------- reading
+
+    def __len__(self) -> int:
+        return len(self._positions)
+
+    def __contains__(self, digest: bytes) -> bool:
+        return digest in self._positions
+
+    @property
+    def row_bytes(self) -> int:
+        """Size of one row in bytes; 0 while the store is empty."""
+        if self.shape is None or self.dtype is None:
+            return 0
+        return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
+
+    def refresh(self) -> None:
+        """Read the records that this or another process added since the last time.
+
+        Raises:
+            StoreMismatchError: If the folder holds rows of another identity.
+        """
+        if self.shape is None and not self._load_meta():
+            return
+        try:
+            with open(self.directory / "index.bin", "rb") as file:
+                if os.fstat(file.fileno()).st_size // _RECORD.size < self._count:
+                    self._forget()  # somebody emptied the store: begin again
+                file.seek(self._count * _RECORD.size)
+                raw = file.read()
+            held = os.path.getsize(self.directory / "data.bin") // self.row_bytes
+        except (FileNotFoundError, NotADirectoryError, PermissionError):
+            self._forget()
+            return
+        damaged, lost = 0, 0
+        complete = raw[: len(raw) // _RECORD.size * _RECORD.size]  # a killed writer may have left a part of a record
+        for position, fields in enumerate(_RECORD.iter_unpack(complete), start=self._count):
+            digest, row_sum, record_sum = fields
+            self._sums.append(row_sum)
+            if _record_sum(digest, row_sum, position) != record_sum:
+                if fields != _RECORD.unpack(_DROPPED):
+                    damaged += 1
+                    self._damaged.append(position)
+            elif position >= held:
+                lost += 1
+                self._damaged.append(position)
+            else:
+                self._positions[digest] = position
+        if len(self._sums) != self._count:
+            self._count, self._map = len(self._sums), None
+        if damaged or lost:
+            warnings.warn(
+                f"The feature store {self.directory} is damaged: {damaged} index records are wrong and {lost} rows "
+                "are cut off. They are dropped and computed again.",
+                stacklevel=2,
+            )
+
+    def _load_meta(self) -> bool:
+        try:
+            text = (self.directory / "meta.json").read_text(encoding="utf-8")
+        except (FileNotFoundError, NotADirectoryError, PermissionError):
+            return False
+        except UnicodeDecodeError:
+            text = ""
+        try:
+            meta = json.loads(text)
+            checksum = meta.pop("checksum")
+            good = checksum == _meta_checksum(meta) and meta["dtype"] in _DTYPES
+        except (ValueError, KeyError, TypeError, AttributeError):
+            good = False
+        if not good:
+            warnings.warn(
+                f"{self.directory / 'meta.json'} is damaged, so the features beside it cannot be read. "
+                "They are computed again.",
+                stacklevel=2,
+            )
+            return False
+        if meta["identity"] != self.identity:
+            raise StoreMismatchError(
+                f"{self.directory} holds features of {meta['identity']}, but {self.identity} was asked for. Features "
+                "of another model or revision are never mixed: choose another cache directory or delete this folder."
+            )
+        self.dtype, self.shape = np.dtype(meta["dtype"]), tuple(meta["shape"])
+        return True
+
+    def positions(self, digests: Sequence[bytes]) -> np.ndarray:
+        """Where rows are.
+
+        Args:
+            digests: N key digests.
+
+        Returns:
+            `np.ndarray` of shape `(N,)`, int64: Row numbers, -1 where the key is unknown.
+        """
+        get = self._positions.get
+        return np.fromiter((get(digest, -1) for digest in digests), dtype=np.int64, count=len(digests))
+
+    def sums(self, positions: np.ndarray) -> np.ndarray:
+        """Checksums that rows should have.
+
+        Args:
+            positions (`np.ndarray` of shape `(N,)`): Row numbers, all >= 0.
+
+        Returns:
+            `np.ndarray` of shape `(N,)`, uint32: CRC-32 of each row.
+        """
+        return np.fromiter((self._sums[i] for i in positions.tolist()), dtype=np.uint32, count=len(positions))
+
+    def array(self) -> np.ndarray:
+        """All rows that have a record, mapped read-only.
+
+        Returns:
+            `np.memmap` of shape `(rows, *shape)`: Grows with later appends only when `array` is called again.
+
+        Raises:
+            ValueError: If nothing was ever stored.
+        """
+        if self.shape is None or self.dtype is None:
+            raise ValueError(f"{self.directory} holds no features yet. Compute some first.")
+        if self._map is None:
+            rows = min(self._count, os.path.getsize(self.directory / "data.bin") // self.row_bytes)
+            if rows == 0:
+                return np.empty((0, *self.shape), self.dtype)
+            self._map = np.memmap(self.directory / "data.bin", self.dtype, mode="r", shape=(rows, *self.shape))
+        return self._map
+
+    # ---------------------------------------------------------------- writing
+
+    def append(self, digests: Sequence[bytes], rows: np.ndarray) -> None:
+        """Add rows; keys that are there already (this or another process wrote them) are left as they are.
+
+        Args:
+            digests: N key digests.
+            rows (`np.ndarray` of shape `(N, *shape)`): float16 or float32.
+
+        Raises:
+            OSError: If the folder cannot be written or the disk is full. What was stored before stays valid.
+            StoreMismatchError: If dtype or shape differ from the rows already stored.
+        """
+        self.directory.mkdir(parents=True, exist_ok=True)
+        with FileLock(self.directory / "lock", timeout=self.lock_timeout_s):
+            self._prepare(rows.dtype, rows.shape[1:])
+            self.refresh()
+            if self._damaged:
+                _overwrite(self.directory, self._damaged)
+                self._damaged = []
+            fresh: dict[bytes, int] = {}
+            for i, digest in enumerate(digests):
+                if digest not in self._positions:
+                    fresh.setdefault(digest, i)
+            if not fresh:
+                return
+            block = np.ascontiguousarray(rows[list(fresh.values())])
+            start = self._count
+            records = bytearray()
+            for i, digest in enumerate(fresh):
+                row_sum = zlib.crc32(block[i].data)
+                records += _RECORD.pack(digest, row_sum, _record_sum(digest, row_sum, start + i))
+            # Rows first, and on the disk, before any record says that they are there.
+            self._write("data.bin", block.data, start * self.row_bytes)
+            self._write("index.bin", records, start * _RECORD.size, cut=True)
+            self.refresh()
+
+    def drop(self, positions: Sequence[int]) -> None:
+        """Give up rows, because their bytes are damaged. Their keys are unknown afterwards.
+
+        Args:
+            positions: Row numbers.
+
+        Raises:
+            OSError: If the folder cannot be written; the rows are then unknown to this process only.
+        """
+        gone = set(positions)
+        self._positions = {digest: i for digest, i in self._positions.items() if i not in gone}
+        drop_rows(self.directory, sorted(gone), lock_timeout_s=self.lock_timeout_s)
+
+    def _write(self, name: str, data: memoryview | bytearray | bytes, offset: int, *, cut: bool = False) -> None:
+        descriptor = os.open(self.directory / name, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            if cut:  # an incomplete record of a killed writer
+                os.ftruncate(descriptor, offset)
+            _write_all(descriptor, data, offset)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def _prepare(self, dtype: np.dtype, shape: tuple[int, ...]) -> None:
+        """Write `meta.json` for the first row, or check the row against it. The lock is held."""
+        if self.shape is None and not self._load_meta():
+            if dtype.name not in _DTYPES or 0 in shape:
+                raise StoreMismatchError(
+                    f"rows are {dtype.name} {shape}, but must be {' or '.join(_DTYPES)} and not empty."
+                )
+            # Rows without readable meta are lost. The index goes first: without it nothing of the rest counts.
+            for name in ("index.bin", "data.bin"):
+                (self.directory / name).unlink(missing_ok=True)
+            self._forget()
+            meta = {"version": _VERSION, "identity": self.identity, "dtype": dtype.name, "shape": list(shape)}
+            meta["checksum"] = _meta_checksum(meta)
+            temporary = self.directory / "meta.json.tmp"  # one name is enough: the lock is held
+            temporary.unlink(missing_ok=True)
+            self._write(temporary.name, json.dumps(meta, indent=1, sort_keys=True).encode("utf-8"), 0)
+            os.replace(temporary, self.directory / "meta.json")
+            self.dtype, self.shape = dtype, tuple(shape)
+        if (self.dtype, self.shape) != (dtype, tuple(shape)):
+            raise StoreMismatchError(
+                f"{self.directory} holds rows of {self.dtype} {self.shape}, but {dtype} {tuple(shape)} came. One "
+                "store holds one kind: use another `what`, or delete the folder if the model's code changed."
+            )
+
+
+def drop_rows(directory: str | os.PathLike, positions: Sequence[int], *, lock_timeout_s: float = 300.0) -> None:
+    """Make rows of a store unknown to everybody who opens it from now on.
+
+    Args:
+        directory: Folder of the store.
+        positions: Row numbers.
+        lock_timeout_s: Seconds to wait for another writer.
+
+    Raises:
+        OSError: If the folder cannot be written.
+    """
+    with FileLock(Path(directory) / "lock", timeout=lock_timeout_s):
+        _overwrite(Path(directory), positions)
+
+
+def _overwrite(directory: Path, positions: Sequence[int]) -> None:
+    descriptor = os.open(directory / "index.bin", os.O_RDWR)
+    try:
+        for position in positions:
+            _write_all(descriptor, _DROPPED, position * _RECORD.size)
+    finally:
+        os.close(descriptor)
+
+
+def _meta_checksum(meta: dict[str, Any]) -> str:
+    text = json.dumps(meta, sort_keys=True)
+    return hashlib.blake2b(text.encode("utf-8"), digest_size=8).hexdigest()

@@ -1,0 +1,311 @@
+"""The truth checker: which claims of a caption are right, which are wrong, and which facts it recalls.
+
+A caption is read from left to right as noun phrases, relations, positions and backgrounds. It need not follow the
+world's grammar: synonyms are known, words without a claim are passed over, and the two objects may change places
+("a mushroom right of a pig" is true of every pig left of a mushroom).
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from hf_captionrl.scenes.grammar import plural
+from hf_captionrl.scenes.world import BACKGROUNDS, EMOJI_KINDS, SHAPE_KINDS, Facts
+
+__all__ = ["CheckResult", "Claim", "check"]
+
+
+class Claim(NamedTuple):
+    """Something a caption says of a scene.
+
+    Args:
+        attribute (`str`): Field of [`Facts`] that the claim is about, or `"colour"` for a colour given to a thing.
+        value (`str`): What is claimed, in the world's own words.
+        text (`str`): The words of the caption that claim it.
+    """
+
+    attribute: str
+    value: str
+    text: str
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """Outcome of [`check`]. A claim that is made twice counts once.
+
+    Args:
+        right (`tuple[Claim, ...]`): True claims.
+        wrong (`tuple[Claim, ...]`): False claims: the hallucinations.
+        recalled (`tuple[str, ...]`): Names of the facts that a true claim states.
+        missed (`tuple[str, ...]`): Names of the facts that no true claim states. `upright` has no word: never missed.
+        unknown_words (`tuple[str, ...]`): Words without any meaning in this world.
+    """
+
+    right: tuple[Claim, ...]
+    wrong: tuple[Claim, ...]
+    recalled: tuple[str, ...]
+    missed: tuple[str, ...]
+    unknown_words: tuple[str, ...]
+
+
+_OPPOSITE = {"left of": "right of", "right of": "left of", "above": "below", "below": "above"}
+_FILLER = frozenset(
+    (
+        "a an the of on in at to is are there it its this that picture image photo scene with and some against "
+        "background backdrop row part side standing sitting placed shown which very just"
+    ).split()
+)
+
+# Lexicon: phrase -> (type of token, value in the world's words). Longer phrases win.
+_SYNONYMS: dict[tuple[str, str], tuple[str, ...]] = {
+    ("count", "1"): ("a", "an", "one", "1", "single"),
+    ("count", "2"): ("two", "2", "a pair of", "a couple of", "pair of", "couple of", "both"),
+    ("count", "3"): ("three", "3"),
+    ("vague", ""): ("some", "several", "many", "the"),
+    ("size", "small"): ("small", "little", "tiny"),
+    ("size", "large"): ("large", "big", "huge"),
+    ("orientation", "upright"): ("upright", "standing upright"),
+    ("orientation", "sideways"): ("sideways", "on its side", "on their sides", "lying down", "rotated"),
+    ("orientation", "upside down"): ("upside down", "inverted", "flipped", "on its head", "on their heads"),
+    ("position", "top"): ("at the top", "in the top row", "on the top row", "in the upper part"),
+    ("position", "middle"): ("in the middle", "in the middle row", "in the center", "in the centre", "at the center"),
+    ("position", "bottom"): ("at the bottom", "in the bottom row", "on the bottom row", "in the lower part"),
+    ("relation", "left of"): ("left of", "to the left of", "on the left of"),
+    ("relation", "right of"): ("right of", "to the right of", "on the right of"),
+    ("relation", "above"): ("above", "over", "on top of"),
+    ("relation", "below"): ("below", "under", "beneath", "underneath"),
+    ("with", ""): ("with", "and", "next to", "near", "beside", "together with"),
+    ("alone", ""): ("alone", "on its own", "on their own", "by itself", "by themselves"),
+}
+_POSTPOSED = frozenset({"on its side", "on their sides", "on its head", "on their heads", "lying down"})
+_COLOUR_SYNONYMS = {"grey": "gray", "violet": "purple"}
+_SHAPE_COLOURS = ("red", "orange", "teal", "brown")
+
+
+@functools.cache
+def _lexicon() -> tuple[dict[tuple[str, ...], tuple[str, str]], int]:
+    lexicon: dict[tuple[str, ...], tuple[str, str]] = {}
+    for token, phrases in _SYNONYMS.items():
+        for phrase in phrases:
+            lexicon[tuple(phrase.split())] = token
+    for colour in (*BACKGROUNDS, *_SHAPE_COLOURS):
+        lexicon[(colour,)] = ("colour", colour)
+    for other, colour in _COLOUR_SYNONYMS.items():
+        lexicon[(other,)] = ("colour", colour)
+    for kind in (*EMOJI_KINDS, *SHAPE_KINDS):
+        lexicon[tuple(kind.split())] = ("kind", kind)
+        if plural(kind) != kind:
+            lexicon[tuple(plural(kind).split())] = ("kinds", kind)
+    return lexicon, max(map(len, lexicon))
+
+
+def _read(caption: str) -> tuple[list[tuple[str, str, str]], list[str]]:
+    """Caption to (type, value, text) tokens by longest match, and the words that mean nothing here."""
+    words = re.sub(r"[^a-z0-9]+", " ", caption.lower()).split()
+    lexicon, longest = _lexicon()
+    tokens: list[tuple[str, str, str]] = []
+    unknown: list[str] = []
+    at = 0
+    while at < len(words):
+        for n in range(min(longest, len(words) - at), 0, -1):
+            found = lexicon.get(tuple(words[at : at + n]))
+            if found:
+                tokens.append((*found, " ".join(words[at : at + n])))
+                at += n
+                break
+        else:
+            if words[at] in ("background", "backdrop"):
+                tokens.append(("background", "", words[at]))
+            elif words[at] in ("on", "against"):
+                tokens.append(("on", "", words[at]))
+            elif words[at] not in _FILLER:
+                unknown.append(words[at])
+            at += 1
+    return tokens, unknown
+
+
+class _Reader:
+    """Collects claims; knows which of the two objects each noun phrase means."""
+
+    def __init__(self, facts: Facts) -> None:
+        self.facts = facts
+        self.right: dict[tuple[str, str], Claim] = {}
+        self.wrong: dict[tuple[str, str], Claim] = {}
+        self.subject: str | None = None  # "main", "second" or "nothing": what the latest noun phrase means
+        self.relation: tuple[str, str] | None = None  # (value, text) waiting for its second noun phrase
+
+    def claim(self, attribute: str, value: str, text: str, truth: bool) -> None:
+        claim = Claim(attribute, value, text)
+        (self.right if truth else self.wrong).setdefault((attribute, value), claim)
+
+    def noun_phrase(self, kind: str, text: str, is_plural: bool, modifiers: list[tuple[str, str, str]]) -> None:
+        facts = self.facts
+        first = self.subject is None
+        meant = "main" if kind == facts.kind else "second" if kind == facts.second else "nothing"
+        if not first and meant == "main" and self.subject in ("main", "nothing"):
+            # "a pig left of a pig": the other object is never of the same kind.
+            meant = "nothing"
+        if meant == "nothing":
+            self.claim("kind" if first else "second", kind, text, False)
+        else:
+            self.claim("kind" if meant == "main" else "second", kind, text, True)
+        # A wrong noun in first place still talks about the main group, so that its number and size can be judged.
+        about = "main" if meant == "nothing" and first else meant
+        for attribute, value, words in modifiers:
+            self._modifier(about, attribute, value, words, kind)
+        counts = [value for attribute, value, _ in modifiers if attribute == "count"]
+        alone = about == "second" or (about == "main" and facts.count == 1)
+        if is_plural and not counts and alone and plural(kind) != kind:
+            self.claim("count", "several", text, False)
+        if self.relation is not None:
+            self._relation(meant)
+        self.subject = meant
+
+    def _modifier(self, about: str, attribute: str, value: str, text: str, kind: str) -> None:
+        facts = self.facts
+        if attribute == "colour":
+            self.claim("colour", f"{value} {kind}", text, False)  # no thing of this world has a colour of its own
+        elif about == "nothing":
+            return  # a thing that is not there is one mistake, whatever is said of it
+        elif about == "second":
+            truth = {"count": "1", "size": facts.size, "orientation": "upright"}[attribute]
+            if attribute == "count" and value == truth:
+                return  # the article of the second object claims nothing that could be missed
+            self.claim(f"second {attribute}", value, text, value == truth)
+        else:
+            self.claim(attribute, value, text, value == str(getattr(facts, attribute)))
+
+    def _relation(self, meant: str) -> None:
+        assert self.relation is not None
+        value, text = self.relation
+        self.relation = None
+        facts = self.facts
+        if meant == "main" and self.subject == "second":
+            truth = _OPPOSITE.get(facts.relation, "")
+            self.claim("relation", _OPPOSITE[value] if value == truth else value, text, value == truth)
+        else:
+            # Judged by the relation itself when the noun is wrong: one mistake is counted once.
+            self.claim("relation", value, text, bool(facts.relation) and value == facts.relation)
+
+    def position(self, value: str, text: str) -> None:
+        row = ("top", "middle", "bottom").index(self.facts.position)
+        if self.subject == "second" and "kind" not in {a for a, _ in self.right}:
+            row += {"above": 1, "below": -1}.get(self.facts.relation, 0)
+        truth = ("top", "middle", "bottom")[row]
+        self.claim("position", value, text, value == truth)
+
+
+def check(caption: str, facts: Facts | Mapping[str, Any]) -> CheckResult:
+    """Judge a caption against the truth.
+
+    Args:
+        caption (`str`): Any text.
+        facts ([`Facts`] or `Mapping`): The scene's facts, for instance a row's `facts` column.
+
+    Returns:
+        [`CheckResult`]: Claims right and wrong, facts recalled and missed. A caption without claims has neither right
+        nor wrong ones.
+
+    Raises:
+        TypeError: If `caption` is not a string.
+
+    Example:
+        >>> facts = Facts("pig", 2, "small", "sideways", "top", "blue", "mushroom", "left of")
+        >>> result = check("two large pigs on a blue background", facts)
+        >>> [c.text for c in result.right], [c.text for c in result.wrong]
+        (['pigs', 'two', 'on blue background'], ['large'])
+        >>> result.recalled
+        ('kind', 'count', 'background')
+    """
+    if not isinstance(caption, str):
+        raise TypeError(f"caption is {type(caption).__name__}, not a string. Check one caption at a time.")
+    if not isinstance(facts, Facts):
+        facts = Facts(**{name: facts[name] for name in Facts.__dataclass_fields__})
+    tokens, unknown = _read(caption)
+    reader = _Reader(facts)
+    modifiers: list[tuple[str, str, str]] = []
+    colour: tuple[str, str] | None = None  # a colour that may turn out to be the background's
+    on = False
+
+    def close_colour() -> None:
+        nonlocal colour, on
+        if colour is not None:
+            text = f"on {colour[1]}" if on else colour[1]
+            reader.claim("background", colour[0], text, colour[0] == facts.background)
+        colour, on = None, False
+
+    for kind_of_token, value, text in tokens:
+        if kind_of_token == "colour":
+            close_colour() if colour is not None else None
+            colour = (value, text)
+        elif kind_of_token == "background":
+            if colour is not None:
+                reader.claim(
+                    "background",
+                    colour[0],
+                    f"{'on ' if on else ''}{colour[1]} {text}",
+                    colour[0] == facts.background,
+                )
+            colour, on = None, False
+            modifiers.clear()  # the article before the colour belonged to the background
+        elif kind_of_token == "on":
+            close_colour()
+            on = True
+        elif kind_of_token in ("kind", "kinds"):
+            if colour is not None:
+                if on:
+                    close_colour()
+                else:
+                    modifiers.append(("colour", *colour))
+                colour = None
+            reader.noun_phrase(value, text, kind_of_token == "kinds", modifiers)
+            modifiers, on = [], False
+        elif kind_of_token in ("count", "size", "orientation"):
+            if colour is not None:
+                close_colour()
+            if kind_of_token == "count" and on:
+                continue  # "on a blue ...": the article is not a number
+            if (
+                kind_of_token == "orientation"
+                and reader.subject is not None
+                and not modifiers
+                and " " in text
+                and text[:2] in ("on", "ly")
+            ):
+                reader._modifier(
+                    "main" if reader.subject == "nothing" else reader.subject, kind_of_token, value, text, ""
+                )
+            else:
+                modifiers.append((kind_of_token, value, text))
+        else:
+            close_colour()
+            if kind_of_token == "relation":
+                reader.relation = (value, text)
+            elif kind_of_token == "with":
+                reader.relation = None
+            elif kind_of_token == "position":
+                reader.position(value, text)
+            elif kind_of_token == "alone":
+                reader.claim("second", "", text, not facts.second)
+            modifiers = []
+    close_colour()
+    # A caption that breaks off keeps its adjectives: "two small" still claims something about the main group.
+    for attribute, value, text in modifiers:
+        if attribute in ("size", "orientation") or (attribute == "count" and value != "1"):
+            reader._modifier("main" if reader.subject is None else reader.subject, attribute, value, text, "")
+
+    names = [n for n in Facts.__dataclass_fields__ if n != "relation" or facts.second]
+    if facts.orientation == "upright":
+        names.remove("orientation")
+    stated = {attribute for attribute, _ in reader.right}
+    return CheckResult(
+        right=tuple(reader.right.values()),
+        wrong=tuple(reader.wrong.values()),
+        recalled=tuple(n for n in names if n in stated),
+        missed=tuple(n for n in names if n not in stated),
+        unknown_words=tuple(unknown),
+    )

@@ -1,0 +1,127 @@
+"""What people write about a scene: one full description, and five annotators who leave most of it out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from hf_captionrl.scenes.world import Facts
+
+__all__ = ["ANNOTATORS", "Annotator", "annotate", "full_caption", "plural"]
+
+_NUMBER = {1: "a", 2: "two", 3: "three"}
+_IRREGULAR = {
+    "butterfly": "butterflies",
+    "bus": "buses",
+    "cactus": "cacti",
+    "fish": "fish",
+    "octopus": "octopuses",
+    "strawberry": "strawberries",
+}
+
+
+def plural(kind: str) -> str:
+    """Plural of a kind.
+
+    Args:
+        kind (`str`): Singular, of one or two words.
+
+    Returns:
+        `str`: The plural.
+    """
+    return _IRREGULAR.get(kind, kind + "s")
+
+
+def _article(next_word: str) -> str:
+    return "an" if next_word[0] in "aeiou" else "a"
+
+
+def _noun_phrase(facts: Facts, *, number: bool, size: str, orientation: str) -> str:
+    noun = facts.kind if facts.count == 1 else plural(facts.kind)
+    words = [w for w in (size, orientation, noun) if w]
+    if facts.count == 1:
+        return " ".join([_article(words[0]), *words])
+    return " ".join([_NUMBER[facts.count] if number else "some", *words])
+
+
+def _orientation(facts: Facts) -> str:
+    # The world's one unmarked value: nobody says that something stands upright.
+    return "" if facts.orientation == "upright" else facts.orientation
+
+
+def full_caption(facts: Facts) -> str:
+    """The whole truth about a scene, in one fixed wording.
+
+    Args:
+        facts ([`Facts`]): The scene's facts.
+
+    Returns:
+        `str`: A caption that no other scene shares.
+
+    Example:
+        >>> full_caption(Facts("pig", 2, "small", "sideways", "top", "blue", "mushroom", "left of"))
+        'two small sideways pigs left of a mushroom at the top on a blue background'
+    """
+    parts = [_noun_phrase(facts, number=True, size=facts.size, orientation=_orientation(facts))]
+    parts.append(f"{facts.relation} {_article(facts.second)} {facts.second}" if facts.second else "alone")
+    parts.append({"top": "at the top", "middle": "in the middle", "bottom": "at the bottom"}[facts.position])
+    parts.append(f"on {_article(facts.background)} {facts.background} background")
+    return " ".join(parts)
+
+
+@dataclass(frozen=True)
+class Annotator:
+    """A person who mentions each fact only sometimes.
+
+    Args:
+        verbosity (`float`): Probability of mentioning each fact, in [0, 1].
+        small (`str`): Word for small.
+        large (`str`): Word for large.
+        short_background (`bool`): Says "on blue" instead of "on a blue background".
+    """
+
+    verbosity: float
+    small: str = "small"
+    large: str = "large"
+    short_background: bool = False
+
+
+ANNOTATORS: tuple[Annotator, ...] = (
+    Annotator(0.10, short_background=True),
+    Annotator(0.18, small="little", large="big"),
+    Annotator(0.26),
+    Annotator(0.34, small="tiny", large="huge"),
+    Annotator(0.46),
+)
+"""From terse to verbose. On average a reference has about five words, a full caption more than twice as many."""
+
+
+def annotate(rng: np.random.Generator, facts: Facts, annotator: Annotator) -> str:
+    """One reference caption: true, but incomplete.
+
+    Args:
+        rng (`numpy.random.Generator`): Decides what is mentioned.
+        facts ([`Facts`]): The scene's facts.
+        annotator ([`Annotator`]): Who writes.
+
+    Returns:
+        `str`: A caption of 2 to 16 words; every claim in it is right.
+    """
+    number, size, orientation, position, background, second, relation = rng.random(7) < annotator.verbosity
+    size_word = {"small": annotator.small, "large": annotator.large}[facts.size] if size else ""
+    noun = _noun_phrase(
+        facts, number=bool(number), size=size_word, orientation=_orientation(facts) if orientation else ""
+    )
+    parts = [noun]
+    if facts.second and (second or relation):
+        # Whoever states the relation names the other object too; the converse does not hold.
+        parts.append(f"{facts.relation if relation else 'with'} {_article(facts.second)} {facts.second}")
+    elif not facts.second and second:
+        parts.append("alone")
+    if position:
+        parts.append({"top": "at the top", "middle": "in the middle", "bottom": "at the bottom"}[facts.position])
+    if background:
+        colour = facts.background
+        parts.append(f"on {colour}" if annotator.short_background else f"on {_article(colour)} {colour} background")
+    return " ".join(parts)

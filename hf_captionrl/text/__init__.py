@@ -1,0 +1,1 @@
+"""Tokenisation and n-gram counting."""

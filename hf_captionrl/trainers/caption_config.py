@@ -1,0 +1,70 @@
+"""What every captioning trainer is told, whatever its objective."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from transformers import TrainingArguments
+
+__all__ = ["CaptionConfig"]
+
+
+@dataclass
+class CaptionConfig(TrainingArguments):
+    r"""Arguments shared by all captioning trainers; a `transformers.TrainingArguments` with captioning defaults.
+
+    Only what differs from `TrainingArguments` is listed.
+    """
+
+    prompt: str | None = field(
+        default=None,
+        metadata={"help": "Text that every caption continues, e.g. 'a picture of '. None: the model family's own."},
+    )
+    max_caption_length: int = field(
+        default=40, metadata={"help": "Longest training caption in tokens, prompt and end token included; cut above."}
+    )
+    freeze_image_tower: bool = field(
+        default=False, metadata={"help": "Do not train the image tower; it then stays in eval mode too."}
+    )
+    cache_image_features: bool = field(
+        default=False,
+        metadata={
+            "help": "Encode each image once for the whole run, into a memory-mapped cache on disk. Needs "
+            "freeze_image_tower and no image augmentation."
+        },
+    )
+    feature_cache_dir: str | None = field(
+        default=None, metadata={"help": "Folder of the feature cache. None: $CAPTIONRL_CACHE or under $HF_HOME."}
+    )
+    feature_cache_dtype: str = field(
+        default="float32", metadata={"help": "Type of cached image features: 'float32' (exact) or 'float16' (half)."}
+    )
+    generation_num_beams: int = field(default=3, metadata={"help": "Beams when captions are generated to evaluate."})
+    generation_max_new_tokens: int = field(
+        default=75, metadata={"help": "Longest caption generated to evaluate, in tokens."}
+    )
+    generation_batch_size: int | None = field(
+        default=None, metadata={"help": "Images a batch when generating. None: per_device_eval_batch_size."}
+    )
+
+    # Captioning needs every column of the data set, and the trainers count supervised tokens themselves.
+    remove_unused_columns: bool = field(default=False, metadata={"help": "Must stay False: collators need all columns."})
+    label_names: list[str] | None = field(default_factory=lambda: ["labels"], metadata={"help": "Names of the labels."})
+    report_to: str | list[str] = field(default="none", metadata={"help": "Integrations to report to."})
+
+    def __post_init__(self) -> None:
+        if self.remove_unused_columns:
+            raise ValueError("remove_unused_columns is True, which drops the images. Leave it False.")
+        if self.cache_image_features and not self.freeze_image_tower:
+            raise ValueError(
+                "cache_image_features encodes each image once, which is only right for a frozen image tower. "
+                "Set freeze_image_tower=True too, or cache_image_features=False."
+            )
+        if self.feature_cache_dtype not in ("float32", "float16"):
+            raise ValueError(f"feature_cache_dtype is {self.feature_cache_dtype!r}. Use 'float32' or 'float16'.")
+        if self.max_caption_length < 2:
+            raise ValueError(f"max_caption_length is {self.max_caption_length}. Use at least 2: one word and the end.")
+        if self.load_best_model_at_end and self.metric_for_best_model is None:
+            # Caption likelihood and CIDEr prefer generic captions; the papers select by retrieval.
+            self.metric_for_best_model = "recall_at_1"
+        super().__post_init__()

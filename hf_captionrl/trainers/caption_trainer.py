@@ -1,0 +1,369 @@
+"""The ground that every captioning trainer stands on: data, frozen towers, counting, evaluation by what is written."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import datasets
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from hf_captionrl.captioners.auto import load_captioner
+from hf_captionrl.captioners.base import Captioner
+from hf_captionrl.data import CaptionCollator, CaptionDataset, open_image
+from hf_captionrl.losses import IGNORE_INDEX
+from hf_captionrl.metrics import caption_statistics, self_retrieval
+from hf_captionrl.retrieval.features import FeatureCache, image_hash
+from hf_captionrl.retrieval.scorer import Scorer
+from hf_captionrl.trainers.caption_config import CaptionConfig
+
+__all__ = ["CaptionTrainer", "EpochCallback", "generate_captions"]
+
+
+class EpochCallback(TrainerCallback):
+    """Tells the training data which epoch it is, so that each epoch draws its own caption of every image.
+
+    Accelerate forwards the epoch to either the sampler or the data set, never to both, and a mid-epoch resume on several
+    processes starts again at epoch 0; this callback asks the trainer's state instead.
+
+    Args:
+        dataset ([`CaptionDataset`]): The training data.
+    """
+
+    def __init__(self, dataset: CaptionDataset) -> None:
+        self.dataset = dataset
+
+    def on_epoch_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Set the epoch.
+
+        Args:
+            args (`TrainingArguments`): Unused.
+            state (`TrainerState`): Knows the epoch, as a fraction.
+            control (`TrainerControl`): Unused.
+            kwargs (`Any`): Unused.
+        """
+        # The epoch is a sum of fractions: 0.9999999 means 1.
+        self.dataset.set_epoch(int((state.epoch or 0.0) + 1e-6))
+
+
+def generate_captions(
+    captioner: Captioner,
+    images: Sequence[Any] | None,
+    *,
+    image_features: Any | None = None,
+    batch_size: int = 32,
+    progress: Callable[[int], Any] | None = None,
+    **generate_kwargs: Any,
+) -> list[str]:
+    """Caption many images, batch by batch, in eval mode.
+
+    Args:
+        captioner ([`Captioner`]): Who writes.
+        images (`Sequence`, *optional*): Anything that `open_image` opens; not needed with `image_features`.
+        image_features (array of shape `(N, M, D)`, *optional*): Cached output of the image tower, one row an image.
+        batch_size (`int`): Images a batch.
+        progress (`Callable`, *optional*): Called with the number of images done after each batch.
+        generate_kwargs: Passed to the captioner's `generate`, e.g. `num_beams`, `max_new_tokens`.
+
+    Returns:
+        `list[str]`: One caption an image, in order (times `num_return_sequences`).
+    """
+    number = len(image_features) if image_features is not None else len(images or ())
+    model = captioner.model
+    device = next(model.parameters()).device
+    was_training = model.training
+    model.eval()
+    captions: list[str] = []
+    try:
+        for start in range(0, number, batch_size):
+            rows = range(start, min(start + batch_size, number))
+            inputs: dict[str, Tensor] = {}
+            if image_features is not None:
+                features = torch.stack([torch.as_tensor(image_features[i]) for i in rows])  # (B, M, D)
+                inputs["image_features"] = features.to(device)
+            else:
+                assert images is not None
+                inputs["pixel_values"] = captioner.encode_images([open_image(images[i]) for i in rows]).to(device)
+            captions += captioner.generate(**inputs, **generate_kwargs).captions
+            if progress is not None:
+                progress(rows.stop)
+    finally:
+        model.train(was_training)
+    return captions
+
+
+class CaptionTrainer(Trainer):
+    """`transformers.Trainer` for image captioners.
+
+    It adapts any [`Captioner`] to the Trainer's world, draws one caption an image and epoch, encodes images of a frozen
+    tower once, evaluates by generating and by finding images from what was generated, and counts supervised tokens
+    itself: the Trainer scales the gradients of several captioners by accumulation x processes (transformers #47688).
+    Subclasses say what the loss is.
+
+    Args:
+        model (`Captioner`, `PreTrainedModel` or `str`): The policy; what is not a captioner yet goes through
+            `load_captioner`.
+        args ([`CaptionConfig`]): Configuration.
+        train_dataset (`datasets.Dataset`, *optional*): Columns `image`, `image_id` and `captions` (a list a row).
+        eval_dataset (`datasets.Dataset`, *optional*): Likewise.
+        processing_class (processor, *optional*): Where `model` brings none.
+        scorer ([`Scorer`], *optional*): Frozen image-text model that judges retrieval at evaluation. Without it only the
+            text is described.
+        peft_config (`dict` or `peft.PeftConfig`, *optional*): Adapter to train; a dict holds the arguments of
+            `Captioner.add_lora`.
+        callbacks (`list[TrainerCallback]`, *optional*): More callbacks.
+        optimizers (`tuple`): Optimizer and scheduler, as for `Trainer`.
+
+    Raises:
+        ValueError: If a data set lacks a column, or the best model is to be chosen by retrieval without a scorer.
+    """
+
+    args: CaptionConfig
+
+    def __init__(
+        self,
+        model: Captioner | PreTrainedModel | str,
+        args: CaptionConfig,
+        train_dataset: datasets.Dataset | None = None,
+        eval_dataset: datasets.Dataset | None = None,
+        processing_class: Any | None = None,
+        scorer: Scorer | None = None,
+        peft_config: Any | None = None,
+        callbacks: list[TrainerCallback] | None = None,
+        optimizers: tuple[Any, Any] = (None, None),
+    ) -> None:
+        if isinstance(model, Captioner):
+            self.captioner = model
+            if args.prompt is not None:
+                self.captioner.prompt = args.prompt
+        else:
+            self.captioner = load_captioner(model, processor=processing_class, prompt=args.prompt)
+        self.scorer = scorer
+        if args.load_best_model_at_end and "recall_at" in str(args.metric_for_best_model) and scorer is None:
+            raise ValueError(
+                f"The best model is chosen by {args.metric_for_best_model!r}, which needs a scorer. "
+                "Pass scorer=load_scorer(...), or choose another metric_for_best_model."
+            )
+        if peft_config is not None:
+            self._add_adapter(peft_config)
+        if args.freeze_image_tower:
+            self.captioner.freeze_vision()
+        self._features_of: dict[int, Any] = {}  # id of a data set -> its cached image-tower output
+        self._scorer_features_of: dict[int, Any] = {}
+        self.caption_eval_dataset = eval_dataset
+        items = None
+        if train_dataset is not None:
+            items = self._caption_dataset(train_dataset, args)
+            callbacks = [*(callbacks or []), EpochCallback(items)]
+        super().__init__(
+            model=self.captioner.model,
+            args=args,
+            data_collator=CaptionCollator(self.captioner, max_length=args.max_caption_length),
+            train_dataset=items,
+            # The Trainer only asks whether there is one: `evaluate` below does the work.
+            eval_dataset=eval_dataset,
+            processing_class=processing_class or self.captioner.processor,
+            callbacks=callbacks,
+            optimizers=optimizers,
+        )
+        # Losses here are divided by num_items_in_batch; declared, or the Trainer would divide by the accumulation too.
+        self.model_accepts_loss_kwargs = True
+
+    def _add_adapter(self, peft_config: Any) -> None:
+        if isinstance(peft_config, dict):
+            self.captioner.add_lora(**peft_config)
+        else:
+            from peft import get_peft_model
+
+            self.captioner.model = get_peft_model(self.captioner.model, peft_config)
+
+    # Data
+
+    def _caption_dataset(self, dataset: datasets.Dataset, args: CaptionConfig) -> CaptionDataset:
+        missing = [c for c in ("image", "image_id", "captions") if c not in dataset.column_names]
+        if missing:
+            raise ValueError(
+                f"The training data lack the column(s) {missing}; there are {dataset.column_names}. "
+                "Load them with hf_captionrl.data.load_captions, which names the columns so."
+            )
+        features = self._image_tower_features(dataset, args) if args.cache_image_features else None
+        return CaptionDataset(dataset, seed=args.data_seed or args.seed, image_features=features)
+
+    def _image_tower_features(self, dataset: datasets.Dataset, args: CaptionConfig) -> Any:
+        """`(N, M, D)` output of the frozen image tower for every row, computed once for the whole run."""
+        if id(dataset) not in self._features_of:
+            cache = FeatureCache(
+                args.feature_cache_dir, model_id=self.captioner.vision_signature(), what="image_tower"
+            )
+            self._features_of[id(dataset)] = self._cached(
+                cache, dataset, self._encode_for_cache, torch.float16 if args.feature_cache_dtype == "float16" else None
+            )
+        return self._features_of[id(dataset)]
+
+    def _encode_for_cache(self, images: list[Any]) -> Tensor:
+        device = next(self.captioner.model.parameters()).device
+        with torch.no_grad():
+            return self.captioner.image_features(self.captioner.encode_images(images).to(device)).cpu()
+
+    @staticmethod
+    def _cached(
+        cache: FeatureCache,
+        dataset: datasets.Dataset,
+        encode: Callable[[list[Any]], Tensor],
+        dtype: torch.dtype | None = None,
+    ) -> Any:
+        column = dataset["image"]
+        keys = [image_hash(open_image(image)) for image in column]
+
+        def compute(rows: list[int]) -> Tensor:
+            features = encode([open_image(column[i]) for i in rows])
+            return features if dtype is None else features.to(dtype)
+
+        return cache.get_or_compute(keys, compute, batch_size=64, progress=len(keys) > 2000)
+
+    # Loss
+
+    def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> Tensor | None:
+        """Supervised tokens of one optimizer step over all its micro-batches and processes."""
+        if not batch_samples or "labels" not in batch_samples[0]:
+            return None
+        number = torch.stack([(b["labels"] != IGNORE_INDEX).sum() for b in batch_samples]).sum().to(device)
+        if self.args.world_size > 1:
+            number = self.accelerator.gather(number.reshape(1)).sum()
+        return number
+
+    def token_mean(self, total: Tensor, labels: Tensor, num_items_in_batch: Tensor | int | None) -> Tensor:
+        """Turn a sum over tokens into the mean over the tokens of the whole optimizer step.
+
+        Args:
+            total (`torch.Tensor`): Scalar sum over the supervised tokens of this micro-batch.
+            labels (`torch.Tensor` of shape `(B, T)`): Their labels.
+            num_items_in_batch (`torch.Tensor` or `int`, *optional*): Supervised tokens of the step on all processes.
+
+        Returns:
+            `torch.Tensor`: Scalar whose gradient, averaged over processes and summed over micro-batches, is that of the
+            mean over all tokens, however the batch was split.
+        """
+        if num_items_in_batch is None:
+            return total / (labels != IGNORE_INDEX).sum().clamp(min=1)
+        # DDP and FSDP average over processes; undo it.
+        return total / num_items_in_batch * self.accelerator.num_processes
+
+    # Evaluation
+
+    def _shard(self, number: int) -> range:
+        """Rows of this process: every world_size-th one."""
+        return range(self.accelerator.process_index, number, self.accelerator.num_processes)
+
+    def generate_captions(self, dataset: datasets.Dataset, **generate_kwargs: Any) -> list[str]:
+        """Caption a data set with the model as it is, shared among the processes.
+
+        Args:
+            dataset (`datasets.Dataset`): With an `image` column.
+            generate_kwargs: Override the configured decoding, e.g. `num_beams`.
+
+        Returns:
+            `list[str]`: One caption a row, the same list on every process.
+        """
+        rows = self._shard(len(dataset))
+        features = self._image_tower_features(dataset, self.args) if self.args.cache_image_features else None
+        settings = {
+            "num_beams": self.args.generation_num_beams,
+            "max_new_tokens": self.args.generation_max_new_tokens,
+            **generate_kwargs,
+        }
+        mine = generate_captions(
+            self.captioner,
+            None if features is not None else [dataset[i]["image"] for i in rows],
+            image_features=None if features is None else [features[i] for i in rows],
+            batch_size=self.args.generation_batch_size or self.args.per_device_eval_batch_size,
+            **settings,
+        )
+        if self.accelerator.num_processes == 1:
+            return mine
+        from accelerate.utils import gather_object
+
+        pairs = gather_object(list(zip(rows, mine, strict=True)))
+        return [caption for _, caption in sorted(pairs)]
+
+    def scorer_image_features(self, dataset: datasets.Dataset) -> Tensor:
+        """Image features of the scorer, computed once a data set.
+
+        Args:
+            dataset (`datasets.Dataset`): With an `image` column.
+
+        Returns:
+            `torch.Tensor` of shape `(N, D)`: Unit length, fp32.
+        """
+        assert self.scorer is not None
+        if id(dataset) not in self._scorer_features_of:
+            cache = FeatureCache(self.args.feature_cache_dir, model_id=self.scorer.signature, what="scorer")
+            features = self._cached(cache, dataset, self.scorer.image_features)
+            self._scorer_features_of[id(dataset)] = torch.as_tensor(features[:]).float()
+        return self._scorer_features_of[id(dataset)]
+
+    def evaluate(
+        self,
+        eval_dataset: datasets.Dataset | None = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+    ) -> dict[str, float]:
+        """Caption the evaluation data, describe the captions and, with a scorer, find the images again from them.
+
+        Args:
+            eval_dataset (`datasets.Dataset`, *optional*): Instead of the one given at construction.
+            ignore_keys (`list[str]`, *optional*): Unused; part of the Trainer's signature.
+            metric_key_prefix (`str`): Prefix of every key.
+
+        Returns:
+            `dict[str, float]`: `length` (mean words), `lexical_diversity` (thousands), and with a scorer `recall_at_1`,
+            `recall_at_5` (whole pool) and `rd100_recall_at_1` where the pool has 100 images; fractions.
+
+        Raises:
+            ValueError: If there are no evaluation data.
+        """
+        dataset = eval_dataset if eval_dataset is not None else self.caption_eval_dataset
+        if dataset is None:
+            raise ValueError("There are no evaluation data. Pass eval_dataset to evaluate or to the trainer.")
+        captions = self.generate_captions(dataset)
+        statistics = caption_statistics(captions)
+        metrics: dict[str, float] = {
+            "length": float(statistics["length"]),
+            "lexical_diversity": float(statistics["lexical_diversity"]),
+        }
+        if self.scorer is not None:
+            text = torch.as_tensor(self.scorer.text_features(captions))
+            images = self.scorer_image_features(dataset)
+            metrics |= {k: float(self_retrieval(text, images)[k]) for k in ("recall_at_1", "recall_at_5")}
+            if len(captions) >= 100:
+                metrics["rd100_recall_at_1"] = float(self_retrieval(text, images, num_distractors=99)["recall_at_1"])
+        metrics = {f"{metric_key_prefix}_{name}": value for name, value in metrics.items()}
+        self.log(metrics)
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics
+
+    # Saving
+
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
+        super()._save(output_dir, state_dict)
+        # Some families have an image processor and a tokenizer but no processor that joins them.
+        self.captioner.save_processor(output_dir or self.args.output_dir)
+
+
+def _contract() -> None:
+    """Fail at import if the private Trainer method that this module overrides has changed its arguments."""
+    expected = ["self", "batch_samples", "device"]
+    found = list(inspect.signature(Trainer._get_num_items_in_batch).parameters)
+    if found != expected:
+        raise ImportError(
+            f"transformers' Trainer._get_num_items_in_batch takes {found}, not {expected}. Install the transformers "
+            "version that pyproject.toml allows."
+        )
+
+
+_contract()
