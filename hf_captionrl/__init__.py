@@ -1,1 +1,52 @@
-"""hf_captionrl"""
+"""hf_captionrl: teach Hugging Face image captioners to say what makes this image different, and measure whether they do."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "CaptionConfig",
+    "CaptionTrainer",
+    "Captioner",
+    "SmileConfig",
+    "SmileTrainer",
+    "__version__",
+    "fused_smile_loss",
+    "load_captioner",
+    "load_captions",
+    "load_scenes",
+    "load_scorer",
+    "smile_loss",
+]
+
+# Where each public name lives. Resolved on first use: importing the package must not import torch.
+_HOME = {
+    "CaptionConfig": "trainers",
+    "CaptionTrainer": "trainers",
+    "Captioner": "captioners",
+    "SmileConfig": "trainers",
+    "SmileTrainer": "trainers",
+    "fused_smile_loss": "losses",
+    "load_captioner": "captioners",
+    "load_captions": "data",
+    "load_scenes": "scenes",
+    "load_scorer": "retrieval.scorer",
+    "smile_loss": "losses",
+}
+
+if TYPE_CHECKING:
+    from hf_captionrl.captioners import Captioner, load_captioner
+    from hf_captionrl.data import load_captions
+    from hf_captionrl.losses import fused_smile_loss, smile_loss
+    from hf_captionrl.retrieval.scorer import load_scorer
+    from hf_captionrl.scenes import load_scenes
+    from hf_captionrl.trainers import CaptionConfig, CaptionTrainer, SmileConfig, SmileTrainer
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        return getattr(importlib.import_module(f"hf_captionrl.{_HOME[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}. Its public names are {__all__}.")

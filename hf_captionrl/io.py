@@ -131,7 +131,9 @@ def to_plain(value: Any, *, where: str = "value") -> Any:
         return os.fspath(value)
     if hasattr(value, "tolist"):
         return to_plain(value.tolist(), where=where)
-    raise TypeError(f"{where} is a {type(value).__name__}, which JSON cannot hold. Turn it into numbers or text first.")
+    raise TypeError(
+        f"{where} is a {type(value).__name__}, which JSON cannot hold. Turn it into numbers or text first."
+    )
 
 
 def _sync_folder(folder: Path) -> None:

@@ -396,7 +396,9 @@ def train_captioner(name: str, seed: int, fact_steps: int, steps: int) -> dict[s
         scheduler.step()
         losses.append(loss.item())
         if step % 100 == 0:
-            print(f"blip {step:5d} loss {np.mean(losses[-100:]):.3f} cpu_s {time.process_time() - start:.0f}", flush=True)
+            print(
+                f"blip {step:5d} loss {np.mean(losses[-100:]):.3f} cpu_s {time.process_time() - start:.0f}", flush=True
+            )
     log |= {"last_loss": round(float(np.mean(losses[-100:])), 4), "mle_cpu_s": round(time.process_time() - start)}
     image_processor = BlipImageProcessor(
         size={"height": IMAGE_SIZE, "width": IMAGE_SIZE}, image_mean=MEAN, image_std=STD
@@ -433,7 +435,7 @@ def main() -> None:
     if args.stage == "scorer":
         log = train_scorer(args.name, args.seed, args.fact_steps, args.steps or 1500)
     elif args.stage == "captioner":
-        log = train_captioner(args.name or "blip-mle", args.seed, args.fact_steps, args.steps or 3000)
+        log = train_captioner(args.name or "blip-mle", args.seed, args.fact_steps, args.steps or 6000)
     else:
         log = train_language_model(args.name or "gpt2-perplexity", args.seed, args.steps or 600)
     append_log(log)

@@ -1,1 +1,31 @@
-"""Loading, checking, collating and sampling captioned images."""
+"""Images with captions: load from anywhere, check every row, draw one caption an epoch, collate."""
+
+from hf_captionrl.data.captions import SPLITS, hash_split, load_caption_splits, load_captions
+from hf_captionrl.data.cleaning import CAPTION_WAYS_OUT, MAX_CAPTION_WORDS, clean_caption
+from hf_captionrl.data.collator import CaptionCollator
+from hf_captionrl.data.dataset import CaptionDataset, CaptionItem, draw_caption
+from hf_captionrl.data.images import IMAGE_WAYS_OUT, MAX_PIXELS, ImageError, open_image, verify_image
+from hf_captionrl.data.quarantine import QuarantineEntry, QuarantineError, QuarantineReport, check_captions
+
+__all__ = [
+    "CAPTION_WAYS_OUT",
+    "IMAGE_WAYS_OUT",
+    "MAX_CAPTION_WORDS",
+    "MAX_PIXELS",
+    "SPLITS",
+    "CaptionCollator",
+    "CaptionDataset",
+    "CaptionItem",
+    "ImageError",
+    "QuarantineEntry",
+    "QuarantineError",
+    "QuarantineReport",
+    "check_captions",
+    "clean_caption",
+    "draw_caption",
+    "hash_split",
+    "load_caption_splits",
+    "load_captions",
+    "open_image",
+    "verify_image",
+]

@@ -83,9 +83,7 @@ class CaptionCollator:
         shapes = sorted({tuple(feature.shape) for feature in features})
         if len(features) != len(items) or len(shapes) > 1:
             raise ValueError(
-                f"{len(features)} of {len(items)} items have image_features, of shapes {shapes}; a batch needs them for "
-                f"all, of one shape. Use one CaptionDataset and one image processor for the whole run."
+                f"{len(features)} of {len(items)} items have image_features, of shapes {shapes}; a batch needs them "
+                f"for all, of one shape. Use one CaptionDataset and one image processor for the whole run."
             )
-        return self.captioner.collate(
-            None, captions, image_features=torch.stack(features), max_length=self.max_length
-        )
+        return self.captioner.collate(None, captions, image_features=torch.stack(features), max_length=self.max_length)

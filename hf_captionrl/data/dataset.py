@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, TypedDict
 
 import datasets
+import numpy as np
 import torch
 from PIL import Image
 
@@ -54,7 +55,7 @@ class CaptionDataset(torch.utils.data.Dataset):
     """Images with one caption each, drawn anew every epoch by `draw_caption`.
 
     The epoch lies in shared memory: `set_epoch` in the main process reaches workers that are already running, so
-    `persistent_workers=True` is safe. Call it between epochs, before iterating; what workers prefetched stays as it was.
+    `persistent_workers=True` is safe. Call it between epochs, before iterating: what workers prefetched stays.
 
     Args:
         ds (`datasets.Dataset`): Columns `image`, `image_id` and `captions`, as `load_captions` gives them.
@@ -63,8 +64,8 @@ class CaptionDataset(torch.utils.data.Dataset):
             array or a memory map of shape `(len(ds), M, D)`. Images are then never opened.
         transform (`Callable`, *optional*): RGB image to image, applied after opening.
         max_pixels (`int`): As for `open_image`.
-        resample (`bool`): `False` keeps to the draw of epoch 0 whatever `set_epoch` is told. For evaluation: accelerate
-            counts every evaluation as an epoch, and a loss over other captions each time cannot be compared.
+        resample (`bool`): `False` keeps to the draw of epoch 0 whatever `set_epoch` is told. For evaluation:
+            accelerate counts every evaluation as an epoch, and losses over other captions cannot be compared.
 
     Raises:
         ValueError: If a column is missing, or `image_features` has another number of rows than `ds`.
@@ -122,7 +123,7 @@ class CaptionDataset(torch.utils.data.Dataset):
         return len(self._rows)
 
     def __getitem__(self, index: int) -> CaptionItem:
-        index = range(len(self))[int(index)]  # an index out of range is an IndexError, a negative one counts from the end
+        index = range(len(self))[int(index)]  # a list's rules for negative numbers and for those out of range
         row = self._rows[index]
         image_id = str(row["image_id"])
         image, features = None, None
@@ -135,8 +136,12 @@ class CaptionDataset(torch.utils.data.Dataset):
             if self._transform is not None:
                 image = self._transform(image)
         else:
-            # Cloned: a view would hand the whole memory map to the next process.
-            features = torch.as_tensor(self._image_features[index]).clone()
+            # Copied: memory maps are read-only, and a view would drag the whole map into the next process.
+            row_features = self._image_features[index]
+            if isinstance(row_features, torch.Tensor):
+                features = row_features.detach().clone()
+            else:
+                features = torch.from_numpy(np.array(row_features))
         captions = row["captions"]
         captions = [captions] if isinstance(captions, str) else captions or []
         drawn = draw_caption(len(captions), seed=self._seed, epoch=self.epoch, image_id=image_id)

@@ -87,16 +87,18 @@ def _source(value: Any) -> tuple[str | io.BytesIO | Image.Image, str]:
             path = os.fsdecode(path)
         if _REMOTE.match(path):
             raise ImageError("image_remote", f"image {path!r} is an address, not a file")
-        # Not exists(): opening a pipe or a device would hang. A NUL in the path is a ValueError on some platforms.
-        with contextlib.suppress(ValueError):
-            if os.path.isfile(path):
-                if os.path.getsize(path) == 0:
-                    raise ImageError("image_unreadable", f"image {path!r} has 0 bytes")
-                return path, f"image {path!r}"
+        try:
+            is_file = os.path.isfile(path)  # not exists(): opening a pipe or a device would hang
+        except ValueError:  # a NUL in the path
+            is_file = False
+        if not is_file:
             raise ImageError("image_not_found", f"image {path!r} is not a file")
-        raise ImageError("image_not_found", f"image {path!r} is not a path")
+        if os.path.getsize(path) == 0:
+            raise ImageError("image_unreadable", f"image {path!r} has 0 bytes")
+        return path, f"image {path!r}"
     raise ImageError(
-        "image_unreadable", f"an image must be a path, bytes, a PIL image or {{bytes, path}}, got {type(value).__name__}"
+        "image_unreadable",
+        f"an image is a path, bytes, a PIL image or {{bytes, path}}, not a {type(value).__name__}",
     )
 
 
@@ -125,7 +127,8 @@ def _opened(value: Any, max_pixels: int) -> Iterator[Image.Image]:
         # Decoders of hostile files raise anything: struct.error, SyntaxError, IndexError, zlib.error, ...
         text = f"{type(error).__name__}: {error}"
         cut = any(sign in text.lower() for sign in _CUT_SHORT)
-        raise ImageError("image_truncated" if cut else "image_unreadable", f"{name} does not decode ({text})") from error
+        reason = "image_truncated" if cut else "image_unreadable"
+        raise ImageError(reason, f"{name} does not decode ({text})") from error
 
 
 def _check_size(image: Image.Image, name: str, max_pixels: int) -> None:

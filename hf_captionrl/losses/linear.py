@@ -2,7 +2,8 @@ r"""Log-probabilities of tokens straight from hidden states and the head's weigh
 
 Legend: B captions, T tokens, V vocabulary, D features, R rows of one chunk.
 
-Everything here walks over the supervised rows in chunks, so that the logits of a whole batch, `(B, T, V)`, never exist.
+Everything here walks over the supervised rows in chunks, so that the logits of a whole batch, `(B, T, V)`, never
+exist.
 """
 
 from contextlib import AbstractContextManager
@@ -24,7 +25,7 @@ def accumulation_dtype(*tensors: Tensor) -> torch.dtype:
 
 
 def product_dtype(hidden: Tensor, weight: Tensor) -> torch.dtype:
-    """The dtype in which `F.linear` would multiply here: autocast's, else the weight's (so that it is never copied)."""
+    """The dtype in which `F.linear` would multiply here: autocast's, else the weight's, never copied."""
     device = hidden.device.type
     if torch.is_autocast_enabled(device) and torch.float64 not in (hidden.dtype, weight.dtype):
         return torch.get_autocast_dtype(device)
@@ -52,7 +53,9 @@ def default_chunk_size(tensor: Tensor) -> int:
     return 1024 if tensor.is_cuda else 256
 
 
-def head_logits(rows: Tensor, weight: Tensor, bias: Tensor | None, softcap: float | None, dtype: torch.dtype) -> Tensor:
+def head_logits(
+    rows: Tensor, weight: Tensor, bias: Tensor | None, softcap: float | None, dtype: torch.dtype
+) -> Tensor:
     """`(R, D)` rows to `(R, V)` logits in `dtype`; rows and weight share their own."""
     if bias is not None and bias.dtype == rows.dtype == dtype:
         logits = F.linear(rows, weight, bias)  # (R, V)
@@ -106,7 +109,9 @@ class HeadGradients:
         return self.hidden, self.weight, self.bias
 
 
-def check_head_inputs(hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None, softcap: float | None) -> None:
+def check_head_inputs(
+    hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None, softcap: float | None
+) -> None:
     """One clear message for shapes and ids that do not belong together."""
     if hidden.dim() != 3 or weight.dim() != 2 or hidden.size(-1) != weight.size(-1):
         raise ValueError(
@@ -119,20 +124,26 @@ def check_head_inputs(hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tens
             "Align them with the hidden states first: position t predicts labels[:, t]."
         )
     if bias is not None and bias.shape != weight.shape[:1]:
-        raise ValueError(f"bias {tuple(bias.shape)} must be (V,) = ({weight.size(0)},). Pass the output layer's own bias.")
+        raise ValueError(
+            f"bias {tuple(bias.shape)} must be (V,) = ({weight.size(0)},). Pass the output layer's own bias."
+        )
     if softcap is not None and softcap <= 0:
         raise ValueError(f"softcap ({softcap}) must be positive. Pass None where the model does not cap its logits.")
     check_label_range(labels, weight.size(0))
 
 
-def check_label_range(labels: Tensor, vocab_size: int) -> None:
+def check_label_range(
+    labels: Tensor, vocab_size: int, *, name: str = "labels", ignore_index: int | None = IGNORE_INDEX
+) -> None:
     """Raises for an id outside the vocabulary. Reading it would stall a GPU, whose gather asserts the same."""
     if torch.compiler.is_compiling() or labels.device.type != "cpu" or labels.numel() == 0:
         return
-    wrong = ((labels < 0) & (labels != IGNORE_INDEX)) | (labels >= vocab_size)
+    wrong = (labels < 0) | (labels >= vocab_size)
+    if ignore_index is not None:
+        wrong &= labels != ignore_index
     if wrong.any():
         raise ValueError(
-            f"labels hold {int(labels[wrong][0])}, which is neither a token id below {vocab_size} nor {IGNORE_INDEX}. "
+            f"{name} hold {int(labels[wrong][0])}, but must be token ids in [0, {vocab_size}) or {ignore_index}. "
             "Use the tokenizer that belongs to the head, or resize the token embeddings."
         )
 
@@ -153,7 +164,7 @@ class _ChunkedLogProbs(torch.autograd.Function):
         chunk_size: int,
         with_entropy: bool,
         dtype: torch.dtype,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor]:
         total = accumulation_dtype(hidden, weight)
         flat = hidden.flatten(0, 1)  # (B*T, D)
         log_probs = flat.new_zeros(flat.size(0), dtype=total)
@@ -173,12 +184,11 @@ class _ChunkedLogProbs(torch.autograd.Function):
                     entropies = entropies.index_copy(0, index, log_sum - expected)
         ctx.save_for_backward(hidden, weight, bias, labels, rows, log_sums, entropies)
         ctx.settings = (temperature, softcap, chunk_size, with_entropy, dtype)
-        ctx.mark_non_differentiable(log_sums)
-        return log_probs, entropies, log_sums
+        return log_probs, entropies
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, d_log_probs: Tensor, d_entropies: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, d_log_probs: Tensor, d_entropies: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, bias, labels, rows, log_sums, entropies = ctx.saved_tensors
         temperature, softcap, chunk_size, with_entropy, dtype = ctx.settings
         flat = hidden.flatten(0, 1)
@@ -231,8 +241,8 @@ def linear_log_probs(
     Args:
         hidden (`torch.Tensor` of shape `(B, T, D)`): Input of the output projection, aligned: position t predicts
             `labels[:, t]`.
-        weight (`torch.Tensor` of shape `(V, D)`): Weight of the output projection; no gradient is computed for it where
-            it is frozen.
+        weight (`torch.Tensor` of shape `(V, D)`): Weight of the output projection; no gradient is computed for it
+            where it is frozen.
         labels (`torch.Tensor` of shape `(B, T)`): Token ids; `IGNORE_INDEX` is skipped.
         bias (`torch.Tensor` of shape `(V,)`, *optional*): Bias of the output projection.
         temperature (`float`): The logits are divided by it (after the cap), as in sampling.
@@ -240,11 +250,12 @@ def linear_log_probs(
         chunk_size (`int`, *optional*): Rows a chunk; 256 on a CPU and 1024 on a GPU by default.
         return_entropy (`bool`): Also return the entropy of each distribution, differentiable too.
     Returns:
-        `torch.Tensor` of shape `(B, T)`, in nats, 0 where the label is ignored; a pair (log-probabilities, entropies) if
+        `torch.Tensor` of shape `(B, T)`, in nats, 0 where the label is ignored; a pair (log-probabilities, entropies)
+            if
         `return_entropy`. fp32, or fp64 if an input is.
     Raises:
-        ValueError: If shapes disagree, an id lies outside the vocabulary, or `temperature`, `softcap` or `chunk_size` is
-            not positive.
+        ValueError: If shapes disagree, an id lies outside the vocabulary, or `temperature`, `softcap` or `chunk_size`
+            is not positive.
     """
     check_head_inputs(hidden, weight, labels, bias, softcap)
     if temperature <= 0:
@@ -253,7 +264,7 @@ def linear_log_probs(
     if chunk_size < 1:
         raise ValueError(f"chunk_size ({chunk_size}) must be at least 1. Leave it out for the default.")
     supervised = labels != IGNORE_INDEX  # (B, T)
-    log_probs, entropies, _ = _ChunkedLogProbs.apply(
+    log_probs, entropies = _ChunkedLogProbs.apply(
         hidden,
         weight,
         bias,

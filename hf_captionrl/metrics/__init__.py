@@ -1,1 +1,58 @@
-"""Metrics as pure functions."""
+"""Metrics as pure functions of arrays and strings; each gives a dict with a `signature` that says how it was made."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hf_captionrl.metrics.bootstrap import bootstrap_interval, paired_test
+    from hf_captionrl.metrics.claims import chair, faithfulness
+    from hf_captionrl.metrics.clip import clip_score, ref_clip_score
+    from hf_captionrl.metrics.diversity import caption_diversity, caption_statistics
+    from hf_captionrl.metrics.nlg import bleu, cider, cider_d, rouge_l
+    from hf_captionrl.metrics.perplexity import caption_perplexity
+    from hf_captionrl.metrics.retrieval import self_retrieval
+    from hf_captionrl.metrics.video import emscore
+
+__all__ = [
+    "bleu",
+    "bootstrap_interval",
+    "caption_diversity",
+    "caption_perplexity",
+    "chair",
+    "cider",
+    "cider_d",
+    "clip_score",
+    "emscore",
+    "faithfulness",
+    "caption_statistics",
+    "paired_test",
+    "ref_clip_score",
+    "rouge_l",
+    "self_retrieval",
+]
+
+# No module bears the name of a function: importing it would hide the function.
+_MODULES = {
+    "bleu": "nlg",
+    "bootstrap_interval": "bootstrap",
+    "caption_diversity": "diversity",
+    "caption_perplexity": "perplexity",
+    "chair": "claims",
+    "cider": "nlg",
+    "cider_d": "nlg",
+    "clip_score": "clip",
+    "emscore": "video",
+    "faithfulness": "claims",
+    "caption_statistics": "diversity",
+    "paired_test": "bootstrap",
+    "ref_clip_score": "clip",
+    "rouge_l": "nlg",
+    "self_retrieval": "retrieval",
+}
+
+
+def __getattr__(name: str) -> Any:
+    # torch takes seconds to import; only what is used pays for it.
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -1,8 +1,8 @@
 """The results table: one shape for every recipe, printed, written as JSON and written as Markdown.
 
-A row is a mapping with `name` and one number per column of `COLUMNS`. Beside a number `<key>` may stand `<key>_ci`, its
-95 % interval `[low, high]`, and beside a None `<key>_reason`, one sentence on why nothing was measured. Fractions are in
-[0, 1], never percent.
+A row is a mapping with `name` and one number per column of `COLUMNS`. Beside a number `<key>` may stand `<key>_ci`,
+its 95 % interval `[low, high]`, and beside a None `<key>_reason`, one sentence on why nothing was measured. Fractions
+are in [0, 1], never percent.
 """
 
 import io
@@ -22,7 +22,16 @@ from rich.text import Text
 from hf_captionrl.io import atomic_write_text, write_json
 from hf_captionrl.reports.versions import installed_versions, plain_config
 
-__all__ = ["COLUMNS", "Column", "check_rows", "format_cell", "print_table", "results_markdown", "write_results"]
+__all__ = [
+    "COLUMNS",
+    "Column",
+    "check_rows",
+    "escape_markdown",
+    "format_cell",
+    "print_table",
+    "results_markdown",
+    "write_results",
+]
 
 Row = Mapping[str, Any]
 """One captioner, or the references, with its numbers."""
@@ -76,9 +85,9 @@ REFERENCES = "references"
 """Row name of the human captions; set apart from the captioners."""
 
 _LEGEND = (
-    "↑ higher is better, ↓ lower is better; length has no better direction. Fractions are in [0, 1]. Lexical diversity: "
-    "different words, in thousands. Pool: among all test images; RD100: among 100, 99 of them random. Hallucination: share "
-    "of claims that are wrong."
+    "↑ higher is better, ↓ lower is better; length has no better direction. Fractions are in [0, 1]. "
+    "Lexical diversity: different words, in thousands. Pool: among all test images; RD100: among 100, 99 of them "
+    "random. Hallucination: share of claims that are wrong."
 )
 _INTERVAL_LEGEND = "± or [low, high]: 95 % interval."
 
@@ -91,8 +100,8 @@ def check_rows(rows: Sequence[Row], columns: Sequence[Column] = COLUMNS) -> None
         columns: The columns that each row must hold; further keys are allowed.
 
     Raises:
-        ValueError: If there is no row, a name is missing or used twice, a column's key is missing, a number is not finite
-            or outside its range, an interval is not `[low, high]`, or a None comes with a blank reason.
+        ValueError: If there is no row, a name is missing or used twice, a column's key is missing, a number is not
+            finite or outside its range, an interval is not `[low, high]`, or a None comes with a blank reason.
     """
     if not rows:
         raise ValueError("There are no rows. Evaluate at least one captioner before writing a table.")
@@ -125,7 +134,8 @@ def _check_value(name: str, column: Column, row: Row) -> None:
             raise ValueError(f"{key} of {name!r} is {number!r}; it must be a finite number, or None if not measured.")
         if column.is_fraction and not 0.0 <= float(number) <= 1.0:
             raise ValueError(
-                f"{key} of {name!r} is {number}; fractions are in [0, 1], never percent. Divide by 100 or check the metric."
+                f"{key} of {name!r} is {number}; fractions are in [0, 1], never percent. "
+                "Divide by 100 or check the metric."
             )
     if interval is not None and (len(interval) != 2 or float(interval[0]) > float(interval[1])):
         raise ValueError(f"{key}_ci of {name!r} is {interval!r}; an interval is [low, high] with low <= high.")
@@ -140,8 +150,8 @@ def format_cell(row: Row, column: Column, *, separator: str = " ") -> str:
         separator: What stands between a number and its interval.
 
     Returns:
-        `str`: `0.658 ±0.021` for an interval that is symmetric at the digits shown, `0.658 [0.630, 0.681]` for another,
-        `not run: why` for a None with a reason, `–` for one without.
+        `str`: `0.658 ±0.021` for an interval that is symmetric at the digits shown, `0.658 [0.630, 0.681]` for
+        another, `not run: why` for a None with a reason, `–` for one without.
     """
     value, interval, reason = row.get(column.key), row.get(f"{column.key}_ci"), row.get(f"{column.key}_reason")
     if value is None:
@@ -217,7 +227,8 @@ def _rich_table(rows: Sequence[Row], columns: Sequence[Column], console: Console
     for column in columns:
         heading = Text(_encodable(column.header, console), justify="right")
         if column.arrow:
-            heading.append(_encodable(f" {column.arrow}".removeprefix(" " * column.header.endswith("\n")), console), style="cyan")
+            space = "" if column.header.endswith("\n") else " "
+            heading.append(_encodable(space + column.arrow, console), style="cyan")
         table.add_column(heading, justify="right", no_wrap=True, vertical="top")
     for index, row in enumerate(rows):
         # Text and not str: a name or a reason with [brackets] is no markup.
@@ -259,7 +270,7 @@ def results_markdown(
 
     Args:
         rows: The rows, as `check_rows` wants them.
-        title: Heading.
+        title: Heading; left out if empty.
         columns: The columns, in the order in which they are shown.
         seed: Seed of the run, named under the table if given.
 
@@ -271,20 +282,28 @@ def results_markdown(
     """
     check_rows(rows, columns)
     out = io.StringIO()
-    out.write(f"# {_markdown(title)}\n\n")
+    if title:
+        out.write(f"# {escape_markdown(title)}\n\n")
     out.write("| |" + "".join(f" {column.title} |" for column in columns) + "\n")
     out.write("|:--|" + "--:|" * len(columns) + "\n")
     for row in rows:
-        cells = (_markdown(format_cell(row, column)) for column in columns)
-        out.write(f"| {_markdown(row['name'])} |" + "".join(f" {cell} |" for cell in cells) + "\n")
+        cells = (escape_markdown(format_cell(row, column)) for column in columns)
+        out.write(f"| {escape_markdown(row['name'])} |" + "".join(f" {cell} |" for cell in cells) + "\n")
     out.write(f"\n{_LEGEND}{f' {_INTERVAL_LEGEND}' if _has_intervals(rows, columns) else ''}\n")
     if seed is not None:
         out.write(f"\nSeed {seed}.\n")
     return out.getvalue()
 
 
-def _markdown(text: str) -> str:
-    """Escape what would end a cell or start markup."""
+def escape_markdown(text: str) -> str:
+    """Text for a Markdown line or table cell: what would end the cell or start markup or HTML is escaped.
+
+    Args:
+        text: Any text; line breaks become spaces.
+
+    Returns:
+        `str`: Markdown that shows `text`.
+    """
     text = " ".join(text.split())
     for character in "\\|*_`<>":
         text = text.replace(character, f"\\{character}")
@@ -307,8 +326,8 @@ def write_results(
         output_dir: Folder to write to; made if missing.
         rows: The rows, as `check_rows` wants them.
         seed: Seed of the run.
-        config: What the run was told: a dataclass, a mapping, or a mapping of these. Values whose name says token, secret or
-            password are left out.
+        config: What the run was told: a dataclass, a mapping, or a mapping of these. Values whose name says token,
+            secret or password are left out.
         name: File name without its ending.
         title: Heading of the Markdown file.
         columns: The columns, in the order in which they are shown.

@@ -23,8 +23,8 @@ def installed_versions() -> dict[str, str]:
     """Versions of everything that can change a result, read without importing any of it.
 
     Returns:
-        `dict[str, str]`: Python, each package (`"not installed"` where it is missing), `hf_captionrl`, and `git_revision`
-        where the package runs from a git checkout (with `+changes` if files differ from it).
+        `dict[str, str]`: Python, each package (`"not installed"` where it is missing), `hf_captionrl`, and
+        `git_revision` where the package runs from a git checkout (with `+changes` if files differ from it).
     """
     versions = {"python": platform.python_version()}
     for package in (*PACKAGES, "hf_captionrl"):

@@ -89,6 +89,13 @@ class FeatureView:
             return np.array(everything) if copy else np.asarray(everything)
         return everything.astype(dtype)
 
+    def __dlpack__(self, **kwargs: Any) -> Any:
+        # For torch.as_tensor(view), which would otherwise go through the rows one by one.
+        return self.tensor().__dlpack__(**kwargs)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 1, 0  # CPU
+
     def tensor(self, index: Any = None) -> torch.Tensor:
         """Rows as a writable tensor of their own.
 

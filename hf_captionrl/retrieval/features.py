@@ -24,7 +24,7 @@ from .identity import image_hash, model_fingerprint
 from .row_store import RowStore, StoreMismatchError, key_digest
 
 if TYPE_CHECKING:
-    from .scorer import Scorer
+    from .dual_encoder import Scorer
 
 __all__ = ["FeatureCache", "FeatureView", "default_cache_dir", "image_hash", "model_fingerprint"]
 
@@ -64,8 +64,9 @@ class FeatureCache:
 
     Args:
         directory: Root of all caches; `default_cache_dir()` when left out.
-        model: Model id.
-        revision: Commit or fingerprint (and whatever else decides the numbers, such as the weights' dtype).
+        model_id: Model id, or a whole signature `model@revision|...`.
+        revision: Commit or fingerprint (and whatever else decides the numbers, such as the weights' dtype), where
+            `model_id` does not say it.
         what: Which features, such as `"image"` or `"image_tower"`.
         namespace: Where the keys are ids and not content hashes: their data set (two of them may have an "1").
         dtype: `"float16"` or `"float32"` to store in; the features' own when left out (bfloat16 becomes float32).
@@ -78,8 +79,8 @@ class FeatureCache:
         self,
         directory: str | os.PathLike | None = None,
         *,
-        model: str,
-        revision: str,
+        model_id: str,
+        revision: str = "",
         what: str = "image",
         namespace: str = "",
         dtype: str | None = None,
@@ -88,6 +89,13 @@ class FeatureCache:
         if dtype not in (None, "float16", "float32"):
             raise ValueError(f"dtype is {dtype!r}, but must be 'float16', 'float32' or None (as computed).")
         self.root = Path(directory) if directory is not None else default_cache_dir()
+        model, _, signed = model_id.partition("@")
+        revision = "|".join(part for part in (signed, revision) if part)
+        if not model or not revision:
+            raise ValueError(
+                f"model_id is {model_id!r} and revision {revision!r}, but features need both, or those of another "
+                "training run would be taken for these. Pass revision=model_fingerprint(model)."
+            )
         self.identity = {"model": model, "revision": revision, "what": what, "namespace": namespace, "dtype": dtype}
         self.verify_bytes = verify_bytes
         name = hashlib.blake2b(json.dumps(self.identity, sort_keys=True).encode(), digest_size=8).hexdigest()
@@ -105,7 +113,8 @@ class FeatureCache:
         """Cache for the features of a scorer.
 
         Args:
-            scorer: The scorer; its `cache_revision` (weights, image processor, dtype) becomes the revision.
+            scorer: The scorer; its `cache_revision` (weights, image processor, dtype), or else its `signature`,
+                becomes the revision.
             directory: Root of all caches; `default_cache_dir()` when left out.
             what: Which features.
             namespace: Data set of the keys, where these are ids and not content hashes.
@@ -113,8 +122,9 @@ class FeatureCache:
         Returns:
             `FeatureCache`: Empty or filled by an earlier run.
         """
-        revision = scorer.cache_revision
-        return cls(directory, model=scorer.model_id, revision=revision, what=what, namespace=namespace)
+        model = getattr(scorer, "model_id", type(scorer).__name__)
+        revision = getattr(scorer, "cache_revision", None) or scorer.signature
+        return cls(directory, model_id=model, revision=revision, what=what, namespace=namespace)
 
     def __len__(self) -> int:
         return len(self._store) + len(self._memory)

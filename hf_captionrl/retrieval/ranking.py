@@ -2,9 +2,9 @@
 
 Legend: N captions, M images of the pool, K images of a bag, D features.
 
-Two rules hold everywhere. A tie counts against the caption: an image with the same score stands before the caption's own
-one, so that a constant caption is never right by luck. The score of the own image is read from the very block of scores it
-is compared with: a separate row-by-row dot product rounds differently (it changed 1,829 of 5,000 ranks).
+Two rules hold everywhere. A tie counts against the caption: an image with the same score stands before the caption's
+own one, so that a constant caption is never right by luck. The score of the own image is read from the very block of
+scores it is compared with: a separate row-by-row dot product rounds differently (it changed 1,829 of 5,000 ranks).
 """
 
 from collections.abc import Sequence
@@ -41,11 +41,14 @@ def check_features(features: Any, name: str = "features") -> Tensor:
     Returns:
         `torch.Tensor` of shape `(N, D)`: The same numbers, at least float32.
     Raises:
-        ValueError: If they are not a matrix of floats, are empty, or a row is NaN, infinite or zero (the row is named).
+        ValueError: If they are not a matrix of floats, are empty, or a row is NaN, infinite or zero (the row is
+            named).
     """
     tensor = torch.as_tensor(features)
     if tensor.ndim != 2 or 0 in tensor.shape:
-        raise ValueError(f"{name} must be a matrix (rows, features) that is not empty, got shape {tuple(tensor.shape)}.")
+        raise ValueError(
+            f"{name} must be a matrix (rows, features) that is not empty, got shape {tuple(tensor.shape)}."
+        )
     if not tensor.is_floating_point():
         raise ValueError(f"{name} must be floating point, got {tensor.dtype}. Pass features, not ids or pixels.")
     tensor = tensor.detach()
@@ -80,12 +83,14 @@ def check_targets(targets: Any, num_captions: int, num_images: int) -> Tensor:
     if targets is None:
         if num_captions != num_images:
             raise ValueError(
-                f"{num_captions} captions and {num_images} images do not pair up. Pass targets, the image row of each caption."
+                f"{num_captions} captions and {num_images} images do not pair up. Pass targets, each caption's image row."
             )
         return torch.arange(num_captions)
     rows = torch.as_tensor(targets)
     if rows.ndim != 1 or len(rows) != num_captions:
-        raise ValueError(f"targets must hold one image row for each of {num_captions} captions, got shape {tuple(rows.shape)}.")
+        raise ValueError(
+            f"targets must hold one image row for each of {num_captions} captions, got shape {tuple(rows.shape)}."
+        )
     if rows.is_floating_point() or rows.dtype == torch.bool:
         raise ValueError(f"targets must be integers, got {rows.dtype}.")
     rows = rows.long()
@@ -123,13 +128,11 @@ def ranks_from_scores(scores: Tensor, columns: Tensor) -> Tensor:
         `torch.Tensor` of shape `(N,)`: int64 ranks in [1, K], 1 = best; equal scores rank before the own image.
     """
     own = scores.gather(1, columns[:, None])
-    # Counting who is certainly worse, not who is better, also ranks a score that is not a number last instead of first.
+    # Counting who is certainly worse, not who is better, ranks a score that is not a number last instead of first.
     return scores.shape[1] - torch.count_nonzero(scores < own, dim=1)
 
 
-def ranks(
-    text_features: Any, image_features: Any, targets: Any = None, *, block_size: int | None = None
-) -> Tensor:
+def ranks(text_features: Any, image_features: Any, targets: Any = None, *, block_size: int | None = None) -> Tensor:
     """Rank of each caption's own image in the whole pool, in blocks of captions.
 
     Args:
@@ -179,7 +182,8 @@ def distractor_recall(rank: Tensor, pool_size: int, *, k: int = 1, num_distracto
     r"""Chance that the own image is among the first k against distractors drawn at random from the pool.
 
     Exact: with b = rank - 1 better images among the other M - 1, the number of better ones among n distractors is
-    hypergeometric, so the chance is `sum_{i<k} C(b, i) C(M-1-b, n-i) / C(M-1, n)`, for k = 1 `C(M-1-b, n) / C(M-1, n)`.
+    hypergeometric, so the chance is `sum_{i<k} C(b, i) C(M-1-b, n-i) / C(M-1, n)`, for k = 1 `C(M-1-b, n) / C(M-1,
+    n)`.
 
     Args:
         rank (`torch.Tensor` of shape `(N,)`): Ranks in the whole pool, 1 = best.
@@ -255,7 +259,9 @@ def sampled_ranks(rank: Tensor, pool_size: int, *, num_distractors: int, repeats
     """
     others = pool_size - 1
     if not 1 <= num_distractors <= others:
-        raise ValueError(f"num_distractors ({num_distractors}) must be between 1 and the other images of the pool ({others}).")
+        raise ValueError(
+            f"num_distractors ({num_distractors}) must be between 1 and the other images of the pool ({others})."
+        )
     if repeats < 1:
         raise ValueError(f"repeats must be at least 1, got {repeats}.")
     better = torch.as_tensor(rank).cpu().numpy() - 1
@@ -317,9 +323,7 @@ def bag_ranks(
     return torch.cat(found).cpu(), torch.tensor(captions), torch.tensor(numbers)
 
 
-def set_ranks(
-    text_features: Any, image_features: Any, sets: Sequence[Sequence[int]], targets: Any
-) -> Tensor:
+def set_ranks(text_features: Any, image_features: Any, sets: Sequence[Sequence[int]], targets: Any) -> Tensor:
     """Rank of each caption's own image inside the caption's own set of candidates (ImageCoDe).
 
     Args:

@@ -77,12 +77,13 @@ class RowStore:
         self.directory = Path(directory)
         self.identity = identity
         self.lock_timeout_s = lock_timeout_s
-        self.dtype: np.dtype | None = None
-        self.shape: tuple[int, ...] | None = None  # of one row
+        self._said_damaged = False
         self._forget()
         self.refresh()
 
     def _forget(self) -> None:
+        self.dtype: np.dtype | None = None
+        self.shape: tuple[int, ...] | None = None  # of one row
         self._count = 0  # records read so far, valid or not
         self._positions: dict[bytes, int] = {}
         self._sums: list[int] = []
@@ -115,7 +116,7 @@ class RowStore:
         try:
             with open(self.directory / "index.bin", "rb") as file:
                 if os.fstat(file.fileno()).st_size // _RECORD.size < self._count:
-                    self._forget()  # somebody emptied the store: begin again
+                    raise FileNotFoundError  # somebody emptied the store: begin again
                 file.seek(self._count * _RECORD.size)
                 raw = file.read()
             held = os.path.getsize(self.directory / "data.bin") // self.row_bytes
@@ -159,11 +160,13 @@ class RowStore:
         except (ValueError, KeyError, TypeError, AttributeError):
             good = False
         if not good:
-            warnings.warn(
-                f"{self.directory / 'meta.json'} is damaged, so the features beside it cannot be read. "
-                "They are computed again.",
-                stacklevel=2,
-            )
+            if not self._said_damaged:
+                warnings.warn(
+                    f"{self.directory / 'meta.json'} is damaged, so the features beside it cannot be read. "
+                    "They are computed again.",
+                    stacklevel=2,
+                )
+            self._said_damaged = True
             return False
         if meta["identity"] != self.identity:
             raise StoreMismatchError(
@@ -229,8 +232,8 @@ class RowStore:
         """
         self.directory.mkdir(parents=True, exist_ok=True)
         with FileLock(self.directory / "lock", timeout=self.lock_timeout_s):
-            self._prepare(rows.dtype, rows.shape[1:])
             self.refresh()
+            self._prepare(rows.dtype, rows.shape[1:])
             if self._damaged:
                 _overwrite(self.directory, self._damaged)
                 self._damaged = []

@@ -88,11 +88,11 @@ class Annotator:
 
 
 ANNOTATORS: tuple[Annotator, ...] = (
-    Annotator(0.10, short_background=True),
-    Annotator(0.18, small="little", large="big"),
-    Annotator(0.26),
-    Annotator(0.34, small="tiny", large="huge"),
-    Annotator(0.46),
+    Annotator(0.06, short_background=True),
+    Annotator(0.12, small="little", large="big"),
+    Annotator(0.20),
+    Annotator(0.28, small="tiny", large="huge"),
+    Annotator(0.40),
 )
 """From terse to verbose. On average a reference has about five words, a full caption more than twice as many."""
 

@@ -1,13 +1,13 @@
 """CIDEr-D and plain CIDEr on integer n-grams, with document frequencies that are counted once and kept.
 
-The two are different metrics. CIDEr-D (what pycocoevalcap and most papers call "CIDEr") clips the candidate's counts at the
-reference's and multiplies by a Gaussian of the difference in length; plain CIDEr does neither.
+The two are different metrics. CIDEr-D (what pycocoevalcap and most papers call "CIDEr") clips the candidate's counts
+at the reference's and multiplies by a Gaussian of the difference in length; plain CIDEr does neither.
 """
 
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from hf_captionrl.text.ngrams import NgramCounts, TokenBatch, count_in_group, count_ngrams, distinct_ids, encode_words
+from hf_captionrl.text.ngrams import NgramCounts, TokenBatch, count_ngrams, encode_words, positions
 
 __all__ = ["EOS", "CiderScorer", "DocumentFrequencies"]
 
@@ -36,8 +36,8 @@ class DocumentFrequencies:
     Args:
         num_documents: Images counted.
         words: Ids of words 0 ... W-1; `None` where n-grams are of token ids.
-        keys: Per order, sorted int64 tensor of `prefix * base + word`, `prefix` being the position of the n-gram without
-            its last word among the keys of the order before.
+        keys: Per order, sorted int64 tensor of `prefix * base + word`, `prefix` being the position of the n-gram
+            without its last word among the keys of the order before.
         counts: Per order, the documents of each key.
         base: Multiplier in the keys, larger than any word id.
         eos: Whether every caption was counted with an end-of-sequence word.
@@ -63,9 +63,9 @@ class DocumentFrequencies:
         Returns:
             `DocumentFrequencies`: On words.
         Raises:
-            ValueError: If there is no image, or an image has no reference.
+            ValueError: If there is no image, an image has no reference, or a reference is a string.
         """
-        _check_references(references)
+        _check_words(references, "references")
         words: dict[str, int] = {}
         end = [EOS] if eos else []
         batch = encode_words([[*caption, *end] for captions in references for caption in captions], words)
@@ -98,9 +98,8 @@ class DocumentFrequencies:
         """
         if len(batch) == 0:
             raise ValueError("There is no reference to count.")
-        counts = count_ngrams(batch, max_order)
-        pairs, _ = distinct_ids(documents[counts.rows] * max(counts.num_distinct, 1) + counts.ids)
-        frequency = torch.bincount(pairs % max(counts.num_distinct, 1), minlength=counts.num_distinct).cpu()
+        counts = count_ngrams(batch, max_order, documents)
+        frequency = torch.bincount(counts.column_ids, minlength=counts.num_distinct).cpu()
         base = int(batch.tokens.max()) + 1 if len(batch.tokens) else 1
         prefixes, last = counts.prefixes.cpu(), counts.words.cpu()
         keys, found = [], []
@@ -138,7 +137,9 @@ class DocumentFrequencies:
             ValueError: If longer n-grams are asked for than were counted.
         """
         if counts.max_order > self.max_order:
-            raise ValueError(f"n-grams of order {counts.max_order} asked for, but {self.max_order} is the longest counted.")
+            raise ValueError(
+                f"n-grams of order {counts.max_order} asked for, but {self.max_order} is the longest counted."
+            )
         found, position = [], torch.zeros_like(counts.words[:0])
         for n in range(counts.max_order):
             here = slice(counts.offsets[n], counts.offsets[n + 1])
@@ -152,7 +153,9 @@ class DocumentFrequencies:
             # not found, and so would a word past the base be taken for another one: it is masked.
             prefix = position.index_select(0, counts.prefixes[here] - counts.offsets[n - 1]) if n else 0
             key = torch.where(word < self.base, prefix * self.base + word, -1)
-            at = torch.searchsorted(keys, key).clamp_(max=len(keys) - 1)
+            # Where every word id occurs, as with words, an id is its own position.
+            at = key if n == 0 and len(keys) == self.base else torch.searchsorted(keys, key)
+            at = at.clamp(min=0, max=len(keys) - 1)
             known = keys.index_select(0, at) == key
             position = torch.where(known, at, -(self.base + 1))
             found.append(torch.where(known, frequency.index_select(0, at).long(), 0))
@@ -211,10 +214,12 @@ class DocumentFrequencies:
                 metadata = file.metadata() or {}
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         except SafetensorError as error:
-            raise ValueError(f"{os.fspath(path)} is not a file of document frequencies: {error}. Count them anew.") from error
+            raise ValueError(
+                f"{os.fspath(path)} is not a file of document frequencies: {error}. Count them anew."
+            ) from error
         if metadata.get("format") != _FORMAT:
             raise ValueError(
-                f"{os.fspath(path)} has the format {metadata.get('format')!r}, not {_FORMAT!r}. Count the frequencies anew."
+                f"{os.fspath(path)} has the format {metadata.get('format')!r}, not {_FORMAT!r}. Count them anew."
             )
         orders = range(int(metadata["max_order"]))
         words = None
@@ -231,18 +236,20 @@ class DocumentFrequencies:
         )
 
 
-def _check_references(references: Sequence[Sequence[Sequence[str]]]) -> None:
-    if len(references) == 0:
-        raise ValueError("There are no references. Pass for each image the list of its references.")
-    for i, captions in enumerate(references):
+def _check_words(groups: Sequence[Sequence[Sequence[str]]], name: str) -> None:
+    if len(groups) == 0:
+        raise ValueError(f"There are no {name}. Pass a list for each image.")
+    for i, captions in enumerate(groups):
         if isinstance(captions, str):
-            raise ValueError(f"references[{i}] is a string, not a list of references. Pass [[...], ...], a list for each image.")
+            raise ValueError(
+                f"{name}[{i}] is a string, not a list of captions. Pass [[...], ...], a list for each image."
+            )
         if len(captions) == 0:
-            raise ValueError(f"references[{i}] is empty: an image needs at least one reference.")
+            raise ValueError(f"{name}[{i}] is empty: every image needs at least one.")
         for j, caption in enumerate(captions):
             if isinstance(caption, str):
                 raise ValueError(
-                    f"references[{i}][{j}] is a string; n-grams of its characters would be counted. Tokenise it first."
+                    f"{name}[{i}][{j}] is a string; its characters would be counted as words. Tokenise it first."
                 )
 
 
@@ -251,8 +258,8 @@ class CiderScorer:
 
     Reference: Vedantam et al. 2015, "CIDEr: Consensus-based Image Description Evaluation".
     With `g_n(c)` the vector of counts times `log M - log max(1, df)` of the n-grams of order n:
-    `CIDEr = 10 / (4 R) sum_n sum_r g_n(c) . g_n(r) / (|g_n(c)| |g_n(r)|)`; CIDEr-D puts `min(g_n(c), g_n(r))` for the first
-    `g_n(c)` and multiplies by `exp(-(l(c) - l(r))^2 / (2 sigma^2))`.
+    `CIDEr = 10 / (4 R) sum_n sum_r g_n(c) . g_n(r) / (|g_n(c)| |g_n(r)|)`; CIDEr-D puts `min(g_n(c), g_n(r))` for the
+    first `g_n(c)` and multiplies by `exp(-(l(c) - l(r))^2 / (2 sigma^2))`.
     Differs from it by: nothing; as in the authors' code, counts are not divided by the length, and l counts bigrams.
 
     Args:
@@ -266,7 +273,7 @@ class CiderScorer:
     Example:
         >>> refs = [[["a", "red", "cat"]], [["a", "dog", "runs"]]]
         >>> scorer = CiderScorer(DocumentFrequencies.from_references(refs), max_order=2)
-        >>> [round(s, 3) for s in scorer([[["a", "red", "cat"]], [["a", "cat"]]], refs)[:, 0].tolist()]
+        >>> [round(score, 3) for score in scorer([[["a", "red", "cat"]], [["a", "cat"]]], refs).tolist()]
         [10.0, 0.0]
     """
 
@@ -281,7 +288,9 @@ class CiderScorer:
         if variant not in ("cider_d", "cider"):
             raise ValueError(f"variant must be 'cider_d' or 'cider', got {variant!r}.")
         if not 1 <= max_order <= frequencies.max_order:
-            raise ValueError(f"max_order ({max_order}) must be between 1 and the longest n-gram counted ({frequencies.max_order}).")
+            raise ValueError(
+                f"max_order ({max_order}) must be between 1 and the longest n-gram counted ({frequencies.max_order})."
+            )
         self.frequencies = frequencies
         self.variant = variant
         self.sigma = sigma
@@ -293,34 +302,34 @@ class CiderScorer:
         """Score the candidates of each image against its references.
 
         Args:
-            candidates: For each image, its candidates as lists of words; equally many for each image.
+            candidates: For each image, its candidates as lists of words.
             references: For each image, its references as lists of words.
         Returns:
-            `torch.Tensor` of shape `(B, C)`: float64 scores in [0, 10], higher is better.
+            `torch.Tensor` of shape `(N,)`: float64 scores in [0, 10] of all candidates, image after image; higher is
+        better.
         Raises:
-            ValueError: If the numbers of images or candidates disagree, or frequencies are of token ids.
+            ValueError: If the numbers of images disagree, an image has no candidate or no reference, or frequencies
+                are of token ids.
         """
         if self.frequencies.words is None:
-            raise ValueError("These frequencies are of token ids. Use score_tokens, or count the words of the references.")
+            raise ValueError(
+                "These frequencies are of token ids. Use score_tokens, or count the words of the references."
+            )
         if len(candidates) != len(references):
-            raise ValueError(f"{len(candidates)} images with candidates and {len(references)} with references. Pass one each.")
-        _check_references(references)
-        sizes = {len(captions) for captions in candidates}
-        if len(sizes) != 1 or sizes == {0}:
-            raise ValueError(f"Every image needs the same number of candidates, at least 1; got the numbers {sorted(sizes)}.")
-        num_candidates = sizes.pop()
-        end = (EOS,) if self.frequencies.eos else ()
-        captions = [[*c, *end] if end else c for group in candidates for c in group]
-        captions += [[*c, *end] if end else c for group in references for c in group]
-        batch = encode_words(captions, known=self.frequencies.words)
+            raise ValueError(
+                f"{len(candidates)} images with candidates and {len(references)} with references. Pass one each."
+            )
+        _check_words(candidates, "candidates")
+        _check_words(references, "references")
+        captions = [caption for groups in (candidates, references) for group in groups for caption in group]
+        if self.frequencies.eos:
+            captions = [[*caption, EOS] for caption in captions]
         images = torch.arange(len(candidates))
-        number = torch.tensor([len(group) for group in references])
-        scores = self.score_tokens(
-            batch,
-            torch.repeat_interleave(images, num_candidates),
-            torch.repeat_interleave(images, number),
+        return self.score_tokens(
+            encode_words(captions, known=self.frequencies.words),
+            torch.repeat_interleave(images, torch.tensor([len(group) for group in candidates])),
+            torch.repeat_interleave(images, torch.tensor([len(group) for group in references])),
         )
-        return scores.view(len(candidates), num_candidates)
 
     def score_tokens(self, batch: TokenBatch, candidate_images: Tensor, reference_images: Tensor) -> Tensor:
         """Score captions that are integers already; runs on the device of the batch.
@@ -336,38 +345,42 @@ class CiderScorer:
         """
         num_candidates, num_references = len(candidate_images), len(reference_images)
         if len(batch) != num_candidates + num_references:
-            raise ValueError(f"{len(batch)} captions, but {num_candidates} candidates and {num_references} references.")
+            raise ValueError(
+                f"{len(batch)} captions, but {num_candidates} candidates and {num_references} references."
+            )
         device = batch.tokens.device
         images = torch.cat([candidate_images, reference_images]).to(device)
         num_images = int(images.max()) + 1
         number = torch.bincount(images[num_candidates:], minlength=num_images)  # (M,) references of each image
         missing = torch.nonzero(number[images[:num_candidates]] == 0).flatten()
         if len(missing):
-            raise ValueError(f"Candidate {int(missing[0])} belongs to image {int(images[missing[0]])}, which has no reference.")
+            raise ValueError(
+                f"Candidate {int(missing[0])} belongs to image {int(images[missing[0]])}, which has no reference."
+            )
         if num_references > 1 and bool((images[num_candidates + 1 :] < images[num_candidates:-1]).any()):
             raise ValueError("reference_images must be sorted, references of one image side by side.")
         first = torch.cumsum(number, 0) - number
         slots = torch.full_like(images, -1)
         slots[num_candidates:] = torch.arange(num_references, device=device) - first[images[num_candidates:]]
 
-        counts = count_ngrams(batch, self.max_order)
+        counts = count_ngrams(batch, self.max_order, images)
         documents = self.frequencies.lookup(counts)
         idf = math.log(self.frequencies.num_documents) - torch.log(documents.clamp(min=1).double())  # (U,)
         width = self.max_order
         squared = (idf * idf).index_select(0, counts.ids)  # (E,)
-        segment = counts.rows * width + counts.orders()  # (E,) caption and order in one number
+        segment = counts.rows * width + counts.orders(counts.ids)  # (E,) caption and order in one number
         amount = counts.counts.double()
         norms = torch.bincount(segment, squared * amount * amount, len(batch) * width).sqrt_().view(-1, width)
 
-        # Entries are sorted by caption, so those of the candidates come first.
-        ours = int(torch.searchsorted(counts.rows, num_candidates))
-        theirs = count_in_group(counts, images, slots, ours)  # (E', S) counts in each reference
-        own = amount[:ours, None]
+        ours = positions(counts.rows < num_candidates)  # (E',) entries of the candidates
+        theirs = counts.table(slots).index_select(0, counts.columns.index_select(0, ours))  # (E', S)
+        own = amount.index_select(0, ours)[:, None]
         clipped = torch.minimum(own, theirs) if self.variant == "cider_d" else own
-        products = clipped * theirs * squared[:ours, None]
+        products = clipped * theirs * squared.index_select(0, ours)[:, None]
         num_slots = theirs.shape[1]
         similarity = torch.zeros(num_candidates * width, num_slots, dtype=torch.float64, device=device)
-        similarity = similarity.index_add_(0, segment[:ours], products).view(num_candidates, width, num_slots)
+        similarity.index_add_(0, segment.index_select(0, ours), products)
+        similarity = similarity.view(num_candidates, width, num_slots)
 
         # (N, S): the caption that stands at each slot of the candidate's image; slots past the last are masked.
         image = images[:num_candidates]
@@ -375,7 +388,9 @@ class CiderScorer:
         there = steps < number[image][:, None]
         at = num_candidates + (first[image][:, None] + steps).clamp(max=num_references - 1)
         scale = norms[:num_candidates, :, None] * norms[at].transpose(1, 2)  # (N, order, S)
-        similarity = torch.where(scale > 0, similarity / scale.clamp(min=1e-300), torch.zeros_like(similarity)).mean(dim=1)
+        similarity = torch.where(scale > 0, similarity / scale.clamp(min=1e-300), torch.zeros_like(similarity)).mean(
+            dim=1
+        )
         if self.variant == "cider_d":
             lengths = (counts.lengths - 1).clamp(min=0).double()
             delta = lengths[:num_candidates, None] - lengths[at]

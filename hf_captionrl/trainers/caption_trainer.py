@@ -16,8 +16,7 @@ from hf_captionrl.captioners.base import Captioner
 from hf_captionrl.data import CaptionCollator, CaptionDataset, open_image
 from hf_captionrl.losses import IGNORE_INDEX
 from hf_captionrl.metrics import caption_statistics, self_retrieval
-from hf_captionrl.retrieval.features import FeatureCache, image_hash
-from hf_captionrl.retrieval.scorer import Scorer
+from hf_captionrl.retrieval import FeatureCache, FeatureView, Scorer, image_hash
 from hf_captionrl.trainers.caption_config import CaptionConfig
 
 __all__ = ["CaptionTrainer", "EpochCallback", "generate_captions"]
@@ -197,12 +196,15 @@ class CaptionTrainer(Trainer):
     def _image_tower_features(self, dataset: datasets.Dataset, args: CaptionConfig) -> Any:
         """`(N, M, D)` output of the frozen image tower for every row, computed once for the whole run."""
         if id(dataset) not in self._features_of:
+            model, _, revision = self.captioner.vision_signature().rpartition("@")
             cache = FeatureCache(
-                args.feature_cache_dir, model_id=self.captioner.vision_signature(), what="image_tower"
+                args.feature_cache_dir,
+                model_id=model,
+                revision=revision,
+                what="image_tower",
+                dtype=args.feature_cache_dtype,
             )
-            self._features_of[id(dataset)] = self._cached(
-                cache, dataset, self._encode_for_cache, torch.float16 if args.feature_cache_dtype == "float16" else None
-            )
+            self._features_of[id(dataset)] = self._cached(cache, dataset, self._encode_for_cache)
         return self._features_of[id(dataset)]
 
     def _encode_for_cache(self, images: list[Any]) -> Tensor:
@@ -215,16 +217,14 @@ class CaptionTrainer(Trainer):
         cache: FeatureCache,
         dataset: datasets.Dataset,
         encode: Callable[[list[Any]], Tensor],
-        dtype: torch.dtype | None = None,
-    ) -> Any:
+    ) -> FeatureView:
         column = dataset["image"]
         keys = [image_hash(open_image(image)) for image in column]
 
         def compute(rows: list[int]) -> Tensor:
-            features = encode([open_image(column[i]) for i in rows])
-            return features if dtype is None else features.to(dtype)
+            return encode([open_image(column[i]) for i in rows])
 
-        return cache.get_or_compute(keys, compute, batch_size=64, progress=len(keys) > 2000)
+        return cache.get_or_compute(keys, compute, batch_size=64, progress="Encoding images")
 
     # Loss
 
@@ -302,9 +302,9 @@ class CaptionTrainer(Trainer):
         """
         assert self.scorer is not None
         if id(dataset) not in self._scorer_features_of:
-            cache = FeatureCache(self.args.feature_cache_dir, model_id=self.scorer.signature, what="scorer")
+            cache = FeatureCache.for_scorer(self.scorer, self.args.feature_cache_dir)
             features = self._cached(cache, dataset, self.scorer.image_features)
-            self._scorer_features_of[id(dataset)] = torch.as_tensor(features[:]).float()
+            self._scorer_features_of[id(dataset)] = features.tensor().float()
         return self._scorer_features_of[id(dataset)]
 
     def evaluate(

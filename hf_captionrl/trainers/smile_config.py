@@ -25,11 +25,11 @@ class SmileConfig(CaptionConfig):
     mle_weight: float = field(
         default=0.0, metadata={"help": "lambda of Eq. 4: loss = lambda * MLE + (1 - lambda) * SMILE. 1 is plain MLE."}
     )
-    first_token: str = field(
-        default="mle",
+    first_token: str | None = field(
+        default=None,
         metadata={
             "help": "Initial context restriction: 'mle' (whole vocabulary at the first token), 'shift' (its '##' form, "
-            "WordPiece only) or 'smile' (none, the ablation)."
+            "WordPiece only) or 'smile' (none, the ablation). None: 'mle', but 'smile' with subset='random'."
         },
     )
     subset: str = field(
@@ -57,7 +57,7 @@ class SmileConfig(CaptionConfig):
     def __post_init__(self) -> None:
         if not 0.0 <= self.mle_weight <= 1.0:
             raise ValueError(f"mle_weight is {self.mle_weight}. lambda of Eq. 4 lies in [0, 1].")
-        if self.first_token not in ("mle", "shift", "smile"):
+        if self.first_token not in (None, "mle", "shift", "smile"):
             raise ValueError(f"first_token is {self.first_token!r}. Use 'mle', 'shift' or 'smile'.")
         if self.subset not in ("caption", "random", "reverse"):
             raise ValueError(f"subset is {self.subset!r}. Use 'caption', 'random' or 'reverse'.")

@@ -23,31 +23,35 @@ class SmileObjective:
 
     Args:
         mle_weight (`float`): lambda of Eq. 4, in [0, 1].
-        first_token (`str`): `"mle"` or `"smile"`.
+        first_token (`str`, *optional*): `"mle"` or `"smile"`; None for the subset's own (see `smile_loss`).
         subset (`str`): `"caption"`, `"random"` or `"reverse"`.
         label_smoothing (`float`): Of the MLE branch.
-        random_draw (`str`): `"sequence"` or `"position"`, for `subset="random"`.
-        random_ids (`torch.Tensor` of shape `(B, num_random)` or `(B, T, num_random)`, *optional*): The drawn words.
+        num_random (`int`): Words drawn for `subset="random"`.
+        random_draw (`str`): Draw them per `"sequence"` or per `"position"`.
+        seed (`str`): Of the draw. Each caption is drawn for by itself, so that the loss does not depend on how a batch is
+            split.
     """
 
     def __init__(
         self,
         *,
         mle_weight: float = 0.0,
-        first_token: str = "mle",
+        first_token: str | None = None,
         subset: str = "caption",
         label_smoothing: float = 0.0,
+        num_random: int = 10,
         random_draw: str = "sequence",
-        random_ids: Tensor | None = None,
+        seed: str = "0",
     ) -> None:
         self.settings: dict[str, Any] = {
             "mle_weight": mle_weight,
             "first_token": first_token,
             "subset": subset,
             "label_smoothing": label_smoothing,
+            "num_random": num_random,
             "random_draw": random_draw,
-            "random_ids": random_ids,
         }
+        self.seed = seed
 
     def __call__(self, head: HeadInputs) -> dict[str, Tensor]:
         """Sum of the loss over the supervised tokens.
@@ -58,20 +62,52 @@ class SmileObjective:
         Returns:
             `dict`: `loss`, a scalar sum in nats.
         """
-        if head.hidden is None:
+        settings = dict(self.settings)
+        if settings["subset"] == "random":
+            projection = head.logits if head.weight is None else head.weight.T
+            assert projection is not None
+            settings["random_ids"] = self.draw(head.labels, projection.shape[-1])
+        if head.hidden is None or head.weight is None:
             assert head.logits is not None
-            return {"loss": smile_loss(head.logits, head.labels, reduction="sum", **self.settings)}
-        assert head.weight is not None
-        total = fused_smile_loss(
-            head.hidden,
-            head.weight,
-            head.labels,
-            bias=head.bias,
-            softcap=head.softcap,
-            reduction="sum",
-            **self.settings,
-        )
-        return {"loss": total}
+            return {"loss": smile_loss(head.logits, head.labels, reduction="sum", **settings)}
+        return {
+            "loss": fused_smile_loss(
+                head.hidden,
+                head.weight,
+                head.labels,
+                bias=head.bias,
+                softcap=head.softcap,
+                reduction="sum",
+                **settings,
+            )
+        }
+
+    def draw(self, labels: Tensor, vocab_size: int) -> Tensor:
+        """Random words for each caption.
+
+        Args:
+            labels (`torch.Tensor` of shape `(B, T)`): Aligned labels.
+            vocab_size (`int`): V.
+
+        Returns:
+            `torch.Tensor` of shape `(B, num_random)` or `(B, T, num_random)`: Token ids.
+        """
+        per_position = self.settings["random_draw"] == "position"
+        num_random = self.settings["num_random"]
+        B, T = labels.shape
+        ids = torch.zeros((B, T, num_random) if per_position else (B, num_random), dtype=torch.long)
+        for row, label in enumerate(labels.cpu()):
+            supervised = label != IGNORE_INDEX  # (T,)
+            text = label[supervised].tolist()
+            key = hashlib.blake2b(f"{self.seed}/{text}".encode(), digest_size=7).digest()
+            generator = torch.Generator().manual_seed(int.from_bytes(key, "big"))
+            shape = (len(text), num_random) if per_position else (num_random,)
+            drawn = torch.randint(vocab_size, shape, generator=generator)
+            if per_position:
+                ids[row, supervised] = drawn
+            else:
+                ids[row] = drawn
+        return ids.to(labels.device)
 
 
 class SmileTrainer(CaptionTrainer):
@@ -124,11 +160,16 @@ class SmileTrainer(CaptionTrainer):
             inputs["input_ids"], inputs["labels"] = shift_first_token(
                 inputs["input_ids"], labels, self.captioner.tokenizer
             )
-        outputs = model(**inputs, head_objective=self._objective(inputs["labels"]))
+        outputs = model(**inputs, head_objective=self.objective())
         loss = self.token_mean(outputs["loss"], labels, num_items_in_batch)
         return (loss, outputs) if return_outputs else loss
 
-    def _objective(self, labels: Tensor) -> SmileObjective:
+    def objective(self) -> SmileObjective:
+        """The loss of the current epoch, as configured.
+
+        Returns:
+            [`SmileObjective`]: For the head.
+        """
         args = self.args
         assert args.random_draw is not None
         return SmileObjective(
@@ -136,28 +177,7 @@ class SmileTrainer(CaptionTrainer):
             first_token="smile" if args.first_token == "shift" else args.first_token,
             subset=args.subset,
             label_smoothing=args.mle_label_smoothing or 0.0,
+            num_random=args.num_random,
             random_draw=args.random_draw,
-            random_ids=self._random_ids(labels) if args.subset == "random" else None,
+            seed=f"{args.seed}/{int((self.state.epoch or 0.0) + 1e-6)}",
         )
-
-    def _random_ids(self, labels: Tensor) -> Tensor:
-        """Random words of each caption, drawn from its own seed: the same for any split of the batch."""
-        aligned = self.captioner.align_labels(labels)  # (B, T)
-        B, T = aligned.shape
-        shape = (T,) if self.args.random_draw == "position" else ()
-        ids = torch.zeros(B, *shape, self.args.num_random, dtype=torch.long)
-        epoch = int((self.state.epoch or 0.0) + 1e-6)
-        for row, label in enumerate(aligned.cpu()):
-            supervised = label != IGNORE_INDEX
-            text = label[supervised].tolist()
-            key = f"{self.args.seed}/{epoch}/{text}".encode()
-            seed = int.from_bytes(hashlib.blake2b(key, digest_size=7).digest(), "big")
-            generator = torch.Generator().manual_seed(seed)
-            drawn = torch.randint(
-                self.captioner.vocab_size, ((len(text),) if shape else ()) + (self.args.num_random,), generator=generator
-            )
-            if shape:
-                ids[row, supervised] = drawn
-            else:
-                ids[row] = drawn
-        return ids.to(labels.device)

@@ -1,0 +1,251 @@
+"""From a name, a folder or a model to a captioner of the right family."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any, TypeVar
+
+import torch
+import transformers
+from transformers import AutoConfig, AutoImageProcessor, AutoProcessor, AutoTokenizer, PreTrainedModel
+from transformers.utils import cached_file
+
+from hf_captionrl.captioners.base import Captioner
+from hf_captionrl.captioners.saving import SETTINGS_FILE, ProcessorPair
+
+__all__ = ["FAMILIES", "load_captioner", "register"]
+
+FAMILIES: dict[str, type[Captioner]] = {}
+"""From `config.model_type` to the family that knows it."""
+
+Family = TypeVar("Family", bound=type[Captioner])
+
+
+def register(family: Family) -> Family:
+    """Class decorator: let `load_captioner` find a family by the model types that it names.
+
+    Args:
+        family: A subclass of [`Captioner`].
+
+    Returns:
+        The class itself.
+    """
+    for model_type in family.model_types:
+        FAMILIES[model_type] = family
+    return family
+
+
+def load_captioner(
+    model: str | os.PathLike[str] | PreTrainedModel | Captioner,
+    *,
+    processor: Any | None = None,
+    prompt: str | None = None,
+    dtype: torch.dtype | str | None = None,
+    device: torch.device | str | None = None,
+    revision: str | None = None,
+    base_model: Any | None = None,
+    **kwargs: Any,
+) -> Captioner:
+    """Load a vision-to-text model, or an adapter on one, as a captioner.
+
+    Args:
+        model (`str`, `PreTrainedModel`, `PeftModel` or [`Captioner`]): Name on the Hub, a folder, or a model.
+        processor (*optional*): In place of the one beside the model; needed where `model` is an object.
+        prompt (`str`, *optional*): Stands before every caption; by default what the captioner was saved with, else what the
+            checkpoint is known to be trained with, else nothing.
+        dtype (`torch.dtype` or `str`, *optional*): Of the weights; by default the checkpoint's.
+        device (`torch.device` or `str`, *optional*): Where to.
+        revision (`str`, *optional*): Branch, tag or commit on the Hub.
+        base_model (*optional*): What an adapter belongs to, where that is not where its configuration says.
+        kwargs: For `from_pretrained`.
+
+    Returns:
+        [`Captioner`]: In eval mode if it was loaded.
+
+    Raises:
+        FileNotFoundError: If there is no such folder or repository, or it lacks a processor.
+        ValueError: If it is not a captioner, has no output head, or the parts do not belong together.
+    """
+    if isinstance(model, Captioner):
+        captioner = model
+        if prompt is not None:
+            captioner.prompt = prompt
+    elif isinstance(model, (str, os.PathLike)):
+        captioner = _load(os.fspath(model), processor, prompt, dtype, revision, base_model, kwargs)
+    else:
+        family = _family_of(getattr(model, "config", None), type(model).__name__)
+        if processor is None:
+            raise ValueError(
+                f"A {type(model).__name__} object brings no processor. Pass processor=AutoProcessor.from_pretrained(...)."
+            )
+        if prompt is None:
+            prompt = family.known_prompt(str(getattr(model, "name_or_path", "")))
+        captioner = family(model, _as_processor(processor, type(model).__name__), prompt=prompt)
+    if device is not None:
+        captioner.model.to(device)
+    return captioner
+
+
+def _family_of(config: Any, what: str) -> type[Captioner]:
+    model_type = getattr(config, "model_type", None)
+    if model_type in FAMILIES:
+        return FAMILIES[model_type]
+    hint = (
+        "It ranks captions, but writes none: load it with load_scorer."
+        if hasattr(config, "logit_scale_init_value") or str(model_type).startswith(("clip", "siglip"))
+        else "Load a vision-to-text model."
+    )
+    raise ValueError(
+        f"{what} (model type {model_type!r}) is no captioner of a known family ({', '.join(sorted(FAMILIES))}). {hint}"
+    )
+
+
+def _as_processor(processor: Any, what: str) -> Any:
+    if getattr(processor, "tokenizer", None) is None or getattr(processor, "image_processor", None) is None:
+        raise ValueError(
+            f"The processor of {what} is a {type(processor).__name__}, which lacks a tokenizer or an image_processor. "
+            "Pass processor=ProcessorPair(image_processor, tokenizer)."
+        )
+    return processor
+
+
+def _file(name: str, file: str, revision: str | None) -> str | None:
+    return cached_file(
+        name,
+        file,
+        revision=revision,
+        _raise_exceptions_for_gated_repo=False,
+        _raise_exceptions_for_missing_entries=False,
+        _raise_exceptions_for_connection_errors=False,
+    )
+
+
+def _read_config(name: str, revision: str | None) -> Any:
+    looks_like_path = os.path.isabs(name) or name.startswith((".", "~")) or name.count("/") > 1
+    if looks_like_path and not os.path.isdir(name):
+        raise FileNotFoundError(f"There is no folder {name!r}. Check the path, or pass a name on the Hub (owner/name).")
+    if os.path.isdir(name) and not os.path.isfile(os.path.join(name, "config.json")):
+        raise FileNotFoundError(f"The folder {name!r} has no config.json. Pass the folder that save_pretrained wrote.")
+    try:
+        return AutoConfig.from_pretrained(name, revision=revision, trust_remote_code=False)
+    except OSError as error:
+        raise FileNotFoundError(
+            f"{name!r} is neither a folder nor a reachable model on the Hub with a readable config.json. Check the name; "
+            "offline, only folders and models that were downloaded before can be loaded."
+        ) from error
+    except (ValueError, KeyError) as error:
+        raise ValueError(
+            f"{name!r} is of a model type that the installed transformers does not know, or brings code of its own, which "
+            f"is never run here. Known families: {', '.join(sorted(FAMILIES))}."
+        ) from error
+
+
+def _load_processor(name: str, revision: str | None) -> Any:
+    """The processor in a folder or repository; None where there is none."""
+    has_tokenizer = any(
+        _file(name, file, revision) for file in ("tokenizer.json", "vocab.txt", "vocab.json", "tokenizer.model")
+    )
+    has_image_processor = any(
+        _file(name, file, revision) for file in ("preprocessor_config.json", "processor_config.json")
+    )
+    if not (has_tokenizer and has_image_processor):
+        return None
+    try:
+        processor = AutoProcessor.from_pretrained(name, revision=revision, trust_remote_code=False)
+    except (OSError, ValueError):
+        processor = None
+    if getattr(processor, "tokenizer", None) is not None and getattr(processor, "image_processor", None) is not None:
+        return processor
+    return ProcessorPair(
+        AutoImageProcessor.from_pretrained(name, revision=revision, trust_remote_code=False),
+        AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=False),
+    )
+
+
+def _saved_prompt(name: str, revision: str | None) -> str | None:
+    file = _file(name, SETTINGS_FILE, revision)
+    if file is None:
+        return None
+    with open(file, encoding="utf-8") as stream:
+        return json.load(stream).get("prompt")
+
+
+def _load(
+    name: str,
+    processor: Any,
+    prompt: str | None,
+    dtype: Any,
+    revision: str | None,
+    base_model: Any,
+    kwargs: dict[str, Any],
+) -> Captioner:
+    if prompt is None and (os.path.isdir(name) or not os.path.isabs(name)):
+        prompt = _saved_prompt(name, revision)
+    if (os.path.isdir(name) or not os.path.isabs(name)) and _file(name, "adapter_config.json", revision):
+        return _load_adapter(name, processor, prompt, dtype, revision, base_model, kwargs)
+    config = _read_config(name, revision)
+    family = _family_of(config, repr(name))
+    if processor is None:
+        processor = _load_processor(name, revision)
+    if processor is None:
+        raise FileNotFoundError(
+            f"{name!r} holds a model, but no tokenizer or no image processor. Save the processor beside it "
+            "(processor.save_pretrained), or pass processor=..."
+        )
+    if dtype is not None:
+        kwargs["dtype"] = dtype
+    loader = getattr(transformers, family.model_class)
+    try:
+        model, info = loader.from_pretrained(
+            name, revision=revision, trust_remote_code=False, output_loading_info=True, **kwargs
+        )
+    except OSError as error:
+        raise FileNotFoundError(
+            f"{name!r} has a config.json but no weights in safetensors. Convert other formats with the model's own "
+            f"save_pretrained. ({error})"
+        ) from error
+    _check_head(name, family, model, set(info["missing_keys"]))
+    if prompt is None:
+        prompt = family.known_prompt(name)
+    captioner = family(model, _as_processor(processor, repr(name)), prompt=prompt)
+    captioner.model.eval()
+    return captioner
+
+
+def _check_head(name: str, family: type[Captioner], model: Any, missing: set[str]) -> None:
+    head = family.output_head(model)
+    names = {n for n, p in model.named_parameters(remove_duplicate=False) if head is not None and p is head.weight}
+    if head is None or names <= missing:
+        raise ValueError(
+            f"{name!r} has no weights for the output head of {type(model).__name__}: it is no finished captioner. Load "
+            "one with a language-modelling head, or pass a model object to train one from scratch."
+        )
+
+
+def _load_adapter(
+    name: str,
+    processor: Any,
+    prompt: str | None,
+    dtype: Any,
+    revision: str | None,
+    base_model: Any,
+    kwargs: dict[str, Any],
+) -> Captioner:
+    from peft import PeftConfig, PeftModel
+
+    base = base_model or PeftConfig.from_pretrained(name, revision=revision).base_model_name_or_path
+    if not base:
+        raise ValueError(f"The adapter {name!r} does not say which model it belongs to. Pass base_model=...")
+    if processor is None:
+        processor = _load_processor(name, revision)
+    captioner = load_captioner(base, processor=processor, prompt=prompt, dtype=dtype, **kwargs)
+    try:
+        captioner.model = PeftModel.from_pretrained(captioner.model, name, revision=revision, is_trainable=True)
+    except (RuntimeError, ValueError, KeyError) as error:
+        raise ValueError(
+            f"The adapter {name!r} does not fit {base!r}: {str(error).splitlines()[0]} Pass base_model=..., the model that "
+            "it was trained on."
+        ) from error
+    captioner.model.eval()
+    return captioner

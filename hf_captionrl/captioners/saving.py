@@ -1,0 +1,84 @@
+"""Saving a captioner: model or adapter, processor and prompt in one folder."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from hf_captionrl.io import write_json
+
+__all__ = ["SETTINGS_FILE", "ProcessorPair", "Saving"]
+
+SETTINGS_FILE = "captioner.json"
+"""Family and prompt; the rest is the model's and the processor's own."""
+
+
+@dataclass
+class ProcessorPair:
+    """An image processor and a tokenizer, for families that have no processor that joins them.
+
+    Args:
+        image_processor: Of transformers.
+        tokenizer: Of transformers.
+    """
+
+    image_processor: Any
+    tokenizer: Any
+
+    def save_pretrained(self, folder: str | os.PathLike[str], **kwargs: Any) -> None:
+        """Save both into one folder.
+
+        Args:
+            folder: Where to.
+            kwargs: For both `save_pretrained`.
+        """
+        self.image_processor.save_pretrained(folder, **kwargs)
+        self.tokenizer.save_pretrained(folder, **kwargs)
+
+
+class Saving:
+    """The part of [`Captioner`] that writes to disk and to the Hub."""
+
+    family: ClassVar[str]
+    model: Any
+    processor: Any
+    prompt: str
+
+    def save_processor(self, folder: str | os.PathLike[str]) -> None:
+        """Save processor and prompt beside a model or adapter.
+
+        Args:
+            folder: Where to.
+        """
+        self.processor.save_pretrained(folder)
+        write_json(os.path.join(folder, SETTINGS_FILE), {"family": self.family, "prompt": self.prompt})
+
+    def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
+        """Save everything that `load_captioner` needs: the model, or only the adapter where there is one.
+
+        Args:
+            folder: Where to.
+        """
+        self.model.save_pretrained(folder)
+        self.save_processor(folder)
+
+    def push_to_hub(self, repo_id: str, *, private: bool | None = None, token: str | None = None) -> str:
+        """Save to a repository on the Hub.
+
+        Args:
+            repo_id (`str`): `owner/name`; created if missing.
+            private (`bool`, *optional*): Of a new repository.
+            token (`str`, *optional*): Of the Hub; by default the one stored by `hf auth login`.
+
+        Returns:
+            `str`: Address of the commit.
+        """
+        from huggingface_hub import HfApi
+
+        api = HfApi(token=token)
+        repository = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
+        with tempfile.TemporaryDirectory() as folder:
+            self.save_pretrained(folder)
+            return str(api.upload_folder(repo_id=repository, folder_path=folder, commit_message="Add captioner"))

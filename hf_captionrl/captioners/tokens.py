@@ -1,0 +1,138 @@
+"""From captions to token ids with prompt and labels, and back.
+
+Legend: B captions, T tokens.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hf_captionrl.losses.linear import IGNORE_INDEX
+
+__all__ = ["completion_mask", "encode", "pad_rows", "prompt_token_ids"]
+
+
+def _split_prompt(prompt: str) -> tuple[str, str]:
+    """The prompt without trailing blanks, and what joins it to a caption.
+
+    A byte-level vocabulary has the blank in front of the next word, not behind the last one.
+    """
+    prompt = prompt.rstrip(" ")
+    return prompt, "" if not prompt or prompt[-1].isspace() else " "
+
+
+def prompt_token_ids(tokenizer: Any, prompt: str) -> list[int]:
+    """Token ids of a prompt, without special tokens.
+
+    Args:
+        tokenizer: The captioner's tokenizer.
+        prompt (`str`): May be empty.
+
+    Returns:
+        `list[int]`: Ids that generation continues, and that begin each training caption.
+    """
+    text, _ = _split_prompt(prompt)
+    return list(tokenizer(text, add_special_tokens=False).input_ids) if text else []
+
+
+def _caption_token_ids(tokenizer: Any, prompt: str, captions: Sequence[str]) -> list[list[int]]:
+    """Ids of each caption behind the prompt."""
+    text, joint = _split_prompt(prompt)
+    before = prompt_token_ids(tokenizer, prompt)
+    ids = tokenizer([text + joint + caption.strip() for caption in captions], add_special_tokens=False).input_ids
+    rows = []
+    for caption, row in zip(captions, ids, strict=True):
+        if list(row[: len(before)]) == before:
+            rows.append(list(row[len(before) :]))
+        else:  # the last word of the prompt was merged with the first of the caption
+            rows.append(list(tokenizer(caption.strip(), add_special_tokens=False).input_ids))
+    return rows
+
+
+def encode(
+    tokenizer: Any,
+    captions: Sequence[str],
+    *,
+    prompt: str,
+    start_id: int,
+    end_id: int,
+    pad_id: int,
+    max_length: int,
+) -> dict[str, Tensor]:
+    """Token ids `[start] prompt caption [end]`, padded on the right, and their labels.
+
+    Args:
+        tokenizer: The captioner's tokenizer.
+        captions (`Sequence[str]`): B captions.
+        prompt (`str`): Stands before each of them; never cut, never supervised.
+        start_id (`int`): What the decoder starts with.
+        end_id (`int`): What ends a caption; missing where the caption was cut, since the text does not end there.
+        pad_id (`int`): Padding; may be equal to `end_id`.
+        max_length (`int`): Longest row in tokens, start, prompt and end included.
+
+    Returns:
+        `dict`: `input_ids`, `attention_mask` and `labels`, each `(B, T)`; labels are the ids of the caption and its end,
+        `IGNORE_INDEX` elsewhere.
+
+    Raises:
+        TypeError: If a caption is not a string.
+        ValueError: If there is no caption, one is empty, or the prompt leaves no room.
+    """
+    if not captions:
+        raise ValueError("There are no captions to encode. Pass one caption an image.")
+    for row, caption in enumerate(captions):
+        if not isinstance(caption, str):
+            raise TypeError(f"Caption {row} is {caption!r}, not a string. Check the data with check_captions.")
+        if not caption.strip():
+            raise ValueError(f"Caption {row} ({caption!r}) is empty. Drop it; check_captions finds such rows.")
+    before = [start_id, *prompt_token_ids(tokenizer, prompt)]
+    if len(before) >= max_length:
+        raise ValueError(
+            f"The prompt {prompt!r} takes {len(before)} tokens with the start token, which fills "
+            f"max_length ({max_length}). Raise max_length or shorten the prompt."
+        )
+    rows = [(before + ids + [end_id])[:max_length] for ids in _caption_token_ids(tokenizer, prompt, captions)]
+    return pad_rows(rows, ignored=len(before), pad_id=pad_id)
+
+
+def pad_rows(rows: Sequence[Sequence[int]], *, ignored: int, pad_id: int) -> dict[str, Tensor]:
+    """Pad rows of ids on the right and label them.
+
+    Args:
+        rows (`Sequence`): B rows of ids.
+        ignored (`int`): Ids at the beginning of each row that are not supervised.
+        pad_id (`int`): Padding.
+
+    Returns:
+        `dict`: `input_ids`, `attention_mask` and `labels`, each `(B, T)`.
+    """
+    shape = (len(rows), max(len(row) for row in rows))
+    input_ids = torch.full(shape, pad_id)
+    attention_mask = torch.zeros(shape, dtype=torch.long)
+    labels = torch.full(shape, IGNORE_INDEX)
+    for index, row in enumerate(rows):
+        input_ids[index, : len(row)] = torch.tensor(row)
+        attention_mask[index, : len(row)] = 1
+        labels[index, ignored : len(row)] = torch.tensor(row[ignored:])
+    return {"input_ids": input_ids, "attention_mask": attention_mask, "labels": labels}
+
+
+def completion_mask(ids: Tensor, *, end_id: int, pad_id: int) -> tuple[Tensor, Tensor]:
+    """Which generated tokens belong to the caption, and which captions ended by themselves.
+
+    Args:
+        ids (`torch.Tensor` of shape `(B, T)`): Generated ids, without prompt.
+        end_id (`int`): Ends a caption.
+        pad_id (`int`): Fills rows that ended early; may be equal to `end_id`.
+
+    Returns:
+        `tuple`: A mask `(B, T)`, true up to and including the first end token, and `(B,)`, true where there is one.
+    """
+    is_end = ids == end_id  # (B, T)
+    mask = is_end.cumsum(1) - is_end.long() == 0
+    if pad_id != end_id:
+        # A row stopped by something else than its end token is padded too.
+        mask &= ((ids != pad_id).flip(1).cumsum(1) > 0).flip(1)
+    return mask, is_end.any(1)

@@ -1,0 +1,205 @@
+"""Load images with captions from anywhere into one shape."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import logging
+from pathlib import Path
+from typing import Any
+
+import datasets
+
+from hf_captionrl.data.columns import replace_column, to_caption_columns, undecoded, with_split
+from hf_captionrl.data.sources import read_source
+
+__all__ = ["SPLITS", "hash_split", "load_caption_splits", "load_captions"]
+
+logger = logging.getLogger(__name__)
+
+SPLITS = ("train", "validation", "test")
+"""The splits that every recipe uses."""
+
+# Enough to tell two numberings apart, without reading a data set of images through.
+_OVERLAP_PROBES = 100
+
+
+def hash_split(ds: datasets.Dataset, fractions: dict[str, float], *, seed: int = 0) -> dict[str, datasets.Dataset]:
+    """Divide a data set by the hash of its image ids.
+
+    Images are ranked by hash and cut at the fractions: the sizes are exact, the order of the rows does not matter, and
+    adding images moves only those at the cuts. A fraction above 0 gets one image at least, if there are enough.
+
+    Args:
+        ds (`datasets.Dataset`): Data set with unique `image_id`s.
+        fractions (`dict[str, float]`): Share of each part in [0, 1]; they add up to 1. The first takes the remainder.
+        seed (`int`): Seed of the hash.
+
+    Returns:
+        `dict[str, datasets.Dataset]`: The parts that are not empty, rows in the order they had.
+
+    Raises:
+        ValueError: If the fractions are not in [0, 1] or do not add up to 1.
+    """
+    if not all(0 <= share <= 1 for share in fractions.values()) or abs(sum(fractions.values()) - 1) > 1e-6:
+        raise ValueError(f"Split fractions {fractions} must lie in [0, 1] and add up to 1. Correct split_fractions.")
+
+    def rank(row: int) -> bytes:
+        return hashlib.blake2b(f"{seed}/{ids[row]}".encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+    ids = ds["image_id"][:]
+    order = sorted(range(len(ds)), key=rank)
+    names = list(fractions)
+    parts = {}
+    start = 0
+    for name in reversed(names[1:]):
+        share = fractions[name]
+        size = min(round(share * len(ds)) or int(share > 0), max(0, len(order) - start - 1))
+        parts[name] = order[start : start + size]
+        start += size
+    parts[names[0]] = order[start:]
+    return {name: ds.select(sorted(parts[name])) for name in names if parts[name]}
+
+
+def _carve_missing(
+    splits: dict[str, datasets.Dataset], fractions: tuple[float, float, float], seed: int, where: str
+) -> dict[str, datasets.Dataset]:
+    """Take `validation` and `test`, where the source has none, out of its `train`."""
+    shares = dict(zip(SPLITS, fractions, strict=True))
+    missing = [name for name in SPLITS[1:] if name not in splits]
+    if "train" not in splits or not any(shares[name] for name in missing):
+        return splits
+    wanted = {name: shares[name] for name in missing}
+    parts = hash_split(splits["train"], {"train": 1 - sum(wanted.values()), **wanted}, seed=seed)
+    sizes = {name: len(part) for name, part in parts.items()}
+    logger.info("%s lacks %s: taken out of train by the hash of image_id: %s.", where, missing, sizes)
+    return {**splits, **parts}
+
+
+def _tell_splits_apart(splits: dict[str, datasets.Dataset], where: str) -> dict[str, datasets.Dataset]:
+    """Make ids unique over the splits: cached features and reports know an image by its id alone."""
+    rows = {name: {image_id: row for row, image_id in enumerate(ds["image_id"][:])} for name, ds in splits.items()}
+    shared = {}
+    for one, other in itertools.combinations(splits, 2):
+        common = [image_id for image_id in rows[one] if image_id in rows[other]]
+        if common:
+            shared[one, other] = common
+    for (one, other), common in shared.items():
+        left, right = (undecoded(splits[name]).select_columns("image") for name in (one, other))
+        if any(left[rows[one][i]] != right[rows[other][i]] for i in common[:_OVERLAP_PROBES]):
+            logger.warning("%s: splits number their images alike; image_id becomes '<split>/<id>'.", where)
+            return {
+                name: replace_column(
+                    ds, "image_id", [f"{name}/{i}" for i in ds["image_id"][:]], datasets.Value("string")
+                )
+                for name, ds in splits.items()
+            }
+        logger.warning(
+            "%s: %d images are in %s and in %s (%s, ...): what is measured on one was seen in the other.",
+            *(where, len(common), one, other, common[0]),
+        )
+    return splits
+
+
+def load_caption_splits(
+    dataset_name: str = "scenes",
+    *,
+    dataset_config: str | None = None,
+    revision: str | None = None,
+    data_dir: str | Path | None = None,
+    image_root: str | Path | None = None,
+    image_column: str = "image",
+    caption_column: str = "captions",
+    image_id_column: str | None = None,
+    split_fractions: tuple[float, float, float] = (0.8, 0.1, 0.1),
+    split_seed: int = 0,
+) -> datasets.DatasetDict:
+    """Load every split of a caption data set. No code of a data set is ever run, and no image is decoded or fetched.
+
+    `dataset_name` is one of:
+
+    - `"scenes"`: the embedded data.
+    - `"imagefolder"` with `data_dir`, or the folder itself: `metadata.jsonl` (or .csv, .parquet) with a `file_name`
+      and captions a line, in the folder or in `train/`, `validation/`, `test/`.
+    - a Karpathy-split JSON (`dataset_coco.json`) with `image_root`; its split `restval` counts as train.
+    - a .jsonl, .json, .csv or .parquet file with image paths (relative to `image_root`, else to the file; parquet may
+      also hold the images), or a folder of `save_to_disk`.
+    - a data set on the Hub.
+
+    Args:
+        dataset_name (`str`): See above.
+        dataset_config (`str`, *optional*): Configuration of a Hub data set.
+        revision (`str`, *optional*): Revision of a Hub data set.
+        data_dir (`str` or `Path`, *optional*): Folder of `"imagefolder"`.
+        image_root (`str` or `Path`, *optional*): Folder that paths in the image column are relative to.
+        image_column (`str`): Column with images, bytes or paths. Where the default is missing, the one column with a
+            usual name (`file_name`, `img`, ...) is taken.
+        caption_column (`str`): Column with a caption or a list of captions; for the default likewise (`caption`,
+            `text`, ...).
+        image_id_column (`str`, *optional*): Column with ids. Default: a column `image_id`, else the path, else
+            `"<split>-<row>"`. Rows of one image are joined; one id for two images is an error.
+        split_fractions (`tuple[float, float, float]`): Shares of train, validation and test, used for those of the
+            last two that the source lacks: they are taken out of train by the hash of the image id. `(1, 0, 0)` takes
+            none.
+        split_seed (`int`): Seed of that hash.
+
+    Returns:
+        `datasets.DatasetDict`: Splits with the columns `image` (`datasets.Image`), `image_id` (`str`), `captions`
+        (`list[str]`, `None` where the source held no string) and any others. Not checked: see `check_captions`.
+
+    Raises:
+        FileNotFoundError: If a file or folder is not there.
+        ValueError: If the source cannot be read, a column is missing, or ids are ambiguous.
+    """
+    if dataset_name == "scenes":
+        from hf_captionrl.scenes import load_scenes  # imported late: only this branch needs the artwork
+
+        return load_scenes()
+    source = read_source(
+        dataset_name, dataset_config=dataset_config, revision=revision, data_dir=data_dir, image_root=image_root
+    )
+    if image_column == "image" and source.image_column is not None:
+        # What this kind of source always calls it; a file of another making falls back to the usual names.
+        head = next(iter(source.splits.values()))
+        names = head.column_names if isinstance(head, datasets.Dataset) else set().union(*head)
+        image_column = source.image_column if source.image_column in names else image_column
+    splits = {
+        name: to_caption_columns(
+            rows,
+            split=name,
+            where=source.name,
+            image_root=source.root,
+            image_column=image_column,
+            caption_column=caption_column,
+            image_id_column=image_id_column,
+        )
+        for name, rows in source.splits.items()
+    }
+    splits = _tell_splits_apart(splits, source.name)
+    splits = _carve_missing(splits, split_fractions, split_seed, source.name)
+    order = [*(name for name in SPLITS if name in splits), *(name for name in splits if name not in SPLITS)]
+    return datasets.DatasetDict({name: with_split(splits[name], name) for name in order})
+
+
+def load_captions(dataset_name: str = "scenes", *, split: str = "train", **source: Any) -> datasets.Dataset:
+    """Load one split of a caption data set; `load_caption_splits` reads the source once for all of them.
+
+    Args:
+        dataset_name (`str`): As for `load_caption_splits`.
+        split (`str`): `"train"`, `"validation"`, `"test"`, or another that the source has.
+        **source (`Any`): `data_dir`, `image_root`, `image_column` and the other arguments of `load_caption_splits`.
+
+    Returns:
+        `datasets.Dataset`: The split.
+
+    Raises:
+        FileNotFoundError: If a file or folder is not there.
+        ValueError: If the source cannot be read, a column or the split is missing, or ids are ambiguous.
+    """
+    splits = load_caption_splits(dataset_name, **source)
+    if split not in splits:
+        raise ValueError(
+            f"{dataset_name!r} has no split {split!r}; it has {list(splits)}. Choose one of them, or give "
+            f"split_fractions a share for it."
+        )
+    return splits[split]

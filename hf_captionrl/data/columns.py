@@ -1,0 +1,266 @@
+"""Any table becomes `image`, `image_id`, `captions` and the rest, without copying a single image."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pyarrow as pa
+from datasets.table import InMemoryTable, concat_tables
+
+from hf_captionrl.data.cleaning import to_caption_list
+from hf_captionrl.data.sources import Row
+
+__all__ = ["CAPTIONS", "replace_column", "to_caption_columns", "undecoded", "with_split"]
+
+logger = logging.getLogger(__name__)
+
+CAPTIONS = datasets.List(datasets.Value("string"))
+"""Feature of the `captions` column."""
+
+# Looked for, in this order, where the default name is not there; a name that the caller chose is never replaced.
+_OTHER_NAMES = {
+    "image_column": ("image", "file_name", "image_path", "img", "filename", "filepath", "jpg", "png"),
+    "caption_column": ("captions", "caption", "text", "sentences", "sentence", "raw"),
+}
+_DEFAULTS = {"image_column": "image", "caption_column": "captions"}
+
+
+def undecoded(ds: datasets.Dataset, column: str = "image") -> datasets.Dataset:
+    """The same data set, whose images come as `{"bytes", "path"}` instead of being decoded on every access.
+
+    Args:
+        ds (`datasets.Dataset`): Any data set.
+        column (`str`): Its image column.
+
+    Returns:
+        `datasets.Dataset`: A view; no image is copied.
+    """
+    if isinstance(ds.features.get(column), datasets.Image):
+        return ds.cast_column(column, datasets.Image(decode=False))
+    return ds
+
+
+def replace_column(ds: datasets.Dataset, name: str, values: Sequence[Any], feature: Any) -> datasets.Dataset:
+    """Set one column and leave all others where they are, on disk or in memory.
+
+    `Dataset.map` and `add_column` after `select` would rewrite every image to change one string.
+
+    Args:
+        ds (`datasets.Dataset`): Any data set, also a selection of a larger one.
+        name (`str`): Column to replace or add.
+        values (`Sequence[Any]`): One value a row.
+        feature (`Any`): The column's `datasets` feature.
+
+    Returns:
+        `datasets.Dataset`: A data set with the column, at the end.
+
+    Raises:
+        ValueError: If there is not one value for each row.
+    """
+    if len(values) != len(ds):
+        raise ValueError(f"{len(values)} values for {len(ds)} rows of column {name!r}. Give one a row.")
+    table, indices = ds.data, ds._indices
+    if indices is not None:
+        # A selection shows some rows of its table: the values go to those, the hidden ones stay empty.
+        spread: list[Any] = [None] * table.num_rows
+        for row, value in zip(indices.column(0).to_pylist(), values, strict=True):
+            spread[row] = value
+        values = spread
+    if name in table.column_names:
+        table = table.drop([name])
+    schema = datasets.Features({name: feature}).arrow_schema
+    table = concat_tables([table, InMemoryTable.from_pydict({name: list(values)}, schema=schema)], axis=1)
+    info = ds.info.copy()
+    kept = {column: kind for column, kind in ds.features.items() if column != name}
+    info.features = datasets.Features({**kept, name: feature})
+    return datasets.Dataset(table, info=info, split=ds.split, indices_table=indices)
+
+
+def with_split(ds: datasets.Dataset, split: str) -> datasets.Dataset:
+    """The same data set under the name of a split; a part of `train` still calls itself `train`.
+
+    Args:
+        ds (`datasets.Dataset`): Any data set.
+        split (`str`): The name.
+
+    Returns:
+        `datasets.Dataset`: A view with `.split` set.
+    """
+    return datasets.Dataset(ds.data, info=ds.info, split=datasets.NamedSplit(split), indices_table=ds._indices)
+
+
+def _pick_column(names: Sequence[str], wanted: str, argument: str, where: str) -> str:
+    if wanted in names:
+        return wanted
+    if wanted == _DEFAULTS[argument]:
+        found = [name for name in _OTHER_NAMES[argument] if name in names]
+        if len(found) == 1:
+            logger.info("%s: no column %r, taking %r (%s).", where, wanted, found[0], argument)
+            return found[0]
+        if found:
+            raise ValueError(f"{where}: {argument} could be any of {found}. Set {argument} to one of them.")
+    names = sorted(names)
+    raise ValueError(f"{where} has no column {wanted!r}; its columns are {names}. Set {argument} to one of them.")
+
+
+def _as_text(value: Any) -> str | None:
+    """Anything of JSON as a string that a table can hold: a half surrogate pair becomes a question mark."""
+    text = value if isinstance(value, str) or value is None else json.dumps(value)
+    return None if text is None else text.encode("utf-8", "replace").decode()
+
+
+def _rows_to_dataset(rows: list[Row], image_column: str, caption_column: str) -> datasets.Dataset:
+    """Rows of JSON, where a column may hold anything, as a table, where it may not."""
+    # In order of appearance; rows need not have the same keys.
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    columns: dict[str, Any] = {}
+    for name in names:
+        values = [row.get(name) for row in rows]
+        if name == image_column:
+            values = [value.get("path") if isinstance(value, dict) else value for value in values]
+            paths = [_as_text(value) if isinstance(value, str) and value else None for value in values]
+            columns[name] = pa.array(paths, pa.string())
+        elif name == caption_column:
+            columns[name] = pa.array([to_caption_list(value) for value in values], pa.list_(pa.string()))
+        else:
+            try:
+                columns[name] = pa.array(values)
+            except (pa.ArrowException, UnicodeError, OverflowError):
+                columns[name] = pa.array([_as_text(value) for value in values], pa.string())  # mixed types
+    return datasets.Dataset(pa.table(columns))
+
+
+def _with_images(ds: datasets.Dataset, column: str, root: Path | None, where: str) -> datasets.Dataset:
+    """The column `column` as a `datasets.Image` column `image`."""
+    feature = ds.features[column]
+    kind = getattr(feature, "dtype", None)
+    if kind in {"string", "large_string"}:
+        # Joined here, since the reader of a row does not know the root. An absolute path or an address stays itself.
+        paths = [_join(root, path) for path in ds[column][:]]
+        image = [{"bytes": None, "path": path} for path in paths]
+        with_image = replace_column(ds, "image", image, datasets.Image())
+        # In this order: a table without any column has forgotten its number of rows.
+        return with_image if column == "image" else with_image.remove_columns(column)
+    if column != "image":
+        ds = ds.rename_column(column, "image")
+    if isinstance(feature, datasets.Image):
+        return ds.cast_column("image", datasets.Image())
+    holds_bytes = isinstance(feature, dict) and {"bytes", "path"} >= set(feature)
+    if kind in {"binary", "large_binary"} or holds_bytes:
+        return ds.cast_column("image", datasets.Image())
+    raise ValueError(
+        f"{where}: column {column!r} holds {feature}, not images, paths or bytes; the columns are {ds.column_names}. "
+        f"Set image_column to one that does."
+    )
+
+
+def _join(root: Path | None, path: str | None) -> str | None:
+    if not path or root is None or "://" in path:
+        return path or None
+    return str(root / path)
+
+
+def to_caption_columns(
+    rows: datasets.Dataset | list[Row],
+    *,
+    split: str,
+    where: str,
+    image_root: Path | None = None,
+    image_column: str = "image",
+    caption_column: str = "captions",
+    image_id_column: str | None = None,
+) -> datasets.Dataset:
+    """Bring one split into the columns `image`, `image_id`, `captions` and whatever else it has.
+
+    Captions are cleaned (`clean_caption`). Ids are taken from `image_id_column`, else from a column `image_id`, else
+    from the path as written in the source, else they are `"<split>-<row>"`. Rows with one id and one image (one
+    caption a row) become one row with all their captions; one id for two images is an error.
+
+    Args:
+        rows (`datasets.Dataset` or `list[dict]`): The raw split.
+        split (`str`): Its name.
+        where (`str`): How to call the source in a message.
+        image_root (`Path`, *optional*): Folder that relative paths in the image column start from.
+        image_column (`str`): Column with images, bytes or paths.
+        caption_column (`str`): Column with a caption or a list of captions.
+        image_id_column (`str`, *optional*): Column with ids.
+
+    Returns:
+        `datasets.Dataset`: The split.
+
+    Raises:
+        ValueError: If a column is missing or holds something else, or an id stands for two images.
+    """
+    where = f"{where}, split {split!r}"
+    if isinstance(rows, datasets.Dataset):
+        names = rows.column_names
+    else:
+        names = list(dict.fromkeys(name for row in rows for name in row))
+    image_column = _pick_column(names, image_column, "image_column", where)
+    caption_column = _pick_column(names, caption_column, "caption_column", where)
+    if image_id_column is not None and image_id_column not in names:
+        raise ValueError(
+            f"{where} has no column {image_id_column!r}; its columns are {sorted(names)}. Set image_id_column to one "
+            f"of them, or leave it out."
+        )
+    if image_id_column is None and "image_id" in names:
+        image_id_column = "image_id"
+    ds = rows if isinstance(rows, datasets.Dataset) else _rows_to_dataset(rows, image_column, caption_column)
+    ds = ds.with_format(None)
+
+    captions = [to_caption_list(value) for value in ds[caption_column][:]]
+    if len(ds) and not any(caption is not None for row in captions for caption in row):
+        raise ValueError(
+            f"{where}: column {caption_column!r} holds {ds.features[caption_column]} and not one text; the columns "
+            f"are {sorted(names)}. Set caption_column to one that holds captions."
+        )
+    if image_id_column is not None:
+        ids = ds[image_id_column][:]
+    elif getattr(ds.features[image_column], "dtype", None) in {"string", "large_string"}:
+        ids = ds[image_column][:]
+    else:
+        ids = [None] * len(ds)
+    # Numbers with a missing value among them come back from a table as floats: 7.0 is the id 7.
+    ids = [int(value) if isinstance(value, float) and value.is_integer() else value for value in ids]
+    ids = [f"{split}-{row:06d}" if value is None or value == "" else str(value) for row, value in enumerate(ids)]
+
+    # A column that is in the way of one of ours and was not chosen for it has to go.
+    taken = {"image": image_column, "captions": caption_column, "image_id": image_id_column}
+    clash = [name for name, chosen in taken.items() if name in ds.column_names and name != chosen]
+    if clash:
+        logger.info("%s: the columns %s are dropped; image_column and caption_column chose others.", where, clash)
+        ds = ds.remove_columns([name for name in clash if name not in (image_column, caption_column)])
+    ds = ds.remove_columns([name for name in {caption_column, image_id_column} - {image_column, None} if name])
+    ds = _with_images(ds, image_column, image_root, where)
+    ds = replace_column(ds, "image_id", ids, datasets.Value("string"))
+    ds = _merge_rows_of_one_image(ds, ids, captions, where)
+    others = [name for name in ds.column_names if name not in taken]
+    return ds.select_columns(["image", "image_id", "captions", *others])
+
+
+def _merge_rows_of_one_image(
+    ds: datasets.Dataset, ids: list[str], captions: list[list[str | None]], where: str
+) -> datasets.Dataset:
+    first: dict[str, int] = {}
+    repeated = []
+    for row, image_id in enumerate(ids):
+        if first.setdefault(image_id, row) != row:
+            repeated.append(row)
+    if repeated:
+        images = undecoded(ds).select_columns("image")
+        for row in repeated:
+            earlier = first[ids[row]]
+            if images[row]["image"] != images[earlier]["image"]:
+                raise ValueError(
+                    f"{where}: image_id {ids[row]!r} stands for different images in rows {earlier} and {row}; an id "
+                    f"stands for one image. Set image_id_column to a column that tells images apart, or leave it out."
+                )
+            captions[earlier] = captions[earlier] + captions[row]
+        logger.warning("%s: %d rows repeat an image; their captions are joined to its first.", where, len(repeated))
+    ds = replace_column(ds, "captions", captions, CAPTIONS)
+    return ds.select(list(first.values())) if repeated else ds

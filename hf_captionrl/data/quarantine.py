@@ -1,0 +1,327 @@
+"""Check every row before training: bad ones are skipped, counted and written down; too many stop the run."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import datasets
+
+from hf_captionrl.data.cleaning import CAPTION_WAYS_OUT, MAX_CAPTION_WORDS, caption_fault, to_caption_list
+from hf_captionrl.data.columns import CAPTIONS, replace_column, undecoded
+from hf_captionrl.data.images import IMAGE_WAYS_OUT, MAX_PIXELS, ImageError, verify_image
+
+__all__ = ["QuarantineEntry", "QuarantineError", "QuarantineReport", "check_captions"]
+
+logger = logging.getLogger(__name__)
+
+_ROWS_AT_ONCE = 256
+_WAYS_OUT = {**IMAGE_WAYS_OUT, **CAPTION_WAYS_OUT}
+
+
+@dataclass(frozen=True)
+class QuarantineEntry:
+    """One thing that was left out.
+
+    Args:
+        row (`int`): Row of the data set that was checked, from 0.
+        image_id (`str`): Id of the image.
+        split (`str`): Split of the row.
+        column (`str`): `"image"` or `"captions"`.
+        reason (`str`): A key of `IMAGE_WAYS_OUT` or `CAPTION_WAYS_OUT`.
+        detail (`str`): The value and the rule it broke.
+        way_out (`str`): What to do about it.
+        dropped (`str`): `"row"`, or `"caption"` where the row had others and stays.
+    """
+
+    row: int
+    image_id: str
+    split: str
+    column: str
+    reason: str
+    detail: str
+    way_out: str
+    dropped: Literal["row", "caption"]
+
+
+@dataclass(frozen=True)
+class QuarantineReport:
+    """What `check_captions` found.
+
+    Args:
+        rows (`dict[str, int]`): Split to number of rows checked.
+        entries (`tuple[QuarantineEntry, ...]`): Everything that was left out; one entry a bad row.
+        path (`Path`, *optional*): Where the entries were written.
+    """
+
+    rows: dict[str, int]
+    entries: tuple[QuarantineEntry, ...]
+    path: Path | None = None
+
+    def bad_rows(self, split: str | None = None) -> int:
+        """Count the rows that were left out.
+
+        Args:
+            split (`str`, *optional*): Only those of one split.
+
+        Returns:
+            `int`: Number of rows.
+        """
+        return sum(entry.dropped == "row" and split in (None, entry.split) for entry in self.entries)
+
+    @property
+    def bad_captions(self) -> int:
+        """Captions left out of rows that stayed."""
+        return sum(entry.dropped == "caption" for entry in self.entries)
+
+    def bad_fraction(self, split: str | None = None) -> float:
+        """Share of rows that were left out.
+
+        Args:
+            split (`str`, *optional*): Of one split instead of all.
+
+        Returns:
+            `float`: In [0, 1]; 0 if there are no rows.
+        """
+        total = sum(self.rows.values()) if split is None else self.rows[split]
+        return self.bad_rows(split) / total if total else 0.0
+
+    def counts(self, dropped: Literal["row", "caption"] = "row", split: str | None = None) -> dict[str, int]:
+        """Count by reason, the most frequent first.
+
+        Args:
+            dropped (`"row"` or `"caption"`): Rows left out, or captions left out of rows that stayed.
+            split (`str`, *optional*): Only those of one split.
+
+        Returns:
+            `dict[str, int]`: Reason to count.
+        """
+        found = Counter(e.reason for e in self.entries if e.dropped == dropped and split in (None, e.split))
+        return dict(found.most_common())
+
+    def summary(self) -> str:
+        """One sentence for a log.
+
+        Returns:
+            `str`: Counts by reason and where to read more.
+        """
+        total = sum(self.rows.values())
+        if not self.entries:
+            return f"All {total} rows are good."
+        parts = []
+        if self.bad_rows():
+            parts.append(f"{self.bad_rows()} of {total} rows are left out ({_spell(self.counts())})")
+        if self.bad_captions:
+            counts = _spell(self.counts("caption"))
+            parts.append(f"{self.bad_captions} captions are left out of rows that stay ({counts})")
+        return "; ".join(parts) + (f". Each with its way out: {self.path}." if self.path else ".")
+
+
+class QuarantineError(ValueError):
+    """Too many bad rows to train on.
+
+    Args:
+        message (`str`): Counts by reason and the way out.
+        report (`QuarantineReport`): Everything that was found.
+    """
+
+    def __init__(self, message: str, report: QuarantineReport) -> None:
+        super().__init__(message)
+        self.report = report
+
+    def __reduce__(self) -> tuple[type[QuarantineError], tuple[str, QuarantineReport]]:
+        return type(self), (str(self), self.report)
+
+
+def _spell(counts: dict[str, int]) -> str:
+    return ", ".join(f"{count} {reason}" for reason, count in counts.items())
+
+
+def _write(path: Path, entries: Sequence[QuarantineEntry]) -> None:
+    """Write the whole file or leave the old one: a killed run never leaves half a line."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".tmp")
+    try:
+        with os.fdopen(handle, "w", encoding="ascii", newline="\n") as file:
+            # ASCII escapes keep U+2028 and half surrogates of a hostile caption from breaking lines or the encoding.
+            file.writelines(json.dumps(asdict(entry)) + "\n" for entry in entries)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)  # mkstemp's is for the owner alone
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+
+
+def _image_faults(
+    ds: datasets.Dataset, mode: Literal["header", "full"], max_pixels: int, num_workers: int
+) -> Iterator[ImageError | None]:
+    def fault(value: Any) -> ImageError | None:
+        try:
+            verify_image(value, mode=mode, max_pixels=max_pixels)
+        except ImageError as error:
+            return error
+        return None
+
+    images = undecoded(ds).select_columns("image")
+    # Threads: Pillow's decoders release the interpreter lock, and nothing has to be copied to other processes.
+    pool = ThreadPoolExecutor(num_workers) if num_workers > 1 else contextlib.nullcontext()
+    with pool as workers:
+        for batch in images.iter(_ROWS_AT_ONCE):
+            yield from map(fault, batch["image"]) if workers is None else workers.map(fault, batch["image"])
+
+
+def _caption_faults(captions: list[str | None], max_words: int) -> tuple[list[str], list[tuple[str, str]]]:
+    """The good captions, and reason and detail of the others."""
+    good, bad = [], []
+    for number, caption in enumerate(captions):
+        fault = caption_fault(caption, max_words=max_words)
+        if fault is None and caption is not None:
+            good.append(caption)
+        elif fault is not None:
+            bad.append((fault[0], f"captions[{number}]: {fault[1]}"))
+    return good, bad
+
+
+def _check_split(
+    ds: datasets.Dataset,
+    split: str,
+    max_caption_words: int,
+    check_images: Literal["header", "full"] | None,
+    max_pixels: int,
+    num_workers: int,
+) -> tuple[datasets.Dataset, list[QuarantineEntry]]:
+    missing = sorted({"image", "image_id", "captions"} - set(ds.column_names))
+    if missing:
+        raise ValueError(
+            f"Split {split!r} has no columns {missing}; it has {ds.column_names}. Load it with load_captions, and set "
+            f"image_column, caption_column or image_id_column to the columns meant."
+        )
+    ds = ds.with_format(None)
+    ids = [str(image_id) for image_id in ds["image_id"][:]]
+    image_id, times = Counter(ids).most_common(1)[0] if ids else ("", 1)
+    if times > 1:
+        raise ValueError(
+            f"Split {split!r}: image_id {image_id!r} is in {times} rows; an id stands for one image with all its "
+            f"captions. Load it with load_captions, which joins such rows, or set another image_id_column."
+        )
+    image_faults: Iterator[ImageError | None]
+    if check_images is None:
+        image_faults = iter([None] * len(ds))
+    else:
+        image_faults = _image_faults(ds, check_images, max_pixels, num_workers)
+    raw = ds["captions"][:]
+    kept, captions, entries = [], [], []
+    for row, (value, fault) in enumerate(zip(raw, image_faults, strict=True)):
+        good, bad = _caption_faults(to_caption_list(value), max_caption_words)
+        captions.append(good)
+        if fault is None and good:
+            kept.append(row)
+            for reason, detail in bad:
+                entries.append(_entry(row, ids[row], split, "captions", reason, detail, "caption"))
+        elif fault is not None:
+            entries.append(_entry(row, ids[row], split, "image", fault.reason, fault.detail, "row"))
+        else:
+            reason = bad[0][0] if bad else "caption_missing"
+            detail = "; ".join(detail for _, detail in bad) or "the row has no caption"
+            entries.append(_entry(row, ids[row], split, "captions", reason, detail, "row"))
+    if captions != raw:
+        ds = replace_column(ds, "captions", captions, CAPTIONS)
+    return (ds if len(kept) == len(ds) else ds.select(kept)), entries
+
+
+def _entry(
+    row: int, image_id: str, split: str, column: str, reason: str, detail: str, dropped: Literal["row", "caption"]
+) -> QuarantineEntry:
+    return QuarantineEntry(row, image_id, split, column, reason, detail, _WAYS_OUT[reason], dropped)
+
+
+def check_captions(
+    ds: Any,
+    *,
+    quarantine_path: str | Path | None = None,
+    max_bad_fraction: float = 0.05,
+    max_caption_words: int = MAX_CAPTION_WORDS,
+    check_images: bool | Literal["header", "full"] = True,
+    max_pixels: int = MAX_PIXELS,
+    num_workers: int = 0,
+) -> tuple[Any, QuarantineReport]:
+    """Leave out what cannot be trained on, and say what and why.
+
+    A row is bad if its image cannot be opened or it has no good caption. A bad caption beside good ones is left out
+    alone. The good captions are cleaned (`clean_caption`). Images are decoded once and thrown away, never kept.
+
+    Args:
+        ds (`datasets.Dataset` or `datasets.DatasetDict`): What `load_captions` or `load_caption_splits` gave.
+        quarantine_path (`str` or `Path`, *optional*): File for one JSON object per bad thing, rewritten by every call;
+            empty if all is well. Give a `DatasetDict` to have all splits in one file.
+        max_bad_fraction (`float`): Largest share of bad rows of any split, in [0, 1].
+        max_caption_words (`int`): Longest good caption in whitespace words (and 20 times that in characters).
+        check_images (`bool`, `"header"` or `"full"`): `True` and `"full"` decode every image; `"header"` reads format
+            and size only and misses truncated files; `False` does not look at images.
+        max_pixels (`int`): Largest width * height of a good image.
+        num_workers (`int`): Threads that decode images; 0 and 1 decode in the caller's.
+
+    Returns:
+        `tuple[datasets.Dataset | datasets.DatasetDict, QuarantineReport]`: The good rows, and what was left out.
+
+    Raises:
+        QuarantineError: If a split has a larger share of bad rows than allowed, or no good row. The file is written
+            before.
+        ValueError: If a column is missing, an id is in two rows, or an argument is out of range.
+    """
+    if not 0 <= max_bad_fraction <= 1:
+        raise ValueError(f"max_bad_fraction ({max_bad_fraction}) must lie in [0, 1]; it is no percentage. Use 0.05.")
+    if max_caption_words < 1 or num_workers < 0:
+        raise ValueError(
+            f"max_caption_words ({max_caption_words}) must be 1 or more and num_workers ({num_workers}) 0 or more. "
+            f"Correct the one that is not."
+        )
+    if check_images not in (True, False, "header", "full"):
+        raise ValueError(f"check_images ({check_images!r}) must be True, False, 'header' or 'full'. Choose one.")
+    mode: Literal["header", "full"] | None = "header" if check_images == "header" else "full" if check_images else None
+    single = isinstance(ds, datasets.Dataset)
+    splits = {str(ds.split or "train"): ds} if single else dict(ds)
+    good: dict[str, datasets.Dataset] = {}
+    entries: list[QuarantineEntry] = []
+    for name, rows in splits.items():
+        good[name], found = _check_split(rows, name, max_caption_words, mode, max_pixels, num_workers)
+        entries += found
+    path = None if quarantine_path is None else Path(quarantine_path)
+    report = QuarantineReport({name: len(rows) for name, rows in splits.items()}, tuple(entries), path)
+    if path is not None:
+        _write(path, entries)
+    for name in splits:
+        _stop_if_too_many(report, name, max_bad_fraction)
+    if entries:
+        logger.warning("%s", report.summary())
+    return (good[next(iter(good))] if single else datasets.DatasetDict(good)), report
+
+
+def _stop_if_too_many(report: QuarantineReport, split: str, max_bad_fraction: float) -> None:
+    total, bad, fraction = report.rows[split], report.bad_rows(split), report.bad_fraction(split)
+    if total and bad < total and fraction <= max_bad_fraction:
+        return
+    if not total:
+        raise QuarantineError(f"Split {split!r} has no rows. Check dataset_name and split_fractions.", report)
+    first = next(entry for entry in report.entries if entry.dropped == "row" and entry.split == split)
+    limit = "so nothing is left" if bad == total else f"more than max_bad_fraction ({max_bad_fraction}) allows"
+    listed = f"All are in {report.path}" if report.path else "Set quarantine_path to list them all"
+    raise QuarantineError(
+        f"{bad} of {total} rows of split {split!r} are bad ({fraction:.3f}), {limit}: "
+        f"{_spell(report.counts('row', split))}. The first is row {first.row}, image_id {first.image_id!r}: "
+        f"{first.detail}; way out: {first.way_out}. {listed}. "
+        f"Mend the data{'' if bad == total else ' or raise max_bad_fraction'}.",
+        report,
+    )

@@ -1,0 +1,155 @@
+"""Error bars: bootstrap intervals over images or bags, and a test between two captioners.
+
+Legend: N samples (captions), R resamples.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+__all__ = ["bootstrap_interval", "paired_test"]
+
+# Draws of one slice: bounds the memory at 64 MiB whatever N and R are.
+_DRAWS = 2**22
+
+
+def check_values(values: Any, name: str) -> np.ndarray:
+    """A float64 vector without NaN.
+
+    Args:
+        values (sequence of `N` numbers): One for each sample.
+        name: What to call them in an error.
+    Returns:
+        `numpy.ndarray` of shape `(N,)`: float64.
+    Raises:
+        ValueError: If they are not a vector, are empty or one is not finite (its index is named).
+    """
+    array = np.asarray(values, dtype=np.float64)
+    if array.ndim != 1 or len(array) == 0:
+        raise ValueError(f"{name} must be a list of numbers that is not empty, got shape {array.shape}.")
+    bad = np.flatnonzero(~np.isfinite(array))
+    if len(bad):
+        raise ValueError(
+            f"{name}[{bad[0]}] is {array[bad[0]]} ({len(bad)} such of {len(array)}). Leave the sample out."
+        )
+    return array
+
+
+def _by_group(values: np.ndarray, groups: Sequence[Any] | None) -> np.ndarray:
+    """Sums over the samples of each group, `(G,)`."""
+    if groups is None:
+        return values
+    if len(groups) != len(values):
+        raise ValueError(f"groups must name one group for each of {len(values)} samples, got {len(groups)}.")
+    _, number = np.unique(np.asarray(groups), return_inverse=True)
+    return np.bincount(number, values)
+
+
+def bootstrap_interval(
+    values: Any,
+    *,
+    weights: Any = None,
+    groups: Sequence[Any] | None = None,
+    confidence: float = 0.95,
+    num_resamples: int = 1000,
+    seed: int = 0,
+) -> tuple[float, float]:
+    """Percentile bootstrap interval of `sum(values) / sum(weights)`, a mean by default.
+
+    Args:
+        values (sequence of `N` numbers): One for each caption: a score, or the numerator of a ratio of sums.
+        weights (sequence of `N` numbers): Denominators of a ratio of sums, not negative; `None` means 1 each.
+        groups (sequence of `N` labels): Image or bag of each caption; whole groups are drawn, because captions of one
+            image are not independent. `None`: every caption is its own.
+        confidence: Share of resamples inside the interval.
+        num_resamples: R, at least 1.
+        seed: Seed of the draws.
+    Returns:
+        `tuple[float, float]`: Lower and upper end.
+    Raises:
+        ValueError: If sizes disagree, a value is not finite, weights are negative or all 0, or an option is out of
+            range.
+    """
+    numbers = check_values(values, "values")
+    sizes = np.ones_like(numbers) if weights is None else check_values(weights, "weights")
+    if len(sizes) != len(numbers):
+        raise ValueError(f"{len(numbers)} values and {len(sizes)} weights: pass one each.")
+    if (sizes < 0).any() or sizes.sum() == 0:
+        raise ValueError("weights must not be negative, and not all 0: there is nothing to divide by.")
+    if not 0 < confidence < 1:
+        raise ValueError(f"confidence must be between 0 and 1, got {confidence}.")
+    if num_resamples < 1:
+        raise ValueError(f"num_resamples must be at least 1, got {num_resamples}.")
+    numerators, denominators = _by_group(numbers, groups), _by_group(sizes, groups)
+    generator = np.random.default_rng(seed)
+    found = []
+    rows = max(_DRAWS // len(numerators), 1)
+    for start in range(0, num_resamples, rows):
+        shape = (min(rows, num_resamples - start), len(numerators))
+        drawn = generator.integers(len(numerators), size=shape, dtype=np.int32)
+        below = denominators[drawn].sum(axis=1)
+        # A resample without any weight says nothing; it is as if it had not been drawn.
+        found.append(numerators[drawn].sum(axis=1)[below > 0] / below[below > 0])
+    tail = (1 - confidence) / 2
+    low, high = np.quantile(np.concatenate(found), [tail, 1 - tail])
+    return float(low), float(high)
+
+
+def paired_test(
+    a: Any,
+    b: Any,
+    *,
+    groups: Sequence[Any] | None = None,
+    confidence: float = 0.95,
+    num_resamples: int = 10_000,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Is captioner `a` better than `b` on the same captions' images? A randomisation test of the mean difference.
+
+    Under the null hypothesis the two are exchangeable, so the sign of each image's difference is a coin toss. The
+    p-value is the share of tosses with a difference at least as large, the observed one counted (so it is never 0).
+
+    Args:
+        a (sequence of `N` numbers): Scores of the first captioner, one a caption.
+        b (sequence of `N` numbers): Scores of the second on the same images, in the same order.
+        groups (sequence of `N` labels): Image or bag of each caption, tossed and drawn as a whole.
+        confidence: Share of resamples inside the interval of the difference.
+        num_resamples: Tosses, and draws for the interval.
+        seed: Seed of both.
+    Returns:
+        `dict`: `difference` (mean of a - b), `p_value` (two-sided), `interval` (low, high), `num_samples`,
+        `signature`.
+    Raises:
+        ValueError: If the two do not pair up or a score is not finite.
+    """
+    from hf_captionrl.metrics.signature import signature
+
+    first, second = check_values(a, "a"), check_values(b, "b")
+    if len(first) != len(second):
+        raise ValueError(
+            f"a has {len(first)} scores and b {len(second)}: a paired test needs the same images in both."
+        )
+    difference = first - second
+    low, high = bootstrap_interval(
+        difference, groups=groups, confidence=confidence, num_resamples=num_resamples, seed=seed
+    )
+    sums = _by_group(difference, groups)
+    observed = abs(sums.sum())
+    generator = np.random.default_rng(seed)
+    at_least = 0
+    rows = max(_DRAWS // len(sums), 1)
+    for start in range(0, num_resamples, rows):
+        signs = generator.integers(2, size=(min(rows, num_resamples - start), len(sums)), dtype=np.int8)
+        tossed = np.abs((2.0 * signs - 1.0) @ sums)
+        # Sums of the same numbers in another order differ by rounding; that is no larger difference.
+        at_least += int((tossed >= observed * (1 - 1e-12) - 1e-15).sum())
+    return {
+        "difference": float(difference.mean()),
+        "p_value": (1 + at_least) / (1 + num_resamples),
+        "interval": (low, high),
+        "num_samples": len(difference),
+        "signature": signature(
+            test="randomisation", unit="caption" if groups is None else "group", resamples=num_resamples, seed=seed
+        ),
+    }

@@ -1,0 +1,85 @@
+"""Checks that every caption metric makes of its texts."""
+
+from collections.abc import Sequence
+from typing import Any
+
+__all__ = ["check_captions", "check_groups", "check_pairs"]
+
+
+def check_captions(captions: Any, name: str = "captions") -> list[str]:
+    """A list of captions with something in each.
+
+    Args:
+        captions: The texts.
+        name: What to call them in an error.
+    Returns:
+        `list[str]`: The same texts.
+    Raises:
+        ValueError: If it is one string or empty, or a caption is not a string or blank (its index is named).
+    """
+    if isinstance(captions, (str, bytes)):
+        raise ValueError(f"{name} is one string, {captions!r}, whose characters are no captions. Pass a list.")
+    found = list(captions)
+    if not found:
+        raise ValueError(f"{name} is empty.")
+    for i, caption in enumerate(found):
+        if not isinstance(caption, str):
+            raise ValueError(f"{name}[{i}] must be a string, got {type(caption).__name__} {caption!r}.")
+        if not caption.strip():
+            raise ValueError(f"{name}[{i}] is empty. Leave it out, or put a word for it that counts as wrong.")
+    return found
+
+
+def check_groups(groups: Any, name: str, minimum: int = 1) -> list[list[str]]:
+    """A list of captions for each image.
+
+    Args:
+        groups: For each image the list of its texts.
+        name: What to call them in an error.
+        minimum: How many each image needs.
+    Returns:
+        `list[list[str]]`: The same texts.
+    Raises:
+        ValueError: If an image has a string instead of a list, or too few (its index is named).
+    """
+    if isinstance(groups, (str, bytes)):
+        raise ValueError(f"{name} is one string. Pass a list of lists of captions, one list for each image.")
+    groups = list(groups)
+    if not groups:
+        raise ValueError(f"{name} is empty.")
+    found = []
+    for i, captions in enumerate(groups):
+        if isinstance(captions, (str, bytes)):
+            raise ValueError(
+                f"{name}[{i}] is the string {captions!r}; its characters are no captions. Pass [{captions!r}]."
+            )
+        found.append(check_captions(captions, f"{name}[{i}]"))
+        if len(found[-1]) < minimum:
+            raise ValueError(f"{name}[{i}] has {len(found[-1])} caption(s); at least {minimum} are needed.")
+    return found
+
+
+def check_pairs(candidates: Any, references: Any) -> tuple[list[list[str]], list[list[str]]]:
+    """Candidates and references of the same images.
+
+    Args:
+        candidates: For each image one caption, or a list of captions.
+        references: For each image the list of its references.
+    Returns:
+        `tuple` of two `list[list[str]]`: candidates and references of each image.
+    Raises:
+        ValueError: If the numbers of images disagree or a text is bad (its index is named).
+    """
+    if isinstance(candidates, (str, bytes)):
+        raise ValueError("candidates is one string. Pass a list with one caption for each image.")
+    listed: Sequence[Any] = list(candidates)
+    if listed and all(isinstance(c, str) for c in listed):
+        ours = [[caption] for caption in check_captions(listed, "candidates")]
+    else:
+        ours = check_groups(listed, "candidates")
+    theirs = check_groups(references, "references")
+    if len(ours) != len(theirs):
+        raise ValueError(
+            f"{len(ours)} candidates and {len(theirs)} lists of references: pass one each, in the same order."
+        )
+    return ours, theirs

@@ -1,0 +1,141 @@
+"""CLIPScore and RefCLIPScore from features of any scorer.
+
+Legend: N captions, D features, R references of a caption.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from hf_captionrl.metrics.signature import signature
+from hf_captionrl.retrieval.ranking import check_features
+
+__all__ = ["CLIP_SCORE_PRESETS", "ClipScorePreset", "clip_score", "ref_clip_score"]
+
+
+@dataclass(frozen=True)
+class ClipScorePreset:
+    """How a paper turns a cosine into its CLIPScore.
+
+    Args:
+        scale: Factor of the cosine.
+        clamp: Whether negative cosines count as 0.
+        prefix: What the paper puts before a caption when it makes text features.
+    """
+
+    scale: float
+    clamp: bool
+    prefix: str
+
+
+CLIP_SCORE_PRESETS = {
+    "hessel": ClipScorePreset(2.5, True, "A photo depicts "),
+    "smile": ClipScorePreset(250.0, True, "A photo depicts "),
+    "ndlb": ClipScorePreset(100.0, False, ""),
+}
+"""The conventions of Hessel et al. 2021, SMILE (its hundredfold) and No Detail Left Behind."""
+
+
+def _cosines(a: Any, b: Any, names: tuple[str, str]) -> Tensor:
+    if torch.as_tensor(a).dtype != torch.as_tensor(b).dtype:
+        raise ValueError(
+            f"{names[0]} and {names[1]} are of different dtypes. Convert one: features come from one scorer."
+        )
+    first, second = check_features(a, names[0]), check_features(b, names[1])
+    if first.shape != second.shape:
+        raise ValueError(
+            f"{names[0]} {tuple(first.shape)} and {names[1]} {tuple(second.shape)} must pair up row by row."
+        )
+    return torch.nn.functional.cosine_similarity(first.double(), second.double(), dim=1).cpu()
+
+
+def _preset(name: str, scale: float | None, clamp: bool | None) -> tuple[float, bool]:
+    if name not in CLIP_SCORE_PRESETS:
+        raise ValueError(f"preset must be one of {sorted(CLIP_SCORE_PRESETS)}, got {name!r}.")
+    preset = CLIP_SCORE_PRESETS[name]
+    return preset.scale if scale is None else scale, preset.clamp if clamp is None else clamp
+
+
+def clip_score(
+    text_features: Any,
+    image_features: Any,
+    *,
+    preset: Literal["hessel", "smile", "ndlb"] = "hessel",
+    scale: float | None = None,
+    clamp: bool | None = None,
+    scorer: str = "",
+) -> dict[str, Any]:
+    r"""CLIPScore, `scale * max(cos(text, image), 0)`, of each caption with its own image.
+
+    Reference: Hessel et al. 2021, "CLIPScore". Presets: `hessel` 2.5, `smile` 100 * 2.5 (both for captions made into
+    features after "A photo depicts "), `ndlb` 100 without clamping and without a prefix; see `CLIP_SCORE_PRESETS`.
+
+    Args:
+        text_features (array or tensor of shape `(N, D)`): Features of the captions, of any length, the preset's prefix
+            put before the captions.
+        image_features (array or tensor of shape `(N, D)`): Features of the own image of each caption.
+        preset: Whose convention.
+        scale: Factor instead of the preset's.
+        clamp: Whether negative cosines count as 0, instead of the preset's.
+        scorer: Scorer and revision, for the signature.
+    Returns:
+        `dict`: `clip_score`, the mean, higher is better; `per_sample`; `signature`.
+    Raises:
+        ValueError: If shapes or dtypes disagree, a row is NaN or zero (its index is named), or the preset is unknown.
+    """
+    factor, clamped = _preset(preset, scale, clamp)
+    cosine = _cosines(text_features, image_features, ("text_features", "image_features"))
+    scores = factor * (cosine.clamp(min=0) if clamped else cosine)
+    return {
+        "clip_score": float(scores.mean()),
+        "per_sample": scores.numpy(),
+        "signature": signature(
+            metric="clip_score", scorer=scorer, preset=preset, scale=factor, clamp=clamped,
+            prefix=CLIP_SCORE_PRESETS[preset].prefix.strip() or "none",
+        ),
+    }  # fmt: skip
+
+
+def ref_clip_score(
+    text_features: Any,
+    image_features: Any,
+    reference_features: Sequence[Any],
+    *,
+    scale: float = 2.5,
+    scorer: str = "",
+) -> dict[str, Any]:
+    r"""RefCLIPScore: harmonic mean of CLIPScore and the largest cosine with a reference.
+
+    Reference: Hessel et al. 2021, Section 3: `H-mean(CLIP-S(c, v), max(max_r cos(c, r), 0))`.
+
+    Args:
+        text_features (array or tensor of shape `(N, D)`): Features of the captions.
+        image_features (array or tensor of shape `(N, D)`): Features of the own image of each caption.
+        reference_features: For each caption an array of shape `(R, D)`, features of its references.
+        scale: Factor of CLIPScore.
+        scorer: Scorer and revision, for the signature.
+    Returns:
+        `dict`: `ref_clip_score`, the mean, higher is better; `clip_score`; `per_sample`; `signature`.
+    Raises:
+        ValueError: If shapes or dtypes disagree, or a row is NaN or zero (its index is named).
+    """
+    image = scale * _cosines(text_features, image_features, ("text_features", "image_features")).clamp(min=0)
+    text = torch.as_tensor(text_features)
+    if len(reference_features) != len(text):
+        raise ValueError(f"{len(text)} captions and {len(reference_features)} sets of references: pass one each.")
+    nearest = torch.empty_like(image)
+    for i, features in enumerate(reference_features):
+        rows = torch.as_tensor(features)
+        same = text[i : i + 1].expand(len(rows), -1) if rows.ndim == 2 else text[i : i + 1]
+        nearest[i] = _cosines(same, rows, (f"text_features[{i}]", f"reference_features[{i}]")).max().clamp(min=0)
+    total = image + nearest
+    scores = torch.where(total > 0, 2 * image * nearest / total.clamp(min=1e-300), torch.zeros_like(total))
+    return {
+        "ref_clip_score": float(scores.mean()),
+        "clip_score": float(image.mean()),
+        "per_sample": scores.numpy(),
+        "signature": signature(metric="ref_clip_score", scorer=scorer, scale=scale),
+    }

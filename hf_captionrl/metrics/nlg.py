@@ -1,0 +1,173 @@
+"""How near captions are to their references: BLEU, ROUGE-L, CIDEr and CIDEr-D, without Java.
+
+All tokenise by [`hf_captionrl.text.tokenize`] and equal pycocoevalcap's numbers to 1e-4 and better.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from hf_captionrl.metrics.captions import check_pairs
+from hf_captionrl.metrics.signature import signature
+from hf_captionrl.text.bleu import bleu_matches, bleu_scores, corpus_bleu
+from hf_captionrl.text.cider import CiderScorer, DocumentFrequencies
+from hf_captionrl.text.ngrams import encode_words
+from hf_captionrl.text.tokenize import ptb_tokenize
+
+__all__ = ["bleu", "cider", "cider_d", "rouge_l"]
+
+
+def _tokenised(candidates: Any, references: Any) -> tuple[list[list[list[str]]], list[list[list[str]]]]:
+    ours, theirs = check_pairs(candidates, references)
+    return [[ptb_tokenize(c) for c in group] for group in ours], [[ptb_tokenize(c) for c in group] for group in theirs]
+
+
+def _owners(groups: list[list[list[str]]]) -> torch.Tensor:
+    sizes = torch.tensor([len(group) for group in groups])
+    return torch.repeat_interleave(torch.arange(len(groups)), sizes)
+
+
+def _cider(
+    candidates: Any, references: Any, frequencies: DocumentFrequencies | None, eos: bool, sigma: float, variant: str
+) -> dict[str, Any]:
+    ours, theirs = _tokenised(candidates, references)
+    source = "corpus" if frequencies is None else "given"
+    if frequencies is None:
+        frequencies = DocumentFrequencies.from_references(theirs, eos=eos)
+    elif frequencies.eos != eos:
+        raise ValueError(f"eos is {eos} but the frequencies were counted with eos={frequencies.eos}. Make them agree.")
+    scorer = CiderScorer(frequencies, variant="cider_d" if variant == "cider_d" else "cider", sigma=sigma)
+    scores = scorer(ours, theirs)
+    return {
+        variant: float(scores.mean()),
+        "per_sample": scores.numpy(),
+        "signature": signature(
+            metric=variant,
+            tok="ptb",
+            df=source,
+            documents=frequencies.num_documents,
+            n=4,
+            sigma=sigma if variant == "cider_d" else None,
+            eos=eos,
+        ),
+    }
+
+
+def cider_d(
+    candidates: Any,
+    references: Any,
+    *,
+    frequencies: DocumentFrequencies | None = None,
+    eos: bool = False,
+    sigma: float = 6.0,
+) -> dict[str, Any]:
+    """CIDEr-D, the metric that pycocoevalcap and most papers call "CIDEr".
+
+    Reference: Vedantam et al. 2015, Section 6. See [`hf_captionrl.text.cider.CiderScorer`] for the formula.
+
+    Args:
+        candidates: One caption for each image, or a list of captions for each image.
+        references: For each image the list of its references.
+        frequencies: Document frequencies of a training set; `None` counts these references, as pycocoevalcap does.
+            With one image alone every score is then 0.
+        eos: Whether to end every caption with an end-of-sequence word, so that endings are scored.
+        sigma: Width of the length penalty, in words.
+    Returns:
+        `dict`: `cider_d`, the mean in [0, 10] (1.0 is what papers print as 100); `per_sample`; `signature`.
+    Raises:
+        ValueError: If the texts do not pair up or one is bad (its index is named), or eos disagrees with frequencies.
+    """
+    return _cider(candidates, references, frequencies, eos, sigma, "cider_d")
+
+
+def cider(
+    candidates: Any, references: Any, *, frequencies: DocumentFrequencies | None = None, eos: bool = False
+) -> dict[str, Any]:
+    """Plain CIDEr: neither clipped counts nor a length penalty. Not what papers call "CIDEr"; see [`cider_d`].
+
+    Reference: Vedantam et al. 2015, Section 5 (without stemming, as in the authors' Python code).
+
+    Args:
+        candidates: One caption for each image, or a list of captions for each image.
+        references: For each image the list of its references.
+        frequencies: Document frequencies of a training set; `None` counts these references.
+        eos: Whether to end every caption with an end-of-sequence word.
+    Returns:
+        `dict`: `cider`, the mean in [0, 10]; `per_sample`; `signature`.
+    Raises:
+        ValueError: If the texts do not pair up or one is bad (its index is named), or eos disagrees with frequencies.
+    """
+    return _cider(candidates, references, frequencies, eos, 6.0, "cider")
+
+
+def bleu(candidates: Any, references: Any, *, max_order: int = 4) -> dict[str, Any]:
+    """BLEU-1 to BLEU-4 against all references of an image, closest reference length.
+
+    Reference: Papineni et al. 2002, with pycocoevalcap's constants; equal to sacrebleu without smoothing to 1e-6.
+
+    Args:
+        candidates: One caption for each image, or a list of captions for each image.
+        references: For each image the list of its references.
+        max_order: Longest n-gram.
+    Returns:
+        `dict`: `bleu_1` ... `bleu_<max_order>` of the corpus in [0, 1]; `per_sample`, an array (captions, orders) of
+        sentence BLEU; `signature`.
+    Raises:
+        ValueError: If the texts do not pair up or one is bad (its index is named).
+    """
+    ours, theirs = _tokenised(candidates, references)
+    batch = encode_words([caption for group in (*ours, *theirs) for caption in group])
+    counts = bleu_matches(batch, _owners(ours), _owners(theirs), max_order)
+    result: dict[str, Any] = {f"bleu_{n}": float(score) for n, score in enumerate(corpus_bleu(*counts), start=1)}
+    return result | {
+        "per_sample": bleu_scores(*counts).numpy(),
+        "signature": signature(metric="bleu", tok="ptb", ref_length="closest", smooth="pycocoevalcap"),
+    }
+
+
+def rouge_l(candidates: Any, references: Any, *, beta: float = 1.2) -> dict[str, Any]:
+    r"""ROUGE-L: the longest common subsequence with the references.
+
+    Reference: Lin and Och 2004; `F = (1 + beta^2) P R / (R + beta^2 P)` with the best P and the best R over
+    references.
+
+    Args:
+        candidates: One caption for each image, or a list of captions for each image.
+        references: For each image the list of its references.
+        beta: Weight of recall.
+    Returns:
+        `dict`: `rouge_l`, the mean in [0, 1]; `per_sample`; `signature`.
+    Raises:
+        ValueError: If the texts do not pair up or one is bad (its index is named).
+    """
+    ours, theirs = _tokenised(candidates, references)
+    scores = []
+    for group, others in zip(ours, theirs, strict=True):
+        for caption in group:
+            # A caption of nothing but punctuation is one empty word for pycocoevalcap.
+            words = caption or [""]
+            common = [(_common(words, other or [""]), len(other or [""])) for other in others]
+            precision = max(c for c, _ in common) / len(words)
+            recall = max(c / size for c, size in common)
+            scores.append(
+                (1 + beta**2) * precision * recall / (recall + beta**2 * precision) if precision and recall else 0.0
+            )
+    return {
+        "rouge_l": float(np.mean(scores)),
+        "per_sample": np.array(scores),
+        "signature": signature(metric="rouge_l", tok="ptb", beta=beta),
+    }
+
+
+def _common(a: list[str], b: list[str]) -> int:
+    """Length of the longest common subsequence: one integer addition a word (Hyyro's bit-parallel rule)."""
+    where: dict[str, int] = {}
+    for i, word in enumerate(a):
+        where[word] = where.get(word, 0) | 1 << i
+    everything = (1 << len(a)) - 1
+    state = everything
+    for word in b:
+        hit = state & where.get(word, 0)
+        state = (state + hit | state - hit) & everything
+    return len(a) - state.bit_count()

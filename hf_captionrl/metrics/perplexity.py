@@ -1,0 +1,107 @@
+"""How surprised a causal language model is by captions.
+
+Legend: B captions of a batch, T tokens.
+"""
+
+import math
+from typing import Any, Literal
+
+import torch
+
+from hf_captionrl.metrics.captions import check_captions
+from hf_captionrl.metrics.signature import signature
+
+__all__ = ["caption_perplexity"]
+
+
+def caption_perplexity(
+    captions: Any,
+    model: Any,
+    tokenizer: Any,
+    *,
+    bos: Literal["tokenizer", "prepend"] = "tokenizer",
+    batch_size: int = 32,
+    max_length: int | None = None,
+) -> dict[str, Any]:
+    r"""Perplexity of captions, each on its own, under a causal language model.
+
+    Reference: the "Perplexity of fixed-length models" page of transformers, which SMILE cites: the first id the
+    tokenizer gives is context only, every later one is predicted. GPT-2's tokenizer gives no BOS, so there the first
+    word is never scored; `bos="prepend"` puts BOS before it and scores it.
+    Differs from it by: captions are scored one by one, not as one running text.
+
+    Args:
+        captions: The captions.
+        model: A causal language model (`transformers.PreTrainedModel`); used as it is, in evaluation mode.
+        tokenizer: Its tokenizer.
+        bos: `"tokenizer"`: ids as the tokenizer makes them; `"prepend"`: with BOS before them, if they do not begin
+            with it.
+        batch_size: Captions per forward pass, sorted by length.
+        max_length: Cut captions after so many tokens; `None`: at the model's own limit, if it states one.
+    Returns:
+        `dict`: `perplexity`, `exp(total nats / scored tokens)`, the micro-average; `mean_perplexity`, the mean of the
+        captions' own perplexities, which rare captions dominate; lower is better; `per_sample`, NaN where a caption
+        of one token has nothing to score; `num_tokens`, `num_truncated`, `signature`.
+    Raises:
+        ValueError: If a caption is bad (its index is named), BOS is wanted but unknown, or no token can be scored.
+    """
+    texts = check_captions(captions)
+    if bos not in ("tokenizer", "prepend"):
+        raise ValueError(f"bos must be 'tokenizer' or 'prepend', got {bos!r}.")
+    limit = max_length or getattr(model.config, "max_position_embeddings", None)
+    start: list[int] = []
+    if bos == "prepend":
+        if tokenizer.bos_token_id is None:
+            raise ValueError(
+                "bos='prepend' needs a tokenizer with a BOS token. Set tokenizer.bos_token, or use bos='tokenizer'."
+            )
+        start = [tokenizer.bos_token_id]
+    ids = []
+    for text in texts:
+        own = list(tokenizer(text)["input_ids"])
+        ids.append(own if own[:1] == start else start + own)
+    truncated = sum(limit is not None and len(row) > limit for row in ids)
+    ids = [row[:limit] for row in ids]
+    device = next(model.parameters()).device
+    nats = torch.zeros(len(ids), dtype=torch.float64)
+    scored = torch.tensor([max(len(row) - 1, 0) for row in ids])
+    if int(scored.sum()) == 0:
+        raise ValueError(
+            "No caption has a second token to predict. Use bos='prepend', which scores the first one too."
+        )
+    order = sorted((i for i in range(len(ids)) if len(ids[i]) > 1), key=lambda i: len(ids[i]))
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.inference_mode():
+            for at in range(0, len(order), batch_size):
+                rows = order[at : at + batch_size]
+                longest = len(ids[rows[-1]])
+                # Padding on the right changes nothing for the tokens before it: attention is causal.
+                batch = torch.zeros(len(rows), longest, dtype=torch.long)
+                mask = torch.zeros_like(batch)
+                for i, row in enumerate(rows):
+                    batch[i, : len(ids[row])] = torch.tensor(ids[row])
+                    mask[i, : len(ids[row])] = 1
+                batch, mask = batch.to(device), mask.to(device)
+                logits = model(input_ids=batch, attention_mask=mask).logits[:, :-1].float()  # (B, T-1, V)
+                losses = torch.nn.functional.cross_entropy(
+                    logits.flatten(0, 1), batch[:, 1:].flatten(), reduction="none"
+                ).view(len(rows), -1)
+                nats[rows] = (losses.double() * mask[:, 1:]).sum(dim=1).cpu()
+    finally:
+        model.train(was_training)
+    per_sample = torch.where(scored > 0, torch.exp(nats / scored.clamp(min=1)), torch.full_like(nats, math.nan))
+    if not bool(torch.isfinite(nats).all()):
+        raise ValueError(
+            f"The model gives caption {int(torch.nonzero(~torch.isfinite(nats))[0])} a loss that is not finite."
+        )
+    name = getattr(model.config, "_name_or_path", "") or getattr(model.config, "model_type", "")
+    return {
+        "perplexity": math.exp(float(nats.sum() / scored.sum())),
+        "mean_perplexity": float(per_sample[scored > 0].mean()),
+        "per_sample": per_sample.numpy(),
+        "num_tokens": int(scored.sum()),
+        "num_truncated": truncated,
+        "signature": signature(metric="caption_perplexity", model=name.replace("|", "-"), average="micro", bos=bos),
+    }

@@ -1,0 +1,196 @@
+"""Self-retrieval: does a caption find its own image again?
+
+Legend: N captions, M images of the pool, P ranked (caption, bag) pairs, D features.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hf_captionrl.metrics.bootstrap import bootstrap_interval
+from hf_captionrl.metrics.signature import signature
+from hf_captionrl.retrieval.ranking import (
+    bag_ranks,
+    check_features,
+    check_targets,
+    distractor_recall,
+    duplicate_images,
+    ranks,
+    sampled_ranks,
+    set_ranks,
+)
+
+__all__ = ["self_retrieval"]
+
+
+def self_retrieval(
+    text_features: Any,
+    image_features: Any,
+    *,
+    targets: Any = None,
+    bags: Sequence[Sequence[int]] | None = None,
+    sets: Sequence[Sequence[int]] | None = None,
+    num_distractors: int | None = None,
+    protocol: Literal["expected", "blocks", "sampled"] = "expected",
+    ks: Sequence[int] = (1, 5, 10),
+    seed: int = 0,
+    repeats: int = 1,
+    duplicates: Literal["count", "merge"] = "count",
+    num_bootstrap: int = 1000,
+    confidence: float = 0.95,
+    block_size: int | None = None,
+    scorer: str = "",
+) -> dict[str, Any]:
+    r"""Recall at k, mean and median rank of captions that look for their own images.
+
+    Reference: the pool of SMILE, RD100 of DiscriTune and No Detail Left Behind, TrueMatch of the latter, ImageCoDe.
+    Against n random distractors the default is the exact expectation: with b better images among the M - 1 others,
+    `recall_at_1 = mean C(M-1-b, n) / C(M-1, n)`, which needs no seed.
+    Differs from them by: ties count against the caption, everywhere (a tie at rank 1 is not a success).
+
+    Args:
+        text_features (array or tensor of shape `(N, D)`): Features of the captions, scaled to unit length here.
+        image_features (array or tensor of shape `(M, D)`): Features of the pool, of the same dtype.
+        targets (sequence of `N` integers): Image row of each caption; `None`: caption i belongs to image i.
+        bags: Lists of image rows; every caption of a bag's images is ranked within the bag (TrueMatch).
+        sets: For each caption its own list of candidate rows, the target among them (ImageCoDe).
+        num_distractors: n random distractors from the pool for each caption; 99 gives RD100. `None`: the whole pool.
+        protocol: With `num_distractors`: `"expected"` (closed form), `"blocks"` (consecutive blocks of n + 1 images,
+            the short last one dropped, as the papers do) or `"sampled"` (drawn anew for each caption, `repeats`
+            times).
+        ks: Which recalls.
+        seed: Seed of `"sampled"` and of the bootstrap.
+        repeats: Draws per caption of `"sampled"`.
+        duplicates: What to do with images of identical features: `"count"` them, or `"merge"` them into one.
+        num_bootstrap: Resamples for the `<key>_ci` intervals, over images or bags; 0 leaves them out.
+        confidence: Share of resamples inside an interval.
+        block_size: Captions ranked at a time; `None` keeps a block of scores near 64 MiB.
+        scorer: Scorer and revision, for the signature.
+    Returns:
+        `dict`: `recall_at_<k>` in [0, 1] and `recall_at_<k>_ci` (low, high); `mean_rank`, `median_rank`; `ranks`, an
+        int
+        array: in the pool, the bag, the set or the block (in the whole pool for `"expected"`, of which mean and median
+        rank are the expected ones); `captions` and `groups`, the caption and the image (bag, with `bags`) of each
+        rank; `per_sample`, the recalls of each rank for [`paired_test`]; `num_captions`, `pool_size`,
+        `num_duplicate_images`, `signature`.
+    Raises:
+        ValueError: If features, targets, bags, sets or options are bad; the message names the index.
+
+    Example:
+        >>> result = self_retrieval([[1.0, 0.0], [0.6, 0.8]], [[1.0, 0.0], [0.0, 1.0]], num_bootstrap=0, ks=(1,))
+        >>> result["recall_at_1"], result["ranks"].tolist()
+        (1.0, [1, 1])
+    """
+    _check_options(bags, sets, num_distractors, protocol, ks, duplicates, num_bootstrap)
+    same_dtype = torch.as_tensor(text_features).dtype == torch.as_tensor(image_features).dtype
+    dtype = str(torch.as_tensor(text_features).dtype).removeprefix("torch.")
+    if not same_dtype:
+        ranks(text_features, image_features, targets)  # raises, with the reason
+    text = torch.nn.functional.normalize(check_features(text_features, "text_features"), dim=1)
+    images = torch.nn.functional.normalize(check_features(image_features, "image_features"), dim=1)
+    owners = check_targets(targets, len(text), len(images))
+    first = duplicate_images(images)
+    num_duplicates = int((first != torch.arange(len(first))).sum())
+    if duplicates == "merge" and num_duplicates:
+        kept, row = torch.unique(first, return_inverse=True)
+        images, owners = images[kept.to(images.device)], row[owners]
+        bags = None if bags is None else [list(dict.fromkeys(row[list(bag)].tolist())) for bag in bags]
+        sets = None if sets is None else [list(dict.fromkeys(row[list(candidates)].tolist())) for candidates in sets]
+
+    captions = torch.arange(len(text))
+    groups = owners
+    chances: dict[int, Tensor] = {}
+    variant = "pool"
+    if bags is not None:
+        found, captions, groups = bag_ranks(text, images, bags, owners)
+        variant = "bags-" + "-".join(map(str, sorted({len(bag) for bag in bags})))
+    elif sets is not None:
+        found = set_ranks(text, images, sets, owners)
+        variant = "sets-" + "-".join(map(str, sorted({len(candidates) for candidates in sets})))
+    elif num_distractors is None:
+        found = ranks(text, images, owners, block_size=block_size)
+    elif protocol == "blocks":
+        size = num_distractors + 1
+        if size > len(images):
+            raise ValueError(
+                f"Blocks of {size} images do not fit into a pool of {len(images)}. Lower num_distractors."
+            )
+        whole = [list(range(start, start + size)) for start in range(0, len(images) - size + 1, size)]
+        described = set(owners.tolist())
+        lacking = next((row for row in range(len(whole) * size) if row not in described), None)
+        if lacking is not None:
+            raise ValueError(
+                f"protocol='blocks' needs a caption for every image of the pool; image {lacking} has none."
+            )
+        found, captions, _ = bag_ranks(text, images, whole, owners)
+        groups = owners[captions]
+        variant = f"rd{size}-blocks"
+    else:
+        found = ranks(text, images, owners, block_size=block_size)
+        if protocol == "sampled":
+            pool_ranks = found
+            found = sampled_ranks(
+                pool_ranks, len(images), num_distractors=num_distractors, repeats=repeats, seed=seed
+            ).flatten()
+            captions, groups = captions.repeat(repeats), owners.repeat(repeats)
+            variant = f"rd{num_distractors + 1}-sampled-{repeats}-seed-{seed}"
+        else:
+            chances = {k: distractor_recall(found, len(images), k=k, num_distractors=num_distractors) for k in ks}
+            variant = f"rd{num_distractors + 1}-expected"
+
+    recalls = {f"recall_at_{k}": (chances[k] if chances else (found <= k).double()).numpy() for k in ks}
+    # Against n of the M - 1 others, b better ones are expected to leave n b / (M - 1) before the own image.
+    expected = found.double()
+    if chances and num_distractors is not None:
+        expected = 1 + (expected - 1) * num_distractors / (len(images) - 1)
+    result: dict[str, Any] = {key: float(values.mean()) for key, values in recalls.items()}
+    result |= {f"{key}_per_sample": values for key, values in recalls.items()}
+    if num_bootstrap:
+        for key, values in recalls.items():
+            result[f"{key}_ci"] = bootstrap_interval(
+                values, groups=groups.tolist(), confidence=confidence, num_resamples=num_bootstrap, seed=seed
+            )
+    return result | {
+        "mean_rank": float(expected.mean()),
+        "median_rank": float(np.median(expected.numpy())),
+        "ranks": found.numpy(),
+        "captions": captions.numpy(),
+        "groups": groups.numpy(),
+        "num_captions": len(text),
+        "pool_size": len(images),
+        "num_duplicate_images": num_duplicates,
+        "signature": signature(
+            metric="self_retrieval",
+            scorer=scorer,
+            variant=variant,
+            pool=len(images),
+            ties="against",
+            duplicates=duplicates,
+            dtype=dtype,
+        ),
+    }
+
+
+def _check_options(
+    bags: Any,
+    sets: Any,
+    num_distractors: int | None,
+    protocol: str,
+    ks: Sequence[int],
+    duplicates: str,
+    num_bootstrap: int,
+) -> None:
+    given = [n for n, v in (("bags", bags), ("sets", sets), ("num_distractors", num_distractors)) if v is not None]
+    if len(given) > 1:
+        raise ValueError(f"{' and '.join(given)} are different protocols: pass one of them at a time.")
+    if protocol not in ("expected", "blocks", "sampled"):
+        raise ValueError(f"protocol must be 'expected', 'blocks' or 'sampled', got {protocol!r}.")
+    if duplicates not in ("count", "merge"):
+        raise ValueError(f"duplicates must be 'count' or 'merge', got {duplicates!r}.")
+    if len(ks) == 0 or any(isinstance(k, bool) or int(k) != k or k < 1 for k in ks):
+        raise ValueError(f"ks must be positive integers, got {tuple(ks)}.")
+    if num_bootstrap < 0:
+        raise ValueError(f"num_bootstrap must not be negative, got {num_bootstrap}.")

@@ -1,0 +1,31 @@
+"""One line that says how a number was made, in sacrebleu's manner."""
+
+from importlib import metadata
+from typing import Any
+
+__all__ = ["signature"]
+
+
+def signature(**parts: Any) -> str:
+    """Join what a result depends on.
+
+    Args:
+        parts: Names and values, in the order to be printed; `None` and empty ones are left out.
+    Returns:
+        `str`: Such as `"pool:5000|ties:against|dtype:float32|hf_captionrl:0.1.0"`.
+    Raises:
+        ValueError: If a value holds the separators `|` and line breaks.
+    """
+    written = []
+    for name, value in parts.items():
+        if value is None or value == "":
+            continue
+        text = str(value).lower() if isinstance(value, bool) else str(value)
+        if "|" in text or "\n" in text:
+            raise ValueError(f"{name}={text!r} holds a separator of signatures ('|' or a line break). Rename it.")
+        written.append(f"{name}:{text}")
+    try:
+        version = metadata.version("hf-captionrl")
+    except metadata.PackageNotFoundError:  # run from a checkout that was not installed
+        version = "unknown"
+    return "|".join([*written, f"hf_captionrl:{version}"])

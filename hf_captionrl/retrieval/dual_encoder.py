@@ -1,0 +1,266 @@
+"""What a scorer is, and what all scorers share: a frozen model that turns captions and images into unit vectors.
+
+Legend: N captions, B images, D features.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Sequence
+from typing import Any, Protocol, TypeVar, runtime_checkable
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+__all__ = ["DualEncoder", "Scorer"]
+
+_DTYPES = {
+    **dict.fromkeys(("float32", "fp32", "torch.float32"), torch.float32),
+    **dict.fromkeys(("float16", "fp16", "torch.float16"), torch.float16),
+    **dict.fromkeys(("bfloat16", "bf16", "torch.bfloat16"), torch.bfloat16),
+}
+
+
+@runtime_checkable
+class Scorer(Protocol):
+    """A frozen image-text model. Similarity is `logit_scale * text_features @ image_features.T`, in fp32.
+
+    Attributes:
+        logit_scale: The model's own factor on the cosine (100 for OpenAI's CLIP), the exponential already taken.
+        max_text_tokens: Longer captions are cut, special tokens counted.
+    """
+
+    logit_scale: float
+    max_text_tokens: int
+
+    @property
+    def signature(self) -> str:
+        """`model@revision|dtype|...`: with which model a result was computed."""
+        ...
+
+    def text_features(self, captions: Sequence[str]) -> Tensor:
+        """Captions as unit vectors.
+
+        Args:
+            captions: N captions.
+
+        Returns:
+            `torch.Tensor` of shape `(N, D)`: float32, each row of norm 1.
+        """
+        ...
+
+    def image_features(self, images: Sequence[Image.Image]) -> Tensor:
+        """Images as unit vectors.
+
+        Args:
+            images: B images.
+
+        Returns:
+            `torch.Tensor` of shape `(B, D)`: float32, each row of norm 1.
+        """
+        ...
+
+    def count_truncated(self, captions: Sequence[str]) -> int:
+        """How many captions are longer than the scorer reads.
+
+        Args:
+            captions: N captions.
+
+        Returns:
+            `int`: Between 0 and N.
+        """
+        ...
+
+
+class DualEncoder(abc.ABC):
+    """Batching, freezing, precision and checks shared by the scorers; a subclass tokenises and runs its model.
+
+    The weights may be fp16 or bf16; normalisation and results are fp32, also under autocast, because a similarity in
+    bf16 is .2 nats off at scale 100.
+
+    Args:
+        model: Dual encoder; it is frozen, set to evaluation, cast and moved in place.
+        model_id: Name for the signature.
+        fingerprint: Hash of weights, config and image processor.
+        revision: Short form for the signature (a commit, or the beginning of the fingerprint).
+        logit_scale: Factor on the cosine.
+        max_text_tokens: Longer captions are cut.
+        dtype: Of the weights: `"float32"`, `"float16"`, `"bfloat16"` or the torch dtype.
+        device: Where to run; the GPU if there is one, when left out.
+        batch_size: Captions or images a forward pass.
+        extra: Further parts of the signature.
+
+    Raises:
+        ValueError: If `dtype` or `batch_size` cannot be used.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        *,
+        model_id: str,
+        fingerprint: str,
+        revision: str,
+        logit_scale: float,
+        max_text_tokens: int,
+        dtype: str | torch.dtype = "float32",
+        device: str | torch.device | None = None,
+        batch_size: int = 64,
+        extra: Sequence[str] = (),
+    ):
+        if str(dtype) not in _DTYPES:
+            raise ValueError(f"dtype is {dtype!r}, but must be 'float32', 'float16' or 'bfloat16'.")
+        if batch_size < 1:
+            raise ValueError(f"batch_size is {batch_size}, but must be at least 1.")
+        self.dtype = _DTYPES[str(dtype)]
+        self.device = torch.device(device) if device is not None else _default_device()
+        self.model: Any = model.requires_grad_(False).eval().to(device=self.device, dtype=self.dtype)
+        self.model_id, self.fingerprint, self.revision = model_id, fingerprint, revision
+        self.logit_scale = logit_scale
+        self.max_text_tokens = max_text_tokens
+        self.batch_size = batch_size
+        self.extra = tuple(extra)
+
+    @property
+    def signature(self) -> str:
+        """`model@revision|dtype|text limit|...`: with which numbers a result was computed."""
+        precision = str(self.dtype).removeprefix("torch.")
+        return "|".join((f"{self.model_id}@{self.revision}", precision, f"text:{self.max_text_tokens}", *self.extra))
+
+    @property
+    def cache_revision(self) -> str:
+        """What decides the image features: weights, config, image processor and dtype."""
+        return f"{self.fingerprint}|{str(self.dtype).removeprefix('torch.')}"
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.signature!r}, device={str(self.device)!r})"
+
+    def to(self, device: str | torch.device) -> DualEncoder:
+        """Move the model.
+
+        Args:
+            device: Where to.
+
+        Returns:
+            `DualEncoder`: Itself.
+        """
+        self.device = torch.device(device)
+        self.model.to(self.device)
+        return self
+
+    @abc.abstractmethod
+    def _tokenize(self, captions: list[str]) -> list[dict[str, list[int]]]:
+        """One dict of token lists a caption, cut to `max_text_tokens` with EOS kept."""
+
+    @abc.abstractmethod
+    def _num_tokens(self, captions: list[str]) -> list[int]:
+        """Tokens of each caption before cutting; where cut, any number above `max_text_tokens` will do."""
+
+    @abc.abstractmethod
+    def _encode_text(self, rows: list[dict[str, list[int]]]) -> Tensor:
+        """Features of tokenised captions, not normalised."""
+
+    @abc.abstractmethod
+    def _encode_images(self, images: list[Image.Image]) -> Tensor:
+        """Features of RGB images, not normalised."""
+
+    def text_features(self, captions: Sequence[str]) -> Tensor:
+        """Captions as unit vectors; equal captions are encoded once and have bit-equal features.
+
+        Args:
+            captions: N captions. Empty ones are allowed (a policy may stop at once) and get the features of no words.
+
+        Returns:
+            `torch.Tensor` of shape `(N, D)`: float32 on the scorer's device, each row of norm 1.
+
+        Raises:
+            ValueError: If something is not a string, or features are not finite.
+        """
+        captions = _check_captions(captions)
+        unique = {caption: i for i, caption in enumerate(dict.fromkeys(captions or [""]))}
+        rows = self._tokenize(list(unique))
+        # Captions of similar length share a batch, so that little padding is computed.
+        order = sorted(range(len(rows)), key=lambda i: len(rows[i]["input_ids"]))
+        with torch.no_grad(), torch.autocast(self.device.type, enabled=False):
+            parts = [self._encode_text([rows[i] for i in part]) for part in _batches(order, self.batch_size)]
+        place = torch.empty(len(order), dtype=torch.long)
+        place[torch.tensor(order)] = torch.arange(len(order))
+        index = place[torch.tensor([unique[caption] for caption in captions], dtype=torch.long)]  # (N,)
+        features = torch.cat(parts)[index.to(self.device)]  # (N, D)
+        return _unit(features, "caption", self.dtype)
+
+    def image_features(self, images: Sequence[Image.Image]) -> Tensor:
+        """Images as unit vectors.
+
+        Args:
+            images: B images; other modes than RGB are converted.
+
+        Returns:
+            `torch.Tensor` of shape `(B, D)`: float32 on the scorer's device, each row of norm 1.
+
+        Raises:
+            ValueError: If something is not a PIL image, or features are not finite.
+        """
+        pictures = []
+        for i, image in enumerate(images):
+            if not isinstance(image, Image.Image):
+                raise ValueError(f"images[{i}] is a {type(image).__name__}, but must be a PIL image. Open it first.")
+            pictures.append(image if image.mode == "RGB" else image.convert("RGB"))
+        with torch.no_grad(), torch.autocast(self.device.type, enabled=False):
+            # No images: one grey square tells D.
+            batches = list(_batches(pictures, self.batch_size)) or [[Image.new("RGB", (32, 32), "grey")]]
+            features = torch.cat([self._encode_images(part) for part in batches])[: len(pictures)]  # (B, D)
+        return _unit(features, "image", self.dtype)
+
+    def count_truncated(self, captions: Sequence[str]) -> int:
+        """How many captions are longer than the scorer reads.
+
+        Args:
+            captions: N captions.
+
+        Returns:
+            `int`: Between 0 and N.
+        """
+        captions = _check_captions(captions)
+        return sum(number > self.max_text_tokens for number in self._num_tokens(captions)) if captions else 0
+
+
+_Item = TypeVar("_Item")
+
+
+def _batches(items: Sequence[_Item], size: int) -> list[list[_Item]]:
+    return [list(items[i : i + size]) for i in range(0, len(items), size)]
+
+
+def _default_device() -> torch.device:
+    # `current_device` is this process's GPU in a multi-process run.
+    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+
+
+def _check_captions(captions: Sequence[str]) -> list[str]:
+    if isinstance(captions, str):
+        raise ValueError(f"captions is the string {captions!r}, but must be a list of strings. Write [caption].")
+    captions = list(captions)
+    for i, caption in enumerate(captions):
+        if not isinstance(caption, str):
+            raise ValueError(f"captions[{i}] is {caption!r} ({type(caption).__name__}), but must be a string.")
+    return captions
+
+
+def _unit(features: Tensor, what: str, dtype: torch.dtype) -> Tensor:
+    if features.ndim != 2:
+        raise ValueError(
+            f"the model gives {what} features of shape {tuple(features.shape)}, but a scorer needs one vector each. "
+            "Use a model with a pooled embedding, such as CLIP or SigLIP."
+        )
+    features = features.float()
+    norm = features.norm(dim=-1, keepdim=True)
+    good = torch.isfinite(norm) & (norm > 0)
+    if not bool(good.all()):
+        i = int((~good[:, 0]).nonzero()[0, 0])
+        raise ValueError(
+            f"the features of {what} {i} have norm {float(norm[i])} in {dtype}, but must be finite and not zero "
+            f"({int((~good).sum())} of {len(norm)} are wrong). Load the scorer with dtype='float32' or 'bfloat16'."
+        )
+    return features / norm

@@ -1,0 +1,163 @@
+"""Scorers from open_clip models.
+
+Legend: N captions, B images, T tokens.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from .dual_encoder import DualEncoder
+from .identity import model_fingerprint
+
+__all__ = ["OpenClipScorer"]
+
+
+class OpenClipScorer(DualEncoder):
+    """Scorer from an open_clip model.
+
+    Args:
+        name_or_model: An architecture of open_clip (`"ViT-B-32"`, with `pretrained`), `"hf-hub:org/repo"`, a folder
+            with `open_clip_config.json` and weights, or a model in memory (frozen, cast and moved in place).
+        pretrained: Tag of released weights (`"openai"`, `"laion2b_s34b_b79k"`) or a weights file.
+        tokenizer: The model's own when left out (CLIP's BPE for a model in memory).
+        preprocess: PIL image to tensor; from the model's own preprocessing settings when left out.
+        dtype: Of the weights; results are always fp32.
+        device: Where to run; the GPU if there is one (a model in memory stays where it is), when left out.
+        batch_size: Captions or images a forward pass.
+
+    Raises:
+        ValueError: If the name is unknown, weights are missing, or the model would not pool at EOS.
+    """
+
+    def __init__(
+        self,
+        name_or_model: Any,
+        pretrained: str | None = None,
+        *,
+        tokenizer: Any = None,
+        preprocess: Any = None,
+        dtype: str | torch.dtype = "float32",
+        device: str | torch.device | None = None,
+        batch_size: int = 64,
+    ):
+        import open_clip
+        from open_clip.transform import PreprocessCfg, image_transform_v2
+
+        if isinstance(name_or_model, torch.nn.Module):
+            model, model_id = name_or_model, f"open_clip:{type(name_or_model).__name__}"
+            device = device if device is not None else next(model.parameters()).device
+        else:
+            model, model_id, name = _open_clip_model(os.fspath(name_or_model), pretrained)
+            tokenizer = tokenizer if tokenizer is not None else open_clip.get_tokenizer(name)
+        self.context_length = int(model.context_length)
+        if tokenizer is None:
+            tokenizer = open_clip.SimpleTokenizer(context_length=self.context_length)
+            if (vocab := getattr(model, "vocab_size", None)) != tokenizer.vocab_size:
+                raise ValueError(
+                    f"the model has a vocabulary of {vocab}, but CLIP's has {tokenizer.vocab_size}. Pass tokenizer=."
+                )
+        self.tokenizer = tokenizer
+        settings = dict(open_clip.get_model_preprocess_cfg(model))
+        self.preprocess = preprocess or image_transform_v2(PreprocessCfg(**settings), is_train=False)
+        heads = [module.num_heads for module in model.modules() if hasattr(module, "num_heads")]
+        # No config hangs on the model; its printed form tells what the weights do not (activations, norms).
+        fingerprint = model_fingerprint(model, json.dumps(settings, default=str), repr(model), str(heads))
+        # Causal towers may see fewer positions; open_clip's own forward always takes all of them.
+        self._trim = (
+            type(model) is open_clip.CLIP
+            and model.attn_mask is not None
+            and model.text_pool_type in ("argmax", "eos")
+            and isinstance(tokenizer, open_clip.SimpleTokenizer)
+        )
+        super().__init__(
+            model,
+            model_id=model_id,
+            fingerprint=fingerprint,
+            revision=fingerprint[:12],
+            logit_scale=float(model.logit_scale.detach().double().exp()),
+            max_text_tokens=self.context_length,
+            dtype=dtype,
+            device=device,
+            batch_size=batch_size,
+            extra=(f"open_clip:{open_clip.__version__}",),
+        )
+        if self._trim:
+            probe = self.tokenizer(["a"], context_length=self.context_length)[0]
+            eos = self.tokenizer.eot_token_id if model.text_pool_type == "argmax" else model.text_eos_id
+            if int((probe == eos).sum()) != 1 or int(probe[2]) != eos:
+                raise ValueError(
+                    f"the text tower pools at token {eos}, but the tokenizer ends a caption with {int(probe[2])}. "
+                    "Make text_cfg.eos_id and the tokenizer agree."
+                )
+
+    def _num_tokens(self, captions: list[str]) -> list[int]:
+        if hasattr(self.tokenizer, "encode"):
+            return [len(self.tokenizer.encode(caption)) + 2 for caption in captions]
+        limit = self.max_text_tokens
+        # With room for one more, a caption that fits has EOS or padding at the last place it may use.
+        inner = getattr(self.tokenizer, "tokenizer", None)
+        ends = {getattr(inner, "eos_token_id", None), getattr(inner, "sep_token_id", None)}
+        ends.add(getattr(inner, "pad_token_id", 0))
+        last = self.tokenizer(captions, context_length=limit + 1)[:, limit - 1]
+        return [limit if int(token) in ends else limit + 1 for token in last]
+
+    def _tokenize(self, captions: list[str]) -> list[dict[str, list[int]]]:
+        tokens = self.tokenizer(captions, context_length=self.context_length)  # (N, context); keeps EOS when it cuts
+        if not self._trim:
+            return [{"input_ids": row} for row in tokens.tolist()]
+        eos = self.tokenizer.eot_token_id
+        ends = [int((row == eos).nonzero()[-1, 0]) + 1 for row in tokens]
+        return [{"input_ids": row[:end].tolist()} for row, end in zip(tokens, ends, strict=True)]
+
+    def _encode_text(self, rows: list[dict[str, list[int]]]) -> Tensor:
+        longest = max(len(row["input_ids"]) for row in rows)
+        tokens = torch.tensor([row["input_ids"] + [0] * (longest - len(row["input_ids"])) for row in rows])
+        tokens = tokens.to(self.device)  # (N, T)
+        if not self._trim:
+            return self.model.encode_text(tokens)
+        from open_clip.transformer import text_global_pool
+
+        model = self.model
+        x = model.token_embedding(tokens) + model.positional_embedding[:longest]  # (N, T, width)
+        x = model.ln_final(model.transformer(x, attn_mask=model.attn_mask[:longest, :longest]))
+        x = text_global_pool(x, tokens, model.text_pool_type, eos_token_id=model.text_eos_id)
+        projection = model.text_projection
+        if projection is None:
+            return x
+        return projection(x) if isinstance(projection, torch.nn.Module) else x @ projection
+
+    def _encode_images(self, images: list[Image.Image]) -> Tensor:
+        pixels = torch.stack([self.preprocess(image) for image in images])  # (B, 3, H, W)
+        return self.model.encode_image(pixels.to(self.device, self.dtype))
+
+
+def _open_clip_model(name: str, pretrained: str | None) -> tuple[Any, str, str]:
+    """The model with its weights, its name for the signature, and its name for open_clip's tokenizer."""
+    import open_clip
+
+    model_id = f"open_clip:{name}" + (f"/{Path(pretrained).name}" if pretrained else "")
+    if Path(name).is_dir():
+        name, model_id = f"local-dir:{name}", f"open_clip:{Path(name).resolve().name}"
+    elif ":" not in name:
+        if name not in open_clip.list_models():
+            close = ", ".join(difflib.get_close_matches(name, open_clip.list_models(), n=3, cutoff=0.4))
+            raise ValueError(f"open_clip knows no architecture {name!r}, and no such folder exists. Close: {close}.")
+        if not pretrained:
+            tags = ", ".join(open_clip.list_pretrained_tags_by_model(name)) or "none are released"
+            raise ValueError(
+                f"open_clip:{name} names no weights, and a random scorer scores nothing. Write 'open_clip:{name}@TAG' "
+                f"with TAG one of: {tags}; or pretrained='a weights file'."
+            )
+    try:
+        return open_clip.create_model(name, pretrained, require_pretrained=True), model_id, name
+    except (RuntimeError, FileNotFoundError, ValueError) as error:
+        raise ValueError(f"the open_clip scorer {name!r} cannot be loaded: {error}") from error

@@ -1,0 +1,282 @@
+"""Frozen image-text scorers: CLIP, SigLIP and other dual encoders of transformers; any scorer by name.
+
+Legend: N captions, T tokens.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import logging
+import os
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from .dual_encoder import DualEncoder, Scorer
+from .identity import model_fingerprint
+from .open_clip_scorer import OpenClipScorer
+
+__all__ = ["HFScorer", "OpenClipScorer", "Scorer", "load_scorer"]
+
+logger = logging.getLogger(__name__)
+
+# Text towers that pool at the last position and were trained without an attention mask, see HFScorer.
+_FIXED_LENGTH = frozenset({"siglip", "siglip2", "siglip_text_model", "siglip2_text_model"})
+# Text towers that pool at the highest token id when the config says eos_token_id == 2.
+_LEGACY_POOLING = frozenset(
+    {"clip", "clip_text_model", "clipseg", "clipseg_text_model"}
+    | {"xclip", "xclip_text_model", "groupvit", "groupvit_text_model"}
+)
+
+
+def load_scorer(name_or_path: Any, **kwargs: Any) -> Scorer:
+    """Scorer by name.
+
+    Args:
+        name_or_path: A Hub name or folder of a transformers dual encoder; `"open_clip:NAME@TAG"`,
+            `"open_clip:hf-hub:..."` or a folder with `open_clip_config.json`; a model in memory; a scorer (returned
+            as it is).
+        **kwargs: For `HFScorer` or `OpenClipScorer`: `dtype`, `device`, `batch_size`, ...
+
+    Returns:
+        `Scorer`: `HFScorer` or `OpenClipScorer`.
+
+    Raises:
+        ValueError: If what was named is not an image-text dual encoder.
+    """
+    if isinstance(name_or_path, torch.nn.Module):
+        is_open_clip = hasattr(name_or_path, "encode_text") and hasattr(name_or_path, "encode_image")
+        return OpenClipScorer(name_or_path, **kwargs) if is_open_clip else HFScorer(name_or_path, **kwargs)
+    if isinstance(name_or_path, (str, os.PathLike)):
+        name = os.fspath(name_or_path)
+        if name.startswith("open_clip:"):
+            name, _, tag = name.removeprefix("open_clip:").partition("@")
+            return OpenClipScorer(name, tag or kwargs.pop("pretrained", None), **kwargs)
+        if (Path(name) / "open_clip_config.json").is_file():
+            return OpenClipScorer(name, **kwargs)
+        return HFScorer(name, **kwargs)
+    if isinstance(name_or_path, Scorer):
+        return name_or_path
+    raise ValueError(
+        f"{name_or_path!r} is not a scorer. Give a model's name or folder, 'open_clip:NAME@TAG' or a model."
+    )
+
+
+class HFScorer(DualEncoder):
+    """Scorer from any transformers model with `get_text_features` and `get_image_features`.
+
+    Captions are padded to the longest of their batch, which is exact for causal text towers (CLIP) and for those that
+    read the attention mask. SigLIP is neither: it attends to the padding, was trained that way with a fixed length,
+    and pools at the last position. Its captions are therefore always padded to the full length and no mask is passed,
+    even though transformers' tokenizer returns one.
+
+    Args:
+        name_or_path_or_model: Hub name, folder, or a model (which is frozen, cast and moved in place).
+        processor: Needed with a model in memory: has `tokenizer` and `image_processor`.
+        revision: Branch, tag or commit on the Hub.
+        dtype: Of the weights; results are always fp32.
+        device: Where to run; the GPU if there is one (a model in memory stays where it is), when left out.
+        batch_size: Captions or images a forward pass.
+        padding: `"longest"`, `"max_length"`, or `"auto"` as said above.
+        max_text_tokens: Cut earlier than the model would.
+        logit_scale: Factor on the cosine, where the model has none of its own.
+        allow_legacy_pooling: Accept a CLIP whose config says `eos_token_id == 2` although EOS is not the highest id.
+            transformers pools such a model at the highest token id, so words after that one are not read.
+
+    Raises:
+        ValueError: If the model is no dual encoder, the processor lacks a part, or the model would not pool at EOS.
+        OSError: If nothing can be loaded under that name.
+    """
+
+    def __init__(
+        self,
+        name_or_path_or_model: Any,
+        processor: Any = None,
+        *,
+        revision: str | None = None,
+        dtype: str | torch.dtype = "float32",
+        device: str | torch.device | None = None,
+        batch_size: int = 64,
+        padding: Literal["auto", "longest", "max_length"] = "auto",
+        max_text_tokens: int | None = None,
+        logit_scale: float | None = None,
+        allow_legacy_pooling: bool = False,
+    ):
+        import transformers
+
+        commit = None
+        if isinstance(name_or_path_or_model, torch.nn.Module):
+            model, model_id = name_or_path_or_model, type(name_or_path_or_model).__name__
+            device = device if device is not None else next(model.parameters()).device
+        else:
+            name = os.fspath(name_or_path_or_model)
+            model, loaded = _from_pretrained(name, revision, with_processor=processor is None)
+            processor = processor if processor is not None else loaded
+            is_folder = Path(name).is_dir()
+            model_id = Path(name).resolve().name if is_folder else name  # a machine's paths say nothing elsewhere
+            commit = None if is_folder else getattr(model.config, "_commit_hash", None)
+        if not (hasattr(model, "get_text_features") and hasattr(model, "get_image_features")):
+            raise ValueError(
+                f"{type(model).__name__} is no image-text dual encoder: it lacks get_text_features or "
+                "get_image_features. Use CLIP, SigLIP or another contrastive model as scorer."
+            )
+        self.tokenizer: Any = getattr(processor, "tokenizer", None)
+        self.image_processor: Any = getattr(processor, "image_processor", None)
+        if self.tokenizer is None or self.image_processor is None:
+            raise ValueError(
+                f"the processor of {model_id} is {type(processor).__name__}, but a scorer needs one with a tokenizer "
+                "and an image_processor. Pass processor=, for example CLIPProcessor(image_processor, tokenizer)."
+            )
+        if padding not in ("auto", "longest", "max_length"):
+            raise ValueError(f"padding is {padding!r}, but must be 'auto', 'longest' or 'max_length'.")
+        self._fixed = _text_config(model).model_type in _FIXED_LENGTH
+        self.padding = ("max_length" if self._fixed else "longest") if padding == "auto" else padding
+        self._positions = _text_positions(model, self.tokenizer)
+        limit = self._positions if max_text_tokens is None else max_text_tokens
+        if not 2 <= limit <= self._positions:
+            raise ValueError(f"max_text_tokens is {limit}, but must lie between 2 and the model's {self._positions}.")
+        _check_pooling(model, self.tokenizer, allow_legacy_pooling)
+
+        images = f"{type(self.image_processor).__name__} {self.image_processor.to_json_string()}"
+        if commit:
+            fingerprint = hashlib.blake2b(f"{model_id}@{commit} {images}".encode(), digest_size=16).hexdigest()
+        else:
+            fingerprint = model_fingerprint(model, images)
+        super().__init__(
+            model,
+            model_id=model_id,
+            fingerprint=fingerprint,
+            revision=(commit or fingerprint)[:12],
+            # Before the cast: bf16 rounds ln(100) so far that the scale becomes 99.5 or 102.
+            logit_scale=_own_logit_scale(model) if logit_scale is None else float(logit_scale),
+            max_text_tokens=limit,
+            dtype=dtype,
+            device=device,
+            batch_size=batch_size,
+            extra=(f"pad:{self.padding}", f"transformers:{transformers.__version__}"),
+        )
+        self._image_arguments = frozenset(inspect.signature(model.get_image_features).parameters)
+
+    def _rows(self, captions: list[str]) -> dict[str, list[list[int]]]:
+        return dict(self.tokenizer(captions, truncation=False, padding=False, verbose=False))
+
+    def _num_tokens(self, captions: list[str]) -> list[int]:
+        return [len(ids) for ids in self._rows(captions)["input_ids"]]
+
+    def _tokenize(self, captions: list[str]) -> list[dict[str, list[int]]]:
+        encoded = self._rows(captions)
+        if self._fixed:
+            encoded = {"input_ids": encoded["input_ids"]}
+        special = set(self.tokenizer.all_special_ids)
+        limit = self.max_text_tokens
+        rows = []
+        for i, ids in enumerate(encoded["input_ids"]):
+            row = {name: list(values[i]) for name, values in encoded.items()}
+            if len(ids) > limit:
+                # Cut words, not EOS: the text towers pool there.
+                kept = 1 if ids[-1] in special else 0
+                row = {name: r[: limit - kept] + r[len(r) - kept :] for name, r in row.items()}
+            rows.append(row)
+        return rows
+
+    def _encode_text(self, rows: list[dict[str, list[int]]]) -> Tensor:
+        longest = max(len(row["input_ids"]) for row in rows)
+        length = self._positions if self.padding == "max_length" else longest
+        pad = self.tokenizer.pad_token_id
+        fill = {"input_ids": pad if pad is not None else self.tokenizer.eos_token_id or 0}
+        left = getattr(self.tokenizer, "padding_side", "right") == "left"
+        batch = {}
+        for name in rows[0]:
+            padded = []
+            for row in rows:
+                blank = [fill.get(name, 0)] * (length - len(row[name]))  # 0: not attended, or token type 0
+                padded.append(blank + row[name] if left else row[name] + blank)
+            batch[name] = torch.tensor(padded, device=self.device)  # (N, T)
+        return _pooled(self.model.get_text_features(**batch), "get_text_features")
+
+    def _encode_images(self, images: list[Image.Image]) -> Tensor:
+        batch = self.image_processor(images=images, return_tensors="pt")
+        inputs = {}
+        for name, value in batch.items():
+            if name in self._image_arguments:
+                inputs[name] = value.to(self.device, self.dtype if value.is_floating_point() else None)
+        return _pooled(self.model.get_image_features(**inputs), "get_image_features")
+
+
+def _from_pretrained(name: str, revision: str | None, *, with_processor: bool) -> tuple[Any, Any]:
+    from transformers import AutoModel, AutoProcessor
+
+    try:
+        # "auto" keeps the stored precision: the logit scale must be read before anything is cast.
+        model = AutoModel.from_pretrained(name, revision=revision, dtype="auto", use_safetensors=True)
+        return model, AutoProcessor.from_pretrained(name, revision=revision) if with_processor else None
+    except OSError as error:
+        raise OSError(
+            f"the scorer {name!r} cannot be loaded: {error}\nGive a folder with config.json, model.safetensors and "
+            "the processor's files, a Hub name, or 'open_clip:NAME@TAG'."
+        ) from error
+
+
+def _pooled(output: Any, method: str) -> Tensor:
+    # transformers 4 returns the tensor, transformers 5 an output object that holds it.
+    features = output if isinstance(output, Tensor) else getattr(output, "pooler_output", None)
+    if features is None:
+        raise ValueError(
+            f"{method} returned {type(output).__name__} without pooler_output. Use a model with a pooled embedding."
+        )
+    return features
+
+
+def _text_config(model: Any) -> Any:
+    return getattr(model.config, "text_config", None) or model.config
+
+
+def _text_positions(model: Any, tokenizer: Any) -> int:
+    """How many tokens the text tower takes: the smaller of its position table and the tokenizer's limit."""
+    config = _text_config(model)
+    positions = getattr(config, "max_position_embeddings", None)
+    if positions is not None and any(part in config.model_type for part in ("roberta", "altclip", "camembert")):
+        positions -= (config.pad_token_id or 0) + 1  # these families number positions from pad_token_id + 1
+    return min(positions or 10**6, getattr(tokenizer, "model_max_length", None) or 10**6)
+
+
+def _own_logit_scale(model: Any) -> float:
+    if getattr(model, "logit_scale", None) is not None:
+        return float(model.logit_scale.detach().double().exp())
+    if getattr(model, "temperature", None) is not None:  # ALIGN divides by it
+        return 1.0 / float(model.temperature)
+    raise ValueError(f"{type(model).__name__} has no logit_scale. Pass logit_scale=, for example 100.0.")
+
+
+def _check_pooling(model: Any, tokenizer: Any, allow_legacy: bool) -> None:
+    """A text tower that pools at EOS must find it; otherwise many captions silently get the same features."""
+    tower = getattr(model, "text_model", None)
+    configured = getattr(tower, "eos_token_id", None)
+    if not isinstance(configured, int):
+        return  # pools elsewhere
+    probe = tokenizer(["a"])["input_ids"][0]
+    eos = tokenizer.eos_token_id if tokenizer.eos_token_id is not None else tokenizer.sep_token_id
+    if configured == 2 and _text_config(model).model_type in _LEGACY_POOLING:
+        highest = max(tokenizer.get_vocab().values())
+        if eos == highest and probe[-1] == eos:
+            return  # OpenAI's checkpoints: EOS is the highest id, so both rules agree
+        if allow_legacy:
+            logger.warning("The text tower pools at the highest token id, which need not be EOS (%s).", eos)
+            return
+        raise ValueError(
+            f"the config says eos_token_id == 2, for which transformers pools the caption at its highest token id, "
+            f"but EOS is {eos} and the vocabulary goes up to {highest}: most captions would be read up to some word "
+            "only. Give EOS another id than 2 in tokenizer and config (and train again), or pass "
+            "allow_legacy_pooling=True."
+        )
+    position = probe.index(configured) if configured in probe else 0
+    if position != len(probe) - 1:
+        raise ValueError(
+            f"the text tower pools at the first token {configured} (eos_token_id of the config), but the tokenizer "
+            f"ends a caption with {probe[-1]} and writes {probe} for 'a': position {position} would be pooled. Make "
+            "config and tokenizer agree: set model.text_model.eos_token_id, or let the tokenizer add EOS."
+        )

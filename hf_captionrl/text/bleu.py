@@ -1,0 +1,189 @@
+"""BLEU of sentences, of corpora and between the captions of one image, on integer n-grams.
+
+All three give pycocoevalcap's numbers, its smoothing constants included: they keep a sentence without a matching
+4-gram from being 0, so a number of one kind must not be compared with one of another toolkit without saying so.
+"""
+
+import torch
+from torch import Tensor
+
+from hf_captionrl.text.ngrams import NgramCounts, TokenBatch, count_ngrams
+
+__all__ = ["bleu_matches", "bleu_scores", "corpus_bleu", "pairwise_bleu", "sibling_bleu"]
+
+# pycocoevalcap's constants, so that nothing divides by zero.
+_SMALL = 1e-9
+_TINY = 1e-15
+
+
+def bleu_scores(matches: Tensor, totals: Tensor, lengths: Tensor, reference_lengths: Tensor) -> Tensor:
+    r"""BLEU-1 ... BLEU-n from counts, the one place with the formula.
+
+    Reference: Papineni et al. 2002. `BLEU-n = min(1, exp(1 - r/c)) (prod_{k<=n} (m_k + 1e-15) / (t_k + 1e-9))^{1/n}`.
+
+    Args:
+        matches (`torch.Tensor` of shape `(..., n)`): Clipped matches of each order.
+        totals (`torch.Tensor` of shape `(..., n)`): N-grams of the candidate of each order.
+        lengths (`torch.Tensor` of shape `(...)`): Words of the candidate, c.
+        reference_lengths (`torch.Tensor` of shape `(...)`): Words of the reference it is held against, r.
+    Returns:
+        `torch.Tensor` of shape `(..., n)`: float64, in [0, 1], higher is better.
+    """
+    precisions = (matches.double() + _TINY) / (totals.double() + _SMALL)
+    orders = torch.arange(1, precisions.shape[-1] + 1, dtype=torch.float64, device=precisions.device)
+    scores = torch.cumprod(precisions, dim=-1) ** (1.0 / orders)
+    ratio = (lengths.double() + _TINY) / (reference_lengths.double() + _SMALL)
+    penalty = torch.where(ratio < 1, torch.exp(1 - 1 / ratio), torch.ones_like(ratio))
+    return scores * penalty[..., None]
+
+
+def _closest(lengths: Tensor, reference_lengths: Tensor, there: Tensor) -> Tensor:
+    """Length of the reference nearest in length, the shorter of two equally near: `(N,)` from `(N,)` and `(N, S)`."""
+    far = torch.iinfo(torch.long).max // 4
+    distance = (lengths[:, None] - reference_lengths).abs() * 2**20 + reference_lengths
+    best = torch.where(there, distance, far).argmin(dim=1, keepdim=True)
+    return reference_lengths.gather(1, best)[:, 0]
+
+
+def _slots(groups: Tensor, num_groups: int) -> Tensor:
+    """Number of each caption in its group, from 0; groups sorted."""
+    sizes = torch.bincount(groups, minlength=num_groups)
+    return torch.arange(len(groups), device=groups.device) - (torch.cumsum(sizes, 0) - sizes)[groups]
+
+
+def _clipped(counts: NgramCounts, limit: Tensor, entries: Tensor) -> Tensor:
+    """Matches of each caption and order, `(N, n)`, when its n-grams count at most `limit` (E',) times."""
+    width = counts.max_order
+    segment = counts.rows[entries] * width + counts.orders(counts.ids[entries])
+    clipped = torch.minimum(counts.counts[entries].double(), limit)
+    return torch.bincount(segment, clipped, len(counts.lengths) * width).view(-1, width)
+
+
+def bleu_matches(
+    batch: TokenBatch, candidate_groups: Tensor, reference_groups: Tensor, max_order: int = 4
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The counts of candidates against all references of their image, to average or to sum.
+
+    Args:
+        batch: The N candidates, then the R references.
+        candidate_groups (`torch.Tensor` of shape `(N,)`): Image of each candidate.
+        reference_groups (`torch.Tensor` of shape `(R,)`): Image of each reference, sorted; every image has one.
+        max_order: n, the longest n-gram.
+    Returns:
+        `tuple` of four tensors for [`bleu_scores`]: matches `(N, n)`, totals `(N, n)`, lengths `(N,)` and lengths of
+        the closest references `(N,)`.
+    Raises:
+        ValueError: If the sizes disagree or a candidate's image has no reference.
+    """
+    num = len(candidate_groups)
+    if len(batch) != num + len(reference_groups):
+        raise ValueError(f"{len(batch)} captions, but {num} candidates and {len(reference_groups)} references.")
+    groups = torch.cat([candidate_groups, reference_groups])
+    num_groups = int(groups.max()) + 1
+    sizes = torch.bincount(reference_groups, minlength=num_groups)
+    missing = torch.nonzero(sizes[candidate_groups] == 0).flatten()
+    if len(missing):
+        raise ValueError(f"Candidate {int(missing[0])} belongs to an image without a reference.")
+    slots = torch.full_like(groups, -1)
+    slots[num:] = _slots(reference_groups, num_groups)
+    counts = count_ngrams(batch, max_order, groups)
+    most = counts.table(slots).amax(dim=1)  # (C,) of an n-gram in any one reference
+    ours = torch.nonzero(counts.rows < num).flatten()
+    matches = _clipped(counts, most[counts.columns[ours]], ours)[:num]
+    first = torch.cumsum(sizes, 0) - sizes
+    steps = torch.arange(int(sizes.max()), device=groups.device)
+    at = (num + first[candidate_groups][:, None] + steps).clamp(max=len(batch) - 1)
+    there = steps < sizes[candidate_groups][:, None]
+    lengths = counts.lengths[:num]
+    return matches, counts.totals()[:num], lengths, _closest(lengths, counts.lengths[at], there)
+
+
+def corpus_bleu(matches: Tensor, totals: Tensor, lengths: Tensor, reference_lengths: Tensor) -> Tensor:
+    """BLEU of a whole corpus: counts are summed before anything is divided.
+
+    Args:
+        matches (`torch.Tensor` of shape `(N, n)`): See [`bleu_matches`].
+        totals (`torch.Tensor` of shape `(N, n)`): See [`bleu_matches`].
+        lengths (`torch.Tensor` of shape `(N,)`): See [`bleu_matches`].
+        reference_lengths (`torch.Tensor` of shape `(N,)`): See [`bleu_matches`].
+    Returns:
+        `torch.Tensor` of shape `(n,)`: BLEU-1 ... BLEU-n in [0, 1].
+    """
+    return bleu_scores(matches.sum(0), totals.sum(0), lengths.sum(), reference_lengths.sum())
+
+
+def pairwise_bleu(batch: TokenBatch, group_size: int, max_order: int = 4) -> Tensor:
+    """BLEU of every caption against every single other caption of its image (SLE's distance is one minus it).
+
+    Args:
+        batch: B images times `group_size` captions, those of one image side by side.
+        group_size: G.
+        max_order: n, the longest n-gram.
+    Returns:
+        `torch.Tensor` of shape `(B, G, G, n)`: float64; entry (b, j, k) is BLEU-1 ... n of caption j as candidate with
+        caption k as its one reference.
+    Raises:
+        ValueError: If the captions are no whole number of groups.
+    """
+    num = len(batch)
+    if group_size < 1 or num == 0 or num % group_size:
+        raise ValueError(f"{num} captions are no whole number of groups of {group_size}.")
+    device = batch.tokens.device
+    position = torch.arange(num, device=device)
+    groups = torch.div(position, group_size, rounding_mode="floor")
+    counts = count_ngrams(batch, max_order, groups)
+    table = counts.table(position % group_size)  # (C, G)
+    # N-grams of one caption alone match nothing but themselves: the totals know them already.
+    shared = torch.nonzero((table > 0).sum(dim=1) > 1).flatten()
+    part = table[shared]
+    both = torch.minimum(part[:, :, None], part[:, None, :]).view(len(shared), group_size**2)
+    segment = counts.column_groups[shared] * max_order + counts.orders(counts.column_ids[shared])
+    matches = torch.zeros(num // group_size * max_order, group_size**2, dtype=torch.float64, device=device)
+    matches = (
+        matches.index_add_(0, segment, both).view(-1, max_order, group_size, group_size).permute(0, 2, 3, 1).clone()
+    )
+    totals = counts.totals().view(-1, group_size, max_order)
+    own = torch.arange(group_size, device=device)
+    matches[:, own, own] = totals.double()
+    lengths = counts.lengths.view(-1, group_size)
+    shape = (len(lengths), group_size, group_size)
+    return bleu_scores(
+        matches,
+        totals[:, :, None].expand(*shape, max_order),
+        lengths[:, :, None].expand(shape),
+        lengths[:, None, :].expand(shape),
+    )
+
+
+def sibling_bleu(batch: TokenBatch, groups: Tensor, max_order: int = 4) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The counts of each caption against the other captions of its image together (mBLEU, SLE's reward of 2018).
+
+    Args:
+        batch: N captions.
+        groups (`torch.Tensor` of shape `(N,)`): Image of each caption, sorted; at least two captions an image.
+        max_order: n, the longest n-gram.
+    Returns:
+        `tuple` of four tensors for [`bleu_scores`] or [`corpus_bleu`]: matches `(N, n)`, totals `(N, n)`, lengths
+        `(N,)` and lengths of the closest siblings `(N,)`.
+    Raises:
+        ValueError: If an image has a single caption.
+    """
+    sizes = torch.bincount(groups)
+    lonely = torch.nonzero(sizes[groups] < 2).flatten()
+    if len(lonely):
+        raise ValueError(f"Caption {int(lonely[0])} is alone in its group: there is no sibling to compare it with.")
+    slots = _slots(groups, len(sizes))
+    counts = count_ngrams(batch, max_order, groups)
+    table = counts.table(slots)  # (C, S)
+    # The most any other caption holds is the largest of the row, or the second largest for the one that holds it.
+    top = table.topk(2, dim=1)
+    slot = slots[counts.rows]
+    most = torch.where(
+        top.indices[counts.columns, 0] == slot, top.values[counts.columns, 1], top.values[counts.columns, 0]
+    )
+    matches = _clipped(counts, most, torch.arange(len(counts.rows), device=slot.device))
+    first = torch.cumsum(sizes, 0) - sizes
+    steps = torch.arange(int(sizes.max()), device=groups.device)
+    at = (first[groups][:, None] + steps).clamp(max=len(batch) - 1)
+    there = (steps < sizes[groups][:, None]) & (steps != slots[:, None])
+    return matches, counts.totals(), counts.lengths, _closest(counts.lengths, counts.lengths[at], there)

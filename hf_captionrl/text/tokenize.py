@@ -1,0 +1,179 @@
+r"""Words of a caption by the rules of the Penn Treebank, as the caption metrics have always counted them.
+
+Caption metrics split text with Stanford CoreNLP 3.4.1's `PTBTokenizer -preserveLines -lowerCase` and then drop
+punctuation. Here are its rules for what people write in captions, without Java: of 25,000 reference captions of COCO
+at least 99.9 % come out equal, on which a test insists. Brackets stay (`-lrb-`), because the original drops only the
+upper-case spelling.
+
+Differs from it by: each blank-separated piece is cut without a look at the next one, and what captions do not hold
+(SGML tags with attributes, telephone numbers, most emoticons) is not treated specially.
+"""
+
+import re
+from collections.abc import Iterable
+from functools import lru_cache
+from itertools import zip_longest
+
+__all__ = ["PUNCTUATION", "ptb_tokenize", "ptb_tokenize_all"]
+
+PUNCTUATION = frozenset(
+    ["''", "'", "``", "`", "-LRB-", "-RRB-", "-LCB-", "-RCB-", ".", "?", "!", ",", ":", "-", "--", "...", ";"]
+)
+
+# Words whose full stop is a part of them: months, days, states, titles, firms.
+_ABBREVIATIONS = r"""
+    jan feb mar apr jun jul aug sep sept oct nov dec mon tue tues wed thu thurs fri
+    ala ariz calif colo conn fla ga ind kan kans ky md mich minn mo mont neb nev okla penn tenn va vt wis wyo
+    mr mrs ms drs profs sens reps attys lt col gen messrs govs adm rev maj sgt cpl pvt capt ste ave pres lieut hon
+    brig co cmdr pfc spc supts det mt ft adj adv asst assoc ens insp mlle mme msgr sfc dr prof sen rep st gov atty
+    supt inc corp ltd plc bros bldg etc al seq vs jr sr esq cf e\.g i\.e dept est ph\.d bhd blvd rd tel sq univ
+    bancorp cos natl intl p
+"""
+# These are everyday words too: they are abbreviations only with a capital.
+_CAPITAL_ABBREVIATIONS = "Ark Del Ill La Mass Miss Ore Pa Tex Wash"
+
+_A = r"[^\W\d_]"  # a letter
+_W = r"[^\W_]"  # a letter or a digit
+_END = rf"(?!{_W})"
+
+
+def _any(text: str) -> str:
+    return "|".join(text.split())
+
+
+# As in the original, the longest match wins, and of equally long ones the first.
+_RULES = tuple(
+    re.compile(pattern, flags)
+    for pattern, flags in (
+        # cannot, gonna, 'tis ... are cut in two.
+        (rf"can(?=not{_END})|(?:gon|wan)(?=na{_END})|got(?=ta{_END})|(?:gim|lem)(?=me{_END})", re.I),
+        (rf"'t(?=(?:is|was){_END})", re.I),
+        # A word ends before n't, and before the clitics, which are words themselves.
+        (rf"{_A}+?(?=n't{_END})|(?!(?:cannot|gonna|wanna|gotta|gimme|lemme){_END}){_W}+", re.I),
+        (rf"n't{_END}|'(?:[msd]|re|ve|ll){_END}", re.I),
+        (rf"'(?:n'|n{_END}|(?:em|cause|till?){_END})|'\d0s{_END}|'\d\d{_END}", re.I),
+        (rf"(?:ol|somethin|dunkin)'{_END}|y'(?=all{_END})|j'(?={_A})|cont(?='d{_END})", re.I),
+        # o'clock, d'oeuvres, l'eau, and the words that may hold an apostrophe; elsewhere it is a closing quote.
+        (
+            rf"(?:[dol]|qu|c(?='mon)|ma(?='am)|s(?='more)|ne(?='er)|hallowe(?='en)|nor(?='easter))'(?!(?:re|ve|ll){_END}){_A}{{2,}}",
+            re.I,
+        ),
+        # AT&T, and/or, black-and-white, mid-air, 5-year-old, D.C., building.sign
+        (r"[A-Z]+(?:&[A-Z]+)+", 0),
+        (rf"{_W}+(?:-{_A}+){{0,2}}(?:/{_W}+(?:-{_A}+){{0,2}}){{1,2}}", 0),
+        (rf"(?:{_W}+(?:[.,]{_W}+)*|(?:{_A}\.){{2,}})(?:-{_W}+)+", 0),
+        (rf"{_A}(?:\.{_A})+{_END}\.?|(?!I\.){_A}\.{_END}", 0),
+        (rf"{_W}*{_A}(?:\.{_A}{_W}*)+", 0),
+        (rf"(?:{_any(_ABBREVIATIONS)})\.{_END}", re.I),
+        (rf"(?:{_any(_CAPITAL_ABBREVIATIONS)})\.{_END}", 0),
+        (r"no\.(?=\d)", re.I),
+        (r"(?:\d+-)?\d+/\d+(?:/\d+)?|[+-]?(?:\d|\.\d)(?:\d|[.,:]\d)*", 0),
+        # Addresses, tags.
+        (r"https?://[^\s\"<>|()]*[\w/]|(?:[\w-]+\.)+(?:com|net|org|edu)\b(?:/[^\s\"<>|()]*[\w/])?", re.I),
+        (r"[A-Za-z0-9][\w.+-]*@[\w-]+(?:\.[\w-]+)*|[@#][A-Za-z_]\w*|</?[A-Za-z][A-Za-z0-9]*/?>|\w*_\w*", 0),
+        # Everything else stands alone, but for runs.
+        (r"[?!]+|\.{3,}|-+|&amp;|''|``|[:;=]-?\)", 0),
+        (r".", re.S),
+    )
+)
+_SPELLINGS = {
+    "(": "-lrb-",
+    ")": "-rrb-",
+    "[": "-lsb-",
+    "]": "-rsb-",
+    "{": "-lcb-",
+    "}": "-rcb-",
+    '"': "''",
+    "&amp;": "&",
+    "\u20ac": "$",
+    "\u00a3": "#",
+    "\u00a2": "cents",
+    "\u00bd": "1/2",
+    "\u00bc": "1/4",
+    "\u00be": "3/4",
+}
+# Typographic marks are what they stand for before anything is cut.
+_PLAIN_MARKS = str.maketrans({
+    "\u2018": "'", "\u2019": "'", "\u201c": '"', "\u201d": '"', "\u2026": "...", "\u2013": "--", "\u2014": "--",
+    "\u00ad": None, "\u200b": None,
+})  # fmt: skip
+_FRACTION = re.compile(r"\d{1,4}/\d{1,4}")
+# Their full stop is a part of the word where a number follows.
+_BEFORE_NUMBERS = frozenset({"no", "nos", "fig", "figs", "art"})
+
+
+@lru_cache(maxsize=2**16)
+def _cut(piece: str) -> tuple[str, ...]:
+    """Tokens of a piece of text without blanks, punctuation dropped. Captions repeat words: most calls are hits."""
+    piece = piece.translate(_PLAIN_MARKS)
+    tokens = []
+    at = 0
+    while at < len(piece):
+        token = ""
+        for rule in _RULES:
+            match = rule.match(piece, at)
+            if match and match.end() - at > len(token):
+                token = match.group()
+        at += len(token)
+        if len(token) > 1 and not token.strip("-"):
+            token = "--"
+        elif len(token) > 3 and not token.strip("."):
+            token = "..."
+        elif token[-1] == ")" and len(token) > 1:
+            token = token[:-1] + "-rrb-"
+        token = _SPELLINGS.get(token, token).lower()
+        # Characters past the basic plane (emoji) are dropped by the original.
+        if token not in PUNCTUATION and not (len(token) == 1 and ord(token) > 0xFFFF):
+            tokens.append(token)
+    return tuple(tokens)
+
+
+def ptb_tokenize(caption: str) -> list[str]:
+    """Cut a caption into lower-case words, punctuation dropped.
+
+    Args:
+        caption: The text.
+    Returns:
+        `list[str]`: Its words; empty for a caption of nothing but punctuation.
+    Raises:
+        ValueError: If it is not a string.
+
+    Example:
+        >>> ptb_tokenize("A man's dog can't fetch the black-and-white ball.")
+        ['a', 'man', "'s", 'dog', 'ca', "n't", 'fetch', 'the', 'black-and-white', 'ball']
+    """
+    if not isinstance(caption, str):
+        raise ValueError(f"A caption must be a string, got {type(caption).__name__} {caption!r}.")
+    tokens: list[str] = []
+    pieces = caption.split()
+    for piece, after in zip_longest(pieces, pieces[1:], fillvalue=""):
+        cut = _cut(piece)
+        if piece[-1] == "." and after[:1].isdigit() and cut and cut[-1] in _BEFORE_NUMBERS:
+            cut = (*cut[:-1], cut[-1] + ".")
+        # A whole number and a fraction are one token with a hard blank in it.
+        if cut and "/" in cut[0] and tokens and tokens[-1].isdigit() and _FRACTION.fullmatch(cut[0]):
+            tokens[-1] += "\u00a0" + cut[0]
+            cut = cut[1:]
+        tokens.extend(cut)
+    return tokens
+
+
+def ptb_tokenize_all(captions: Iterable[str], name: str = "captions") -> list[list[str]]:
+    """Cut many captions.
+
+    Args:
+        captions: The texts; a single string is refused, since its characters would be taken for captions.
+        name: What to call them in an error.
+    Returns:
+        `list[list[str]]`: The words of each.
+    Raises:
+        ValueError: If `captions` is a string, or one of them is none (its index is named).
+    """
+    if isinstance(captions, (str, bytes)):
+        raise ValueError(f"{name} is one string, {captions!r}. Pass a list of captions.")
+    found = []
+    for i, caption in enumerate(captions):
+        if not isinstance(caption, str):
+            raise ValueError(f"{name}[{i}] must be a string, got {type(caption).__name__} {caption!r}.")
+        found.append(ptb_tokenize(caption))
+    return found

@@ -1,0 +1,164 @@
+"""Finetune a captioner with SMILE and compare it with what it was, and with as many more steps of maximum likelihood.
+
+Without arguments, on the embedded world (3 minutes on 2 CPU cores, no network):
+
+    accelerate launch recipes/smile_blip.py
+
+With the paper's settings on COCO, or on a folder of one's own photographs with captions in `metadata.jsonl`:
+
+    accelerate launch recipes/smile_blip.py --config recipes/configs/smile_blip/coco.yaml \
+        --dataset_name dataset_coco.json --image_root coco/images
+    accelerate launch recipes/smile_blip.py --model_name_or_path Salesforce/blip-image-captioning-base \
+        --dataset_name imagefolder --data_dir photos --output_dir outputs/photos
+
+Source: Yue et al. 2023, "Learning Descriptive Image Captioning via Semipermeable Maximum Likelihood Estimation".
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hf_captionrl.recipe import (
+    DataArguments,
+    EvaluationArguments,
+    Evaluator,
+    ModelArguments,
+    describe,
+    load_data,
+    optional_scorer,
+    parse_arguments,
+    write_report,
+)
+from hf_captionrl.trainers import SmileConfig, SmileTrainer
+
+__all__ = ["main", "parse_args"]
+
+CONFIGS = Path(__file__).parent / "configs" / "smile_blip"
+
+
+@dataclass
+class SmileArguments:
+    """What is compared."""
+
+    compare_mle_weights: list[float] = field(
+        default_factory=lambda: [1.0, 0.01],
+        metadata={"help": "Further runs with these lambdas beside the configured one; 1 is the control, more MLE."},
+    )
+
+
+@dataclass
+class SmileBlipConfig(SmileConfig):
+    """[`SmileConfig`] with what a recipe adds: it evaluates each epoch and keeps the epoch that retrieves best."""
+
+    output_dir: str | None = field(default="outputs/smile_blip", metadata={"help": "Where everything is written."})
+    eval_strategy: str = field(default="epoch", metadata={"help": "When to evaluate."})
+    save_strategy: str = field(default="epoch", metadata={"help": "When to save."})
+    save_total_limit: int | None = field(default=1, metadata={"help": "Checkpoints kept, besides the best one."})
+    load_best_model_at_end: bool = field(default=True, metadata={"help": "Keep the best epoch by validation R@1."})
+
+
+def parse_args(argv: Sequence[str] | None = None) -> tuple[Any, ...]:
+    """Parse the command line.
+
+    Args:
+        argv: Arguments without the program's name; None for `sys.argv`.
+
+    Returns:
+        Model, data, evaluation, comparison and trainer arguments.
+    """
+    types = (ModelArguments, DataArguments, EvaluationArguments, SmileArguments, SmileBlipConfig)
+    return parse_arguments(types, argv, default_config=CONFIGS / "scenes.yaml")
+
+
+def run_name(config: SmileConfig) -> str:
+    """Row name of a finetuned captioner.
+
+    Args:
+        config: Its configuration.
+
+    Returns:
+        `str`: For instance `SMILE (lambda=0.01)`.
+    """
+    if config.mle_weight == 1.0:
+        return "MLE+MLE"
+    notes = []
+    if config.mle_weight > 0:
+        notes.append(f"lambda={config.mle_weight:g}")
+    if config.subset != "caption":
+        notes.append(f"{config.subset} subset")
+    if config.first_token not in (None, "mle"):
+        notes.append(f"first token: {config.first_token}")
+    return "SMILE" + (f" ({', '.join(notes)})" if notes else "")
+
+
+def main(argv: Sequence[str] | None = None) -> Path:
+    """Run the recipe.
+
+    Args:
+        argv: Arguments without the program's name; None for `sys.argv`.
+
+    Returns:
+        `pathlib.Path`: results.json.
+    """
+    model_args, data_args, eval_args, smile_args, config = parse_args(argv)
+    eval_args.resolve(data_args.dataset_name)
+    output_dir = Path(config.output_dir)
+    splits = load_data(data_args, output_dir=output_dir, seed=config.seed)
+    scorer = optional_scorer(eval_args.scorer_name_or_path)
+    evaluator = Evaluator.from_arguments(splits["test"], eval_args, seed=config.seed)
+
+    rows: list[dict[str, Any]] = []
+    captions: dict[str, list[str]] = {}
+    histories: dict[str, list[dict[str, float]]] = {}
+    # In the order of the table: the control, what was asked for, the mixtures.
+    weights = sorted({config.mle_weight, *smile_args.compare_mle_weights}, key=lambda w: (w != 1.0, w))
+    for weight in weights:
+        run = dataclasses.replace(config, mle_weight=weight)
+        name = run_name(run)
+        main_run = weight == config.mle_weight
+        run.output_dir = str(output_dir / ("model" if main_run else f"model-lambda-{weight:g}"))
+        trainer = SmileTrainer(
+            model_args.load(run.prompt),
+            run,
+            train_dataset=splits["train"],
+            eval_dataset=splits["validation"],
+            scorer=scorer,
+            peft_config=model_args.peft_config,
+        )
+        if not captions:
+            captions["MLE"] = trainer.generate_captions(splits["test"])
+            rows.append(evaluator.row("MLE", captions["MLE"]))
+        before = trainer.evaluate()
+        trainer.train()
+        history = [entry for entry in trainer.state.log_history if "eval_length" in entry]
+        histories[name] = [
+            {"epoch": e.get("epoch") or 0.0, "length": e["eval_length"], "recall_at_1": e.get("eval_recall_at_1")}
+            for e in ([{**before, "epoch": 0.0}, *history])
+        ]
+        captions[name] = trainer.generate_captions(splits["test"])
+        rows.append(evaluator.row(name, captions[name]))
+        trainer.save_model()
+    reference_row, _ = evaluator.reference_row()
+    rows.append(reference_row)
+    arguments = (model_args, data_args, eval_args, smile_args, config)
+    path = write_report(
+        output_dir,
+        evaluator,
+        rows,
+        captions,
+        histories,
+        title="SMILE",
+        seed=config.seed,
+        config=describe(arguments),
+        gallery_size=eval_args.gallery_size,
+    )
+    print(f"Written to {output_dir}: results.json, results.md, gallery.html, curves.png; checkpoint in {output_dir / 'model'}")
+    return path
+
+
+if __name__ == "__main__":
+    main()

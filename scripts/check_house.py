@@ -1,0 +1,327 @@
+"""The rules of the house, checked: `python scripts/check_house.py`, part of `make check`.
+
+Each check is a function from the root of the project to its faults, so that the tests can plant one. Only `modules`
+and `configs` import the project; the others read its source.
+
+    python scripts/check_house.py --only layers docstrings     # a part of it
+    python scripts/check_house.py --print-layers               # the table of docs/architecture.md
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import contextlib
+import functools
+import importlib
+import io
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a program, only scripts/ is on the path
+from scripts.house_docstrings import Fault, check_docstrings, parse, python_files, relative
+
+PACKAGE = "hf_captionrl"
+
+LAYERS: dict[int, dict[str, str]] = {
+    0: {
+        "io": "atomic writes",
+        "text": "tokenisation, n-gram counting",
+        "retrieval": "scorers, cached features, ranks",
+        "losses": "pure functions of tensors",
+        "models": "architectures that transformers lacks",
+    },
+    1: {
+        "captioners": "one kind of thing for every model family",
+        "rewards": "what a rollout earns",
+        "data": "loading, checking, collating, sampling",
+        "scenes": "the embedded world",
+        "metrics": "pure functions that end in a number",
+    },
+    2: {
+        "trainers": "`transformers.Trainer` with our losses and rewards",
+        "reports": "tables, curves, galleries",
+        "boosting": "richer references",
+        "evaluate_modules": "thin `evaluate` modules over `metrics`",
+    },
+    3: {
+        "hub": "cards, and what is published",
+        "recipe": "what the recipes share",
+        "cli": "the command line",
+    },
+}
+"""A unit may import its own layer and those below. `recipes/` and `scripts/` stand above; nothing imports them."""
+
+SEPARATE: dict[str, frozenset[str]] = {
+    "io": frozenset({"text", "retrieval", "losses", "models"}),
+    "text": frozenset({"retrieval", "losses", "models"}),
+    "losses": frozenset({"text", "retrieval", "models"}),
+    "rewards": frozenset({"captioners"}),
+    "data": frozenset({"captioners"}),
+    "scenes": frozenset({"captioners"}),
+    "metrics": frozenset({"captioners"}),
+    "reports": frozenset({"trainers"}),
+}
+"""Units of one layer that must not know each other all the same."""
+
+TRL_ALLOWED = frozenset({f"{PACKAGE}/recipe.py"})
+"""Files that may import trl: for its argument parser, inside the function that parses."""
+
+_HOSTS = (
+    r"pypi\.org/simple|pythonhosted\.org|registry\.npmjs\.org|registry\.yarnpkg\.com|conda\.anaconda\.org|index[-]url"
+)
+
+FORBIDDEN: dict[str, str] = {
+    r"(?<![\w.:/])/(?:work|root|home|Users|tmp)/\w|\b[A-Z]:\\+Users\\": "a path of one machine; use a relative one",
+    r"\bshared[/](?:reference|hooks|papers)\b": "a folder outside the project; copy what is needed",
+    _HOSTS: "the address of a registry; name packages and versions only",
+    r"\bhf_[A-Za-z0-9]{30,}\b": "an access token; remove it and revoke it",
+}
+"""What no text of the project may hold, and what to do instead."""
+
+_LONG_FILE = 400
+_HEAVY = {"torch", "transformers", "datasets", "matplotlib"}
+
+
+# --- layers ---------------------------------------------------------------------------------------------------------
+
+
+def imported_modules(tree: ast.Module, package: list[str]) -> Iterator[tuple[int, str, list[str]]]:
+    """Every import in a file, wherever it stands: line, absolute module name, names taken from it."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, alias.name, []
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            yield node.lineno, ".".join([*base, *([node.module] if node.module else [])]), [a.name for a in node.names]
+
+
+def check_layers(root: Path) -> list[Fault]:
+    """Imports point downwards, between units there is no circle, and trl stays where it is allowed."""
+    layer_of = {unit: layer for layer, units in LAYERS.items() for unit in units}
+    faults: list[Fault] = []
+    edges: dict[str, dict[str, tuple[str, int]]] = {}
+    for path in python_files(root, PACKAGE, "recipes", "scripts"):
+        name, parts = relative(root, path), path.relative_to(root).with_suffix("").parts
+        inside = parts[0] == PACKAGE
+        unit = parts[1] if inside else parts[0]
+        facade = inside and unit == "__init__"  # the lazy list of public names may name them all
+        if inside and not facade and unit not in layer_of:
+            faults.append(Fault(name, 0, f"{unit!r} is in no layer. Add it to LAYERS and to docs/architecture.md."))
+            continue
+        package = list(parts[:-1])
+        for line, module, names in imported_modules(parse(path), package):
+            top, _, rest = module.partition(".")
+            if top == "trl" and name not in TRL_ALLOWED:
+                faults.append(Fault(name, line, f"imports trl, which only {sorted(TRL_ALLOWED)} may."))
+            if inside and top in ("recipes", "scripts", "tests"):
+                faults.append(Fault(name, line, f"the package imports {top}, which stands above it."))
+            if top != PACKAGE or not inside or facade:
+                continue
+            targets = [rest.split(".")[0]] if rest else [n for n in names if n != "__version__"]
+            for target in targets:
+                if target == unit:
+                    continue
+                if target not in layer_of:
+                    message = (
+                        f"imports {target!r} from the package's front door. Import it from the module it lives in."
+                    )
+                    faults.append(Fault(name, line, message))
+                elif layer_of[target] > layer_of[unit]:
+                    message = f"{unit} (layer {layer_of[unit]}) imports {target} (layer {layer_of[target]}), above it."
+                    faults.append(Fault(name, line, message))
+                elif target in SEPARATE.get(unit, ()):
+                    faults.append(Fault(name, line, f"{unit} imports {target}; these two do not know each other."))
+                else:
+                    edges.setdefault(unit, {}).setdefault(target, (name, line))
+    return faults + circles(edges)
+
+
+def circles(edges: dict[str, dict[str, tuple[str, int]]]) -> list[Fault]:
+    """Circles in the graph of units, each told once."""
+    faults: list[Fault] = []
+    done: set[str] = set()
+
+    def visit(unit: str, trail: list[str]) -> None:
+        if unit in trail:
+            circle = [*trail[trail.index(unit) :], unit]
+            path, line = edges[trail[-1]][unit]
+            faults.append(Fault(path, line, f"closes a circle of imports: {' -> '.join(circle)}."))
+            return
+        if unit in done:
+            return
+        for target in edges.get(unit, {}):
+            visit(target, [*trail, unit])
+        done.add(unit)
+
+    for unit in sorted(edges):
+        visit(unit, [])
+    return faults
+
+
+def layer_table() -> str:
+    """The layers as the Markdown table of docs/architecture.md."""
+    lines = ["| layer | unit | what is in it |", "|--:|:--|:--|"]
+    for layer, units in sorted(LAYERS.items(), reverse=True):
+        lines += [f"| {layer} | `{unit}` | {what} |" for unit, what in units.items()]
+    return "\n".join(lines)
+
+
+# --- imports and configs --------------------------------------------------------------------------------------------
+
+
+def check_modules(root: Path) -> list[Fault]:
+    """Every module can be imported, and `import hf_captionrl` alone loads nothing heavy."""
+    faults: list[Fault] = []
+    for path in python_files(root, PACKAGE, "recipes", "scripts"):
+        parts = path.relative_to(root).with_suffix("").parts
+        module = ".".join(part for part in parts if part != "__init__")
+        if error := failure(functools.partial(importlib.import_module, module)):
+            faults.append(Fault(relative(root, path), 0, f"cannot be imported: {error}"))
+    if (root / PACKAGE).is_dir():
+        code = f"import sys, {PACKAGE}; print(*sorted({_HEAVY} & set(sys.modules)))"
+        run = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=False)
+        if loaded := run.stdout.split():
+            message = f"`import {PACKAGE}` loads {', '.join(loaded)}. Import it where it is used."
+            faults.append(Fault(f"{PACKAGE}/__init__.py", 0, message))
+    return faults
+
+
+def check_configs(root: Path) -> list[Fault]:
+    """Every `recipes/configs/<recipe>/NAME.yaml` passes through `parse_args` of `recipes/<recipe>.py`."""
+    faults: list[Fault] = []
+    folder = root / "recipes" / "configs"
+    broken: set[str] = set()
+    for path in sorted([*folder.rglob("*.yaml"), *folder.rglob("*.yml")]):
+        name, recipe = relative(root, path), path.parent.name
+        if path.parent.parent != folder or not (root / "recipes" / f"{recipe}.py").is_file():
+            faults.append(Fault(name, 0, "stands in no folder of a recipe. Put it into recipes/configs/<recipe>/."))
+            continue
+        if recipe in broken:
+            continue
+        if error := failure(functools.partial(importlib.import_module, f"recipes.{recipe}")):
+            broken.add(recipe)  # told once, not for each of its configs
+            faults.append(
+                Fault(f"recipes/{recipe}.py", 0, f"cannot be imported, so its configs are unchecked: {error}")
+            )
+            continue
+        parser = sys.modules[f"recipes.{recipe}"].parse_args
+        if error := failure(functools.partial(parser, ["--config", str(path)])):
+            faults.append(Fault(name, 0, f"recipes/{recipe}.py cannot parse it: {error}"))
+    return faults
+
+
+def failure(action: Callable[[], object]) -> str:
+    """Run something; its error in one line, or nothing."""
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            action()
+    except (Exception, SystemExit) as error:
+        last = said.getvalue().strip().splitlines()[-1:] if isinstance(error, SystemExit) else []
+        return " ".join([f"{type(error).__name__}: {error}", *last])
+    return ""
+
+
+# --- texts ----------------------------------------------------------------------------------------------------------
+
+
+def text_files(root: Path) -> Iterator[tuple[str, str]]:
+    """Every text of the project: what git tracks or would."""
+    command = ["git", "-C", str(root), "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    if run.returncode == 0:
+        names = sorted(name for name in run.stdout.split("\0") if name)
+    else:  # not a checkout, for instance an unpacked archive
+        names = sorted(relative(root, p) for p in root.rglob("*") if not any(q.startswith(".") for q in p.parts[1:]))
+    for name in names:
+        path = root / name
+        if path.is_file() and path.stat().st_size < 4_000_000:
+            with contextlib.suppress(UnicodeDecodeError):
+                yield name, path.read_text(encoding="utf-8")
+
+
+def check_texts(root: Path) -> list[Fault]:
+    """No text holds a path of one machine, an address of a registry, or a secret."""
+    faults: list[Fault] = []
+    for name, text in text_files(root):
+        for pattern, what in FORBIDDEN.items():
+            for found in re.finditer(pattern, text):
+                shown = found.group(0) if "token" not in what else "..."
+                faults.append(Fault(name, text.count("\n", 0, found.start()) + 1, f"{shown!r} is {what}."))
+    return faults
+
+
+def check_skips(root: Path) -> list[Fault]:
+    """Every reason for which a test may be skipped stands in docs/skips.md."""
+    listed = (root / "docs" / "skips.md").read_text(encoding="utf-8") if (root / "docs" / "skips.md").is_file() else ""
+    faults: list[Fault] = []
+    for path in python_files(root, "tests"):
+        for node in ast.walk(parse(path)):
+            if not isinstance(node, ast.Call):
+                continue
+            called = ast.unparse(node.func)
+            if not called.endswith(("pytest.skip", "mark.skip", "mark.skipif", "importorskip")):
+                continue
+            given = [k.value for k in node.keywords if k.arg == "reason"]
+            given += node.args[:1] if called.endswith(("pytest.skip", "mark.skip")) else []
+            reason = given[0].value if given and isinstance(given[0], ast.Constant) else None
+            if not isinstance(reason, str) or reason not in listed:
+                message = (
+                    f"may be skipped for {reason!r}; write the reason as a literal, and list it in docs/skips.md."
+                )
+                faults.append(Fault(relative(root, path), node.lineno, message))
+    return faults
+
+
+CHECKS: dict[str, Callable[[Path], list[Fault]]] = {
+    "layers": check_layers,
+    "docstrings": check_docstrings,
+    "texts": check_texts,
+    "skips": check_skips,
+    "modules": check_modules,
+    "configs": check_configs,
+}
+
+
+def long_files(root: Path) -> list[str]:
+    """Source files long enough to ask whether they are two things. A question, not a fault."""
+    counts = {
+        p: len(p.read_text(encoding="utf-8").splitlines()) for p in python_files(root, PACKAGE, "recipes", "scripts")
+    }
+    return [f"{relative(root, path)} has {n} lines: is it two things?" for path, n in counts.items() if n > _LONG_FILE]
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the checks; 1 if there is a fault."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--root", type=Path, default=Path(__file__).resolve().parents[1], help="root of the project")
+    parser.add_argument("--only", nargs="+", choices=CHECKS, default=list(CHECKS), help="checks to run")
+    parser.add_argument("--print-layers", action="store_true", help="print the layer table and stop")
+    arguments = parser.parse_args(argv)
+    if arguments.print_layers:
+        print(layer_table())
+        return 0
+    root = arguments.root.resolve()
+    sys.path.insert(0, str(root))
+    started, count = time.perf_counter(), 0
+    for name in arguments.only:
+        begun = time.perf_counter()
+        faults = CHECKS[name](root)
+        count += len(faults)
+        print(f"{name:12} {'ok' if not faults else f'{len(faults)} faults':12} {time.perf_counter() - begun:5.1f} s")
+        for fault in faults:
+            print(f"  {fault}")
+    for question in long_files(root):
+        print(f"note: {question}")
+    print(f"{count} faults in {time.perf_counter() - started:.1f} s")
+    return 1 if count else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,202 @@
+"""Loading, saving, and what is refused."""
+
+import json
+import logging
+
+import pytest
+import torch
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    CLIPConfig,
+    CLIPModel,
+    GitModel,
+    GPT2Config,
+    GPT2LMHeadModel,
+)
+
+from hf_captionrl.captioners import (
+    BlipCaptioner,
+    EncoderDecoderCaptioner,
+    GitCaptioner,
+    ProcessorPair,
+    load_captioner,
+    register,
+)
+from hf_captionrl.captioners.auto import FAMILIES as REGISTERED
+from tests.tiny import FAMILIES, tiny_blip, tiny_captioner, tiny_git, tiny_images, tiny_vit_bert, tiny_vit_gpt2
+
+CLASSES = {
+    "blip": BlipCaptioner,
+    "git": GitCaptioner,
+    "vit-gpt2": EncoderDecoderCaptioner,
+    "vit-bert": EncoderDecoderCaptioner,
+}
+
+
+def write(captioner) -> list[str]:
+    pixel_values = captioner.encode_images(tiny_images(3, size=24))
+    return captioner.generate(pixel_values=pixel_values, max_new_tokens=6).captions
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_saved_and_loaded_it_writes_the_same(family, tmp_path):
+    captioner = tiny_captioner(family, prompt="a picture of ")
+    captioner.save_pretrained(tmp_path)
+    again = load_captioner(tmp_path)
+    assert type(again) is CLASSES[family]
+    assert again.prompt == "a picture of "
+    assert not again.model.training
+    assert write(again) == write(captioner)
+    assert again.tokenizer.get_vocab() == captioner.tokenizer.get_vocab()
+    # config.json names the model's own class, so transformers alone can load the folder.
+    assert json.loads((tmp_path / "config.json").read_text())["architectures"] == [type(captioner.model).__name__]
+    assert load_captioner(str(tmp_path), prompt="").prompt == ""
+    half = load_captioner(tmp_path, dtype=torch.bfloat16, device="cpu")
+    assert next(half.model.parameters()).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_saved_and_loaded_adapter_writes_the_same(family, tmp_path):
+    base = tiny_captioner(family, prompt="a ")
+    base.save_pretrained(tmp_path / "base")
+    captioner = load_captioner(tmp_path / "base")
+    captioner.add_lora("both", r=4)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, parameter in captioner.model.named_parameters():
+            if "lora_B" in name or "modules_to_save" in name:
+                parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.5)
+    assert write(captioner) != write(base)
+    captioner.save_pretrained(tmp_path / "adapter")
+    assert not (tmp_path / "adapter" / "model.safetensors").exists()
+    again = load_captioner(tmp_path / "adapter")
+    assert write(again) == write(captioner)
+    assert again.prompt == "a "
+    assert sum(p.requires_grad for p in again.model.parameters()) == sum(
+        p.requires_grad for p in captioner.model.parameters()
+    )
+    elsewhere = tmp_path / "moved"
+    (tmp_path / "base").rename(elsewhere)
+    with pytest.raises(FileNotFoundError, match="no folder"):
+        load_captioner(tmp_path / "adapter")
+    assert write(load_captioner(tmp_path / "adapter", base_model=elsewhere)) == write(captioner)
+
+
+def test_adapter_for_another_base(tmp_path):
+    captioner = tiny_captioner("blip")
+    captioner.add_lora(r=4)
+    captioner.save_pretrained(tmp_path / "adapter")
+    with pytest.raises(ValueError, match="does not say which model"):
+        load_captioner(tmp_path / "adapter")
+    tiny_captioner("git").save_pretrained(tmp_path / "git")
+    with pytest.raises(ValueError, match="do not belong together"):
+        load_captioner(tmp_path / "adapter", base_model=tmp_path / "git")
+    model, processor = tiny_blip(hidden_size=48)
+    load_captioner(model, processor=processor).save_pretrained(tmp_path / "wide")
+    with pytest.raises(ValueError, match="does not fit"):
+        load_captioner(tmp_path / "adapter", base_model=tmp_path / "wide")
+
+
+@pytest.mark.parametrize("builder", [tiny_vit_gpt2, tiny_vit_bert])
+def test_missing_special_tokens_come_from_the_tokenizer(builder, caplog):
+    model, processor = builder()
+    expected = load_captioner(model, processor=processor)
+    model, processor = builder(decoder_start_token_id=None)
+    for config in (model.config, model.generation_config, model.config.decoder):
+        config.decoder_start_token_id = config.bos_token_id = config.eos_token_id = config.pad_token_id = None
+    with caplog.at_level(logging.WARNING):
+        captioner = load_captioner(model, processor=processor)
+    assert "lacks decoder_start_token_id" in caplog.text
+    assert captioner.special_token_ids() == expected.special_token_ids()
+    assert write(captioner) == write(expected)
+    model.config.pad_token_id = model.generation_config.pad_token_id = None
+    tokenizer = processor.tokenizer
+    tokenizer.pad_token = tokenizer.eos_token = None
+    with pytest.raises(ValueError, match="names the padding token"):
+        load_captioner(model, processor=processor)
+
+
+def test_what_writes_no_captions_is_refused(tmp_path):
+    clip = CLIPModel(
+        CLIPConfig(
+            text_config={"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1},
+            vision_config={"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1},
+        )
+    )
+    gpt2 = GPT2LMHeadModel(GPT2Config(vocab_size=20, n_embd=8, n_layer=1, n_head=1))
+    bert = BertForMaskedLM(
+        BertConfig(vocab_size=20, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1)
+    )
+    for name, model, way_out in [("clip", clip, "load_scorer"), ("gpt2", gpt2, "vision-to-text"), ("bert", bert, "blip")]:
+        with pytest.raises(ValueError, match=rf"'{name}'.*no captioner.*{way_out}|no captioner of.*{way_out}"):
+            load_captioner(model)
+        model.save_pretrained(tmp_path / name)
+        with pytest.raises(ValueError, match=f"no captioner of a known family.*{way_out}"):
+            load_captioner(tmp_path / name)
+
+
+def test_a_model_without_a_head_is_refused(tmp_path):
+    model, processor = tiny_git()
+    headless = GitModel(model.config)
+    with pytest.raises(ValueError, match="GitModel has no output head"):
+        load_captioner(headless, processor=processor)
+    headless.save_pretrained(tmp_path)
+    processor.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="no weights for the output head"):
+        load_captioner(tmp_path)
+
+
+def test_missing_files_are_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"no folder '.*nowhere'"):
+        load_captioner(tmp_path / "nowhere")
+    with pytest.raises(FileNotFoundError, match=r"has no config\.json"):
+        load_captioner(tmp_path)
+    model, processor = tiny_blip()
+    model.save_pretrained(tmp_path)
+    with pytest.raises(FileNotFoundError, match="no tokenizer or no image processor"):
+        load_captioner(tmp_path)
+    assert write(load_captioner(tmp_path, processor=processor))
+    processor.tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(FileNotFoundError, match="no tokenizer or no image processor"):
+        load_captioner(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    processor.save_pretrained(tmp_path)
+    with pytest.raises(FileNotFoundError, match="no weights in safetensors"):
+        load_captioner(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "of-my-own", "auto_map": {"AutoConfig": "code.Config"}}')
+    with pytest.raises(ValueError, match="code of its own"):
+        load_captioner(tmp_path)
+
+
+def test_parts_that_do_not_belong_together():
+    model, processor = tiny_blip()
+    with pytest.raises(ValueError, match="brings no processor"):
+        load_captioner(model)
+    with pytest.raises(ValueError, match="lacks a tokenizer or an image_processor"):
+        load_captioner(model, processor=processor.tokenizer)
+    _, gpt2_processor = tiny_vit_gpt2()
+    with pytest.raises(ValueError, match=r"knows 270 tokens, the model's output head 51"):
+        load_captioner(model, processor=ProcessorPair(processor.image_processor, gpt2_processor.tokenizer))
+
+
+def test_known_prompts_and_captioners_pass_through():
+    model, processor = tiny_blip()
+    model.name_or_path = "Salesforce/blip-image-captioning-base"
+    captioner = load_captioner(model, processor=processor)
+    assert captioner.prompt == "a picture of "
+    assert load_captioner(captioner) is captioner
+    assert load_captioner(captioner, prompt="the ").prompt == "the "
+
+
+def test_a_new_family_is_a_class_with_a_name():
+    @register
+    class Other(GitCaptioner):
+        model_types = ("git-of-tomorrow",)
+
+    try:
+        model, processor = tiny_git()
+        model.config.model_type = "git-of-tomorrow"
+        assert type(load_captioner(model, processor=processor)) is Other
+    finally:
+        del REGISTERED["git-of-tomorrow"]

@@ -1,0 +1,161 @@
+"""Writing, image features, and scoring of what was written."""
+
+import pytest
+import torch
+
+from hf_captionrl.captioners import mean_cross_entropy
+from tests.captioners.test_head import assert_same_gradients, gradients
+from tests.tiny import FAMILIES, tiny_captioner, tiny_captions, tiny_images, tiny_model
+
+DECODINGS = {
+    "greedy": {},
+    "beam": {"num_beams": 3},
+    "beams of one image": {"num_beams": 3, "num_return_sequences": 2},
+    "sampling": {"do_sample": True, "num_return_sequences": 3, "top_k": 0},
+}
+
+
+def own_generate(family, model, processor, pixel_values, prompt, **kwargs):
+    """The model's own generate, as its documentation uses it."""
+    ids = processor.tokenizer(prompt, add_special_tokens=False).input_ids if prompt else []
+    if family == "blip":
+        row = [processor.tokenizer.cls_token_id, *ids, processor.tokenizer.sep_token_id]
+        prompt_ids = torch.tensor([row] * pixel_values.size(0))
+        return model.generate(pixel_values, input_ids=prompt_ids, **kwargs)[:, len(ids) + 1 :]
+    if family == "git":
+        prompt_ids = torch.tensor([[processor.tokenizer.cls_token_id, *ids]] * pixel_values.size(0))
+        return model.generate(pixel_values=pixel_values, input_ids=prompt_ids, **kwargs)[:, len(ids) + 1 :]
+    start = model.config.decoder_start_token_id
+    prompt_ids = torch.tensor([[start, *ids]] * pixel_values.size(0))
+    return model.generate(pixel_values, decoder_input_ids=prompt_ids, **kwargs)[:, len(ids) + 1 :]
+
+
+@pytest.mark.parametrize("prompt", ["", "a picture of"])
+@pytest.mark.parametrize("decoding", DECODINGS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_generate_equals_the_models_own(family, decoding, prompt):
+    captioner = tiny_captioner(family, prompt=prompt)
+    untouched, processor = tiny_model(family)
+    pixel_values = captioner.encode_images(tiny_images(3))
+    kwargs = DECODINGS[decoding]
+    torch.manual_seed(7)
+    expected = own_generate(family, untouched, processor, pixel_values, prompt, max_new_tokens=6, **kwargs)
+    torch.manual_seed(7)
+    got = captioner.generate(pixel_values=pixel_values, max_new_tokens=6, **kwargs)
+    torch.manual_seed(7)
+    features = captioner.image_features(pixel_values).detach()
+    cached = captioner.generate(image_features=features, max_new_tokens=6, **kwargs)
+    assert got.ids.tolist() == expected.tolist() == cached.ids.tolist()
+    assert got.captions == cached.captions
+    N = 3 * kwargs.get("num_return_sequences", 1)
+    assert len(got.captions) == len(got.ids) == len(got.ended) == len(got.mask) == N
+    assert len(set(got.captions)) > 1  # the images matter
+    for caption, ids, mask, ended in zip(got.captions, got.ids, got.mask, got.ended, strict=True):
+        assert not caption.startswith("a picture of") or not prompt
+        assert "[" not in caption
+        assert "<|" not in caption
+        assert caption == caption.strip()
+        assert bool(ended) == (captioner.eos_token_id in ids.tolist())
+        assert not ended or ids[mask][-1] == captioner.eos_token_id
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_each_image_is_encoded_once(family):
+    captioner = tiny_captioner(family)
+    rows = []
+    captioner.vision_tower.register_forward_pre_hook(
+        lambda module, args, kwargs: rows.append((args[0] if args else kwargs["pixel_values"]).shape), with_kwargs=True
+    )
+    pixel_values = captioner.encode_images(tiny_images(2))
+    captioner.generate(pixel_values=pixel_values, max_new_tokens=3, do_sample=True, num_return_sequences=4)
+    assert sum(shape[0] for shape in rows if shape[-1] > 1) == 2
+    rows.clear()
+    batch = captioner.encode_captions(tiny_captions(6))
+    captioner.log_probs({**batch, "pixel_values": pixel_values})
+    assert sum(shape[0] for shape in rows if shape[-1] > 1) == 2
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_was_written_scores_as_the_model_says(family):
+    captioner = tiny_captioner(family, prompt="a picture of ")
+    pixel_values = captioner.encode_images(tiny_images(2))
+    untouched, processor = tiny_model(family)
+    if family != "vit-gpt2":  # a likely end, so that some captions are short
+        for model in (captioner.model, untouched):
+            with torch.no_grad():
+                captioner.output_head(model).bias[captioner.eos_token_id] += 2.0
+    torch.manual_seed(1)
+    written = captioner.generate(
+        pixel_values=pixel_values,
+        max_new_tokens=5,
+        do_sample=True,
+        top_k=0,
+        temperature=0.8,
+        num_return_sequences=3,
+    )
+    batch = captioner.encode_completions(written.ids)
+    assert torch.equal(batch["labels"][batch["labels"] != -100], written.ids[written.mask])
+    got = captioner.log_probs({**batch, "pixel_values": pixel_values}, temperature=0.8)
+    single = captioner.log_probs({**batch, "pixel_values": pixel_values.repeat_interleave(3, 0)}, temperature=0.8)
+    torch.testing.assert_close(got, single, atol=1e-5, rtol=0)
+    if family != "vit-gpt2":
+        assert written.ended.any()
+    prompt = processor.tokenizer("a picture of", add_special_tokens=False).input_ids
+    P = len(prompt) + 1
+    for row, ids in enumerate(written.ids):
+        kept = ids[written.mask[row]].tolist()
+        sequence = torch.tensor([[captioner.start_token_id, *prompt, *kept]])
+        name = "decoder_input_ids" if family.startswith("vit") else "input_ids"
+        with torch.no_grad():
+            logits = untouched(**{name: sequence, "pixel_values": pixel_values[row // 3 : row // 3 + 1]}).logits
+        log_softmax = (logits[0, -sequence.size(1) :] / 0.8).log_softmax(-1)
+        for t, token in enumerate(kept):
+            torch.testing.assert_close(got[row, P - 1 + t], log_softmax[P - 1 + t, token], atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_image_features_give_the_loss_and_gradient_of_the_text_side(family):
+    captions = tiny_captions(4)
+    left, right = tiny_captioner(family), tiny_captioner(family)
+    for captioner in (left, right):
+        captioner.freeze_vision()
+    batch = left.collate(tiny_images(4), captions)
+    features = right.image_features(batch["pixel_values"]).detach()
+    cached = right.collate(None, captions, image_features=features)
+    ours = left.model(**batch, head_objective=mean_cross_entropy).loss
+    theirs = right.model(**cached, head_objective=mean_cross_entropy).loss
+    torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=0)
+    torch.testing.assert_close(right.model(**cached).loss, ours, atol=1e-5, rtol=0)
+    ours.backward()
+    theirs.backward()
+    assert_same_gradients(gradients(left.model), gradients(right.model))
+    assert not any(p.requires_grad for p in left.vision_tower.parameters())
+    # Several captions an image share its features.
+    twice = {**right.encode_captions(captions), "image_features": cached["image_features"][:2]}
+    apart = {**twice, "image_features": twice["image_features"].repeat_interleave(2, 0)}
+    torch.testing.assert_close(right.log_probs(twice), right.log_probs(apart), atol=1e-5, rtol=0)
+
+
+def test_modes_are_left_as_they_were_and_misuse_is_refused():
+    captioner = tiny_captioner("blip")
+    captioner.model.train()
+    captioner.vision_tower.eval()
+    captioner.generate(pixel_values=captioner.encode_images(tiny_images(1)), max_new_tokens=2)
+    assert captioner.model.training
+    assert not captioner.vision_tower.training
+    with pytest.raises(ValueError, match="either pixel_values or image_features"):
+        captioner.generate()
+    with pytest.raises(ValueError, match="different batch sizes"):
+        batch = captioner.collate(tiny_images(2), tiny_captions(2))
+        captioner.model(**batch, image_features=torch.zeros(1, 5, 32))
+
+
+def test_vision_signature_knows_weights_and_preparation():
+    left, right, other = tiny_captioner("git"), tiny_captioner("git"), tiny_captioner("git", seed=1)
+    assert left.vision_signature() == right.vision_signature()
+    assert left.vision_signature() != other.vision_signature()
+    right.image_processor.image_mean = [0.4, 0.5, 0.5]
+    assert left.vision_signature() != right.vision_signature()
+    with torch.no_grad():
+        left.base_model.output.weight.add_(1.0)
+    assert left.vision_signature() == tiny_captioner("git").vision_signature()

@@ -1,0 +1,51 @@
+"""Folders of small pictures for the tests of the data, good ones and bad ones."""
+
+import io
+import json
+from pathlib import Path
+
+import datasets
+import numpy as np
+from PIL import Image
+
+
+def png(seed, size=(12, 10)):
+    """A small picture of its own for each seed, as PNG bytes."""
+    pixels = np.random.default_rng(seed).integers(0, 256, (*size[::-1], 3), dtype=np.uint8)
+    buffer = io.BytesIO()
+    Image.fromarray(pixels, "RGB").save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def captions(number, count=5):
+    return [f"caption {chr(97 + k)} of picture {number}" for k in range(count)]
+
+
+def make_folder(folder, count=20, *, column="captions", rows=None):
+    """`count` pictures and a metadata.jsonl; `rows` replaces or adds lines by picture number."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = []
+    for number in range(count):
+        (folder / f"{number}.png").write_bytes(png(number))
+        line = {"file_name": f"{number}.png", column: captions(number)}
+        lines.append({**line, **(rows or {}).get(number, {})})
+    (folder / "metadata.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    return folder
+
+
+def embedded(count, *, captions_of=captions):
+    """A data set with the images inside, as the Hub has them."""
+    features = datasets.Features(
+        {
+            "image": datasets.Image(),
+            "image_id": datasets.Value("string"),
+            "captions": datasets.List(datasets.Value("string")),
+        }
+    )
+    columns = {
+        "image": [{"bytes": png(number), "path": None} for number in range(count)],
+        "image_id": [f"id-{number}" for number in range(count)],
+        "captions": [captions_of(number) for number in range(count)],
+    }
+    return datasets.Dataset.from_dict(columns, features=features)

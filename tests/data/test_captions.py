@@ -1,0 +1,439 @@
+"""Every source becomes one shape, and what cannot is refused with the way out."""
+
+import csv
+import functools
+import json
+import logging
+import shutil
+
+import datasets
+import pytest
+from PIL import Image
+
+import hf_captionrl.scenes
+from hf_captionrl.data import check_captions, hash_split, load_caption_splits, load_captions, open_image
+from hf_captionrl.data.columns import replace_column, undecoded
+from tests.data.photos import captions, embedded, make_folder, png
+
+ALL = (1, 0, 0)  # no split is taken out of train
+
+
+def assert_shape(ds):
+    assert ds.column_names[:3] == ["image", "image_id", "captions"]
+    assert isinstance(ds.features["image"], datasets.Image)
+    assert ds.features["image_id"] == datasets.Value("string")
+    assert ds.features["captions"] == datasets.List(datasets.Value("string"))
+    assert len(set(ds["image_id"])) == len(ds)
+
+
+def pixels(ds, row):
+    return open_image(undecoded(ds)[row]["image"]).tobytes()
+
+
+def of_png(number):
+    return open_image(png(number)).tobytes()
+
+
+# --- imagefolder ---
+
+
+def test_imagefolder(tmp_path):
+    folder = make_folder(tmp_path / "photos", rows={3: {"license": "CC BY", "size": [1, 2]}})
+    ds = load_captions("imagefolder", data_dir=folder, split_fractions=ALL)
+    assert_shape(ds)
+    assert ds["image_id"][:2] == ["0.png", "1.png"]
+    assert ds[4]["captions"] == captions(4)
+    assert pixels(ds, 4) == of_png(4)
+    assert isinstance(ds[4]["image"], Image.Image)
+    assert (ds[3]["license"], ds[3]["size"], ds[2]["license"]) == ("CC BY", [1, 2], None)
+    # The folder alone is enough, and a relative one too.
+    assert load_captions(str(folder), split_fractions=ALL)[4]["captions"] == captions(4)
+
+
+@pytest.mark.parametrize("column", ["caption", "text", "sentences"])
+def test_caption_column_is_found_and_may_be_a_string(tmp_path, column):
+    folder = make_folder(tmp_path, 3, column=column, rows={1: {column: "just  one"}, 2: {column: [{"raw": "two"}]}})
+    ds = load_captions("imagefolder", data_dir=folder, split_fractions=ALL)
+    assert ds["captions"][:] == [captions(0), ["just one"], ["two"]]
+    assert column not in ds.column_names
+
+
+def test_csv_and_parquet_metadata(tmp_path):
+    folder = make_folder(tmp_path / "a", 3)
+    with (folder / "metadata.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([["file_name", "text"], ["0.png", 'a "b", c'], ["2.png", "d"]])
+    (folder / "metadata.jsonl").unlink()
+    ds = load_captions("imagefolder", data_dir=folder, split_fractions=ALL)
+    assert ds["captions"][:] == [['a "b", c'], ["d"]]
+    (folder / "metadata.csv").unlink()
+    datasets.Dataset.from_dict({"file_name": ["1.png"], "caption": [["x", "y"]]}).to_parquet(
+        folder / "metadata.parquet"
+    )
+    ds = load_captions("imagefolder", data_dir=folder, split_fractions=ALL)
+    assert ds["captions"][:] == [["x", "y"]]
+    assert pixels(ds, 0) == of_png(1)
+
+
+def test_split_folders_keep_their_splits(tmp_path):
+    for name, count in (("train", 6), ("val", 2), ("test", 3)):
+        make_folder(tmp_path / name, count)
+    splits = load_caption_splits("imagefolder", data_dir=tmp_path)
+    assert {name: len(ds) for name, ds in splits.items()} == {"train": 6, "validation": 2, "test": 3}
+    assert splits["validation"]["image_id"][:] == ["val/0.png", "val/1.png"]
+    assert pixels(splits["test"], 2) == of_png(2)
+    assert {name: str(ds.split) for name, ds in splits.items()} == {name: name for name in splits}
+
+
+def test_values_of_mixed_types_reach_the_check(tmp_path):
+    odd = {
+        1: {"captions": 5},
+        2: {"captions": None},
+        3: {"captions": ["good", 7, None, ["nested"]]},
+        4: {"file_name": 9},
+        5: {"file_name": None, "note": {"a": 1}},
+        6: {"captions": ["half \ud83d pair"], "note": "text", "file_name": "\ud83d.png"},
+        7: {"captions": []},
+        8: {"note": "\ud83d"},
+    }
+    folder = make_folder(tmp_path, 20, rows=odd)
+    ds = load_captions("imagefolder", data_dir=folder, split_fractions=ALL)
+    assert_shape(ds)
+    good, report = check_captions(ds, max_bad_fraction=0.5)
+    assert report.counts() == {"caption_missing": 2, "image_missing": 2, "caption_not_text": 1, "image_not_found": 1}
+    assert report.counts("caption") == {"caption_not_text": 3}
+    assert len(good) == 14
+    assert good["captions"][1] == ["good"]
+
+
+def test_missing_columns_name_what_there_is_and_what_to_set(tmp_path):
+    folder = make_folder(tmp_path, 3, column="beschreibung")
+    with pytest.raises(ValueError, match=r"no column 'captions'.*\['beschreibung', 'file_name'\].*Set caption_column"):
+        load_captions("imagefolder", data_dir=folder)
+    ds = load_captions("imagefolder", data_dir=folder, caption_column="beschreibung", split_fractions=ALL)
+    assert ds[0]["captions"] == captions(0)
+    with pytest.raises(ValueError, match=r"no column 'photo'.*Set image_column"):
+        load_captions("imagefolder", data_dir=folder, image_column="photo", caption_column="beschreibung")
+    with pytest.raises(ValueError, match=r"no column 'nr'.*Set image_id_column"):
+        load_captions("imagefolder", data_dir=folder, image_id_column="nr", caption_column="beschreibung")
+    make_folder(tmp_path, 3, column="text", rows={1: {"caption": "x"}})
+    with pytest.raises(ValueError, match=r"caption_column could be any of \['caption', 'text'\]"):
+        load_captions("imagefolder", data_dir=folder)
+    make_folder(tmp_path, 3, column="captions", rows={n: {"captions": n} for n in range(3)})
+    with pytest.raises(ValueError, match=r"not one text.*Set caption_column"):
+        load_captions("imagefolder", data_dir=folder)
+
+
+def test_bad_folders_and_files(tmp_path):
+    with pytest.raises(ValueError, match="Set data_dir"):
+        load_captions("imagefolder")
+    with pytest.raises(FileNotFoundError, match=r"data_dir.*not a folder"):
+        load_captions("imagefolder", data_dir=tmp_path / "nowhere")
+    (tmp_path / "a.jpg").touch()
+    with pytest.raises(ValueError, match=r"has no metadata.jsonl.*\['a.jpg'\].*\"file_name\""):
+        load_captions("imagefolder", data_dir=tmp_path)
+    metadata = tmp_path / "metadata.jsonl"
+    metadata.write_text('{"file_name": "a.jpg", "captions": ["x"]}\n{"file_name": "b.j')
+    with pytest.raises(ValueError, match=r"Line 2 of .*metadata.jsonl is not valid JSON"):
+        load_captions("imagefolder", data_dir=tmp_path)
+    metadata.write_text("[1]\n")
+    with pytest.raises(ValueError, match=r"Line 1 .* holds a list"):
+        load_captions("imagefolder", data_dir=tmp_path)
+    metadata.write_text("\n")
+    with pytest.raises(ValueError, match="holds no rows"):
+        load_captions("imagefolder", data_dir=tmp_path)
+    metadata.write_bytes(b'{"file_name": "\xff"}')
+    with pytest.raises(ValueError, match="is not UTF-8"):
+        load_captions("imagefolder", data_dir=tmp_path)
+    with pytest.raises(FileNotFoundError, match="image_root"):
+        load_captions("imagefolder", data_dir=tmp_path, image_root=tmp_path / "no")
+    with pytest.raises(FileNotFoundError, match="not a file"):
+        load_captions(str(tmp_path / "gone.parquet"))
+
+
+# --- Karpathy ---
+
+
+def karpathy(count=8, **changes):
+    names = ["train", "restval", "val", "test"]
+    images = [
+        {
+            "filepath": "val2014",
+            "filename": f"{number}.png",
+            "imgid": number,
+            "cocoid": 1000 + number,
+            "split": names[number % 4],
+            "sentids": [1],
+            "sentences": [{"raw": text, "tokens": text.split(), "sentid": 1} for text in captions(number)],
+        }
+        for number in range(count)
+    ]
+    for number, change in changes.items():
+        images[int(number[1:])].update(change)
+    return {"images": images, "dataset": "coco"}
+
+
+def test_karpathy_json(tmp_path):
+    make_folder(tmp_path / "val2014", 8)
+    path = tmp_path / "dataset_coco.json"
+    path.write_text(json.dumps(karpathy(n6={"sentences": None})))
+    splits = load_caption_splits(str(path), image_root=tmp_path)
+    assert {name: len(ds) for name, ds in splits.items()} == {"train": 4, "validation": 2, "test": 2}
+    for ds in splits.values():
+        assert_shape(ds)
+    assert splits["train"]["image_id"][:] == ["1000", "1001", "1004", "1005"]
+    assert splits["train"][1]["captions"] == captions(1)
+    assert pixels(splits["train"], 1) == of_png(1)
+    assert splits["validation"]["captions"][1] == []
+
+
+def test_karpathy_without_filepath_and_cocoid_as_flickr30k(tmp_path):
+    content = karpathy()
+    for image in content["images"]:
+        del image["filepath"], image["cocoid"]
+    path = tmp_path / "dataset_flickr30k.json"
+    path.write_text(json.dumps(content))
+    make_folder(tmp_path / "images", 8)
+    ds = load_captions(str(path), image_root=tmp_path / "images", split="test")
+    assert ds["image_id"][:] == ["3", "7"]
+    assert pixels(ds, 1) == of_png(7)
+
+
+def test_karpathy_refusals(tmp_path):
+    path = tmp_path / "d.json"
+    path.write_text(json.dumps(karpathy()))
+    with pytest.raises(ValueError, match="Set image_root"):
+        load_captions(str(path))
+    path.write_text(json.dumps(karpathy(n1={"split": "holdout"})))
+    with pytest.raises(ValueError, match=r"splits \['holdout'\]"):
+        load_captions(str(path), image_root=tmp_path)
+    path.write_text(json.dumps({"images": [{"file_name": "a.jpg", "id": 1}], "annotations": []}))
+    with pytest.raises(ValueError, match="no entry of `images` has `sentences`"):
+        load_captions(str(path), image_root=tmp_path)
+    path.write_text(json.dumps({"info": {}, "data": []}))
+    with pytest.raises(ValueError, match=r"keys \['data', 'info'\]"):
+        load_captions(str(path), image_root=tmp_path)
+    path.write_text("{broken")
+    with pytest.raises(ValueError, match="not valid JSON"):
+        load_captions(str(path), image_root=tmp_path)
+    path.write_text("[" * 100_000)
+    with pytest.raises(ValueError, match="not valid JSON"):
+        load_captions(str(path), image_root=tmp_path)
+    path.write_text("[1, 2]")
+    with pytest.raises(ValueError, match="list of objects"):
+        load_captions(str(path), image_root=tmp_path)
+
+
+# --- tables ---
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "json", "lines.json", "csv"])
+def test_files_with_paths(tmp_path, kind):
+    make_folder(tmp_path / "pictures", 4)
+    rows = [{"image": f"{n}.png", "caption": f"picture {n}", "nr": n} for n in range(4)]
+    path = tmp_path / f"table.{kind}"
+    if kind == "csv":
+        with path.open("w", newline="") as file:
+            writer = csv.DictWriter(file, rows[0])
+            writer.writeheader()
+            writer.writerows(rows)
+    elif kind == "json":
+        path.write_text(json.dumps(rows))
+    else:
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    ds = load_captions(str(path), image_root=tmp_path / "pictures", image_id_column="nr", split_fractions=ALL)
+    assert_shape(ds)
+    assert ds["image_id"][:] == ["0", "1", "2", "3"]
+    assert ds["captions"][2] == ["picture 2"]
+    assert pixels(ds, 2) == of_png(2)
+
+
+def test_parquet_with_images_inside_and_save_to_disk(tmp_path):
+    ds = embedded(6)
+    ds.to_parquet(tmp_path / "a.parquet")
+    ds.shuffle(seed=0).save_to_disk(tmp_path / "disk")
+    for name in ("a.parquet", "disk"):
+        loaded = load_captions(str(tmp_path / name), split_fractions=ALL)
+        assert_shape(loaded)
+        row = loaded["image_id"][:].index("id-4")
+        assert loaded[row]["captions"] == captions(4)
+        assert pixels(loaded, row) == of_png(4)
+
+
+def test_bytes_and_structs_become_images(tmp_path):
+    plain = datasets.Dataset.from_dict({"img": [png(0), png(1)], "text": ["a", "b"]})
+    plain.to_parquet(tmp_path / "bytes.parquet")
+    ds = load_captions(str(tmp_path / "bytes.parquet"), split_fractions=ALL)
+    assert_shape(ds)
+    assert pixels(ds, 1) == of_png(1)
+    assert ds["image_id"][:] == ["train-000000", "train-000001"]
+    struct = datasets.Dataset.from_dict({"image": [{"bytes": png(0), "path": "x"}], "captions": [["a"]]})
+    struct.to_parquet(tmp_path / "struct.parquet")
+    assert pixels(load_captions(str(tmp_path / "struct.parquet"), split_fractions=ALL), 0) == of_png(0)
+    numbers = datasets.Dataset.from_dict({"image": [1, 2], "captions": [["a"], ["b"]]})
+    numbers.to_parquet(tmp_path / "numbers.parquet")
+    with pytest.raises(ValueError, match=r"not images, paths or bytes.*Set image_column"):
+        load_captions(str(tmp_path / "numbers.parquet"))
+
+
+def test_columns_in_the_way_are_dropped(tmp_path):
+    ds = datasets.Dataset.from_dict(
+        {"image": ["thumb"], "photo": [png(3)], "captions": [["old"]], "text": ["new"], "image_id": [7], "id": ["x"]}
+    )
+    ds.to_parquet(tmp_path / "a.parquet")
+    loaded = load_captions(
+        str(tmp_path / "a.parquet"),
+        image_column="photo",
+        caption_column="text",
+        image_id_column="id",
+        split_fractions=ALL,
+    )
+    assert loaded.column_names == ["image", "image_id", "captions"]
+    assert (loaded[0]["image_id"], loaded[0]["captions"]) == ("x", ["new"])
+    assert pixels(loaded, 0) == of_png(3)
+    default = load_captions(str(tmp_path / "a.parquet"), image_column="photo", split_fractions=ALL)
+    assert (default[0]["image_id"], default[0]["captions"]) == ("7", ["old"])
+
+
+def test_what_the_hub_does_not_have_is_one_clear_error(monkeypatch):
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    with pytest.raises(ValueError, match=r"'nobody/nothing' could not be loaded.*'imagefolder' with data_dir"):
+        load_captions("nobody/nothing")
+
+
+def test_code_of_a_data_set_is_never_run(tmp_path):
+    folder = tmp_path / "evil"
+    folder.mkdir()
+    (folder / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()")
+    with pytest.raises(ValueError, match="could not be loaded"):
+        load_captions(str(folder))
+    assert not (tmp_path / "ran").exists()
+
+
+def test_scenes(monkeypatch):
+    small = functools.partial(hf_captionrl.scenes.load_scenes, num_train=20, num_validation=3, num_test=15)
+    monkeypatch.setattr(hf_captionrl.scenes, "load_scenes", small)
+    splits = load_caption_splits()
+    assert {name: len(ds) for name, ds in splits.items()} == {"train": 20, "validation": 3, "test": 15}
+    for ds in splits.values():
+        assert_shape(ds)
+        assert {"full_caption", "facts", "bag_id"} <= set(ds.column_names)
+    good, report = check_captions(splits)
+    assert report.entries == ()
+    assert good["test"]["captions"][:] == splits["test"]["captions"][:]
+    assert load_captions(split="validation")["image_id"][:] == splits["validation"]["image_id"][:]
+
+
+# --- ids ---
+
+
+def test_one_caption_a_row_is_joined(tmp_path, caplog):
+    make_folder(tmp_path, 2)
+    rows = [{"file_name": f"{n % 2}.png", "caption": f"caption {n}"} for n in range(6)]
+    (tmp_path / "metadata.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with caplog.at_level(logging.WARNING):
+        ds = load_captions("imagefolder", data_dir=tmp_path, split_fractions=ALL)
+    assert ds["image_id"][:] == ["0.png", "1.png"]
+    assert ds["captions"][:] == [["caption 0", "caption 2", "caption 4"], ["caption 1", "caption 3", "caption 5"]]
+    assert "4 rows repeat an image" in caplog.text
+
+
+def test_one_id_for_two_images_is_an_error(tmp_path):
+    folder = make_folder(tmp_path, 4, rows={n: {"image_id": "same" if n > 1 else n} for n in range(4)})
+    with pytest.raises(
+        ValueError, match=r"image_id 'same' stands for different images in rows 2 and 3.*image_id_column"
+    ):
+        load_captions("imagefolder", data_dir=folder)
+
+
+def test_ids_are_strings_and_never_missing(tmp_path):
+    folder = make_folder(tmp_path, 4, rows={0: {"image_id": 7}, 1: {"image_id": 2.5}, 2: {"image_id": ""}})
+    ds = load_captions("imagefolder", data_dir=folder, split_fractions=ALL)
+    assert_shape(ds)
+    assert ds["image_id"][2:] == ["train-000002", "train-000003"]
+    table = datasets.Dataset.from_dict({"image": ["a", "b"], "text": ["x", "y"], "image_id": [7.0, None]})
+    table.to_parquet(tmp_path / "t.parquet")
+    assert load_captions(str(tmp_path / "t.parquet"), split_fractions=ALL)["image_id"][:] == ["7", "train-000001"]
+
+
+def test_splits_that_number_alike_are_told_apart(tmp_path, caplog):
+    for name, first in (("train", 0), ("validation", 3)):
+        folder = make_folder(tmp_path / name, 3, rows={n: {"image_id": n} for n in range(3)})
+        for n in range(3):
+            (folder / f"{n}.png").write_bytes(png(first + n))
+    make_folder(tmp_path / "test", 1, rows={0: {"image_id": 99}})
+    splits = load_caption_splits("imagefolder", data_dir=tmp_path)
+    assert splits["train"]["image_id"][:] == ["train/0", "train/1", "train/2"]
+    assert splits["validation"]["image_id"][:] == ["validation/0", "validation/1", "validation/2"]
+    assert "number their images alike" in caplog.text
+
+
+def test_the_same_image_in_two_splits_is_said(tmp_path, caplog):
+    splits = datasets.DatasetDict({"train": embedded(5), "test": embedded(2), "validation": embedded(6).select([5])})
+    splits.save_to_disk(tmp_path / "d")
+    loaded = load_caption_splits(str(tmp_path / "d"))
+    assert loaded["test"]["image_id"][:] == ["id-0", "id-1"]
+    assert "2 images are in train and in test" in caplog.text
+
+
+# --- splits ---
+
+
+def test_hash_split_is_exact_stable_and_blind_to_order(tmp_path):
+    ds = embedded(200)
+    shares = {"train": 0.8, "validation": 0.15, "test": 0.05}
+    parts = hash_split(ds, shares)
+    assert {name: len(part) for name, part in parts.items()} == {"train": 160, "validation": 30, "test": 10}
+    ids = {name: set(part["image_id"]) for name, part in parts.items()}
+    assert set.union(*ids.values()) == set(ds["image_id"])
+    shuffled = hash_split(ds.shuffle(seed=3), shares)
+    assert {name: set(part["image_id"]) for name, part in shuffled.items()} == ids
+    assert {name: set(part["image_id"]) for name, part in hash_split(ds, shares, seed=1).items()} != ids
+    # Ten images fewer: only those at the cuts change sides.
+    fewer = hash_split(ds.select(range(190)), shares)
+    assert sum(len(set(fewer[name]["image_id"]) - ids[name]) for name in fewer) <= 4
+    # The same on every machine.
+    assert sorted(ids["test"]) == [f"id-{n}" for n in (100, 121, 126, 131, 172, 36, 49, 52, 6, 75)]
+
+
+def test_small_sets_get_a_bit_of_everything():
+    shares = {"train": 0.8, "validation": 0.1, "test": 0.1}
+    sizes = [{n: len(p) for n, p in hash_split(embedded(count), shares).items()} for count in (1, 2, 3, 4)]
+    assert sizes[0] == {"train": 1}
+    assert sizes[1] == {"train": 1, "test": 1}
+    assert sizes[2] == {"train": 1, "validation": 1, "test": 1}
+    assert sizes[3] == {"train": 2, "validation": 1, "test": 1}
+    with pytest.raises(ValueError, match=r"add up to 1"):
+        hash_split(embedded(3), {"train": 0.9, "test": 0.2})
+
+
+def test_only_missing_splits_are_taken_out_of_train(tmp_path):
+    for name, count in (("train", 20), ("test", 5)):
+        make_folder(tmp_path / name, count, rows={n: {"image_id": f"{name}{n}"} for n in range(count)})
+    splits = load_caption_splits("imagefolder", data_dir=tmp_path)
+    assert {name: len(ds) for name, ds in splits.items()} == {"train": 18, "validation": 2, "test": 5}
+    assert {name: str(ds.split) for name, ds in splits.items()} == {name: name for name in splits}
+    shutil.rmtree(tmp_path / "train")
+    only = load_caption_splits("imagefolder", data_dir=tmp_path)
+    assert list(only) == ["test"]
+    with pytest.raises(ValueError, match=r"no split 'train'; it has \['test'\]"):
+        load_captions("imagefolder", data_dir=tmp_path)
+
+
+def test_a_split_column_is_honoured(tmp_path):
+    folder = make_folder(tmp_path, 6, rows={n: {"split": ["train", "val", "test"][n % 3]} for n in range(6)})
+    splits = load_caption_splits("imagefolder", data_dir=folder)
+    assert {name: len(ds) for name, ds in splits.items()} == {"train": 2, "validation": 2, "test": 2}
+
+
+# --- columns ---
+
+
+def test_replace_column_of_a_selection():
+    ds = embedded(10).select([7, 2, 2, 5])
+    out = replace_column(ds, "captions", [["a"], ["b"], ["b"], ["c"]], datasets.List(datasets.Value("string")))
+    assert out["captions"][:] == [["a"], ["b"], ["b"], ["c"]]
+    assert out["image_id"][:] == ["id-7", "id-2", "id-2", "id-5"]
+    assert out.select([3])[0]["captions"] == ["c"]
+    assert out.data.nbytes < 2 * ds.data.nbytes
+    with pytest.raises(ValueError, match="3 values for 4 rows"):
+        replace_column(ds, "captions", [["a"]] * 3, datasets.List(datasets.Value("string")))

@@ -1,0 +1,267 @@
+"""Every kind of image a folder can hold: either RGB pixels come out, or one `ImageError` that says what is wrong."""
+
+import io
+import os
+import pickle
+import random
+import struct
+import zlib
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from hf_captionrl.data import IMAGE_WAYS_OUT, ImageError, open_image, verify_image
+
+RED, WHITE = (255, 0, 0), (255, 255, 255)
+
+
+def picture(size=(40, 30), seed=0):
+    """Smooth noise: JPEG keeps it nearly, and no two rows are alike."""
+    rng = np.random.default_rng(seed)
+    small = Image.fromarray(rng.integers(0, 256, (4, 5, 3), dtype=np.uint8), "RGB")
+    return small.resize(size, Image.Resampling.BICUBIC)
+
+
+def encode(image, kind, **options):
+    buffer = io.BytesIO()
+    image.save(buffer, kind, **options)
+    return buffer.getvalue()
+
+
+def png_header(width, height):
+    """A PNG that claims a size and holds no pixels: 57 bytes that would be gigabytes."""
+
+    def chunk(name, data):
+        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
+        + chunk(b"IEND", b"")
+    )
+
+
+def reason_of(value, **options):
+    with pytest.raises(ImageError) as caught:
+        open_image(value, **options)
+    assert caught.value.way_out == IMAGE_WAYS_OUT[caught.value.reason]
+    assert caught.value.way_out in str(caught.value)
+    with pytest.raises(ImageError) as verified:
+        verify_image(value, **options)
+    assert verified.value.reason == caught.value.reason
+    return caught.value.reason
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM"])
+def test_common_formats_from_bytes_path_dict_and_object(tmp_path, kind):
+    image = picture()
+    data = encode(image, kind)
+    path = tmp_path / "picture"  # no extension: the content decides
+    path.write_bytes(data)
+    values = [
+        data,
+        bytearray(data),
+        str(path),
+        path,
+        {"bytes": data, "path": None},
+        {"bytes": None, "path": str(path)},
+    ]
+    values.append({"bytes": data, "path": "elsewhere.jpg"})
+    values.append(Image.open(path))
+    opened = [open_image(value) for value in values]
+    for value in values[:-1]:
+        verify_image(value)
+        verify_image(value, mode="header")
+    assert {(o.mode, o.size, type(o)) for o in opened} == {("RGB", (40, 30), Image.Image)}
+    assert len({o.tobytes() for o in opened}) == 1
+    error = np.abs(np.asarray(opened[0], float) - np.asarray(image, float)).mean()
+    assert error < (12 if kind in {"JPEG", "WEBP", "GIF"} else 1e-9)
+
+
+def test_every_mode_becomes_rgb():
+    grey = picture().convert("L")
+    modes = ["1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "HSV", "LAB", "I", "F"]
+    for mode in modes:
+        via = {"La": "LA", "PA": "P", "RGBa": "RGBA", "HSV": "RGB"}.get(mode)
+        if mode == "LAB":
+            image = Image.new("LAB", (40, 30), (128, 128, 128))
+        elif mode == "PA":
+            image = Image.new("PA", (40, 30))
+        else:
+            image = (picture().convert(via) if via else picture()).convert(mode)
+        out = open_image(image)
+        assert (out.mode, out.size) == ("RGB", (40, 30)), mode
+        if mode in {"L", "LA", "La", "I", "F"}:  # what is opaque keeps its values
+            assert np.abs(np.asarray(out)[..., 0].astype(int) - np.asarray(grey)).max() <= 1, mode
+
+
+def test_the_callers_image_is_neither_changed_nor_shared():
+    image = Image.open(io.BytesIO(encode(picture((400, 300)), "JPEG")))
+    verify_image(image)
+    assert image.size == (400, 300)  # not drafted down
+    loaded = picture()
+    before = loaded.tobytes()
+    out = open_image(loaded)
+    out.putpixel((0, 0), (1, 2, 3))
+    assert loaded.tobytes() == before
+
+
+def test_cmyk_jpeg():
+    red = Image.new("CMYK", (16, 16), (0, 255, 255, 0))
+    out = np.asarray(open_image(encode(red, "JPEG")))
+    assert np.abs(out.astype(int) - RED).max() < 12
+
+
+def test_transparency_is_laid_over_white():
+    image = Image.new("RGBA", (4, 2), (*RED, 255))
+    image.paste((0, 0, 0, 0), (0, 0, 2, 2))  # black where invisible: dropping alpha would show it
+    out = open_image(encode(image, "PNG"))
+    assert out.getpixel((0, 0)) == WHITE
+    assert out.getpixel((3, 0)) == RED
+    half = open_image(Image.new("RGBA", (2, 2), (0, 0, 0, 127))).getpixel((0, 0))
+    assert half[0] == pytest.approx(128, abs=1)
+
+
+def test_palette_with_transparent_colour():
+    image = Image.new("P", (4, 2), 0)
+    image.putpalette([0, 0, 0, *RED])
+    image.paste(1, (2, 0, 4, 2))
+    for kind in ("PNG", "GIF"):
+        out = open_image(encode(image, kind, transparency=0))
+        assert (out.getpixel((0, 0)), out.getpixel((3, 1))) == (WHITE, RED)
+    grey = Image.new("L", (4, 2), 7)
+    assert open_image(encode(grey, "PNG", transparency=7)).getpixel((0, 0)) == WHITE
+
+
+@pytest.mark.parametrize("kind", ["GIF", "PNG", "WEBP"])
+def test_animation_gives_its_first_frame(kind):
+    frames = [Image.new("RGB", (8, 8), colour) for colour in (RED, (0, 255, 0), (0, 0, 255))]
+    data = encode(frames[0], kind, save_all=True, append_images=frames[1:], duration=10)
+    assert Image.open(io.BytesIO(data)).n_frames == 3
+    assert np.abs(np.asarray(open_image(data)).astype(int) - RED).max() < 8
+    verify_image(data)
+
+
+def test_16_bit_is_scaled_not_clipped():
+    ramp = np.linspace(0, 65535, 64).astype(np.uint16).reshape(8, 8)
+    want = np.round(ramp / 257.0)
+    for kind in ("PNG", "TIFF"):
+        out = np.asarray(open_image(encode(Image.fromarray(ramp), kind)))
+        assert np.abs(out[..., 0] - want).max() <= 1, kind
+    # Clipping, what Pillow's convert("L") does to such an image, would leave two values nearly everywhere.
+    assert len(np.unique(out)) > 50
+
+
+def test_floats_of_any_range():
+    unit = np.linspace(0, 1, 16, dtype=np.float32).reshape(4, 4)
+    for scale in (1.0, 255.0, 65535.0, 1e9):
+        out = np.asarray(open_image(Image.fromarray(unit * scale)))[..., 0]
+        assert np.abs(out - np.round(unit * 255)).max() <= 1, scale
+    broken = unit.copy()
+    broken[0] = [np.nan, np.inf, -np.inf, -5.0]
+    assert np.asarray(open_image(Image.fromarray(broken)))[0, :, 0].tolist() == [0, 0, 0, 0]
+
+
+def test_exif_orientation_is_applied_once():
+    image = Image.new("RGB", (20, 10), WHITE)
+    image.paste(RED, (0, 0, 10, 10))
+    exif = Image.Exif()
+    exif[0x0112] = 6  # the camera was held upright: turn by 90 degrees
+    out = open_image(encode(image, "PNG", exif=exif))
+    assert out.size == (10, 20)
+    assert (out.getpixel((5, 2)), out.getpixel((5, 17))) == (RED, WHITE)
+    assert open_image(out).tobytes() == out.tobytes()
+
+
+def test_damaged_exif_does_not_spoil_the_pixels():
+    data = encode(picture(), "JPEG", exif=b"Exif\x00\x00II*\x00\xff\xff\xff\xff garbage")
+    assert open_image(data).size == (40, 30)
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF"])
+def test_truncated(kind):
+    noise = Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8), "RGB")
+    data = encode(noise, kind)
+    for share in (0.5, 0.9, 0.97):
+        reason = reason_of(data[: int(len(data) * share)])
+        assert reason in {"image_truncated", "image_unreadable"}
+        if kind in {"JPEG", "PNG", "BMP"}:
+            assert reason == "image_truncated"
+    if kind in {"JPEG", "PNG"}:
+        verify_image(data[: len(data) // 2], mode="header")  # by design: the header is there
+
+
+def test_small_and_huge():
+    for size in ((1, 1), (1, 500), (500, 1)):
+        assert reason_of(encode(Image.new("RGB", size), "PNG")) == "image_too_small"
+    assert open_image(encode(Image.new("RGB", (2, 2)), "PNG")).size == (2, 2)
+    assert reason_of(picture((40, 30)), max_pixels=1199) == "image_too_large"
+    assert open_image(picture((40, 30)), max_pixels=1200).size == (40, 30)
+    for side in (10_000, 14_000, 60_000, 2**31 - 1):  # over our limit, over Pillow's, over its double, over memory
+        assert reason_of(png_header(side, side)) == "image_too_large", side
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_real_decompression_bomb_is_never_decoded():
+    # 12,000 x 12,000 pixels in about 18 kB.
+    bomb = encode(Image.new("1", (12_000, 12_000)), "PNG", optimize=True)
+    assert len(bomb) < 40_000
+    assert reason_of(bomb) == "image_too_large"
+    assert reason_of(bomb, max_pixels=10**9) == "image_too_large"  # Pillow's own limit holds beside ours
+
+
+def test_not_an_image_at_all(tmp_path):
+    (tmp_path / "page.jpg").write_text("<html>404 Not Found</html>")
+    (tmp_path / "empty.jpg").touch()
+    assert reason_of(tmp_path / "page.jpg") == "image_unreadable"
+    assert reason_of(tmp_path / "empty.jpg") == "image_unreadable"
+    assert reason_of(b"") == "image_unreadable"
+    assert reason_of(b"\x00" * 1000) == "image_unreadable"
+    assert reason_of(17) == "image_unreadable"
+    assert reason_of(tmp_path / "nowhere.jpg") == "image_not_found"
+    assert reason_of(str(tmp_path)) == "image_not_found"
+    assert reason_of("a\x00b.jpg") == "image_not_found"
+    for missing in (None, "", {}, {"bytes": None, "path": None}):
+        assert reason_of(missing) == "image_missing"
+    for address in ("http://localhost/a.jpg", "https://example.org/a.jpg", "s3://b/a.jpg", "file:///etc/hosts"):
+        assert reason_of(address) == "image_remote"
+
+
+def test_a_pipe_does_not_hang(tmp_path):
+    os.mkfifo(tmp_path / "pipe.jpg")
+    assert reason_of(tmp_path / "pipe.jpg") == "image_not_found"
+
+
+def test_postscript_is_never_run(tmp_path):
+    data = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\nshowpage\n%%EOF\n"
+    assert Image.open(io.BytesIO(data)).format == "EPS"  # Pillow alone would hand it to Ghostscript
+    assert reason_of(data) == "image_unreadable"
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "GIF", "TIFF", "BMP"])
+@pytest.mark.filterwarnings("ignore")
+def test_damaged_files_raise_nothing_else(kind):
+    rng = random.Random(kind)
+    data = encode(picture((24, 24)), kind)
+    outcomes = set()
+    for _ in range(150):
+        broken = bytearray(data)
+        for _ in range(rng.choice([1, 3, 30])):
+            broken[rng.randrange(len(broken))] = rng.randrange(256)
+        try:
+            assert open_image(bytes(broken), max_pixels=10**6).mode == "RGB"
+            outcomes.add("opened")
+        except ImageError as error:
+            outcomes.add(error.reason)
+    assert len(outcomes) > 1, outcomes
+
+
+def test_the_error_travels_between_processes():
+    error = pickle.loads(pickle.dumps(ImageError("image_truncated", "image 'a.jpg' is cut")))
+    assert (error.reason, error.detail) == ("image_truncated", "image 'a.jpg' is cut")
+
+
+def test_unknown_verify_mode():
+    with pytest.raises(ValueError, match=r"'fast'.*'header' or 'full'"):
+        verify_image(picture(), mode="fast")

@@ -1,0 +1,193 @@
+"""Bad rows are left out, counted and written down; too many stop the run before it starts."""
+
+import json
+import os
+import pickle
+
+import datasets
+import pytest
+from PIL import Image
+
+from hf_captionrl.data import (
+    CAPTION_WAYS_OUT,
+    IMAGE_WAYS_OUT,
+    QuarantineError,
+    check_captions,
+    load_caption_splits,
+    load_captions,
+    open_image,
+)
+from tests.data.photos import captions, embedded, make_folder, png
+
+
+def bad_folder(folder, count=100):
+    """100 pictures, five of them bad, one row without a good caption, two rows that lose a caption."""
+    make_folder(
+        folder,
+        count,
+        rows={
+            0: {"captions": ["fine", "", "fine too"]},
+            7: {"captions": ["x" * 9000, "fine"]},
+            8: {"captions": [" ", None, "\u200b"]},
+            9: {"file_name": "nowhere.png"},
+        },
+    )
+    (folder / "1.png").write_bytes(png(1)[:-40])
+    (folder / "2.png").write_bytes(b"<html>")
+    Image.new("RGB", (1, 1)).save(folder / "3.png")
+    Image.new("1", (10_000, 10_000)).save(folder / "4.png")
+    return load_captions("imagefolder", data_dir=folder, split_fractions=(1, 0, 0))
+
+
+WANTED = [
+    (0, "0.png", "captions", "caption_empty", "caption"),
+    (1, "1.png", "image", "image_truncated", "row"),
+    (2, "2.png", "image", "image_unreadable", "row"),
+    (3, "3.png", "image", "image_too_small", "row"),
+    (4, "4.png", "image", "image_too_large", "row"),
+    (7, "7.png", "captions", "caption_too_long", "caption"),
+    (8, "8.png", "captions", "caption_empty", "row"),
+    (9, "nowhere.png", "image", "image_not_found", "row"),
+]
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_bad_rows_are_left_out_counted_and_written(tmp_path, num_workers):
+    ds = bad_folder(tmp_path / "photos")
+    path = tmp_path / "out" / "quarantine.jsonl"
+    good, report = check_captions(ds, quarantine_path=path, max_bad_fraction=0.06, num_workers=num_workers)
+    assert [(e.row, e.image_id, e.column, e.reason, e.dropped) for e in report.entries] == WANTED
+    assert (report.rows, report.bad_rows(), report.bad_captions, report.bad_fraction()) == ({"train": 100}, 6, 2, 0.06)
+    assert report.counts("caption") == {"caption_empty": 1, "caption_too_long": 1}
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [(x["row"], x["image_id"], x["column"], x["reason"], x["dropped"]) for x in lines] == WANTED
+    ways_out = {**IMAGE_WAYS_OUT, **CAPTION_WAYS_OUT}
+    assert all(x["split"] == "train" and x["way_out"] == ways_out[x["reason"]] and x["detail"] for x in lines)
+    assert os.listdir(path.parent) == ["quarantine.jsonl"]
+
+    assert good["image_id"][:] == [f"{n}.png" for n in range(100) if n not in {1, 2, 3, 4, 8, 9}]
+    assert good["captions"][0] == ["fine", "fine too"]
+    assert good["captions"][3] == ["fine"]
+    assert good["captions"][4] == captions(10)
+    for row in range(len(good)):
+        assert good[row]["image"].size == (12, 10)
+    again, clean = check_captions(good, quarantine_path=path)
+    assert (clean.entries, clean.summary(), path.read_text()) == ((), "All 94 rows are good.", "")
+    assert again["captions"][:] == good["captions"][:]
+
+
+def test_too_many_bad_rows_stop_with_counts_by_reason(tmp_path):
+    ds = bad_folder(tmp_path / "photos")
+    path = tmp_path / "quarantine.jsonl"
+    with pytest.raises(QuarantineError) as caught:
+        check_captions(ds, quarantine_path=path)
+    message = str(caught.value)
+    assert "6 of 100 rows of split 'train' are bad (0.060), more than max_bad_fraction (0.05) allows" in message
+    for reason in ("1 image_truncated", "1 image_unreadable", "1 image_too_small", "1 image_too_large"):
+        assert reason in message
+    assert "The first is row 1, image_id '1.png'" in message
+    assert str(path) in message
+    assert "raise max_bad_fraction" in message
+    assert "\n" not in message
+    assert len(path.read_text().splitlines()) == len(WANTED)  # written before stopping
+    assert pickle.loads(pickle.dumps(caught.value)).report == caught.value.report
+
+
+def test_exactly_the_limit_passes():
+    def text(number):
+        return [""] if number == 0 else captions(number)
+
+    check_captions(embedded(20, captions_of=text), max_bad_fraction=0.05)
+    with pytest.raises(QuarantineError, match="1 of 19"):
+        check_captions(embedded(19, captions_of=text), max_bad_fraction=0.05)
+
+
+def test_nothing_left_and_nothing_there():
+    with pytest.raises(QuarantineError, match=r"3 of 3 rows .* so nothing is left: 3 caption_empty"):
+        check_captions(embedded(3, captions_of=lambda n: [""]), max_bad_fraction=1.0)
+    with pytest.raises(QuarantineError, match="no rows"):
+        check_captions(embedded(0))
+
+
+def test_all_splits_in_one_file_and_each_below_the_limit(tmp_path):
+    for name, count in (("train", 100), ("validation", 4), ("test", 4)):
+        make_folder(tmp_path / name, count)
+    (tmp_path / "validation" / "2.png").unlink()
+    splits = load_caption_splits("imagefolder", data_dir=tmp_path)
+    path = tmp_path / "quarantine.jsonl"
+    with pytest.raises(QuarantineError, match=r"1 of 4 rows of split 'validation'"):
+        check_captions(splits, quarantine_path=path)
+    good, report = check_captions(splits, quarantine_path=path, max_bad_fraction=0.25)
+    assert {name: len(ds) for name, ds in good.items()} == {"train": 100, "validation": 3, "test": 4}
+    assert json.loads(path.read_text())["split"] == "validation"
+    assert (report.bad_rows("train"), report.bad_fraction("validation")) == (0, 0.25)
+    # A split that was taken out of train calls itself by its own name.
+    _, single = check_captions(splits["test"])
+    assert single.rows == {"test": 4}
+
+
+def test_header_is_enough_for_all_but_truncation(tmp_path):
+    ds = bad_folder(tmp_path / "photos")
+    _, report = check_captions(ds, check_images="header")
+    found = {e.row for e in report.entries if e.column == "image"}
+    assert found == {2, 3, 4, 9}
+    _, report = check_captions(ds, check_images=False)
+    assert {e.column for e in report.entries} == {"captions"}
+
+
+def test_one_bad_picture_is_never_decoded_by_datasets(monkeypatch):
+    monkeypatch.setattr(datasets.Image, "decode_example", lambda *a, **k: pytest.fail("decoded by datasets"))
+    good, _ = check_captions(embedded(4))
+    assert len(good) == 4
+
+
+def test_a_hostile_caption_stays_on_its_line(tmp_path):
+    evil = "\u2028\u2029\x85\r\n" + "\u202e" * 5 + '"}{"row": 1' + "\ud7ff"
+    ds = embedded(4, captions_of=lambda n: ["?! " * 300 + evil] if n == 0 else captions(n))
+    path = tmp_path / "q.jsonl"
+    check_captions(ds, quarantine_path=path, max_bad_fraction=0.5)
+    assert len(path.read_bytes().splitlines()) == len(path.read_text().splitlines()) == 1
+    assert json.loads(path.read_text())["row"] == 0
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
+    path = tmp_path / "q.jsonl"
+    path.write_text("old\n")
+
+    def fail(*_):
+        raise OSError("disk full")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OSError, match="disk full"):
+        check_captions(embedded(4), quarantine_path=path)
+    assert path.read_text() == "old\n"
+    assert os.listdir(tmp_path) == ["q.jsonl"]
+
+
+def test_captions_are_cleaned_and_the_rest_is_untouched():
+    ds = embedded(4, captions_of=lambda n: ["a\x00 cafe\u0301  "]).add_column("note", list("abcd"))
+    good, report = check_captions(ds.select([3, 1]))
+    assert report.entries == ()
+    assert good["captions"][:] == [["a caf\u00e9"]] * 2
+    assert good["note"][:] == ["d", "b"]
+    assert good["image_id"][:] == ["id-3", "id-1"]
+    assert open_image(good[0]["image"]).tobytes() == open_image(png(3)).tobytes()
+
+
+def test_a_string_column_becomes_a_list():
+    ds = datasets.Dataset.from_dict({"image": [png(0)], "image_id": [5], "captions": ["one"]})
+    good, _ = check_captions(ds)
+    assert good["captions"][:] == [["one"]]
+
+
+def test_refusals():
+    ds = embedded(4)
+    with pytest.raises(ValueError, match=r"no columns \['captions'\]; it has \['image', 'image_id'\].*caption_column"):
+        check_captions(ds.remove_columns("captions"))
+    with pytest.raises(ValueError, match="image_id 'id-1' is in 2 rows"):
+        check_captions(ds.select([0, 1, 1]))
+    for wrong in ({"max_bad_fraction": 5}, {"max_bad_fraction": -0.1}, {"max_caption_words": 0}, {"num_workers": -1}):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            check_captions(ds, **wrong)
+    with pytest.raises(ValueError, match="check_images"):
+        check_captions(ds, check_images="fast")

@@ -1,0 +1,299 @@
+"""`fused_smile_loss`: the reference's values and gradients without the logits, in any precision and compiled."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
+
+from hf_captionrl.losses import IGNORE_INDEX, fused_smile_loss, smile_loss
+from tests.losses.conftest import Head, loop_smile, make_head
+from tests.losses.test_smile import OPTIONS
+
+IDS = [str(i) for i in range(len(OPTIONS))]
+
+
+def reference_logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, softcap: float | None = None) -> Tensor:
+    logits = hidden @ weight.T
+    if bias is not None:
+        logits = logits + bias
+    return logits if softcap is None else softcap * torch.tanh(logits / softcap)
+
+
+def gradients(loss: Tensor, leaves: tuple[Tensor, ...]) -> list[Tensor]:
+    loss.backward()
+    return [leaf.grad for leaf in leaves]
+
+
+@pytest.mark.parametrize("softcap", [None, 1.5])
+@pytest.mark.parametrize("options", OPTIONS, ids=IDS)
+def test_equals_a_plain_loop_under_any_upstream_gradient(head: Head, options, softcap):
+    upstream = torch.linspace(-1, 2, head.labels.numel()).view_as(head.labels)
+    ours, theirs = head.leaves(), head.leaves()
+    losses = fused_smile_loss(
+        ours[0], ours[1], head.labels, bias=ours[2], softcap=softcap, reduction="none", chunk_size=4, **options
+    )
+    expected = loop_smile(reference_logits(*theirs, softcap), head.labels, **options)
+    torch.testing.assert_close(losses, expected, atol=1e-10, rtol=0)
+    for mine, other in zip(
+        gradients((losses * upstream).sum(), ours), gradients((expected * upstream).sum(), theirs), strict=True
+    ):
+        torch.testing.assert_close(mine, other, atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("options", OPTIONS, ids=IDS)
+def test_scalar_reductions_and_token_weights(head: Head, options, reduction, weighted):
+    weights = torch.linspace(-1, 2, 28, dtype=torch.float64).view(4, 7) if weighted else None
+    ours, theirs = head.leaves(), head.leaves()
+    how: dict[str, Any] = {"token_weights": weights, "reduction": reduction, "chunk_size": 4}
+    loss = fused_smile_loss(ours[0], ours[1], head.labels, bias=ours[2], **how, **options)
+    losses = smile_loss(reference_logits(*theirs), head.labels, reduction="none", **options)
+    expected = (losses if weights is None else losses * weights).sum()
+    if reduction == "mean":
+        expected = expected / (head.labels != IGNORE_INDEX).sum()
+    torch.testing.assert_close(loss, expected, atol=1e-10, rtol=0)
+    # Not 1: a gradient scaler's factor must reach every gradient.
+    for mine, other in zip(gradients(3 * loss, ours), gradients(3 * expected, theirs), strict=True):
+        torch.testing.assert_close(mine, other, atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize("options", [{}, {"mle_weight": 0.3, "label_smoothing": 0.1}, {"subset": "reverse"}])
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_gradcheck(options, reduction):
+    head = make_head()
+    weights = torch.linspace(-1, 2, 28, dtype=torch.float64).view(4, 7)
+
+    def loss(hidden, weight, bias, weights):
+        return fused_smile_loss(
+            hidden,
+            weight,
+            head.labels,
+            bias=bias,
+            token_weights=weights if reduction == "mean" else None,
+            softcap=2.0,
+            reduction=reduction,
+            chunk_size=5,
+            **options,
+        )
+
+    # The first backward hands over what the forward summed, the second sums anew: they differ in the last bit.
+    for inputs in (weights, weights.clone().requires_grad_(reduction == "mean")):
+        assert torch.autograd.gradcheck(loss, (*head.leaves(), inputs), nondet_tol=1e-12)
+
+
+@pytest.mark.parametrize("options", [{}, {"mle_weight": 0.3}])
+def test_a_second_backward_gives_the_same_gradient(head: Head, options):
+    hidden, weight, bias = head.leaves()
+    loss = fused_smile_loss(hidden, weight, head.labels, bias=bias, **options)
+    leaves, scale = (hidden, weight, bias), torch.tensor(2.0, dtype=torch.float64)
+    first = torch.autograd.grad(loss, leaves, scale, retain_graph=True)
+    for mine, again in zip(first, torch.autograd.grad(loss, leaves), strict=True):
+        torch.testing.assert_close(mine, 2 * again)
+
+
+def test_tied_weights(head: Head):
+    """The embedding's gradient and the head's meet in one parameter."""
+    tokens = head.labels.clamp(min=0)
+
+    def run(function) -> Tensor:
+        table = head.weight.clone().requires_grad_()
+        function(table[tokens] * head.hidden, table).backward()
+        return table.grad
+
+    torch.testing.assert_close(
+        run(lambda hidden, table: fused_smile_loss(hidden, table, head.labels)),
+        run(lambda hidden, table: smile_loss(hidden @ table.T, head.labels)),
+    )
+
+
+@pytest.mark.parametrize("options", [{}, {"mle_weight": 0.3}, {"first_token": "smile"}])
+def test_low_rank_head(head: Head, options):
+    """A weight that is itself computed (LoRA, merged on the fly) passes its gradient on."""
+    a = torch.randn(2, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+    def run(function) -> list[Tensor]:
+        down, up = a.clone().requires_grad_(), torch.ones(23, 2, dtype=torch.float64).requires_grad_()
+        function(head.weight + up @ down).backward()
+        return [down.grad, up.grad]
+
+    ours = run(lambda weight: fused_smile_loss(head.hidden, weight, head.labels, **options))
+    theirs = run(lambda weight: smile_loss(head.hidden @ weight.T, head.labels, **options))
+    for mine, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(mine, other)
+
+
+def allocations(run, size: int) -> int:
+    """How many buffers of `size` bytes or more were allocated."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
+        run()
+    kineto: Any = record.profiler.kineto_results
+    return sum(event.nbytes() >= size for event in kineto.events() if event.name() == "[memory]")
+
+
+@pytest.mark.parametrize(("options", "of_weights_size"), [({}, 1), ({"mle_weight": 0.1}, 1)])
+def test_never_builds_the_logits_and_does_nothing_for_a_frozen_head(options, of_weights_size):
+    B, T, V, D = 16, 24, 1000, 64
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.randint(V, (B, T), generator=generator)
+    hidden = torch.randn(B, T, D, generator=generator)
+
+    def run(function, trainable: bool):
+        weight = torch.zeros(V, D, requires_grad=trainable)
+
+        def step():
+            function(hidden.clone().requires_grad_(), weight).backward()
+
+        step()
+        return step
+
+    def fused(hidden, weight):
+        return fused_smile_loss(hidden, weight, labels, chunk_size=32, **options)
+
+    def reference(hidden, weight):
+        return smile_loss(hidden @ weight.T, labels, **options)
+
+    logits_bytes, weight_bytes = 4 * B * T * V, 4 * V * D
+    assert allocations(run(fused, True), logits_bytes) == 0
+    assert allocations(run(reference, True), logits_bytes) > 0  # the instrument sees what it should
+    assert allocations(run(fused, True), weight_bytes) == of_weights_size
+    assert allocations(run(fused, False), weight_bytes) == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("options", [{}, {"mle_weight": 0.3}, {"subset": "reverse"}])
+def test_half_precision(dtype, options):
+    head = make_head(dtype)
+    ours, theirs = head.leaves(), make_head(torch.float32).leaves()
+    loss = fused_smile_loss(ours[0], ours[1], head.labels, bias=ours[2], **options)
+    expected = smile_loss(reference_logits(*theirs), head.labels, **options)
+    assert loss.dtype == torch.float32
+    torch.testing.assert_close(loss, expected, atol=0.02, rtol=0.02)
+    for mine, other in zip(gradients(loss, ours), gradients(expected, theirs), strict=True):
+        assert mine.dtype == dtype
+        torch.testing.assert_close(mine.float(), other, atol=0.02, rtol=0.05)
+
+
+def test_repeated_words_are_summed_in_full_precision():
+    """1024 gradients of one word, added one by one in bf16, would stop growing after 256."""
+    hidden = torch.ones(1, 1024, 1, dtype=torch.bfloat16)
+    weight = torch.zeros(3, 1, dtype=torch.bfloat16).requires_grad_()
+    labels = torch.ones(1, 1024, dtype=torch.long)
+    labels[0, -1] = 2
+    fused_smile_loss(hidden, weight, labels, first_token="smile", reduction="sum").backward()
+    # Each position prefers neither of two words: 1023 times (p - 1) of -1/2 for its label, and once +1/2.
+    assert weight.grad[1].item() == pytest.approx(-1023 / 2 + 1 / 2, rel=0.01)
+
+
+@pytest.mark.parametrize("options", [{}, {"mle_weight": 0.3}])
+def test_huge_logits_are_finite(options):
+    for dtype in (torch.float16, torch.bfloat16, torch.float32):
+        head = make_head(dtype)
+        hidden, weight, bias = head.leaves()
+        loss = fused_smile_loss(hidden * 1000, weight, head.labels, bias=bias, **options)
+        assert torch.isfinite(loss)
+        for gradient in gradients(loss, (hidden, weight, bias)):
+            assert torch.isfinite(gradient).all()
+
+
+@pytest.mark.parametrize("options", [{}, {"mle_weight": 0.3}])
+def test_autocast(options):
+    head = make_head(torch.float32)
+    ours, theirs = head.leaves(), head.leaves()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = fused_smile_loss(ours[0].bfloat16(), ours[1], head.labels, bias=ours[2], **options)
+        mine = gradients(loss, ours)
+    assert loss.dtype == torch.float32
+    other = gradients(smile_loss(reference_logits(*theirs), head.labels, **options), theirs)
+    for a, b in zip(mine, other, strict=True):
+        assert a.dtype == torch.float32
+        torch.testing.assert_close(a, b, atol=0.02, rtol=0.05)
+
+
+@pytest.mark.parametrize("options", [{}, {"mle_weight": 0.3}, {"subset": "reverse"}, {"reduction": "none"}])
+def test_with_nothing_supervised_the_loss_is_a_connected_zero(head: Head, options):
+    hidden, weight, bias = head.leaves()
+    ignored = torch.full_like(head.labels, IGNORE_INDEX)
+    loss = fused_smile_loss(hidden, weight, ignored, bias=bias, **options).sum()
+    assert loss.item() == 0
+    for gradient in gradients(loss, (hidden, weight, bias)):
+        assert torch.equal(gradient, torch.zeros_like(gradient))
+
+
+@pytest.mark.parametrize("options", [{}, {"mle_weight": 0.3}])
+def test_without_gradients(head: Head, options):
+    hidden, weight, bias = head.leaves()
+    with torch.no_grad():
+        loss = fused_smile_loss(hidden, weight, head.labels, bias=bias, **options)
+    assert not loss.requires_grad
+    assert loss == pytest.approx(smile_loss(reference_logits(*head.leaves()), head.labels, **options).item())
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"mle_weight": 0.3, "label_smoothing": 0.1},
+        {"subset": "reverse"},
+        {"subset": "random", "random_ids": torch.tensor([[1, 3], [0, 5], [1, 2], [6, 6]])},
+        {"mle_weight": 0.3, "reduction": "none"},
+    ],
+    ids=["smile", "mixture", "reverse", "random", "per-token"],
+)
+def test_compiles_without_graph_breaks(options, backend="aot_eager"):
+    head = make_head(torch.float32)
+
+    def step(hidden, weight, bias):
+        return fused_smile_loss(hidden, weight, head.labels, bias=bias, softcap=3.0, chunk_size=8, **options).sum()
+
+    torch._dynamo.reset()
+    compiled, eager = head.leaves(), head.leaves()
+    loss = torch.compile(step, fullgraph=True, backend=backend)(*compiled)
+    expected = step(*eager)
+    torch.testing.assert_close(loss, expected)
+    for mine, other in zip(gradients(loss, compiled), gradients(expected, eager), strict=True):
+        torch.testing.assert_close(mine, other, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{}, {"mle_weight": 0.3, "label_smoothing": 0.1}], ids=["smile", "mixture"])
+def test_compiles_with_the_default_backend(options):
+    """Slow because a C++ compiler runs for half a minute."""
+    test_compiles_without_graph_breaks(options, backend="inductor")
+
+
+def test_trains_a_linear_head():
+    """Twenty steps of SMILE on a real `nn.Linear` under an optimiser bring the loss down."""
+    torch.manual_seed(0)
+    layer, inputs = nn.Linear(8, 50), torch.randn(6, 5, 8)
+    labels = torch.randint(50, (6, 5))
+    optimiser = torch.optim.AdamW(layer.parameters(), lr=0.05)
+    losses = []
+    for _ in range(20):
+        loss = fused_smile_loss(inputs, layer.weight, labels, bias=layer.bias)
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.5 * losses[0]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"hidden": torch.zeros(4, 7, 6)}, r"hidden \(4, 7, 6\) and weight \(23, 5\)"),
+        ({"labels": torch.zeros(4, 6, dtype=torch.long)}, "Align them"),
+        ({"labels": torch.full((4, 7), 23)}, "labels hold 23"),
+        ({"bias": torch.zeros(22)}, "bias"),
+        ({"softcap": 0.0}, "softcap"),
+        ({"chunk_size": 0}, "chunk_size"),
+        ({"token_weights": torch.ones(4)}, "token_weights"),
+        ({"mle_weight": -0.1}, "mle_weight"),
+    ],
+)
+def test_says_what_is_wrong(head: Head, change, message):
+    arguments = {"hidden": head.hidden, "weight": head.weight, "labels": head.labels} | change
+    with pytest.raises(ValueError, match=message):
+        fused_smile_loss(**arguments)

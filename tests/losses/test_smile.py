@@ -1,0 +1,216 @@
+"""`smile_loss`, the readable reference: against a plain loop and against the authors' numbers."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from hf_captionrl.losses import IGNORE_INDEX, fused_smile_loss, smile_loss
+from tests.losses.conftest import Head, loop_smile, make_head
+
+VECTORS = Path(__file__).parents[1] / "vectors"
+
+
+@pytest.fixture(scope="module")
+def vectors() -> dict:
+    """The authors' batch, aligned: logits (3, 10, 40), labels (3, 10) after a prompt of 4 tokens."""
+    meta = json.loads((VECTORS / "smile_loss.json").read_text())
+    arrays = np.load(VECTORS / "smile_loss.npz")
+    ids = torch.tensor(meta["input_ids"])
+    prompt = meta["prompt_length"]
+    labels = ids.masked_fill(ids == meta["pad_id"], IGNORE_INDEX)
+    labels[:, :prompt] = IGNORE_INDEX
+    return {
+        "expected": meta["expected"],
+        "pad_id": meta["pad_id"],
+        "prompt": prompt,
+        "logits": torch.from_numpy(arrays["logits"]),
+        "labels": labels,
+        "gradient": torch.from_numpy(arrays["grad_smile_wrt_logits"]),
+    }
+
+
+def both(vectors: dict, *, whole: bool = True, **options) -> list[torch.Tensor]:
+    """The reference's and the fused value; the identity matrix as head makes the logits the hidden states."""
+    logits, labels = vectors["logits"][:, :-1], vectors["labels"][:, 1:]
+    if not whole:
+        logits, labels = logits[:, vectors["prompt"] - 1 :], labels[:, vectors["prompt"] - 1 :]
+    return [
+        smile_loss(logits, labels, **options),
+        fused_smile_loss(logits, torch.eye(logits.size(-1)), labels, **options),
+    ]
+
+
+VALUES = [
+    ("smile_first_token_mle", {}),
+    ("smile_no_first_token_mle", {"first_token": "smile"}),
+    ("blip_block_demonstrative_md", {"first_token": "smile"}),
+    ("t5_block_demonstrative_md", {}),
+    ("reverse_with_first_token_mle", {"subset": "reverse", "pad_token_id": 0}),
+    ("mle_label_smoothing_0.0", {"mle_weight": 1.0}),
+    ("mle_label_smoothing_0.1", {"mle_weight": 1.0, "label_smoothing": 0.1}),
+    ("mix_lambda_0.01_(0.01*mle_ls0.1+0.99*smile)", {"mle_weight": 0.01, "label_smoothing": 0.1}),
+    (
+        "mix_half_reverse_half_mle_ls0.1",
+        {"subset": "reverse", "pad_token_id": 0, "mle_weight": 0.5, "label_smoothing": 0.1},
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "options"), VALUES, ids=[name for name, _ in VALUES])
+def test_authors_values(vectors, name, options):
+    for value in both(vectors, **options):
+        assert value.item() == pytest.approx(vectors["expected"][name], abs=1e-5)
+
+
+def test_authors_random_subset(vectors):
+    ids = torch.tensor(vectors["expected"]["random_indices"])  # (3, 10, 10), per position
+    for value in both(vectors, whole=False, subset="random", random_ids=ids, pad_token_id=0):
+        assert value.item() == pytest.approx(vectors["expected"]["random_demonstrative_md"], abs=1e-5)
+
+
+def test_authors_per_token_losses(vectors):
+    for value in both(vectors, whole=False, reduction="none"):
+        torch.testing.assert_close(value, torch.tensor(vectors["expected"]["smile_per_token"]), atol=1e-5, rtol=0)
+
+
+def test_authors_gradient(vectors):
+    logits = vectors["logits"].clone().requires_grad_()
+    smile_loss(logits[:, :-1], vectors["labels"][:, 1:]).backward()
+    torch.testing.assert_close(logits.grad, vectors["gradient"], atol=1e-5, rtol=0)
+    hidden = vectors["logits"].clone().requires_grad_()
+    fused_smile_loss(hidden[:, :-1], torch.eye(40), vectors["labels"][:, 1:]).backward()
+    torch.testing.assert_close(hidden.grad, vectors["gradient"], atol=1e-5, rtol=0)
+
+
+def test_papers_definition_does_not_close_the_padding_id(vectors):
+    """The released code closes id 0 in two of the subsets; the paper's definition does not: another value."""
+    ids = torch.tensor(vectors["expected"]["random_indices"])
+    for name, options in (
+        ("reverse_with_first_token_mle", {"subset": "reverse"}),
+        ("random_demonstrative_md", {"subset": "random", "random_ids": ids}),
+    ):
+        paper, fused = both(vectors, whole=False, **options)
+        assert paper.item() == pytest.approx(fused.item(), abs=1e-5)
+        assert abs(paper.item() - vectors["expected"][name]) > 1e-3
+
+
+RANDOM_IDS = torch.tensor(
+    [[1, 3, 3, 20], [0, 5, 6, 7], [1, 2, 3, 4], [6, 22, 10, 10]]
+)  # labels and duplicates among them
+OPTIONS = [
+    {},
+    {"first_token": "smile"},
+    {"mle_weight": 0.3},
+    {"mle_weight": 0.3, "label_smoothing": 0.1},
+    {"mle_weight": 1.0, "label_smoothing": 0.2},
+    {"subset": "reverse"},
+    {"subset": "reverse", "first_token": "smile", "pad_token_id": 1},
+    {"subset": "reverse", "mle_weight": 0.5, "label_smoothing": 0.1, "pad_token_id": 0},
+    {"subset": "random", "random_ids": RANDOM_IDS, "first_token": "smile"},
+    {"subset": "random", "random_ids": RANDOM_IDS, "first_token": "mle", "mle_weight": 0.2},
+    {"subset": "random", "random_ids": RANDOM_IDS, "first_token": "smile", "pad_token_id": 0},
+    {
+        "subset": "random",
+        "random_ids": (RANDOM_IDS.roll(1, 0).unsqueeze(1) + torch.arange(7).view(1, 7, 1)) % 23,
+        "first_token": "smile",
+    },
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=[str(i) for i in range(len(OPTIONS))])
+def test_equals_a_plain_loop(head: Head, options):
+    logits = (head.hidden @ head.weight.T + head.bias).requires_grad_()
+    twin = logits.detach().clone().requires_grad_()
+    weights = torch.linspace(-1, 1, head.labels.numel()).view_as(head.labels)
+    losses = smile_loss(logits, head.labels, reduction="none", **options)
+    expected = loop_smile(twin, head.labels, **options)
+    torch.testing.assert_close(losses, expected, atol=1e-10, rtol=0)
+    (losses * weights).sum().backward()
+    (expected * weights).sum().backward()
+    torch.testing.assert_close(logits.grad, twin.grad, atol=1e-10, rtol=0)
+
+
+def test_reductions(head: Head):
+    logits = head.hidden @ head.weight.T
+    losses = smile_loss(logits, head.labels, reduction="none")
+    tokens = (head.labels != IGNORE_INDEX).sum()
+    assert smile_loss(logits, head.labels, reduction="sum") == pytest.approx(losses.sum().item())
+    assert smile_loss(logits, head.labels) == pytest.approx((losses.sum() / tokens).item())
+    assert (losses[head.labels == IGNORE_INDEX] == 0).all()
+
+
+def test_random_subset_of_the_paper_has_no_first_token_mle(head: Head):
+    logits = head.hidden @ head.weight.T
+    default = smile_loss(logits, head.labels, subset="random", random_ids=RANDOM_IDS)
+    assert default == smile_loss(logits, head.labels, subset="random", random_ids=RANDOM_IDS, first_token="smile")
+    assert default != smile_loss(logits, head.labels, subset="random", random_ids=RANDOM_IDS, first_token="mle")
+
+
+@pytest.mark.parametrize("draw", ["sequence", "position"])
+def test_the_generator_decides_the_draw_in_both_forms(head: Head, draw):
+    def value(function, seed):
+        generator = torch.Generator().manual_seed(seed)
+        return function(subset="random", random_draw=draw, generator=generator, reduction="none")
+
+    def reference(**options):
+        return smile_loss(head.hidden @ head.weight.T, head.labels, **options)
+
+    def fused(**options):
+        return fused_smile_loss(head.hidden, head.weight, head.labels, **options)
+
+    torch.testing.assert_close(value(reference, 1), value(fused, 1))
+    assert torch.equal(value(reference, 1), value(reference, 1))
+    assert not torch.equal(value(reference, 1), value(reference, 2))
+
+
+def test_smile_is_at_most_mle_and_the_smile_of_one_word_is_nothing(head: Head):
+    logits = head.hidden @ head.weight.T
+    smile = smile_loss(logits, head.labels, first_token="smile", reduction="none")
+    assert (smile <= smile_loss(logits, head.labels, mle_weight=1.0, reduction="none") + 1e-12).all()
+    one_word = torch.tensor([[3, 3, 3]])
+    assert smile_loss(logits[:1, :3], one_word, first_token="smile").item() == pytest.approx(0, abs=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_finite(dtype):
+    head = make_head(torch.float32)
+    logits = (1000 * head.hidden @ head.weight.T).to(dtype).requires_grad_()
+    loss = smile_loss(logits, head.labels)
+    loss.backward()
+    assert loss.dtype == torch.float32
+    assert torch.isfinite(loss)
+    assert torch.isfinite(logits.grad).all()
+    torch.testing.assert_close(loss, smile_loss(logits.detach().float(), head.labels))
+
+
+def test_detects_the_bug_of_the_released_random_subset(vectors):
+    """The released file masks with the wrong variable, so that "random" equals SMILE: ours must differ."""
+    ids = torch.tensor(vectors["expected"]["random_indices"])
+    for value in both(vectors, whole=False, subset="random", random_ids=ids):
+        assert abs(value.item() - vectors["expected"]["random_as_shipped_commented_code"]) > 0.1
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"labels": torch.full((4, 7), IGNORE_INDEX)}, "Every one of the 28 labels is ignored"),
+        ({"labels": torch.zeros(4, 6, dtype=torch.long)}, "Align them first"),
+        ({"labels": torch.full((4, 7), 23)}, "labels hold 23"),
+        ({"labels": torch.full((4, 7), -1)}, "labels hold -1"),
+        ({"subset": "captions"}, "must be one of 'caption', 'random', 'reverse'"),
+        ({"first_token": "none"}, "first_token"),
+        ({"mle_weight": 1.5}, r"mle_weight \(1.5\) must lie in \[0, 1\]"),
+        ({"label_smoothing": 1.0}, "label_smoothing"),
+        ({"reduction": "avg"}, "reduction"),
+        ({"subset": "random", "num_random": 0}, "num_random"),
+        ({"subset": "random", "random_ids": torch.zeros(3, 2, dtype=torch.long)}, r"random_ids \(3, 2\) must be"),
+        ({"subset": "random", "random_ids": torch.full((4, 2), 23)}, "random_ids hold 23"),
+    ],
+)
+def test_says_what_is_wrong(head: Head, change, message):
+    arguments = {"logits": head.hidden @ head.weight.T, "labels": head.labels} | change
+    with pytest.raises(ValueError, match=message):
+        smile_loss(**arguments)

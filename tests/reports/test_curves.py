@@ -1,0 +1,74 @@
+"""The curves of Figure 3."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from hf_captionrl.reports.curves import write_curves
+
+HISTORIES = {
+    "MLE+MLE": [{"epoch": e, "length": 2.3, "recall_at_1": 0.53} for e in range(4)],
+    "SMILE": [
+        {"epoch": e, "length": 2.3 + 2 * e, "recall_at_1": 0.53 + 0.04 * e, "recall_at_1_ci": [0.5, 0.7]}
+        for e in range(4)
+    ],
+}
+
+
+def test_picture_shows_both_methods(tmp_path):
+    path = write_curves(tmp_path / "out" / "curves.png", HISTORIES, title="$title")
+    with Image.open(path) as image:
+        pixels = np.asarray(image.convert("RGB"))
+    assert pixels.shape[0] > 400
+    assert pixels.shape[1] > 1000
+    left, right = pixels[:, : pixels.shape[1] // 2], pixels[:, pixels.shape[1] // 2 :]
+    for half in (left, right):
+        for colour in ((0x7A, 0x7F, 0x8A), (0xE6, 0x9F, 0x00)):
+            assert (half == colour).all(axis=-1).sum() > 200
+
+
+def test_same_histories_same_bytes(tmp_path):
+    first = write_curves(tmp_path / "a.png", HISTORIES).read_bytes()
+    assert write_curves(tmp_path / "b.png", HISTORIES).read_bytes() == first
+
+
+def test_odd_histories_are_drawn(tmp_path):
+    histories = {
+        "_one point": [{"step": 10, "length": 3, "recall_at_1": 0.0}],
+        "no scorer": [{"step": s, "length": 3, "recall_at_1": None} for s in (5, 2)],
+        "$x^2": [{"step": 1, "length": 1e3, "recall_at_1": 1.0}],
+    }
+    assert write_curves(tmp_path / "c.png", histories, x="step").stat().st_size > 10_000
+    only = {"no scorer": histories["no scorer"]}
+    assert write_curves(tmp_path / "d.png", only, x="step").stat().st_size > 10_000
+
+
+def test_backend_of_the_caller_is_left_alone():
+    code = "import sys, hf_captionrl.reports.curves; print('matplotlib.pyplot' in sys.modules)"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize(
+    ("histories", "message"),
+    [
+        ({}, "no histories"),
+        ({"SMILE": []}, "'SMILE' has no evaluation"),
+        ({"SMILE": [{"epoch": 0, "length": 2.0}]}, "no 'recall_at_1'"),
+        ({"SMILE": [{"epoch": 0, "length": float("nan"), "recall_at_1": 0.1}]}, "length of 'SMILE' is nan"),
+        ({"SMILE": [{"epoch": None, "length": 2.0, "recall_at_1": 0.1}]}, "epoch of 'SMILE' is None"),
+        ({"SMILE": [{"epoch": 0, "length": 2.0, "recall_at_1": 52.8}]}, "fractions are in"),
+    ],
+)
+def test_bad_histories_are_refused(histories, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        write_curves(tmp_path / "c.png", histories)
+    assert not (tmp_path / "c.png").exists()
+
+
+def test_only_png(tmp_path):
+    with pytest.raises(ValueError, match=r"End the name in \.png"):
+        write_curves(tmp_path / "c.jpg", HISTORIES)

@@ -1,0 +1,305 @@
+"""The gallery: self-contained, and deaf to what a caption would like the browser to do."""
+
+import base64
+import hashlib
+import http.server
+import io
+import re
+import shutil
+import subprocess
+import threading
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from hf_captionrl.reports.gallery import GalleryCaption, GalleryItem, mark_claims, write_gallery
+
+HOSTILE = [
+    "<script>document.title = 'owned'</script>",
+    '"><img src=http://example.test/a onerror="document.title=\'owned\'">',
+    "' onmouseover='document.title=1' x='",
+    "{{7*7}} {% raw %} ${7*7} <%= 7*7 %>",
+    "</script></style></title><link rel=stylesheet href=http://example.test/b>",
+    "\u202eright to left \u05e9\u05dc\u05d5\u05dd",
+    "x" * 3000,
+    "&lt;b&gt; \x00 \ud83d \u2028",
+    "javascript:alert(1) url(http://example.test/c)",
+    " ",
+]
+
+
+def make_item(index=0, captions=None, size=(72, 72), **changes):
+    captions = captions or [
+        GalleryCaption("MLE", "a pig", ["pig"], [], 12, 100),
+        GalleryCaption(
+            "SMILE", "two small pigs on a blue background", ["pigs", "two"], ["on blue background"], 1, 100
+        ),
+    ]
+    image = Image.new("RGB", size, (index * 5 % 256, 100, 200))
+    return replace(GalleryItem(image, f"test-{index}", captions, ["a pig", "some pigs"]), **changes)
+
+
+def hostile_items():
+    return [
+        make_item(
+            i,
+            [GalleryCaption(HOSTILE[0], text, [text], [HOSTILE[i - 1]], 1), GalleryCaption("B", HOSTILE[i - 1])],
+            image_id=text,
+            references=HOSTILE,
+        )
+        for i, text in enumerate(HOSTILE)
+    ]
+
+
+class Page(HTMLParser):
+    """Tags with their attributes, and the text of each."""
+
+    def __init__(self, path):
+        super().__init__()
+        self.tags = []
+        self.text = ""
+        self.open = []
+        self.feed(Path(path).read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        if tag in ("script", "style"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        if self.open and self.open[-1] == tag:
+            self.open.pop()
+
+    def handle_data(self, data):
+        if not self.open:
+            self.text += data
+
+
+def resources(path):
+    """Everything that a browser would fetch for the page."""
+    found = []
+    for _, attributes in Page(path).tags:
+        found += [
+            v
+            for k, v in attributes.items()
+            if k in ("src", "href", "srcset", "action", "data", "poster", "background")
+        ]
+    style = "".join(re.findall(r"<style>(.*?)</style>", Path(path).read_text(encoding="utf-8"), re.DOTALL))
+    return found + re.findall(r"url\(([^)]*)\)|@import\s+([^;]+)", style)
+
+
+def test_page_fetches_nothing(tmp_path):
+    path = write_gallery(tmp_path / "gallery.html", [make_item(i) for i in range(3)], "Title", note="Note.")
+    found = resources(path)
+    assert len(found) == 3
+    assert all(source.startswith("data:image/png;base64,") for source in found)
+
+
+def test_the_scan_for_resources_sees_one(tmp_path):
+    path = tmp_path / "bad.html"
+    path.write_text("<style>b {background: url(http://x.test/y)}</style><img src='http://x.test/z'>")
+    assert len(resources(path)) == 2
+
+
+def test_everything_said_is_shown(tmp_path):
+    page = Page(write_gallery(tmp_path / "g.html", [make_item(i) for i in range(2)], "A title", note="A note."))
+    text = " ".join(page.text.split())
+    for piece in (
+        "A title",
+        "A note.",
+        "test-0",
+        "test-1",
+        "MLE",
+        "12 of 100",
+        "1 of 100",
+        "2 references",
+        "some pigs",
+    ):
+        assert piece in text
+    assert "two small pigs on a blue background" in text
+    classes = [attributes.get("class") for _, attributes in page.tags]
+    assert classes.count("right") == 2 * 3 + 1  # the legend has one more
+    assert classes.count("wrong") == 2 + 1
+
+
+def test_hostile_texts_stay_text(tmp_path):
+    path = write_gallery(tmp_path / "g.html", hostile_items(), HOSTILE[0], note=HOSTILE[4])
+    page = Page(path)
+    assert [tag for tag, _ in page.tags].count("script") == 1
+    assert [tag for tag, _ in page.tags].count("img") == len(HOSTILE)
+    assert not [t for t, a in page.tags for k in a if k.startswith("on")]
+    assert all(source.startswith("data:") for source in resources(path))
+    for text in HOSTILE[:7]:
+        assert " ".join(text.split()) in " ".join(page.text.split())
+    assert "49" not in page.text
+    assert "(empty caption)" in page.text
+
+
+def test_policy_allows_the_pages_own_style_and_script_only(tmp_path):
+    html = write_gallery(tmp_path / "g.html", hostile_items(), "T").read_text(encoding="utf-8")
+    policy = re.search(r'Content-Security-Policy" content="([^"]+)"', html).group(1).replace("&#39;", "'")
+    assert policy.startswith("default-src 'none'; img-src data:;")
+    assert "unsafe" not in policy
+    assert "http" not in policy
+    for tag in ("style", "script"):
+        content = re.search(rf"<{tag}>(.*?)</{tag}>", html, re.DOTALL).group(1)
+        assert content_hash(content) in policy
+
+
+def content_hash(text):
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def test_small_images_keep_their_pixels(tmp_path):
+    image = Image.effect_noise((72, 72), 90).convert("RGB")
+    source = resources(write_gallery(tmp_path / "g.html", [make_item(image=image)], "T"))[0]
+    shown = Image.open(io.BytesIO(base64.b64decode(source.partition(",")[2])))
+    assert shown.tobytes() == image.tobytes()
+    assert 'class="pixelated"' in (tmp_path / "g.html").read_text(encoding="utf-8")
+
+
+def test_photographs_are_made_small(tmp_path):
+    image = Image.effect_noise((3000, 1000), 90).convert("RGB")
+    path = write_gallery(tmp_path / "g.html", [make_item(image=image)], "T")
+    source = resources(path)[0]
+    shown = Image.open(io.BytesIO(base64.b64decode(source.partition(",")[2])))
+    assert shown.size == (512, 171)
+    assert path.stat().st_size < 300_000
+    assert 'class="pixelated"' not in path.read_text(encoding="utf-8")
+    assert image.size == (3000, 1000)  # the caller's image is left as it was
+
+
+@pytest.mark.parametrize(
+    ("text", "right", "wrong", "marked", "absent"),
+    [
+        ("a pig", ["pig"], [], [("a ", None), ("pig", "right")], []),
+        ("A Pig.", ["pig"], [], [("A ", None), ("Pig", "right"), (".", None)], []),
+        ("on a blue background", [], ["on blue background"], [("on a blue background", "wrong")], []),
+        # Whole words only, and each word once.
+        ("pigs and a pig", ["pig"], [], [("pigs and a ", None), ("pig", "right")], []),
+        ("red red", ["red", "red"], ["red"], [("red", "wrong"), (" ", None), ("red", "right")], [("red", "right")]),
+        # The wrong claim takes the word before a longer right one does.
+        ("two pigs", ["two pigs"], ["two"], [("two", "wrong"), (" pigs", None)], [("two pigs", "right")]),
+        ("a (b", ["(b", "*"], [], [("a ", None), ("(b", "right")], [("*", "right")]),
+        ("", ["pig"], [], [], [("pig", "right")]),
+    ],
+)
+def test_claims_are_marked_where_they_stand(text, right, wrong, marked, absent):
+    pieces, missing = mark_claims(text, right, wrong)
+    assert [tuple(piece) for piece in pieces] == marked
+    assert [tuple(piece) for piece in missing] == absent
+    assert "".join(piece.text for piece in pieces) == text
+
+
+@pytest.mark.parametrize(
+    ("items", "message"),
+    [
+        ([], "no items"),
+        ([make_item(captions=[GalleryCaption("A", "x"), GalleryCaption("A", "y")])], "each by another method"),
+        ([GalleryItem(Image.new("RGB", (2, 2)), "i", [])], "one or more"),
+        ([make_item(captions=[GalleryCaption("A", "x", rank=0)])], "rank 0 of None"),
+        ([make_item(captions=[GalleryCaption("A", "x", rank=101, pool_size=100)])], "rank 101 of 100"),
+    ],
+)
+def test_bad_items_are_refused(items, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        write_gallery(tmp_path / "g.html", items, "T")
+    assert not (tmp_path / "g.html").exists()
+
+
+# --- in a real browser ----------------------------------------------------------------------------------------------
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
+
+
+def browse(path, profile, *options):
+    """The page's DOM after its script ran."""
+    flags = (
+        "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
+        "--disable-component-update --disable-sync --disable-dev-shm-usage --virtual-time-budget=2000"
+    ).split()
+    command = [CHROMIUM, *flags, *options, f"--user-data-dir={profile}", "--dump-dom", path.as_uri()]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+
+
+@pytest.fixture
+def server():
+    """A server that remembers what was asked of it."""
+    asked = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            asked.append(self.path)
+            self.send_error(404)
+
+        def log_message(self, *arguments):
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as running:
+        thread = threading.Thread(target=running.serve_forever)
+        thread.start()
+        yield running.server_address[1], asked
+        running.shutdown()
+        thread.join()
+
+
+@needs_chromium
+def test_hostile_gallery_in_a_browser(tmp_path, server):
+    port, asked = server
+    rules = f"--host-resolver-rules=MAP example.test 127.0.0.1:{port}"
+    page = write_gallery(tmp_path / "g.html", hostile_items(), "Hostile")
+    dom = browse(page, tmp_path / "profile", rules)
+    assert "<title>Hostile</title>" in dom
+    assert f">{len(HOSTILE)} images</output>" in dom
+    assert asked == []
+    # The same browser does fetch, and run, what is not escaped: the silence above means something.
+    bad = tmp_path / "bad.html"
+    bad.write_text(f"<title>Hostile</title>{HOSTILE[1]}", encoding="utf-8")
+    assert "<title>owned</title>" in browse(bad, tmp_path / "profile", rules)
+    assert asked == ["/a"]
+
+
+DRIVER = """
+{
+  const log = [];
+  const say = () => log.push(
+    document.querySelectorAll(".card:not([hidden])").length + "/" +
+    document.querySelectorAll(".card:not([hidden]) .caption:not([hidden])").length + " " +
+    document.getElementById("count").textContent);
+  const type = (text) => { const f = document.getElementById("filter"); f.value = text; f.dispatchEvent(new Event("input")); };
+  say();
+  type("PIGS test-3"); say();
+  type("no such word"); say(); log.push(document.getElementById("nothing").hidden);
+  type(""); document.querySelector('input[data-method="1"]').click(); say();
+  document.getElementById("wrong-only").click(); say();
+  document.querySelector('input[data-method="1"]').click(); say();
+  document.title = log.join("; ");
+}
+"""
+
+
+@needs_chromium
+def test_filter_and_toggles_in_a_browser(tmp_path):
+    right_only = make_item(
+        9, [GalleryCaption("MLE", "a cow", ["cow"], [], 1), GalleryCaption("SMILE", "a cow", ["cow"])]
+    )
+    page = write_gallery(tmp_path / "g.html", [*(make_item(i) for i in range(5)), right_only], "T")
+    html = page.read_text(encoding="utf-8")
+    script = re.search(r"<script>(.*?)</script>", html, re.DOTALL).group(1)
+    # The test's own clicks, admitted by the policy like the gallery's script.
+    html = html.replace(script, script + DRIVER).replace(content_hash(script), content_hash(script + DRIVER))
+    page.write_text(html, encoding="utf-8")
+    title = re.search(r"<title>(.*?)</title>", browse(page, tmp_path / "profile")).group(1)
+    assert title.split("; ") == [
+        "6/12 6 images",
+        "1/2 1 of 6 images",
+        "0/0 0 of 6 images",
+        "false",
+        "6/6 6 images",  # SMILE hidden
+        "0/0 0 of 6 images",  # no MLE caption has a wrong claim
+        "5/10 5 of 6 images",
+    ]

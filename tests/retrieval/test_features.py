@@ -1,0 +1,587 @@
+"""The feature cache: real processes that are killed or write at once, damaged bytes, full disks."""
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+import warnings
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from hf_captionrl.retrieval import features as features_module
+from hf_captionrl.retrieval import row_store
+from hf_captionrl.retrieval.features import FeatureCache, FeatureView, default_cache_dir, image_hash
+from hf_captionrl.retrieval.row_store import StoreMismatchError
+
+KEYS = [f"image {i}" for i in range(60)]
+
+
+def truth(keys, shape=(16,), dtype=np.float32):
+    """What a model would compute: any function of the key alone."""
+    size = int(np.prod(shape))
+    rows = [np.random.default_rng(zlib.crc32(key.encode())).standard_normal(size) for key in keys]
+    return np.stack(rows).reshape(-1, *shape).astype(dtype)
+
+
+class Compute:
+    """A model that counts what it is asked."""
+
+    def __init__(self, keys, **kwargs):
+        self.keys, self.kwargs, self.calls = keys, kwargs, []
+
+    def __call__(self, rows):
+        self.calls.append(list(rows))
+        return torch.from_numpy(truth([self.keys[i] for i in rows], **self.kwargs))
+
+    @property
+    def rows(self):
+        return sorted(i for call in self.calls for i in call)
+
+
+def must_not_compute(rows):
+    raise AssertionError(f"{rows} were computed although they are cached")
+
+
+def make(directory, **kwargs):
+    return FeatureCache(directory, **{"model_id": "tiny", "revision": "r1", **kwargs})
+
+
+CHILD = f"""
+import os, signal, sys, zlib
+import numpy as np
+sys.path.insert(0, {str(Path(__file__).parents[2])!r})
+from hf_captionrl.retrieval import features, row_store
+
+def truth(keys):
+    return np.stack([np.random.default_rng(zlib.crc32(k.encode())).standard_normal(16) for k in keys]).astype("f4")
+
+def run(directory, keys, compute=None, batch_size=8):
+    features._FLUSH_BYTES = 0  # write every batch
+    cache = features.FeatureCache(directory, model_id="tiny", revision="r1")
+    return cache.get_or_compute(keys, compute or (lambda rows: truth([keys[i] for i in rows])), batch_size=batch_size)
+
+directory, keys = sys.argv[1], [f"image {{i}}" for i in range(60)]
+"""
+
+
+def child(script, *arguments, **kwargs):
+    code = CHILD + textwrap.dedent(script)
+    return subprocess.Popen([sys.executable, "-c", code, *map(str, arguments)], stderr=subprocess.PIPE, **kwargs)
+
+
+def finish(process):
+    _, error = process.communicate(timeout=60)
+    return process.returncode, error.decode()
+
+
+def assert_valid(directory, keys=KEYS):
+    """Whatever is there is right, and the rest can be added. Returns how many rows were there."""
+    cache = make(directory)
+    there = [key for key in keys if key in cache]
+    if there:
+        np.testing.assert_array_equal(np.asarray(cache.get(there)), truth(there))
+    compute = Compute(keys)
+    np.testing.assert_array_equal(np.asarray(cache.get_or_compute(keys, compute)), truth(keys))
+    assert len(compute.rows) == len(keys) - len(there)
+    np.testing.assert_array_equal(np.asarray(make(directory).get_or_compute(keys, must_not_compute)), truth(keys))
+    return len(there)
+
+
+# ------------------------------------------------------------------ reading and writing
+
+
+@pytest.mark.parametrize("shape", [(16,), (5, 8)])
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_computed_once_then_mapped(tmp_path, shape, dtype):
+    expected = truth(KEYS, shape, dtype)
+    compute = Compute(KEYS, shape=shape, dtype=dtype)
+    view = make(tmp_path).get_or_compute(KEYS, compute, batch_size=7)
+    assert compute.rows == list(range(60))
+    assert max(map(len, compute.calls)) == 7
+    assert (view.shape, view.dtype, len(view), view.ndim) == ((60, *shape), dtype, 60, 1 + len(shape))
+    np.testing.assert_array_equal(np.asarray(view), expected)
+
+    again = make(tmp_path).get_or_compute(KEYS, must_not_compute)
+    assert isinstance(again, FeatureView)
+    everything = np.asarray(again)
+    assert isinstance(everything.base, np.memmap)  # in the order of the file: nothing is copied
+    with pytest.raises(ValueError, match="read-only"):
+        everything[0] = 0
+
+    order = [KEYS[i] for i in (41, 3, 3, 59, 0)]
+    picked = make(tmp_path).get(order)
+    np.testing.assert_array_equal(np.asarray(picked), truth(order, shape, dtype))
+    np.testing.assert_array_equal(picked[[4, 0]], truth([order[4], order[0]], shape, dtype))
+    np.testing.assert_array_equal(picked[np.array([True, False, False, True, False])], np.asarray(picked)[[0, 3]])
+    np.testing.assert_array_equal(picked[-1], expected[0])
+    np.testing.assert_array_equal(picked[1:3][1], expected[3])
+    assert isinstance(picked[2].base, np.memmap)
+    assert np.shares_memory(picked[1], picked[2])
+    assert picked.tensor([1, 3]).equal(torch.from_numpy(expected[[3, 59]]))
+    assert torch.as_tensor(picked).equal(picked.tensor())
+    assert picked.tensor().dtype == torch.from_numpy(expected).dtype
+    tensor = picked.tensor(0)
+    tensor.zero_()  # a copy: the file stays as it is
+    np.testing.assert_array_equal(picked[0], expected[41])
+    np.testing.assert_array_equal(np.asarray(picked, dtype=np.float64), truth(order, shape, dtype).astype(np.float64))
+    with pytest.raises(IndexError, match="first axis only"):
+        picked[0, 1]
+    with pytest.raises(IndexError):
+        picked[5]
+
+
+def test_only_what_is_missing_is_computed_and_duplicates_once(tmp_path):
+    cache = make(tmp_path)
+    cache.get_or_compute(KEYS[:10], Compute(KEYS))
+    compute = Compute(KEYS[5:15] * 2)
+    view = cache.get_or_compute(KEYS[5:15] * 2, compute)
+    assert compute.rows == [5, 6, 7, 8, 9]
+    np.testing.assert_array_equal(np.asarray(view), truth(KEYS[5:15] * 2))
+    assert len(cache) == 15
+    assert KEYS[14] in cache
+    assert KEYS[15] not in cache
+    assert cache.missing(KEYS[13:17]) == [2, 3]
+    assert "15 rows" in repr(cache)
+
+
+def test_the_storage_type_can_be_chosen_and_bfloat16_becomes_float32(tmp_path):
+    view = make(tmp_path, dtype="float16").get_or_compute(KEYS, Compute(KEYS))
+    np.testing.assert_array_equal(np.asarray(view), truth(KEYS).astype(np.float16))
+    half = torch.from_numpy(truth(KEYS)).bfloat16()
+    view = make(tmp_path).get_or_compute(KEYS, lambda rows: half[rows])
+    assert view.dtype == np.float32
+    assert view.tensor().equal(half.float())
+    with pytest.raises(ValueError, match="dtype is 'bfloat16', but must be"):
+        make(tmp_path, dtype="bfloat16")
+
+
+def test_a_view_pickles_as_a_file_name(tmp_path):
+    view = make(tmp_path).get_or_compute(KEYS, Compute(KEYS, shape=(50, 64)))
+    data = pickle.dumps(view)
+    assert len(data) < 10_000 < view[0].nbytes * 60
+    np.testing.assert_array_equal(np.asarray(pickle.loads(data)), truth(KEYS, (50, 64)))
+
+
+def test_an_older_view_stays_valid_while_the_cache_grows(tmp_path):
+    cache = make(tmp_path)
+    old = cache.get_or_compute(KEYS[:5], Compute(KEYS))
+    cache.get_or_compute(KEYS, Compute(KEYS))
+    make(tmp_path).put(["another"], truth(["another"]))
+    np.testing.assert_array_equal(np.asarray(old), truth(KEYS[:5]))
+    np.testing.assert_array_equal(cache.get(["another"])[0], truth(["another"])[0])  # another object wrote it
+
+
+def test_processes_of_one_job_share_the_work(tmp_path, monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    other, calls = make(tmp_path), []
+
+    def compute(rows):
+        if not calls:  # meanwhile rank 0 stores the first half
+            other.put(KEYS[:30], truth(KEYS[:30]))
+        calls.append(rows)
+        return truth([KEYS[i] for i in rows])
+
+    view = make(tmp_path).get_or_compute(KEYS, compute, batch_size=10)
+    assert [i for call in calls for i in call] == list(range(30, 60))  # begins in the middle, leaves out what is there by then
+    np.testing.assert_array_equal(np.asarray(view), truth(KEYS))
+
+
+def test_progress_is_shown_on_demand(tmp_path, capsys):
+    make(tmp_path).get_or_compute(KEYS, Compute(KEYS), progress="encoding")
+    assert "encoding: 100%" in capsys.readouterr().err
+    make(tmp_path / "b").get_or_compute(KEYS, Compute(KEYS))
+    assert capsys.readouterr().err == ""
+
+
+# ------------------------------------------------------------------ keys
+
+
+def test_image_hash_is_of_the_pixels():
+    rng = np.random.default_rng(0)
+    image = Image.fromarray(rng.integers(0, 255, (6, 4, 3), dtype=np.uint8))
+    assert image_hash(image) == image_hash(image.copy())
+    assert image_hash(image) == image_hash(image.convert("RGBA"))
+    changed = image.copy()
+    changed.putpixel((0, 0), tuple((v + 1) % 256 for v in image.getpixel((0, 0))))
+    turned = Image.frombytes("RGB", (6, 4), image.tobytes())  # same bytes, other size
+    assert len({image_hash(image), image_hash(changed), image_hash(turned)}) == 3
+    assert len(image_hash(image)) == 32
+
+
+def test_models_revisions_and_data_sets_never_mix(tmp_path):
+    make(tmp_path).get_or_compute(KEYS, Compute(KEYS))
+    for other in (
+        {"revision": "r2"},
+        {"model": "x"},
+        {"what": "tower"},
+        {"namespace": "flickr"},
+        {"dtype": "float16"},
+    ):
+        cache = make(tmp_path, **{name: value})
+        assert len(cache) == 0
+        with pytest.raises(KeyError, match="'image 3' is not among the"):
+            cache.get(KEYS[3:4])
+    assert make(tmp_path, model_id="tiny@r1", revision="").get_or_compute(KEYS, must_not_compute).shape == (60, 16)
+    with pytest.raises(ValueError, match="features need both"):
+        make(tmp_path, revision="")
+    with pytest.raises(KeyError, match=r"tiny@r2 \(2 of 2 keys.*Cached are other revisions of this model \(r1\)"):
+        make(tmp_path, revision="r2").get(KEYS[:2])
+    # A folder that was copied over another's is noticed.
+    source, target = make(tmp_path), make(tmp_path, revision="r2")
+    source.directory.rename(target.directory)
+    with pytest.raises(StoreMismatchError, match=r"'revision': 'r1'.*'revision': 'r2'.*never mixed"):
+        make(tmp_path, revision="r2")
+
+
+def test_an_unknown_key_is_named(tmp_path):
+    cache = make(tmp_path)
+    cache.get_or_compute(KEYS, Compute(KEYS))
+    with pytest.raises(KeyError, match=r"'no such image' is not among the 'image' features of tiny@r1 \(1 of 3 keys"):
+        cache.get(["image 1", "no such image", "image 2"])
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda c: c.get_or_compute([], must_not_compute), "no keys were given"),
+        (lambda c: c.get_or_compute("abc", must_not_compute), "is the string 'abc', but must be a list"),
+        (lambda c: c.get_or_compute(["a", 3], must_not_compute), r"keys\[1\] is 3, but must be a non-empty string"),
+        (lambda c: c.get_or_compute(["a", ""], must_not_compute), r"keys\[1\] is ''"),
+        (lambda c: c.get_or_compute(["a"], must_not_compute, batch_size=0), "batch_size is 0"),
+        (lambda c: c.get_or_compute(["a", "b"], lambda r: np.ones((1, 4))), r"shape \(1, 4\) for 2 keys"),
+        (lambda c: c.get_or_compute(["a"], lambda r: np.ones(1)), r"shape \(1,\) for 1 keys"),
+        (lambda c: c.put(["a", "b"], np.array([[1.0], [np.nan]])), r"features of 'b' are not finite in float32"),
+        (lambda c: make(c.root, dtype="float16").put(["a"], np.full((1, 2), 1e6)), "'a' are not finite in float16"),
+        (lambda c: (c.put(["a"], np.ones((1, 4))), c.put(["b"], np.ones((1, 5)))), r"\(4,\), but float32 \(5,\) came"),
+    ],
+)
+def test_bad_input_is_named(tmp_path, call, message):
+    with pytest.raises(ValueError, match=message):
+        call(make(tmp_path))
+
+
+def test_default_directory(monkeypatch, tmp_path):
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    monkeypatch.delenv("CAPTIONRL_CACHE", raising=False)
+    assert default_cache_dir() == tmp_path / "hf" / "captionrl" / "features"
+    monkeypatch.setenv("CAPTIONRL_CACHE", str(tmp_path / "own"))
+    cache = FeatureCache(model_id="org/name", revision="r")
+    assert cache.directory.parent == tmp_path / "own"
+    assert not cache.directory.exists()  # reading makes no folders
+
+
+def test_for_scorer(tmp_path):
+    class Fixed:
+        logit_scale, max_text_tokens, signature = 1.0, 77, "fixed@1|float32"
+        model_id, cache_revision = "fixed", "abc|float32"
+
+    assert FeatureCache.for_scorer(Fixed(), tmp_path).identity["revision"] == "abc|float32"
+    del Fixed.cache_revision, Fixed.model_id  # somebody's own scorer need only follow the protocol
+    assert FeatureCache.for_scorer(Fixed(), tmp_path).identity["revision"] == "fixed@1|float32"
+
+
+# ------------------------------------------------------------------ killed, at once
+
+
+
+def forked(function):
+    """Start a real process that runs a function; its number."""
+    number = os.fork()
+    if number:
+        return number
+    try:
+        function()
+    finally:
+        os._exit(0)
+
+
+def ended(number):
+    """How a process ended: 0, or the signal that killed it."""
+    return os.WTERMSIG(os.waitpid(number, 0)[1])
+
+
+def write_slowly(directory, batch_size=8):
+    features_module._FLUSH_BYTES = 0  # every batch; in the forked process only
+    make(directory).get_or_compute(KEYS, lambda rows: truth([KEYS[i] for i in rows]), batch_size=batch_size)
+
+
+def write_and_die(directory, steps):
+    """Kill this process at the n-th step of writing: between two system calls, or with half of the bytes written."""
+    left, whole = steps, row_store._write_all
+
+    def step():
+        nonlocal left
+        left -= 1
+        if left < 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def halves(descriptor, data, offset):
+        data = memoryview(data).cast("B")
+        half = len(data) // 2 + 1
+        whole(descriptor, data[:half], offset)
+        step()
+        whole(descriptor, data[half:], offset + half)
+
+    def wrap(original):
+        def wrapped(*args, **kwargs):
+            step()
+            result = original(*args, **kwargs)
+            step()
+            return result
+
+        return wrapped
+
+    row_store._write_all = halves
+    for name in ("fsync", "ftruncate", "replace"):
+        setattr(os, name, wrap(getattr(os, name)))
+    write_slowly(directory)
+
+
+def test_killed_at_every_step_of_writing_leaves_a_valid_cache(tmp_path):
+    there = []
+    for steps in range(200):
+        directory = tmp_path / str(steps)
+        died = ended(forked(lambda d=directory, s=steps: write_and_die(d, s)))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # nothing is damaged, so nothing is said
+            there.append(assert_valid(directory))
+        if not died:
+            break
+        assert died == signal.SIGKILL
+    assert steps > 60  # 5 for meta.json, 8 for each of the 8 batches
+    assert there == sorted(there)  # what was complete once stays
+    assert sorted(set(there)) == [*range(0, 60, 8), 60]
+
+
+def test_killed_again_and_again_at_any_time_comes_to_the_end(tmp_path):
+    rng, kills, count = np.random.default_rng(0), 0, 0
+    for _ in range(60):
+        number = forked(lambda: write_slowly(tmp_path, batch_size=2))
+        time.sleep(rng.uniform(0, 0.02))
+        os.kill(number, signal.SIGKILL)
+        kills += ended(number) == signal.SIGKILL
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            cache = make(tmp_path)
+            there = [key for key in KEYS if key in cache]
+            if there:
+                np.testing.assert_array_equal(np.asarray(cache.get(there)), truth(there))
+        assert len(there) >= count  # nothing is ever lost
+        count = len(there)
+    assert kills
+    assert_valid(tmp_path)
+
+
+def test_a_writer_killed_while_it_holds_the_lock_blocks_nobody(tmp_path):
+    assert ended(forked(lambda: write_and_die(tmp_path, 8))) == signal.SIGKILL
+    begun = time.monotonic()
+    make(tmp_path).put(["new"], truth(["new"]))
+    assert time.monotonic() - begun < 5
+
+
+def test_processes_that_write_at_once_lose_nothing(tmp_path):
+    script = """
+    mine = [keys[i] for i in np.random.default_rng(int(sys.argv[2])).permutation(60)[:45]]
+    print("ready", flush=True)
+    sys.stdin.readline()
+    run(directory, mine, batch_size=2)
+    """
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    processes = [child(script, tmp_path, seed, **pipes) for seed in range(4)]
+    for process in processes:
+        assert process.stdout.readline() == b"ready\n"
+    for process in processes:
+        process.stdin.write(b"go\n")
+        process.stdin.flush()
+    for process in processes:
+        code, error = finish(process)
+        assert code == 0, error
+    wanted = set()
+    for seed in range(4):
+        wanted |= {KEYS[i] for i in np.random.default_rng(seed).permutation(60)[:45]}
+    cache = make(tmp_path)
+    assert sorted(key for key in KEYS if key in cache) == sorted(wanted)
+    np.testing.assert_array_equal(np.asarray(cache.get(sorted(wanted))), truth(sorted(wanted)))
+    # One record a key: those that lost the race did not append a second one.
+    assert (cache.directory / "index.bin").stat().st_size == 24 * len(wanted)
+
+
+# ------------------------------------------------------------------ damaged
+
+
+def damage(path, offset, value=0x10):
+    with open(path, "r+b") as file:
+        file.seek(offset)
+        byte = file.read(1)[0]
+        file.seek(offset)
+        file.write(bytes([byte ^ value]))
+
+
+def recovers(directory, expected_rows, match, **kwargs):
+    """The damage is said once, exactly these rows are computed anew, and then all is well."""
+    compute = Compute(KEYS)
+    with pytest.warns(UserWarning, match=match):
+        view = make(directory, **kwargs).get_or_compute(KEYS, compute)
+    assert compute.rows == expected_rows
+    np.testing.assert_array_equal(np.asarray(view), truth(KEYS))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        view = make(directory, **kwargs).get_or_compute(KEYS, must_not_compute)
+        np.testing.assert_array_equal(np.asarray(view), truth(KEYS))
+
+
+def filled(tmp_path):
+    cache = make(tmp_path)
+    cache.get_or_compute(KEYS, Compute(KEYS))
+    return cache.directory
+
+
+def test_a_flipped_bit_in_a_row_costs_that_row(tmp_path):
+    damage(filled(tmp_path) / "data.bin", 17 * 64 + 5)
+    recovers(tmp_path, [17], "1 of 60 cached features .* damaged")
+
+
+def test_a_flipped_bit_in_the_index_costs_that_row(tmp_path):
+    for offset in (3, 18, 22):  # in the key, in the row's checksum, in the record's checksum
+        damage(filled(tmp_path / str(offset)) / "index.bin", 20 * 24 + offset)
+        recovers(tmp_path / str(offset), [20], "1 index records are wrong")
+
+
+def test_rows_that_changed_places_are_noticed(tmp_path):
+    path = filled(tmp_path) / "index.bin"
+    raw = path.read_bytes()
+    path.write_bytes(raw[24:48] + raw[:24] + raw[48:])
+    recovers(tmp_path, [0, 1], "2 index records are wrong")
+
+
+def test_a_truncated_file_costs_its_end(tmp_path):
+    path = filled(tmp_path / "data") / "data.bin"
+    os.truncate(path, 64 * 50 + 30)
+    recovers(tmp_path / "data", list(range(50, 60)), "10 rows are cut off")
+    path = filled(tmp_path / "gone") / "data.bin"
+    path.unlink()
+    assert make(tmp_path / "gone").missing(KEYS) == list(range(60))
+    path = filled(tmp_path / "index") / "index.bin"
+    os.truncate(path, 24 * 50 + 10)
+    compute = Compute(KEYS)
+    np.testing.assert_array_equal(np.asarray(make(tmp_path / "index").get_or_compute(KEYS, compute)), truth(KEYS))
+    assert compute.rows == list(range(50, 60))
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff\xfe", b'{"dtype": "float32"}', None])
+def test_damaged_meta_rebuilds_the_cache(tmp_path, content):
+    path = filled(tmp_path) / "meta.json"
+    if content is None:
+        content = path.read_bytes().replace(b"16", b"32")  # still JSON, but another shape
+    path.write_bytes(content)
+    recovers(tmp_path, list(range(60)), r"meta\.json is damaged")
+
+
+def test_large_requests_are_checked_while_they_are_read(tmp_path):
+    damage(filled(tmp_path) / "data.bin", 17 * 64 + 5)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        view = make(tmp_path, verify_bytes=100).get_or_compute(KEYS, must_not_compute)  # nothing is read yet
+    view = pickle.loads(pickle.dumps(view))  # as in a data loader's worker
+    np.testing.assert_array_equal(view[[16, 18]], truth(["image 16", "image 18"]))
+    with pytest.raises(OSError, match=r"features of 'image 17' \(row 17\) are damaged.*run again"):
+        view[10:20][[6, 7]]
+    compute = Compute(KEYS)  # it has been dropped: the next run computes it
+    again = make(tmp_path, verify_bytes=100).get_or_compute(KEYS, compute)
+    assert compute.rows == [17]
+    np.testing.assert_array_equal(np.asarray(again), truth(KEYS))
+
+
+def test_an_emptied_folder_is_filled_again(tmp_path):
+    cache = make(tmp_path)
+    cache.get_or_compute(KEYS, Compute(KEYS))
+    for name in ("index.bin", "data.bin", "meta.json"):
+        (cache.directory / name).unlink()
+    view = cache.get_or_compute(KEYS[:7], Compute(KEYS))
+    np.testing.assert_array_equal(np.asarray(view), truth(KEYS[:7]))
+    np.testing.assert_array_equal(np.asarray(make(tmp_path).get(KEYS[:7])), truth(KEYS[:7]))
+
+
+# ------------------------------------------------------------------ nowhere to write
+
+
+def test_an_unwritable_place_falls_back_to_memory(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    cache = make(tmp_path / "file")
+    compute = Compute(KEYS)
+    with pytest.warns(UserWarning, match=r"cannot be cached in .*kept in memory.*CAPTIONRL_CACHE") as said:
+        view = cache.get_or_compute(KEYS, compute, batch_size=5)
+    assert len(said) == 1
+    np.testing.assert_array_equal(np.asarray(view), truth(KEYS))
+    np.testing.assert_array_equal(np.asarray(cache.get(KEYS[::-1])), truth(KEYS[::-1]))
+    np.testing.assert_array_equal(view[3], truth(KEYS)[3])
+    np.testing.assert_array_equal(np.asarray(pickle.loads(pickle.dumps(view))), truth(KEYS))
+    cache.get_or_compute(KEYS, must_not_compute)
+    with pytest.raises(KeyError, match="'z' is not among"):
+        cache.get(["z"])
+
+
+def test_a_full_disk_falls_back_to_memory_and_spoils_nothing(tmp_path):
+    # A file-size limit refuses writes as a full disk does: a part first, then an error.
+    script = """
+    import resource, warnings
+    run(directory, keys[:20])
+    resource.setrlimit(resource.RLIMIT_FSIZE, (64 * 37 + 11, 64 * 37 + 11))
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        view = run(directory, keys)
+    assert len(said) == 1 and "kept in memory" in str(said[0].message), said
+    order = [50, 0, 59, 19, 20]
+    assert (view[order] == truth([keys[i] for i in order])).all()  # from disk and from memory
+    assert (np.asarray(view) == truth(keys)).all() and view[50].shape == (16,)
+    """
+    code, error = finish(child(script, tmp_path))
+    assert code == 0, error
+    assert assert_valid(tmp_path) in range(20, 37)
+
+
+def test_a_lock_that_is_never_given_back_falls_back_to_memory(tmp_path):
+    from filelock import FileLock
+
+    cache = make(tmp_path)
+    cache.get_or_compute(KEYS[:5], Compute(KEYS))
+    cache._store.lock_timeout_s = 0.1
+    with FileLock(cache.directory / "lock"), pytest.warns(UserWarning, match="kept in memory"):
+        view = cache.get_or_compute(KEYS, Compute(KEYS))
+    np.testing.assert_array_equal(np.asarray(view), truth(KEYS))
+
+
+def test_work_is_written_while_it_goes_on(tmp_path, monkeypatch):
+    monkeypatch.setattr(features_module, "_FLUSH_BYTES", 64 * 20)
+    stored = []
+
+    def compute(rows):
+        stored.append(len(make(tmp_path)))
+        return truth([KEYS[i] for i in rows])
+
+    make(tmp_path).get_or_compute(KEYS, compute, batch_size=10)
+    assert stored == [0, 0, 20, 20, 40, 40]
+    with pytest.raises(RuntimeError, match="the model failed"):  # what was computed before is kept
+        make(tmp_path / "b").get_or_compute(KEYS, failing_at(3), batch_size=10)
+    assert len(make(tmp_path / "b")) == 20
+
+
+def failing_at(call):
+    calls = iter(range(call + 1))
+
+    def compute(rows):
+        if next(calls) == call:
+            raise RuntimeError("the model failed")
+        return truth([KEYS[i] for i in rows])
+
+    return compute

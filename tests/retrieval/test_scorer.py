@@ -1,0 +1,396 @@
+"""Scorers on tiny random models: what is computed is compared with the models' own calls, one caption at a time."""
+
+import json
+import pickle
+
+import numpy as np
+import open_clip
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import (
+    BertConfig,
+    BertModel,
+    CLIPConfig,
+    CLIPImageProcessor,
+    CLIPModel,
+    CLIPProcessor,
+    PreTrainedTokenizerFast,
+    SiglipConfig,
+    SiglipImageProcessor,
+    SiglipModel,
+    SiglipProcessor,
+)
+
+from hf_captionrl.retrieval import identity
+from hf_captionrl.retrieval.scorer import HFScorer, OpenClipScorer, Scorer, load_scorer
+
+WORDS = "a red blue cat dog on under the mat big small two zebra".split()
+CAPTIONS = ["a red cat", "a", "two small blue dog on the big red mat", "the zebra on the mat", "a red cat"]
+LIMIT = 12
+
+
+def make_tokenizer(specials=("<bos>", "<pad>", "<eos>"), *, last=(), max_length=LIMIT, mask=True, bos=True):
+    vocab = {word: i for i, word in enumerate([*specials, *WORDS, *last])}
+    core = Tokenizer(models.WordLevel(vocab, unk_token="<pad>"))
+    core.pre_tokenizer = pre_tokenizers.Whitespace()
+    ids = [(token, vocab[token]) for token in ("<bos>", "<eos>")]
+    core.post_processor = processors.TemplateProcessing(
+        single="<bos> $A <eos>" if bos else "$A <eos>", special_tokens=ids
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=core,
+        bos_token="<bos>",
+        eos_token="<eos>",
+        pad_token="<pad>",
+        unk_token="<pad>",
+        model_max_length=max_length,
+        model_input_names=["input_ids", "attention_mask"] if mask else ["input_ids"],
+    )
+
+
+def make_clip(tokenizer=None, *, eos=None, seed=0):
+    # EOS has the highest id here, as in OpenAI's vocabulary, so that it is not the 2 of the legacy rule.
+    tokenizer = tokenizer or make_tokenizer(("<bos>", "<pad>"), last=("<eos>",))
+    torch.manual_seed(seed)
+    small = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = CLIPConfig(
+        text_config={
+            **small,
+            "vocab_size": len(tokenizer),
+            "max_position_embeddings": LIMIT,
+            "eos_token_id": tokenizer.eos_token_id if eos is None else eos,
+            "bos_token_id": tokenizer.bos_token_id,
+            "pad_token_id": tokenizer.pad_token_id,
+        },
+        vision_config={**small, "image_size": 32, "patch_size": 16},
+        projection_dim=8,
+        logit_scale_init_value=float(np.log(100.0)),
+    )
+    images = CLIPImageProcessor(size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32})
+    model = CLIPModel(config)
+    with torch.no_grad():  # the usual tiny initial weights hide wrong pooling behind nearly equal features
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.mul_(8)
+    return model, CLIPProcessor(image_processor=images, tokenizer=tokenizer)
+
+
+def make_siglip():
+    # T5's convention in SigLIP: no BOS, padding and EOS are the same token.
+    vocab = {word: i for i, word in enumerate(["<bos>", "<eos>", *WORDS])}
+    core = Tokenizer(models.WordLevel(vocab, unk_token="<bos>"))
+    core.pre_tokenizer = pre_tokenizers.Whitespace()
+    core.post_processor = processors.TemplateProcessing(single="$A <eos>", special_tokens=[("<eos>", 1)])
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=core, eos_token="<eos>", pad_token="<eos>", unk_token="<bos>", model_max_length=LIMIT
+    )
+    torch.manual_seed(0)
+    small = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = SiglipConfig(
+        text_config={**small, "vocab_size": len(vocab), "max_position_embeddings": LIMIT, "projection_size": 16},
+        vision_config={**small, "image_size": 32, "patch_size": 16},
+    )
+    images = SiglipImageProcessor(size={"height": 32, "width": 32})
+    return SiglipModel(config).eval(), SiglipProcessor(image_processor=images, tokenizer=tokenizer)
+
+
+def make_open_clip(seed=0, **text):
+    torch.manual_seed(seed)
+    config = {
+        "embed_dim": 8,
+        "vision_cfg": {"image_size": 32, "layers": 2, "width": 64, "patch_size": 16, "head_width": 32},
+        "text_cfg": {"context_length": 20, "vocab_size": 49408, "width": 16, "heads": 2, "layers": 2, **text},
+    }
+    return open_clip.CLIP(**config).eval(), config
+
+
+def tiny_bert():
+    return BertModel(BertConfig(vocab_size=32, hidden_size=16, num_hidden_layers=1, num_attention_heads=2))
+
+
+def make_images(number=3):
+    rng = np.random.default_rng(0)
+    return [Image.fromarray(rng.integers(0, 255, (40, 30 + i, 3), dtype=np.uint8)) for i in range(number)]
+
+
+@pytest.fixture(scope="module")
+def clip():
+    model, processor = make_clip()
+    return HFScorer(model, processor, batch_size=2)
+
+
+def assert_unit(features, rows):
+    assert features.dtype == torch.float32
+    assert features.shape[0] == rows
+    assert not features.requires_grad
+    torch.testing.assert_close(features.norm(dim=-1), torch.ones(rows))
+
+
+def test_clip_equals_the_model_called_with_full_padding_one_caption_at_a_time(clip):
+    features = clip.text_features(CAPTIONS)
+    assert_unit(features, len(CAPTIONS))
+    for caption, row in zip(CAPTIONS, features, strict=True):
+        inputs = clip.tokenizer([caption], padding="max_length", max_length=LIMIT, return_tensors="pt")
+        own = clip.model.get_text_features(**inputs).pooler_output[0]
+        torch.testing.assert_close(row, own / own.norm(), atol=1e-6, rtol=0)
+    assert features[0].equal(features[4])  # equal captions, bit-equal features
+    assert len({tuple(row.round(decimals=4).tolist()) for row in features}) == 4
+
+
+def test_images_equal_the_model_called_one_by_one_in_any_mode(clip):
+    images = make_images()
+    features = clip.image_features([images[0], images[1].convert("RGBA"), images[2].convert("L")])
+    assert_unit(features, 3)
+    for image, row in zip([images[0], images[1], images[2].convert("L").convert("RGB")], features, strict=True):
+        pixels = clip.image_processor(images=image, return_tensors="pt").pixel_values
+        own = clip.model.get_image_features(pixel_values=pixels).pooler_output[0]
+        torch.testing.assert_close(row, own / own.norm(), atol=1e-6, rtol=0)
+
+
+def test_the_protocol_and_the_facts(clip):
+    assert isinstance(clip, Scorer)
+    assert clip.logit_scale == pytest.approx(100.0, rel=1e-6)
+    assert clip.max_text_tokens == LIMIT
+    name, dtype, text, padding, library = clip.signature.split("|")
+    assert name == f"CLIPModel@{clip.fingerprint[:12]}"
+    assert (dtype, text, padding) == ("float32", f"text:{LIMIT}", "pad:longest")
+    assert library.startswith("transformers:")
+    assert not any(parameter.requires_grad for parameter in clip.model.parameters())
+    assert not clip.model.training
+    assert clip.text_features([]).shape == (0, 8)
+    assert clip.image_features([]).shape == (0, 8)
+    assert clip.text_features([""]).shape == (1, 8)
+    assert load_scorer(clip) is clip
+    copy = pickle.loads(pickle.dumps(clip))
+    assert copy.text_features(CAPTIONS).equal(clip.text_features(CAPTIONS))
+
+
+def test_a_cut_caption_keeps_eos_and_is_counted(clip):
+    fits = " ".join(["cat"] * (LIMIT - 2))
+    long = fits + " dog dog dog"
+    assert clip.count_truncated([fits, long, "a"]) == 1
+    assert clip.count_truncated([]) == 0
+    assert clip._tokenize([long])[0]["input_ids"] == clip.tokenizer([fits])["input_ids"][0]
+    assert clip.text_features([long]).equal(clip.text_features([fits]))
+
+
+def test_a_shorter_limit_can_be_asked_for():
+    model, processor = make_clip()
+    scorer = HFScorer(model, processor, max_text_tokens=5)
+    assert scorer.count_truncated(CAPTIONS) == 2
+    assert scorer.text_features(["a red cat on the mat"]).equal(scorer.text_features(["a red cat"]))
+    with pytest.raises(ValueError, match="max_text_tokens is 13, but must lie between 2 and the model's 12"):
+        HFScorer(model, processor, max_text_tokens=13)
+
+
+@pytest.mark.parametrize("dtype", ["float16", torch.bfloat16])
+def test_half_weights_give_fp32_unit_features_and_the_exact_scale(dtype):
+    model, processor = make_clip()
+    full = HFScorer(model, processor).text_features(CAPTIONS)
+    model, processor = make_clip()
+    scorer = HFScorer(model, processor, dtype=dtype)
+    assert next(scorer.model.parameters()).dtype == scorer.dtype != torch.float32
+    # bf16 holds ln(100) as 4.59 or 4.62: read after the cast, the scale would be 99 or 102.
+    assert scorer.logit_scale == pytest.approx(100.0, rel=1e-6)
+    half = scorer.text_features(CAPTIONS)
+    assert_unit(half, len(CAPTIONS))
+    assert_unit(scorer.image_features(make_images()), 3)
+    assert (half * full).sum(-1).min() > 0.99
+    assert str(scorer.dtype).removeprefix("torch.") in scorer.signature
+    assert scorer.cache_revision.split("|")[0] == scorer.fingerprint
+
+
+def test_autocast_of_a_trainer_does_not_reach_the_scorer(clip):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        inside = clip.text_features(CAPTIONS)
+    assert inside.equal(clip.text_features(CAPTIONS))
+
+
+def test_siglip_is_padded_to_the_full_length_without_a_mask():
+    model, processor = make_siglip()
+    scorer = HFScorer(model, processor)
+    assert scorer.padding == "max_length"
+    features = scorer.text_features(CAPTIONS)
+    for caption, row in zip(CAPTIONS, features, strict=True):
+        ids = scorer.tokenizer([caption], padding="max_length", max_length=LIMIT, return_tensors="pt")["input_ids"]
+        own = model.get_text_features(input_ids=ids).pooler_output[0]  # no mask, as in training
+        torch.testing.assert_close(row, own / own.norm(), atol=1e-6, rtol=0)
+    # The trap: with the shortest padding or with the mask, the same captions get other features.
+    assert (HFScorer(model, processor, padding="longest").text_features(CAPTIONS) - features).abs().max() > 1e-3
+    inputs = scorer.tokenizer(CAPTIONS, padding="max_length", max_length=LIMIT, return_tensors="pt")
+    masked = model.get_text_features(**inputs).pooler_output
+    assert (masked / masked.norm(dim=-1, keepdim=True) - features).abs().max() > 1e-3
+    assert_unit(scorer.image_features(make_images()), 3)
+    assert scorer.count_truncated(["cat " * LIMIT, "cat " * (LIMIT - 1)]) == 1
+    assert scorer._tokenize(["cat " * 40])[0]["input_ids"][-1] == scorer.tokenizer.eos_token_id
+
+
+def test_legacy_pooling_at_the_highest_id_is_refused_unless_eos_is_the_highest():
+    low_eos = make_tokenizer(("<bos>", "<pad>", "<eos>"))  # EOS is 2, "zebra" the highest id
+    model, processor = make_clip(low_eos)
+    with pytest.raises(ValueError, match=r"eos_token_id == 2.*EOS is 2 and the vocabulary goes up to 15"):
+        HFScorer(model, processor)
+    # What is refused: everything after the word of the highest id is lost.
+    legacy = HFScorer(model, processor, allow_legacy_pooling=True)
+    same = legacy.text_features(["a zebra on the mat", "a zebra under the big dog"])
+    assert torch.allclose(same[0], same[1], atol=1e-6)
+    # OpenAI's own checkpoints say 2 too, but there EOS (49407) is the highest id and nothing is lost.
+    model, processor = make_clip(eos=2)
+    fine = HFScorer(model, processor).text_features(["a zebra on the mat", "a zebra under the big dog"])
+    assert not torch.allclose(fine[0], fine[1], atol=1e-3)
+
+
+def test_a_config_whose_eos_never_comes_is_refused():
+    model, processor = make_clip(eos=7)
+    with pytest.raises(ValueError, match="position 0 would be pooled"):
+        HFScorer(model, processor)
+
+
+def test_a_folder_and_the_model_in_memory_are_one_revision_and_a_changed_weight_another(tmp_path):
+    model, processor = make_clip()
+    model.save_pretrained(tmp_path / "tiny_clip")
+    processor.save_pretrained(tmp_path / "tiny_clip")
+    loaded = load_scorer(tmp_path / "tiny_clip")
+    assert isinstance(loaded, HFScorer)
+    assert loaded.signature.startswith("tiny_clip@")
+    assert str(tmp_path) not in loaded.signature
+    assert loaded.fingerprint == HFScorer(model, processor).fingerprint
+    assert loaded.fingerprint == load_scorer(tmp_path / "tiny_clip", dtype="bfloat16").fingerprint
+    assert loaded.text_features(CAPTIONS).equal(HFScorer(model, processor).text_features(CAPTIONS))
+
+    other, _ = make_clip()
+    with torch.no_grad():
+        other.text_projection.weight[0, 0] += 1e-6
+    assert HFScorer(other, processor).fingerprint != loaded.fingerprint
+    other, _ = make_clip()
+    other.config.vision_config.hidden_act = "gelu"
+    assert HFScorer(other, processor).fingerprint != loaded.fingerprint
+    _, processor = make_clip()
+    processor.image_processor.image_mean = [0.5, 0.5, 0.5]
+    assert HFScorer(make_clip()[0], processor).fingerprint != loaded.fingerprint
+
+
+def test_fingerprint_takes_every_dtype_and_scalars():
+    module = torch.nn.BatchNorm1d(3)  # has a 0-dimensional integer buffer
+    assert identity.model_fingerprint(module) == identity.model_fingerprint(torch.nn.BatchNorm1d(3))
+    assert identity.model_fingerprint(module) != identity.model_fingerprint(torch.nn.BatchNorm1d(3).bfloat16())
+    assert identity.model_fingerprint(module) != identity.model_fingerprint(module, "other preprocessing")
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda s: s.text_features("a cat"), "is the string 'a cat', but must be a list"),
+        (lambda s: s.text_features(["a", None]), r"captions\[1\] is None"),
+        (lambda s: s.count_truncated(["a", 3]), r"captions\[1\] is 3 \(int\)"),
+        (lambda s: s.image_features([make_images(1)[0], "x.jpg"]), r"images\[1\] is a str"),
+        (lambda s: HFScorer(s.model, None), "processor of CLIPModel is NoneType"),
+        (lambda s: HFScorer(s.model, s.tokenizer), "needs one with a tokenizer and an image_processor"),
+        (lambda s: load_scorer(s.model, processor=make_clip()[1], dtype="int8"), "dtype is 'int8'"),
+        (lambda s: load_scorer(s.model, processor=make_clip()[1], batch_size=0), "batch_size is 0"),
+        (lambda s: load_scorer(s.model, processor=make_clip()[1], padding="none"), "padding is 'none'"),
+        (lambda s: load_scorer(tiny_bert()), "BertModel is no image-text dual encoder"),
+        (lambda s: load_scorer(42), "42 is not a scorer"),
+        (lambda s: load_scorer("open_clip:ViT-B-3"), "knows no architecture 'ViT-B-3'.*Close: ViT-B-32"),
+        (lambda s: load_scorer("open_clip:ViT-B-32"), "names no weights.*laion2b_s34b_b79k"),
+        (lambda s: load_scorer("open_clip:ViT-B-32@nonsense"), "cannot be loaded"),
+    ],
+)
+def test_bad_input_is_named(clip, call, message):
+    with pytest.raises(ValueError, match=message):
+        call(clip)
+
+
+def test_a_missing_folder_says_what_to_give(tmp_path):
+    with pytest.raises(OSError, match=r"the scorer .*nowhere' cannot be loaded[\s\S]*open_clip:NAME@TAG"):
+        load_scorer(str(tmp_path / "nowhere"))
+
+
+def test_features_that_are_not_finite_are_named():
+    model, processor = make_clip()
+    with torch.no_grad():
+        model.text_model.embeddings.token_embedding.weight[processor.tokenizer.vocab["zebra"]] = float("nan")
+    scorer = HFScorer(model, processor)
+    with pytest.raises(ValueError, match="features of caption 1 have norm nan"):
+        scorer.text_features(["a cat", "a zebra"])
+    with torch.no_grad():
+        model.visual_projection.weight.zero_()
+    with pytest.raises(ValueError, match=r"features of image 0 have norm 0\.0"):
+        scorer.image_features(make_images(1))
+
+
+@pytest.mark.parametrize("pool", ["argmax", "eos"])
+def test_open_clip_equals_its_own_encode_text_with_the_real_bpe(pool):
+    model, _ = make_open_clip(pool_type=pool, eos_id=49407)
+    scorer = OpenClipScorer(model, batch_size=2)
+    assert scorer._trim  # short captions are not padded to the context length
+    captions = [*CAPTIONS, "", "Émile's 3 cats!!!! (see www.example.org) <end>", "word " * 40]
+    features = scorer.text_features(captions)
+    assert_unit(features, len(captions))
+    own = model.encode_text(scorer.tokenizer(captions, context_length=20), normalize=True)
+    torch.testing.assert_close(features, own, atol=1e-6, rtol=0)
+    assert scorer.count_truncated(captions) == 1
+    assert scorer.count_truncated(["word " * 18, "word " * 19]) == 1
+    assert scorer._tokenize(["word " * 40])[0]["input_ids"][-1] == 49407
+    images = make_images()
+    own = model.encode_image(torch.stack([scorer.preprocess(image) for image in images]), normalize=True)
+    torch.testing.assert_close(scorer.image_features(images), own, atol=1e-6, rtol=0)
+    assert scorer.logit_scale == pytest.approx(1 / 0.07, rel=1e-5)
+    assert isinstance(scorer, Scorer)
+    assert isinstance(load_scorer(model), OpenClipScorer)
+    if pool == "eos":
+        wrong, _ = make_open_clip(pool_type="eos", eos_id=2)  # open_clip's default id, which CLIP's BPE never writes
+        with pytest.raises(ValueError, match="pools at token 2, but the tokenizer ends a caption with 49407"):
+            OpenClipScorer(wrong)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_open_clip_in_half_precision(dtype):
+    full = OpenClipScorer(make_open_clip()[0])
+    half = OpenClipScorer(make_open_clip()[0], dtype=dtype)
+    assert half.fingerprint == full.fingerprint
+    assert half.cache_revision != full.cache_revision
+    assert_unit(half.text_features(CAPTIONS), len(CAPTIONS))
+    assert (half.text_features(CAPTIONS) * full.text_features(CAPTIONS)).sum(-1).min() > 0.99
+    assert (half.image_features(make_images()) * full.image_features(make_images())).sum(-1).min() > 0.99
+
+
+def test_open_clip_from_a_local_folder(tmp_path):
+    model, config = make_open_clip()
+    folder = tmp_path / "tiny"
+    folder.mkdir()
+    (folder / "open_clip_config.json").write_text(json.dumps({"model_cfg": config, "preprocess_cfg": {}}))
+    with pytest.raises(ValueError, match="cannot be loaded"):  # no weights
+        load_scorer(folder)
+    save_file({k: v.contiguous() for k, v in model.state_dict().items()}, folder / "open_clip_model.safetensors")
+    scorer = load_scorer(folder)
+    assert isinstance(scorer, OpenClipScorer)
+    assert scorer.signature.startswith("open_clip:tiny@")
+    torch.testing.assert_close(scorer.text_features(CAPTIONS), OpenClipScorer(model).text_features(CAPTIONS))
+    assert load_scorer(f"open_clip:{folder}").fingerprint == scorer.fingerprint
+    assert OpenClipScorer(make_open_clip(seed=1)[0]).fingerprint != OpenClipScorer(model).fingerprint
+
+
+def test_open_clip_with_a_tower_that_reads_all_positions_and_a_foreign_tokenizer():
+    class Words:
+        """A tokenizer of the kind that wraps transformers': fixed length, no `encode`."""
+
+        def __init__(self):
+            self.tokenizer = make_tokenizer(bos=False)
+
+        def __call__(self, texts, context_length=LIMIT):
+            kwargs = {"padding": "max_length", "truncation": True, "max_length": context_length}
+            return self.tokenizer(texts, return_tensors="pt", **kwargs).input_ids
+
+    text = {"context_length": LIMIT, "vocab_size": 32, "no_causal_mask": True, "pool_type": "last"}
+    model, _ = make_open_clip(**text)
+    with pytest.raises(ValueError, match="vocabulary of 32, but CLIP's has 49408"):
+        OpenClipScorer(model)
+    scorer = OpenClipScorer(model, tokenizer=Words())
+    assert not scorer._trim
+    own = model.encode_text(scorer.tokenizer(CAPTIONS), normalize=True)
+    torch.testing.assert_close(scorer.text_features(CAPTIONS), own, atol=1e-6, rtol=0)
+    assert scorer.count_truncated(["cat " * (LIMIT - 1), "cat " * LIMIT, "a", "cat " * 30]) == 2

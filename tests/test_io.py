@@ -1,0 +1,119 @@
+"""A file is the old one or the new one; JSON is strict."""
+
+import enum
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hf_captionrl.io import atomic_write_bytes, atomic_write_text, to_plain, write_json, write_jsonl
+
+
+def test_writes_and_replaces(tmp_path):
+    path = tmp_path / "a" / "b" / "file.txt"
+    assert atomic_write_text(path, "one\r\n") == path
+    assert path.read_bytes() == b"one\r\n"
+    atomic_write_bytes(path, b"\x00two")
+    assert path.read_bytes() == b"\x00two"
+    assert [p.name for p in path.parent.iterdir()] == ["file.txt"]
+
+
+def test_failed_write_keeps_the_old_file_and_leaves_nothing(tmp_path, monkeypatch):
+    path = atomic_write_text(tmp_path / "file", "old")
+
+    def full_disk(descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full_disk)
+    with pytest.raises(OSError, match="No space left"):
+        atomic_write_text(path, "new")
+    assert path.read_text() == "old"
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+def test_permissions_follow_the_umask(tmp_path):
+    before = os.umask(0o027)
+    try:
+        path = atomic_write_text(tmp_path / "file", "x")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640
+
+
+def test_long_names_fit(tmp_path):
+    assert atomic_write_text(tmp_path / ("n" * 255), "x").read_text() == "x"
+
+
+def test_a_killed_writer_leaves_a_whole_file(tmp_path):
+    path, size = tmp_path / "file", 2_000_000
+    code = (
+        "import sys; from hf_captionrl.io import atomic_write_bytes\n"
+        f"for n in range(10**6): atomic_write_bytes(sys.argv[1], (b'a' if n % 2 else b'b') * {size}); print(n, flush=True)"
+    )
+    writer = subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE, text=True)
+    assert writer.stdout is not None
+    for _ in range(5):
+        writer.stdout.readline()
+    writer.send_signal(signal.SIGKILL)
+    writer.wait()
+    content = path.read_bytes()
+    assert len(content) == size
+    assert set(content) in ({ord("a")}, {ord("b")})
+
+
+class Colour(enum.Enum):
+    RED = "red"
+
+
+@dataclass
+class Nested:
+    path: Path
+    values: tuple
+
+
+def test_json_of_everything_a_run_holds(tmp_path):
+    value = {
+        "array": np.arange(3, dtype=np.int64),
+        "scalar": np.float32(0.5),
+        "set": {"b", "a"},
+        "enum": Colour.RED,
+        "nested": Nested(Path("x/y"), (1, None, True)),
+        3: "é\u2028",
+    }
+    path = write_json(tmp_path / "v.json", value)
+    assert json.loads(path.read_text(encoding="utf-8")) == {
+        "array": [0, 1, 2],
+        "scalar": 0.5,
+        "set": ["a", "b"],
+        "enum": "red",
+        "nested": {"path": "x/y", "values": [1, None, True]},
+        "3": "é\u2028",
+    }
+
+
+def test_jsonl_is_one_value_a_line(tmp_path):
+    rows = [{"caption": "two\nlines"}, {"caption": "\ud83d half an emoji"}]
+    lines = write_jsonl(tmp_path / "r.jsonl", rows).read_text(encoding="utf-8").split("\n")
+    assert len(lines) == 3
+    assert lines[2] == ""
+    assert json.loads(lines[0]) == rows[0]
+    assert json.loads(lines[1])["caption"].endswith("half an emoji")
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), np.float64("nan")])
+def test_nan_is_refused_by_name(tmp_path, number):
+    with pytest.raises(ValueError, match=r"value\['rows'\]\[1\] is (nan|inf)"):
+        write_json(tmp_path / "v.json", {"rows": [1.0, number]})
+    assert not (tmp_path / "v.json").exists()
+
+
+def test_what_has_no_json_form_is_refused():
+    with pytest.raises(TypeError, match=r"value\['f'\] is a function"):
+        to_plain({"f": test_what_has_no_json_form_is_refused})

@@ -1,0 +1,211 @@
+"""Tiny random models, processors and tokenizers, made in code: nothing is downloaded.
+
+Every builder takes a seed and returns `(model, processor)`; `tiny_captioner(family)` returns a [`Captioner`].
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+from tokenizers import decoders as token_decoders
+from transformers import (
+    BertConfig,
+    BertTokenizerFast,
+    BlipConfig,
+    BlipForConditionalGeneration,
+    BlipImageProcessor,
+    BlipProcessor,
+    CLIPImageProcessor,
+    GitConfig,
+    GitForCausalLM,
+    GitProcessor,
+    GPT2Config,
+    PreTrainedTokenizerFast,
+    VisionEncoderDecoderConfig,
+    VisionEncoderDecoderModel,
+    ViTConfig,
+    ViTImageProcessor,
+)
+
+from hf_captionrl.captioners import Captioner, ProcessorPair, load_captioner
+
+WORDS = (
+    "a an the of picture photo is on in with and two three red green blue yellow small large cat dog bird tree house "
+    "left right above below near ball car boat fish apple pig whale bus"
+).split()
+FAMILIES = ("blip", "git", "vit-gpt2", "vit-bert")
+HIDDEN, LAYERS, HEADS, IMAGE_SIZE, PATCH, POSITIONS = 32, 2, 4, 16, 8, 64
+_MEAN_STD: dict[str, Any] = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+_SHARED: dict[str, Any] = {
+    "hidden_size": HIDDEN,
+    "intermediate_size": 2 * HIDDEN,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": HEADS,
+}
+_NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+_VISION = {**_SHARED, "image_size": IMAGE_SIZE, "patch_size": PATCH}
+
+
+def wordpiece_tokenizer(extra: tuple[str, ...] = ("[DEC]", "[ENC]")) -> Any:
+    """BERT's kind, with `##s` and `##a` forms."""
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *extra]
+    pieces = ["##s", "##a", "##the", "##red", "##cat", "##ing", "."]
+    vocabulary = {token: index for index, token in enumerate([*special, *WORDS, *pieces])}
+    tokenizer = BertTokenizerFast(vocab=vocabulary)
+    if extra:
+        tokenizer.add_special_tokens({"bos_token": extra[0], "additional_special_tokens": list(extra[1:])})
+    return tokenizer
+
+
+def wordlevel_tokenizer() -> Any:
+    """One word, one id; no special tokens but [PAD], [UNK], [BOS], [EOS]."""
+    special = ["[PAD]", "[UNK]", "[BOS]", "[EOS]"]
+    tokenizer = Tokenizer(
+        models.WordLevel({token: i for i, token in enumerate([*special, *WORDS])}, unk_token="[UNK]")
+    )
+    tokenizer.normalizer = normalizers.Lowercase()
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]", bos_token="[BOS]", eos_token="[EOS]"
+    )
+
+
+def bpe_tokenizer() -> Any:
+    """GPT-2's kind: bytes, blanks in front of words, one special token for start, end and padding."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {token: index for index, token in enumerate(alphabet)}
+    merges = []
+    for word in ("Ġa", "Ġcat", "Ġof", "Ġred", "cat", "red"):
+        left = word[0]
+        for letter in word[1:]:
+            if (left, letter) not in merges:
+                merges.append((left, letter))
+                vocabulary.setdefault(left + letter, len(vocabulary))
+            left += letter
+    vocabulary["<|endoftext|>"] = len(vocabulary)
+    tokenizer = Tokenizer(models.BPE(vocabulary, merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = token_decoders.ByteLevel()
+    tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
+    end = "<|endoftext|>"
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=end, bos_token=end, pad_token=end)
+
+
+def _spread(model: torch.nn.Module) -> torch.nn.Module:
+    """Weights larger than the usual initialisation, so that captions differ between images."""
+    with torch.no_grad():
+        for module in model.modules():
+            if isinstance(module, torch.nn.LayerNorm):
+                continue
+            for parameter in module.parameters(recurse=False):
+                parameter.normal_(0, 0.15 if parameter.dim() > 1 else 0.1)
+    return model.eval()
+
+
+def tiny_blip(seed: int = 0, **text: Any) -> tuple[Any, Any]:
+    """`BlipForConditionalGeneration` and `BlipProcessor`; more settings go into its text configuration."""
+    torch.manual_seed(seed)
+    tokenizer = wordpiece_tokenizer()
+    settings: dict[str, Any] = {
+        **_SHARED,
+        "encoder_hidden_size": HIDDEN,
+        "vocab_size": len(tokenizer),
+        "max_position_embeddings": POSITIONS,
+        "bos_token_id": tokenizer.convert_tokens_to_ids("[DEC]"),
+        "sep_token_id": tokenizer.sep_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+        **text,
+    }
+    config = BlipConfig(text_config=settings, vision_config=_VISION, projection_dim=HIDDEN, image_text_hidden_size=HIDDEN)
+    size = {"height": IMAGE_SIZE, "width": IMAGE_SIZE}
+    processor = BlipProcessor(BlipImageProcessor(size=size, **_MEAN_STD), tokenizer)
+    return _spread(BlipForConditionalGeneration(config)), processor
+
+
+def tiny_git(seed: int = 0) -> tuple[Any, Any]:
+    """`GitForCausalLM` and `GitProcessor`."""
+    torch.manual_seed(seed)
+    tokenizer = wordpiece_tokenizer(extra=())
+    config = GitConfig(
+        **_SHARED,
+        **_NO_DROPOUT,
+        vision_config=_VISION,
+        vocab_size=len(tokenizer),
+        max_position_embeddings=POSITIONS,
+        bos_token_id=tokenizer.cls_token_id,
+        eos_token_id=tokenizer.sep_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    edge = {"shortest_edge": IMAGE_SIZE}
+    crop = {"height": IMAGE_SIZE, "width": IMAGE_SIZE}
+    return _spread(GitForCausalLM(config)), GitProcessor(
+        CLIPImageProcessor(size=edge, crop_size=crop, **_MEAN_STD), tokenizer
+    )
+
+
+def _tiny_encoder_decoder(decoder: Any, tokenizer: Any, ids: dict[str, Any], seed: int) -> tuple[Any, Any]:
+    torch.manual_seed(seed)
+    config = VisionEncoderDecoderConfig.from_encoder_decoder_configs(ViTConfig(**_VISION, **_NO_DROPOUT), decoder, **ids)
+    size = {"height": IMAGE_SIZE, "width": IMAGE_SIZE}
+    processor = ProcessorPair(ViTImageProcessor(size=size, **_MEAN_STD), tokenizer)
+    return _spread(VisionEncoderDecoderModel(config)), processor
+
+
+def tiny_vit_gpt2(seed: int = 0, **ids: Any) -> tuple[Any, Any]:
+    """ViT + GPT-2 of another width (so that there is a connector); start, end and padding are one token."""
+    tokenizer = bpe_tokenizer()
+    end = tokenizer.eos_token_id
+    decoder = GPT2Config(
+        vocab_size=len(tokenizer),
+        n_embd=2 * HIDDEN,
+        n_layer=LAYERS,
+        n_head=HEADS,
+        n_positions=POSITIONS,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        bos_token_id=end,
+        eos_token_id=end,
+    )
+    ids = ids or {"decoder_start_token_id": end, "eos_token_id": end, "pad_token_id": end}
+    return _tiny_encoder_decoder(decoder, tokenizer, ids, seed)
+
+
+def tiny_vit_bert(seed: int = 0, **ids: Any) -> tuple[Any, Any]:
+    """ViT + BERT of one width."""
+    tokenizer = wordpiece_tokenizer(extra=())
+    decoder = BertConfig(**_SHARED, **_NO_DROPOUT, vocab_size=len(tokenizer), max_position_embeddings=POSITIONS)
+    ids = ids or {
+        "decoder_start_token_id": tokenizer.cls_token_id,
+        "eos_token_id": tokenizer.sep_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+    }
+    return _tiny_encoder_decoder(decoder, tokenizer, ids, seed)
+
+
+def tiny_model(family: str, seed: int = 0) -> tuple[Any, Any]:
+    """Model and processor of one of `FAMILIES`."""
+    builders = {"blip": tiny_blip, "git": tiny_git, "vit-gpt2": tiny_vit_gpt2, "vit-bert": tiny_vit_bert}
+    return builders[family](seed)
+
+
+def tiny_captioner(family: str = "blip", *, prompt: str = "", seed: int = 0) -> Captioner:
+    """A captioner of one of `FAMILIES`."""
+    model, processor = tiny_model(family, seed)
+    return load_captioner(model, processor=processor, prompt=prompt)
+
+
+def tiny_images(number: int, seed: int = 0, size: int = IMAGE_SIZE) -> list[Image.Image]:
+    """Random images."""
+    rng = np.random.default_rng(seed)
+    return [Image.fromarray(rng.integers(0, 256, (size, size, 3), dtype=np.uint8)) for _ in range(number)]
+
+
+def tiny_captions(number: int, seed: int = 0, words: tuple[int, int] = (2, 7)) -> list[str]:
+    """Random captions of the tiny vocabulary."""
+    rng = np.random.default_rng(seed)
+    return [" ".join(rng.choice(WORDS, rng.integers(words[0], words[1] + 1))) for _ in range(number)]

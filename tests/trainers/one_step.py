@@ -1,0 +1,50 @@
+"""Train a few steps and save the weights; run by itself under torchrun it is one of several processes."""
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from hf_captionrl.captioners import load_captioner
+from hf_captionrl.scenes import load_scenes
+from hf_captionrl.scenes.models import model_path
+from hf_captionrl.trainers import SmileConfig, SmileTrainer
+
+PLAIN_SGD = {
+    # The weights after one plain step are the gradient in disguise: Adam would hide its scale.
+    "optim": "sgd",
+    "learning_rate": 0.1,
+    "lr_scheduler_type": "constant",
+    "weight_decay": 0.0,
+    "max_grad_norm": 0.0,
+    "max_steps": 1,
+    "disable_tqdm": True,
+    "use_cpu": True,
+    "save_strategy": "no",
+    "logging_strategy": "no",
+    "freeze_image_tower": True,
+}
+
+
+def train(folder, dataset, *, model="scenes:blip-mle", peft_config=None, resume=False, captioner=None, **arguments):
+    """Train and return the trainer."""
+    config = SmileConfig(str(folder), **{**PLAIN_SGD, **arguments})
+    captioner = captioner or load_captioner(model_path(model), dtype=torch.float32)
+    trainer = SmileTrainer(captioner, config, train_dataset=dataset, peft_config=peft_config)
+    trainer.train(resume_from_checkpoint=resume or None)
+    return trainer
+
+
+def weights(trainer):
+    """Copies of all parameters by name."""
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    return {name: value.detach().clone() for name, value in model.named_parameters()}
+
+
+if __name__ == "__main__":
+    output, arguments = Path(sys.argv[1]), json.loads(sys.argv[2])
+    trained = train(output.parent, load_scenes(num_train=16, num_validation=12, num_test=0)["train"], **arguments)
+    if trained.accelerator.is_main_process:
+        save_file(weights(trained), output)

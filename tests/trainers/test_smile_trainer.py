@@ -1,0 +1,326 @@
+"""SmileTrainer against plain loops, other splits of the batch, other numbers of processes, and its own resumed self."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+
+from hf_captionrl.captioners import load_captioner
+from hf_captionrl.data import CaptionDataset
+from hf_captionrl.losses import smile_loss
+from hf_captionrl.retrieval import load_scorer
+from hf_captionrl.scenes.models import model_path
+from hf_captionrl.trainers import SmileConfig, SmileObjective, SmileTrainer
+from hf_captionrl.trainers.caption_trainer import generate_captions
+
+from .one_step import PLAIN_SGD, train, weights
+
+
+def captioner():
+    return load_captioner(model_path("scenes:blip-mle"), dtype=torch.float32)
+
+
+def largest_difference(a, b):
+    assert a.keys() == b.keys()
+    return max((a[name] - b[name]).abs().max().item() for name in a)
+
+
+@pytest.fixture(scope="module")
+def whole_batch(tmp_path_factory, scenes):
+    """One step on all 16 images at once."""
+    folder = tmp_path_factory.mktemp("whole")
+    return weights(train(folder, scenes["train"], per_device_train_batch_size=16))
+
+
+@pytest.mark.parametrize("mle_weight", [0.0, 1.0, 0.3])
+def test_one_step_equals_a_plain_loop(tmp_path, scenes, mle_weight):
+    trained = weights(train(tmp_path, scenes["train"], per_device_train_batch_size=16, mle_weight=mle_weight))
+
+    plain = captioner()
+    dataset = CaptionDataset(scenes["train"], seed=42)
+    dataset.set_epoch(0)
+    items = [dataset[i] for i in range(16)]
+    batch = plain.collate([i["image"] for i in items], [i["caption"] for i in items])
+    labels = batch.pop("labels")
+    logits = plain.model(**batch).logits[:, :-1]  # (B, T - 1, V)
+    labels = labels[:, 1:]
+    total, count = torch.zeros(()), 0
+    for row, label in zip(logits, labels, strict=True):
+        words = sorted({int(w) for w in label if w != -100})
+        first = True
+        for z, w in zip(row, label, strict=True):
+            if w == -100:
+                continue
+            mle = -F.log_softmax(z, -1)[w]
+            smile = mle if first else -F.log_softmax(z[words], -1)[words.index(int(w))]
+            total = total + mle_weight * mle + (1 - mle_weight) * smile
+            count += 1
+            first = False
+    parameters = {n: p for n, p in plain.model.named_parameters() if "vision_model" not in n}
+    gradients = torch.autograd.grad(total / count, list(parameters.values()), allow_unused=True)
+    moved = 0.0
+    for (name, parameter), gradient in zip(parameters.items(), gradients, strict=True):
+        expected = parameter.detach() - 0.1 * (torch.zeros_like(parameter) if gradient is None else gradient)
+        torch.testing.assert_close(trained[name], expected, atol=1e-5, rtol=0)
+        moved = max(moved, 0.0 if gradient is None else gradient.abs().max().item())
+    assert moved > 1e-2
+
+
+@pytest.mark.parametrize(("batch", "accumulation"), [(8, 2), (4, 4), (2, 8)])
+def test_any_split_into_micro_batches_gives_one_gradient(tmp_path, scenes, whole_batch, batch, accumulation):
+    split = weights(
+        train(
+            tmp_path,
+            scenes["train"],
+            per_device_train_batch_size=batch,
+            gradient_accumulation_steps=accumulation,
+        )
+    )
+    assert largest_difference(split, whole_batch) < 1e-6
+
+
+def test_the_split_matters_to_a_trainer_that_averages_per_micro_batch(tmp_path, scenes, whole_batch, monkeypatch):
+    """The planted fault: dividing by each micro-batch's own tokens is another gradient, and the test above sees it."""
+    monkeypatch.setattr(
+        SmileTrainer,
+        "token_mean",
+        lambda self, total, labels, n: total / (labels != -100).sum() / self.args.gradient_accumulation_steps,
+    )
+    split = weights(
+        train(tmp_path, scenes["train"], per_device_train_batch_size=2, gradient_accumulation_steps=8)
+    )
+    assert largest_difference(split, whole_batch) > 1e-5
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_two_processes_give_the_gradient_of_one(tmp_path, whole_batch, accumulation):
+    output = tmp_path / "weights.safetensors"
+    arguments = {"per_device_train_batch_size": 8 // accumulation, "gradient_accumulation_steps": accumulation}
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "0"]
+    command += ["--rdzv_backend", "c10d", "--rdzv_endpoint", "127.0.0.1:0"]
+    command += ["-m", "tests.trainers.one_step", str(output), json.dumps(arguments)]
+    environment = {**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    root = Path(__file__).parents[2]
+    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert largest_difference(load_file(output), whole_batch) < 1e-6
+
+
+@pytest.mark.parametrize("draw", ["sequence", "position"])
+def test_random_subsets_do_not_depend_on_the_split(tmp_path, scenes, draw):
+    settings = {"subset": "random", "random_draw": draw}
+    whole = weights(train(tmp_path / "a", scenes["train"], per_device_train_batch_size=16, **settings))
+    split = weights(
+        train(
+            tmp_path / "b",
+            scenes["train"],
+            per_device_train_batch_size=4,
+            gradient_accumulation_steps=4,
+            **settings,
+        )
+    )
+    assert largest_difference(whole, split) < 1e-6
+
+
+def test_cached_image_features_change_nothing(tmp_path, scenes, whole_batch, monkeypatch):
+    encoded = []
+    original = type(captioner()).image_features
+    monkeypatch.setattr(
+        type(captioner()), "image_features", lambda self, p: (encoded.append(len(p)), original(self, p))[1]
+    )
+    settings = {"cache_image_features": True, "feature_cache_dir": str(tmp_path / "cache")}
+    cached = train(tmp_path / "a", scenes["train"], per_device_train_batch_size=16, **settings)
+    assert largest_difference(weights(cached), whole_batch) < 1e-6
+    assert sum(encoded) == 16
+    # A second run of three epochs encodes nothing at all.
+    train(tmp_path / "b", scenes["train"], per_device_train_batch_size=8, **{**settings, "max_steps": 6})
+    assert sum(encoded) == 16
+
+
+def test_a_trained_tower_may_not_be_cached(tmp_path):
+    with pytest.raises(ValueError, match="freeze_image_tower=True"):
+        SmileConfig(str(tmp_path), cache_image_features=True)
+
+
+def test_frozen_tower_stays_and_the_rest_moves(whole_batch):
+    before = dict(captioner().model.named_parameters())
+    moved = {name for name in whole_batch if not torch.equal(whole_batch[name], before[name])}
+    assert moved
+    assert not any("vision_model" in name for name in moved)
+    assert {name for name in whole_batch if "text_decoder" in name} - moved <= {
+        name for name in whole_batch if before[name].grad is None and name not in moved
+    }
+
+
+def test_unfrozen_tower_moves(tmp_path, scenes):
+    trained = weights(train(tmp_path, scenes["train"], freeze_image_tower=False, per_device_train_batch_size=16))
+    before = dict(captioner().model.named_parameters())
+    name = "vision_model.encoder.layers.0.mlp.fc1.weight"
+    assert not torch.equal(trained[name], before[name])
+
+
+def test_resume_is_exact(tmp_path, scenes):
+    settings = {
+        "optim": "adamw_torch",
+        "learning_rate": 1e-3,
+        "lr_scheduler_type": "cosine",
+        "per_device_train_batch_size": 4,  # 4 steps an epoch: step 6 is in the middle of the second
+        "max_steps": 10,
+        "save_strategy": "steps",
+        "save_steps": 6,
+        "freeze_image_tower": True,
+    }
+    through = train(tmp_path / "a", scenes["train"], **settings)
+    resumed = train(tmp_path / "b", scenes["train"], resume=str(tmp_path / "a" / "checkpoint-6"), **settings)
+    a, b = weights(through), weights(resumed)
+    assert all(torch.equal(a[name], b[name]) for name in a)
+    assert resumed.state.global_step == 10
+
+
+def test_every_epoch_draws_its_own_captions(tmp_path, scenes):
+    seen = []
+
+    class Spy(SmileTrainer):
+        def compute_loss(self, model, inputs, **kwargs):
+            seen.append(self.captioner.decode(inputs["input_ids"][:, 1:]))
+            return super().compute_loss(model, inputs, **kwargs)
+
+    config = SmileConfig(str(tmp_path), **{**PLAIN_SGD, "max_steps": 3, "per_device_train_batch_size": 16})
+    Spy(captioner(), config, train_dataset=scenes["train"]).train()
+    drawn = [sorted(batch) for batch in seen]
+    expected = []
+    for epoch in range(3):
+        dataset = CaptionDataset(scenes["train"], seed=42)
+        dataset.set_epoch(epoch)
+        expected.append(sorted(dataset[i]["caption"] for i in range(16)))
+    assert drawn == expected
+    assert drawn[0] != drawn[1] != drawn[2]
+
+
+def test_adapters_train_and_come_back(tmp_path, scenes):
+    trainer = train(
+        tmp_path,
+        scenes["train"],
+        peft_config={"tune": "language", "r": 4, "alpha": 8},
+        per_device_train_batch_size=8,
+        max_steps=2,
+        learning_rate=1.0,
+    )
+    trainable = {n for n, p in trainer.model.named_parameters() if p.requires_grad}
+    assert trainable
+    assert all("lora" in name for name in trainable)
+    trainer.save_model()
+    features = trainer.captioner.image_features(trainer.captioner.encode_images(scenes["train"][:4]["image"]))
+    expected = generate_captions(trainer.captioner, None, image_features=features.detach(), max_new_tokens=12)
+    again = load_captioner(str(tmp_path), dtype=torch.float32)
+    assert generate_captions(again, None, image_features=features.detach(), max_new_tokens=12) == expected
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"bf16": True},
+        {"gradient_checkpointing": True},
+        {"first_token": "shift"},
+        {"subset": "reverse", "mle_weight": 0.5},
+        {"preset": "code", "mle_weight": 0.01},
+        {"dataloader_num_workers": 2, "dataloader_persistent_workers": True},
+        {"torch_compile": False, "prompt": "a picture of "},
+    ],
+    ids=lambda s: next(iter(s)),
+)
+def test_two_steps_move_the_parameters(tmp_path, scenes, settings):
+    trainer = train(tmp_path, scenes["train"], per_device_train_batch_size=8, **{"max_steps": 2, **settings})
+    before = dict(captioner().model.named_parameters())
+    after = weights(trainer)
+    assert all(torch.isfinite(value).all() for value in after.values())
+    assert any(not torch.equal(after[name], before[name]) for name in after)
+
+
+def test_evaluation_generates_and_retrieves(tmp_path, scenes):
+    config = SmileConfig(str(tmp_path), disable_tqdm=True, use_cpu=True, generation_max_new_tokens=12)
+    scorer = load_scorer(model_path("scenes:clip-reward"))
+    trainer = SmileTrainer(captioner(), config, eval_dataset=scenes["validation"], scorer=scorer)
+    metrics = trainer.evaluate()
+    assert {"eval_length", "eval_lexical_diversity", "eval_recall_at_1", "eval_recall_at_5"} <= metrics.keys()
+    assert "eval_rd100_recall_at_1" not in metrics  # 12 images are not 100
+    assert 0.0 <= metrics["eval_recall_at_1"] <= metrics["eval_recall_at_5"] <= 1.0
+    assert metrics["eval_length"] == pytest.approx(
+        sum(len(c.split()) for c in trainer.generate_captions(scenes["validation"])) / 12
+    )
+    assert trainer.generate_captions(scenes["validation"], num_beams=1) is not None
+
+
+def test_the_best_epoch_is_kept_by_retrieval(tmp_path, scenes):
+    config = SmileConfig(
+        str(tmp_path),
+        **{
+            **PLAIN_SGD,
+            "max_steps": -1,
+            "num_train_epochs": 3,
+            "learning_rate": 3.0,  # ruins the captioner
+            "per_device_train_batch_size": 16,
+            "eval_strategy": "epoch",
+            "save_strategy": "epoch",
+            "load_best_model_at_end": True,
+            "generation_max_new_tokens": 12,
+        },
+    )
+    scorer = load_scorer(model_path("scenes:clip-reward"))
+    trainer = SmileTrainer(
+        captioner(), config, train_dataset=scenes["train"], eval_dataset=scenes["validation"], scorer=scorer
+    )
+    trainer.train()
+    history = [e["eval_recall_at_1"] for e in trainer.state.log_history if "eval_recall_at_1" in e]
+    assert trainer.state.best_metric == max(history)
+    assert trainer.evaluate()["eval_recall_at_1"] == max(history)
+
+
+def test_choosing_by_retrieval_needs_a_scorer(tmp_path, scenes):
+    config = SmileConfig(str(tmp_path), load_best_model_at_end=True, eval_strategy="epoch", save_strategy="epoch")
+    with pytest.raises(ValueError, match="needs a scorer"):
+        SmileTrainer(captioner(), config, train_dataset=scenes["train"], eval_dataset=scenes["validation"])
+
+
+def test_all_labels_ignored_is_said(tmp_path, scenes):
+    trainer = SmileTrainer(captioner(), SmileConfig(str(tmp_path), use_cpu=True), train_dataset=scenes["train"])
+    batch = trainer.data_collator([trainer.train_dataset[0]])
+    batch["labels"].fill_(-100)
+    with pytest.raises(ValueError, match="every label is ignored"):
+        trainer.compute_loss(trainer.model, batch)
+
+
+def test_a_missing_column_is_named(tmp_path, scenes):
+    with pytest.raises(ValueError, match=r"lack the column\(s\) \['captions'\]"):
+        SmileTrainer(
+            captioner(), SmileConfig(str(tmp_path), use_cpu=True), train_dataset=scenes["train"].remove_columns("captions")
+        )
+
+
+def test_evaluating_nothing_is_said(tmp_path):
+    with pytest.raises(ValueError, match="no evaluation data"):
+        SmileTrainer(captioner(), SmileConfig(str(tmp_path), use_cpu=True)).evaluate()
+
+
+def test_objective_falls_back_to_full_logits():
+    from hf_captionrl.captioners import HeadInputs
+
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(2, 5, 8, generator=generator)
+    weight = torch.randn(30, 8, generator=generator)
+    labels = torch.tensor([[3, 4, 3, 7, -100], [9, 1, -100, -100, -100]])
+    for settings in ({}, {"mle_weight": 0.2}, {"subset": "random"}, {"subset": "random", "random_draw": "position"}):
+        objective = SmileObjective(**settings)
+        fused = objective(HeadInputs(labels=labels, hidden=hidden, weight=weight))["loss"]
+        full = objective(HeadInputs(labels=labels, logits=hidden @ weight.T))["loss"]
+        torch.testing.assert_close(fused, full, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(
+        SmileObjective()(HeadInputs(labels=labels, logits=hidden @ weight.T))["loss"],
+        smile_loss(hidden @ weight.T, labels, reduction="sum"),
+    )
