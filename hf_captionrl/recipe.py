@@ -15,9 +15,9 @@ import datasets
 import torch
 
 from hf_captionrl.captioners import Captioner, load_captioner
-from hf_captionrl.data import check_captions, load_captions, open_image
+from hf_captionrl.data import check_captions, load_caption_splits, open_image
 from hf_captionrl.metrics import caption_perplexity
-from hf_captionrl.metrics.suites import smile_suite
+from hf_captionrl.metrics.suites import EMPTY_CAPTION, smile_suite
 from hf_captionrl.reports.curves import write_curves
 from hf_captionrl.reports.gallery import GalleryCaption, GalleryItem, write_gallery
 from hf_captionrl.reports.table import print_table, write_results
@@ -90,9 +90,9 @@ class DataArguments:
         default=None, metadata={"help": "Folder of 'imagefolder': images and a metadata.jsonl."}
     )
     image_root: str | None = field(default=None, metadata={"help": "Folder that image paths are relative to."})
-    image_column: str | None = field(default=None, metadata={"help": "Column with the images. None: found by name."})
-    caption_column: str | None = field(
-        default=None, metadata={"help": "Column with the captions, a text or a list of texts. None: found by name."}
+    image_column: str = field(default="image", metadata={"help": "Column with the images."})
+    caption_column: str = field(
+        default="captions", metadata={"help": "Column with the captions, a text or a list of texts."}
     )
     max_bad_fraction: float = field(
         default=0.05, metadata={"help": "Share of unusable rows above which training does not start."}
@@ -171,9 +171,8 @@ def load_data(arguments: DataArguments, *, output_dir: str | os.PathLike[str], s
     Raises:
         ValueError: If too many rows are bad, or a column is missing.
     """
-    splits = load_captions(
+    splits = load_caption_splits(
         arguments.dataset_name,
-        split=None,
         data_dir=arguments.data_dir,
         image_root=arguments.image_root,
         image_column=arguments.image_column,
@@ -274,7 +273,9 @@ class Evaluator:
             `dict`: Name and numbers, see `smile_suite`.
         """
         # The papers' prefix "A photo depicts" is left out: a judge of the embedded world has never read it.
-        text = None if self.judge is None else self.judge.text_features(list(captions))
+        text = None
+        if self.judge is not None:
+            text = self.judge.text_features([caption.strip() or EMPTY_CAPTION for caption in captions])
         numbers = smile_suite(
             captions,
             references=references or self.references,

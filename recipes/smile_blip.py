@@ -16,7 +16,7 @@ Source: Yue et al. 2023, "Learning Descriptive Image Captioning via Semipermeabl
 
 from __future__ import annotations
 
-import dataclasses
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -117,7 +117,8 @@ def main(argv: Sequence[str] | None = None) -> Path:
     # In the order of the table: the control, what was asked for, the mixtures.
     weights = sorted({config.mle_weight, *smile_args.compare_mle_weights}, key=lambda w: (w != 1.0, w))
     for weight in weights:
-        run = dataclasses.replace(config, mle_weight=weight)
+        run = copy.deepcopy(config)  # TrainingArguments' __post_init__ must not run a second time
+        run.mle_weight = weight
         name = run_name(run)
         main_run = weight == config.mle_weight
         run.output_dir = str(output_dir / ("model" if main_run else f"model-lambda-{weight:g}"))

@@ -16,6 +16,7 @@ import functools
 import importlib
 import io
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -234,8 +235,8 @@ def failure(action: Callable[[], object]) -> str:
 def text_files(root: Path) -> Iterator[tuple[str, str]]:
     """Every text of the project: what git tracks or would."""
     command = ["git", "-C", str(root), "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
-    run = subprocess.run(command, capture_output=True, text=True, check=False)
-    if run.returncode == 0:
+    run = subprocess.run(command, capture_output=True, text=True, check=False) if shutil.which("git") else None
+    if run is not None and run.returncode == 0:
         names = sorted(name for name in run.stdout.split("\0") if name)
     else:  # not a checkout, for instance an unpacked archive
         names = sorted(relative(root, p) for p in root.rglob("*") if not any(q.startswith(".") for q in p.parts[1:]))

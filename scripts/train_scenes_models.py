@@ -37,8 +37,7 @@ from transformers import (
     GPT2LMHeadModel,
 )
 
-from hf_captionrl.scenes.dataset import load_scenes
-from hf_captionrl.scenes.grammar import Annotator, annotate, full_caption
+from hf_captionrl.scenes.grammar import ANNOTATORS, Annotator, annotate, full_caption
 from hf_captionrl.scenes.render import CELL, IMAGE_SIZE, render_scene
 from hf_captionrl.scenes.vocabulary import vocabulary
 from hf_captionrl.scenes.world import (
@@ -323,7 +322,7 @@ def train_language_model(name: str, seed: int, steps: int) -> dict[str, Any]:
 
 
 def train_captioner(name: str, seed: int, fact_steps: int, steps: int) -> dict[str, Any]:
-    """Train a tiny BLIP: facts first, then maximum likelihood on the references of the training split, tower frozen.
+    """Train a tiny BLIP: facts first, then maximum likelihood on annotators' captions of fresh scenes, tower frozen.
 
     Args:
         name (`str`): Folder under `CHECKPOINTS`.
@@ -354,7 +353,8 @@ def train_captioner(name: str, seed: int, fact_steps: int, steps: int) -> dict[s
             "pad_token_id": tokenizer.pad_token_id,
             "label_smoothing": 0.0,
         },
-        vision_config={**shared, "image_size": IMAGE_SIZE, "patch_size": CELL},
+        # BLIP's own default, 1e-10, leaves all positions alike: a tower trained from nothing then never learns where.
+        vision_config={**shared, "image_size": IMAGE_SIZE, "patch_size": CELL, "initializer_range": 0.02},
         projection_dim=HIDDEN,
         image_text_hidden_size=HIDDEN,
     )
@@ -363,13 +363,6 @@ def train_captioner(name: str, seed: int, fact_steps: int, steps: int) -> dict[s
     learn_facts(model.vision_model, seed, fact_steps, log)
     model.vision_model.requires_grad_(False)
 
-    train = load_scenes(num_validation=0, num_test=1000)["train"]
-    captions = train["captions"][:]
-    pixels = torch.from_numpy(np.stack([np.asarray(image) for image in train["image"]])).permute(0, 3, 1, 2)
-    with torch.no_grad():
-        features = torch.cat(
-            [model.vision_model(pixel_values=part.float() / 127.5 - 1).last_hidden_state for part in pixels.split(250)]
-        )  # (N, M, D)
     rng = np.random.default_rng((seed, 3))
     optimizer = torch.optim.AdamW(model.text_decoder.parameters(), lr=1e-3, weight_decay=0.05)
     scheduler = one_cycle(optimizer, steps)
@@ -377,8 +370,12 @@ def train_captioner(name: str, seed: int, fact_steps: int, steps: int) -> dict[s
     start = time.process_time()
     losses: list[float] = []
     for step in range(steps):
-        rows = rng.integers(len(captions), size=64)
-        batch = tokenizer([captions[i][rng.integers(5)] for i in rows], padding=True, return_tensors="pt")
+        # Fresh scenes: on the 5,000 of the training split the captioner learns by heart who mentioned what.
+        scenes = [sample_scene(rng) for _ in range(64)]
+        texts = [annotate(rng, s.facts, ANNOTATORS[rng.integers(len(ANNOTATORS))]) for s in scenes]
+        batch = tokenizer(texts, padding=True, return_tensors="pt")
+        with torch.no_grad():
+            features = model.vision_model(pixel_values=to_pixels(scenes)).last_hidden_state  # (B, M, D)
         input_ids = batch["input_ids"].clone()
         input_ids[:, 0] = bos  # BLIP's decoder starts with [DEC], not [CLS]
         labels = input_ids.masked_fill(batch["attention_mask"] == 0, -100)
@@ -386,7 +383,7 @@ def train_captioner(name: str, seed: int, fact_steps: int, steps: int) -> dict[s
         loss = model.text_decoder(
             input_ids=input_ids,
             attention_mask=batch["attention_mask"],
-            encoder_hidden_states=features[rows],
+            encoder_hidden_states=features,
             labels=labels,
         ).loss
         optimizer.zero_grad()
@@ -435,7 +432,7 @@ def main() -> None:
     if args.stage == "scorer":
         log = train_scorer(args.name, args.seed, args.fact_steps, args.steps or 1500)
     elif args.stage == "captioner":
-        log = train_captioner(args.name or "blip-mle", args.seed, args.fact_steps, args.steps or 6000)
+        log = train_captioner(args.name or "blip-mle", args.seed, args.fact_steps, args.steps or 5000)
     else:
         log = train_language_model(args.name or "gpt2-perplexity", args.seed, args.steps or 600)
     append_log(log)

@@ -55,7 +55,9 @@ def test_a_killed_writer_leaves_a_whole_file(tmp_path):
     path, size = tmp_path / "file", 2_000_000
     code = (
         "import sys; from hf_captionrl.io import atomic_write_bytes\n"
-        f"for n in range(10**6): atomic_write_bytes(sys.argv[1], (b'a' if n % 2 else b'b') * {size}); print(n, flush=True)"
+        "for n in range(10**6):\n"
+        f"    atomic_write_bytes(sys.argv[1], (b'a' if n % 2 else b'b') * {size})\n"
+        "    print(n, flush=True)"
     )
     writer = subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE, text=True)
     assert writer.stdout is not None

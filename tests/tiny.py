@@ -120,7 +120,9 @@ def tiny_blip(seed: int = 0, **text: Any) -> tuple[Any, Any]:
         "pad_token_id": tokenizer.pad_token_id,
         **text,
     }
-    config = BlipConfig(text_config=settings, vision_config=_VISION, projection_dim=HIDDEN, image_text_hidden_size=HIDDEN)
+    config = BlipConfig(
+        text_config=settings, vision_config=_VISION, projection_dim=HIDDEN, image_text_hidden_size=HIDDEN
+    )
     size = {"height": IMAGE_SIZE, "width": IMAGE_SIZE}
     processor = BlipProcessor(BlipImageProcessor(size=size, **_MEAN_STD), tokenizer)
     return _spread(BlipForConditionalGeneration(config)), processor
@@ -149,7 +151,9 @@ def tiny_git(seed: int = 0) -> tuple[Any, Any]:
 
 def _tiny_encoder_decoder(decoder: Any, tokenizer: Any, ids: dict[str, Any], seed: int) -> tuple[Any, Any]:
     torch.manual_seed(seed)
-    config = VisionEncoderDecoderConfig.from_encoder_decoder_configs(ViTConfig(**_VISION, **_NO_DROPOUT), decoder, **ids)
+    config = VisionEncoderDecoderConfig.from_encoder_decoder_configs(
+        ViTConfig(**_VISION, **_NO_DROPOUT), decoder, **ids
+    )
     size = {"height": IMAGE_SIZE, "width": IMAGE_SIZE}
     processor = ProcessorPair(ViTImageProcessor(size=size, **_MEAN_STD), tokenizer)
     return _spread(VisionEncoderDecoderModel(config)), processor

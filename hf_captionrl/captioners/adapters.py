@@ -16,15 +16,15 @@ class Adapting:
     base_model: Any
     connector_paths: ClassVar[tuple[str, ...]]
     language_lora: ClassVar[str] = ""
-    """Regular expression, matched in full, of the language model's modules that get LoRA: attention and its outputs."""
+    """Regular expression, matched in full: the modules of the language model that get LoRA."""
     vision_lora: ClassVar[str] = ""
-    """Likewise for the image tower: attention inputs and both layers of the MLP."""
+    """Likewise for the image tower."""
 
     def lora_targets(self, tune: Literal["language", "vision", "both"] = "language") -> str:
         """Which modules get LoRA.
 
-        Reference: "No Detail Left Behind", SR-L, SR-V and SR-LV: attention (in GPT-2 also the MLP's output) of the language
-        model, attention inputs and MLP of the image tower.
+        Reference: "No Detail Left Behind", SR-L, SR-V and SR-LV: attention and the MLP's output in the language model,
+        attention inputs and both layers of the MLP in the image tower.
 
         Args:
             tune: The part to adapt.
@@ -65,8 +65,8 @@ class Adapting:
             alpha (`float`): Scaling is `alpha / r`.
             dropout (`float`): Of the adapters' input, in [0, 1).
             target_modules (`str` or `list[str]`, *optional*): In place of `lora_targets(tune)`.
-            modules_to_save (`list[str]`, *optional*): Trained whole; by default the modules between image tower and language
-                model, where there are any.
+            modules_to_save (`list[str]`, *optional*): Trained whole; by default the modules between image tower and
+                language model, where there are any.
         """
         from peft import LoraConfig, get_peft_model
 

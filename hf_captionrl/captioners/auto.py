@@ -52,8 +52,8 @@ def load_captioner(
     Args:
         model (`str`, `PreTrainedModel`, `PeftModel` or [`Captioner`]): Name on the Hub, a folder, or a model.
         processor (*optional*): In place of the one beside the model; needed where `model` is an object.
-        prompt (`str`, *optional*): Stands before every caption; by default what the captioner was saved with, else what the
-            checkpoint is known to be trained with, else nothing.
+        prompt (`str`, *optional*): Stands before every caption; by default what the captioner was saved with, else
+            what the checkpoint is known to be trained with, else nothing.
         dtype (`torch.dtype` or `str`, *optional*): Of the weights; by default the checkpoint's.
         device (`torch.device` or `str`, *optional*): Where to.
         revision (`str`, *optional*): Branch, tag or commit on the Hub.
@@ -77,7 +77,7 @@ def load_captioner(
         family = _family_of(getattr(model, "config", None), type(model).__name__)
         if processor is None:
             raise ValueError(
-                f"A {type(model).__name__} object brings no processor. Pass processor=AutoProcessor.from_pretrained(...)."
+                f"A {type(model).__name__} object brings no processor. Pass processor=, for instance an AutoProcessor."
             )
         if prompt is None:
             prompt = family.known_prompt(str(getattr(model, "name_or_path", "")))
@@ -124,20 +124,22 @@ def _file(name: str, file: str, revision: str | None) -> str | None:
 def _read_config(name: str, revision: str | None) -> Any:
     looks_like_path = os.path.isabs(name) or name.startswith((".", "~")) or name.count("/") > 1
     if looks_like_path and not os.path.isdir(name):
-        raise FileNotFoundError(f"There is no folder {name!r}. Check the path, or pass a name on the Hub (owner/name).")
+        raise FileNotFoundError(
+            f"There is no folder {name!r}. Check the path, or pass a name on the Hub (owner/name)."
+        )
     if os.path.isdir(name) and not os.path.isfile(os.path.join(name, "config.json")):
         raise FileNotFoundError(f"The folder {name!r} has no config.json. Pass the folder that save_pretrained wrote.")
     try:
         return AutoConfig.from_pretrained(name, revision=revision, trust_remote_code=False)
     except OSError as error:
         raise FileNotFoundError(
-            f"{name!r} is neither a folder nor a reachable model on the Hub with a readable config.json. Check the name; "
-            "offline, only folders and models that were downloaded before can be loaded."
+            f"{name!r} is neither a folder nor a reachable model on the Hub with a readable config.json. Check the "
+            "name; offline, only folders and models that were downloaded before can be loaded."
         ) from error
     except (ValueError, KeyError) as error:
         raise ValueError(
-            f"{name!r} is of a model type that the installed transformers does not know, or brings code of its own, which "
-            f"is never run here. Known families: {', '.join(sorted(FAMILIES))}."
+            f"{name!r} is of a model type that the installed transformers does not know, or brings code of its own, "
+            f"which is never run here. Known families: {', '.join(sorted(FAMILIES))}."
         ) from error
 
 
@@ -218,8 +220,8 @@ def _check_head(name: str, family: type[Captioner], model: Any, missing: set[str
     names = {n for n, p in model.named_parameters(remove_duplicate=False) if head is not None and p is head.weight}
     if head is None or names <= missing:
         raise ValueError(
-            f"{name!r} has no weights for the output head of {type(model).__name__}: it is no finished captioner. Load "
-            "one with a language-modelling head, or pass a model object to train one from scratch."
+            f"{name!r} has no weights for the output head of {type(model).__name__}: it is no finished captioner. "
+            "Load one with a language-modelling head, or pass a model object to train one from scratch."
         )
 
 
@@ -244,8 +246,8 @@ def _load_adapter(
         captioner.model = PeftModel.from_pretrained(captioner.model, name, revision=revision, is_trainable=True)
     except (RuntimeError, ValueError, KeyError) as error:
         raise ValueError(
-            f"The adapter {name!r} does not fit {base!r}: {str(error).splitlines()[0]} Pass base_model=..., the model that "
-            "it was trained on."
+            f"The adapter {name!r} does not fit {base!r}: {str(error).splitlines()[0]} Pass base_model=..., the "
+            "model that it was trained on."
         ) from error
     captioner.model.eval()
     return captioner

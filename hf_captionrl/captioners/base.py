@@ -7,24 +7,22 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from PIL import Image
 from torch import Tensor, nn
 
 from hf_captionrl.captioners.adapters import Adapting
-from hf_captionrl.captioners.head import LogProbsObjective, bypass_image_tower, mean_cross_entropy, tap_head
+from hf_captionrl.captioners.checking import check_tap
+from hf_captionrl.captioners.encoding import Encoding
+from hf_captionrl.captioners.head import LogProbsObjective, bypass_image_tower, tap_head
 from hf_captionrl.captioners.saving import Saving
-from hf_captionrl.captioners.tokens import completion_mask, encode, pad_rows, prompt_token_ids
+from hf_captionrl.captioners.sharding import is_sharded, with_gathered_weights
+from hf_captionrl.captioners.tokens import completion_mask
 
 __all__ = ["Captioner", "GenerationOutput"]
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -32,7 +30,7 @@ class GenerationOutput:
     """What a captioner wrote.
 
     Args:
-        ids (`torch.Tensor` of shape `(N, T)`): Token ids behind the prompt, the end token included, padded on the right.
+        ids (`torch.Tensor` of shape `(N, T)`): Token ids behind the prompt, the end token included, right-padded.
         captions (`list[str]`): N captions without prompt and special tokens.
         ended (`torch.Tensor` of shape `(N,)`): True where the end token was written, false where the length ran out.
         mask (`torch.Tensor` of shape `(N, T)`): True for the tokens of the caption, the end token included.
@@ -44,12 +42,12 @@ class GenerationOutput:
     mask: Tensor
 
 
-class Captioner(Adapting, Saving):
+class Captioner(Encoding, Adapting, Saving):
     """A vision-to-text model with its processor, under one interface for every family.
 
-    Batches are the same for all families: `input_ids` (start, prompt, caption, end), `attention_mask` and `labels`, which
-    equal `input_ids` where supervised and are not shifted, with `pixel_values` or `image_features`. The model, and
-    whatever wraps it, takes such a batch, as well as `head_objective` (see `captioners.head`).
+    Batches are the same for all families: `input_ids` (start, prompt, caption, end), `attention_mask` and `labels`,
+    which equal `input_ids` where supervised and are not shifted, with `pixel_values` or `image_features`. The model, or
+    whatever wraps it, takes such a batch, and a `head_objective` (see `captioners.head`).
 
     A family is a subclass that states the class attributes, and overrides the few methods that its models need.
 
@@ -90,8 +88,8 @@ class Captioner(Adapting, Saving):
             )
         if len(self.tokenizer) > head.out_features:
             raise ValueError(
-                f"The tokenizer knows {len(self.tokenizer)} tokens, the model's output head {head.out_features}: they do "
-                "not belong together. Pass the model's own processor, or call model.resize_token_embeddings."
+                f"The tokenizer knows {len(self.tokenizer)} tokens, the model's output head {head.out_features}: they "
+                "do not belong together. Pass the model's own processor, or call model.resize_token_embeddings."
             )
         self.start_token_id, self.eos_token_id, self.pad_token_id = self.special_token_ids()
         tap_head(self.base_model, type(self))
@@ -145,8 +143,7 @@ class Captioner(Adapting, Saving):
         Returns:
             `float` or None.
         """
-        text = model.config.get_text_config() if hasattr(model.config, "get_text_config") else model.config
-        return getattr(text, "final_logit_softcapping", None)
+        return getattr(model.config.get_text_config(decoder=True), "final_logit_softcapping", None)
 
     @classmethod
     def known_prompt(cls, name: str) -> str:
@@ -247,6 +244,12 @@ class Captioner(Adapting, Saving):
         """The image tower."""
         return self.image_tower(self.base_model)
 
+    @property
+    def max_text_tokens(self) -> int:
+        """Longest text in tokens, start and prompt included, that the model has positions for."""
+        config = self.base_model.config.get_text_config(decoder=True)
+        return int(getattr(config, "max_position_embeddings", None) or 2**20)
+
     def freeze_vision(self) -> None:
         """Exclude the image tower from training; `image_features` may be computed once then."""
         self.vision_tower.requires_grad_(False)
@@ -259,110 +262,13 @@ class Captioner(Adapting, Saving):
         """
         digest = hashlib.blake2b(digest_size=12)
         for name, value in self.vision_tower.state_dict().items():
+            value = value.full_tensor() if hasattr(value, "full_tensor") else value
             digest.update(f"{name} {tuple(value.shape)} {value.dtype}".encode())
             digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
         settings = {key: str(value) for key, value in self.image_processor.to_dict().items()}
         digest.update(json.dumps(settings, sort_keys=True).encode())
         name = os.path.basename(str(getattr(self.base_model, "name_or_path", "")).rstrip("/"))
         return f"{name or self.family}@{digest.hexdigest()}"
-
-    # Encoding
-
-    def encode_images(self, images: Sequence[Image.Image]) -> Tensor:
-        """Prepare images for the model.
-
-        Args:
-            images (`Sequence[PIL.Image.Image]`): B images.
-
-        Returns:
-            `torch.Tensor` of shape `(B, 3, H, W)`: `pixel_values`.
-        """
-        return self.image_processor(images=list(images), return_tensors="pt")["pixel_values"]
-
-    def encode_captions(self, captions: Sequence[str], *, max_length: int = 40) -> dict[str, Tensor]:
-        """Token ids and labels of captions behind the prompt.
-
-        Args:
-            captions (`Sequence[str]`): B captions.
-            max_length (`int`): Longest row in tokens; longer captions are cut and then lack the end token.
-
-        Returns:
-            `dict`: `input_ids`, `attention_mask`, `labels`, each `(B, T)`. The end token is supervised; start, prompt and
-            padding are not.
-
-        Raises:
-            TypeError: If a caption is not a string.
-            ValueError: If a caption is empty or the prompt leaves no room for one.
-        """
-        return encode(
-            self.tokenizer,
-            captions,
-            prompt=self.prompt,
-            start_id=self.start_token_id,
-            end_id=self.eos_token_id,
-            pad_id=self.pad_token_id,
-            max_length=max_length,
-        )
-
-    def encode_completions(self, ids: Tensor, mask: Tensor | None = None) -> dict[str, Tensor]:
-        """Token ids and labels of generated completions, so that `log_probs` can score what was written.
-
-        Args:
-            ids (`torch.Tensor` of shape `(N, T)`): Ids behind the prompt, as `generate` returns them.
-            mask (`torch.Tensor` of shape `(N, T)`, *optional*): Which of them count; by default up to the end token.
-
-        Returns:
-            `dict`: `input_ids`, `attention_mask`, `labels`, on the device of `ids`.
-        """
-        if mask is None:
-            mask, _ = completion_mask(ids, end_id=self.eos_token_id, pad_id=self.pad_token_id)
-        before = [self.start_token_id, *prompt_token_ids(self.tokenizer, self.prompt)]
-        rows = [before + row[keep].tolist() for row, keep in zip(ids, mask, strict=True)]
-        batch = pad_rows(rows, ignored=len(before), pad_id=self.pad_token_id)
-        return {name: value.to(ids.device) for name, value in batch.items()}
-
-    def collate(
-        self,
-        images: Sequence[Image.Image] | None,
-        captions: Sequence[str],
-        *,
-        image_features: Tensor | None = None,
-        max_length: int = 40,
-    ) -> dict[str, Tensor]:
-        """One batch of images, or their features, and captions.
-
-        Args:
-            images (`Sequence[PIL.Image.Image]`, *optional*): B images.
-            captions (`Sequence[str]`): B captions, or a multiple of it: the captions of an image stand in a row.
-            image_features (`torch.Tensor` of shape `(B, M, D)`, *optional*): In place of the images.
-            max_length (`int`): Longest caption in tokens, start, prompt and end included.
-
-        Returns:
-            `dict`: What the model takes.
-
-        Raises:
-            ValueError: If both or neither of images and features are given.
-        """
-        if (images is None) == (image_features is None):
-            raise ValueError("Give either images or image_features, the cached output of the image tower.")
-        batch = self.encode_captions(captions, max_length=max_length)
-        if images is not None:
-            batch["pixel_values"] = self.encode_images(images)
-        elif image_features is not None:
-            batch["image_features"] = image_features
-        return batch
-
-    @staticmethod
-    def align_labels(labels: Tensor) -> Tensor:
-        """The labels as an objective sees them: position t of it is predicted by position t of the hidden states.
-
-        Args:
-            labels (`torch.Tensor` of shape `(B, T)`): Of a batch.
-
-        Returns:
-            `torch.Tensor` of shape `(B, T - 1)`.
-        """
-        return labels[:, 1:]
 
     def image_features(self, pixel_values: Tensor) -> Tensor:
         """Output of the image tower, which batches and `generate` take in place of `pixel_values`.
@@ -373,6 +279,9 @@ class Captioner(Adapting, Saving):
         Returns:
             `torch.Tensor` of shape `(B, M, D)`.
         """
+        return with_gathered_weights(self.model, lambda: self._encode(pixel_values))
+
+    def _encode(self, pixel_values: Any) -> Tensor:
         tower = self.vision_tower
         dtype = next((p.dtype for p in tower.parameters()), pixel_values.dtype)
         return tower(pixel_values.to(self.device, dtype)).last_hidden_state
@@ -391,8 +300,8 @@ class Captioner(Adapting, Saving):
             model (`nn.Module`, *optional*): The model as wrapped by DDP or the like; by default `self.model`.
 
         Returns:
-            `torch.Tensor` of shape `(B, T - 1)`, 0 where nothing is supervised, aligned with `align_labels(labels)`; with
-            the entropies, a pair.
+            `torch.Tensor` of shape `(B, T - 1)`, 0 where nothing is supervised, aligned with `align_labels(labels)`;
+            with the entropies, a pair.
         """
         model = self.model if model is None else model
         batch = {name: value.to(self.device) for name, value in batch.items()}
@@ -412,7 +321,7 @@ class Captioner(Adapting, Saving):
         Args:
             pixel_values (`torch.Tensor` of shape `(B, 3, H, W)`, *optional*): Of `encode_images`.
             image_features (`torch.Tensor` of shape `(B, M, D)`, *optional*): In place of them.
-            max_new_tokens (`int`): Longest caption, the end token included.
+            max_new_tokens (`int`): Longest caption, the end token included; at most what the model has positions for.
             generate_kwargs: For transformers' `generate`: `num_beams`, `do_sample`, `num_return_sequences`, ...
 
         Returns:
@@ -427,38 +336,26 @@ class Captioner(Adapting, Saving):
         self.model.eval()
         try:
             with torch.no_grad():
-                if pixel_values is not None:
-                    image_features = self.image_features(pixel_values)
-                assert image_features is not None
-                dtype = next((p.dtype for p in self.vision_tower.parameters()), image_features.dtype)
-                features = image_features.to(self.device, dtype)  # (B, M, D)
-                before = [self.start_token_id, *prompt_token_ids(self.tokenizer, self.prompt)]
-                prompt_ids = torch.tensor([before], device=self.device).repeat(features.size(0), 1)  # (B, P)
-                settings = {"eos_token_id": self.eos_token_id, "pad_token_id": self.pad_token_id, **generate_kwargs}
-                ids = self.generate_ids(features, prompt_ids, max_new_tokens=max_new_tokens, **settings)
+                settings = {"max_new_tokens": max_new_tokens, **generate_kwargs}
+                ids = with_gathered_weights(self.model, lambda: self._write(pixel_values, image_features, settings))
         finally:
             for module in training:
                 module.training = True
-        ids = ids[:, len(before) :]  # (N, T)
         mask, ended = completion_mask(ids, end_id=self.eos_token_id, pad_id=self.pad_token_id)
         return GenerationOutput(ids=ids, captions=self.decode(ids, mask), ended=ended, mask=mask)
 
-    def decode(self, ids: Tensor, mask: Tensor | None = None) -> list[str]:
-        """Captions of completions.
-
-        Args:
-            ids (`torch.Tensor` of shape `(N, T)`): Ids behind the prompt.
-            mask (`torch.Tensor` of shape `(N, T)`, *optional*): Which of them count; by default up to the end token.
-
-        Returns:
-            `list[str]`: Without special tokens, stripped.
-        """
-        if mask is None:
-            mask, _ = completion_mask(ids, end_id=self.eos_token_id, pad_id=self.pad_token_id)
-        rows = [row[keep].tolist() for row, keep in zip(ids, mask, strict=True)]
-        return [self.tokenizer.decode(row, skip_special_tokens=True).strip() for row in rows]
-
-    # Checking
+    def _write(self, pixel_values: Tensor | None, image_features: Tensor | None, settings: dict[str, Any]) -> Tensor:
+        features = self._encode(pixel_values) if image_features is None else image_features
+        dtype = next((p.dtype for p in self.vision_tower.parameters()), features.dtype)
+        features = features.to(self.device, dtype)  # (B, M, D)
+        before = self.prompt_ids()
+        prompt_ids = torch.tensor([before], device=self.device).repeat(features.size(0), 1)  # (B, P)
+        settings = {"eos_token_id": self.eos_token_id, "pad_token_id": self.pad_token_id, **settings}
+        settings["max_new_tokens"] = min(settings["max_new_tokens"], self.max_text_tokens - len(before))
+        if is_sharded(self.model):
+            # Every process must go on for as long as one of them writes, or its weights are gathered by no one.
+            settings.setdefault("synced_gpus", True)
+        return self.generate_ids(features, prompt_ids, **settings)[:, len(before) :]  # (N, T)
 
     def own_loss(self, batch: dict[str, Any]) -> Tensor:
         """The model's own loss, as plain mean cross-entropy.
@@ -476,48 +373,9 @@ class Captioner(Adapting, Saving):
 
         Args:
             batch (`dict`): Of `collate`, on the model's device.
-            atol (`float`, *optional*): Largest difference in nats; by default 1e-3 for fp32 and 0.05 for 16-bit weights.
+            atol (`float`, *optional*): Largest difference in nats; by default 1e-3 in fp32 and 0.05 in 16 bits.
 
         Returns:
             `float`: The difference between mean cross-entropy through the tap and the model's own loss.
         """
-        if atol is None:
-            half = torch.is_autocast_enabled(self.device.type) or next(self.model.parameters()).element_size() < 4
-            atol = 0.05 if half else 1e-3
-        training = [module for module in self.model.modules() if module.training]
-        self.model.eval()  # dropout would make any two forwards differ
-        try:
-            with torch.no_grad():
-                own = float(self.own_loss(batch))
-                try:
-                    tapped = float(self.model(**batch, head_objective=mean_cross_entropy).loss)
-                except (RuntimeError, TypeError, AttributeError) as error:
-                    logger.warning("The head tap failed: %s", error)
-                    tapped = float("nan")
-                difference = abs(tapped - own)
-                if difference <= atol:
-                    return difference
-                was_full, self.use_full_logits = self.use_full_logits, True
-                full = float(self.model(**batch, head_objective=mean_cross_entropy).loss)
-        finally:
-            for module in training:
-                module.training = True
-        if abs(full - tapped) <= atol:
-            self.use_full_logits = was_full
-            logger.warning(
-                "SELF-CHECK: cross-entropy is %.6f through the head tap and from the full logits, but %s's own loss is "
-                "%.6f. It smooths, weighs or shifts differently; training uses the former.",
-                tapped,
-                type(self.base_model).__name__,
-                own,
-            )
-        else:
-            logger.warning(
-                "SELF-CHECK FAILED: cross-entropy is %.6f through the head tap, but %s's own loss is %.6f. Something "
-                "follows its output projection. From now on full logits are used (%.6f): right, but slower and larger.",
-                tapped,
-                type(self.base_model).__name__,
-                own,
-                full,
-            )
-        return difference
+        return check_tap(self, batch, atol)

@@ -28,19 +28,11 @@ class EncoderDecoderCaptioner(Captioner):
     vision_path = "encoder"
     connector_paths = ("enc_to_dec_proj",)
     language_lora = r"decoder\..*\.(c_attn|q_attn|c_proj|query|key|value|output\.dense|[qkv]_proj|out_proj)"
-    vision_lora = r"encoder\..*\.(query|key|value|qkv|[qkv]_proj|fc1|fc2|(?<!attention\.)output\.dense|intermediate\.dense)"
+    vision_lora = r"encoder\..*\.(query|key|value|qkv|[qkv]_proj|fc1|fc2|intermediate\.dense|\d+\.output\.dense)"
 
     @classmethod
     def native_inputs(cls, model: Any, inputs: dict[str, Any]) -> dict[str, Any]:
-        """The decoder reads the tokens without the last one and predicts them without the first.
-
-        Args:
-            model (`VisionEncoderDecoderModel`): The model.
-            inputs (`dict`): A batch of `collate`, or the model's own inputs.
-
-        Returns:
-            `dict`: The model's own inputs.
-        """
+        # The decoder reads the tokens without the last one and predicts them without the first.
         inputs = dict(inputs)
         if (ids := inputs.pop("input_ids", None)) is not None:
             inputs["decoder_input_ids"] = ids[:, :-1]
@@ -51,48 +43,28 @@ class EncoderDecoderCaptioner(Captioner):
         return inputs
 
     def special_token_ids(self) -> tuple[int, int, int]:
-        """Of the configuration, else the decoder's, else the tokenizer's; what was missing is filled in.
-
-        Returns:
-            `tuple`: Ids of start, end and padding.
-        """
+        # Of the configuration, else the decoder's, else the tokenizer's; transformers needs them in the configuration.
         config, tokenizer = self.base_model.config, self.tokenizer
-        decoder, generation = config.decoder, getattr(self.base_model, "generation_config", None)
-
-        def first(*values: Any) -> Any:
-            return next((value for value in values if value is not None), None)
-
-        found = {
-            "decoder_start_token_id": first(
-                decoder.bos_token_id, tokenizer.cls_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id
-            ),
-            "eos_token_id": first(decoder.eos_token_id, tokenizer.eos_token_id, tokenizer.sep_token_id),
-            "pad_token_id": first(decoder.pad_token_id, tokenizer.pad_token_id, tokenizer.eos_token_id),
+        decoder, generation = config.decoder, self.base_model.generation_config
+        candidates: dict[str, tuple[Any, ...]] = {
+            "decoder_start_token_id": (decoder.bos_token_id, tokenizer.cls_token_id, tokenizer.bos_token_id),
+            "eos_token_id": (decoder.eos_token_id, tokenizer.eos_token_id, tokenizer.sep_token_id),
+            "pad_token_id": (decoder.pad_token_id, tokenizer.pad_token_id, tokenizer.eos_token_id),
         }
-        for name, value in found.items():
-            known = first(getattr(config, name, None), getattr(generation, name, None))
-            if known is None and value is not None:
+        found = []
+        for name, elsewhere in candidates.items():
+            known = [getattr(config, name, None), getattr(generation, name, None)]
+            value = next((value for value in (*known, *elsewhere) if value is not None), None)
+            if known == [None, None] and value is not None:
                 logger.warning("The configuration lacks %s: using %s, from decoder or tokenizer.", name, value)
-            found[name] = value if known is None else known
-            setattr(config, name, found[name])
-            if generation is not None:
-                setattr(generation, name, found[name])
-        return self.require_ids(*found.values())
+            setattr(config, name, value)
+            setattr(generation, name, value)
+            found.append(value)
+        return self.require_ids(*found)
 
     def generate_ids(self, image_features: Tensor, prompt_ids: Tensor, **kwargs: Any) -> Tensor:
-        """Let the decoder continue the prompt.
-
-        Args:
-            image_features (`torch.Tensor` of shape `(B, M, D)`): Output of the image tower.
-            prompt_ids (`torch.Tensor` of shape `(B, P)`): Start token and prompt.
-            kwargs: For `generate`.
-
-        Returns:
-            `torch.Tensor` of shape `(N, P + T)`.
-        """
-        encoder_outputs = BaseModelOutput(last_hidden_state=image_features)
         return self.base_model.generate(
-            encoder_outputs=encoder_outputs,
+            encoder_outputs=BaseModelOutput(last_hidden_state=image_features),
             attention_mask=torch.ones(image_features.shape[:2], dtype=torch.long, device=prompt_ids.device),
             decoder_input_ids=prompt_ids,
             **kwargs,

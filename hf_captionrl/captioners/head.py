@@ -4,7 +4,7 @@ Legend: B captions, T tokens, V vocabulary, D features, M image tokens.
 
 A captioner's model gets a class of its own whose `forward` takes two more arguments. With `head_objective` the output
 projection is skipped, so that `(B, T, V)` logits never exist; the objective gets the projection's input and weight and
-returns its loss or per-token values, which become the model's output. With `image_features` the image tower is skipped.
+returns a loss or per-token values, which become the model's output. With `image_features` the image tower is skipped.
 All of it happens inside `forward`, below DDP, FSDP and PEFT: a loss computed outside of it breaks FSDP2.
 """
 
@@ -73,6 +73,7 @@ class HeadOutput(ModelOutput):
     """
 
     loss: Tensor | None = None
+    """A scalar, where the objective has one."""
 
     def __init__(self, values: dict[str, Any] | None = None, **named: Any) -> None:
         super().__init__()
@@ -198,7 +199,7 @@ def _image_inputs(model: Any, family: Any, features: Tensor | None, inputs: dict
             return nullcontext()
         features = tower(pixels).last_hidden_state  # (B, M, D): an image is encoded once for all its captions
     if inputs.get("pixel_values") is not None and inputs["pixel_values"].size(0) != features.size(0):
-        raise ValueError("Both pixel_values and image_features were given, of different batch sizes. Pass one of them.")
+        raise ValueError("Both pixel_values and image_features were given, of different batch sizes. Pass one.")
     if rows is not None and rows != features.size(0):
         if rows % features.size(0):
             raise ValueError(
@@ -274,8 +275,8 @@ def _run_objective(
 
 
 @functools.cache
-def _tapped_class(cls: type, family: type) -> type:
-    original = cls.forward  # type: ignore[attr-defined]
+def _tapped_class(cls: Any, family: Any) -> Any:
+    original = cls.forward
 
     # generate and PEFT read the signature of the model's own forward.
     @functools.wraps(original)
@@ -315,11 +316,11 @@ def _tapped_class(cls: type, family: type) -> type:
         "__qualname__": cls.__qualname__,
         "__doc__": cls.__doc__,
     }
-    made = type(cls.__name__, (cls,), members)
+    made: Any = type(cls.__name__, (cls,), members)
     return made
 
 
-def _new_tapped(cls: type, family: type) -> Any:
+def _new_tapped(cls: Any, family: Any) -> Any:
     made = _tapped_class(cls, family)
     return made.__new__(made)
 
@@ -341,4 +342,5 @@ def tap_head(model: nn.Module, family: type) -> None:
             f"The forward of this {type(model).__name__} was replaced before (accelerate's prepare, a device_map over "
             "several devices, or a patch). Make the captioner first, then prepare captioner.model."
         )
-    model.__class__ = _tapped_class(type(model), family)
+    made: Any = _tapped_class(type(model), family)  # type: ignore[arg-type]
+    model.__class__ = made

@@ -73,8 +73,8 @@ def encode(
         max_length (`int`): Longest row in tokens, start, prompt and end included.
 
     Returns:
-        `dict`: `input_ids`, `attention_mask` and `labels`, each `(B, T)`; labels are the ids of the caption and its end,
-        `IGNORE_INDEX` elsewhere.
+        `dict`: `input_ids`, `attention_mask` and `labels`, each `(B, T)`; labels are the ids of the caption and its
+        end, `IGNORE_INDEX` elsewhere.
 
     Raises:
         TypeError: If a caption is not a string.

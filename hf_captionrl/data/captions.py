@@ -112,7 +112,7 @@ def load_caption_splits(
     caption_column: str = "captions",
     image_id_column: str | None = None,
     split_fractions: tuple[float, float, float] = (0.8, 0.1, 0.1),
-    split_seed: int = 0,
+    seed: int = 0,
 ) -> datasets.DatasetDict:
     """Load every split of a caption data set. No code of a data set is ever run, and no image is decoded or fetched.
 
@@ -141,7 +141,7 @@ def load_caption_splits(
         split_fractions (`tuple[float, float, float]`): Shares of train, validation and test, used for those of the
             last two that the source lacks: they are taken out of train by the hash of the image id. `(1, 0, 0)` takes
             none.
-        split_seed (`int`): Seed of that hash.
+        seed (`int`): Seed of that hash.
 
     Returns:
         `datasets.DatasetDict`: Splits with the columns `image` (`datasets.Image`), `image_id` (`str`), `captions`
@@ -176,27 +176,32 @@ def load_caption_splits(
         for name, rows in source.splits.items()
     }
     splits = _tell_splits_apart(splits, source.name)
-    splits = _carve_missing(splits, split_fractions, split_seed, source.name)
+    splits = _carve_missing(splits, split_fractions, seed, source.name)
     order = [*(name for name in SPLITS if name in splits), *(name for name in splits if name not in SPLITS)]
     return datasets.DatasetDict({name: with_split(splits[name], name) for name in order})
 
 
-def load_captions(dataset_name: str = "scenes", *, split: str = "train", **source: Any) -> datasets.Dataset:
-    """Load one split of a caption data set; `load_caption_splits` reads the source once for all of them.
+def load_captions(
+    dataset_name: str = "scenes", *, split: str | None = "train", **source: Any
+) -> datasets.Dataset | datasets.DatasetDict:
+    """Load one split of a caption data set, or all.
 
     Args:
         dataset_name (`str`): As for `load_caption_splits`.
-        split (`str`): `"train"`, `"validation"`, `"test"`, or another that the source has.
-        **source (`Any`): `data_dir`, `image_root`, `image_column` and the other arguments of `load_caption_splits`.
+        split (`str`, *optional*): `"train"`, `"validation"`, `"test"`, or another that the source has. `None` gives
+            all, which reads the source once instead of once a split.
+        source (`Any`): `data_dir`, `image_root`, `image_column` and the other arguments of `load_caption_splits`.
 
     Returns:
-        `datasets.Dataset`: The split.
+        `datasets.Dataset | datasets.DatasetDict`: The split, or every split if `split` is `None`.
 
     Raises:
         FileNotFoundError: If a file or folder is not there.
         ValueError: If the source cannot be read, a column or the split is missing, or ids are ambiguous.
     """
     splits = load_caption_splits(dataset_name, **source)
+    if split is None:
+        return splits
     if split not in splits:
         raise ValueError(
             f"{dataset_name!r} has no split {split!r}; it has {list(splits)}. Choose one of them, or give "

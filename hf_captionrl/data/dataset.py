@@ -17,7 +17,15 @@ __all__ = ["CaptionDataset", "CaptionItem", "draw_caption"]
 
 
 class CaptionItem(TypedDict):
-    """One training example; `image` is `None` where `image_features` stand in for it, and the other way round."""
+    """One training example.
+
+    Args:
+        image (`PIL.Image.Image`, *optional*): RGB; `None` where `image_features` stand in for it.
+        image_features (`torch.Tensor` of shape `(M, D)`, *optional*): Cached output of the image tower.
+        caption (`str`): The caption drawn for this epoch.
+        image_id (`str`): Id of the image.
+        index (`int`): Row of the data set.
+    """
 
     image: Image.Image | None
     image_features: torch.Tensor | None

@@ -125,6 +125,9 @@ class QuarantineReport:
             parts.append(f"{self.bad_captions} captions are left out of rows that stay ({counts})")
         return "; ".join(parts) + (f". Each with its way out: {self.path}." if self.path else ".")
 
+    def __str__(self) -> str:
+        return self.summary()
+
 
 class QuarantineError(ValueError):
     """Too many bad rows to train on.

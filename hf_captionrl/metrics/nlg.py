@@ -11,7 +11,8 @@ import torch
 from hf_captionrl.metrics.captions import check_pairs
 from hf_captionrl.metrics.signature import signature
 from hf_captionrl.text.bleu import bleu_matches, bleu_scores, corpus_bleu
-from hf_captionrl.text.cider import CiderScorer, DocumentFrequencies
+from hf_captionrl.text.cider import CiderScorer
+from hf_captionrl.text.frequencies import DocumentFrequencies
 from hf_captionrl.text.ngrams import encode_words
 from hf_captionrl.text.tokenize import ptb_tokenize
 

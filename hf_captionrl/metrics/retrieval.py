@@ -70,12 +70,11 @@ def self_retrieval(
         block_size: Captions ranked at a time; `None` keeps a block of scores near 64 MiB.
         scorer: Scorer and revision, for the signature.
     Returns:
-        `dict`: `recall_at_<k>` in [0, 1] and `recall_at_<k>_ci` (low, high); `mean_rank`, `median_rank`; `ranks`, an
-        int
-        array: in the pool, the bag, the set or the block (in the whole pool for `"expected"`, of which mean and median
-        rank are the expected ones); `captions` and `groups`, the caption and the image (bag, with `bags`) of each
-        rank; `per_sample`, the recalls of each rank for [`paired_test`]; `num_captions`, `pool_size`,
-        `num_duplicate_images`, `signature`.
+        `dict`: `recall_at_<k>` in [0, 1], with `recall_at_<k>_ci` (low, high) and `recall_at_<k>_per_sample` for
+        [`paired_test`]; `mean_rank`, `median_rank`; `ranks`, an int array: in the pool, the bag, the set or the block
+        (for `"expected"` in the whole pool, and mean and median are of the expected ranks); `captions` and `groups`, the
+        caption and the image (bag, with `bags`) of each rank; `num_captions`, `pool_size`, `num_duplicate_images`,
+        `signature`.
     Raises:
         ValueError: If features, targets, bags, sets or options are bad; the message names the index.
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 
 from hf_captionrl.metrics import (
     bootstrap_interval,
@@ -16,7 +17,10 @@ from hf_captionrl.metrics import (
     self_retrieval,
 )
 
-__all__ = ["smile_suite"]
+__all__ = ["EMPTY_CAPTION", "smile_suite"]
+
+EMPTY_CAPTION = "."
+"""Stands for a caption without a word: scorers can read it, and n-gram metrics see nothing in it."""
 
 
 def smile_suite(
@@ -48,7 +52,7 @@ def smile_suite(
 
     Returns:
         `dict`: `length`, `lexical_diversity`, `pool_recall_at_1`, `pool_recall_at_5`, `rd100_recall_at_1`,
-        `rd100_recall_at_5`, `clip_score`, `perplexity`, `cider_d`, `hallucination`, `fact_recall` and, with bags,
+        `rd100_recall_at_5`, `clip_score`, `perplexity`, `cider_d`, `hallucination`, `fact_recall`, `empty_captions` (their number) and, with bags,
         `bag_<size>_recall_at_1`; `ranks`, the rank of each image in the pool; `<key>_ci` holds 95 % bootstrap intervals over images, `<key>_reason` why a value is None.
 
     Raises:
@@ -58,11 +62,15 @@ def smile_suite(
         if value is not None and len(value) != len(captions):
             raise ValueError(f"There are {len(captions)} captions but {len(value)} {name}. Pass one an image.")
     row: dict[str, Any] = {}
+    # A captioner may write nothing. The other metrics refuse that; here it counts as a caption that says nothing.
+    row["empty_captions"] = sum(not caption.strip() for caption in captions)
+    texts = [caption if caption.strip() else EMPTY_CAPTION for caption in captions]
 
-    def mean_with_interval(key: str, values: Any) -> None:
-        array = np.asarray(values, dtype=np.float64)
-        row[key] = float(array.mean())
-        row[f"{key}_ci"] = list(bootstrap_interval(array, seed=seed))
+    def mean_with_interval(key: str, values: Any, weights: Any = None) -> None:
+        values = np.asarray(values, dtype=np.float64)
+        total = len(values) if weights is None else float(np.sum(weights))
+        row[key] = float(values.sum() / total) if total else 0.0
+        row[f"{key}_ci"] = list(bootstrap_interval(values, weights=weights, seed=seed)) if total else None
 
     def missing(reason: str, *keys: str) -> None:
         for key in keys:
@@ -70,44 +78,45 @@ def smile_suite(
             row[f"{key}_reason"] = reason
 
     mean_with_interval("length", [len(caption.split()) for caption in captions])
-    row["lexical_diversity"] = float(caption_statistics(captions)["lexical_diversity"])
+    row["lexical_diversity"] = float(caption_statistics(texts)["lexical_diversity"])
 
     if text_features is None or image_features is None:
         keys = ["pool_recall_at_1", "pool_recall_at_5", "rd100_recall_at_1", "rd100_recall_at_5", "clip_score"]
         missing("no scorer", *keys)
     else:
-        pool = self_retrieval(text_features, image_features)
-        ranks = np.asarray(pool["ranks"])
-        row["ranks"] = ranks
-        mean_with_interval("pool_recall_at_1", ranks <= 1)
-        mean_with_interval("pool_recall_at_5", ranks <= 5)
+        text_features, image_features = torch.as_tensor(text_features), torch.as_tensor(image_features)
+        pool = self_retrieval(text_features, image_features, seed=seed)
+        row["ranks"] = np.asarray(pool["ranks"])
+        recalls = {"pool": pool}
         if len(captions) < 100:
             missing("fewer than 100 images", "rd100_recall_at_1", "rd100_recall_at_5")
         else:
-            rd100 = self_retrieval(text_features, image_features, num_distractors=99)
+            recalls["rd100"] = self_retrieval(text_features, image_features, num_distractors=99, seed=seed)
+        for name, found in recalls.items():
             for k in (1, 5):
-                mean_with_interval(f"rd100_recall_at_{k}", rd100[f"recall_at_{k}_per_sample"])
-        mean_with_interval("clip_score", clip_score(text_features, image_features, preset="smile")["per_sample"])
-        row["clip_score"] /= 100  # SMILE prints percent
-        row["clip_score_ci"] = [bound / 100 for bound in row["clip_score_ci"]]
+                row[f"{name}_recall_at_{k}"] = float(found[f"recall_at_{k}"])
+                row[f"{name}_recall_at_{k}_ci"] = [float(bound) for bound in found[f"recall_at_{k}_ci"]]
+        mean_with_interval("clip_score", clip_score(text_features, image_features, preset="hessel")["per_sample"])
         for size, members in (bags or {}).items():
-            found = self_retrieval(text_features, image_features, bags=members)
-            mean_with_interval(f"bag_{size}_recall_at_1", np.asarray(found["ranks"]) == 1)
+            found = self_retrieval(text_features, image_features, bags=members, ks=(1,), seed=seed)
+            row[f"bag_{size}_recall_at_1"] = float(found["recall_at_1"])
+            row[f"bag_{size}_recall_at_1_ci"] = [float(bound) for bound in found["recall_at_1_ci"]]
 
     if perplexity is None:
         missing("no language model", "perplexity")
     else:
-        row["perplexity"] = float(perplexity(captions))
+        row["perplexity"] = float(perplexity(texts))
 
     if references is None:
         missing("no references", "cider_d")
     else:
-        mean_with_interval("cider_d", cider_d(list(captions), [list(r) for r in references])["per_sample"])
+        mean_with_interval("cider_d", cider_d(texts, [list(r) for r in references])["per_sample"])
 
     if facts is None or check is None:
         missing("no truth to check against", "hallucination", "fact_recall")
     else:
-        found = faithfulness(captions, facts, check)
-        row["hallucination"] = float(found["hallucination"])
-        row["fact_recall"] = float(found["fact_recall"])
+        counts = faithfulness(texts, facts, check)["per_sample"]
+        numbers = {name: np.asarray(values) for name, values in counts.items()}
+        mean_with_interval("hallucination", numbers["wrong"], numbers["wrong"] + numbers["right"])
+        mean_with_interval("fact_recall", numbers["recalled"], numbers["recalled"] + numbers["missed"])
     return row

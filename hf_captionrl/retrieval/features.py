@@ -245,15 +245,13 @@ class FeatureCache:
     def _compute(
         self, keys: list[str], todo: list[int], compute: Callable, batch_size: int, progress: bool | str
     ) -> None:
-        from tqdm.auto import tqdm
-
-        label = progress if isinstance(progress, str) else f"{self.identity['what']} features"
         pending: list[tuple[list[str], Any]] = []
         size, written_at = 0, time.monotonic()
-        with tqdm(total=len(todo), desc=label, disable=not progress, unit="img") as bar:
+        with _bar(len(todo), progress, f"{self.identity['what']} features") as bar:
             for offset in range(0, len(todo), batch_size):
                 part = todo[offset : offset + batch_size]
-                bar.update(len(part))
+                if bar is not None:
+                    bar.update(len(part))
                 if not self._in_memory:
                     self._store.refresh()
                     part = [i for i in part if keys[i] not in self]
@@ -350,6 +348,16 @@ class FeatureCache:
                 f" Cached are other revisions of this model ({', '.join(sorted(others)[:3])}): those are never mixed."
             )
         return text
+
+
+def _bar(total: int, progress: bool | str, label: str) -> contextlib.AbstractContextManager[Any]:
+    if not progress:
+        # Not a disabled tqdm: even that takes a lock shared with forked processes, and one of them, killed while it
+        # holds the lock, stops all others for ever.
+        return contextlib.nullcontext()
+    from tqdm.auto import tqdm
+
+    return tqdm(total=total, desc=progress if isinstance(progress, str) else label, unit="img")
 
 
 def _check_keys(keys: Sequence[str]) -> list[str]:

@@ -83,7 +83,7 @@ def check_targets(targets: Any, num_captions: int, num_images: int) -> Tensor:
     if targets is None:
         if num_captions != num_images:
             raise ValueError(
-                f"{num_captions} captions and {num_images} images do not pair up. Pass targets, each caption's image row."
+                f"{num_captions} captions and {num_images} images do not pair up. Pass targets, an image row each."
             )
         return torch.arange(num_captions)
     rows = torch.as_tensor(targets)
@@ -182,8 +182,8 @@ def distractor_recall(rank: Tensor, pool_size: int, *, k: int = 1, num_distracto
     r"""Chance that the own image is among the first k against distractors drawn at random from the pool.
 
     Exact: with b = rank - 1 better images among the other M - 1, the number of better ones among n distractors is
-    hypergeometric, so the chance is `sum_{i<k} C(b, i) C(M-1-b, n-i) / C(M-1, n)`, for k = 1 `C(M-1-b, n) / C(M-1,
-    n)`.
+    hypergeometric, so the chance is `sum_{i<k} C(b, i) C(M-1-b, n-i) / C(M-1, n)`;
+    for k = 1 that is `C(M-1-b, n) / C(M-1, n)`.
 
     Args:
         rank (`torch.Tensor` of shape `(N,)`): Ranks in the whole pool, 1 = best.

@@ -2,255 +2,21 @@
 
 The two are different metrics. CIDEr-D (what pycocoevalcap and most papers call "CIDEr") clips the candidate's counts
 at the reference's and multiplies by a Gaussian of the difference in length; plain CIDEr does neither.
+
+Legend: N candidates, R references, S references of one image, E entries (caption, n-gram) with a count, U n-grams.
 """
 
-import json
 import math
-import os
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
-from hf_captionrl.text.ngrams import NgramCounts, TokenBatch, count_ngrams, encode_words, positions
+from hf_captionrl.text.frequencies import EOS, DocumentFrequencies, check_words
+from hf_captionrl.text.ngrams import TokenBatch, count_ngrams, encode_words, positions
 
-__all__ = ["EOS", "CiderScorer", "DocumentFrequencies"]
-
-EOS = "<eos>"
-_FORMAT = "hf_captionrl.document_frequencies.1"
-
-
-@dataclass(frozen=True)
-class DocumentFrequencies:
-    """In how many images (documents) each n-gram of the references stands.
-
-    Make one with [`DocumentFrequencies.from_references`] from the words of the training references (or with
-    `from_token_batch` from token ids), never from the batch at hand: frequencies of one batch are another metric
-    (1.157 against 1.075 on one batch), and those of one image alone make every score 0.
-
-    Args:
-        num_documents: Images counted.
-        words: Ids of words 0 ... W-1; `None` where n-grams are of token ids.
-        keys: Per order, sorted int64 tensor of `prefix * base + word`, `prefix` being the position of the n-gram
-            without its last word among the keys of the order before.
-        counts: Per order, the documents of each key.
-        base: Multiplier in the keys, larger than any word id.
-        eos: Whether every caption was counted with an end-of-sequence word.
-    """
-
-    num_documents: int
-    words: dict[str, int] | None
-    keys: tuple[Tensor, ...]
-    counts: tuple[Tensor, ...]
-    base: int
-    eos: bool
-
-    @classmethod
-    def from_references(
-        cls, references: Sequence[Sequence[Sequence[str]]], *, eos: bool = False, max_order: int = 4
-    ) -> "DocumentFrequencies":
-        """Count the references of all images.
-
-        Args:
-            references: For each image its references, each a list of words.
-            eos: Whether to end every reference with an end-of-sequence word, so that endings are scored too.
-            max_order: Longest n-gram.
-        Returns:
-            `DocumentFrequencies`: On words.
-        Raises:
-            ValueError: If there is no image, an image has no reference, or a reference is a string.
-        """
-        _check_words(references, "references")
-        words: dict[str, int] = {}
-        end = [EOS] if eos else []
-        batch = encode_words([[*caption, *end] for captions in references for caption in captions], words)
-        sizes = torch.tensor([len(captions) for captions in references])
-        documents = torch.repeat_interleave(torch.arange(len(references)), sizes)
-        return cls.from_token_batch(batch, documents, words=words, eos=eos, max_order=max_order)
-
-    @classmethod
-    def from_token_batch(
-        cls,
-        batch: TokenBatch,
-        documents: Tensor,
-        *,
-        words: dict[str, int] | None = None,
-        eos: bool = False,
-        max_order: int = 4,
-    ) -> "DocumentFrequencies":
-        """Count references that are integers already, such as the token ids of a captioner.
-
-        Args:
-            batch: The references, EOS included if it is to be scored.
-            documents (`torch.Tensor` of shape `(N,)`): Image of each reference, 0 ... M-1.
-            words: Ids of the words, where ids stand for words.
-            eos: Whether the references end with EOS, for the record.
-            max_order: Longest n-gram.
-        Returns:
-            `DocumentFrequencies`: On the CPU.
-        Raises:
-            ValueError: If there is no reference.
-        """
-        if len(batch) == 0:
-            raise ValueError("There is no reference to count.")
-        counts = count_ngrams(batch, max_order, documents)
-        frequency = torch.bincount(counts.column_ids, minlength=counts.num_distinct).cpu()
-        base = int(batch.tokens.max()) + 1 if len(batch.tokens) else 1
-        prefixes, last = counts.prefixes.cpu(), counts.words.cpu()
-        keys, found = [], []
-        for n in range(max_order):
-            here = slice(counts.offsets[n], counts.offsets[n + 1])
-            # Ids of an order are sorted by (prefix, word), and so are these keys.
-            keys.append((prefixes[here] - (counts.offsets[n - 1] if n else -1)) * base + last[here])
-            found.append(frequency[here].to(torch.int32))
-        return cls(int(documents.max()) + 1, words, tuple(keys), tuple(found), base, eos)
-
-    @property
-    def max_order(self) -> int:
-        """Longest n-gram counted."""
-        return len(self.keys)
-
-    def to(self, device: torch.device | str) -> "DocumentFrequencies":
-        """Move the tables.
-
-        Args:
-            device: Where to.
-        Returns:
-            `DocumentFrequencies`: With its tables on that device.
-        """
-        keys, counts = tuple(k.to(device) for k in self.keys), tuple(c.to(device) for c in self.counts)
-        return DocumentFrequencies(self.num_documents, self.words, keys, counts, self.base, self.eos)
-
-    def lookup(self, counts: NgramCounts) -> Tensor:
-        """Documents that hold each distinct n-gram.
-
-        Args:
-            counts: Counts whose words have the ids of this object.
-        Returns:
-            `torch.Tensor` of shape `(U,)`: int64, 0 for n-grams never seen.
-        Raises:
-            ValueError: If longer n-grams are asked for than were counted.
-        """
-        if counts.max_order > self.max_order:
-            raise ValueError(
-                f"n-grams of order {counts.max_order} asked for, but {self.max_order} is the longest counted."
-            )
-        found, position = [], torch.zeros_like(counts.words[:0])
-        for n in range(counts.max_order):
-            here = slice(counts.offsets[n], counts.offsets[n + 1])
-            keys, frequency = self.keys[n].to(position.device), self.counts[n].to(position.device)
-            word = counts.words[here]
-            if len(keys) == 0:
-                found.append(torch.zeros_like(word))
-                position = torch.full_like(word, -1)
-                continue
-            # Positions of this order's prefixes among the keys; an unseen prefix (-1) makes a negative key, which is
-            # not found, and so would a word past the base be taken for another one: it is masked.
-            prefix = position.index_select(0, counts.prefixes[here] - counts.offsets[n - 1]) if n else 0
-            key = torch.where(word < self.base, prefix * self.base + word, -1)
-            # Where every word id occurs, as with words, an id is its own position.
-            at = key if n == 0 and len(keys) == self.base else torch.searchsorted(keys, key)
-            at = at.clamp(min=0, max=len(keys) - 1)
-            known = keys.index_select(0, at) == key
-            position = torch.where(known, at, -(self.base + 1))
-            found.append(torch.where(known, frequency.index_select(0, at).long(), 0))
-        return torch.cat(found)
-
-    def of(self, ngram: str) -> int:
-        """Documents that hold one n-gram, for a look by hand.
-
-        Args:
-            ngram: Words with blanks between them.
-        Returns:
-            `int`: 0 if it was never seen.
-        Raises:
-            ValueError: If frequencies are of token ids, or the n-gram is empty or longer than was counted.
-        """
-        words = ngram.split()
-        if self.words is None:
-            raise ValueError("These frequencies are of token ids, not of words.")
-        if not 1 <= len(words) <= self.max_order:
-            raise ValueError(f"{ngram!r} has {len(words)} words; 1 to {self.max_order} were counted.")
-        counts = count_ngrams(encode_words([words], known=self.words), len(words))
-        return int(self.lookup(counts)[counts.offsets[-2]])
-
-    def save(self, path: str | os.PathLike) -> None:
-        """Write a safetensors file, whole or not at all.
-
-        Args:
-            path: The file.
-        """
-        tensors = {f"keys_{n}": keys.cpu().contiguous() for n, keys in enumerate(self.keys)}
-        tensors |= {f"counts_{n}": counts.cpu().contiguous() for n, counts in enumerate(self.counts)}
-        if self.words is not None:
-            # A word has no line break in it, so lines are a safe list.
-            text = "\n".join(self.words).encode()
-            tensors["words"] = torch.frombuffer(bytearray(text), dtype=torch.uint8) if text else torch.empty(0).byte()
-        metadata = {"format": _FORMAT, "num_documents": str(self.num_documents), "base": str(self.base)}
-        metadata["eos"] = json.dumps(self.eos)
-        metadata["max_order"] = str(self.max_order)
-        partial = Path(f"{os.fspath(path)}.{os.getpid()}.partial")
-        save_file(tensors, partial, metadata=metadata)
-        os.replace(partial, path)
-
-    @classmethod
-    def load(cls, path: str | os.PathLike) -> "DocumentFrequencies":
-        """Read what [`DocumentFrequencies.save`] wrote; nothing in the file is executed.
-
-        Args:
-            path: The file.
-        Returns:
-            `DocumentFrequencies`: Equal to the saved one.
-        Raises:
-            ValueError: If the file is not one, is cut or is of another version.
-        """
-        try:
-            with safe_open(os.fspath(path), framework="pt") as file:
-                metadata = file.metadata() or {}
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        except SafetensorError as error:
-            raise ValueError(
-                f"{os.fspath(path)} is not a file of document frequencies: {error}. Count them anew."
-            ) from error
-        if metadata.get("format") != _FORMAT:
-            raise ValueError(
-                f"{os.fspath(path)} has the format {metadata.get('format')!r}, not {_FORMAT!r}. Count them anew."
-            )
-        orders = range(int(metadata["max_order"]))
-        words = None
-        if "words" in tensors:
-            text = bytes(tensors["words"].numpy()).decode()
-            words = {word: i for i, word in enumerate(text.split("\n"))} if text else {}
-        return cls(
-            num_documents=int(metadata["num_documents"]),
-            words=words,
-            keys=tuple(tensors[f"keys_{n}"] for n in orders),
-            counts=tuple(tensors[f"counts_{n}"] for n in orders),
-            base=int(metadata["base"]),
-            eos=json.loads(metadata["eos"]),
-        )
-
-
-def _check_words(groups: Sequence[Sequence[Sequence[str]]], name: str) -> None:
-    if len(groups) == 0:
-        raise ValueError(f"There are no {name}. Pass a list for each image.")
-    for i, captions in enumerate(groups):
-        if isinstance(captions, str):
-            raise ValueError(
-                f"{name}[{i}] is a string, not a list of captions. Pass [[...], ...], a list for each image."
-            )
-        if len(captions) == 0:
-            raise ValueError(f"{name}[{i}] is empty: every image needs at least one.")
-        for j, caption in enumerate(captions):
-            if isinstance(caption, str):
-                raise ValueError(
-                    f"{name}[{i}][{j}] is a string; its characters would be counted as words. Tokenise it first."
-                )
+__all__ = ["CiderScorer"]
 
 
 class CiderScorer:
@@ -305,8 +71,8 @@ class CiderScorer:
             candidates: For each image, its candidates as lists of words.
             references: For each image, its references as lists of words.
         Returns:
-            `torch.Tensor` of shape `(N,)`: float64 scores in [0, 10] of all candidates, image after image; higher is
-        better.
+            `torch.Tensor` of shape `(N,)`: float64 scores in [0, 10] of all candidates, image after image; higher
+            is better.
         Raises:
             ValueError: If the numbers of images disagree, an image has no candidate or no reference, or frequencies
                 are of token ids.
@@ -319,8 +85,8 @@ class CiderScorer:
             raise ValueError(
                 f"{len(candidates)} images with candidates and {len(references)} with references. Pass one each."
             )
-        _check_words(candidates, "candidates")
-        _check_words(references, "references")
+        check_words(candidates, "candidates")
+        check_words(references, "references")
         captions = [caption for groups in (candidates, references) for group in groups for caption in group]
         if self.frequencies.eos:
             captions = [[*caption, EOS] for caption in captions]
@@ -372,8 +138,11 @@ class CiderScorer:
         amount = counts.counts.double()
         norms = torch.bincount(segment, squared * amount * amount, len(batch) * width).sqrt_().view(-1, width)
 
-        ours = positions(counts.rows < num_candidates)  # (E',) entries of the candidates
-        theirs = counts.table(slots).index_select(0, counts.columns.index_select(0, ours))  # (E', S)
+        # Only n-grams that some reference of the image shares add to the products: a third of all.
+        table = counts.table(slots)  # (C, S) counts in each reference
+        shared = (table.amax(dim=1) > 0).index_select(0, counts.columns)
+        ours = positions((counts.rows < num_candidates) & shared)  # (E',)
+        theirs = table.index_select(0, counts.columns.index_select(0, ours))  # (E', S)
         own = amount.index_select(0, ours)[:, None]
         clipped = torch.minimum(own, theirs) if self.variant == "cider_d" else own
         products = clipped * theirs * squared.index_select(0, ours)[:, None]

@@ -249,6 +249,8 @@ def count_ngrams(batch: TokenBatch, max_order: int = 4, groups: Tensor | None = 
         offsets.append(offsets[-1] + len(examples))
     rows, ids = torch.cat(all_rows), torch.cat(all_ids)
     column = groups.index_select(0, rows) * max(offsets[-1], 1) + ids
+    if (int(groups.max()) + 1 if len(groups) else 1) * max(offsets[-1], 1) * len(lengths) >= 2**63:
+        column, _ = _distinct(column)  # millions of images: smaller numbers in the same order
     ordered, where = _sort(column * max(len(lengths), 1) + rows)
     first = positions(_heads(ordered))  # (E,) where each entry begins
     where = where.index_select(0, first)

@@ -50,7 +50,6 @@ class CaptionConfig(TrainingArguments):
     # Captioning needs every column of the data set, and the trainers count supervised tokens themselves.
     remove_unused_columns: bool = field(default=False, metadata={"help": "Must stay False: collators need all columns."})
     label_names: list[str] | None = field(default_factory=lambda: ["labels"], metadata={"help": "Names of the labels."})
-    report_to: str | list[str] = field(default="none", metadata={"help": "Integrations to report to."})
 
     def __post_init__(self) -> None:
         if self.remove_unused_columns:

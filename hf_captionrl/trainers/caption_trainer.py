@@ -16,6 +16,7 @@ from hf_captionrl.captioners.base import Captioner
 from hf_captionrl.data import CaptionCollator, CaptionDataset, open_image
 from hf_captionrl.losses import IGNORE_INDEX
 from hf_captionrl.metrics import caption_statistics, self_retrieval
+from hf_captionrl.metrics.suites import EMPTY_CAPTION
 from hf_captionrl.retrieval import FeatureCache, FeatureView, Scorer, image_hash
 from hf_captionrl.trainers.caption_config import CaptionConfig
 
@@ -330,7 +331,7 @@ class CaptionTrainer(Trainer):
         dataset = eval_dataset if eval_dataset is not None else self.caption_eval_dataset
         if dataset is None:
             raise ValueError("There are no evaluation data. Pass eval_dataset to evaluate or to the trainer.")
-        captions = self.generate_captions(dataset)
+        captions = [caption.strip() or EMPTY_CAPTION for caption in self.generate_captions(dataset)]
         statistics = caption_statistics(captions)
         metrics: dict[str, float] = {
             "length": float(statistics["length"]),
@@ -339,7 +340,8 @@ class CaptionTrainer(Trainer):
         if self.scorer is not None:
             text = torch.as_tensor(self.scorer.text_features(captions))
             images = self.scorer_image_features(dataset)
-            metrics |= {k: float(self_retrieval(text, images)[k]) for k in ("recall_at_1", "recall_at_5")}
+            pool = self_retrieval(text, images)
+            metrics |= {k: float(pool[k]) for k in ("recall_at_1", "recall_at_5")}
             if len(captions) >= 100:
                 metrics["rd100_recall_at_1"] = float(self_retrieval(text, images, num_distractors=99)["recall_at_1"])
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in metrics.items()}

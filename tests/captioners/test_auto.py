@@ -128,7 +128,11 @@ def test_what_writes_no_captions_is_refused(tmp_path):
     bert = BertForMaskedLM(
         BertConfig(vocab_size=20, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1)
     )
-    for name, model, way_out in [("clip", clip, "load_scorer"), ("gpt2", gpt2, "vision-to-text"), ("bert", bert, "blip")]:
+    for name, model, way_out in [
+        ("clip", clip, "load_scorer"),
+        ("gpt2", gpt2, "vision-to-text"),
+        ("bert", bert, "blip"),
+    ]:
         with pytest.raises(ValueError, match=rf"'{name}'.*no captioner.*{way_out}|no captioner of.*{way_out}"):
             load_captioner(model)
         model.save_pretrained(tmp_path / name)

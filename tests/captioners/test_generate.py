@@ -145,9 +145,25 @@ def test_modes_are_left_as_they_were_and_misuse_is_refused():
     assert not captioner.vision_tower.training
     with pytest.raises(ValueError, match="either pixel_values or image_features"):
         captioner.generate()
+    batch = captioner.collate(tiny_images(2), tiny_captions(2))
     with pytest.raises(ValueError, match="different batch sizes"):
-        batch = captioner.collate(tiny_images(2), tiny_captions(2))
         captioner.model(**batch, image_features=torch.zeros(1, 5, 32))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_models_positions_are_not_overrun(family):
+    captioner = tiny_captioner(family, prompt="a cat ")
+    head = captioner.output_head(captioner.base_model)
+    with torch.no_grad():  # never ends
+        head.weight[captioner.eos_token_id] = 0
+        if head.bias is not None:
+            head.bias[captioner.eos_token_id] = -1e4
+    batch = captioner.collate(tiny_images(2), ["red cat " * 100] * 2, max_length=500)
+    assert batch["labels"].size(1) == captioner.max_text_tokens == 64
+    captioner.log_probs(batch)
+    written = captioner.generate(pixel_values=batch["pixel_values"], max_new_tokens=500)
+    assert written.ids.size(1) == 64 - len(captioner.prompt_ids())
+    assert not written.ended.any()
 
 
 def test_vision_signature_knows_weights_and_preparation():

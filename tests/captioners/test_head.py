@@ -185,7 +185,7 @@ def test_a_loss_that_is_no_plain_cross_entropy_is_told_apart(caplog):
     captioner.model.loss_function = lambda *args, **kwargs: torch.tensor(0.5)
     with caplog.at_level(logging.WARNING):
         captioner.self_check(batch)
-    assert "own loss is 0.5" in caplog.text
+    assert "own loss of GitForCausalLM is 0.5" in caplog.text
     assert not captioner.use_full_logits
 
 
@@ -251,7 +251,8 @@ def test_copies_pickles_and_signatures():
     assert inspect.signature(model.forward) == inspect.signature(untouched.forward)
     for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         torch.testing.assert_close(
-            other(**batch, head_objective=mean_cross_entropy).loss, model(**batch, head_objective=mean_cross_entropy).loss
+            other(**batch, head_objective=mean_cross_entropy).loss,
+            model(**batch, head_objective=mean_cross_entropy).loss,
         )
         with torch.no_grad():
             for parameter in other.parameters():
@@ -282,7 +283,7 @@ def test_misuse_is_refused():
         captioner.model(batch["pixel_values"], head_objective=LogProbsObjective())
     with pytest.raises(ValueError, match="positions for"):
         captioner.model(**{**batch, "labels": torch.zeros(4, 30).long()}, head_objective=LogProbsObjective())
-    with pytest.raises(ValueError, match="multiple|shared among"):
+    with pytest.raises(ValueError, match="cannot be shared among"):
         captioner.model(**{**batch, "pixel_values": batch["pixel_values"][:3]}, head_objective=LogProbsObjective())
     untouched.forward = lambda **kwargs: None
     with pytest.raises(ValueError, match="replaced before"):

@@ -57,7 +57,7 @@ def test_bad_captions_are_named():
     assert captioner.encode_captions(["dog"], max_length=8)["labels"].tolist()[0][:7] == [IGNORE_INDEX] * 7
     with pytest.raises(TypeError, match="Caption 1 is 3"):
         captioner.encode_captions(["dog", 3])
-    with pytest.raises(ValueError, match="Caption 0 .* is empty"):
+    with pytest.raises(ValueError, match=r"Caption 0 .* is empty"):
         captioner.encode_captions([" \n"])
     with pytest.raises(ValueError, match="no captions"):
         captioner.encode_captions([])

@@ -40,7 +40,7 @@ def test_the_draw_is_the_same_on_every_machine():
         for i in ("a", "391895", "\u72ac")
     ]
     assert drawn == GOLDEN
-    # Another process with another hash seed; the function alone, since importing torch takes longer than all tests here.
+    # Another process, another hash seed; the function alone, since importing torch takes longer than all tests here.
     source = f"from __future__ import annotations\nimport hashlib\n{inspect.getsource(draw_caption)}"
     code = f"{source}\nprint([draw_caption(7, seed=1, epoch=e, image_id='x') for e in range(20)])"
     env = {"PYTHONHASHSEED": "77"}

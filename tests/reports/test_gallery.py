@@ -270,7 +270,8 @@ DRIVER = """
     document.querySelectorAll(".card:not([hidden])").length + "/" +
     document.querySelectorAll(".card:not([hidden]) .caption:not([hidden])").length + " " +
     document.getElementById("count").textContent);
-  const type = (text) => { const f = document.getElementById("filter"); f.value = text; f.dispatchEvent(new Event("input")); };
+  const filter = document.getElementById("filter");
+  const type = (text) => { filter.value = text; filter.dispatchEvent(new Event("input")); };
   say();
   type("PIGS test-3"); say();
   type("no such word"); say(); log.push(document.getElementById("nothing").hidden);

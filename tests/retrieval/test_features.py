@@ -191,7 +191,9 @@ def test_processes_of_one_job_share_the_work(tmp_path, monkeypatch):
         return truth([KEYS[i] for i in rows])
 
     view = make(tmp_path).get_or_compute(KEYS, compute, batch_size=10)
-    assert [i for call in calls for i in call] == list(range(30, 60))  # begins in the middle, leaves out what is there by then
+    assert [i for call in calls for i in call] == list(
+        range(30, 60)
+    )  # begins in the middle, leaves out what is there by then
     np.testing.assert_array_equal(np.asarray(view), truth(KEYS))
 
 
@@ -290,7 +292,6 @@ def test_for_scorer(tmp_path):
 
 
 # ------------------------------------------------------------------ killed, at once
-
 
 
 def forked(function):

@@ -1,0 +1,151 @@
+"""From images and captions to batches, and back.
+
+Legend: B images or captions, N captions, T tokens, M image tokens, D features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from PIL import Image
+from torch import Tensor
+
+from hf_captionrl.captioners.tokens import completion_mask, encode, pad_rows, prompt_token_ids
+
+__all__ = ["Encoding"]
+
+
+class Encoding:
+    """The part of [`Captioner`] that makes batches and reads completions."""
+
+    tokenizer: Any
+    image_processor: Any
+    prompt: str
+    start_token_id: int
+    eos_token_id: int
+    pad_token_id: int
+
+    @property
+    def max_text_tokens(self) -> int:
+        """Longest text in tokens that the model has positions for."""
+        raise NotImplementedError
+
+    def prompt_ids(self) -> list[int]:
+        """What stands before every caption.
+
+        Returns:
+            `list[int]`: Ids of the start token and the prompt.
+        """
+        return [self.start_token_id, *prompt_token_ids(self.tokenizer, self.prompt)]
+
+    def encode_images(self, images: Sequence[Image.Image]) -> Tensor:
+        """Prepare images for the model.
+
+        Args:
+            images (`Sequence[PIL.Image.Image]`): B images.
+
+        Returns:
+            `torch.Tensor` of shape `(B, 3, H, W)`: `pixel_values`.
+        """
+        return self.image_processor(images=list(images), return_tensors="pt")["pixel_values"]
+
+    def encode_captions(self, captions: Sequence[str], *, max_length: int = 40) -> dict[str, Tensor]:
+        """Token ids and labels of captions behind the prompt.
+
+        Args:
+            captions (`Sequence[str]`): B captions.
+            max_length (`int`): Longest row in tokens; longer captions are cut and then lack the end token.
+
+        Returns:
+            `dict`: `input_ids`, `attention_mask`, `labels`, each `(B, T)`. The end token is supervised; start, prompt
+            and padding are not.
+
+        Raises:
+            TypeError: If a caption is not a string.
+            ValueError: If a caption is empty or the prompt leaves no room for one.
+        """
+        return encode(
+            self.tokenizer,
+            captions,
+            prompt=self.prompt,
+            start_id=self.start_token_id,
+            end_id=self.eos_token_id,
+            pad_id=self.pad_token_id,
+            max_length=min(max_length, self.max_text_tokens),
+        )
+
+    def encode_completions(self, ids: Tensor, mask: Tensor | None = None) -> dict[str, Tensor]:
+        """Token ids and labels of generated completions, so that `log_probs` can score what was written.
+
+        Args:
+            ids (`torch.Tensor` of shape `(N, T)`): Ids behind the prompt, as `generate` returns them.
+            mask (`torch.Tensor` of shape `(N, T)`, *optional*): Which of them count; by default up to the end token.
+
+        Returns:
+            `dict`: `input_ids`, `attention_mask`, `labels`, on the device of `ids`.
+        """
+        if mask is None:
+            mask, _ = completion_mask(ids, end_id=self.eos_token_id, pad_id=self.pad_token_id)
+        before = self.prompt_ids()
+        rows = [before + row[keep].tolist() for row, keep in zip(ids, mask, strict=True)]
+        batch = pad_rows(rows, ignored=len(before), pad_id=self.pad_token_id)
+        return {name: value.to(ids.device) for name, value in batch.items()}
+
+    def collate(
+        self,
+        images: Sequence[Image.Image] | None,
+        captions: Sequence[str],
+        *,
+        image_features: Tensor | None = None,
+        max_length: int = 40,
+    ) -> dict[str, Tensor]:
+        """One batch of images, or their features, and captions.
+
+        Args:
+            images (`Sequence[PIL.Image.Image]`, *optional*): B images.
+            captions (`Sequence[str]`): B captions, or a multiple of it: the captions of an image stand in a row.
+            image_features (`torch.Tensor` of shape `(B, M, D)`, *optional*): In place of the images.
+            max_length (`int`): Longest caption in tokens, start, prompt and end included.
+
+        Returns:
+            `dict`: What the model takes.
+
+        Raises:
+            ValueError: If both or neither of images and features are given.
+        """
+        if (images is None) == (image_features is None):
+            raise ValueError("Give either images or image_features, the cached output of the image tower.")
+        batch = self.encode_captions(captions, max_length=max_length)
+        if images is not None:
+            batch["pixel_values"] = self.encode_images(images)
+        elif image_features is not None:
+            batch["image_features"] = image_features
+        return batch
+
+    @staticmethod
+    def align_labels(labels: Tensor) -> Tensor:
+        """The labels as an objective sees them: position t of it is predicted by position t of the hidden states.
+
+        Args:
+            labels (`torch.Tensor` of shape `(B, T)`): Of a batch.
+
+        Returns:
+            `torch.Tensor` of shape `(B, T - 1)`.
+        """
+        return labels[:, 1:]
+
+    def decode(self, ids: Tensor, mask: Tensor | None = None) -> list[str]:
+        """Captions of completions.
+
+        Args:
+            ids (`torch.Tensor` of shape `(N, T)`): Ids behind the prompt.
+            mask (`torch.Tensor` of shape `(N, T)`, *optional*): Which of them count; by default up to the end token.
+
+        Returns:
+            `list[str]`: Without special tokens, stripped.
+        """
+        if mask is None:
+            mask, _ = completion_mask(ids, end_id=self.eos_token_id, pad_id=self.pad_token_id)
+        rows = [row[keep].tolist() for row, keep in zip(ids, mask, strict=True)]
+        return [self.tokenizer.decode(row, skip_special_tokens=True).strip() for row in rows]

@@ -1,0 +1,130 @@
+"""Ids stay unique, splits stay apart, and what is missing is cut the same way on every machine."""
+
+import json
+import logging
+import shutil
+
+import datasets
+import pytest
+
+from hf_captionrl.data import hash_split, load_caption_splits, load_captions
+from hf_captionrl.data.columns import replace_column
+from tests.data.photos import embedded, make_folder, png
+
+ALL = (1, 0, 0)  # no split is taken out of train
+
+
+# --- ids ---
+
+
+def test_one_caption_a_row_is_joined(tmp_path, caplog):
+    make_folder(tmp_path, 2)
+    rows = [{"file_name": f"{n % 2}.png", "caption": f"caption {n}"} for n in range(6)]
+    (tmp_path / "metadata.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with caplog.at_level(logging.WARNING):
+        ds = load_captions("imagefolder", data_dir=tmp_path, split_fractions=ALL)
+    assert ds["image_id"][:] == ["0.png", "1.png"]
+    assert ds["captions"][:] == [["caption 0", "caption 2", "caption 4"], ["caption 1", "caption 3", "caption 5"]]
+    assert "4 rows repeat an image" in caplog.text
+
+
+def test_one_id_for_two_images_is_an_error(tmp_path):
+    folder = make_folder(tmp_path, 4, rows={n: {"image_id": "same" if n > 1 else n} for n in range(4)})
+    with pytest.raises(
+        ValueError, match=r"image_id 'same' stands for different images in rows 2 and 3.*image_id_column"
+    ):
+        load_captions("imagefolder", data_dir=folder)
+
+
+def test_ids_are_strings_and_never_missing(tmp_path):
+    folder = make_folder(tmp_path, 4, rows={0: {"image_id": 7}, 1: {"image_id": 2.5}, 2: {"image_id": ""}})
+    ds = load_captions("imagefolder", data_dir=folder, split_fractions=ALL)
+    assert ds.features["image_id"] == datasets.Value("string")
+    assert ds["image_id"][2:] == ["train-000002", "train-000003"]
+    table = datasets.Dataset.from_dict({"image": ["a", "b"], "text": ["x", "y"], "image_id": [7.0, None]})
+    table.to_parquet(tmp_path / "t.parquet")
+    assert load_captions(str(tmp_path / "t.parquet"), split_fractions=ALL)["image_id"][:] == ["7", "train-000001"]
+
+
+def test_splits_that_number_alike_are_told_apart(tmp_path, caplog):
+    for name, first in (("train", 0), ("validation", 3)):
+        folder = make_folder(tmp_path / name, 3, rows={n: {"image_id": n} for n in range(3)})
+        for n in range(3):
+            (folder / f"{n}.png").write_bytes(png(first + n))
+    make_folder(tmp_path / "test", 1, rows={0: {"image_id": 99}})
+    splits = load_caption_splits("imagefolder", data_dir=tmp_path)
+    assert splits["train"]["image_id"][:] == ["train/0", "train/1", "train/2"]
+    assert splits["validation"]["image_id"][:] == ["validation/0", "validation/1", "validation/2"]
+    assert "number their images alike" in caplog.text
+
+
+def test_the_same_image_in_two_splits_is_said(tmp_path, caplog):
+    splits = datasets.DatasetDict({"train": embedded(5), "test": embedded(2), "validation": embedded(6).select([5])})
+    splits.save_to_disk(tmp_path / "d")
+    loaded = load_caption_splits(str(tmp_path / "d"))
+    assert loaded["test"]["image_id"][:] == ["id-0", "id-1"]
+    assert "2 images are in train and in test" in caplog.text
+
+
+# --- splits ---
+
+
+def test_hash_split_is_exact_stable_and_blind_to_order(tmp_path):
+    ds = embedded(200)
+    shares = {"train": 0.8, "validation": 0.15, "test": 0.05}
+    parts = hash_split(ds, shares)
+    assert {name: len(part) for name, part in parts.items()} == {"train": 160, "validation": 30, "test": 10}
+    ids = {name: set(part["image_id"]) for name, part in parts.items()}
+    assert set.union(*ids.values()) == set(ds["image_id"])
+    shuffled = hash_split(ds.shuffle(seed=3), shares)
+    assert {name: set(part["image_id"]) for name, part in shuffled.items()} == ids
+    assert {name: set(part["image_id"]) for name, part in hash_split(ds, shares, seed=1).items()} != ids
+    # Ten images fewer: only those at the cuts change sides.
+    fewer = hash_split(ds.select(range(190)), shares)
+    assert sum(len(set(fewer[name]["image_id"]) - ids[name]) for name in fewer) <= 4
+    # The same on every machine.
+    assert sorted(ids["test"]) == [f"id-{n}" for n in (100, 121, 126, 131, 172, 36, 49, 52, 6, 75)]
+
+
+def test_small_sets_get_a_bit_of_everything():
+    shares = {"train": 0.8, "validation": 0.1, "test": 0.1}
+    sizes = [{n: len(p) for n, p in hash_split(embedded(count), shares).items()} for count in (1, 2, 3, 4)]
+    assert sizes[0] == {"train": 1}
+    assert sizes[1] == {"train": 1, "test": 1}
+    assert sizes[2] == {"train": 1, "validation": 1, "test": 1}
+    assert sizes[3] == {"train": 2, "validation": 1, "test": 1}
+    with pytest.raises(ValueError, match=r"add up to 1"):
+        hash_split(embedded(3), {"train": 0.9, "test": 0.2})
+
+
+def test_only_missing_splits_are_taken_out_of_train(tmp_path):
+    for name, count in (("train", 20), ("test", 5)):
+        make_folder(tmp_path / name, count, rows={n: {"image_id": f"{name}{n}"} for n in range(count)})
+    splits = load_caption_splits("imagefolder", data_dir=tmp_path)
+    assert {name: len(ds) for name, ds in splits.items()} == {"train": 18, "validation": 2, "test": 5}
+    assert {name: str(ds.split) for name, ds in splits.items()} == {name: name for name in splits}
+    shutil.rmtree(tmp_path / "train")
+    only = load_caption_splits("imagefolder", data_dir=tmp_path)
+    assert list(only) == ["test"]
+    with pytest.raises(ValueError, match=r"no split 'train'; it has \['test'\]"):
+        load_captions("imagefolder", data_dir=tmp_path)
+
+
+def test_a_split_column_is_honoured(tmp_path):
+    folder = make_folder(tmp_path, 6, rows={n: {"split": ["train", "val", "test"][n % 3]} for n in range(6)})
+    splits = load_caption_splits("imagefolder", data_dir=folder)
+    assert {name: len(ds) for name, ds in splits.items()} == {"train": 2, "validation": 2, "test": 2}
+
+
+# --- columns ---
+
+
+def test_replace_column_of_a_selection():
+    ds = embedded(10).select([7, 2, 2, 5])
+    out = replace_column(ds, "captions", [["a"], ["b"], ["b"], ["c"]], datasets.List(datasets.Value("string")))
+    assert out["captions"][:] == [["a"], ["b"], ["b"], ["c"]]
+    assert out["image_id"][:] == ["id-7", "id-2", "id-2", "id-5"]
+    assert out.select([3])[0]["captions"] == ["c"]
+    assert out.data.nbytes < 2 * ds.data.nbytes
+    with pytest.raises(ValueError, match="3 values for 4 rows"):
+        replace_column(ds, "captions", [["a"]] * 3, datasets.List(datasets.Value("string")))

@@ -1,0 +1,364 @@
+"""Each rule of the house sees the fault that is planted, and nothing where there is none."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from scripts.check_house import (
+    LAYERS,
+    SEPARATE,
+    check_docstrings,
+    check_layers,
+    check_skips,
+    check_texts,
+    layer_table,
+    long_files,
+)
+
+ROOT = Path(__file__).parents[1]
+
+
+def plant(root, files):
+    """A small project: path -> text."""
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    return root
+
+
+def messages(faults):
+    return [str(fault) for fault in faults]
+
+
+def run_script(root, *only):
+    command = [sys.executable, str(ROOT / "scripts" / "check_house.py"), "--root", str(root), "--only", *only]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+# --- layers ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"hf_captionrl/metrics/a.py": "from hf_captionrl.text.ngrams import x\nimport hf_captionrl.retrieval.ranking"},
+        {"hf_captionrl/data/a.py": "def f():\n    from hf_captionrl.scenes import load_scenes"},
+        {"hf_captionrl/trainers/a.py": "from ..captioners import auto\nfrom . import b"},
+        {"hf_captionrl/__init__.py": "from hf_captionrl.trainers import T", "hf_captionrl/hub.py": "import torch"},
+        {"recipes/a.py": "from hf_captionrl import load_captioner\nimport hf_captionrl.trainers"},
+        {"hf_captionrl/recipe.py": "def f():\n    from trl import TrlParser"},
+        {"hf_captionrl/hub.py": "from hf_captionrl import __version__"},
+    ],
+)
+def test_downward_imports_pass(tmp_path, files):
+    assert check_layers(plant(tmp_path, files)) == []
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        (
+            {"hf_captionrl/losses/a.py": "from hf_captionrl.captioners.base import C"},
+            "a.py:1: losses (layer 0) imports",
+        ),
+        ({"hf_captionrl/losses/a.py": "from hf_captionrl import captioners"}, "imports captioners (layer 1)"),
+        ({"hf_captionrl/losses/a.py": "from ..captioners import base"}, "imports captioners (layer 1)"),
+        ({"hf_captionrl/data/a.py": "def f():\n    import hf_captionrl.trainers.x"}, "a.py:2: data (layer 1) imports"),
+        ({"hf_captionrl/data/a.py": "from hf_captionrl.captioners import C"}, "do not know each other"),
+        ({"hf_captionrl/metrics/a.py": "from hf_captionrl import self_retrieval"}, "front door"),
+        ({"hf_captionrl/hub.py": "import recipes.smile_blip"}, "imports recipes, which stands above"),
+        ({"hf_captionrl/extras/a.py": "import os"}, "'extras' is in no layer"),
+        ({"hf_captionrl/trainers/a.py": "from trl import GRPOTrainer"}, "imports trl"),
+        ({"recipes/a.py": "import trl.trainer"}, "imports trl"),
+        (
+            {
+                "hf_captionrl/metrics/a.py": "import hf_captionrl.scenes",
+                "hf_captionrl/scenes/a.py": "import hf_captionrl.data",
+                "hf_captionrl/data/a.py": "import hf_captionrl.metrics",
+            },
+            "circle of imports: data -> metrics -> scenes -> data",
+        ),
+    ],
+)
+def test_upward_imports_are_faults(tmp_path, files, message):
+    faults = messages(check_layers(plant(tmp_path, files)))
+    assert len(faults) == 1
+    assert message in faults[0]
+
+
+def test_separate_units_exist():
+    units = {unit for layer in LAYERS.values() for unit in layer}
+    assert set(SEPARATE) | set().union(*SEPARATE.values()) <= units
+
+
+def test_architecture_page_shows_the_scripts_table():
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    assert layer_table() in page
+
+
+# --- docstrings -----------------------------------------------------------------------------------------------------
+
+GOOD = '''"""A module."""
+import dataclasses
+from typing import NamedTuple, overload
+
+__all__ = ["Base", "CONSTANT", "Config", "Scorer", "Span", "ranks"]
+
+CONSTANT = 3
+
+
+def ranks(features, *targets, block_size=1, **options):
+    """Rank of each target.
+
+    Args:
+        features (`torch.Tensor` of shape `(N, D)`): Features:
+            of captions.
+        *targets: Rows.
+        block_size, options: Two in one line.
+
+    Returns:
+        Ranks, 1 = best.
+
+    Raises:
+        ValueError: If there is none.
+    """
+    def inner():
+        raise KeyError("not ours")
+    if not targets:
+        raise ValueError("none")
+    return targets
+
+
+@dataclasses.dataclass
+class Config:
+    """A config.
+
+    Args:
+        rate: Learning rate.
+    """
+
+    rate: float = 1.0
+    beta: float = dataclasses.field(default=0.0, metadata={"help": "Weight."})
+    gamma: float = 0.0
+    """Discount."""
+    _private: int = 0
+
+
+class Span(NamedTuple):
+    """A span.
+
+    Attributes:
+        start: From here.
+    """
+
+    start: int
+
+
+class Base:
+    """A thing.
+
+    Args:
+        size: How large.
+    """
+
+    def __init__(self, size):
+        self.size = size
+
+    @property
+    def area(self):
+        """Its area."""
+        return 1
+
+    def scale(self, factor):
+        """Scale it.
+
+        Args:
+            factor: By how much.
+        """
+
+    def _private(self, x):
+        return x
+
+
+class Scorer(Base):
+    """A thing of its own."""
+
+    def scale(self, factor):
+        return factor
+'''
+
+
+def test_the_template_passes(tmp_path):
+    root = plant(
+        tmp_path, {"hf_captionrl/a.py": GOOD, "hf_captionrl/__init__.py": "", "hf_captionrl/_b.py": '"""B."""'}
+    )
+    assert messages(check_docstrings(root)) == []
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('"""A module."""\n', "", "the module has no docstring"),
+        ('__all__ = ["Base"', '__all__ = list() + ["Base"', "no static __all__, but ranks is public"),
+        ('["Base"', '["Gone", "Base"', "__all__ names 'Gone'"),
+        ('    """Rank of each target.\n', '    """\n', "there is no docstring|does not end|longer than one line"),
+        ("Rank of each target.", "Rank of each target", "does not end in a full stop"),
+        ("Rank of each target.\n\n", "Rank of each target.\n", "longer than one line"),
+        ("        *targets: Rows.\n", "", "Args does not name targets"),
+        ("        block_size, options: Two in one line.\n", "", "Args does not name block_size, options"),
+        (
+            "        *targets: Rows.\n",
+            "        *targets: Rows.\n        stale: Gone.\n",
+            "names stale, which is no parameter",
+        ),
+        ("    Returns:\n        Ranks, 1 = best.\n", "", "no Returns section"),
+        ("        ValueError: If there is none.\n", "        KeyError: If there is none.\n", "raises ValueError"),
+        ("        rate: Learning rate.\n", "        other: Learning rate.\n", "Config.rate: say what it is"),
+        ('    """Discount."""\n', "", "Config.gamma: say what it is"),
+        (', metadata={"help": "Weight."}', "", "Config.beta: say what it is"),
+        ("        start: From here.\n", "", "Span.start: say what it is"),
+        ("        size: How large.\n", "        height: How large.\n", "Base: Args does not name size"),
+        ('        """Its area."""\n', "", "Base.area: there is no docstring"),
+        ("            factor: By how much.\n", "", "Base.scale: Args does not name factor"),
+        ('    """A thing of its own."""\n', "", "Scorer: there is no docstring"),
+    ],
+)
+def test_docstrings_off_the_template_are_faults(tmp_path, old, new, message):
+    assert GOOD.count(old) == 1
+    faults = messages(check_docstrings(plant(tmp_path, {"hf_captionrl/a.py": GOOD.replace(old, new)})))
+    assert faults
+    assert any(re.search(message, fault) for fault in faults), faults
+
+
+# --- texts and skips ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "root = '/" + "home/me/data'",
+        "cd /" + "work/project",
+        "open('/" + "tmp/x')",
+        "C:" + "\\Users\\me",
+        "../shared" + "/reference/coco",
+        "https://files.python" + "hosted.org/packages/x.whl",
+        "--extra-index" + "-url x",
+        "token = 'hf_" + "aB3" * 12 + "'",
+    ],
+)
+def test_forbidden_texts_are_faults(tmp_path, text):
+    faults = check_texts(plant(tmp_path, {"docs/a.md": f"fine\n{text}\n"}))
+    assert len(faults) == 1
+    assert (faults[0].path, faults[0].line) == ("docs/a.md", 2)
+    assert "aB3aB3" not in str(faults[0])
+
+
+def test_innocent_texts_pass(tmp_path):
+    text = "a/home/b network/work/x https://a.org/home/x outputs/tmp/ homework hf_captionrl and 1/root/2"
+    root = plant(tmp_path, {"docs/a.md": text})
+    (root / "image.png").write_bytes(b"\x89PNG\xff/" + b"home/me")
+    assert check_texts(root) == []
+
+
+def test_in_a_checkout_only_the_projects_own_texts_count(tmp_path):
+    bad = "cd /" + "work/project"
+    root = plant(tmp_path, {".gitignore": "outputs/", "outputs/log": bad, "new.md": bad})
+    subprocess.run(["git", "init", "-q", root], check=True)
+    assert [fault.path for fault in check_texts(root)] == ["new.md"]
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import pytest\npytest.skip('no Java')",
+        "import pytest\n@pytest.mark.skipif(True, reason='no Java')\ndef test_x(): ...",
+        "import pytest\nx = pytest.importorskip('spacy', reason='no Java')",
+        "import pytest\nx = pytest.importorskip('spacy')",
+        "import pytest\nwhy = 'no Java'\npytest.skip(why)",
+    ],
+)
+def test_unlisted_skips_are_faults(tmp_path, code):
+    root = plant(tmp_path, {"tests/test_a.py": code, "docs/skips.md": "nothing"})
+    assert len(check_skips(root)) == 1
+    plant(root, {"docs/skips.md": "| no Java | ... |"})
+    assert len(check_skips(root)) == (0 if "'no Java'" in code and "why" not in code else 1)
+
+
+def test_long_files_are_asked_about(tmp_path):
+    root = plant(tmp_path, {"hf_captionrl/a.py": "x = 1\n" * 401, "hf_captionrl/b.py": "x = 1\n" * 400})
+    assert long_files(root) == ["hf_captionrl/a.py has 401 lines: is it two things?"]
+
+
+# --- imports and configs, in a process of their own -----------------------------------------------------------------
+
+RECIPE = '''"""A recipe."""
+import argparse
+__all__ = ["parse_args"]
+
+
+def parse_args(argv=None):
+    """Parse.
+
+    Args:
+        argv: Arguments.
+
+    Returns:
+        Parsed.
+    """
+    import yaml
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--config")
+    parser.add_argument("--rate", type=float)
+    path = parser.parse_args(argv).config
+    given = yaml.safe_load(open(path))
+    return parser.parse_args([f"--{key}={value}" for key, value in given.items()])
+'''
+
+
+def test_broken_modules_and_configs_are_faults(tmp_path):
+    root = plant(
+        tmp_path,
+        {
+            "hf_captionrl/__init__.py": '"""P."""\nimport datasets\n',
+            "datasets.py": "",
+            "hf_captionrl/text/good.py": "",
+            "hf_captionrl/text/bad.py": "import no_such_module\n",
+            "hf_captionrl/text/worse.py": "raise SystemExit('at import')\n",
+            "recipes/smile.py": RECIPE,
+            "recipes/broken.py": "1/0",
+            "recipes/configs/smile/good.yaml": yaml.safe_dump({"rate": 0.5}),
+            "recipes/configs/smile/unknown.yaml": yaml.safe_dump({"rtae": 0.5}),
+            "recipes/configs/smile/wrong.yaml": yaml.safe_dump({"rate": "fast"}),
+            "recipes/configs/broken/a.yaml": "",
+            "recipes/configs/broken/b.yaml": "",
+            "recipes/configs/stray.yaml": "",
+        },
+    )
+    run = run_script(root, "modules", "configs")
+    faults = {line.split(":")[0].strip(): line for line in run.stdout.splitlines() if line.startswith("  ")}
+    assert run.returncode == 1
+    assert set(faults) == {
+        "hf_captionrl/__init__.py",
+        "hf_captionrl/text/bad.py",
+        "hf_captionrl/text/worse.py",
+        "recipes/broken.py",
+        "recipes/configs/smile/unknown.yaml",
+        "recipes/configs/smile/wrong.yaml",
+        "recipes/configs/stray.yaml",
+    }
+    assert "No module named 'no_such_module'" in faults["hf_captionrl/text/bad.py"]
+    assert "loads datasets" in faults["hf_captionrl/__init__.py"]
+    assert "--rtae" in faults["recipes/configs/smile/unknown.yaml"]
+    assert "invalid float value" in faults["recipes/configs/smile/wrong.yaml"]
+
+
+def test_the_script_tells_by_its_exit_status(tmp_path):
+    root = plant(tmp_path, {"hf_captionrl/a.py": '"""A module."""\n'})
+    assert run_script(root, "docstrings", "texts").returncode == 0
+    plant(root, {"hf_captionrl/a.py": "x = 1\n"})
+    assert run_script(root, "docstrings", "texts").returncode == 1
