@@ -6,7 +6,7 @@ import dataclasses
 import logging
 import os
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,17 +15,25 @@ import datasets
 import torch
 
 from hf_captionrl.captioners import Captioner, load_captioner
-from hf_captionrl.data import check_captions, load_caption_splits, open_image
+from hf_captionrl.data import cached_features, check_captions, load_caption_splits, open_image
 from hf_captionrl.metrics import caption_perplexity
 from hf_captionrl.metrics.suites import EMPTY_CAPTION, smile_suite
 from hf_captionrl.reports.curves import write_curves
 from hf_captionrl.reports.gallery import GalleryCaption, GalleryItem, write_gallery
 from hf_captionrl.reports.table import print_table, write_results
-from hf_captionrl.retrieval import Scorer, load_scorer
+from hf_captionrl.retrieval import FeatureCache, Scorer, load_scorer
 from hf_captionrl.scenes import BAG_SIZES, bags, check
 from hf_captionrl.scenes.models import model_path
 
-__all__ = ["DataArguments", "EvaluationArguments", "Evaluator", "ModelArguments", "load_data", "parse_arguments", "write_report"]
+__all__ = [
+    "DataArguments",
+    "EvaluationArguments",
+    "Evaluator",
+    "ModelArguments",
+    "load_data",
+    "parse_arguments",
+    "write_report",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +59,12 @@ class ModelArguments:
     lora_r: int = field(default=32, metadata={"help": "Rank of the LoRA."})
     lora_alpha: int = field(default=16, metadata={"help": "Scale of the LoRA."})
     lora_dropout: float = field(default=0.0, metadata={"help": "Dropout before the LoRA."})
+    model_license: str | None = field(
+        default=None,
+        metadata={
+            "help": "Licence for the model card: that of the base model. None: apache-2.0 for shipped models, else 'other'."
+        },
+    )
 
     def load(self, prompt: str | None = None) -> Captioner:
         """Load the captioner anew, in fp32.
@@ -64,6 +78,12 @@ class ModelArguments:
         return load_captioner(
             model_path(self.model_name_or_path), revision=self.model_revision, prompt=prompt, dtype=torch.float32
         )
+
+    @property
+    def license(self) -> str:
+        """Licence of the finetuned model, as the Hub writes it."""
+        shipped = self.model_name_or_path.startswith("scenes:")
+        return self.model_license or ("apache-2.0" if shipped else "other")
 
     @property
     def peft_config(self) -> dict[str, Any] | None:
@@ -127,11 +147,16 @@ class EvaluationArguments:
         embedded = dataset_name == "scenes"
         self.scorer_name_or_path = self.scorer_name_or_path or ("scenes:clip-reward" if embedded else _CLIP)
         self.judge_name_or_path = self.judge_name_or_path or ("scenes:clip-judge" if embedded else _CLIP)
-        self.perplexity_name_or_path = self.perplexity_name_or_path or ("scenes:gpt2-perplexity" if embedded else _GPT2)
+        self.perplexity_name_or_path = self.perplexity_name_or_path or (
+            "scenes:gpt2-perplexity" if embedded else _GPT2
+        )
 
 
 def parse_arguments(
-    dataclass_types: Sequence[type], argv: Sequence[str] | None, *, default_config: str | os.PathLike[str] | None = None
+    dataclass_types: Sequence[type],
+    argv: Sequence[str] | None,
+    *,
+    default_config: str | os.PathLike[str] | None = None,
 ) -> tuple[Any, ...]:
     """Parse a recipe's arguments: defaults, then `--config file.yaml`, then the command line.
 
@@ -208,6 +233,7 @@ class Evaluator:
         judge: Scorer that judges retrieval, or None.
         language_model: `(model, tokenizer)` that judges fluency, or None.
         seed: Of bootstrap and random choice.
+        cache_dir: Folder of the feature cache; None for the default one.
     """
 
     def __init__(
@@ -217,6 +243,7 @@ class Evaluator:
         language_model: tuple[Any, Any] | None,
         *,
         seed: int,
+        cache_dir: str | None = None,
     ) -> None:
         self.dataset = dataset
         self.judge = judge
@@ -232,19 +259,26 @@ class Evaluator:
         self.perplexity: Callable[[Sequence[str]], float] | None = None
         if language_model is not None:
             model, tokenizer = language_model
-            self.perplexity = lambda captions: float(caption_perplexity(list(captions), model, tokenizer)["perplexity"])
+            self.perplexity = lambda captions: float(
+                caption_perplexity(list(captions), model, tokenizer)["perplexity"]
+            )
         self.image_features = None
         if judge is not None:
-            self.image_features = judge.image_features([open_image(image) for image in dataset["image"]])
+            self.image_features = cached_features(
+                FeatureCache.for_scorer(judge, cache_dir), dataset, judge.image_features
+            ).tensor()
 
     @classmethod
-    def from_arguments(cls, dataset: datasets.Dataset, arguments: EvaluationArguments, *, seed: int) -> Evaluator:
+    def from_arguments(
+        cls, dataset: datasets.Dataset, arguments: EvaluationArguments, *, seed: int, cache_dir: str | None = None
+    ) -> Evaluator:
         """Load the judges and look at the test images once.
 
         Args:
             dataset: The test split.
             arguments: Who judges.
             seed: Of bootstrap and random choice.
+            cache_dir: Folder of the feature cache; None for the default one.
 
         Returns:
             [`Evaluator`]: Ready.
@@ -259,7 +293,9 @@ class Evaluator:
                 AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32),
                 AutoTokenizer.from_pretrained(path),
             )
-        return cls(dataset, optional_scorer(arguments.judge_name_or_path), language_model, seed=seed)
+        return cls(
+            dataset, optional_scorer(arguments.judge_name_or_path), language_model, seed=seed, cache_dir=cache_dir
+        )
 
     def row(self, name: str, captions: Sequence[str], references: list[list[str]] | None = None) -> dict[str, Any]:
         """One row of the table.
@@ -300,7 +336,9 @@ class Evaluator:
         rng = random.Random(self.seed)
         chosen = [rng.randrange(len(r)) for r in self.references]
         captions = [r[i] for r, i in zip(self.references, chosen, strict=True)]
-        others = [[c for j, c in enumerate(r) if j != i] or list(r) for r, i in zip(self.references, chosen, strict=True)]
+        others = [
+            [c for j, c in enumerate(r) if j != i] or list(r) for r, i in zip(self.references, chosen, strict=True)
+        ]
         return self.row("references", captions, others), captions
 
 
@@ -353,6 +391,25 @@ def write_report(
         write_curves(folder / "curves.png", histories)
     print_table(rows, title=title)
     return path
+
+
+def describe_data(arguments: DataArguments, splits: Mapping[str, datasets.Dataset]) -> str:
+    """What the model card says of the data.
+
+    Args:
+        arguments: Which data.
+        splits: The splits as used.
+
+    Returns:
+        `str`: One or two sentences.
+    """
+    sizes = ", ".join(f"{len(rows):,} {name}" for name, rows in splits.items())
+    if arguments.dataset_name == "scenes":
+        return (
+            "The embedded world of hf_captionrl: scenes of Noto Emoji sprites composed by rule, each with five captions "
+            f"that leave most facts out ({sizes} images)."
+        )
+    return f"{sizes} images with their captions."
 
 
 def gallery_item(evaluator: Evaluator, index: int, captions: dict[str, list[str]]) -> GalleryItem:

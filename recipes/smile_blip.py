@@ -17,17 +17,20 @@ Source: Yue et al. 2023, "Learning Descriptive Image Captioning via Semipermeabl
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hf_captionrl.hub import ModelCardFacts, write_model_card
 from hf_captionrl.recipe import (
     DataArguments,
     EvaluationArguments,
     Evaluator,
     ModelArguments,
     describe,
+    describe_data,
     load_data,
     optional_scorer,
     parse_arguments,
@@ -109,7 +112,9 @@ def main(argv: Sequence[str] | None = None) -> Path:
     output_dir = Path(config.output_dir)
     splits = load_data(data_args, output_dir=output_dir, seed=config.seed)
     scorer = optional_scorer(eval_args.scorer_name_or_path)
-    evaluator = Evaluator.from_arguments(splits["test"], eval_args, seed=config.seed)
+    evaluator = Evaluator.from_arguments(
+        splits["test"], eval_args, seed=config.seed, cache_dir=config.feature_cache_dir
+    )
 
     rows: list[dict[str, Any]] = []
     captions: dict[str, list[str]] = {}
@@ -143,6 +148,8 @@ def main(argv: Sequence[str] | None = None) -> Path:
         captions[name] = trainer.generate_captions(splits["test"])
         rows.append(evaluator.row(name, captions[name]))
         trainer.save_model()
+        if main_run:
+            main_name, captioner = name, trainer.captioner
     reference_row, _ = evaluator.reference_row()
     rows.append(reference_row)
     arguments = (model_args, data_args, eval_args, smile_args, config)
@@ -157,7 +164,26 @@ def main(argv: Sequence[str] | None = None) -> Path:
         config=describe(arguments),
         gallery_size=eval_args.gallery_size,
     )
-    print(f"Written to {output_dir}: results.json, results.md, gallery.html, curves.png; checkpoint in {output_dir / 'model'}")
+    if evaluator.judge is not None:
+        card = ModelCardFacts(
+            model_id=config.hub_model_id or output_dir.name,
+            base_model=model_args.model_name_or_path.replace("scenes:", "hf-captionrl-scenes-"),
+            family=captioner.family,
+            dataset="hf_captionrl scenes" if data_args.dataset_name == "scenes" else Path(data_args.dataset_name).name,
+            dataset_description=describe_data(data_args, splits),
+            objective="mle" if config.mle_weight == 1.0 else "smile",
+            mle_weight=config.mle_weight,
+            first_token="mle" if config.first_token in (None, "mle") else "smile",
+            scorer=evaluator.judge.signature,
+            scorer_max_text_tokens=evaluator.judge.max_text_tokens,
+            truncated_fraction=evaluator.judge.count_truncated(captions[main_name]) / len(captions[main_name]),
+            generation={"num_beams": config.generation_num_beams, "max_new_tokens": config.generation_max_new_tokens},
+            prompt=captioner.prompt,
+            row=main_name,
+            license=model_args.license,
+        )
+        write_model_card(output_dir / "model", json.loads(path.read_text()), card)
+    print(f"Written to {output_dir}: results.json, results.md, gallery.html, curves.png; the checkpoint is model/")
     return path
 
 

@@ -4,6 +4,7 @@
     python scripts/train_scenes_models.py scorer --name clip-judge --seed 2
     python scripts/train_scenes_models.py language-model --seed 3
     python scripts/train_scenes_models.py captioner --seed 4
+    python scripts/train_scenes_models.py measure --name blip-mle
 
 A contrastive loss alone learns this world slowly, so every vision tower first learns the facts with linear heads that
 are then thrown away. Each stage appends to `training_log.json` beside the checkpoints.
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -24,6 +26,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import (
+    AutoTokenizer,
     BertTokenizer,
     BlipConfig,
     BlipForConditionalGeneration,
@@ -37,7 +40,13 @@ from transformers import (
     GPT2LMHeadModel,
 )
 
+from hf_captionrl.captioners import load_captioner
+from hf_captionrl.metrics import caption_perplexity
+from hf_captionrl.metrics.suites import smile_suite
+from hf_captionrl.retrieval import load_scorer
+from hf_captionrl.scenes import BAG_SIZES, bags, check, load_scenes
 from hf_captionrl.scenes.grammar import ANNOTATORS, Annotator, annotate, full_caption
+from hf_captionrl.scenes.models import MODELS
 from hf_captionrl.scenes.render import CELL, IMAGE_SIZE, render_scene
 from hf_captionrl.scenes.vocabulary import vocabulary
 from hf_captionrl.scenes.world import (
@@ -53,6 +62,7 @@ from hf_captionrl.scenes.world import (
     sample_scene,
     vary_scene,
 )
+from hf_captionrl.trainers.caption_trainer import generate_captions
 
 __all__ = ["main"]
 
@@ -407,6 +417,87 @@ def train_captioner(name: str, seed: int, fact_steps: int, steps: int) -> dict[s
     return log
 
 
+def measure(name: str) -> dict[str, float]:
+    """What a shipped model reaches on the test split.
+
+    Args:
+        name (`str`): Folder under `CHECKPOINTS`.
+
+    Returns:
+        `dict[str, float]`: Fractions, or perplexity.
+    """
+    test = load_scenes(num_train=0, num_validation=0)["test"]
+    folder = str(CHECKPOINTS / name)
+    full = list(test["full_caption"])
+    references = [row[2] for row in test["captions"]]
+    if name.startswith("clip"):
+        scorer = load_scorer(folder)
+        images = scorer.image_features(list(test["image"]))
+        numbers = {}
+        for kind, captions in {"full_caption": full, "reference": references}.items():
+            text = scorer.text_features(captions)
+            row = smile_suite(
+                captions,
+                text_features=text,
+                image_features=images,
+                bags={size: bags(list(test["bag_id"]), size) for size in BAG_SIZES},
+            )
+            numbers |= {f"{kind}_{key}": row[key] for key in row if "recall_at_1" in key and not key.endswith("_ci")}
+        return numbers
+    if name.startswith("gpt2"):
+        model, tokenizer = GPT2LMHeadModel.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+        shuffled = [" ".join(np.random.default_rng(i).permutation(c.split())) for i, c in enumerate(full)]
+        texts = {"full_caption": full, "reference": references, "shuffled_full_caption": shuffled}
+        return {
+            f"{kind}_perplexity": caption_perplexity(captions, model, tokenizer)["perplexity"]
+            for kind, captions in texts.items()
+        }
+    captioner = load_captioner(folder, dtype=torch.float32)
+    captions = generate_captions(captioner, list(test["image"]), batch_size=250, num_beams=3, max_new_tokens=30)
+    row = smile_suite(captions, facts=list(test["facts"]), check=check, references=list(test["captions"]))
+    lengths = [len(c.split()) for group in test["captions"] for c in group]
+    return {
+        "length": row["length"],
+        "reference_length": float(np.mean(lengths)),
+        **{key: row[key] for key in ("hallucination", "fact_recall", "cider_d", "lexical_diversity")},
+    }
+
+
+def write_card(entry: dict[str, Any]) -> None:
+    """Write a checkpoint's model card from its log.
+
+    Args:
+        entry (`dict`): Its entry of `training_log.json`.
+    """
+    library = "transformers"
+    lines = [
+        "---",
+        "license: apache-2.0",
+        f"library_name: {library}",
+        "language: en",
+        "tags: [hf_captionrl]",
+        "---",
+        "",
+    ]
+    lines += [f"# {entry['name']}", "", MODELS[entry["name"]], ""]
+    lines += [
+        "A tiny model of the embedded world of hf_captionrl. It knows nothing else: do not use it on photographs.",
+        "",
+    ]
+    lines += [
+        "## Training",
+        "",
+        f"`{entry['command']}`, on one CPU thread, without any other data than the world's rules.",
+        "",
+    ]
+    skipped = ("name", "stage", "measured", "command")
+    lines += [f"- {key}: {value}" for key, value in entry.items() if key not in skipped]
+    lines += ["", "## Measured on the test split (1,000 scenes)", ""]
+    lines += [f"- {key}: {value:.4f}" for key, value in entry["measured"].items()]
+    lines += ["", "Limitations: a vocabulary of 167 tokens; images of 72 x 72 pixels; one grid cell a patch.", ""]
+    (CHECKPOINTS / entry["name"] / "README.md").write_text("\n".join(lines), encoding="utf-8")
+
+
 def append_log(entry: dict[str, Any]) -> None:
     """Add a run to `training_log.json`; a run of the same name replaces the older one.
 
@@ -422,20 +513,31 @@ def append_log(entry: dict[str, Any]) -> None:
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("stage", choices=["scorer", "language-model", "captioner"])
+    parser.add_argument("stage", choices=["scorer", "language-model", "captioner", "measure"])
     parser.add_argument("--name")
-    parser.add_argument("--seed", type=int, required=True)
+    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--fact_steps", type=int, default=2500)
     parser.add_argument("--steps", type=int)
     args = parser.parse_args()
     torch.set_num_threads(1)  # the models are too small for more, and the result is then the same everywhere
+    if args.stage == "measure":
+        file = CHECKPOINTS / "training_log.json"
+        log = next(entry for entry in json.loads(file.read_text()) if entry["name"] == args.name)
+        log["measured"] = {key: round(value, 4) for key, value in measure(args.name).items()}
+        append_log(log)
+        write_card(log)
+        print(json.dumps(log["measured"], indent=2))
+        return
     if args.stage == "scorer":
         log = train_scorer(args.name, args.seed, args.fact_steps, args.steps or 1500)
     elif args.stage == "captioner":
         log = train_captioner(args.name or "blip-mle", args.seed, args.fact_steps, args.steps or 5000)
     else:
         log = train_language_model(args.name or "gpt2-perplexity", args.seed, args.steps or 600)
+    log["command"] = "python scripts/train_scenes_models.py " + " ".join(sys.argv[1:])
+    log["measured"] = {key: round(value, 4) for key, value in measure(log["name"]).items()}
     append_log(log)
+    write_card(log)
     print(json.dumps(log, indent=2))
 
 

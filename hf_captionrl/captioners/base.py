@@ -46,8 +46,8 @@ class Captioner(Encoding, Adapting, Saving):
     """A vision-to-text model with its processor, under one interface for every family.
 
     Batches are the same for all families: `input_ids` (start, prompt, caption, end), `attention_mask` and `labels`,
-    which equal `input_ids` where supervised and are not shifted, with `pixel_values` or `image_features`. The model, or
-    whatever wraps it, takes such a batch, and a `head_objective` (see `captioners.head`).
+    which equal `input_ids` where supervised and are not shifted, with `pixel_values` or `image_features`. The model
+    and whatever wraps it take such a batch, and a `head_objective` (see `captioners.head`).
 
     A family is a subclass that states the class attributes, and overrides the few methods that its models need.
 

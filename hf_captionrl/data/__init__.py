@@ -4,6 +4,7 @@ from hf_captionrl.data.captions import SPLITS, hash_split, load_caption_splits, 
 from hf_captionrl.data.cleaning import CAPTION_WAYS_OUT, MAX_CAPTION_WORDS, clean_caption
 from hf_captionrl.data.collator import CaptionCollator
 from hf_captionrl.data.dataset import CaptionDataset, CaptionItem, draw_caption
+from hf_captionrl.data.features import cached_features, iterate_images
 from hf_captionrl.data.images import IMAGE_WAYS_OUT, MAX_PIXELS, ImageError, open_image, verify_image
 from hf_captionrl.data.quarantine import QuarantineEntry, QuarantineError, QuarantineReport, check_captions
 
@@ -20,10 +21,12 @@ __all__ = [
     "QuarantineEntry",
     "QuarantineError",
     "QuarantineReport",
+    "cached_features",
     "check_captions",
     "clean_caption",
     "draw_caption",
     "hash_split",
+    "iterate_images",
     "load_caption_splits",
     "load_captions",
     "open_image",

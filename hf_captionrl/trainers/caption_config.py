@@ -48,8 +48,12 @@ class CaptionConfig(TrainingArguments):
     )
 
     # Captioning needs every column of the data set, and the trainers count supervised tokens themselves.
-    remove_unused_columns: bool = field(default=False, metadata={"help": "Must stay False: collators need all columns."})
-    label_names: list[str] | None = field(default_factory=lambda: ["labels"], metadata={"help": "Names of the labels."})
+    remove_unused_columns: bool = field(
+        default=False, metadata={"help": "Must stay False: collators need all columns."}
+    )
+    label_names: list[str] | None = field(
+        default_factory=lambda: ["labels"], metadata={"help": "Names of the labels."}
+    )
 
     def __post_init__(self) -> None:
         if self.remove_unused_columns:
@@ -63,7 +67,7 @@ class CaptionConfig(TrainingArguments):
             raise ValueError(f"feature_cache_dtype is {self.feature_cache_dtype!r}. Use 'float32' or 'float16'.")
         if self.max_caption_length < 2:
             raise ValueError(f"max_caption_length is {self.max_caption_length}. Use at least 2: one word and the end.")
-        if self.load_best_model_at_end and self.metric_for_best_model is None:
+        if self.load_best_model_at_end and self.metric_for_best_model is None:  # type: ignore[has-type]
             # Caption likelihood and CIDEr prefer generic captions; the papers select by retrieval.
             self.metric_for_best_model = "recall_at_1"
         super().__post_init__()

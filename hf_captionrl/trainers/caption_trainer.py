@@ -13,11 +13,11 @@ from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainerContr
 
 from hf_captionrl.captioners.auto import load_captioner
 from hf_captionrl.captioners.base import Captioner
-from hf_captionrl.data import CaptionCollator, CaptionDataset, open_image
+from hf_captionrl.data import CaptionCollator, CaptionDataset, cached_features, open_image
 from hf_captionrl.losses import IGNORE_INDEX
 from hf_captionrl.metrics import caption_statistics, self_retrieval
 from hf_captionrl.metrics.suites import EMPTY_CAPTION
-from hf_captionrl.retrieval import FeatureCache, FeatureView, Scorer, image_hash
+from hf_captionrl.retrieval import FeatureCache, Scorer
 from hf_captionrl.trainers.caption_config import CaptionConfig
 
 __all__ = ["CaptionTrainer", "EpochCallback", "generate_captions"]
@@ -153,8 +153,9 @@ class CaptionTrainer(Trainer):
             self._add_adapter(peft_config)
         if args.freeze_image_tower:
             self.captioner.freeze_vision()
-        self._features_of: dict[int, Any] = {}  # id of a data set -> its cached image-tower output
-        self._scorer_features_of: dict[int, Any] = {}
+        # By id of a data set, which is held so that the id stays its own: features of image tower and scorer.
+        self._features_of: dict[int, tuple[datasets.Dataset, Any]] = {}
+        self._scorer_features_of: dict[int, tuple[datasets.Dataset, Tensor]] = {}
         self.caption_eval_dataset = eval_dataset
         items = None
         if train_dataset is not None:
@@ -205,27 +206,13 @@ class CaptionTrainer(Trainer):
                 what="image_tower",
                 dtype=args.feature_cache_dtype,
             )
-            self._features_of[id(dataset)] = self._cached(cache, dataset, self._encode_for_cache)
-        return self._features_of[id(dataset)]
+            self._features_of[id(dataset)] = (dataset, cached_features(cache, dataset, self._encode_for_cache))
+        return self._features_of[id(dataset)][1]
 
     def _encode_for_cache(self, images: list[Any]) -> Tensor:
         device = next(self.captioner.model.parameters()).device
         with torch.no_grad():
             return self.captioner.image_features(self.captioner.encode_images(images).to(device)).cpu()
-
-    @staticmethod
-    def _cached(
-        cache: FeatureCache,
-        dataset: datasets.Dataset,
-        encode: Callable[[list[Any]], Tensor],
-    ) -> FeatureView:
-        column = dataset["image"]
-        keys = [image_hash(open_image(image)) for image in column]
-
-        def compute(rows: list[int]) -> Tensor:
-            return encode([open_image(column[i]) for i in rows])
-
-        return cache.get_or_compute(keys, compute, batch_size=64, progress="Encoding images")
 
     # Loss
 
@@ -304,9 +291,9 @@ class CaptionTrainer(Trainer):
         assert self.scorer is not None
         if id(dataset) not in self._scorer_features_of:
             cache = FeatureCache.for_scorer(self.scorer, self.args.feature_cache_dir)
-            features = self._cached(cache, dataset, self.scorer.image_features)
-            self._scorer_features_of[id(dataset)] = features.tensor().float()
-        return self._scorer_features_of[id(dataset)]
+            features = cached_features(cache, dataset, self.scorer.image_features)
+            self._scorer_features_of[id(dataset)] = (dataset, features.tensor().float())
+        return self._scorer_features_of[id(dataset)][1]
 
     def evaluate(
         self,
@@ -346,7 +333,8 @@ class CaptionTrainer(Trainer):
                 metrics["rd100_recall_at_1"] = float(self_retrieval(text, images, num_distractors=99)["recall_at_1"])
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in metrics.items()}
         self.log(metrics)
-        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)  # type: ignore[has-type]
+        self.control = control
         return metrics
 
     # Saving

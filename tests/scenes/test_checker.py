@@ -54,7 +54,12 @@ CASES = [
     ("pigs alone", PIGS, {("kind", "pig")}, {("second", "")}),
     ("two pigs left of a pig", PIGS, {("kind", "pig"), ("count", "2"), ("relation", "left of")}, {("second", "pig")}),
     ("an apple on its own", APPLE, {("kind", "apple"), ("count", "1"), ("second", "")}, set()),
-    ("an apple left of a tree", APPLE, {("kind", "apple"), ("count", "1")}, {("second", "tree"), ("relation", "left of")}),
+    (
+        "an apple left of a tree",
+        APPLE,
+        {("kind", "apple"), ("count", "1")},
+        {("second", "tree"), ("relation", "left of")},
+    ),
     ("some apples", APPLE, {("kind", "apple")}, {("count", "several")}),
     ("a sideways apple", APPLE, {("kind", "apple"), ("count", "1")}, {("orientation", "sideways")}),
     ("an upright apple", APPLE, {("kind", "apple"), ("count", "1"), ("orientation", "upright")}, set()),

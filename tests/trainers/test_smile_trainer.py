@@ -92,9 +92,7 @@ def test_the_split_matters_to_a_trainer_that_averages_per_micro_batch(tmp_path, 
         "token_mean",
         lambda self, total, labels, n: total / (labels != -100).sum() / self.args.gradient_accumulation_steps,
     )
-    split = weights(
-        train(tmp_path, scenes["train"], per_device_train_batch_size=2, gradient_accumulation_steps=8)
-    )
+    split = weights(train(tmp_path, scenes["train"], per_device_train_batch_size=2, gradient_accumulation_steps=8))
     assert largest_difference(split, whole_batch) > 1e-5
 
 
@@ -299,7 +297,9 @@ def test_all_labels_ignored_is_said(tmp_path, scenes):
 def test_a_missing_column_is_named(tmp_path, scenes):
     with pytest.raises(ValueError, match=r"lack the column\(s\) \['captions'\]"):
         SmileTrainer(
-            captioner(), SmileConfig(str(tmp_path), use_cpu=True), train_dataset=scenes["train"].remove_columns("captions")
+            captioner(),
+            SmileConfig(str(tmp_path), use_cpu=True),
+            train_dataset=scenes["train"].remove_columns("captions"),
         )
 
 

@@ -1,0 +1,103 @@
+import json
+import math
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import sacrebleu
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pycocoevalcap.bleu.bleu_scorer import BleuScorer
+
+from hf_captionrl.text.bleu import bleu_matches, bleu_scores, corpus_bleu, pairwise_bleu, sibling_bleu
+from hf_captionrl.text.ngrams import encode_words
+
+VECTORS = json.loads((Path(__file__).parents[1] / "vectors" / "diversity.json").read_text())
+SETS = [[caption.split() for caption in captions] for captions in VECTORS["caption_sets"]]
+FLAT = [caption for captions in SETS for caption in captions]
+CAPTION = st.lists(st.sampled_from("abcd"), min_size=1, max_size=9)
+
+
+def plain_bleu(candidate, references, max_order=4):
+    """pycocoevalcap's sentence BLEU, closest reference, in a loop."""
+    scores, product = [], 1.0
+    length = len(candidate)
+    closest = min((abs(len(r) - length), len(r)) for r in references)[1]
+    for n in range(1, max_order + 1):
+        ours = Counter(tuple(candidate[i : i + n]) for i in range(length - n + 1))
+        most: Counter = Counter()
+        for reference in references:
+            most |= Counter(tuple(reference[i : i + n]) for i in range(len(reference) - n + 1))
+        product *= (sum((ours & most).values()) + 1e-15) / (max(0, length - n + 1) + 1e-9)
+        ratio = (length + 1e-15) / (closest + 1e-9)
+        scores.append(product ** (1 / n) * (math.exp(1 - 1 / ratio) if ratio < 1 else 1.0))
+    return scores
+
+
+def test_pairwise_bleu_equals_the_authors_numbers():
+    found = pairwise_bleu(encode_words(FLAT), 5)
+    assert found.shape == (3, 5, 5, 4)
+    np.testing.assert_allclose(found, VECTORS["pairwise_bleu"], atol=1e-9)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(CAPTION, min_size=6, max_size=6))
+def test_pairwise_and_sibling_bleu_equal_plain_loops(captions):
+    pairs = pairwise_bleu(encode_words(captions), 3)
+    siblings = bleu_scores(*sibling_bleu(encode_words(captions), torch.tensor([0, 0, 0, 1, 1, 1])))
+    for b in range(2):
+        group = captions[3 * b : 3 * b + 3]
+        for j in range(3):
+            others = [c for k, c in enumerate(group) if k != j]
+            np.testing.assert_allclose(siblings[3 * b + j], plain_bleu(group[j], others), atol=1e-12)
+            for k in range(3):
+                np.testing.assert_allclose(pairs[b, j, k], plain_bleu(group[j], [group[k]]), atol=1e-12)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.tuples(CAPTION, st.lists(CAPTION, min_size=1, max_size=3)), min_size=2, max_size=4))
+def test_corpus_and_sentence_bleu_equal_pycocoevalcap(images):
+    scorer = BleuScorer(n=4)
+    for candidate, references in images:
+        scorer += (" ".join(candidate), [" ".join(reference) for reference in references])
+    corpus, sentences = scorer.compute_score(option="closest")
+    batch = encode_words([c for c, _ in images] + [r for _, references in images for r in references])
+    owners = torch.tensor([i for i, (_, references) in enumerate(images) for _ in references])
+    counts = bleu_matches(batch, torch.arange(len(images)), owners)
+    np.testing.assert_allclose(corpus_bleu(*counts), corpus, atol=1e-9)
+    np.testing.assert_allclose(bleu_scores(*counts).T, sentences, atol=1e-9)
+
+
+def test_corpus_bleu_equals_sacrebleu_where_every_order_matches():
+    candidates = [group[0] for group in SETS[:2]]
+    references = [group[1:] for group in SETS[:2]]
+    batch = encode_words(candidates + [r for group in references for r in group])
+    found = corpus_bleu(*bleu_matches(batch, torch.arange(2), torch.tensor([0] * 4 + [1] * 4)))
+    streams = [[" ".join(group[k]) for group in references] for k in range(4)]
+    expected = sacrebleu.corpus_bleu([" ".join(c) for c in candidates], streams, smooth_method="none", tokenize="none")
+    assert found[3].item() == pytest.approx(expected.score / 100, abs=1e-6)
+
+
+def test_sibling_bleu_equals_the_reward_of_2018():
+    scores = bleu_scores(*sibling_bleu(encode_words(FLAT), torch.arange(3).repeat_interleave(5)))
+    reward = -scores[:, 2:].mean(dim=1).view(3, 5)
+    np.testing.assert_allclose(reward, VECTORS["code_diverse_reward"], atol=1e-7)
+
+
+def test_identical_captions_are_no_news():
+    pairs = pairwise_bleu(encode_words([["a", "b", "c", "d", "e"]] * 3), 3)
+    np.testing.assert_allclose(pairs, 1.0, atol=1e-6)
+
+
+def test_bad_input():
+    batch = encode_words([["a"], ["b"], ["c"]])
+    with pytest.raises(ValueError, match="no whole number of groups of 2"):
+        pairwise_bleu(batch, 2)
+    with pytest.raises(ValueError, match="Caption 2 is alone"):
+        sibling_bleu(batch, torch.tensor([0, 0, 1]))
+    with pytest.raises(ValueError, match="Candidate 1 belongs to an image without a reference"):
+        bleu_matches(batch, torch.tensor([0, 1]), torch.tensor([0]))
+    with pytest.raises(ValueError, match="3 captions, but 1 candidates and 1 references"):
+        bleu_matches(batch, torch.tensor([0]), torch.tensor([0]))

@@ -1,0 +1,197 @@
+import json
+import math
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from pycocoevalcap.cider.cider import Cider
+
+from hf_captionrl.text.cider import CiderScorer
+from hf_captionrl.text.frequencies import EOS, DocumentFrequencies
+from hf_captionrl.text.ngrams import TokenBatch, encode_words
+from hf_captionrl.text.tokenize import ptb_tokenize
+
+VECTORS = Path(__file__).parents[1] / "vectors"
+CIDER = json.loads((VECTORS / "cider.json").read_text())
+EXPECTED = CIDER["expected"]
+CANDIDATES = [[ptb_tokenize(caption)] for caption in CIDER["raw_hyp"]]
+REFERENCES = [[ptb_tokenize(caption) for caption in captions] for captions in CIDER["raw_refs"]]
+
+
+def frequencies(name: str) -> DocumentFrequencies:
+    if name == "corpus":
+        return DocumentFrequencies.from_references(REFERENCES)
+    if name == "eos":
+        return DocumentFrequencies.from_counts(CIDER["df_5000_eos"], CIDER["ref_len"], eos=True)
+    return DocumentFrequencies.from_counts(CIDER["df_5000"], CIDER["ref_len"])
+
+
+@pytest.mark.parametrize(
+    ("source", "variant", "key"),
+    [
+        ("corpus", "cider_d", "ciderD_corpus_df_of_these_8"),
+        ("corpus", "cider_d", "pycocoevalcap_1.2_Cider_corpus"),
+        ("corpus", "cider", "cider_plain_corpus_df_of_these_8"),
+        ("5000", "cider_d", "ciderD_df_5000"),
+        ("5000", "cider", "cider_plain_df_5000"),
+        ("eos", "cider_d", "ciderD_df_5000_with_eos"),
+    ],
+)
+def test_scores_equal_the_authors_numbers(source, variant, key):
+    scores = CiderScorer(frequencies(source), variant=variant)(CANDIDATES, REFERENCES)
+    np.testing.assert_allclose(scores, EXPECTED[key]["per_image"], atol=1e-9)
+    assert scores.mean().item() == pytest.approx(EXPECTED[key]["mean"], abs=1e-9)
+
+
+def test_the_two_variants_are_different_metrics():
+    counted = frequencies("corpus")
+    a, b = (CiderScorer(counted, variant=v)(CANDIDATES, REFERENCES) for v in ("cider_d", "cider"))
+    assert (a - b).abs().max() > 0.05
+
+
+def random_corpus(seed: int, images: int = 12):
+    """Ragged images: some references longer than others, empty captions, repeated words."""
+    rng = random.Random(seed)
+    words = [f"w{i}" for i in range(9)]
+
+    def caption(low: int) -> list[str]:
+        return [rng.choice(words) for _ in range(rng.randint(low, 9))]
+
+    references = [[caption(1) for _ in range(rng.randint(1, 4))] for _ in range(images)]
+    candidates = [[caption(0) for _ in range(rng.randint(1, 3))] for _ in range(images)]
+    candidates[0][0] = list(references[0][0])
+    return candidates, references
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_scores_equal_pycocoevalcap_on_random_corpora(seed):
+    candidates, references = random_corpus(seed)
+    flat = [(candidate, image) for image, group in enumerate(candidates) for candidate in group]
+    truth = {i: [" ".join(r) for r in references[image]] for i, (_, image) in enumerate(flat)}
+    _, expected = Cider().compute_score(truth, {i: [" ".join(c)] for i, (c, _) in enumerate(flat)})
+    # pycocoevalcap takes each candidate for an image of its own, so its documents repeat.
+    counted = DocumentFrequencies.from_references([references[image] for _, image in flat])
+    np.testing.assert_allclose(CiderScorer(counted)(candidates, references), expected, atol=1e-9)
+
+
+def test_unseen_ngrams_are_kept_apart():
+    """N-grams outside the frequencies have df 0, but are still compared by what they are."""
+    counted = DocumentFrequencies.from_references([[["a", "dog"]], [["the", "cat"]]])
+    scorer = CiderScorer(counted)
+    same, other = scorer([[["x", "y", "z", "q"], ["x", "q", "y", "z"]]], [[["x", "y", "z", "q"]]]).tolist()
+    assert same == pytest.approx(10.0)
+    assert 0 < other < same
+    assert scorer([[["p", "q", "r", "s"]]], [[["x", "y", "z", "w"]]]).tolist() == [0.0]
+
+
+def test_token_ids_give_the_same_scores_as_words():
+    candidates, references = random_corpus(7)
+    counted = DocumentFrequencies.from_references(references)
+    expected = CiderScorer(counted)(candidates, references)
+    vocabulary: dict[str, int] = {"<pad>": 0, EOS: 1}
+    flat = [c for groups in (candidates, references) for group in groups for c in group]
+    batch = encode_words(flat, vocabulary)
+    owners = [torch.tensor([i for i, group in enumerate(groups) for _ in group]) for groups in (candidates, references)]
+    only = TokenBatch(batch.tokens[sum(batch.lengths[: len(owners[0])]) :], batch.lengths[len(owners[0]) :])
+    by_id = DocumentFrequencies.from_token_batch(only, owners[1])
+    assert by_id.words is None
+    assert by_id.num_documents == len(references)
+    np.testing.assert_allclose(CiderScorer(by_id).score_tokens(batch, *owners), expected, atol=1e-12)
+
+
+def test_frequencies_are_those_of_a_plain_loop():
+    counted = DocumentFrequencies.from_references(REFERENCES)
+    for n in range(1, 5):
+        documents: dict[str, set[int]] = {}
+        for image, captions in enumerate(REFERENCES):
+            for words in captions:
+                for i in range(len(words) - n + 1):
+                    documents.setdefault(" ".join(words[i : i + n]), set()).add(image)
+        assert len(counted.keys[n - 1]) == len(documents)
+        assert all(counted.of(ngram) == len(images) for ngram, images in list(documents.items())[:60])
+    assert counted.of("a motorcycle zebra") == 0
+    assert counted.of("zebra a motorcycle") == 0
+
+
+def test_given_counts_are_looked_up():
+    counted = frequencies("5000")
+    assert all(counted.of(ngram) == count for ngram, count in list(CIDER["df_5000"].items())[::17])
+
+
+def test_saved_frequencies_are_equal(tmp_path):
+    for counted in (frequencies("corpus"), frequencies("eos")):
+        counted.save(tmp_path / "df.safetensors")
+        loaded = DocumentFrequencies.load(tmp_path / "df.safetensors")
+        assert (loaded.num_documents, loaded.words, loaded.eos) == (counted.num_documents, counted.words, counted.eos)
+        np.testing.assert_array_equal(
+            CiderScorer(loaded)(CANDIDATES, REFERENCES), CiderScorer(counted)(CANDIDATES, REFERENCES)
+        )
+    assert [path.name for path in tmp_path.iterdir()] == ["df.safetensors"]
+
+
+def test_saved_frequencies_of_token_ids_have_no_words(tmp_path):
+    batch = TokenBatch(torch.tensor([5, 9, 5]), torch.tensor([2, 1]))
+    DocumentFrequencies.from_token_batch(batch, torch.tensor([0, 1])).save(tmp_path / "df")
+    loaded = DocumentFrequencies.load(tmp_path / "df")
+    assert loaded.words is None
+    with pytest.raises(ValueError, match="token ids"):
+        CiderScorer(loaded)(CANDIDATES, REFERENCES)
+    with pytest.raises(ValueError, match="token ids"):
+        loaded.of("a")
+
+
+def test_a_cut_or_foreign_file_is_refused(tmp_path):
+    path = tmp_path / "df.safetensors"
+    frequencies("corpus").save(path)
+    path.write_bytes(path.read_bytes()[:500])
+    with pytest.raises(ValueError, match="not a file of document frequencies"):
+        DocumentFrequencies.load(path)
+    from safetensors.torch import save_file
+
+    save_file({"x": torch.zeros(1)}, path)
+    with pytest.raises(ValueError, match="has the format None"):
+        DocumentFrequencies.load(path)
+
+
+def test_one_image_alone_scores_zero():
+    counted = DocumentFrequencies.from_references([[["a", "dog"]]])
+    assert CiderScorer(counted)([[["a", "dog"]]], [[["a", "dog"]]]).tolist() == [0.0]
+    assert EXPECTED["pycocoevalcap_single_image_corpus"] == 0.0
+
+
+def test_length_penalty_is_the_gaussian():
+    counted = DocumentFrequencies.from_references([[["a", "b"]], [["c"]]])
+    short, long = (
+        CiderScorer(counted, sigma=2.0, max_order=1)([[["a"] + ["c"] * n]], [[["a"]]]).item() for n in (0, 3)
+    )
+    assert short == pytest.approx(10.0)
+    assert long == pytest.approx(10.0 / math.sqrt(1 + 9) * math.exp(-9 / 8))
+
+
+def test_bad_input_names_the_place():
+    counted = frequencies("corpus")
+    with pytest.raises(ValueError, match=r"references\[0\] is a string"):
+        DocumentFrequencies.from_references(["a dog"])  # type: ignore[list-item]
+    with pytest.raises(ValueError, match=r"references\[0\]\[0\] is a string"):
+        DocumentFrequencies.from_references([["a dog"]])  # type: ignore[list-item]
+    with pytest.raises(ValueError, match=r"references\[1\] is empty"):
+        DocumentFrequencies.from_references([[["a"]], []])
+    with pytest.raises(ValueError, match="There are no references"):
+        DocumentFrequencies.from_references([])
+    with pytest.raises(ValueError, match="8 images with candidates and 7 with references"):
+        CiderScorer(counted)(CANDIDATES, REFERENCES[:7])
+    with pytest.raises(ValueError, match="variant must be"):
+        CiderScorer(counted, variant="cider_e")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"max_order \(5\)"):
+        CiderScorer(counted, max_order=5)
+    with pytest.raises(ValueError, match="its beginning 'a b' is not"):
+        DocumentFrequencies.from_counts({"a": 1, "b": 1, "a b c": 1}, 2)
+    with pytest.raises(ValueError, match="3 of 2 documents"):
+        DocumentFrequencies.from_counts({"a": 3}, 2)
+    batch = encode_words([["a"], ["b"]])
+    with pytest.raises(ValueError, match="Candidate 0 belongs to image 0, which has no reference"):
+        CiderScorer(counted).score_tokens(batch, torch.tensor([0]), torch.tensor([1]))
+    with pytest.raises(ValueError, match="must be sorted"):
+        CiderScorer(counted).score_tokens(encode_words([["a"]] * 3), torch.tensor([0]), torch.tensor([1, 0]))
