@@ -433,7 +433,7 @@ def measure(name: str) -> dict[str, float]:
     if name.startswith("clip"):
         scorer = load_scorer(folder)
         images = scorer.image_features(list(test["image"]))
-        numbers = {}
+        numbers: dict[str, float] = {}
         for kind, captions in {"full_caption": full, "reference": references}.items():
             text = scorer.text_features(captions)
             row = smile_suite(

@@ -129,7 +129,12 @@ def ranks_from_scores(scores: Tensor, columns: Tensor) -> Tensor:
     """
     own = scores.gather(1, columns[:, None])
     # Counting who is certainly worse, not who is better, ranks a score that is not a number last instead of first.
-    return scores.shape[1] - torch.count_nonzero(scores < own, dim=1)
+    worse = scores < own
+    if worse.device.type == "cpu":  # NumPy counts booleans ten times as fast as torch, which would cost half a product
+        count = torch.from_numpy(np.count_nonzero(worse.numpy(), axis=1))
+    else:
+        count = torch.count_nonzero(worse, dim=1)
+    return scores.shape[1] - count
 
 
 def ranks(text_features: Any, image_features: Any, targets: Any = None, *, block_size: int | None = None) -> Tensor:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import datasets
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -84,8 +85,8 @@ def generate_captions(
             rows = range(start, min(start + batch_size, number))
             inputs: dict[str, Tensor] = {}
             if image_features is not None:
-                features = torch.stack([torch.as_tensor(image_features[i]) for i in rows])  # (B, M, D)
-                inputs["image_features"] = features.to(device)
+                features = np.stack([np.asarray(image_features[i]) for i in rows])  # (B, M, D)
+                inputs["image_features"] = torch.from_numpy(features).to(device)
             else:
                 assert images is not None
                 inputs["pixel_values"] = captioner.encode_images([open_image(images[i]) for i in rows]).to(device)

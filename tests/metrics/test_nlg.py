@@ -1,0 +1,111 @@
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pycocoevalcap.bleu.bleu import Bleu
+from pycocoevalcap.cider.cider import Cider
+from pycocoevalcap.rouge.rouge import Rouge, my_lcs
+
+from hf_captionrl.metrics import bleu, cider, cider_d, rouge_l
+from hf_captionrl.metrics.nlg import _common
+from hf_captionrl.text.frequencies import DocumentFrequencies
+from hf_captionrl.text.tokenize import ptb_tokenize
+
+VECTORS = Path(__file__).parents[1] / "vectors"
+ROWS = [json.loads(line) for line in (VECTORS / "coco_sample.jsonl").read_text().splitlines()]
+REFERENCES = [row["references"] for row in ROWS]
+
+
+def cut(caption: str) -> str:
+    return " ".join(ptb_tokenize(caption))
+
+
+@pytest.mark.parametrize("captioner", ["clipcap_coco", "clipcap_conceptual"])
+def test_scores_equal_pycocoevalcap_on_coco(captioner, capsys):
+    captions = [row[captioner] for row in ROWS]
+    truth = {i: [cut(r) for r in references] for i, references in enumerate(REFERENCES)}
+    ours = {i: [cut(caption)] for i, caption in enumerate(captions)}
+    found = bleu(captions, REFERENCES)
+    corpus, sentences = Bleu(4).compute_score(truth, ours, verbose=0)
+    np.testing.assert_allclose([found[f"bleu_{n}"] for n in range(1, 5)], corpus, atol=1e-9)
+    np.testing.assert_allclose(found["per_sample"].T, sentences, atol=1e-9)
+    for name, metric, oracle in (("cider_d", cider_d, Cider()), ("rouge_l", rouge_l, Rouge())):
+        mean, scores = oracle.compute_score(truth, ours)
+        result = metric(captions, REFERENCES)
+        assert result[name] == pytest.approx(mean, abs=1e-9)
+        np.testing.assert_allclose(result["per_sample"], scores, atol=1e-9)
+
+
+def test_cider_names_both_metrics():
+    captions = [row["clipcap_coco"] for row in ROWS]
+    plain, d = cider(captions, REFERENCES), cider_d(captions, REFERENCES)
+    assert "cider" in plain
+    assert "cider_d" not in plain
+    assert plain["cider"] != d["cider_d"]
+    assert plain["signature"].startswith("metric:cider|")
+    assert "df:corpus|documents:100" in d["signature"]
+
+
+def test_given_frequencies_are_used_and_stated():
+    captions = [row["clipcap_coco"] for row in ROWS]
+    words = [[ptb_tokenize(r) for r in references] for references in REFERENCES]
+    given_ = cider_d(captions[:10], REFERENCES[:10], frequencies=DocumentFrequencies.from_references(words))
+    assert given_["cider_d"] != cider_d(captions[:10], REFERENCES[:10])["cider_d"]
+    np.testing.assert_allclose(given_["per_sample"], cider_d(captions, REFERENCES)["per_sample"][:10], atol=1e-12)
+    assert "df:given|documents:100" in given_["signature"]
+    with pytest.raises(ValueError, match="Make them agree"):
+        cider_d(captions, REFERENCES, eos=True, frequencies=DocumentFrequencies.from_references(words))
+
+
+def test_eos_makes_a_cut_off_caption_score_less():
+    references = [["a man riding a horse"], ["two dogs on a bed"], ["a red bus"]]
+    captions = ["a man riding a", "two dogs on a bed", "a red bus"]
+    without, with_eos = (cider_d(captions, references, eos=eos)["per_sample"][0] for eos in (False, True))
+    assert with_eos < without
+
+
+def test_several_captions_an_image_are_averaged():
+    references = REFERENCES[:20]
+    pairs = [[row["clipcap_coco"], row["clipcap_conceptual"]] for row in ROWS[:20]]
+    both = cider_d(pairs, references)
+    single = [cider_d([pair[k] for pair in pairs], references)["cider_d"] for k in (0, 1)]
+    assert both["cider_d"] == pytest.approx(sum(single) / 2)
+    assert len(rouge_l(pairs, references)["per_sample"]) == 40
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.sampled_from("abc"), max_size=12), st.lists(st.sampled_from("abc"), max_size=12))
+def test_common_subsequence_equals_the_table_of_pycocoevalcap(a, b):
+    assert _common(a, b) == my_lcs(a, b)
+
+
+def test_a_caption_of_punctuation_scores_nothing():
+    references = [["a dog"], ["a cat"]]
+    assert cider_d([".", "a cat"], references)["per_sample"][0] == 0
+    assert rouge_l([".", "a cat"], references)["per_sample"][0] == 0
+    assert bleu([".", "a cat"], references)["per_sample"][0].max() < 1e-3
+
+
+@pytest.mark.parametrize("metric", [bleu, cider, cider_d, rouge_l])
+def test_bad_input_names_the_place(metric):
+    with pytest.raises(ValueError, match="candidates is one string"):
+        metric("a dog", [["a dog"]])
+    with pytest.raises(ValueError, match=r"references\[0\] is the string 'a dog'"):
+        metric(["a dog"], ["a dog"])
+    with pytest.raises(ValueError, match="references is one string"):
+        metric(["a dog"], "a dog")
+    with pytest.raises(ValueError, match=r"candidates\[1\] is empty"):
+        metric(["a dog", "  "], [["a dog"], ["a cat"]])
+    with pytest.raises(ValueError, match=r"references\[1\]\[0\] is empty"):
+        metric(["a dog", "a cat"], [["a dog"], [""]])
+    with pytest.raises(ValueError, match=r"references\[0\] is empty"):
+        metric(["a dog"], [[]])
+    with pytest.raises(ValueError, match="1 candidates and 2 lists of references"):
+        metric(["a dog"], [["a dog"], ["a cat"]])
+    with pytest.raises(ValueError, match=r"candidates\[0\]\[0\] must be a string, got NoneType"):
+        metric([[None]], [["a dog"]])
+    with pytest.raises(ValueError, match="candidates is empty"):
+        metric([], [])

@@ -1,0 +1,75 @@
+import math
+
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+
+from hf_captionrl.metrics import caption_perplexity
+
+WORDS = ["<unk>", "<bos>", "a", "dog", "cat", "runs", "red", "big"]
+CAPTIONS = ["a dog runs", "a big red cat", "dog", "a red red red dog runs"]
+
+
+@pytest.fixture(scope="module")
+def language_model():
+    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    torch.manual_seed(0)
+    config = GPT2Config(vocab_size=8, n_positions=16, n_embd=16, n_layer=1, n_head=2, resid_pdrop=0.3, embd_pdrop=0.3)
+    wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", bos_token="<bos>")
+    return GPT2LMHeadModel(config), wrapped
+
+
+def plain_nats(model, ids):
+    model.eval()
+    with torch.no_grad():
+        logits = model(input_ids=torch.tensor([ids])).logits[0].log_softmax(-1)
+    return [-float(logits[t - 1, ids[t]]) for t in range(1, len(ids))]
+
+
+@pytest.mark.parametrize("bos", ["tokenizer", "prepend"])
+@pytest.mark.parametrize("batch_size", [1, 3, 32])
+def test_perplexity_equals_a_plain_loop(language_model, bos, batch_size):
+    model, tokenizer = language_model
+    start = [1] if bos == "prepend" else []
+    nats = [plain_nats(model, start + tokenizer(caption)["input_ids"]) for caption in CAPTIONS]
+    model.train()
+    result = caption_perplexity(CAPTIONS, model, tokenizer, bos=bos, batch_size=batch_size)
+    assert model.training  # left as it was, but scored without dropout
+    total = sum(map(len, nats))
+    assert result["num_tokens"] == total
+    assert result["perplexity"] == pytest.approx(math.exp(sum(map(sum, nats)) / total), rel=1e-5)
+    own = [math.exp(sum(row) / len(row)) for row in nats if row]
+    assert result["mean_perplexity"] == pytest.approx(sum(own) / len(own), rel=1e-5)
+    assert math.isnan(result["per_sample"][2]) == (bos == "tokenizer")  # "dog" alone has nothing before it
+    assert f"average:micro|bos:{bos}" in result["signature"]
+
+
+def test_it_equals_the_loss_of_transformers(language_model):
+    model, tokenizer = language_model
+    model.eval()
+    ids = torch.tensor([tokenizer(CAPTIONS[1])["input_ids"]])
+    expected = math.exp(model(input_ids=ids, labels=ids).loss.item())
+    assert caption_perplexity(CAPTIONS[1:2], model, tokenizer)["perplexity"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_long_captions_are_cut_and_counted(language_model):
+    model, tokenizer = language_model
+    result = caption_perplexity(["a dog " * 20, "a dog"], model, tokenizer)
+    assert result["num_truncated"] == 1
+    assert result["num_tokens"] == 15 + 1
+    assert caption_perplexity(["a dog runs"], model, tokenizer, max_length=2)["num_tokens"] == 1
+
+
+def test_bad_input_names_the_place(language_model):
+    model, tokenizer = language_model
+    with pytest.raises(ValueError, match=r"captions\[1\] is empty"):
+        caption_perplexity(["a", ""], model, tokenizer)
+    with pytest.raises(ValueError, match="No caption has a second token"):
+        caption_perplexity(["dog"], model, tokenizer)
+    with pytest.raises(ValueError, match="bos must be"):
+        caption_perplexity(["a dog"], model, tokenizer, bos="never")  # type: ignore[arg-type]
+    without = PreTrainedTokenizerFast(tokenizer_object=tokenizer.backend_tokenizer, unk_token="<unk>")
+    with pytest.raises(ValueError, match="needs a tokenizer with a BOS token"):
+        caption_perplexity(["a dog"], model, without, bos="prepend")

@@ -1,0 +1,141 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hf_captionrl.metrics import paired_test, self_retrieval
+
+
+def features(rows: int, seed: int, dims: int = 8) -> torch.Tensor:
+    return torch.randn(rows, dims, generator=torch.Generator().manual_seed(seed))
+
+
+def plain_ranks(text, images, targets):
+    text, images = (x / x.norm(dim=1, keepdim=True) for x in (text.double(), images.double()))
+    scores = (text @ images.T).tolist()
+    return [1 + sum(s >= row[t] for i, s in enumerate(row) if i != t) for row, t in zip(scores, targets, strict=True)]
+
+
+def test_pool_equals_a_plain_loop():
+    text, images = features(30, 0), features(30, 1)
+    result = self_retrieval(text, images)
+    expected = plain_ranks(text, images, range(30))
+    assert result["ranks"].tolist() == expected
+    assert result["recall_at_5"] == pytest.approx(sum(r <= 5 for r in expected) / 30)
+    assert result["mean_rank"] == pytest.approx(sum(expected) / 30)
+    assert result["median_rank"] == np.median(expected)
+    assert (result["num_captions"], result["pool_size"], result["num_duplicate_images"]) == (30, 30, 0)
+    low, high = result["recall_at_1_ci"]
+    assert low <= result["recall_at_1"] <= high
+    assert "variant:pool|" in result["signature"]
+    assert "ties:against" in result["signature"]
+
+
+def test_length_of_features_does_not_matter():
+    text, images = features(20, 0), features(20, 1)
+    scaled = self_retrieval(text * 7, images * torch.linspace(0.1, 9, 20)[:, None])
+    assert scaled["ranks"].tolist() == self_retrieval(text, images)["ranks"].tolist()
+
+
+def test_rd100_is_the_exact_expectation():
+    text, images = features(150, 0), features(150, 1)
+    result = self_retrieval(text, images, num_distractors=99, ks=(1, 5))
+    expected = [math.comb(150 - r, 99) / math.comb(149, 99) for r in plain_ranks(text, images, range(150))]
+    assert result["recall_at_1"] == pytest.approx(sum(expected) / 150, rel=1e-9)
+    np.testing.assert_allclose(result["recall_at_1_per_sample"], expected, atol=1e-12)
+    sampled = self_retrieval(
+        text, images, num_distractors=99, protocol="sampled", repeats=300, ks=(1, 5), num_bootstrap=0
+    )
+    assert sampled["recall_at_5"] == pytest.approx(result["recall_at_5"], abs=0.01)
+    assert sampled["mean_rank"] == pytest.approx(result["mean_rank"], rel=0.01)
+    assert len(sampled["ranks"]) == 300 * 150
+    assert "rd100-sampled-300-seed-0" in sampled["signature"]
+
+
+def test_blocks_are_consecutive_and_the_short_last_one_is_dropped():
+    text, images = features(25, 0), features(25, 1)
+    result = self_retrieval(text, images, num_distractors=9, protocol="blocks")
+    expected = [r for s in (0, 10) for r in plain_ranks(text[s : s + 10], images[s : s + 10], range(10))]
+    assert result["ranks"].tolist() == expected
+    assert result["captions"].tolist() == list(range(20))
+
+
+def test_bags_average_over_all_captions_of_all_bags():
+    text, images = features(12, 0), features(6, 1)
+    targets = [i // 2 for i in range(12)]
+    bags = [[0, 3, 5], [1, 2]]
+    result = self_retrieval(text, images, targets=targets, bags=bags, ks=(1,))
+    successes = []
+    for bag in bags:
+        for row in bag:
+            for caption in (2 * row, 2 * row + 1):
+                rank = plain_ranks(text[caption : caption + 1], images[bag], [bag.index(row)])[0]
+                successes.append(rank == 1)
+    assert result["recall_at_1"] == pytest.approx(sum(successes) / 10)
+    assert result["groups"].tolist() == [0] * 6 + [1] * 4
+    assert "variant:bags-2-3|" in result["signature"]
+
+
+def test_sets_rank_each_caption_among_its_own_candidates():
+    text, images = features(2, 0), features(20, 1)
+    result = self_retrieval(text, images, targets=[3, 15], sets=[range(10), range(10, 20)])
+    expected = [plain_ranks(text[i : i + 1], images[10 * i : 10 * i + 10], [t])[0] for i, t in ((0, 3), (1, 5))]
+    assert result["ranks"].tolist() == expected
+
+
+def test_copies_in_the_pool_are_counted_and_can_be_merged():
+    images = torch.eye(4)[[0, 1, 0, 2]]
+    result = self_retrieval(images.clone(), images)
+    assert result["num_duplicate_images"] == 1
+    assert result["ranks"].tolist() == [2, 1, 2, 1]  # the copy ties, and a tie counts against
+    merged = self_retrieval(images.clone(), images, duplicates="merge")
+    assert merged["ranks"].tolist() == [1, 1, 1, 1]
+    assert merged["pool_size"] == 3
+    bags = self_retrieval(images.clone(), images, duplicates="merge", bags=[[0, 1, 2], [2, 3]])
+    assert bags["recall_at_1"] == 1.0
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(2, 30), st.integers(0, 1000))
+def test_a_constant_caption_scores_one_in_n(pool, seed):
+    text = features(1, seed).repeat(pool, 1)
+    result = self_retrieval(text, features(pool, seed + 1), num_bootstrap=0)
+    assert result["recall_at_1"] == pytest.approx(1 / pool)
+    alone = self_retrieval(text, features(1, seed + 1).repeat(pool, 1), num_bootstrap=0)
+    assert alone["num_duplicate_images"] == pool - 1
+
+
+def test_recall_of_two_captioners_can_be_compared():
+    images = features(200, 0)
+    noise = features(200, 1)
+    good, bad = (self_retrieval(images + scale * noise, images, num_bootstrap=0) for scale in (0.5, 2.0))
+    test = paired_test(good["recall_at_1_per_sample"], bad["recall_at_1_per_sample"], num_resamples=2000)
+    assert test["difference"] > 0
+    assert test["p_value"] < 0.01
+
+
+def test_bad_options_are_named():
+    text, images = features(4, 0), features(4, 1)
+    with pytest.raises(ValueError, match="bags and num_distractors are different protocols"):
+        self_retrieval(text, images, bags=[[0, 1]], num_distractors=3)
+    with pytest.raises(ValueError, match=r"num_distractors \(99\)"):
+        self_retrieval(text, images, num_distractors=99)
+    with pytest.raises(ValueError, match="Blocks of 6 images do not fit"):
+        self_retrieval(text, images, num_distractors=5, protocol="blocks")
+    with pytest.raises(ValueError, match="image 1 has none"):
+        self_retrieval(text[:2], images, targets=[0, 2], num_distractors=1, protocol="blocks")
+    with pytest.raises(ValueError, match="protocol must be"):
+        self_retrieval(text, images, protocol="hard")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="duplicates must be"):
+        self_retrieval(text, images, duplicates="drop")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="ks must be positive integers"):
+        self_retrieval(text, images, ks=(0,))
+    with pytest.raises(ValueError, match="num_bootstrap must not be negative"):
+        self_retrieval(text, images, num_bootstrap=-1)
+    with pytest.raises(ValueError, match=r"text_features are torch\.float16"):
+        self_retrieval(text.half(), images)
+    with pytest.raises(ValueError, match=r"image_features\[2\] is zero"):
+        self_retrieval(text, images * torch.tensor([1.0, 1, 0, 1])[:, None])

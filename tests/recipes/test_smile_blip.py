@@ -1,0 +1,165 @@
+"""The recipe from the command line's arguments to every file it promises."""
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from hf_captionrl.captioners import load_captioner
+from hf_captionrl.reports.table import COLUMNS
+
+RECIPES = Path(__file__).parents[2] / "recipes"
+SHORT = [
+    *("--num_train_epochs", "1", "--per_device_train_batch_size", "8", "--per_device_eval_batch_size", "32"),
+    *("--generation_max_new_tokens", "12", "--use_cpu", "--disable_tqdm", "true", "--gallery_size", "4"),
+]
+
+
+def load_recipe():
+    specification = importlib.util.spec_from_file_location("smile_blip", RECIPES / "smile_blip.py")
+    module = importlib.util.module_from_spec(specification)
+    sys.modules["smile_blip"] = module  # dataclasses look their module up
+    specification.loader.exec_module(module)
+    return module
+
+
+recipe = load_recipe()
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """The default run, made small."""
+    folder = tmp_path_factory.mktemp("run")
+    recipe.main(
+        [
+            *("--output_dir", str(folder / "out"), "--feature_cache_dir", str(folder / "cache")),
+            *("--max_train_images", "16", "--max_eval_images", "12", "--max_test_images", "105"),
+            *SHORT,
+        ]
+    )
+    return folder / "out"
+
+
+def test_results_have_the_promised_shape(run):
+    results = json.loads((run / "results.json").read_text())
+    assert [row["name"] for row in results["rows"]] == ["MLE", "MLE+MLE", "SMILE", "SMILE (lambda=0.01)", "references"]
+    assert {"rows", "seed", "config", "versions"} <= results.keys()
+    for row in results["rows"]:
+        for column in COLUMNS:
+            assert isinstance(row[column.key], float), (row["name"], column.key)
+        for size in (3, 5, 7):
+            assert 0 <= row[f"bag_{size}_recall_at_1"] <= 1
+    references = results["rows"][-1]
+    assert references["hallucination"] == 0.0
+    assert results["config"]["SmileBlipConfig"]["mle_weight"] == 0.0
+    assert {"torch", "transformers"} <= results["versions"].keys()
+
+
+def test_everything_is_written(run):
+    for name in ("results.md", "gallery.html", "curves.png", "model/README.md", "model/model.safetensors"):
+        assert (run / name).stat().st_size > 100, name
+    html = (run / "gallery.html").read_text()
+    assert "SMILE (lambda=0.01)" in html
+    card = (run / "model" / "README.md").read_text()
+    assert "model-index" in card
+    assert "hallucination" in card.lower()
+
+
+def test_the_checkpoint_captions(run):
+    captioner = load_captioner(str(run / "model"), dtype=torch.float32)
+    image = Image.new("RGB", (72, 72), "white")
+    assert isinstance(captioner.generate(pixel_values=captioner.encode_images([image])).captions[0], str)
+
+
+def write_photos(folder, number=40):
+    """Photographs of odd formats, and a few rows that cannot be used."""
+    rng = np.random.default_rng(0)
+    rows = []
+    for i in range(number):
+        mode, suffix = [("RGB", "jpg"), ("L", "png"), ("RGBA", "png"), ("CMYK", "jpg"), ("P", "gif")][i % 5]
+        image = Image.fromarray(rng.integers(0, 255, (30 + i, 50, 3), dtype=np.uint8)).convert(mode)
+        image.save(folder / f"{i:03d}.{suffix}")
+        rows.append({"file_name": f"{i:03d}.{suffix}", "captions": [f"a picture of thing {i % 7}", "a thing"]})
+    rows[3]["captions"] = ["", "   "]
+    (folder / rows[7]["file_name"]).write_bytes(b"no image")
+    (folder / "metadata.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def test_a_folder_of_photographs_with_bad_rows(tmp_path):
+    photos = tmp_path / "photos"
+    photos.mkdir()
+    write_photos(photos)
+    path = recipe.main(
+        [
+            *("--dataset_name", "imagefolder", "--data_dir", str(photos), "--max_bad_fraction", "0.5"),
+            *("--model_name_or_path", "scenes:blip-mle", "--prompt", "a picture of "),
+            *("--scorer_name_or_path", "scenes:clip-reward", "--judge_name_or_path", "scenes:clip-judge"),
+            *("--perplexity_name_or_path", "none", "--compare_mle_weights", "1.0"),
+            *("--output_dir", str(tmp_path / "out"), "--learning_rate", "1e-3"),
+            *SHORT,
+        ]
+    )
+    results = json.loads(path.read_text())
+    assert [row["name"] for row in results["rows"]] == ["MLE", "MLE+MLE", "SMILE", "references"]
+    smile = results["rows"][2]
+    assert smile["hallucination"] is None
+    assert "truth" in smile["hallucination_reason"]
+    assert smile["perplexity"] is None
+    assert smile["rd100_recall_at_1"] is None  # fewer than 100 images
+    quarantined = [json.loads(line) for line in (tmp_path / "out" / "quarantine.jsonl").read_text().splitlines()]
+    assert {"003", "007"} <= {entry["image_id"].split("/")[-1].split(".")[0] for entry in quarantined}
+
+
+def test_too_many_bad_rows_stop_before_training(tmp_path):
+    photos = tmp_path / "photos"
+    photos.mkdir()
+    write_photos(photos, 20)
+    with pytest.raises(ValueError, match="max_bad_fraction"):
+        recipe.main(
+            [
+                *("--dataset_name", "imagefolder", "--data_dir", str(photos), "--output_dir", str(tmp_path / "out")),
+                *("--model_name_or_path", "scenes:blip-mle", "--scorer_name_or_path", "none"),
+                *("--judge_name_or_path", "none", "--perplexity_name_or_path", "none"),
+            ]
+        )
+    assert (tmp_path / "out" / "quarantine.jsonl").exists()
+
+
+def test_the_command_line_overrides_the_file():
+    *_, config = recipe.parse_args(["--config", str(RECIPES / "configs/smile_blip/coco.yaml"), "--learning_rate", "3e-6"])
+    assert config.learning_rate == 3e-6
+    assert config.num_train_epochs == 5
+    assert config.prompt == "a picture of "
+
+
+def test_the_embedded_settings_apply_to_nobody_elses_model():
+    *_, config = recipe.parse_args(["--model_name_or_path", "Salesforce/blip-image-captioning-base"])
+    assert config.learning_rate == 1e-5
+    assert not config.cache_image_features
+
+
+@pytest.mark.parametrize(
+    ("settings", "name"),
+    [
+        ({"mle_weight": 1.0}, "MLE+MLE"),
+        ({}, "SMILE"),
+        ({"mle_weight": 0.05}, "SMILE (lambda=0.05)"),
+        ({"subset": "reverse"}, "SMILE (reverse subset)"),
+        ({"first_token": "shift"}, "SMILE (first token: shift)"),
+    ],
+)
+def test_row_names(tmp_path, settings, name):
+    from hf_captionrl.trainers import SmileConfig
+
+    assert recipe.run_name(SmileConfig(str(tmp_path), **settings)) == name
+
+
+def test_unknown_arguments_in_a_file_are_named(tmp_path):
+    (tmp_path / "bad.yaml").write_text("learning_rat: 1.0\n")
+    with pytest.raises(ValueError, match="learning_rat"):
+        recipe.parse_args(["--config", str(tmp_path / "bad.yaml")])

@@ -1,0 +1,249 @@
+import itertools
+import json
+import math
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hf_captionrl.retrieval.ranking import (
+    bag_ranks,
+    check_features,
+    check_targets,
+    distractor_recall,
+    duplicate_images,
+    random_distractor_recall,
+    ranks,
+    ranks_from_scores,
+    recall_at_k,
+    sampled_ranks,
+    set_ranks,
+)
+
+VECTORS = Path(__file__).parents[1] / "vectors"
+SEEDS = st.integers(0, 10_000)
+
+
+def unit(rows: int, features: int, seed: int) -> torch.Tensor:
+    return torch.nn.functional.normalize(
+        torch.randn(rows, features, generator=torch.Generator().manual_seed(seed)), dim=1
+    )
+
+
+def plain_rank(scores: list[float], own: int) -> int:
+    return 1 + sum(score >= scores[own] for i, score in enumerate(scores) if i != own)
+
+
+def test_a_hand_computed_bag_with_a_tie():
+    scores = torch.tensor([[0.9, 0.9, 0.1], [0.2, 0.5, 0.4], [0.3, 0.3, 0.3]])
+    # The tie of the first caption puts the other image first; a constant caption is last everywhere.
+    assert ranks_from_scores(scores, torch.tensor([0, 1, 2])).tolist() == [2, 1, 3]
+
+
+def test_a_score_that_is_not_a_number_is_never_a_success():
+    scores = torch.tensor([[math.nan, 0.5], [0.5, math.nan]])
+    assert ranks_from_scores(scores, torch.tensor([0, 0])).tolist() == [2, 2]
+
+
+@settings(max_examples=40, deadline=None)
+@given(SEEDS, st.integers(1, 12), st.integers(1, 9), st.integers(1, 5))
+def test_ranks_equal_a_plain_loop_for_any_block(seed, captions, images, block_size):
+    text, pool = unit(captions, 4, seed), unit(images, 4, seed + 1)
+    targets = torch.randint(images, (captions,), generator=torch.Generator().manual_seed(seed))
+    expected = [plain_rank((text[i].double() @ pool.double().T).tolist(), int(targets[i])) for i in range(captions)]
+    assert ranks(text, pool, targets, block_size=block_size).tolist() == expected
+    assert ranks(text.numpy(), pool.numpy(), targets.tolist()).tolist() == expected
+
+
+def test_ranks_equal_the_code_of_no_detail_left_behind():
+    vectors = json.loads((VECTORS / "ndlb_ranks.json").read_text())
+    found = ranks(vectors["text_feats_unit"], vectors["image_feats_unit"])
+    assert found.double().mean().item() == pytest.approx(vectors["ndlb_eval"]["mean_rank"], abs=1e-6)
+    assert found.median().item() == vectors["ndlb_eval"]["median_rank"]
+    assert (found == 1).double().tolist() == vectors["ndlb_eval"]["acc"]
+    images = torch.tensor(vectors["imagecode_images"])
+    one = set_ranks(vectors["text_feats_unit"][:1], images, [range(10)], [0])
+    assert (one == 1).double().tolist() == vectors["imagecode_acc"]
+
+
+def test_ranks_equal_the_hard_pool_of_capenrich():
+    vectors = json.loads((VECTORS / "retrieval.json").read_text())["capenrich_pool_recall"]
+    found = ranks(vectors["text_features_x10"], vectors["pool_features"], vectors["targets"])
+    assert found.tolist() == vectors["rank_of_target"]
+    assert {k: recall_at_k(found, int(k)) for k in vectors["recall"]} == vectors["recall"]
+
+
+def test_the_own_score_comes_from_the_block_it_is_compared_with():
+    """Copies of the own image tie with it to the last bit, which a separate dot product would not see."""
+    pool = unit(1, 512, 0).repeat(700, 1)
+    text = unit(40, 512, 1)
+    targets = torch.arange(40) * 17
+    found = ranks(text, pool, targets)
+    # Whatever the rounding inside a block, no copy is certainly worse than the own image for all captions.
+    assert found.double().mean() > 300
+    separate = (text * pool[targets]).sum(1)
+    assert ((text @ pool.T) >= separate[:, None]).sum(1).tolist() != found.tolist()
+
+
+@settings(max_examples=30, deadline=None)
+@given(SEEDS)
+def test_permuting_images_permutes_nothing_but_names(seed):
+    text, pool = unit(8, 5, seed), unit(8, 5, seed + 1)
+    order = torch.randperm(8, generator=torch.Generator().manual_seed(seed))
+    moved = torch.empty(8, dtype=torch.long)
+    moved[order] = torch.arange(8)
+    assert ranks(text, pool[order], moved).tolist() == ranks(text, pool).tolist()
+
+
+@settings(max_examples=30, deadline=None)
+@given(SEEDS)
+def test_adding_a_distractor_never_helps(seed):
+    text, pool = unit(8, 5, seed), unit(9, 5, seed + 1)
+    assert (ranks(text, pool, range(8)) >= ranks(text, pool[:8])).all()
+
+
+def test_a_constant_caption_finds_one_image_of_its_pool():
+    text = unit(1, 5, 3).repeat(6, 1)
+    found = ranks(text, unit(6, 5, 4))
+    assert sorted(found.tolist()) == [1, 2, 3, 4, 5, 6]
+    assert recall_at_k(found, 1) == pytest.approx(1 / 6)
+
+
+@pytest.mark.parametrize(("pool", "drawn", "k"), [(5, 2, 1), (6, 3, 2), (7, 6, 5), (6, 5, 1), (4, 1, 5)])
+def test_distractor_recall_equals_enumeration(pool, drawn, k):
+    found = distractor_recall(torch.arange(1, pool + 1), pool, k=k, num_distractors=drawn)
+    for rank in range(1, pool + 1):
+        draws = list(itertools.combinations(range(pool - 1), drawn))  # the rank - 1 better images come first
+        successes = sum(sum(image < rank - 1 for image in draw) < k for draw in draws)
+        assert found[rank - 1].item() == pytest.approx(successes / len(draws), abs=1e-12)
+
+
+def test_distractor_recall_is_exact_in_a_large_pool():
+    pool, rank = 30_000, 250
+    exact = math.comb(pool - rank, 99) / math.comb(pool - 1, 99)
+    assert random_distractor_recall(torch.tensor([rank]), pool) == pytest.approx(exact, rel=1e-8)
+
+
+def test_sampled_ranks_agree_with_the_closed_form():
+    rank = torch.tensor([1, 3, 10, 40])
+    drawn = sampled_ranks(rank, 60, num_distractors=20, repeats=20_000, seed=0)
+    assert drawn.shape == (20_000, 4)
+    for k in (1, 5):
+        chance = distractor_recall(rank, 60, k=k, num_distractors=20)
+        np.testing.assert_allclose((drawn <= k).double().mean(0), chance, atol=0.012)
+    assert torch.equal(drawn[:5], sampled_ranks(rank, 60, num_distractors=20, repeats=20_000, seed=0)[:5])
+    assert not torch.equal(drawn, sampled_ranks(rank, 60, num_distractors=20, repeats=20_000, seed=1))
+
+
+def test_bag_ranks_equal_a_plain_loop_over_captions_of_all_bags():
+    text, pool = unit(10, 4, 0), unit(5, 4, 1)
+    owners = [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]  # two captions an image
+    bags = [[4, 1], [0, 2, 3]]
+    found, captions, numbers = bag_ranks(text, pool, bags, owners)
+    expected = []
+    for number, bag in enumerate(bags):
+        for row in bag:
+            for caption in range(2 * row, 2 * row + 2):
+                scores = (text[caption] @ pool[bag].T).tolist()
+                expected.append((plain_rank(scores, bag.index(row)), caption, number))
+    assert list(zip(found.tolist(), captions.tolist(), numbers.tolist(), strict=True)) == expected
+
+
+def test_set_ranks_equal_a_plain_loop():
+    text, pool = unit(3, 4, 0), unit(6, 4, 1)
+    sets, targets = [[0, 1, 2], [5, 3], [2, 4, 1, 0]], [2, 3, 4]
+    expected = [plain_rank((text[i] @ pool[s].T).tolist(), s.index(targets[i])) for i, s in enumerate(sets)]
+    assert set_ranks(text, pool, sets, targets).tolist() == expected
+
+
+def test_duplicates_name_the_first_of_them():
+    pool = unit(3, 4, 0)[[0, 1, 0, 2, 1]]
+    assert duplicate_images(pool).tolist() == [0, 1, 0, 3, 1]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_features_are_ranked_in_float32(dtype):
+    text, pool = unit(20, 16, 0).to(dtype), unit(20, 16, 1).to(dtype)
+    assert ranks(text, pool).tolist() == ranks(text.float(), pool.float()).tolist()
+
+
+def test_ranks_can_be_pickled():
+    found = ranks(unit(3, 4, 0), unit(3, 4, 1))
+    assert torch.equal(pickle.loads(pickle.dumps(found)), found)
+
+
+def test_bad_features_are_named():
+    good = unit(3, 4, 0)
+    for value, kind in ((0.0, "zero"), (math.nan, "NaN"), (math.inf, "NaN or infinite")):
+        bad = good.clone()
+        bad[1] = value
+        with pytest.raises(ValueError, match=rf"text_features\[1\] is {kind}"):
+            ranks(bad, good)
+        with pytest.raises(ValueError, match=rf"image_features\[1\] is {kind}"):
+            ranks(good, bad)
+    with pytest.raises(ValueError, match="Convert one of them"):
+        ranks(good, good.double())
+    with pytest.raises(ValueError, match="have 4 features and image_features 3"):
+        ranks(good, good[:, :3].clone())
+    with pytest.raises(ValueError, match="floating point"):
+        check_features(torch.ones(2, 2, dtype=torch.long))
+    with pytest.raises(ValueError, match="must be a matrix"):
+        check_features(good[0])
+    with pytest.raises(ValueError, match="not empty"):
+        check_features(torch.empty(0, 4))
+
+
+def test_bad_targets_bags_and_sets_are_named():
+    text, pool = unit(3, 4, 0), unit(4, 4, 1)
+    with pytest.raises(ValueError, match="3 captions and 4 images do not pair up"):
+        ranks(text, pool)
+    with pytest.raises(ValueError, match=r"targets\[2\] = 4 is not a row"):
+        ranks(text, pool, [0, 1, 4])
+    with pytest.raises(ValueError, match="one image row for each of 3 captions"):
+        check_targets([0, 1], 3, 4)
+    with pytest.raises(ValueError, match="must be integers"):
+        check_targets([0.0, 1.0, 2.0], 3, 4)
+    with pytest.raises(ValueError, match="block_size must be at least 1"):
+        ranks(text, pool, [0, 1, 2], block_size=0)
+    with pytest.raises(ValueError, match=r"bags\[1\] names image 9"):
+        bag_ranks(text, pool, [[0, 1], [1, 9]], [0, 1, 2])
+    with pytest.raises(ValueError, match=r"bags\[0\] names an image twice"):
+        bag_ranks(text, pool, [[1, 1]], [0, 1, 2])
+    with pytest.raises(ValueError, match=r"bags\[0\] has 1 image"):
+        bag_ranks(text, pool, [[1]], [0, 1, 2])
+    with pytest.raises(ValueError, match=r"bags\[0\] holds image 3, which no caption belongs to"):
+        bag_ranks(text, pool, [[1, 3]], [0, 1, 2])
+    with pytest.raises(ValueError, match="bags is empty"):
+        bag_ranks(text, pool, [], [0, 1, 2])
+    with pytest.raises(ValueError, match=r"bags\[0\] must be a list of image rows, got the string"):
+        bag_ranks(text, pool, ["01"], [0, 1, 2])  # type: ignore[list-item]
+    with pytest.raises(ValueError, match=r"sets\[1\] does not hold image 1"):
+        set_ranks(text, pool, [[0, 1], [2, 3], [2, 3]], [0, 1, 2])
+    with pytest.raises(ValueError, match="2 sets for 3 captions"):
+        set_ranks(text, pool, [[0, 1], [2, 3]], [0, 1, 2])
+    with pytest.raises(ValueError, match="sets need targets"):
+        set_ranks(text, pool, [[0, 1]], None)
+
+
+def test_bad_numbers_are_named():
+    rank = torch.tensor([1, 2])
+    with pytest.raises(
+        ValueError, match=r"num_distractors \(99\) must be between 1 and the other images of the pool \(49\)"
+    ):
+        random_distractor_recall(rank, 50)
+    with pytest.raises(ValueError, match=r"num_distractors \(5\)"):
+        sampled_ranks(rank, 5, num_distractors=5, repeats=1, seed=0)
+    with pytest.raises(ValueError, match="repeats must be at least 1"):
+        sampled_ranks(rank, 5, num_distractors=2, repeats=0, seed=0)
+    with pytest.raises(ValueError, match="k must be at least 1"):
+        recall_at_k(rank, 0)
+    with pytest.raises(ValueError, match="k must be at least 1"):
+        distractor_recall(rank, 5, k=0, num_distractors=2)
+    with pytest.raises(ValueError, match="no ranks"):
+        recall_at_k(rank[:0], 1)
+    with pytest.raises(ValueError, match="no ranks"):
+        random_distractor_recall(rank[:0], 200)
