@@ -121,7 +121,8 @@ def random_caption(rng: np.random.Generator, facts: Facts) -> str:
         `str`: A caption.
     """
     small, large = (("small", "large"), ("little", "big"), ("tiny", "huge"))[int(rng.integers(3))]
-    return annotate(rng, facts, Annotator(float(rng.random()), small, large, bool(rng.random() < 0.3)))
+    generic = float(rng.random() < 0.25)
+    return annotate(rng, facts, Annotator(float(rng.random()), generic, small, large, bool(rng.random() < 0.3)))
 
 
 def one_cycle(optimizer: torch.optim.Optimizer, steps: int) -> torch.optim.lr_scheduler.LRScheduler:

@@ -32,6 +32,14 @@ def _add_rows(table: Tensor, index: Tensor, rows: Tensor) -> Tensor:
     return table.index_add_(0, index, summed.to(table.dtype))
 
 
+def _exponentials(logits: Tensor, *, in_place: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """`exp(logits - max)` (into the logits' own memory if allowed), log-sum-exp and sum of each row."""
+    largest = logits.amax(-1, keepdim=True)  # (R, 1)
+    powers = (logits.sub_(largest) if in_place else logits - largest).exp_()  # (R, V)
+    total = powers.sum(-1, keepdim=True)  # (R, 1)
+    return powers, largest + total.log(), total
+
+
 class SubsetLoss(torch.autograd.Function):
     """Per-token loss `(B, T)` over the subset's columns; the first tokens over the whole vocabulary if `first_mle`."""
 
@@ -70,12 +78,12 @@ class SubsetLoss(torch.autograd.Function):
                 rows = hidden[captions, first].to(weight.dtype)  # (B, D)
                 logits = head_logits(rows, weight, bias, softcap, dtype)  # (B, V)
                 label = columns[captions, first].unsqueeze(1)  # (B, 1)
-                first_losses = logits.logsumexp(-1) - logits.gather(1, label).squeeze(1)
-                losses = torch.where(is_first, first_losses.unsqueeze(1), losses)
+                target = logits.gather(1, label)  # (B, 1)
+                probs, log_sum, total = _exponentials(logits, in_place=softcap is None)
+                losses = torch.where(is_first, log_sum - target, losses)
                 if keep:
-                    first_gradient = logits.softmax(-1)
-                    first_gradient.scatter_add_(1, label, -torch.ones_like(label, dtype=dtype))
-                    first_gradient = uncap(first_gradient, logits, softcap).to(weight.dtype)
+                    probs = probs.div_(total).scatter_add_(1, label, -torch.ones_like(target))
+                    first_gradient = uncap(probs, logits, softcap).to(weight.dtype)
             if keep:
                 gradient = (biased - log_sums).exp_()  # (B, T, K)
                 gradient.diagonal(dim1=1, dim2=2).sub_(1.0)
@@ -217,10 +225,9 @@ def _full_pass(
                 whole = whole.masked_fill(is_first[index], 1.0)
             part = 1.0 - whole  # (R,)
 
-            log_sum = logits.logsumexp(-1)
-            loss = whole * (log_sum - target)
+            loss = torch.zeros_like(target)
             if label_smoothing and mle_weight:
-                loss = loss + mle_weight * label_smoothing * (target - logits.mean(-1))
+                loss = mle_weight * label_smoothing * (target - logits.mean(-1))
             probs, chosen, d_chosen = None, None, None
             if mle_weight < 1.0:
                 chosen = columns[caption]  # (R, K)
@@ -229,20 +236,20 @@ def _full_pass(
                     # Close the caption's words, open the label again; columns not in use point at the label.
                     closed = torch.where(open_bias == 0, chosen, labels)
                     kept = logits.scatter(1, closed, FILL).scatter_(1, labels, target.unsqueeze(1))  # (R, V)
-                    subset_sum = kept.logsumexp(-1)
-                    probs = kept.sub_(subset_sum.unsqueeze(1)).exp_().mul_((part * scale).unsqueeze(1))
+                    powers, log_sum, row_sum = _exponentials(kept, in_place=True)
+                    subset_sum = log_sum.squeeze(1)
+                    probs = powers.mul_((part * scale).unsqueeze(1) / row_sum)
                 else:
                     scores = logits.gather(1, chosen) + open_bias  # (R, K)
                     subset_sum = scores.logsumexp(-1)
                     d_chosen = (scores - subset_sum.unsqueeze(1)).exp_() * (part * scale).unsqueeze(1)
                 loss = loss + part * (subset_sum - target)
-            losses = losses.index_copy(0, index, loss)
+            powers, log_sum, row_sum = _exponentials(logits, in_place=softcap is None)
+            losses = losses.index_copy(0, index, loss + whole * (log_sum.squeeze(1) - target))
             if not any(needs):
                 continue
 
-            capped = logits if softcap is not None else None
-            d_logits = logits - log_sum.unsqueeze(1) if softcap is not None else logits.sub_(log_sum.unsqueeze(1))
-            d_logits = d_logits.exp_().mul_((whole * scale).unsqueeze(1))  # (R, V)
+            d_logits = powers.mul_((whole * scale).unsqueeze(1) / row_sum)  # (R, V)
             if probs is not None:
                 d_logits += probs
             if chosen is not None and d_chosen is not None:
@@ -250,12 +257,10 @@ def _full_pass(
             at_label = -scale
             if label_smoothing and mle_weight:
                 smoothing = mle_weight * label_smoothing * scale
-                d_logits -= (smoothing / logits.size(1)).unsqueeze(1)
+                d_logits.sub_((smoothing / d_logits.size(1)).unsqueeze(1))
                 at_label = at_label + smoothing
             d_logits.scatter_add_(1, labels, at_label.unsqueeze(1))
-            if capped is not None:
-                d_logits = uncap(d_logits, capped, softcap)
-            gradients.add(index, chunk, product_weight, d_logits)
+            gradients.add(index, chunk, product_weight, uncap(d_logits, logits, softcap))
     d_hidden, d_weight, d_bias = gradients.finish(hidden, weight, bias)
     # Under torch.compile the ignored rows were computed too.
     losses = losses.view_as(supervised).masked_fill(~supervised, 0.0)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from hf_captionrl.scenes.grammar import plural
-from hf_captionrl.scenes.world import BACKGROUNDS, EMOJI_KINDS, SHAPE_KINDS, Facts
+from hf_captionrl.scenes.world import BACKGROUNDS, CATEGORIES, EMOJI_KINDS, SHAPE_KINDS, Facts
 
 __all__ = ["CheckResult", "Claim", "check"]
 
@@ -100,6 +100,9 @@ def _lexicon() -> tuple[dict[tuple[str, ...], tuple[str, str]], int]:
         lexicon[tuple(kind.split())] = ("kind", kind)
         if plural(kind) != kind:
             lexicon[tuple(plural(kind).split())] = ("kinds", kind)
+    for category in CATEGORIES:
+        lexicon[(category,)] = ("kind", category)
+        lexicon[(plural(category),)] = ("kinds", category)
     return lexicon, max(map(len, lexicon))
 
 
@@ -142,17 +145,24 @@ class _Reader:
         claim = Claim(attribute, value, text)
         (self.right if truth else self.wrong).setdefault((attribute, value), claim)
 
+    @staticmethod
+    def _names(noun: str, kind: str) -> bool:
+        """Whether a noun is the kind, or its category."""
+        return bool(kind) and (noun == kind or kind in CATEGORIES.get(noun, ()))
+
     def noun_phrase(self, kind: str, text: str, is_plural: bool, modifiers: list[tuple[str, str, str]]) -> None:
         facts = self.facts
         first = self.subject is None
-        meant = "main" if kind == facts.kind else "second" if kind == facts.second else "nothing"
+        meant = "main" if self._names(kind, facts.kind) else "second" if self._names(kind, facts.second) else "nothing"
         if not first and meant == "main" and self.subject in ("main", "nothing"):
-            # "a pig left of a pig": the other object is never of the same kind.
-            meant = "nothing"
+            # "a pig left of a pig": the other object is never of the same kind, but "a pig left of an animal" may be true.
+            meant = "second" if kind in CATEGORIES and self._names(kind, facts.second) else "nothing"
         if meant == "nothing":
             self.claim("kind" if first else "second", kind, text, False)
         else:
-            self.claim("kind" if meant == "main" else "second", kind, text, True)
+            # A category is true but recalls no fact: nobody could tell the pig from the duck.
+            fact = "kind" if meant == "main" else "second"
+            self.claim(f"category of {fact}" if kind in CATEGORIES else fact, kind, text, True)
         # A wrong noun in first place still talks about the main group, so that its number and size can be judged.
         about = "main" if meant == "nothing" and first else meant
         for attribute, value, words in modifiers:
@@ -193,7 +203,7 @@ class _Reader:
 
     def position(self, value: str, text: str) -> None:
         row = ("top", "middle", "bottom").index(self.facts.position)
-        if self.subject == "second" and "kind" not in {a for a, _ in self.right}:
+        if self.subject == "second" and not {"kind", "category of kind"} & {a for a, _ in self.right}:
             row += {"above": 1, "below": -1}.get(self.facts.relation, 0)
         truth = ("top", "middle", "bottom")[row]
         self.claim("position", value, text, value == truth)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hf_captionrl.scenes.world import Facts
+from hf_captionrl.scenes.world import Facts, category_of
 
 __all__ = ["ANNOTATORS", "Annotator", "annotate", "full_caption", "plural"]
 
@@ -37,8 +37,9 @@ def _article(next_word: str) -> str:
     return "an" if next_word[0] in "aeiou" else "a"
 
 
-def _noun_phrase(facts: Facts, *, number: bool, size: str, orientation: str) -> str:
-    noun = facts.kind if facts.count == 1 else plural(facts.kind)
+def _noun_phrase(facts: Facts, *, number: bool, size: str, orientation: str, generic: bool = False) -> str:
+    noun = category_of(facts.kind) if generic else facts.kind
+    noun = noun if facts.count == 1 else plural(noun)
     words = [w for w in (size, orientation, noun) if w]
     if facts.count == 1:
         return " ".join([_article(words[0]), *words])
@@ -76,23 +77,25 @@ class Annotator:
 
     Args:
         verbosity (`float`): Probability of mentioning each fact, in [0, 1].
+        generic (`float`): Probability of naming the category of the main group ("an animal") instead of its kind.
         small (`str`): Word for small.
         large (`str`): Word for large.
         short_background (`bool`): Says "on blue" instead of "on a blue background".
     """
 
     verbosity: float
+    generic: float = 0.0
     small: str = "small"
     large: str = "large"
     short_background: bool = False
 
 
 ANNOTATORS: tuple[Annotator, ...] = (
-    Annotator(0.06, short_background=True),
-    Annotator(0.12, small="little", large="big"),
-    Annotator(0.20),
-    Annotator(0.28, small="tiny", large="huge"),
-    Annotator(0.40),
+    Annotator(0.06, 0.9, short_background=True),
+    Annotator(0.12, 0.8, small="little", large="big"),
+    Annotator(0.20, 0.6),
+    Annotator(0.28, 0.4, small="tiny", large="huge"),
+    Annotator(0.40, 0.3),
 )
 """From terse to verbose. On average a reference has about five words, a full caption more than twice as many."""
 
@@ -109,9 +112,14 @@ def annotate(rng: np.random.Generator, facts: Facts, annotator: Annotator) -> st
         `str`: A caption of 2 to 16 words; every claim in it is right.
     """
     number, size, orientation, position, background, second, relation = rng.random(7) < annotator.verbosity
+    generic = bool(rng.random() < annotator.generic)
     size_word = {"small": annotator.small, "large": annotator.large}[facts.size] if size else ""
     noun = _noun_phrase(
-        facts, number=bool(number), size=size_word, orientation=_orientation(facts) if orientation else ""
+        facts,
+        number=bool(number),
+        size=size_word,
+        orientation=_orientation(facts) if orientation else "",
+        generic=generic,
     )
     parts = [noun]
     if facts.second and (second or relation):

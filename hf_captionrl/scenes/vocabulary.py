@@ -5,7 +5,7 @@ from __future__ import annotations
 import string
 
 from hf_captionrl.scenes.grammar import ANNOTATORS, plural
-from hf_captionrl.scenes.world import BACKGROUNDS, EMOJI_KINDS, ORIENTATIONS, RELATIONS, SIZES
+from hf_captionrl.scenes.world import BACKGROUNDS, CATEGORIES, EMOJI_KINDS, ORIENTATIONS, RELATIONS, SIZES
 
 __all__ = ["SPECIAL_TOKENS", "vocabulary"]
 
@@ -37,6 +37,7 @@ def vocabulary() -> list[str]:
         "background",
     }
     words |= {"top", "middle", "bottom", *BACKGROUNDS, *EMOJI_KINDS, *map(plural, EMOJI_KINDS), *SIZES}
+    words |= {word for category in CATEGORIES for word in (category, plural(category))}
     words |= {annotator.small for annotator in ANNOTATORS} | {annotator.large for annotator in ANNOTATORS}
     words |= {word for phrase in (*ORIENTATIONS, *RELATIONS) for word in phrase.split()} - {"upright"}
     characters = string.ascii_lowercase + string.digits

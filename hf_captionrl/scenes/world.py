@@ -14,6 +14,7 @@ import numpy as np
 
 __all__ = [
     "BACKGROUNDS",
+    "CATEGORIES",
     "COUNTS",
     "EMOJI_KINDS",
     "ORIENTATIONS",
@@ -23,6 +24,7 @@ __all__ = [
     "SIZES",
     "Facts",
     "Scene",
+    "category_of",
     "sample_scene",
     "vary_scene",
 ]
@@ -61,6 +63,27 @@ SHAPE_KINDS: tuple[str, ...] = tuple(
     for colour in ("red", "orange", "teal", "brown")
 )
 """Kinds drawn without any asset. No shape looks the same upside down, so that orientation stays visible."""
+
+CATEGORIES: dict[str, tuple[str, ...]] = {
+    "animal": (
+        "butterfly",
+        "crab",
+        "duck",
+        "elephant",
+        "fish",
+        "frog",
+        "octopus",
+        "penguin",
+        "pig",
+        "snail",
+        "turtle",
+        "whale",
+    ),
+    "plant": ("cactus", "sunflower", "tree"),
+    "thing": ("apple", "bell", "bus", "cake", "house", "mushroom", "strawberry", "teapot", "umbrella"),
+    "shape": SHAPE_KINDS,
+}
+"""What people call a kind when they do not look closely."""
 
 COUNTS: tuple[int, ...] = (1, 2, 3)
 SIZES: tuple[str, ...] = ("small", "large")
@@ -140,6 +163,18 @@ class Scene:
             "above": (self.row + 1, self.column),
             "below": (self.row - 1, self.column),
         }[facts.relation]
+
+
+def category_of(kind: str) -> str:
+    """The category of a kind.
+
+    Args:
+        kind (`str`): A kind of the world.
+
+    Returns:
+        `str`: A key of `CATEGORIES`.
+    """
+    return next(category for category, kinds in CATEGORIES.items() if kind in kinds)
 
 
 def _columns(facts: Facts) -> list[int]:

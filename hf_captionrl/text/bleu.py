@@ -7,7 +7,7 @@ All three give pycocoevalcap's numbers, its smoothing constants included: they k
 import torch
 from torch import Tensor
 
-from hf_captionrl.text.ngrams import NgramCounts, TokenBatch, count_ngrams
+from hf_captionrl.text.ngrams import NgramCounts, TokenBatch, count_ngrams, positions
 
 __all__ = ["bleu_matches", "bleu_scores", "corpus_bleu", "pairwise_bleu", "sibling_bleu"]
 
@@ -54,8 +54,8 @@ def _slots(groups: Tensor, num_groups: int) -> Tensor:
 def _clipped(counts: NgramCounts, limit: Tensor, entries: Tensor) -> Tensor:
     """Matches of each caption and order, `(N, n)`, when its n-grams count at most `limit` (E',) times."""
     width = counts.max_order
-    segment = counts.rows[entries] * width + counts.orders(counts.ids[entries])
-    clipped = torch.minimum(counts.counts[entries].double(), limit)
+    segment = counts.rows.index_select(0, entries) * width + counts.orders(counts.ids.index_select(0, entries))
+    clipped = torch.minimum(counts.counts.index_select(0, entries).double(), limit)
     return torch.bincount(segment, clipped, len(counts.lengths) * width).view(-1, width)
 
 
@@ -88,8 +88,8 @@ def bleu_matches(
     slots[num:] = _slots(reference_groups, num_groups)
     counts = count_ngrams(batch, max_order, groups)
     most = counts.table(slots).amax(dim=1)  # (C,) of an n-gram in any one reference
-    ours = torch.nonzero(counts.rows < num).flatten()
-    matches = _clipped(counts, most[counts.columns[ours]], ours)[:num]
+    ours = positions(counts.rows < num)
+    matches = _clipped(counts, most.index_select(0, counts.columns.index_select(0, ours)), ours)[:num]
     first = torch.cumsum(sizes, 0) - sizes
     steps = torch.arange(int(sizes.max()), device=groups.device)
     at = (num + first[candidate_groups][:, None] + steps).clamp(max=len(batch) - 1)
@@ -134,8 +134,8 @@ def pairwise_bleu(batch: TokenBatch, group_size: int, max_order: int = 4) -> Ten
     counts = count_ngrams(batch, max_order, groups)
     table = counts.table(position % group_size)  # (C, G)
     # N-grams of one caption alone match nothing but themselves: the totals know them already.
-    shared = torch.nonzero((table > 0).sum(dim=1) > 1).flatten()
-    part = table[shared]
+    shared = positions(torch.bincount(counts.columns, minlength=len(table)) > 1)
+    part = table.index_select(0, shared)
     both = torch.minimum(part[:, :, None], part[:, None, :]).view(len(shared), group_size**2)
     segment = counts.column_groups[shared] * max_order + counts.orders(counts.column_ids[shared])
     matches = torch.zeros(num // group_size * max_order, group_size**2, dtype=torch.float64, device=device)

@@ -123,7 +123,9 @@ class DocumentFrequencies:
         if not counts:
             raise ValueError("There are no counts.")
         if max(counts.values()) > num_documents:
-            raise ValueError(f"An n-gram stands in {max(counts.values())} of {num_documents} documents. Check num_documents.")
+            raise ValueError(
+                f"An n-gram stands in {max(counts.values())} of {num_documents} documents. Check num_documents."
+            )
         words: dict[str, int] = {}
         split = [(tuple(ngram.split(" ")), count) for ngram, count in counts.items()]
         for ngram, _ in split:

@@ -1,9 +1,14 @@
+import argparse
+import doctest
+import importlib
+import json
 import subprocess
 import sys
 
 import pytest
 
 import hf_captionrl.metrics as metrics
+import scripts.benchmarks.metrics as benchmark
 from hf_captionrl.metrics.signature import signature
 
 
@@ -26,3 +31,23 @@ def test_signature_keeps_order_and_leaves_out_what_is_not_there():
     assert text.startswith("metric:x|eos:false|n:4|hf_captionrl:")
     with pytest.raises(ValueError, match="separator"):
         signature(scorer="a|b")
+
+
+@pytest.mark.parametrize("name", ["metrics.retrieval", "text.cider", "text.tokenize"])
+def test_examples_of_docstrings_run(name):
+    module = importlib.import_module(f"hf_captionrl.{name}")
+    result = doctest.testmod(module)
+    assert result.attempted > 0
+    assert result.failed == 0
+
+
+def test_the_benchmark_runs_and_checks_its_own_numbers(tmp_path):
+    parser = argparse.ArgumentParser()
+    benchmark.add_arguments(parser)
+    output = tmp_path / "benchmark.json"
+    arguments = ["--rounds", "1", "--training-images", "120", "--pool", "20", "30", "8", "--output", str(output)]
+    result = benchmark.run(parser.parse_args(arguments))
+    assert result["cider_d"]["largest_difference"] < 1e-6
+    assert result["pairwise_bleu"]["largest_difference"] < 1e-6
+    assert result["cider_d"]["ratio"] > 1
+    assert json.loads(output.read_text()) == result

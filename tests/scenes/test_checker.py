@@ -63,6 +63,16 @@ CASES = [
     ("some apples", APPLE, {("kind", "apple")}, {("count", "several")}),
     ("a sideways apple", APPLE, {("kind", "apple"), ("count", "1")}, {("orientation", "sideways")}),
     ("an upright apple", APPLE, {("kind", "apple"), ("count", "1"), ("orientation", "upright")}, set()),
+    # a category is true, and says little
+    ("some animals", PIGS, {("category of kind", "animal")}, set()),
+    (
+        "two animals left of a thing",
+        PIGS,
+        {("category of kind", "animal"), ("count", "2"), ("category of second", "thing"), ("relation", "left of")},
+        set(),
+    ),
+    ("some plants", PIGS, set(), {("kind", "plant")}),
+    ("an animal", APPLE, {("count", "1")}, {("kind", "animal")}),
     # said twice, counted once; said both ways, counted both ways
     ("some pigs on blue on a blue background on blue", PIGS, {("kind", "pig"), ("background", "blue")}, set()),
     ("a blue and blue blue blue and yellow blue", PIGS, {("background", "blue")}, {("background", "yellow")}),

@@ -8,6 +8,7 @@ import pytest
 import torch
 from pycocoevalcap.cider.cider import Cider
 
+from hf_captionrl.text import cider, ngrams
 from hf_captionrl.text.cider import CiderScorer
 from hf_captionrl.text.frequencies import EOS, DocumentFrequencies
 from hf_captionrl.text.ngrams import TokenBatch, encode_words
@@ -197,3 +198,17 @@ def test_bad_input_names_the_place():
         CiderScorer(counted).score_tokens(batch, torch.tensor([0]), torch.tensor([1]))
     with pytest.raises(ValueError, match="must be sorted"):
         CiderScorer(counted).score_tokens(encode_words([["a"]] * 3), torch.tensor([0]), torch.tensor([1, 0]))
+
+
+def test_the_path_of_other_devices_gives_the_same_scores(monkeypatch):
+    """On the CPU sorting is NumPy's; a GPU takes torch's. Run that branch here."""
+    candidates, references = random_corpus(3)
+    counted = DocumentFrequencies.from_references(references)
+    expected = CiderScorer(counted)(candidates, references)
+    monkeypatch.setattr(ngrams, "_sort", torch.sort)
+    monkeypatch.setattr(ngrams, "positions", lambda mask: torch.nonzero(mask).flatten())
+    monkeypatch.setattr(cider, "positions", lambda mask: torch.nonzero(mask).flatten())
+    np.testing.assert_allclose(CiderScorer(counted)(candidates, references), expected, atol=1e-12)
+    np.testing.assert_allclose(
+        CiderScorer(DocumentFrequencies.from_references(references))(candidates, references), expected, atol=1e-12
+    )

@@ -1,0 +1,110 @@
+"""Run a recipe with several seeds and put mean and standard error of every figure into one table.
+
+    python scripts/run_seeds.py smile_blip --seeds 0 1 2 --output docs/results/smile_blip_seeds
+
+writes `smile_blip_seeds.json` and `smile_blip_seeds.md`. Arguments after `--` go to the recipe. A seed whose results are there already
+is not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hf_captionrl.io import atomic_write_text, write_json
+from hf_captionrl.reports.table import COLUMNS
+
+__all__ = ["aggregate", "main", "to_markdown"]
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def aggregate(runs: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """Mean and standard error over seeds of every number of every row.
+
+    Args:
+        runs (`list[list[dict]]`): For each seed the rows of its results.json, in the same order.
+
+    Returns:
+        `list[dict]`: For each row its `name` and, by key, `{"mean", "standard_error", "values"}`.
+
+    Raises:
+        ValueError: If the runs hold different rows.
+    """
+    names = [[row["name"] for row in rows] for rows in runs]
+    if any(other != names[0] for other in names):
+        raise ValueError(f"The runs hold different rows: {names}. Run all seeds with the same arguments.")
+    result = []
+    for position, name in enumerate(names[0]):
+        entry: dict[str, Any] = {"name": name}
+        for key, value in runs[0][position].items():
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                continue
+            values = [float(rows[position][key]) for rows in runs]
+            error = float(np.std(values, ddof=1) / np.sqrt(len(values))) if len(values) > 1 else float("nan")
+            entry[key] = {"mean": float(np.mean(values)), "standard_error": error, "values": values}
+        result.append(entry)
+    return result
+
+
+def to_markdown(rows: list[dict[str, Any]], seeds: list[int], command: str) -> str:
+    """The aggregated rows as a Markdown table.
+
+    Args:
+        rows (`list[dict]`): From [`aggregate`].
+        seeds (`list[int]`): The seeds.
+        command (`str`): How to make it again.
+
+    Returns:
+        `str`: Markdown.
+    """
+    extra = sorted({key for row in rows for key in row if key.startswith("bag_")})
+    columns = [(c.key, c.title, c.digits) for c in COLUMNS] + [
+        (key, f"R@1 bags of {key.split('_')[1]} ↑", 3) for key in extra
+    ]
+    lines = ["| |" + "".join(f" {title} |" for _, title, _ in columns), "|:--|" + "--:|" * len(columns)]
+    for row in rows:
+        cells = []
+        for key, _, digits in columns:
+            found = row.get(key)
+            cells.append(f"{found['mean']:.{digits}f} ±{found['standard_error']:.{digits}f}" if found else "–")
+        lines.append(f"| {row['name']} |" + "".join(f" {cell} |" for cell in cells))
+    lines += ["", f"Mean and standard error over seeds {', '.join(map(str, seeds))}. Made by `{command}`.", ""]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("recipe")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--output", required=True, help="Path without ending.")
+    parser.add_argument("--runs_dir", default="outputs/seeds")
+    arguments = sys.argv[1:]
+    further: list[str] = []
+    if "--" in arguments:
+        at = arguments.index("--")
+        arguments, further = arguments[:at], arguments[at + 1 :]
+    args = parser.parse_args(arguments)
+    runs = []
+    for seed in args.seeds:
+        folder = Path(args.runs_dir) / args.recipe / f"seed-{seed}"
+        if not (folder / "results.json").exists():
+            command = [sys.executable, str(ROOT / "recipes" / f"{args.recipe}.py"), "--seed", str(seed)]
+            subprocess.run([*command, "--output_dir", str(folder), *further], check=True)
+        runs.append(json.loads((folder / "results.json").read_text()))
+    rows = aggregate([run["rows"] for run in runs])
+    again = " ".join(["python", "scripts/run_seeds.py", *sys.argv[1:]])
+    record = {"rows": rows, "seeds": args.seeds, "command": again, "versions": runs[0]["versions"]}
+    write_json(f"{args.output}.json", record)
+    atomic_write_text(f"{args.output}.md", to_markdown(rows, args.seeds, again))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,30 @@
+"""Means and standard errors over seeds against numbers computed by hand."""
+
+import pytest
+
+from scripts.run_seeds import aggregate, to_markdown
+
+
+def rows(length, other="SMILE"):
+    return [{"name": "MLE", "length": 2.0, "length_ci": [1, 3]}, {"name": other, "length": length, "perplexity": None}]
+
+
+def test_mean_and_standard_error():
+    mle, smile = aggregate([rows(10.0), rows(12.0), rows(14.0)])
+    assert mle["length"] == {"mean": 2.0, "standard_error": 0.0, "values": [2.0, 2.0, 2.0]}
+    assert smile["length"]["mean"] == 12.0
+    assert smile["length"]["standard_error"] == pytest.approx(2.0 / 3**0.5)
+    assert "length_ci" not in mle
+    assert "perplexity" not in smile
+
+
+def test_different_rows_are_refused():
+    with pytest.raises(ValueError, match="different rows"):
+        aggregate([rows(1.0), rows(1.0, "SLE")])
+
+
+def test_markdown_shows_what_is_missing():
+    text = to_markdown(aggregate([rows(10.0), rows(12.0)]), [0, 1], "python scripts/run_seeds.py")
+    assert "| SMILE | 11.00 ±1.00 |" in text
+    assert "–" in text
+    assert "seeds 0, 1" in text
