@@ -21,7 +21,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from hf_captionrl.io import atomic_write_text
 from hf_captionrl.reports.table import COLUMNS, check_rows, escape_markdown, format_cell, results_markdown
 
-__all__ = ["ModelCardFacts", "render_model_card", "write_model_card"]
+__all__ = ["ModelCardFacts", "push_folder", "render_model_card", "write_model_card"]
 
 _PLACEHOLDER = re.compile(
     # TODO only in capitals: "todo" is a Spanish word.
@@ -189,6 +189,56 @@ def write_model_card(folder: str | os.PathLike[str], results: Mapping[str, Any],
         FileNotFoundError: If the template cannot be found.
     """
     return atomic_write_text(Path(folder) / "README.md", render_model_card(results, facts))
+
+
+def push_folder(
+    folder: str | os.PathLike[str],
+    repo_id: str,
+    *,
+    private: bool = True,
+    token: str | None = None,
+    commit_message: str = "Add captioner",
+) -> str:
+    """Upload a checkpoint folder with its card; the folder itself is never touched.
+
+    Args:
+        folder: Folder with weights, processor and `README.md`.
+        repo_id: `owner/name`, or `name` for the token's owner; created if missing.
+        private: Whether a new repository is private.
+        token: Of the Hub; by default the one stored by `hf auth login`.
+        commit_message: Message of the commit.
+
+    Returns:
+        `str`: Address of the commit.
+
+    Raises:
+        FileNotFoundError: If the folder lacks weights or card.
+        RuntimeError: If the Hub cannot be reached or refuses; the checkpoint stays where it is.
+    """
+    folder = Path(folder)
+    for pattern in ("README.md", "*.safetensors"):
+        if not list(folder.glob(pattern)):
+            raise FileNotFoundError(
+                f"{folder} has no {pattern}, so it is not complete. Save the captioner and its card first."
+            )
+    from huggingface_hub import HfApi
+
+    api = HfApi(token=token)
+    try:
+        repository = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
+        # Trainer state and optimizers of checkpoints in between are nobody's business.
+        commit = api.upload_folder(
+            repo_id=repository,
+            folder_path=folder,
+            commit_message=commit_message,
+            ignore_patterns=["checkpoint-*/**", "*.bin", "*.pt", "*.pth"],
+        )
+    except Exception as error:  # the client raises a dozen unrelated types for a failed connection
+        raise RuntimeError(
+            f"Pushing {folder} to {repo_id!r} failed: {error}. The checkpoint is still in {folder}. Once the Hub answers, repeat with "
+            f"hf_captionrl.hub.push_folder({str(folder)!r}, {repo_id!r})."
+        ) from error
+    return str(commit)
 
 
 def _template_folder() -> Path:

@@ -18,12 +18,13 @@ from __future__ import annotations
 
 import copy
 import json
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hf_captionrl.hub import ModelCardFacts, write_model_card
+from hf_captionrl.hub import ModelCardFacts, push_folder, write_model_card
 from hf_captionrl.recipe import (
     DataArguments,
     EvaluationArguments,
@@ -110,6 +111,8 @@ def main(argv: Sequence[str] | None = None) -> Path:
     model_args, data_args, eval_args, smile_args, config = parse_args(argv)
     eval_args.resolve(data_args.dataset_name)
     output_dir = Path(config.output_dir)
+    # The card needs the table: the recipe pushes at the end, the Trainer never.
+    push, config.push_to_hub = config.push_to_hub, False
     splits = load_data(data_args, output_dir=output_dir, seed=config.seed)
     scorer = optional_scorer(eval_args.scorer_name_or_path)
     evaluator = Evaluator.from_arguments(
@@ -183,6 +186,12 @@ def main(argv: Sequence[str] | None = None) -> Path:
             license=model_args.license,
         )
         write_model_card(output_dir / "model", json.loads(path.read_text()), card)
+    if push:
+        for name in ("results.json", "results.md", "gallery.html", "curves.png"):
+            if (output_dir / name).exists():
+                shutil.copy(output_dir / name, output_dir / "model" / name)
+        private = True if config.hub_private_repo is None else config.hub_private_repo
+        print(push_folder(output_dir / "model", config.hub_model_id or output_dir.name, private=private))
     print(f"Written to {output_dir}: results.json, results.md, gallery.html, curves.png; the checkpoint is model/")
     return path
 

@@ -1,0 +1,270 @@
+"""From what a user passes to what `hf_captionrl.metrics` takes: models by name, features and groups of captions.
+
+Legend: N captions, B images, R references of a caption, D features.
+"""
+
+import functools
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hf_captionrl.metrics.captions import check_captions, check_groups
+from hf_captionrl.metrics.clip import CLIP_SCORE_PRESETS
+from hf_captionrl.retrieval.scorer import load_scorer
+from hf_captionrl.scenes.models import model_path
+from hf_captionrl.text.frequencies import DocumentFrequencies
+from hf_captionrl.text.tokenize import ptb_tokenize
+
+__all__ = [
+    "caption_features",
+    "captions_by_image",
+    "choose",
+    "document_frequencies",
+    "grouped_features",
+    "load_language_model",
+    "reference_texts",
+    "resolve_scorer",
+    "score_prefix",
+    "scorer_signature",
+    "truncation",
+]
+
+
+@functools.lru_cache(maxsize=2)
+def _named_scorer(name: str) -> Any:
+    return load_scorer(model_path(name))
+
+
+def resolve_scorer(scorer: Any) -> Any:
+    """A scorer from its name; a name asked for twice is loaded once.
+
+    Args:
+        scorer: Name of a shipped model (`"scenes:clip-judge"`), of one on the Hub, a folder, `"open_clip:NAME@TAG"`,
+            a model, or a `hf_captionrl.retrieval.scorer.Scorer`.
+
+    Returns:
+        `Scorer`: The scorer.
+
+    Raises:
+        ValueError: If none was given.
+    """
+    if scorer is None:
+        raise ValueError(
+            "scorer is missing: captions and images have no features without one. Pass for instance "
+            "scorer='openai/clip-vit-base-patch32', or text_features and image_features that you have."
+        )
+    return _named_scorer(scorer) if isinstance(scorer, str) else load_scorer(scorer)
+
+
+@functools.lru_cache(maxsize=2)
+def _named_language_model(name: str) -> tuple[Any, Any]:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder = model_path(name)
+    model = AutoModelForCausalLM.from_pretrained(folder, use_safetensors=True)
+    return model.eval(), AutoTokenizer.from_pretrained(folder)
+
+
+def load_language_model(model: Any, tokenizer: Any = None) -> tuple[Any, Any]:
+    """A causal language model and its tokenizer; a name asked for twice is loaded once.
+
+    Args:
+        model: Name of a shipped model (`"scenes:gpt2-perplexity"`), of one on the Hub, a folder, or a model.
+        tokenizer: Its tokenizer, needed with a model in memory.
+
+    Returns:
+        `tuple`: Model and tokenizer.
+
+    Raises:
+        ValueError: If no model was given, or a model without a tokenizer.
+    """
+    if isinstance(model, str):
+        loaded, own = _named_language_model(model)
+        return loaded, own if tokenizer is None else tokenizer
+    if model is None or tokenizer is None:
+        raise ValueError(
+            f"{'model' if model is None else 'tokenizer'} is missing. Pass model='openai-community/gpt2', or a model "
+            "together with its tokenizer."
+        )
+    return model, tokenizer
+
+
+def caption_features(captions: Sequence[str], text_features: Any, scorer: Any, prefix: str = "") -> Any:
+    """Features of captions: those given, or the scorer's.
+
+    Args:
+        captions: N captions, or already N vectors.
+        text_features (array or tensor of shape `(N, D)`, or `None`): Features made before.
+        scorer: Makes them otherwise.
+        prefix: Put before each caption.
+
+    Returns:
+        array or `torch.Tensor` of shape `(N, D)`.
+
+    Raises:
+        ValueError: If a caption is bad, or features are given twice or of another number (the index is named).
+    """
+    if captions and isinstance(captions[0], list):
+        if text_features is not None:
+            raise ValueError("predictions are features, and text_features are given too. Pass one of them.")
+        return torch.tensor(captions)
+    texts = check_captions(captions, "predictions")
+    if text_features is None:
+        return resolve_scorer(scorer).text_features([prefix + text for text in texts])
+    if len(text_features) != len(texts):
+        raise ValueError(f"{len(texts)} predictions and {len(text_features)} rows of text_features: pass one each.")
+    return text_features
+
+
+def score_prefix(preset: str, prefix: str | None) -> str:
+    """What CLIPScore puts before a caption.
+
+    Args:
+        preset: A key of `hf_captionrl.metrics.clip.CLIP_SCORE_PRESETS`.
+        prefix: Instead of the preset's, or `None`.
+
+    Returns:
+        `str`: The prefix, ending in a blank if it is not empty.
+
+    Raises:
+        ValueError: If there is no such preset.
+    """
+    if preset not in CLIP_SCORE_PRESETS:
+        raise ValueError(f"preset must be one of {sorted(CLIP_SCORE_PRESETS)}, got {preset!r}.")
+    return CLIP_SCORE_PRESETS[preset].prefix if prefix is None else prefix
+
+
+def reference_texts(references: Sequence[Any] | None, given: Sequence[Any] | None) -> list[list[str]] | None:
+    """Reference captions: those given, or the references column where it holds texts.
+
+    Args:
+        references: The column.
+        given: For each caption its references, or `None`.
+
+    Returns:
+        `list[list[str]]`: Or `None`, if there are none.
+    """
+    if given is not None:
+        return check_groups(given, "reference_captions")
+    if references and isinstance(references[0], list) and references[0] and isinstance(references[0][0], str):
+        return check_groups(references, "references")
+    return None
+
+
+def grouped_features(texts: Sequence[Sequence[str]], scorer: Any, prefix: str = "") -> list[Tensor]:
+    """Features of several texts for each caption.
+
+    Args:
+        texts: For each of N captions R texts.
+        scorer: The scorer.
+        prefix: Put before each text.
+
+    Returns:
+        `list[torch.Tensor]`: N of shape `(R, D)`.
+    """
+    flat = resolve_scorer(scorer).text_features([prefix + text for group in texts for text in group])
+    return list(flat.split([len(group) for group in texts]))
+
+
+def captions_by_image(captions: Sequence[Any], image_ids: Sequence[Any] | None) -> list[list[str]]:
+    """Captions as one list for each image.
+
+    Args:
+        captions: B lists, or N captions.
+        image_ids: With N captions the image of each.
+
+    Returns:
+        `list[list[str]]`: In the order in which images come first.
+
+    Raises:
+        ValueError: If image_ids are missing, or given beside lists, or of another number.
+    """
+    nested = not isinstance(captions[0], str)
+    if nested == (image_ids is not None):
+        raise ValueError(
+            "predictions are lists of captions already, and image_ids are given too. Pass one of both."
+            if nested
+            else "predictions are single captions: pass image_ids, the image of each, or a list of captions an image."
+        )
+    if image_ids is None:
+        return list(captions)
+    if len(image_ids) != len(captions):
+        raise ValueError(f"{len(captions)} predictions and {len(image_ids)} image_ids: pass one each.")
+    groups: dict[Any, list[str]] = {}
+    for image, caption in zip(image_ids, captions, strict=True):
+        groups.setdefault(image, []).append(caption)
+    return list(groups.values())
+
+
+def choose(which: Any, names: Sequence[str], argument: str) -> list[str]:
+    """Some of several names.
+
+    Args:
+        which: A name, several, or `"all"`.
+        names: Those there are.
+        argument: What to call it in an error.
+
+    Returns:
+        `list[str]`: In the order asked for, each once.
+
+    Raises:
+        ValueError: If a name is unknown.
+    """
+    chosen = list(names) if which == "all" else [which] if isinstance(which, str) else list(dict.fromkeys(which))
+    unknown = [name for name in chosen if name not in names]
+    if unknown or not chosen:
+        raise ValueError(f"{argument} must be some of {list(names)}, or 'all', got {unknown or which!r}.")
+    return chosen
+
+
+def document_frequencies(frequencies: Any, eos: bool) -> DocumentFrequencies | None:
+    """Document frequencies for CIDEr.
+
+    Args:
+        frequencies: Counted ones, the path of a saved file, the references of a training set, or `None`.
+        eos: Whether an end-of-sequence word is counted after each reference.
+
+    Returns:
+        `DocumentFrequencies`: Or `None`, for those of the references at hand.
+
+    Raises:
+        ValueError: If references are bad (the index is named).
+    """
+    if frequencies is None or isinstance(frequencies, DocumentFrequencies):
+        return frequencies
+    if isinstance(frequencies, str | os.PathLike):
+        return DocumentFrequencies.load(frequencies)
+    groups = check_groups(frequencies, "frequencies")
+    return DocumentFrequencies.from_references([[ptb_tokenize(text) for text in group] for group in groups], eos=eos)
+
+
+def scorer_signature(scorer: Any) -> str:
+    """A scorer's signature without the separator that results use.
+
+    Args:
+        scorer: What `resolve_scorer` takes, or `None` where features were given.
+
+    Returns:
+        `str`: Such as `"clip-judge@0123456789ab,float32,text:40"`, or nothing.
+    """
+    return "" if scorer is None else str(resolve_scorer(scorer).signature).replace("|", ",")
+
+
+def truncation(captions: Sequence[Any], scorer: Any, prefix: str = "") -> dict[str, Any]:
+    """How many captions the scorer reads in part only.
+
+    Args:
+        captions: N captions, or N vectors.
+        scorer: What `resolve_scorer` takes, or `None`.
+        prefix: Put before each caption.
+
+    Returns:
+        `dict`: `num_truncated` and `truncated_share`; empty without a scorer or captions.
+    """
+    if scorer is None or not isinstance(captions[0], str):
+        return {}
+    count = int(resolve_scorer(scorer).count_truncated([prefix + caption for caption in captions]))
+    return {"num_truncated": count, "truncated_share": count / len(captions)}

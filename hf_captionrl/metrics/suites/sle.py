@@ -1,0 +1,69 @@
+"""The columns of SLE's diversity table.
+
+Legend: B images, G captions of an image.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from hf_captionrl.metrics import caption_diversity, cider_d
+from hf_captionrl.metrics.suites.row import SuiteRow, check_lengths, spoken
+from hf_captionrl.text.frequencies import DocumentFrequencies
+
+__all__ = ["sle_suite"]
+
+
+def sle_suite(
+    captions: Sequence[Sequence[str]],
+    *,
+    references: Sequence[Sequence[str]] | None = None,
+    frequencies: DocumentFrequencies | None = None,
+    seed: int = 0,
+    details: bool = False,
+) -> dict[str, Any]:
+    """The columns of SLE's Table 4: how different, and how good, are several captions of an image.
+
+    Source: Chen and Jin 2020, Table 4: five random samples ("rs"), or the five best of a beam ("bs"). CIDEr is the
+    mean over the five; Div-n divides distinct n-grams by words; mBLEU-4 holds each caption against the other four and
+    is the mean over captions (`mbleu_4_per_image`). `mbleu_4`, of the corpus, is what other papers print.
+
+    Args:
+        captions: For each of the B images its G captions, at least two (the paper: five).
+        references: For each image its references, for CIDEr-D.
+        frequencies: Document frequencies of a training set; None counts these references.
+        seed: Of the bootstrap.
+        details: Also give `per_sample`, `groups` and `signatures`, as [`smile_suite`] does.
+
+    Returns:
+        `dict`: `div_1`, `div_2`, `mbleu_4_per_image`, `mbleu_4`, `cider_d`, `best_cider_d` (of each image's best
+        caption), `unique_captions`, `captions_per_image`, `empty_captions`; `<key>_ci` and `<key>_reason` as in
+        [`smile_suite`].
+
+    Raises:
+        ValueError: If lengths disagree or an image has fewer than two captions.
+    """
+    check_lengths(captions, references=references)
+    groups = [spoken(group) for group in captions]
+    sizes = [len(group) for group in groups]
+    row = SuiteRow([caption for group in captions for caption in group], seed)
+    diversity = caption_diversity(groups)
+    signature = diversity["signature"]
+    row.mean("captions_per_image", sizes)
+    for key in ("div_1", "div_2"):
+        row.mean(key, diversity["per_image"][key], signature=signature)
+    per_image = signature.replace("mbleu:corpus", "mbleu:per-image")
+    row.mean("mbleu_4_per_image", diversity["per_image"]["mbleu_4"], signature=per_image)
+    row.number("mbleu_4", float(diversity["mbleu_4"]), signature=signature)
+    row.number("unique_captions", float(diversity["unique_captions"]), signature=signature)
+    if references is None:
+        row.missing("no references", "cider_d", "best_cider_d")
+    else:
+        found = cider_d(groups, [list(group) for group in references], frequencies=frequencies)
+        of_image = np.split(np.asarray(found["per_sample"]), np.cumsum(sizes)[:-1])
+        row.mean("cider_d", [scores.mean() for scores in of_image], signature=found["signature"])
+        row.mean("best_cider_d", [scores.max() for scores in of_image], signature=found["signature"])
+    return row.result(details)

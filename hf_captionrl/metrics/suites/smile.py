@@ -1,0 +1,76 @@
+"""The columns of SMILE's tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from hf_captionrl.metrics import caption_statistics
+from hf_captionrl.metrics.suites.row import SuiteRow, check_lengths
+
+__all__ = ["smile_suite"]
+
+
+def smile_suite(
+    captions: Sequence[str],
+    *,
+    references: Sequence[Sequence[str]] | None = None,
+    text_features: Any | None = None,
+    image_features: Any | None = None,
+    perplexity: Callable[[Sequence[str]], float] | None = None,
+    facts: Sequence[Mapping[str, Any]] | None = None,
+    check: Callable[[str, Any], Any] | None = None,
+    bags: Mapping[int, list[list[int]]] | None = None,
+    seed: int = 0,
+    details: bool = False,
+) -> dict[str, Any]:
+    """The columns of SMILE's Table 1, with a faithfulness number beside every retrieval number.
+
+    Source: Yue et al. 2023, section 3.1 and Table 1. What cannot be measured is None, with the reason beside it.
+
+    Args:
+        captions: N captions, one an image.
+        references: For each image its references; for CIDEr-D (document frequencies of these references).
+        text_features: `(N, D)` features of the captions by the judging scorer.
+        image_features: `(N, D)` features of the images by the same scorer.
+        perplexity: Maps captions to their perplexity under a language model.
+        facts: For each image what is true of it.
+        check: Checks one caption against one image's facts.
+        bags: For each bag size its bags, as lists of rows.
+        seed: Of the bootstrap.
+        details: Also give `per_sample`, scores of single images (or bags) whose mean is the number, for
+            [`paired_test`]; `groups`, the bag of each score where there are bags; and `signatures`.
+
+    Returns:
+        `dict`: `length`, `lexical_diversity`, `pool_recall_at_1`, `pool_recall_at_5`, `rd100_recall_at_1`,
+        `rd100_recall_at_5`, `clip_score`, `perplexity`, `cider_d`, `hallucination`, `fact_recall`, `empty_captions` (their number) and, with bags,
+        `bag_<size>_recall_at_1`; `ranks`, the rank of each image in the pool; `<key>_ci` holds 95 % bootstrap intervals over images, `<key>_reason` why a value is None.
+
+    Raises:
+        ValueError: If lengths disagree.
+    """
+    check_lengths(captions, references=references, text_features=text_features, facts=facts)
+    row = SuiteRow(captions, seed)
+    statistics = caption_statistics(row.texts)
+    row.mean("length", [len(caption.split()) for caption in captions], signature=statistics["signature"])
+    row.number("lexical_diversity", float(statistics["lexical_diversity"]), signature=statistics["signature"])
+    if text_features is None or image_features is None:
+        keys = ["pool_recall_at_1", "pool_recall_at_5", "rd100_recall_at_1", "rd100_recall_at_5", "clip_score"]
+        row.missing("no scorer", *keys)
+    else:
+        text, images = torch.as_tensor(text_features), torch.as_tensor(image_features)
+        row.numbers["ranks"] = np.asarray(row.recalls("pool", (1, 5), text, images)["ranks"])
+        row.random_distractors((1, 5), text, images)
+        row.clip_score(text, images, "hessel")
+        for size, members in (bags or {}).items():
+            row.recalls(f"bag_{size}", (1,), text, images, bags=members)
+    if perplexity is None:
+        row.missing("no language model", "perplexity")
+    else:
+        row.number("perplexity", float(perplexity(row.texts)))
+    row.cider_d(references)
+    row.faithfulness(facts, check)
+    return row.result(details)

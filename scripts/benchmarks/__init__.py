@@ -1,0 +1,1 @@
+"""One benchmark a module, found by `scripts/benchmark.py`."""
