@@ -268,7 +268,7 @@ def test_push_is_private_and_leaves_trainer_state_behind(checkpoint, monkeypatch
 def test_a_failed_push_says_where_the_checkpoint_is(checkpoint, monkeypatch):
     monkeypatch.setattr("huggingface_hub.HfApi", FakeHub)
     monkeypatch.setattr(FakeHub, "broken", True)
-    with pytest.raises(RuntimeError, match="still in .*push_folder"):
+    with pytest.raises(RuntimeError, match=r"still in .*push_folder"):
         push_folder(checkpoint, "smile")
     assert (checkpoint / "model.safetensors").read_bytes() == b"weights"
 

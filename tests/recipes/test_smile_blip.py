@@ -131,7 +131,9 @@ def test_too_many_bad_rows_stop_before_training(tmp_path):
 
 
 def test_the_command_line_overrides_the_file():
-    *_, config = recipe.parse_args(["--config", str(RECIPES / "configs/smile_blip/coco.yaml"), "--learning_rate", "3e-6"])
+    *_, config = recipe.parse_args(
+        ["--config", str(RECIPES / "configs/smile_blip/coco.yaml"), "--learning_rate", "3e-6"]
+    )
     assert config.learning_rate == 3e-6
     assert config.num_train_epochs == 5
     assert config.prompt == "a picture of "

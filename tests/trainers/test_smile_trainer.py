@@ -18,6 +18,7 @@ from hf_captionrl.retrieval import load_scorer
 from hf_captionrl.scenes.models import model_path
 from hf_captionrl.trainers import SmileConfig, SmileObjective, SmileTrainer
 from hf_captionrl.trainers.caption_trainer import generate_captions
+from tests.tiny import tiny_captioner
 
 from .one_step import PLAIN_SGD, train, weights
 
@@ -83,6 +84,25 @@ def test_any_split_into_micro_batches_gives_one_gradient(tmp_path, scenes, whole
         )
     )
     assert largest_difference(split, whole_batch) < 1e-6
+
+
+@pytest.mark.parametrize("family", ["git", "vit-gpt2", "vit-bert"])
+def test_other_families_split_alike(tmp_path, scenes, family):
+    settings = {"learning_rate": 1.0, "freeze_image_tower": False}
+    before = dict(tiny_captioner(family).model.named_parameters())
+    whole = train(
+        tmp_path / "a", scenes["train"], captioner=tiny_captioner(family), per_device_train_batch_size=16, **settings
+    )
+    split = train(
+        tmp_path / "b",
+        scenes["train"],
+        captioner=tiny_captioner(family),
+        per_device_train_batch_size=4,
+        gradient_accumulation_steps=4,
+        **settings,
+    )
+    assert largest_difference(weights(whole), weights(split)) < 1e-5
+    assert max((weights(whole)[name] - before[name]).abs().max().item() for name in before) > 1e-3
 
 
 def test_the_split_matters_to_a_trainer_that_averages_per_micro_batch(tmp_path, scenes, whole_batch, monkeypatch):

@@ -1,0 +1,148 @@
+"""Pictures of caption sets: how long captions are, and what retrieval costs in faithfulness."""
+
+import io
+import math
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from hf_captionrl.io import atomic_write_bytes
+from hf_captionrl.reports.style import COLOURS, LINES, MARKERS, plain_label, tidy
+
+__all__ = ["write_length_histogram", "write_trade_off"]
+
+
+def _save(path: str | os.PathLike[str], figure: Figure) -> Path:
+    path = Path(path)
+    if path.suffix.lower() != ".png":
+        raise ValueError(f"path is {str(path)!r}; pictures are written as PNG. End the name in .png.")
+    buffer = io.BytesIO()
+    # Without matplotlib's version in the file, the same numbers give the same bytes.
+    figure.savefig(buffer, format="png", metadata={"Software": None})
+    return atomic_write_bytes(path, buffer.getvalue())
+
+
+def _figure(width: float, height: float) -> tuple[Figure, Any]:
+    # By hand: pyplot would choose a backend for, and keep state in, the program that called.
+    figure = Figure(figsize=(width, height), dpi=150, layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure, figure.subplots()
+
+
+def write_length_histogram(
+    path: str | os.PathLike[str],
+    lengths: Mapping[str, Sequence[int]],
+    *,
+    unit: str = "words",
+    title: str | None = None,
+) -> Path:
+    """Draw how many captions of each source have how many words, and write the PNG atomically.
+
+    Reference: Gaur et al. 2024 (No Detail Left Behind), Figure 4. Shares of captions are drawn, so that sources of
+    different size compare; a dotted line marks each mean.
+
+    Args:
+        path: Where to write; the name must end in `.png`.
+        lengths: For each source the lengths of its captions.
+        unit: What is counted, `words` or `tokens`.
+        title: A line above the picture.
+
+    Returns:
+        `pathlib.Path`: The file written.
+
+    Raises:
+        ValueError: If there is no source, a source has no caption, a length is negative or no whole number, or the
+            name does not end in `.png`.
+    """
+    if not lengths:
+        raise ValueError("There are no lengths. Give at least one source with one caption.")
+    counted = {}
+    for name, values in lengths.items():
+        array = np.asarray(values)
+        if array.size == 0:
+            raise ValueError(f"{name!r} has no captions. Leave the source out.")
+        if not np.isfinite(array).all() or (array < 0).any() or (array != np.floor(array)).any():
+            raise ValueError(f"Lengths of {name!r} must be whole numbers of {unit}, 0 or more.")
+        counted[name] = array.astype(np.int64)
+    longest = max(int(array.max()) for array in counted.values())
+    # At most 60 bars: one a length up to there, then two, three, ... lengths a bar.
+    step = math.ceil((longest + 1) / 60)
+    edges = np.arange(0, longest + 1 + step, step) - 0.5
+    figure, axis = _figure(7.0, 4.0)
+    for index, (name, array) in enumerate(counted.items()):
+        colour = COLOURS[index % len(COLOURS)]
+        shares, _ = np.histogram(array, bins=edges)
+        style = {"color": colour, "linestyle": LINES[index % len(LINES)]}
+        label = f"{plain_label(name)} (mean {array.mean():.1f})"
+        axis.stairs(shares / len(array), edges, linewidth=1.8, label=label, zorder=3 + index, **style)
+        axis.stairs(shares / len(array), edges, fill=True, color=colour, alpha=0.12)
+        axis.axvline(array.mean(), color=colour, linestyle=":", linewidth=1.2)
+    axis.set_xlabel(f"{unit.capitalize()} of a caption")
+    axis.set_ylabel("Share of captions")
+    axis.set_ylim(bottom=0)
+    axis.xaxis.set_major_locator(MaxNLocator(nbins=10, integer=True))
+    tidy(axis)
+    axis.legend(frameon=False)
+    if title:
+        figure.suptitle(plain_label(title), fontsize=12)
+    return _save(path, figure)
+
+
+def write_trade_off(
+    path: str | os.PathLike[str],
+    rows: Sequence[Mapping[str, Any]],
+    *,
+    x: tuple[str, str] = ("pool_recall_at_1", "Self-retrieval R@1 in the pool"),
+    y: tuple[str, str] = ("hallucination", "Hallucination (share of wrong claims)"),
+    title: str | None = None,
+) -> Path | None:
+    """Draw each captioner as a point between two numbers, with its 95 % intervals, and write the PNG atomically.
+
+    Args:
+        path: Where to write; the name must end in `.png`.
+        rows: Rows of a table: `name`, numbers and `<key>_ci`.
+        x: Key and label of the horizontal axis.
+        y: Key and label of the vertical axis.
+        title: A line above the picture.
+
+    Returns:
+        `pathlib.Path` or None: The file written; None where no row has both numbers.
+
+    Raises:
+        ValueError: If the name does not end in `.png`.
+    """
+    points = [row for row in rows if row.get(x[0]) is not None and row.get(y[0]) is not None]
+    if not points:
+        return None
+    figure, axis = _figure(6.0, 4.5)
+    for index, row in enumerate(points):
+        errors = []
+        for key in (x[0], y[0]):
+            low, high = row.get(f"{key}_ci") or (row[key], row[key])
+            errors.append([[max(row[key] - low, 0.0)], [max(high - row[key], 0.0)]])
+        axis.errorbar(
+            row[x[0]],
+            row[y[0]],
+            xerr=errors[0],
+            yerr=errors[1],
+            fmt=MARKERS[index % len(MARKERS)],
+            color=COLOURS[index % len(COLOURS)],
+            label=plain_label(row["name"]),
+            markersize=8,
+            elinewidth=1.2,
+            capsize=2,
+        )
+    axis.set_xlabel(x[1])
+    axis.set_ylabel(y[1])
+    axis.margins(0.12)
+    tidy(axis)
+    axis.legend(frameon=False)
+    if title:
+        figure.suptitle(plain_label(title), fontsize=12)
+    return _save(path, figure)

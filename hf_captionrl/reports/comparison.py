@@ -1,0 +1,128 @@
+"""Captioners side by side: one line a number, one column a captioner, one part a paper's table.
+
+Rows are those of [`hf_captionrl.reports.table`]; beside a number may also stand `<key>_mark`, which says how sure the
+difference from the first captioner is.
+"""
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import IO
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from hf_captionrl.reports.table import Column, Row, check_rows, escape_markdown, format_cell
+
+__all__ = ["Section", "comparison_markdown", "print_comparison"]
+
+# Wide enough for a number with its interval; a longer reason is broken into lines.
+_CELL_WIDTH = 30
+
+_LEGEND = (
+    "↑ higher is better, ↓ lower is better. Fractions are in [0, 1]. ± or [low, high]: 95 % interval over images. "
+    "* p < .05, ** p < .01 against the first column: paired randomisation test, not corrected for the number of tests."
+)
+
+
+@dataclass(frozen=True)
+class Section:
+    """One paper's table.
+
+    Args:
+        title: Heading.
+        columns: Its numbers, in the order in which they are shown.
+        rows: One a captioner, the same names in every section.
+    """
+
+    title: str
+    columns: Sequence[Column]
+    rows: Sequence[Row]
+
+
+def _check(sections: Sequence[Section]) -> list[str]:
+    """Names of the captioners."""
+    if not sections:
+        raise ValueError("There are no sections. Give at least one paper's table.")
+    for section in sections:
+        check_rows(section.rows, section.columns)
+    names = [row["name"] for row in sections[0].rows]
+    for section in sections[1:]:
+        if [row["name"] for row in section.rows] != names:
+            raise ValueError(
+                f"{section.title!r} compares {[row['name'] for row in section.rows]}, but {sections[0].title!r} "
+                f"{names}. Give the same captioners in the same order."
+            )
+    return names
+
+
+def _cell(row: Row, column: Column) -> str:
+    mark = row.get(f"{column.key}_mark")
+    return format_cell(row, column) + (f" {mark}" if mark else "")
+
+
+def print_comparison(sections: Sequence[Section], *, file: IO[str] | None = None) -> None:
+    """Print the sections below one another, columns aligned.
+
+    Args:
+        sections: The papers' tables.
+        file: Where to print; the standard output by default.
+
+    Raises:
+        ValueError: If there is no section, a row is malformed, or captioners differ between sections.
+    """
+    names = _check(sections)
+    console = Console(file=file, highlight=False)
+    encoding = "utf-8" if console.encoding.lower().startswith("utf") else console.encoding
+
+    def shown(text: str) -> str:
+        if encoding != "utf-8":
+            for character, stand_in in {"↑": "^", "↓": "v", "±": "+-", "–": "-"}.items():
+                text = text.replace(character, stand_in)
+        return text.encode(encoding, errors="backslashreplace").decode(encoding)
+
+    label_width = max(len(column.title) for section in sections for column in section.columns)
+    # Text and not str everywhere: a name or a reason with [brackets] is no markup.
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("", min_width=label_width, vertical="top", no_wrap=True)
+    for name in names:
+        table.add_column(Text(shown(name), overflow="fold"), justify="right", max_width=_CELL_WIDTH, vertical="top")
+    for section in sections:
+        table.add_row(Text(shown(section.title), style="bold"), *([""] * len(names)))
+        for number, column in enumerate(section.columns, start=1):
+            cells = [Text(shown(_cell(row, column)), overflow="fold") for row in section.rows]
+            table.add_row(Text(shown(column.title)), *cells, end_section=number == len(section.columns))
+    # Piped output has no width of its own: give it what the table needs rather than wrapping at 80 characters.
+    if not console.is_terminal:
+        console.width = max(console.width, label_width + (_CELL_WIDTH + 3) * len(names))
+    console.print(table)
+    console.print(Text(shown(_LEGEND), style="dim"))
+
+
+def comparison_markdown(sections: Sequence[Section], *, title: str = "Comparison") -> str:
+    """The sections as Markdown tables with their legend.
+
+    Args:
+        sections: The papers' tables.
+        title: Heading.
+
+    Returns:
+        `str`: Markdown, ending in a line break.
+
+    Raises:
+        ValueError: If there is no section, a row is malformed, or captioners differ between sections.
+    """
+    names = _check(sections)
+    out = io.StringIO()
+    out.write(f"# {escape_markdown(title)}\n")
+    for section in sections:
+        out.write(f"\n## {escape_markdown(section.title)}\n\n")
+        out.write("| |" + "".join(f" {escape_markdown(name)} |" for name in names) + "\n")
+        out.write("|:--|" + "--:|" * len(names) + "\n")
+        for column in section.columns:
+            cells = (escape_markdown(_cell(row, column)) for row in section.rows)
+            out.write(f"| {escape_markdown(column.title)} |" + "".join(f" {cell} |" for cell in cells) + "\n")
+    out.write(f"\n{escape_markdown(_LEGEND)}\n")
+    return out.getvalue()
