@@ -24,6 +24,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from transformers.trainer_utils import get_last_checkpoint
+
 from hf_captionrl.hub import ModelCardFacts, push_folder, write_model_card
 from hf_captionrl.recipe import (
     DataArguments,
@@ -120,6 +122,7 @@ def main(argv: Sequence[str] | None = None) -> Path:
     )
 
     rows: list[dict[str, Any]] = []
+    before: dict[str, float] = {}
     captions: dict[str, list[str]] = {}
     histories: dict[str, list[dict[str, float]]] = {}
     # In the order of the table: the control, what was asked for, the mixtures.
@@ -141,8 +144,15 @@ def main(argv: Sequence[str] | None = None) -> Path:
         if not captions:
             captions["MLE"] = trainer.generate_captions(splits["test"])
             rows.append(evaluator.row("MLE", captions["MLE"]))
-        before = trainer.evaluate()
-        trainer.train()
+            before = trainer.evaluate()  # the first point of every curve
+        if run.num_train_epochs == 0:  # a row without further training
+            trainer.save_model()
+            main_name, captioner = "MLE", trainer.captioner
+            break
+        # After an interruption each run goes on from its own last checkpoint, if it has one.
+        trainer.train(
+            resume_from_checkpoint=get_last_checkpoint(run.output_dir) if run.resume_from_checkpoint else None
+        )
         history = [entry for entry in trainer.state.log_history if "eval_length" in entry]
         histories[name] = [
             {"epoch": e.get("epoch") or 0.0, "length": e["eval_length"], "recall_at_1": e.get("eval_recall_at_1")}
@@ -155,6 +165,8 @@ def main(argv: Sequence[str] | None = None) -> Path:
             main_name, captioner = name, trainer.captioner
     reference_row, _ = evaluator.reference_row()
     rows.append(reference_row)
+    if not trainer.is_world_process_zero():
+        return output_dir / "results.json"
     arguments = (model_args, data_args, eval_args, smile_args, config)
     path = write_report(
         output_dir,

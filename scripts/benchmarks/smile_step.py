@@ -25,9 +25,13 @@ from hf_captionrl.io import write_json
 from hf_captionrl.losses import IGNORE_INDEX, smile_loss
 from hf_captionrl.reports.versions import installed_versions
 from hf_captionrl.trainers.smile_trainer import SmileObjective
+from scripts.benchmarks.smile_head import _processor
 from scripts.benchmarks.step_models import SHAPES, Shape, build, draw_batch
 
-__all__ = ["PATHS", "add_arguments", "check_losses", "measure", "run"]
+__all__ = ["PATHS", "add_arguments", "check_losses", "markdown", "measure", "run"]
+
+TARGETS = {"clipcap": 1.25}
+"""How many times as fast as the MLE step a SMILE step has to be; 1, within noise, at every other shape."""
 
 
 def _through_tap(mle_weight: float) -> Callable[[Any, dict[str, Tensor]], Tensor]:
@@ -226,9 +230,76 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
             if args.batch_size is not None:
                 shape = dataclasses.replace(shape, batch_size=args.batch_size)
             measured = measure(shape, seeds=args.seeds, repetitions=args.repetitions)
-            shapes[name] = measured | {"seeds": list(args.seeds), "versions": installed_versions()}
+            shapes[name] = measured | {
+                "seeds": list(args.seeds),
+                "processor": _processor(),
+                "versions": installed_versions(),
+            }
             if args.output is not None:
                 write_json(args.output, result)
     finally:
         torch.set_num_threads(threads)
     return result
+
+
+def _cells(ratio: dict[str, Any]) -> str:
+    low, high = ratio["quartiles"]
+    return f"{ratio['median']:.2f} [{low:.2f}, {high:.2f}]"
+
+
+def markdown(result: dict[str, Any]) -> str:
+    """Write the result as a section of docs/benchmarks.md.
+
+    Args:
+        result (`dict`): What [`run`] returned.
+
+    Returns:
+        `str`: Markdown with one row a shape.
+    """
+    shapes = {name: result["shapes"][name] for name in SHAPES if name in result["shapes"]}
+    lines = [
+        "## `smile_step`: the whole training step",
+        "",
+        "`python scripts/benchmark.py smile_step`: forward, backward and AdamW in fp32 on one thread, random weights, "
+        "captions of COCO's lengths. SMILE goes through the captioner's tap with `SmileObjective`, MLE through the "
+        "model's own forward and loss over full logits; *MLE, tapped* is `mle_weight=1` through the same tap, which "
+        "computes logits of supervised tokens only. Model and batch are the same, the paths take turns in one process. "
+        "Speedups are ratios of CPU-seconds within a repetition, above 1 where SMILE is faster: median [quartiles], and "
+        "an interval that holds the true median with at least 95 % where there are 6 repetitions or more.",
+        "",
+        "| shape | B | supervised tokens | trained | MLE / tapped MLE / SMILE, s | over MLE | interval | at least "
+        "| over MLE, tapped | repetitions (seeds) |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for name, shape in shapes.items():
+        seconds = " / ".join(f"{shape['seconds'][path]['step']:.2f}" for path in ("mle", "mle-tapped", "smile"))
+        over, tapped = (shape["speedup"][f"over_{path}"] for path in ("mle", "mle-tapped"))
+        low, high = over["interval_95"]
+        cells = [
+            name,
+            shape["shape"]["batch_size"],
+            f"{shape['median_supervised_tokens']:.0f}",
+            f"{shape['trained_parameters'] / 1e6:.0f} of {shape['parameters'] / 1e6:.0f} M",
+            seconds,
+            _cells(over),
+            f"{low:.2f} to {high:.2f}",
+            f"{TARGETS.get(name, 1):g}",
+            _cells(tapped),
+            f"{shape['repetitions']} ({', '.join(map(str, shape['seeds']))})",
+        ]
+        lines.append(f"| {' | '.join(map(str, cells))} |")
+    made_with = {
+        f"{shape['processor']}, torch {shape['versions']['torch']}, transformers {shape['versions']['transformers']}"
+        for shape in shapes.values()
+    }
+    worst = max(max(shape["largest_loss_difference"].values()) for shape in shapes.values())
+    lines += [
+        "",
+        f"{'; '.join(sorted(made_with))}. Before the timing, the losses of all paths were compared with plain "
+        f"computations from full logits: they differ by at most {worst:.0e} nats. `blip-base` (224 px) and `vit-gpt2` "
+        "train everything, image tower included; `llama-32k` is one layer of a 7B LLaMA with its embeddings and head, "
+        "and reads text only (with image tokens the ordinary step computes logits for these too); `clipcap` is GPT-2 "
+        "small behind 10 prefix embeddings of cached features, and `clipcap-frozen` trains nothing of it but the "
+        "mapping network.",
+    ]
+    return "\n".join(lines)

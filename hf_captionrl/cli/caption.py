@@ -1,0 +1,234 @@
+"""`captionrl caption`: let a captioner describe a data set, one line an image, and go on where a run was stopped."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hf_captionrl.cli.arguments import add_common, add_dataset, load_split, positive
+
+if TYPE_CHECKING:
+    import datasets
+
+    from hf_captionrl.captioners import Captioner
+
+__all__ = ["add_parser", "run"]
+
+_DESCRIPTION = """\
+Caption every image of a split. Each line of the output is {"image_id", "caption"}, with "captions" where
+--num_return_sequences asks for several. Lines are on disk as soon as they are written: after a crash or `kill -9` give
+the same command again, and it goes on. How the captions were made is kept beside them, in NAME.run.json, and a file is
+never continued with other settings.
+"""
+
+_EPILOG = """\
+examples:
+  captionrl caption scenes:blip-mle --dataset scenes --output mle.jsonl
+  captionrl caption Salesforce/blip-image-captioning-base --dataset imagefolder --data_dir photos --split train
+  captionrl caption outputs/smile_blip/model --dataset dataset_coco.json --image_root coco --num_beams 3
+
+five captions an image, for the diversity suite (`captionrl evaluate --suite sle`):
+  captionrl caption MODEL --num_return_sequences 5 --do_sample          random samples, "rs" in the paper
+  captionrl caption MODEL --num_return_sequences 5 --num_beams 5        the five best of a beam, "bs"
+"""
+
+
+def add_parser(subcommands: Any) -> None:
+    """Add the subcommand.
+
+    Args:
+        subcommands: Of the main parser.
+    """
+    parser = subcommands.add_parser(
+        "caption",
+        help="write captions of a data set, resumable",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("model", metavar="MODEL", help="a folder, a name on the Hub, or scenes:blip-mle")
+    parser.add_argument(
+        "--output",
+        type=Path,
+        default=Path("captions.jsonl"),
+        metavar="FILE",
+        help="where to write, or to go on writing (default: %(default)s)",
+    )
+    parser.add_argument("--overwrite", action="store_true", help="begin anew if the file is there")
+    add_dataset(parser)
+    group = parser.add_argument_group("captioner")
+    group.add_argument("--revision", metavar="REV", help="branch, tag or commit on the Hub")
+    group.add_argument("--prompt", metavar="TEXT", help="text that every caption continues (default: the model's own)")
+    group.add_argument("--dtype", default="float32", choices=("float32", "bfloat16", "float16"), help="of the weights")
+    group.add_argument("--device", metavar="NAME", help="cpu, cuda, cuda:1, ... (default: a GPU if there is one)")
+    group.add_argument("--batch_size", type=positive, default=16, metavar="N", help="(default: %(default)s)")
+    group = parser.add_argument_group("decoding")
+    group.add_argument("--num_beams", type=positive, metavar="N", help="(default: 3, or 1 with --do_sample)")
+    group.add_argument("--max_new_tokens", type=positive, default=40, metavar="N", help="(default: %(default)s)")
+    group.add_argument("--num_return_sequences", type=positive, default=1, metavar="N", help="captions an image")
+    group.add_argument(
+        "--length_penalty", type=float, default=1.0, metavar="X", help="of beams (default: %(default)s)"
+    )
+    group.add_argument("--repetition_penalty", type=float, default=1.0, metavar="X", help="(default: %(default)s)")
+    group.add_argument("--do_sample", action="store_true", help="draw captions at random, from the whole distribution")
+    group.add_argument(
+        "--temperature", type=float, default=1.0, metavar="X", help="of sampling (default: %(default)s)"
+    )
+    group.add_argument("--top_p", type=float, default=1.0, metavar="X", help="of sampling (default: %(default)s)")
+    group.add_argument("--top_k", type=int, default=0, metavar="N", help="of sampling; 0: all words")
+    group.add_argument("--seed", type=int, default=0, metavar="N", help="of sampling (default: %(default)s)")
+    add_common(parser)
+    parser.set_defaults(run=run)
+
+
+def _decoding(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Settings for `generate`. All are said, so that the checkpoint's own defaults decide nothing."""
+    beams = arguments.num_beams or (1 if arguments.do_sample else 3)
+    number = arguments.num_return_sequences
+    if not arguments.do_sample and number > beams:
+        raise ValueError(
+            f"--num_return_sequences {number} needs as many beams, and there are {beams}. Pass --num_beams {number}, or "
+            "--do_sample for random samples."
+        )
+    if arguments.temperature <= 0:
+        raise ValueError(
+            f"--temperature must be above 0, got {arguments.temperature}. Leave out --do_sample for greedy."
+        )
+    if not 0 < arguments.top_p <= 1:
+        raise ValueError(f"--top_p must lie in (0, 1], got {arguments.top_p}.")
+    if arguments.top_k < 0:
+        raise ValueError(f"--top_k must be 0 (all words) or more, got {arguments.top_k}.")
+    settings = {
+        "do_sample": arguments.do_sample,
+        "num_beams": beams,
+        "num_return_sequences": number,
+        "max_new_tokens": arguments.max_new_tokens,
+        "repetition_penalty": arguments.repetition_penalty,
+    }
+    if beams > 1:
+        settings["length_penalty"] = arguments.length_penalty
+    if arguments.do_sample:
+        settings |= {name: getattr(arguments, name) for name in ("temperature", "top_p", "top_k")}
+    return settings
+
+
+def _check_settings(path: Path, settings: dict[str, Any]) -> None:
+    """Refuse to go on with a file whose captions were made otherwise."""
+    way_out = "Pass --overwrite to begin anew, or another --output."
+    if not path.is_file():
+        raise ValueError(
+            f"The output holds captions, but {str(path)!r}, which says how they were made, is gone. {way_out}"
+        )
+    before = json.loads(path.read_text(encoding="utf-8")).get("settings", {})
+    for name in sorted({*before, *settings}):
+        if before.get(name) != settings.get(name):
+            raise ValueError(
+                f"The output was begun with {name} {before.get(name)!r}, and this is {settings.get(name)!r}. {way_out}"
+            )
+
+
+def _batches(
+    ids: Sequence[str], done: set[str], arguments: argparse.Namespace
+) -> Iterator[tuple[list[int], list[int], int]]:
+    """Rows to caption together, those of them to be written, and a seed.
+
+    Batches stand at fixed places of the data set. Samples depend on the whole batch, so a batch that was begun is drawn
+    again as a whole: a resumed file equals one written in one go.
+    """
+    for start in range(0, len(ids), arguments.batch_size):
+        rows = list(range(start, min(start + arguments.batch_size, len(ids))))
+        wanted = [row for row in rows if ids[row] not in done]
+        if wanted:
+            digest = hashlib.blake2b(f"{arguments.seed}/{ids[start]}".encode("utf-8", "surrogatepass"), digest_size=7)
+            yield (rows if arguments.do_sample else wanted), wanted, int.from_bytes(digest.digest(), "big")
+
+
+def _write(
+    captioner: Captioner, dataset: datasets.Dataset, rows: list[int], decoding: dict[str, Any]
+) -> list[list[str]]:
+    """Captions of some rows."""
+    from hf_captionrl.data import open_image
+
+    images = [open_image(dataset[row]["image"]) for row in rows]
+    pixels = captioner.encode_images(images).to(captioner.device)
+    captions = captioner.generate(pixel_values=pixels, **decoding).captions
+    each = decoding["num_return_sequences"]
+    return [captions[at : at + each] for at in range(0, len(captions), each)]
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Write the captions.
+
+    Args:
+        arguments: As parsed.
+
+    Raises:
+        ValueError: If settings contradict each other or the file's, or the data are bad.
+    """
+    decoding = _decoding(arguments)  # before anything slow
+    if arguments.output.is_dir():
+        raise ValueError(f"--output {str(arguments.output)!r} is a folder. Name a file, such as captions.jsonl.")
+
+    import torch
+    from tqdm import tqdm
+
+    from hf_captionrl.captioners import load_captioner
+    from hf_captionrl.cli.caption_files import CaptionWriter
+    from hf_captionrl.io import write_json
+    from hf_captionrl.reports.versions import installed_versions
+    from hf_captionrl.retrieval import model_fingerprint
+    from hf_captionrl.scenes.models import model_path
+
+    output = arguments.output
+    with CaptionWriter(output, overwrite=arguments.overwrite) as writer:
+        split = load_split(arguments, quarantine_path=output.with_suffix(".quarantine.jsonl"))
+        captioner = load_captioner(
+            model_path(arguments.model),
+            revision=arguments.revision,
+            prompt=arguments.prompt,
+            dtype=getattr(torch, arguments.dtype),
+            device=arguments.device or ("cuda" if torch.cuda.is_available() else "cpu"),
+        )
+        settings = {
+            "model": arguments.model,
+            "weights": model_fingerprint(captioner.base_model),
+            "prompt": captioner.prompt,
+            "dtype": arguments.dtype,
+            "dataset": arguments.dataset,
+            "split": arguments.split,
+            **decoding,
+        }
+        if arguments.do_sample:
+            settings |= {"seed": arguments.seed, "batch_size": arguments.batch_size}
+        unknown = sorted(set(writer.done) - split.all_ids)
+        if unknown:
+            raise ValueError(f"{output} has captions of images that are not in the data set, such as {unknown[0]!r}.")
+        if writer.done:
+            _check_settings(output.with_suffix(".run.json"), settings)
+        if writer.torn:
+            print(f"{output}: cut off {writer.torn} bytes of a torn last line.", file=sys.stderr)
+        writer.start()
+        if not writer.done:
+            write_json(output.with_suffix(".run.json"), {"settings": settings, "versions": installed_versions()})
+        ids = [str(i) for i in split.dataset["image_id"][:]]
+        done = set(writer.done)
+        before = sum(i in done for i in ids)
+        # Progress only where somebody watches.
+        with tqdm(total=len(ids), initial=before, unit=" images", desc="Captioning", disable=None) as progress:
+            for rows, wanted, seed in _batches(ids, done, arguments):
+                if arguments.do_sample:
+                    torch.manual_seed(seed)
+                found = dict(zip(rows, _write(captioner, split.dataset, rows, decoding), strict=True))
+                writer.append([ids[row] for row in wanted], [found[row] for row in wanted])
+                progress.update(len(wanted))
+    summary = {"output": str(output), "images": len(ids), "written": len(ids) - before, "resumed": before}
+    if arguments.json:
+        print(json.dumps(summary))
+    else:
+        kept = f", {before} of them from before" if before else ""
+        print(f"{output}: captions of {len(ids)} images{kept}.")

@@ -1,0 +1,215 @@
+"""Files of captions: one JSON object a line, `{"image_id": ..., "caption": ..., "captions": [...]}`.
+
+`captions` stands there where an image has several; `caption` is then the first of them. Such a file grows line by line
+while a captioner writes, so it is the one kind of file that is not written whole (see `hf_captionrl.io`): lines are
+appended and flushed a batch at a time, and what a killed run left of a last line is cut off when the next one begins.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from hf_captionrl.io import to_plain
+
+__all__ = ["CaptionFile", "CaptionWriter", "read_caption_file"]
+
+_SHAPE = 'A line is {"image_id": "...", "caption": "..."}, or has "captions": ["...", ...] instead.'
+
+
+@dataclass(frozen=True)
+class CaptionFile:
+    """Captions of one captioner.
+
+    Args:
+        name: What the captioner is called in tables.
+        path: The file.
+        captions: For each image id its captions, at least one.
+    """
+
+    name: str
+    path: Path
+    captions: Mapping[str, list[str]]
+
+    def aligned(self, image_ids: Sequence[str], all_ids: set[str]) -> list[list[str]]:
+        """Captions in the order of a data set.
+
+        Args:
+            image_ids: Ids of the images that are used.
+            all_ids: Ids of the whole split; captions of images that are not used are left out.
+
+        Returns:
+            `list[list[str]]`: For each image its captions.
+
+        Raises:
+            ValueError: If an id is unknown or an image has no caption.
+        """
+        unknown = [i for i in self.captions if i not in all_ids]
+        if unknown:
+            raise ValueError(
+                f"{self.path}: {len(unknown)} of {len(self.captions)} image ids are not in the data set, such as "
+                f"{_some(unknown)}; the data set has ids such as {_some(sorted(all_ids))}. Check --dataset and --split."
+            )
+        missing = [i for i in image_ids if i not in self.captions]
+        if missing:
+            raise ValueError(
+                f"{self.path} has captions for {len(image_ids) - len(missing)} of the data set's {len(image_ids)} "
+                f"images; {len(missing)} are missing, such as {_some(missing)}. Let `captionrl caption` finish the "
+                "file, or compare fewer images with --max_images."
+            )
+        return [self.captions[i] for i in image_ids]
+
+
+def _some(ids: Sequence[str]) -> str:
+    return ", ".join(map(repr, ids[:3])) + (", ..." if len(ids) > 3 else "")
+
+
+def _parse(line: bytes, where: str) -> tuple[str, list[str]]:
+    """Image id and captions of one line."""
+    try:
+        value = json.loads(line)
+    except ValueError as error:
+        raise ValueError(f"{where} is no JSON ({error}): {line[:80]!r}. {_SHAPE}") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"{where} holds a {type(value).__name__}, not an object. {_SHAPE}")
+    image_id = value.get("image_id")
+    if isinstance(image_id, bool) or not isinstance(image_id, str | int) or image_id == "":
+        raise ValueError(f"{where}: image_id is {image_id!r}; it must be text or a whole number. {_SHAPE}")
+    captions = value["captions"] if value.get("captions") is not None else [value.get("caption")]
+    if not isinstance(captions, list) or not captions or not all(isinstance(c, str) for c in captions):
+        raise ValueError(f"{where}: the caption of image {image_id!r} is {captions!r:.80}, not text. {_SHAPE}")
+    return str(image_id), captions
+
+
+def _parse_all(data: bytes, path: Path) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    line_of: dict[str, int] = {}
+    # Not splitlines: a caption may hold U+2028, which breaks lines for Python and not for JSON.
+    for number, line in enumerate(data.split(b"\n"), start=1):
+        if not line.strip():
+            continue
+        image_id, captions = _parse(line, f"{path}, line {number},")
+        if image_id in found:
+            raise ValueError(
+                f"{path}, line {number}: image {image_id!r} was there already, in line {line_of[image_id]}. Keep one."
+            )
+        found[image_id], line_of[image_id] = captions, number
+    return found
+
+
+def read_caption_file(path: str | os.PathLike[str], *, name: str | None = None) -> CaptionFile:
+    """Read a whole file. Captions may be empty: that a captioner said nothing is a result.
+
+    Args:
+        path: The file.
+        name: What the captioner is called; None for the file's name without its ending.
+
+    Returns:
+        [`CaptionFile`]: Its captions.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        ValueError: If a line is broken (it is named), an image is there twice, or there are no captions.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"There is no file {str(path)!r}. Write one with `captionrl caption`.")
+    data = path.read_bytes()
+    torn = data.rpartition(b"\n")[2]
+    if torn.strip():
+        try:
+            json.loads(torn)
+        except ValueError:
+            number = data.count(b"\n") + 1
+            raise ValueError(
+                f"{path}, line {number}, the last, breaks off: {torn[:60]!r}. A run was killed while it "
+                "wrote; give the same `captionrl caption` command again, and it goes on from there."
+            ) from None
+    captions = _parse_all(data, path)
+    if not captions:
+        raise ValueError(f"{path} holds no captions. {_SHAPE}")
+    return CaptionFile(name or path.stem, path, captions)
+
+
+class CaptionWriter:
+    """Appends captions to a file that only one process writes at a time; to be used as a context.
+
+    Nothing that the file holds is touched before [`start`].
+
+    Args:
+        path: The file; made if missing, with its folder.
+        overwrite: Throw away what it holds.
+
+    Attributes:
+        done: For each image id that the file held its captions.
+        torn: Bytes of a torn last line, which a killed run left.
+
+    Raises:
+        ValueError: If another process is writing the file, or a line other than the last is broken.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+        self.path = Path(path)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0), 0o666)
+        try:
+            self._lock()
+            data = b"" if overwrite else self.path.read_bytes()
+            self._whole = data.rfind(b"\n") + 1
+            self.done = _parse_all(data[: self._whole], self.path)
+            self.torn = len(data) - self._whole
+        except BaseException:
+            os.close(self._file)
+            raise
+
+    def _lock(self) -> None:
+        try:
+            import fcntl
+        except ImportError:  # Windows: two runs on one file are the user's to avoid
+            return
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(
+                f"Another process is writing {str(self.path)!r}. Let it finish, or choose another --output."
+            ) from None
+
+    def start(self) -> None:
+        """Cut off what is not to be kept; to be called once, before [`append`]."""
+        os.ftruncate(self._file, self._whole)
+
+    def append(self, image_ids: Sequence[str], captions: Sequence[Sequence[str]]) -> None:
+        """Add images; when this returns, they are on disk.
+
+        Args:
+            image_ids: Their ids.
+            captions: For each its captions, the best or first one first.
+        """
+        lines = []
+        for image_id, group in zip(image_ids, captions, strict=True):
+            row: dict[str, Any] = {"image_id": image_id, "caption": group[0]}
+            if len(group) > 1:
+                row["captions"] = list(group)
+            lines.append(json.dumps(to_plain(row), ensure_ascii=False) + "\n")
+        # A lone surrogate has no UTF-8 form, but its escape is JSON.
+        data = memoryview("".join(lines).encode("utf-8", errors="backslashreplace"))
+        while data:
+            data = data[os.write(self._file, data) :]
+        os.fsync(self._file)
+
+    def close(self) -> None:
+        """Close the file, which lets others write it."""
+        os.close(self._file)
+
+    def __enter__(self) -> CaptionWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

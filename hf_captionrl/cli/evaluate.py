@@ -1,0 +1,340 @@
+"""`captionrl evaluate`: the papers' tables for several files of captions, side by side."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hf_captionrl.cli.arguments import add_common, add_dataset, load_split
+
+if TYPE_CHECKING:
+    from hf_captionrl.cli.caption_files import CaptionFile
+    from hf_captionrl.cli.suites import Judged
+    from hf_captionrl.recipe import Evaluator
+
+__all__ = ["SUITES", "add_parser", "run"]
+
+SUITES = ("smile", "discritune", "sle", "ndlb", "all")
+"""What `--suite` takes; a test compares it with `cli.suites.TABLES`."""
+
+_REFERENCES = "references"
+
+_DESCRIPTION = """\
+Compare captioners on one data set. Prints the table of a paper, one column a file, with 95 % bootstrap intervals and
+marks where a file differs from the first (paired randomisation test). Writes comparison.json, comparison.md,
+lengths.png and trade_off.png. What cannot be measured here (no Java, no network, no truth) says why in its cell.
+"""
+
+_EPILOG = """\
+suites:
+  smile        length, lexical diversity, self-retrieval in the pool and among 100, CLIPScore, perplexity, CIDEr-D
+  discritune   P@1 among 100, BLEU-4, METEOR, CIDEr-D, SPICE; typical nouns and adjectives (needs spaCy)
+  sle          Div-1, Div-2, mBLEU-4 and CIDEr-D of several captions an image
+  ndlb         R@1 in bags of 3, 5 and 7 and among 100, BLEU-4, CIDEr-D, ClipSc, vocabulary
+  all          all of these
+Wherever captions can be checked against facts, hallucination and fact recall stand beside retrieval.
+
+examples:
+  captionrl evaluate --captions mle.jsonl smile.jsonl --dataset scenes --suite smile
+  captionrl evaluate --captions a.jsonl b.jsonl --names MLE SMILE --dataset dataset_coco.json --image_root coco \\
+      --scorer openai/clip-vit-base-patch32 --suite all --output_dir outputs/coco
+  captionrl evaluate --captions a.jsonl --scorer none --suite discritune --json
+
+captions: one JSON object a line, {"image_id": ..., "caption": ...} or {"image_id": ..., "captions": [...]}, one line
+for each image of the split, in any order. `captionrl caption` writes them.
+"""
+
+
+def add_parser(subcommands: Any) -> None:
+    """Add the subcommand.
+
+    Args:
+        subcommands: Of the main parser.
+    """
+    parser = subcommands.add_parser(
+        "evaluate",
+        help="compare files of captions, side by side",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--captions",
+        nargs="+",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="files of captions; the first is compared with",
+    )
+    parser.add_argument("--names", nargs="+", metavar="NAME", help="what to call them (default: the files' names)")
+    parser.add_argument("--suite", choices=SUITES, default="smile", help="which tables (default: %(default)s)")
+    parser.add_argument(
+        "--output_dir", type=Path, default=Path("outputs/evaluate"), metavar="DIR", help="(default: %(default)s)"
+    )
+    add_dataset(parser)
+    group = parser.add_argument_group("judges")
+    group.add_argument(
+        "--scorer",
+        metavar="NAME",
+        help="dual encoder that judges: a folder, a name on the Hub, open_clip:NAME@TAG, scenes:clip-judge, or 'none' "
+        "(default: scenes:clip-judge on the embedded world, else openai/clip-vit-base-patch32)",
+    )
+    group.add_argument(
+        "--language_model", metavar="NAME", help="causal language model for perplexity, or 'none' (default: likewise)"
+    )
+    group.add_argument(
+        "--bags",
+        type=Path,
+        metavar="FILE",
+        help='JSON file of bags of similar images, {"3": [["id", "id", "id"], ...], "5": ...} (default: the data '
+        "set's column bag_id)",
+    )
+    group.add_argument("--no_references", action="store_true", help="leave out the column of the human captions")
+    group.add_argument("--cache_dir", metavar="DIR", help="folder of the feature cache")
+    group.add_argument("--seed", type=int, default=0, metavar="N", help="of bootstrap, tests and the human captions")
+    add_common(parser)
+    parser.set_defaults(run=run)
+
+
+def _read_files(arguments: argparse.Namespace) -> list[CaptionFile]:
+    from hf_captionrl.cli.caption_files import read_caption_file
+
+    paths = arguments.captions
+    names = arguments.names or [path.stem for path in paths]
+    if len(names) != len(paths):
+        raise ValueError(f"There are {len(paths)} files and {len(names)} --names. Give one each.")
+    if not arguments.names and len(set(names)) < len(names):
+        # runs/a/captions.jsonl and runs/b/captions.jsonl: the folder tells them apart.
+        names = [f"{path.resolve().parent.name}/{path.stem}" for path in paths]
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"Two files are called {name!r}. Pass different --names.")
+        if name == _REFERENCES:
+            raise ValueError(f"{name!r} is what the human captions are called. Pass another with --names.")
+    return [read_caption_file(path, name=name) for path, name in zip(paths, names, strict=True)]
+
+
+def _read_bags(path: Path, ids: Sequence[str]) -> dict[int, list[list[int]]]:
+    """Bags as rows."""
+    shape = f'{path} must hold {{"3": [["id", "id", "id"], ...]}}, lists of bags by their size'
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{shape}; it is no JSON ({error}).") from None
+    if not isinstance(value, dict) or not all(
+        size.isdigit() and isinstance(bags, list) and all(isinstance(bag, list) for bag in bags)
+        for size, bags in value.items()
+    ):
+        raise ValueError(f"{shape}.")
+    row = {image_id: number for number, image_id in enumerate(ids)}
+    found: dict[int, list[list[int]]] = {}
+    for size, bags in value.items():
+        for number, bag in enumerate(bags):
+            unknown = [i for i in bag if str(i) not in row]
+            if unknown:
+                raise ValueError(
+                    f"{path}: bag {number} of size {size} holds image {unknown[0]!r}, which is not used here."
+                )
+            if len(bag) != int(size):
+                raise ValueError(f"{path}: bag {number} of size {size} holds {len(bag)} images.")
+            found.setdefault(int(size), []).append([row[str(i)] for i in bag])
+    return found
+
+
+def _load_judges(arguments: argparse.Namespace) -> tuple[Any, Any, dict[str, str]]:
+    """Scorer and language model, each or None, and why one is not there."""
+    from hf_captionrl.recipe import EvaluationArguments, optional_scorer
+    from hf_captionrl.scenes.models import model_path
+
+    wanted = EvaluationArguments(judge_name_or_path=arguments.scorer, perplexity_name_or_path=arguments.language_model)
+    wanted.resolve(arguments.dataset)
+    reasons: dict[str, str] = {}
+    scorer = language_model = None
+    name = str(wanted.judge_name_or_path)
+    try:
+        scorer = optional_scorer(name)
+    except OSError as error:
+        reasons["no scorer"] = f"the scorer {name} cannot be loaded"
+        print(f"captionrl evaluate: {' '.join(str(error).split())}", file=sys.stderr)
+    name = str(wanted.perplexity_name_or_path)
+    if name != "none":
+        import torch
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        path = model_path(name)
+        try:
+            model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, use_safetensors=True)
+            language_model = (model, AutoTokenizer.from_pretrained(path))
+        except OSError as error:
+            reasons["no language model"] = f"the language model {name} cannot be loaded"
+            print(f"captionrl evaluate: {' '.join(str(error).split())[:300]}", file=sys.stderr)
+    return scorer, language_model, reasons
+
+
+def _judge(evaluator: Evaluator, name: str, captions: list[list[str]], references: list[list[str]]) -> Judged:
+    from hf_captionrl.cli.suites import Judged
+    from hf_captionrl.metrics.suites.row import spoken
+
+    judged = Judged(name, captions, references)
+    scorer: Any = evaluator.judge
+    if scorer is not None:
+        texts = spoken(judged.first)
+        judged.text = scorer.text_features(texts)
+        judged.max_text_tokens = scorer.max_text_tokens
+        # Not part of the protocol: a scorer that is not ours need not tell.
+        count = getattr(scorer, "_num_tokens", None)
+        judged.tokens = None if count is None else list(count(texts))
+    return judged
+
+
+def _human(evaluator: Evaluator) -> Judged | None:
+    """One reference of each image, drawn at random, held against the others (SMILE, Table 1)."""
+    import random
+
+    if min(len(group) for group in evaluator.references) < 2:
+        return None
+    rng = random.Random(evaluator.seed)
+    captions, others = [], []
+    for group in evaluator.references:
+        chosen = rng.randrange(len(group))
+        rest = [caption for number, caption in enumerate(group) if number != chosen]
+        captions.append([group[chosen], *rest])
+        others.append(rest)
+    return _judge(evaluator, _REFERENCES, captions, others)
+
+
+def _words(judged: Sequence[Judged], references: list[list[str]]) -> dict[str, Any]:
+    """Typical nouns and adjectives of each source, or why there are none."""
+    from hf_captionrl.metrics.suites.row import spoken
+    from hf_captionrl.metrics.words import characteristic_words, spacy_tagger
+
+    sources = {source.name: spoken(source.first) for source in judged if source.name != _REFERENCES}
+    sources[_REFERENCES] = [caption for group in references for caption in group]
+    try:
+        tagger = spacy_tagger()
+    except ImportError as error:
+        return {"reason": str(error)}
+    found = characteristic_words(sources, tagger=tagger)
+    listed = {name: {source: [w for w, _ in words] for source, words in found[part].items()}
+              for name, part in (("adjectives", "ADJ"), ("nouns", "NOUN"))}  # fmt: skip
+    return {**listed, "signature": found["signature"]}
+
+
+def _words_markdown(words: Mapping[str, Any]) -> str:
+    from hf_captionrl.reports.table import escape_markdown
+
+    lines = ["\n## Words that tell the sources apart (local mutual information)\n"]
+    if "reason" in words:
+        return "\n".join([*lines, f"not run: {escape_markdown(words['reason'])}", ""])
+    for kind in ("adjectives", "nouns"):
+        for source, found in words[kind].items():
+            lines.append(f"- {kind}, {escape_markdown(source)}: {escape_markdown(', '.join(found)) or '–'}")
+    return "\n".join([*lines, ""])
+
+
+def _plain_rows(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows as results.json has them: without scores of single images."""
+    return [{key: value for key, value in row.items() if key not in ("per_sample", "groups", "ranks")} for row in rows]
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Compare the files.
+
+    Args:
+        arguments: As parsed.
+
+    Raises:
+        ValueError: If a file is broken, or files and data set do not belong together.
+    """
+    files = _read_files(arguments)  # before anything slow
+    if arguments.bags is not None and not arguments.bags.is_file():
+        raise FileNotFoundError(f"There is no file {str(arguments.bags)!r} for --bags.")
+
+    from hf_captionrl.cli.suites import CAPTIONS_TABLE, TABLES, compare_with_first
+    from hf_captionrl.io import atomic_write_text, to_plain, write_json
+    from hf_captionrl.recipe import Evaluator
+    from hf_captionrl.reports.captions import write_length_histogram, write_trade_off
+    from hf_captionrl.reports.comparison import Section, comparison_markdown, print_comparison
+    from hf_captionrl.reports.versions import installed_versions, plain_config
+
+    folder = arguments.output_dir
+    split = load_split(arguments, quarantine_path=folder / "quarantine.jsonl")
+    ids = [str(i) for i in split.dataset["image_id"][:]]
+    aligned = [file.aligned(ids, split.all_ids) for file in files]
+    given_bags = None if arguments.bags is None else _read_bags(arguments.bags, ids)
+    scorer, language_model, reasons = _load_judges(arguments)
+    evaluator = Evaluator(split.dataset, scorer, language_model, seed=arguments.seed, cache_dir=arguments.cache_dir)
+    # --max_images may have cut through a bag.
+    whole = {size: [bag for bag in bags if len(bag) == size] for size, bags in evaluator.bags.items()}
+    evaluator.bags = whole if given_bags is None else given_bags
+    judged = [
+        _judge(evaluator, file.name, captions, evaluator.references)
+        for file, captions in zip(files, aligned, strict=True)
+    ]
+    human = None if arguments.no_references else _human(evaluator)
+    if human is not None:
+        judged.append(human)
+
+    sections, signatures = [], {}
+    names = [*TABLES] if arguments.suite == "all" else [arguments.suite]
+    for name, table in [*((name, TABLES[name]) for name in names), ("captions", CAPTIONS_TABLE)]:
+        rows = [{"name": source.name, **table.compute(source, evaluator)} for source in judged]
+        compare_with_first(rows, seed=arguments.seed)
+        signatures[name] = rows[0].pop("signatures")
+        for row in rows:
+            row.pop("signatures", None)
+            for key, reason in list(row.items()):
+                if key.endswith("_reason") and reason in reasons:
+                    row[key] = reasons[reason]
+        sections.append((name, Section(table.title, table.columns, _plain_rows(rows))))
+    shown = [section for _, section in sections]
+    words = _words(judged, evaluator.references) if "discritune" in names else None
+
+    result: dict[str, Any] = {
+        "suite": arguments.suite,
+        "num_images": len(ids),
+        "files": [{"name": file.name, "path": str(file.path), "captions": len(file.captions)} for file in files],
+        "scorer": None if scorer is None else scorer.signature,
+        "tables": {name: {"title": section.title, "rows": section.rows} for name, section in sections},
+        "signatures": signatures,
+        "words": words,
+        "seed": arguments.seed,
+        "config": plain_config({k: v for k, v in vars(arguments).items() if k not in ("run", "traceback", "json")}),
+        "versions": installed_versions(),
+    }
+    markdown = comparison_markdown(shown, title=f"{len(ids)} images of {Path(arguments.dataset).name}")
+    markdown += "" if words is None else _words_markdown(words)
+    atomic_write_text(folder / "comparison.md", markdown)
+    write_json(folder / "comparison.json", result)
+    written = ["comparison.json", "comparison.md", "lengths.png"]
+    write_length_histogram(folder / "lengths.png", {source.name: source.lengths for source in judged})
+    if _draw_trade_off(write_trade_off, folder / "trade_off.png", shown):
+        written.append("trade_off.png")
+    if arguments.json:
+        print(json.dumps(to_plain(result), ensure_ascii=False))
+        return
+    print_comparison(shown)
+    if words is not None:
+        print(_words_markdown(words).replace("\\", "").replace("## ", "").strip() + "\n")
+    print(f"Written to {folder}: {', '.join(written)}")
+
+
+def _draw_trade_off(draw: Any, path: Path, sections: Sequence[Any]) -> bool:
+    """Retrieval against faithfulness, or likeness to the references where there is no truth; from the first table that has both."""
+    retrieval = {
+        "pool_recall_at_1": "R@1 in the pool",
+        "blocks_recall_at_1": "P@1 among 100",
+        "rd100_recall_at_1": "R@1, RD100",
+    }
+    faithful = {"hallucination": "Hallucination (share of wrong claims)", "cider_d": "CIDEr-D"}
+    for y, y_label in faithful.items():
+        for section in sections:
+            for x, x_label in retrieval.items():
+                if draw(path, section.rows, x=(x, f"Self-retrieval: {x_label}"), y=(y, y_label)):
+                    return True
+    path.unlink(missing_ok=True)
+    return False

@@ -1,0 +1,97 @@
+"""Parse, run, and end with a code: 0 done, 2 usage or bad input (one line says which), 1 anything else."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import NoReturn
+
+from hf_captionrl.cli import caption, evaluate, metrics
+
+__all__ = ["build_parser", "console", "main"]
+
+_EPILOG = """\
+examples:
+  captionrl caption scenes:blip-mle --dataset scenes --output mle.jsonl
+  captionrl evaluate --captions mle.jsonl smile.jsonl --dataset scenes --suite smile
+  captionrl metrics install
+
+Each command has its own --help, with more examples. Exit codes: 0 done, 2 usage or bad input, 1 anything else.
+"""
+
+_INPUT_ERRORS = (
+    ValueError,
+    FileNotFoundError,
+    FileExistsError,
+    IsADirectoryError,
+    NotADirectoryError,
+    PermissionError,
+)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of the whole command line.
+
+    Returns:
+        `argparse.ArgumentParser`: Its result has `run`, the function of the subcommand.
+    """
+    parser = argparse.ArgumentParser(
+        prog="captionrl",
+        description="Write captions, compare captioners, and install the metrics.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    subcommands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for module in (caption, evaluate, metrics):
+        module.add_parser(subcommands)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line.
+
+    Args:
+        argv: Arguments without the program's name; None for `sys.argv`.
+
+    Returns:
+        `int`: Exit code.
+    """
+    try:
+        arguments = build_parser().parse_args(argv)
+    except SystemExit as stop:  # argparse has said why
+        return stop.code if isinstance(stop.code, int) else 2
+    try:
+        arguments.run(arguments)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Whoever read the output (`head`) has enough. What is left must not fail again when Python flushes at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        print("captionrl: interrupted; the same command goes on where it stopped.", file=sys.stderr)
+        return 1
+    except Exception as error:
+        is_input = isinstance(error, _INPUT_ERRORS)
+        if arguments.traceback:
+            traceback.print_exc()
+        kind = "" if is_input else f"{type(error).__name__}: "
+        hint = "" if is_input or arguments.traceback else " (--traceback shows where)"
+        print(f"captionrl {arguments.command}: error: {kind}{' '.join(str(error).split())}{hint}", file=sys.stderr)
+        return 2 if is_input else 1
+    return 0
+
+
+def console() -> NoReturn:
+    """The console script: as `main`, with the libraries' progress and warnings turned down."""
+    # Set for this process and before the libraries are imported; a program that calls `main` keeps its own settings.
+    for name, value in {
+        "TRANSFORMERS_VERBOSITY": "error",
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+        "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }.items():
+        os.environ.setdefault(name, value)
+    sys.exit(main())

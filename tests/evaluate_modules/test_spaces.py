@@ -1,0 +1,151 @@
+"""Each module's folder is a complete Space, and its example, cases and card are true."""
+
+import ast
+import doctest
+import importlib
+import json
+import runpy
+import sys
+import types
+from pathlib import Path
+
+import pytest
+import yaml
+
+from hf_captionrl.evaluate_modules import MODULES, path
+from hf_captionrl.evaluate_modules.page import build_page, compute_from_json
+
+
+@pytest.fixture(params=sorted(MODULES))
+def name(request):
+    return request.param
+
+
+def module_of(name):
+    return importlib.import_module(f"hf_captionrl.evaluate_modules.{name}.{name}")
+
+
+def test_example_runs(name, evaluate):
+    runner, text = doctest.DocTestRunner(), evaluate.load(name).inputs_description
+    test = doctest.DocTestParser().get_doctest(text, {}, name, None, 0)
+    assert len(test.examples) >= 5
+    said = []
+    found = runner.run(test, out=said.append)
+    assert found.failed == 0, "".join(said)
+
+
+def test_cases(name, evaluate):
+    cases = runpy.run_path(str(Path(path(name)) / "tests.py"))["test_cases"]
+    assert len(cases) >= 2
+    metric = evaluate.load(name)
+    for case in cases:
+        found = metric.compute(**{key: value for key, value in case.items() if key != "result"})
+        assert case["result"]
+        for key, value in case["result"].items():
+            assert found[key] == pytest.approx(value, abs=1e-6), key
+        # A wrong number would be seen.
+        number = next(value for value in case["result"].values() if isinstance(value, float | int))
+        assert number + 1e-4 != pytest.approx(number, abs=1e-6)
+
+
+def test_card_says_what_the_module_says(name):
+    module, card = module_of(name), (Path(path(name)) / "README.md").read_text(encoding="utf-8")
+    _, front, body = card.split("---\n", 2)
+    meta = yaml.safe_load(front)
+    assert meta["sdk"] == "gradio"
+    assert meta["app_file"] == "app.py"
+    assert meta["license"] == "apache-2.0"
+    assert set(meta["tags"]) >= {"evaluate", "metric"}
+    assert meta["title"]
+    assert meta["emoji"]
+    assert len(meta["short_description"]) <= 60, "the Hub's limit"
+    assert module._DESCRIPTION.strip() in body
+    assert module._CITATION.strip() in body
+    example = doctest.DocTestParser().get_examples(module._KWARGS_DESCRIPTION)
+    shown = doctest.DocTestParser().get_examples(body)
+    assert [(e.source, e.want) for e in example] == [(e.source, e.want.removesuffix("```\n")) for e in shown]
+    for argument in arguments_of(name):
+        assert f"{argument}" in body, argument
+    assert (Path(path(name)) / "requirements.txt").read_text().startswith("hf-captionrl")
+
+
+def arguments_of(name):
+    tree = ast.parse((Path(path(name)) / f"{name}.py").read_text())
+    (kind,) = [node for node in tree.body if isinstance(node, ast.ClassDef)]
+    (compute,) = [node for node in kind.body if getattr(node, "name", "") == "_compute"]
+    return [a.arg for a in (*compute.args.args, *compute.args.kwonlyargs) if a.arg != "self"]
+
+
+def test_arguments_are_described_and_siblings_are_let_through(name):
+    module = module_of(name)
+    arguments, _, _ = module._KWARGS_DESCRIPTION.partition("Returns:")
+    for argument in arguments_of(name):
+        assert argument in arguments, argument
+    tree = ast.parse((Path(path(name)) / f"{name}.py").read_text())
+    (compute,) = [node for node in ast.walk(tree) if getattr(node, "name", "") == "_compute"]
+    assert compute.args.kwarg is not None, "evaluate.combine forwards every argument to every module"
+
+
+def test_evaluate_can_parse_the_module(name, evaluate):
+    # Its parser goes by lines: `import a, b` and a class imported from evaluate would break it.
+    file = Path(path(name)) / f"{name}.py"
+    libraries = {imported for kind, imported, _, _ in evaluate.loading.get_imports(str(file)) if kind == "library"}
+    tree = ast.parse(file.read_text())
+    wanted = {alias.name.split(".")[0] for node in tree.body if isinstance(node, ast.Import) for alias in node.names}
+    assert libraries == wanted | {"hf_captionrl"}
+    assert all(len(node.names) == 1 for node in ast.walk(tree) if isinstance(node, ast.Import))
+    kinds = [o for o in vars(module_of(name)).values() if isinstance(o, type) and issubclass(o, evaluate.Metric)]
+    assert [kind.__name__ for kind in kinds] == [MODULES[name]]
+
+
+class Recorder:
+    """Stands for gradio, which only a Space has: notes what is built."""
+
+    def __init__(self):
+        self.made, self.clicked = [], None
+        recorder = self
+
+        class Component:
+            def __init__(self, *args, **kwargs):
+                recorder.made.append((args, kwargs))
+
+            def __enter__(self):
+                return self
+
+            def __exit__(self, *_):
+                pass
+
+            def click(self, function, **_):
+                recorder.clicked = function
+
+        self.module = types.ModuleType("gradio")
+        for part in ("Blocks", "Markdown", "Code", "Button", "JSON", "Examples"):
+            setattr(self.module, part, Component)
+        self.module.Error = type("Error", (Exception,), {})
+
+
+def test_page(name, evaluate, monkeypatch):
+    recorder = Recorder()
+    monkeypatch.setitem(sys.modules, "gradio", recorder.module)
+    runpy.run_path(str(Path(path(name)) / "app.py"), run_name="imported")
+    build_page(name, Path(path(name)))
+    first = next(kwargs["value"] for _, kwargs in recorder.made if kwargs.get("language") == "json")
+    assert recorder.clicked(first)["signature"]
+    with pytest.raises(recorder.module.Error, match="not JSON"):
+        recorder.clicked("{")
+    assert "gradio" not in module_of(name).__dict__
+
+
+def test_page_opens_nothing_of_its_server(evaluate):
+    metric = evaluate.load("caption_nlg")
+    cases = runpy.run_path(str(Path(path("caption_nlg")) / "tests.py"))["test_cases"]
+    given = {"predictions": ["a"], "references": [["a"]]}
+    assert compute_from_json(metric, json.dumps(given), cases)["bleu_1"] == pytest.approx(1)
+    with pytest.raises(ValueError, match="not 'java'"):
+        compute_from_json(metric, json.dumps(given | {"which": ["meteor"], "java": "/bin/false"}), cases)
+    with pytest.raises(ValueError, match="one JSON object"):
+        compute_from_json(metric, "[]", cases)
+    metric = evaluate.load("caption_perplexity")
+    cases = runpy.run_path(str(Path(path("caption_perplexity")) / "tests.py"))["test_cases"]
+    with pytest.raises(ValueError, match="not '/etc'"):
+        compute_from_json(metric, json.dumps({"predictions": ["a"], "model": "/etc"}), cases)
