@@ -129,6 +129,11 @@ def test_command_line_keeps_the_other_shapes(tmp_path, monkeypatch) -> None:
     assert set(result["shapes"]) == {"other", "llama-32k"}
     assert result["shapes"]["llama-32k"]["seeds"] == [5]
     assert result["shapes"]["llama-32k"]["shape"]["batch_size"] == 2
+    # Shapes that the benchmark does not know (any more) stay in the file, but have no row.
+    rows = [line for line in smile_step.markdown(result).splitlines() if line.startswith("| ")]
+    assert len(rows) == 2
+    assert rows[1].startswith("| llama-32k | 2 |")
+    assert len({row.count("|") for row in rows}) == 1
     with pytest.raises(SystemExit):
         parser.parse_args(["--shapes", "nonsense"])
 

@@ -110,8 +110,7 @@ def load_split(arguments: argparse.Namespace, *, quarantine_path: str | os.PathL
         from hf_captionrl.scenes import load_scenes
 
         # The test split is drawn first, so it is the same without the others, and ready ten times sooner.
-        sizes = {"num_train": 0, "num_validation": 0} if arguments.split == "test" else {}
-        splits = load_scenes(**sizes)
+        splits = load_scenes(num_train=0, num_validation=0) if arguments.split == "test" else load_scenes()
         if arguments.split not in splits:
             raise ValueError(f"'scenes' has no split {arguments.split!r}; it has {list(splits)}.")
         rows = splits[arguments.split]

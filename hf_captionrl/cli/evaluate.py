@@ -22,6 +22,7 @@ SUITES = ("smile", "discritune", "sle", "ndlb", "all")
 """What `--suite` takes; a test compares it with `cli.suites.TABLES`."""
 
 _REFERENCES = "references"
+_WORDS_TITLE = "Words that tell the sources apart (local mutual information)"
 
 _DESCRIPTION = """\
 Compare captioners on one data set. Prints the table of a paper, one column a file, with 95 % bootstrap intervals and
@@ -204,7 +205,9 @@ def _human(evaluator: Evaluator) -> Judged | None:
         rest = [caption for number, caption in enumerate(group) if number != chosen]
         captions.append([group[chosen], *rest])
         others.append(rest)
-    return _judge(evaluator, _REFERENCES, captions, others)
+    judged = _judge(evaluator, _REFERENCES, captions, others)
+    judged.is_human = True
+    return judged
 
 
 def _words(judged: Sequence[Judged], references: list[list[str]]) -> dict[str, Any]:
@@ -212,7 +215,7 @@ def _words(judged: Sequence[Judged], references: list[list[str]]) -> dict[str, A
     from hf_captionrl.metrics.suites.row import spoken
     from hf_captionrl.metrics.words import characteristic_words, spacy_tagger
 
-    sources = {source.name: spoken(source.first) for source in judged if source.name != _REFERENCES}
+    sources = {source.name: spoken(source.first) for source in judged if not source.is_human}
     sources[_REFERENCES] = [caption for group in references for caption in group]
     try:
         tagger = spacy_tagger()
@@ -224,16 +227,15 @@ def _words(judged: Sequence[Judged], references: list[list[str]]) -> dict[str, A
     return {**listed, "signature": found["signature"]}
 
 
-def _words_markdown(words: Mapping[str, Any]) -> str:
-    from hf_captionrl.reports.table import escape_markdown
-
-    lines = ["\n## Words that tell the sources apart (local mutual information)\n"]
+def _words_lines(words: Mapping[str, Any]) -> list[str]:
+    """What a reader sees of the words, one source a line."""
     if "reason" in words:
-        return "\n".join([*lines, f"not run: {escape_markdown(words['reason'])}", ""])
-    for kind in ("adjectives", "nouns"):
-        for source, found in words[kind].items():
-            lines.append(f"- {kind}, {escape_markdown(source)}: {escape_markdown(', '.join(found)) or '–'}")
-    return "\n".join([*lines, ""])
+        return [f"not run: {words['reason']}"]
+    return [
+        f"{kind}, {source}: {', '.join(found) or '–'}"
+        for kind in ("adjectives", "nouns")
+        for source, found in words[kind].items()
+    ]
 
 
 def _plain_rows(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -259,6 +261,7 @@ def run(arguments: argparse.Namespace) -> None:
     from hf_captionrl.recipe import Evaluator
     from hf_captionrl.reports.captions import write_length_histogram, write_trade_off
     from hf_captionrl.reports.comparison import Section, comparison_markdown, print_comparison
+    from hf_captionrl.reports.table import escape_markdown
     from hf_captionrl.reports.versions import installed_versions, plain_config
 
     folder = arguments.output_dir
@@ -307,7 +310,9 @@ def run(arguments: argparse.Namespace) -> None:
         "versions": installed_versions(),
     }
     markdown = comparison_markdown(shown, title=f"{len(ids)} images of {Path(arguments.dataset).name}")
-    markdown += "" if words is None else _words_markdown(words)
+    if words is not None:
+        lines = "".join(f"- {escape_markdown(line)}\n" for line in _words_lines(words))
+        markdown += f"\n## {_WORDS_TITLE}\n\n{lines}"
     atomic_write_text(folder / "comparison.md", markdown)
     write_json(folder / "comparison.json", result)
     written = ["comparison.json", "comparison.md", "lengths.png"]
@@ -319,7 +324,7 @@ def run(arguments: argparse.Namespace) -> None:
         return
     print_comparison(shown)
     if words is not None:
-        print(_words_markdown(words).replace("\\", "").replace("## ", "").strip() + "\n")
+        print("\n  ".join([_WORDS_TITLE, *_words_lines(words)]))
     print(f"Written to {folder}: {', '.join(written)}")
 
 

@@ -28,7 +28,8 @@ class Judged:
     Args:
         name: What the captioner is called.
         captions: For each image its captions, in the order of the data set.
-        references: For each image the references to hold them against; None where captions are the references.
+        references: For each image the references to hold the first caption against.
+        is_human: Whether the captions are the references.
         text: Features `(N, D)` of each image's first caption, or None.
         tokens: Tokens of each first caption as the scorer reads them, or None.
         max_text_tokens: How many the scorer reads.
@@ -37,7 +38,8 @@ class Judged:
 
     name: str
     captions: list[list[str]]
-    references: list[list[str]] | None
+    references: list[list[str]]
+    is_human: bool = False
     text: Tensor | None = None
     tokens: list[int] | None = None
     max_text_tokens: int | None = None
@@ -110,16 +112,14 @@ def _ndlb(judged: Judged, evaluator: Evaluator) -> dict[str, Any]:
 
 def _sle(judged: Judged, evaluator: Evaluator) -> dict[str, Any]:
     if min(len(group) for group in judged.captions) < 2:
-        row = SuiteRow(judged.first, evaluator.seed)
-        row.missing("one caption an image; this table needs several", *(c.key for c in TABLES["sle"].columns))
-        return row.result(details=True)
-    references = judged.references
-    if judged.name == "references":
-        references = None  # all of them are captions here, so none is left to hold them against
-    row = sle_suite(judged.captions, references=references, seed=evaluator.seed, details=True)
-    if judged.name == "references":
-        row |= {"cider_d_reason": "all references are captions here", "best_cider_d_reason": "likewise"}
-    return row
+        empty = SuiteRow(judged.first, evaluator.seed)
+        empty.missing("one caption an image; this table needs several", *(c.key for c in TABLES["sle"].columns))
+        return empty.result(details=True)
+    if not judged.is_human:
+        return sle_suite(judged.captions, references=judged.references, seed=evaluator.seed, details=True)
+    row = sle_suite(judged.captions, seed=evaluator.seed, details=True)
+    reason = "all references are captions here"
+    return row | {"cider_d_reason": reason, "best_cider_d_reason": reason}
 
 
 def _captions(judged: Judged, evaluator: Evaluator) -> dict[str, Any]:

@@ -5,6 +5,7 @@ difference from the first captioner is.
 """
 
 import io
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import IO
@@ -20,6 +21,8 @@ __all__ = ["Section", "comparison_markdown", "print_comparison"]
 
 # Wide enough for a number with its interval; a longer reason is broken into lines.
 _CELL_WIDTH = 30
+# A longer reason is told in full below the table.
+_REASON_WIDTH = 60
 
 _LEGEND = (
     "↑ higher is better, ↓ lower is better. Fractions are in [0, 1]. ± or [low, high]: 95 % interval over images. "
@@ -59,8 +62,24 @@ def _check(sections: Sequence[Section]) -> list[str]:
 
 
 def _cell(row: Row, column: Column) -> str:
+    reason = row.get(f"{column.key}_reason")
+    if row[column.key] is None and reason:
+        return f"not run: {textwrap.shorten(reason, _REASON_WIDTH, placeholder=' ...')}"
     mark = row.get(f"{column.key}_mark")
     return format_cell(row, column) + (f" {mark}" if mark else "")
+
+
+def _long_reasons(sections: Sequence[Section]) -> list[str]:
+    """What the cells had to shorten, each once."""
+    found = [
+        f"{column.title}: not run: {reason}"
+        for section in sections
+        for column in section.columns
+        for row in section.rows
+        if row[column.key] is None
+        and len(reason := " ".join((row.get(f"{column.key}_reason") or "").split())) > _REASON_WIDTH
+    ]
+    return list(dict.fromkeys(found))
 
 
 def print_comparison(sections: Sequence[Section], *, file: IO[str] | None = None) -> None:
@@ -98,7 +117,8 @@ def print_comparison(sections: Sequence[Section], *, file: IO[str] | None = None
     if not console.is_terminal:
         console.width = max(console.width, label_width + (_CELL_WIDTH + 3) * len(names))
     console.print(table)
-    console.print(Text(shown(_LEGEND), style="dim"))
+    for note in (*_long_reasons(sections), _LEGEND):
+        console.print(Text(shown(note), style="dim"))
 
 
 def comparison_markdown(sections: Sequence[Section], *, title: str = "Comparison") -> str:
@@ -124,5 +144,6 @@ def comparison_markdown(sections: Sequence[Section], *, title: str = "Comparison
         for column in section.columns:
             cells = (escape_markdown(_cell(row, column)) for row in section.rows)
             out.write(f"| {escape_markdown(column.title)} |" + "".join(f" {cell} |" for cell in cells) + "\n")
-    out.write(f"\n{escape_markdown(_LEGEND)}\n")
+    for note in (*_long_reasons(sections), _LEGEND):
+        out.write(f"\n{escape_markdown(note)}\n")
     return out.getvalue()

@@ -32,6 +32,9 @@ class FeatureView:
         mapped (`np.ndarray` of shape `(rows, ...)` or `None`): What is on disk.
         extra (`np.ndarray` of shape `(rows, ...)` or `None`): What is only in memory.
         unchecked (`np.ndarray` of shape `(N,)`, uint32, or `None`): Checksums to compare when a row is read.
+
+    Raises:
+        ValueError: If there are rows neither on disk nor in memory.
     """
 
     def __init__(

@@ -73,6 +73,9 @@ class FeatureCache:
         verify_bytes: Requests up to this size are checked whole before they are returned, and damaged rows are
             computed again; larger ones are checked row by row while they are read, where a damaged row is dropped
             and raises `OSError`.
+
+    Raises:
+        ValueError: If `dtype` is unknown, or model and revision are not both named.
     """
 
     def __init__(

