@@ -21,7 +21,7 @@ def as_text(references: Any) -> Any:
     Returns:
         The column.
     """
-    if not isinstance(references, list | tuple):
+    if references is None or isinstance(references, str | Mapping):
         return references
     return [json.dumps(row) if isinstance(row, Mapping) else row for row in references]
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -64,7 +65,7 @@ def test_self_retrieval_takes_the_pool_in_every_form(evaluate, scenes, judge, fe
     calls = {
         "images": {"references": images, "scorer": JUDGE},
         "arrays": {"references": [np.array(image) for image in images], "scorer": judge},
-        "bytes": {"references": [{"bytes": open(p, "rb").read(), "path": None} for p in paths], "scorer": judge},
+        "bytes": {"references": [{"bytes": Path(p).read_bytes(), "path": None} for p in paths], "scorer": judge},
         "paths": {"references": paths, "scorer": judge},
         "vectors": {"references": vectors, "text_features": features[0]},
         "tensor": {"references": features[1], "text_features": features[0]},
@@ -242,7 +243,9 @@ def test_emscore_by_a_scorer(evaluate, scenes, judge):
     for key in ("precision", "recall", "f", "fine_f", "coarse"):
         assert found[key] == pytest.approx(expected[key], abs=1e-5)
     assert metric.compute(predictions=captions, frames=videos, scorer=judge)["f"] == pytest.approx(found["f"])
-    weighted = metric.compute(predictions=captions, references=videos, scorer=judge, idf=True)
+    weighted = metric.compute(
+        predictions=captions, references=videos, scorer=judge, idf=True, idf_captions=first_captions(scenes)
+    )
     assert weighted["fine_recall"] == pytest.approx(found["fine_recall"], abs=1e-6)
     assert weighted["fine_precision"] != pytest.approx(found["fine_precision"], abs=1e-6)
     with pytest.raises(ValueError, match="there are no frames"):
@@ -349,7 +352,7 @@ BAD = [
     ("self_retrieval", {"references": [0, 2], "image_features": np.eye(2, dtype=np.float32)}, "2"),
     ("self_retrieval", {"references": [0, 1], "targets": [0, 1], "image_features": np.eye(2)}, "Pass one of them"),
     ("self_retrieval", {"references": [0, 1]}, "there are no images"),
-    ("self_retrieval", {"image_features": np.eye(2, dtype=np.float16)}, "dtype"),
+    ("self_retrieval", {"image_features": np.eye(2, dtype=np.float16)}, "of two precisions"),
     ("self_retrieval", {"text_features": np.eye(3)}, "2 predictions and 3 rows of text_features"),
     ("self_retrieval", {"references": np.eye(2), "text_features": None}, "scorer is missing"),
     ("caption_nlg", {"references": ["a", "b"]}, r"references\[0\] must be a list of strings.*write \['a'\]"),
