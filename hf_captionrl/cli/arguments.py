@@ -103,16 +103,16 @@ def load_split(arguments: argparse.Namespace, *, quarantine_path: str | os.PathL
         FileNotFoundError: If the source is not there.
         ValueError: If it cannot be read, the split is missing, or too many rows are bad.
     """
-    from hf_captionrl.data import check_captions, load_captions
+    from hf_captionrl.data import SPLITS, check_captions, load_captions
 
     rows: Any
     if arguments.dataset == "scenes":
         from hf_captionrl.scenes import load_scenes
 
+        if arguments.split not in SPLITS:
+            raise ValueError(f"'scenes' has no split {arguments.split!r}; it has {list(SPLITS)}.")
         # The test split is drawn first, so it is the same without the others, and ready ten times sooner.
         splits = load_scenes(num_train=0, num_validation=0) if arguments.split == "test" else load_scenes()
-        if arguments.split not in splits:
-            raise ValueError(f"'scenes' has no split {arguments.split!r}; it has {list(splits)}.")
         rows = splits[arguments.split]
     else:
         rows = load_captions(

@@ -338,7 +338,13 @@ class CaptionTrainer(Trainer):
         self.control = control
         return metrics
 
-    # Saving
+    # Saving and loading
+
+    def _issue_warnings_after_load(self, load_result: Any) -> None:
+        # Tied weights are saved once; that the other name is missing is no news.
+        tied = set(getattr(self.captioner.base_model, "all_tied_weights_keys", None) or ())
+        missing = [key for key in load_result.missing_keys if key not in tied]
+        super()._issue_warnings_after_load(type(load_result)(missing, load_result.unexpected_keys))
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
         super()._save(output_dir, state_dict)

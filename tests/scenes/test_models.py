@@ -34,7 +34,7 @@ def test_true_captions_find_their_image(test_split, name):
         members = bags(list(test_split["bag_id"]), size)
         assert self_retrieval(text, images, bags=members, num_bootstrap=0)["recall_at_1"] >= 0.95, size
     # A bar that a blind scorer passes would be no bar.
-    wrong = torch.roll(text, 1, 0)
+    wrong = torch.roll(text, 500, 0)  # far from its near-duplicates
     assert self_retrieval(wrong, images, num_distractors=99, num_bootstrap=0)["recall_at_1"] < 0.2
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from hf_captionrl.metrics import bootstrap_interval, cider_d, clip_score, faithfulness, self_retrieval
-from hf_captionrl.text.bleu import bleu_matches, corpus_bleu
+from hf_captionrl.text.bleu import bleu_matches, bleu_scores, corpus_bleu
 from hf_captionrl.text.ngrams import encode_words
 from hf_captionrl.text.tokenize import ptb_tokenize
 
@@ -225,7 +225,7 @@ class SuiteRow:
             return
         # The counts without image i, for all i at once: what is left of the sums.
         rest = [part.double().sum(0) - part.double() for part in counts]
-        without = corpus_bleu(*(part[None] for part in rest))[:, -1]  # (N,)
+        without = bleu_scores(*rest)[:, -1]  # (N,)
         self.mean("bleu_4", leave_one_out(value, without.numpy()), signature="metric:bleu_4|tok:ptb|corpus")
         low, high = self.numbers["bleu_4_ci"]
         self.numbers["bleu_4_ci"] = [max(low, 0.0), min(high, 1.0)]

@@ -1,0 +1,148 @@
+"""`captionrl caption` with the shipped captioner: what it writes, and how it goes on after `kill -9`."""
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from hf_captionrl.cli import main
+from hf_captionrl.cli.caption_files import read_caption_file
+
+SAMPLES = ["--do_sample", "--num_return_sequences", "5", "--batch_size", "4", "--max_new_tokens", "12"]
+
+
+def caption(output, *more, images=10):
+    return main(["caption", "scenes:blip-mle", "--output", str(output), "--max_images", str(images), *more])
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """Five samples an image, written in one go."""
+    path = tmp_path_factory.mktemp("whole") / "five.jsonl"
+    assert caption(path, *SAMPLES) == 0
+    return path
+
+
+def test_one_line_an_image_in_order(whole):
+    lines = [json.loads(line) for line in whole.read_text().splitlines()]
+    assert [line["image_id"] for line in lines] == [f"test-{i:05d}" for i in range(10)]
+    for line in lines:
+        assert line["caption"] == line["captions"][0]
+        assert len(line["captions"]) == 5
+    assert len({c for line in lines for c in line["captions"]}) > 5
+    made = json.loads(whole.with_suffix(".run.json").read_text())
+    assert made["settings"]["top_k"] == 0
+    assert made["settings"]["seed"] == 0
+    assert "torch" in made["versions"]
+
+
+def test_after_kill_9_the_same_command_completes_the_same_file(whole, tmp_path, capsys):
+    path = tmp_path / "five.jsonl"
+    worker = Path(__file__).with_name("killed_writer.py")
+    command = [sys.executable, str(worker), "3", "caption", "scenes:blip-mle", "--output", str(path)]
+    run = subprocess.run([*command, "--max_images", "10", *SAMPLES], cwd=Path(__file__).parents[2], check=False)
+    assert run.returncode == -signal.SIGKILL
+    torn = path.read_bytes()
+    assert not torn.endswith(b"\n")  # the third batch, half-way
+    assert whole.read_bytes().startswith(torn)
+    with pytest.raises(ValueError, match="breaks off"):
+        read_caption_file(path)
+    before = torn.count(b"\n")
+    assert before >= 8
+    assert caption(path, *SAMPLES, "--json") == 0
+    said = capsys.readouterr()
+    assert "torn last line" in said.err
+    summary = json.loads(said.out)
+    assert (summary["resumed"], summary["written"]) == (before, 10 - before)
+    assert path.read_bytes() == whole.read_bytes()
+
+
+def test_going_on_needs_the_same_settings(whole, capsys):
+    size = whole.stat().st_size
+    assert caption(whole, *SAMPLES, "--temperature", "0.5") == 2
+    assert "begun with temperature 1.0, and this is 0.5" in capsys.readouterr().err
+    assert caption(whole, "--num_beams", "5", "--num_return_sequences", "5") == 2
+    assert "--overwrite" in capsys.readouterr().err
+    settings = whole.with_suffix(".run.json")
+    text = settings.read_text()
+    settings.unlink()
+    assert caption(whole, *SAMPLES) == 2
+    assert "is gone" in capsys.readouterr().err
+    settings.write_text(text)
+    assert whole.stat().st_size == size
+    assert caption(whole, *SAMPLES) == 0  # nothing left to do
+    assert "10 of them from before" in capsys.readouterr().out
+
+
+def test_more_images_later_and_beginning_anew(tmp_path):
+    path = tmp_path / "mle.jsonl"
+    assert caption(path, "--num_beams", "1", images=2) == 0
+    first = path.read_bytes()
+    assert caption(path, "--num_beams", "1", images=3) == 0
+    assert path.read_bytes().startswith(first)
+    assert len(read_caption_file(path).captions) == 3
+    assert "captions" not in json.loads(path.read_text().splitlines()[0])
+    assert caption(path, "--num_beams", "2", "--num_return_sequences", "2", "--overwrite", images=1) == 0
+    assert [len(c) for c in read_caption_file(path).captions.values()] == [2]
+
+
+def test_a_failed_start_keeps_what_was_there(tmp_path, capsys):
+    path = tmp_path / "mle.jsonl"
+    path.write_text('{"image_id": "test-00000", "caption": "kept"}\n')
+    assert (
+        main(["caption", str(tmp_path / "no-model"), "--output", str(path), "--overwrite", "--max_images", "1"]) == 2
+    )
+    assert "kept" in path.read_text()
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_photographs_from_a_folder_and_a_bad_one(tmp_path, capsys):
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    rows = []
+    for number in range(4):
+        Image.new("RGB", (40 + number, 60), (number * 60, 90, 20)).save(folder / f"{number}.png")
+        rows.append({"file_name": f"{number}.png", "captions": ["a photo", "a plain one"]})
+    (folder / "3.png").write_bytes(b"no image")
+    (folder / "metadata.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    source = ["--dataset", "imagefolder", "--data_dir", str(folder), "--split", "train"]
+    command = ["caption", "scenes:blip-mle", *source, "--num_beams", "1", "--output", str(tmp_path / "x.jsonl")]
+    assert main(command) == 2
+    assert "max_bad_fraction" in capsys.readouterr().err
+    assert main([*command, "--max_bad_fraction", "0.5"]) == 0
+    captions = read_caption_file(tmp_path / "x.jsonl").captions
+    quarantine = (tmp_path / "x.quarantine.jsonl").read_text().splitlines()
+    assert len(quarantine) == 1
+    assert len(captions) in (1, 2, 3)  # less what the split by hash put elsewhere
+    assert json.loads(quarantine[0])["image_id"] not in captions
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["--num_return_sequences", "5"], "needs as many beams, and there are 3"),
+        (["--temperature", "0"], "must be above 0"),
+        (["--top_p", "1.5"], "must lie in (0, 1]"),
+        (["--top_k", "-1"], "0 (all words) or more"),
+        (["--split", "nowhere"], "no split 'nowhere'"),
+        (["--batch_size", "0"], "at least 1"),
+        (["--dataset", "no/such/file.jsonl"], "no/such/file.jsonl"),
+    ],
+)
+def test_bad_usage_is_one_clear_line(tmp_path, capsys, more, said):
+    assert caption(tmp_path / "x.jsonl", *more) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert "Traceback" not in error
+    assert "captionrl caption: error: " in error
+
+
+def test_what_is_no_captioner_is_refused(tmp_path, capsys):
+    assert main(["caption", "scenes:clip-judge", "--output", str(tmp_path / "x.jsonl"), "--max_images", "1"]) == 2
+    assert "load_scorer" in capsys.readouterr().err
+    assert caption(tmp_path) == 2
+    assert "is a folder" in capsys.readouterr().err

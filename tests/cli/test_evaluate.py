@@ -1,0 +1,257 @@
+"""`captionrl evaluate` on the embedded world, where full captions must beat generic ones."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from hf_captionrl.cli import evaluate, main, suites
+from hf_captionrl.scenes import load_scenes
+from hf_captionrl.scenes.models import model_path
+
+IMAGES = 105
+
+
+@pytest.fixture(scope="module")
+def scenes():
+    return load_scenes(num_train=0, num_validation=0)["test"].select(range(IMAGES))
+
+
+@pytest.fixture(scope="module")
+def files(scenes, tmp_path_factory):
+    """Captions that say everything, captions that say nothing, and five an image."""
+    folder = tmp_path_factory.mktemp("captions")
+    texts = {
+        "generic": [[["an animal", "a thing"][i % 2]] for i in range(IMAGES)],
+        "full": [[caption] for caption in scenes["full_caption"]],
+        "five": [list(captions) for captions in scenes["captions"]],
+    }
+    paths = {}
+    for name, captions in texts.items():
+        rows = zip(scenes["image_id"], captions, strict=True)
+        # In another order than the data set's: ids count, not lines.
+        lines = [json.dumps({"image_id": i, "caption": c[0], "captions": c}) + "\n" for i, c in rows][::-1]
+        paths[name] = folder / f"{name}.jsonl"
+        paths[name].write_text("".join(lines))
+    return paths
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("cache")
+
+
+def no_java(captions, references):
+    raise RuntimeError("not run: there is no Java")
+
+
+@pytest.fixture(scope="module")
+def everything(files, cache, tmp_path_factory):
+    """All suites over three files: what was printed, and the folder."""
+    folder = tmp_path_factory.mktemp("all")
+    paths = [str(files[name]) for name in ("generic", "full", "five")]
+    command = ["evaluate", "--captions", *paths, "--max_images", str(IMAGES), "--suite", "all"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(suites, "meteor", no_java)
+        patch.setattr(suites, "spice", no_java)
+        assert main([*command, "--output_dir", str(folder), "--cache_dir", str(cache)]) == 0
+    return folder
+
+
+def rows_of(folder, table):
+    result = json.loads((folder / "comparison.json").read_text())
+    return {row["name"]: row for row in result["tables"][table]["rows"]}
+
+
+def test_every_table_is_there_with_every_column(everything):
+    result = json.loads((everything / "comparison.json").read_text())
+    assert list(result["tables"]) == ["smile", "discritune", "sle", "ndlb", "captions"]
+    for name, table in [*suites.TABLES.items(), ("captions", suites.CAPTIONS_TABLE)]:
+        rows = rows_of(everything, name)
+        assert list(rows) == ["generic", "full", "five", "references"]
+        for row in rows.values():
+            for column in table.columns:
+                assert row[column.key] is not None or row[f"{column.key}_reason"], (name, column.key)
+            assert not {"per_sample", "groups", "ranks"} & set(row)
+    assert result["signatures"]["smile"]["pool_recall_at_1"].startswith("metric:self_retrieval")
+    assert "clip-judge@" in result["scorer"]
+    for name in ("lengths.png", "trade_off.png"):
+        assert (everything / name).read_bytes().startswith(b"\x89PNG")
+
+
+def test_full_captions_beat_generic_ones(everything):
+    smile, ndlb = rows_of(everything, "smile"), rows_of(everything, "ndlb")
+    for rows, key in ((smile, "pool_recall_at_1"), (smile, "rd100_recall_at_1"), (ndlb, "bag_3_recall_at_1")):
+        assert rows["full"][key] > rows["generic"][key]
+        assert key.startswith("bag") or rows["full"][f"{key}_mark"] == "**"  # there are few bags
+        assert rows["full"][f"{key}_difference"] == pytest.approx(rows["full"][key] - rows["generic"][key])
+        assert f"{key}_mark" not in rows["generic"]
+    assert smile["generic"]["pool_recall_at_1"] <= 2 / IMAGES  # two captions find at most an image each
+    assert smile["full"]["hallucination"] == 0
+    assert smile["full"]["fact_recall"] > smile["five"]["fact_recall"] > smile["generic"]["fact_recall"]
+    assert "perplexity" in smile["full"]
+    blocks = rows_of(everything, "discritune")
+    assert blocks["full"]["blocks_recall_at_1"] >= blocks["generic"]["blocks_recall_at_1"]
+
+
+def test_what_is_missing_says_why_in_its_cell(everything):
+    markdown = (everything / "comparison.md").read_text()
+    assert "| METEOR ↑ | not run: there is no Java |" in markdown
+    sle = rows_of(everything, "sle")
+    assert "one caption an image" in sle["full"]["div_1_reason"]
+    assert sle["five"]["captions_per_image"] == sle["references"]["captions_per_image"] == 5
+    assert sle["five"]["div_1"] == pytest.approx(sle["references"]["div_1"])  # they are the references
+    assert sle["references"]["cider_d_reason"]
+    words = json.loads((everything / "comparison.json").read_text())["words"]
+    assert "reason" in words or set(words) == {"adjectives", "nouns", "signature"}
+
+
+def test_words_of_all_sources_where_there_is_a_tagger(files, tmp_path, monkeypatch, capsys):
+    def tagger(captions):
+        return [[(word, "ADJ" if word in ("small", "large") else "NOUN") for word in c.split()] for c in captions]
+
+    monkeypatch.setattr("hf_captionrl.metrics.words.spacy_tagger", lambda: tagger)
+    monkeypatch.setattr(suites, "meteor", no_java)
+    monkeypatch.setattr(suites, "spice", no_java)
+    command = ["evaluate", "--captions", str(files["generic"]), "--max_images", "12", "--suite", "discritune"]
+    assert main([*command, "--scorer", "none", "--output_dir", str(tmp_path)]) == 0
+    result = json.loads((tmp_path / "comparison.json").read_text())
+    assert set(result["words"]["nouns"]) == {"generic", "references"}
+    assert "thing" in result["words"]["nouns"]["generic"]
+    printed = capsys.readouterr().out
+    assert "nouns, generic: " in printed
+    assert "not run: no scorer" in printed
+    assert "- nouns, generic:" in (tmp_path / "comparison.md").read_text()
+
+
+def test_json_goes_to_the_standard_output_alone(files, tmp_path, capsys):
+    command = ["evaluate", "--captions", str(files["full"]), "--max_images", "12", "--suite", "smile", "--json"]
+    command += ["--no_references", "--scorer", "none", "--language_model", "none", "--names", "Full <b>"]
+    assert main([*command, "--output_dir", str(tmp_path)]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result == json.loads((tmp_path / "comparison.json").read_text())
+    assert [row["name"] for row in result["tables"]["smile"]["rows"]] == ["Full <b>"]
+    assert result["tables"]["smile"]["rows"][0]["perplexity_reason"] == "no language model"
+    assert "<b>" not in (tmp_path / "comparison.md").read_text()
+
+
+def test_judges_that_cannot_be_loaded_are_told_in_the_cells(files, tmp_path, capsys):
+    empty = tmp_path / "empty"  # a configuration without weights
+    empty.mkdir()
+    (empty / "config.json").write_bytes((Path(model_path("scenes:clip-judge")) / "config.json").read_bytes())
+    command = ["evaluate", "--captions", str(files["full"]), "--max_images", "12", "--scorer", str(empty)]
+    assert main([*command, "--language_model", str(empty), "--output_dir", str(tmp_path / "out")]) == 0
+    row = rows_of(tmp_path / "out", "smile")["full"]
+    assert "cannot be loaded" in row["pool_recall_at_1_reason"]
+    assert "cannot be loaded" in row["perplexity_reason"]
+    assert "empty" in capsys.readouterr().err
+    # What is there and is no scorer is a mistake, not a missing part.
+    assert main([*command[:-1], model_path("scenes:gpt2-perplexity"), "--output_dir", str(tmp_path / "out")]) == 2
+    assert not (tmp_path / "out" / "quarantine.jsonl").exists()
+
+
+def test_given_bags_are_used_and_bad_ones_named(files, cache, tmp_path, capsys):
+    ids = [f"test-{i:05d}" for i in range(6)]
+    bags = tmp_path / "bags.json"
+    command = [
+        "evaluate",
+        "--captions",
+        str(files["full"]),
+        "--max_images",
+        "12",
+        "--suite",
+        "ndlb",
+        "--no_references",
+    ]
+    command += ["--bags", str(bags), "--cache_dir", str(cache), "--output_dir", str(tmp_path)]
+    assert main(command) == 2
+    assert "bags.json" in capsys.readouterr().err
+    for value, said in [
+        ({"3": [ids[:2]]}, "bag 0 of size 3 holds 2 images"),
+        ({"3": [[*ids[:2], "nobody"]]}, "holds image 'nobody'"),
+        ([ids], "must hold"),
+    ]:
+        bags.write_text(json.dumps(value))
+        assert main(command) == 2
+        assert said in capsys.readouterr().err
+    bags.write_text(json.dumps({"3": [ids[:3], ids[3:]]}))
+    assert main(command) == 0
+    row = rows_of(tmp_path, "ndlb")["full"]
+    assert row["bag_3_recall_at_1"] * 6 == pytest.approx(round(row["bag_3_recall_at_1"] * 6))
+    assert row["bag_5_recall_at_1_reason"] == "no bags of 5 in the data"
+
+
+def edited(files, folder, change):
+    path = folder / "edited.jsonl"
+    path.write_text("".join(change(files["full"].read_text().splitlines(keepends=True))))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda lines: lines[1:], "for 104 of the data set's 105 images; 1 are missing, such as 'test-00104'"),
+        (
+            lambda lines: [*lines, '{"image_id": "nobody", "caption": "a dog"}\n'],
+            "not in the data set, such as 'nobody'",
+        ),
+        (lambda lines: [*lines, lines[3]], "line 106: image 'test-00101' was there already, in line 4"),
+        (lambda lines: [*lines[:5], "{oops\n", *lines[5:]], "line 6, is no JSON"),
+    ],
+)
+def test_files_that_do_not_fit_are_refused_in_one_line(files, tmp_path, capsys, change, said):
+    path = edited(files, tmp_path, change)
+    command = ["evaluate", "--captions", str(path), "--max_images", str(IMAGES), "--output_dir", str(tmp_path / "out")]
+    assert main(command) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_empty_captions_are_counted_and_not_fatal(files, cache, tmp_path):
+    path = edited(files, tmp_path, lambda lines: ['{"image_id": "test-00104", "caption": " "}\n', *lines[1:]])
+    command = ["evaluate", "--captions", str(path), "--max_images", str(IMAGES), "--language_model", "none"]
+    assert main([*command, "--no_references", "--cache_dir", str(cache), "--output_dir", str(tmp_path)]) == 0
+    assert rows_of(tmp_path, "captions")["edited"]["empty_captions"] == 1
+    assert rows_of(tmp_path, "smile")["edited"]["pool_recall_at_1"] > 0
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["--names", "a", "b"], "1 files and 2 --names"),
+        (["--names", "references"], "what the human captions are called"),
+        (["--suite", "bleu"], "invalid choice"),
+        (["--bags", "nowhere.json"], "nowhere.json"),
+    ],
+)
+def test_bad_usage_is_refused_before_anything_slow(files, capsys, more, said):
+    assert main(["evaluate", "--captions", str(files["full"]), *more]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_files_of_one_name_are_told_apart_by_their_folders(files, tmp_path, capsys):
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        os.link(files["full"], tmp_path / name / "x.jsonl")
+    paths = [str(tmp_path / name / "x.jsonl") for name in ("a", "b")]
+    short = [
+        "--max_images",
+        "12",
+        "--scorer",
+        "none",
+        "--language_model",
+        "none",
+        "--output_dir",
+        str(tmp_path / "out"),
+    ]
+    assert main(["evaluate", "--captions", *paths, *short]) == 0
+    assert list(rows_of(tmp_path / "out", "smile")) == ["a/x", "b/x", "references"]
+    assert main(["evaluate", "--captions", paths[0], paths[0], *short]) == 2
+    assert "Two files are called 'a/x'" in capsys.readouterr().err
+
+
+def test_the_choices_of_suite_are_the_tables():
+    assert (*suites.TABLES, "all") == evaluate.SUITES
