@@ -23,7 +23,7 @@ from hf_captionrl.reports.gallery import GalleryCaption, GalleryItem, write_gall
 from hf_captionrl.reports.table import print_table, write_results
 from hf_captionrl.retrieval import FeatureCache, Scorer, load_scorer
 from hf_captionrl.scenes import BAG_SIZES, bags, check
-from hf_captionrl.scenes.models import model_path
+from hf_captionrl.scenes.models import PREFIX, model_path
 
 __all__ = [
     "DataArguments",
@@ -80,9 +80,17 @@ class ModelArguments:
         )
 
     @property
+    def public_name(self) -> str:
+        """Name of the captioner for the model card: never a path of this machine."""
+        name = self.model_name_or_path
+        if name.startswith(PREFIX):
+            return f"hf-captionrl-scenes-{name.removeprefix(PREFIX)}"
+        return Path(name).name if Path(name).exists() else name
+
+    @property
     def license(self) -> str:
         """Licence of the finetuned model, as the Hub writes it."""
-        shipped = self.model_name_or_path.startswith("scenes:")
+        shipped = self.model_name_or_path.startswith(PREFIX)
         return self.model_license or ("apache-2.0" if shipped else "other")
 
     @property

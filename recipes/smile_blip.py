@@ -182,7 +182,7 @@ def main(argv: Sequence[str] | None = None) -> Path:
     if evaluator.judge is not None:
         card = ModelCardFacts(
             model_id=config.hub_model_id or output_dir.name,
-            base_model=model_args.model_name_or_path.replace("scenes:", "hf-captionrl-scenes-"),
+            base_model=model_args.public_name,
             family=captioner.family,
             dataset="hf_captionrl scenes" if data_args.dataset_name == "scenes" else Path(data_args.dataset_name).name,
             dataset_description=describe_data(data_args, splits),

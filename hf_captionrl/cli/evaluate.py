@@ -173,6 +173,10 @@ def _load_judges(arguments: argparse.Namespace) -> tuple[Any, Any, dict[str, str
         except OSError as error:
             reasons["no language model"] = f"the language model {name} cannot be loaded"
             print(f"captionrl evaluate: {' '.join(str(error).split())[:300]}", file=sys.stderr)
+        except ValueError as error:  # transformers lists all two hundred families that it knows
+            raise ValueError(
+                f"--language_model {name!r} is no causal language model. Use GPT-2, or 'none'."
+            ) from error
     return scorer, language_model, reasons
 
 
@@ -250,6 +254,7 @@ def run(arguments: argparse.Namespace) -> None:
         arguments: As parsed.
 
     Raises:
+        FileNotFoundError: If a file is not there.
         ValueError: If a file is broken, or files and data set do not belong together.
     """
     files = _read_files(arguments)  # before anything slow

@@ -137,17 +137,30 @@ def test_json_goes_to_the_standard_output_alone(files, tmp_path, capsys):
 
 
 def test_judges_that_cannot_be_loaded_are_told_in_the_cells(files, tmp_path, capsys):
-    empty = tmp_path / "empty"  # a configuration without weights
-    empty.mkdir()
-    (empty / "config.json").write_bytes((Path(model_path("scenes:clip-judge")) / "config.json").read_bytes())
-    command = ["evaluate", "--captions", str(files["full"]), "--max_images", "12", "--scorer", str(empty)]
-    assert main([*command, "--language_model", str(empty), "--output_dir", str(tmp_path / "out")]) == 0
+    folders = {}
+    for name in ("clip-judge", "gpt2-perplexity"):  # a configuration without weights
+        folders[name] = tmp_path / name
+        folders[name].mkdir()
+        (folders[name] / "config.json").write_bytes((Path(model_path(f"scenes:{name}")) / "config.json").read_bytes())
+    command = [
+        "evaluate",
+        "--captions",
+        str(files["full"]),
+        "--max_images",
+        "12",
+        "--output_dir",
+        str(tmp_path / "out"),
+    ]
+    scorer, language_model = map(str, folders.values())
+    assert main([*command, "--scorer", scorer, "--language_model", language_model]) == 0
     row = rows_of(tmp_path / "out", "smile")["full"]
     assert "cannot be loaded" in row["pool_recall_at_1_reason"]
     assert "cannot be loaded" in row["perplexity_reason"]
-    assert "empty" in capsys.readouterr().err
-    # What is there and is no scorer is a mistake, not a missing part.
-    assert main([*command[:-1], model_path("scenes:gpt2-perplexity"), "--output_dir", str(tmp_path / "out")]) == 2
+    assert "model.safetensors" in capsys.readouterr().err
+    # What is there and is something else is a mistake, not a missing part.
+    assert main([*command, "--scorer", "scenes:gpt2-perplexity"]) == 2
+    assert main([*command, "--scorer", "none", "--language_model", "scenes:clip-judge"]) == 2
+    assert "is no causal language model" in capsys.readouterr().err
     assert not (tmp_path / "out" / "quarantine.jsonl").exists()
 
 

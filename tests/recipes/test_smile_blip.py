@@ -12,6 +12,7 @@ from PIL import Image
 
 from hf_captionrl.captioners import load_captioner
 from hf_captionrl.reports.table import COLUMNS
+from scripts.make_small_blip import make_small_blip
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 SHORT = [
@@ -94,10 +95,17 @@ def test_a_folder_of_photographs_with_bad_rows(tmp_path):
     photos = tmp_path / "photos"
     photos.mkdir()
     write_photos(photos)
+    # A captioner of BLIP-base's shape made small, in a folder of this machine whose path must not get into the card.
+    captions = [
+        c for line in (photos / "metadata.jsonl").read_text().splitlines() for c in json.loads(line)["captions"]
+    ]
+    model, processor = make_small_blip([c for c in captions if c.strip()], hidden_size=48, image_size=48)
+    model.save_pretrained(tmp_path / "small-blip")
+    processor.save_pretrained(tmp_path / "small-blip")
     path = recipe.main(
         [
             *("--dataset_name", "imagefolder", "--data_dir", str(photos), "--max_bad_fraction", "0.5"),
-            *("--model_name_or_path", "scenes:blip-mle", "--prompt", "a picture of "),
+            *("--model_name_or_path", str(tmp_path / "small-blip"), "--prompt", "a picture of "),
             *("--scorer_name_or_path", "scenes:clip-reward", "--judge_name_or_path", "scenes:clip-judge"),
             *("--perplexity_name_or_path", "none", "--compare_mle_weights", "1.0"),
             *("--output_dir", str(tmp_path / "out"), "--learning_rate", "1e-3"),
@@ -111,6 +119,9 @@ def test_a_folder_of_photographs_with_bad_rows(tmp_path):
     assert "truth" in smile["hallucination_reason"]
     assert smile["perplexity"] is None
     assert smile["rd100_recall_at_1"] is None  # fewer than 100 images
+    card = (tmp_path / "out" / "model" / "README.md").read_text()
+    assert "small-blip" in card
+    assert str(tmp_path) not in card
     quarantined = [json.loads(line) for line in (tmp_path / "out" / "quarantine.jsonl").read_text().splitlines()]
     assert {"003", "007"} <= {entry["image_id"].split("/")[-1].split(".")[0] for entry in quarantined}
 

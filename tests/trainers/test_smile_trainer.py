@@ -232,6 +232,7 @@ def test_adapters_train_and_come_back(tmp_path, scenes):
     assert trainable
     assert all("lora" in name for name in trainable)
     trainer.save_model()
+    assert not [file for file in tmp_path.iterdir() if file.suffix in (".bin", ".pt", ".pth", ".pkl")]
     features = trainer.captioner.image_features(trainer.captioner.encode_images(scenes["train"][:4]["image"]))
     expected = generate_captions(trainer.captioner, None, image_features=features.detach(), max_new_tokens=12)
     again = load_captioner(str(tmp_path), dtype=torch.float32)
