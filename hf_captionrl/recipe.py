@@ -6,6 +6,7 @@ import dataclasses
 import logging
 import os
 import random
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -263,7 +264,9 @@ class Evaluator:
         self.bags: dict[int, list[list[int]]] = {}
         if "bag_id" in columns:
             ids = list(dataset["bag_id"])
-            self.bags = {size: bags(ids, size) for size in BAG_SIZES if any(i.startswith(f"{size}-") for i in ids)}
+            whole = {bag_id for bag_id, n in Counter(ids).items() if bag_id.startswith(f"{n}-")}
+            sizes = [size for size in BAG_SIZES if any(bag_id.startswith(f"{size}-") for bag_id in whole)]
+            self.bags = {size: bags(ids, size) for size in sizes}
         self.perplexity: Callable[[Sequence[str]], float] | None = None
         if language_model is not None:
             model, tokenizer = language_model

@@ -3,12 +3,13 @@ r"""The autograd functions behind `fused_smile_loss`.
 Legend: B captions, T tokens, V vocabulary, D features, K columns of a subset, R rows of one chunk.
 
 `SubsetLoss` does what SMILE alone needs: scores of the subset's words, and one full row per caption (its first token).
-It keeps the gradient of those few logits from the forward and multiplies it out in the backward, so that any upstream
-gradient works and nothing of the weight's size exists in between. `FullVocabularyLoss` does what needs whole rows (a
-mixture with MLE, the reverse subset), chunk by chunk, gradients included, in the forward.
+It keeps the gradient of those few logits from the forward and multiplies it with the weight's gradient in the
+backward, so that any upstream gradient works and nothing of the weight's size exists in between. `FullVocabularyLoss`
+does what needs whole rows (a mixture with MLE, the reverse subset), chunk by chunk, gradients included, in the
+forward.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,6 +19,8 @@ from hf_captionrl.losses.linear import HeadGradients, accumulation_dtype, head_l
 from hf_captionrl.losses.subset import FILL, first_positions, first_supervised
 
 __all__ = ["FullVocabularyLoss", "SubsetLoss"]
+
+_CACHE_BYTES = 2 * 2**20  # of the weight at a time: between 1 and 4 MiB were equally fast, less and more were slower
 
 
 def _add_rows(table: Tensor, index: Tensor, rows: Tensor) -> Tensor:
@@ -32,12 +35,88 @@ def _add_rows(table: Tensor, index: Tensor, rows: Tensor) -> Tensor:
     return table.index_add_(0, index, summed.to(table.dtype))
 
 
+def _first_index(supervised: Tensor) -> tuple[Tensor, Tensor]:
+    """Index of each caption's first supervised position, as a pair of `(B,)` tensors."""
+    return torch.arange(supervised.size(0), device=supervised.device), first_supervised(supervised)
+
+
 def _exponentials(logits: Tensor, *, in_place: bool) -> tuple[Tensor, Tensor, Tensor]:
     """`exp(logits - max)` (into the logits' own memory if allowed), log-sum-exp and sum of each row."""
     largest = logits.amax(-1, keepdim=True)  # (R, 1)
     powers = (logits.sub_(largest) if in_place else logits - largest).exp_()  # (R, V)
     total = powers.sum(-1, keepdim=True)  # (R, 1)
     return powers, largest + total.log(), total
+
+
+class FirstRows(NamedTuple):
+    """The whole vocabulary's part in the first tokens: losses and the gradient of their logits, multiplied out or not.
+
+    Args:
+        losses (`torch.Tensor` of shape `(B, 1)`): Cross-entropy.
+        d_hidden (`torch.Tensor` of shape `(B, D)`, *optional*): Gradient of the hidden states.
+        d_logits (`torch.Tensor` of shape `(V, B)`, *optional*): Gradient of the logits, for that of weight and bias.
+    """
+
+    losses: Tensor
+    d_hidden: Tensor | None
+    d_logits: Tensor | None
+
+
+def _rows_per_pass(weight: Tensor, num_captions: int) -> int:
+    """Rows of the weight that stay in a CPU's cache between the two products; all of them elsewhere."""
+    if weight.device.type != "cpu" or torch.compiler.is_compiling():
+        return weight.size(0)
+    return max(_CACHE_BYTES // (weight.size(1) * weight.element_size()), 8 * num_captions)
+
+
+def _first_rows(
+    rows: Tensor,
+    labels: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    softcap: float | None,
+    dtype: torch.dtype,
+    needs: tuple[bool, bool],
+) -> FirstRows:
+    """Softmax over the vocabulary for `(B, D)` rows, reading the weight once for the logits and what the rows need.
+
+    So thin a product takes the time of reading the weight. Therefore each piece of the weight gives its logits and,
+    while it is still in the cache, its mean under their softmax; the means are merged by log-sum-exp as the pieces
+    come.
+    """
+    needs_hidden, needs_logits = needs
+    columns = rows.t().contiguous()  # (D, B)
+    size = _rows_per_pass(weight, rows.size(0))
+    pieces: list[Tensor] = []
+    log_sum = rows.new_full((1, rows.size(0)), FILL, dtype=dtype)
+    mean = rows.new_zeros(rows.shape, dtype=dtype) if needs_hidden else None  # of the weight's rows, (B, D)
+    for start in range(0, weight.size(0), size):
+        piece = weight[start : start + size]  # (S, D)
+        logits = (piece @ columns).to(dtype)  # (S, B)
+        if bias is not None:
+            logits = logits + bias[start : start + size].to(dtype).unsqueeze(1)
+        if softcap is not None:
+            logits = softcap * torch.tanh(logits / softcap)
+        largest = logits.amax(0, keepdim=True)  # (1, B)
+        powers = (logits - largest).exp_()
+        total = powers.sum(0, keepdim=True)
+        piece_sum = largest + total.log()
+        merged = torch.logaddexp(log_sum, piece_sum)
+        if mean is not None:
+            slopes = uncap(powers.div_(total), logits, softcap).to(weight.dtype)  # (S, B)
+            share = (piece_sum - merged).exp_().t()  # (B, 1)
+            mean = mean * (log_sum - merged).exp_().t() + (slopes.t() @ piece).to(dtype) * share
+        log_sum = merged
+        pieces.append(logits)
+    logits = torch.cat(pieces) if len(pieces) > 1 else pieces[0]  # (V, B)
+    target = logits.gather(0, labels)  # (1, B)
+    d_hidden = d_logits = None
+    if mean is not None:
+        d_hidden = mean - uncap(weight[labels[0]].to(dtype), target.t(), softcap)
+    if needs_logits:
+        d_logits = (logits - log_sum).exp_().scatter_add_(0, labels, -torch.ones_like(target))
+        d_logits = uncap(d_logits, logits, softcap).to(weight.dtype)
+    return FirstRows((log_sum - target).t(), d_hidden, d_logits)
 
 
 class SubsetLoss(torch.autograd.Function):
@@ -67,63 +146,55 @@ class SubsetLoss(torch.autograd.Function):
             log_sums = biased.logsumexp(-1, keepdim=True)  # (B, T, 1)
             targets = scores.diagonal(dim1=1, dim2=2)  # (B, T): the target of position t is column t
             losses = (log_sums.squeeze(-1) - targets).masked_fill(~supervised, 0.0)
-            in_subset = supervised
-            first_gradient: Tensor | None = None
+            in_subset, first_hidden, first_logits = supervised, None, None
             if first_mle:
-                captions = torch.arange(hidden.size(0), device=hidden.device)
-                first = first_supervised(supervised)  # (B,)
+                captions, first = _first_index(supervised)
                 is_first = first_positions(supervised)  # (B, T)
                 in_subset = supervised & ~is_first
-                # Rows of the whole vocabulary are multiplied in the weight's own dtype, which is never copied.
-                rows = hidden[captions, first].to(weight.dtype)  # (B, D)
-                logits = head_logits(rows, weight, bias, softcap, dtype)  # (B, V)
-                label = columns[captions, first].unsqueeze(1)  # (B, 1)
-                target = logits.gather(1, label)  # (B, 1)
-                probs, log_sum, total = _exponentials(logits, in_place=softcap is None)
-                losses = torch.where(is_first, log_sum - target, losses)
-                if keep:
-                    probs = probs.div_(total).scatter_add_(1, label, -torch.ones_like(target))
-                    first_gradient = uncap(probs, logits, softcap).to(weight.dtype)
+                # These rows are multiplied in the weight's own dtype, so that the weight is never copied.
+                rows, labels = hidden[captions, first].to(weight.dtype), columns[captions, first].unsqueeze(0)
+                needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+                needs = (keep and needs_hidden, keep and (needs_weight or needs_bias))
+                first_losses, first_hidden, first_logits = _first_rows(
+                    rows, labels, weight, bias, softcap, dtype, needs
+                )
+                losses = torch.where(is_first, first_losses, losses)
             if keep:
                 gradient = (biased - log_sums).exp_()  # (B, T, K)
                 gradient.diagonal(dim1=1, dim2=2).sub_(1.0)
                 gradient = uncap(gradient, scores, softcap) * in_subset.unsqueeze(-1)
-                ctx.save_for_backward(hidden, weight, bias, columns, supervised, gradient, first_gradient)
+                ctx.save_for_backward(hidden, weight, bias, columns, supervised, gradient, first_hidden, first_logits)
         return losses
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias, columns, supervised, gradient, first_gradient = ctx.saved_tensors
+        hidden, weight, bias, columns, supervised, gradient, first_hidden, first_logits = ctx.saved_tensors
         needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         dtype = gradient.dtype
         d_hidden = d_weight = d_bias = None
         with without_autocast(hidden):
             gradient = gradient * upstream.unsqueeze(-1)  # (B, T, K)
-            first_upstream = rows = captions = first = None
-            if first_gradient is not None:
-                captions = torch.arange(hidden.size(0), device=hidden.device)
-                first = first_supervised(supervised)
-                # The upstream gradient scales (B, D) tensors and never the (B, V) one; 0 for captions without a label.
-                first_upstream = (upstream * supervised)[captions, first].unsqueeze(1).to(dtype)  # (B, 1)
-                rows = (hidden[captions, first].to(dtype) * first_upstream).to(weight.dtype)
+            captions, first = _first_index(supervised)
+            # The upstream gradient scales (B, D) tensors and never the (V, B) one; 0 for captions without a label.
+            scale = (upstream * supervised)[captions, first].unsqueeze(1).to(dtype)  # (B, 1)
             if needs_hidden:
                 d_hidden = torch.bmm(gradient, weight[columns].to(dtype))  # (B, T, D)
-                if first_gradient is not None:
-                    first_rows = (first_gradient @ weight).to(dtype) * first_upstream
-                    d_hidden.index_put_((captions, first), first_rows, accumulate=True)
+                if first_hidden is not None:
+                    d_hidden.index_put_((captions, first), first_hidden * scale, accumulate=True)
                 d_hidden = d_hidden.to(hidden.dtype)
             if needs_weight:
-                if first_gradient is not None:
-                    d_weight = first_gradient.t() @ rows  # (V, D)
+                if first_logits is not None:
+                    rows = (hidden[captions, first].to(dtype) * scale).to(weight.dtype)
+                    d_weight = first_logits @ rows  # (V, D)
                 else:
                     d_weight = torch.zeros_like(weight)
                 d_columns = torch.bmm(gradient.transpose(1, 2), hidden.to(dtype))  # (B, K, D)
                 d_weight = _add_rows(d_weight, columns.flatten(), d_columns.flatten(0, 1))
             if needs_bias:
                 d_bias = torch.zeros_like(bias, dtype=dtype)
-                if first_gradient is not None:
-                    d_bias = (first_gradient.to(dtype) * first_upstream).sum(0)
+                if first_logits is not None:
+                    d_bias = (first_logits.to(dtype) @ scale).squeeze(1)
                 d_bias = d_bias.index_add_(0, columns.flatten(), gradient.sum(1).flatten()).to(bias.dtype)
         return d_hidden, d_weight, d_bias, None, None, None, None, None, None
 

@@ -158,11 +158,7 @@ class MeteorProcess:
             ]
             statistics = self._ask(lines, len(lines), deadline)
             answers = self._ask([" ||| ".join(["EVAL", *statistics])], len(lines) + 1, deadline)
-            try:
-                numbers = [float(answer) for answer in answers]
-            except ValueError:
-                self.close()
-                raise JavaError(f"METEOR answered {answers[0]!r:.200}, not a number.") from None
+            numbers = [float(answer) for answer in answers]
             return numbers[-1], numbers[:-1]
 
     def _ask(self, lines: list[str], count: int, deadline: float) -> list[str]:
@@ -180,7 +176,11 @@ class MeteorProcess:
             if answer is None:
                 code = self._process.wait()
                 raise JavaError(f"METEOR ended with code {code}: {_said(self._errors)}. Is the heap large enough?")
-            answers.append(answer.decode(errors="replace").strip())
+            text = answer.decode(errors="replace").strip()
+            if re.fullmatch(r"(?:[-+.\dEe]+|NaN)(?: (?:[-+.\dEe]+|NaN))*", text) is None:
+                self.close()  # what else it would say belongs to no question
+                raise JavaError(f"METEOR answered {text!r:.200} instead of numbers.")
+            answers.append(text)
         return answers
 
     def _write(self, text: str) -> None:

@@ -151,7 +151,7 @@ def bags(bag_ids: list[str], size: int) -> list[list[int]]:
         size (`int`): Bag size, one of `BAG_SIZES`.
 
     Returns:
-        `list[list[int]]`: For each bag its row numbers.
+        `list[list[int]]`: For each complete bag its row numbers.
 
     Raises:
         ValueError: If no bag has that size.
@@ -160,6 +160,8 @@ def bags(bag_ids: list[str], size: int) -> list[list[int]]:
     for row, bag_id in enumerate(bag_ids):
         if bag_id.startswith(f"{size}-"):
             found.setdefault(bag_id, []).append(row)
-    if not found:
+    # A split that was cut short may end in the middle of a bag: an easier bag, and not one of this size.
+    complete = [rows for rows in found.values() if len(rows) == size]
+    if not complete:
         raise ValueError(f"No bag of {size} here. Use one of {BAG_SIZES}, on the test split.")
-    return list(found.values())
+    return complete

@@ -12,17 +12,15 @@ from hf_captionrl.metrics import java
 from hf_captionrl.metrics.java import JavaError, MeteorProcess, find_java, meteor, spice
 
 VECTORS = Path(__file__).parents[1] / "vectors"
-# By pycocoevalcap's own Meteor on the words of Stanford's tokenizer: the corpus, and its first eight captions.
+# By pycocoevalcap's own Meteor on the words of Stanford's tokenizer: the corpus, and its first five captions.
 EXPECTED = {
     "clipcap_coco": (
         0.27072733070921595,
-        [0.285785267876605, 0.3516586468876016, 0.37091819134719917, 0.41748990699048116]
-        + [0.40275249221688064, 0.17757854171915743, 0.3729426741260962, 0.31138161298646666],
+        [0.285785267876605, 0.3516586468876016, 0.37091819134719917, 0.41748990699048116, 0.40275249221688064],
     ),
     "clipcap_conceptual": (
         0.1412651038573862,
-        [0.09846153846153848, 0.11518035991811211, 0.31837993039774287, 0.14724254486820865]
-        + [0.07073684210526315, 0.21644734257717624, 0.23390242575737505, 0.08205128205128205],
+        [0.09846153846153848, 0.11518035991811211, 0.31837993039774287, 0.14724254486820865, 0.07073684210526315],
     ),
 }
 
@@ -52,7 +50,7 @@ def test_meteor_is_pycocoevalcaps_and_its_process_stays():
     for source, (corpus, first) in EXPECTED.items():
         found = meteor([row[source] for row in rows], references)
         assert found["meteor"] == pytest.approx(corpus, abs=1e-12)
-        assert found["per_sample"][:8] == pytest.approx(first, abs=1e-12)
+        assert found["per_sample"][:5] == pytest.approx(first, abs=1e-12)
         assert len(found["per_sample"]) == 100
         assert "meteor:1.5" in found["signature"]
         processes |= {process._process.pid for process in java._RUNNING.values()}
@@ -60,8 +58,7 @@ def test_meteor_is_pycocoevalcaps_and_its_process_stays():
     # Punctuation alone scores 0, the separator in a caption splits nothing, several captions an image are rows.
     odd = meteor([["...", "a dog ||| runs"], ["a cat"]], [["a dog runs"], ["a cat"]])["per_sample"]
     assert odd[0] == 0
-    assert odd[1] > 0.5
-    assert odd[2] == pytest.approx(1)
+    assert 0.3 < odd[1] < odd[2]
     with pytest.raises(AssertionError):
         assert odd[1] == pytest.approx(first[0])  # another caption has another number
 
@@ -93,7 +90,11 @@ def test_protocol_and_one_process_for_all_calls(tmp_path):
     [
         ("sys.stdin.read()", {"timeout_s": 0.2}, "not run: METEOR gave 0 of 1 answers before the time was up"),
         ("sys.exit('java.lang.OutOfMemoryError: Java heap space')", {}, "ended with code 1: .*OutOfMemoryError"),
-        ("for line in sys.stdin: print('Error: what?', flush=True)", {}, "METEOR answered 'Error: what"),
+        (
+            "for line in sys.stdin: print('Error: what?', flush=True)",
+            {},
+            "METEOR answered 'Error: what.*instead of numbers",
+        ),
     ],
 )
 def test_a_process_that_fails_says_why_and_is_ended(tmp_path, text, options, match):

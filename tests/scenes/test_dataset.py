@@ -91,6 +91,13 @@ def test_bags_are_near_duplicates(scenes, size):
             assert differing
 
 
+def test_a_bag_that_was_cut_is_no_bag(scenes):
+    ids = scenes["test"]["bag_id"][: 3 + 5 + 6]
+    assert [len(bags(ids, size)) for size in (3, 5)] == [1, 1]
+    with pytest.raises(ValueError, match="No bag of 7"):
+        bags(ids, 7)
+
+
 def test_unknown_bag_size_is_refused(scenes):
     with pytest.raises(ValueError, match="No bag of 4"):
         bags(scenes["test"]["bag_id"], 4)
