@@ -5,6 +5,10 @@ After `hf_captionrl.evaluate_modules.install()` (which `import hf_captionrl` cal
 `evaluate.load(path("self_retrieval"))` works without it. Importing this package costs nothing: no torch, no `evaluate`.
 """
 
-from hf_captionrl.evaluate_modules.shims import MODULES, install, path
+from hf_captionrl.evaluate_modules.shims import MODULES, install, modules_cache, path
 
 __all__ = ["MODULES", "install", "path"]
+
+if __name__ == "evaluate_modules":
+    # The working folder is that of hf_captionrl itself, and hides the package of this name in the cache of `evaluate`.
+    __path__.append(str(modules_cache() / "evaluate_modules"))

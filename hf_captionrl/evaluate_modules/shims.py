@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Iterable
 from pathlib import Path
 
-__all__ = ["MODULES", "install", "modules_cache", "path", "use_installed"]
+__all__ = ["MODULES", "install", "install_on_import", "modules_cache", "path", "use_installed"]
 
 MODULES: dict[str, str] = {
     "caption_diversity": "CaptionDiversity",

@@ -34,7 +34,11 @@ _INSTALL = "Install it with: pip install 'hf-captionrl[java]'"
 
 
 class JavaError(RuntimeError):
-    """Why METEOR or SPICE gave no number; begins with "not run:"."""
+    """Why METEOR or SPICE gave no number; begins with "not run:".
+
+    Args:
+        reason: What is missing or went wrong, and the way out.
+    """
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"not run: {reason}")

@@ -95,13 +95,18 @@ def test_every_bare_name_offline_in_a_new_process_and_folder(nursery, tmp_path):
         "print('loaded', len(modules.MODULES))\n"
     )
     bare = "import hf_captionrl.metrics, evaluate; evaluate.load('caption_diversity')"
-    (status, said), (without, error) = nursery.run(
+    # The package's own folder holds a package with the name of the cache's.
+    inside = job(tmp_path, LOAD, "inside", HF_EVALUATE_OFFLINE="1") | {"cwd": str(Path(path("emscore")).parents[1])}
+    (status, said), (hidden, heard), (without, error) = nursery.run(
         job(tmp_path, code, HF_EVALUATE_OFFLINE="1"),
+        inside,
         job(tmp_path, bare, "bare", HF_EVALUATE_OFFLINE="1", CAPTIONRL_NO_INSTALL="1"),
     )
     assert status == 0, said
     assert OURS in said
     assert "loaded 7" in said
+    assert hidden == 0, heard
+    assert OURS in heard
     # Without the shims there is nothing to find: the test above would notice.
     assert without == 1
     assert "FileNotFoundError" in error
