@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from hf_captionrl.evaluate_modules.shims import install_on_import
+
 __version__ = "0.1.0"
 
 __all__ = [
@@ -44,6 +46,10 @@ if TYPE_CHECKING:
     from hf_captionrl.retrieval.scorer import load_scorer
     from hf_captionrl.scenes import load_scenes
     from hf_captionrl.trainers import CaptionConfig, CaptionTrainer, SmileConfig, SmileTrainer
+
+
+# Makes the literal evaluate.load("self_retrieval") work; CAPTIONRL_NO_INSTALL=1 turns it off.
+install_on_import()
 
 
 def __getattr__(name: str) -> Any:

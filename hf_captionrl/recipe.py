@@ -16,7 +16,7 @@ import datasets
 import torch
 
 from hf_captionrl.captioners import Captioner, load_captioner
-from hf_captionrl.data import cached_features, check_captions, load_caption_splits, open_image
+from hf_captionrl.data import SPLITS, cached_features, check_captions, load_caption_splits, open_image
 from hf_captionrl.metrics import caption_perplexity
 from hf_captionrl.metrics.suites import EMPTY_CAPTION, smile_suite
 from hf_captionrl.reports.curves import write_curves
@@ -156,6 +156,12 @@ class EvaluationArguments:
         embedded = dataset_name == "scenes"
         self.scorer_name_or_path = self.scorer_name_or_path or ("scenes:clip-reward" if embedded else _CLIP)
         self.judge_name_or_path = self.judge_name_or_path or ("scenes:clip-judge" if embedded else _CLIP)
+        if self.scorer_name_or_path == self.judge_name_or_path != "none":
+            logger.warning(
+                "%s both selects checkpoints and judges them, which flatters what it selects. Set --judge_name_or_path to "
+                "another model.",
+                self.judge_name_or_path,
+            )
         self.perplexity_name_or_path = self.perplexity_name_or_path or (
             "scenes:gpt2-perplexity" if embedded else _GPT2
         )
@@ -185,8 +191,11 @@ def parse_arguments(
     from trl import TrlParser
 
     arguments = list(sys.argv[1:] if argv is None else argv)
-    own = ("--config", "--model_name_or_path", "--dataset_name")
-    if default_config is not None and not any(a.split("=")[0] in own for a in arguments):
+    arguments = [part for a in arguments for part in (a.split("=", 1) if a.startswith("--config=") else [a])]
+    # Whoever brings a model or data of his own gets the paper's settings, not those of a tiny model.
+    own = ("--config", "--model_name_or_path", "--dataset_name", "--data_dir", "--image_root")
+    given = {a.split("=")[0].replace("-", "_").replace("__", "--", 1) for a in arguments if a.startswith("--")}
+    if default_config is not None and not given & set(own):
         arguments = ["--config", os.fspath(default_config), *arguments]
     return TrlParser(tuple(dataclass_types)).parse_args_and_config(arguments)
 
@@ -205,6 +214,10 @@ def load_data(arguments: DataArguments, *, output_dir: str | os.PathLike[str], s
     Raises:
         ValueError: If too many rows are bad, or a column is missing.
     """
+    if arguments.dataset_name == "scenes" and (arguments.data_dir or arguments.image_root):
+        raise ValueError(
+            "data_dir or image_root is set, but dataset_name is 'scenes'. Set --dataset_name imagefolder too."
+        )
     splits = load_caption_splits(
         arguments.dataset_name,
         data_dir=arguments.data_dir,
@@ -215,6 +228,13 @@ def load_data(arguments: DataArguments, *, output_dir: str | os.PathLike[str], s
         revision=arguments.dataset_revision,
         seed=seed,
     )
+    missing = [name for name in SPLITS if name not in splits or not len(splits[name])]
+    if missing:
+        sizes = {name: len(rows) for name, rows in splits.items()}
+        raise ValueError(
+            f"{arguments.dataset_name!r} has no images for {missing}; it has {sizes}. Give data with a train split, large "
+            "enough that a tenth of it can be validation and a tenth test."
+        )
     limits = {
         "train": arguments.max_train_images,
         "validation": arguments.max_eval_images,

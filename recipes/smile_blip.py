@@ -115,7 +115,19 @@ def main(argv: Sequence[str] | None = None) -> Path:
     output_dir = Path(config.output_dir)
     # The card needs the table: the recipe pushes at the end, the Trainer never.
     push, config.push_to_hub = config.push_to_hub, False
-    splits = load_data(data_args, output_dir=output_dir, seed=config.seed)
+    if push and eval_args.judge_name_or_path == "none":
+        raise ValueError(
+            "push_to_hub needs a judge: no card is written without retrieval numbers. Set judge_name_or_path."
+        )
+    resuming = str(config.resume_from_checkpoint or "false").lower()
+    if resuming not in ("true", "false"):
+        raise ValueError(
+            f"resume_from_checkpoint is {config.resume_from_checkpoint!r}. This recipe trains several captioners, each with checkpoints of its own: "
+            "use 'true' to go on from the last one of each, in the same output_dir."
+        )
+    resume = resuming == "true"
+    with config.main_process_first(local=False, desc="loading the data"):
+        splits = load_data(data_args, output_dir=output_dir, seed=config.seed)
     scorer = optional_scorer(eval_args.scorer_name_or_path)
     evaluator = Evaluator.from_arguments(
         splits["test"], eval_args, seed=config.seed, cache_dir=config.feature_cache_dir
@@ -127,9 +139,14 @@ def main(argv: Sequence[str] | None = None) -> Path:
     histories: dict[str, list[dict[str, float]]] = {}
     # In the order of the table: the control, what was asked for, the mixtures.
     weights = sorted({config.mle_weight, *smile_args.compare_mle_weights}, key=lambda w: (w != 1.0, w))
+    trained = config.num_train_epochs > 0 or config.max_steps > 0
+    if not trained:  # a row without further training
+        weights = [config.mle_weight]
     for weight in weights:
         run = copy.deepcopy(config)  # TrainingArguments' __post_init__ must not run a second time
         run.mle_weight = weight
+        if weight == 1.0:  # the control is plain maximum likelihood, whatever is done to SMILE
+            run.first_token, run.subset = None, "caption"
         name = run_name(run)
         main_run = weight == config.mle_weight
         run.output_dir = str(output_dir / ("model" if main_run else f"model-lambda-{weight:g}"))
@@ -145,14 +162,12 @@ def main(argv: Sequence[str] | None = None) -> Path:
             captions["MLE"] = trainer.generate_captions(splits["test"])
             rows.append(evaluator.row("MLE", captions["MLE"]))
             before = trainer.evaluate()  # the first point of every curve
-        if run.num_train_epochs == 0:  # a row without further training
+        if not trained:
             trainer.save_model()
             main_name, captioner = "MLE", trainer.captioner
             break
         # After an interruption each run goes on from its own last checkpoint, if it has one.
-        trainer.train(
-            resume_from_checkpoint=get_last_checkpoint(run.output_dir) if run.resume_from_checkpoint else None
-        )
+        trainer.train(resume_from_checkpoint=get_last_checkpoint(run.output_dir) if resume else None)
         history = [entry for entry in trainer.state.log_history if "eval_length" in entry]
         histories[name] = [
             {"epoch": e.get("epoch") or 0.0, "length": e["eval_length"], "recall_at_1": e.get("eval_recall_at_1")}
@@ -186,7 +201,7 @@ def main(argv: Sequence[str] | None = None) -> Path:
             family=captioner.family,
             dataset="hf_captionrl scenes" if data_args.dataset_name == "scenes" else Path(data_args.dataset_name).name,
             dataset_description=describe_data(data_args, splits),
-            objective="mle" if config.mle_weight == 1.0 else "smile",
+            objective="mle" if not trained or config.mle_weight == 1.0 else "smile",
             mle_weight=config.mle_weight,
             first_token="mle" if config.first_token in (None, "mle") else "smile",
             scorer=evaluator.judge.signature,
@@ -203,7 +218,11 @@ def main(argv: Sequence[str] | None = None) -> Path:
             if (output_dir / name).exists():
                 shutil.copy(output_dir / name, output_dir / "model" / name)
         private = True if config.hub_private_repo is None else config.hub_private_repo
-        print(push_folder(output_dir / "model", config.hub_model_id or output_dir.name, private=private))
+        print(
+            push_folder(
+                output_dir / "model", config.hub_model_id or output_dir.name, private=private, token=config.hub_token
+            )
+        )
     print(f"Written to {output_dir}: results.json, results.md, gallery.html, curves.png; the checkpoint is model/")
     return path
 

@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from hf_captionrl.metrics.claims import chair, faithfulness
     from hf_captionrl.metrics.clip import clip_score, ref_clip_score
     from hf_captionrl.metrics.diversity import caption_diversity, caption_statistics
+    from hf_captionrl.metrics.java import meteor, spice
     from hf_captionrl.metrics.nlg import bleu, cider, cider_d, rouge_l
     from hf_captionrl.metrics.perplexity import caption_perplexity
     from hf_captionrl.metrics.retrieval import self_retrieval
@@ -25,10 +26,13 @@ __all__ = [
     "clip_score",
     "emscore",
     "faithfulness",
+    "meteor",
     "paired_test",
+    "path",
     "ref_clip_score",
     "rouge_l",
     "self_retrieval",
+    "spice",
 ]
 
 # No module bears the name of a function: importing it would hide the function.
@@ -43,12 +47,29 @@ _MODULES = {
     "clip_score": "clip",
     "emscore": "video",
     "faithfulness": "claims",
+    "meteor": "java",
+    "spice": "java",
     "caption_statistics": "diversity",
     "paired_test": "bootstrap",
     "ref_clip_score": "clip",
     "rouge_l": "nlg",
     "self_retrieval": "retrieval",
 }
+
+
+def path(name: str) -> str:
+    """Folder of an `evaluate` module, for `evaluate.load(path)`.
+
+    Args:
+        name: For instance `"self_retrieval"`.
+
+    Returns:
+        `str`: The folder.
+
+    Raises:
+        ValueError: If there is no such module.
+    """
+    return str(import_module("hf_captionrl.evaluate_modules").path(name))
 
 
 def __getattr__(name: str) -> Any:

@@ -54,7 +54,7 @@ def caption_diversity(
 ) -> dict[str, Any]:
     """Diversity of several captions for each image.
 
-    Reference: Chen et al. 2023 (SLE), Table 4; Shetty et al. 2017. Div-n divides distinct n-grams by *words* (other
+    Reference: Chen and Jin 2020 (SLE), Table 4; Shetty et al. 2017. Div-n divides distinct n-grams by *words* (other
     toolkits divide by n-grams: .722 against .792 on the same captions). mBLEU-4 holds each caption against the other
     captions of its image together; lower is more diverse.
 

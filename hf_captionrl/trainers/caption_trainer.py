@@ -11,7 +11,15 @@ import datasets
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import (
+    PreTrainedModel,
+    Trainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+    set_seed,
+)
 
 from hf_captionrl.captioners.auto import load_captioner
 from hf_captionrl.captioners.base import Captioner
@@ -51,6 +59,20 @@ class EpochCallback(TrainerCallback):
         """
         # The epoch is a sum of fractions: 0.9999999 means 1.
         self.dataset.set_epoch(int((state.epoch or 0.0) + 1e-6))
+
+
+class _Images(Sequence[Any]):
+    """Images of some rows of a data set, decoded one at a time: a test split does not fit into memory."""
+
+    def __init__(self, dataset: datasets.Dataset, rows: range) -> None:
+        self.dataset = dataset
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.dataset[self.rows[index]]["image"]
 
 
 def generate_captions(
@@ -139,6 +161,7 @@ class CaptionTrainer(Trainer):
         callbacks: list[TrainerCallback] | None = None,
         optimizers: tuple[Any, Any] = (None, None),
     ) -> None:
+        set_seed(args.seed)  # before an adapter draws its weights; the Trainer itself seeds too late for that
         if isinstance(model, Captioner):
             self.captioner = model
             if args.prompt is not None:
@@ -152,6 +175,15 @@ class CaptionTrainer(Trainer):
                 "Pass scorer=load_scorer(...), or choose another metric_for_best_model."
             )
         if peft_config is not None:
+            if (
+                args.freeze_image_tower
+                and isinstance(peft_config, dict)
+                and peft_config.get("tune") in ("vision", "both")
+            ):
+                raise ValueError(
+                    f"tune={peft_config['tune']!r} puts an adapter into the image tower, and freeze_image_tower keeps it from "
+                    "learning. Use tune='language', or freeze_image_tower=False."
+                )
             self._add_adapter(peft_config)
         if args.freeze_image_tower:
             self.captioner.freeze_vision()
@@ -195,7 +227,9 @@ class CaptionTrainer(Trainer):
                 "Load them with hf_captionrl.data.load_captions, which names the columns so."
             )
         features = self._image_tower_features(dataset, args) if args.cache_image_features else None
-        return CaptionDataset(dataset, seed=args.data_seed or args.seed, image_features=features)
+        return CaptionDataset(
+            dataset, seed=args.seed if args.data_seed is None else args.data_seed, image_features=features
+        )
 
     def _image_tower_features(self, dataset: datasets.Dataset, args: CaptionConfig) -> Any:
         """`(N, M, D)` output of the frozen image tower for every row, computed once for the whole run."""
@@ -217,6 +251,13 @@ class CaptionTrainer(Trainer):
             return self.captioner.image_features(self.captioner.encode_images(images).to(device)).cpu()
 
     # Loss
+
+    def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        # The Trainer has just put the whole model into training mode. Dropout in a frozen tower would make its output
+        # differ from the cached one.
+        if self.args.freeze_image_tower:
+            self.captioner.vision_tower.eval()
+        return super()._prepare_inputs(inputs)
 
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> Tensor | None:
         """Supervised tokens of one optimizer step over all its micro-batches and processes."""
@@ -269,7 +310,7 @@ class CaptionTrainer(Trainer):
         }
         mine = generate_captions(
             self.captioner,
-            None if features is not None else [dataset[i]["image"] for i in rows],
+            None if features is not None else _Images(dataset, rows),
             image_features=None if features is None else [features[i] for i in rows],
             batch_size=self.args.generation_batch_size or self.args.per_device_eval_batch_size,
             **settings,

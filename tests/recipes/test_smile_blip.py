@@ -176,3 +176,56 @@ def test_unknown_arguments_in_a_file_are_named(tmp_path):
     (tmp_path / "bad.yaml").write_text("learning_rat: 1.0\n")
     with pytest.raises(ValueError, match="learning_rat"):
         recipe.parse_args(["--config", str(tmp_path / "bad.yaml")])
+
+
+def test_a_row_without_further_training(tmp_path):
+    path = recipe.main(
+        [
+            *("--output_dir", str(tmp_path / "out"), "--feature_cache_dir", str(tmp_path / "cache")),
+            *("--max_train_images", "8", "--max_eval_images", "8", "--max_test_images", "12"),
+            *SHORT,
+            *("--num_train_epochs", "0"),
+        ]
+    )
+    assert [row["name"] for row in json.loads(path.read_text())["rows"]] == ["MLE", "references"]
+    assert (tmp_path / "out" / "model" / "model.safetensors").exists()
+    assert "maximum likelihood" in (tmp_path / "out" / "model" / "README.md").read_text().lower()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--model-name-or-path", "Salesforce/blip-image-captioning-base"],
+        ["--data_dir", "photos"],
+        [f"--config={RECIPES / 'configs/smile_blip/coco.yaml'}"],
+    ],
+)
+def test_whoever_brings_his_own_gets_the_papers_settings(arguments):
+    *_, config = recipe.parse_args(arguments)
+    assert config.learning_rate == 1e-5
+    assert not config.freeze_image_tower
+
+
+def test_the_embedded_data_named_by_hand_keep_their_settings():
+    *_, config = recipe.parse_args(["--seed", "3"])
+    assert config.learning_rate == 2e-4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--data_dir", "photos"], "Set --dataset_name imagefolder"),
+        (["--resume_from_checkpoint", "model/checkpoint-40"], "use 'true'"),
+        (["--push_to_hub", "--judge_name_or_path", "none"], "needs a judge"),
+    ],
+)
+def test_what_would_be_ignored_is_refused(tmp_path, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        recipe.main(["--output_dir", str(tmp_path), "--use_cpu", *arguments])
+
+
+def test_every_configuration_writes_to_its_own_folder():
+    folders = [
+        recipe.parse_args(["--config", str(file)])[-1].output_dir for file in (RECIPES / "configs").rglob("*.yaml")
+    ]
+    assert len(set(folders)) == len(folders)

@@ -343,3 +343,21 @@ def test_objective_falls_back_to_full_logits():
         SmileObjective()(HeadInputs(labels=labels, logits=hidden @ weight.T))["loss"],
         smile_loss(hidden @ weight.T, labels, reduction="sum"),
     )
+
+
+def test_adapters_of_one_seed_start_alike(tmp_path, scenes):
+    def drawn(seed):
+        config = SmileConfig(str(tmp_path), use_cpu=True, seed=seed)
+        adapter = {"tune": "language", "r": 4, "alpha": 8}
+        trainer = SmileTrainer(captioner(), config, train_dataset=scenes["train"], peft_config=adapter)
+        return {n: p.detach().clone() for n, p in trainer.model.named_parameters() if "lora_A" in n}
+
+    a, b, c = drawn(1), drawn(1), drawn(2)
+    assert largest_difference(a, b) == 0
+    assert largest_difference(a, c) > 0
+
+
+def test_an_adapter_in_a_frozen_tower_is_refused(tmp_path, scenes):
+    config = SmileConfig(str(tmp_path), use_cpu=True, freeze_image_tower=True)
+    with pytest.raises(ValueError, match="tune='language'"):
+        SmileTrainer(captioner(), config, train_dataset=scenes["train"], peft_config={"tune": "both"})
