@@ -109,6 +109,9 @@ def main(argv: Sequence[str] | None = None) -> Path:
 
     Returns:
         `pathlib.Path`: results.json.
+
+    Raises:
+        ValueError: If arguments contradict each other, or the data are not fit for training.
     """
     model_args, data_args, eval_args, smile_args, config = parse_args(argv)
     eval_args.resolve(data_args.dataset_name)
