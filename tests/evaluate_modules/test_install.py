@@ -97,11 +97,15 @@ def test_every_bare_name_offline_in_a_new_process_and_folder(nursery, tmp_path):
     bare = "import hf_captionrl.metrics, evaluate; evaluate.load('caption_diversity')"
     # The package's own folder holds a package with the name of the cache's.
     inside = job(tmp_path, LOAD, "inside", HF_EVALUATE_OFFLINE="1") | {"cwd": str(Path(path("emscore")).parents[1])}
-    (status, said), (hidden, heard), (without, error) = nursery.run(
+    front_door = "import evaluate\nimport hf_captionrl\nprint('front door', evaluate.load('self_retrieval').name)"
+    (status, said), (hidden, heard), (without, error), (opened, greeted) = nursery.run(
         job(tmp_path, code, HF_EVALUATE_OFFLINE="1"),
         inside,
         job(tmp_path, bare, "bare", HF_EVALUATE_OFFLINE="1", CAPTIONRL_NO_INSTALL="1"),
+        job(tmp_path, front_door, "front", HF_EVALUATE_OFFLINE="1"),
     )
+    assert opened == 0, greeted
+    assert "front door self_retrieval" in greeted
     assert status == 0, said
     assert OURS in said
     assert "loaded 7" in said
