@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from hf_captionrl.captioners.adapters import Adapting
 from hf_captionrl.captioners.checking import check_tap
 from hf_captionrl.captioners.encoding import Encoding
+from hf_captionrl.captioners.grouping import fold_cross_attention
 from hf_captionrl.captioners.head import LogProbsObjective, bypass_image_tower, tap_head
 from hf_captionrl.captioners.saving import Saving
 from hf_captionrl.captioners.sharding import is_sharded, with_gathered_weights
@@ -65,6 +66,8 @@ class Captioner(Encoding, Adapting, Saving):
     is_encoder_decoder: ClassVar[bool] = False
     token_argument: ClassVar[str] = "input_ids"
     """What the model's own forward calls the decoder's token ids."""
+    image_in_cross_attention: ClassVar[bool] = False
+    """Whether the text sees the image in cross-attention only, so that captions of an image may share its keys."""
     vision_path: ClassVar[str] = ""
     """Path of the image tower, whose `last_hidden_state` is what `image_features` stands for."""
     connector_paths: ClassVar[tuple[str, ...]] = ()
@@ -93,6 +96,8 @@ class Captioner(Encoding, Adapting, Saving):
             )
         self.start_token_id, self.eos_token_id, self.pad_token_id = self.special_token_ids()
         tap_head(self.base_model, type(self))
+        if self.image_in_cross_attention and not self.base_model.folds_cross_attention:
+            self.base_model.folds_cross_attention = fold_cross_attention(self.base_model)
 
     # What a family states
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from hf_captionrl.captioners.auto import register
 from hf_captionrl.captioners.base import Captioner
+from hf_captionrl.captioners.grouping import spread_samples
 
 __all__ = ["BlipCaptioner"]
 
@@ -19,6 +20,7 @@ class BlipCaptioner(Captioner):
 
     family = "blip"
     model_types = ("blip",)
+    image_in_cross_attention = True
     vision_path = "vision_model"
     language_lora = r"text_decoder\.bert\.encoder\..*\.(query|key|value|output\.dense)"
     vision_lora = r"vision_model\.encoder\..*\.(qkv|fc1|fc2)"
@@ -46,10 +48,13 @@ class BlipCaptioner(Captioner):
 
     def generate_ids(self, image_features: Tensor, prompt_ids: Tensor, **kwargs: Any) -> Tensor:
         # The model's own generate drops the last token of the prompt, taking it for [SEP].
-        return self.base_model.text_decoder.generate(
+        # Nor does it need the mask of ones that the model's own makes for the image.
+        decoder = self.base_model.text_decoder
+        if self.base_model.folds_cross_attention:
+            prompt_ids, kwargs = spread_samples(decoder, prompt_ids, kwargs)
+        return decoder.generate(
             input_ids=prompt_ids,
             attention_mask=torch.ones_like(prompt_ids),
             encoder_hidden_states=image_features,
-            encoder_attention_mask=torch.ones(image_features.shape[:2], dtype=torch.long, device=prompt_ids.device),
             **kwargs,
         )

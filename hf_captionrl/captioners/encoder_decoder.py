@@ -11,6 +11,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from hf_captionrl.captioners.auto import register
 from hf_captionrl.captioners.base import Captioner
+from hf_captionrl.captioners.grouping import computed_once, spread_samples
 
 __all__ = ["EncoderDecoderCaptioner"]
 
@@ -24,6 +25,7 @@ class EncoderDecoderCaptioner(Captioner):
     family = "vision-encoder-decoder"
     model_types = ("vision-encoder-decoder",)
     is_encoder_decoder = True
+    image_in_cross_attention = True
     token_argument = "decoder_input_ids"
     vision_path = "encoder"
     connector_paths = ("enc_to_dec_proj",)
@@ -63,9 +65,15 @@ class EncoderDecoderCaptioner(Captioner):
         return self.require_ids(*found)
 
     def generate_ids(self, image_features: Tensor, prompt_ids: Tensor, **kwargs: Any) -> Tensor:
-        return self.base_model.generate(
-            encoder_outputs=BaseModelOutput(last_hidden_state=image_features),
-            attention_mask=torch.ones(image_features.shape[:2], dtype=torch.long, device=prompt_ids.device),
-            decoder_input_ids=prompt_ids,
-            **kwargs,
-        )
+        model = self.base_model
+        if model.folds_cross_attention:
+            prompt_ids, kwargs = spread_samples(model, prompt_ids, kwargs)
+        with computed_once(getattr(model, "enc_to_dec_proj", None)):
+            return model.generate(
+                # Never encoded: tells generate the number of rows, which may be a multiple of that of the images.
+                pixel_values=image_features.new_zeros(prompt_ids.size(0), 1, 1, 1),
+                encoder_outputs=BaseModelOutput(last_hidden_state=image_features),
+                attention_mask=torch.ones(image_features.shape[:2], dtype=torch.long, device=prompt_ids.device),
+                decoder_input_ids=prompt_ids,
+                **kwargs,
+            )

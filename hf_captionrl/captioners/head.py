@@ -206,7 +206,8 @@ def _image_inputs(model: Any, family: Any, features: Tensor | None, inputs: dict
                 f"{rows} captions cannot be shared among {features.size(0)} images. Pass one image a caption, or the "
                 "same number of captions, in a row, for each image."
             )
-        features = features.repeat_interleave(rows // features.size(0), dim=0)
+        if not model.folds_cross_attention:
+            features = features.repeat_interleave(rows // features.size(0), dim=0)
     dtype = next((p.dtype for p in tower.parameters()), features.dtype)
     return bypass_image_tower(tower, features.to(dtype))
 
@@ -310,6 +311,7 @@ def _tapped_class(cls: Any, family: Any) -> Any:
         "__reduce_ex__": reduce,
         "enable_input_require_grads": enable_input_require_grads,
         "use_full_logits": False,
+        "folds_cross_attention": False,
         "captioner_family": family,
         # transformers writes the class's name into config.json and looks up what to record by its full name.
         "__module__": cls.__module__,

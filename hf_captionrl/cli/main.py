@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Sequence
 from typing import NoReturn
 
-from hf_captionrl.cli import caption, evaluate, metrics
+from hf_captionrl.cli import bags, caption, evaluate, metrics
 
 __all__ = ["build_parser", "console", "main"]
 
@@ -17,6 +17,7 @@ _EPILOG = """\
 examples:
   captionrl caption scenes:blip-mle --dataset scenes --output mle.jsonl
   captionrl evaluate --captions mle.jsonl smile.jsonl --dataset scenes --suite smile
+  captionrl bags --dataset scenes --output truematch.parquet
   captionrl metrics install
 
 Each command has its own --help, with more examples. Exit codes: 0 done, 2 usage or bad input, 1 anything else.
@@ -40,12 +41,12 @@ def build_parser() -> argparse.ArgumentParser:
     """
     parser = argparse.ArgumentParser(
         prog="captionrl",
-        description="Write captions, compare captioners, and install the metrics.",
+        description="Write captions, compare captioners, mine bags of similar images, and install the metrics.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     subcommands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for module in (caption, evaluate, metrics):
+    for module in (caption, evaluate, bags, metrics):
         module.add_parser(subcommands)
     return parser
 

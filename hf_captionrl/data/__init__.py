@@ -7,13 +7,16 @@ from hf_captionrl.data.dataset import CaptionDataset, CaptionItem, draw_caption
 from hf_captionrl.data.features import cached_features, iterate_images
 from hf_captionrl.data.images import IMAGE_WAYS_OUT, MAX_PIXELS, ImageError, open_image, verify_image
 from hf_captionrl.data.quarantine import QuarantineEntry, QuarantineError, QuarantineReport, check_captions
+from hf_captionrl.data.sampler import PAPER_SCHEDULE, BagCurriculumSampler
 
 __all__ = [
     "CAPTION_WAYS_OUT",
     "IMAGE_WAYS_OUT",
     "MAX_CAPTION_WORDS",
     "MAX_PIXELS",
+    "PAPER_SCHEDULE",
     "SPLITS",
+    "BagCurriculumSampler",
     "CaptionCollator",
     "CaptionDataset",
     "CaptionItem",

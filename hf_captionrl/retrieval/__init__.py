@@ -4,21 +4,39 @@ from importlib import import_module
 from typing import Any
 
 __all__ = [
+    "BagFile",
     "FeatureCache",
     "FeatureView",
     "HFScorer",
+    "NeighbourFile",
     "OpenClipScorer",
     "Scorer",
+    "TokenScorer",
+    "approximate_neighbours",
+    "bag_similarities",
+    "candidate_bags",
+    "curate_bags",
     "default_cache_dir",
     "image_hash",
+    "load_bags",
+    "load_neighbours",
     "load_scorer",
     "model_fingerprint",
+    "multimodal_features",
+    "nearest_neighbours",
+    "neighbour_recall",
+    "save_bags",
+    "save_neighbours",
+    "training_bags",
 ]
 
 # torch, transformers and open_clip take seconds to import; a name loads its module when it is first used.
 _MODULES = {
+    "bag_files": ("BagFile", "NeighbourFile", "load_bags", "load_neighbours", "save_bags", "save_neighbours"),
+    "bags": ("bag_similarities", "candidate_bags", "curate_bags", "training_bags"),
     "features": ("FeatureCache", "FeatureView", "default_cache_dir", "image_hash", "model_fingerprint"),
-    "scorer": ("HFScorer", "OpenClipScorer", "Scorer", "load_scorer"),
+    "neighbours": ("approximate_neighbours", "multimodal_features", "nearest_neighbours", "neighbour_recall"),
+    "scorer": ("HFScorer", "OpenClipScorer", "Scorer", "TokenScorer", "load_scorer"),
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names}
 

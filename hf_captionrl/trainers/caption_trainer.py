@@ -189,7 +189,7 @@ class CaptionTrainer(Trainer):
             self.captioner.freeze_vision()
         # By id of a data set, which is held so that the id stays its own: features of image tower and scorer.
         self._features_of: dict[int, tuple[datasets.Dataset, Any]] = {}
-        self._scorer_features_of: dict[int, tuple[datasets.Dataset, Tensor]] = {}
+        self._scorer_features_of: dict[tuple[int, int], tuple[Any, Any, Tensor]] = {}
         self.caption_eval_dataset = eval_dataset
         items = None
         if train_dataset is not None:
@@ -322,21 +322,23 @@ class CaptionTrainer(Trainer):
         pairs = gather_object(list(zip(rows, mine, strict=True)))
         return [caption for _, caption in sorted(pairs)]
 
-    def scorer_image_features(self, dataset: datasets.Dataset) -> Tensor:
-        """Image features of the scorer, computed once a data set.
+    def scorer_image_features(self, scorer: Scorer, dataset: datasets.Dataset) -> Tensor:
+        """Image features of a scorer, computed once a data set.
 
         Args:
+            scorer ([`Scorer`]): Who looks at the images.
             dataset (`datasets.Dataset`): With an `image` column.
 
         Returns:
             `torch.Tensor` of shape `(N, D)`: Unit length, fp32.
         """
-        assert self.scorer is not None
-        if id(dataset) not in self._scorer_features_of:
-            cache = FeatureCache.for_scorer(self.scorer, self.args.feature_cache_dir)
-            features = cached_features(cache, dataset, self.scorer.image_features)
-            self._scorer_features_of[id(dataset)] = (dataset, features.tensor().float())
-        return self._scorer_features_of[id(dataset)][1]
+        key = (id(scorer), id(dataset))
+        if key not in self._scorer_features_of:
+            cache = FeatureCache.for_scorer(scorer, self.args.feature_cache_dir)
+            features = cached_features(cache, dataset, scorer.image_features)
+            # Scorer and data set are held so that their ids stay their own.
+            self._scorer_features_of[key] = (scorer, dataset, features.tensor().float())
+        return self._scorer_features_of[key][2]
 
     def evaluate(
         self,
@@ -369,7 +371,7 @@ class CaptionTrainer(Trainer):
         }
         if self.scorer is not None:
             text = torch.as_tensor(self.scorer.text_features(captions))
-            images = self.scorer_image_features(dataset)
+            images = self.scorer_image_features(self.scorer, dataset)
             pool = self_retrieval(text, images)
             metrics |= {k: float(pool[k]) for k in ("recall_at_1", "recall_at_5")}
             if len(captions) >= 100:

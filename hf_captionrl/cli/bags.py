@@ -1,0 +1,229 @@
+"""`captionrl bags`: mine bags of similar images for evaluation and for training."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hf_captionrl.cli.arguments import add_common, add_dataset, load_split, positive
+
+if TYPE_CHECKING:
+    import datasets
+    import torch
+
+    from hf_captionrl.retrieval import Scorer
+
+__all__ = ["add_parser", "run"]
+
+_SIZES = {"truematch": (3, 5, 7), "training": (2, 3, 5, 7, 10, 15, 20)}
+
+_DESCRIPTION = """\
+Find images that look alike, by a scorer's features of the images alone or of images and captions. The file holds image
+ids, similarities, and the scorer's name and revision: bags of other features are refused where they are read.
+"""
+
+_EPILOG = """\
+modes:
+  truematch    the most similar bag of each visual concept, disjoint (No Detail Left Behind, Algorithms 1 and 2)
+  training     one epoch of disjoint bags over all images (section B.2), such as for a look at them
+  neighbours   the ranked neighbours of each image, from which a trainer draws other training bags every epoch
+
+examples:
+  captionrl bags --dataset scenes --output truematch.parquet
+  captionrl bags --dataset scenes --split train --mode neighbours --output neighbours.safetensors
+  captionrl bags --dataset dataset_coco.json --image_root coco --split train --scorer openai/clip-vit-base-patch32 \\
+      --features image --mode training --bag_sizes 20 --output bags.json
+"""
+
+
+def add_parser(subcommands: Any) -> None:
+    """Add the subcommand.
+
+    Args:
+        subcommands: Of the main parser.
+    """
+    parser = subcommands.add_parser(
+        "bags",
+        help="mine bags of similar images",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help="bags: .parquet or .json; neighbours: .safetensors (default: bags.parquet, neighbours.safetensors)",
+    )
+    parser.add_argument(
+        "--mode",
+        choices=("truematch", "training", "neighbours"),
+        default="truematch",
+        help="what is mined, see below (default: %(default)s)",
+    )
+    add_dataset(parser)
+    group = parser.add_argument_group("similarity")
+    group.add_argument(
+        "--scorer",
+        metavar="NAME",
+        help="dual encoder: a folder, a name on the Hub, open_clip:NAME@TAG, scenes:clip-reward (default: "
+        "scenes:clip-reward on the embedded world, else openai/clip-vit-base-patch32)",
+    )
+    group.add_argument(
+        "--features",
+        choices=("multimodal", "image"),
+        default="multimodal",
+        help="images and their captions, as in the paper, or images alone (default: %(default)s)",
+    )
+    group.add_argument("--approximate", action="store_true", help="search with faiss; prints the recall it measured")
+    group.add_argument("--device", metavar="NAME", help="cpu, cuda, cuda:1, ... (default: a GPU if there is one)")
+    group.add_argument("--batch_size", type=positive, default=64, metavar="N", help="(default: %(default)s)")
+    group.add_argument("--cache_dir", metavar="DIR", help="folder of the feature cache")
+    group = parser.add_argument_group("bags")
+    group.add_argument(
+        "--bag_sizes",
+        "--bag-sizes",
+        "--bag_size",
+        "--bag-size",
+        dest="bag_sizes",
+        nargs="+",
+        type=positive,
+        metavar="K",
+        help="images a bag, one size or several (default: 3 5 7; for training 2 3 5 7 10 15 20)",
+    )
+    group.add_argument(
+        "--top", type=positive, default=200, metavar="N", help="neighbours of an image (default: %(default)s)"
+    )
+    group.add_argument("--seed", type=int, default=0, metavar="N", help="of training bags (default: %(default)s)")
+    add_common(parser)
+    parser.set_defaults(run=run)
+
+
+def _check(arguments: argparse.Namespace) -> tuple[Path, list[int]]:
+    """Where to write, and which sizes; before anything slow."""
+    neighbours = arguments.mode == "neighbours"
+    output = arguments.output or Path("neighbours.safetensors" if neighbours else "bags.parquet")
+    endings = (".safetensors",) if neighbours else (".parquet", ".json")
+    if output.is_dir() or output.suffix not in endings:
+        raise ValueError(f"--output {str(output)!r} must name a file that ends in {' or '.join(endings)}.")
+    if neighbours:
+        if arguments.bag_sizes:
+            raise ValueError(
+                "--bag_sizes has no meaning with --mode neighbours: a trainer chooses sizes. Leave it out."
+            )
+        return output, []
+    if arguments.approximate and arguments.mode == "truematch":
+        raise ValueError(
+            "--approximate would miss the most similar images, which are what TrueMatch is about. Leave it out."
+        )
+    if arguments.seed < 0:
+        raise ValueError(f"--seed is {arguments.seed}, but must be at least 0.")
+    sizes = sorted(set(arguments.bag_sizes or _SIZES[arguments.mode]))
+    if sizes[0] < 2:
+        raise ValueError(f"--bag_sizes {sizes[0]}: a bag needs at least 2 images.")
+    if arguments.mode == "training" and sizes[-1] - 1 > arguments.top:
+        raise ValueError(f"--bag_sizes {sizes[-1]} needs {sizes[-1] - 1} neighbours an image. Raise --top.")
+    return output, sizes
+
+
+def _features(arguments: argparse.Namespace, dataset: datasets.Dataset, scorer: Scorer) -> torch.Tensor:
+    """One unit vector an image, of shape (N, D) or (N, 2 D)."""
+    import numpy as np
+    import torch
+
+    from hf_captionrl.data import cached_features
+    from hf_captionrl.retrieval import FeatureCache
+    from hf_captionrl.retrieval.bags import multimodal_features
+
+    cache = FeatureCache.for_scorer(scorer, arguments.cache_dir)
+    images = cached_features(
+        cache, dataset, lambda batch: scorer.image_features(batch), batch_size=arguments.batch_size, progress=False
+    )
+    if arguments.features == "image":
+        return images.tensor().float()
+    captions = dataset["captions"][:]
+    means = []
+    for start in range(0, len(captions), 1024):  # all captions at once would be five times the image features
+        groups = captions[start : start + 1024]
+        for i, group in enumerate(groups, start):
+            if not group:
+                raise ValueError(f"image {dataset['image_id'][i]!r} has no caption. Pass --features image.")
+        rows = scorer.text_features([caption for group in groups for caption in group]).float().cpu()
+        splits = np.cumsum([len(group) for group in groups])[:-1].tolist()
+        means.append(torch.stack([part.mean(dim=0) for part in rows.tensor_split(splits)]))
+    return multimodal_features(images.tensor(), torch.cat(means))
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Mine bags or neighbours and write them.
+
+    Args:
+        arguments: As parsed.
+
+    Raises:
+        ValueError: If arguments contradict each other, or the data set is too small for the bags.
+        ImportError: If `--approximate` is given and faiss is not installed.
+    """
+    output, sizes = _check(arguments)
+
+    import torch
+
+    from hf_captionrl.retrieval import load_scorer
+    from hf_captionrl.retrieval.bag_files import BagFile, NeighbourFile, save_bags, save_neighbours
+    from hf_captionrl.retrieval.bags import bag_similarities, candidate_bags, curate_bags, training_bags
+    from hf_captionrl.retrieval.neighbours import approximate_neighbours, nearest_neighbours
+    from hf_captionrl.scenes.models import model_path
+
+    split = load_split(arguments, quarantine_path=output.with_suffix(".quarantine.jsonl"))
+    ids = [str(i) for i in split.dataset["image_id"][:]]
+    least = max(sizes, default=2)
+    if len(ids) < least:
+        raise ValueError(f"the split has {len(ids)} images, and a bag takes {least}. Lower --bag_sizes.")
+    name = arguments.scorer or (
+        "scenes:clip-reward" if arguments.dataset == "scenes" else "openai/clip-vit-base-patch32"
+    )
+    scorer = load_scorer(model_path(name), device=arguments.device, batch_size=arguments.batch_size)
+    features = _features(arguments, split.dataset, scorer)
+    device = arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    summary: dict[str, Any] = {
+        "output": str(output),
+        "mode": arguments.mode,
+        "images": len(ids),
+        "scorer": scorer.signature,
+        "features": arguments.features,
+    }
+    if arguments.mode != "truematch":
+        top = min(arguments.top, len(ids) - 1)
+        if arguments.approximate:
+            neighbours, similarities, summary["recall"] = approximate_neighbours(features, top)
+        else:
+            neighbours, similarities = nearest_neighbours(features, top, device=device)
+        summary["neighbours"] = top
+    if arguments.mode == "neighbours":
+        save_neighbours(output, NeighbourFile(neighbours, similarities, ids, scorer.signature, arguments.features))
+    else:
+        bags: list[list[str]] = []
+        scores: list[float] = []
+        summary["bags"] = {}
+        for size in sizes:
+            if arguments.mode == "truematch":
+                rows, score = curate_bags(*candidate_bags(features, size, device=device))
+            else:
+                rows = training_bags(neighbours, size, seed=arguments.seed, features=features, top=top)
+                score = bag_similarities(features, rows)
+            bags += [[ids[row] for row in bag] for bag in rows.tolist()]
+            scores += score.tolist()
+            summary["bags"][str(size)] = {"number": len(rows), "similarity": float(score.mean())}
+        save_bags(output, BagFile(bags, scores, scorer.signature, arguments.features, arguments.mode))
+    if arguments.json:
+        print(json.dumps(summary))
+        return
+    print(f"{output}: {len(ids)} images, {arguments.features} features of {scorer.signature}")
+    if "recall" in summary:
+        print(f"  found {summary['recall']:.3f} of the true neighbours, measured on a sample")
+    if "neighbours" in summary and arguments.mode == "neighbours":
+        print(f"  {summary['neighbours']} ranked neighbours an image")
+    for size, found in summary.get("bags", {}).items():
+        print(f"  {found['number']} bags of {size}, mean similarity {found['similarity']:.3f}")

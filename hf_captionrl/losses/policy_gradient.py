@@ -1,0 +1,138 @@
+r"""REINFORCE and its clipped relative, as a pure function of per-token log-probabilities.
+
+Legend: N captions, T tokens.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+__all__ = ["REDUCTIONS", "LogProbReduction", "caption_log_probs", "policy_gradient_loss"]
+
+LogProbReduction = Literal["mean", "sum", "token_mean"]
+"""How the log-probability of a caption is made of its tokens': their mean (DiscriTune's code), their sum (the papers'
+formulas), or their sum with everything divided by the tokens of the whole batch (SLE's code)."""
+
+REDUCTIONS: tuple[str, ...] = get_args(LogProbReduction)
+
+
+def _check(log_probs: Tensor, mask: Tensor, reduction: str) -> None:
+    if reduction not in REDUCTIONS:
+        raise ValueError(f"logprob_reduction is {reduction!r}. Use one of {REDUCTIONS}.")
+    if log_probs.ndim != 2 or log_probs.shape != mask.shape:
+        raise ValueError(
+            f"log_probs and mask must both be (N, T), got {tuple(log_probs.shape)} and {tuple(mask.shape)}."
+        )
+
+
+def _weights(mask: Tensor, reduction: str, dtype: torch.dtype) -> Tensor:
+    """`(N, T)`: what each token weighs in its caption; at least fp32."""
+    weights = mask.to(torch.promote_types(dtype, torch.float32))
+    return weights / weights.sum(1, keepdim=True).clamp(min=1) if reduction == "mean" else weights
+
+
+def caption_log_probs(log_probs: Tensor, mask: Tensor, logprob_reduction: LogProbReduction = "mean") -> Tensor:
+    """Log-probability of each caption.
+
+    Args:
+        log_probs (`torch.Tensor` of shape `(N, T)`): Of each token.
+        mask (`torch.Tensor` of shape `(N, T)`): True at the tokens of the caption, the end token included.
+        logprob_reduction: `"mean"` over the tokens; `"sum"` and `"token_mean"` both sum.
+
+    Returns:
+        `torch.Tensor` of shape `(N,)`: Nats, at most 0; a caption without tokens has 0.
+
+    Raises:
+        ValueError: If shapes disagree or the reduction is unknown.
+    """
+    _check(log_probs, mask, logprob_reduction)
+    mask = mask.bool()
+    # Whatever stands at padding, NaN and -inf included, must not reach the sum.
+    return (torch.where(mask, log_probs, 0.0) * _weights(mask, logprob_reduction, log_probs.dtype)).sum(1)
+
+
+def policy_gradient_loss(
+    log_probs: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    *,
+    logprob_reduction: LogProbReduction = "mean",
+    old_log_probs: Tensor | None = None,
+    clip_range: float | None = None,
+    ref_log_probs: Tensor | None = None,
+    beta: float = 0.0,
+    entropy: Tensor | None = None,
+    entropy_weight: float = 0.0,
+    normalizer: Tensor | float | None = None,
+) -> dict[str, Tensor]:
+    r"""Surrogate whose gradient is the policy gradient.
+
+    Reference: Williams 1992 (REINFORCE); Dessi et al. 2023, Eq. 3; Schulman et al. 2017, Eq. 7, for the clipped ratio.
+    With `w` the weight of a token (see `LogProbReduction`), `A` the advantage of its caption and `Z` the normaliser:
+    `loss = -1/Z sum_nt w_nt [A_n log p_nt - beta k_nt + entropy_weight H_nt]`. With `old_log_probs`,
+    `min(r A, clip(r, 1 - c, 1 + c) A)` stands for `A log p`, where `r = p / p_old`. `k = exp(d) - d - 1` with
+    `d = log p_ref - log p` is the unbiased, never negative estimate of KL(p, p_ref) from the sampled token; as tokens are
+    not differentiated, its gradient pulls like that of KL(p_ref, p), and so does GRPO's.
+
+    Args:
+        log_probs (`torch.Tensor` of shape `(N, T)`): Of each token under the policy, with gradient.
+        advantages (`torch.Tensor` of shape `(N,)`): Reward minus baseline of each caption; not differentiated.
+        mask (`torch.Tensor` of shape `(N, T)`): True at the tokens of the caption, the end token included.
+        logprob_reduction: What a token weighs.
+        old_log_probs (`torch.Tensor` of shape `(N, T)`, *optional*): Under the policy that wrote the captions.
+        clip_range (`float`, *optional*): c of the clipped ratio; None does not clip.
+        ref_log_probs (`torch.Tensor` of shape `(N, T)`, *optional*): Under the reference model, for the penalty.
+        beta (`float`): Weight of the penalty.
+        entropy (`torch.Tensor` of shape `(N, T)`, *optional*): Of the distribution of each token, in nats.
+        entropy_weight (`float`): Weight of the bonus.
+        normalizer (`torch.Tensor` or `float`, *optional*): Z: captions (tokens, for `"token_mean"`) of the whole
+            optimizer step, where this is a part of it; by default those given here.
+
+    Returns:
+        `dict`: `loss`, a scalar; detached sums over captions of per-caption token means `kl`, `entropy` and
+        `clipped_share`, where they apply.
+
+    Raises:
+        ValueError: If shapes disagree, the reduction is unknown, or a term lacks its log-probabilities.
+    """
+    _check(log_probs, mask, logprob_reduction)
+    if advantages.shape != log_probs.shape[:1]:
+        raise ValueError(f"advantages must be ({len(log_probs)},), one a caption, got {tuple(advantages.shape)}.")
+    for name, value, weight in (("ref_log_probs", ref_log_probs, beta), ("entropy", entropy, entropy_weight)):
+        if weight and value is None:
+            raise ValueError(f"A weight of {weight} needs {name}. Pass it, or set the weight to 0.")
+    mask = mask.bool()
+    weights = _weights(mask, logprob_reduction, log_probs.dtype)  # (N, T)
+    means = _weights(mask, "mean", log_probs.dtype)
+    if normalizer is None:
+        normalizer = mask.sum().clamp(min=1) if logprob_reduction == "token_mean" else max(len(mask), 1)
+    advantage = advantages.detach().to(log_probs.dtype).unsqueeze(1)  # (N, 1)
+    named: dict[str, Tensor] = {}
+
+    # Cleared before anything is computed from it: behind an exponential, NaN and -inf at padding give NaN gradients
+    # even where the result is thrown away.
+    log_probs = torch.where(mask, log_probs, 0.0)
+    if old_log_probs is None:
+        gain = advantage * log_probs
+    else:
+        ratio = (log_probs - torch.where(mask, old_log_probs, 0.0)).exp()
+        gain = ratio * advantage
+        if clip_range is not None:
+            clipped = ratio.clamp(1 - clip_range, 1 + clip_range) * advantage
+            named["clipped_share"] = ((clipped < gain).float() * means).sum().detach()
+            gain = torch.minimum(gain, clipped)
+    if ref_log_probs is not None:
+        difference = torch.where(mask, ref_log_probs, 0.0) - log_probs
+        penalty = difference.exp() - difference - 1
+        named["kl"] = (penalty * means).sum().detach()
+        gain = gain - beta * penalty
+    if entropy is not None:
+        entropy = torch.where(mask, entropy, 0.0)
+        named["entropy"] = (entropy * means).sum().detach()
+        if entropy_weight:
+            gain = gain + entropy_weight * entropy
+    named["loss"] = -(gain * weights).sum() / normalizer
+    return named

@@ -1,0 +1,192 @@
+"""What a policy writes while it learns: captions with their images and rewards, on the terminal and in trackers.
+
+Captions come from a model that is looking for holes: they are shown as text everywhere, never as markup.
+"""
+
+import importlib
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from hf_captionrl.reports.table import escape_markdown
+
+__all__ = ["TRACKERS", "log_completions", "print_completions"]
+
+TRACKERS: tuple[str, ...] = ("tensorboard", "trackio", "wandb")
+"""Where tables with images can go; other names in `report_to` are left to the Trainer."""
+
+CompletionRow = Mapping[str, Any]
+
+logger = logging.getLogger(__name__)
+
+_TAG = "completions"
+
+
+def _reward_names(rows: Sequence[CompletionRow]) -> list[str]:
+    """Every reward of any row, in the order of its first appearance."""
+    for index, row in enumerate(rows):
+        if missing := [name for name in ("image_id", "caption") if name not in row]:
+            raise ValueError(
+                f"rows[{index}] lacks {missing}; it has {sorted(row)}. Each row needs an image_id and a caption."
+            )
+    return list(dict.fromkeys(name for row in rows for name in row.get("rewards") or {}))
+
+
+def _visible(value: Any) -> str:
+    """Text on one line whose control characters are written out: an escape sequence would drive the terminal."""
+    text = " ".join(str(value).split())
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
+def _number(value: Any) -> str:
+    return "-" if value is None else f"{float(value):.3f}"
+
+
+def print_completions(rows: Sequence[CompletionRow], *, step: int, console: Console | None = None) -> None:
+    """Show captions and what they earned as a table on the terminal.
+
+    Args:
+        rows: One a caption: `image_id`, `caption` and, where known, `reference` (a human caption), `rewards` (from names
+            to numbers) and `advantage`.
+        step: Optimizer step, for the title.
+        console: Where to; standard output by default.
+
+    Raises:
+        ValueError: If a row has no `image_id` or no `caption`.
+    """
+    names = _reward_names(rows)
+    console = console or Console()
+    encoding = console.encoding
+
+    def cell(value: Any) -> Text:
+        # Text and not str: [brackets] in a caption are no markup.
+        return Text(_visible(value).encode(encoding, errors="backslashreplace").decode(encoding), overflow="fold")
+
+    table = Table(box=box.SIMPLE_HEAD, title=Text(f"Captions of step {step}"), pad_edge=False)
+    for heading in ("image", "caption", "reference"):
+        table.add_column(heading)
+    for name in (*names, "advantage"):
+        table.add_column(cell(name), justify="right")
+    for row in rows:
+        rewards = row.get("rewards") or {}
+        texts = [row["image_id"], row["caption"], row.get("reference") or ""]
+        numbers = [_number(rewards.get(name)) for name in names] + [_number(row.get("advantage"))]
+        table.add_row(*(cell(value) for value in (*texts, *numbers)))
+    console.print(table)
+
+
+@lru_cache(maxsize=64)
+def _warn_once(tracker: str, why: str) -> None:
+    logger.warning("Captions are not logged to %s: %s", tracker, why)
+
+
+def _escaped(value: Any) -> str:
+    return escape_markdown(str(value))
+
+
+def _columns(rows: Sequence[CompletionRow], step: int, text: Callable[[Any], str]) -> dict[str, list[Any]]:
+    """The table column by column; `text` makes strings safe for who shows them."""
+    columns: dict[str, list[Any]] = {
+        "step": [step] * len(rows),
+        "image_id": [text(row["image_id"]) for row in rows],
+        "caption": [text(row["caption"]) for row in rows],
+        "reference": [text(row.get("reference") or "") for row in rows],
+    }
+    for name in _reward_names(rows):
+        values = [(row.get("rewards") or {}).get(name) for row in rows]
+        columns[f"rewards/{name}"] = [None if value is None else float(value) for value in values]
+    advantages = [row.get("advantage") for row in rows]
+    columns["advantage"] = [None if value is None else float(value) for value in advantages]
+    return columns
+
+
+def _log_table(
+    module: Any, rows: Sequence[CompletionRow], images: Sequence[Any], step: int, text: Callable[[Any], str]
+) -> None:
+    """Into wandb, or into trackio, which has wandb's names."""
+    import pandas as pd
+
+    columns = _columns(rows, step, text)
+    if any(image is not None for image in images):
+        columns["image"] = [None if image is None else module.Image(image.convert("RGB")) for image in images]
+    table = module.Table(dataframe=pd.DataFrame(columns))
+    # No step= here: the Trainer's own callbacks let the tracker count, and wandb drops what comes for a step gone by.
+    module.log({_TAG: table, "train/global_step": step})
+
+
+def _log_tensorboard(writer: Any, rows: Sequence[CompletionRow], images: Sequence[Any], step: int) -> None:
+    columns = _columns(rows, step, _escaped)
+    shown = [name for name in columns if name != "step"]
+    lines = ["| " + " | ".join(escape_markdown(name) for name in shown) + " |", "|" + " --- |" * len(shown)]
+    for index in range(len(rows)):
+        cells = [columns[name][index] for name in shown]
+        lines.append("| " + " | ".join(c if isinstance(c, str) else _number(c) for c in cells) + " |")
+    writer.add_text(_TAG, "\n".join(lines), step)
+    for index, image in enumerate(images):
+        if image is not None:
+            writer.add_image(f"{_TAG}/{index}", np.asarray(image.convert("RGB")), step, dataformats="HWC")
+
+
+def log_completions(
+    rows: Sequence[CompletionRow],
+    images: Sequence[Any],
+    *,
+    step: int,
+    report_to: str | Sequence[str] | None,
+    tensorboard_writer: Any | None = None,
+) -> list[str]:
+    """Send captions with images and rewards to the trackers that a run reports to.
+
+    A tracker that is asked for but missing, or without a run, is skipped with one warning for the whole process: a table
+    of captions is no reason to end a training.
+
+    Args:
+        rows: As for [`print_completions`].
+        images (`Sequence[PIL.Image.Image | None]`): One a row, or none at all.
+        step: Optimizer step.
+        report_to: As in `TrainingArguments`.
+        tensorboard_writer (`SummaryWriter`, *optional*): That of transformers' `TensorBoardCallback` (`tb_writer`).
+
+    Returns:
+        `list[str]`: The trackers that were written to.
+
+    Raises:
+        ValueError: If a row lacks something, or there are images, but not one a row.
+    """
+    _reward_names(rows)
+    if len(images) not in (0, len(rows)):
+        raise ValueError(
+            f"There are {len(images)} images for {len(rows)} rows. Give one a row (None where unknown), or none."
+        )
+    wanted = {report_to} if isinstance(report_to, str) else set(report_to or ())
+    trackers = [name for name in TRACKERS if rows and (name in wanted or "all" in wanted)]
+    written = []
+    for name in trackers:
+        if name == "tensorboard":
+            if tensorboard_writer is None:
+                _warn_once(name, "there is no writer. Install tensorboard, and log from the main process.")
+                continue
+            _log_tensorboard(tensorboard_writer, rows, images, step)
+        else:
+            try:
+                module = importlib.import_module(name)
+            except ImportError:
+                _warn_once(name, f"it is not installed. Install {name}, or take it out of report_to.")
+                continue
+            run = module.run if name == "wandb" else module.context_vars.current_run.get()
+            if run is None:
+                _warn_once(
+                    name, f"no run is active. Call {name}.init() before training, or log from the main process."
+                )
+                continue
+            # trackio shows text as Markdown, wandb as it is.
+            _log_table(module, rows, images, step, _escaped if name == "trackio" else str)
+        written.append(name)
+    return written

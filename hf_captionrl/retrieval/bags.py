@@ -1,0 +1,265 @@
+"""Bags of similar images: candidates, TrueMatch's curation, and disjoint bags for training.
+
+Reference: No Detail Left Behind, Algorithms 1 and 2 and section B.2.
+Legend: N images, D features, k ranked neighbours of an image, K images of a bag, T bags.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hf_captionrl.retrieval.neighbours import multimodal_features, nearest_neighbours, normalised
+
+__all__ = [
+    "TOP_NEIGHBOURS",
+    "bag_similarities",
+    "candidate_bags",
+    "check_neighbours",
+    "curate_bags",
+    "multimodal_features",
+    "nearest_neighbours",
+    "training_bags",
+]
+
+TOP_NEIGHBOURS = 200
+"""How many ranked neighbours a training bag may take its images from (B.2)."""
+
+
+def candidate_bags(
+    features: Any, bag_size: int, *, block_size: int | None = None, device: str | torch.device | None = None
+) -> tuple[Tensor, Tensor]:
+    """A bag for each image: the image and the K - 1 most similar ones (Algorithm 1). Bags overlap.
+
+    Args:
+        features (array or tensor of shape `(N, D)`): From [`multimodal_features`], or of the images alone.
+        bag_size: K, from 2 to N.
+        block_size: Images a block of the product, as for [`nearest_neighbours`].
+        device: Where the products run.
+
+    Returns:
+        `tuple`: bags, an int64 tensor of shape `(N, K)`, the query first; and their intra-bag similarity, float32 of
+        shape `(N,)`, the mean cosine between the query and the others.
+
+    Raises:
+        ValueError: If features are bad or there are not `bag_size` images.
+    """
+    if not 2 <= bag_size <= len(features):
+        raise ValueError(f"bag_size is {bag_size}, but must lie between 2 and the {len(features)} images.")
+    indices, similarities = nearest_neighbours(features, bag_size - 1, block_size=block_size, device=device)
+    return torch.cat([torch.arange(len(indices))[:, None], indices], dim=1), similarities.mean(dim=1)
+
+
+def curate_bags(bags: Any, similarities: Any) -> tuple[Tensor, Tensor]:
+    """Keep the most similar bag of each visual concept (Algorithm 2, TrueMatch).
+
+    Bags are visited from the most similar to the least (equal ones in their order), and one is kept if it shares no
+    image with those kept before.
+
+    Args:
+        bags (array or tensor of shape `(T, K)`): Rows of images.
+        similarities (array or tensor of shape `(T,)`): Intra-bag similarities.
+
+    Returns:
+        `tuple`: the kept bags, int64 of shape `(Q, K)`, and their similarities, of shape `(Q,)`, in descending order.
+
+    Raises:
+        ValueError: If shapes disagree, or a similarity is not a number.
+    """
+    rows, scores = torch.as_tensor(bags), torch.as_tensor(similarities)
+    if rows.ndim != 2 or scores.shape != rows.shape[:1]:
+        raise ValueError(
+            f"bags must have shape (T, K) and similarities (T,), got {tuple(rows.shape)} and {tuple(scores.shape)}."
+        )
+    if scores.isnan().any():
+        raise ValueError(f"similarities[{int(scores.isnan().nonzero()[0])}] is not a number. Look at that image.")
+    order = scores.argsort(descending=True, stable=True)
+    visited: set[int] = set()
+    kept = []
+    for place, bag in zip(order.tolist(), rows[order].tolist(), strict=True):
+        if visited.isdisjoint(bag):
+            visited.update(bag)
+            kept.append(place)
+    return rows[kept].long(), scores[kept]
+
+
+def bag_similarities(features: Any, bags: Any) -> Tensor:
+    """Mean cosine between the first image of a bag and the others.
+
+    Args:
+        features (array or tensor of shape `(N, D)`): Features of the images.
+        bags (array or tensor of shape `(T, K)`): Rows of images, the query first.
+
+    Returns:
+        `torch.Tensor` of shape `(T,)`: float32 in [-1, 1].
+
+    Raises:
+        ValueError: If features are bad, or bags have fewer than two images.
+    """
+    unit = normalised(features).cpu()
+    rows = torch.as_tensor(bags).long()
+    if rows.ndim != 2 or rows.shape[1] < 2:
+        raise ValueError(f"bags must have shape (T, K) with K of at least 2, got {tuple(rows.shape)}.")
+    # mean_k <q, x_k> = <q, mean_k x_k>; in parts, since all bags at once would be a copy of the features.
+    parts = [(unit[part[:, 0]] * unit[part[:, 1:]].mean(dim=1)).sum(dim=1) for part in rows.split(1024)]
+    return torch.cat(parts).clamp(-1.0, 1.0) if parts else torch.empty(0)
+
+
+def check_neighbours(neighbours: Any, num_images: int | None = None) -> np.ndarray:
+    """Ranked neighbours as an array, refused where they cannot be those of a data set.
+
+    Args:
+        neighbours (array or tensor of shape `(N, k)`): Rows of the images nearest to each, most similar first.
+        num_images: Images of the data set; None where only the neighbours know.
+
+    Returns:
+        `np.ndarray` of shape `(N, k)`: Integers, not copied where that is possible.
+
+    Raises:
+        ValueError: If they are no matrix of integers, have another number of rows than the data set, or an image
+            names one that is not there, itself, or another one twice (the image is named).
+    """
+    array = neighbours.detach().cpu().numpy() if isinstance(neighbours, Tensor) else np.asarray(neighbours)
+    if array.ndim != 2 or 0 in array.shape or array.dtype.kind not in "iu":
+        raise ValueError(
+            f"neighbours must be a matrix of integers (images, ranked neighbours), got {array.dtype} of shape "
+            f"{array.shape}. nearest_neighbours gives one."
+        )
+    count = len(array)
+    way_out = "Make them again for this data set, with `captionrl bags --mode neighbours`."
+    if num_images is not None and count != num_images:
+        raise ValueError(f"there are neighbours of {count} images and the data set has {num_images}. {way_out}")
+    faults = {
+        f"names a row outside the data set of {count} images": ((array < 0) | (array >= count)).any(axis=1),
+        "names itself": (array == np.arange(count)[:, None]).any(axis=1),
+    }
+    ordered = np.sort(array, axis=1)
+    faults["names an image twice"] = (ordered[:, 1:] == ordered[:, :-1]).any(axis=1)
+    for fault, where in faults.items():
+        if where.any():
+            row = int(np.argmax(where))
+            raise ValueError(f"neighbours[{row}] {fault} ({int(where.sum())} such rows). {way_out}")
+    return array
+
+
+def training_bags(
+    neighbours: Any,
+    bag_size: int,
+    *,
+    seed: int = 0,
+    order: Sequence[int] | np.ndarray | None = None,
+    features: Any = None,
+    top: int = TOP_NEIGHBOURS,
+    check: bool = True,
+) -> Tensor:
+    """Disjoint bags of a query and the nearest images that are in no bag yet (B.2); no image is left but N mod K.
+
+    Images whose `top` neighbours are all taken (0.3 % of COCO with bags of 2, 3 % with bags of 20) come last: each
+    still gets the nearest free images, exactly with `features`, else by way of its neighbours' neighbours. The paper
+    says that each image is seen once an epoch and not how; without this pass these would not be.
+
+    Args:
+        neighbours (array or tensor of shape `(N, k)`): Ranked neighbours, from [`nearest_neighbours`].
+        bag_size: K, from 1 (plain shuffling) to k + 1.
+        seed: Of the order in which images become queries.
+        order (sequence of `N` integers, *optional*): That order itself, a permutation of the images.
+        features (array or tensor of shape `(N, D)`, *optional*): What the neighbours came from, for the leftovers.
+        top: Neighbours that count, of the k.
+        check: Check the neighbours; False where that was done before.
+
+    Returns:
+        `torch.Tensor` of shape `(N // K, K)`: int64 rows, the query first, then the others, nearest first; bags of
+        leftovers stand last.
+
+    Raises:
+        ValueError: If the neighbours do not fit, `order` is no permutation, or the bag is larger than the data set or
+            than what the neighbours can fill.
+    """
+    array = check_neighbours(neighbours) if check else np.asarray(neighbours)
+    count, width = len(array), min(array.shape[1], top)
+    if not 1 <= bag_size <= count:
+        raise ValueError(f"bag_size is {bag_size}, but must lie between 1 and the {count} images.")
+    if bag_size - 1 > width:
+        raise ValueError(
+            f"a bag of {bag_size} needs {bag_size - 1} ranked neighbours an image, and there are {width}. Take smaller "
+            f"bags, or more neighbours (the paper: {TOP_NEIGHBOURS})."
+        )
+    if order is None:
+        queries = np.random.default_rng(seed).permutation(count)
+    else:
+        queries = np.asarray(order)
+        if queries.shape != (count,) or not np.array_equal(np.sort(queries), np.arange(count)):
+            raise ValueError(f"order must hold each of the {count} images once; leave it out for one drawn from seed.")
+    if features is not None and len(features) != count:
+        raise ValueError(
+            f"there are features of {len(features)} images and neighbours of {count}. Both must come from one data set."
+        )
+    if bag_size == 1:
+        return torch.from_numpy(queries.astype(np.int64))[:, None]
+    free = bytearray(b"\x01") * count
+    bags = _fill(array[:, :width], queries.tolist(), bag_size, free)
+    left = [image for image in queries.tolist() if free[image]]
+    place = _near_by_graph(array, left, bag_size, free) if features is None else _near(features, left, bag_size, free)
+    bags.extend(place)
+    return torch.tensor(bags, dtype=torch.long).view(-1, bag_size)
+
+
+def _fill(neighbours: np.ndarray, order: list[int], bag_size: int, free: bytearray) -> list[list[int]]:
+    """Bags of free queries, in order, that their free neighbours can fill; `free` is kept up to date."""
+    bags = []
+    for query in order:
+        if not free[query]:
+            continue
+        bag = [query]
+        for other in neighbours[query].tolist():  # lists of all rows at once would take a gigabyte
+            if free[other]:
+                bag.append(other)
+                if len(bag) == bag_size:
+                    break
+        else:
+            continue
+        for image in bag:
+            free[image] = 0
+        bags.append(bag)
+    return bags
+
+
+def _near(features: Any, left: list[int], bag_size: int, free: bytearray) -> Iterator[list[int]]:
+    """Bags among leftovers by their similarity. A round looks at the nearest 200, so a few are left for the next."""
+    while len(left) >= bag_size:
+        ranked, _ = nearest_neighbours(features[left], min(max(TOP_NEIGHBOURS, bag_size - 1), len(left) - 1))
+        inside = bytearray(b"\x01") * len(left)
+        for bag in _fill(ranked.numpy(), list(range(len(left))), bag_size, inside):
+            yield [left[i] for i in bag]
+        left = [image for i, image in enumerate(left) if inside[i]]
+
+
+def _near_by_graph(neighbours: np.ndarray, left: list[int], bag_size: int, free: bytearray) -> Iterator[list[int]]:
+    """Bags among leftovers: free neighbours first, then neighbours' neighbours by the sum of both ranks, then any."""
+    state = np.frombuffer(free, dtype=np.uint8)
+    width = min(neighbours.shape[1], TOP_NEIGHBOURS)
+    by_sum = np.add.outer(np.arange(width), np.arange(width)).ravel().argsort(kind="stable")
+    anyone = iter(left)
+    remaining = len(left)
+    for query in left:
+        if remaining < bag_size:
+            return
+        if not free[query]:
+            continue
+        own = neighbours[query]
+        further = neighbours[own[:width], :width].ravel()[by_sum]
+        near = np.concatenate([own[state[own] == 1], further[state[further] == 1]])
+        bag = list(dict.fromkeys([query, *near.tolist()]))[:bag_size]
+        while len(bag) < bag_size:
+            # Whoever is passed over here is in a bag, or will be in this one: nobody is lost.
+            other = next(anyone)
+            if free[other] and other not in bag:
+                bag.append(other)
+        for image in bag:
+            free[image] = 0
+        remaining -= bag_size
+        yield bag

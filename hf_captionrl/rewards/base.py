@@ -1,0 +1,216 @@
+r"""What a reward is, what it sees, and how several are added up.
+
+Legend: B images of this process, G captions an image, N = B * G captions, T tokens, C images of the whole rollout.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["FunctionReward", "Reward", "RewardContext", "RewardData", "WeightedRewards"]
+
+
+@dataclass
+class RewardData:
+    """What a reward may learn about the training data before the first step.
+
+    Args:
+        image_ids (`Sequence[str]`): Id of each training image.
+        references (`Sequence[list[str]]`): Human captions of each training image.
+        image_features (`Callable`): From a scorer to its features `(num_images, D)` of all training images, cached.
+        encode (`Callable`): From captions to ids and mask, both `(R, T)`, as the policy would write them: without start
+            and prompt, with the end token.
+        eos_token_id (`int`): The policy's end token.
+        device (`torch.device`): Where training runs.
+        scorer (`Scorer`, *optional*): Given to the trainer, for rewards that bring none.
+        bags (`bool`): Whether the batches are made of bags.
+    """
+
+    image_ids: Sequence[str]
+    references: Sequence[list[str]]
+    image_features: Callable[[Any], Tensor]
+    encode: Callable[[Sequence[str]], tuple[Tensor, Tensor]]
+    eos_token_id: int
+    device: torch.device
+    scorer: Any | None = None
+    bags: bool = False
+
+
+@dataclass
+class RewardContext:
+    """One rollout, as this process must reward it; `candidates` and `bag_size` tell of all processes.
+
+    Args:
+        captions (`list[str]`): N captions, those of an image in a row.
+        ids (`torch.Tensor` of shape `(N, T)`): Completions, right-padded.
+        mask (`torch.Tensor` of shape `(N, T)`): True at the tokens of the caption, the end token included.
+        ended (`torch.Tensor` of shape `(N,)`): False where the caption was cut by the length limit.
+        rows (`torch.Tensor` of shape `(B,)`): Rows of the training data, one an image.
+        image_ids (`list[str]`): B ids.
+        references (`list[list[str]]`): Human captions of the B images.
+        candidates (`torch.Tensor` of shape `(C,)`): Rows of all images of the rollout on all processes; the distractors.
+        positions (`torch.Tensor` of shape `(B,)`): Where the own images stand among the candidates.
+        bag_size (`int`): Each so many candidates in a row are a bag of look-alikes; 0 where there are no bags.
+        step (`int`): Optimizer step.
+        statistics (`dict[str, float]`): What rewards want logged, e.g. counts of captions without a reward.
+    """
+
+    captions: list[str]
+    ids: Tensor
+    mask: Tensor
+    ended: Tensor
+    rows: Tensor
+    image_ids: list[str]
+    references: list[list[str]]
+    candidates: Tensor
+    positions: Tensor
+    bag_size: int = 0
+    step: int = 0
+    statistics: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def group_size(self) -> int:
+        """G, captions an image."""
+        return len(self.captions) // max(len(self.rows), 1)
+
+    @property
+    def is_empty(self) -> Tensor:
+        """`(N,)`: captions without a letter or digit."""
+        return torch.tensor([not any(c.isalnum() for c in caption) for caption in self.captions], dtype=torch.bool)
+
+
+class Reward(ABC):
+    """A number for each caption of a rollout; higher is better.
+
+    Attributes:
+        name: Under which it is logged.
+        baseline: Name of the baseline it is held against; None for the trainer's. See `rewards.baselines`.
+    """
+
+    name: str = "reward"
+    baseline: str | None = None
+
+    def prepare(self, data: RewardData) -> None:  # noqa: B027  (most rewards need nothing)
+        """Look at the training data once, before the first step. Whatever is wrong with them is said here.
+
+        Args:
+            data ([`RewardData`]): The training data.
+        """
+
+    @abstractmethod
+    def __call__(self, context: RewardContext) -> Tensor:
+        """Reward a rollout.
+
+        Args:
+            context ([`RewardContext`]): The rollout.
+
+        Returns:
+            `torch.Tensor` of shape `(N,)`: NaN where the reward does not apply.
+        """
+
+    def undefined(self, context: RewardContext) -> float:
+        """What a caption gets whose reward is NaN, so that training goes on; such captions are counted.
+
+        Args:
+            context ([`RewardContext`]): The rollout.
+
+        Returns:
+            `float`: 0 unless a reward has a floor of its own.
+        """
+        return 0.0
+
+
+class FunctionReward(Reward):
+    """Any callable as a reward.
+
+    Args:
+        function (`Callable`): From a [`RewardContext`] to N numbers; None or NaN where it does not apply.
+        name (`str`, *optional*): By default the function's.
+    """
+
+    def __init__(self, function: Callable[[RewardContext], Any], name: str | None = None) -> None:
+        self.function = function
+        self.name = str(name or getattr(function, "__name__", type(function).__name__))
+
+    def __call__(self, context: RewardContext) -> Tensor:
+        values = self.function(context)
+        if not isinstance(values, Tensor):
+            values = [math.nan if value is None else float(value) for value in values]
+        return torch.as_tensor(values, dtype=torch.float32)
+
+
+class WeightedRewards:
+    """Several rewards of one rollout, each under its own name.
+
+    Args:
+        rewards (`Sequence[Reward]`): The rewards.
+        weights (`Sequence[float]`, *optional*): One each; 1 by default.
+
+    Raises:
+        ValueError: If there is none, the numbers disagree, a weight is not finite, or two have one name.
+    """
+
+    def __init__(self, rewards: Sequence[Reward], weights: Sequence[float] | None = None) -> None:
+        self.rewards = list(rewards)
+        self.weights = [1.0] * len(self.rewards) if weights is None else [float(weight) for weight in weights]
+        if not self.rewards:
+            raise ValueError("There is no reward. Pass reward_funcs, e.g. reward_funcs='self_retrieval'.")
+        if len(self.weights) != len(self.rewards):
+            raise ValueError(f"{len(self.weights)} reward weights for {len(self.rewards)} rewards. Pass one each.")
+        if not all(math.isfinite(weight) for weight in self.weights):
+            raise ValueError(f"The reward weights are {self.weights}. Use finite numbers.")
+        names = [reward.name for reward in self.rewards]
+        if len(set(names)) < len(names):
+            raise ValueError(f"Two rewards have one name: {names}. Set the attribute name of one of them.")
+
+    @property
+    def names(self) -> list[str]:
+        """Names in order."""
+        return [reward.name for reward in self.rewards]
+
+    def prepare(self, data: RewardData) -> None:
+        """Let every reward look at the training data.
+
+        Args:
+            data ([`RewardData`]): The training data.
+        """
+        for reward in self.rewards:
+            reward.prepare(data)
+
+    def __call__(self, context: RewardContext, only: Sequence[int] | None = None) -> Tensor:
+        """All rewards of a rollout, not weighted.
+
+        Args:
+            context ([`RewardContext`]): The rollout.
+            only (`Sequence[int]`, *optional*): Compute these; the other columns are 0.
+
+        Returns:
+            `torch.Tensor` of shape `(N, R)`: float64 on the CPU, finite.
+
+        Raises:
+            ValueError: If a reward does not return one number a caption.
+        """
+        columns = []
+        for index, reward in enumerate(self.rewards):
+            if only is not None and index not in only:
+                columns.append(torch.zeros(len(context.captions), dtype=torch.float64))
+                continue
+            values = reward(context).detach().double().cpu()
+            if values.shape != (len(context.captions),):
+                raise ValueError(
+                    f"The reward {reward.name!r} returned shape {tuple(values.shape)} for {len(context.captions)} "
+                    "captions. Return one number a caption."
+                )
+            bad = ~values.isfinite()
+            if bad.any():
+                values = torch.where(bad, reward.undefined(context), values)
+            context.statistics[f"rewards/{reward.name}/undefined"] = float(bad.sum())
+            columns.append(values)
+        return torch.stack(columns, dim=1)

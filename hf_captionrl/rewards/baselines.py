@@ -1,0 +1,209 @@
+r"""What a reward is held against. A baseline changes the variance of the policy gradient, not its mean; but for
+`group_mean`, which shrinks it by (G-1)/G, `group`, which also rescales it image by image, and `group_floor`.
+
+Legend: B images, G captions an image.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+__all__ = [
+    "BASELINES",
+    "Baseline",
+    "GreedyBaseline",
+    "GroupBaseline",
+    "GroupFloorBaseline",
+    "GroupMeanBaseline",
+    "LeaveOneOutBaseline",
+    "RunningMeanBaseline",
+    "make_baseline",
+]
+
+
+class Baseline:
+    """No baseline: the advantage is the reward.
+
+    Attributes:
+        per_reward: Whether each reward is held against its own baseline before it is weighted, not the weighted sum.
+        update_first: Whether the rollout at hand is part of what is learned.
+        needs_greedy: Whether the reward of the greedy caption is needed.
+        min_group_size: Fewest captions an image.
+    """
+
+    per_reward: bool = False
+    update_first: bool = False
+    needs_greedy: bool = False
+    min_group_size: int = 1
+
+    def __call__(self, rewards: Tensor, greedy: Tensor | None = None) -> Tensor:
+        """Advantages.
+
+        Args:
+            rewards (`torch.Tensor` of shape `(B, G)`): Of the captions of each image.
+            greedy (`torch.Tensor` of shape `(B,)`, *optional*): Of the greedy caption of each image.
+
+        Returns:
+            `torch.Tensor` of shape `(B, G)`: Reward minus baseline.
+        """
+        return rewards
+
+    def update(self, mean_reward: float) -> None:
+        """Learn the mean reward of a rollout over all processes, after its advantages were taken.
+
+        Args:
+            mean_reward (`float`): Mean over all captions.
+        """
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint must keep.
+
+        Returns:
+            `dict`: Numbers; JSON keeps them exactly.
+        """
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a checkpoint.
+
+        Args:
+            state (`dict`): Of `state_dict`.
+        """
+
+
+class GreedyBaseline(Baseline):
+    """The reward of the greedy caption of the same image (self-critical sequence training, Rennie et al. 2017)."""
+
+    needs_greedy = True
+
+    def __call__(self, rewards: Tensor, greedy: Tensor | None = None) -> Tensor:
+        if greedy is None:
+            raise ValueError("The greedy baseline needs the rewards of the greedy captions. Pass greedy.")
+        return rewards - greedy.unsqueeze(1)
+
+
+class RunningMeanBaseline(Baseline):
+    """Mean over all rollouts so far of their mean rewards (DiscriTune); 0 at first.
+
+    The rollout at hand is not yet part of it: No Detail Left Behind's code updates first.
+
+    Args:
+        update_first (`bool`): Let the rollout at hand be part of it.
+    """
+
+    def __init__(self, update_first: bool = False) -> None:
+        self.update_first = update_first
+        self.mean = 0.0
+        self.number = 0
+
+    def __call__(self, rewards: Tensor, greedy: Tensor | None = None) -> Tensor:
+        return rewards - self.mean
+
+    def update(self, mean_reward: float) -> None:
+        self.number += 1
+        self.mean += (float(mean_reward) - self.mean) / self.number
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"mean": self.mean, "number": self.number}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.mean, self.number = float(state["mean"]), int(state["number"])
+
+
+class LeaveOneOutBaseline(Baseline):
+    """Mean reward of the other captions of the same image (Kool et al. 2019)."""
+
+    min_group_size = 2
+
+    def __call__(self, rewards: Tensor, greedy: Tensor | None = None) -> Tensor:
+        others = (rewards.sum(1, keepdim=True) - rewards) / (rewards.size(1) - 1)
+        return rewards - others
+
+
+class GroupMeanBaseline(Baseline):
+    """Mean reward of all captions of the same image."""
+
+    min_group_size = 2
+
+    def __call__(self, rewards: Tensor, greedy: Tensor | None = None) -> Tensor:
+        return rewards - rewards.mean(1, keepdim=True)
+
+
+class GroupBaseline(Baseline):
+    """Mean reward of all captions of the same image, in units of their standard deviation (GRPO).
+
+    Args:
+        epsilon (`float`): Added to the standard deviation.
+    """
+
+    min_group_size = 2
+
+    def __init__(self, epsilon: float = 1e-4) -> None:
+        self.epsilon = epsilon
+
+    def __call__(self, rewards: Tensor, greedy: Tensor | None = None) -> Tensor:
+        centred = rewards - rewards.mean(1, keepdim=True)
+        return centred / (rewards.std(1, keepdim=True) + self.epsilon)
+
+
+class GroupFloorBaseline(Baseline):
+    """Mean reward of all captions of the same image, at least a floor (SLE's code of 2018).
+
+    Args:
+        floor (`float`): Smallest baseline, in units of the reward before its weight.
+    """
+
+    per_reward = True
+    min_group_size = 2
+
+    def __init__(self, floor: float = -0.5) -> None:
+        self.floor = floor
+
+    def __call__(self, rewards: Tensor, greedy: Tensor | None = None) -> Tensor:
+        return rewards - rewards.mean(1, keepdim=True).clamp(min=self.floor)
+
+
+BASELINES: dict[str, Callable[[], Baseline]] = {
+    "none": Baseline,
+    "greedy": GreedyBaseline,
+    "running_mean": RunningMeanBaseline,
+    "running_mean_inclusive": lambda: RunningMeanBaseline(update_first=True),
+    "leave_one_out": LeaveOneOutBaseline,
+    "group": GroupBaseline,
+    "group_mean": GroupMeanBaseline,
+    "group_floor": GroupFloorBaseline,
+}
+"""Baselines by name."""
+
+
+def make_baseline(name: str, group_size: int, *, do_sample: bool = True) -> Baseline:
+    """Baseline by name.
+
+    Args:
+        name (`str`): One of `BASELINES`.
+        group_size (`int`): G.
+        do_sample (`bool`): Whether captions are sampled in training.
+
+    Returns:
+        [`Baseline`]: A new one.
+
+    Raises:
+        ValueError: If the name is unknown, the groups are too small, or every advantage would be 0.
+    """
+    if name not in BASELINES:
+        raise ValueError(f"There is no baseline {name!r}. Use one of {sorted(BASELINES)}.")
+    baseline = BASELINES[name]()
+    if group_size < baseline.min_group_size:
+        raise ValueError(
+            f"The baseline {name!r} compares the captions of one image and needs {baseline.min_group_size} of them, got "
+            f"num_generations={group_size}. Raise num_generations or use 'running_mean'."
+        )
+    if baseline.needs_greedy and not do_sample:
+        raise ValueError(
+            f"With do_sample=False the caption is its own {name!r} baseline, so every advantage is 0. Set do_sample=True "
+            "or use 'running_mean'."
+        )
+    return baseline

@@ -1,0 +1,99 @@
+r"""CIDEr-D of what the policy wrote against the references of its image, on the policy's own tokens.
+
+Legend: B images, G captions an image, N = B * G captions, R references, T tokens.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from hf_captionrl.rewards.base import Reward, RewardContext, RewardData
+from hf_captionrl.text.cider import CiderScorer
+from hf_captionrl.text.frequencies import DocumentFrequencies
+from hf_captionrl.text.ngrams import TokenBatch
+
+__all__ = ["CiderReward"]
+
+
+class CiderReward(Reward):
+    r"""CIDEr-D with the document frequencies of the training references, counted once.
+
+    References: Vedantam et al. 2015; Rennie et al. 2017 for its use as a reward. N-grams are of the policy's tokens, so
+    that nothing leaves the training device and no caption is looked at in Python; for a vocabulary of whole words these
+    are the words. An image none of whose references has a token has no reward (NaN, counted). The end token is scored, or about a third of the captions learn to end badly.
+
+    Args:
+        cider_eos (`bool`): Score the end token as a word. It stands behind every reference, so it rewards captions
+            that end where the references end.
+        variant: `"cider_d"` or `"cider"`.
+        baseline (`str`, *optional*): Own baseline; None for the trainer's.
+    """
+
+    name = "cider"
+
+    def __init__(
+        self,
+        *,
+        cider_eos: bool = True,
+        variant: Literal["cider_d", "cider"] = "cider_d",
+        baseline: str | None = None,
+    ) -> None:
+        self.cider_eos = cider_eos
+        self.variant: Literal["cider_d", "cider"] = variant
+        self.baseline = baseline
+
+    def prepare(self, data: RewardData) -> None:
+        """Encode and count the references of all training images.
+
+        Args:
+            data ([`RewardData`]): The training data.
+
+        Raises:
+            ValueError: If an image has no reference, or no reference has a token.
+        """
+        without = [i for i, references in enumerate(data.references) if not len(references)]
+        if without:
+            raise ValueError(
+                f"{len(without)} training images have no reference (first: {data.image_ids[without[0]]!r}), and CIDEr needs "
+                "one. Drop them with check_captions, or use another reward."
+            )
+        self._eos = data.eos_token_id
+        texts = [text for references in data.references for text in references]
+        ids, mask = self._scored(*data.encode(texts))
+        self._lengths = mask.sum(1).to(data.device)  # (R,)
+        if int((self._lengths - int(self.cider_eos)).max()) < 1:
+            raise ValueError("No reference has a token in the policy's vocabulary. Are these the right captions?")
+        number = torch.tensor([len(references) for references in data.references])  # (num_images,)
+        documents = torch.repeat_interleave(torch.arange(len(number)), number)
+        batch = TokenBatch.from_ids(ids, mask)
+        frequencies = DocumentFrequencies.from_token_batch(batch, documents, eos=self.cider_eos)
+        self._scorer = CiderScorer(frequencies.to(data.device), variant=self.variant)
+        self._tokens = batch.tokens.to(data.device)
+        self._starts = self._lengths.cumsum(0) - self._lengths  # (R,)
+        self._number = number.to(data.device)
+        self._first = self._number.cumsum(0) - self._number  # (num_images,)
+        has_words = (self._lengths > int(self.cider_eos)).cpu().long()
+        self._wordless = (torch.bincount(documents, has_words, len(number)) == 0).to(data.device)  # (num_images,)
+
+    def _scored(self, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        mask = mask.bool()
+        return ids, mask if self.cider_eos else mask & (ids != self._eos)
+
+    def __call__(self, context: RewardContext) -> Tensor:
+        device = self._tokens.device
+        candidates = TokenBatch.from_ids(*self._scored(context.ids.to(device), context.mask.to(device)))
+        rows = context.rows.to(device)
+        number = self._number[rows]  # (B,)
+        images = torch.repeat_interleave(torch.arange(len(rows), device=device), number)  # (R',)
+        within = torch.arange(len(images), device=device) - (number.cumsum(0) - number)[images]
+        references = self._first[rows][images] + within  # (R',) of all references
+        lengths = self._lengths[references]
+        start = torch.repeat_interleave(self._starts[references] - (lengths.cumsum(0) - lengths), lengths)
+        tokens = self._tokens[start + torch.arange(len(start), device=device)]
+        batch = TokenBatch(torch.cat([candidates.tokens, tokens]), torch.cat([candidates.lengths, lengths]))
+        of = torch.arange(len(rows), device=device).repeat_interleave(context.group_size)
+        scores = self._scorer.score_tokens(batch, of, images)
+        return scores.masked_fill(self._wordless[rows][of], torch.nan)

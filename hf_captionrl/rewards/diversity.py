@@ -1,0 +1,189 @@
+r"""How far the captions of one image lie from each other.
+
+Legend: B images, G captions an image (SLE's s), N = B * G captions, T tokens, D features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from hf_captionrl.rewards.base import Reward, RewardContext, RewardData
+from hf_captionrl.text.bleu import bleu_scores, pairwise_bleu, sibling_bleu
+from hf_captionrl.text.ngrams import TokenBatch
+
+__all__ = ["PairwiseDiversity", "bleu34_distance", "edit_distance"]
+
+Distance = Callable[[RewardContext], Tensor]
+
+
+def bleu34_distance(ids: Tensor, mask: Tensor, group_size: int) -> Tensor:
+    r"""One minus the mean of BLEU-3 and BLEU-4 of every caption against every other one of its image.
+
+    Reference: SLE, Section 4: `d(y_j, y_k) = 1 - (BLEU3(y_j, y_k) + BLEU4(y_j, y_k)) / 2`, y_j as candidate. A caption
+    is at distance 0 from its equal, also where it is too short to have a 4-gram.
+
+    Args:
+        ids (`torch.Tensor` of shape `(N, T)`): Completions, those of an image in a row.
+        mask (`torch.Tensor` of shape `(N, T)`): True at the tokens that count.
+        group_size (`int`): G.
+
+    Returns:
+        `torch.Tensor` of shape `(B, G, G)`: float64 in [0, 1].
+    """
+    scores = pairwise_bleu(TokenBatch.from_ids(ids, mask), group_size)  # (B, G, G, 4)
+    distance = 1 - scores[..., 2:].mean(-1)
+    return distance.masked_fill(_equal(ids, mask, group_size), 0.0).clamp(0, 1)
+
+
+def edit_distance(ids: Tensor, mask: Tensor, group_size: int) -> Tensor:
+    r"""Levenshtein distance on tokens over the length of the longer caption.
+
+    SLE, Section 4: the distance must be normalised by length, or the policy writes ever longer captions.
+
+    Args:
+        ids (`torch.Tensor` of shape `(N, T)`): Completions, those of an image in a row.
+        mask (`torch.Tensor` of shape `(N, T)`): True at the tokens that count; a row's first ones.
+        group_size (`int`): G.
+
+    Returns:
+        `torch.Tensor` of shape `(B, G, G)`: float64 in [0, 1], symmetric; two empty captions are at distance 0.
+    """
+    groups, T = len(ids) // group_size, ids.size(1)
+    tokens = ids.view(groups, group_size, T)
+    lengths = mask.sum(1).view(groups, group_size)
+    a, b = torch.triu_indices(group_size, group_size, 1, device=ids.device)
+    left, right = tokens[:, a], tokens[:, b]  # (B, P, T), P pairs
+    steps = torch.arange(T + 1, device=ids.device)
+    # One row of the table for all pairs at once. Insertions run along the row: the running minimum of (cost - column)
+    # does them in one go.
+    row = steps.expand(groups, len(a), T + 1)
+    rows = [row]
+    for i in range(T):
+        change = row[..., :-1] + (right != left[..., i : i + 1])
+        best = torch.minimum(change, row[..., 1:] + 1)
+        best = torch.cat([torch.full_like(best[..., :1], i + 1), best], dim=-1)
+        row = (best - steps).cummin(-1).values + steps
+        rows.append(row)
+    table = torch.stack(rows, dim=2)  # (B, P, T + 1, T + 1)
+    from_, to = lengths[:, a], lengths[:, b]  # (B, P)
+    flat = table.flatten(2).gather(2, (from_ * (T + 1) + to).unsqueeze(2)).squeeze(2)
+    pairs = flat.double() / torch.maximum(from_, to).clamp(min=1)
+    distance = torch.zeros(groups, group_size, group_size, dtype=torch.float64, device=ids.device)
+    distance[:, a, b] = pairs
+    distance[:, b, a] = pairs
+    return distance
+
+
+def _equal(ids: Tensor, mask: Tensor, group_size: int) -> Tensor:
+    """`(B, G, G)`: captions that are the same tokens."""
+    tokens = ids.masked_fill(~mask.bool(), -1).view(-1, group_size, ids.size(1))
+    return (tokens[:, :, None] == tokens[:, None, :]).all(-1)
+
+
+class PairwiseDiversity(Reward):
+    r"""SLE's diversity term as a reward of its own, to be added to CIDEr, to self-retrieval, or to any other.
+
+    Reference: SLE, Eq. 11-16. Reward of caption j: `(2/s) sum_k d(y_j, y_k)`; its baseline is the mean over the
+    captions of the image, `(2/s^2) sum_jk d`, which matches the factor 2.
+
+    Args:
+        distance: `"bleu34"`, `"edit"`, `"embedding"` (one minus the cosine of a text encoder), or a callable from a
+            [`RewardContext`] to distances `(B, G, G)`.
+        variant: `"pairwise"`, the paper's; or `"multi_reference"`, the authors' code of 2018: minus the mean of BLEU-3
+            and BLEU-4 against all the other captions at once, with a baseline of at least -0.5.
+        include_eos (`bool`): Count the end token as a word; the paper does not.
+        text_encoder (`Callable`, *optional*): From captions to vectors `(N, D)` of any length, for `"embedding"`; by
+            default the text tower of the trainer's scorer.
+
+    Raises:
+        ValueError: If the distance or the variant is unknown.
+    """
+
+    name = "diversity"
+
+    def __init__(
+        self,
+        distance: Literal["bleu34", "edit", "embedding"] | Distance = "bleu34",
+        *,
+        variant: Literal["pairwise", "multi_reference"] = "pairwise",
+        include_eos: bool = False,
+        text_encoder: Callable[[list[str]], Tensor] | None = None,
+    ) -> None:
+        if not callable(distance) and distance not in ("bleu34", "edit", "embedding"):
+            raise ValueError(f"distance is {distance!r}. Use 'bleu34', 'edit', 'embedding' or a callable.")
+        if variant not in ("pairwise", "multi_reference"):
+            raise ValueError(f"variant is {variant!r}. Use 'pairwise' or 'multi_reference'.")
+        if variant == "multi_reference" and distance != "bleu34":
+            raise ValueError("variant='multi_reference' is defined for BLEU only. Leave distance at 'bleu34'.")
+        self.distance = distance
+        self.variant = variant
+        self.include_eos = include_eos
+        self.text_encoder = text_encoder
+        self.baseline = "group_mean" if variant == "pairwise" else "group_floor"
+
+    def prepare(self, data: RewardData) -> None:
+        """Learn the end token, and find the text encoder where one is needed.
+
+        Args:
+            data ([`RewardData`]): The training data.
+
+        Raises:
+            ValueError: If there is none.
+        """
+        self._eos = data.eos_token_id
+        if self.distance == "embedding" and self.text_encoder is None:
+            if data.scorer is None:
+                raise ValueError(
+                    "distance='embedding' needs a text encoder. Pass text_encoder or the trainer's scorer."
+                )
+            self.text_encoder = data.scorer.text_features
+
+    def distances(self, context: RewardContext) -> Tensor:
+        """Distances between the captions of each image.
+
+        Args:
+            context ([`RewardContext`]): The rollout.
+
+        Returns:
+            `torch.Tensor` of shape `(B, G, G)`.
+
+        Raises:
+            ValueError: If a callable returns another shape.
+        """
+        group_size, mask = context.group_size, self._counted(context)
+        if self.distance == "bleu34":
+            return bleu34_distance(context.ids, mask, group_size)
+        if self.distance == "edit":
+            return edit_distance(context.ids, mask, group_size)
+        if self.distance == "embedding":
+            assert self.text_encoder is not None
+            features = torch.nn.functional.normalize(self.text_encoder(context.captions).double(), dim=1)  # (N, D)
+            features = features.view(-1, group_size, features.size(1))
+            return (1 - features @ features.transpose(1, 2)).clamp(min=0)
+        assert callable(self.distance)
+        distance = self.distance(context)
+        expected = (len(context.rows), group_size, group_size)
+        if tuple(distance.shape) != expected:
+            raise ValueError(f"The distance returned shape {tuple(distance.shape)}. Return (B, G, G) = {expected}.")
+        return distance
+
+    def _counted(self, context: RewardContext) -> Tensor:
+        """`(N, T)`: the tokens that count."""
+        mask = context.mask.bool()
+        return mask if self.include_eos else mask & (context.ids != self._eos)
+
+    def __call__(self, context: RewardContext) -> Tensor:
+        if context.group_size < 2:
+            raise ValueError(
+                f"Diversity compares the captions of one image and needs two of them, got num_generations="
+                f"{context.group_size}. Raise num_generations."
+            )
+        if self.variant == "multi_reference":
+            groups = torch.arange(len(context.rows), device=context.ids.device).repeat_interleave(context.group_size)
+            batch = TokenBatch.from_ids(context.ids, self._counted(context))
+            return -bleu_scores(*sibling_bleu(batch, groups))[:, 2:].mean(1)
+        return (2.0 / context.group_size * self.distances(context).sum(2)).flatten()

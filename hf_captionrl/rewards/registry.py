@@ -1,0 +1,61 @@
+"""Rewards by name, and rewards from what a user writes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from hf_captionrl.rewards.base import FunctionReward, Reward, RewardContext, WeightedRewards
+from hf_captionrl.rewards.cider import CiderReward
+from hf_captionrl.rewards.diversity import PairwiseDiversity
+from hf_captionrl.rewards.self_retrieval import SelfRetrieval
+from hf_captionrl.rewards.shape import LengthPenalty, RepetitionPenalty, UnendedPenalty
+
+__all__ = ["REWARDS", "RewardLike", "resolve_rewards"]
+
+REWARDS: dict[str, Callable[[], Reward]] = {
+    kind.name: kind
+    for kind in (SelfRetrieval, CiderReward, PairwiseDiversity, RepetitionPenalty, LengthPenalty, UnendedPenalty)
+}
+"""Rewards that a name stands for, with their default arguments."""
+
+RewardLike = Reward | Callable[[RewardContext], Any] | str
+
+
+def resolve_rewards(
+    reward_funcs: RewardLike | Sequence[RewardLike | tuple[RewardLike, float]],
+    reward_weights: Sequence[float] | None = None,
+) -> WeightedRewards:
+    """Rewards from what a user writes: a reward, a callable, a name, or a list of them with or without weights.
+
+    Args:
+        reward_funcs: One of them, or a list; in a list also `(reward, weight)`.
+        reward_weights (`Sequence[float]`, *optional*): One each, in place of weights in the list.
+
+    Returns:
+        [`WeightedRewards`]: In the order given.
+
+    Raises:
+        ValueError: If a name is unknown, or weights are given twice.
+        TypeError: If something is no reward.
+    """
+    if isinstance(reward_funcs, tuple) and len(reward_funcs) == 2 and isinstance(reward_funcs[1], (int, float)):
+        reward_funcs = [reward_funcs]  # one reward with its weight
+    items = list(reward_funcs) if isinstance(reward_funcs, (list, tuple)) else [reward_funcs]
+    weights: list[float] = []
+    rewards: list[Reward] = []
+    for item in items:
+        item, weight = item if isinstance(item, tuple) else (item, None)
+        if weight is not None and reward_weights is not None:
+            raise ValueError("Reward weights are given both in reward_funcs and in reward_weights. Give them once.")
+        if isinstance(item, str):
+            if item not in REWARDS:
+                raise ValueError(f"There is no reward {item!r}. Use one of {sorted(REWARDS)}, or pass a callable.")
+            item = REWARDS[item]()
+        if not isinstance(item, Reward):
+            if not callable(item) or isinstance(item, type):
+                raise TypeError(f"{item!r} is no reward. Pass a Reward, a function of a RewardContext, or a name.")
+            item = FunctionReward(item)
+        rewards.append(item)
+        weights.append(1.0 if weight is None else float(weight))
+    return WeightedRewards(rewards, weights if reward_weights is None else reward_weights)

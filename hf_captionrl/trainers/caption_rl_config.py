@@ -1,0 +1,141 @@
+"""What a reinforcement-learning captioning trainer is told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from hf_captionrl.losses.policy_gradient import REDUCTIONS
+from hf_captionrl.rewards import BASELINES, make_baseline
+from hf_captionrl.trainers.caption_config import CaptionConfig
+
+__all__ = ["GUARD_ACTIONS", "CaptionRLConfig"]
+
+GUARD_ACTIONS: tuple[str, ...] = ("off", "warn", "stop", "rollback")
+"""What may happen when the reward is being hacked."""
+
+
+@dataclass
+class CaptionRLConfig(CaptionConfig):
+    r"""Arguments of [`CaptionRLTrainer`]; names that TRL has are spelled as there.
+
+    One optimizer step is one rollout: `per_device_train_batch_size * gradient_accumulation_steps * processes` images, all
+    of them distractors of each other, and `num_generations` captions each. `per_device_train_batch_size` is the number
+    of images in one forward pass.
+    """
+
+    _VALID_DICT_FIELDS: ClassVar[list[str]] = [*CaptionConfig._VALID_DICT_FIELDS, "generation_kwargs", "bag_schedule"]
+
+    num_generations: int = field(default=1, metadata={"help": "G, captions written for each image in training."})
+    do_sample: bool = field(default=True, metadata={"help": "Sample captions in training; False: greedy decoding."})
+    temperature: float = field(
+        default=1.0, metadata={"help": "Of sampling. Log-probabilities are those of the same distribution."}
+    )
+    top_p: float = field(default=1.0, metadata={"help": "Nucleus of sampling; 1 keeps every token."})
+    top_k: int = field(default=0, metadata={"help": "Sample from so many tokens only; 0 keeps every token."})
+    max_completion_length: int = field(
+        default=40, metadata={"help": "Longest caption written in training, in tokens, the end token included."}
+    )
+    generation_kwargs: dict[str, Any] | str | None = field(
+        default=None, metadata={"help": "More arguments of generate in training, e.g. {'min_new_tokens': 3}."}
+    )
+    reward_weights: list[float] | None = field(
+        default=None, metadata={"help": "Weight of each reward, in the order of reward_funcs. None: 1 each."}
+    )
+    baseline: str | None = field(
+        default="running_mean",
+        metadata={"help": f"What rewards are held against: one of {sorted(BASELINES)}. A reward may have its own."},
+    )
+    logprob_reduction: str = field(
+        default="mean",
+        metadata={
+            "help": "Log-probability of a caption: 'mean' or 'sum' of its tokens', or 'token_mean' over the batch."
+        },
+    )
+    entropy_weight: float = field(
+        default=0.0, metadata={"help": "Bonus for the entropy of each token's distribution, in nats."}
+    )
+    beta: float = field(
+        default=0.0,
+        metadata={
+            "help": "Penalty for the KL divergence from the captioner that training began with; 0: none is kept."
+        },
+    )
+    num_iterations: int = field(
+        default=1, metadata={"help": "Optimizer steps for each rollout; above 1 with an importance ratio."}
+    )
+    epsilon: float = field(default=0.2, metadata={"help": "The importance ratio is clipped to [1 - eps, 1 + eps]."})
+    bag_schedule: dict[Any, int] | str | None = field(
+        default=None,
+        metadata={
+            "help": "Bag sizes, with neighbours given to the trainer: {last epoch: size}, 'paper', 'adaptive', or a number."
+        },
+    )
+    bag_distractors: str = field(
+        default="nearest",
+        metadata={"help": "What bags are made of: the 'nearest' images, or 'random' ones in bags of the same sizes."},
+    )
+    bag_recall_threshold: float = field(
+        default=0.8,
+        metadata={
+            "help": "bag_schedule='adaptive' goes on to the next size when an epoch's R@1 in training reaches this."
+        },
+    )
+    log_completions: bool = field(
+        default=False, metadata={"help": "Show captions with images and rewards whenever something is logged."}
+    )
+    num_completions_to_print: int = field(default=5, metadata={"help": "How many of them."})
+    guard: str = field(
+        default="warn",
+        metadata={
+            "help": "When captions degenerate: 'off', 'warn', 'stop', or 'rollback' to the last good checkpoint."
+        },
+    )
+
+    lr_scheduler_type: str = field(default="constant", metadata={"help": "The papers keep the learning rate."})
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.num_generations < 1:
+            raise ValueError(f"num_generations is {self.num_generations}. Use 1 or more captions an image.")
+        if not self.do_sample and self.num_generations > 1:
+            raise ValueError(
+                f"do_sample=False writes the same caption {self.num_generations} times. Set do_sample=True or "
+                "num_generations=1."
+            )
+        if self.do_sample and not self.temperature > 0:
+            raise ValueError(f"temperature is {self.temperature}. Use a positive number, or do_sample=False.")
+        if self.do_sample and (not 0 < self.top_p <= 1 or self.top_k < 0):
+            raise ValueError(f"top_p is {self.top_p} and top_k {self.top_k}. Use 0 < top_p <= 1 and top_k >= 0.")
+        if self.logprob_reduction not in REDUCTIONS:
+            raise ValueError(f"logprob_reduction is {self.logprob_reduction!r}. Use one of {REDUCTIONS}.")
+        if self.max_completion_length < 1:
+            raise ValueError(f"max_completion_length is {self.max_completion_length}. Use at least 1 token.")
+        if self.beta < 0 or self.entropy_weight < 0:
+            raise ValueError(f"beta is {self.beta} and entropy_weight {self.entropy_weight}. Use 0 or more.")
+        if self.num_iterations < 1:
+            raise ValueError(f"num_iterations is {self.num_iterations}. Use 1 or more.")
+        if self.save_strategy == "steps" and self.save_steps % self.num_iterations:
+            raise ValueError(
+                f"save_steps ({self.save_steps}) must be a multiple of num_iterations ({self.num_iterations}): a checkpoint "
+                "in the middle of a rollout could not be resumed exactly."
+            )
+        if not 0 < self.epsilon < 1:
+            raise ValueError(f"epsilon is {self.epsilon}. Use a number between 0 and 1.")
+        if self.guard not in GUARD_ACTIONS:
+            raise ValueError(f"guard is {self.guard!r}. Use one of {GUARD_ACTIONS}.")
+        if self.bag_distractors not in ("nearest", "random"):
+            raise ValueError(f"bag_distractors is {self.bag_distractors!r}. Use 'nearest' or 'random'.")
+        if not 0 < self.bag_recall_threshold <= 1:
+            raise ValueError(f"bag_recall_threshold is {self.bag_recall_threshold}. Use a share above 0, at most 1.")
+        self.baseline = self.baseline or "none"
+        make_baseline(self.baseline, self.num_generations, do_sample=self.do_sample)
+        if self.bag_schedule is not None and not isinstance(self.bag_schedule, dict):
+            text = str(self.bag_schedule)
+            if text not in ("paper", "adaptive") and not text.isdigit():
+                raise ValueError(
+                    f"bag_schedule is {self.bag_schedule!r}. Use 'paper', 'adaptive', a bag size, or {{last epoch: bag size}}."
+                )
+        elif isinstance(self.bag_schedule, dict):
+            # YAML and the command line may give text.
+            self.bag_schedule = {int(epoch): int(size) for epoch, size in self.bag_schedule.items()}

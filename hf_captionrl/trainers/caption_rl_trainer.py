@@ -1,0 +1,495 @@
+r"""Reinforcement learning of captioners: write, reward, push towards what was rewarded.
+
+Legend: B images of this process, G captions an image, N = B * G captions, T tokens, P processes.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import datasets
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+from transformers import PreTrainedModel, TrainerCallback
+from transformers.integrations import TensorBoardCallback
+
+from hf_captionrl.captioners.base import Captioner
+from hf_captionrl.io import write_json
+from hf_captionrl.losses import IGNORE_INDEX, policy_gradient_loss
+from hf_captionrl.retrieval import Scorer
+from hf_captionrl.rewards import (
+    BASELINES,
+    RewardContext,
+    RewardData,
+    RewardLike,
+    SelfRetrieval,
+    make_baseline,
+    resolve_rewards,
+)
+from hf_captionrl.trainers.caption_rl_config import CaptionRLConfig
+from hf_captionrl.trainers.caption_trainer import CaptionTrainer
+from hf_captionrl.trainers.guards import GuardCallback, GuardThresholds, RewardHackingGuard
+from hf_captionrl.trainers.reference_model import (
+    evaluating,
+    make_reference,
+    reference_policy,
+    refuse_shared_parameters,
+)
+from hf_captionrl.trainers.rollout import Completions, advantages_of, write_completions
+from hf_captionrl.trainers.rollout_monitor import RolloutMonitor
+from hf_captionrl.trainers.rollout_sampler import RolloutBatches, RolloutCollator, batch_sampler_for
+
+__all__ = ["CaptionRLTrainer"]
+
+STATE_FILE = "caption_rl_state.json"
+
+
+class CaptionRLTrainer(CaptionTrainer):
+    r"""REINFORCE for image captioners.
+
+    One optimizer step is one rollout: the policy writes `num_generations` captions for each image of the step, all of
+    them are rewarded with all images of the step in sight, whatever the number of processes and micro-batches, and the
+    gradient of `policy_gradient_loss` is taken. An image is encoded once for all its captions, and once for the whole run
+    with `cache_image_features`. The policy's log-probabilities come from the tapped head, so `(N, T, V)` logits never
+    exist; those of the policy that wrote are remembered from its own update, never computed again.
+
+    Args:
+        model (`Captioner`, `PreTrainedModel` or `str`): The policy.
+        reward_funcs: A [`Reward`], a function of a [`RewardContext`], a name (`"self_retrieval"`, `"cider"`, ...), or a
+            list of them, with weights as `(reward, weight)` or in `args.reward_weights`.
+        args ([`CaptionRLConfig`]): Configuration.
+        train_dataset (`datasets.Dataset`, *optional*): Columns `image`, `image_id` and `captions`.
+        eval_dataset (`datasets.Dataset`, *optional*): Likewise.
+        processing_class (processor, *optional*): Where `model` brings none.
+        scorer ([`Scorer`], *optional*): For rewards that bring no scorer, and for retrieval at evaluation unless there is
+            a judge.
+        judge ([`Scorer`], *optional*): Another scorer for evaluation and for the guard: the one that rewards does not see
+            how it is being hacked.
+        neighbours (array of shape `(N, k)`, *optional*): Training rows most similar to each, best first; then batches are
+            made of bags of look-alikes as `args.bag_schedule` says.
+        guard_thresholds ([`GuardThresholds`], *optional*): When captions count as degenerate; what happens then is `args.guard`.
+        peft_config (`dict` or `peft.PeftConfig`, *optional*): Adapter to train.
+        callbacks (`list[TrainerCallback]`, *optional*): More callbacks.
+        optimizers (`tuple`): Optimizer and scheduler, as for `Trainer`.
+
+    Raises:
+        ValueError: If rewards, data and configuration do not fit each other; before any training.
+
+    Example:
+        >>> trainer = CaptionRLTrainer("Salesforce/blip-image-captioning-base", "cider", CaptionRLConfig("out"), train)  # doctest: +SKIP
+        >>> trainer.train()  # doctest: +SKIP
+    """
+
+    args: CaptionRLConfig
+
+    def __init__(
+        self,
+        model: Captioner | PreTrainedModel | str,
+        reward_funcs: RewardLike | Sequence[RewardLike | tuple[RewardLike, float]],
+        args: CaptionRLConfig,
+        train_dataset: datasets.Dataset | None = None,
+        eval_dataset: datasets.Dataset | None = None,
+        processing_class: Any | None = None,
+        scorer: Scorer | None = None,
+        judge: Scorer | None = None,
+        neighbours: Any | None = None,
+        guard_thresholds: GuardThresholds | None = None,
+        peft_config: Any | None = None,
+        callbacks: list[TrainerCallback] | None = None,
+        optimizers: tuple[Any, Any] = (None, None),
+    ) -> None:
+        self.rewards = resolve_rewards(reward_funcs, args.reward_weights)
+        assert args.baseline is not None
+        names = {reward.baseline or args.baseline for reward in self.rewards.rewards}
+        self.baselines = {n: make_baseline(n, args.num_generations, do_sample=args.do_sample) for n in sorted(names)}
+        self.judge = judge
+        self.reward_scorer = scorer
+        self._step_inputs: list[dict[str, Any]] = []
+        self._kept: list[dict[str, Any]] = []  # micro-batches of the rollout, for further iterations over it
+        self._due = False
+        self._normalizer: Tensor | float = 1.0
+        self.guard: GuardCallback | None = None
+        self._recalls: list[float] = []  # of the rollouts of this epoch, for an adaptive curriculum
+        super().__init__(
+            model,
+            args,
+            train_dataset=train_dataset,
+            eval_dataset=eval_dataset,
+            processing_class=processing_class,
+            scorer=judge if judge is not None else scorer,
+            peft_config=peft_config,
+            callbacks=callbacks,
+            optimizers=optimizers,
+        )
+        refuse_shared_parameters(self.captioner.model, self._scorers())
+        self.reference = make_reference(self.captioner) if args.beta else None
+        self.batch_sampler: Any = None
+        if train_dataset is not None:
+            self._image_ids = [str(i) for i in train_dataset["image_id"]]
+            self._references = [[c] if isinstance(c, str) else list(c or []) for c in train_dataset["captions"]]
+            self._train_images = train_dataset
+            self.data_collator = RolloutCollator(self.data_collator)  # type: ignore[has-type]
+            self.batch_sampler = batch_sampler_for(
+                len(train_dataset),
+                args,
+                neighbours=neighbours,
+                process_index=self.accelerator.process_index,
+                num_processes=self.accelerator.num_processes,
+            )
+            self.rewards.prepare(self._reward_data())
+            self.monitor = self._make_monitor(guard_thresholds or GuardThresholds())
+
+    # What must hold before training
+
+    def _scorers(self) -> list[Any]:
+        members = [s for reward in self.rewards.rewards for s in getattr(reward, "scorers", [])]
+        return [s for s in (*members, self.reward_scorer, self.judge) if s is not None]
+
+    def _reward_data(self) -> RewardData:
+        captioner = self.captioner
+
+        def encode(captions: Sequence[str]) -> tuple[Tensor, Tensor]:
+            spoken = [i for i, caption in enumerate(captions) if caption.strip()]
+            batch = captioner.encode_captions([captions[i] for i in spoken], max_length=10**6) if spoken else None
+            ids = torch.full((len(captions), 1), captioner.eos_token_id)
+            mask = torch.ones_like(ids, dtype=torch.bool)  # a reference without a word is nothing but its end
+            if batch is not None:
+                labels = batch["labels"][:, len(captioner.prompt_ids()) :]
+                ids = ids.expand(-1, labels.size(1)).clone()
+                mask = torch.zeros_like(ids, dtype=torch.bool)
+                mask[:, 0] = True
+                ids[spoken], mask[spoken] = labels.clamp(min=0), labels != IGNORE_INDEX
+            return ids, mask
+
+        return RewardData(
+            image_ids=self._image_ids,
+            references=self._references,
+            image_features=lambda scorer: self.scorer_image_features(scorer, self._train_images),
+            encode=encode,
+            eos_token_id=captioner.eos_token_id,
+            device=self.args.device,
+            scorer=self.reward_scorer,
+            bags=min(self.batch_sampler.schedule.values()) > 1,
+        )
+
+    def _make_monitor(self, thresholds: GuardThresholds) -> RolloutMonitor:
+        guard = judging = None
+        if self.args.guard != "off":
+            sample = [text for texts in self._references[:10_000] for text in texts if text.strip()]
+            guard = RewardHackingGuard(thresholds, reference_captions=sample or None)
+            self.guard = GuardCallback(guard, self.args.guard, self)
+            self.add_callback(self.guard)
+            if self.judge is not None:
+                judging = SelfRetrieval(self.judge, kind="accuracy")
+                judging.prepare(self._reward_data())
+        return RolloutMonitor(self.rewards, self._means_over_processes, guard, judging)
+
+    # Data
+
+    def get_train_dataloader(self) -> DataLoader:
+        """Batches of this process; each optimizer step's images are `gradient_accumulation_steps` of them.
+
+        Returns:
+            `DataLoader`: Not sharded further by accelerate, which would tear bags apart.
+        """
+        if self.train_dataset is None:
+            raise ValueError("Training needs a train_dataset. Pass one to the trainer.")
+        args = self.args
+        batches = RolloutBatches(self.batch_sampler, args.gradient_accumulation_steps, args.num_iterations)
+        workers = {"num_workers": args.dataloader_num_workers}
+        if args.dataloader_num_workers:
+            workers |= {
+                "persistent_workers": args.dataloader_persistent_workers,
+                "prefetch_factor": args.dataloader_prefetch_factor or 2,
+            }
+        return DataLoader(
+            self.train_dataset,
+            batch_sampler=batches,
+            collate_fn=self.data_collator,
+            pin_memory=args.dataloader_pin_memory,
+            **workers,
+        )
+
+    def get_batch_samples(
+        self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
+    ) -> tuple[list[Any], Any]:
+        """The micro-batches of one optimizer step. They are written and rewarded at the first of them.
+
+        Not here: a resumed run restores the random state between this and the first micro-batch.
+
+        Args:
+            epoch_iterator (`Iterator`): Over the batches.
+            num_batches (`int`): Micro-batches of the step.
+            device (`torch.device`): Where to count.
+
+        Returns:
+            The micro-batches, and what the Trainer divides by.
+        """
+        samples, number = super().get_batch_samples(epoch_iterator, num_batches, device)
+        self._step_inputs, self._due = samples, True
+        return samples, number
+
+    def floating_point_ops(self, inputs: dict[str, Any]) -> int:
+        """Not estimated: transformers counts one forward pass and knows nothing of generation.
+
+        Args:
+            inputs (`dict`): A micro-batch.
+
+        Returns:
+            `int`: 0.
+        """
+        return 0
+
+    # Rollout
+
+    def training_step(
+        self, model: Any, inputs: dict[str, Any], num_items_in_batch: Tensor | int | None = None
+    ) -> Tensor:
+        """One micro-batch; the first of a step makes the rollout of all of them.
+
+        Args:
+            model (`nn.Module`): The policy, as wrapped by accelerate.
+            inputs (`dict`): A micro-batch.
+            num_items_in_batch (`torch.Tensor` or `int`, *optional*): Of the Trainer.
+
+        Returns:
+            `torch.Tensor`: The loss.
+        """
+        if self._due:
+            self._due = False
+            self.begin_step()
+        return super().training_step(model, inputs, num_items_in_batch)
+
+    def begin_step(self) -> None:
+        """Write and reward the captions of the optimizer step, or take the rollout of the iteration before."""
+        if self.args.num_iterations > 1 and self.state.global_step % self.args.num_iterations:
+            for inputs, kept in zip(self._step_inputs, self._kept, strict=True):
+                inputs.clear()
+                inputs.update(kept)
+            return
+        self.roll_out(self._step_inputs)
+        self._kept = self._step_inputs if self.args.num_iterations > 1 else []
+
+    def roll_out(self, micro_batches: list[dict[str, Any]]) -> None:
+        """Write captions for all micro-batches, reward them, and put completions and advantages into the micro-batches.
+
+        Args:
+            micro_batches (`list[dict]`): Of the collator; changed in place.
+        """
+        for inputs in micro_batches:
+            prepared = self._prepare_inputs(inputs)
+            inputs.clear()
+            inputs.update(prepared)
+        images = self._image_inputs(micro_batches)
+        completions = self._write(images)
+        context = self.reward_context(micro_batches, completions)
+        greedy = None
+        if any(baseline.needs_greedy for baseline in self.baselines.values()):
+            greedy = self.reward_context(micro_batches, self._write(images, do_sample=False, num_return_sequences=1))
+        advantages, rewards = advantages_of(
+            self.rewards, self.baselines, str(self.args.baseline), context, greedy, self._mean_over_processes
+        )
+        self._fill(micro_batches, completions, advantages)
+        means = self.monitor.record(context, rewards, advantages)
+        if self.batch_sampler.adaptive is not None and "recall_at_1" in means:
+            self._recalls.append(means["recall_at_1"])
+            # With the last rollout of the epoch, before anything is saved: a resumed run must know.
+            if len(self._recalls) == len(self.batch_sampler):
+                self.batch_sampler.update(math.fsum(self._recalls) / len(self._recalls))
+                self._recalls.clear()
+
+    def _image_inputs(self, micro_batches: list[dict[str, Any]]) -> list[dict[str, Tensor]]:
+        """Images of the micro-batches for generation; a frozen tower encodes them once for it and for the update."""
+        images = []
+        frozen = not any(p.requires_grad for p in self.captioner.vision_tower.parameters())
+        for inputs in micro_batches:
+            if frozen and "pixel_values" in inputs:
+                with torch.no_grad(), evaluating(self.captioner.vision_tower):
+                    inputs["image_features"] = self.captioner.image_features(inputs.pop("pixel_values"))
+            name = "image_features" if "image_features" in inputs else "pixel_values"
+            images.append({name: inputs[name]})
+        return images
+
+    def _write(self, images: list[dict[str, Tensor]], **overrides: Any) -> Completions:
+        args = self.args
+        settings: dict[str, Any] = {
+            "max_new_tokens": args.max_completion_length,
+            "num_return_sequences": args.num_generations,
+            "num_beams": 1,
+            "do_sample": args.do_sample,
+            **(args.generation_kwargs if isinstance(args.generation_kwargs, dict) else {}),
+            **overrides,
+        }
+        if settings["do_sample"]:
+            settings = {"temperature": args.temperature, "top_p": args.top_p, "top_k": args.top_k, **settings}
+        return write_completions(self.captioner, images, batch_size=args.generation_batch_size, **settings)
+
+    def reward_context(self, micro_batches: list[dict[str, Any]], completions: Completions) -> RewardContext:
+        """What rewards see of a rollout.
+
+        Args:
+            micro_batches (`list[dict]`): With the rows of the images.
+            completions ([`Completions`]): What was written for them.
+
+        Returns:
+            [`RewardContext`]: With the images of all processes as candidates.
+        """
+        rows = torch.cat([inputs["rows"] for inputs in micro_batches])  # (B,)
+        candidates = self.accelerator.gather(rows)  # (C,), process after process
+        own = self.accelerator.process_index * len(rows) + torch.arange(len(rows), device=rows.device)
+        listed = rows.tolist()
+        return RewardContext(
+            captions=completions.captions,
+            ids=completions.ids,
+            mask=completions.mask,
+            ended=completions.ended,
+            rows=rows,
+            image_ids=[self._image_ids[row] for row in listed],
+            references=[self._references[row] for row in listed],
+            candidates=candidates,
+            positions=own,
+            bag_size=self.batch_sampler.bag_size if self.batch_sampler.bag_size > 1 else 0,
+            step=self.state.global_step // self.args.num_iterations,
+        )
+
+    def _fill(self, micro_batches: list[dict[str, Any]], completions: Completions, advantages: Tensor) -> None:
+        """Replace the captions of the data by those that were written."""
+        G, start = self.args.num_generations, 0
+        for index, inputs in enumerate(micro_batches):
+            here = slice(start * G, (start + len(inputs["rows"])) * G)
+            start += len(inputs["rows"])
+            inputs.update(self.captioner.encode_completions(completions.ids[here], completions.mask[here]))
+            inputs["micro_batch"] = index
+            inputs["advantages"] = advantages[here].to(self.args.device, torch.float32)
+            if self.reference is not None:
+                inputs["ref_log_probs"] = self._reference_log_probs(inputs)
+        number = completions.mask.sum() if self.args.logprob_reduction == "token_mean" else len(completions.captions)
+        self._normalizer = self._mean_over_processes(float(number)) * self.accelerator.num_processes
+
+    def _reference_log_probs(self, inputs: dict[str, Any]) -> Tensor:
+        assert self.reference is not None
+        with torch.no_grad(), reference_policy(self.reference, self.captioner) as reference:
+            return self._log_probs(reference, inputs, None)[0]
+
+    def _log_probs(self, captioner: Captioner, inputs: dict[str, Any], model: Any) -> tuple[Tensor, Tensor | None]:
+        """Log-probabilities and, where it is used, entropies of the tokens, `(N, T - 1)`."""
+        names = ("input_ids", "attention_mask", "labels", "pixel_values", "image_features")
+        batch = {name: inputs[name] for name in names if name in inputs}
+        temperature = self.args.temperature if self.args.do_sample else 1.0
+        entropy = bool(self.args.entropy_weight)
+        found = captioner.log_probs(batch, temperature=temperature, return_entropy=entropy, model=model)
+        return found if isinstance(found, tuple) else (found, None)
+
+    # Loss
+
+    def compute_loss(
+        self,
+        model: Any,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> Any:
+        """The policy-gradient surrogate of a micro-batch, as its share of the whole optimizer step.
+
+        Args:
+            model (`nn.Module`): The policy, as wrapped by accelerate.
+            inputs (`dict`): A micro-batch after its rollout.
+            return_outputs (`bool`): Return the log-probabilities too.
+            num_items_in_batch (`torch.Tensor` or `int`, *optional*): Unused: the captions of the step are counted here.
+
+        Returns:
+            `torch.Tensor`, or a tuple of it and the outputs.
+        """
+        args = self.args
+        log_probs, entropy = self._log_probs(self.captioner, inputs, model)
+        mask = self.captioner.align_labels(inputs["labels"]) != IGNORE_INDEX
+        old = None
+        if args.num_iterations > 1:
+            if "old_log_probs" not in inputs:
+                # The first iteration runs under the policy that wrote: no forward pass of its own is needed.
+                self._kept[inputs["micro_batch"]]["old_log_probs"] = log_probs.detach()
+            old = inputs.get("old_log_probs", log_probs.detach())
+        found = policy_gradient_loss(
+            log_probs,
+            inputs["advantages"],
+            mask,
+            logprob_reduction=args.logprob_reduction,  # type: ignore[arg-type]
+            old_log_probs=old,
+            clip_range=args.epsilon,
+            ref_log_probs=inputs.get("ref_log_probs"),
+            beta=args.beta,
+            entropy=entropy,
+            entropy_weight=args.entropy_weight,
+            normalizer=self._normalizer,
+        )
+        self.monitor.note({n: found[n] / len(mask) for n in ("kl", "entropy", "clipped_share") if n in found})
+        # DDP and FSDP average over processes; undo it.
+        loss = found["loss"] * self.accelerator.num_processes
+        return (loss, {"log_probs": log_probs}) if return_outputs else loss
+
+    # Logging
+
+    def _mean_over_processes(self, value: float) -> float:
+        return self._means_over_processes([value])[0]
+
+    def _means_over_processes(self, values: list[float]) -> list[float]:
+        if self.accelerator.num_processes == 1 or not values:
+            return values
+        mine = torch.tensor([values], dtype=torch.float64, device=self.accelerator.device)
+        return self.accelerator.gather(mine).mean(0).tolist()
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Log, with the means of what was measured in training since the last time.
+
+        Args:
+            logs (`dict[str, float]`): Of the Trainer.
+            start_time (`float`, *optional*): Of the Trainer.
+        """
+        if "loss" in logs and self.batch_sampler is not None:
+            logs = {**logs, **self.monitor.drain()}
+            if self.args.log_completions and self.accelerator.is_main_process:
+                writers = [c.tb_writer for c in self.callback_handler.callbacks if isinstance(c, TensorBoardCallback)]
+                self.monitor.show(
+                    self._train_images,
+                    self.args.num_completions_to_print,
+                    step=self.state.global_step,
+                    report_to=self.args.report_to,
+                    tensorboard_writer=writers[0] if writers else None,
+                )
+        super().log(logs, start_time)
+
+    # Checkpoints
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        super()._save_optimizer_and_scheduler(output_dir)
+        if self.args.should_save:
+            state = {
+                "baselines": {name: b.state_dict() for name, b in self.baselines.items()},
+                "batch_sampler": self.batch_sampler.state_dict(),
+                "recalls": self._recalls,
+                "guard": None if self.guard is None else self.guard.state_dict(),
+            }
+            write_json(Path(output_dir) / STATE_FILE, state)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        super()._load_optimizer_and_scheduler(checkpoint)
+        path = Path(checkpoint) / STATE_FILE if checkpoint else None
+        if path is None or not path.exists():
+            return
+        state = json.loads(path.read_text())
+        for name, baseline in self.baselines.items():
+            baseline.load_state_dict(state["baselines"].get(name) or BASELINES[name]().state_dict())
+        self.batch_sampler.load_state_dict(state["batch_sampler"])
+        self._recalls = list(state["recalls"])
+        if self.guard is not None and state["guard"] is not None:
+            self.guard.load_state_dict(state["guard"])
+
+    def _load_best_model(self) -> None:
+        # The best checkpoint by R@1 may be one whose captions have degenerated.
+        if self.guard is None or self.guard.rolled_back_to is None:
+            super()._load_best_model()

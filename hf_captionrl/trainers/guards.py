@@ -1,0 +1,384 @@
+r"""Watching for hacked rewards: captions that please the scorer and nobody else.
+
+Self-retrieval rewards loops ("a blue and blue blue blue and yellow blue"), phrases said twice ("on a blue background on
+a blue background"), and captions that never end. Every step is described in a few numbers; when their mean over the last
+steps leaves what is allowed, training is warned of, stopped, or taken back to a checkpoint from before.
+
+Legend: N captions.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from hf_captionrl.trainers.caption_rl_config import GUARD_ACTIONS
+from hf_captionrl.trainers.completion_statistics import (
+    caption_flags,
+    caption_words,
+    completion_statistics,
+    degenerate,
+    describe_completions,
+)
+
+__all__ = ["GuardCallback", "GuardThresholds", "RewardHackingGuard", "completion_statistics", "degenerate"]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class GuardThresholds:
+    """How far the mean over the last steps may go; `None` switches a limit off.
+
+    Args:
+        window (`int`): Steps that the mean is taken over; nothing trips before so many were seen.
+        max_degenerate (`float`, *optional*): Largest share of degenerate captions. People's are below .005.
+        max_length_growth (`float`, *optional*): How many times as long as at the start the longest tenth may become: the
+            90th percentile of the words, over that of the references, or of the first window where there are none.
+        min_distinct (`float`, *optional*): Smallest share of different word pairs in a caption (`distinct_2`). People's
+            are at .997.
+        max_unended (`float`, *optional*): Largest share of captions cut by the length limit.
+        max_cut (`float`, *optional*): Largest share of captions of which the scorer reads the beginning only.
+        max_gap_growth (`float`, *optional*): By how much reward minus judge may exceed that of the first window, in units
+            of the reward.
+
+    Raises:
+        ValueError: If `window` is not positive, or a limit is no finite number or could never be kept.
+    """
+
+    window: int = 10
+    max_degenerate: float | None = 0.1
+    max_length_growth: float | None = 2.0
+    min_distinct: float | None = 0.8
+    max_unended: float | None = 0.25
+    max_cut: float | None = 0.1
+    max_gap_growth: float | None = 0.2
+
+    def __post_init__(self) -> None:
+        if self.window < 1:
+            raise ValueError(f"window is {self.window}. Use at least 1 step.")
+        for name in (field.name for field in fields(self) if field.name != "window"):
+            value = getattr(self, name)
+            if value is None:
+                continue
+            share = name not in ("max_length_growth", "max_gap_growth")
+            if not math.isfinite(value) or value < 0 or (share and value > 1):
+                allowed = "a share in [0, 1]" if share else "a finite number, 0 or more"
+                raise ValueError(f"{name} is {value}. Use {allowed}, or None to switch it off.")
+
+
+# What is compared with each limit: the key of a step, and what to call its mean.
+_RULES: dict[str, tuple[str, str]] = {
+    "max_degenerate": ("degenerate", "the share of degenerate captions"),
+    "max_length_growth": ("length_p90", "the 90th percentile of the length in words"),
+    "min_distinct": ("distinct_2", "the share of different word pairs in a caption"),
+    "max_unended": ("unended", "the share of captions that did not end"),
+    "max_cut": ("cut", "the share of captions that the scorer reads in part"),
+    "max_gap_growth": ("reward_minus_judge", "reward minus judge"),
+}
+
+
+def _rewards(name: str, values: Any, number: int) -> Tensor:
+    """A number, or one a caption, as `(1,)` or `(N,)` float64."""
+    rewards = torch.as_tensor(values).detach().cpu().double().flatten()
+    if len(rewards) not in (1, number):
+        raise ValueError(
+            f"{name} has {len(rewards)} values. Give their mean, or one for each of the {number} captions."
+        )
+    return rewards
+
+
+class RewardHackingGuard:
+    """Keeps the numbers of the last steps and says when they leave what is allowed.
+
+    Args:
+        thresholds ([`GuardThresholds`]): The limits.
+        reference_captions (`Sequence[str]`, *optional*): Human captions of the training data; lengths are held against
+            theirs. Without them against those of the first window.
+
+    Raises:
+        ValueError: If there are reference captions, but none with a word.
+    """
+
+    def __init__(
+        self,
+        thresholds: GuardThresholds = GuardThresholds(),
+        *,
+        reference_captions: Sequence[str] | None = None,
+    ) -> None:
+        self.thresholds = thresholds
+        self._window: deque[dict[str, float]] = deque(maxlen=thresholds.window)
+        # The first values, as many as the window has steps.
+        self._start: dict[str, list[float]] = {"length_p90": [], "reward_minus_judge": []}
+        self._examples: dict[str, str] = {}  # the newest for each key
+        self._reference_length: float | None = None
+        if reference_captions is not None:
+            lengths = caption_words(reference_captions).lengths.double()
+            if not bool((lengths > 0).any()):
+                raise ValueError(f"None of the {len(lengths)} reference_captions has a word. Pass captions, or None.")
+            # Not torch.quantile, which refuses more than 16 million; the lower neighbour will do.
+            rank = max(math.ceil(0.9 * len(lengths)), 1)
+            self._reference_length = float(lengths.kthvalue(rank).values)
+
+    def observe(
+        self,
+        captions: Sequence[str],
+        *,
+        ended: Any | None = None,
+        cut_share: float | None = None,
+        reward: Any | None = None,
+        judge: Any | None = None,
+        mean_over_processes: Callable[[list[float]], list[float]] | None = None,
+    ) -> dict[str, float]:
+        """Take in one step.
+
+        Args:
+            captions (`Sequence[str]`): N captions of this process.
+            ended (`torch.Tensor` of shape `(N,)`, or a sequence, *optional*): False where the length limit cut a caption.
+            cut_share (`float`, *optional*): Share of the captions of which the scorer read the beginning only.
+            reward (`float`, or `torch.Tensor` of shape `(N,)`, *optional*): What the captions earned.
+            judge (`float`, or `torch.Tensor` of shape `(N,)`, *optional*): What another scorer would have paid, in the
+                same units. Values that are not finite are left out and counted.
+            mean_over_processes (`Callable`, *optional*): From a list of numbers to their means over all processes, so that
+                all processes decide alike.
+
+        Returns:
+            `dict[str, float]`: What to log, as `guard/...`; see [`completion_statistics`], and `guard/cut`,
+            `guard/reward_minus_judge`, `guard/nonfinite_reward` (a share).
+
+        Raises:
+            ValueError: If there are no captions, or something is not given for each of them.
+        """
+        step, bad, lengths = describe_completions(captions, ended)
+        number, longest = len(captions), int(lengths.argmax())
+        examples = dict.fromkeys(("length_p90", "distinct_2", "cut", "reward_minus_judge"), longest)
+        if bool(bad.any()):
+            first = int(bad.nonzero()[0])
+            examples |= {"degenerate": first, "distinct_2": first}
+        if ended is not None and not bool((flags := caption_flags("ended", ended, number)).all()):
+            examples["unended"] = int((~flags).nonzero()[0])
+        if cut_share is not None:
+            step["cut"] = float(cut_share)
+        if reward is not None:
+            paid = _rewards("reward", reward, number)
+            step["nonfinite_reward"] = float((~paid.isfinite()).double().mean())
+            if judge is not None:
+                gaps = paid - _rewards("judge", judge, number)  # (N,) or (1,)
+                known = gaps[gaps.isfinite()]
+                step["reward_minus_judge"] = float(known.mean()) if len(known) else math.nan
+                if len(gaps) == number and len(known):
+                    examples["reward_minus_judge"] = int(gaps.where(gaps.isfinite(), -torch.inf).argmax())
+        if mean_over_processes is not None:
+            step = dict(zip(step, mean_over_processes(list(step.values())), strict=True))
+        # A step in which nothing finite was paid says nothing of the gap, and JSON has no NaN.
+        step = {name: value for name, value in step.items() if math.isfinite(value)}
+        self._window.append(step)
+        for name, values in self._start.items():
+            if name in step and len(values) < self.thresholds.window:
+                values.append(step[name])
+        self._examples |= {name: captions[index] for name, index in examples.items()}
+        return {f"guard/{name}": value for name, value in step.items()}
+
+    @staticmethod
+    def _mean(values: Sequence[float]) -> float | None:
+        return math.fsum(values) / len(values) if values else None
+
+    def _limit(self, rule: str) -> float | None:
+        """What the mean may not pass, in its own units."""
+        value = getattr(self.thresholds, rule)
+        if value is None or rule not in ("max_length_growth", "max_gap_growth"):
+            return value
+        if rule == "max_length_growth":
+            length = self._reference_length
+            if length is None:
+                length = self._mean(self._start["length_p90"])
+            return None if length is None else value * max(length, 1.0)
+        start = self._mean(self._start["reward_minus_judge"])
+        return None if start is None else start + value
+
+    def _broken(self, steps: Sequence[Mapping[str, float]]) -> tuple[str, float, float] | None:
+        """The first rule that the mean of steps breaks, with mean and limit."""
+        for rule, (name, _) in _RULES.items():
+            limit, value = self._limit(rule), self._mean([step[name] for step in steps if name in step])
+            if (
+                limit is not None
+                and value is not None
+                and (value < limit if rule == "min_distinct" else value > limit)
+            ):
+                return rule, value, limit
+        return None
+
+    @property
+    def reason(self) -> str | None:
+        """What is wrong, with value, limit and an example; None while all is well or the first window is not full."""
+        broken = self._broken(self._window) if len(self._window) == self.thresholds.window else None
+        if broken is None:
+            return None
+        rule, value, limit = broken
+        name, what = _RULES[rule]
+        side = "below" if rule == "min_distinct" else "above"
+        limit_name = f"{rule}={getattr(self.thresholds, rule):g}"
+        sentence = (
+            f"Over the last {self.thresholds.window} steps {what} was {value:.3g} on average, {side} the limit of "
+            f"{limit:.3g} ({limit_name})"
+        )
+        return sentence + (f"; for example {self._examples[name]!r}." if name in self._examples else ".")
+
+    @property
+    def healthy(self) -> bool:
+        """Whether a checkpoint made now is worth going back to: neither the window nor its newest quarter is bad.
+
+        The mean of the whole window tells late: a policy may have gone wrong a few steps before.
+        """
+        newest = list(self._window)[-math.ceil(self.thresholds.window / 4) :]
+        return self.reason is None and self._broken(newest) is None
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run needs to go on exactly.
+
+        Returns:
+            `dict`: Of plain numbers and strings, for JSON.
+        """
+        return {
+            "window": list(self._window),
+            "start": {name: list(values) for name, values in self._start.items()},
+            "examples": dict(self._examples),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a saved state.
+
+        Args:
+            state (`Mapping`): Of `state_dict`; a larger window than the present one keeps its newest steps.
+        """
+        self._window.clear()
+        self._window.extend(dict(step) for step in state.get("window", []))
+        self._start = {name: list(state.get("start", {}).get(name, [])) for name in self._start}
+        self._examples = dict(state.get("examples", {}))
+
+
+class GuardCallback(TrainerCallback):
+    """Acts on what a guard says, and remembers which checkpoints are good.
+
+    Args:
+        guard ([`RewardHackingGuard`]): Fed by the trainer in every step.
+        action (`str`): `warn` once each time it trips, `stop` training, or `rollback`: load the weights of the newest
+            checkpoint written while the guard was content, then stop.
+        trainer (`Trainer`, *optional*): Whose policy is taken back; may be set later, as `callback.trainer`.
+
+    Attributes:
+        rolled_back_to (`str` or `None`): The checkpoint that was loaded.
+
+    Raises:
+        ValueError: If the action is none of these.
+    """
+
+    def __init__(self, guard: RewardHackingGuard, action: str = "warn", trainer: Any | None = None) -> None:
+        if action == "off" or action not in GUARD_ACTIONS:
+            allowed = tuple(a for a in GUARD_ACTIONS if a != "off")
+            raise ValueError(f"action is {action!r}. Use one of {allowed}; leave the callback out for no guard.")
+        self.guard = guard
+        self.action = action
+        self.trainer = trainer
+        self.rolled_back_to: str | None = None
+        self._good: list[int] = []  # steps of checkpoints, ascending
+        self._tripped = False
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Count the checkpoint that a run resumes from as good if it was: its own state was written before it was known.
+
+        Args:
+            args (`TrainingArguments`): Unused.
+            state (`TrainerState`): Knows the step.
+            control (`TrainerControl`): Unused.
+            kwargs (`Any`): Unused.
+        """
+        self.on_save(args, state, control, **kwargs)
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Mark the checkpoint just written as good, if the guard is content.
+
+        Args:
+            args (`TrainingArguments`): Unused.
+            state (`TrainerState`): Knows the step.
+            control (`TrainerControl`): Unused.
+            kwargs (`Any`): Unused.
+        """
+        # Where a run began again from an earlier step, later checkpoints are of another past.
+        self._good = [step for step in self._good if step < state.global_step]
+        if state.global_step > 0 and self.guard.healthy:
+            self._good.append(state.global_step)
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Warn, stop or roll back if the guard has a reason.
+
+        Args:
+            args (`TrainingArguments`): Knows where checkpoints are.
+            state (`TrainerState`): Knows the step.
+            control (`TrainerControl`): Told to stop.
+            kwargs (`Any`): Unused.
+
+        Raises:
+            RuntimeError: If it is to roll back and has no trainer.
+        """
+        reason = self.guard.reason
+        tripped, self._tripped = self._tripped, reason is not None
+        if reason is None or tripped:
+            return
+        message = f"Step {state.global_step}: the reward seems to be hacked. {reason}"
+        if self.action == "rollback":
+            message += f" {self._roll_back(args, control)}"
+        elif self.action == "stop":
+            message += " Training stops."
+        if self.action != "warn":
+            control.should_training_stop = True
+        if state.is_world_process_zero:
+            logger.warning(message)
+
+    def _roll_back(self, args: TrainingArguments, control: TrainerControl) -> str:
+        """Load the newest good checkpoint that is still there; what was done, in words."""
+        if self.trainer is None:
+            raise RuntimeError("action='rollback' needs the trainer. Pass trainer=..., or set callback.trainer to it.")
+        folders = [Path(args.output_dir) / f"checkpoint-{step}" for step in reversed(self._good)]
+        folder = next((folder for folder in folders if folder.is_dir()), None)
+        if folder is None:
+            return (
+                "No checkpoint was written while the captions were good (or save_total_limit removed it), so the policy "
+                "stays as it is. Training stops. Lower save_steps to have one next time."
+            )
+        self.trainer._load_from_checkpoint(str(folder))
+        self.rolled_back_to = str(folder)
+        # A checkpoint of this step would hold the old weights beside the optimizer of the hacked ones.
+        control.should_save = False
+        return f"The policy was taken back to {folder.name}, the newest good checkpoint. Training stops."
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run needs to go on exactly, the guard's state included.
+
+        Returns:
+            `dict`: For JSON.
+        """
+        return {"guard": self.guard.state_dict(), "good": list(self._good), "tripped": self._tripped}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a saved state.
+
+        Args:
+            state (`Mapping`): Of `state_dict`.
+        """
+        self.guard.load_state_dict(state.get("guard", {}))
+        self._good = [int(step) for step in state.get("good", [])]
+        self._tripped = bool(state.get("tripped", False))

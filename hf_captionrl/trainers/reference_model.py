@@ -1,0 +1,85 @@
+"""Models that must stay as they are while the policy learns: the reference of the KL penalty, and the scorers."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+from torch import nn
+
+from hf_captionrl.captioners.base import Captioner
+
+__all__ = ["evaluating", "make_reference", "reference_policy", "refuse_shared_parameters"]
+
+
+@contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """Put a module into eval mode for a while, and each of its parts back into its own mode.
+
+    Args:
+        module (`nn.Module`): Any.
+    """
+    training = [part for part in module.modules() if part.training]
+    module.eval()
+    try:
+        yield
+    finally:
+        for part in training:
+            part.training = True
+
+
+def make_reference(captioner: Captioner) -> Captioner:
+    """The captioner as it is now: itself where an adapter can be switched off, a frozen copy elsewhere.
+
+    Args:
+        captioner ([`Captioner`]): The policy, before training.
+
+    Returns:
+        [`Captioner`]: For [`reference_policy`].
+    """
+    if hasattr(captioner.model, "disable_adapter"):
+        return captioner
+    reference = copy.copy(captioner)
+    reference.model = copy.deepcopy(captioner.model).requires_grad_(False).eval()
+    return reference
+
+
+@contextmanager
+def reference_policy(reference: Captioner, policy: Captioner) -> Iterator[Captioner]:
+    """The reference, ready to be asked: on the policy's device, in eval mode, adapter off.
+
+    Args:
+        reference ([`Captioner`]): Of [`make_reference`].
+        policy ([`Captioner`]): The policy.
+
+    Yields:
+        [`Captioner`]: The reference.
+    """
+    if reference is not policy and reference.device != policy.device:
+        reference.model.to(policy.device)
+    without = reference.model.disable_adapter() if reference is policy else nullcontext()
+    with without, evaluating(reference.model):
+        yield reference
+
+
+def refuse_shared_parameters(policy: nn.Module, scorers: Iterable[Any]) -> None:
+    """Refuse scorers that would learn along with the policy, and then reward whatever it does.
+
+    Args:
+        policy (`nn.Module`): The policy's model.
+        scorers (`Iterable[Scorer]`): Those with a `model` are looked into.
+
+    Raises:
+        ValueError: If a parameter is in both.
+    """
+    names = {p.data_ptr(): name for name, p in policy.named_parameters() if p.numel()}
+    for scorer in scorers:
+        model = getattr(scorer, "model", None)
+        for name, parameter in model.named_parameters() if isinstance(model, nn.Module) else ():
+            if parameter.numel() and parameter.data_ptr() in names:
+                raise ValueError(
+                    f"The scorer's parameter {name} is the policy's {names[parameter.data_ptr()]}, so training would change "
+                    "the scorer. Load the scorer on its own, with load_scorer(name)."
+                )

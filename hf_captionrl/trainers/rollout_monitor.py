@@ -1,0 +1,182 @@
+r"""What is measured of the rollouts, watched and shown, while a policy learns.
+
+Legend: N captions of this process, G captions an image, R rewards.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import datasets
+import torch
+from torch import Tensor
+
+from hf_captionrl.data import open_image
+from hf_captionrl.reports.completions import log_completions, print_completions
+from hf_captionrl.rewards import RewardContext, SelfRetrieval, WeightedRewards
+from hf_captionrl.trainers.guards import RewardHackingGuard
+
+__all__ = ["RolloutMonitor", "completion_rows"]
+
+
+def completion_rows(
+    context: RewardContext, rewards: Tensor, advantages: Tensor, names: Sequence[str], number: int
+) -> list[dict[str, Any]]:
+    """The first captions of a rollout, as rows for `print_completions`.
+
+    Args:
+        context ([`RewardContext`]): The rollout.
+        rewards (`torch.Tensor` of shape `(N, R)`): What the captions earned.
+        advantages (`torch.Tensor` of shape `(N,)`): Their advantages.
+        names (`Sequence[str]`): R names.
+        number (`int`): How many captions.
+
+    Returns:
+        `list[dict]`: At most `number` rows.
+    """
+    rows = []
+    for n in range(min(number, len(context.captions))):
+        image = n // context.group_size
+        rows.append(
+            {
+                "image_id": context.image_ids[image],
+                "caption": context.captions[n],
+                "reference": next(iter(context.references[image]), ""),
+                "rewards": dict(zip(names, rewards[n].tolist(), strict=True)),
+                "advantage": float(advantages[n]),
+            }
+        )
+    return rows
+
+
+class RolloutMonitor:
+    """Keeps the numbers of every rollout until they are logged, and lets the guard see each of them.
+
+    Args:
+        rewards ([`WeightedRewards`]): Whose rewards are logged.
+        means_over_processes (`Callable`): From a list of numbers to their means over all processes.
+        guard ([`RewardHackingGuard`], *optional*): Sees every rollout.
+        judging ([`SelfRetrieval`], *optional*): The judge as a reward that is not paid; its share of images found is held
+            against that of the rewarding scorer.
+    """
+
+    def __init__(
+        self,
+        rewards: WeightedRewards,
+        means_over_processes: Callable[[list[float]], list[float]],
+        guard: RewardHackingGuard | None = None,
+        judging: SelfRetrieval | None = None,
+    ) -> None:
+        self.rewards = rewards
+        self.means_over_processes = means_over_processes
+        self.guard = guard
+        self.judging = judging
+        self._values: dict[str, list[float]] = defaultdict(list)
+        self._last: tuple[RewardContext, Tensor, Tensor] | None = None
+
+    def note(self, named: Mapping[str, Any]) -> dict[str, float]:
+        """Keep the means over processes for the next log.
+
+        Args:
+            named (`Mapping`): Numbers of this process; all processes must have the same names.
+
+        Returns:
+            `dict[str, float]`: The means.
+        """
+        names = sorted(named)
+        means = dict(zip(names, self.means_over_processes([float(named[n]) for n in names]), strict=True))
+        for name, value in means.items():
+            self._values[name].append(value)
+        return means
+
+    def record(self, context: RewardContext, rewards: Tensor, advantages: Tensor) -> dict[str, float]:
+        """Take in one rollout.
+
+        Args:
+            context ([`RewardContext`]): The rollout, with the statistics that rewards left in it.
+            rewards (`torch.Tensor` of shape `(N, R)`): What the captions earned.
+            advantages (`torch.Tensor` of shape `(N,)`): Their advantages.
+
+        Returns:
+            `dict[str, float]`: What was measured, as means over all processes.
+        """
+        total = rewards @ torch.tensor(self.rewards.weights, dtype=rewards.dtype)
+        named: dict[str, Any] = {
+            "reward": total.mean(),
+            "reward_std": total.std(correction=0),
+            "advantage_std": advantages.std(correction=0),
+            "completions/mean_length": context.mask.sum(1).double().mean(),
+            "completions/empty": context.is_empty.double().mean(),
+            "completions/unended": (~context.ended).double().mean(),
+            **context.statistics,
+        }
+        for index, name in enumerate(self.rewards.names):
+            named[f"rewards/{name}/mean"] = rewards[:, index].mean()
+        if context.bag_size:
+            named["bag_size"] = context.bag_size
+        self._last = (context, rewards, advantages)
+        means = self.note(named)
+        # The guard takes its own means over processes.
+        for name, value in self._watch(context).items():
+            self._values[name].append(value)
+        return means
+
+    def _watch(self, context: RewardContext) -> dict[str, float]:
+        if self.guard is None:
+            return {}
+        statistics = context.statistics
+        judge = None
+        if self.judging is not None and "recall_at_1" in statistics:
+            verdict = self.judging(replace(context, statistics={}))  # (N,)
+            judge = float(verdict.nan_to_num(0.0).mean())
+        return self.guard.observe(
+            context.captions,
+            ended=context.ended,
+            cut_share=statistics.get("completions/cut_by_scorer"),
+            # Shares of images found, not log-probabilities: two scorers have two scales.
+            reward=statistics.get("recall_at_1") if judge is not None else None,
+            judge=judge,
+            mean_over_processes=self.means_over_processes,
+        )
+
+    def drain(self) -> dict[str, float]:
+        """Means of everything since the last time.
+
+        Returns:
+            `dict[str, float]`: To log.
+        """
+        means = {name: math.fsum(values) / len(values) for name, values in self._values.items() if values}
+        self._values.clear()
+        return means
+
+    def show(
+        self,
+        dataset: datasets.Dataset,
+        number: int,
+        *,
+        step: int,
+        report_to: Any = None,
+        tensorboard_writer: Any | None = None,
+    ) -> None:
+        """Print the first captions of the last rollout, and send them with their images to the trackers.
+
+        Args:
+            dataset (`datasets.Dataset`): The training data, for the images.
+            number (`int`): How many captions.
+            step (`int`): Optimizer step.
+            report_to: As in `TrainingArguments`.
+            tensorboard_writer (`SummaryWriter`, *optional*): Of transformers' `TensorBoardCallback`.
+        """
+        if self._last is None:
+            return
+        context, rewards, advantages = self._last
+        rows = completion_rows(context, rewards, advantages, self.rewards.names, number)
+        print_completions(rows, step=step)
+        if report_to:
+            shown = [int(context.rows[n // context.group_size]) for n in range(len(rows))]
+            images = [open_image(dataset[row]["image"]) for row in shown]
+            log_completions(rows, images, step=step, report_to=report_to, tensorboard_writer=tensorboard_writer)

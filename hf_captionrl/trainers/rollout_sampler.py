@@ -1,0 +1,129 @@
+r"""Which images make a rollout, and how it is cut into micro-batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hf_captionrl.data.sampler import BagCurriculumSampler
+from hf_captionrl.trainers.caption_rl_config import CaptionRLConfig
+
+__all__ = ["RolloutBatches", "RolloutCollator", "batch_sampler_for"]
+
+
+class RolloutCollator:
+    """Adds to a batch of captioned images the rows they come from.
+
+    Args:
+        collator (`Callable`): A [`CaptionCollator`].
+    """
+
+    def __init__(self, collator: Any) -> None:
+        self.collator = collator
+
+    def __call__(self, items: Sequence[Any]) -> dict[str, Tensor]:
+        """Collate one micro-batch.
+
+        Args:
+            items (`Sequence[CaptionItem]`): B items.
+
+        Returns:
+            `dict`: Of the captioner, and `rows` of shape `(B,)`.
+        """
+        return {**self.collator(items), "rows": torch.tensor([item["index"] for item in items])}
+
+
+class RolloutBatches:
+    """Cuts each rollout of a batch sampler into the micro-batches of an optimizer step.
+
+    Args:
+        batch_sampler: Yields the rows of one rollout of this process.
+        pieces (`int`): Micro-batches a step, of sizes that differ by one at most.
+        repeats (`int`): Optimizer steps a rollout is used for.
+    """
+
+    def __init__(self, batch_sampler: Any, pieces: int, repeats: int = 1) -> None:
+        self.batch_sampler = batch_sampler
+        self.pieces = pieces
+        self.repeats = repeats
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch.
+
+        Args:
+            epoch (`int`): From 0.
+        """
+        self.batch_sampler.set_epoch(epoch)
+
+    def __len__(self) -> int:
+        return len(self.batch_sampler) * self.pieces * self.repeats
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for rows in self.batch_sampler:
+            size, rest = divmod(len(rows), self.pieces)
+            if not size:
+                raise ValueError(
+                    f"A rollout of {len(rows)} images cannot be cut into {self.pieces} micro-batches. Lower "
+                    "gradient_accumulation_steps or raise per_device_train_batch_size."
+                )
+            ends = [0]
+            for piece in range(self.pieces):
+                ends.append(ends[-1] + size + (piece < rest))
+            for _ in range(self.repeats):
+                for start, end in pairwise(ends):
+                    yield list(rows[start:end])
+
+
+def batch_sampler_for(
+    number: int, args: CaptionRLConfig, *, neighbours: Any | None, process_index: int, num_processes: int
+) -> Any:
+    """The sampler that the configuration asks for.
+
+    Args:
+        number (`int`): Training images.
+        args ([`CaptionRLConfig`]): Batch size, schedule, seed.
+        neighbours (array of shape `(number, k)`, *optional*): Rows most similar to each.
+        process_index (`int`): This process.
+        num_processes (`int`): P.
+
+    Returns:
+        A batch sampler over whole rollouts, of which this process gets its share.
+
+    Raises:
+        ValueError: If schedule and neighbours do not go together, neighbours are of other data, or there are fewer
+            images than a rollout needs.
+    """
+    batch_size = args.per_device_train_batch_size * args.gradient_accumulation_steps * num_processes
+    if number < batch_size:
+        raise ValueError(
+            f"One optimizer step needs {batch_size} different images (per_device_train_batch_size x "
+            f"gradient_accumulation_steps x processes), and there are {number}. Lower them."
+        )
+    settings: dict[str, Any] = {
+        "seed": args.seed if args.data_seed is None else args.data_seed,
+        "process_index": process_index,
+        "num_processes": num_processes,
+        "num_images": number,
+    }
+    random = args.bag_distractors == "random"
+    if args.bag_schedule is None and neighbours is None:
+        return BagCurriculumSampler(None, batch_size, 1, distractors="random", **settings)
+    if neighbours is None and not random:
+        raise ValueError(
+            f"bag_schedule is {args.bag_schedule!r}, but there are no neighbours to make bags of. Pass neighbours, which "
+            "`captionrl bags` makes, or leave bag_schedule out."
+        )
+    adaptive = args.bag_schedule == "adaptive"
+    schedule: Any = None if args.bag_schedule in (None, "paper", "adaptive") else args.bag_schedule
+    return BagCurriculumSampler(
+        None if random else neighbours,
+        batch_size,
+        int(schedule) if isinstance(schedule, str) else schedule,
+        distractors="random" if random else "nearest",
+        adaptive=args.bag_recall_threshold if adaptive else None,
+        **settings,
+    )

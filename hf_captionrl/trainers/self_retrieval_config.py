@@ -1,0 +1,100 @@
+"""What self-retrieval training is told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import get_args
+
+from hf_captionrl.rewards.self_retrieval import DistractorScope, Kind
+from hf_captionrl.trainers.caption_rl_config import CaptionRLConfig
+
+__all__ = ["SelfRetrievalConfig"]
+
+
+@dataclass
+class SelfRetrievalConfig(CaptionRLConfig):
+    r"""Arguments of [`SelfRetrievalTrainer`]; defaults are DiscriTune's on COCO.
+
+    Only what differs from [`CaptionRLConfig`] is listed. Where the papers and their code differ, a field names both.
+    """
+
+    reward_kind: str = field(
+        default="log_prob", metadata={"help": "Reward: 'log_prob', 'cosine' or 'accuracy' (DiscriTune, Table 9)."}
+    )
+    similarity_scale: str = field(
+        default="code",
+        metadata={"help": "Factor on cosines: 'code' is the scorer's own logit scale, 'paper' is 1, or a number."},
+    )
+    distractor_scope: str = field(
+        default="batch",
+        metadata={"help": "Whom the own image is told from: the 'batch', its 'bag', or 'hard' ones of the batch."},
+    )
+    num_hard_distractors: int = field(
+        default=10, metadata={"help": "Images most similar to the own one, for distractor_scope='hard'."}
+    )
+    scorer_ensemble: str = field(
+        default="mean", metadata={"help": "Of several scorers: their 'mean', or 'alternate' from step to step."}
+    )
+    cider_weight: float = field(
+        default=0.0,
+        metadata={
+            "help": "lambda of R = SR + lambda * CIDEr-D (No Detail Left Behind, Section 4.8: 0.5); 0: SR alone."
+        },
+    )
+    cider_eos: bool = field(default=True, metadata={"help": "CIDEr-D scores the end token too."})
+    repetition_weight: float = field(
+        default=0.0, metadata={"help": "Weight of the penalty on n-grams that a caption has said already."}
+    )
+    length_weight: float = field(default=0.0, metadata={"help": "Weight of the penalty on tokens beyond max_tokens."})
+    max_tokens: int = field(default=30, metadata={"help": "Longest caption without a length penalty, in tokens."})
+    unended_weight: float = field(
+        default=0.0, metadata={"help": "Weight of the penalty on captions that the length limit cut."}
+    )
+
+    do_sample: bool | None = field(  # type: ignore[assignment]
+        default=None,
+        metadata={
+            "help": "Sample captions in training, or write them greedily. None: greedily (DiscriTune), sampled where CIDEr "
+            "with its greedy baseline is in the reward."
+        },
+    )
+    baseline: str | None = field(
+        default=None,
+        metadata={"help": "Baseline. None: 'running_mean' (DiscriTune), 'greedy' with CIDEr in the reward."},
+    )
+    learning_rate: float = field(default=1e-7, metadata={"help": "DiscriTune's for the whole language model."})
+    num_train_epochs: float = field(default=20, metadata={"help": "Epochs."})
+    per_device_train_batch_size: int = field(default=100, metadata={"help": "Images: one target, 99 distractors."})
+    generation_num_beams: int = field(default=5, metadata={"help": "Beams when captions are generated to evaluate."})
+
+    def __post_init__(self) -> None:
+        if self.reward_kind not in get_args(Kind):
+            raise ValueError(f"reward_kind is {self.reward_kind!r}. Use one of {get_args(Kind)}.")
+        if self.distractor_scope not in get_args(DistractorScope):
+            raise ValueError(f"distractor_scope is {self.distractor_scope!r}. Use one of {get_args(DistractorScope)}.")
+        if self.num_hard_distractors < 1:
+            raise ValueError(f"num_hard_distractors is {self.num_hard_distractors}. Use 1 or more.")
+        if self.cider_weight < 0:
+            raise ValueError(f"cider_weight is {self.cider_weight}. Use 0 or more.")
+        if self.do_sample is None:
+            self.do_sample = self.cider_weight > 0 or self.num_generations > 1
+        if self.baseline is None:
+            self.baseline = "greedy" if self.cider_weight > 0 else "running_mean"
+        _ = self.scale  # refused now, not at the first step
+        super().__post_init__()
+
+    @property
+    def scale(self) -> float | None:
+        """Factor on the cosines; None for the scorer's own."""
+        named = {"code": None, "paper": 1.0}
+        if self.similarity_scale in named:
+            return named[self.similarity_scale]
+        try:
+            value = float(self.similarity_scale)
+        except (TypeError, ValueError):
+            value = 0.0
+        if not 0 < value < float("inf"):
+            raise ValueError(
+                f"similarity_scale is {self.similarity_scale!r}. Use 'code', 'paper' or a positive number."
+            )
+        return value

@@ -1,0 +1,104 @@
+"""Self-retrieval: captions from which a frozen image-text model finds their image."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import datasets
+
+from hf_captionrl.captioners.base import Captioner
+from hf_captionrl.retrieval import Scorer
+from hf_captionrl.rewards import (
+    CiderReward,
+    LengthPenalty,
+    RepetitionPenalty,
+    Reward,
+    RewardLike,
+    SelfRetrieval,
+    UnendedPenalty,
+)
+from hf_captionrl.trainers.caption_rl_trainer import CaptionRLTrainer
+from hf_captionrl.trainers.self_retrieval_config import SelfRetrievalConfig
+
+__all__ = ["SelfRetrievalTrainer"]
+
+
+class SelfRetrievalTrainer(CaptionRLTrainer):
+    r"""DiscriTune and No Detail Left Behind's self-retrieval finetuning.
+
+    References: Dessi et al. 2023, "Cross-Domain Image Captioning with Discriminative Finetuning"; "No Detail Left Behind:
+    Revisiting Self-Retrieval for Fine-Grained Image Captioning". Give `neighbours` (of `captionrl bags`) for BagCurri, and
+    `peft_config={"tune": "language" | "vision" | "both"}` for SR-L, SR-V, SR-LV.
+
+    Args:
+        model (`Captioner`, `PreTrainedModel` or `str`): The policy.
+        scorer ([`Scorer`] or a list of them): Frozen; rewards. Several are an ensemble.
+        args ([`SelfRetrievalConfig`]): Configuration.
+        train_dataset (`datasets.Dataset`, *optional*): Columns `image`, `image_id` and `captions`.
+        eval_dataset (`datasets.Dataset`, *optional*): Likewise.
+        reward_funcs (*optional*): In place of the rewards that the configuration makes.
+        kwargs: For [`CaptionRLTrainer`]: `judge`, `neighbours`, `peft_config`, ...
+
+    Raises:
+        ValueError: If there is no scorer, or something does not fit; before any training.
+
+    Example:
+        >>> trainer = SelfRetrievalTrainer("Salesforce/blip-image-captioning-base", scorer, args, train)  # doctest: +SKIP
+        >>> trainer.train()  # doctest: +SKIP
+    """
+
+    args: SelfRetrievalConfig
+
+    def __init__(
+        self,
+        model: Captioner | Any,
+        scorer: Scorer | Sequence[Scorer],
+        args: SelfRetrievalConfig,
+        train_dataset: datasets.Dataset | None = None,
+        eval_dataset: datasets.Dataset | None = None,
+        *,
+        reward_funcs: RewardLike | Sequence[RewardLike | tuple[RewardLike, float]] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        scorers = list(scorer) if isinstance(scorer, (list, tuple)) else [scorer]
+        if not scorers or scorers[0] is None:
+            raise ValueError("Self-retrieval needs a scorer. Pass scorer=load_scorer(name).")
+        super().__init__(
+            model,
+            self.rewards_of(args, scorers) if reward_funcs is None else reward_funcs,
+            args,
+            train_dataset=train_dataset,
+            eval_dataset=eval_dataset,
+            scorer=scorers[0],
+            **kwargs,
+        )
+
+    @staticmethod
+    def rewards_of(
+        args: SelfRetrievalConfig, scorers: Sequence[Scorer]
+    ) -> list[RewardLike | tuple[RewardLike, float]]:
+        """The rewards that a configuration asks for.
+
+        Args:
+            args ([`SelfRetrievalConfig`]): Kind, scope and weights.
+            scorers (`Sequence[Scorer]`): Who rewards.
+
+        Returns:
+            `list`: Rewards with weights; those of weight 0 are left out.
+        """
+        retrieval = SelfRetrieval(
+            list(scorers),
+            kind=args.reward_kind,  # type: ignore[arg-type]
+            similarity_scale=args.scale,
+            distractor_scope=args.distractor_scope,  # type: ignore[arg-type]
+            num_hard=args.num_hard_distractors,
+            ensemble=args.scorer_ensemble,  # type: ignore[arg-type]
+        )
+        others: list[tuple[Reward, float]] = [
+            (CiderReward(cider_eos=args.cider_eos), args.cider_weight),
+            (RepetitionPenalty(), args.repetition_weight),
+            (LengthPenalty(args.max_tokens), args.length_weight),
+            (UnendedPenalty(), args.unended_weight),
+        ]
+        return [(retrieval, 1.0), *((reward, weight) for reward, weight in others if weight)]

@@ -1,0 +1,490 @@
+"""Neighbours, bags and their files, against plain loops."""
+
+import argparse
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from hf_captionrl.retrieval.bag_files import (
+    BagFile,
+    NeighbourFile,
+    load_bags,
+    load_neighbours,
+    save_bags,
+    save_neighbours,
+)
+from hf_captionrl.retrieval.bags import (
+    bag_similarities,
+    candidate_bags,
+    check_neighbours,
+    curate_bags,
+    multimodal_features,
+    nearest_neighbours,
+    training_bags,
+)
+from hf_captionrl.retrieval.neighbours import approximate_neighbours, neighbour_recall
+from scripts.benchmarks import bags as benchmark
+
+SIGNATURE = "clip@0123456789ab|float32|text:77"
+
+
+def clustered(count, width=16, seed=0, noise=0.7):
+    generator = torch.Generator().manual_seed(seed)
+    centres = torch.randn(max(count // 20, 1), width, generator=generator)
+    which = torch.randint(len(centres), (count,), generator=generator)
+    return centres[which] + noise * torch.randn(count, width, generator=generator)
+
+
+def cosine(a, b):
+    dot = sum(x * y for x, y in zip(a, b, strict=True))
+    return dot / math.sqrt(sum(x * x for x in a) * sum(y * y for y in b))
+
+
+def plain_neighbours(features, k):
+    """Sorted by descending cosine, then by row; in Python's doubles."""
+    rows = [[float(x) for x in row] for row in features]
+    found = []
+    for i, row in enumerate(rows):
+        others = sorted((-cosine(row, other), j) for j, other in enumerate(rows) if j != i)
+        found.append([(j, -score) for score, j in others[:k]])
+    return found
+
+
+def plain_training_bags(neighbours, order, size):
+    """B.2 as it is written: what cannot be filled from the list is left out."""
+    used, bags = set(), []
+    for query in order:
+        if query in used:
+            continue
+        members = [other for other in neighbours[query] if other not in used][: size - 1]
+        if len(members) == size - 1:
+            bags.append([query, *members])
+            used.update(bags[-1])
+    return bags
+
+
+# --- neighbours -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("block_size", [None, 1, 7, 1000])
+def test_neighbours_are_those_of_a_plain_loop(block_size):
+    features = clustered(60)
+    indices, similarities = nearest_neighbours(features, 12, block_size=block_size)
+    expected = plain_neighbours(features, 12)
+    assert indices.tolist() == [[j for j, _ in row] for row in expected]
+    assert similarities.numpy() == pytest.approx(np.array([[s for _, s in row] for row in expected]), abs=1e-6)
+    assert similarities.dtype == torch.float32
+
+
+def test_the_length_of_a_feature_does_not_matter_and_its_precision_may_be_half():
+    features = clustered(50)
+    scaled = features * torch.linspace(0.1, 30, 50)[:, None]
+    assert torch.equal(nearest_neighbours(features, 5)[0], nearest_neighbours(scaled.numpy(), 5)[0])
+    half = features.half()
+    assert torch.equal(nearest_neighbours(half, 5)[0], nearest_neighbours(half.float(), 5)[0])
+
+
+@pytest.mark.parametrize(("count", "k"), [(30, 8), (900, 1), (900, 2), (1000, 3)])
+def test_ties_stand_in_the_order_of_the_rows(count, k):
+    # Unit vectors along axes: every cosine is exactly 0 or 1. With many more images than k the search goes by groups.
+    generator = torch.Generator().manual_seed(1)
+    axis = torch.randint(5, (count,), generator=generator).tolist()
+    features = torch.eye(5)[axis]
+    indices, similarities = nearest_neighbours(features, k)
+    for i in range(0, count, 7):
+        same = [j for j in range(count) if j != i and axis[j] == axis[i]]
+        other = [j for j in range(count) if axis[j] != axis[i]]
+        assert indices[i].tolist() == (same + other)[:k]
+    assert set(similarities.flatten().tolist()) <= {0.0, 1.0}
+
+
+def test_search_by_groups_equals_a_full_sort_also_in_the_columns_over():
+    features = clustered(32 * 82 + 13, width=24, seed=3)  # 13 columns are in no group
+    features[-4:] = features[:4] + 0.01  # whose nearest are therefore there
+    unit = torch.nn.functional.normalize(features.double(), dim=1)
+    rows = torch.tensor([0, 5, 2623, 2624, 2636])
+    indices, _ = nearest_neighbours(features, 9, rows=rows)
+    scores = unit[rows] @ unit.T
+    scores[torch.arange(5), rows] = -2
+    assert indices.tolist() == scores.argsort(dim=1, descending=True)[:, :9].tolist()
+    assert (indices >= 32 * 82).any()
+
+
+def test_a_copy_is_a_neighbour_and_the_image_itself_is_none():
+    features = clustered(40)
+    features[7] = features[3]
+    indices, similarities = nearest_neighbours(features, 39)
+    assert indices[3, 0] == 7
+    assert indices[7, 0] == 3
+    assert float(similarities[3, 0]) == pytest.approx(1)
+    for i, row in enumerate(indices.tolist()):
+        assert sorted([*row, i]) == list(range(40))
+
+
+@pytest.mark.parametrize("k", [0, 10, -1])
+def test_k_out_of_range(k):
+    with pytest.raises(ValueError, match="between 1 and 9"):
+        nearest_neighbours(clustered(10), k)
+
+
+def test_features_without_a_direction_are_named():
+    features = clustered(10)
+    features[4] = 0
+    with pytest.raises(ValueError, match=r"features\[4\] is zero"):
+        nearest_neighbours(features, 2)
+    with pytest.raises(ValueError, match="numbers in"):
+        nearest_neighbours(clustered(10), 2, rows=[10])
+    with pytest.raises(ValueError, match="block_size"):
+        nearest_neighbours(clustered(10), 2, block_size=0)
+
+
+def test_multimodal_cosine_is_the_mean_of_both():
+    images, captions = clustered(12, 8, seed=1), clustered(60, 8, seed=2).view(12, 5, 8)
+    joined = multimodal_features(images, captions)
+    assert joined.shape == (12, 16)
+    text = captions.mean(dim=1)
+    for i in range(12):
+        for j in range(12):
+            expected = (
+                cosine(images[i].tolist(), images[j].tolist()) + cosine(text[i].tolist(), text[j].tolist())
+            ) / 2
+            assert float(joined[i] @ joined[j]) == pytest.approx(expected, abs=1e-6)
+    assert torch.equal(joined, multimodal_features(images, text))
+    assert torch.allclose(joined, multimodal_features(images, list(captions)))
+
+
+def test_multimodal_features_need_captions_of_the_same_images():
+    images = clustered(4, 8)
+    with pytest.raises(ValueError, match="4 images and text features of 3"):
+        multimodal_features(images, clustered(3, 8))
+    with pytest.raises(ValueError, match=r"text_features\[2\]"):
+        multimodal_features(images, [torch.ones(1, 8), torch.ones(2, 8), torch.empty(0, 8), torch.ones(1, 8)])
+
+
+def test_faiss_finds_nearly_all_and_says_how_many():
+    features = clustered(1500, noise=0.3)
+    exact, scores = nearest_neighbours(features, 10)
+    indices, similarities, recall = approximate_neighbours(features, 10, num_clusters=38, num_probes=12)
+    assert indices.shape == exact.shape
+    assert (indices != torch.arange(1500)[:, None]).all()
+    assert all(len(set(row)) == 10 for row in indices.tolist())
+    assert recall > 0.9
+    assert recall == pytest.approx(neighbour_recall(indices, exact), abs=0.05)
+    hit = indices == exact
+    assert torch.allclose(similarities[hit], scores[hit], atol=1e-5)
+    few = approximate_neighbours(features, 10, num_clusters=38, num_probes=1)[2]
+    assert few < recall  # the measure can fail
+    whole = approximate_neighbours(features, 10, num_clusters=4, num_probes=4)
+    assert whole[2] == 1
+
+
+def test_faiss_fills_what_its_lists_do_not_hold():
+    indices, _, _ = approximate_neighbours(clustered(200), 60, num_clusters=20, num_probes=1)
+    check_neighbours(indices, 200)  # no -1, nothing twice
+
+
+def test_without_faiss_the_way_out_is_named(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "faiss", None)
+    with pytest.raises(ImportError, match=r"hf-captionrl\[faiss\]"):
+        approximate_neighbours(clustered(20), 3)
+
+
+def test_recall_by_hand():
+    assert neighbour_recall([[1, 2], [3, 4]], [[2, 1], [4, 5]]) == 0.75
+    with pytest.raises(ValueError, match="both must be"):
+        neighbour_recall([[1]], [[1, 2]])
+
+
+# --- Algorithms 1 and 2 ---------------------------------------------------------------------------------------------
+
+
+def test_algorithm_1_and_2_line_by_line():
+    features = clustered(80)
+    unit = [row.tolist() for row in torch.nn.functional.normalize(features.double(), dim=1)]
+    bags, alphas = [], []
+    for r, row in enumerate(plain_neighbours(features, 4)):
+        bags.append([r, *(j for j, _ in row)])
+        alphas.append(sum(cosine(unit[r], unit[j]) for j in bags[r][1:]) / 4)
+    found, similarities = candidate_bags(features, 5)
+    assert found.tolist() == bags
+    assert similarities.tolist() == pytest.approx(alphas, abs=1e-6)
+    assert bag_similarities(features, found).tolist() == pytest.approx(alphas, abs=1e-6)
+
+    visited, chosen = set(), []
+    for _, r in sorted((-alpha, r) for r, alpha in enumerate(alphas)):
+        if not visited & set(bags[r]):
+            visited |= set(bags[r])
+            chosen.append(bags[r])
+    curated, kept = curate_bags(found, similarities)
+    assert curated.tolist() == chosen
+    assert kept.tolist() == sorted(kept.tolist(), reverse=True)
+    assert len(set(curated.flatten().tolist())) == curated.numel()
+    assert len(curated) < len(bags)
+
+
+def test_curation_by_hand_with_a_tie():
+    bags = [[0, 1], [1, 2], [3, 4], [2, 5], [5, 6]]
+    curated, similarities = curate_bags(bags, [0.5, 0.9, 0.4, 0.7, 0.4])
+    assert curated.tolist() == [[1, 2], [3, 4], [5, 6]]
+    assert similarities.tolist() == pytest.approx([0.9, 0.4, 0.4])
+
+
+def test_bad_input_of_the_algorithms():
+    with pytest.raises(ValueError, match="between 2 and the 6 images"):
+        candidate_bags(clustered(6), 7)
+    with pytest.raises(ValueError, match=r"\(T, K\)"):
+        curate_bags([[0, 1]], [0.1, 0.2])
+    with pytest.raises(ValueError, match="not a number"):
+        curate_bags([[0, 1], [2, 3]], [0.1, float("nan")])
+    with pytest.raises(ValueError, match="at least 2"):
+        bag_similarities(clustered(6), [[0], [1]])
+
+
+# --- training bags --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [2, 3, 5, 7, 10])
+@pytest.mark.parametrize("with_features", [False, True])
+def test_training_bags_are_the_papers_and_then_the_leftovers(size, with_features):
+    features = clustered(403)
+    neighbours, _ = nearest_neighbours(features, 12)
+    order = np.random.default_rng(5).permutation(403)
+    bags = training_bags(neighbours, size, order=order, features=features if with_features else None)
+    expected = plain_training_bags(neighbours.tolist(), order.tolist(), size)
+    assert bags[: len(expected)].tolist() == expected
+    assert len(expected) < 403 // size  # there are leftovers
+    assert bags.shape == (403 // size, size)
+    assert len(set(bags.flatten().tolist())) == bags.numel()
+
+
+def test_leftovers_get_their_nearest_free_images():
+    features = clustered(300, noise=0.5)
+    neighbours, _ = nearest_neighbours(features, 6)
+    order = np.random.default_rng(2).permutation(300)
+    taken = {i for bag in plain_training_bags(neighbours.tolist(), order.tolist(), 4) for i in bag}
+    left = [int(i) for i in order if i not in taken]
+    exact = []
+    free = list(left)
+    unit = torch.nn.functional.normalize(features.double(), dim=1)
+    while len(free) >= 4:
+        query = free[0]
+        ranked = sorted(free[1:], key=lambda j: (-float(unit[query] @ unit[j]), free.index(j)))
+        exact.append([query, *ranked[:3]])
+        free = [i for i in free if i not in exact[-1]]
+    assert len(exact) > 3
+    bags = training_bags(neighbours, 4, order=order, features=features)
+    assert bags[-len(exact) :].tolist() == exact
+    by_graph = training_bags(neighbours, 4, order=order)[-len(exact) :]
+    assert set(by_graph.flatten().tolist()) <= set(left)
+    shuffled = torch.tensor(left)[torch.randperm(len(left), generator=torch.Generator().manual_seed(0))]
+    by_chance = bag_similarities(features, shuffled[: len(exact) * 4].view(-1, 4)).mean()
+    assert bag_similarities(features, by_graph).mean() > by_chance  # neighbours' neighbours are no random images
+
+
+def test_leftovers_without_any_way_to_one_another_still_find_a_bag():
+    # Rows 0-2 and 3-5 know only their own three: a bag of 2 leaves one of each over.
+    neighbours = [[1, 2], [0, 2], [0, 1], [4, 5], [3, 5], [3, 4]]
+    bags = training_bags(neighbours, 2, order=range(6))
+    assert bags.tolist() == [[0, 1], [3, 4], [2, 5]]
+
+
+def test_only_the_top_neighbours_count():
+    neighbours, _ = nearest_neighbours(clustered(120), 40)
+    order = list(range(120))
+    few = training_bags(neighbours, 3, order=order, top=5).tolist()
+    expected = plain_training_bags(neighbours[:, :5].tolist(), order, 3)
+    assert few[: len(expected)] == expected
+    assert few != training_bags(neighbours, 3, order=order).tolist()
+
+
+def test_training_bags_depend_on_the_seed_alone():
+    neighbours, _ = nearest_neighbours(clustered(100), 20)
+    assert torch.equal(training_bags(neighbours, 5, seed=1), training_bags(neighbours.numpy(), 5, seed=1))
+    assert not torch.equal(training_bags(neighbours, 5, seed=1), training_bags(neighbours, 5, seed=2))
+    alone = training_bags(neighbours, 1, seed=1)
+    assert sorted(alone.flatten().tolist()) == list(range(100))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda n: n.float(), "matrix of integers"),
+        (lambda n: n[:-1], "there are neighbours of 29 images and the data set has 30"),
+        (lambda n: n + 1, "outside the data set"),
+        (lambda n: n.index_fill(1, torch.tensor([0]), 3), "names itself"),
+        (lambda n: torch.cat([n, n[:, :1]], dim=1), r"neighbours\[0\] names an image twice \(30 such rows\)"),
+    ],
+)
+def test_neighbours_that_do_not_fit(change, message):
+    neighbours, _ = nearest_neighbours(clustered(30), 6)
+    with pytest.raises(ValueError, match=message):
+        check_neighbours(change(neighbours), 30)
+
+
+def test_bad_input_of_training_bags():
+    neighbours, _ = nearest_neighbours(clustered(30), 6)
+    with pytest.raises(ValueError, match="needs 7 ranked neighbours an image, and there are 6"):
+        training_bags(neighbours, 8)
+    with pytest.raises(ValueError, match="between 1 and the 30"):
+        training_bags(neighbours, 31)
+    with pytest.raises(ValueError, match="each of the 30 images once"):
+        training_bags(neighbours, 2, order=[0] * 30)
+    with pytest.raises(ValueError, match="features of 29"):
+        training_bags(neighbours, 2, features=clustered(29))
+
+
+# --- files ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def bag_file():
+    return BagFile(
+        [["a", "b", "c"], ["d", "e"], ["f", "é\n", "h"]], [0.9, 0.25, 0.125], SIGNATURE, "image", "training"
+    )
+
+
+@pytest.mark.parametrize("name", ["bags.parquet", "bags.json"])
+def test_bags_come_back_as_they_were(tmp_path, bag_file, name):
+    path = save_bags(tmp_path / "new" / name, bag_file)
+    ids = ["h", "é\n", "f", "e", "d", "c", "b", "a", "z"]
+    assert load_bags(path, image_ids=ids, signature=SIGNATURE) == bag_file
+    assert load_bags(path, signature="clip@0123456789ab") == bag_file
+    assert (bag_file.model, bag_file.revision) == ("clip", "0123456789ab")
+    assert bag_file.rows(ids) == {3: [[7, 6, 5], [2, 1, 0]], 2: [[4, 3]]}
+    assert [p.name for p in path.parent.iterdir()] == [name]
+
+
+@pytest.mark.parametrize("name", ["bags.parquet", "bags.json"])
+def test_bags_of_another_model_or_data_set_are_refused(tmp_path, bag_file, name):
+    path = save_bags(tmp_path / name, bag_file)
+    for other in ("clip@ba9876543210|float32|text:77", "siglip@0123456789ab", "clip@0123"):
+        with pytest.raises(ValueError, match=f"was made with features of .*{other.split('|')[0]}"):
+            load_bags(path, signature=other)
+    with pytest.raises(ValueError, match="bag 1 holds image 'd', which is not in the data set of 7"):
+        load_bags(path, image_ids=[*"abcefh", "é\n"])
+    with pytest.raises(ValueError, match="'a' twice"):
+        load_bags(path, image_ids=["a", "b", "a"])
+    with pytest.raises(ValueError, match="The file of bags: bag 0 holds image 'a'"):
+        bag_file.rows(["b"])
+
+
+@pytest.mark.parametrize(
+    ("bags", "kind", "message"),
+    [
+        ([["a", "a"]], "candidates", "holds image 'a' twice"),
+        ([["a", "b"], ["c", "a"]], "truematch", "'a' stands in bags 0 and 1, both of 2"),
+        ([["a"]], "training", "at least 2"),
+        ([], "training", "holds no bags"),
+    ],
+)
+def test_repeated_ids_are_refused_in_writing_and_reading(tmp_path, bags, kind, message):
+    scores = [0.5] * len(bags)
+    with pytest.raises(ValueError, match=message):
+        save_bags(tmp_path / "bags.json", BagFile(bags, scores, SIGNATURE, "image", kind))
+    head = {"kind": kind, "features": "image", "signature": SIGNATURE}
+    rows = [{"image_ids": bag, "similarity": 0.5} for bag in bags]
+    (tmp_path / "bags.json").write_text(json.dumps({**head, "bags": rows}))
+    with pytest.raises(ValueError, match=message):
+        load_bags(tmp_path / "bags.json")
+
+
+def test_overlap_is_allowed_between_candidates_and_between_sizes(tmp_path):
+    for kind, bags in (("candidates", [["a", "b"], ["b", "a"]]), ("truematch", [["a", "b"], ["b", "a", "c"]])):
+        file = BagFile(bags, [0.5, 0.5], SIGNATURE, "image", kind)
+        assert load_bags(save_bags(tmp_path / "bags.json", file)) == file
+
+
+def test_what_is_no_file_of_bags(tmp_path, bag_file):
+    for name, content in (("a.json", "[1]"), ("b.json", "{"), ("c.parquet", "PAR1")):
+        (tmp_path / name).write_text(content)
+        with pytest.raises(ValueError, match="is no file of bags"):
+            load_bags(tmp_path / name)
+    import pyarrow
+    from pyarrow import parquet
+
+    parquet.write_table(pyarrow.table({"size": [1]}), tmp_path / "d.parquet")
+    with pytest.raises(ValueError, match="is no file of bags"):
+        load_bags(tmp_path / "d.parquet")
+    with pytest.raises(FileNotFoundError, match="captionrl bags"):
+        load_bags(tmp_path / "e.json")
+    with pytest.raises(ValueError, match=r"must end in .parquet or .json"):
+        save_bags(tmp_path / "bags.pkl", bag_file)
+    with pytest.raises(ValueError, match="must name model and revision"):
+        save_bags(tmp_path / "bags.json", BagFile([["a", "b"]], [0.5], "clip"))
+    with pytest.raises(ValueError, match="1 bags and 2 similarities"):
+        save_bags(tmp_path / "bags.json", BagFile([["a", "b"]], [0.5, 0.5], SIGNATURE))
+
+
+@pytest.fixture
+def neighbour_file():
+    ids = [f"image {i}" for i in range(30)]
+    return NeighbourFile(*nearest_neighbours(clustered(30), 6), ids, SIGNATURE, "image")
+
+
+def test_neighbours_come_back_and_follow_the_data_set(tmp_path, neighbour_file):
+    path = save_neighbours(tmp_path / "n.safetensors", neighbour_file)
+    same = load_neighbours(path, image_ids=neighbour_file.image_ids, signature=SIGNATURE)
+    assert torch.equal(same.indices, neighbour_file.indices)
+    assert torch.equal(same.similarities, neighbour_file.similarities)
+    assert (same.signature, same.features) == (SIGNATURE, "image")
+    order = np.random.default_rng(0).permutation(30).tolist()
+    ids = [neighbour_file.image_ids[i] for i in order]
+    moved = load_neighbours(path, image_ids=ids)
+    assert moved.image_ids == ids
+    for row, old in enumerate(order):
+        named = [ids[i] for i in moved.indices[row].tolist()]
+        assert named == [neighbour_file.image_ids[i] for i in neighbour_file.indices[old].tolist()]
+        assert torch.equal(moved.similarities[row], neighbour_file.similarities[old])
+
+
+def test_neighbours_of_another_model_or_data_set_are_refused(tmp_path, neighbour_file):
+    path = save_neighbours(tmp_path / "n.safetensors", neighbour_file)
+    with pytest.raises(ValueError, match="was made with features of"):
+        load_neighbours(path, signature="clip@other")
+    with pytest.raises(ValueError, match=r"30 images and the data set has 29; it holds image 'image 29'"):
+        load_neighbours(path, image_ids=neighbour_file.image_ids[:-1])
+    with pytest.raises(ValueError, match="lacks some of them"):
+        load_neighbours(path, image_ids=[*neighbour_file.image_ids, "new"])
+    with pytest.raises(ValueError, match=r"must end in \.safetensors"):
+        save_neighbours(tmp_path / "n.npy", neighbour_file)
+    with pytest.raises(FileNotFoundError, match="--mode neighbours"):
+        load_neighbours(tmp_path / "none.safetensors")
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(ValueError, match="is no file of neighbours"):
+        load_neighbours(path)
+    short = NeighbourFile(neighbour_file.indices, neighbour_file.similarities[:, :2], neighbour_file.image_ids, "a@b")
+    with pytest.raises(ValueError, match="as nearest_neighbours returns them"):
+        save_neighbours(path, short)
+
+
+# --- the benchmark --------------------------------------------------------------------------------------------------
+
+
+def small_benchmark(tmp_path):
+    sizes = ["--images", "1200", "--width", "32", "--top", "25", "--blocks", "2", "--rounds", "2"]
+    parser = argparse.ArgumentParser()
+    benchmark.add_arguments(parser)
+    more = ["--faiss_images", "900", "--faiss_width", "16", "--output", str(tmp_path / "bags.json")]
+    return parser.parse_args([*sizes, *more])
+
+
+def test_the_benchmark_runs_and_says_what_it_measured(tmp_path):
+    threads = torch.get_num_threads()
+    result = benchmark.run(small_benchmark(tmp_path))
+    assert torch.get_num_threads() == threads
+    assert json.loads((tmp_path / "bags.json").read_text()) == json.loads(json.dumps(result))
+    assert set(result["assignment"]["sizes"]) == {"2", "3", "5", "7", "10", "15", "20"}
+    assert result["assignment"]["sizes"]["7"]["images_placed"] == 1200 // 7 * 7
+    assert result["faiss"]["probes"]["128"]["recall"] == 1
+    text = benchmark.markdown(result)
+    assert f"{result['exact']['ratio']:.2f}" in text
+    assert text.count("\n| ") == 2 + 7 + 3
+
+
+def test_wrong_bags_are_not_timed(tmp_path, monkeypatch):
+    monkeypatch.setattr(benchmark, "training_bags", lambda neighbours, size, **_: torch.zeros(60, size).long())
+    with pytest.raises(RuntimeError, match="wrong bags are not timed"):
+        benchmark.run(small_benchmark(tmp_path))

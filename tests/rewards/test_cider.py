@@ -1,0 +1,183 @@
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from hf_captionrl.rewards import CiderReward, WeightedRewards
+from hf_captionrl.text.cider import CiderScorer
+from hf_captionrl.text.frequencies import EOS as EOS_WORD
+from hf_captionrl.text.frequencies import DocumentFrequencies
+from hf_captionrl.text.tokenize import ptb_tokenize
+from tests.rewards.conftest import Operations
+
+VECTORS = json.loads((Path(__file__).parents[1] / "vectors" / "cider.json").read_text())
+CANDIDATES = [" ".join(ptb_tokenize(caption)) for caption in VECTORS["raw_hyp"]]
+REFERENCES = [[" ".join(ptb_tokenize(caption)) for caption in captions] for captions in VECTORS["raw_refs"]]
+
+
+def ready(rollouts, references=REFERENCES, **kwargs) -> CiderReward:
+    reward = CiderReward(**kwargs)
+    reward.prepare(rollouts.data(references))
+    return reward
+
+
+def words(captions: list[str]) -> list[list[str]]:
+    return [caption.split() for caption in captions]
+
+
+def on_words(candidates, rows, *, eos=False, variant="cider_d"):
+    """The same with the words of text/cider.py."""
+    frequencies = DocumentFrequencies.from_references([words(group) for group in REFERENCES], eos=eos)
+    scorer = CiderScorer(frequencies, variant=variant)
+    return scorer([words(group) for group in candidates], [words(REFERENCES[row]) for row in rows])
+
+
+@pytest.mark.parametrize(
+    ("variant", "key"), [("cider_d", "ciderD_corpus_df_of_these_8"), ("cider", "cider_plain_corpus_df_of_these_8")]
+)
+def test_equals_the_authors_numbers(rollouts, variant, key):
+    reward = ready(rollouts, cider_eos=False, variant=variant)
+    found = reward(rollouts.context(CANDIDATES, list(range(8))))
+    assert found.tolist() == pytest.approx(VECTORS["expected"][key]["per_image"], abs=1e-9)
+
+
+def test_equals_the_authors_numbers_with_the_end_token(rollouts):
+    """With their counts of 5,000 images, on ids: the end token is the word that they call <eos>."""
+    reward = ready(rollouts)
+    counts = DocumentFrequencies.from_counts(VECTORS["df_5000_eos"], VECTORS["ref_len"], eos=True)
+    ids = rollouts.words.ids
+    found = counts.words
+    assert found is not None
+    renamed = {EOS_WORD: "<end>"}
+    # From the ids of the counts to those of the tokenizer: candidates and references are encoded anew.
+    new = {ids.setdefault(renamed.get(word, word), len(ids)): i for word, i in found.items()}
+    mapping = torch.tensor([new.get(i, len(found) + i) for i in range(len(ids))])
+    reward._scorer = CiderScorer(counts)
+    reward._tokens = mapping[reward._tokens]
+    context = rollouts.context(CANDIDATES, list(range(8)))
+    context.ids = mapping[context.ids]
+    expected = VECTORS["expected"]["ciderD_df_5000_with_eos"]["per_image"]
+    assert reward(context).tolist() == pytest.approx(expected, abs=1e-9)
+
+
+@pytest.mark.parametrize("eos", [True, False])
+@pytest.mark.parametrize("variant", ["cider_d", "cider"])
+def test_equals_the_score_on_words(rollouts, eos, variant):
+    """Several captions an image, images in any order and twice, words that no reference has."""
+    rows = [5, 1, 5, 0]
+    candidates = [
+        [CANDIDATES[5], REFERENCES[5][2], "a zebra"],
+        [CANDIDATES[1], "a a a a a", REFERENCES[1][0]],
+        [CANDIDATES[2], CANDIDATES[5], "table"],
+        [REFERENCES[0][4], REFERENCES[0][0] + " and more", CANDIDATES[0]],
+    ]
+    flat = [caption for group in candidates for caption in group]
+    found = ready(rollouts, cider_eos=eos, variant=variant)(rollouts.context(flat, rows))
+    expected = on_words(candidates, rows, eos=eos, variant=variant)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-9)
+    assert found.max() > 1
+
+
+def test_the_end_token_is_worth_something(rollouts):
+    """A caption that breaks off is worth less than one that ends, and as much where the end is not scored."""
+    text = "a kitchen with a sink and a"
+    for eos in (True, False):
+        reward = ready(rollouts, cider_eos=eos)
+        ended = reward(rollouts.context([REFERENCES[3][0]], [3]))
+        cut = reward(rollouts.context([REFERENCES[3][0]], [3], ended=False))
+        assert (float(cut) < float(ended)) is eos
+        assert float(reward(rollouts.context([text], [3]))) > 0
+
+
+def test_frequencies_are_of_the_training_set(rollouts):
+    """And not of the batch: one image alone would then have no score at all, and two another one."""
+    reward = ready(rollouts, cider_eos=False)
+    whole = reward(rollouts.context(CANDIDATES, list(range(8))))
+    for row in range(8):
+        alone = reward(rollouts.context([CANDIDATES[row]], [row]))
+        assert float(alone) == pytest.approx(float(whole[row]), abs=1e-12)
+    assert VECTORS["expected"]["pycocoevalcap_single_image_corpus"] == 0
+    small = ready(rollouts, REFERENCES[:2], cider_eos=False)
+    other = small(rollouts.context(CANDIDATES[:2], [0, 1]))
+    assert (other - whole[:2]).abs().max() > 0.05
+
+
+def test_does_not_depend_on_what_else_is_in_the_batch(rollouts):
+    reward = ready(rollouts)
+    order = [6, 0, 3, 3, 7]
+    captions = [CANDIDATES[row] for row in order]
+    found = reward(rollouts.context(captions, order))
+    again = reward(rollouts.context([*captions[:2], "a zebra " * 30, *captions[3:]], order))
+    keep = [0, 1, 3, 4]
+    torch.testing.assert_close(found[keep], again[keep], rtol=0, atol=1e-12)
+
+
+def test_empty_completions_are_worth_nothing(rollouts):
+    for eos in (True, False):
+        reward = ready(rollouts, cider_eos=eos)
+        for ended in (True, False):
+            found = reward(rollouts.context(["", "", REFERENCES[1][0], ""], [0, 1], ended=ended))
+            assert found[[0, 1, 3]].tolist() == [0, 0, 0]
+            assert found[2] > 0
+            assert reward(rollouts.context(["", ""], [0, 1], ended=ended)).tolist() == [0, 0]
+
+
+def test_images_without_references_are_refused(rollouts):
+    with pytest.raises(ValueError, match=r"2 training images have no reference \(first: 'i1'\)"):
+        ready(rollouts, [["a cat"], [], ["a dog"], []])
+
+
+@pytest.mark.parametrize("eos", [True, False])
+def test_references_that_are_no_words(rollouts, eos):
+    with pytest.raises(ValueError, match="No reference has a token"):
+        ready(rollouts, [[""], ["", " "]], cider_eos=eos)
+    # One such image among others has no reward, and that is counted; one such reference just matches nothing.
+    reward = ready(rollouts, [["a cat"], ["", " "], ["a dog runs", ""]], cider_eos=eos)
+    context = rollouts.context(["a cat", "a cat", "a dog", "a dog runs", "", "x"], [1, 2, 0])
+    values = WeightedRewards([reward])(context)[:, 0]
+    assert values[:2].tolist() == [0, 0]
+    assert context.statistics["rewards/cider/undefined"] == 2
+    assert values[3] > values[2] > 0
+    full = ready(rollouts, [["a cat"], ["", " "], ["a dog runs"]], cider_eos=eos)
+    assert float(values[3]) < float(full(rollouts.context(["a dog runs"], [2])))
+
+
+def test_training_never_tokenises(rollouts):
+    """Rewards are on ids: the tokenizer is called for the references, and captions are not looked at."""
+
+    class Unread(list):
+        def __getitem__(self, index):
+            raise AssertionError("a caption was read")
+
+        __iter__ = __getitem__
+
+    reward = ready(rollouts)
+    context = rollouts.context(CANDIDATES, list(range(8)))
+    calls = rollouts.words.calls
+    context.captions = Unread(context.captions)
+    context.references = Unread(context.references)
+    assert reward(context).shape == (8,)
+    assert rollouts.words.calls == calls
+
+
+def test_all_captions_are_scored_at_once(rollouts, monkeypatch):
+    """The number of tensor operations does not grow with the number of captions."""
+    reward = ready(rollouts)
+    counted = []
+    for repeats in (1, 20):
+        context = rollouts.context(CANDIDATES * repeats, list(range(8)) * repeats)
+        with Operations() as operations:
+            reward(context)
+        counted.append(operations.number)
+    assert counted[0] == counted[1]
+
+
+def test_own_baseline():
+    assert CiderReward().baseline is None
+    assert CiderReward(baseline="greedy").baseline == "greedy"
+
+
+def test_an_unknown_variant_is_refused(rollouts):
+    with pytest.raises(ValueError, match="'cider_d' or 'cider'"):
+        ready(rollouts, variant="cider_x")

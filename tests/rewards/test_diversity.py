@@ -1,0 +1,242 @@
+import json
+import math
+import random
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+
+from hf_captionrl.rewards import PairwiseDiversity, bleu34_distance, edit_distance, make_baseline
+from tests.rewards.conftest import Operations
+
+VECTORS = json.loads((Path(__file__).parents[1] / "vectors" / "diversity.json").read_text())
+SETS = VECTORS["caption_sets"]
+FLAT = [caption for captions in SETS for caption in captions]
+
+
+def ready(rollouts, *args, scorer=None, **kwargs) -> PairwiseDiversity:
+    reward = PairwiseDiversity(*args, **kwargs)
+    reward.prepare(rollouts.data([["a"]], scorer=scorer))
+    return reward
+
+
+def plain_bleu(candidate: list, reference: list) -> list[float]:
+    scores, product = [], 1.0
+    for n in range(1, 5):
+        ours = Counter(tuple(candidate[i : i + n]) for i in range(len(candidate) - n + 1))
+        theirs = Counter(tuple(reference[i : i + n]) for i in range(len(reference) - n + 1))
+        product *= (sum((ours & theirs).values()) + 1e-15) / (max(0, len(candidate) - n + 1) + 1e-9)
+        ratio = (len(candidate) + 1e-15) / (len(reference) + 1e-9)
+        scores.append(product ** (1 / n) * (math.exp(1 - 1 / ratio) if ratio < 1 else 1.0))
+    return scores
+
+
+def plain_bleu34(a: list, b: list) -> float:
+    if a == b:
+        return 0.0
+    scores = plain_bleu(a, b)
+    return 1 - (scores[2] + scores[3]) / 2
+
+
+def plain_edit(a: list, b: list) -> float:
+    table = [[i + j if not i * j else 0 for j in range(len(b) + 1)] for i in range(len(a) + 1)]
+    for i in range(1, len(a) + 1):
+        for j in range(1, len(b) + 1):
+            change = table[i - 1][j - 1] + (a[i - 1] != b[j - 1])
+            table[i][j] = min(change, table[i - 1][j] + 1, table[i][j - 1] + 1)
+    return table[-1][-1] / max(len(a), len(b), 1)
+
+
+def random_groups(seed: int, groups: int = 6, size: int = 4):
+    """Ragged captions of two words, some empty, some equal; junk behind the mask."""
+    rng = random.Random(seed)
+    rows = [[rng.randrange(1, 3) for _ in range(rng.choice([0, 1, 3, 4, 6, 8]))] for _ in range(groups * size)]
+    rows[1], rows[size + 2] = list(rows[0]), list(rows[size])
+    mask = torch.arange(8) < torch.tensor([len(row) for row in rows])[:, None]
+    ids = torch.tensor([row + [rng.randrange(1, 3) for _ in range(8 - len(row))] for row in rows])
+    return rows, ids, mask
+
+
+@pytest.mark.parametrize(
+    ("distance", "plain"), [(bleu34_distance, plain_bleu34), (edit_distance, plain_edit)], ids=["bleu34", "edit"]
+)
+@pytest.mark.parametrize("seed", range(5))
+def test_distances_equal_plain_loops(distance, plain, seed):
+    rows, ids, mask = random_groups(seed)
+    found = distance(ids, mask, 4)
+    assert found.shape == (6, 4, 4)
+    assert found.dtype == torch.float64
+    for b in range(6):
+        for j in range(4):
+            for k in range(4):
+                assert float(found[b, j, k]) == pytest.approx(plain(rows[4 * b + j], rows[4 * b + k]), abs=1e-9)
+    assert found.min() >= 0
+    assert found.max() <= 1
+    assert torch.diagonal(found, dim1=1, dim2=2).abs().max() == 0
+
+
+@pytest.mark.parametrize("distance", [bleu34_distance, edit_distance])
+def test_masks_of_integers_and_strided_ids_will_do(distance):
+    _, ids, mask = random_groups(0)
+    wide = torch.stack([ids, ids], dim=2)[..., 0]
+    assert not wide.is_contiguous()
+    assert distance(wide, mask.long(), 4).equal(distance(ids, mask, 4))
+
+
+def test_edit_distance_is_symmetric_and_bleu_is_not():
+    _, ids, mask = random_groups(1)
+    edit, bleu = edit_distance(ids, mask, 4), bleu34_distance(ids, mask, 4)
+    assert edit.equal(edit.transpose(1, 2))
+    assert not bleu.allclose(bleu.transpose(1, 2))
+
+
+def test_edit_distance_is_normalised():
+    """Twice as long and as wrong is as far."""
+    ids = torch.tensor([[1, 2, 0, 0], [1, 3, 0, 0], [1, 2, 1, 2], [1, 3, 1, 3]])
+    mask = ids > 0
+    found = edit_distance(ids, mask, 2)
+    assert found[0, 0, 1] == found[1, 0, 1] == 0.5
+
+
+def test_bleu_equals_the_authors_numbers(rollouts):
+    context = rollouts.context(FLAT, [0, 1, 2])
+    words = context.mask & (context.ids != 0)
+    expected = 1 - torch.tensor(VECTORS["pairwise_bleu"], dtype=torch.float64)[..., 2:].mean(-1)
+    # "a dog" has no 3-gram, so its BLEU-3 with itself is nearly 0; its distance from itself is 0 here.
+    assert expected[2, 0, 0] > 0.99
+    expected[2, 0, 0] = 0
+    torch.testing.assert_close(bleu34_distance(context.ids, words, 5), expected, rtol=0, atol=1e-6)
+
+
+def test_two_words_are_equal_to_themselves():
+    """BLEU-3 of two words is 0 even against themselves; their distance is 0 all the same."""
+    ids = torch.tensor([[1, 2], [1, 2], [1, 3]])
+    found = bleu34_distance(ids, torch.ones(3, 2), 3)
+    assert found[0, 0, 1] == 0
+    assert float(found[0, 0, 2]) == pytest.approx(1, abs=1e-4)
+
+
+# The reward
+
+
+@pytest.mark.parametrize(("name", "plain"), [("bleu34", plain_bleu34), ("edit", plain_edit)])
+@pytest.mark.parametrize("include_eos", [False, True])
+def test_reward_and_baseline_are_those_of_sle(rollouts, name, plain, include_eos):
+    """`(2/s) sum_k d(y_j, y_k)` against `(2/s^2) sum_jk d`."""
+    reward = ready(rollouts, name, include_eos=include_eos)
+    found = reward(rollouts.context(FLAT, [0, 1, 2])).view(3, 5)
+    advantages = make_baseline(reward.baseline, 5)(found)
+    for b, captions in enumerate(SETS):
+        rows = [[*caption.split(), *(["<end>"] if include_eos else [])] for caption in captions]
+        distances = [[plain(a, c) for c in rows] for a in rows]
+        mean = 2 / 5**2 * sum(map(sum, distances))
+        for j in range(5):
+            assert float(found[b, j]) == pytest.approx(2 / 5 * sum(distances[j]), abs=1e-9)
+            assert float(advantages[b, j]) == pytest.approx(2 / 5 * sum(distances[j]) - mean, abs=1e-9)
+    assert found[1].abs().max() == 0
+
+
+def test_multi_reference_equals_the_authors_numbers(rollouts):
+    reward = ready(rollouts, variant="multi_reference")
+    found = reward(rollouts.context(FLAT, [0, 1, 2])).view(3, 5)
+    expected = torch.tensor(VECTORS["code_diverse_reward"], dtype=torch.float64)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
+    assert reward.baseline == "group_floor"
+    advantages = make_baseline(reward.baseline, 5)(found)
+    torch.testing.assert_close(
+        (found - advantages)[:, 0], torch.tensor(VECTORS["code_baseline"]).double(), rtol=0, atol=1e-6
+    )
+    expected = torch.tensor(VECTORS["code_diverse_advantage"], dtype=torch.float64)
+    torch.testing.assert_close(advantages, expected, rtol=0, atol=1e-6)
+    # alpha = .75: their weights are on the advantages, not on the rewards under the floor.
+    quality = torch.tensor(VECTORS["quality_advantage"], dtype=torch.float64)
+    expected = torch.tensor(VECTORS["combined_reward_alpha_div_0.25"], dtype=torch.float64)
+    torch.testing.assert_close(0.75 * quality + 0.25 * advantages, expected, rtol=0, atol=1e-6)
+    wrong = 0.75 * quality + make_baseline(reward.baseline, 5)(0.25 * found)
+    assert (wrong - expected).abs().max() > 0.05
+
+
+def test_embedding_distance(rollouts):
+    """One minus the cosine, whatever the length of the vectors."""
+    table = {caption: torch.randn(4, generator=torch.Generator().manual_seed(i)) for i, caption in enumerate(FLAT)}
+
+    def encoder(captions):
+        return torch.stack([table[caption] for caption in captions])
+
+    reward = ready(rollouts, "embedding", text_encoder=encoder)
+    found = reward(rollouts.context(FLAT, [0, 1, 2])).view(3, 5)
+    for b, captions in enumerate(SETS):
+        for j, caption in enumerate(captions):
+            total = sum(1 - float(torch.cosine_similarity(table[caption], table[c], dim=0)) for c in captions)
+            assert float(found[b, j]) == pytest.approx(2 / 5 * total, abs=1e-5)
+    assert found[1].abs().max() < 1e-6
+
+
+def test_embedding_distance_takes_the_scorers_text_tower(rollouts):
+    class Scorer:
+        def text_features(self, captions):
+            return torch.eye(3)[: len(captions)]
+
+    found = ready(rollouts, "embedding", scorer=Scorer())(rollouts.context(["a", "b", "c"], [0]))
+    assert found.tolist() == pytest.approx([4 / 3] * 3)
+    with pytest.raises(ValueError, match="needs a text encoder"):
+        ready(rollouts, "embedding")
+
+
+def test_any_callable_is_a_distance(rollouts):
+    def lengths(context):
+        words = torch.tensor([float(len(c.split())) for c in context.captions]).view(-1, context.group_size)
+        return (words[:, :, None] - words[:, None, :]).abs()
+
+    found = ready(rollouts, lengths)(rollouts.context(["a", "a b", "a b c d", "a", "a", "a"], [0, 1]))
+    assert found.tolist() == pytest.approx([2 / 3 * 4, 2 / 3 * 3, 2 / 3 * 5, 0, 0, 0])
+    with pytest.raises(ValueError, match=r"Return \(B, G, G\) = \(1, 2, 2\)"):
+        ready(rollouts, lambda context: torch.zeros(2, 2))(rollouts.context(["a", "b"], [0]))
+
+
+@pytest.mark.parametrize("kwargs", [{}, {"distance": "edit"}, {"variant": "multi_reference"}])
+def test_one_caption_has_no_diversity(rollouts, kwargs):
+    with pytest.raises(ValueError, match="num_generations=1"):
+        ready(rollouts, **kwargs)(rollouts.context(["a cat", "a dog"], [0, 1]))
+
+
+@pytest.mark.parametrize("kwargs", [{}, {"distance": "edit"}, {"variant": "multi_reference"}])
+def test_empty_captions_have_a_reward(rollouts, kwargs):
+    found = ready(rollouts, **kwargs)(rollouts.context(["", "", "a cat sat here", "", "", ""], [0, 1]))
+    assert found.isfinite().all()
+    assert found[3:].abs().max() < 1e-5
+
+
+def test_samples_of_another_image_do_not_matter(rollouts):
+    for kwargs in ({}, {"distance": "edit"}, {"variant": "multi_reference"}):
+        reward = ready(rollouts, **kwargs)
+        both = reward(rollouts.context(FLAT[:5] + FLAT[10:], [0, 2]))
+        torch.testing.assert_close(both[:5], reward(rollouts.context(FLAT[:5], [0])), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("kwargs", [{}, {"distance": "edit"}, {"variant": "multi_reference"}])
+def test_no_caption_is_looked_at_in_python(rollouts, kwargs):
+    """The number of tensor operations is that of one image, and the text is never read."""
+    reward = ready(rollouts, **kwargs)
+    counted = []
+    for repeats in (1, 20):
+        context = rollouts.context(FLAT * repeats, list(range(3 * repeats)))
+        context.captions = [None] * len(FLAT) * repeats  # type: ignore[list-item]
+        with Operations() as operations:
+            reward(context)
+        counted.append(operations.number)
+    assert counted[0] == counted[1]
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"distance": "jaccard"}, "distance is 'jaccard'"),
+        ({"variant": "triple"}, "variant is 'triple'"),
+        ({"variant": "multi_reference", "distance": "edit"}, "for BLEU only"),
+    ],
+)
+def test_bad_arguments_are_refused(kwargs, message):
+    with pytest.raises(ValueError, match=message):
+        PairwiseDiversity(**kwargs)

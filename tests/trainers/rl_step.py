@@ -1,0 +1,70 @@
+"""Train a few steps by reinforcement and save the weights; under torchrun it is one of several processes."""
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from transformers import TrainerCallback
+
+from hf_captionrl.captioners import load_captioner
+from hf_captionrl.retrieval import load_scorer
+from hf_captionrl.scenes import load_scenes
+from hf_captionrl.scenes.models import model_path
+from hf_captionrl.trainers import SelfRetrievalConfig, SelfRetrievalTrainer
+
+from .one_step import PLAIN_SGD, weights
+
+GREEDY = {**PLAIN_SGD, "do_sample": False, "max_completion_length": 12, "guard": "off"}
+IMAGES = 16
+
+
+def neighbours(number=IMAGES, k=8):
+    """Made-up ranks: the next images in the data set."""
+    rows = torch.arange(number)[:, None]
+    return (rows + torch.arange(1, k + 1)) % number
+
+
+class Kill(TrainerCallback):
+    """End the process as if the power had failed."""
+
+    def __init__(self, step):
+        self.step = step
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step == self.step:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def build(
+    folder, dataset, *, captioner=None, scorer=None, judge=None, kill_at=None, bags=False, peft_config=None, **kw
+):
+    """A trainer of the embedded captioner."""
+    return SelfRetrievalTrainer(
+        captioner or load_captioner(model_path("scenes:blip-mle"), dtype=torch.float32),
+        scorer or load_scorer(model_path("scenes:clip-reward")),
+        SelfRetrievalConfig(str(folder), **{**GREEDY, **kw}),
+        dataset,
+        judge=judge,
+        neighbours=neighbours(len(dataset)) if bags else None,
+        peft_config=peft_config,
+        callbacks=[Kill(kill_at)] if kill_at else None,
+    )
+
+
+def train(folder, dataset, *, resume=False, **arguments):
+    """Train and return the trainer."""
+    trainer = build(folder, dataset, **arguments)
+    trainer.train(resume_from_checkpoint=resume or None)
+    return trainer
+
+
+if __name__ == "__main__":
+    output, arguments = Path(sys.argv[1]), json.loads(sys.argv[2])
+    scenes = load_scenes(num_train=IMAGES, num_validation=12, num_test=0)["train"]
+    trained = train(output.parent, scenes, **arguments)
+    if trained.accelerator.is_main_process:
+        save_file(weights(trained), output)

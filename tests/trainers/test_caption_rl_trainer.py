@@ -1,0 +1,360 @@
+"""CaptionRLTrainer against plain loops, other splits of the batch, other numbers of processes, a killed process."""
+
+import copy
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+
+from hf_captionrl.captioners import load_captioner
+from hf_captionrl.data import open_image
+from hf_captionrl.retrieval import load_scorer
+from hf_captionrl.rewards import CiderReward, PairwiseDiversity, SelfRetrieval
+from hf_captionrl.scenes.models import model_path
+from hf_captionrl.trainers import CaptionRLConfig, CaptionRLTrainer, SelfRetrievalConfig, SelfRetrievalTrainer
+from tests.tiny import tiny_captioner
+
+from .one_step import weights
+from .rl_step import GREEDY, build, train
+
+SAMPLED = {"do_sample": True, "per_device_train_batch_size": 8, "max_completion_length": 10}
+
+
+@pytest.fixture(scope="module")
+def scorer():
+    return load_scorer(model_path("scenes:clip-reward"))
+
+
+@pytest.fixture(scope="module")
+def judge():
+    return load_scorer(model_path("scenes:clip-judge"))
+
+
+def captioner():
+    return load_captioner(model_path("scenes:blip-mle"), dtype=torch.float32)
+
+
+def largest_difference(a, b):
+    assert a.keys() == b.keys()
+    return max((a[name] - b[name]).abs().max().item() for name in a)
+
+
+@pytest.fixture(scope="module")
+def whole_batch(tmp_path_factory, scenes):
+    """One greedy step on all 16 images at once."""
+    return weights(train(tmp_path_factory.mktemp("whole"), scenes["train"], per_device_train_batch_size=16))
+
+
+def test_one_step_equals_a_plain_loop(scenes, whole_batch, scorer):
+    plain, rows = captioner(), scenes["train"]
+    images = [open_image(row["image"]) for row in rows]
+    pixels = plain.encode_images(images)
+    written = plain.generate(pixel_values=pixels, max_new_tokens=12)
+    text, pictures = scorer.text_features(written.captions), scorer.image_features(images)
+    total = torch.zeros(())
+    for i in range(16):
+        scores = torch.stack([scorer.logit_scale * (text[i] * picture).sum() for picture in pictures])
+        reward = F.log_softmax(scores, 0)[i]
+        row = [*plain.prompt_ids(), *written.ids[i][written.mask[i]].tolist()]
+        ids = torch.tensor([row])
+        logits = plain.model(pixel_values=pixels[i : i + 1], input_ids=ids, attention_mask=torch.ones_like(ids)).logits
+        start = len(plain.prompt_ids())
+        log_probs = [F.log_softmax(logits[0, t - 1], -1)[row[t]] for t in range(start, len(row))]
+        total = total - reward * torch.stack(log_probs).mean() / 16
+    parameters = {n: p for n, p in plain.model.named_parameters() if "vision_model" not in n}
+    gradients = torch.autograd.grad(total, list(parameters.values()), allow_unused=True)
+    moved = 0.0
+    for (name, parameter), gradient in zip(parameters.items(), gradients, strict=True):
+        expected = parameter.detach() - 0.1 * (torch.zeros_like(parameter) if gradient is None else gradient)
+        torch.testing.assert_close(whole_batch[name], expected, atol=2e-5, rtol=0)
+        moved = max(moved, 0.0 if gradient is None else gradient.abs().max().item())
+    assert moved > 1e-2
+
+
+@pytest.mark.parametrize(("batch", "accumulation"), [(8, 2), (4, 4), (2, 8)])
+def test_rewards_and_gradient_do_not_depend_on_the_split(tmp_path, scenes, whole_batch, batch, accumulation):
+    arguments = {"per_device_train_batch_size": batch, "gradient_accumulation_steps": accumulation}
+    assert largest_difference(weights(train(tmp_path, scenes["train"], **arguments)), whole_batch) < 2e-5
+
+
+def test_fewer_distractors_give_another_gradient(tmp_path, scenes, whole_batch):
+    # The control of the test above: it would notice rewards that saw a part of the batch only.
+    other = weights(train(tmp_path, scenes["train"], per_device_train_batch_size=8))
+    assert largest_difference(other, whole_batch) > 1e-3
+
+
+def _run(folder, arguments, processes=1):
+    command = [sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={processes}", "--standalone"]
+    command = [*(command if processes > 1 else [sys.executable]), "-m", "tests.trainers.rl_step"]
+    # As many threads as here: sums in another order differ in the last bit.
+    threads = str(torch.get_num_threads() if processes == 1 else 1)
+    environment = {**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": threads}
+    return subprocess.run(
+        [*command, str(folder / "weights.safetensors"), json.dumps(arguments)],
+        cwd=Path(__file__).parents[2],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+@pytest.mark.parametrize("bags", [False, True])
+def test_two_processes_equal_one(tmp_path, scenes, whole_batch, bags):
+    arguments = {"per_device_train_batch_size": 8, "bags": bags}
+    if bags:
+        arguments |= {"distractor_scope": "bag", "bag_schedule": {1: 4}}
+    done = _run(tmp_path, arguments, processes=2)
+    assert done.returncode == 0, done.stderr[-3000:]
+    alone = whole_batch
+    if bags:
+        alone = weights(train(tmp_path / "one", scenes["train"], **{**arguments, "per_device_train_batch_size": 16}))
+        assert largest_difference(alone, whole_batch) > 1e-4
+    assert largest_difference(load_file(tmp_path / "weights.safetensors"), alone) < 2e-5
+
+
+RESUMED = {
+    **SAMPLED,
+    "num_generations": 2,
+    "bags": True,
+    "bag_schedule": {1: 2, 2: 4},
+    "optim": "adamw_torch",
+    "learning_rate": 1e-4,
+    "max_steps": 5,
+    "save_strategy": "steps",
+    "save_steps": 3,  # in the middle of the second epoch
+    "guard": "warn",
+}
+
+
+def test_a_killed_run_goes_on_bit_for_bit(tmp_path, scenes):
+    through = train(tmp_path / "through", scenes["train"], **{**RESUMED, "save_strategy": "no"})
+    killed = _run(tmp_path / "killed", {**RESUMED, "kill_at": 4})
+    assert killed.returncode == -signal.SIGKILL
+    resumed = train(tmp_path / "killed", scenes["train"], resume=True, **RESUMED)
+    assert resumed.state.global_step == 5
+    assert largest_difference(weights(resumed), weights(through)) == 0.0
+    ours, theirs = (t.optimizer.state_dict()["state"] for t in (resumed, through))
+    assert all(torch.equal(ours[i]["exp_avg"], theirs[i]["exp_avg"]) for i in ours)
+    assert resumed.baselines["running_mean"].state_dict() == through.baselines["running_mean"].state_dict()
+    assert resumed.baselines["running_mean"].number == 5
+    assert resumed.batch_sampler.bag_size == through.batch_sampler.bag_size == 4
+
+
+def test_without_its_state_a_resumed_run_differs(tmp_path, scenes):
+    train(tmp_path, scenes["train"], **{**RESUMED, "max_steps": 3})
+    through = train(tmp_path / "through", scenes["train"], **{**RESUMED, "save_strategy": "no"})
+    state = tmp_path / "checkpoint-3" / "caption_rl_state.json"
+    assert state.exists()
+    state.unlink()
+    resumed = train(tmp_path, scenes["train"], resume=True, **RESUMED)
+    assert largest_difference(weights(resumed), weights(through)) > 0.0
+
+
+def _count_images(tower):
+    # The tower itself is called with known features too; its patches are only made of pixels.
+    seen = []
+    tower.embeddings.register_forward_hook(lambda _, __, output: seen.append(output.size(0)))
+    return seen
+
+
+@pytest.mark.parametrize("baseline", ["running_mean", "greedy"])
+def test_each_image_is_encoded_once(tmp_path, scenes, baseline):
+    model = captioner()
+    seen = _count_images(model.vision_tower)
+    arguments = {**SAMPLED, "num_generations": 3, "baseline": baseline, "freeze_image_tower": True}
+    train(tmp_path, scenes["train"], captioner=model, **arguments)
+    assert sum(seen) == 8
+    seen.clear()
+    cached = {**arguments, "cache_image_features": True, "feature_cache_dir": str(tmp_path / "cache")}
+    train(tmp_path, scenes["train"], captioner=model, **{**cached, "max_steps": 4})
+    assert sum(seen) == 16  # the whole run: once for each image of the data set
+
+
+def test_a_second_iteration_reuses_the_rollout(tmp_path, scenes):
+    trainer = build(tmp_path, scenes["train"], **SAMPLED, num_iterations=2, save_steps=2, max_steps=4, logging_steps=1)
+    trainer.args.logging_strategy = "steps"
+    calls = []
+    roll_out = trainer.roll_out
+    trainer.roll_out = lambda batches: calls.append(len(batches)) or roll_out(batches)
+    kept = []
+    compute = trainer.compute_loss
+
+    def spy(model, inputs, **kwargs):
+        kept.append((inputs["input_ids"].clone(), inputs["advantages"].clone(), "old_log_probs" in inputs))
+        return compute(model, inputs, **kwargs)
+
+    trainer.compute_loss = spy
+    trainer.train()
+    assert len(calls) == 2
+    assert len(kept) == 4
+    for first, second in ((0, 1), (2, 3)):
+        assert torch.equal(kept[first][0], kept[second][0])
+        assert torch.equal(kept[first][1], kept[second][1])
+        assert (kept[first][2], kept[second][2]) == (False, True)
+    assert not (kept[0][0].shape == kept[2][0].shape and torch.equal(kept[0][0], kept[2][0]))
+
+
+def test_the_importance_ratio_starts_at_the_policy_gradient(tmp_path, scenes):
+    once = train(tmp_path, scenes["train"], **SAMPLED)
+    ratio = train(tmp_path, scenes["train"], **SAMPLED, num_iterations=2, save_steps=2)
+    assert largest_difference(weights(once), weights(ratio)) < 1e-6
+
+
+@pytest.mark.parametrize("adapter", [False, True])
+def test_the_kl_penalty_holds_the_policy_back(tmp_path, scenes, adapter):
+    arguments = {
+        **SAMPLED,
+        "max_steps": 6,
+        "learning_rate": 3e-3 if adapter else 1e-4,
+        "optim": "adamw_torch",
+        "logging_strategy": "steps",
+        "logging_steps": 1,
+        "freeze_image_tower": True,
+        "peft_config": {"tune": "language", "r": 4} if adapter else None,
+    }
+    kl = {}
+    for beta in (1e-6, 30.0):
+        trainer = train(tmp_path, scenes["train"], beta=beta, **arguments)
+        assert (trainer.reference is trainer.captioner) == adapter
+        kl[beta] = [entry["kl"] for entry in trainer.state.log_history if "kl" in entry]
+        assert len(kl[beta]) == 6
+        assert abs(kl[beta][0]) < 1e-6  # the policy is its own reference at first
+    assert kl[1e-6][-1] > 2 * kl[30.0][-1] > 0
+
+
+@pytest.mark.parametrize("tune", ["language", "vision", "both"])
+def test_lora_presets_train_their_parts_only(tmp_path, scenes, tune, scorer):
+    model, judge_weights = captioner(), copy.deepcopy(scorer.model.state_dict())
+    before = {n: p.clone() for n, p in model.model.named_parameters()}
+    trainer = train(
+        tmp_path,
+        scenes["train"],
+        captioner=model,
+        scorer=scorer,
+        peft_config={"tune": tune, "r": 4},
+        freeze_image_tower=tune == "language",
+        **{**SAMPLED, "optim": "adamw_torch", "max_steps": 2},
+    )
+    trained = {n for n, p in trainer.model.named_parameters() if p.requires_grad}
+    assert all("lora" in name for name in trained)  # BLIP has no connector
+    assert any("vision_model" in name for name in trained) == (tune != "language")
+    assert any("text_decoder" in name for name in trained) == (tune != "vision")
+    assert len(trainer.optimizer.state) == len(trained)
+    after = {
+        n.replace("base_model.model.", "").replace(".base_layer", ""): p for n, p in trainer.model.named_parameters()
+    }
+    assert all(torch.equal(after[name], value) for name, value in before.items())
+    moved = [n for n, p in trainer.model.named_parameters() if "lora_B" in n and p.abs().max() > 0]
+    assert moved
+    assert all(torch.equal(value, scorer.model.state_dict()[name]) for name, value in judge_weights.items())
+
+
+@pytest.mark.parametrize("family", ["blip", "git", "vit-gpt2", "vit-bert"])
+def test_every_family_learns_what_is_rewarded(tmp_path, scenes, family):
+    model = tiny_captioner(family)
+
+    def share(context):
+        # Of tokens in the first half of the vocabulary.
+        return ((context.ids < model.vocab_size // 2) & context.mask).sum(1) / context.mask.sum(1)
+
+    config = CaptionRLConfig(
+        str(tmp_path),
+        **{**GREEDY, **SAMPLED, "max_steps": 25, "learning_rate": 3e-3, "optim": "adamw_torch"},
+        num_generations=4,
+        baseline="leave_one_out",
+        logging_steps=1,
+    )
+    config.logging_strategy = "steps"
+    trainer = CaptionRLTrainer(model, share, config, scenes["train"])
+    trainer.train()
+    reward = [entry["reward"] for entry in trainer.state.log_history if "reward" in entry]
+    assert sum(reward[-3:]) / 3 > sum(reward[:3]) / 3 + 0.2
+
+
+def test_several_rewards_with_weights_and_names(tmp_path, scenes, scorer):
+    config = CaptionRLConfig(
+        str(tmp_path), **{**GREEDY, **SAMPLED}, num_generations=2, baseline="greedy", logging_steps=1
+    )
+    config.logging_strategy = "steps"
+    rewards = [
+        (SelfRetrieval(scorer), 1.0),
+        ("cider", 0.5),
+        (PairwiseDiversity(), 0.25),
+        lambda c: [None] * len(c.captions),
+    ]
+    trainer = CaptionRLTrainer(captioner(), rewards, config, scenes["train"])
+    trainer.train()
+    entry = next(e for e in trainer.state.log_history if "reward" in e)
+    parts = [entry[f"rewards/{name}/mean"] for name in ("self_retrieval", "cider", "diversity", "<lambda>")]
+    assert entry["reward"] == pytest.approx(parts[0] + 0.5 * parts[1] + 0.25 * parts[2], abs=1e-9)
+    assert entry["rewards/<lambda>/undefined"] == 16
+    assert parts[3] == 0
+    assert 0 <= entry["recall_at_1"] <= 1
+    assert math.isfinite(entry["loss"])
+
+
+def test_the_adaptive_curriculum_rises_with_recall(tmp_path, scenes):
+    arguments = {**SAMPLED, "bags": True, "bag_schedule": "adaptive", "max_steps": 6, "bag_recall_threshold": 1e-9}
+    with pytest.raises(ValueError, match="bag of 10 is larger"):
+        build(tmp_path, scenes["train"], **arguments)
+    many = scenes["train"].select([i % 16 for i in range(40)])
+    many = many.remove_columns("image_id").add_column("image_id", [str(i) for i in range(40)])
+    arguments |= {"per_device_train_batch_size": 20, "neighbours": None}
+    arguments.pop("neighbours")
+    with pytest.raises(ValueError, match="needs 9 ranked neighbours"):
+        build(tmp_path, many, **arguments)
+
+
+def bad(tmp_path, scenes, match, *, dataset=None, **arguments):
+    with pytest.raises(ValueError, match=match):
+        build(tmp_path, dataset or scenes["train"], **arguments)
+
+
+def test_bad_input_is_refused_before_training(tmp_path, scenes, scorer):
+    bad(tmp_path, scenes, "larger than the batch", bags=True, bag_schedule=9, **SAMPLED)
+    bad(tmp_path, scenes, "needs 32 different images", per_device_train_batch_size=32)
+    bad(tmp_path, scenes, "no neighbours to make bags of", bag_schedule=2, **SAMPLED)
+    bad(tmp_path, scenes, "made of bags", distractor_scope="bag", **SAMPLED)
+    bad(tmp_path, scenes, "every advantage is 0", baseline="greedy")
+    bad(tmp_path, scenes, "needs 2 of them", baseline="leave_one_out", **SAMPLED)
+    bad(tmp_path, scenes, "same caption 3 times", num_generations=3)
+    bad(tmp_path, scenes, "temperature is 0", **{**SAMPLED, "temperature": 0.0})
+    bad(tmp_path, scenes, "multiple of num_iterations", num_iterations=3, save_strategy="steps", save_steps=4)
+    bad(tmp_path, scenes, "similarity_scale is 'big'", similarity_scale="big")
+    with pytest.raises(ValueError, match="neighbours of 5 images"):
+        SelfRetrievalTrainer(
+            captioner(),
+            scorer,
+            SelfRetrievalConfig(str(tmp_path), **{**GREEDY, **SAMPLED}),
+            scenes["train"],
+            neighbours=torch.tensor([[1, 2], [0, 2], [0, 1], [0, 1], [0, 1]]),
+        )
+    config = CaptionRLConfig(str(tmp_path), **{**GREEDY, **SAMPLED})
+    with pytest.raises(ValueError, match="no reward 'sider'"):
+        CaptionRLTrainer(captioner(), "sider", config, scenes["train"])
+    without = scenes["train"].remove_columns("captions").add_column("captions", [[]] + [["a cat"]] * 15)
+    with pytest.raises(ValueError, match="1 training images have no reference"):
+        CaptionRLTrainer(captioner(), CiderReward(), config, without)
+
+
+def test_a_scorer_inside_the_policy_is_refused(tmp_path, scenes, scorer):
+    model, twin = captioner(), copy.copy(scorer)
+    twin.model = copy.deepcopy(scorer.model)
+    twin.model.visual_projection.weight = next(iter(model.model.parameters()))
+    bad(tmp_path, scenes, "scorer's parameter visual_projection.weight is the policy's", captioner=model, scorer=twin)
+
+
+def test_the_judge_evaluates(tmp_path, scenes, scorer, judge):
+    trainer = build(tmp_path, scenes["train"], scorer=scorer, judge=judge, **SAMPLED)
+    assert trainer.scorer is judge
+    assert trainer.reward_scorer is scorer
+    assert set(trainer.evaluate(scenes["validation"])) >= {"eval_recall_at_1", "eval_length"}
