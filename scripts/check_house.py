@@ -69,7 +69,7 @@ SEPARATE: dict[str, frozenset[str]] = {
 }
 """Units of one layer that must not know each other all the same."""
 
-TRL_ALLOWED = frozenset({f"{PACKAGE}/recipe.py"})
+TRL_ALLOWED = frozenset({f"{PACKAGE}/recipe/arguments.py"})
 """Files that may import trl: for its argument parser, inside the function that parses."""
 
 _HOSTS = (

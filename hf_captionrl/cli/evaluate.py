@@ -10,18 +10,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hf_captionrl.cli.arguments import add_common, add_dataset, load_split
+from hf_captionrl.cli.judges import (
+    REFERENCES,
+    add_clip_features,
+    clip_prefix,
+    count_copies,
+    human_captions,
+    judge,
+    load_judges,
+    perplexity_by,
+)
 
 if TYPE_CHECKING:
     from hf_captionrl.cli.caption_files import CaptionFile
     from hf_captionrl.cli.suites import Judged
-    from hf_captionrl.recipe import Evaluator
 
 __all__ = ["SUITES", "add_parser", "run"]
 
 SUITES = ("smile", "discritune", "sle", "ndlb", "all")
 """What `--suite` takes; a test compares it with `cli.suites.TABLES`."""
 
-_REFERENCES = "references"
 _WORDS_TITLE = "Words that tell the sources apart (local mutual information)"
 
 _DESCRIPTION = """\
@@ -85,6 +93,12 @@ def add_parser(subcommands: Any) -> None:
         "(default: scenes:clip-judge on the embedded world, else openai/clip-vit-base-patch32)",
     )
     group.add_argument(
+        "--clip_prefix",
+        metavar="TEXT",
+        help="put before each caption for the CLIPScore of the smile suite (default: 'A photo depicts ', as in the paper, "
+        "but nothing for scorers of the embedded world, which have never read it)",
+    )
+    group.add_argument(
         "--language_model", metavar="NAME", help="causal language model for perplexity, or 'none' (default: likewise)"
     )
     group.add_argument(
@@ -114,7 +128,7 @@ def _read_files(arguments: argparse.Namespace) -> list[CaptionFile]:
     for name in names:
         if names.count(name) > 1:
             raise ValueError(f"Two files are called {name!r}. Pass different --names.")
-        if name == _REFERENCES:
+        if name == REFERENCES:
             raise ValueError(f"{name!r} is what the human captions are called. Pass another with --names.")
     return [read_caption_file(path, name=name) for path, name in zip(paths, names, strict=True)]
 
@@ -146,81 +160,13 @@ def _read_bags(path: Path, ids: Sequence[str]) -> dict[int, list[list[int]]]:
     return found
 
 
-def _load_judges(arguments: argparse.Namespace) -> tuple[Any, Any, dict[str, str]]:
-    """Scorer and language model, each or None, and why one is not there."""
-    from hf_captionrl.recipe import EvaluationArguments, optional_scorer
-    from hf_captionrl.scenes.models import model_path
-
-    wanted = EvaluationArguments(judge_name_or_path=arguments.scorer, perplexity_name_or_path=arguments.language_model)
-    wanted.resolve(arguments.dataset)
-    reasons: dict[str, str] = {}
-    scorer = language_model = None
-    name = str(wanted.judge_name_or_path)
-    try:
-        scorer = optional_scorer(name)
-    except OSError as error:
-        reasons["no scorer"] = f"the scorer {name} cannot be loaded"
-        print(f"captionrl evaluate: {' '.join(str(error).split())}", file=sys.stderr)
-    name = str(wanted.perplexity_name_or_path)
-    if name != "none":
-        import torch
-        from transformers import AutoModelForCausalLM, AutoTokenizer
-
-        path = model_path(name)
-        try:
-            model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, use_safetensors=True)
-            language_model = (model, AutoTokenizer.from_pretrained(path))
-        except OSError as error:
-            reasons["no language model"] = f"the language model {name} cannot be loaded"
-            print(f"captionrl evaluate: {' '.join(str(error).split())[:300]}", file=sys.stderr)
-        except ValueError as error:  # transformers lists all two hundred families that it knows
-            raise ValueError(
-                f"--language_model {name!r} is no causal language model. Use GPT-2, or 'none'."
-            ) from error
-    return scorer, language_model, reasons
-
-
-def _judge(evaluator: Evaluator, name: str, captions: list[list[str]], references: list[list[str]]) -> Judged:
-    from hf_captionrl.cli.suites import Judged
-    from hf_captionrl.metrics.suites.row import spoken
-
-    judged = Judged(name, captions, references)
-    scorer: Any = evaluator.judge
-    if scorer is not None:
-        texts = spoken(judged.first)
-        judged.text = scorer.text_features(texts)
-        judged.max_text_tokens = scorer.max_text_tokens
-        # Not part of the protocol: a scorer that is not ours need not tell.
-        count = getattr(scorer, "_num_tokens", None)
-        judged.tokens = None if count is None else list(count(texts))
-    return judged
-
-
-def _human(evaluator: Evaluator) -> Judged | None:
-    """One reference of each image, drawn at random, held against the others (SMILE, Table 1)."""
-    import random
-
-    if min(len(group) for group in evaluator.references) < 2:
-        return None
-    rng = random.Random(evaluator.seed)
-    captions, others = [], []
-    for group in evaluator.references:
-        chosen = rng.randrange(len(group))
-        rest = [caption for number, caption in enumerate(group) if number != chosen]
-        captions.append([group[chosen], *rest])
-        others.append(rest)
-    judged = _judge(evaluator, _REFERENCES, captions, others)
-    judged.is_human = True
-    return judged
-
-
 def _words(judged: Sequence[Judged], references: list[list[str]]) -> dict[str, Any]:
     """Typical nouns and adjectives of each source, or why there are none."""
     from hf_captionrl.metrics.suites.row import spoken
     from hf_captionrl.metrics.words import characteristic_words, spacy_tagger
 
     sources = {source.name: spoken(source.first) for source in judged if not source.is_human}
-    sources[_REFERENCES] = [caption for group in references for caption in group]
+    sources[REFERENCES] = [caption for group in references for caption in group]
     try:
         tagger = spacy_tagger()
     except ImportError as error:
@@ -274,21 +220,33 @@ def run(arguments: argparse.Namespace) -> None:
     ids = [str(i) for i in split.dataset["image_id"][:]]
     aligned = [file.aligned(ids, split.all_ids) for file in files]
     given_bags = None if arguments.bags is None else _read_bags(arguments.bags, ids)
-    scorer, language_model, reasons = _load_judges(arguments)
-    evaluator = Evaluator(split.dataset, scorer, language_model, seed=arguments.seed, cache_dir=arguments.cache_dir)
+    scorer, language_model, reasons = load_judges(arguments)
+    # The evaluator's own perplexity is a bare number; here every number has an interval.
+    evaluator = Evaluator(split.dataset, scorer, None, seed=arguments.seed, cache_dir=arguments.cache_dir)
     # --max_images may have cut through a bag.
     whole = {size: [bag for bag in bags if len(bag) == size] for size, bags in evaluator.bags.items()}
     evaluator.bags = whole if given_bags is None else given_bags
     judged = [
-        _judge(evaluator, file.name, captions, evaluator.references)
+        judge(evaluator, file.name, captions, evaluator.references)
         for file, captions in zip(files, aligned, strict=True)
     ]
-    human = None if arguments.no_references else _human(evaluator)
+    human = None if arguments.no_references else human_captions(evaluator)
     if human is not None:
         judged.append(human)
+    for source in judged:
+        source.perplexity = perplexity_by(language_model)
+    names = [*TABLES] if arguments.suite == "all" else [arguments.suite]
+    if "smile" in names and scorer is not None:
+        add_clip_features(judged, scorer, clip_prefix(arguments))
+
+    copies = 0 if evaluator.image_features is None else count_copies(evaluator.image_features)
+    if copies:
+        said = f"{copies} of {len(ids)} images are copies of others and count against the captions of these"
+        print(
+            f"captionrl evaluate: {said}. Leave them out, or merge them with metrics.self_retrieval.", file=sys.stderr
+        )
 
     sections, signatures = [], {}
-    names = [*TABLES] if arguments.suite == "all" else [arguments.suite]
     for name, table in [*((name, TABLES[name]) for name in names), ("captions", CAPTIONS_TABLE)]:
         rows = [{"name": source.name, **table.compute(source, evaluator)} for source in judged]
         compare_with_first(rows, seed=arguments.seed)
@@ -305,6 +263,7 @@ def run(arguments: argparse.Namespace) -> None:
     result: dict[str, Any] = {
         "suite": arguments.suite,
         "num_images": len(ids),
+        "num_duplicate_images": copies,
         "files": [{"name": file.name, "path": str(file.path), "captions": len(file.captions)} for file in files],
         "scorer": None if scorer is None else scorer.signature,
         "tables": {name: {"title": section.title, "rows": section.rows} for name, section in sections},

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,8 +31,12 @@ class Judged:
         references: For each image the references to hold the first caption against.
         is_human: Whether the captions are the references.
         text: Features `(N, D)` of each image's first caption, or None.
+        clip_text: The same for CLIPScore, made after `clip_prefix`, or None where that is empty.
+        clip_prefix: Put before each caption there.
+        scorer: Signature of what made them.
         tokens: Tokens of each first caption as the scorer reads them, or None.
         max_text_tokens: How many the scorer reads.
+        perplexity: From captions to the result of `caption_perplexity`, or None.
         lengths: Words of each first caption, filled in by the table of captions.
     """
 
@@ -41,8 +45,12 @@ class Judged:
     references: list[list[str]]
     is_human: bool = False
     text: Tensor | None = None
+    clip_text: Tensor | None = None
+    clip_prefix: str = ""
+    scorer: str = ""
     tokens: list[int] | None = None
     max_text_tokens: int | None = None
+    perplexity: Callable[[Sequence[str]], Mapping[str, Any]] | None = None
     lengths: list[int] = field(default_factory=list)
 
     @property
@@ -76,7 +84,10 @@ def _smile(judged: Judged, evaluator: Evaluator) -> dict[str, Any]:
         references=judged.references,
         text_features=judged.text,
         image_features=evaluator.image_features,
-        perplexity=evaluator.perplexity,
+        scorer=judged.scorer,
+        clip_features=judged.clip_text,
+        clip_prefix=judged.clip_prefix,
+        perplexity=judged.perplexity,
         seed=evaluator.seed,
         details=True,
         **_truth(evaluator),
@@ -89,6 +100,7 @@ def _discritune(judged: Judged, evaluator: Evaluator) -> dict[str, Any]:
         references=judged.references,
         text_features=judged.text,
         image_features=evaluator.image_features,
+        scorer=judged.scorer,
         meteor=meteor,
         spice=spice,
         seed=evaluator.seed,
@@ -103,6 +115,7 @@ def _ndlb(judged: Judged, evaluator: Evaluator) -> dict[str, Any]:
         references=judged.references,
         text_features=judged.text,
         image_features=evaluator.image_features,
+        scorer=judged.scorer,
         bags=evaluator.bags,
         seed=evaluator.seed,
         details=True,
@@ -155,7 +168,7 @@ TABLES: dict[str, Table] = {
             Column("pool_recall_at_5", "R@5, whole pool", "higher", is_fraction=True),
             Column("rd100_recall_at_1", "R@1, RD100", "higher", is_fraction=True),
             Column("rd100_recall_at_5", "R@5, RD100", "higher", is_fraction=True),
-            Column("clip_score", "CLIPScore (2.5 cos, no prefix)", "higher"),
+            Column("clip_score", "CLIPScore (2.5 cos)", "higher"),
             Column("perplexity", "Perplexity", "lower", digits=2),
             _CIDER,
             *_FAITHFULNESS,

@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import os
-import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,6 +17,7 @@ import datasets
 from hf_captionrl.data.cleaning import CAPTION_WAYS_OUT, MAX_CAPTION_WORDS, caption_fault, to_caption_list
 from hf_captionrl.data.columns import CAPTIONS, replace_column, undecoded
 from hf_captionrl.data.images import IMAGE_WAYS_OUT, MAX_PIXELS, ImageError, verify_image
+from hf_captionrl.io import atomic_write_text
 
 __all__ = ["QuarantineEntry", "QuarantineError", "QuarantineReport", "check_captions"]
 
@@ -147,24 +146,6 @@ class QuarantineError(ValueError):
 
 def _spell(counts: dict[str, int]) -> str:
     return ", ".join(f"{count} {reason}" for reason, count in counts.items())
-
-
-def _write(path: Path, entries: Sequence[QuarantineEntry]) -> None:
-    """Write the whole file or leave the old one: a killed run never leaves half a line."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".tmp")
-    try:
-        with os.fdopen(handle, "w", encoding="ascii", newline="\n") as file:
-            # ASCII escapes keep U+2028 and half surrogates of a hostile caption from breaking lines or the encoding.
-            file.writelines(json.dumps(asdict(entry)) + "\n" for entry in entries)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)  # mkstemp's is for the owner alone
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
 
 
 def _image_faults(
@@ -304,7 +285,8 @@ def check_captions(
     path = None if quarantine_path is None else Path(quarantine_path)
     report = QuarantineReport({name: len(rows) for name, rows in splits.items()}, tuple(entries), path)
     if path is not None:
-        _write(path, entries)
+        # ASCII escapes keep U+2028 and half surrogates of a hostile caption from breaking lines or the encoding.
+        atomic_write_text(path, "".join(json.dumps(asdict(entry)) + "\n" for entry in entries))
     for name in splits:
         _stop_if_too_many(report, name, max_bad_fraction)
     if entries:

@@ -8,11 +8,11 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from hf_captionrl.metrics.captions import check_captions, check_groups
 from hf_captionrl.metrics.clip import CLIP_SCORE_PRESETS
+from hf_captionrl.retrieval.checks import as_features
 from hf_captionrl.retrieval.scorer import load_scorer
 from hf_captionrl.scenes.models import model_path
 from hf_captionrl.text.frequencies import DocumentFrequencies
@@ -110,7 +110,7 @@ def caption_features(captions: Sequence[str], text_features: Any, scorer: Any, p
     if captions and isinstance(captions[0], list):
         if text_features is not None:
             raise ValueError("predictions are features, and text_features are given too. Pass one of them.")
-        return torch.tensor(captions)
+        return as_features(list(captions), "predictions")
     texts = check_captions(captions, "predictions")
     if text_features is None:
         return resolve_scorer(scorer).text_features([prefix + text for text in texts])

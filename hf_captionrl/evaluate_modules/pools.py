@@ -12,6 +12,7 @@ from torch import Tensor
 from hf_captionrl.data.images import open_image
 from hf_captionrl.evaluate_modules.columns import is_missing
 from hf_captionrl.evaluate_modules.inputs import resolve_scorer
+from hf_captionrl.retrieval import image_hash
 
 __all__ = ["image_features_of", "image_pool", "own_images"]
 
@@ -21,6 +22,9 @@ _CHUNK = 256
 
 def image_features_of(images: Iterable[Any], scorer: Any, name: str = "images") -> Tensor:
     """Features of images by a scorer, opened a few at a time.
+
+    Equal pictures are encoded once and have bit-equal features, so that copies in a pool are found and tie: in another
+    place of a batch, or in another batch, a model rounds differently.
 
     Args:
         images: M paths, PIL images or whatever `hf_captionrl.data.open_image` takes.
@@ -34,11 +38,18 @@ def image_features_of(images: Iterable[Any], scorer: Any, name: str = "images") 
         ValueError: If there is none, or one cannot be opened (its index is named).
     """
     judge, parts, opened = resolve_scorer(scorer), [], []
+    row_of: dict[str, int] = {}
+    rows = []
     for i, image in enumerate(images):
         try:
-            opened.append(open_image(image))
+            picture = open_image(image)
         except ValueError as error:
             raise ValueError(f"{name}[{i}]: {error}") from error
+        key = image_hash(picture)
+        if key not in row_of:
+            row_of[key] = len(row_of)
+            opened.append(picture)
+        rows.append(row_of[key])
         if len(opened) == _CHUNK:
             parts.append(judge.image_features(opened))
             opened = []
@@ -46,7 +57,7 @@ def image_features_of(images: Iterable[Any], scorer: Any, name: str = "images") 
         parts.append(judge.image_features(opened))
     if not parts:
         raise ValueError(f"{name} is empty. Pass at least one image.")
-    return torch.cat(parts)
+    return torch.cat(parts)[rows]
 
 
 def image_pool(
@@ -88,9 +99,10 @@ def image_pool(
     pool = images if image_features is None else image_features
     if isinstance(pool, Mapping):
         ids = list(pool) if image_ids is None else list(image_ids)
-        unknown = [i for i in ids if i not in pool]
+        unknown = [i for i, name in enumerate(ids) if name not in pool]
         if unknown:
-            raise ValueError(f"image_ids hold {unknown[0]!r}, which the mapping lacks ({len(unknown)} such).")
+            first = unknown[0]
+            raise ValueError(f"image_ids[{first}] is {ids[first]!r}, which the mapping lacks ({len(unknown)} such).")
         values = [pool[i] for i in ids]
         stacked = image_features_of(values, scorer) if image_features is None else _stack(values)
         return stacked, _rows_of(known, ids) if targets is None else targets
@@ -101,7 +113,10 @@ def image_pool(
         try:
             features = image_features.get(ids)
         except KeyError as error:
-            raise ValueError(f"references: {error.args[0]}") from error
+            name, asked = ("references", known) if image_ids is None else ("image_ids", ids)
+            lacking = next((i for i, key in enumerate(asked) if key not in image_features), None)
+            where = name if lacking is None else f"{name}[{lacking}]"
+            raise ValueError(f"{where}: {error.args[0]}") from error
         return features.tensor(), _rows_of(known, ids) if targets is None else targets
     if pool is not None:
         features = image_features_of(images, scorer) if image_features is None else image_features

@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from hf_captionrl.evaluate_modules.columns import is_missing
 from hf_captionrl.evaluate_modules.inputs import resolve_scorer
 from hf_captionrl.evaluate_modules.pools import image_features_of
 from hf_captionrl.metrics.captions import check_captions
+from hf_captionrl.retrieval.scorer import TokenScorer
 
 __all__ = ["caption_tokens", "token_weights", "video_frames"]
 
@@ -49,25 +49,16 @@ def caption_tokens(
             raise ValueError("idf=True needs the tokens themselves, not only token_features. Pass a scorer instead.")
         return token_features, None if idf is None or idf is False else idf
     judge = resolve_scorer(scorer)
-    model = getattr(judge, "model", None)
-    if not (hasattr(judge, "_tokenize") and hasattr(model, "text_model") and hasattr(model, "text_projection")):
+    if not isinstance(judge, TokenScorer):
         raise ValueError(
-            f"{type(judge).__name__} gives features of captions, not of their tokens. Use a CLIP model of transformers, "
-            "or pass token_features."
+            f"{type(judge).__name__} gives features of captions, not of their tokens. Use a CLIP model, or pass "
+            "token_features."
         )
-    rows = [row["input_ids"] for row in judge._tokenize(texts)]
-    features = [_projected(judge, row) for row in rows]
+    features = [row.cpu() for row in judge.token_features(texts)]
     if idf is True:
         corpus = texts if idf_captions is None else check_captions(idf_captions, "idf_captions")
-        return features, token_weights(rows, [row["input_ids"] for row in judge._tokenize(corpus)])
+        return features, token_weights(judge.token_ids(texts), judge.token_ids(corpus))
     return features, None if idf is None or idf is False else idf
-
-
-@torch.no_grad()
-def _projected(judge: Any, ids: list[int]) -> Tensor:
-    batch = torch.tensor([ids], device=judge.device)
-    hidden = judge.model.text_model(input_ids=batch, attention_mask=torch.ones_like(batch)).last_hidden_state
-    return judge.model.text_projection(hidden)[0].float().cpu()  # (T, D)
 
 
 def token_weights(rows: Sequence[Sequence[int]], corpus: Sequence[Sequence[int]]) -> list[list[float]]:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from hf_captionrl.metrics.perplexity import caption_perplexity
     from hf_captionrl.metrics.retrieval import self_retrieval
     from hf_captionrl.metrics.video import emscore
+    from hf_captionrl.metrics.words import characteristic_words, length_statistics, local_mutual_information
 
 __all__ = [
     "bleu",
@@ -21,11 +22,14 @@ __all__ = [
     "caption_perplexity",
     "caption_statistics",
     "chair",
+    "characteristic_words",
     "cider",
     "cider_d",
     "clip_score",
     "emscore",
     "faithfulness",
+    "length_statistics",
+    "local_mutual_information",
     "meteor",
     "paired_test",
     "path",
@@ -42,11 +46,14 @@ _MODULES = {
     "caption_diversity": "diversity",
     "caption_perplexity": "perplexity",
     "chair": "claims",
+    "characteristic_words": "words",
     "cider": "nlg",
     "cider_d": "nlg",
     "clip_score": "clip",
     "emscore": "video",
     "faithfulness": "claims",
+    "length_statistics": "words",
+    "local_mutual_information": "words",
     "meteor": "java",
     "spice": "java",
     "caption_statistics": "diversity",

@@ -12,6 +12,9 @@ __all__ = ["bootstrap_interval", "paired_test"]
 
 # Draws of one slice: bounds the memory at 64 MiB whatever N and R are.
 _DRAWS = 2**22
+# Where samples take fewer different values than one in so many, how often each value was drawn is drawn instead of the
+# samples: the same distribution (multinomial), a hundred times faster for recalls, whose values are 0 and 1.
+_SAMPLES_A_VALUE = 16
 
 
 def check_values(values: Any, name: str) -> np.ndarray:
@@ -82,15 +85,22 @@ def bootstrap_interval(
     if num_resamples < 1:
         raise ValueError(f"num_resamples must be at least 1, got {num_resamples}.")
     numerators, denominators = _by_group(numbers, groups), _by_group(sizes, groups)
+    total = len(numerators)
+    pairs, times = np.unique(numerators + 1j * denominators, return_counts=True)
+    few = len(pairs) * _SAMPLES_A_VALUE <= total
     generator = np.random.default_rng(seed)
     found = []
-    rows = max(_DRAWS // len(numerators), 1)
+    rows = max(_DRAWS // (len(pairs) if few else total), 1)
     for start in range(0, num_resamples, rows):
-        shape = (min(rows, num_resamples - start), len(numerators))
-        drawn = generator.integers(len(numerators), size=shape, dtype=np.int32)
-        below = denominators[drawn].sum(axis=1)
+        size = min(rows, num_resamples - start)
+        if few:
+            counts = generator.multinomial(total, times / total, size=size)
+            above, below = counts @ pairs.real, counts @ pairs.imag
+        else:
+            drawn = generator.integers(total, size=(size, total), dtype=np.int32)
+            above, below = numerators[drawn].sum(axis=1), denominators[drawn].sum(axis=1)
         # A resample without any weight says nothing; it is as if it had not been drawn.
-        found.append(numerators[drawn].sum(axis=1)[below > 0] / below[below > 0])
+        found.append(above[below > 0] / below[below > 0])
     tail = (1 - confidence) / 2
     low, high = np.quantile(np.concatenate(found), [tail, 1 - tail])
     return float(low), float(high)
@@ -138,10 +148,16 @@ def paired_test(
     observed = abs(sums.sum())
     generator = np.random.default_rng(seed)
     at_least = 0
-    rows = max(_DRAWS // len(sums), 1)
+    sizes, times = np.unique(np.abs(sums), return_counts=True)
+    few = len(sizes) * _SAMPLES_A_VALUE <= len(sums)
+    rows = max(_DRAWS // (len(sizes) if few else len(sums)), 1)
     for start in range(0, num_resamples, rows):
-        signs = generator.integers(2, size=(min(rows, num_resamples - start), len(sums)), dtype=np.int8)
-        tossed = np.abs((2.0 * signs - 1.0) @ sums)
+        number = min(rows, num_resamples - start)
+        if few:
+            tossed = np.abs((2.0 * generator.binomial(times, 0.5, size=(number, len(sizes))) - times) @ sizes)
+        else:
+            signs = generator.integers(2, size=(number, len(sums)), dtype=np.int8)
+            tossed = np.abs((2.0 * signs - 1.0) @ sums)
         # Sums of the same numbers in another order differ by rounding; that is no larger difference.
         at_least += int((tossed >= observed * (1 - 1e-12) - 1e-15).sum())
     return {

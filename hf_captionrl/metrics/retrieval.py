@@ -4,6 +4,7 @@ Legend: N captions, M images of the pool, P ranked (caption, bag) pairs, D featu
 """
 
 from collections.abc import Sequence
+from numbers import Integral
 from typing import Any, Literal
 
 import numpy as np
@@ -12,10 +13,9 @@ from torch import Tensor
 
 from hf_captionrl.metrics.bootstrap import bootstrap_interval
 from hf_captionrl.metrics.signature import signature
+from hf_captionrl.retrieval.checks import as_features, check_features, check_targets
 from hf_captionrl.retrieval.ranking import (
     bag_ranks,
-    check_features,
-    check_targets,
     distractor_recall,
     duplicate_images,
     ranks,
@@ -84,9 +84,10 @@ def self_retrieval(
         (1.0, [1, 1])
     """
     _check_options(bags, sets, num_distractors, protocol, ks, duplicates, num_bootstrap)
-    same_dtype = torch.as_tensor(text_features).dtype == torch.as_tensor(image_features).dtype
-    dtype = str(torch.as_tensor(text_features).dtype).removeprefix("torch.")
-    if not same_dtype:
+    text_features = as_features(text_features, "text_features")
+    image_features = as_features(image_features, "image_features")
+    dtype = str(text_features.dtype).removeprefix("torch.")
+    if text_features.dtype != image_features.dtype:
         ranks(text_features, image_features, targets)  # raises, with the reason
     text = torch.nn.functional.normalize(check_features(text_features, "text_features"), dim=1)
     images = torch.nn.functional.normalize(check_features(image_features, "image_features"), dim=1)
@@ -189,7 +190,9 @@ def _check_options(
         raise ValueError(f"protocol must be 'expected', 'blocks' or 'sampled', got {protocol!r}.")
     if duplicates not in ("count", "merge"):
         raise ValueError(f"duplicates must be 'count' or 'merge', got {duplicates!r}.")
-    if len(ks) == 0 or any(isinstance(k, bool) or int(k) != k or k < 1 for k in ks):
+    if len(ks) == 0 or any(isinstance(k, bool) or not isinstance(k, Integral) or k < 1 for k in ks):
         raise ValueError(f"ks must be positive integers, got {tuple(ks)}.")
+    if num_distractors is not None and num_distractors < 1:
+        raise ValueError(f"num_distractors must be at least 1, got {num_distractors}.")
     if num_bootstrap < 0:
         raise ValueError(f"num_bootstrap must not be negative, got {num_bootstrap}.")

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from hf_captionrl.metrics.signature import signature
-from hf_captionrl.retrieval.ranking import check_features
+from hf_captionrl.retrieval.checks import check_features
 
 __all__ = ["emscore"]
 

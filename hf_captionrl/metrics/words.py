@@ -168,7 +168,7 @@ def length_statistics(
     """Mean and spread of words and tokens of captions.
 
     Reference: Gaur et al. 2024 (No Detail Left Behind), Table 9; words are whitespace words. For Figure 4 draw
-    `words` with [`hf_captionrl.reports.histogram.write_length_histogram`].
+    `words` with [`hf_captionrl.reports.captions.write_length_histogram`].
 
     Args:
         captions: The captions.

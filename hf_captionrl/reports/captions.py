@@ -1,6 +1,5 @@
 """Pictures of caption sets: how long captions are, and what retrieval costs in faithfulness."""
 
-import io
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -8,31 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from hf_captionrl.io import atomic_write_bytes
-from hf_captionrl.reports.style import COLOURS, LINES, MARKERS, plain_label, tidy
+from hf_captionrl.reports.style import COLOURS, LINES, MARKERS, new_figure, plain_label, save_figure, tidy
 
 __all__ = ["write_length_histogram", "write_trade_off"]
-
-
-def _save(path: str | os.PathLike[str], figure: Figure) -> Path:
-    path = Path(path)
-    if path.suffix.lower() != ".png":
-        raise ValueError(f"path is {str(path)!r}; pictures are written as PNG. End the name in .png.")
-    buffer = io.BytesIO()
-    # Without matplotlib's version in the file, the same numbers give the same bytes.
-    figure.savefig(buffer, format="png", metadata={"Software": None})
-    return atomic_write_bytes(path, buffer.getvalue())
-
-
-def _figure(width: float, height: float) -> tuple[Figure, Any]:
-    # By hand: pyplot would choose a backend for, and keep state in, the program that called.
-    figure = Figure(figsize=(width, height), dpi=150, layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure, figure.subplots()
 
 
 def write_length_histogram(
@@ -74,7 +53,7 @@ def write_length_histogram(
     # At most 60 bars: one a length up to there, then two, three, ... lengths a bar.
     step = math.ceil((longest + 1) / 60)
     edges = np.arange(0, longest + 1 + step, step) - 0.5
-    figure, axis = _figure(7.0, 4.0)
+    figure, axis = new_figure(7.0, 4.0)
     for index, (name, array) in enumerate(counted.items()):
         colour = COLOURS[index % len(COLOURS)]
         shares, _ = np.histogram(array, bins=edges)
@@ -91,7 +70,7 @@ def write_length_histogram(
     axis.legend(frameon=False)
     if title:
         figure.suptitle(plain_label(title), fontsize=12)
-    return _save(path, figure)
+    return save_figure(path, figure)
 
 
 def write_trade_off(
@@ -120,7 +99,7 @@ def write_trade_off(
     points = [row for row in rows if row.get(x[0]) is not None and row.get(y[0]) is not None]
     if not points:
         return None
-    figure, axis = _figure(6.0, 4.5)
+    figure, axis = new_figure(6.0, 4.5)
     for index, row in enumerate(points):
         errors = []
         for key in (x[0], y[0]):
@@ -145,4 +124,4 @@ def write_trade_off(
     axis.legend(frameon=False)
     if title:
         figure.suptitle(plain_label(title), fontsize=12)
-    return _save(path, figure)
+    return save_figure(path, figure)

@@ -1,27 +1,20 @@
 """Curves over training: how long captions become, and how well they find their image."""
 
-import io
 import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from hf_captionrl.io import atomic_write_bytes
+from hf_captionrl.reports.style import COLOURS, LINES, MARKERS, check_png, new_figure, plain_label, save_figure, tidy
 
 __all__ = ["write_curves"]
 
 History = Sequence[Mapping[str, Any]]
 """Evaluations of one method in order of time."""
 
-# Okabe and Ito's colours, told apart by colour-blind readers, in the order of the gallery's.
-_COLOURS = ("#7a7f8a", "#e69f00", "#0072b2", "#cc79a7", "#009e73", "#d55e00", "#56b4e9", "#b8a400")
-_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
-_LINES = ("-", "--", "-", "-.")
 _PANELS = (("length", "Mean length (words)"), ("recall_at_1", "Self-retrieval R@1"))
 
 
@@ -46,27 +39,21 @@ def write_curves(
     Raises:
         ValueError: If there is no method, a method has no evaluation, a key is missing, or a number is not finite.
     """
-    path = Path(path)
-    if path.suffix.lower() != ".png":
-        raise ValueError(f"path is {str(path)!r}; curves are written as PNG. End the name in .png.")
+    path = check_png(path)
     _check(histories, x)
-    # Figure and canvas by hand: pyplot would choose a backend for, and keep state in, the program that called.
-    figure = Figure(figsize=(9.5, 4.0), dpi=150, layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots(1, 2)
+    figure, axes = new_figure(9.5, 4.0, columns=2)
     for axis, (key, label) in zip(axes, _PANELS, strict=True):
         for index, (name, history) in enumerate(histories.items()):
             points = sorted((point for point in history if point[key] is not None), key=lambda point: point[x])
             positions = [point[x] for point in points]
-            colour = _COLOURS[index % len(_COLOURS)]
+            colour = COLOURS[index % len(COLOURS)]
             axis.plot(
                 positions,
                 [point[key] for point in points],
-                # A leading underscore would hide the line from the legend, a dollar sign start a formula.
-                label=("\u200b" * name.startswith("_") + name).replace("$", r"\$"),
+                label=plain_label(name),
                 color=colour,
-                marker=_MARKERS[index % len(_MARKERS)],
-                linestyle=_LINES[index % len(_LINES)],
+                marker=MARKERS[index % len(MARKERS)],
+                linestyle=LINES[index % len(LINES)],
                 linewidth=2,
                 markersize=5,
                 # A point that lies on the axis (epoch 0) is still drawn whole.
@@ -84,19 +71,12 @@ def write_curves(
         axis.set_ylim(bottom=0)
         if x == "step" or all(float(point[x]).is_integer() for history in histories.values() for point in history):
             axis.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
-        axis.grid(axis="y", color="#e2e0da", linewidth=0.8)
-        axis.set_axisbelow(True)
-        axis.tick_params(colors="#5d6370", length=0)
-        axis.spines[["top", "right", "left"]].set_visible(False)
-        axis.spines["bottom"].set_color("#b9b6ae")
+        tidy(axis, grid="y")
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=min(4, len(labels)), frameon=False)
     if title:
-        figure.suptitle(title.replace("$", r"\$"), fontsize=12)
-    buffer = io.BytesIO()
-    # Without matplotlib's version in the file, the same histories give the same bytes.
-    figure.savefig(buffer, format="png", metadata={"Software": None})
-    return atomic_write_bytes(path, buffer.getvalue())
+        figure.suptitle(plain_label(title), fontsize=12)
+    return save_figure(path, figure)
 
 
 def _check(histories: Mapping[str, History], x: str) -> None:

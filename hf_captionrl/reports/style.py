@@ -1,8 +1,16 @@
-"""How pictures look: colours, markers and a quiet frame."""
+"""How pictures look, and how they are made and written: colours, markers, a quiet frame, a PNG."""
 
-from typing import Any
+import io
+import os
+from pathlib import Path
+from typing import Any, Literal
 
-__all__ = ["COLOURS", "LINES", "MARKERS", "plain_label", "tidy"]
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from hf_captionrl.io import atomic_write_bytes
+
+__all__ = ["COLOURS", "LINES", "MARKERS", "check_png", "new_figure", "plain_label", "save_figure", "tidy"]
 
 COLOURS = ("#7a7f8a", "#e69f00", "#0072b2", "#cc79a7", "#009e73", "#d55e00", "#56b4e9", "#b8a400")
 """Okabe and Ito's colours, told apart by colour-blind readers, in the order of the gallery's."""
@@ -26,13 +34,68 @@ def plain_label(name: str) -> str:
     return ("\u200b" * name.startswith("_") + name).replace("$", r"\$")
 
 
-def tidy(axis: Any) -> None:
+def check_png(path: str | os.PathLike[str]) -> Path:
+    """The name of a picture, before anything is drawn.
+
+    Args:
+        path: The name.
+
+    Returns:
+        `pathlib.Path`: The same.
+
+    Raises:
+        ValueError: If it does not end in `.png`.
+    """
+    path = Path(path)
+    if path.suffix.lower() != ".png":
+        raise ValueError(f"path is {str(path)!r}; pictures are written as PNG. End the name in .png.")
+    return path
+
+
+def new_figure(width: float, height: float, *, columns: int = 1) -> tuple[Figure, Any]:
+    """An empty picture.
+
+    Args:
+        width: In inches; 150 pixels each.
+        height: In inches.
+        columns: Panels side by side.
+
+    Returns:
+        `tuple`: The figure, and its panel, or an array of panels where there are several.
+    """
+    # By hand: pyplot would choose a backend for, and keep state in, the program that called.
+    figure = Figure(figsize=(width, height), dpi=150, layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure, figure.subplots(1, columns)
+
+
+def save_figure(path: str | os.PathLike[str], figure: Figure) -> Path:
+    """Write a picture atomically; the same numbers give the same bytes.
+
+    Args:
+        path: Where to write; the name must end in `.png`.
+        figure: The picture.
+
+    Returns:
+        `pathlib.Path`: The file written.
+
+    Raises:
+        ValueError: If the name does not end in `.png`.
+    """
+    buffer = io.BytesIO()
+    # Without matplotlib's version in the file.
+    figure.savefig(buffer, format="png", metadata={"Software": None})
+    return atomic_write_bytes(check_png(path), buffer.getvalue())
+
+
+def tidy(axis: Any, *, grid: Literal["both", "x", "y"] = "both") -> None:
     """Take away what is not data.
 
     Args:
         axis (`matplotlib.axes.Axes`): The panel.
+        grid: Which lines to keep behind the data.
     """
-    axis.grid(color="#e2e0da", linewidth=0.8)
+    axis.grid(axis=grid, color="#e2e0da", linewidth=0.8)
     axis.set_axisbelow(True)
     axis.tick_params(colors="#5d6370", length=0)
     axis.spines[["top", "right", "left"]].set_visible(False)

@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-__all__ = ["DualEncoder", "Scorer"]
+__all__ = ["DualEncoder", "Scorer", "TokenScorer"]
 
 _DTYPES = {
     **dict.fromkeys(("float32", "fp32", "torch.float32"), torch.float32),
@@ -69,6 +69,47 @@ class Scorer(Protocol):
 
         Returns:
             `int`: Between 0 and N.
+        """
+        ...
+
+
+@runtime_checkable
+class TokenScorer(Scorer, Protocol):
+    """A scorer that also tells how it reads a caption, token by token. `HFScorer` and `OpenClipScorer` are ones."""
+
+    def count_tokens(self, captions: Sequence[str]) -> list[int]:
+        """Length of captions in the scorer's tokens, before anything is cut.
+
+        Args:
+            captions: N captions.
+
+        Returns:
+            `list[int]`: N numbers, special tokens counted.
+        """
+        ...
+
+    def token_ids(self, captions: Sequence[str]) -> list[list[int]]:
+        """The tokens that the scorer reads.
+
+        Args:
+            captions: N captions.
+
+        Returns:
+            `list[list[int]]`: For each caption at most `max_text_tokens` ids, start and end of text included.
+        """
+        ...
+
+    def token_features(self, captions: Sequence[str]) -> list[Tensor]:
+        """Features of each token in the space of the images.
+
+        Args:
+            captions: N captions.
+
+        Returns:
+            `list[torch.Tensor]`: N of shape `(T, D)`, float32, not normalised; one row for each of `token_ids`.
+
+        Raises:
+            ValueError: If the model has no such features.
         """
         ...
 
@@ -155,7 +196,7 @@ class DualEncoder(abc.ABC):
 
     @abc.abstractmethod
     def _num_tokens(self, captions: list[str]) -> list[int]:
-        """Tokens of each caption before cutting; where cut, any number above `max_text_tokens` will do."""
+        """Tokens of each caption before cutting."""
 
     @abc.abstractmethod
     def _encode_text(self, rows: list[dict[str, list[int]]]) -> Tensor:
@@ -164,6 +205,13 @@ class DualEncoder(abc.ABC):
     @abc.abstractmethod
     def _encode_images(self, images: list[Image.Image]) -> Tensor:
         """Features of RGB images, not normalised."""
+
+    def _encode_tokens(self, rows: list[dict[str, list[int]]]) -> Tensor:
+        """Features `(N, T, D)` of the tokens of tokenised captions, padded to the longest, not normalised."""
+        raise ValueError(
+            f"{self.model_id} gives features of captions, not of their tokens. Use a CLIP model, or make the features "
+            "of the tokens yourself."
+        )
 
     def text_features(self, captions: Sequence[str]) -> Tensor:
         """Captions as unit vectors; equal captions are encoded once and have bit-equal features.
@@ -222,8 +270,63 @@ class DualEncoder(abc.ABC):
         Returns:
             `int`: Between 0 and N.
         """
+        return sum(number > self.max_text_tokens for number in self.count_tokens(captions))
+
+    def count_tokens(self, captions: Sequence[str]) -> list[int]:
+        """Length of captions in the scorer's tokens, before anything is cut.
+
+        Args:
+            captions: N captions.
+
+        Returns:
+            `list[int]`: N numbers, special tokens counted.
+
+        Raises:
+            ValueError: If something is not a string.
+        """
         captions = _check_captions(captions)
-        return sum(number > self.max_text_tokens for number in self._num_tokens(captions)) if captions else 0
+        return self._num_tokens(captions) if captions else []
+
+    def token_ids(self, captions: Sequence[str]) -> list[list[int]]:
+        """The tokens that the scorer reads; where a caption is cut, the end of text is kept.
+
+        Args:
+            captions: N captions.
+
+        Returns:
+            `list[list[int]]`: For each caption at most `max_text_tokens` ids, start and end of text included.
+
+        Raises:
+            ValueError: If something is not a string.
+        """
+        captions = _check_captions(captions)
+        if not captions:
+            return []
+        # Rows may be padded already where the model always reads its full length.
+        pairs = zip(self._tokenize(captions), self._num_tokens(captions), strict=True)
+        return [row["input_ids"][:number] for row, number in pairs]
+
+    def token_features(self, captions: Sequence[str]) -> list[Tensor]:
+        """Features of each token in the space of the images (EMScore); the last token's direction is the caption's.
+
+        Args:
+            captions: N captions.
+
+        Returns:
+            `list[torch.Tensor]`: N of shape `(T, D)`, float32 on the scorer's device, not normalised; one row for each
+            of `token_ids`.
+
+        Raises:
+            ValueError: If something is not a string, or the model has no such features (SigLIP projects the caption
+                only).
+        """
+        rows = self._tokenize(texts) if (texts := _check_captions(captions)) else []
+        found: list[Tensor] = []
+        with torch.no_grad(), torch.autocast(self.device.type, enabled=False):
+            for part in _batches(rows, self.batch_size):
+                encoded = self._encode_tokens(part).float()  # (B, T, D)
+                found += [features[: len(row["input_ids"])] for features, row in zip(encoded, part, strict=True)]
+        return found
 
 
 _Item = TypeVar("_Item")

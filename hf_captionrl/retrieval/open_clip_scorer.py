@@ -102,13 +102,14 @@ class OpenClipScorer(DualEncoder):
     def _num_tokens(self, captions: list[str]) -> list[int]:
         if hasattr(self.tokenizer, "encode"):
             return [len(self.tokenizer.encode(caption)) + 2 for caption in captions]
-        limit = self.max_text_tokens
-        # With room for one more, a caption that fits has EOS or padding at the last place it may use.
+        # Other tokenizers always cut and pad. With room for a token a byte nothing is cut, and a caption goes up to the
+        # first end of text, or padding where the tokenizer takes that for it; a row may begin with the same token.
         inner = getattr(self.tokenizer, "tokenizer", None)
         ends = {getattr(inner, "eos_token_id", None), getattr(inner, "sep_token_id", None)}
         ends.add(getattr(inner, "pad_token_id", 0))
-        last = self.tokenizer(captions, context_length=limit + 1)[:, limit - 1]
-        return [limit if int(token) in ends else limit + 1 for token in last]
+        room = max(len(caption.encode("utf-8", "surrogatepass")) for caption in captions) + 8
+        rows = self.tokenizer(captions, context_length=max(room, self.max_text_tokens + 1)).tolist()
+        return [next((i for i, token in enumerate(row) if i and token in ends), len(row) - 1) + 1 for row in rows]
 
     def _tokenize(self, captions: list[str]) -> list[dict[str, list[int]]]:
         tokens = self.tokenizer(captions, context_length=self.context_length)  # (N, context); keeps EOS when it cuts
@@ -118,22 +119,35 @@ class OpenClipScorer(DualEncoder):
         ends = [int((row == eos).nonzero()[-1, 0]) + 1 for row in tokens]
         return [{"input_ids": row[:end].tolist()} for row, end in zip(tokens, ends, strict=True)]
 
-    def _encode_text(self, rows: list[dict[str, list[int]]]) -> Tensor:
+    def _padded(self, rows: list[dict[str, list[int]]]) -> Tensor:
         longest = max(len(row["input_ids"]) for row in rows)
         tokens = torch.tensor([row["input_ids"] + [0] * (longest - len(row["input_ids"])) for row in rows])
-        tokens = tokens.to(self.device)  # (N, T)
+        return tokens.to(self.device)  # (N, T)
+
+    def _hidden(self, tokens: Tensor) -> Tensor:
+        model, longest = self.model, tokens.shape[1]
+        x = model.token_embedding(tokens) + model.positional_embedding[:longest]
+        return model.ln_final(model.transformer(x, attn_mask=model.attn_mask[:longest, :longest]))  # (N, T, width)
+
+    def _project(self, x: Tensor) -> Tensor:
+        projection = self.model.text_projection
+        if projection is None:
+            return x
+        return projection(x) if isinstance(projection, torch.nn.Module) else x @ projection
+
+    def _encode_text(self, rows: list[dict[str, list[int]]]) -> Tensor:
+        tokens = self._padded(rows)
         if not self._trim:
             return self.model.encode_text(tokens)
         from open_clip.transformer import text_global_pool
 
-        model = self.model
-        x = model.token_embedding(tokens) + model.positional_embedding[:longest]  # (N, T, width)
-        x = model.ln_final(model.transformer(x, attn_mask=model.attn_mask[:longest, :longest]))
-        x = text_global_pool(x, tokens, model.text_pool_type, eos_token_id=model.text_eos_id)
-        projection = model.text_projection
-        if projection is None:
-            return x
-        return projection(x) if isinstance(projection, torch.nn.Module) else x @ projection
+        pooled = text_global_pool(
+            self._hidden(tokens), tokens, self.model.text_pool_type, eos_token_id=self.model.text_eos_id
+        )
+        return self._project(pooled)
+
+    def _encode_tokens(self, rows: list[dict[str, list[int]]]) -> Tensor:
+        return self._project(self._hidden(self._padded(rows))) if self._trim else super()._encode_tokens(rows)
 
     def _encode_images(self, images: list[Image.Image]) -> Tensor:
         pixels = torch.stack([self.preprocess(image) for image in images])  # (B, 3, H, W)

@@ -16,11 +16,11 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from .dual_encoder import DualEncoder, Scorer
+from .dual_encoder import DualEncoder, Scorer, TokenScorer
 from .identity import model_fingerprint
 from .open_clip_scorer import OpenClipScorer
 
-__all__ = ["HFScorer", "OpenClipScorer", "Scorer", "load_scorer"]
+__all__ = ["HFScorer", "OpenClipScorer", "Scorer", "TokenScorer", "load_scorer"]
 
 logger = logging.getLogger(__name__)
 
@@ -184,11 +184,21 @@ class HFScorer(DualEncoder):
         return rows
 
     def _encode_text(self, rows: list[dict[str, list[int]]]) -> Tensor:
-        longest = max(len(row["input_ids"]) for row in rows)
-        length = self._positions if self.padding == "max_length" else longest
+        length = self._positions if self.padding == "max_length" else max(len(row["input_ids"]) for row in rows)
+        left = getattr(self.tokenizer, "padding_side", "right") == "left"
+        return _pooled(self.model.get_text_features(**self._padded(rows, length, left)), "get_text_features")
+
+    def _encode_tokens(self, rows: list[dict[str, list[int]]]) -> Tensor:
+        tower, projection = (getattr(self.model, name, None) for name in ("text_model", "text_projection"))
+        if self._fixed or tower is None or not isinstance(projection, torch.nn.Linear):
+            return super()._encode_tokens(rows)
+        # On the right, so that the tokens of a caption stand first; a causal tower never looks at what follows.
+        batch = self._padded(rows, max(len(row["input_ids"]) for row in rows), left=False)
+        return projection(tower(**batch).last_hidden_state)
+
+    def _padded(self, rows: list[dict[str, list[int]]], length: int, left: bool) -> dict[str, Tensor]:
         pad = self.tokenizer.pad_token_id
         fill = {"input_ids": pad if pad is not None else self.tokenizer.eos_token_id or 0}
-        left = getattr(self.tokenizer, "padding_side", "right") == "left"
         batch = {}
         for name in rows[0]:
             padded = []
@@ -196,7 +206,7 @@ class HFScorer(DualEncoder):
                 blank = [fill.get(name, 0)] * (length - len(row[name]))  # 0: not attended, or token type 0
                 padded.append(blank + row[name] if left else row[name] + blank)
             batch[name] = torch.tensor(padded, device=self.device)  # (N, T)
-        return _pooled(self.model.get_text_features(**batch), "get_text_features")
+        return batch
 
     def _encode_images(self, images: list[Image.Image]) -> Tensor:
         batch = self.image_processor(images=images, return_tensors="pt")

@@ -34,7 +34,7 @@ class CiderScorer:
         sigma: Width of the length penalty of CIDEr-D, in words.
         max_order: Longest n-gram, averaged with all shorter ones.
     Raises:
-        ValueError: If the variant is neither, or frequencies of shorter n-grams are given.
+        ValueError: If the variant is neither, sigma is not positive, or frequencies of shorter n-grams are given.
 
     Example:
         >>> refs = [[["a", "red", "cat"]], [["a", "dog", "runs"]]]
@@ -57,6 +57,8 @@ class CiderScorer:
             raise ValueError(
                 f"max_order ({max_order}) must be between 1 and the longest n-gram counted ({frequencies.max_order})."
             )
+        if not sigma > 0:
+            raise ValueError(f"sigma must be above 0 words, got {sigma}.")
         self.frequencies = frequencies
         self.variant = variant
         self.sigma = sigma

@@ -4,13 +4,13 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
+from hf_captionrl.io import atomic_write_bytes
 from hf_captionrl.text.ngrams import NgramCounts, TokenBatch, count_ngrams, encode_words, positions
 
 __all__ = ["EOS", "DocumentFrequencies", "check_words"]
@@ -233,9 +233,7 @@ class DocumentFrequencies:
         metadata = {"format": _FORMAT, "num_documents": str(self.num_documents), "base": str(self.base)}
         metadata["eos"] = json.dumps(self.eos)
         metadata["max_order"] = str(self.max_order)
-        partial = Path(f"{os.fspath(path)}.{os.getpid()}.partial")
-        save_file(tensors, partial, metadata=metadata)
-        os.replace(partial, path)
+        atomic_write_bytes(path, save(tensors, metadata=metadata))
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> "DocumentFrequencies":

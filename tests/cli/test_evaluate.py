@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from hf_captionrl.cli import evaluate, main, suites
+from hf_captionrl.cli.judges import clip_prefix
+from hf_captionrl.cli.main import build_parser
 from hf_captionrl.scenes import load_scenes
 from hf_captionrl.scenes.models import model_path
 
@@ -74,7 +76,9 @@ def test_every_table_is_there_with_every_column(everything):
             for column in table.columns:
                 assert row[column.key] is not None or row[f"{column.key}_reason"], (name, column.key)
             assert not {"per_sample", "groups", "ranks"} & set(row)
-    assert result["signatures"]["smile"]["pool_recall_at_1"].startswith("metric:self_retrieval")
+    assert result["signatures"]["smile"]["pool_recall_at_1"].startswith("metric:self_retrieval|scorer:clip-judge@")
+    assert result["num_duplicate_images"] == 0
+    assert result["signatures"]["smile"]["perplexity"].startswith("metric:caption_perplexity")
     assert "clip-judge@" in result["scorer"]
     for name in ("lengths.png", "trade_off.png"):
         assert (everything / name).read_bytes().startswith(b"\x89PNG")
@@ -90,7 +94,11 @@ def test_full_captions_beat_generic_ones(everything):
     assert smile["generic"]["pool_recall_at_1"] <= 2 / IMAGES  # two captions find at most an image each
     assert smile["full"]["hallucination"] == 0
     assert smile["full"]["fact_recall"] > smile["five"]["fact_recall"] > smile["generic"]["fact_recall"]
-    assert "perplexity" in smile["full"]
+    for name in ("full", "generic", "references"):
+        low, high = smile[name]["perplexity_ci"]
+        assert low < smile[name]["perplexity"] < high
+    assert smile["full"]["perplexity_p_value"] < 1
+    assert "model.safetensors" not in str(smile)
     blocks = rows_of(everything, "discritune")
     assert blocks["full"]["blocks_recall_at_1"] >= blocks["generic"]["blocks_recall_at_1"]
 
@@ -156,12 +164,52 @@ def test_judges_that_cannot_be_loaded_are_told_in_the_cells(files, tmp_path, cap
     row = rows_of(tmp_path / "out", "smile")["full"]
     assert "cannot be loaded" in row["pool_recall_at_1_reason"]
     assert "cannot be loaded" in row["perplexity_reason"]
+    assert str(tmp_path) not in row["perplexity_reason"] + row["pool_recall_at_1_reason"]
     assert "model.safetensors" in capsys.readouterr().err
     # What is there and is something else is a mistake, not a missing part.
     assert main([*command, "--scorer", "scenes:gpt2-perplexity"]) == 2
     assert main([*command, "--scorer", "none", "--language_model", "scenes:clip-judge"]) == 2
     assert "is no causal language model" in capsys.readouterr().err
     assert not (tmp_path / "out" / "quarantine.jsonl").exists()
+
+
+def test_copies_of_an_image_in_the_pool_are_told(scenes, tmp_path, capsys):
+    folder = tmp_path / "photos" / "test"
+    folder.mkdir(parents=True)
+    rows = [scenes[0], scenes[1], scenes[2], scenes[0]]
+    for number, row in enumerate(rows):
+        row["image"].save(folder / f"{number}.png")
+    lines = [{"file_name": f"{number}.png", "captions": row["captions"]} for number, row in enumerate(rows)]
+    (folder / "metadata.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    captions = tmp_path / "full.jsonl"
+    lines = [{"image_id": f"test/{number}.png", "caption": row["full_caption"]} for number, row in enumerate(rows)]
+    captions.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    command = ["evaluate", "--captions", str(captions), "--dataset", "imagefolder", "--data_dir", str(folder.parent)]
+    command += ["--split", "test", "--scorer", "scenes:clip-judge", "--language_model", "none"]
+    command += ["--cache_dir", str(tmp_path / "cache"), "--output_dir", str(tmp_path / "out")]
+    assert main(command) == 0, capsys.readouterr().err
+    assert "1 of 4 images are copies of others" in capsys.readouterr().err
+    assert json.loads((tmp_path / "out" / "comparison.json").read_text())["num_duplicate_images"] == 1
+    # Both captions of the copied image tie with its copy, and a tie is no success.
+    assert rows_of(tmp_path / "out", "smile")["full"]["pool_recall_at_1"] == 0.5
+
+
+def test_the_prefix_of_clip_score_is_asked_for_and_told(files, cache, tmp_path):
+    command = ["evaluate", "--captions", str(files["full"]), "--max_images", "12", "--no_references"]
+    command += ["--language_model", "none", "--cache_dir", str(cache), "--output_dir", str(tmp_path)]
+    found = {}
+    for prefix in ("", "two small pigs "):
+        assert main([*command, "--clip_prefix", prefix]) == 0
+        result = json.loads((tmp_path / "comparison.json").read_text())
+        found[prefix] = rows_of(tmp_path, "smile")["full"]
+        assert f"|prefix:{prefix.strip() or 'none'}|" in result["signatures"]["smile"]["clip_score"]
+    assert found[""]["clip_score"] != found["two small pigs "]["clip_score"]
+    assert found[""]["pool_recall_at_1"] == found["two small pigs "]["pool_recall_at_1"]  # of the captions as they are
+    # What nobody asked for: the paper's before a scorer of photographs, none before one of the embedded world.
+    parse = build_parser().parse_args
+    assert clip_prefix(parse(command)) == ""
+    assert clip_prefix(parse([*command, "--scorer", "openai/clip"])) == "A photo depicts "
+    assert clip_prefix(parse([*command, "--dataset", "a.json"])) == "A photo depicts "
 
 
 def test_given_bags_are_used_and_bad_ones_named(files, cache, tmp_path, capsys):

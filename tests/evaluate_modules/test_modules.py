@@ -10,11 +10,13 @@ import torch
 from PIL import Image
 
 import hf_captionrl.metrics as metrics
+from hf_captionrl.evaluate_modules import MODULES
 from hf_captionrl.evaluate_modules.inputs import resolve_scorer
 from hf_captionrl.evaluate_modules.video import caption_tokens, token_weights
 from hf_captionrl.retrieval.features import FeatureCache
 from hf_captionrl.scenes import check, load_scenes
 from hf_captionrl.scenes.models import model_path
+from tests.evaluate_modules.test_spaces import two_rows
 
 JUDGE = "scenes:clip-judge"
 
@@ -89,6 +91,12 @@ def test_self_retrieval_takes_the_pool_in_every_form(evaluate, scenes, judge, fe
         assert (found.get("truncated_share") == 0.0) == ("scorer" in arguments), name
     found = metric.compute(predictions=features[0], references=features[1])
     agree(found, expected)
+    for arguments, where in (
+        ({"references": [*ids[:-1], "nobody"]}, r"references\[14\]: 'nobody' is not among"),
+        ({"references": ids, "image_ids": [*ids, "nobody"]}, r"image_ids\[15\]: 'nobody' is not among"),
+    ):
+        with pytest.raises(ValueError, match=where):
+            metric.compute(predictions=captions, image_features=cache, scorer=judge, **arguments)
 
 
 def test_self_retrieval_modes_are_those_of_the_function(evaluate, features):
@@ -128,6 +136,30 @@ def test_a_repeated_path_is_one_image_and_equal_images_are_told(evaluate, scenes
     assert equal["ranks"][0] == 2, "a tie counts against the caption"
     merged = metric.compute(predictions=captions, references=[image, image, other], scorer=judge, duplicates="merge")
     assert merged["ranks"] == by_path["ranks"]
+
+
+def test_copies_of_an_image_are_told_whatever_the_scorer_rounds(evaluate, scenes):
+    class Noisy:
+        """A scorer whose features depend on the place in the batch, as those of a large model on a GPU do."""
+
+        logit_scale, max_text_tokens, signature = 1.0, 10, "noisy@0"
+
+        def text_features(self, captions):
+            return torch.eye(4)[: len(captions)]
+
+        def image_features(self, images):
+            found = torch.eye(4)[: len(images)]
+            return torch.nn.functional.normalize(found + 1e-6 * torch.arange(len(images))[:, None], dim=1)
+
+        def count_truncated(self, captions):
+            return 0
+
+    first, other = scenes[0]["image"], scenes[1]["image"]
+    images = [first, other, first.copy()]
+    assert not torch.equal(*Noisy().image_features(images)[[0, 2]])
+    found = evaluate.load("self_retrieval").compute(predictions=["a", "b", "c"], references=images, scorer=Noisy())
+    assert (found["pool_size"], found["num_duplicate_images"]) == (3, 1)
+    assert found["ranks"][0] == 2, "its copy is a tie, which counts against the caption"
 
 
 def test_captions_that_are_cut_are_counted(evaluate, scenes, judge):
@@ -297,6 +329,22 @@ def test_batches_and_single_rows_add_up(evaluate, scenes, judge):
         metric.add_batch(predictions=captions[:2])
 
 
+@pytest.mark.parametrize("name", sorted(MODULES))
+def test_batches_give_every_module_what_compute_gives(evaluate, name):
+    case = two_rows(name)
+    columns = {key: case.pop(key) for key in ("predictions", "references") if key in case}
+    whole = evaluate.load(name).compute(**columns, **case)
+    metric = evaluate.load(name)
+    for i in range(len(columns["predictions"])):
+        metric.add_batch(**{key: rows[i : i + 1] for key, rows in columns.items()})
+    assert metric.compute(**case) == whole
+    together = evaluate.combine([evaluate.load(name)])
+    together.add_batch(**columns)
+    assert together.compute(**case) == whole
+    with pytest.raises(ValueError, match="predictions are missing"):
+        metric.add_batch()
+
+
 def test_combine_gives_every_module_every_argument(evaluate, scenes, judge):
     captions, references, images = first_captions(scenes), scenes["captions"], list(scenes["image"])
     arguments = {
@@ -355,6 +403,19 @@ BAD = [
     ("self_retrieval", {"image_features": np.eye(2, dtype=np.float16)}, "of two precisions"),
     ("self_retrieval", {"text_features": np.eye(3)}, "2 predictions and 3 rows of text_features"),
     ("self_retrieval", {"references": np.eye(2), "text_features": None}, "scorer is missing"),
+    (
+        "self_retrieval",
+        {"references": np.eye(2), "text_features": [[1.0, 0.0], [1.0]]},
+        r"text_features\[1\] has the shape",
+    ),
+    (
+        "self_retrieval",
+        {"references": ["x", "x"], "image_ids": ["x", "z"], "image_features": {"x": [1.0, 0.0]}},
+        r"image_ids\[1\] is 'z', which the mapping lacks",
+    ),
+    ("self_retrieval", {"references": np.eye(2), "num_distractors": -1, "protocol": "blocks"}, "at least 1, got -1"),
+    ("caption_faithfulness", {"references": ["{}", "5"]}, r"facts\[0\] cannot be checked"),
+    ("caption_faithfulness", {"objects": [["dog"], [3]]}, r"objects\[1\]\[0\] is 3"),
     ("caption_nlg", {"references": ["a", "b"]}, r"references\[0\] must be a list of strings.*write \['a'\]"),
     ("caption_nlg", {"references": [["a"], "bc"]}, r"references\[1\] must be a list of strings.*write \['bc'\]"),
     ("caption_nlg", {"references": [["a"], []]}, r"references\[1\] is empty"),
@@ -400,5 +461,10 @@ def test_java_that_is_missing_is_a_reason_and_not_an_error(evaluate, tmp_path):
     assert found["meteor"] is None
     assert found["spice"] is None
     assert found["meteor_reason"].startswith("not run: ")
-    assert "is not a program" in found["spice_reason"]
+    assert "is no program" in found["spice_reason"]
+    assert str(tmp_path) not in str(found)
     assert "meteor" not in found["signature"]
+    none = evaluate.load("caption_nlg").compute(
+        predictions=["a dog"], references=[["a dog"]], which="meteor", java=str(tmp_path / "java")
+    )
+    assert none["signature"].startswith("metric:caption_nlg|ran:none|")

@@ -3,7 +3,9 @@
 import json
 
 import hf_captionrl.metrics as metrics
+from hf_captionrl.evaluate_modules import MODULES
 from tests.evaluate_modules.test_install import job
+from tests.evaluate_modules.test_spaces import two_rows
 
 CAPTIONS = [["a dog", "a cat"], ["two dogs", "a red dog"], ["a pig", "a pig"], ["one", "two"], ["x y", "x z"]]
 CODE = """
@@ -59,3 +61,42 @@ def test_two_processes_and_two_experiments(nursery, tmp_path):
         assert retrieval["pool_size"] == 3
     # Each experiment has its own numbers, so mixing them would have been seen.
     assert metrics.caption_diversity(CAPTIONS)["div_1"] != metrics.caption_diversity(CAPTIONS[1:])["div_1"]
+
+
+EVERY = """
+import json
+import hf_captionrl.evaluate_modules as modules
+modules.install()
+import evaluate
+found = {{}}
+for name, case in json.loads({cases!r}).items():
+    columns = {{key: case.pop(key) for key in ("predictions", "references") if key in case}}
+    metric = evaluate.load(name, num_process=2, process_id={process}, experiment_id=name, cache_dir={cache!r})
+    half = slice(0, 1) if {process} == 0 else slice(1, None)
+    metric.add_batch(**{{key: rows[half] for key, rows in columns.items()}})
+    found[name] = metric.compute(**case)
+print("RESULT", json.dumps(found))
+"""
+
+
+def test_every_module_gives_two_processes_what_one_gets(nursery, tmp_path, evaluate):
+    cases = {name: two_rows(name) for name in sorted(MODULES)}
+    jobs = [
+        job(
+            tmp_path,
+            EVERY.format(cases=json.dumps(cases), process=process, cache=str(tmp_path / "cache")),
+            f"every-{process}",
+            HF_EVALUATE_OFFLINE="1",
+        )
+        for process in (0, 1)
+    ]
+    (first, said), (second, said_second) = nursery.run(*jobs)
+    assert (first, second) == (0, 0), said + said_second
+    found = json.loads(said.split("RESULT ")[1])
+    assert set(json.loads(said_second.split("RESULT ")[1]).values()) == {None}
+    for name, case in cases.items():
+        alone = json.loads(json.dumps(evaluate.load(name).compute(**case)))
+        assert found[name] == alone, name
+        half = {key: rows[:1] if isinstance(rows, list) else rows for key, rows in case.items()}
+        if name not in ("self_retrieval", "caption_diversity"):  # half of theirs is another question
+            assert evaluate.load(name).compute(**half) != alone, "the second process counts"

@@ -21,6 +21,17 @@ def name(request):
     return request.param
 
 
+def two_rows(name):
+    """A case of a module's own with two rows or more; a single row is given twice, changed."""
+    cases = runpy.run_path(str(Path(path(name)) / "tests.py"))["test_cases"]
+    cases = [{key: value for key, value in case.items() if key != "result"} for case in cases]
+    case = next((case for case in cases if len(case["predictions"]) > 1), cases[0])
+    if len(case["predictions"]) == 1:
+        case = {key: value * 2 if isinstance(value, list) else value for key, value in case.items()}
+        case["predictions"] = [case["predictions"][0], "a dog sleeps"]
+    return case
+
+
 def module_of(name):
     return importlib.import_module(f"hf_captionrl.evaluate_modules.{name}.{name}")
 

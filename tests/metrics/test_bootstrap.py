@@ -1,7 +1,9 @@
+import math
+
 import numpy as np
 import pytest
 
-from hf_captionrl.metrics import bootstrap_interval, paired_test
+from hf_captionrl.metrics import bootstrap, bootstrap_interval, paired_test
 
 
 def test_interval_of_a_mean_is_near_the_normal_one():
@@ -94,3 +96,42 @@ def test_bad_input():
         bootstrap_interval([1.0], num_resamples=0)
     with pytest.raises(ValueError, match="a has 2 scores and b 1"):
         paired_test([1.0, 2.0], [1.0])
+
+
+def exact_quantile(n, p, q):
+    """Smallest share of hits of `n` that a binomial stays at or below with chance `q`."""
+    below = 0.0
+    for hits in range(n + 1):
+        below += math.comb(n, hits) * p**hits * (1 - p) ** (n - hits)
+        if below >= q:
+            return hits / n
+    return 1.0
+
+
+def test_the_interval_of_hits_is_the_binomial_one():
+    values = np.r_[np.ones(60), np.zeros(240)]
+    low, high = bootstrap_interval(values, num_resamples=200_000)
+    assert low == pytest.approx(exact_quantile(300, 0.2, 0.025), abs=1.01 / 300)
+    assert high == pytest.approx(exact_quantile(300, 0.2, 0.975), abs=1.01 / 300)
+
+
+def test_drawing_counts_of_values_and_drawing_samples_are_one_bootstrap(monkeypatch):
+    rng = np.random.default_rng(3)
+    values, weights = rng.integers(0, 3, 800) * 1.0, rng.integers(1, 3, 800) * 1.0
+    options = {"weights": weights, "groups": (np.arange(800) // 2).tolist(), "num_resamples": 40_000}
+    counts = bootstrap_interval(values, **options)
+    monkeypatch.setattr(bootstrap, "_SAMPLES_A_VALUE", 10**9)
+    samples = bootstrap_interval(values, **options)
+    assert counts != samples  # they are two ways
+    assert counts == pytest.approx(samples, abs=0.05 * (samples[1] - samples[0]))
+
+
+@pytest.mark.parametrize(("wins", "losses"), [(30, 30), (40, 22), (50, 20)])
+def test_paired_test_of_hits_equals_the_sign_test(wins, losses):
+    a, b = np.zeros(500), np.zeros(500)
+    a[:wins], b[wins : wins + losses] = 1.0, 1.0
+    tosses, least = wins + losses, abs(wins - losses)
+    exact = sum(math.comb(tosses, k) for k in range(tosses + 1) if abs(2 * k - tosses) >= least) / 2**tosses
+    found = paired_test(a, b, num_resamples=100_000)
+    assert found["p_value"] == pytest.approx(exact, abs=0.006)
+    assert found["difference"] == pytest.approx((wins - losses) / 500)

@@ -75,6 +75,16 @@ def test_objects_alone_are_names_too():
     assert chair(["a cat and a dog", "a dog"], [["cat"], ["dog"]])["chair_i"] == 1 / 3
 
 
+def test_facts_and_objects_that_are_none_are_named():
+    facts = sample_scene(np.random.default_rng(0)).facts
+    with pytest.raises(ValueError, match=r"facts\[1\] cannot be checked \(.*\): 5"):
+        faithfulness(["a pig", "a cat"], [facts, 5], check)
+    with pytest.raises(ValueError, match=r"facts\[0\] cannot be checked \(KeyError"):
+        faithfulness(["a pig"], [{"kind": "pig"}], check)
+    with pytest.raises(ValueError, match=r"objects\[1\]\[1\] is 3; it must be the name"):
+        chair(["a", "b"], [["dog"], ["cat", 3]])
+
+
 def test_bad_input_names_the_place():
     with pytest.raises(ValueError, match="1 captions and 3 facts"):
         faithfulness(["a"], FACTS, word_check)

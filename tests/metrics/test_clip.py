@@ -28,6 +28,9 @@ def test_presets_are_the_papers_conventions():
     assert CLIP_SCORE_PRESETS["smile"].prefix == CLIP_SCORE_PRESETS["hessel"].prefix == "A photo depicts "
     assert CLIP_SCORE_PRESETS["ndlb"].prefix == ""
     assert "prefix:none" in clip_score(text, image, preset="ndlb")["signature"]
+    assert "prefix:A photo depicts|" in clip_score(text, image)["signature"]
+    assert "prefix:none|" in clip_score(text, image, prefix="")["signature"]
+    assert "prefix:none|" in ref_clip_score(text, image, [text, text], prefix=" ")["signature"]
 
 
 def test_ref_clip_score_equals_a_plain_loop():

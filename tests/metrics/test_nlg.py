@@ -109,3 +109,10 @@ def test_bad_input_names_the_place(metric):
         metric([[None]], [["a dog"]])
     with pytest.raises(ValueError, match="candidates is empty"):
         metric([], [])
+
+
+def test_widths_and_weights_must_make_sense():
+    with pytest.raises(ValueError, match=r"sigma must be above 0 words, got 0"):
+        cider_d(["a dog"], [["a dog"]], sigma=0)
+    with pytest.raises(ValueError, match="beta must be 0 or more, got -1"):
+        rouge_l(["a dog"], [["a dog"]], beta=-1)

@@ -40,6 +40,8 @@ def test_perplexity_equals_a_plain_loop(language_model, bos, batch_size):
     total = sum(map(len, nats))
     assert result["num_tokens"] == total
     assert result["perplexity"] == pytest.approx(math.exp(sum(map(sum, nats)) / total), rel=1e-5)
+    assert result["nats"] == pytest.approx([sum(row) for row in nats], rel=1e-5)
+    assert result["tokens"].tolist() == [len(row) for row in nats]
     own = [math.exp(sum(row) / len(row)) for row in nats if row]
     assert result["mean_perplexity"] == pytest.approx(sum(own) / len(own), rel=1e-5)
     assert math.isnan(result["per_sample"][2]) == (bos == "tokenizer")  # "dog" alone has nothing before it
@@ -70,6 +72,9 @@ def test_bad_input_names_the_place(language_model):
         caption_perplexity(["dog"], model, tokenizer)
     with pytest.raises(ValueError, match="bos must be"):
         caption_perplexity(["a dog"], model, tokenizer, bos="never")  # type: ignore[arg-type]
+    for option in ({"batch_size": 0}, {"max_length": 0}):
+        with pytest.raises(ValueError, match="must be at least 1"):
+            caption_perplexity(["a dog"], model, tokenizer, **option)
     without = PreTrainedTokenizerFast(tokenizer_object=tokenizer.backend_tokenizer, unk_token="<unk>")
     with pytest.raises(ValueError, match="needs a tokenizer with a BOS token"):
         caption_perplexity(["a dog"], model, without, bos="prepend")

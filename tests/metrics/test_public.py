@@ -4,6 +4,7 @@ import importlib
 import json
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -19,6 +20,35 @@ def test_every_public_name_is_a_function_even_after_all_modules_were_imported():
         assert callable(getattr(metrics, name)), name
     with pytest.raises(AttributeError, match="no attribute 'wer'"):
         metrics.wer  # noqa: B018
+
+
+def test_every_result_has_a_signature_with_the_version():
+    unit, counts = [[1.0, 0.0], [0.0, 1.0]], SimpleNamespace(right=[1], wrong=[], recalled=[1], missed=[])
+    pairs = (["a dog", "a cat"], [["a dog"], ["a red cat"]])
+    words = {"a": ["dog"], "b": ["cat"]}
+    results = {
+        "bleu": metrics.bleu(*pairs),
+        "caption_diversity": metrics.caption_diversity([["a dog", "a cat"]]),
+        "caption_statistics": metrics.caption_statistics(["a dog"]),
+        "chair": metrics.chair(["a dog"], [["dog"]]),
+        "characteristic_words": metrics.characteristic_words(words, tagger=lambda t: [[(x, "NOUN")] for x in t]),
+        "cider": metrics.cider(*pairs),
+        "cider_d": metrics.cider_d(*pairs),
+        "clip_score": metrics.clip_score(unit, unit),
+        "emscore": metrics.emscore([unit], [unit]),
+        "faithfulness": metrics.faithfulness(["a"], [{}], lambda caption, facts: counts),
+        "length_statistics": metrics.length_statistics(["a dog"]),
+        "paired_test": metrics.paired_test([1, 2], [2, 2], num_resamples=10),
+        "ref_clip_score": metrics.ref_clip_score(unit, unit, [unit, unit]),
+        "rouge_l": metrics.rouge_l(*pairs),
+        "self_retrieval": metrics.self_retrieval(unit, unit, num_bootstrap=0),
+    }
+    for name, result in results.items():
+        assert result["signature"].rpartition("|")[2].startswith("hf_captionrl:"), name
+    # Those of models and of Java have tests of their own; the others give no result of a metric.
+    others = {"bootstrap_interval", "caption_perplexity", "local_mutual_information", "meteor", "path", "spice"}
+    assert set(metrics.__all__) == set(results) | others
+    assert results["cider"]["signature"] != results["cider_d"]["signature"]
 
 
 def test_importing_the_package_does_not_import_torch():
@@ -51,3 +81,6 @@ def test_the_benchmark_runs_and_checks_its_own_numbers(tmp_path):
     assert result["pairwise_bleu"]["largest_difference"] < 1e-6
     assert result["cider_d"]["ratio"] > 1
     assert json.loads(output.read_text()) == result
+    section = benchmark.markdown(result)
+    assert "20 captions in a pool of 30 images, 8 features" in section
+    assert f"{result['self_retrieval']['ratio']:.2f} [" in section

@@ -117,6 +117,26 @@ def test_recall_of_two_captioners_can_be_compared():
     assert test["p_value"] < 0.01
 
 
+def test_features_are_taken_in_every_form_and_odd_rows_are_named():
+    text, images = np.eye(3, dtype=np.float32)[:2], np.eye(3, dtype=np.float32)
+    expected = self_retrieval(text, images, targets=[0, 1])["ranks"].tolist()
+    for form in (torch.from_numpy, list, lambda rows: rows.tolist(), lambda rows: list(torch.from_numpy(rows))):
+        assert self_retrieval(form(text), form(images), targets=[0, 1])["ranks"].tolist() == expected
+    with pytest.raises(ValueError, match=r"text_features\[1\] has the shape \(2,\), but text_features\[0\] \(3,\)"):
+        self_retrieval([[1.0, 0.0, 0.0], [1.0, 0.0]], images, targets=[0, 1])
+    with pytest.raises(ValueError, match="image_features cannot be read as a matrix of numbers"):
+        self_retrieval(text, [["a"], ["b"]], targets=[0, 1])
+    for bag in ([0, 1.5], [0, "1"], [0, None]):
+        with pytest.raises(ValueError, match=r"bags\[0\] holds .* no image row"):
+            self_retrieval(images, images, bags=[bag])
+    for distractors in (0, -1):
+        with pytest.raises(ValueError, match="num_distractors must be at least 1"):
+            self_retrieval(images, images, num_distractors=distractors, protocol="blocks")
+    for ks in ((), (0,), ("1",), (1.5,), (True,)):
+        with pytest.raises(ValueError, match="ks must be positive integers"):
+            self_retrieval(images, images, ks=ks)
+
+
 def test_bad_options_are_named():
     text, images = features(4, 0), features(4, 1)
     with pytest.raises(ValueError, match="bags and num_distractors are different protocols"):

@@ -64,6 +64,40 @@ def test_smile_keeps_its_keys_and_gives_details_only_when_asked():
         assert low <= row[key] <= high
 
 
+def test_perplexity_has_an_interval_over_captions_and_contributions():
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(0, 9, N)  # a caption of one token has none to score
+    nats = tokens * rng.uniform(1, 4, N)
+
+    def measure(captions):
+        assert captions == CAPTIONS
+        return {"perplexity": math.exp(nats.sum() / tokens.sum()), "nats": nats, "tokens": tokens, "signature": "s"}
+
+    row = smile_suite(CAPTIONS, perplexity=measure, details=True)
+    value = math.exp(nats.sum() / tokens.sum())
+    assert row["perplexity"] == pytest.approx(value)
+    assert row["signatures"]["perplexity"] == "s"
+    drawn = rng.integers(N, size=(4000, N))
+    low, high = np.quantile(np.exp(nats[drawn].sum(1) / tokens[drawn].sum(1)), [0.025, 0.975])
+    assert row["perplexity_ci"] == pytest.approx([low, high], rel=0.03)
+    without = [math.exp(np.delete(nats, i).sum() / np.delete(tokens, i).sum()) for i in range(N)]
+    assert row["per_sample"]["perplexity"] == pytest.approx(leave_one_out(value, without))
+    # The number alone is taken too, and has none.
+    bare = smile_suite(CAPTIONS, perplexity=lambda captions: 7.0, details=True)
+    assert bare["perplexity"] == 7.0
+    assert "perplexity_ci" not in bare
+    assert "perplexity" not in bare["per_sample"]
+
+
+def test_signatures_name_the_scorer():
+    scorer = "clip@abc|float32"
+    options = {"text_features": TEXT, "image_features": IMAGES, "details": True}
+    for suite in (smile_suite, discritune_suite, ndlb_suite):
+        named = suite(CAPTIONS, scorer=scorer, **options)["signatures"]
+        assert any("scorer:clip@abc,float32" in text for text in named.values())
+        assert not any("scorer:" in text for text in suite(CAPTIONS, **options)["signatures"].values())
+
+
 def test_micro_averages_are_counted_by_hand():
     row = smile_suite(["red dog cat", "cat cat", "tree"], facts=FACTS[:3], check=check)
     assert row["hallucination"] == pytest.approx(3 / 5)

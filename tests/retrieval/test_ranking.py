@@ -10,10 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hf_captionrl.retrieval.checks import check_features, check_targets
 from hf_captionrl.retrieval.ranking import (
     bag_ranks,
-    check_features,
-    check_targets,
     distractor_recall,
     duplicate_images,
     random_distractor_recall,
@@ -163,6 +162,9 @@ def test_set_ranks_equal_a_plain_loop():
 def test_duplicates_name_the_first_of_them():
     pool = unit(3, 4, 0)[[0, 1, 0, 2, 1]]
     assert duplicate_images(pool).tolist() == [0, 1, 0, 3, 1]
+    assert duplicate_images(pool.double()).tolist() == [0, 1, 0, 3, 1]
+    # The same numbers in another order have equal sums of their bits and are another image.
+    assert duplicate_images(torch.stack([pool[0], pool[0].flip(0), pool[0]])).tolist() == [0, 1, 0]
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

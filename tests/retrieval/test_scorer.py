@@ -25,7 +25,7 @@ from transformers import (
 )
 
 from hf_captionrl.retrieval import identity
-from hf_captionrl.retrieval.scorer import HFScorer, OpenClipScorer, Scorer, load_scorer
+from hf_captionrl.retrieval.scorer import HFScorer, OpenClipScorer, Scorer, TokenScorer, load_scorer
 
 WORDS = "a red blue cat dog on under the mat big small two zebra".split()
 CAPTIONS = ["a red cat", "a", "two small blue dog on the big red mat", "the zebra on the mat", "a red cat"]
@@ -173,8 +173,27 @@ def test_a_cut_caption_keeps_eos_and_is_counted(clip):
     long = fits + " dog dog dog"
     assert clip.count_truncated([fits, long, "a"]) == 1
     assert clip.count_truncated([]) == 0
-    assert clip._tokenize([long])[0]["input_ids"] == clip.tokenizer([fits])["input_ids"][0]
+    assert clip.token_ids([long]) == clip.tokenizer([fits])["input_ids"]
     assert clip.text_features([long]).equal(clip.text_features([fits]))
+
+
+def test_tokens_are_counted_named_and_have_features(clip):
+    assert isinstance(clip, TokenScorer)
+    assert clip.count_tokens([*CAPTIONS, "cat " * 30]) == [5, 3, 11, 7, 5, 32]
+    assert clip.token_ids(CAPTIONS) == clip.tokenizer(CAPTIONS)["input_ids"]
+    assert clip.count_tokens([]) == clip.token_ids([]) == clip.token_features([]) == []
+    features = clip.token_features([*CAPTIONS, "cat " * 30])
+    assert [row.shape for row in features] == [(n, 8) for n in (5, 3, 11, 7, 5, LIMIT)]
+    for caption, rows in zip(CAPTIONS, features, strict=False):
+        # One caption at a time, through the model's own parts.
+        inputs = clip.tokenizer([caption], return_tensors="pt")
+        own = clip.model.text_projection(clip.model.text_model(**inputs).last_hidden_state)[0]
+        torch.testing.assert_close(rows, own, atol=1e-5, rtol=0)
+        torch.testing.assert_close(rows[-1] / rows[-1].norm(), clip.text_features([caption])[0], atol=1e-5, rtol=0)
+    model, processor = make_clip()
+    half = HFScorer(model, processor, dtype="bfloat16").token_features(CAPTIONS[:1])[0]
+    assert half.dtype == torch.float32
+    assert torch.cosine_similarity(half, features[0]).min() > 0.99
 
 
 def test_a_shorter_limit_can_be_asked_for():
@@ -225,7 +244,10 @@ def test_siglip_is_padded_to_the_full_length_without_a_mask():
     assert (masked / masked.norm(dim=-1, keepdim=True) - features).abs().max() > 1e-3
     assert_unit(scorer.image_features(make_images()), 3)
     assert scorer.count_truncated(["cat " * LIMIT, "cat " * (LIMIT - 1)]) == 1
-    assert scorer._tokenize(["cat " * 40])[0]["input_ids"][-1] == scorer.tokenizer.eos_token_id
+    assert scorer.token_ids(["cat " * 40])[0][-1] == scorer.tokenizer.eos_token_id
+    assert scorer.count_tokens(["a cat", "cat " * 40]) == [3, 41]
+    with pytest.raises(ValueError, match="SiglipModel gives features of captions, not of their tokens"):
+        scorer.token_features(["a cat"])
 
 
 def test_legacy_pooling_at_the_highest_id_is_refused_unless_eos_is_the_highest():
@@ -334,7 +356,13 @@ def test_open_clip_equals_its_own_encode_text_with_the_real_bpe(pool):
     torch.testing.assert_close(features, own, atol=1e-6, rtol=0)
     assert scorer.count_truncated(captions) == 1
     assert scorer.count_truncated(["word " * 18, "word " * 19]) == 1
-    assert scorer._tokenize(["word " * 40])[0]["input_ids"][-1] == 49407
+    assert scorer.token_ids(["word " * 40])[0][-1] == 49407
+    assert scorer.count_tokens(["word " * 40, "a"]) == [42, 3]
+    assert isinstance(scorer, TokenScorer)
+    for caption, rows in zip(captions, scorer.token_features(captions), strict=True):
+        assert len(rows) == len(scorer.token_ids([caption])[0]) <= 20
+        own = scorer.text_features([caption])[0]
+        torch.testing.assert_close(rows[-1] / rows[-1].norm(), own, atol=1e-5, rtol=0)
     images = make_images()
     own = model.encode_image(torch.stack([scorer.preprocess(image) for image in images]), normalize=True)
     torch.testing.assert_close(scorer.image_features(images), own, atol=1e-6, rtol=0)
@@ -394,3 +422,17 @@ def test_open_clip_with_a_tower_that_reads_all_positions_and_a_foreign_tokenizer
     own = model.encode_text(scorer.tokenizer(CAPTIONS), normalize=True)
     torch.testing.assert_close(scorer.text_features(CAPTIONS), own, atol=1e-6, rtol=0)
     assert scorer.count_truncated(["cat " * (LIMIT - 1), "cat " * LIMIT, "a", "cat " * 30]) == 2
+    assert scorer.count_tokens(["cat " * (LIMIT - 1), "cat " * LIMIT, "a", "cat " * 30]) == [LIMIT, LIMIT + 1, 2, 31]
+    assert scorer.token_ids(["a", "cat " * 30])[0] == scorer.tokenizer.tokenizer(["a"])["input_ids"][0]
+    assert len(scorer.token_ids(["cat " * 30])[0]) == LIMIT
+
+    class BeginsWithEnd(Words):
+        """As OPT's and GPT-2's tokenizers, whose one special token begins and ends a text."""
+
+        def __call__(self, texts, context_length=LIMIT):
+            rows = super().__call__(texts, context_length - 1)
+            return torch.nn.functional.pad(rows, (1, 0), value=self.tokenizer.eos_token_id)
+
+    assert OpenClipScorer(model, tokenizer=BeginsWithEnd()).count_tokens(["a cat", "cat " * 30]) == [4, 32]
+    with pytest.raises(ValueError, match="not of their tokens"):
+        scorer.token_features(["a"])

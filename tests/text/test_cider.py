@@ -1,5 +1,6 @@
 import json
 import math
+import os
 import random
 from pathlib import Path
 
@@ -132,6 +133,20 @@ def test_saved_frequencies_are_equal(tmp_path):
             CiderScorer(loaded)(CANDIDATES, REFERENCES), CiderScorer(counted)(CANDIDATES, REFERENCES)
         )
     assert [path.name for path in tmp_path.iterdir()] == ["df.safetensors"]
+
+
+def test_a_failed_save_leaves_the_old_file(tmp_path, monkeypatch):
+    path = tmp_path / "df.safetensors"
+    path.write_bytes(b"old")
+
+    def fail(*_):
+        raise OSError("disk full")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OSError, match="disk full"):
+        frequencies("corpus").save(path)
+    assert path.read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["df.safetensors"]
 
 
 def test_saved_frequencies_of_token_ids_have_no_words(tmp_path):

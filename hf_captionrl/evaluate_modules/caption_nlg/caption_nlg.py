@@ -125,6 +125,7 @@ class CaptionNLG(CaptionColumns, evaluate.Metric):
     ):
         from hf_captionrl.evaluate_modules import inputs, results
         from hf_captionrl.metrics import java as programs
+        from hf_captionrl.metrics.signature import signature
 
         results.warn_of_misspelling(others, self._compute)
         wanted = inputs.choose(which, _ALL, "which")
@@ -155,5 +156,7 @@ class CaptionNLG(CaptionColumns, evaluate.Metric):
             if name == "spice":
                 result["spice_subsets"] = found.pop("subsets")
             result |= found
+        if not signatures:
+            signatures.append(signature(metric="caption_nlg", ran="none"))
         result |= {"per_sample": per_sample, "signature": " + ".join(signatures)}
         return results.plain_result(result)

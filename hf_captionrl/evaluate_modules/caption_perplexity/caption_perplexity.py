@@ -39,7 +39,8 @@ Args:
     max_length (`int`): Cut captions after so many tokens; by default at the model's limit.
 Returns:
     perplexity (`float`, exp of nats per token of all captions, lower is better); mean_perplexity, over captions;
-    per_sample (None where a caption has nothing to score); num_tokens; num_truncated; signature.
+    per_sample (None where a caption has nothing to score); nats and tokens, each caption's loss and scored tokens, for
+    intervals; num_tokens; num_truncated; signature.
 Examples:
 
     >>> import evaluate

@@ -1,7 +1,6 @@
 """CLIPScore and RefCLIPScore as an `evaluate` module, with any scorer."""
 
 import evaluate
-import torch
 
 import hf_captionrl.metrics as metrics
 from hf_captionrl.evaluate_modules.columns import CaptionColumns, column_features
@@ -95,10 +94,11 @@ class ClipScore(CaptionColumns, evaluate.Metric):
         **others,
     ):
         from hf_captionrl.evaluate_modules import inputs, pools, results
+        from hf_captionrl.retrieval.checks import as_features
 
         results.warn_of_misspelling(others, self._compute)
         before = inputs.score_prefix(preset, prefix)
-        text = torch.as_tensor(inputs.caption_features(predictions, text_features, scorer, before))
+        text = as_features(inputs.caption_features(predictions, text_features, scorer, before), "text_features")
         pool, rows = pools.image_pool(
             references,
             images=images,
@@ -110,14 +110,12 @@ class ClipScore(CaptionColumns, evaluate.Metric):
         )
         own = pools.own_images(pool, rows)
         used = inputs.scorer_signature(scorer)
-        result = metrics.clip_score(text, own, preset=preset, scale=scale, clamp=clamp, scorer=used)
-        if before.strip():
-            result["signature"] += f"|text_prefix:{before.strip()}"
+        result = metrics.clip_score(text, own, preset=preset, scale=scale, clamp=clamp, prefix=before, scorer=used)
         texts = inputs.reference_texts(references, reference_captions)
         if reference_features is None and texts is not None:
             reference_features = inputs.grouped_features(texts, scorer, before)
         if reference_features is not None:
-            found = metrics.ref_clip_score(text, own, reference_features, scorer=used)
+            found = metrics.ref_clip_score(text, own, reference_features, prefix=before, scorer=used)
             result |= {"ref_clip_score": found["ref_clip_score"], "ref_per_sample": found["per_sample"]}
             result["signature"] += " + " + found["signature"]
         return results.plain_result(result | inputs.truncation(predictions, scorer, before))

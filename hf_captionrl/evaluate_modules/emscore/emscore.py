@@ -27,7 +27,7 @@ _KWARGS_DESCRIPTION = """
 Args:
     predictions (`list[str]`, N): Captions.
     references (N rows, may be left out): Of each caption the frames of its video: images, paths, or features `(F, D)`.
-    scorer: CLIP model of transformers that makes the features: a name on the Hub, a folder, `"scenes:clip-judge"`, or a
+    scorer: CLIP model (transformers or open_clip) that makes the features: a name on the Hub, a folder, `"scenes:clip-judge"`, or a
         loaded one. Only models with a text projection of every token can be used.
     frames: Instead of references: for each caption a list of F images or paths.
     frame_features: Instead of references: N arrays `(F, D)`.

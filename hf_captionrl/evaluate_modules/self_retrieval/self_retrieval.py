@@ -1,7 +1,6 @@
 """Self-retrieval as an `evaluate` module: does a caption find its own image again?"""
 
 import evaluate
-import torch
 
 import hf_captionrl.metrics as metrics
 from hf_captionrl.evaluate_modules.columns import CaptionColumns, column_features
@@ -136,9 +135,10 @@ class SelfRetrieval(CaptionColumns, evaluate.Metric):
         **others,
     ):
         from hf_captionrl.evaluate_modules import inputs, pools, results
+        from hf_captionrl.retrieval.checks import as_features
 
         results.warn_of_misspelling(others, self._compute)
-        text = inputs.caption_features(predictions, text_features, scorer)
+        text = as_features(inputs.caption_features(predictions, text_features, scorer), "text_features")
         pool, rows = pools.image_pool(
             references,
             images=images,
@@ -146,7 +146,7 @@ class SelfRetrieval(CaptionColumns, evaluate.Metric):
             image_ids=image_ids,
             targets=targets,
             scorer=scorer,
-            dtype=torch.as_tensor(text).dtype,
+            dtype=text.dtype,
         )
         result = metrics.self_retrieval(
             text,

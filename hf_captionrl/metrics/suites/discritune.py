@@ -28,6 +28,7 @@ def discritune_suite(
     facts: Sequence[Mapping[str, Any]] | None = None,
     check: Callable[[str, Any], Any] | None = None,
     tagger: Tagger | None = None,
+    scorer: str = "",
     seed: int = 0,
     details: bool = False,
 ) -> dict[str, Any]:
@@ -47,6 +48,7 @@ def discritune_suite(
         check: Checks one caption against one image's facts.
         tagger: Lemmas and parts of speech, see [`hf_captionrl.metrics.words.spacy_tagger`]; then the words that tell
             these captions from their references are given too.
+        scorer: Signature of the scorer, for the signatures of the numbers.
         seed: Of the bootstrap.
         details: Also give `per_sample`, `groups` and `signatures`, as [`smile_suite`] does.
 
@@ -59,7 +61,7 @@ def discritune_suite(
         ValueError: If lengths disagree.
     """
     check_lengths(captions, references=references, text_features=text_features, facts=facts)
-    row = SuiteRow(captions, seed)
+    row = SuiteRow(captions, seed, scorer)
     if text_features is None or image_features is None:
         row.missing("no scorer", "blocks_recall_at_1")
     elif len(captions) < 100:

@@ -28,6 +28,7 @@ def ndlb_suite(
     check: Callable[[str, Any], Any] | None = None,
     bags: Mapping[int, list[list[int]]] | None = None,
     min_frequency: int = 5,
+    scorer: str = "",
     seed: int = 0,
     details: bool = False,
 ) -> dict[str, Any]:
@@ -45,6 +46,7 @@ def ndlb_suite(
         check: Checks one caption against one image's facts.
         bags: For each bag size its bags, as lists of rows.
         min_frequency: How often a word must stand in the captions to count for the vocabulary (Table 6).
+        scorer: Signature of the scorer, for the signatures of the numbers.
         seed: Of the bootstrap.
         details: Also give `per_sample`, `groups` and `signatures`, as [`smile_suite`] does.
 
@@ -59,7 +61,7 @@ def ndlb_suite(
     check_lengths(captions, references=references, text_features=text_features, facts=facts)
     if min_frequency < 1:
         raise ValueError(f"min_frequency must be at least 1, got {min_frequency}.")
-    row = SuiteRow(captions, seed)
+    row = SuiteRow(captions, seed, scorer)
     sizes = sorted({*BAG_SIZES, *(bags or {})})
     if text_features is None or image_features is None:
         row.missing("no scorer", *(f"bag_{size}_recall_at_1" for size in sizes), "rd100_recall_at_1", "clip_score")

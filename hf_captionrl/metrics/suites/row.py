@@ -5,6 +5,7 @@ Legend: N captions, one an image; D features.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -73,11 +74,14 @@ class SuiteRow:
     Args:
         captions: N captions as they were written.
         seed: Of the bootstrap.
+        scorer: Signature of the scorer whose features are judged by.
     """
 
-    def __init__(self, captions: Sequence[str], seed: int) -> None:
+    def __init__(self, captions: Sequence[str], seed: int, scorer: str = "") -> None:
         self.texts = spoken(captions)
         self.seed = seed
+        # "|" separates the parts of a result's signature.
+        self.scorer = scorer.replace("|", ",")
         self.numbers: dict[str, Any] = {"empty_captions": sum(not caption.strip() for caption in captions)}
         self.per_sample: dict[str, np.ndarray] = {}
         self.groups: dict[str, list[Any]] = {}
@@ -159,7 +163,7 @@ class SuiteRow:
         Returns:
             `dict`: All that it gave.
         """
-        found = self_retrieval(text, images, ks=ks, seed=self.seed, **options)
+        found = self_retrieval(text, images, ks=ks, seed=self.seed, scorer=self.scorer, **options)
         for k in ks:
             key = f"{name}_recall_at_{k}"
             self.number(key, float(found[f"recall_at_{k}"]), signature=found["signature"])
@@ -181,15 +185,16 @@ class SuiteRow:
         else:
             self.recalls("rd100", ks, text, images, num_distractors=99)
 
-    def clip_score(self, text: Any, images: Any, preset: Any) -> None:
+    def clip_score(self, text: Any, images: Any, preset: Any, prefix: str = "") -> None:
         """Put down `clip_score`.
 
         Args:
             text (tensor of shape `(N, D)`): Features of the captions.
             images (tensor of shape `(N, D)`): Features of their images.
             preset: Whose convention, see [`clip_score`].
+            prefix: What was put before the captions when their features were made.
         """
-        found = clip_score(text, images, preset=preset)
+        found = clip_score(text, images, preset=preset, prefix=prefix, scorer=self.scorer)
         self.mean("clip_score", found["per_sample"], signature=found["signature"])
 
     def cider_d(self, references: Sequence[Sequence[str]] | None) -> None:
@@ -229,6 +234,29 @@ class SuiteRow:
         self.mean("bleu_4", leave_one_out(value, without.numpy()), signature="metric:bleu_4|tok:ptb|corpus")
         low, high = self.numbers["bleu_4_ci"]
         self.numbers["bleu_4_ci"] = [max(low, 0.0), min(high, 1.0)]
+
+    def perplexity(self, measure: Callable[[Sequence[str]], float | Mapping[str, Any]] | None) -> None:
+        """Put down `perplexity`; its interval is that of the mean loss of a token, over captions.
+
+        Args:
+            measure: From captions to the result of [`caption_perplexity`], or to the number alone, which then has no
+                interval; or None.
+        """
+        if measure is None:
+            self.missing("no language model", "perplexity")
+            return
+        found = measure(self.texts)
+        if not isinstance(found, Mapping):
+            self.number("perplexity", float(found))
+            return
+        nats, tokens = (np.asarray(found[name], dtype=np.float64) for name in ("nats", "tokens"))
+        value = float(found["perplexity"])
+        self.number("perplexity", value, signature=str(found.get("signature", "")))
+        bounds = bootstrap_interval(nats, weights=tokens, seed=self.seed)
+        self.numbers["perplexity_ci"] = [math.exp(bound) for bound in bounds]
+        rest = tokens.sum() - tokens
+        mean = np.divide(nats.sum() - nats, rest, out=np.full_like(nats, math.log(value)), where=rest > 0)
+        self.per_sample["perplexity"] = leave_one_out(value, np.exp(mean))
 
     def faithfulness(self, facts: Sequence[Mapping[str, Any]] | None, check: Callable[[str, Any], Any] | None) -> None:
         """Put down `hallucination` and `fact_recall`.

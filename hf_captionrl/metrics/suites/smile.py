@@ -20,10 +20,13 @@ def smile_suite(
     references: Sequence[Sequence[str]] | None = None,
     text_features: Any | None = None,
     image_features: Any | None = None,
-    perplexity: Callable[[Sequence[str]], float] | None = None,
+    clip_features: Any | None = None,
+    clip_prefix: str = "",
+    perplexity: Callable[[Sequence[str]], float | Mapping[str, Any]] | None = None,
     facts: Sequence[Mapping[str, Any]] | None = None,
     check: Callable[[str, Any], Any] | None = None,
     bags: Mapping[int, list[list[int]]] | None = None,
+    scorer: str = "",
     seed: int = 0,
     details: bool = False,
 ) -> dict[str, Any]:
@@ -36,24 +39,31 @@ def smile_suite(
         references: For each image its references; for CIDEr-D (document frequencies of these references).
         text_features: `(N, D)` features of the captions by the judging scorer.
         image_features: `(N, D)` features of the images by the same scorer.
-        perplexity: Maps captions to their perplexity under a language model.
+        clip_features: `(N, D)` features for CLIPScore, of the captions after `clip_prefix`; None for `text_features`.
+        clip_prefix: What was put before the captions there, for the signature; the paper's is "A photo depicts ".
+        perplexity: Maps captions to the result of [`caption_perplexity`] under a language model, or to the number alone,
+            which then has no interval.
         facts: For each image what is true of it.
         check: Checks one caption against one image's facts.
         bags: For each bag size its bags, as lists of rows.
+        scorer: Signature of the scorer, for the signatures of the numbers.
         seed: Of the bootstrap.
         details: Also give `per_sample`, scores of single images (or bags) whose mean is the number, for
             [`paired_test`]; `groups`, the bag of each score where there are bags; and `signatures`.
 
     Returns:
         `dict`: `length`, `lexical_diversity`, `pool_recall_at_1`, `pool_recall_at_5`, `rd100_recall_at_1`,
-        `rd100_recall_at_5`, `clip_score`, `perplexity`, `cider_d`, `hallucination`, `fact_recall`, `empty_captions` (their number) and, with bags,
-        `bag_<size>_recall_at_1`; `ranks`, the rank of each image in the pool; `<key>_ci` holds 95 % bootstrap intervals over images, `<key>_reason` why a value is None.
+        `rd100_recall_at_5`, `clip_score`, `perplexity`, `cider_d`, `hallucination`, `fact_recall`, `empty_captions`
+        (their number) and, with bags, `bag_<size>_recall_at_1`; `ranks`, the rank of each image in the pool; `<key>_ci`
+        holds 95 % bootstrap intervals over images, `<key>_reason` why a value is None.
 
     Raises:
         ValueError: If lengths disagree.
     """
-    check_lengths(captions, references=references, text_features=text_features, facts=facts)
-    row = SuiteRow(captions, seed)
+    check_lengths(
+        captions, references=references, text_features=text_features, clip_features=clip_features, facts=facts
+    )
+    row = SuiteRow(captions, seed, scorer)
     statistics = caption_statistics(row.texts)
     row.mean("length", [len(caption.split()) for caption in captions], signature=statistics["signature"])
     row.number("lexical_diversity", float(statistics["lexical_diversity"]), signature=statistics["signature"])
@@ -64,13 +74,11 @@ def smile_suite(
         text, images = torch.as_tensor(text_features), torch.as_tensor(image_features)
         row.numbers["ranks"] = np.asarray(row.recalls("pool", (1, 5), text, images)["ranks"])
         row.random_distractors((1, 5), text, images)
-        row.clip_score(text, images, "hessel")
+        prefixed = text if clip_features is None else torch.as_tensor(clip_features)
+        row.clip_score(prefixed, images, "hessel", clip_prefix)
         for size, members in (bags or {}).items():
             row.recalls(f"bag_{size}", (1,), text, images, bags=members)
-    if perplexity is None:
-        row.missing("no language model", "perplexity")
-    else:
-        row.number("perplexity", float(perplexity(row.texts)))
+    row.perplexity(perplexity)
     row.cider_d(references)
     row.faithfulness(facts, check)
     return row.result(details)

@@ -1,0 +1,193 @@
+"""What the recipes are told: which captioner, which images, who judges."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hf_captionrl.captioners import Captioner, load_captioner
+from hf_captionrl.scenes.models import PREFIX, model_path
+
+__all__ = ["DataArguments", "EvaluationArguments", "ModelArguments", "describe", "parse_arguments"]
+
+logger = logging.getLogger(__name__)
+
+_CLIP = "openai/clip-vit-base-patch32"  # the papers' judge
+_GPT2 = "openai-community/gpt2"  # and their language model
+
+
+@dataclass
+class ModelArguments:
+    """Which captioner is finetuned, and which of its parts."""
+
+    model_name_or_path: str = field(
+        default="scenes:blip-mle",
+        metadata={
+            "help": "Captioner to start from: a folder, a name on the Hub (e.g. Salesforce/blip-image-captioning-base), or "
+            "a shipped model (scenes:blip-mle)."
+        },
+    )
+    model_revision: str | None = field(default=None, metadata={"help": "Branch, tag or commit on the Hub."})
+    tune: str | None = field(
+        default=None, metadata={"help": "Train a LoRA on 'language', 'vision' or 'both'. None: train all weights."}
+    )
+    lora_r: int = field(default=32, metadata={"help": "Rank of the LoRA."})
+    lora_alpha: int = field(default=16, metadata={"help": "Scale of the LoRA."})
+    lora_dropout: float = field(default=0.0, metadata={"help": "Dropout before the LoRA."})
+    model_license: str | None = field(
+        default=None,
+        metadata={
+            "help": "Licence for the model card: that of the base model. None: apache-2.0 for shipped models, else 'other'."
+        },
+    )
+
+    def load(self, prompt: str | None = None) -> Captioner:
+        """Load the captioner anew, in fp32.
+
+        Args:
+            prompt: Text that every caption continues; None for the family's own.
+
+        Returns:
+            [`Captioner`]: The captioner.
+        """
+        return load_captioner(
+            model_path(self.model_name_or_path), revision=self.model_revision, prompt=prompt, dtype=torch.float32
+        )
+
+    @property
+    def public_name(self) -> str:
+        """Name of the captioner for the model card: never a path of this machine."""
+        name = self.model_name_or_path
+        if name.startswith(PREFIX):
+            return f"hf-captionrl-scenes-{name.removeprefix(PREFIX)}"
+        return Path(name).name if Path(name).exists() else name
+
+    @property
+    def license(self) -> str:
+        """Licence of the finetuned model, as the Hub writes it."""
+        shipped = self.model_name_or_path.startswith(PREFIX)
+        return self.model_license or ("apache-2.0" if shipped else "other")
+
+    @property
+    def peft_config(self) -> dict[str, Any] | None:
+        """Arguments of `Captioner.add_lora`, or None if all weights are trained."""
+        if self.tune is None:
+            return None
+        return {"tune": self.tune, "r": self.lora_r, "alpha": self.lora_alpha, "dropout": self.lora_dropout}
+
+
+@dataclass
+class DataArguments:
+    """Which captioned images are trained and tested on."""
+
+    dataset_name: str = field(
+        default="scenes",
+        metadata={
+            "help": "'scenes' (the embedded world), 'imagefolder' with --data_dir, a Karpathy-split JSON with --image_root, "
+            "or any data set on the Hub or on disk."
+        },
+    )
+    dataset_config: str | None = field(default=None, metadata={"help": "Configuration of a data set on the Hub."})
+    dataset_revision: str | None = field(default=None, metadata={"help": "Branch, tag or commit of it."})
+    data_dir: str | None = field(
+        default=None, metadata={"help": "Folder of 'imagefolder': images and a metadata.jsonl."}
+    )
+    image_root: str | None = field(default=None, metadata={"help": "Folder that image paths are relative to."})
+    image_column: str = field(default="image", metadata={"help": "Column with the images."})
+    caption_column: str = field(
+        default="captions", metadata={"help": "Column with the captions, a text or a list of texts."}
+    )
+    max_bad_fraction: float = field(
+        default=0.05, metadata={"help": "Share of unusable rows above which training does not start."}
+    )
+    max_train_images: int | None = field(default=None, metadata={"help": "Use only so many training images."})
+    max_eval_images: int | None = field(default=None, metadata={"help": "Use only so many validation images."})
+    max_test_images: int | None = field(default=None, metadata={"help": "Use only so many test images."})
+
+
+@dataclass
+class EvaluationArguments:
+    """Who judges the captions."""
+
+    scorer_name_or_path: str | None = field(
+        default=None,
+        metadata={"help": "Dual encoder that selects checkpoints by retrieval; open_clip:NAME for open_clip, 'none'."},
+    )
+    judge_name_or_path: str | None = field(
+        default=None, metadata={"help": "Dual encoder that judges the table; better not the one that selects."}
+    )
+    perplexity_name_or_path: str | None = field(
+        default=None, metadata={"help": "Causal language model for perplexity, or 'none'."}
+    )
+    gallery_size: int = field(default=48, metadata={"help": "Images shown in gallery.html."})
+
+    def resolve(self, dataset_name: str) -> None:
+        """Fill in who was not named: the shipped models on the embedded world, the papers' models elsewhere.
+
+        Args:
+            dataset_name: Data set of the run.
+        """
+        embedded = dataset_name == "scenes"
+        self.scorer_name_or_path = self.scorer_name_or_path or ("scenes:clip-reward" if embedded else _CLIP)
+        self.judge_name_or_path = self.judge_name_or_path or ("scenes:clip-judge" if embedded else _CLIP)
+        if self.scorer_name_or_path == self.judge_name_or_path != "none":
+            logger.warning(
+                "%s both selects checkpoints and judges them, which flatters what it selects. Set --judge_name_or_path to "
+                "another model.",
+                self.judge_name_or_path,
+            )
+        self.perplexity_name_or_path = self.perplexity_name_or_path or (
+            "scenes:gpt2-perplexity" if embedded else _GPT2
+        )
+
+
+def parse_arguments(
+    dataclass_types: Sequence[type],
+    argv: Sequence[str] | None,
+    *,
+    default_config: str | os.PathLike[str] | None = None,
+) -> tuple[Any, ...]:
+    """Parse a recipe's arguments: defaults, then `--config file.yaml`, then the command line.
+
+    Args:
+        dataclass_types: The dataclasses to fill.
+        argv: Arguments without the program's name; None for `sys.argv`.
+        default_config: YAML file used where the command line names no config, model or data set of its own.
+
+    Returns:
+        One filled dataclass for each type.
+
+    Raises:
+        ValueError: If the YAML file holds an argument that no dataclass has.
+    """
+    import sys
+
+    from trl import TrlParser
+
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    arguments = [part for a in arguments for part in (a.split("=", 1) if a.startswith("--config=") else [a])]
+    # Whoever brings a model or data of his own gets the paper's settings, not those of a tiny model.
+    own = ("--config", "--model_name_or_path", "--dataset_name", "--data_dir", "--image_root")
+    given = {a.split("=")[0].replace("-", "_").replace("__", "--", 1) for a in arguments if a.startswith("--")}
+    if default_config is not None and not given & set(own):
+        arguments = ["--config", os.fspath(default_config), *arguments]
+    return TrlParser(tuple(dataclass_types)).parse_args_and_config(arguments)
+
+
+def describe(arguments: Sequence[Any]) -> dict[str, Any]:
+    """Arguments by the names of their dataclasses, for results.json.
+
+    Args:
+        arguments: Dataclass instances.
+
+    Returns:
+        `dict`: Class name to fields.
+    """
+    return {type(a).__name__: {f.name: getattr(a, f.name) for f in dataclasses.fields(a)} for a in arguments}

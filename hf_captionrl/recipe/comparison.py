@@ -1,0 +1,205 @@
+"""Several trainings of one captioner, side by side in one table."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import datasets
+from transformers.trainer_utils import get_last_checkpoint
+
+from hf_captionrl.captioners import Captioner
+from hf_captionrl.hub import ModelCardFacts, push_folder, write_model_card
+from hf_captionrl.recipe.arguments import DataArguments, EvaluationArguments, ModelArguments, describe
+from hf_captionrl.recipe.evaluation import Evaluator
+from hf_captionrl.recipe.loading import describe_data
+from hf_captionrl.recipe.report import write_report
+from hf_captionrl.reports.table import COLUMNS, Column
+from hf_captionrl.trainers import CaptionConfig, CaptionTrainer
+
+__all__ = ["START", "Comparison", "Run", "finish", "resumes", "train_runs"]
+
+START = "MLE"
+"""Row name of the captioner that every run starts from."""
+
+
+@dataclass
+class Run:
+    """One training.
+
+    Args:
+        name (`str`): Its row in the table.
+        folder (`str`): Folder of its checkpoints, in the recipe's; that of the recipe's own model is `model`.
+        make (`Callable`): Builds the trainer.
+        trains (`bool`): False for a captioner that is only evaluated.
+    """
+
+    name: str
+    folder: str
+    make: Callable[[], CaptionTrainer]
+    trains: bool = True
+
+
+@dataclass
+class Comparison:
+    """What the runs gave.
+
+    Args:
+        rows (`list[dict]`): Rows of the table.
+        captions (`dict[str, list[str]]`): For each row its captions of the test split.
+        histories (`dict[str, list[dict]]`): For each row its evaluations during training.
+        captioner ([`Captioner`], *optional*): The recipe's own model, after training.
+        main (`str`): Its row.
+        is_main_process (`bool`): Whether this process writes the report.
+    """
+
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    captions: dict[str, list[str]] = field(default_factory=dict)
+    histories: dict[str, list[dict[str, float]]] = field(default_factory=dict)
+    captioner: Captioner | None = None
+    main: str = START
+    is_main_process: bool = True
+
+
+def resumes(config: CaptionConfig) -> bool:
+    """Whether to go on where an interrupted recipe stopped.
+
+    Args:
+        config ([`CaptionConfig`]): Its `resume_from_checkpoint` is a yes or no here.
+
+    Returns:
+        `bool`: True for yes.
+
+    Raises:
+        ValueError: If it names a checkpoint: there are several trainings.
+    """
+    value = str(config.resume_from_checkpoint or "false").lower()
+    if value not in ("true", "false"):
+        raise ValueError(
+            f"resume_from_checkpoint is {config.resume_from_checkpoint!r}. This recipe trains several captioners, each with "
+            "checkpoints of its own: use 'true' to go on from the last one of each, in the same output_dir."
+        )
+    return value == "true"
+
+
+def train_runs(
+    runs: Sequence[Run], evaluator: Evaluator, test: datasets.Dataset, *, resume: bool, output_dir: Path
+) -> Comparison:
+    """Train one after the other, and caption the test split with the start and with each of them.
+
+    Args:
+        runs (`Sequence[Run]`): In the order of the table.
+        evaluator ([`Evaluator`]): Makes the rows.
+        test (`datasets.Dataset`): The test split.
+        resume (`bool`): Each goes on from its own last checkpoint, if it has one.
+        output_dir (`pathlib.Path`): The recipe's folder.
+
+    Returns:
+        [`Comparison`]: With the row of the references at the end.
+    """
+    result = Comparison()
+    before: dict[str, float] = {}
+    for run in runs:
+        trainer = run.make()
+        if not result.captions:
+            result.captions[START] = trainer.generate_captions(test)
+            result.rows.append(evaluator.row(START, result.captions[START]))
+            if run.trains:
+                before = trainer.evaluate()  # the first point of every curve
+        if run.trains:
+            checkpoint = get_last_checkpoint(str(output_dir / run.folder)) if resume else None
+            trainer.train(resume_from_checkpoint=checkpoint)
+            history = [entry for entry in trainer.state.log_history if "eval_length" in entry]
+            result.histories[run.name] = [
+                {"epoch": e.get("epoch") or 0.0, "length": e["eval_length"], "recall_at_1": e.get("eval_recall_at_1")}
+                for e in ([{**before, "epoch": 0.0}, *history])
+            ]
+            result.captions[run.name] = trainer.generate_captions(test)
+            result.rows.append(evaluator.row(run.name, result.captions[run.name]))
+        trainer.save_model()
+        if run.folder == "model":
+            result.captioner = trainer.captioner
+            result.main = run.name if run.trains else START
+        result.is_main_process = trainer.is_world_process_zero()
+    row, _ = evaluator.reference_row()
+    result.rows.append(row)
+    return result
+
+
+def finish(
+    result: Comparison,
+    evaluator: Evaluator,
+    arguments: tuple[Any, ...],
+    splits: datasets.DatasetDict,
+    *,
+    title: str,
+    push: bool,
+    objective: dict[str, Any],
+    columns: Sequence[Column] = COLUMNS,
+) -> Path:
+    """Write table, gallery, curves and card, and push the model if asked to.
+
+    Args:
+        result ([`Comparison`]): What was trained.
+        evaluator ([`Evaluator`]): Knows the test split and the judge.
+        arguments (`tuple`): The recipe's dataclasses: those of model, data and evaluation first, the trainer's last.
+        splits (`datasets.DatasetDict`): The data, for the card.
+        title (`str`): Title of the table.
+        push (`bool`): Push the model with its card to the Hub.
+        objective (`dict`): Fields of the card that say what was trained.
+        columns (`Sequence[Column]`): Columns of the table.
+
+    Returns:
+        `pathlib.Path`: results.json.
+    """
+    found: dict[type, Any] = {}
+    for kind in (ModelArguments, DataArguments, EvaluationArguments, CaptionConfig):
+        found[kind] = next(a for a in arguments if isinstance(a, kind))
+    model_args, data_args, eval_args, config = found.values()
+    output_dir = Path(config.output_dir)
+    path = write_report(
+        output_dir,
+        evaluator,
+        result.rows,
+        result.captions,
+        result.histories,
+        title=title,
+        seed=config.seed,
+        config=describe(arguments),
+        gallery_size=eval_args.gallery_size,
+        columns=columns,
+    )
+    captioner, captions = result.captioner, result.captions[result.main]
+    if evaluator.judge is not None and captioner is not None:
+        card = ModelCardFacts(
+            model_id=config.hub_model_id or output_dir.name,
+            base_model=model_args.public_name,
+            family=captioner.family,
+            dataset="hf_captionrl scenes" if data_args.dataset_name == "scenes" else Path(data_args.dataset_name).name,
+            dataset_description=describe_data(data_args, splits),
+            scorer=evaluator.judge.signature,
+            scorer_max_text_tokens=evaluator.judge.max_text_tokens,
+            truncated_fraction=evaluator.judge.count_truncated(captions) / len(captions),
+            generation={"num_beams": config.generation_num_beams, "max_new_tokens": config.generation_max_new_tokens},
+            prompt=captioner.prompt,
+            row=result.main,
+            license=model_args.license,
+            **objective,
+        )
+        write_model_card(output_dir / "model", json.loads(path.read_text()), card)
+    if push:
+        for name in ("results.json", "results.md", "gallery.html", "curves.png"):
+            if (output_dir / name).exists():
+                shutil.copy(output_dir / name, output_dir / "model" / name)
+        private = True if config.hub_private_repo is None else config.hub_private_repo
+        print(
+            push_folder(
+                output_dir / "model", config.hub_model_id or output_dir.name, private=private, token=config.hub_token
+            )
+        )
+    print(f"Written to {output_dir}: results.json, results.md, gallery.html, curves.png; the checkpoint is model/")
+    return path

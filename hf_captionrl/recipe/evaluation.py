@@ -1,0 +1,139 @@
+"""Who judges the captions of a recipe, and the rows of its table."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import datasets
+import torch
+
+from hf_captionrl.data import cached_features
+from hf_captionrl.metrics import caption_perplexity
+from hf_captionrl.metrics.suites import EMPTY_CAPTION, smile_suite
+from hf_captionrl.recipe.arguments import EvaluationArguments
+from hf_captionrl.recipe.loading import optional_scorer
+from hf_captionrl.retrieval import FeatureCache, Scorer
+from hf_captionrl.scenes import BAG_SIZES, bags, check
+from hf_captionrl.scenes.models import model_path
+
+__all__ = ["Evaluator"]
+
+
+class Evaluator:
+    """Judges captions of the test split, for the table and the gallery.
+
+    Args:
+        dataset: The test split.
+        judge: Scorer that judges retrieval, or None.
+        language_model: `(model, tokenizer)` that judges fluency, or None.
+        seed: Of bootstrap and random choice.
+        cache_dir: Folder of the feature cache; None for the default one.
+    """
+
+    def __init__(
+        self,
+        dataset: datasets.Dataset,
+        judge: Scorer | None,
+        language_model: tuple[Any, Any] | None,
+        *,
+        seed: int,
+        cache_dir: str | None = None,
+    ) -> None:
+        self.dataset = dataset
+        self.judge = judge
+        self.seed = seed
+        self.ranks: dict[str, Any] = {}  # row name -> rank of each test image in the whole pool
+        self.references: list[list[str]] = [list(c) for c in dataset["captions"]]
+        columns = dataset.column_names
+        self.facts = list(dataset["facts"]) if "facts" in columns else None
+        self.bags: dict[int, list[list[int]]] = {}
+        if "bag_id" in columns:
+            ids = list(dataset["bag_id"])
+            whole = {bag_id for bag_id, n in Counter(ids).items() if bag_id.startswith(f"{n}-")}
+            sizes = [size for size in BAG_SIZES if any(bag_id.startswith(f"{size}-") for bag_id in whole)]
+            self.bags = {size: bags(ids, size) for size in sizes}
+        self.perplexity: Callable[[Sequence[str]], Mapping[str, Any]] | None = None
+        if language_model is not None:
+            model, tokenizer = language_model
+            self.perplexity = lambda captions: caption_perplexity(list(captions), model, tokenizer)
+        self.image_features = None
+        if judge is not None:
+            self.image_features = cached_features(
+                FeatureCache.for_scorer(judge, cache_dir), dataset, judge.image_features
+            ).tensor()
+
+    @classmethod
+    def from_arguments(
+        cls, dataset: datasets.Dataset, arguments: EvaluationArguments, *, seed: int, cache_dir: str | None = None
+    ) -> Evaluator:
+        """Load the judges and look at the test images once.
+
+        Args:
+            dataset: The test split.
+            arguments: Who judges.
+            seed: Of bootstrap and random choice.
+            cache_dir: Folder of the feature cache; None for the default one.
+
+        Returns:
+            [`Evaluator`]: Ready.
+        """
+        language_model = None
+        name = arguments.perplexity_name_or_path
+        if name and name != "none":
+            from transformers import AutoModelForCausalLM, AutoTokenizer
+
+            path = model_path(name)
+            language_model = (
+                AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32),
+                AutoTokenizer.from_pretrained(path),
+            )
+        return cls(
+            dataset, optional_scorer(arguments.judge_name_or_path), language_model, seed=seed, cache_dir=cache_dir
+        )
+
+    def row(self, name: str, captions: Sequence[str], references: list[list[str]] | None = None) -> dict[str, Any]:
+        """One row of the table.
+
+        Args:
+            name: Row name.
+            captions: One caption a test image.
+            references: Instead of all references of the test split.
+
+        Returns:
+            `dict`: Name and numbers, see `smile_suite`.
+        """
+        # The papers' prefix "A photo depicts" is left out: a judge of the embedded world has never read it.
+        text = None
+        if self.judge is not None:
+            text = self.judge.text_features([caption.strip() or EMPTY_CAPTION for caption in captions])
+        numbers = smile_suite(
+            captions,
+            references=references or self.references,
+            text_features=text,
+            image_features=self.image_features,
+            perplexity=self.perplexity,
+            facts=self.facts,
+            check=check if self.facts is not None else None,
+            bags=self.bags,
+            seed=self.seed,
+        )
+        if "ranks" in numbers:
+            self.ranks[name] = numbers.pop("ranks")
+        return {"name": name, **numbers}
+
+    def reference_row(self) -> tuple[dict[str, Any], list[str]]:
+        """The human row: one random reference an image, scored against the others.
+
+        Returns:
+            The row, and the chosen references.
+        """
+        rng = random.Random(self.seed)
+        chosen = [rng.randrange(len(r)) for r in self.references]
+        captions = [r[i] for r, i in zip(self.references, chosen, strict=True)]
+        others = [
+            [c for j, c in enumerate(r) if j != i] or list(r) for r, i in zip(self.references, chosen, strict=True)
+        ]
+        return self.row("references", captions, others), captions

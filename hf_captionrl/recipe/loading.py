@@ -1,0 +1,104 @@
+"""The images and scorers of a recipe."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import datasets
+
+from hf_captionrl.data import SPLITS, check_captions, load_caption_splits
+from hf_captionrl.recipe.arguments import DataArguments
+from hf_captionrl.retrieval import Scorer, load_scorer
+from hf_captionrl.scenes.models import model_path
+
+__all__ = ["describe_data", "load_data", "optional_scorer"]
+
+logger = logging.getLogger(__name__)
+
+
+def load_data(arguments: DataArguments, *, output_dir: str | os.PathLike[str], seed: int) -> datasets.DatasetDict:
+    """Load, check and cut the data; bad rows go to `quarantine.jsonl`.
+
+    Args:
+        arguments: Which data.
+        output_dir: Where the quarantine file goes.
+        seed: Of the split, where the data bring none.
+
+    Returns:
+        `datasets.DatasetDict`: `train`, `validation`, `test`.
+
+    Raises:
+        ValueError: If too many rows are bad, or a column is missing.
+    """
+    if arguments.dataset_name == "scenes" and (arguments.data_dir or arguments.image_root):
+        raise ValueError(
+            "data_dir or image_root is set, but dataset_name is 'scenes'. Set --dataset_name imagefolder too."
+        )
+    splits = load_caption_splits(
+        arguments.dataset_name,
+        data_dir=arguments.data_dir,
+        image_root=arguments.image_root,
+        image_column=arguments.image_column,
+        caption_column=arguments.caption_column,
+        dataset_config=arguments.dataset_config,
+        revision=arguments.dataset_revision,
+        seed=seed,
+    )
+    missing = [name for name in SPLITS if name not in splits or not len(splits[name])]
+    if missing:
+        sizes = {name: len(rows) for name, rows in splits.items()}
+        raise ValueError(
+            f"{arguments.dataset_name!r} has no images for {missing}; it has {sizes}. Give data with a train split, large "
+            "enough that a tenth of it can be validation and a tenth test."
+        )
+    limits = {
+        "train": arguments.max_train_images,
+        "validation": arguments.max_eval_images,
+        "test": arguments.max_test_images,
+    }
+    for name, limit in limits.items():
+        if limit is not None and name in splits:
+            splits[name] = splits[name].select(range(min(limit, len(splits[name]))))
+    if arguments.dataset_name == "scenes":
+        return splits  # made a moment ago, checked by the tests
+    checked, report = check_captions(
+        splits,
+        quarantine_path=Path(output_dir) / "quarantine.jsonl",
+        max_bad_fraction=arguments.max_bad_fraction,
+    )
+    logger.info("%s", report)
+    return checked
+
+
+def optional_scorer(name: str | None) -> Scorer | None:
+    """Load a scorer by name.
+
+    Args:
+        name: A name for `load_scorer`, a shipped model, or `"none"`.
+
+    Returns:
+        [`Scorer`] or None.
+    """
+    return None if name in (None, "none") else load_scorer(model_path(str(name)))
+
+
+def describe_data(arguments: DataArguments, splits: Mapping[str, datasets.Dataset]) -> str:
+    """What the model card says of the data.
+
+    Args:
+        arguments: Which data.
+        splits: The splits as used.
+
+    Returns:
+        `str`: One or two sentences.
+    """
+    sizes = ", ".join(f"{len(rows):,} {name}" for name, rows in splits.items())
+    if arguments.dataset_name == "scenes":
+        return (
+            "The embedded world of hf_captionrl: scenes of Noto Emoji sprites composed by rule, each with five captions "
+            f"that leave most facts out ({sizes} images)."
+        )
+    return f"{sizes} images with their captions."

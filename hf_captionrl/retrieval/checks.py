@@ -1,0 +1,109 @@
+"""What features and targets must be before anything is ranked or compared; what is wrong is named by its index.
+
+Legend: N captions, M images of the pool, D features.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+__all__ = ["as_features", "check_features", "check_targets"]
+
+
+def as_features(features: Any, name: str = "features") -> Tensor:
+    """Features as a tensor, whatever holds them.
+
+    Args:
+        features (array, tensor or list of rows): Features of captions or images.
+        name: What to call them in an error.
+    Returns:
+        `torch.Tensor`: The same numbers in the same precision.
+    Raises:
+        ValueError: If rows are of different lengths (the row is named), or there is something else than numbers.
+    """
+    if isinstance(features, list | tuple):
+        sizes = [np.shape(row) for row in features]
+        odd = next((i for i, size in enumerate(sizes) if size != sizes[0]), None)
+        if odd is not None:
+            raise ValueError(
+                f"{name}[{odd}] has the shape {sizes[odd]}, but {name}[0] {sizes[0]}. All must come from one scorer."
+            )
+        if features and isinstance(features[0], Tensor):
+            return torch.stack(list(features))
+        if features and isinstance(features[0], np.ndarray):
+            return torch.from_numpy(np.stack(features))  # row by row torch would take minutes
+    try:
+        return torch.as_tensor(features)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"{name} cannot be read as a matrix of numbers: {error}.") from error
+
+
+def check_features(features: Any, name: str = "features") -> Tensor:
+    """Turn features into a float matrix and refuse what has no direction.
+
+    Args:
+        features (array or tensor of shape `(N, D)`): Features of captions or images, of any length.
+        name: What to call them in an error.
+    Returns:
+        `torch.Tensor` of shape `(N, D)`: The same numbers, at least float32.
+    Raises:
+        ValueError: If they are not a matrix of floats, are empty, or a row is NaN, infinite or zero (the row is
+            named).
+    """
+    tensor = as_features(features, name)
+    if tensor.ndim != 2 or 0 in tensor.shape:
+        raise ValueError(
+            f"{name} must be a matrix (rows, features) that is not empty, got shape {tuple(tensor.shape)}."
+        )
+    if not tensor.is_floating_point():
+        raise ValueError(f"{name} must be floating point, got {tensor.dtype}. Pass features, not ids or pixels.")
+    tensor = tensor.detach()
+    if tensor.dtype not in (torch.float32, torch.float64):
+        tensor = tensor.float()
+    # One sum of squares finds all three faults: it is NaN, infinite or zero exactly where a row is.
+    squares = torch.linalg.vector_norm(tensor, dim=1)
+    bad = torch.nonzero(~torch.isfinite(squares) | (squares == 0)).flatten()
+    if len(bad):
+        row = int(bad[0])
+        kind = "zero" if float(squares[row]) == 0 else "NaN or infinite"
+        raise ValueError(
+            f"{name}[{row}] is {kind} ({len(bad)} such rows of {len(tensor)}). A row needs a direction to be ranked: "
+            "look at the caption or image it came from and leave it out."
+        )
+    return tensor
+
+
+def check_targets(targets: Any, num_captions: int, num_images: int) -> Tensor:
+    """Check the image row each caption belongs to.
+
+    Args:
+        targets (sequence of `N` integers, or `None`): Row of the own image of each caption; `None` means caption i
+            belongs to image i.
+        num_captions: N.
+        num_images: M, the size of the pool.
+    Returns:
+        `torch.Tensor` of shape `(N,)`: int64 rows, on the CPU.
+    Raises:
+        ValueError: If the number of targets is wrong or a target is not a row of the pool (its index is named).
+    """
+    if targets is None:
+        if num_captions != num_images:
+            raise ValueError(
+                f"{num_captions} captions and {num_images} images do not pair up. Pass targets, an image row each."
+            )
+        return torch.arange(num_captions)
+    rows = torch.as_tensor(targets)
+    if rows.ndim != 1 or len(rows) != num_captions:
+        raise ValueError(
+            f"targets must hold one image row for each of {num_captions} captions, got shape {tuple(rows.shape)}."
+        )
+    if rows.is_floating_point() or rows.dtype == torch.bool:
+        raise ValueError(f"targets must be integers, got {rows.dtype}.")
+    rows = rows.long().cpu()
+    bad = torch.nonzero((rows < 0) | (rows >= num_images)).flatten()
+    if len(bad):
+        i = int(bad[0])
+        raise ValueError(f"targets[{i}] = {int(rows[i])} is not a row of the pool of {num_images} images.")
+    return rows
