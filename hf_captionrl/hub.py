@@ -12,7 +12,7 @@ import sysconfig
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from huggingface_hub import EvalResult, ModelCardData
 from huggingface_hub.utils import HFValidationError, validate_repo_id
@@ -32,6 +32,9 @@ _MACHINE_PATH = re.compile(r"^(/|~|[A-Za-z]:[\\/]|\\\\|file:)|(^|/)\.\.(/|$)")
 _TOKEN = re.compile(r"\bhf_[A-Za-z0-9]{20,}\b")
 
 
+Objective = Literal["smile", "mle", "self_retrieval", "sle"]
+
+
 @dataclass(frozen=True)
 class ModelCardFacts:
     """What a card states beside the numbers.
@@ -42,7 +45,7 @@ class ModelCardFacts:
         family: Captioner family: `blip`, `git`, `encoder_decoder`, or another name that `load_captioner` knows.
         dataset: Name of the training and test data.
         dataset_description: A sentence or more on the data: size, origin, splits.
-        objective: `smile`, or `mle` for plain maximum likelihood.
+        objective: `smile`, `self_retrieval`, `sle`, or `mle` for plain maximum likelihood.
         scorer: Signature of the scorer that ranks: model, revision, dtype.
         scorer_max_text_tokens: Tokens after which the scorer cuts a caption.
         generation: Arguments of `generate` behind every caption of the table.
@@ -50,6 +53,7 @@ class ModelCardFacts:
         license: The model's licence, as the Hub writes it; a finetuned model keeps to its base model's.
         baseline_row: Row that it is compared with in the limitations; None for none.
         mle_weight: lambda, the share of plain maximum likelihood in [0, 1].
+        reward: What was rewarded, in a sentence, where a reward was.
         first_token: Distribution at the first token, `mle` (whole vocabulary) or `smile` (subset).
         prompt: Text that every caption continues; empty for none.
         truncated_fraction: Share of captions that the scorer cut, in [0, 1]; None if not counted.
@@ -64,7 +68,7 @@ class ModelCardFacts:
     family: str
     dataset: str
     dataset_description: str
-    objective: Literal["smile", "mle"]
+    objective: Objective
     scorer: str
     scorer_max_text_tokens: int
     generation: Mapping[str, Any]
@@ -73,6 +77,7 @@ class ModelCardFacts:
     baseline_row: str | None = "MLE"
     mle_weight: float = 0.0
     first_token: Literal["mle", "smile"] = "mle"
+    reward: str = ""
     prompt: str = ""
     truncated_fraction: float | None = None
     test_split: str = "test"
@@ -83,7 +88,7 @@ class ModelCardFacts:
     def __post_init__(self) -> None:
         for entry in fields(self):
             value = getattr(self, entry.name)
-            if isinstance(value, str) and not (entry.name == "prompt" and not value):
+            if isinstance(value, str) and not (entry.name in ("prompt", "reward") and not value):
                 _check_text(entry.name, value)
         try:
             validate_repo_id(self.model_id)
@@ -92,8 +97,10 @@ class ModelCardFacts:
                 f"model_id is {self.model_id!r}, not a name that the Hub accepts ({error}). "
                 "Use organisation/name, with letters, digits, '-', '_' and '.'."
             ) from error
-        if self.objective not in ("smile", "mle"):
-            raise ValueError(f"objective is {self.objective!r}; a card knows the formulas of 'smile' and 'mle'.")
+        if self.objective not in get_args(Objective):
+            raise ValueError(f"objective is {self.objective!r}; a card knows the formulas of {get_args(Objective)}.")
+        if self.objective in ("self_retrieval", "sle") and not self.reward:
+            raise ValueError(f"objective is {self.objective!r}, so the card must say what was rewarded. Set reward.")
         if not 0.0 <= self.mle_weight <= 1.0:
             raise ValueError(f"mle_weight is {self.mle_weight}; it must lie in [0, 1].")
 

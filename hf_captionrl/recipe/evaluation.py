@@ -11,15 +11,29 @@ import datasets
 import torch
 
 from hf_captionrl.data import cached_features
-from hf_captionrl.metrics import caption_perplexity
+from hf_captionrl.metrics import caption_perplexity, self_retrieval
 from hf_captionrl.metrics.suites import EMPTY_CAPTION, smile_suite
 from hf_captionrl.recipe.arguments import EvaluationArguments
 from hf_captionrl.recipe.loading import optional_scorer
+from hf_captionrl.reports.table import Column
 from hf_captionrl.retrieval import FeatureCache, Scorer
 from hf_captionrl.scenes import BAG_SIZES, bags, check
 from hf_captionrl.scenes.models import model_path
+from hf_captionrl.trainers.completion_statistics import degenerate
 
-__all__ = ["Evaluator"]
+__all__ = ["REWARD_COLUMNS", "Evaluator"]
+
+REWARD_COLUMNS: tuple[Column, ...] = (
+    *(Column(f"bag_{size}_recall_at_1", f"R@1\nbags of {size}", "higher", is_fraction=True) for size in BAG_SIZES),
+    *(
+        Column(f"reward_bag_{size}_recall_at_1", f"R@1 bags\nof {size}, own", "higher", is_fraction=True)
+        for size in BAG_SIZES
+    ),
+    Column("reward_rd100_recall_at_1", "R@1 RD100,\nown", "higher", is_fraction=True),
+    Column("degenerate", "Degene-\nrate", "lower", is_fraction=True),
+)
+"""Columns of tables after training by reward: bags by the judge, then what the rewarding scorer itself says ("own"), and
+the share of captions that repeat themselves."""
 
 
 class Evaluator:
@@ -31,6 +45,7 @@ class Evaluator:
         language_model: `(model, tokenizer)` that judges fluency, or None.
         seed: Of bootstrap and random choice.
         cache_dir: Folder of the feature cache; None for the default one.
+        reward_scorer: Scorer that rewarded in training, whose opinion stands beside the judge's; None for none.
     """
 
     def __init__(
@@ -41,6 +56,7 @@ class Evaluator:
         *,
         seed: int,
         cache_dir: str | None = None,
+        reward_scorer: Scorer | None = None,
     ) -> None:
         self.dataset = dataset
         self.judge = judge
@@ -59,15 +75,23 @@ class Evaluator:
         if language_model is not None:
             model, tokenizer = language_model
             self.perplexity = lambda captions: caption_perplexity(list(captions), model, tokenizer)
-        self.image_features = None
-        if judge is not None:
-            self.image_features = cached_features(
-                FeatureCache.for_scorer(judge, cache_dir), dataset, judge.image_features
-            ).tensor()
+        self.reward_scorer = reward_scorer
+        self.image_features = None if judge is None else self._image_features(judge, cache_dir)
+        self.reward_image_features = None if reward_scorer is None else self._image_features(reward_scorer, cache_dir)
+
+    def _image_features(self, scorer: Scorer, cache_dir: str | None) -> torch.Tensor:
+        cache = FeatureCache.for_scorer(scorer, cache_dir)
+        return cached_features(cache, self.dataset, scorer.image_features).tensor()
 
     @classmethod
     def from_arguments(
-        cls, dataset: datasets.Dataset, arguments: EvaluationArguments, *, seed: int, cache_dir: str | None = None
+        cls,
+        dataset: datasets.Dataset,
+        arguments: EvaluationArguments,
+        *,
+        seed: int,
+        cache_dir: str | None = None,
+        reward_scorer: Scorer | None = None,
     ) -> Evaluator:
         """Load the judges and look at the test images once.
 
@@ -76,6 +100,7 @@ class Evaluator:
             arguments: Who judges.
             seed: Of bootstrap and random choice.
             cache_dir: Folder of the feature cache; None for the default one.
+            reward_scorer: Scorer that rewarded in training.
 
         Returns:
             [`Evaluator`]: Ready.
@@ -91,7 +116,12 @@ class Evaluator:
                 AutoTokenizer.from_pretrained(path),
             )
         return cls(
-            dataset, optional_scorer(arguments.judge_name_or_path), language_model, seed=seed, cache_dir=cache_dir
+            dataset,
+            optional_scorer(arguments.judge_name_or_path),
+            language_model,
+            seed=seed,
+            cache_dir=cache_dir,
+            reward_scorer=reward_scorer,
         )
 
     def row(self, name: str, captions: Sequence[str], references: list[list[str]] | None = None) -> dict[str, Any]:
@@ -122,7 +152,22 @@ class Evaluator:
         )
         if "ranks" in numbers:
             self.ranks[name] = numbers.pop("ranks")
-        return {"name": name, **numbers}
+        return {"name": name, **numbers, **self._by_the_reward(captions)}
+
+    def _by_the_reward(self, captions: Sequence[str]) -> dict[str, float]:
+        """What the rewarding scorer says of the captions, and how many repeat themselves."""
+        if self.reward_scorer is None:
+            return {}
+        spoken = [caption.strip() or EMPTY_CAPTION for caption in captions]
+        text, images = self.reward_scorer.text_features(spoken), self.reward_image_features
+        numbers = {"degenerate": sum(degenerate(captions)) / max(len(captions), 1)}
+        if len(captions) >= 100:
+            found = self_retrieval(text, images, num_distractors=99, ks=(1,))
+            numbers["reward_rd100_recall_at_1"] = float(found["recall_at_1"])
+        for size, members in self.bags.items():
+            found = self_retrieval(text, images, bags=members, ks=(1,))
+            numbers[f"reward_bag_{size}_recall_at_1"] = float(found["recall_at_1"])
+        return numbers
 
     def reference_row(self) -> tuple[dict[str, Any], list[str]]:
         """The human row: one random reference an image, scored against the others.

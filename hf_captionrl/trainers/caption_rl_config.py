@@ -96,6 +96,14 @@ class CaptionRLConfig(CaptionConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.check()
+
+    def check(self) -> None:
+        """Refuse values that do not fit each other; also for a copy whose fields were changed.
+
+        Raises:
+            ValueError: Naming the value and what to do.
+        """
         if self.num_generations < 1:
             raise ValueError(f"num_generations is {self.num_generations}. Use 1 or more captions an image.")
         if not self.do_sample and self.num_generations > 1:

@@ -68,6 +68,18 @@ class SelfRetrievalConfig(CaptionRLConfig):
     generation_num_beams: int = field(default=5, metadata={"help": "Beams when captions are generated to evaluate."})
 
     def __post_init__(self) -> None:
+        if self.do_sample is None:
+            self.do_sample = self.cider_weight > 0 or self.num_generations > 1
+        if self.baseline is None:
+            self.baseline = "greedy" if self.cider_weight > 0 else "running_mean"
+        super().__post_init__()
+
+    def check(self) -> None:
+        """As of [`CaptionRLConfig`], and of the reward.
+
+        Raises:
+            ValueError: Naming the value and what to do.
+        """
         if self.reward_kind not in get_args(Kind):
             raise ValueError(f"reward_kind is {self.reward_kind!r}. Use one of {get_args(Kind)}.")
         if self.distractor_scope not in get_args(DistractorScope):
@@ -76,12 +88,8 @@ class SelfRetrievalConfig(CaptionRLConfig):
             raise ValueError(f"num_hard_distractors is {self.num_hard_distractors}. Use 1 or more.")
         if self.cider_weight < 0:
             raise ValueError(f"cider_weight is {self.cider_weight}. Use 0 or more.")
-        if self.do_sample is None:
-            self.do_sample = self.cider_weight > 0 or self.num_generations > 1
-        if self.baseline is None:
-            self.baseline = "greedy" if self.cider_weight > 0 else "running_mean"
         _ = self.scale  # refused now, not at the first step
-        super().__post_init__()
+        super().check()
 
     @property
     def scale(self) -> float | None:

@@ -1,0 +1,57 @@
+"""Finetune a captioner by self-retrieval: captions from which a frozen image-text model finds their image.
+
+Without arguments, on the embedded world (4 minutes on 2 CPU cores, no network): random distractors against bags of
+look-alikes with a curriculum, by the scorer that rewards and by a judge that does not.
+
+    accelerate launch recipes/self_retrieval_blip.py
+
+With the papers' settings on COCO, or on a folder of one's own photographs with captions in `metadata.jsonl`:
+
+    accelerate launch recipes/self_retrieval_blip.py --config recipes/configs/self_retrieval_blip/discritune_blip.yaml \
+        --dataset_name dataset_coco.json --image_root coco/images
+    accelerate launch recipes/self_retrieval_blip.py --model_name_or_path Salesforce/blip-image-captioning-base \
+        --dataset_name imagefolder --data_dir photos --output_dir outputs/photos
+
+Sources: Dessi et al. 2023, "Cross-Domain Image Captioning with Discriminative Finetuning"; "No Detail Left Behind:
+Revisiting Self-Retrieval for Fine-Grained Image Captioning".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hf_captionrl.recipe import self_retrieval
+
+__all__ = ["main", "parse_args"]
+
+DEFAULT = Path(__file__).parent / "configs" / "self_retrieval_blip" / "scenes.yaml"
+
+
+def parse_args(argv: Sequence[str] | None = None) -> tuple[Any, ...]:
+    """Parse the command line.
+
+    Args:
+        argv: Arguments without the program's name; None for `sys.argv`.
+
+    Returns:
+        Model, data, evaluation, bag and trainer arguments.
+    """
+    return self_retrieval.parse_args(argv, DEFAULT)
+
+
+def main(argv: Sequence[str] | None = None) -> Path:
+    """Run the recipe.
+
+    Args:
+        argv: Arguments without the program's name; None for `sys.argv`.
+
+    Returns:
+        `pathlib.Path`: results.json.
+    """
+    return self_retrieval.main(argv, DEFAULT)
+
+
+if __name__ == "__main__":
+    main()

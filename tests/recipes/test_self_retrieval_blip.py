@@ -1,0 +1,103 @@
+"""The self-retrieval recipe from the command line's arguments to every file it promises."""
+
+import importlib
+import json
+
+import pytest
+import torch
+
+from hf_captionrl.captioners import load_captioner
+from hf_captionrl.recipe.evaluation import REWARD_COLUMNS
+from hf_captionrl.recipe.self_retrieval import BagArguments, changed, run_name
+from hf_captionrl.reports.table import COLUMNS
+
+recipe = importlib.import_module("recipes.self_retrieval_blip")
+SHORT = [
+    *("--max_train_images", "24", "--max_eval_images", "12", "--max_test_images", "105", "--num_train_epochs", "2"),
+    *("--per_device_train_batch_size", "8", "--per_device_eval_batch_size", "32", "--max_completion_length", "10"),
+    *("--generation_max_new_tokens", "12", "--use_cpu", "--disable_tqdm", "true", "--gallery_size", "4"),
+    *("--bag_schedule", '{"1": 2, "2": 4}', "--num_neighbours", "8", "--logging_steps", "1"),
+]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """The default run, made small."""
+    folder = tmp_path_factory.mktemp("run")
+    path = recipe.main(["--output_dir", str(folder / "out"), "--feature_cache_dir", str(folder / "cache"), *SHORT])
+    assert path == folder / "out" / "results.json"
+    return folder / "out"
+
+
+def test_the_table_has_the_judge_beside_the_reward(run):
+    results = json.loads((run / "results.json").read_text())
+    assert [row["name"] for row in results["rows"]] == ["MLE", "SR (random)", "SR (bag curriculum)", "references"]
+    for row in results["rows"]:
+        for column in (*COLUMNS, *REWARD_COLUMNS):
+            assert isinstance(row[column.key], float), (row["name"], column.key)
+    start, curriculum = results["rows"][0], results["rows"][2]
+    # Two scorers of different seeds do not agree on everything; were they one, these would be equal.
+    assert any(start[f"bag_{k}_recall_at_1"] != start[f"reward_bag_{k}_recall_at_1"] for k in (3, 5, 7))
+    assert results["config"]["SelfRetrievalRecipeConfig"]["bag_schedule"] == {"1": 2, "2": 4}
+    assert curriculum["cider_d"] is not None
+
+
+def test_everything_is_written(run):
+    for name in ("results.md", "gallery.html", "curves.png", "model/README.md", "model/model.safetensors"):
+        assert (run / name).stat().st_size > 100, name
+    card = (run / "model" / "README.md").read_text()
+    assert "REINFORCE" in card
+    assert "log-probability that the scorer gives the image" in card
+    assert "bags of look-alikes" in card
+    assert load_captioner(str(run / "model"), dtype=torch.float32).family == "blip"
+    assert (run / "model-sr--random-").is_dir()
+
+
+def test_the_bags_grew(run):
+    checkpoints = sorted((run / "model").glob("checkpoint-*"), key=lambda p: int(p.name.split("-")[1]))
+    history = json.loads((checkpoints[-1] / "trainer_state.json").read_text())["log_history"]
+    sizes = [entry["bag_size"] for entry in history if "bag_size" in entry]
+    assert sizes == [2, 2, 2, 4, 4, 4]
+
+
+def test_adapters_and_cider(tmp_path):
+    path = recipe.main(
+        [
+            *("--output_dir", str(tmp_path / "out"), "--feature_cache_dir", str(tmp_path / "cache"), *SHORT),
+            *("--tune", "both", "--lora_r", "4", "--cider_weight", "0.5", "--variants", "{}"),
+            *("--freeze_image_tower", "false", "--cache_image_features", "false", "--max_steps", "1"),
+            *("--bag_features", "image", "--perplexity_name_or_path", "none"),
+        ]
+    )
+    rows = json.loads(path.read_text())["rows"]
+    assert [row["name"] for row in rows] == ["MLE", "SR (bag curriculum, CIDEr 0.5)", "references"]
+    assert (path.parent / "model" / "adapter_model.safetensors").exists()
+
+
+def parsed(*argv):
+    return recipe.parse_args(list(argv))[-1]
+
+
+def test_names_of_rows():
+    assert run_name(parsed()) == "SR (bag curriculum)"
+    assert run_name(parsed("--bag_schedule", "20", "--beta", "0.1")) == "SR (bags of 20, KL 0.1)"
+    config = parsed("--config", "recipes/configs/self_retrieval_blip/scenes.yaml")
+    other = changed(config, {"bag_schedule": None, "distractor_scope": "hard", "num_hard_distractors": 5})
+    assert run_name(other) == "SR (5 hard)"
+    assert run_name(changed(config, {"cider_weight": 0.5, "baseline": "none"})) == (
+        "SR (bag curriculum, CIDEr 0.5, baseline none)"
+    )
+    assert config.bag_schedule is not None  # a variant is a copy
+
+
+def test_what_does_not_fit_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="changes 'bag_shedule'"):
+        changed(parsed(), {"bag_shedule": 3})
+    with pytest.raises(ValueError, match="needs 2 of them"):
+        changed(parsed(), {"baseline": "leave_one_out"})
+    with pytest.raises(ValueError, match="variant 'x' is 3"):
+        BagArguments(variants='{"x": 3}')
+    with pytest.raises(ValueError, match="'multimodal' or 'image'"):
+        BagArguments(bag_features="text")
+    with pytest.raises(ValueError, match="a judge that does not"):
+        recipe.main(["--judge_name_or_path", "none", "--output_dir", str(tmp_path), *SHORT])
