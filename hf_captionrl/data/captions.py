@@ -101,6 +101,18 @@ def _tell_splits_apart(splits: dict[str, datasets.Dataset], where: str) -> dict[
     return splits
 
 
+def _scenes_captions(rows: datasets.Dataset, column: str) -> datasets.Dataset:
+    """The embedded data with its detailed captions in place of the annotators', if that column is asked for."""
+    if column == "captions":
+        return rows
+    if column != "full_caption":
+        raise ValueError(
+            f"caption_column is {column!r}, but the embedded data have 'captions' (five annotators) and 'full_caption'."
+        )
+    texts = [[text] for text in rows[column]]
+    return rows.remove_columns("captions").add_column("captions", texts, feature=rows.features["captions"])
+
+
 def load_caption_splits(
     dataset_name: str = "scenes",
     *,
@@ -118,7 +130,7 @@ def load_caption_splits(
 
     `dataset_name` is one of:
 
-    - `"scenes"`: the embedded data.
+    - `"scenes"`: the embedded data; `caption_column="full_caption"` takes its detailed captions.
     - `"imagefolder"` with `data_dir`, or the folder itself: `metadata.jsonl` (or .csv, .parquet) with a `file_name`
       and captions a line, in the folder or in `train/`, `validation/`, `test/`.
     - a Karpathy-split JSON (`dataset_coco.json`) with `image_root`; its split `restval` counts as train.
@@ -154,7 +166,7 @@ def load_caption_splits(
     if dataset_name == "scenes":
         from hf_captionrl.scenes import load_scenes  # imported late: only this branch needs the artwork
 
-        return load_scenes()
+        return datasets.DatasetDict({n: _scenes_captions(rows, caption_column) for n, rows in load_scenes().items()})
     source = read_source(
         dataset_name, dataset_config=dataset_config, revision=revision, data_dir=data_dir, image_root=image_root
     )

@@ -196,6 +196,9 @@ class CaptionRLTrainer(CaptionTrainer):
 
         Returns:
             `DataLoader`: Not sharded further by accelerate, which would tear bags apart.
+
+        Raises:
+            ValueError: If there are no training data.
         """
         if self.train_dataset is None:
             raise ValueError("Training needs a train_dataset. Pass one to the trainer.")

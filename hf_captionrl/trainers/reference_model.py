@@ -20,6 +20,9 @@ def evaluating(module: nn.Module) -> Iterator[None]:
 
     Args:
         module (`nn.Module`): Any.
+
+    Returns:
+        A context manager.
     """
     training = [part for part in module.modules() if part.training]
     module.eval()
@@ -54,8 +57,8 @@ def reference_policy(reference: Captioner, policy: Captioner) -> Iterator[Captio
         reference ([`Captioner`]): Of [`make_reference`].
         policy ([`Captioner`]): The policy.
 
-    Yields:
-        [`Captioner`]: The reference.
+    Returns:
+        A context manager that gives the reference, a [`Captioner`].
     """
     if reference is not policy and reference.device != policy.device:
         reference.model.to(policy.device)

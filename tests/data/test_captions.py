@@ -307,6 +307,18 @@ def test_code_of_a_data_set_is_never_run(tmp_path):
     assert not (tmp_path / "ran").exists()
 
 
+def test_detailed_captions_of_the_scenes(monkeypatch):
+    small = functools.partial(hf_captionrl.scenes.load_scenes, num_train=4, num_validation=3, num_test=0)
+    monkeypatch.setattr(hf_captionrl.scenes, "load_scenes", small)
+    plain, full = load_caption_splits("scenes"), load_caption_splits("scenes", caption_column="full_caption")
+    for name in ("train", "validation", "test"):
+        assert full[name]["captions"] == [[text] for text in plain[name]["full_caption"]]
+        assert full[name].features == plain[name].features
+        assert full[name]["image_id"] == plain[name]["image_id"]
+    with pytest.raises(ValueError, match="caption_column is 'caption'"):
+        load_caption_splits("scenes", caption_column="caption")
+
+
 def test_scenes(monkeypatch):
     small = functools.partial(hf_captionrl.scenes.load_scenes, num_train=20, num_validation=3, num_test=15)
     monkeypatch.setattr(hf_captionrl.scenes, "load_scenes", small)

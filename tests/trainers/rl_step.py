@@ -40,7 +40,18 @@ class Kill(TrainerCallback):
 
 
 def build(
-    folder, dataset, *, captioner=None, scorer=None, judge=None, kill_at=None, bags=False, peft_config=None, **kw
+    folder,
+    dataset,
+    *,
+    captioner=None,
+    scorer=None,
+    judge=None,
+    kill_at=None,
+    bags=False,
+    num_neighbours=8,
+    peft_config=None,
+    guard_thresholds=None,
+    **kw,
 ):
     """A trainer of the embedded captioner."""
     return SelfRetrievalTrainer(
@@ -49,8 +60,9 @@ def build(
         SelfRetrievalConfig(str(folder), **{**GREEDY, **kw}),
         dataset,
         judge=judge,
-        neighbours=neighbours(len(dataset)) if bags else None,
+        neighbours=neighbours(len(dataset), num_neighbours) if bags else None,
         peft_config=peft_config,
+        guard_thresholds=guard_thresholds,
         callbacks=[Kill(kill_at)] if kill_at else None,
     )
 

@@ -20,6 +20,7 @@ from hf_captionrl.retrieval import load_scorer
 from hf_captionrl.rewards import CiderReward, PairwiseDiversity, SelfRetrieval
 from hf_captionrl.scenes.models import model_path
 from hf_captionrl.trainers import CaptionRLConfig, CaptionRLTrainer, SelfRetrievalConfig, SelfRetrievalTrainer
+from hf_captionrl.trainers.guards import GuardThresholds
 from tests.tiny import tiny_captioner
 
 from .one_step import weights
@@ -306,12 +307,76 @@ def test_the_adaptive_curriculum_rises_with_recall(tmp_path, scenes):
     arguments = {**SAMPLED, "bags": True, "bag_schedule": "adaptive", "max_steps": 6, "bag_recall_threshold": 1e-9}
     with pytest.raises(ValueError, match="bag of 10 is larger"):
         build(tmp_path, scenes["train"], **arguments)
-    many = scenes["train"].select([i % 16 for i in range(40)])
-    many = many.remove_columns("image_id").add_column("image_id", [str(i) for i in range(40)])
-    arguments |= {"per_device_train_batch_size": 20, "neighbours": None}
-    arguments.pop("neighbours")
-    with pytest.raises(ValueError, match="needs 9 ranked neighbours"):
-        build(tmp_path, many, **arguments)
+    # 44 images, so that the paper's bags of up to 20 fit into one batch.
+    images = scenes["train"].select([i % 16 for i in range(44)]).remove_columns("image_id")
+    images = images.add_column("image_id", [str(i) for i in range(44)])
+    arguments |= {"per_device_train_batch_size": 22, "max_completion_length": 4, "logging_steps": 1}
+    sizes = {}
+    for threshold in (1e-9, 1.0):
+        trainer = build(tmp_path, images, **{**arguments, "bag_recall_threshold": threshold}, num_neighbours=19)
+        trainer.args.logging_strategy = "steps"
+        trainer.train()
+        sizes[threshold] = [entry["bag_size"] for entry in trainer.state.log_history if "bag_size" in entry]
+    assert sizes[1e-9] == [2, 2, 3, 3, 5, 5]  # two rollouts an epoch, one step up an epoch
+    assert sizes[1.0] == [2] * 6
+
+
+def looping(trainer):
+    """Let the policy write what the prototype of self-retrieval fell into, from its third rollout on."""
+    write, calls = trainer._write, []
+
+    def hacked(images, **overrides):
+        calls.append(1)
+        completions = write(images, **overrides)
+        if len(calls) > 2:
+            completions.captions = ["a blue and blue blue blue and yellow blue"] * len(completions.captions)
+        return completions
+
+    trainer._write = hacked
+
+
+@pytest.mark.parametrize("action", ["off", "warn", "stop", "rollback"])
+def test_the_guard_acts_on_degenerate_captions(tmp_path, scenes, action, caplog):
+    arguments = {**SAMPLED, "max_steps": 6, "save_strategy": "steps", "save_steps": 1, "learning_rate": 0.01}
+    trainer = build(tmp_path, scenes["train"], guard=action, guard_thresholds=GuardThresholds(window=2), **arguments)
+    looping(trainer)
+    trainer.train()
+    # Two healthy rollouts, then one of a window of two is degenerate.
+    assert trainer.state.global_step == (6 if action in ("off", "warn") else 3)
+    assert ("hacked" in caplog.text) == (action != "off")
+    if action != "off":
+        assert "blue blue" in caplog.text
+    saved = {n.name: load_file(n / "model.safetensors") for n in tmp_path.glob("checkpoint-*")}
+    now = trainer.accelerator.unwrap_model(trainer.model).state_dict()
+    name = "text_decoder.bert.encoder.layer.0.attention.self.query.weight"
+    assert torch.equal(now[name], saved["checkpoint-2"][name]) == (action == "rollback")
+
+
+def test_the_judge_is_watched_every_step(tmp_path, scenes, scorer, judge):
+    trainer = build(
+        tmp_path, scenes["train"], scorer=scorer, judge=judge, guard="warn", **SAMPLED, logging_steps=1, max_steps=3
+    )
+    trainer.args.logging_strategy = "steps"
+    trainer.train()
+    entries = [entry for entry in trainer.state.log_history if "reward" in entry]
+    assert len(entries) == 3
+    for entry in entries:
+        gap = entry["guard/reward_minus_judge"]
+        assert -1 <= gap <= 1
+        # Shares of eight captions.
+        assert round(gap * 8, 6) == round(gap * 8)
+        assert entry["guard/length_p10"] <= entry["guard/length_p50"] <= entry["guard/length_p90"]
+        assert {"guard/distinct_2", "guard/longest_repeat_max", "guard/degenerate", "guard/cut"} <= entry.keys()
+
+
+def test_completions_are_shown_with_their_rewards(tmp_path, scenes, capsys):
+    arguments = {**SAMPLED, "log_completions": True, "num_completions_to_print": 3, "logging_steps": 1}
+    trainer = build(tmp_path, scenes["train"], **arguments)
+    trainer.args.logging_strategy = "steps"
+    trainer.train()
+    shown = capsys.readouterr().out
+    assert "self_retrieval" in shown
+    assert sum(f"train-{i:05d}" in shown for i in range(16)) == 3
 
 
 def bad(tmp_path, scenes, match, *, dataset=None, **arguments):
