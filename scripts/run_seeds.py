@@ -12,13 +12,15 @@ import argparse
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from hf_captionrl.io import atomic_write_text, write_json
-from hf_captionrl.reports.table import COLUMNS
+from hf_captionrl.recipe.evaluation import REWARD_COLUMNS
+from hf_captionrl.reports.table import COLUMNS, Column
 
 __all__ = ["aggregate", "main", "to_markdown"]
 
@@ -53,21 +55,22 @@ def aggregate(runs: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
     return result
 
 
-def to_markdown(rows: list[dict[str, Any]], seeds: list[int], command: str) -> str:
+def to_markdown(
+    rows: list[dict[str, Any]], seeds: list[int], command: str, further: Sequence[Column] = REWARD_COLUMNS
+) -> str:
     """The aggregated rows as a Markdown table.
 
     Args:
         rows (`list[dict]`): From [`aggregate`].
         seeds (`list[int]`): The seeds.
         command (`str`): How to make it again.
+        further (`Sequence[Column]`): Columns beside those of every table; shown where a row has them.
 
     Returns:
         `str`: Markdown.
     """
-    extra = sorted({key for row in rows for key in row if key.startswith("bag_")})
-    columns = [(c.key, c.title, c.digits) for c in COLUMNS] + [
-        (key, f"R@1 bags of {key.split('_')[1]} ↑", 3) for key in extra
-    ]
+    shown = [*COLUMNS, *(column for column in further if any(column.key in row for row in rows))]
+    columns = [(c.key, c.title, c.digits) for c in shown]
     lines = ["| |" + "".join(f" {title} |" for _, title, _ in columns), "|:--|" + "--:|" * len(columns)]
     for row in rows:
         cells = []
