@@ -30,6 +30,7 @@ class RewardData:
         eos_token_id (`int`): The policy's end token.
         device (`torch.device`): Where training runs.
         scorer (`Scorer`, *optional*): Given to the trainer, for rewards that bring none.
+        max_completion_length (`int`, *optional*): Longest caption in the policy's tokens, the end token included.
         bags (`bool`): Whether the batches are made of bags.
     """
 
@@ -40,6 +41,7 @@ class RewardData:
     eos_token_id: int
     device: torch.device
     scorer: Any | None = None
+    max_completion_length: int | None = None
     bags: bool = False
 
 

@@ -68,6 +68,7 @@ class SelfRetrieval(Reward):
             to the image for the scorer (DiscriTune, Tables 12 and 13).
         num_hard (`int`): k of the hard distractors.
         ensemble: Of several scorers, `"mean"` averages their rewards, `"alternate"` uses one a step in turn.
+        allow_cut (`bool`): Accept a policy that may write more than a scorer reads; what it reads is then rewarded.
         undefined_reward (`float`, *optional*): For captions without a word and features that are no numbers. None: twice
             the reward of a caption that fits all images alike, 2 log(1/K); -1 for cosines; 0 for accuracies.
 
@@ -89,6 +90,7 @@ class SelfRetrieval(Reward):
         distractor_scope: DistractorScope = "batch",
         num_hard: int = 10,
         ensemble: Literal["mean", "alternate"] = "mean",
+        allow_cut: bool = False,
         undefined_reward: float | None = None,
     ) -> None:
         if kind not in get_args(Kind):
@@ -110,6 +112,7 @@ class SelfRetrieval(Reward):
         self.distractor_scope = distractor_scope
         self.num_hard = num_hard
         self.ensemble = ensemble
+        self.allow_cut = allow_cut
         self.undefined_reward = undefined_reward
         self._features: list[Tensor] = []
 
@@ -120,7 +123,8 @@ class SelfRetrieval(Reward):
             data ([`RewardData`]): The training data.
 
         Raises:
-            ValueError: If there is no scorer, bags are asked for and there are none, or features do not fit the data.
+            ValueError: If there is no scorer, it reads less than the policy may write, bags are asked for and there are
+                none, or features do not fit the data.
         """
         if not self.scorers and data.scorer is None:
             raise ValueError("Self-retrieval needs a scorer. Pass SelfRetrieval(scorer) or the trainer's scorer.")
@@ -130,6 +134,14 @@ class SelfRetrieval(Reward):
                 "distractor_scope='batch'."
             )
         self.scorers = [load_scorer(scorer) for scorer in self.scorers or [data.scorer]]
+        for scorer in self.scorers:
+            reads = scorer.max_text_tokens - 2  # beside its start and end token
+            if not self.allow_cut and data.max_completion_length is not None and data.max_completion_length > reads:
+                raise ValueError(
+                    f"The policy may write {data.max_completion_length} tokens and {scorer.signature.split('|')[0]} reads "
+                    f"{reads}, so the end of a caption would earn nothing. Lower max_completion_length to {reads}, or allow "
+                    "it with allow_cut=True (allow_cut_captions in SelfRetrievalConfig)."
+                )
         self._features = [data.image_features(scorer).to(data.device) for scorer in self.scorers]  # (num_images, D)
         for scorer, features in zip(self.scorers, self._features, strict=True):
             if len(features) != len(data.image_ids):

@@ -174,6 +174,7 @@ class CaptionRLTrainer(CaptionTrainer):
             eos_token_id=captioner.eos_token_id,
             device=self.args.device,
             scorer=self.reward_scorer,
+            max_completion_length=self.args.max_completion_length,
             bags=min(self.batch_sampler.schedule.values()) > 1,
         )
 
@@ -185,7 +186,7 @@ class CaptionRLTrainer(CaptionTrainer):
             self.guard = GuardCallback(guard, self.args.guard, self)
             self.add_callback(self.guard)
             if self.judge is not None:
-                judging = SelfRetrieval(self.judge, kind="accuracy")
+                judging = SelfRetrieval(self.judge, kind="accuracy", allow_cut=True)
                 judging.prepare(self._reward_data())
         return RolloutMonitor(self.rewards, self._means_over_processes, guard, judging)
 

@@ -35,6 +35,13 @@ class SelfRetrievalConfig(CaptionRLConfig):
     scorer_ensemble: str = field(
         default="mean", metadata={"help": "Of several scorers: their 'mean', or 'alternate' from step to step."}
     )
+    retrieval_weight: float = field(
+        default=1.0,
+        metadata={"help": "Weight of the self-retrieval reward; 0 leaves it out (CIDEr alone, with cider_weight=1)."},
+    )
+    allow_cut_captions: bool = field(
+        default=False, metadata={"help": "Let the policy write more tokens than the scorer reads."}
+    )
     cider_weight: float = field(
         default=0.0,
         metadata={
@@ -86,8 +93,18 @@ class SelfRetrievalConfig(CaptionRLConfig):
             raise ValueError(f"distractor_scope is {self.distractor_scope!r}. Use one of {get_args(DistractorScope)}.")
         if self.num_hard_distractors < 1:
             raise ValueError(f"num_hard_distractors is {self.num_hard_distractors}. Use 1 or more.")
-        if self.cider_weight < 0:
-            raise ValueError(f"cider_weight is {self.cider_weight}. Use 0 or more.")
+        for name in ("retrieval_weight", "cider_weight"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise ValueError(f"{name} is {getattr(self, name)}. Use 0 or more.")
+        if not self.retrieval_weight and not self.cider_weight:
+            raise ValueError(
+                "retrieval_weight and cider_weight are both 0, so that nothing is rewarded. Set one of them above 0."
+            )
+        if not self.retrieval_weight and self.bag_schedule == "adaptive":
+            raise ValueError(
+                "bag_schedule='adaptive' goes by the share of images found, which retrieval_weight=0 leaves unmeasured. Use "
+                "another schedule, or a retrieval_weight above 0."
+            )
         _ = self.scale  # refused now, not at the first step
         super().check()
 

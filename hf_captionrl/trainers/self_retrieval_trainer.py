@@ -94,11 +94,13 @@ class SelfRetrievalTrainer(CaptionRLTrainer):
             distractor_scope=args.distractor_scope,  # type: ignore[arg-type]
             num_hard=args.num_hard_distractors,
             ensemble=args.scorer_ensemble,  # type: ignore[arg-type]
+            allow_cut=args.allow_cut_captions,
         )
-        others: list[tuple[Reward, float]] = [
+        weighted: list[tuple[Reward, float]] = [
+            (retrieval, args.retrieval_weight),
             (CiderReward(cider_eos=args.cider_eos), args.cider_weight),
             (RepetitionPenalty(), args.repetition_weight),
             (LengthPenalty(args.max_tokens), args.length_weight),
             (UnendedPenalty(), args.unended_weight),
         ]
-        return [(retrieval, 1.0), *((reward, weight) for reward, weight in others if weight)]
+        return [(reward, weight) for reward, weight in weighted if weight]

@@ -268,3 +268,15 @@ def test_torn_bags_are_refused(rollouts):
         reward(rollouts.context(captions, ROWS))
     with pytest.raises(ValueError, match="6 candidates are no whole number of bags of 4"):
         reward(rollouts.context(captions, ROWS, bag_size=4))
+
+
+def test_a_policy_that_writes_more_than_the_scorer_reads_is_refused(rollouts):
+    scorer, _ = world()
+    reads = scorer.max_text_tokens - 2
+    data = rollouts.data([["a"]] * 8)
+    data.max_completion_length = reads
+    SelfRetrieval(scorer).prepare(data)
+    data.max_completion_length = reads + 1
+    with pytest.raises(ValueError, match=f"Lower max_completion_length to {reads}"):
+        SelfRetrieval(scorer).prepare(data)
+    SelfRetrieval(scorer, allow_cut=True).prepare(data)
