@@ -107,6 +107,8 @@ def test_every_part_of_the_contract_is_there():
         ({"first_token": "smile"}, ["The first word, too"], ["whole vocabulary, so"]),
         ({"mle_weight": 1.0}, ["Maximum likelihood"], ["V_D", "lambda"]),
         ({"objective": "mle"}, ["Maximum likelihood"], ["V_D", "lambda"]),
+        ({"objective": "self_retrieval", "reward": "Found by *X*."}, ["REINFORCE", r"Found by \*X"], ["V_D", "lambda"]),
+        ({"objective": "sle", "reward": "CIDEr-D and distance."}, ["REINFORCE", "CIDEr-D and distance"], ["V_D"]),
     ],
 )
 def test_formula_is_that_of_the_objective(changes, there, not_there):
@@ -182,6 +184,7 @@ def test_printed_code_runs(tmp_path, monkeypatch, prompt):
         ({"model_id": "a/b/c"}, "not a name that the Hub accepts"),
         ({"model_id": "a b"}, "not a name that the Hub accepts"),
         ({"objective": "magic"}, "knows the formulas"),
+        ({"objective": "sle"}, "say what was rewarded"),
         ({"mle_weight": 1.5}, "must lie in"),
     ],
 )

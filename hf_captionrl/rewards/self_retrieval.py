@@ -142,6 +142,9 @@ class SelfRetrieval(Reward):
                     f"{reads}, so the end of a caption would earn nothing. Lower max_completion_length to {reads}, or allow "
                     "it with allow_cut=True (allow_cut_captions in SelfRetrievalConfig)."
                 )
+        for scorer in self.scorers:
+            if hasattr(scorer, "to"):
+                scorer.to(data.device)  # each process has a device of its own
         self._features = [data.image_features(scorer).to(data.device) for scorer in self.scorers]  # (num_images, D)
         for scorer, features in zip(self.scorers, self._features, strict=True):
             if len(features) != len(data.image_ids):

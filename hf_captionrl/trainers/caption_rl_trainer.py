@@ -141,8 +141,10 @@ class CaptionRLTrainer(CaptionTrainer):
                 process_index=self.accelerator.process_index,
                 num_processes=self.accelerator.num_processes,
             )
-            self.rewards.prepare(self._reward_data())
-            self.monitor = self._make_monitor(guard_thresholds or GuardThresholds())
+            # The others find the features of the training images in the cache.
+            with args.main_process_first(local=False, desc="encoding the training images for the scorers"):
+                self.rewards.prepare(self._reward_data())
+                self.monitor = self._make_monitor(guard_thresholds or GuardThresholds())
 
     # What must hold before training
 
