@@ -99,17 +99,20 @@ def run_name(config: SelfRetrievalConfig) -> str:
     """
     notes = []
     if config.bag_schedule is None:
-        notes.append({"batch": "random", "hard": f"{config.num_hard_distractors} hard"}[config.distractor_scope])
+        hard = config.distractor_scope == "hard"
+        notes.append(f"{config.num_hard_distractors} hard" if hard else "random")
     else:
         fixed = str(config.bag_schedule).isdigit()
         notes.append(f"bags of {config.bag_schedule}" if fixed else "bag curriculum")
-    if config.cider_weight:
+    if config.retrieval_weight not in (0, 1):
+        notes.append(f"SR {config.retrieval_weight:g}")
+    if config.cider_weight and config.retrieval_weight:
         notes.append(f"CIDEr {config.cider_weight:g}")
     if config.beta:
         notes.append(f"KL {config.beta:g}")
     if config.baseline not in ("running_mean", "greedy"):
         notes.append(f"baseline {config.baseline}")
-    return f"SR ({', '.join(notes)})"
+    return f"{'SR' if config.retrieval_weight else 'CIDEr'} ({', '.join(notes)})"
 
 
 def changed(config: SelfRetrievalRecipeConfig, changes: Mapping[str, Any]) -> SelfRetrievalRecipeConfig:
@@ -187,6 +190,9 @@ def main(argv: Sequence[str] | None, default_config: Path) -> Path:
             "Self-retrieval needs a scorer that rewards and a judge that does not. Set scorer_name_or_path and "
             "judge_name_or_path."
         )
+    trains = config.num_train_epochs > 0 or config.max_steps > 0
+    if push and not trains:
+        raise ValueError("push_to_hub is set, but num_train_epochs=0 only evaluates. Leave push_to_hub out, or train.")
     resume = resumes(config)
     configs = {run_name(config): config}
     for name, changes in bag_args.named_variants.items():
@@ -197,7 +203,9 @@ def main(argv: Sequence[str] | None, default_config: Path) -> Path:
     evaluator = Evaluator.from_arguments(
         splits["test"], eval_args, seed=config.seed, cache_dir=config.feature_cache_dir, reward_scorer=scorers[0]
     )
-    wants_bags = any(c.bag_schedule is not None and c.bag_distractors == "nearest" for c in configs.values())
+    wants_bags = trains and any(
+        c.bag_schedule is not None and c.bag_distractors == "nearest" for c in configs.values()
+    )
     neighbours = None
     if wants_bags:
         neighbours = neighbours_of(splits["train"], scorers[0], bag_args, config.feature_cache_dir)  # type: ignore[arg-type]
@@ -212,22 +220,25 @@ def main(argv: Sequence[str] | None, default_config: Path) -> Path:
                 model_args.load(run.prompt),
                 scorers,  # type: ignore[arg-type]
                 run,
-                train_dataset=splits["train"],
+                # Where nothing is trained, rewards need not look at the training images either.
+                train_dataset=splits["train"] if trains else None,
                 eval_dataset=splits["validation"],
                 judge=evaluator.judge,
                 neighbours=neighbours if run.bag_schedule is not None else None,
                 peft_config=model_args.peft_config,
             )
 
-        return Run(name, folder, make)
+        return Run(name, folder, make, trains=trains)
 
     main_name = next(iter(configs))
     # The recipe's own model stands last, as the one that the others lead up to.
-    names = [*(name for name in configs if name != main_name), main_name]
+    names = [*(name for name in configs if name != main_name and trains), main_name]
     runs = [run_of(name, configs[name]) for name in names]
     result = train_runs(runs, evaluator, splits["test"], resume=resume, output_dir=output_dir)
     if not result.is_main_process:
         return output_dir / "results.json"
+    if not trains:
+        result.captioner = None  # an evaluation makes no model, and so no card that says how it was made
     return finish(
         result,
         evaluator,
@@ -250,13 +261,18 @@ def describe_reward(config: SelfRetrievalConfig, scorers: Sequence[Any]) -> str:
     Returns:
         `str`: One or two sentences.
     """
-    names = " and ".join(scorer.signature.split("|")[0] for scorer in scorers)
     step = config.per_device_train_batch_size * config.gradient_accumulation_steps
     what = {
         "log_prob": "the log-probability that the scorer gives the image after reading the caption",
         "cosine": "the cosine between caption and image under the scorer",
         "accuracy": "1 where the scorer finds the image from the caption, else 0",
     }[config.reward_kind]
-    extra = f", plus {config.cider_weight:g} times CIDEr-D" if config.cider_weight else ""
+    weight = f"{config.retrieval_weight:g} times " if config.retrieval_weight != 1 else ""
+    parts = [f"{weight}{what}"] if config.retrieval_weight else []
+    if config.cider_weight:
+        parts.append(f"{config.cider_weight:g} times CIDEr-D")
+    reward = ", plus ".join(parts)
+    names = " and ".join(scorer.signature.split("|")[0] for scorer in scorers)
+    scorer = f"; scorer {names}" if config.retrieval_weight else ""
     bags = "random images" if config.bag_schedule is None else "bags of look-alikes"
-    return f"{what[0].upper()}{what[1:]}{extra}; scorer {names}; batches of {step} images a process made of {bags}."
+    return f"{reward[0].upper()}{reward[1:]}{scorer}; batches of {step} images a process made of {bags}."

@@ -98,6 +98,12 @@ class CaptionRLConfig(CaptionConfig):
         super().__post_init__()
         self.check()
 
+    @property
+    def explores(self) -> bool:
+        """Whether training writes other captions than greedy ones: samples, or the best of several beams."""
+        beams = self.generation_kwargs.get("num_beams", 1) if isinstance(self.generation_kwargs, dict) else 1
+        return bool(self.do_sample) or beams > 1
+
     def check(self) -> None:
         """Refuse values that do not fit each other; also for a copy whose fields were changed.
 
@@ -137,7 +143,7 @@ class CaptionRLConfig(CaptionConfig):
         if not 0 < self.bag_recall_threshold <= 1:
             raise ValueError(f"bag_recall_threshold is {self.bag_recall_threshold}. Use a share above 0, at most 1.")
         self.baseline = self.baseline or "none"
-        make_baseline(self.baseline, self.num_generations, do_sample=self.do_sample)
+        make_baseline(self.baseline, self.num_generations, do_sample=self.explores)
         if self.bag_schedule is not None and not isinstance(self.bag_schedule, dict):
             text = str(self.bag_schedule)
             if text not in ("paper", "adaptive") and not text.isdigit():

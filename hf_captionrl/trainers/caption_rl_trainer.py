@@ -106,7 +106,7 @@ class CaptionRLTrainer(CaptionTrainer):
         self.rewards = resolve_rewards(reward_funcs, args.reward_weights)
         assert args.baseline is not None
         names = {reward.baseline or args.baseline for reward in self.rewards.rewards}
-        self.baselines = {n: make_baseline(n, args.num_generations, do_sample=args.do_sample) for n in sorted(names)}
+        self.baselines = {n: make_baseline(n, args.num_generations, do_sample=args.explores) for n in sorted(names)}
         self.judge = judge
         self.reward_scorer = scorer
         self._step_inputs: list[dict[str, Any]] = []
@@ -296,7 +296,7 @@ class CaptionRLTrainer(CaptionTrainer):
         context = self.reward_context(micro_batches, completions)
         greedy = None
         if any(baseline.needs_greedy for baseline in self.baselines.values()):
-            greedy = self.reward_context(micro_batches, self._write(images, do_sample=False, num_return_sequences=1))
+            greedy = self.reward_context(micro_batches, self._write_greedily(images))
         advantages, rewards = advantages_of(
             self.rewards, self.baselines, str(self.args.baseline), context, greedy, self._mean_over_processes
         )
@@ -334,6 +334,9 @@ class CaptionRLTrainer(CaptionTrainer):
         if settings["do_sample"]:
             settings = {"temperature": args.temperature, "top_p": args.top_p, "top_k": args.top_k, **settings}
         return write_completions(self.captioner, images, batch_size=args.generation_batch_size, **settings)
+
+    def _write_greedily(self, images: list[dict[str, Tensor]]) -> Completions:
+        return self._write(images, do_sample=False, num_return_sequences=1, num_beams=1)
 
     def reward_context(self, micro_batches: list[dict[str, Any]], completions: Completions) -> RewardContext:
         """What rewards see of a rollout.

@@ -2,14 +2,16 @@
 
 import importlib
 import json
+from pathlib import Path
 
 import pytest
 import torch
 
 from hf_captionrl.captioners import load_captioner
 from hf_captionrl.recipe.evaluation import REWARD_COLUMNS
-from hf_captionrl.recipe.self_retrieval import BagArguments, changed, run_name
+from hf_captionrl.recipe.self_retrieval import BagArguments, changed, describe_reward, run_name
 from hf_captionrl.reports.table import COLUMNS
+from hf_captionrl.scenes.models import model_path
 
 recipe = importlib.import_module("recipes.self_retrieval_blip")
 SHORT = [
@@ -74,6 +76,43 @@ def test_adapters_and_cider(tmp_path):
     assert (path.parent / "model" / "adapter_model.safetensors").exists()
 
 
+def test_cider_alone(tmp_path):
+    path = recipe.main(
+        [
+            *("--output_dir", str(tmp_path / "out"), "--feature_cache_dir", str(tmp_path / "cache"), *SHORT),
+            *("--retrieval_weight", "0", "--cider_weight", "1", "--variants", "{}", "--max_steps", "1"),
+            *("--perplexity_name_or_path", "none"),
+        ]
+    )
+    rows = json.loads(path.read_text())["rows"]
+    assert [row["name"] for row in rows] == ["MLE", "CIDEr (bag curriculum)", "references"]
+    (state,) = (path.parent / "model").glob("checkpoint-*/trainer_state.json")
+    logged = {name for entry in json.loads(state.read_text())["log_history"] for name in entry}
+    assert {name for name in logged if name.startswith("rewards/") and name.endswith("/mean")} == {
+        "rewards/cider/mean"
+    }
+    assert "Reward: 1 times CIDEr-D; batches" in (path.parent / "model" / "README.md").read_text()
+
+
+def test_an_evaluation_trains_nothing(tmp_path):
+    path = recipe.main(
+        [
+            *("--output_dir", str(tmp_path / "out"), "--feature_cache_dir", str(tmp_path / "cache"), *SHORT),
+            *("--num_train_epochs", "0", "--perplexity_name_or_path", "none"),
+        ]
+    )
+    rows = json.loads(path.read_text())["rows"]
+    # Of the variants, too, nothing is left: they would all be the captioner that was named.
+    assert [row["name"] for row in rows] == ["MLE", "references"]
+    assert isinstance(rows[0]["reward_rd100_recall_at_1"], float)
+    assert not list(path.parent.glob("model*/checkpoint-*"))
+    # A card would have to say how the captioner was made, which nobody knows here.
+    assert not (path.parent / "model" / "README.md").exists()
+    start = load_captioner(model_path("scenes:blip-mle"), dtype=torch.float32).model.state_dict()
+    same = load_captioner(str(path.parent / "model"), dtype=torch.float32).model.state_dict()
+    assert all(torch.equal(value, same[name]) for name, value in start.items())
+
+
 def parsed(*argv):
     return recipe.parse_args(list(argv))[-1]
 
@@ -88,6 +127,88 @@ def test_names_of_rows():
         "SR (bag curriculum, CIDEr 0.5, baseline none)"
     )
     assert config.bag_schedule is not None  # a variant is a copy
+    alone = changed(config, {"retrieval_weight": 0, "cider_weight": 1.0, "bag_schedule": None})
+    assert run_name(alone) == "CIDEr (random)"
+    assert (alone.baseline, alone.do_sample) == ("greedy", True)
+    assert run_name(changed(config, {"retrieval_weight": 2.0})) == "SR (bag curriculum, SR 2)"
+
+
+class NamedScorer:
+    signature = "tiny-clip@main|RN"
+
+
+def test_the_card_says_what_was_rewarded():
+    config = parsed("--config", "recipes/configs/self_retrieval_blip/scenes.yaml")
+
+    def said(**changes):
+        return describe_reward(changed(config, changes), [NamedScorer()])
+
+    plain = said(bag_schedule=None)
+    assert plain.startswith(
+        "The log-probability that the scorer gives the image after reading the caption; scorer tiny"
+    )
+    assert plain.endswith("batches of 100 images a process made of random images.")
+    assert said(cider_weight=0.5, reward_kind="cosine") == (
+        "The cosine between caption and image under the scorer, plus 0.5 times CIDEr-D; scorer tiny-clip@main; "
+        "batches of 100 images a process made of bags of look-alikes."
+    )
+    assert said(cider_weight=1.0, retrieval_weight=0, bag_schedule=None) == (
+        "1 times CIDEr-D; batches of 100 images a process made of random images."
+    )
+    assert said(retrieval_weight=2.0, reward_kind="accuracy").startswith("2 times 1 where the scorer finds")
+
+
+def configs_of(folder):
+    return sorted((Path(recipe.__file__).parent / "configs" / folder).glob("*.yaml"))
+
+
+@pytest.mark.parametrize("folder", ["self_retrieval_blip", "self_retrieval_clipcap"])
+def test_every_row_of_the_papers_is_what_its_name_says(folder):
+    """What a file's name says is what its settings are; and the docs list it."""
+    other = importlib.import_module(f"recipes.{folder}")
+    docs = (Path(recipe.__file__).parents[1] / "docs" / "self_retrieval_configs.md").read_text()
+    outputs = set()
+    for path in configs_of(folder):
+        model, _, _, bags, config = other.parse_args(["--config", str(path)])
+        name = path.stem
+        outputs.add(config.output_dir)
+        if name.startswith("scenes"):
+            continue
+        assert path.name in docs, name
+        assert config.output_dir == f"outputs/{folder}/{name}"
+        if config.num_train_epochs == 0:
+            continue
+        assert config.generation_num_beams == 5
+        assert config.per_device_train_batch_size * config.gradient_accumulation_steps == 100
+        if name.startswith("discritune"):
+            assert (model.tune, config.freeze_image_tower, config.learning_rate) == (None, True, 1e-7), name
+            assert not config.do_sample
+            assert config.explores == (name == "discritune_table8_greedy")
+            continue
+        assert (model.lora_r, model.lora_alpha, config.max_steps, config.temperature) == (32, 16, 23000, 0.3), name
+        tune = "both" if "sr_lv" in name or "table10" in name or "table13" in name else "language"
+        tune = "vision" if "sr_v" in name else tune
+        assert (model.tune, config.freeze_image_tower) == (tune, tune == "language"), name
+        assert config.baseline == ("greedy" if config.cider_weight else "running_mean"), name
+        curriculum = "bagcurri" in name or "table13" in name
+        assert (config.bag_schedule == "paper") == curriculum, name
+        # The paper's Table 12; Appendix C.3 gives CIDEr on HolisticCap a rate of its own.
+        rate = 1e-7 if config.cider_weight else 9e-8
+        rate = 1e-6 if name == "ndlb_table7_row3_coco_cider" else rate
+        assert config.learning_rate == rate, name
+        assert config.retrieval_weight == (0 if name.endswith("_cider") else 1), name
+        assert bags.named_variants == {}
+    assert len(outputs) == len(configs_of(folder))  # no two write to one place
+
+
+def test_the_tables_are_complete():
+    stems = [path.stem for path in configs_of("self_retrieval_clipcap")]
+    rows = {3: 6, 4: 9, 5: 8, 7: 10, 10: 9, 13: 6}
+    for table, number in rows.items():
+        found = sorted(int(s.split("_row")[1].split("_")[0]) for s in stems if s.startswith(f"ndlb_table{table}_"))
+        assert found == list(range(1, number + 1)), table
+    for table, number in {8: 3, 9: 3, 12: 12}.items():
+        assert sum(s.startswith(f"discritune_table{table}_") for s in stems) == number, table
 
 
 def test_what_does_not_fit_is_refused(tmp_path):
@@ -101,3 +222,5 @@ def test_what_does_not_fit_is_refused(tmp_path):
         BagArguments(bag_features="text")
     with pytest.raises(ValueError, match="a judge that does not"):
         recipe.main(["--judge_name_or_path", "none", "--output_dir", str(tmp_path), *SHORT])
+    with pytest.raises(ValueError, match="num_train_epochs=0 only evaluates"):
+        recipe.main(["--output_dir", str(tmp_path), *SHORT, "--num_train_epochs", "0", "--push_to_hub", "true"])

@@ -21,7 +21,7 @@ from hf_captionrl.rewards import CiderReward, PairwiseDiversity, SelfRetrieval
 from hf_captionrl.scenes.models import model_path
 from hf_captionrl.trainers import CaptionRLConfig, CaptionRLTrainer, SelfRetrievalConfig, SelfRetrievalTrainer
 from hf_captionrl.trainers.guards import GuardThresholds
-from tests.tiny import tiny_captioner
+from tests.tiny import FAMILIES, tiny_captioner
 
 from .one_step import weights
 from .rl_step import GREEDY, build, train
@@ -160,6 +160,35 @@ def test_without_its_state_a_resumed_run_differs(tmp_path, scenes):
     assert largest_difference(weights(resumed), weights(through)) > 0.0
 
 
+def test_beams_are_held_against_the_greedy_caption(tmp_path, scenes):
+    arguments = {"do_sample": False, "baseline": "greedy", "generation_kwargs": {"num_beams": 4}, "save_steps": 1}
+    trainer = build(tmp_path, scenes["train"], per_device_train_batch_size=8, logging_steps=1, **arguments)
+    trainer.args.logging_strategy = "steps"
+    wrote = []
+    write = trainer._write
+
+    def spy(images, **overrides):
+        wrote.append(write(images, **overrides))
+        return wrote[-1]
+
+    trainer._write = spy
+    trainer.train()
+    beams, greedy = wrote
+    assert greedy.captions == trainer_greedy(trainer, scenes)
+    different = sum(a != b for a, b in zip(beams.captions, greedy.captions, strict=True))
+    entry = next(e for e in trainer.state.log_history if "advantage_std" in e)
+    assert different
+    assert entry["advantage_std"] > 0
+
+
+def trainer_greedy(trainer, scenes):
+    """Greedy captions of the images of the one rollout, by a fresh policy."""
+    rows = next(iter(trainer.batch_sampler))
+    fresh = captioner()
+    pixels = fresh.encode_images([open_image(scenes["train"][row]["image"]) for row in rows])
+    return fresh.generate(pixel_values=pixels, max_new_tokens=12).captions
+
+
 def _count_images(tower):
     # The tower itself is called with known features too; its patches are only made of pixels.
     seen = []
@@ -259,7 +288,7 @@ def test_lora_presets_train_their_parts_only(tmp_path, scenes, tune, scorer):
     assert all(torch.equal(value, scorer.model.state_dict()[name]) for name, value in judge_weights.items())
 
 
-@pytest.mark.parametrize("family", ["blip", "git", "vit-gpt2", "vit-bert"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_learns_what_is_rewarded(tmp_path, scenes, family):
     model = tiny_captioner(family)
 

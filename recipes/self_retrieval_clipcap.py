@@ -1,0 +1,63 @@
+"""Finetune a ClipCap by self-retrieval: captions from which a frozen image-text model finds their image.
+
+ClipCap is the captioner of both papers: CLIP, a mapper, and a language model that continues what the mapper makes of the
+image. Without arguments, on the embedded world (minutes on 2 CPU cores, no network): random distractors against bags of
+look-alikes with a curriculum, by the scorer that rewards and by a judge that does not.
+
+    accelerate launch recipes/self_retrieval_clipcap.py
+
+With the papers' settings on COCO, from a ClipCap after maximum likelihood, or on a folder of one's own photographs with
+captions in `metadata.jsonl`:
+
+    accelerate launch recipes/self_retrieval_clipcap.py \
+        --config recipes/configs/self_retrieval_clipcap/discritune_coco.yaml \
+        --model_name_or_path outputs/clipcap-coco --dataset_name dataset_coco.json --image_root coco/images
+    accelerate launch recipes/self_retrieval_clipcap.py --model_name_or_path outputs/clipcap-coco \
+        --dataset_name imagefolder --data_dir photos --output_dir outputs/photos
+
+Every row of the papers' tables that trains a ClipCap has its file, listed in docs/self_retrieval_configs.md.
+
+Sources: Dessi et al. 2023, "Cross-Domain Image Captioning with Discriminative Finetuning"; "No Detail Left Behind:
+Revisiting Self-Retrieval for Fine-Grained Image Captioning"; Mokady et al. 2021, "ClipCap: CLIP Prefix for Image
+Captioning".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hf_captionrl.recipe import self_retrieval
+
+__all__ = ["main", "parse_args"]
+
+DEFAULT = Path(__file__).parent / "configs" / "self_retrieval_clipcap" / "scenes.yaml"
+
+
+def parse_args(argv: Sequence[str] | None = None) -> tuple[Any, ...]:
+    """Parse the command line.
+
+    Args:
+        argv: Arguments without the program's name; None for `sys.argv`.
+
+    Returns:
+        Model, data, evaluation, bag and trainer arguments.
+    """
+    return self_retrieval.parse_args(argv, DEFAULT)
+
+
+def main(argv: Sequence[str] | None = None) -> Path:
+    """Run the recipe.
+
+    Args:
+        argv: Arguments without the program's name; None for `sys.argv`.
+
+    Returns:
+        `pathlib.Path`: results.json.
+    """
+    return self_retrieval.main(argv, DEFAULT)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,118 @@
+"""Configuration of self-retrieval: the papers' defaults, what follows from what, and messages that name the way out."""
+
+import math
+
+import pytest
+
+from hf_captionrl.rewards import CiderReward, SelfRetrieval
+from hf_captionrl.trainers import SelfRetrievalConfig, SelfRetrievalTrainer
+
+
+class NamedScorer:
+    """Stands where a scorer stands; nothing here asks it anything."""
+
+    signature = "none"
+
+
+def rewards(config):
+    """Type, weight and order of the rewards that a configuration makes."""
+    return [(type(reward), weight) for reward, weight in SelfRetrievalTrainer.rewards_of(config, [NamedScorer()])]
+
+
+def test_paper_defaults(tmp_path):
+    config = SelfRetrievalConfig(str(tmp_path))
+    assert (config.learning_rate, config.num_train_epochs, config.per_device_train_batch_size) == (1e-7, 20, 100)
+    assert config.lr_scheduler_type == "constant"
+    assert (config.reward_kind, config.distractor_scope, config.generation_num_beams) == ("log_prob", "batch", 5)
+    assert (config.retrieval_weight, config.cider_weight) == (1.0, 0.0)
+    assert (config.do_sample, config.baseline, config.scale) == (False, "running_mean", None)
+    assert rewards(config) == [(SelfRetrieval, 1.0)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "do_sample", "baseline"),
+    [
+        ({}, False, "running_mean"),
+        ({"num_generations": 5}, True, "running_mean"),
+        ({"cider_weight": 0.5}, True, "greedy"),
+        ({"cider_weight": 1, "retrieval_weight": 0}, True, "greedy"),
+        # What is given is never replaced.
+        ({"do_sample": True}, True, "running_mean"),
+        ({"cider_weight": 0.5, "do_sample": False, "baseline": "running_mean"}, False, "running_mean"),
+        ({"cider_weight": 0.5, "num_generations": 2, "baseline": "leave_one_out"}, True, "leave_one_out"),
+        ({"baseline": "none"}, False, "none"),
+    ],
+)
+def test_what_follows_from_what(tmp_path, arguments, do_sample, baseline):
+    config = SelfRetrievalConfig(str(tmp_path), **arguments)
+    assert (config.do_sample, config.baseline) == (do_sample, baseline)
+
+
+@pytest.mark.parametrize(
+    ("given", "scale"), [("code", None), ("paper", 1.0), ("14.3", 14.3), (100, 100.0), ("1e2", 100.0)]
+)
+def test_similarity_scale(tmp_path, given, scale):
+    config = SelfRetrievalConfig(str(tmp_path), similarity_scale=given)
+    assert config.scale == scale
+    ((reward, _),) = SelfRetrievalTrainer.rewards_of(config, [NamedScorer()])
+    assert reward.similarity_scale == scale
+
+
+def test_weights_choose_the_rewards(tmp_path):
+    def of(**weights):
+        return rewards(SelfRetrievalConfig(str(tmp_path), **weights))
+
+    assert of(cider_weight=0.5) == [(SelfRetrieval, 1.0), (CiderReward, 0.5)]
+    assert of(retrieval_weight=0.25, cider_weight=1) == [(SelfRetrieval, 0.25), (CiderReward, 1)]
+    assert of(retrieval_weight=0, cider_weight=1) == [(CiderReward, 1)]
+
+
+def test_the_reward_gets_what_the_configuration_says(tmp_path):
+    config = SelfRetrievalConfig(
+        str(tmp_path),
+        reward_kind="cosine",
+        distractor_scope="hard",
+        num_hard_distractors=5,
+        scorer_ensemble="alternate",
+    )
+    ((reward, _),) = SelfRetrievalTrainer.rewards_of(config, [NamedScorer(), NamedScorer()])
+    assert (reward.kind, reward.distractor_scope, reward.num_hard) == ("cosine", "hard", 5)
+    assert (reward.ensemble, len(reward.scorers)) == ("alternate", 2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"reward_kind": "rank"}, "reward_kind is 'rank'. Use one of"),
+        ({"distractor_scope": "world"}, "distractor_scope is 'world'. Use one of"),
+        ({"num_hard_distractors": 0}, "num_hard_distractors is 0. Use 1 or more"),
+        ({"similarity_scale": "blog"}, "Use 'code', 'paper' or a positive number"),
+        ({"similarity_scale": "-1"}, "Use 'code', 'paper' or a positive number"),
+        ({"similarity_scale": 0}, "Use 'code', 'paper' or a positive number"),
+        ({"similarity_scale": "inf"}, "Use 'code', 'paper' or a positive number"),
+        ({"similarity_scale": None}, "Use 'code', 'paper' or a positive number"),
+        ({"cider_weight": -0.5}, "cider_weight is -0.5. Use 0 or more"),
+        ({"retrieval_weight": -1}, "retrieval_weight is -1. Use 0 or more"),
+        ({"retrieval_weight": math.nan}, "retrieval_weight is nan. Use 0 or more"),
+        ({"retrieval_weight": math.inf}, "retrieval_weight is inf. Use 0 or more"),
+        ({"retrieval_weight": 0}, "both 0, so that nothing is rewarded"),
+        # Penalties alone would teach the policy to be silent.
+        ({"retrieval_weight": 0, "repetition_weight": 1}, "both 0, so that nothing is rewarded"),
+        ({"retrieval_weight": 0, "cider_weight": 1, "bag_schedule": "adaptive"}, "leaves unmeasured"),
+        ({"cider_weight": 0.5, "do_sample": False}, "Set do_sample=True"),
+        ({"num_generations": 2, "do_sample": False}, "same caption 2 times"),
+        ({"do_sample": True, "temperature": 0}, "temperature is 0"),
+        ({"bag_schedule": "weekly"}, "'paper', 'adaptive', a bag size"),
+    ],
+)
+def test_bad_values_name_the_way_out(tmp_path, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        SelfRetrievalConfig(str(tmp_path), **arguments)
+
+
+def test_a_changed_copy_is_checked_again(tmp_path):
+    config = SelfRetrievalConfig(str(tmp_path), cider_weight=0.5)
+    config.check()
+    config.retrieval_weight, config.cider_weight = 0.0, 0.0
+    with pytest.raises(ValueError, match="nothing is rewarded"):
+        config.check()
