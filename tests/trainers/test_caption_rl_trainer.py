@@ -150,6 +150,20 @@ def test_a_killed_run_goes_on_bit_for_bit(tmp_path, scenes):
     assert resumed.batch_sampler.bag_size == through.batch_sampler.bag_size == 4
 
 
+def test_two_killed_processes_with_workers_go_on_bit_for_bit(tmp_path):
+    arguments = {**RESUMED, "per_device_train_batch_size": 4, "dataloader_num_workers": 1}
+    through = _run(tmp_path / "through", {**arguments, "save_strategy": "no"}, processes=2)
+    assert through.returncode == 0, through.stderr[-3000:]
+    assert _run(tmp_path / "killed", {**arguments, "kill_at": 4}, processes=2).returncode != 0
+    assert not (tmp_path / "killed" / "weights.safetensors").exists()
+    resumed = _run(tmp_path / "killed", {**arguments, "resume": True}, processes=2)
+    assert resumed.returncode == 0, resumed.stderr[-3000:]
+    ours, theirs = (load_file(tmp_path / name / "weights.safetensors") for name in ("killed", "through"))
+    assert largest_difference(ours, theirs) == 0.0
+    log = json.loads((tmp_path / "killed" / "checkpoint-3" / "trainer_state.json").read_text())
+    assert log["epoch"] == 1.5  # in the middle of the epoch of larger bags
+
+
 def test_without_its_state_a_resumed_run_differs(tmp_path, scenes):
     train(tmp_path, scenes["train"], **{**RESUMED, "max_steps": 3})
     through = train(tmp_path / "through", scenes["train"], **{**RESUMED, "save_strategy": "no"})
