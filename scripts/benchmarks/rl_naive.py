@@ -1,0 +1,117 @@
+r"""The reinforcement step as it is usually written, with nothing but transformers: what ours is held against.
+
+Legend: B images, G captions an image, N = B * G captions, T tokens, V vocabulary.
+"""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from scripts.benchmarks.rl_models import World
+
+__all__ = ["NaiveStep"]
+
+
+class NaiveStep:
+    """Repeats each image for its captions and encodes it in every forward pass; pads texts to the scorer's full length;
+    computes the log-probabilities of the policy that wrote in a pass of their own, from `(N, T, V)` logits.
+
+    Args:
+        world ([`World`]): Whose stock model it trains.
+    """
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.model = world.stock
+        self.group_size = world.shape.group_size
+        # (N, 3, H, W)
+        self.pixel_values = world.batch["pixel_values"].repeat_interleave(self.group_size, dim=0)
+
+    def generate(self) -> tuple[Tensor, Tensor, list[str]]:
+        """Sample.
+
+        Returns:
+            `tuple`: Ids with the start token `(N, 1 + T)`, which of them count, and the captions.
+        """
+        captioner = self.world.captioner
+        settings = {"suppress_tokens": self.world.suppressed} if self.world.suppressed else {}
+        self.model.eval()
+        with torch.no_grad():
+            input_ids = self.model.generate(
+                pixel_values=self.pixel_values,
+                do_sample=True,
+                top_k=0,
+                max_new_tokens=self.world.shape.num_tokens,
+                **settings,
+            )
+        self.model.train()
+        ended = (input_ids[:, 1:] == captioner.eos_token_id).long()
+        mask = F.pad((ended.cumsum(1) - ended == 0).long(), (1, 0), value=1)  # (N, 1 + T)
+        captions = captioner.tokenizer.batch_decode(input_ids, skip_special_tokens=True)
+        return input_ids, mask, captions
+
+    def score(self, captions: list[str], images: Callable[[], AbstractContextManager[None]] | None = None) -> Tensor:
+        """Rewards against the other images of the batch, and leave-one-out advantages.
+
+        Args:
+            captions (`list[str]`): N captions.
+            images (`Callable`, *optional*): Gives the context in which the scorer encodes the images, to time it.
+
+        Returns:
+            `torch.Tensor` of shape `(N,)`.
+        """
+        scorer, G = self.world.scorer, self.group_size
+        text = scorer.tokenizer(
+            captions,
+            padding="max_length",
+            truncation=True,
+            max_length=scorer.max_text_tokens,
+            return_tensors="pt",
+            return_token_type_ids=False,
+        )
+        with torch.no_grad():
+            text_features = F.normalize(scorer.model.get_text_features(**text).pooler_output, dim=-1)  # (N, D)
+            with images() if images is not None else torch.no_grad():
+                encoded = scorer.model.get_image_features(pixel_values=self.world.scorer_pixels)
+            image_features = F.normalize(encoded.pooler_output, dim=-1)  # (B, D)
+        similarity = scorer.logit_scale * text_features @ image_features.T  # (N, B)
+        own = torch.arange(len(similarity)) // G
+        rewards = similarity.log_softmax(-1).gather(1, own[:, None]).view(-1, G)  # (B, G)
+        return (rewards - (rewards.sum(1, keepdim=True) - rewards) / (G - 1)).flatten()
+
+    def log_probs(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """Of each token behind the first, from full logits.
+
+        Args:
+            input_ids (`torch.Tensor` of shape `(N, 1 + T)`): Start token and caption.
+            attention_mask (`torch.Tensor` of shape `(N, 1 + T)`): Which of them count.
+
+        Returns:
+            `torch.Tensor` of shape `(N, T)`.
+        """
+        logits = self.model(
+            pixel_values=self.pixel_values, input_ids=input_ids, attention_mask=attention_mask
+        ).logits  # (N, 1 + T, V)
+        return logits[:, :-1].log_softmax(-1).gather(-1, input_ids[:, 1:, None]).squeeze(-1)
+
+    def loss(self, input_ids: Tensor, attention_mask: Tensor, advantages: Tensor) -> Tensor:
+        """The clipped surrogate.
+
+        Args:
+            input_ids (`torch.Tensor` of shape `(N, 1 + T)`): Start token and caption.
+            attention_mask (`torch.Tensor` of shape `(N, 1 + T)`): Which of them count.
+            advantages (`torch.Tensor` of shape `(N,)`): Of the captions.
+
+        Returns:
+            `torch.Tensor`: Scalar.
+        """
+        with torch.no_grad():
+            old = self.log_probs(input_ids, attention_mask)
+        new = self.log_probs(input_ids, attention_mask)
+        ratio, advantages = (new - old).exp(), advantages.to(new.dtype)[:, None]
+        gain = torch.minimum(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages)  # (N, T)
+        mask = attention_mask[:, 1:].to(new.dtype)
+        return -((gain * mask).sum(1) / mask.sum(1)).mean()

@@ -1,0 +1,265 @@
+r"""How long a whole reinforcement step takes: generate, score, update, beside the step as it is usually written.
+
+Both steps train the very same weights on the same images, in turn in one process. Ours is `SelfRetrievalTrainer` itself;
+the other is `NaiveStep`. Before anything is timed, both update from one rollout, and their gradients have to agree.
+
+Legend: B images, G captions an image, N = B * G captions.
+"""
+
+import argparse
+import dataclasses
+import gc
+import json
+import statistics
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from hf_captionrl.io import write_json
+from hf_captionrl.reports.versions import installed_versions
+from scripts.benchmarks.rl_models import SHAPES, RLShape, World, build
+from scripts.benchmarks.rl_timing import STEPS, Clock, check_equal, counted_images
+from scripts.benchmarks.smile_head import _processor
+
+__all__ = ["add_arguments", "markdown", "measure", "run"]
+
+TARGETS = {"blip-base": 3.0, "clipcap": 1.6}
+"""How many times as fast as the naive step ours has to be."""
+
+PARTS = ("generate", "score", "update")
+
+
+def _step(name: str, world: World, optimizer: Any) -> dict[str, Any]:
+    """Seconds of one step with its parts, images encoded, and tokens a caption."""
+    clock = Clock()
+    with counted_images(world) as images:
+        lengths = STEPS[name](world, clock)
+    with clock.part("update"):
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+    seconds = {}
+    for kind, parts in clock.seconds.items():
+        parts = dict(parts)
+        scorer_images = parts.pop("scorer_images", 0.0)
+        parts["score"] += scorer_images
+        seconds[kind] = {"step": sum(parts.values()), **parts, "scorer_images": scorer_images}
+    return {**seconds, "images": sum(images), "tokens": float(lengths.float().mean())}
+
+
+def _summary(values: list[float]) -> dict[str, Any]:
+    return {
+        "median": statistics.median(values),
+        "quartiles": np.quantile(values, [0.25, 0.75]).tolist(),
+        "values": values,
+    }
+
+
+def measure(shape: RLShape, *, seeds: Iterable[int] = (0,), rounds: int = 3) -> dict[str, Any]:
+    """Time the steps in turn.
+
+    Args:
+        shape ([`RLShape`]): Models and rollout.
+        seeds (`Iterable[int]`): Weights and images for each.
+        rounds (`int`): Steps of each kind a seed.
+
+    Returns:
+        `dict`: CPU and wall `seconds` of each step and its parts (medians), `speedup` of ours over the naive step
+            (median, quartiles and value of each round), images that the captioner's tower encoded in a step, tokens a
+            caption, and how far advantages and gradients differ.
+
+    Raises:
+        RuntimeError: If the steps do not compute the same.
+    """
+    names = list(STEPS)
+    steps: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
+    differences = {"advantages": 0.0, "gradients": 0.0}
+    parameters = trained = 0
+    for seed in seeds:
+        with tempfile.TemporaryDirectory() as folder:
+            world = build(shape, seed, folder)
+        weights = list(world.parameters.values())
+        parameters = sum(p.numel() for p in world.captioner.model.parameters())
+        trained = sum(p.numel() for p in weights)
+        for name, difference in check_equal(world).items():
+            differences[name] = max(differences[name], difference)
+        # The Trainer's default optimizer, at a rate that leaves the model as it is.
+        optimizer = torch.optim.AdamW(weights, lr=1e-7, fused=True)
+        _step("ours-cached", world, optimizer)  # makes the optimizer's state
+        for turn in range(rounds):
+            shift = (turn + seed) % len(names)
+            for name in names[shift:] + names[:shift]:
+                gc.collect()
+                steps[name].append(_step(name, world, optimizer))
+        del world, optimizer, weights
+        gc.collect()
+    kinds = ("cpu", "wall")
+    columns = ("step", *PARTS, "scorer_images")
+    return {
+        "shape": dataclasses.asdict(shape),
+        "parameters": parameters,
+        "trained_parameters": trained,
+        "rounds": len(steps["ours"]),
+        "images_encoded": {name: sorted({step["images"] for step in steps[name]}) for name in names},
+        "tokens": {name: statistics.mean(step["tokens"] for step in steps[name]) for name in names},
+        "seconds": {
+            name: {
+                kind: {column: statistics.median(step[kind][column] for step in taken) for column in columns}
+                for kind in kinds
+            }
+            for name, taken in steps.items()
+        },
+        "speedup": {
+            name: {kind: _summary(_ratios(steps["naive"], steps[name], kind)) for kind in kinds}
+            | {"cpu_scorer_images_too": _summary(_ratios(steps["naive"], steps[name], "cpu", scorer_images=True))}
+            for name in names
+            if name != "naive"
+        },
+        "largest_difference": differences,
+    }
+
+
+def _ratios(
+    naive: list[dict[str, Any]], ours: list[dict[str, Any]], kind: str, *, scorer_images: bool = False
+) -> list[float]:
+    """Of the whole steps, round by round; with `scorer_images` ours is charged for what the scorer's images cost there."""
+    return [
+        theirs[kind]["step"] / (mine[kind]["step"] + (theirs[kind]["scorer_images"] if scorer_images else 0.0))
+        for theirs, mine in zip(naive, ours, strict=True)
+    ]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of this benchmark.
+
+    Args:
+        parser (`argparse.ArgumentParser`): The parser to extend.
+    """
+    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES), help="Which models to train.")
+    parser.add_argument("--rounds", type=int, default=3, help="Steps of each kind, for each seed.")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="Weights and images for each.")
+    parser.add_argument(
+        "--threads",
+        type=int,
+        default=1,
+        help="Of torch; on a busy machine several wait for each other, and waiting counts as CPU time.",
+    )
+    parser.add_argument("--images", type=int, default=None, help="Images a step, in place of the shape's own.")
+    parser.add_argument(
+        "--output",
+        type=Path,
+        default=None,
+        help="JSON file to write, such as docs/results/benchmark_rl_step.json; other shapes in it are kept.",
+    )
+
+
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    """Time the steps.
+
+    Args:
+        args (`argparse.Namespace`): What the parser of [`add_arguments`] gave.
+
+    Returns:
+        `dict`: For each shape what [`measure`] returns, with seeds, threads and versions.
+    """
+    threads = torch.get_num_threads()
+    shapes: dict[str, Any] = {}
+    if args.output is not None and args.output.exists():
+        shapes = json.loads(args.output.read_text(encoding="utf-8"))["shapes"]
+    result: dict[str, Any] = {"shapes": shapes}
+    torch.set_num_threads(args.threads)
+    try:
+        for name in args.shapes:
+            shape = SHAPES[name]
+            if args.images is not None:
+                shape = dataclasses.replace(shape, num_images=args.images)
+            shapes[name] = measure(shape, seeds=args.seeds, rounds=args.rounds) | {
+                "seeds": list(args.seeds),
+                "threads": args.threads,
+                "processor": _processor(),
+                "versions": installed_versions(),
+            }
+            if args.output is not None:
+                write_json(args.output, result)
+    finally:
+        torch.set_num_threads(threads)
+    return result
+
+
+def _cells(ratio: dict[str, Any]) -> str:
+    low, high = ratio["quartiles"]
+    return f"{ratio['median']:.2f} [{low:.2f}, {high:.2f}]"
+
+
+def _row(name: str, step: str, shape: dict[str, Any]) -> str:
+    seconds, speedup = shape["seconds"][step], shape["speedup"].get(step)
+    cells = [
+        name,
+        {"ours": "ours", "ours-cached": "ours, images cached", "naive": "naive"}[step],
+        f"{shape['shape']['num_images']} x {shape['shape']['group_size']}",
+        f"{shape['tokens'][step]:.1f}",
+        ", ".join(map(str, shape["images_encoded"][step])),
+        " + ".join(f"{seconds['cpu'][part]:.2f}" for part in PARTS),
+        f"{seconds['cpu']['step']:.2f}",
+        _cells(speedup["cpu"]) if speedup else "",
+        f"{TARGETS[name]:g}" if speedup and name in TARGETS else "",
+        _cells(speedup["cpu_scorer_images_too"]) if speedup else "",
+        f"{speedup['wall']['median']:.2f}" if speedup else "",
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def markdown(result: dict[str, Any]) -> str:
+    """Write the result as a section of docs/benchmarks.md.
+
+    Args:
+        result (`dict`): What [`run`] returned.
+
+    Returns:
+        `str`: Markdown with one row for each shape and step.
+    """
+    shapes = {name: result["shapes"][name] for name in SHAPES if name in result["shapes"]}
+    lines = [
+        "## `rl_step`: the whole reinforcement step",
+        "",
+        "`python scripts/benchmark.py rl_step`: sample B x G captions, reward them by self-retrieval among the B images, "
+        "forward, backward and AdamW in fp32; the image tower is frozen. *Ours* is `SelfRetrievalTrainer` itself (`roll_out`, "
+        "`compute_loss`; its guard is off): the tower runs once an image, or never where the run-long cache holds its output; captions of an image share its "
+        "keys and values where there is cross-attention; log-probabilities come from chunks of logits, without a pass for "
+        "the policy that wrote; the scorer pads to the longest caption, and knew the images before the step. *Naive* is "
+        "transformers alone, with models nothing of the package was attached to: each image is repeated for its captions and encoded in all three passes (generate, old "
+        "log-probabilities, update), logits are full, the scorer encodes the images in the step and pads to its full "
+        "length (77, `scenes`: 40). Both train the same weights on the same images and take turns in one process. Ratios "
+        "are of the whole step within a round, above 1 where ours is faster: median [quartiles] of CPU-seconds; once more "
+        "with ours charged for the scorer's images; and the median of wall time. Measured on a CPU only.",
+        "",
+        "| shape | step | B x G | tokens a caption | images encoded | generate + score + update, CPU-s | step, CPU-s "
+        "| naive / ours | at least | with the scorer's images | wall |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for name, shape in shapes.items():
+        lines += [_row(name, step, shape) for step in STEPS]
+    made_with = {
+        f"{shape['processor']}, {shape['threads']} thread(s), torch {shape['versions']['torch']}, transformers "
+        f"{shape['versions']['transformers']}"
+        for shape in shapes.values()
+    }
+    worst = {
+        name: max(shape["largest_difference"][name] for shape in shapes.values())
+        for name in ("advantages", "gradients")
+    }
+    rounds = ", ".join(f"{shape['rounds']} ({name})" for name, shape in shapes.items())
+    lines += [
+        "",
+        f"{'; '.join(sorted(made_with))}; rounds: {rounds}. Before the timing, both steps updated from one rollout: the "
+        f"gradients of all weights differ by at most {worst['gradients']:.0e} (relative norm; equal in float64, see the "
+        f"tests), the advantages by {worst['advantages']:.0e} nats. *Images encoded* counts calls of the captioner's own "
+        "tower with a hook on its embeddings. `blip-base` (ViT-B/16, 224 px) and `clipcap` (CLIP ViT-B/32, 10 prefix "
+        "vectors, GPT-2 small) have random weights, and captions of one length, the end token being forbidden; their "
+        "scorer has the shape of CLIP ViT-B/32. `scenes` is the shipped captioner of 0.9 M weights, with captions as "
+        "long as it likes: there the calls cost more than the arithmetic.",
+    ]
+    return "\n".join(lines)
