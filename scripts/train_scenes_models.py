@@ -4,6 +4,7 @@
     python scripts/train_scenes_models.py scorer --name clip-judge --seed 2
     python scripts/train_scenes_models.py language-model --seed 3
     python scripts/train_scenes_models.py captioner --seed 4
+    python scripts/train_scenes_models.py clipcap --seed 5
     python scripts/train_scenes_models.py measure --name blip-mle
 
 A contrastive loss alone learns this world slowly, so every vision tower first learns the facts with linear heads that
@@ -43,6 +44,7 @@ from transformers import (
 from hf_captionrl.captioners import load_captioner
 from hf_captionrl.metrics import caption_perplexity
 from hf_captionrl.metrics.suites import smile_suite
+from hf_captionrl.models.clipcap import ClipCapConfig, ClipCapForConditionalGeneration, ClipCapProcessor
 from hf_captionrl.retrieval import load_scorer
 from hf_captionrl.scenes import BAG_SIZES, bags, check, load_scenes
 from hf_captionrl.scenes.grammar import ANNOTATORS, Annotator, annotate, full_caption
@@ -418,6 +420,93 @@ def train_captioner(name: str, seed: int, fact_steps: int, steps: int) -> dict[s
     return log
 
 
+def train_clipcap(name: str, seed: int, tower: str, steps: int) -> dict[str, Any]:
+    """Train a tiny ClipCap: the image tower of a scorer, frozen, then maximum likelihood on fresh scenes.
+
+    As in DiscriTune, the embedding that the captions are made of is that of the scorer which rewards later.
+
+    Args:
+        name (`str`): Folder under `CHECKPOINTS`.
+        seed (`int`): Seed of weights and data.
+        tower (`str`): Folder of the scorer.
+        steps (`int`): Updates of mapper and language model with 64 captions each.
+
+    Returns:
+        `dict`: The log of the run.
+    """
+    torch.manual_seed(seed)
+    tokenizer = make_tokenizer(48, bos_token="[CLS]", eos_token="[SEP]")
+    scorer = CLIPModel.from_pretrained(CHECKPOINTS / tower)
+    vision_config = scorer.config.vision_config
+    vision_config.projection_dim = scorer.config.projection_dim
+    config = ClipCapConfig(
+        vision_config,
+        GPT2Config(
+            vocab_size=len(tokenizer),
+            n_positions=52,
+            n_embd=HIDDEN,
+            n_layer=3,
+            n_head=HEADS,
+            n_inner=MLP,
+            resid_pdrop=0.0,
+            embd_pdrop=0.0,
+            attn_pdrop=0.0,
+            bos_token_id=tokenizer.cls_token_id,
+            eos_token_id=tokenizer.sep_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+        ),
+        prefix_length=5,
+        normalize_image_embeds=True,
+    )
+    model = ClipCapForConditionalGeneration(config)
+    encoder = model.vision_tower.encoder
+    encoder.vision_model.load_state_dict(scorer.vision_model.state_dict())
+    encoder.visual_projection.load_state_dict(scorer.visual_projection.state_dict())
+    model.vision_tower.requires_grad_(False)
+
+    rng = np.random.default_rng((seed, 3))
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=2e-3, weight_decay=0.05)
+    scheduler = one_cycle(optimizer, steps)
+    start = time.process_time()
+    losses: list[float] = []
+    for step in range(steps):
+        scenes = [sample_scene(rng) for _ in range(64)]
+        texts = [annotate(rng, s.facts, ANNOTATORS[rng.integers(len(ANNOTATORS))]) for s in scenes]
+        batch = tokenizer(texts, padding=True, return_tensors="pt")
+        labels = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)
+        loss = model(
+            pixel_values=to_pixels(scenes),
+            input_ids=batch["input_ids"],
+            attention_mask=batch["attention_mask"],
+            labels=labels,
+        ).loss
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        scheduler.step()
+        losses.append(loss.item())
+        if step % 100 == 0:
+            mean, seconds = np.mean(losses[-100:]), time.process_time() - start
+            print(f"clipcap {step:5d} loss {mean:.3f} cpu_s {seconds:.0f}", flush=True)
+    image_processor = CLIPImageProcessor(
+        size={"height": IMAGE_SIZE, "width": IMAGE_SIZE}, do_center_crop=False, image_mean=MEAN, image_std=STD
+    )
+    folder = CHECKPOINTS / name
+    model.requires_grad_(True)
+    model.save_pretrained(folder)
+    ClipCapProcessor(image_processor, tokenizer).save_pretrained(folder)
+    return {
+        "stage": "clipcap",
+        "name": name,
+        "seed": seed,
+        "tower": tower,
+        "steps": steps,
+        "last_loss": round(float(np.mean(losses[-100:])), 4),
+        "mle_cpu_s": round(time.process_time() - start),
+    }
+
+
 def measure(name: str) -> dict[str, float]:
     """What a shipped model reaches on the test split.
 
@@ -431,7 +520,7 @@ def measure(name: str) -> dict[str, float]:
     folder = str(CHECKPOINTS / name)
     full = list(test["full_caption"])
     references = [row[2] for row in test["captions"]]
-    if name.startswith("clip"):
+    if name.startswith("clip-"):
         scorer = load_scorer(folder)
         images = scorer.image_features(list(test["image"]))
         numbers: dict[str, float] = {}
@@ -514,7 +603,7 @@ def append_log(entry: dict[str, Any]) -> None:
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("stage", choices=["scorer", "language-model", "captioner", "measure"])
+    parser.add_argument("stage", choices=["scorer", "language-model", "captioner", "clipcap", "measure"])
     parser.add_argument("--name")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--fact_steps", type=int, default=2500)
@@ -533,6 +622,8 @@ def main() -> None:
         log = train_scorer(args.name, args.seed, args.fact_steps, args.steps or 1500)
     elif args.stage == "captioner":
         log = train_captioner(args.name or "blip-mle", args.seed, args.fact_steps, args.steps or 5000)
+    elif args.stage == "clipcap":
+        log = train_clipcap(args.name or "clipcap-mle", args.seed, "clip-reward", args.steps or 2000)
     else:
         log = train_language_model(args.name or "gpt2-perplexity", args.seed, args.steps or 600)
     log["command"] = "python scripts/train_scenes_models.py " + " ".join(sys.argv[1:])

@@ -107,7 +107,11 @@ def test_every_part_of_the_contract_is_there():
         ({"first_token": "smile"}, ["The first word, too"], ["whole vocabulary, so"]),
         ({"mle_weight": 1.0}, ["Maximum likelihood"], ["V_D", "lambda"]),
         ({"objective": "mle"}, ["Maximum likelihood"], ["V_D", "lambda"]),
-        ({"objective": "self_retrieval", "reward": "Found by *X*."}, ["REINFORCE", r"Found by \*X"], ["V_D", "lambda"]),
+        (
+            {"objective": "self_retrieval", "reward": "Found by *X*."},
+            ["REINFORCE", r"Found by \*X"],
+            ["V_D", "lambda"],
+        ),
         ({"objective": "sle", "reward": "CIDEr-D and distance."}, ["REINFORCE", "CIDEr-D and distance"], ["V_D"]),
     ],
 )

@@ -20,6 +20,7 @@ from transformers import (
     BlipImageProcessor,
     BlipProcessor,
     CLIPImageProcessor,
+    CLIPVisionConfig,
     GitConfig,
     GitForCausalLM,
     GitProcessor,
@@ -32,12 +33,13 @@ from transformers import (
 )
 
 from hf_captionrl.captioners import Captioner, ProcessorPair, load_captioner
+from hf_captionrl.models.clipcap import ClipCapConfig, ClipCapForConditionalGeneration, ClipCapProcessor
 
 WORDS = (
     "a an the of picture photo is on in with and two three red green blue yellow small large cat dog bird tree house "
     "left right above below near ball car boat fish apple pig whale bus"
 ).split()
-FAMILIES = ("blip", "git", "vit-gpt2", "vit-bert")
+FAMILIES = ("blip", "git", "vit-gpt2", "vit-bert", "clipcap")
 HIDDEN, LAYERS, HEADS, IMAGE_SIZE, PATCH, POSITIONS = 32, 2, 4, 16, 8, 64
 _MEAN_STD: dict[str, Any] = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
 _SHARED: dict[str, Any] = {
@@ -191,9 +193,45 @@ def tiny_vit_bert(seed: int = 0, **ids: Any) -> tuple[Any, Any]:
     return _tiny_encoder_decoder(decoder, tokenizer, ids, seed)
 
 
+def tiny_clipcap(seed: int = 0, *, text: dict[str, Any] | None = None, **settings: Any) -> tuple[Any, Any]:
+    """CLIP + GPT-2 of another width; start, end and padding are one token, and there is a token for the full stop."""
+    torch.manual_seed(seed)
+    tokenizer = bpe_tokenizer()
+    end = tokenizer.eos_token_id
+    prefix_length = settings.setdefault("prefix_length", 3)
+    text_config = GPT2Config(
+        **{
+            "vocab_size": len(tokenizer),
+            "n_embd": 2 * HIDDEN,
+            "n_layer": LAYERS,
+            "n_head": HEADS,
+            "n_positions": POSITIONS + prefix_length - 1,
+            "resid_pdrop": 0.0,
+            "embd_pdrop": 0.0,
+            "attn_pdrop": 0.0,
+            "bos_token_id": end,
+            "eos_token_id": end,
+            "pad_token_id": end,
+            **(text or {}),
+        }
+    )
+    vision_config = CLIPVisionConfig(**_VISION, projection_dim=24)
+    config = ClipCapConfig(vision_config, text_config, **settings)
+    edge = {"shortest_edge": IMAGE_SIZE}
+    crop = {"height": IMAGE_SIZE, "width": IMAGE_SIZE}
+    image_processor = CLIPImageProcessor(size=edge, crop_size=crop, **_MEAN_STD)
+    return _spread(ClipCapForConditionalGeneration(config)), ClipCapProcessor(image_processor, tokenizer)
+
+
 def tiny_model(family: str, seed: int = 0) -> tuple[Any, Any]:
     """Model and processor of one of `FAMILIES`."""
-    builders = {"blip": tiny_blip, "git": tiny_git, "vit-gpt2": tiny_vit_gpt2, "vit-bert": tiny_vit_bert}
+    builders: dict[str, Any] = {
+        "blip": tiny_blip,
+        "git": tiny_git,
+        "vit-gpt2": tiny_vit_gpt2,
+        "vit-bert": tiny_vit_bert,
+        "clipcap": tiny_clipcap,
+    }
     return builders[family](seed)
 
 

@@ -3,6 +3,7 @@
 from hf_captionrl.captioners.auto import load_captioner, register
 from hf_captionrl.captioners.base import Captioner, GenerationOutput
 from hf_captionrl.captioners.blip import BlipCaptioner
+from hf_captionrl.captioners.clipcap import ClipCapCaptioner
 from hf_captionrl.captioners.encoder_decoder import EncoderDecoderCaptioner
 from hf_captionrl.captioners.git import GitCaptioner
 from hf_captionrl.captioners.head import HeadInputs, HeadObjective, HeadOutput, LogProbsObjective, mean_cross_entropy
@@ -11,6 +12,7 @@ from hf_captionrl.captioners.saving import ProcessorPair
 __all__ = [
     "BlipCaptioner",
     "Captioner",
+    "ClipCapCaptioner",
     "EncoderDecoderCaptioner",
     "GenerationOutput",
     "GitCaptioner",

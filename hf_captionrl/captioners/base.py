@@ -346,7 +346,7 @@ class Captioner(Encoding, Adapting, Saving):
         finally:
             for module in training:
                 module.training = True
-        mask, ended = completion_mask(ids, end_id=self.eos_token_id, pad_id=self.pad_token_id)
+        mask, ended = completion_mask(ids, end_ids=self.end_token_ids, pad_id=self.pad_token_id)
         return GenerationOutput(ids=ids, captions=self.decode(ids, mask), ended=ended, mask=mask)
 
     def _write(self, pixel_values: Tensor | None, image_features: Tensor | None, settings: dict[str, Any]) -> Tensor:
@@ -355,7 +355,7 @@ class Captioner(Encoding, Adapting, Saving):
         features = features.to(self.device, dtype)  # (B, M, D)
         before = self.prompt_ids()
         prompt_ids = torch.tensor([before], device=self.device).repeat(features.size(0), 1)  # (B, P)
-        settings = {"eos_token_id": self.eos_token_id, "pad_token_id": self.pad_token_id, **settings}
+        settings = {"eos_token_id": list(self.end_token_ids), "pad_token_id": self.pad_token_id, **settings}
         settings["max_new_tokens"] = min(settings["max_new_tokens"], self.max_text_tokens - len(before))
         if is_sharded(self.model):
             # Every process must go on for as long as one of them writes, or its weights are gathered by no one.

@@ -31,6 +31,11 @@ class Encoding:
         """Longest text in tokens that the model has positions for."""
         raise NotImplementedError
 
+    @property
+    def end_token_ids(self) -> tuple[int, ...]:
+        """What ends a caption that is written; the first of them, `eos_token_id`, ends a caption of the data."""
+        return (self.eos_token_id,)
+
     def prompt_ids(self) -> list[int]:
         """What stands before every caption.
 
@@ -86,7 +91,7 @@ class Encoding:
             `dict`: `input_ids`, `attention_mask`, `labels`, on the device of `ids`.
         """
         if mask is None:
-            mask, _ = completion_mask(ids, end_id=self.eos_token_id, pad_id=self.pad_token_id)
+            mask, _ = completion_mask(ids, end_ids=self.end_token_ids, pad_id=self.pad_token_id)
         before = self.prompt_ids()
         rows = [before + row[keep].tolist() for row, keep in zip(ids, mask, strict=True)]
         batch = pad_rows(rows, ignored=len(before), pad_id=self.pad_token_id)
@@ -146,6 +151,6 @@ class Encoding:
             `list[str]`: Without special tokens, stripped.
         """
         if mask is None:
-            mask, _ = completion_mask(ids, end_id=self.eos_token_id, pad_id=self.pad_token_id)
+            mask, _ = completion_mask(ids, end_ids=self.end_token_ids, pad_id=self.pad_token_id)
         rows = [row[keep].tolist() for row, keep in zip(ids, mask, strict=True)]
         return [self.tokenizer.decode(row, skip_special_tokens=True).strip() for row in rows]

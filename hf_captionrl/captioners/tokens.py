@@ -119,20 +119,20 @@ def pad_rows(rows: Sequence[Sequence[int]], *, ignored: int, pad_id: int) -> dic
     return {"input_ids": input_ids, "attention_mask": attention_mask, "labels": labels}
 
 
-def completion_mask(ids: Tensor, *, end_id: int, pad_id: int) -> tuple[Tensor, Tensor]:
+def completion_mask(ids: Tensor, *, end_ids: Sequence[int], pad_id: int) -> tuple[Tensor, Tensor]:
     """Which generated tokens belong to the caption, and which captions ended by themselves.
 
     Args:
         ids (`torch.Tensor` of shape `(B, T)`): Generated ids, without prompt.
-        end_id (`int`): Ends a caption.
-        pad_id (`int`): Fills rows that ended early; may be equal to `end_id`.
+        end_ids (`Sequence[int]`): Each of them ends a caption.
+        pad_id (`int`): Fills rows that ended early; may be one of `end_ids`.
 
     Returns:
         `tuple`: A mask `(B, T)`, true up to and including the first end token, and `(B,)`, true where there is one.
     """
-    is_end = ids == end_id  # (B, T)
+    is_end = torch.isin(ids, torch.tensor(list(end_ids), device=ids.device))  # (B, T)
     mask = is_end.cumsum(1) - is_end.long() == 0
-    if pad_id != end_id:
+    if pad_id not in end_ids:
         # A row stopped by something else than its end token is padded too.
         mask &= ((ids != pad_id).flip(1).cumsum(1) > 0).flip(1)
     return mask, is_end.any(1)

@@ -11,6 +11,7 @@ PREFIX = "scenes:"
 
 MODELS: dict[str, str] = {
     "blip-mle": "Captioner after maximum likelihood: generic and right.",
+    "clipcap-mle": "ClipCap after maximum likelihood, on the frozen image tower of clip-reward.",
     "clip-reward": "Scorer that rewards, and that selects checkpoints.",
     "clip-judge": "Scorer of another seed that judges; nothing is ever trained against it.",
     "gpt2-perplexity": "Language model that judges fluency.",

@@ -34,6 +34,7 @@ LAYERS = (
     "ViTLayer",
     "BlipEncoderLayer",
     "GitVisionEncoderLayer",
+    "CLIPEncoderLayer",
 )
 
 

@@ -17,6 +17,7 @@ HEADS = {
     "git": "output",
     "vit-gpt2": "decoder.lm_head",
     "vit-bert": "decoder.cls.predictions.decoder",
+    "clipcap": "language_model.lm_head",
 }
 
 

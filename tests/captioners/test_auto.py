@@ -17,6 +17,7 @@ from transformers import (
 
 from hf_captionrl.captioners import (
     BlipCaptioner,
+    ClipCapCaptioner,
     EncoderDecoderCaptioner,
     GitCaptioner,
     ProcessorPair,
@@ -31,6 +32,7 @@ CLASSES = {
     "git": GitCaptioner,
     "vit-gpt2": EncoderDecoderCaptioner,
     "vit-bert": EncoderDecoderCaptioner,
+    "clipcap": ClipCapCaptioner,
 }
 
 

@@ -78,10 +78,10 @@ def test_first_token_shifting_fits_every_family(family):
 
 def test_completion_mask():
     ids = torch.tensor([[7, 3, 0, 0], [7, 8, 9, 8], [3, 0, 0, 0], [7, 8, 0, 0], [7, 0, 8, 3]])
-    mask, ended = completion_mask(ids, end_id=3, pad_id=0)
+    mask, ended = completion_mask(ids, end_ids=[3], pad_id=0)
     expected = [[1, 1, 0, 0], [1, 1, 1, 1], [1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 1]]
     assert mask.long().tolist() == expected
     assert ended.tolist() == [True, False, True, False, True]
-    mask, ended = completion_mask(torch.tensor([[7, 5, 5], [7, 7, 7]]), end_id=5, pad_id=5)
+    mask, ended = completion_mask(torch.tensor([[7, 5, 5], [7, 7, 7]]), end_ids=[5], pad_id=5)
     assert mask.long().tolist() == [[1, 1, 0], [1, 1, 1]]
     assert ended.tolist() == [True, False]

@@ -86,7 +86,7 @@ def test_any_split_into_micro_batches_gives_one_gradient(tmp_path, scenes, whole
     assert largest_difference(split, whole_batch) < 1e-6
 
 
-@pytest.mark.parametrize("family", ["git", "vit-gpt2", "vit-bert"])
+@pytest.mark.parametrize("family", ["git", "vit-gpt2", "vit-bert", "clipcap"])
 def test_other_families_split_alike(tmp_path, scenes, family):
     settings = {"learning_rate": 1.0, "freeze_image_tower": False}
     before = dict(tiny_captioner(family).model.named_parameters())

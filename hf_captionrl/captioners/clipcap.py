@@ -1,0 +1,71 @@
+"""ClipCap."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from hf_captionrl.captioners.auto import register
+from hf_captionrl.captioners.base import Captioner
+from hf_captionrl.models.clipcap.processing_clipcap import ClipCapProcessor
+
+__all__ = ["ClipCapCaptioner"]
+
+
+@register
+class ClipCapCaptioner(Captioner):
+    """ClipCap (`ClipCapForConditionalGeneration`): the language model continues a prefix made of the image embedding.
+
+    Its image features are the image embedding, `(B, 1, D)`. With `stop_at_period` in its configuration (or
+    `load_captioner(name, stop_at_period=True)`) a caption ends with the first token that contains a full stop, which
+    then is its end token: in training, where every caption gets a `"."` for an end, in writing, and in scoring.
+    """
+
+    family = "clipcap"
+    model_types = ("clipcap",)
+    vision_path = "vision_tower"
+    connector_paths = ("mapper",)
+    # NDLB's SR-L and SR-V, whichever the language model.
+    language_lora = r"language_model\..*\.(c_attn|c_proj|[qkvo]_proj|out_proj|down_proj|fc2)"
+    vision_lora = r"vision_tower\..*\.([qkv]_proj|fc1|fc2)"
+
+    @property
+    def end_token_ids(self) -> tuple[int, ...]:
+        config = self.base_model.config
+        if not config.stop_at_period:
+            return (self.eos_token_id,)
+        return tuple(dict.fromkeys([*config.period_token_ids, self.language_end_id]))
+
+    @property
+    def max_text_tokens(self) -> int:
+        # The prefix stands in the place of one token, the start token.
+        return super().max_text_tokens - self.base_model.config.prefix_length + 1
+
+    def special_token_ids(self) -> tuple[int, int, int]:
+        config, tokenizer = self.base_model.config, self.tokenizer
+        text, generation = config.text_config, self.base_model.generation_config
+
+        def known(name: str) -> int | None:
+            values = (getattr(generation, name), getattr(text, name), getattr(tokenizer, name))
+            return next((v[0] if isinstance(v, (list, tuple)) else v for v in values if v is not None), None)
+
+        start, end = known("bos_token_id"), known("eos_token_id")
+        pad = known("pad_token_id")
+        start, end, pad = self.require_ids(end if start is None else start, end, end if pad is None else pad)
+        self.language_end_id = end
+        if config.stop_at_period:
+            pair = ClipCapProcessor(self.image_processor, tokenizer)
+            config.period_token_ids = pair.period_token_ids()
+            end = config.period_token_ids[0]
+        return start, end, pad
+
+    def encode_captions(self, captions: Sequence[str], *, max_length: int = 40) -> dict[str, Tensor]:
+        if self.base_model.config.stop_at_period:  # the end token is the full stop
+            captions = [c.rstrip().rstrip(".") or c if isinstance(c, str) else c for c in captions]
+        return super().encode_captions(captions, max_length=max_length)
+
+    @classmethod
+    def softcap(cls, model: Any) -> float | None:
+        return getattr(model.config.text_config, "final_logit_softcapping", None)

@@ -1,0 +1,88 @@
+"""Configuration of ClipCap."""
+
+# This file is also copied beside checkpoints (scripts/export_clipcap_remote.py): it imports nothing of the package
+# but its neighbours, and those relatively.
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers.configuration_utils import PreTrainedConfig
+from transformers.models.auto.configuration_auto import AutoConfig
+
+__all__ = ["ClipCapConfig"]
+
+
+def _sub_config(given: Any, model_type: str) -> Any:
+    if given is None:
+        return AutoConfig.for_model(model_type)
+    if isinstance(given, dict):
+        return AutoConfig.for_model(**{"model_type": model_type, **given})
+    return given
+
+
+class ClipCapConfig(PreTrainedConfig):
+    """Configuration of [`ClipCapForConditionalGeneration`].
+
+    Reference: Mokady et al. 2021, "ClipCap: CLIP Prefix for Image Captioning", and its published code.
+
+    Args:
+        vision_config (`PreTrainedConfig` or `dict`, *optional*): Image tower: CLIP's, SigLIP's, or any other that has a
+            pooled output. By default CLIP ViT-B/32.
+        text_config (`PreTrainedConfig` or `dict`, *optional*): Any causal language model. By default GPT-2.
+        prefix_length (`int`): Vectors in front of the caption.
+        mapping_type (`str`): `"mlp"` or `"transformer"`.
+        clip_length (`int`): Vectors that the transformer mapper makes of the image embedding.
+        num_mapper_layers (`int`): Layers of the transformer mapper.
+        num_mapper_heads (`int`): Attention heads in each of them.
+        normalize_image_embeds (`bool`): Scale image embeddings to unit length, the published code's
+            `--normalize_prefix`.
+        stop_at_period (`bool`): Captions end at the first token that contains a full stop, which they were trained to
+            end with; without it they end with the language model's end token.
+        period_token_ids (`list[int]`, *optional*): Ids of the tokens that contain a full stop, that of `"."` first. A
+            captioner fills them in from its tokenizer.
+        kwargs (`Any`): For `PreTrainedConfig`.
+
+    Raises:
+        ValueError: If `mapping_type` is neither, or a length is not positive.
+    """
+
+    model_type = "clipcap"
+    sub_configs = {"vision_config": AutoConfig, "text_config": AutoConfig}  # noqa: RUF012
+
+    def __init__(
+        self,
+        vision_config: Any = None,
+        text_config: Any = None,
+        prefix_length: int = 10,
+        mapping_type: str = "mlp",
+        clip_length: int = 10,
+        num_mapper_layers: int = 8,
+        num_mapper_heads: int = 8,
+        normalize_image_embeds: bool = False,
+        stop_at_period: bool = False,
+        period_token_ids: list[int] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if mapping_type not in ("mlp", "transformer"):
+            raise ValueError(f"mapping_type is {mapping_type!r}. Use 'mlp' or 'transformer'.")
+        if prefix_length < 1 or clip_length < 1:
+            raise ValueError(f"prefix_length ({prefix_length}) and clip_length ({clip_length}) must be at least 1.")
+        self.vision_config = _sub_config(vision_config, "clip_vision_model")
+        self.text_config = _sub_config(text_config, "gpt2")
+        self.prefix_length = prefix_length
+        self.mapping_type = mapping_type
+        self.clip_length = clip_length
+        self.num_mapper_layers = num_mapper_layers
+        self.num_mapper_heads = num_mapper_heads
+        self.normalize_image_embeds = normalize_image_embeds
+        self.stop_at_period = stop_at_period
+        self.period_token_ids = period_token_ids
+        super().__init__(**kwargs)
+
+    @property
+    def image_embed_dim(self) -> int:
+        """Length of the image embedding: of CLIP's projection, of the pooled output elsewhere."""
+        if self.vision_config.model_type == "clip_vision_model":
+            return self.vision_config.projection_dim
+        return self.vision_config.hidden_size

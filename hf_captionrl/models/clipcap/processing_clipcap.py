@@ -1,0 +1,75 @@
+"""Processor of ClipCap: an image processor and a tokenizer."""
+
+# This file is also copied beside checkpoints (scripts/export_clipcap_remote.py): it imports nothing of the package
+# but its neighbours, and those relatively.
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers.feature_extraction_utils import BatchFeature
+from transformers.processing_utils import ProcessorMixin
+
+__all__ = ["ClipCapProcessor"]
+
+
+class ClipCapProcessor(ProcessorMixin):
+    """Prepares images and captions for [`ClipCapForConditionalGeneration`].
+
+    Args:
+        image_processor: The image tower's.
+        tokenizer: The language model's.
+        kwargs (`Any`): For `ProcessorMixin`.
+    """
+
+    def __init__(self, image_processor: Any = None, tokenizer: Any = None, **kwargs: Any) -> None:
+        super().__init__(image_processor, tokenizer, **kwargs)
+
+    def __call__(
+        self, images: Any = None, text: Any = None, *, return_tensors: str | None = None, **kwargs: Any
+    ) -> BatchFeature:
+        """Images as `pixel_values`, texts as `input_ids` that begin with the start token, the image's place.
+
+        Args:
+            images (`PIL.Image.Image` or a list, *optional*): Images.
+            text (`str` or `list[str]`, *optional*): Captions or beginnings of them.
+            return_tensors (`str`, *optional*): `"pt"` for tensors.
+            kwargs (`Any`): For the tokenizer: `padding`, `truncation`, `max_length`.
+
+        Returns:
+            `BatchFeature`: What the model takes.
+
+        Raises:
+            ValueError: If there is neither image nor text, or the tokenizer has no start token.
+        """
+        if images is None and text is None:
+            raise ValueError("Give images, text, or both.")
+        data: dict[str, Any] = {}
+        if text is not None:
+            start = self.tokenizer.bos_token
+            if start is None:
+                raise ValueError("The tokenizer has no start token. Set tokenizer.bos_token.")
+            texts = start + text if isinstance(text, str) else [start + one for one in text]
+            encoded = self.tokenizer(texts, add_special_tokens=False, return_tensors=return_tensors, **kwargs)
+            data |= {name: encoded[name] for name in ("input_ids", "attention_mask")}
+        if images is not None:
+            data["pixel_values"] = self.image_processor(images=images, return_tensors=return_tensors)["pixel_values"]
+        return BatchFeature(data)
+
+    def period_token_ids(self) -> list[int]:
+        """Tokens at which a caption stops under `stop_at_period`.
+
+        Returns:
+            `list[int]`: Ids of the tokens that contain a full stop, that of `"."` first.
+
+        Raises:
+            ValueError: If the tokenizer has no token for a full stop.
+        """
+        special = set(self.tokenizer.all_special_ids)
+        ids = sorted(i for token, i in self.tokenizer.get_vocab().items() if "." in token and i not in special)
+        first = self.tokenizer(".", add_special_tokens=False).input_ids
+        if len(first) != 1 or first[0] not in ids:
+            raise ValueError(
+                "The tokenizer has no token for a full stop, so captions cannot stop at one. Set stop_at_period to False."
+            )
+        return [first[0], *(i for i in ids if i != first[0])]

@@ -1,0 +1,84 @@
+"""Makes the Auto classes of transformers know our models, without importing transformers for it.
+
+`import hf_captionrl` must stay fast, and a model class cannot be registered without importing torch. So each of the
+modules in which an Auto class lives is waited for: once it has been imported, by whomever, our class is registered
+with it. Where it has been imported before, that happens at once.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec, PathFinder
+from typing import Any
+
+__all__ = ["register_on_import"]
+
+
+def _register_config() -> None:
+    from transformers import AutoConfig
+
+    from hf_captionrl.models.clipcap.configuration_clipcap import ClipCapConfig
+
+    AutoConfig.register(ClipCapConfig.model_type, ClipCapConfig, exist_ok=True)
+
+
+def _register_model() -> None:
+    from transformers import AutoModelForImageTextToText
+
+    from hf_captionrl.models.clipcap.configuration_clipcap import ClipCapConfig
+    from hf_captionrl.models.clipcap.modeling_clipcap import ClipCapForConditionalGeneration
+
+    AutoModelForImageTextToText.register(ClipCapConfig, ClipCapForConditionalGeneration, exist_ok=True)
+
+
+def _register_processor() -> None:
+    from transformers import AutoProcessor
+
+    from hf_captionrl.models.clipcap.configuration_clipcap import ClipCapConfig
+    from hf_captionrl.models.clipcap.processing_clipcap import ClipCapProcessor
+
+    AutoProcessor.register(ClipCapConfig, ClipCapProcessor, exist_ok=True)
+
+
+_REGISTER = {
+    "transformers.models.auto.configuration_auto": _register_config,
+    "transformers.models.auto.modeling_auto": _register_model,
+    "transformers.models.auto.processing_auto": _register_processor,
+}
+"""Modules of transformers, and what is to be done once they have been imported."""
+
+
+class _AfterImport:
+    """A finder that finds each module where Python would, and lets its loader register when it is done."""
+
+    @staticmethod
+    def find_spec(name: str, path: Sequence[str] | None = None, target: Any = None) -> ModuleSpec | None:
+        if name not in _REGISTER:
+            return None
+        spec = PathFinder.find_spec(name, path, target)
+        if spec is None or spec.loader is None:
+            return spec
+        loader: Any = spec.loader
+        execute = loader.exec_module
+
+        def exec_module(module: Any) -> None:
+            execute(module)
+            del loader.exec_module
+            _REGISTER[name]()
+
+        loader.exec_module = exec_module
+        return spec
+
+
+def register_on_import() -> None:
+    """What `import hf_captionrl` calls: register with the Auto classes, now or as soon as they are imported."""
+    if not any(finder is _AfterImport for finder in sys.meta_path):
+        sys.meta_path.insert(0, _AfterImport)
+    for name, register in _REGISTER.items():
+        module = sys.modules.get(name)
+        if module is not None:
+            # Another thread may be in the middle of it.
+            importlib.import_module(name)
+            register()

@@ -1,0 +1,211 @@
+"""Train a ClipCap from a pretrained image tower and a pretrained language model, by maximum likelihood.
+
+It is where DiscriTune and "No Detail Left Behind" begin: the image tower is frozen, mapper and language model are
+trained. Without arguments, on the embedded world (minutes on 2 CPU cores, no network):
+
+    accelerate launch recipes/mle_clipcap.py
+
+With the settings of "No Detail Left Behind", Table 11, on COCO:
+
+    accelerate launch recipes/mle_clipcap.py --config recipes/configs/mle_clipcap/coco.yaml \
+        --dataset_name dataset_coco.json --image_root coco/images
+
+What it writes to `model/` is what `recipes/self_retrieval_clipcap.py --model_name_or_path` takes.
+
+Sources: Mokady et al. 2021, "ClipCap: CLIP Prefix for Image Captioning"; "No Detail Left Behind: Revisiting
+Self-Retrieval for Fine-Grained Image Captioning", Appendix C.3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from transformers import set_seed
+from transformers.trainer_utils import get_last_checkpoint
+
+from hf_captionrl.captioners import Captioner, load_captioner
+from hf_captionrl.models.clipcap.assembly import assemble
+from hf_captionrl.recipe import (
+    Comparison,
+    DataArguments,
+    EvaluationArguments,
+    Evaluator,
+    ModelArguments,
+    finish,
+    load_data,
+    optional_scorer,
+    parse_arguments,
+    resumes,
+)
+from hf_captionrl.scenes.models import PREFIX, model_path
+from hf_captionrl.trainers import SmileConfig, SmileTrainer
+
+__all__ = ["main", "parse_args"]
+
+CONFIGS = Path(__file__).parent / "configs" / "mle_clipcap"
+ROW = "MLE"
+
+
+@dataclass
+class ClipCapArguments(ModelArguments):
+    """What the ClipCap is made of."""
+
+    model_name_or_path: str = field(
+        default="", metadata={"help": "A ClipCap to go on from. Empty: a new one, made of the two models below."}
+    )
+    vision_model: str = field(
+        default="openai/clip-vit-base-patch32",
+        metadata={"help": "Image tower: CLIP, SigLIP or the like, or a shipped scorer (scenes:clip-reward)."},
+    )
+    language_model: str = field(
+        default="openai-community/gpt2", metadata={"help": "Causal language model, with its tokenizer."}
+    )
+    fresh_language_model: bool = field(
+        default=False, metadata={"help": "Take only shape and tokenizer of the language model, not its weights."}
+    )
+    prefix_length: int = field(default=10, metadata={"help": "Vectors in front of a caption."})
+    mapping_type: str = field(default="mlp", metadata={"help": "'mlp' or 'transformer'."})
+    clip_length: int = field(default=10, metadata={"help": "Vectors of the image in the transformer mapper."})
+    num_mapper_layers: int = field(default=8, metadata={"help": "Layers of the transformer mapper."})
+    normalize_image_embeds: bool = field(default=False, metadata={"help": "Scale image embeddings to unit length."})
+    stop_at_period: bool = field(
+        default=False, metadata={"help": "Captions end with a full stop, as the papers', instead of an end token."}
+    )
+
+    def load(self, prompt: str | None = None) -> Captioner:
+        """Load or make the captioner.
+
+        Args:
+            prompt: Text that every caption continues.
+
+        Returns:
+            [`Captioner`]: The captioner.
+        """
+        if self.model_name_or_path:
+            return super().load(prompt)
+        model, processor = assemble(
+            model_path(self.vision_model),
+            model_path(self.language_model),
+            fresh_language_model=self.fresh_language_model,
+            prefix_length=self.prefix_length,
+            mapping_type=self.mapping_type,
+            clip_length=self.clip_length,
+            num_mapper_layers=self.num_mapper_layers,
+            normalize_image_embeds=self.normalize_image_embeds,
+            stop_at_period=self.stop_at_period,
+        )
+        return load_captioner(model, processor=processor, prompt=prompt or "")
+
+    @property
+    def base(self) -> ModelArguments:
+        """What the model card names: the language model, the larger part of what is trained."""
+        return ModelArguments(model_name_or_path=self.model_name_or_path or self.language_model)
+
+    @property
+    def public_name(self) -> str:
+        """Name of the base model for the model card: never a path of this machine."""
+        return self.base.public_name
+
+    @property
+    def license(self) -> str:
+        """Licence of the trained model, as the Hub writes it."""
+        shipped = all(n.startswith(PREFIX) for n in (self.vision_model, self.language_model))
+        return self.model_license or ("apache-2.0" if shipped and not self.model_name_or_path else self.base.license)
+
+
+@dataclass
+class MleClipCapConfig(SmileConfig):
+    """[`SmileConfig`] at lambda = 1 with the settings of "No Detail Left Behind", Table 11."""
+
+    output_dir: str | None = field(default="outputs/mle_clipcap", metadata={"help": "Where everything is written."})
+    mle_weight: float = field(default=1.0, metadata={"help": "1: maximum likelihood."})
+    learning_rate: float = field(default=2e-5, metadata={"help": "Peak learning rate."})
+    lr_scheduler_type: str = field(default="linear", metadata={"help": "Learning rate schedule."})
+    weight_decay: float = field(default=0.0, metadata={"help": "AdamW weight decay; the paper names none."})
+    max_steps: int = field(default=30_000, metadata={"help": "Updates."})
+    warmup_steps: float = field(default=1_000, metadata={"help": "Of them, warm-up."})
+    per_device_train_batch_size: int = field(default=40, metadata={"help": "Captions a device and step."})
+    freeze_image_tower: bool = field(default=True, metadata={"help": "Do not train the image tower."})
+    cache_image_features: bool = field(default=True, metadata={"help": "Encode each image once for the whole run."})
+    generation_num_beams: int = field(default=5, metadata={"help": "Beams when captions are generated to evaluate."})
+    # DiscriTune's 40 tokens, less the 10 of the prefix.
+    generation_max_new_tokens: int = field(default=30, metadata={"help": "Longest caption generated to evaluate."})
+
+
+def parse_args(argv: Sequence[str] | None = None) -> tuple[Any, ...]:
+    """Parse the command line.
+
+    Args:
+        argv: Arguments without the program's name; None for `sys.argv`.
+
+    Returns:
+        Model, data, evaluation and trainer arguments.
+    """
+    types = (ClipCapArguments, DataArguments, EvaluationArguments, MleClipCapConfig)
+    return parse_arguments(types, argv, default_config=CONFIGS / "scenes.yaml")
+
+
+def main(argv: Sequence[str] | None = None) -> Path:
+    """Run the recipe.
+
+    Args:
+        argv: Arguments without the program's name; None for `sys.argv`.
+
+    Returns:
+        `pathlib.Path`: results.json.
+
+    Raises:
+        ValueError: If arguments contradict each other, or the data are not fit for training.
+    """
+    arguments = parse_args(argv)
+    model_args, data_args, eval_args, config = arguments
+    eval_args.resolve(data_args.dataset_name)
+    output_dir = Path(config.output_dir)
+    # The card needs the table: the recipe pushes at the end, the Trainer never.
+    push, config.push_to_hub = config.push_to_hub, False
+    if push and eval_args.judge_name_or_path == "none":
+        raise ValueError(
+            "push_to_hub needs a judge: no card is written without retrieval numbers. Set judge_name_or_path."
+        )
+    checkpoint = get_last_checkpoint(str(output_dir / "model")) if resumes(config) else None
+    with config.main_process_first(local=False, desc="loading the data"):
+        splits = load_data(data_args, output_dir=output_dir, seed=config.seed)
+    evaluator = Evaluator.from_arguments(
+        splits["test"], eval_args, seed=config.seed, cache_dir=config.feature_cache_dir
+    )
+    config.output_dir = str(output_dir / "model")
+    set_seed(config.seed)  # the mapper is drawn now
+    trainer = SmileTrainer(
+        model_args.load(config.prompt),
+        config,
+        train_dataset=splits["train"],
+        eval_dataset=splits["validation"],
+        scorer=optional_scorer(eval_args.scorer_name_or_path),
+        peft_config=model_args.peft_config,
+    )
+    trainer.train(resume_from_checkpoint=checkpoint)
+    trainer.save_model()
+    config.output_dir = str(output_dir)
+    captions = trainer.generate_captions(splits["test"])
+    evaluated = [entry for entry in trainer.state.log_history if "eval_length" in entry]
+    history = [
+        {"epoch": e["epoch"], "length": e["eval_length"], "recall_at_1": e.get("eval_recall_at_1")} for e in evaluated
+    ]
+    if not trainer.is_world_process_zero():
+        return output_dir / "results.json"
+    result = Comparison(
+        rows=[evaluator.row(ROW, captions), evaluator.reference_row()[0]],
+        captions={ROW: captions},
+        histories={ROW: history},
+        captioner=trainer.captioner,
+        main=ROW,
+    )
+    objective = {"objective": "mle", "mle_weight": 1.0, "first_token": "mle"}
+    return finish(result, evaluator, arguments, splits, title="ClipCap, MLE", push=push, objective=objective)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,85 @@
+"""The recipe from the command line's arguments to every file it promises, and its configs against the paper."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from transformers import set_seed
+
+from hf_captionrl.captioners import load_captioner
+from recipes import mle_clipcap as recipe
+
+CONFIGS = Path(recipe.__file__).parent / "configs" / "mle_clipcap"
+SHORT = [
+    *("--max_steps", "12", "--warmup_steps", "2", "--per_device_train_batch_size", "16", "--gallery_size", "4"),
+    *("--eval_steps", "6", "--per_device_eval_batch_size", "64", "--generation_max_new_tokens", "10"),
+    *("--max_train_images", "32", "--max_eval_images", "8", "--max_test_images", "105"),
+    *("--use_cpu", "--disable_tqdm", "true", "--logging_steps", "1"),
+]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run")
+    recipe.main(["--output_dir", str(folder / "out"), "--feature_cache_dir", str(folder / "cache"), *SHORT])
+    return folder
+
+
+def test_everything_is_written(run):
+    out = run / "out"
+    for name in ("results.md", "gallery.html", "curves.png", "model/README.md", "model/model.safetensors"):
+        assert (out / name).stat().st_size > 100, name
+    results = json.loads((out / "results.json").read_text())
+    assert [row["name"] for row in results["rows"]] == ["MLE", "references"]
+    assert results["config"]["ClipCapArguments"]["prefix_length"] == 5
+    assert results["rows"][0]["length"] > 0
+    card = (out / "model" / "README.md").read_text()
+    assert "hf-captionrl-scenes-gpt2-perplexity" in card
+    for text in (card, (out / "model" / "config.json").read_text()):
+        assert str(run) not in text
+        assert "checkpoints" not in text  # the folder of the parts it was made of
+
+
+def test_the_checkpoint_captions_and_can_be_gone_on_from(run):
+    captioner = load_captioner(str(run / "out" / "model"), dtype=torch.float32)
+    assert captioner.family == "clipcap"
+    image = Image.new("RGB", (72, 72), "white")
+    assert captioner.generate(pixel_values=captioner.encode_images([image])).captions[0]
+    arguments, *_ = recipe.parse_args(["--model_name_or_path", str(run / "out" / "model"), "--dataset_name", "scenes"])
+    again = arguments.load()
+    for left, right in zip(again.model.parameters(), captioner.model.parameters(), strict=True):
+        assert torch.equal(left, right)
+
+
+def test_mapper_and_language_model_learn_and_the_tower_does_not(run):
+    arguments, *_, config = recipe.parse_args(["--config", str(CONFIGS / "scenes.yaml")])
+    set_seed(config.seed)
+    before = dict(arguments.load().model.named_parameters())
+    after = dict(load_captioner(str(run / "out" / "model"), dtype=torch.float32).model.named_parameters())
+    same = {name for name in before if torch.equal(before[name], after[name])}
+    tower = {name for name in before if name.startswith("vision_tower.")}
+    assert tower
+    assert same == tower
+    start, end = (p["mapper.model.2.weight"].flatten() for p in (before, after))
+    assert torch.cosine_similarity(start, end, dim=0) > 0.8  # the seed gave both runs the same mapper to begin with
+
+
+@pytest.mark.parametrize("name", ["coco", "conceptual", "ndlb_table11"])
+def test_the_papers_settings(name):
+    arguments, _, _, config = recipe.parse_args(["--config", str(CONFIGS / f"{name}.yaml")])
+    assert (config.per_device_train_batch_size, config.learning_rate) == (40, 2e-5)
+    assert (config.max_steps, config.warmup_steps, config.lr_scheduler_type) == (30_000, 1_000, "linear")
+    assert config.mle_weight == 1.0
+    assert config.freeze_image_tower
+    assert (arguments.vision_model, arguments.language_model) == (
+        "openai/clip-vit-base-patch32",
+        "openai-community/gpt2",
+    )
+    assert (arguments.prefix_length, arguments.mapping_type, arguments.stop_at_period) == (10, "mlp", True)
+
+
+def test_a_push_without_a_judge_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="needs a judge"):
+        recipe.main(["--output_dir", str(tmp_path), "--push_to_hub", "true", "--judge_name_or_path", "none", *SHORT])
