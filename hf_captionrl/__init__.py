@@ -6,13 +6,20 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from hf_captionrl.evaluate_modules.shims import install_on_import
+from hf_captionrl.models.registration import register_on_import
 
 __version__ = "0.1.0"
 
 __all__ = [
     "CaptionConfig",
+    "CaptionRLConfig",
+    "CaptionRLTrainer",
     "CaptionTrainer",
     "Captioner",
+    "SLEConfig",
+    "SLETrainer",
+    "SelfRetrievalConfig",
+    "SelfRetrievalTrainer",
     "SmileConfig",
     "SmileTrainer",
     "__version__",
@@ -27,8 +34,14 @@ __all__ = [
 # Where each public name lives. Resolved on first use: importing the package must not import torch.
 _HOME = {
     "CaptionConfig": "trainers",
+    "CaptionRLConfig": "trainers",
+    "CaptionRLTrainer": "trainers",
     "CaptionTrainer": "trainers",
     "Captioner": "captioners",
+    "SLEConfig": "trainers",
+    "SLETrainer": "trainers",
+    "SelfRetrievalConfig": "trainers",
+    "SelfRetrievalTrainer": "trainers",
     "SmileConfig": "trainers",
     "SmileTrainer": "trainers",
     "fused_smile_loss": "losses",
@@ -45,11 +58,24 @@ if TYPE_CHECKING:
     from hf_captionrl.losses import fused_smile_loss, smile_loss
     from hf_captionrl.retrieval.scorer import load_scorer
     from hf_captionrl.scenes import load_scenes
-    from hf_captionrl.trainers import CaptionConfig, CaptionTrainer, SmileConfig, SmileTrainer
+    from hf_captionrl.trainers import (
+        CaptionConfig,
+        CaptionRLConfig,
+        CaptionRLTrainer,
+        CaptionTrainer,
+        SelfRetrievalConfig,
+        SelfRetrievalTrainer,
+        SLEConfig,
+        SLETrainer,
+        SmileConfig,
+        SmileTrainer,
+    )
 
 
 # Makes the literal evaluate.load("self_retrieval") work; CAPTIONRL_NO_INSTALL=1 turns it off.
 install_on_import()
+# Makes AutoModelForImageTextToText and its like know ClipCap.
+register_on_import()
 
 
 def __getattr__(name: str) -> Any:

@@ -20,6 +20,7 @@ import numpy as np
 
 from hf_captionrl.io import atomic_write_text, write_json
 from hf_captionrl.recipe.evaluation import REWARD_COLUMNS
+from hf_captionrl.recipe.samples import SAMPLE_COLUMNS
 from hf_captionrl.reports.table import COLUMNS, Column
 
 __all__ = ["aggregate", "main", "to_markdown"]
@@ -56,7 +57,10 @@ def aggregate(runs: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
 
 
 def to_markdown(
-    rows: list[dict[str, Any]], seeds: list[int], command: str, further: Sequence[Column] = REWARD_COLUMNS
+    rows: list[dict[str, Any]],
+    seeds: list[int],
+    command: str,
+    further: Sequence[Column] = (*REWARD_COLUMNS, *SAMPLE_COLUMNS),
 ) -> str:
     """The aggregated rows as a Markdown table.
 

@@ -13,7 +13,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
@@ -21,7 +21,7 @@ from PIL import Image
 
 from hf_captionrl.io import atomic_write_text
 
-__all__ = ["GalleryCaption", "GalleryItem", "mark_claims", "write_gallery"]
+__all__ = ["GalleryCaption", "GalleryItem", "content_hash", "embedded_image", "mark_claims", "write_gallery"]
 
 TEMPLATES = Path(__file__).parent / "templates"
 _MAX_SIDE = 512
@@ -174,8 +174,8 @@ def write_gallery(
         # Ours, not a caption's: the only two texts that are not escaped. Their hashes are all the policy allows.
         style=Markup(style),
         script=Markup(script),
-        style_hash=_content_hash(style),
-        script_hash=_content_hash(script),
+        style_hash=content_hash(style),
+        script_hash=content_hash(script),
     )
     return atomic_write_text(path, html)
 
@@ -215,16 +215,31 @@ def _card(item: GalleryItem, methods: dict[str, int], pixelated: bool | None) ->
                 "pool_size": caption.pool_size,
             }
         )
-    small = max(item.image.size) <= _PIXEL_ART_SIDE
     return {
         "image_id": item.image_id,
-        "source": _data_uri(item.image),
-        "width": item.image.width,
-        "height": item.image.height,
-        "pixelated": small if pixelated is None else pixelated,
+        **embedded_image(item.image, pixelated),
         "captions": captions,
         "references": list(item.references),
         "text": " ".join([item.image_id, *(c.text for c in item.captions), *item.references]).lower(),
+    }
+
+
+def embedded_image(image: Image.Image, pixelated: bool | None = None) -> dict[str, Any]:
+    """What a template needs to show an image inside its page.
+
+    Args:
+        image: The image.
+        pixelated: Whether to enlarge with visible pixels; None decides by its size (up to 128 pixels a side).
+
+    Returns:
+        `dict`: `source` for a `src`, `width`, `height`, `pixelated`.
+    """
+    small = max(image.size) <= _PIXEL_ART_SIDE
+    return {
+        "source": _data_uri(image),
+        "width": image.width,
+        "height": image.height,
+        "pixelated": small if pixelated is None else pixelated,
     }
 
 
@@ -242,6 +257,13 @@ def _data_uri(image: Image.Image) -> str:
     return f"data:image/{kind};base64,{base64.b64encode(buffer.getvalue()).decode('ascii')}"
 
 
-def _content_hash(text: str) -> str:
-    """A source as a content security policy names it."""
+def content_hash(text: str) -> str:
+    """A source as a content security policy names it.
+
+    Args:
+        text: Style or script.
+
+    Returns:
+        `str`: `sha256-...`.
+    """
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode('utf-8')).digest()).decode('ascii')}"

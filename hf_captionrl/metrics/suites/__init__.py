@@ -3,7 +3,16 @@
 from hf_captionrl.metrics.suites.discritune import discritune_suite
 from hf_captionrl.metrics.suites.ndlb import ndlb_suite
 from hf_captionrl.metrics.suites.row import EMPTY_CAPTION
-from hf_captionrl.metrics.suites.sle import sle_suite
+from hf_captionrl.metrics.suites.sle import SAMPLE_KEYS, decoding_suite, sle_suite, tradeoff_points
 from hf_captionrl.metrics.suites.smile import smile_suite
 
-__all__ = ["EMPTY_CAPTION", "discritune_suite", "ndlb_suite", "sle_suite", "smile_suite"]
+__all__ = [
+    "EMPTY_CAPTION",
+    "SAMPLE_KEYS",
+    "decoding_suite",
+    "discritune_suite",
+    "ndlb_suite",
+    "sle_suite",
+    "smile_suite",
+    "tradeoff_points",
+]

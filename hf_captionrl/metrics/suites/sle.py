@@ -5,7 +5,7 @@ Legend: B images, G captions of an image.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,10 @@ from hf_captionrl.metrics import caption_diversity, cider_d
 from hf_captionrl.metrics.suites.row import SuiteRow, check_lengths, spoken
 from hf_captionrl.text.frequencies import DocumentFrequencies
 
-__all__ = ["sle_suite"]
+__all__ = ["SAMPLE_KEYS", "decoding_suite", "sle_suite", "tradeoff_points"]
+
+SAMPLE_KEYS: tuple[str, ...] = ("cider_d", "div_1", "div_2", "mbleu_4_per_image")
+"""Columns of Table 4, in its order."""
 
 
 def sle_suite(
@@ -67,3 +70,67 @@ def sle_suite(
         row.mean("cider_d", [scores.mean() for scores in of_image], signature=found["signature"])
         row.mean("best_cider_d", [scores.max() for scores in of_image], signature=found["signature"])
     return row.result(details)
+
+
+def decoding_suite(
+    decodings: Mapping[str, Sequence[Sequence[str]]],
+    *,
+    references: Sequence[Sequence[str]] | None = None,
+    frequencies: DocumentFrequencies | None = None,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Both halves of a row of SLE's Table 4: the same images captioned in several ways.
+
+    Args:
+        decodings: For each way to write, `"rs"` (random samples) and `"bs"` (best of a beam) in the paper, for each image
+            its captions.
+        references: As in [`sle_suite`].
+        frequencies: As in [`sle_suite`].
+        seed: Of the bootstrap.
+
+    Returns:
+        `dict`: What [`sle_suite`] gives for each, its keys behind `rs_` and `bs_`.
+
+    Raises:
+        ValueError: If there is no way to write, or as in [`sle_suite`].
+    """
+    if not decodings:
+        raise ValueError("There are no captions. Give them by how they were written, e.g. {'rs': ..., 'bs': ...}.")
+    row: dict[str, Any] = {}
+    for how, captions in decodings.items():
+        found = sle_suite(captions, references=references, frequencies=frequencies, seed=seed)
+        row |= {f"{how}_{key}": value for key, value in found.items()}
+    return row
+
+
+def tradeoff_points(
+    samples: Mapping[float, Sequence[Sequence[str]]],
+    *,
+    references: Sequence[Sequence[str]],
+    frequencies: DocumentFrequencies | None = None,
+    seed: int = 0,
+) -> list[dict[str, Any]]:
+    """Precision and recall of one captioner over temperatures, for `reports.tradeoff`.
+
+    Args:
+        samples: For each temperature, for each image, the captions sampled at it.
+        references: For each image its references.
+        frequencies: As in [`sle_suite`].
+        seed: Of the bootstrap.
+
+    Returns:
+        `list[dict]`: One point a temperature, rising: `temperature` and what [`sle_suite`] gives.
+
+    Raises:
+        ValueError: If a temperature is not positive, or as in [`sle_suite`].
+    """
+    bad = [temperature for temperature in samples if not temperature > 0]
+    if bad:
+        raise ValueError(f"Temperatures {bad} are not positive. Nothing can be sampled at them.")
+    return [
+        {
+            "temperature": temperature,
+            **sle_suite(samples[temperature], references=references, frequencies=frequencies, seed=seed),
+        }
+        for temperature in sorted(samples)
+    ]

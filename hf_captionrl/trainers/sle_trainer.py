@@ -1,0 +1,176 @@
+"""Sequence-level exploration: captions that agree with the references and differ from one another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import datasets
+import torch
+from torch import Tensor
+from torch.optim.lr_scheduler import LambdaLR
+
+from hf_captionrl.captioners.base import Captioner
+from hf_captionrl.losses import IGNORE_INDEX
+from hf_captionrl.rewards import CiderReward, PairwiseDiversity, Reward, RewardContext, RewardLike
+from hf_captionrl.trainers.caption_rl_trainer import CaptionRLTrainer
+from hf_captionrl.trainers.sle_config import SLEConfig
+from hf_captionrl.trainers.smile_trainer import SmileObjective
+
+__all__ = ["SLETrainer"]
+
+
+class SLETrainer(CaptionRLTrainer):
+    r"""Finetunes a captioner by CIDEr-D and by the distances between what it samples.
+
+    Reference: Chen and Jin 2020, "Better Captioning with Sequence-Level Exploration", Eq. 14-16 and Algorithm 1. Of s
+    captions of an image, caption j adds
+    `-alpha (CIDEr(y_j) - CIDEr(greedy)) log p(y_j) - (1 - alpha) (2/s) (sum_k d(y_j, y_k) - 1/s sum_ik d(y_i, y_k)) log p(y_j)`.
+    The first `rl_start_epoch` epochs train by cross-entropy on the references instead.
+
+    Args:
+        model (`Captioner`, `PreTrainedModel` or `str`): The policy.
+        args ([`SLEConfig`]): Configuration.
+        train_dataset (`datasets.Dataset`, *optional*): Columns `image`, `image_id` and `captions`.
+        eval_dataset (`datasets.Dataset`, *optional*): Likewise.
+        distance (`Callable`, *optional*): In place of `args.distance`: from a [`RewardContext`] to distances
+            `(B, s, s)`.
+        text_encoder (`Callable`, *optional*): From captions to vectors `(N, D)`, for `args.distance="embedding"`; by
+            default the text tower of `scorer`.
+        reward_funcs (*optional*): In place of the rewards that the configuration makes.
+        kwargs: For [`CaptionRLTrainer`]: `scorer`, `judge`, `peft_config`, ...
+
+    Raises:
+        ValueError: If something does not fit; before any training.
+
+    Example:
+        >>> trainer = SLETrainer("Salesforce/blip-image-captioning-base", SLEConfig("out"), train)  # doctest: +SKIP
+        >>> trainer.train()  # doctest: +SKIP
+    """
+
+    args: SLEConfig
+    _checked = False
+
+    def __init__(
+        self,
+        model: Captioner | Any,
+        args: SLEConfig,
+        train_dataset: datasets.Dataset | None = None,
+        eval_dataset: datasets.Dataset | None = None,
+        *,
+        distance: Callable[[RewardContext], Tensor] | None = None,
+        text_encoder: Callable[[list[str]], Tensor] | None = None,
+        reward_funcs: RewardLike | Sequence[RewardLike | tuple[RewardLike, float]] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if reward_funcs is None:
+            reward_funcs = self.rewards_of(args, distance=distance, text_encoder=text_encoder)
+        super().__init__(model, reward_funcs, args, train_dataset=train_dataset, eval_dataset=eval_dataset, **kwargs)
+
+    @staticmethod
+    def rewards_of(
+        args: SLEConfig,
+        *,
+        distance: Callable[[RewardContext], Tensor] | None = None,
+        text_encoder: Callable[[list[str]], Tensor] | None = None,
+    ) -> list[RewardLike | tuple[RewardLike, float]]:
+        """The rewards that a configuration asks for.
+
+        Args:
+            args ([`SLEConfig`]): Their weights and variants.
+            distance (`Callable`, *optional*): In place of `args.distance`.
+            text_encoder (`Callable`, *optional*): For `args.distance="embedding"`.
+
+        Returns:
+            `list`: Rewards with weights; those of weight 0 are left out.
+        """
+        diversity = PairwiseDiversity(
+            distance or args.distance,  # type: ignore[arg-type]
+            variant=args.diversity,  # type: ignore[arg-type]
+            text_encoder=text_encoder,
+        )
+        rewards: list[tuple[Reward, float]] = [
+            (CiderReward(cider_eos=args.cider_eos), args.alpha),
+            (diversity, 1.0 - args.alpha),
+        ]
+        return [(reward, weight) for reward, weight in rewards if weight]
+
+    # Cross-entropy first
+
+    @property
+    def rl_start_step(self) -> int:
+        """Optimizer step from which the captions are the policy's own; exact in a resumed run too."""
+        return self.args.rl_start_epoch * len(self.batch_sampler) if self.args.rl_start_epoch else 0
+
+    def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> Any:
+        """The configured schedule; `xe_learning_rate` takes the place of `learning_rate` before the switch.
+
+        Args:
+            num_training_steps (`int`): Of the run.
+            optimizer (`torch.optim.Optimizer`, *optional*): In place of the trainer's own.
+
+        Returns:
+            The scheduler.
+
+        Raises:
+            ValueError: If the schedule is not a function of the step, so that its two halves cannot differ.
+        """
+        made = self.lr_scheduler is None  # type: ignore[has-type]
+        scheduler = super().create_scheduler(num_training_steps, optimizer)
+        rate, switch = self.args.xe_learning_rate, self.rl_start_step
+        if rate is None or not switch or not made:
+            return scheduler
+        if not isinstance(scheduler, LambdaLR):
+            raise ValueError(
+                f"xe_learning_rate needs a schedule that is a function of the step, and lr_scheduler_type is "
+                f"{self.args.lr_scheduler_type!r}. Use 'constant', or xe_learning_rate=None."
+            )
+        ratio = rate / self.args.learning_rate
+
+        def before(schedule: Callable[[int], float]) -> Callable[[int], float]:
+            return lambda step: schedule(step) * (ratio if step < switch else 1.0)
+
+        schedules = [before(schedule) for schedule in scheduler.lr_lambdas]
+        self.lr_scheduler = LambdaLR(scheduler.optimizer, schedules)  # type: ignore[arg-type]
+        return self.lr_scheduler
+
+    def begin_step(self) -> None:
+        """Write and reward captions, or leave the step the references that were drawn for it."""
+        if self.state.global_step >= self.rl_start_step:
+            super().begin_step()
+
+    def compute_loss(
+        self,
+        model: Any,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> Any:
+        """Eq. 15 of a micro-batch of rollouts, or the cross-entropy of a micro-batch of references.
+
+        Args:
+            model (`nn.Module`): The policy, as wrapped by accelerate.
+            inputs (`dict`): A micro-batch.
+            return_outputs (`bool`): Return the outputs too.
+            num_items_in_batch (`torch.Tensor` or `int`, *optional*): Supervised tokens of the references of the step.
+
+        Returns:
+            `torch.Tensor`, or a tuple of it and the outputs.
+
+        Raises:
+            ValueError: If no token of the references is supervised.
+        """
+        if "advantages" in inputs:
+            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        inputs = {name: value for name, value in inputs.items() if name != "rows"}
+        if not (inputs["labels"] != IGNORE_INDEX).any():
+            raise ValueError(
+                "No token of this batch of references is supervised. Raise max_caption_length or check the captions with "
+                "hf_captionrl.data.check_captions."
+            )
+        if not self._checked and model.training:
+            self._checked = True
+            self.captioner.self_check(inputs)
+        outputs = model(**inputs, head_objective=SmileObjective(mle_weight=1.0))
+        loss = self.token_mean(outputs["loss"], inputs["labels"], num_items_in_batch)
+        return (loss, outputs) if return_outputs else loss

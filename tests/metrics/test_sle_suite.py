@@ -1,0 +1,48 @@
+"""Table 4's two ways to write, and the points of the trade-off, from the suite of one way."""
+
+import pytest
+
+from hf_captionrl.metrics.suites import SAMPLE_KEYS, decoding_suite, sle_suite, tradeoff_points
+from hf_captionrl.text.frequencies import DocumentFrequencies
+from hf_captionrl.text.tokenize import ptb_tokenize
+
+REFERENCES = [["a red dog in the grass", "a dog sits in the grass"], ["two cats on a bed", "some cats sleep on a bed"]]
+VARIED = [["a red dog", "a dog in the grass", "the animal sits"], ["two cats", "cats on a bed", ""]]
+SAME = [["a dog in the grass"] * 3, ["two cats on a bed"] * 3]
+COUNTS = DocumentFrequencies.from_references(
+    [[ptb_tokenize(text) for text in texts] for texts in [*REFERENCES, ["a tree"], ["a bus in the street"]]]
+)
+
+
+def test_each_way_to_write_has_the_numbers_of_the_suite():
+    found = decoding_suite({"rs": VARIED, "bs": SAME}, references=REFERENCES, frequencies=COUNTS)
+    for how, captions in (("rs", VARIED), ("bs", SAME)):
+        alone = sle_suite(captions, references=REFERENCES, frequencies=COUNTS)
+        assert {key.removeprefix(f"{how}_"): v for key, v in found.items() if key.startswith(f"{how}_")} == alone
+    assert set(SAMPLE_KEYS) <= alone.keys()
+    assert found["rs_div_2"] > found["bs_div_2"]
+    assert found["rs_mbleu_4_per_image"] < found["bs_mbleu_4_per_image"]
+    assert found["bs_mbleu_4_per_image"] == pytest.approx(1.0)
+    assert found["rs_cider_d"] < found["bs_cider_d"]
+    assert found["rs_empty_captions"] == 1
+
+
+def test_without_references_cider_says_why():
+    found = decoding_suite({"rs": VARIED})
+    assert found["rs_cider_d"] is None
+    assert found["rs_cider_d_reason"] == "no references"
+
+
+def test_points_come_by_temperature():
+    points = tradeoff_points({1.0: VARIED, 0.5: SAME}, references=REFERENCES, frequencies=COUNTS)
+    assert [point["temperature"] for point in points] == [0.5, 1.0]
+    assert points[0]["div_2"] == sle_suite(SAME)["div_2"]
+
+
+def test_what_was_not_written_is_refused():
+    with pytest.raises(ValueError, match="no captions"):
+        decoding_suite({})
+    with pytest.raises(ValueError, match=r"\[0.0\] are not positive"):
+        tradeoff_points({0.0: VARIED, 1.0: SAME}, references=REFERENCES)
+    with pytest.raises(ValueError, match="2 captions but 1 references"):
+        decoding_suite({"rs": VARIED}, references=REFERENCES[:1])

@@ -1,0 +1,471 @@
+"""SLETrainer: its gradient by enumeration and against a plain loop, the switch from cross-entropy, bad input."""
+
+import itertools
+import json
+import math
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from hf_captionrl.captioners import load_captioner
+from hf_captionrl.data import open_image
+from hf_captionrl.losses import policy_gradient_loss
+from hf_captionrl.rewards import CiderReward, FunctionReward, RewardContext, RewardData, WeightedRewards, make_baseline
+from hf_captionrl.rewards import edit_distance as token_edit_distance
+from hf_captionrl.scenes.models import model_path
+from hf_captionrl.trainers import SLEConfig, SLETrainer
+from hf_captionrl.trainers.rollout import advantages_of
+from tests.rewards.test_diversity import plain_bleu34, plain_edit
+
+from .one_step import PLAIN_SGD, weights
+from .one_step import train as train_smile
+
+VECTORS = json.loads((Path(__file__).parents[1] / "vectors" / "diversity.json").read_text())
+SLE = {**PLAIN_SGD, "per_device_train_batch_size": 8, "max_completion_length": 10, "guard": "off"}
+
+
+def captioner():
+    return load_captioner(model_path("scenes:blip-mle"), dtype=torch.float32)
+
+
+def build(folder, dataset, *, trainer_arguments=None, **arguments):
+    config = SLEConfig(str(folder), **{**SLE, **arguments})
+    return SLETrainer(captioner(), config, dataset, **(trainer_arguments or {}))
+
+
+def train(folder, dataset, *, resume=False, **arguments):
+    trainer = build(folder, dataset, **arguments)
+    trainer.train(resume_from_checkpoint=resume or None)
+    return trainer
+
+
+def largest_difference(a, b):
+    assert a.keys() == b.keys()
+    return max((a[name] - b[name]).abs().max().item() for name in a)
+
+
+# Oracles
+
+
+def plain_ngrams(words):
+    return [Counter(tuple(words[i : i + n]) for i in range(len(words) - n + 1)) for n in range(1, 5)]
+
+
+def plain_cider(candidate, references, corpus):
+    """CIDEr-D of one caption; `corpus` holds the references of each training image."""
+    frequency = Counter()
+    for texts in corpus:
+        frequency.update({g for words in texts for counts in plain_ngrams(words) for g in counts})
+
+    def vector(words):
+        counted = plain_ngrams(words)
+        rare = [
+            {g: c * (math.log(len(corpus)) - math.log(max(1, frequency[g]))) for g, c in counts.items()}
+            for counts in counted
+        ]
+        return rare, [math.sqrt(sum(v * v for v in part.values())) for part in rare], sum(counted[1].values())
+
+    ours, our_norms, our_length = vector(candidate)
+    total = 0.0
+    for words in references:
+        theirs, their_norms, length = vector(words)
+        for n in range(4):
+            match = sum(min(v, theirs[n].get(g, 0.0)) * theirs[n].get(g, 0.0) for g, v in ours[n].items())
+            if our_norms[n] and their_norms[n]:
+                match /= our_norms[n] * their_norms[n]
+            total += match * math.exp(-((our_length - length) ** 2) / 72) / 4
+    return 10 * total / len(references)
+
+
+# The gradient, by enumeration
+
+END, LONGEST, VOCABULARY = 0, 5, 3
+REFERENCES = [[(1, 2, 1, 2), (2, 2, 1), ()], [(1, 1)], [(2, 1, 2)]]  # the first image is the one that is captioned
+
+
+def all_captions():
+    """Every caption that the policy can write: up to four words and the end, or five words."""
+    return [
+        words + ((END,) if len(words) < LONGEST else ())
+        for length in range(LONGEST + 1)
+        for words in itertools.product((1, 2), repeat=length)
+    ]
+
+
+def tensors(captions):
+    width = max(map(len, captions))
+    ids = torch.tensor([list(c) + [END] * (width - len(c)) for c in captions])
+    return ids, torch.arange(width) < torch.tensor([len(c) for c in captions])[:, None]
+
+
+def token_log_probs(theta, ids):
+    """`(N, T)` under a policy with a table of logits for each position and word before."""
+    before = torch.cat([torch.full_like(ids[:, :1], END), ids[:, :-1]], 1)
+    rows = F.log_softmax(theta[torch.arange(ids.size(1)), before], -1)
+    return rows.gather(2, ids[..., None])[..., 0]
+
+
+def context_of(captions, group_size):
+    ids, mask = tensors(captions)
+    number = len(captions) // group_size
+    return RewardContext(
+        captions=[" ".join(map(str, c)) for c in captions],
+        ids=ids,
+        mask=mask,
+        ended=torch.ones(len(ids), dtype=torch.bool),
+        rows=torch.zeros(number, dtype=torch.long),
+        image_ids=["0"] * number,
+        references=[[]] * number,
+        candidates=torch.zeros(number, dtype=torch.long),
+        positions=torch.zeros(number, dtype=torch.long),
+    )
+
+
+def reward_data():
+    return RewardData(
+        image_ids=["0", "1", "2"],
+        references=[[" ".join(map(str, c)) for c in group] for group in REFERENCES],
+        image_features=lambda scorer: torch.zeros(0),
+        encode=lambda texts: tensors([(*map(int, text.split()), END) for text in texts]),
+        eos_token_id=END,
+        device=torch.device("cpu"),
+    )
+
+
+def exact_gradient(theta, alpha, s, plain_distance):
+    """Of Eq. 15-16 with the baselines of Section 4.3, expected over s independent captions.
+
+    Captions j != k are independent, and d(y, y) = 0, so two sums over all captions say everything.
+    """
+    captions = all_captions()
+    ids, mask = tensors(captions)
+    log_p = (token_log_probs(theta, ids) * mask).sum(1)
+    p = log_p.detach().exp().double()
+    assert float(p.sum()) == pytest.approx(1.0)
+    corpus = [[(*c, END) for c in group] for group in REFERENCES]
+    cider = torch.tensor([plain_cider(c, corpus[0], corpus) for c in captions], dtype=torch.float64)
+    words = [[w for w in c if w != END] for c in captions]
+    d = torch.tensor([[plain_distance(a, b) for b in words] for a in words], dtype=torch.float64)
+    # CIDEr: the greedy baseline does not depend on what was sampled, so it falls out.
+    quality = p * cider
+    # Eq. 14, s (s - 1) pairs; and its baseline, in which each sample stands twice.
+    diversity = 2 * (s - 1) / s * p * (d @ p) - 2 * (s - 1) / s**2 * p * ((d + d.T) @ p)
+    total = ((alpha * quality + (1 - alpha) * diversity) * -log_p.double()).sum()
+    return torch.autograd.grad(total, theta)[0].double()
+
+
+def sampled_gradients(theta, config, batches, images):
+    """Gradients of the loss that the trainer computes, one a batch of rollouts."""
+    rewards = WeightedRewards(*zip(*SLETrainer.rewards_of(config), strict=True))
+    rewards.prepare(reward_data())
+    names = {reward.baseline or config.baseline for reward in rewards.rewards}
+    baselines = {name: make_baseline(name, config.num_generations) for name in names}
+    captions = all_captions()
+    ids, mask = tensors(captions)
+    p = (token_log_probs(theta, ids) * mask).sum(1).detach().exp()
+    greedy = []
+    while len(greedy) < LONGEST and (not greedy or greedy[-1] != END):
+        greedy.append(int(theta[len(greedy), greedy[-1] if greedy else END].argmax()))
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(batches):
+        drawn = torch.multinomial(p, images * config.num_generations, replacement=True, generator=generator).tolist()
+        context = context_of([captions[i] for i in drawn], config.num_generations)
+        advantages, _ = advantages_of(
+            rewards, baselines, config.baseline, context, context_of([tuple(greedy)] * images, 1), lambda x: x
+        )
+        loss = policy_gradient_loss(
+            token_log_probs(theta, context.ids), advantages, context.mask, logprob_reduction="sum"
+        )["loss"]
+        yield torch.autograd.grad(loss, theta)[0].double()
+
+
+def policy():
+    generator = torch.Generator().manual_seed(3)
+    return torch.randn(LONGEST, VOCABULARY, VOCABULARY, generator=generator).requires_grad_()
+
+
+def z_scores(found, exact):
+    """Distance of the mean from the exact gradient in standard errors, where a parameter matters."""
+    found = torch.stack(list(found))
+    error = found.std(0) / math.sqrt(len(found))
+    used = error > 0
+    assert int(used.sum()) > 20
+    return ((found.mean(0) - exact) / error)[used]
+
+
+@pytest.mark.parametrize(
+    ("alpha", "s", "distance"), [(0.75, 5, "bleu34"), (0.0, 5, "bleu34"), (0.25, 3, "edit"), (1.0, 5, "bleu34")]
+)
+def test_the_gradient_is_that_of_all_captions_summed(tmp_path, alpha, s, distance):
+    theta = policy()
+    config = SLEConfig(str(tmp_path), alpha=alpha, num_generations=s, distance=distance, use_cpu=True)
+    plain = {"bleu34": plain_bleu34, "edit": plain_edit}[distance]
+    found = list(sampled_gradients(theta, config, batches=60, images=400))
+    z = z_scores(found, exact_gradient(theta, alpha, s, plain))
+    assert z.abs().max() < 4.5
+    assert float((z**2).mean()) < 2.5
+    # Another alpha is told apart: the error bar is small enough to say something.
+    assert z_scores(found, exact_gradient(theta, abs(alpha - 0.25), s, plain)).abs().max() > 6
+
+
+def test_a_symmetric_distance_loses_a_share_of_two_in_s_to_its_baseline(tmp_path):
+    """The mean over all captions of an image contains the caption itself: with s = 2 nothing is left."""
+    theta = policy()
+    full, half, none = (exact_gradient(theta, 0.0, s, plain_edit) for s in (10**6, 4, 2))
+    torch.testing.assert_close(half, full * (3 / 4) * (1 - 2 / 4), atol=1e-5, rtol=1e-4)
+    assert none.abs().max() < 1e-12
+    with pytest.warns(UserWarning, match="diversity advantage is 0"):
+        config = SLEConfig(str(tmp_path), alpha=0.0, num_generations=2, distance="edit", use_cpu=True)
+    for gradient in sampled_gradients(theta, config, batches=2, images=20):
+        assert gradient.abs().max() < 1e-12
+
+
+def test_the_surrogate_is_the_authors():
+    vector = json.loads((Path(__file__).parents[1] / "vectors" / "policy_gradient.json").read_text())["sle_surrogate"]
+    log_probs, mask = torch.tensor(vector["log_probs"]), torch.tensor(vector["mask"])
+    loss = policy_gradient_loss(
+        log_probs, torch.tensor(vector["rewards"]), mask, logprob_reduction=SLEConfig.logprob_reduction
+    )["loss"]
+    assert float(loss) == pytest.approx(vector["loss"], abs=1e-7)
+
+
+def test_the_code_of_2018_gives_its_advantages(tmp_path):
+    config = SLEConfig(str(tmp_path), diversity="multi_reference", use_cpu=True)
+    (_, diversity) = SLETrainer.rewards_of(config)
+    quality = FunctionReward(lambda context: torch.tensor(VECTORS["quality_advantage"]).flatten(), "quality")
+    quality.baseline = "none"  # what the authors' example gives is an advantage already
+    rewards = WeightedRewards([quality, diversity[0]], [config.alpha, diversity[1]])
+    ids: dict[str, int] = {"<end>": END}
+    captions = [
+        (*(ids.setdefault(w, len(ids)) for w in caption.split()), END)
+        for group in VECTORS["caption_sets"]
+        for caption in group
+    ]
+    rewards.rewards[1].prepare(reward_data())
+    baselines = {name: make_baseline(name, 5) for name in ("none", "group_floor")}
+    found, _ = advantages_of(rewards, baselines, "greedy", context_of(captions, 5), None, lambda x: x)
+    expected = torch.tensor(VECTORS["combined_reward_alpha_div_0.25"], dtype=torch.float64).flatten()
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)
+
+
+# One step of the trainer against a plain loop
+
+
+def step_with_rollout(folder, dataset, **arguments):
+    """One step, and the captions that it was taken on: sampled and greedy."""
+    trainer = build(folder, dataset, **arguments)
+    written = []
+    write = trainer._write
+
+    def spy(images, **overrides):
+        written.append(write(images, **overrides))
+        return written[-1]
+
+    trainer._write = spy
+    rows = []
+    roll_out = trainer.roll_out
+    trainer.roll_out = lambda batches: rows.extend(int(r) for b in batches for r in b["rows"]) or roll_out(batches)
+    trainer.train()
+    return trainer, rows, written
+
+
+@pytest.mark.parametrize(
+    ("arguments", "cut"),
+    [({}, 1), ({"alpha": 1.0, "entropy_weight": 0.05, "num_generations": 2}, 1), ({"distance": "edit"}, 2)],
+    ids=["sle", "sll-me", "edit in two micro-batches"],
+)
+def test_one_step_equals_a_plain_loop(tmp_path, scenes, arguments, cut):
+    dataset = scenes["train"]
+    split = {"per_device_train_batch_size": 8 // cut, "gradient_accumulation_steps": cut}
+    trainer, rows, written = step_with_rollout(tmp_path, dataset, **split, **arguments)
+    args, model = trainer.args, captioner()
+    s, end = args.num_generations, model.eos_token_id
+    sampled, greedy = ([o.ids[i][o.mask[i]].tolist() for i in range(len(o.ids))] for o in written[:2])
+    assert len(sampled) == s * len(rows) == s * 8
+
+    def encode(texts):
+        labels = model.encode_captions(list(texts), max_length=100)["labels"][:, len(model.prompt_ids()) :]
+        return [[t for t in row if t != -100] for row in labels.tolist()]
+
+    corpus = [encode(row["captions"]) for row in dataset]
+    distance = plain_edit if args.distance == "edit" else plain_bleu34
+    loss, tokens = torch.zeros(()), 0
+    for i, row in enumerate(rows):
+        mine = sampled[s * i : s * i + s]
+        words = [[t for t in c if t != end] for c in mine]
+        apart = [[distance(a, b) for b in words] for a in words]
+        mean = sum(map(sum, apart)) / s**2
+        pixels = model.encode_images([open_image(dataset[row]["image"])])
+        for j, caption in enumerate(mine):
+            better = plain_cider(caption, corpus[row], corpus) - plain_cider(greedy[i], corpus[row], corpus)
+            advantage = args.alpha * better + (1 - args.alpha) * (2 / s * sum(apart[j]) - 2 * mean)
+            whole = [*model.prompt_ids(), *caption]
+            ids = torch.tensor([whole])
+            logits = model.model(pixel_values=pixels, input_ids=ids, attention_mask=torch.ones_like(ids)).logits[0]
+            start = len(model.prompt_ids())
+            every = F.log_softmax(logits[start - 1 : len(whole) - 1], -1)
+            loss = loss - advantage * every[torch.arange(len(caption)), ids[0, start:]].sum()
+            loss = loss - args.entropy_weight * -(every.exp() * every).sum()
+            tokens += len(caption)
+    found = weights(trainer)
+    parameters = {n: p for n, p in model.model.named_parameters() if "vision_model" not in n}
+    gradients = torch.autograd.grad(loss / tokens, list(parameters.values()), allow_unused=True)
+    moved = 0.0
+    for (name, parameter), gradient in zip(parameters.items(), gradients, strict=True):
+        expected = parameter.detach() - 0.1 * (0.0 if gradient is None else gradient)
+        torch.testing.assert_close(found[name], expected, atol=2e-5, rtol=0)
+        moved = max(moved, 0.0 if gradient is None else gradient.abs().max().item())
+    assert moved > 1e-2
+
+
+def test_alpha_one_is_self_critical_training(tmp_path, scenes):
+    sll = build(tmp_path, scenes["train"], alpha=1.0)
+    assert [type(r) for r in sll.rewards.rewards] == [CiderReward]
+    assert sll.baselines.keys() == {"greedy"}
+    sll.train()
+    given = train(tmp_path, scenes["train"], alpha=0.5, trainer_arguments={"reward_funcs": [(CiderReward(), 1.0)]})
+    assert largest_difference(weights(sll), weights(given)) == 0.0
+    assert largest_difference(weights(sll), weights(train(tmp_path, scenes["train"], alpha=0.75))) > 1e-4
+
+
+def test_without_quality_nothing_but_diversity_is_rewarded(tmp_path, scenes):
+    trainer = build(tmp_path, scenes["train"].map(lambda row: {"captions": []}), alpha=0.0)
+    assert trainer.rewards.names == ["diversity"]
+
+
+def test_a_distance_may_be_any_callable(tmp_path, scenes):
+    def distance(context):
+        mask = context.mask.bool() & (context.ids != captioner().eos_token_id)
+        return token_edit_distance(context.ids, mask, context.group_size)
+
+    given = train(tmp_path, scenes["train"], trainer_arguments={"distance": distance})
+    assert largest_difference(weights(given), weights(train(tmp_path, scenes["train"], distance="edit"))) == 0.0
+
+
+def test_an_embedding_needs_a_text_encoder(tmp_path, scenes):
+    with pytest.raises(ValueError, match="needs a text encoder"):
+        build(tmp_path, scenes["train"], distance="embedding")
+
+    def letters(captions):
+        return torch.tensor([[1.0, *(float(c.count(letter)) for letter in "aeiou")] for c in captions])
+
+    trainer = train(tmp_path, scenes["train"], distance="embedding", trainer_arguments={"text_encoder": letters})
+    assert largest_difference(weights(trainer), dict(captioner().model.named_parameters())) > 1e-5
+
+
+# Cross-entropy first
+
+
+def test_the_first_epochs_are_maximum_likelihood(tmp_path, scenes):
+    ours = train(tmp_path / "a", scenes["train"], rl_start_epoch=1, max_steps=2)
+    theirs = train_smile(tmp_path / "b", scenes["train"], mle_weight=1.0, per_device_train_batch_size=16)
+    # Two steps of 8 images are an epoch; one step of all 16 does not depend on their order.
+    whole = train(tmp_path / "c", scenes["train"], rl_start_epoch=1, per_device_train_batch_size=16)
+    assert largest_difference(weights(whole), weights(theirs)) < 2e-6
+    assert largest_difference(weights(ours), weights(theirs)) > 1e-3
+
+
+def test_the_split_of_a_step_does_not_matter_in_the_first_epochs_either(tmp_path, scenes):
+    arguments = {"rl_start_epoch": 1, "per_device_train_batch_size": 16}
+    whole = train(tmp_path / "a", scenes["train"], **arguments)
+    arguments |= {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 4}
+    assert largest_difference(weights(train(tmp_path / "b", scenes["train"], **arguments)), weights(whole)) < 2e-6
+
+
+SWITCHED = {
+    "rl_start_epoch": 1,
+    "xe_learning_rate": 3e-4,
+    "learning_rate": 1e-4,
+    "optim": "adamw_torch",
+    "max_steps": 5,
+    "save_strategy": "steps",
+    "logging_strategy": "steps",
+    "logging_steps": 1,
+    "num_generations": 3,
+}
+
+
+def test_the_switch_comes_after_whole_epochs_with_its_learning_rate(tmp_path, scenes):
+    trainer = train(tmp_path, scenes["train"], **{**SWITCHED, "save_strategy": "no"})
+    logged = [entry for entry in trainer.state.log_history if "loss" in entry]
+    assert ["reward" in entry for entry in logged] == [False, False, True, True, True]
+    assert [entry["learning_rate"] for entry in logged] == pytest.approx([3e-4, 3e-4, 1e-4, 1e-4, 1e-4])
+
+
+@pytest.mark.parametrize("at", [1, 2, 3])
+def test_a_run_resumed_before_at_and_after_the_switch_is_the_same_bit_for_bit(tmp_path, scenes, at):
+    through = train(tmp_path / "through", scenes["train"], **{**SWITCHED, "save_strategy": "no"})
+    train(tmp_path / "cut", scenes["train"], **{**SWITCHED, "max_steps": at, "save_steps": at})
+    resumed = train(tmp_path / "cut", scenes["train"], resume=True, **{**SWITCHED, "save_steps": at})
+    assert resumed.state.global_step == 5
+    assert largest_difference(weights(resumed), weights(through)) == 0.0
+    ours, theirs = (t.optimizer.state_dict() for t in (resumed, through))
+    assert all(torch.equal(ours["state"][i]["exp_avg"], theirs["state"][i]["exp_avg"]) for i in ours["state"])
+    assert ours["param_groups"][0]["lr"] == theirs["param_groups"][0]["lr"]
+
+
+def test_a_schedule_that_is_no_function_of_the_step_cannot_have_two_learning_rates(tmp_path, scenes):
+    plateau = {"lr_scheduler_type": "reduce_lr_on_plateau", "eval_strategy": "steps", "eval_steps": 1}
+    config = SLEConfig(str(tmp_path), **{**SLE, **plateau, "rl_start_epoch": 1, "xe_learning_rate": 1e-4})
+    with pytest.raises(ValueError, match="function of the step"):
+        SLETrainer(captioner(), config, scenes["train"], scenes["validation"]).train()
+
+
+# Bad input
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"alpha": 1.1}, "alpha is 1.1"),
+        ({"alpha": float("nan")}, "alpha is nan"),
+        ({"num_generations": 1}, "num_generations is 1"),
+        ({"distance": "hamming"}, "distance is 'hamming'"),
+        ({"diversity": "triples"}, "variant is 'triples'"),
+        ({"diversity": "multi_reference", "distance": "edit"}, "defined for BLEU only"),
+        ({"rl_start_epoch": -1}, "rl_start_epoch is -1"),
+        ({"xe_learning_rate": 0.0}, "xe_learning_rate is 0.0"),
+        ({"rl_start_epoch": 1, "num_iterations": 2}, "would repeat every batch"),
+        ({"do_sample": False}, "do_sample=False"),
+    ],
+)
+def test_bad_settings_are_refused(tmp_path, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        SLEConfig(str(tmp_path), use_cpu=True, **arguments)
+
+
+def test_one_caption_will_do_for_self_critical_training(tmp_path):
+    assert SLEConfig(str(tmp_path), alpha=1.0, num_generations=1, use_cpu=True).alpha == 1.0
+
+
+def test_images_without_references_are_refused_where_cider_is_asked_for(tmp_path, scenes):
+    without = scenes["train"].map(lambda row, i: {"captions": row["captions"] if i else []}, with_indices=True)
+    with pytest.raises(ValueError, match="1 training images have no reference"):
+        build(tmp_path, without)
+
+
+def test_references_without_a_token_are_counted_and_empty_samples_defined(tmp_path, scenes):
+    blank = scenes["train"].map(lambda row, i: {"captions": row["captions"] if i else ["\u200b"]}, with_indices=True)
+    trainer = build(
+        tmp_path, blank, logging_steps=1, per_device_train_batch_size=16, generation_kwargs={"max_new_tokens": 1}
+    )
+    trainer.args.logging_strategy = "steps"
+    seen = []
+    write = trainer._write
+
+    def nothing(images, **overrides):
+        out = write(images, **overrides)
+        out.ids[::2], out.captions[::2] = captioner().eos_token_id, [""] * len(out.captions[::2])
+        seen.append(out)
+        return out
+
+    trainer._write = nothing
+    trainer.train()
+    (logged,) = [entry for entry in trainer.state.log_history if "reward" in entry]
+    assert logged["rewards/cider/undefined"] == 5.0
+    assert logged["completions/empty"] >= 0.5
+    assert math.isfinite(logged["reward"])
+    assert all(value.isfinite().all() for value in weights(trainer).values())
