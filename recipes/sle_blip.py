@@ -12,6 +12,10 @@ With the paper's settings on COCO, or on a folder of one's own photographs with 
     accelerate launch recipes/sle_blip.py --model_name_or_path Salesforce/blip-image-captioning-base \
         --dataset_name imagefolder --data_dir photos --output_dir outputs/photos
 
+On videos, TGIF in its own layout (tgif-v1.0.tsv, splits/, and the GIFs in gifs/), Table 3 of the paper:
+
+    accelerate launch recipes/sle_blip.py --config recipes/configs/sle_blip/table3_sle.yaml --data_dir TGIF
+
 Source: Chen and Jin 2020, "Better Captioning with Sequence-Level Exploration".
 """
 
@@ -63,17 +67,6 @@ class SLEArguments(SampleArguments):
         default_factory=lambda: [0.01],
         metadata={"help": "Further runs with alpha=1 and these weights of word entropy: SLL-ME (the paper: 0.01)."},
     )
-    num_frames: int = field(
-        default=0,
-        metadata={
-            "help": "Frames of a video, whose features are mean-pooled (TGIF, Table 3); 0: the data are images."
-        },
-    )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.num_frames < 0:
-            raise ValueError(f"num_frames is {self.num_frames}. Use 0 for images, or frames of a video.")
 
 
 @dataclass
@@ -182,15 +175,14 @@ def main(argv: Sequence[str] | None = None) -> Path:
 
     Raises:
         ValueError: If arguments contradict each other, or the data are not fit for training.
-        NotImplementedError: If the data are videos.
     """
     arguments = parse_args(argv)
     model_args, data_args, eval_args, sle_args, config = arguments
-    if sle_args.num_frames:
-        raise NotImplementedError(
-            f"num_frames is {sle_args.num_frames}: {data_args.dataset_name!r} holds videos, and hf_captionrl.data has no "
-            "reader that turns a video into frames yet. Extract a frame of each to a folder and use "
-            "--dataset_name imagefolder --num_frames 0."
+    if data_args.num_frames and not config.cache_image_features:
+        # Said before hours of reading videos, not after.
+        raise ValueError(
+            f"num_frames is {data_args.num_frames}, and the features of a video's frames are averaged once for the whole run. "
+            "Add --freeze_image_tower and --cache_image_features."
         )
     eval_args.resolve(data_args.dataset_name)
     output_dir = Path(config.output_dir)
@@ -250,6 +242,7 @@ def main(argv: Sequence[str] | None = None) -> Path:
         seed=config.seed,
         batch_size=config.generation_batch_size or config.per_device_eval_batch_size,
         max_new_tokens=config.generation_max_new_tokens,
+        cache_dir=config.feature_cache_dir,
     )
     folders: dict[str, Path | None] = {START: None} | {r.name: output_dir / r.folder for r in runs if r.trains}
     for row in result.rows:

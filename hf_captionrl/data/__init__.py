@@ -8,6 +8,16 @@ from hf_captionrl.data.features import cached_features, iterate_images
 from hf_captionrl.data.images import IMAGE_WAYS_OUT, MAX_PIXELS, ImageError, open_image, verify_image
 from hf_captionrl.data.quarantine import QuarantineEntry, QuarantineError, QuarantineReport, check_captions
 from hf_captionrl.data.sampler import PAPER_SCHEDULE, BagCurriculumSampler
+from hf_captionrl.data.video import (
+    VIDEO_WAYS_OUT,
+    VideoError,
+    frames_of,
+    is_video,
+    open_still,
+    sample_frames,
+    verify_video,
+    video_hash,
+)
 
 __all__ = [
     "CAPTION_WAYS_OUT",
@@ -16,6 +26,7 @@ __all__ = [
     "MAX_PIXELS",
     "PAPER_SCHEDULE",
     "SPLITS",
+    "VIDEO_WAYS_OUT",
     "BagCurriculumSampler",
     "CaptionCollator",
     "CaptionDataset",
@@ -24,14 +35,21 @@ __all__ = [
     "QuarantineEntry",
     "QuarantineError",
     "QuarantineReport",
+    "VideoError",
     "cached_features",
     "check_captions",
     "clean_caption",
     "draw_caption",
+    "frames_of",
     "hash_split",
+    "is_video",
     "iterate_images",
     "load_caption_splits",
     "load_captions",
     "open_image",
+    "open_still",
+    "sample_frames",
     "verify_image",
+    "verify_video",
+    "video_hash",
 ]

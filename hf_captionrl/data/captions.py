@@ -125,6 +125,7 @@ def load_caption_splits(
     image_id_column: str | None = None,
     split_fractions: tuple[float, float, float] = (0.8, 0.1, 0.1),
     seed: int = 0,
+    num_frames: int = 0,
 ) -> datasets.DatasetDict:
     """Load every split of a caption data set. No code of a data set is ever run, and no image is decoded or fetched.
 
@@ -137,6 +138,9 @@ def load_caption_splits(
     - a .jsonl, .json, .csv or .parquet file with image paths (relative to `image_root`, else to the file; parquet may
       also hold the images), or a folder of `save_to_disk`.
     - a data set on the Hub.
+    - `"tgif"` or `"msr-vtt"` with `data_dir`, or their `.tsv` or `videodata*.json` itself: see `video_sources`.
+
+    With `num_frames` what stands in the image column is a video, in any of them.
 
     Args:
         dataset_name (`str`): See above.
@@ -154,6 +158,8 @@ def load_caption_splits(
             last two that the source lacks: they are taken out of train by the hash of the image id. `(1, 0, 0)` takes
             none.
         seed (`int`): Seed of that hash.
+        num_frames (`int`): 0 for images. For videos the frames of each that are looked at, see `sample_frames`: the
+            splits then have a column `video_frames` with that number, and `image` is not decoded on access.
 
     Returns:
         `datasets.DatasetDict`: Splits with the columns `image` (`datasets.Image`), `image_id` (`str`), `captions`
@@ -163,13 +169,19 @@ def load_caption_splits(
         FileNotFoundError: If a file or folder is not there.
         ValueError: If the source cannot be read, a column is missing, or ids are ambiguous.
     """
+    if num_frames < 0:
+        raise ValueError(f"num_frames is {num_frames}. Use 0 for images, or the frames to look at of each video.")
     if dataset_name == "scenes":
+        if num_frames:
+            raise ValueError(f"num_frames is {num_frames}, but 'scenes' are images. Use 0.")
         from hf_captionrl.scenes import load_scenes  # imported late: only this branch needs the artwork
 
         return datasets.DatasetDict({n: _scenes_captions(rows, caption_column) for n, rows in load_scenes().items()})
     source = read_source(
         dataset_name, dataset_config=dataset_config, revision=revision, data_dir=data_dir, image_root=image_root
     )
+    if source.holds_videos and not num_frames:
+        raise ValueError(f"{dataset_name!r} holds videos. Set num_frames to the frames to look at of each (8, say).")
     if image_column == "image" and source.image_column is not None:
         # What this kind of source always calls it; a file of another making falls back to the usual names.
         head = next(iter(source.splits.values()))
@@ -184,6 +196,7 @@ def load_caption_splits(
             image_column=image_column,
             caption_column=caption_column,
             image_id_column=image_id_column,
+            num_frames=num_frames,
         )
         for name, rows in source.splits.items()
     }

@@ -14,6 +14,7 @@ from datasets.table import InMemoryTable, concat_tables
 
 from hf_captionrl.data.cleaning import to_caption_list
 from hf_captionrl.data.sources import Row
+from hf_captionrl.data.video import VIDEO_FRAMES, VIDEO_SUFFIXES
 
 __all__ = ["CAPTIONS", "replace_column", "to_caption_columns", "undecoded", "with_split"]
 
@@ -24,7 +25,7 @@ CAPTIONS = datasets.List(datasets.Value("string"))
 
 # Looked for, in this order, where the default name is not there; a name that the caller chose is never replaced.
 _OTHER_NAMES = {
-    "image_column": ("image", "file_name", "image_path", "img", "filename", "filepath", "jpg", "png"),
+    "image_column": ("image", "file_name", "image_path", "img", "filename", "filepath", "jpg", "png", "video"),
     "caption_column": ("captions", "caption", "text", "sentences", "sentence", "raw"),
 }
 _DEFAULTS = {"image_column": "image", "caption_column": "captions"}
@@ -135,24 +136,32 @@ def _rows_to_dataset(rows: list[Row], image_column: str, caption_column: str) ->
     return datasets.Dataset(pa.table(columns))
 
 
-def _with_images(ds: datasets.Dataset, column: str, root: Path | None, where: str) -> datasets.Dataset:
-    """The column `column` as a `datasets.Image` column `image`."""
+def _with_images(
+    ds: datasets.Dataset, column: str, root: Path | None, where: str, num_frames: int
+) -> datasets.Dataset:
+    """The column `column` as a `datasets.Image` column `image`; that of videos is never decoded as such."""
     feature = ds.features[column]
     kind = getattr(feature, "dtype", None)
+    result = datasets.Image(decode=not num_frames)
     if kind in {"string", "large_string"}:
         # Joined here, since the reader of a row does not know the root. An absolute path or an address stays itself.
         paths = [_join(root, path) for path in ds[column][:]]
+        film = next((path for path in paths if path and Path(path).suffix.lower() in VIDEO_SUFFIXES), None)
+        if film is not None and not num_frames:
+            raise ValueError(
+                f"{where}: column {column!r} holds videos ({film!r}). Set num_frames to the frames to look at (8, say)."
+            )
         image = [{"bytes": None, "path": path} for path in paths]
-        with_image = replace_column(ds, "image", image, datasets.Image())
+        with_image = replace_column(ds, "image", image, result)
         # In this order: a table without any column has forgotten its number of rows.
         return with_image if column == "image" else with_image.remove_columns(column)
     if column != "image":
         ds = ds.rename_column(column, "image")
     if isinstance(feature, datasets.Image):
-        return ds.cast_column("image", datasets.Image())
+        return ds.cast_column("image", result)
     holds_bytes = isinstance(feature, dict) and {"bytes", "path"} >= set(feature)
     if kind in {"binary", "large_binary"} or holds_bytes:
-        return ds.cast_column("image", datasets.Image())
+        return ds.cast_column("image", result)
     raise ValueError(
         f"{where}: column {column!r} holds {feature}, not images, paths or bytes; the columns are {ds.column_names}. "
         f"Set image_column to one that does."
@@ -174,6 +183,7 @@ def to_caption_columns(
     image_column: str = "image",
     caption_column: str = "captions",
     image_id_column: str | None = None,
+    num_frames: int = 0,
 ) -> datasets.Dataset:
     """Bring one split into the columns `image`, `image_id`, `captions` and whatever else it has.
 
@@ -189,6 +199,8 @@ def to_caption_columns(
         image_column (`str`): Column with images, bytes or paths.
         caption_column (`str`): Column with a caption or a list of captions.
         image_id_column (`str`, *optional*): Column with ids.
+        num_frames (`int`): Where the images are videos: the frames of each that are looked at, written into the
+            column `video_frames`.
 
     Returns:
         `datasets.Dataset`: The split.
@@ -236,8 +248,10 @@ def to_caption_columns(
         logger.info("%s: the columns %s are dropped; image_column and caption_column chose others.", where, clash)
         ds = ds.remove_columns([name for name in clash if name not in (image_column, caption_column)])
     ds = ds.remove_columns([name for name in {caption_column, image_id_column} - {image_column, None} if name])
-    ds = _with_images(ds, image_column, image_root, where)
+    ds = _with_images(ds, image_column, image_root, where, num_frames)
     ds = replace_column(ds, "image_id", ids, datasets.Value("string"))
+    if num_frames:
+        ds = replace_column(ds, VIDEO_FRAMES, [num_frames] * len(ds), datasets.Value("int32"))
     ds = _merge_rows_of_one_image(ds, ids, captions, where)
     others = [name for name in ds.column_names if name not in taken]
     return ds.select_columns(["image", "image_id", "captions", *others])

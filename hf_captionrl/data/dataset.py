@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 
 from hf_captionrl.data.images import MAX_PIXELS, ImageError, open_image
+from hf_captionrl.data.video import frames_of
 
 __all__ = ["CaptionDataset", "CaptionItem", "draw_caption"]
 
@@ -76,7 +77,8 @@ class CaptionDataset(torch.utils.data.Dataset):
             accelerate counts every evaluation as an epoch, and losses over other captions cannot be compared.
 
     Raises:
-        ValueError: If a column is missing, or `image_features` has another number of rows than `ds`.
+        ValueError: If a column is missing, `image_features` has another number of rows than `ds`, or `ds` holds videos
+            and there are none.
     """
 
     def __init__(
@@ -95,6 +97,12 @@ class CaptionDataset(torch.utils.data.Dataset):
             raise ValueError(
                 f"The data set lacks the columns {missing}; it has {ds.column_names}. Load it with load_captions, "
                 f"which takes image_column, caption_column and image_id_column."
+            )
+        if image_features is None and frames_of(ds):
+            raise ValueError(
+                "The data set holds videos, which a captioner sees as the mean of what its image tower makes of their "
+                "frames. Pass image_features of cached_features; trainers do so with freeze_image_tower=True and "
+                "cache_image_features=True."
             )
         if image_features is not None and len(image_features) != len(ds):
             raise ValueError(

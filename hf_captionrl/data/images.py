@@ -8,7 +8,7 @@ import io
 import os
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from PIL import Image, ImageOps, JpegImagePlugin, UnidentifiedImageError
@@ -48,11 +48,13 @@ class ImageError(ValueError):
         detail (`str`): The value and the rule it broke.
     """
 
+    ways_out: ClassVar[dict[str, str]] = IMAGE_WAYS_OUT
+
     def __init__(self, reason: str, detail: str) -> None:
-        super().__init__(f"{detail}. Way out: {IMAGE_WAYS_OUT[reason]}.")
         self.reason = reason
         self.detail = detail
-        self.way_out = IMAGE_WAYS_OUT[reason]
+        self.way_out = self.ways_out[reason]
+        super().__init__(f"{detail}. Way out: {self.way_out}.")
 
     def __reduce__(self) -> tuple[type[ImageError], tuple[str, str]]:
         # A worker process of a DataLoader sends its exception by pickle, which would call __init__ with one argument.
@@ -66,36 +68,47 @@ def _formats() -> tuple[str, ...]:
     return tuple(name for name in _FORMATS if name in Image.OPEN)
 
 
-def _source(value: Any) -> tuple[str | io.BytesIO | Image.Image, str]:
-    """What to open, and how to call it in a message."""
+def media_source(value: Any, kind: str = "image") -> tuple[str | io.BytesIO | Image.Image, str]:
+    """What to open, and how to call it in a message.
+
+    Args:
+        value (`Any`): As for `open_image`.
+        kind (`str`): What it ought to be, for the message.
+
+    Returns:
+        `tuple`: A path, bytes to read or a PIL image, and its name.
+
+    Raises:
+        ImageError: If there is nothing, or nothing that is a local file.
+    """
     if isinstance(value, Mapping):
         if value.get("bytes") is not None:
-            source, name = _source(value["bytes"])
-            return source, f"image {value['path']!r}" if value.get("path") else name
+            source, name = media_source(value["bytes"], kind)
+            return source, f"{kind} {value['path']!r}" if value.get("path") else name
         value = value.get("path")
     if value is None or value == "":
-        raise ImageError("image_missing", "there is no image in this row")
+        raise ImageError("image_missing", f"there is no {kind} in this row")
     if isinstance(value, Image.Image):
-        return value, f"image {getattr(value, 'filename', '') or f'of mode {value.mode}'!r}"
+        return value, f"{kind} {getattr(value, 'filename', '') or f'of mode {value.mode}'!r}"
     if isinstance(value, bytes | bytearray | memoryview):
         if len(value) == 0:
-            raise ImageError("image_unreadable", "the image has 0 bytes")
-        return io.BytesIO(value), f"image of {len(value)} bytes"
+            raise ImageError("image_unreadable", f"the {kind} has 0 bytes")
+        return io.BytesIO(value), f"{kind} of {len(value)} bytes"
     if isinstance(value, str | os.PathLike):
         path = os.fspath(value)
         if not isinstance(path, str):
             path = os.fsdecode(path)
         if _REMOTE.match(path):
-            raise ImageError("image_remote", f"image {path!r} is an address, not a file")
+            raise ImageError("image_remote", f"{kind} {path!r} is an address, not a file")
         try:
             is_file = os.path.isfile(path)  # not exists(): opening a pipe or a device would hang
         except ValueError:  # a NUL in the path
             is_file = False
         if not is_file:
-            raise ImageError("image_not_found", f"image {path!r} is not a file")
+            raise ImageError("image_not_found", f"{kind} {path!r} is not a file")
         if os.path.getsize(path) == 0:
-            raise ImageError("image_unreadable", f"image {path!r} has 0 bytes")
-        return path, f"image {path!r}"
+            raise ImageError("image_unreadable", f"{kind} {path!r} has 0 bytes")
+        return path, f"{kind} {path!r}"
     raise ImageError(
         "image_unreadable",
         f"an image is a path, bytes, a PIL image or {{bytes, path}}, not a {type(value).__name__}",
@@ -103,16 +116,28 @@ def _source(value: Any) -> tuple[str | io.BytesIO | Image.Image, str]:
 
 
 @contextlib.contextmanager
-def _opened(value: Any, max_pixels: int) -> Iterator[Image.Image]:
-    """The image with its header read and its size checked; whatever goes wrong inside is an `ImageError`."""
-    source, name = _source(value)
+def opened_image(value: Any, max_pixels: int, kind: str = "image") -> Iterator[Image.Image]:
+    """The image with its header read and its size checked; whatever goes wrong inside is an `ImageError`.
+
+    Args:
+        value (`Any`): As for `open_image`.
+        max_pixels (`int`): Largest accepted width * height.
+        kind (`str`): What it ought to be, for messages.
+
+    Returns:
+        A context manager that gives the `PIL.Image.Image`, not decoded yet.
+
+    Raises:
+        ImageError: As `open_image`.
+    """
+    source, name = media_source(value, kind)
     try:
         if isinstance(source, Image.Image):
-            _check_size(source, name, max_pixels)
+            check_size(source.size, name, max_pixels)
             yield source
         else:
             with Image.open(source, formats=_formats()) as image:
-                _check_size(image, name, max_pixels)
+                check_size(image.size, name, max_pixels)
                 yield image
     except ImageError:
         raise
@@ -131,8 +156,18 @@ def _opened(value: Any, max_pixels: int) -> Iterator[Image.Image]:
         raise ImageError(reason, f"{name} does not decode ({text})") from error
 
 
-def _check_size(image: Image.Image, name: str, max_pixels: int) -> None:
-    width, height = image.size
+def check_size(size: tuple[int, int], name: str, max_pixels: int) -> None:
+    """Refuse what is too small to be a picture or too large to be safe.
+
+    Args:
+        size (`tuple[int, int]`): Width and height in pixels.
+        name (`str`): How to call it in a message.
+        max_pixels (`int`): Largest accepted width * height.
+
+    Raises:
+        ImageError: If it is either.
+    """
+    width, height = size
     # Between once and twice its own limit Pillow only warns.
     max_pixels = min(max_pixels, Image.MAX_IMAGE_PIXELS or max_pixels)
     if min(width, height) < MIN_SIDE:
@@ -157,7 +192,15 @@ def _has_rgba_palette(image: Image.Image) -> bool:
     return image.mode == "P" and image.palette is not None and image.palette.mode.endswith("A")
 
 
-def _to_rgb(image: Image.Image) -> Image.Image:
+def to_rgb(image: Image.Image) -> Image.Image:
+    """A decoded image as RGB: upright, transparency over white, 8 bits, no metadata.
+
+    Args:
+        image (`PIL.Image.Image`): Any mode; of an animation the frame it stands at.
+
+    Returns:
+        `PIL.Image.Image`: A copy.
+    """
     # A damaged EXIF block does not spoil the pixels.
     with contextlib.suppress(Exception):
         image = ImageOps.exif_transpose(image)
@@ -194,10 +237,10 @@ def open_image(value: Any, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
         ImageError: If there is no such image, or it is unreadable, truncated, smaller than 2 pixels a side or too
             large; `.reason` and `.way_out` say which and what to do.
     """
-    with _opened(value, max_pixels) as image:
+    with opened_image(value, max_pixels) as image:
         # A file opens at its first frame. Decoding comes first, since below a damaged EXIF block is forgiven.
         image.load()
-        return _to_rgb(image)
+        return to_rgb(image)
 
 
 def verify_image(value: Any, *, mode: Literal["header", "full"] = "full", max_pixels: int = MAX_PIXELS) -> None:
@@ -215,7 +258,7 @@ def verify_image(value: Any, *, mode: Literal["header", "full"] = "full", max_pi
     """
     if mode not in ("header", "full"):
         raise ValueError(f"mode ({mode!r}) must be 'header' or 'full'. Choose one of them.")
-    with _opened(value, max_pixels) as image:
+    with opened_image(value, max_pixels) as image:
         if mode == "full":
             # An image object is the caller's: draft() would shrink it under his hands.
             if image is not value and isinstance(image, JpegImagePlugin.JpegImageFile):

@@ -17,6 +17,7 @@ import datasets
 from hf_captionrl.data.cleaning import CAPTION_WAYS_OUT, MAX_CAPTION_WORDS, caption_fault, to_caption_list
 from hf_captionrl.data.columns import CAPTIONS, replace_column, undecoded
 from hf_captionrl.data.images import IMAGE_WAYS_OUT, MAX_PIXELS, ImageError, verify_image
+from hf_captionrl.data.video import VIDEO_FRAMES, VIDEO_WAYS_OUT, verify_video
 from hf_captionrl.io import atomic_write_text
 
 __all__ = ["QuarantineEntry", "QuarantineError", "QuarantineReport", "check_captions"]
@@ -24,7 +25,7 @@ __all__ = ["QuarantineEntry", "QuarantineError", "QuarantineReport", "check_capt
 logger = logging.getLogger(__name__)
 
 _ROWS_AT_ONCE = 256
-_WAYS_OUT = {**IMAGE_WAYS_OUT, **CAPTION_WAYS_OUT}
+_WAYS_OUT = {**IMAGE_WAYS_OUT, **VIDEO_WAYS_OUT, **CAPTION_WAYS_OUT}
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class QuarantineEntry:
         image_id (`str`): Id of the image.
         split (`str`): Split of the row.
         column (`str`): `"image"` or `"captions"`.
-        reason (`str`): A key of `IMAGE_WAYS_OUT` or `CAPTION_WAYS_OUT`.
+        reason (`str`): A key of `IMAGE_WAYS_OUT`, `VIDEO_WAYS_OUT` or `CAPTION_WAYS_OUT`.
         detail (`str`): The value and the rule it broke.
         way_out (`str`): What to do about it.
         dropped (`str`): `"row"`, or `"caption"` where the row had others and stays.
@@ -151,9 +152,11 @@ def _spell(counts: dict[str, int]) -> str:
 def _image_faults(
     ds: datasets.Dataset, mode: Literal["header", "full"], max_pixels: int, num_workers: int
 ) -> Iterator[ImageError | None]:
+    verify = verify_video if VIDEO_FRAMES in ds.column_names else verify_image
+
     def fault(value: Any) -> ImageError | None:
         try:
-            verify_image(value, mode=mode, max_pixels=max_pixels)
+            verify(value, mode=mode, max_pixels=max_pixels)
         except ImageError as error:
             return error
         return None
@@ -244,7 +247,8 @@ def check_captions(
     """Leave out what cannot be trained on, and say what and why.
 
     A row is bad if its image cannot be opened or it has no good caption. A bad caption beside good ones is left out
-    alone. The good captions are cleaned (`clean_caption`). Images are decoded once and thrown away, never kept.
+    alone. The good captions are cleaned (`clean_caption`). Images and videos are decoded once and thrown away,
+    never kept.
 
     Args:
         ds (`datasets.Dataset` or `datasets.DatasetDict`): What `load_captions` or `load_caption_splits` gave.

@@ -22,6 +22,7 @@ SPLIT_NAMES: dict[str, str] = {
     "val": "validation",
     "valid": "validation",
     "validation": "validation",
+    "validate": "validation",  # MSR-VTT
     "dev": "validation",
     "test": "test",
     "testing": "test",
@@ -41,12 +42,14 @@ class Source:
         splits (`dict[str, datasets.Dataset | list[dict]]`): Split name to rows.
         root (`Path`, *optional*): Folder that the paths in the image column are relative to.
         image_column (`str`, *optional*): The column where this kind of source keeps its images.
+        holds_videos (`bool`): True where that is known to hold videos.
     """
 
     name: str
     splits: dict[str, datasets.Dataset | list[Row]]
     root: Path | None = None
     image_column: str | None = None
+    holds_videos: bool = False
 
 
 def read_source(
@@ -73,6 +76,8 @@ def read_source(
         FileNotFoundError: If a file or folder is not there.
         ValueError: If the source cannot be read as captions.
     """
+    from hf_captionrl.data.video_sources import find_video_source, read_video_source  # which builds on this module
+
     root = None if image_root is None else Path(image_root)
     if root is not None and not root.is_dir():
         raise FileNotFoundError(f"image_root ({str(root)!r}) must be a folder. Give the folder that holds the images.")
@@ -81,6 +86,8 @@ def read_source(
         if data_dir is None:
             raise ValueError("dataset_name 'imagefolder' needs a folder. Set data_dir to one with a metadata.jsonl.")
         return _read_image_folder(Path(data_dir).expanduser(), root)
+    if video_source := find_video_source(dataset_name, path, data_dir):
+        return read_video_source(video_source, root)
     if path.is_file() and path.suffix.lower() in _ROW_FILES:
         return _read_row_file(path, root or (None if data_dir is None else Path(data_dir)))
     if path.is_dir() and _is_image_folder(path):

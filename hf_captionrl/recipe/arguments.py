@@ -91,7 +91,7 @@ class DataArguments:
         default="scenes",
         metadata={
             "help": "'scenes' (the embedded world), 'imagefolder' with --data_dir, a Karpathy-split JSON with --image_root, "
-            "or any data set on the Hub or on disk."
+            "'tgif' or 'msr-vtt' with --data_dir and --num_frames, or any data set on the Hub or on disk."
         },
     )
     dataset_config: str | None = field(default=None, metadata={"help": "Configuration of a data set on the Hub."})
@@ -104,12 +104,25 @@ class DataArguments:
     caption_column: str = field(
         default="captions", metadata={"help": "Column with the captions, a text or a list of texts."}
     )
+    num_frames: int = field(
+        default=0,
+        metadata={
+            "help": "0: the data are images. Else videos, and so many frames of each, whose features are averaged; needs "
+            "freeze_image_tower and cache_image_features."
+        },
+    )
     max_bad_fraction: float = field(
         default=0.05, metadata={"help": "Share of unusable rows above which training does not start."}
     )
     max_train_images: int | None = field(default=None, metadata={"help": "Use only so many training images."})
     max_eval_images: int | None = field(default=None, metadata={"help": "Use only so many validation images."})
     max_test_images: int | None = field(default=None, metadata={"help": "Use only so many test images."})
+
+    def __post_init__(self) -> None:
+        if self.num_frames < 0:
+            raise ValueError(
+                f"num_frames is {self.num_frames}. Use 0 for images, or the frames to look at of a video."
+            )
 
 
 @dataclass

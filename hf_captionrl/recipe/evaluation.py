@@ -81,7 +81,7 @@ class Evaluator:
 
     def _image_features(self, scorer: Scorer, cache_dir: str | None) -> torch.Tensor:
         cache = FeatureCache.for_scorer(scorer, cache_dir)
-        return cached_features(cache, self.dataset, scorer.image_features).tensor()
+        return cached_features(cache, self.dataset, scorer.image_features, unit_length=True).tensor()
 
     @classmethod
     def from_arguments(

@@ -46,6 +46,7 @@ def load_data(arguments: DataArguments, *, output_dir: str | os.PathLike[str], s
         dataset_config=arguments.dataset_config,
         revision=arguments.dataset_revision,
         seed=seed,
+        num_frames=arguments.num_frames,
     )
     missing = [name for name in SPLITS if name not in splits or not len(splits[name])]
     if missing:
@@ -101,4 +102,5 @@ def describe_data(arguments: DataArguments, splits: Mapping[str, datasets.Datase
             "The embedded world of hf_captionrl: scenes of Noto Emoji sprites composed by rule, each with five captions "
             f"that leave most facts out ({sizes} images)."
         )
-    return f"{sizes} images with their captions."
+    of_frames = f" ({arguments.num_frames} frames of each)" if arguments.num_frames else ""
+    return f"{sizes} {'videos' if arguments.num_frames else 'images'} with their captions{of_frames}."

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hf_captionrl.data import open_image
+from hf_captionrl.data import open_still
 from hf_captionrl.recipe.evaluation import Evaluator
 from hf_captionrl.reports.curves import write_curves
 from hf_captionrl.reports.gallery import GalleryCaption, GalleryItem, write_gallery
@@ -81,4 +81,4 @@ def gallery_item(evaluator: Evaluator, index: int, captions: dict[str, list[str]
         ranks = evaluator.ranks.get(name)
         rank = None if ranks is None else int(ranks[index])
         shown.append(GalleryCaption(name, mine[index], right, wrong, rank, len(mine)))
-    return GalleryItem(open_image(row["image"]), row["image_id"], shown, list(row["captions"]))
+    return GalleryItem(open_still(row), row["image_id"], shown, list(row["captions"]))

@@ -15,7 +15,7 @@ import datasets
 import torch
 
 from hf_captionrl.captioners import Captioner
-from hf_captionrl.data import open_image
+from hf_captionrl.data import frames_of, open_still
 from hf_captionrl.io import write_json
 from hf_captionrl.metrics.suites import SAMPLE_KEYS, decoding_suite, tradeoff_points
 from hf_captionrl.reports.panel import PanelItem, write_panel
@@ -23,7 +23,7 @@ from hf_captionrl.reports.table import Column
 from hf_captionrl.reports.tradeoff import write_diversity_tradeoff
 from hf_captionrl.text.frequencies import DocumentFrequencies
 from hf_captionrl.text.tokenize import ptb_tokenize
-from hf_captionrl.trainers.caption_trainer import generate_captions
+from hf_captionrl.trainers.caption_trainer import generate_captions, image_tower_features
 
 __all__ = ["SAMPLE_COLUMNS", "SampleArguments", "Sampler", "keep_long_references", "write_samples"]
 
@@ -101,15 +101,24 @@ class Sampler:
         seed: Of the sampling and of the bootstrap.
         batch_size: Images at a time.
         max_new_tokens: Longest caption in tokens.
+        cache_dir: Folder of the feature cache, where the data are videos; None for the default one.
     """
 
     def __init__(
-        self, dataset: datasets.Dataset, arguments: SampleArguments, *, seed: int, batch_size: int, max_new_tokens: int
+        self,
+        dataset: datasets.Dataset,
+        arguments: SampleArguments,
+        *,
+        seed: int,
+        batch_size: int,
+        max_new_tokens: int,
+        cache_dir: str | None = None,
     ) -> None:
         number = min(arguments.sample_images or len(dataset), len(dataset))
         self.dataset = dataset.select(range(number))
         self.arguments = arguments
         self.seed = seed
+        self.cache_dir = cache_dir
         self.settings: dict[str, Any] = {"batch_size": batch_size, "max_new_tokens": max_new_tokens}
         self.references = [list(texts) for texts in self.dataset["captions"]]
         self.frequencies = DocumentFrequencies.from_references(
@@ -129,10 +138,15 @@ class Sampler:
             `list[list[str]]`: For each image its captions.
         """
         G = self.arguments.num_samples
-        images = [row["image"] for row in self.dataset]
+        images: dict[str, Any] = {"images": [row["image"] for row in self.dataset]}
+        if frames_of(self.dataset):
+            images = {
+                "images": None,
+                "image_features": image_tower_features(captioner, self.dataset, cache_dir=self.cache_dir),
+            }
         with torch.random.fork_rng():
             torch.manual_seed(self.seed)
-            flat = generate_captions(captioner, images, num_return_sequences=G, **self.settings, **generate_kwargs)
+            flat = generate_captions(captioner, **images, num_return_sequences=G, **self.settings, **generate_kwargs)
         return [flat[start : start + G] for start in range(0, len(flat), G)]
 
     def measure(self, name: str, captioner: Captioner) -> dict[str, Any]:
@@ -195,4 +209,4 @@ def write_samples(output_dir: str | os.PathLike[str], sampler: Sampler, *, title
 
 def _panel_item(row: Mapping[str, Any], index: int, samples: Mapping[str, Sequence[Sequence[str]]]) -> PanelItem:
     captions = {name: groups[index] for name, groups in samples.items()}
-    return PanelItem(open_image(row["image"]), str(row["image_id"]), captions, list(row["captions"]))
+    return PanelItem(open_still(row), str(row["image_id"]), captions, list(row["captions"]))

@@ -157,7 +157,7 @@ def neighbours_of(train: datasets.Dataset, scorer: Scorer, arguments: BagArgumen
         ids = [str(i) for i in train["image_id"]]
         return torch.as_tensor(load_neighbours(arguments.neighbours, image_ids=ids, signature=signature).indices)
     cache = FeatureCache.for_scorer(scorer, cache_dir)
-    features = cached_features(cache, train, scorer.image_features).tensor().float()
+    features = cached_features(cache, train, scorer.image_features, unit_length=True).tensor().float()
     if arguments.bag_features == "multimodal":
         captions = [list(c) for c in train["captions"]]
         flat = scorer.text_features([text for texts in captions for text in texts]).cpu()  # (R, D)

@@ -23,14 +23,14 @@ from transformers import (
 
 from hf_captionrl.captioners.auto import load_captioner
 from hf_captionrl.captioners.base import Captioner
-from hf_captionrl.data import CaptionCollator, CaptionDataset, cached_features, open_image
+from hf_captionrl.data import CaptionCollator, CaptionDataset, cached_features, frames_of, open_image
 from hf_captionrl.losses import IGNORE_INDEX
 from hf_captionrl.metrics import caption_statistics, self_retrieval
 from hf_captionrl.metrics.suites import EMPTY_CAPTION
 from hf_captionrl.retrieval import FeatureCache, Scorer
 from hf_captionrl.trainers.caption_config import CaptionConfig
 
-__all__ = ["CaptionTrainer", "EpochCallback", "generate_captions"]
+__all__ = ["CaptionTrainer", "EpochCallback", "generate_captions", "image_tower_features"]
 
 
 class EpochCallback(TrainerCallback):
@@ -119,6 +119,34 @@ def generate_captions(
     finally:
         model.train(was_training)
     return captions
+
+
+def image_tower_features(
+    captioner: Captioner, dataset: datasets.Dataset, *, cache_dir: str | None = None, dtype: str = "float32"
+) -> Any:
+    """Output of the image tower for every row of a data set, from the cache where it has it.
+
+    Args:
+        captioner ([`Captioner`]): Whose image tower, frozen.
+        dataset (`datasets.Dataset`): Images, or videos: these give the mean over their frames.
+        cache_dir (`str`, *optional*): Folder of the feature cache. None: the default one.
+        dtype (`str`): `"float32"` or `"float16"` to store in.
+
+    Returns:
+        [`FeatureView`] of shape `(N, M, D)`: In the order of the rows, memory-mapped.
+
+    Raises:
+        ImageError: If an image or video cannot be read.
+    """
+    model, _, revision = captioner.vision_signature().rpartition("@")
+    cache = FeatureCache(cache_dir, model_id=model, revision=revision, what="image_tower", dtype=dtype)
+    device = next(captioner.model.parameters()).device
+
+    def encode(images: list[Any]) -> Tensor:
+        with torch.no_grad():
+            return captioner.image_features(captioner.encode_images(images).to(device)).cpu()
+
+    return cached_features(cache, dataset, encode)
 
 
 class CaptionTrainer(Trainer):
@@ -226,29 +254,26 @@ class CaptionTrainer(Trainer):
                 f"The training data lack the column(s) {missing}; there are {dataset.column_names}. "
                 "Load them with hf_captionrl.data.load_captions, which names the columns so."
             )
-        features = self._image_tower_features(dataset, args) if args.cache_image_features else None
+        features = self._image_tower_features(dataset, args)
         return CaptionDataset(
             dataset, seed=args.seed if args.data_seed is None else args.data_seed, image_features=features
         )
 
     def _image_tower_features(self, dataset: datasets.Dataset, args: CaptionConfig) -> Any:
-        """`(N, M, D)` output of the frozen image tower for every row, computed once for the whole run."""
+        """`(N, M, D)` output of the frozen image tower, computed once for the whole run; None where images are read."""
+        if not args.cache_image_features:
+            if number := frames_of(dataset):
+                raise ValueError(
+                    f"The data are videos ({number} frames each), and features of frames are averaged once for the whole run. "
+                    "Set freeze_image_tower=True and cache_image_features=True."
+                )
+            return None
         if id(dataset) not in self._features_of:
-            model, _, revision = self.captioner.vision_signature().rpartition("@")
-            cache = FeatureCache(
-                args.feature_cache_dir,
-                model_id=model,
-                revision=revision,
-                what="image_tower",
-                dtype=args.feature_cache_dtype,
+            features = image_tower_features(
+                self.captioner, dataset, cache_dir=args.feature_cache_dir, dtype=args.feature_cache_dtype
             )
-            self._features_of[id(dataset)] = (dataset, cached_features(cache, dataset, self._encode_for_cache))
+            self._features_of[id(dataset)] = (dataset, features)
         return self._features_of[id(dataset)][1]
-
-    def _encode_for_cache(self, images: list[Any]) -> Tensor:
-        device = next(self.captioner.model.parameters()).device
-        with torch.no_grad():
-            return self.captioner.image_features(self.captioner.encode_images(images).to(device)).cpu()
 
     # Loss
 
@@ -302,7 +327,7 @@ class CaptionTrainer(Trainer):
             `list[str]`: One caption a row, the same list on every process.
         """
         rows = self._shard(len(dataset))
-        features = self._image_tower_features(dataset, self.args) if self.args.cache_image_features else None
+        features = self._image_tower_features(dataset, self.args)
         settings = {
             "num_beams": self.args.generation_num_beams,
             "max_new_tokens": self.args.generation_max_new_tokens,
@@ -323,7 +348,7 @@ class CaptionTrainer(Trainer):
         return [caption for _, caption in sorted(pairs)]
 
     def scorer_image_features(self, scorer: Scorer, dataset: datasets.Dataset) -> Tensor:
-        """Image features of a scorer, computed once a data set.
+        """Image features of a scorer, computed once a data set; of a video the mean of its frames', at unit length.
 
         Args:
             scorer ([`Scorer`]): Who looks at the images.
@@ -335,7 +360,7 @@ class CaptionTrainer(Trainer):
         key = (id(scorer), id(dataset))
         if key not in self._scorer_features_of:
             cache = FeatureCache.for_scorer(scorer, self.args.feature_cache_dir)
-            features = cached_features(cache, dataset, scorer.image_features)
+            features = cached_features(cache, dataset, scorer.image_features, unit_length=True)
             # Scorer and data set are held so that their ids stay their own.
             self._scorer_features_of[key] = (scorer, dataset, features.tensor().float())
         return self._scorer_features_of[key][2]

@@ -15,7 +15,7 @@ import datasets
 import torch
 from torch import Tensor
 
-from hf_captionrl.data import open_image
+from hf_captionrl.data import open_still
 from hf_captionrl.reports.completions import log_completions, print_completions
 from hf_captionrl.rewards import RewardContext, SelfRetrieval, WeightedRewards
 from hf_captionrl.trainers.guards import RewardHackingGuard
@@ -178,5 +178,5 @@ class RolloutMonitor:
         print_completions(rows, step=step)
         if report_to:
             shown = [int(context.rows[n // context.group_size]) for n in range(len(rows))]
-            images = [open_image(dataset[row]["image"]) for row in shown]
+            images = [open_still(dataset[row]) for row in shown]
             log_completions(rows, images, step=step, report_to=report_to, tensorboard_writer=tensorboard_writer)

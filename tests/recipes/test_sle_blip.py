@@ -1,19 +1,24 @@
 """The recipe from the command line's arguments to every file it promises."""
 
+import dataclasses
 import importlib.util
 import json
 import sys
 from pathlib import Path
 
 import datasets
+import numpy as np
 import pytest
 import torch
 
 from hf_captionrl.captioners import load_captioner
+from hf_captionrl.data import load_captions, sample_frames
 from hf_captionrl.recipe.samples import SAMPLE_COLUMNS, SampleArguments, Sampler, keep_long_references
 from hf_captionrl.reports.table import COLUMNS
-from hf_captionrl.scenes import load_scenes
+from hf_captionrl.scenes import full_caption, load_scenes, render_scene, scene_stream
 from hf_captionrl.scenes.models import model_path
+from hf_captionrl.trainers import SLEConfig, SLETrainer
+from hf_captionrl.trainers.caption_trainer import image_tower_features
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 CONFIGS = sorted((RECIPES / "configs" / "sle_blip").glob("*.yaml"))
@@ -118,10 +123,84 @@ def test_the_papers_tables_are_all_there():
     assert rows["table3_sle"] == "SLE (alpha=0.75)"
 
 
-def test_videos_are_refused_by_what_is_missing():
-    config = RECIPES / "configs" / "sle_blip" / "table3_sle.yaml"
-    with pytest.raises(NotImplementedError, match=r"num_frames is 8: 'tgif' holds videos.*no reader"):
-        recipe.main(["--config", str(config), "--use_cpu"])
+VIDEO = ["--config", str(RECIPES / "configs" / "sle_blip" / "table3_sle.yaml"), "--use_cpu"]
+SHIPPED = [
+    *("--model_name_or_path", "scenes:blip-mle", "--scorer_name_or_path", "scenes:clip-reward", "--prompt", ""),
+    *("--judge_name_or_path", "scenes:clip-judge", "--perplexity_name_or_path", "scenes:gpt2-perplexity"),
+]
+
+
+def make_moving_world(folder, count=12):
+    """GIFs of a sprite that moves from left to right, in the layout of TGIF."""
+    (folder / "gifs").mkdir(parents=True)
+    (folder / "splits").mkdir()
+    single = (scene for scene in scene_stream(5) if scene.facts.count == 1 and not scene.facts.second)
+    lines, addresses = [], []
+    for number, scene in zip(range(count), single, strict=False):
+        frames = [render_scene(dataclasses.replace(scene, column=column)) for column in range(3)]
+        frames[0].save(
+            folder / "gifs" / f"clip{number}.gif", save_all=True, append_images=frames[1:], duration=[100, 100, 200]
+        )
+        addresses.append(f"https://media.example/{number}/clip{number}.gif")
+        for caption in (full_caption(scene.facts), f"a {scene.facts.kind} that moves"):
+            lines.append(f"{addresses[-1]}\t{caption}")
+    (folder / "tgif-v1.0.tsv").write_text("\n".join(lines) + "\n")
+    for name, part in (("train", addresses[:8]), ("val", addresses[8:10]), ("test", addresses[10:])):
+        (folder / "splits" / f"{name}.txt").write_text("\n".join(part) + "\n")
+    return folder
+
+
+def test_videos_are_trained_on(tmp_path):
+    """Table 3's configuration on a moving world: mean-pooled features from the first step to the panel."""
+    world, out = make_moving_world(tmp_path / "world"), tmp_path / "out"
+    short = [
+        *("--data_dir", str(world), "--output_dir", str(out), "--feature_cache_dir", str(tmp_path / "cache")),
+        *("--num_frames", "4", "--rl_start_epoch", "1", "--num_train_epochs", "2", "--num_generations", "3"),
+        *("--per_device_train_batch_size", "4", "--num_samples", "2", "--sample_temperatures", "1.0"),
+        *("--generation_max_new_tokens", "8", "--max_completion_length", "8", "--generation_num_beams", "2"),
+        *("--disable_tqdm", "true", "--learning_rate", "1e-3"),
+    ]
+    recipe.main([*VIDEO, *SHIPPED, *short])
+    assert names_of(out) == ["MLE", "XE", "SLE (alpha=0.75)"]
+    rows = json.loads((out / "results.json").read_text())["rows"]
+    assert all(isinstance(row[key], float) for row in rows[:-1] for key in ("cider_d", "pool_recall_at_1", "rs_div_2"))
+    assert (out / "quarantine.jsonl").read_text() == ""
+    for name in ("gallery.html", "panel.html", "tradeoff.png"):
+        assert (out / name).stat().st_size > 100, name
+    assert "videos with their captions (4 frames of each)" in (out / "model" / "README.md").read_text()
+    start, trained = (
+        dict(load_captioner(path, dtype=torch.float32).model.named_parameters())
+        for path in (model_path("scenes:blip-mle"), str(out / "model"))
+    )
+    moved = {name for name in start if not torch.equal(start[name], trained[name])}
+    assert moved
+    assert not any(name.startswith("vision_model") for name in moved)
+    # What the model was trained on, against the frames one by one.
+    captioner = load_captioner(model_path("scenes:blip-mle"), dtype=torch.float32)
+    data = load_captions("tgif", split="test", data_dir=world, num_frames=4)
+    features = image_tower_features(captioner, data, cache_dir=str(tmp_path / "cache"))
+    frames = sample_frames(world / "gifs" / "clip10.gif", 4)
+    with torch.no_grad():
+        single = [captioner.image_features(captioner.encode_images([frame])) for frame in frames]
+    mean = torch.cat([single[0], single[1], single[2], single[2]]).mean(0)  # the last plays twice as long
+    torch.testing.assert_close(torch.tensor(np.array(features[0])), mean, atol=1e-5, rtol=1e-4)
+
+
+def test_videos_need_cached_features(tmp_path):
+    arguments = [*VIDEO, "--data_dir", str(tmp_path), "--output_dir", str(tmp_path / "out")]
+    with pytest.raises(ValueError, match=r"num_frames is 8.*--cache_image_features"):
+        recipe.main([*arguments, "--cache_image_features", "false"])
+    with pytest.raises(ValueError, match=r"'tgif' holds videos\. Set num_frames"):
+        recipe.main(
+            [*arguments, *SHIPPED, "--data_dir", str(make_moving_world(tmp_path / "w", 12)), "--num_frames", "0"]
+        )
+
+
+def test_a_trainer_refuses_videos_without_cached_features(tmp_path):
+    data = load_captions("tgif", data_dir=make_moving_world(tmp_path), num_frames=2)
+    config = SLEConfig(str(tmp_path / "out"), use_cpu=True, report_to="none")
+    with pytest.raises(ValueError, match=r"videos \(2 frames each\).*cache_image_features=True"):
+        SLETrainer(load_captioner(model_path("scenes:blip-mle"), dtype=torch.float32), config, data)
 
 
 @pytest.mark.parametrize(

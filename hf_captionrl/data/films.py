@@ -1,0 +1,123 @@
+"""Films through PyAV, decoded from the start; only the frames that are wanted are kept."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import Any, BinaryIO
+
+from PIL import Image
+
+from hf_captionrl.data.images import ImageError, check_size
+from hf_captionrl.data.video import VideoError, frames_on_screen
+
+__all__ = ["sample_film"]
+
+# Films whose last frames are never shown, or whose header counts some too many, are common and harmless.
+_ENOUGH = 0.9
+
+
+def sample_film(file: BinaryIO, kind: str, name: str, num_frames: int, how: str, max_pixels: int) -> list[Image.Image]:
+    """Take frames of a film.
+
+    Args:
+        file (`BinaryIO`): The film, at its start.
+        kind (`str`): FFmpeg's name of its format.
+        name (`str`): How to call it in a message.
+        num_frames (`int`): F.
+        how (`str`): As for `sample_frames`.
+        max_pixels (`int`): Largest accepted width * height of a frame.
+
+    Returns:
+        `list[PIL.Image.Image]`: F RGB frames in the order of time.
+
+    Raises:
+        ImageError: If a frame is too large.
+        VideoError: If there are no frames, or the stream is broken or truncated.
+        ImportError: If PyAV is not there.
+    """
+    try:
+        import av
+    except ImportError:
+        raise ImportError(
+            f"{name} is a film, and reading it needs PyAV. Install hf-captionrl[video], or convert it to GIF."
+        ) from None
+    read = "its header"
+    try:
+        # The format is named: guessing, FFmpeg would also take playlists, and those name addresses.
+        with av.open(file, mode="r", format=kind) as container:
+            if not container.streams.video:
+                raise VideoError(
+                    "video_no_frames", f"{name} has {len(container.streams)} streams and none of pictures"
+                )
+            stream = container.streams.video[0]
+            if stream.codec_context is None:
+                raise VideoError("video_unreadable", f"{name} has pictures in a code that this FFmpeg does not know")
+            check_size((stream.codec_context.width, stream.codec_context.height), name, max_pixels)
+            tick = stream.time_base or Fraction(1, 1)  # seconds
+            starts, end = _packet_times(container, stream)
+            announced = max(stream.frames, len(starts))
+            read = f"{len(starts)} of {announced} frames"
+            if not starts:
+                raise VideoError(
+                    "video_truncated" if announced else "video_no_frames",
+                    f"{name} holds no frame ({announced} announced)",
+                )
+            # Matroska does not count its frames but says how long they play; elsewhere sound may play on.
+            plays = stream.duration
+            if plays is None and container.duration and len(container.streams) == 1:
+                plays = int(container.duration / 1_000_000 / tick)
+            if len(starts) < _ENOUGH * announced or (plays and end < _ENOUGH * plays):
+                seconds = [float((time or 0) * tick) for time in (end, plays)]
+                of_time = f", {seconds[0]:.2f} of {seconds[1]:.2f} s" if plays else ""
+                raise VideoError("video_truncated", f"{name} ends early: {read}{of_time} are there")
+            container.seek(0)
+            chosen = frames_on_screen(starts, end, num_frames, how)
+            frames: dict[int, Image.Image] = {}
+            decoded = 0
+            last = None
+            for frame in container.decode(stream):
+                if decoded in chosen:
+                    check_size((frame.width, frame.height), name, max_pixels)
+                    frames[decoded] = frame.to_image().convert("RGB")
+                last = frame
+                decoded += 1
+                read = f"{decoded} of {announced} frames"
+                if decoded > chosen[-1]:
+                    break
+            if last is None or decoded < _ENOUGH * (chosen[-1] + 1):
+                raise VideoError("video_truncated", f"{name} decodes to {read}")
+            if decoded <= chosen[-1]:
+                frames |= dict.fromkeys(set(chosen) - set(frames), last.to_image().convert("RGB"))
+            return [frames[k] for k in chosen]
+    except ImageError:
+        raise
+    except MemoryError:
+        raise ImageError("image_too_large", f"{name} does not fit into memory") from None
+    except Exception as error:
+        # FFmpeg's errors are OSError, ValueError and more, by their number.
+        reason = "video_truncated" if isinstance(error, EOFError) or kind in ("mp4", "mov") else "video_unreadable"
+        raise VideoError(
+            reason, f"{name} does not decode beyond {read} ({type(error).__name__}: {_first_line(error)})"
+        ) from error
+
+
+def _packet_times(container: Any, stream: Any) -> tuple[list[int], int]:
+    """When each frame comes up, and when the last one goes, in units of the stream, without decoding one."""
+    times: list[int] = []
+    lengths: list[int] = []
+    for packet in container.demux(stream):
+        if packet.size and not packet.is_discard:
+            time = packet.pts if packet.pts is not None else packet.dts
+            times.append(len(times) if time is None else time)
+            lengths.append(packet.duration or 0)
+    if not times:
+        return [], 0
+    times.sort()  # packets come in the order of decoding
+    first = times[0]
+    starts = [time - first for time in times]
+    usual = lengths[-1] or (starts[-1] // max(len(starts) - 1, 1)) or 1
+    return starts, starts[-1] + usual
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [""])[0]

@@ -1,0 +1,171 @@
+"""Videos with captions as they are distributed: TGIF's table of addresses, MSR-VTT's JSON.
+
+TGIF (Li et al. 2016, "TGIF: A New Dataset and Benchmark on Animated GIF Description"): `tgif-v1.0.tsv` holds an address
+and a caption a line, `splits/train.txt`, `val.txt` and `test.txt` an address a line. Nothing is fetched: the GIF of
+`https://.../tumblr_a1.gif` is the file `tumblr_a1.gif`, in `gifs/` beside the table or in `image_root`. A table may also
+hold paths relative to that folder.
+
+MSR-VTT (Xu et al. 2016, "MSR-VTT: A Large Video Description Dataset for Bridging Video and Language"):
+`videodatainfo.json` holds `videos` with `video_id` and `split`, and `sentences` with `video_id` and `caption`; the film
+of `video7` is `video7.mp4` (or another kind of film), in `videos/` beside the file or in `image_root`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from hf_captionrl.data.sources import SPLIT_NAMES, Row, Source
+from hf_captionrl.data.video import VIDEO_SUFFIXES
+
+__all__ = ["find_video_source", "read_video_source"]
+
+logger = logging.getLogger(__name__)
+
+_PATTERNS = {"tgif": ("tgif*.tsv", "*.tsv"), "msr-vtt": ("*videodatainfo*.json", "*.json")}
+_SPLIT_FILES = ("train", "val", "test")
+
+
+def find_video_source(dataset_name: str, path: Path, data_dir: str | Path | None) -> Path | None:
+    """The file that describes a set of videos, if that is what is asked for.
+
+    Args:
+        dataset_name (`str`): `"tgif"`, `"msr-vtt"`, or anything else.
+        path (`Path`): That as a path: a `.tsv`, or a `.json` with "videodata" in its name, is such a file.
+        data_dir (`str` or `Path`, *optional*): Folder of `"tgif"` and `"msr-vtt"`.
+
+    Returns:
+        `Path`, or None for another kind of source.
+
+    Raises:
+        FileNotFoundError: If the folder is missing or holds no such file.
+        ValueError: If no folder is given, or several files could be meant.
+    """
+    name = dataset_name.lower()
+    if name not in _PATTERNS:
+        known = path.suffix.lower() == ".tsv" or (path.suffix.lower() == ".json" and "videodata" in path.name)
+        return path if known and path.is_file() else None
+    if data_dir is None:
+        raise ValueError(f"dataset_name {name!r} needs a folder. Set data_dir to the one with {_PATTERNS[name][0]}.")
+    folder = Path(data_dir).expanduser()
+    for pattern in _PATTERNS[name]:
+        found = sorted(folder.glob(pattern))
+        if len(found) > 1:
+            names = [file.name for file in found[:5]]
+            raise ValueError(f"data_dir ({str(folder)!r}) holds {names}. Give the file meant as dataset_name.")
+        if found:
+            return found[0]
+    raise FileNotFoundError(
+        f"data_dir ({str(folder)!r}) holds no {_PATTERNS[name][0]}. Set it to the folder with one."
+    )
+
+
+def read_video_source(path: Path, root: Path | None) -> Source:
+    """Read the file that describes a set of videos.
+
+    Args:
+        path (`Path`): `.tsv` in the layout of TGIF, or `.json` in that of MSR-VTT.
+        root (`Path`, *optional*): Folder of the videos. Default: `gifs/` or `videos/` beside the file, where there is
+            one, else the file's own.
+
+    Returns:
+        `Source`: Rows of `image` (path), `image_id` and `captions`.
+
+    Raises:
+        ValueError: If the file has another layout, or two addresses have one file name.
+    """
+    if path.suffix.lower() == ".tsv":
+        return _read_tgif(path, root or _folder(path, "gifs"))
+    return _read_msr_vtt(path, root or _folder(path, "videos"))
+
+
+def _folder(path: Path, name: str) -> Path:
+    return path.parent / name if (path.parent / name).is_dir() else path.parent
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return [line.rstrip("\r") for line in path.read_text(encoding="utf-8-sig").split("\n")]
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8 ({error}). Save it as UTF-8.") from error
+
+
+def _local(address: str) -> str:
+    """File name of an address; a path stays itself."""
+    return address.split("?")[0].rstrip("/").rpartition("/")[2] if "://" in address else address
+
+
+def _read_tgif(path: Path, root: Path) -> Source:
+    captions: dict[str, list[str]] = {}
+    for number, line in enumerate(_lines(path), start=1):
+        if not line.strip():
+            continue
+        address, tab, caption = line.partition("\t")
+        if not tab:
+            raise ValueError(f"Line {number} of {path} has no tab. Write an address or path, a tab and a caption.")
+        captions.setdefault(address.strip(), []).append(caption)
+    files: dict[str, str] = {}
+    for address in captions:
+        if files.setdefault(_local(address), address) != address:
+            raise ValueError(
+                f"{path}: {files[_local(address)]!r} and {address!r} have one file name. Save them under different names "
+                "and write those in place of the addresses."
+            )
+    split_of: dict[str, str] = {}
+    for name in _SPLIT_FILES:
+        for folder in (path.parent / "splits", path.parent):
+            if (folder / f"{name}.txt").is_file():
+                split_of |= {line.strip(): name for line in _lines(folder / f"{name}.txt") if line.strip()}
+                break
+    if split_of:
+        lost = [address for address in captions if address not in split_of]
+        if lost:
+            logger.warning("%s: %d videos are in no split and left out (%s, ...).", path, len(lost), lost[0])
+    rows = (
+        (_local(address), texts, split_of.get(address, "train"))
+        for address, texts in captions.items()
+        if not split_of or address in split_of
+    )
+    return _source(path, root, rows)
+
+
+def _read_msr_vtt(path: Path, root: Path) -> Source:
+    try:
+        content = json.loads("\n".join(_lines(path)))
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise ValueError(f"{path} is not valid JSON ({error}). Mend it.") from error
+    parts: Any = [content.get(key) for key in ("videos", "sentences")] if isinstance(content, dict) else [None]
+    if not all(
+        isinstance(part, list) and all(isinstance(row, dict) and "video_id" in row for row in part) for part in parts
+    ):
+        raise ValueError(
+            f"{path} has no lists 'videos' and 'sentences' with a video_id a row. Give videodatainfo.json."
+        )
+    videos, sentences = parts
+    captions: dict[str, list[str]] = {}
+    for row in sentences:
+        captions.setdefault(str(row["video_id"]), []).append(row.get("caption"))
+    present = {
+        file.stem: file.name for file in sorted(root.iterdir()) if file.suffix.lower() in VIDEO_SUFFIXES | {".gif"}
+    }
+    names = [str(row["video_id"]) for row in videos]
+    rows = (
+        (present.get(name, f"{name}.mp4"), captions.get(name, []), row.get("split", "train"))
+        for name, row in zip(names, videos, strict=True)
+    )
+    return _source(path, root, rows)
+
+
+def _source(path: Path, root: Path, rows: Iterable[tuple[str, list[str], str]]) -> Source:
+    splits: dict[str, Any] = {}
+    for name, captions, split in rows:
+        if split not in SPLIT_NAMES:
+            raise ValueError(f"{path} has a split {split!r}; known are {sorted(SPLIT_NAMES)}. Rename it in the file.")
+        row: Row = {"image": name, "image_id": str(Path(name).with_suffix("")), "captions": captions}
+        splits.setdefault(SPLIT_NAMES[split], []).append(row)
+    if not splits:
+        raise ValueError(f"{path} holds no captioned videos. Check that it is the right file.")
+    return Source(str(path), splits, root, "image", holds_videos=True)

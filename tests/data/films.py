@@ -1,0 +1,74 @@
+"""Small videos of known frames for the tests."""
+
+import io
+import tempfile
+from fractions import Fraction
+
+import numpy as np
+from PIL import Image
+
+COLOURS = [
+    (220, 30, 30),
+    (30, 200, 40),
+    (40, 50, 220),
+    (230, 220, 40),
+    (30, 210, 220),
+    (210, 40, 200),
+    (240, 240, 240),
+]
+SIZE = (32, 24)
+
+
+def plain(colour, size=SIZE):
+    return Image.new("RGB", size, colour)
+
+
+def gif(frames, durations, **options):
+    """A GIF as bytes; durations in milliseconds."""
+    buffer = io.BytesIO()
+    frames[0].save(buffer, "GIF", save_all=True, append_images=frames[1:], duration=durations, loop=0, **options)
+    return buffer.getvalue()
+
+
+def film(number, *, kind="mp4", codec="mpeg4", times=None, index_first=False):
+    """A film as bytes: frame k has colour k (modulo 7) and comes up at `times[k]` eighths of a second."""
+    import av
+
+    # FFmpeg reads a file again to put its index first.
+    buffer = tempfile.NamedTemporaryFile(suffix=".mp4") if index_first else io.BytesIO()  # noqa: SIM115
+    target = buffer.name if index_first else buffer
+    with av.open(target, "w", format=kind, options={"movflags": "faststart"} if index_first else {}) as container:
+        stream = container.add_stream(codec, rate=8)
+        stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
+        stream.codec_context.time_base = Fraction(1, 8)
+        for k in range(number):
+            pixels = np.asarray(plain(COLOURS[k % len(COLOURS)], (64, 48)))
+            frame = av.VideoFrame.from_ndarray(pixels, format="rgb24")
+            frame.pts = k if times is None else times[k]
+            frame.time_base = Fraction(1, 8)
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode(None))
+    if index_first:
+        with buffer:
+            return buffer.read()
+    return buffer.getvalue()
+
+
+def sound(kind="matroska"):
+    """A film without pictures."""
+    import av
+
+    buffer = io.BytesIO()
+    with av.open(buffer, "w", format=kind) as container:
+        stream = container.add_stream("pcm_s16le", rate=8000)
+        frame = av.AudioFrame.from_ndarray(np.zeros((1, 800), np.int16), format="s16", layout="mono")
+        frame.sample_rate = 8000
+        container.mux(stream.encode(frame))
+        container.mux(stream.encode(None))
+    return buffer.getvalue()
+
+
+def colour_of(image):
+    """Number of the nearest of `COLOURS` to the middle of a picture."""
+    pixel = np.asarray(image.getpixel((image.width // 2, image.height // 2)), float)
+    return int(np.argmin([np.abs(pixel - colour).sum() for colour in np.asarray(COLOURS, float)]))
