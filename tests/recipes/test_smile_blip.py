@@ -1,5 +1,6 @@
 """The recipe from the command line's arguments to every file it promises."""
 
+import importlib
 import importlib.util
 import json
 import sys
@@ -12,6 +13,7 @@ from PIL import Image
 
 from hf_captionrl.captioners import load_captioner
 from hf_captionrl.reports.table import COLUMNS
+from hf_captionrl.trainers import CaptionConfig
 from scripts.make_small_blip import make_small_blip
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -225,7 +227,9 @@ def test_what_would_be_ignored_is_refused(tmp_path, arguments, message):
 
 
 def test_every_configuration_writes_to_its_own_folder():
-    folders = [
-        recipe.parse_args(["--config", str(file)])[-1].output_dir for file in (RECIPES / "configs").rglob("*.yaml")
-    ]
+    folders = []
+    for file in (RECIPES / "configs").rglob("*.yaml"):
+        owner = importlib.import_module(f"recipes.{file.parent.name}")
+        config = next(a for a in owner.parse_args(["--config", str(file)]) if isinstance(a, CaptionConfig))
+        folders.append(config.output_dir)
     assert len(set(folders)) == len(folders)
