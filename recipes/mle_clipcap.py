@@ -34,6 +34,7 @@ from hf_captionrl.recipe import (
     EvaluationArguments,
     Evaluator,
     ModelArguments,
+    defer_push,
     finish,
     load_data,
     optional_scorer,
@@ -164,12 +165,7 @@ def main(argv: Sequence[str] | None = None) -> Path:
     model_args, data_args, eval_args, config = arguments
     eval_args.resolve(data_args.dataset_name)
     output_dir = Path(config.output_dir)
-    # The card needs the table: the recipe pushes at the end, the Trainer never.
-    push, config.push_to_hub = config.push_to_hub, False
-    if push and eval_args.judge_name_or_path == "none":
-        raise ValueError(
-            "push_to_hub needs a judge: no card is written without retrieval numbers. Set judge_name_or_path."
-        )
+    push = defer_push(config, eval_args.judge_name_or_path)
     checkpoint = get_last_checkpoint(str(output_dir / "model")) if resumes(config) else None
     with config.main_process_first(local=False, desc="loading the data"):
         splits = load_data(data_args, output_dir=output_dir, seed=config.seed)

@@ -37,6 +37,7 @@ from hf_captionrl.recipe import (
     Evaluator,
     ModelArguments,
     Run,
+    defer_push,
     finish,
     load_data,
     optional_scorer,
@@ -186,12 +187,7 @@ def main(argv: Sequence[str] | None = None) -> Path:
         )
     eval_args.resolve(data_args.dataset_name)
     output_dir = Path(config.output_dir)
-    # The card needs the table: the recipe pushes at the end, the Trainer never.
-    push, config.push_to_hub = config.push_to_hub, False
-    if push and eval_args.judge_name_or_path == "none":
-        raise ValueError(
-            "push_to_hub needs a judge: no card is written without retrieval numbers. Set judge_name_or_path."
-        )
+    push = defer_push(config, eval_args.judge_name_or_path)
     if model_args.tune is not None and config.rl_start_epoch:
         raise ValueError(
             f"rl_start_epoch is {config.rl_start_epoch}, and what follows cross-entropy goes on with its whole model, not with "

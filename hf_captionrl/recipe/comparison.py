@@ -21,7 +21,7 @@ from hf_captionrl.recipe.report import write_report
 from hf_captionrl.reports.table import COLUMNS, Column
 from hf_captionrl.trainers import CaptionConfig, CaptionTrainer
 
-__all__ = ["START", "Comparison", "Run", "finish", "resumes", "train_runs"]
+__all__ = ["START", "Comparison", "Run", "defer_push", "finish", "resumes", "train_runs"]
 
 START = "MLE"
 """Row name of the captioner that every run starts from."""
@@ -63,6 +63,27 @@ class Comparison:
     captioner: Captioner | None = None
     main: str = START
     is_main_process: bool = True
+
+
+def defer_push(config: CaptionConfig, judge_name: str | None) -> bool:
+    """Take the push from the Trainer: the card needs the table, so a recipe pushes at its end.
+
+    Args:
+        config ([`CaptionConfig`]): Its `push_to_hub` is switched off.
+        judge_name (`str`, *optional*): The judge.
+
+    Returns:
+        `bool`: Whether to push at the end.
+
+    Raises:
+        ValueError: If there is to be a push, and no judge for its card.
+    """
+    push, config.push_to_hub = config.push_to_hub, False
+    if push and judge_name in (None, "none"):
+        raise ValueError(
+            "push_to_hub needs a judge: no card is written without retrieval numbers. Set judge_name_or_path."
+        )
+    return push
 
 
 def resumes(config: CaptionConfig) -> bool:

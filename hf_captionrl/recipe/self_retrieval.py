@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hf_captionrl.data import cached_features
 from hf_captionrl.recipe.arguments import DataArguments, EvaluationArguments, ModelArguments, parse_arguments
-from hf_captionrl.recipe.comparison import Run, finish, resumes, train_runs
+from hf_captionrl.recipe.comparison import Run, defer_push, finish, resumes, train_runs
 from hf_captionrl.recipe.evaluation import REWARD_COLUMNS, Evaluator
 from hf_captionrl.recipe.loading import load_data, optional_scorer
 from hf_captionrl.reports.table import COLUMNS
@@ -184,7 +184,7 @@ def main(argv: Sequence[str] | None, default_config: Path) -> Path:
     model_args, data_args, eval_args, bag_args, config = arguments
     eval_args.resolve(data_args.dataset_name)
     output_dir = Path(config.output_dir)
-    push, config.push_to_hub = config.push_to_hub, False
+    push = defer_push(config, eval_args.judge_name_or_path)
     if "none" in (eval_args.judge_name_or_path, eval_args.scorer_name_or_path):
         raise ValueError(
             "Self-retrieval needs a scorer that rewards and a judge that does not. Set scorer_name_or_path and "

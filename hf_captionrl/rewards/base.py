@@ -9,6 +9,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -82,7 +83,7 @@ class RewardContext:
         """G, captions an image."""
         return len(self.captions) // max(len(self.rows), 1)
 
-    @property
+    @cached_property
     def is_empty(self) -> Tensor:
         """`(N,)`: captions without a letter or digit."""
         return torch.tensor([not any(c.isalnum() for c in caption) for caption in self.captions], dtype=torch.bool)

@@ -176,6 +176,7 @@ class CaptionTrainer(Trainer):
     """
 
     args: CaptionConfig
+    _tap_checked = False
 
     def __init__(
         self,
@@ -292,6 +293,25 @@ class CaptionTrainer(Trainer):
         if self.args.world_size > 1:
             number = self.accelerator.gather(number.reshape(1)).sum()
         return number
+
+    def check_supervised(self, model: Any, inputs: dict[str, Any]) -> None:
+        """Refuse a batch that teaches nothing; on the first batch of training, compare the head tap with the model's loss.
+
+        Args:
+            model (`nn.Module`): The policy, as wrapped by accelerate.
+            inputs (`dict`): A batch of captions with labels.
+
+        Raises:
+            ValueError: If no token of the batch is supervised.
+        """
+        if not (inputs["labels"] != IGNORE_INDEX).any():
+            raise ValueError(
+                "No token of this batch is supervised: every label is ignored. Are all captions empty after the prompt? "
+                "Raise max_caption_length or check the captions with hf_captionrl.data.check_captions."
+            )
+        if not self._tap_checked and model.training:
+            self._tap_checked = True
+            self.captioner.self_check(inputs)
 
     def token_mean(self, total: Tensor, labels: Tensor, num_items_in_batch: Tensor | int | None) -> Tensor:
         """Turn a sum over tokens into the mean over the tokens of the whole optimizer step.

@@ -11,7 +11,6 @@ from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 
 from hf_captionrl.captioners.base import Captioner
-from hf_captionrl.losses import IGNORE_INDEX
 from hf_captionrl.rewards import CiderReward, PairwiseDiversity, Reward, RewardContext, RewardLike
 from hf_captionrl.trainers.caption_rl_trainer import CaptionRLTrainer
 from hf_captionrl.trainers.sle_config import SLEConfig
@@ -49,7 +48,6 @@ class SLETrainer(CaptionRLTrainer):
     """
 
     args: SLEConfig
-    _checked = False
 
     def __init__(
         self,
@@ -163,14 +161,7 @@ class SLETrainer(CaptionRLTrainer):
         if "advantages" in inputs:
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         inputs = {name: value for name, value in inputs.items() if name != "rows"}
-        if not (inputs["labels"] != IGNORE_INDEX).any():
-            raise ValueError(
-                "No token of this batch of references is supervised. Raise max_caption_length or check the captions with "
-                "hf_captionrl.data.check_captions."
-            )
-        if not self._checked and model.training:
-            self._checked = True
-            self.captioner.self_check(inputs)
+        self.check_supervised(model, inputs)
         outputs = model(**inputs, head_objective=SmileObjective(mle_weight=1.0))
         loss = self.token_mean(outputs["loss"], inputs["labels"], num_items_in_batch)
         return (loss, outputs) if return_outputs else loss

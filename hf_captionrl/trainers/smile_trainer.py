@@ -123,7 +123,6 @@ class SmileTrainer(CaptionTrainer):
     """
 
     args: SmileConfig
-    _checked = False
 
     def compute_loss(
         self,
@@ -148,14 +147,7 @@ class SmileTrainer(CaptionTrainer):
         """
         inputs = dict(inputs)
         labels = inputs["labels"]
-        if not (labels != IGNORE_INDEX).any():
-            raise ValueError(
-                "No token of this batch is supervised: every label is ignored. Are all captions empty after the prompt? "
-                "Raise max_caption_length or check the captions with hf_captionrl.data.check_captions."
-            )
-        if not self._checked and model.training:
-            self._checked = True
-            self.captioner.self_check(inputs)
+        self.check_supervised(model, inputs)
         if self.args.first_token == "shift":
             inputs["input_ids"], inputs["labels"] = shift_first_token(
                 inputs["input_ids"], labels, self.captioner.tokenizer
