@@ -1,0 +1,178 @@
+"""The policy gradient against every sequence that a tiny policy can write, summed exactly."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from hf_captionrl.losses import caption_log_probs, policy_gradient_loss
+from hf_captionrl.rewards import make_baseline
+from hf_captionrl.rewards.diversity import edit_distance
+
+VOCABULARY, LENGTH, END = 3, 3, 0
+
+
+# A policy small enough to write every sequence it can write: one row of logits for each prefix.
+
+SEQUENCES = [
+    sequence
+    for length in range(1, LENGTH + 1)
+    for sequence in itertools.product(range(VOCABULARY), repeat=length)
+    if END not in sequence[:-1] and (sequence[-1] == END or length == LENGTH)
+]
+PREFIXES = sorted({sequence[:i] for sequence in SEQUENCES for i in range(len(sequence))})
+
+
+class Tabular:
+    """All sequences, padded with NaN log-probabilities, under logits that want a gradient."""
+
+    def __init__(self, seed: int = 0) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        self.logits = torch.randn(len(PREFIXES), VOCABULARY, generator=generator, dtype=torch.float64)
+        self.logits.requires_grad_()
+        self.rewards = torch.randn(len(SEQUENCES), generator=generator, dtype=torch.float64)
+        self.mask = torch.tensor([[t < len(s) for t in range(LENGTH)] for s in SEQUENCES])
+        self.ids = torch.tensor([[*s, *[END] * (LENGTH - len(s))] for s in SEQUENCES])
+
+    def log_probs(self) -> Tensor:
+        table = self.logits.log_softmax(1)
+        rows = []
+        for sequence in SEQUENCES:
+            own = [table[PREFIXES.index(sequence[:t]), sequence[t]] for t in range(len(sequence))]
+            rows.append(torch.stack([*own, *[torch.tensor(math.nan).double()] * (LENGTH - len(own))]))
+        return torch.stack(rows)
+
+    def probabilities(self) -> Tensor:
+        return caption_log_probs(self.log_probs(), self.mask, "sum").exp()
+
+    def gradient(self, objective: Tensor) -> Tensor:
+        return torch.autograd.grad(objective, self.logits)[0]
+
+    def surrogate(self, rows: list[int], advantages: Tensor) -> Tensor:
+        """Gradient of the loss for some of the sequences, as a step would see them."""
+        loss = policy_gradient_loss(self.log_probs()[rows], advantages, self.mask[rows], logprob_reduction="sum")
+        return self.gradient(loss["loss"])
+
+
+def test_the_sequences_are_all_there_are():
+    policy = Tabular()
+    assert len(SEQUENCES) == 1 + 2 + 4 * VOCABULARY
+    assert float(policy.probabilities().sum().detach()) == pytest.approx(1, abs=1e-12)
+
+
+@pytest.mark.parametrize("name", ["none", "greedy", "running_mean"])
+def test_the_expected_surrogate_is_the_policy_gradient(name):
+    policy = Tabular()
+    probabilities = policy.probabilities().detach()
+    exact = policy.gradient((policy.probabilities() * policy.rewards).sum())
+    baseline = make_baseline(name, 1)
+    baseline.update(0.7)
+    greedy = policy.rewards[int(probabilities.argmax())].view(1)
+    total = torch.zeros_like(exact)
+    for row, probability in enumerate(probabilities):
+        advantage = baseline(policy.rewards[row].view(1, 1), greedy).flatten()
+        total += probability * policy.surrogate([row], advantage)
+    torch.testing.assert_close(-total, exact, rtol=0, atol=1e-12)
+
+
+def expectation_over_pairs(policy: Tabular, advantages) -> Tensor:
+    """Of the surrogate's gradient for two captions of one image, all pairs of sequences weighted by their chances."""
+    number, log_probs = len(SEQUENCES), policy.log_probs()
+    chance = policy.probabilities().detach()
+    a, b = (i.flatten() for i in torch.meshgrid(torch.arange(number), torch.arange(number), indexing="ij"))
+    pairs = torch.stack([a, b], dim=1)  # (P, 2)
+    weight = (chance[a] * chance[b]).repeat_interleave(2)
+    # Linear in the advantage: the chance of the pair goes in there, and the normaliser is a pair's.
+    loss = policy_gradient_loss(
+        log_probs[pairs.flatten()],
+        advantages(pairs).flatten() * weight,
+        policy.mask[pairs.flatten()],
+        logprob_reduction="sum",
+        normalizer=2.0,
+    )
+    return policy.gradient(loss["loss"])
+
+
+@pytest.mark.parametrize(("name", "factor"), [("leave_one_out", 1.0), ("group_mean", 0.5)])
+def test_group_baselines_over_all_pairs(name, factor):
+    """The own reward in the mean shrinks the gradient by (G - 1) / G; without it nothing changes."""
+    policy = Tabular(1)
+    exact = policy.gradient((policy.probabilities() * policy.rewards).sum())
+    found = expectation_over_pairs(policy, lambda pairs: make_baseline(name, 2)(policy.rewards[pairs]))
+    torch.testing.assert_close(-found, factor * exact, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["group", "group_floor"])
+def test_baselines_that_do_change_the_gradient(name):
+    """Negative control: what the oracle above would say of a baseline that is not one."""
+    policy = Tabular(1)
+    rewards = 3 * policy.rewards  # so that the floor is met by some pairs
+    exact = policy.gradient((policy.probabilities() * rewards).sum())
+    found = -expectation_over_pairs(policy, lambda pairs: make_baseline(name, 2)(rewards[pairs]))
+    nearest = (found * exact).sum() / (exact * exact).sum()
+    assert (found - nearest * exact).abs().max() > 1e-3
+
+
+def test_the_mean_over_tokens_is_another_gradient():
+    policy = Tabular()
+    exact = policy.gradient((policy.probabilities() * policy.rewards).sum())
+    chance = policy.probabilities().detach()
+    loss = policy_gradient_loss(policy.log_probs(), policy.rewards * chance, policy.mask, normalizer=1.0)
+    assert (-policy.gradient(loss["loss"]) - exact).abs().max() > 1e-2
+
+
+# SLE, Eq. 12-16
+
+
+def pair_distances(policy: Tabular) -> Tensor:
+    number = len(SEQUENCES)
+    a, b = (i.flatten() for i in torch.meshgrid(torch.arange(number), torch.arange(number), indexing="ij"))
+    rows = torch.stack([a, b], dim=1).flatten()
+    words = policy.mask[rows] & (policy.ids[rows] != END)
+    return edit_distance(policy.ids[rows], words, 2)[:, 0, 1].view(number, number)
+
+
+@pytest.mark.parametrize(("samples", "baseline"), [(2, False), (3, False), (2, True), (3, True)])
+def test_the_diversity_term_is_the_gradient_of_the_expected_distance(samples, baseline):
+    """`(2/s) sum_k d(y_j, y_k)` gives (s-1)/s of the gradient of E d; its group mean leaves (1 - 2/s) of that.
+
+    So two samples and the baseline teach nothing, and five keep .48 of the gradient.
+    """
+    policy = Tabular(2)
+    distance = pair_distances(policy)
+    chance = policy.probabilities()
+    exact = policy.gradient((chance[:, None] * chance[None, :] * distance).sum())
+    number = len(SEQUENCES)
+    draws = torch.cartesian_prod(*[torch.arange(number)] * samples)  # (P, s)
+    weight = chance.detach()[draws].prod(1, keepdim=True)
+    rewards = 2 / samples * distance[draws[:, :, None], draws[:, None, :]].sum(2)
+    if baseline:
+        rewards = make_baseline("group_mean", samples)(rewards)
+    loss = policy_gradient_loss(
+        policy.log_probs()[draws.flatten()],
+        (rewards * weight).flatten(),
+        policy.mask[draws.flatten()],
+        logprob_reduction="sum",
+        normalizer=float(samples),
+    )
+    factor = (samples - 1) / samples * (1 - 2 / samples if baseline else 1)
+    torch.testing.assert_close(-policy.gradient(loss["loss"]), factor * exact, rtol=0, atol=1e-12)
+
+
+def test_a_one_sided_distance_needs_its_mirror_image():
+    """Eq. 13 has d(y, y') and d(y', y); Eq. 14 takes them for equal, which BLEU of a pair is not."""
+    policy = Tabular(3)
+    generator = torch.Generator().manual_seed(0)
+    distance = torch.rand(len(SEQUENCES), len(SEQUENCES), generator=generator, dtype=torch.float64)
+    chance = policy.probabilities()
+    exact = policy.gradient((chance[:, None] * chance[None, :] * distance).sum())
+
+    def expected(d: Tensor) -> Tensor:
+        return -expectation_over_pairs(
+            policy, lambda pairs: torch.stack([d[tuple(p.T)] for p in (pairs, pairs.flip(1))], 1)
+        )
+
+    torch.testing.assert_close(expected(distance + distance.T), exact, rtol=0, atol=1e-12)
+    assert (expected(2 * distance) - exact).abs().max() > 1e-3

@@ -1,0 +1,111 @@
+"""The policy gradient against the numbers of the authors' code."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from hf_captionrl.losses import caption_log_probs, policy_gradient_loss
+from hf_captionrl.rewards import RunningMeanBaseline, make_baseline
+
+VECTORS = json.loads((Path(__file__).parents[1] / "vectors" / "policy_gradient.json").read_text())
+
+
+def criterion_inputs() -> tuple[Tensor, Tensor, Tensor]:
+    given = VECTORS["reward_criterion"]
+    distribution, ids = torch.tensor(given["logprobs"]).double(), torch.tensor(given["seq"])
+    # Their end token is 0; the first of them is scored.
+    mask = torch.cat([torch.ones(len(ids), 1, dtype=torch.bool), ids[:, :-1] > 0], dim=1)
+    return distribution, distribution.gather(2, ids.unsqueeze(2)).squeeze(2), mask
+
+
+def test_reward_criterion():
+    given = VECTORS["reward_criterion"]
+    _, log_probs, mask = criterion_inputs()
+    rewards = torch.tensor(given["reward"]).double()
+    found = policy_gradient_loss(log_probs, rewards, mask, logprob_reduction="token_mean")["loss"]
+    assert float(found) == pytest.approx(given["mean"], abs=1e-6)
+    for n, expected in enumerate(given["none"]):
+        rows = slice(n, n + 1)
+        assert float(policy_gradient_loss(log_probs[rows], rewards[rows], mask[rows])["loss"]) == pytest.approx(
+            expected, abs=1e-6
+        )
+
+
+@pytest.mark.parametrize(("key", "weight"), [("new_self_critical", 0.0), ("new_self_critical_entropy_0.5", 0.5)])
+def test_self_critical_with_leave_one_out(key, weight):
+    """Their entropy is part of the reward, without a gradient of its own: another thing than `entropy_weight`."""
+    given = VECTORS["new_self_critical"]
+    distribution, log_probs, mask = criterion_inputs()
+    entropy = -(distribution.exp() * distribution).sum(2)
+    scores = torch.tensor(given["scores"]).double() + weight * (entropy * mask).sum(1) / mask.sum(1)
+    advantages = make_baseline("leave_one_out", 2)(scores.view(2, 2)).flatten()
+    found = policy_gradient_loss(log_probs, advantages, mask, logprob_reduction="token_mean")["loss"]
+    assert float(found) == pytest.approx(VECTORS[key]["loss_mean"], abs=1e-6)
+
+
+def test_sle_surrogate():
+    given = VECTORS["sle_surrogate"]
+    found = policy_gradient_loss(
+        *(torch.tensor(given[n]) for n in ("log_probs", "rewards", "mask")), logprob_reduction="token_mean"
+    )
+    assert float(found["loss"]) == pytest.approx(given["loss"], abs=1e-6)
+
+
+def own_log_probs(logits: list, ids: Tensor) -> Tensor:
+    return torch.tensor(logits).double().log_softmax(2).gather(2, ids.unsqueeze(2)).squeeze(2)
+
+
+def test_log_probs_of_clipcap_captions():
+    """No Detail Left Behind: the mean up to and including the stop token, at the sampling temperature. DiscriTune:
+    the same sum over one token more, where there was a stop token; so it differs from a mean by a factor n / (n + 1)."""
+    given = VECTORS["caption_logprob"]
+    ids, steps = torch.tensor(given["indices"]), torch.arange(6)
+    logits = torch.tensor(given["logits"])
+    expected = given["ndlb_T0.3"]
+    lengths = torch.tensor(expected["msg_lengths"])
+    found = caption_log_probs(own_log_probs((logits / 0.3).tolist(), ids), steps < lengths[:, None])
+    torch.testing.assert_close(found, torch.tensor(expected["log_probs"]).double(), rtol=0, atol=1e-5)
+
+    expected = given["discritune"]
+    mask, divisor = torch.tensor(expected["mask"]).bool(), torch.tensor(expected["msg_lengths"])
+    assert torch.equal(mask.sum(1), lengths)
+    found = caption_log_probs(own_log_probs(given["logits"], ids), mask) * lengths / divisor
+    torch.testing.assert_close(found, torch.tensor(expected["log_probs"]).double(), rtol=0, atol=1e-5)
+
+
+def test_log_probs_of_blip_captions():
+    given = VECTORS["blip_caption_logprob"]
+    ids = torch.tensor(given["captions"])[:, 1:]
+    ends = given["prefix_len"] - 1 + torch.tensor(given["msg_lengths"])
+    mask = (torch.arange(6) >= given["prefix_len"] - 1) & (torch.arange(6) < ends[:, None])
+    logits = torch.tensor(given["logits"])[:, :-1]
+    found = caption_log_probs(own_log_probs(logits.tolist(), ids), mask)
+    torch.testing.assert_close(found, torch.tensor(given["log_probs"]).double(), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("key", "update_first"),
+    [
+        ("discritune_rll_refactor(reward, then update)", False),
+        ("ndlb_game.py(predict, update, then reward: alias)", True),
+    ],
+)
+def test_running_mean_in_both_orders(key, update_first):
+    """Their numbers are of losses; a reward is minus a loss."""
+    given = VECTORS["mean_baseline"]
+    baseline = RunningMeanBaseline(update_first)
+    log_probs = torch.tensor(given["log_probs"]).unsqueeze(1)
+    for losses, expected in zip(given["batches"], given[key], strict=True):
+        rewards = -torch.tensor(losses).unsqueeze(1)
+        if update_first:
+            baseline.update(float(rewards.mean()))
+        assert -baseline.mean == pytest.approx(expected["baseline_used"], abs=1e-6)
+        advantages = baseline(rewards).flatten()
+        torch.testing.assert_close(-advantages, torch.tensor(expected["reward"]), rtol=0, atol=1e-6)
+        found = policy_gradient_loss(log_probs, advantages, torch.ones(4, 1))["loss"]
+        assert float(found) == pytest.approx(expected["policy_loss"], abs=1e-6)
+        if not update_first:
+            baseline.update(float(rewards.mean()))
