@@ -64,7 +64,7 @@ from hf_captionrl.scenes.world import (
     sample_scene,
     vary_scene,
 )
-from hf_captionrl.trainers.caption_trainer import generate_captions
+from hf_captionrl.trainers.captioning import generate_captions
 
 __all__ = ["main"]
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import torch
@@ -16,34 +17,16 @@ from torch import Tensor, nn
 
 from hf_captionrl.captioners.adapters import Adapting
 from hf_captionrl.captioners.checking import check_tap
-from hf_captionrl.captioners.encoding import Encoding
 from hf_captionrl.captioners.grouping import fold_cross_attention
 from hf_captionrl.captioners.head import LogProbsObjective, bypass_image_tower, tap_head
 from hf_captionrl.captioners.saving import Saving
-from hf_captionrl.captioners.sharding import is_sharded, with_gathered_weights
-from hf_captionrl.captioners.tokens import completion_mask
+from hf_captionrl.captioners.sharding import with_gathered_weights
+from hf_captionrl.captioners.writing import Writing
 
-__all__ = ["Captioner", "GenerationOutput"]
-
-
-@dataclass
-class GenerationOutput:
-    """What a captioner wrote.
-
-    Args:
-        ids (`torch.Tensor` of shape `(N, T)`): Token ids behind the prompt, the end token included, right-padded.
-        captions (`list[str]`): N captions without prompt and special tokens.
-        ended (`torch.Tensor` of shape `(N,)`): True where the end token was written, false where the length ran out.
-        mask (`torch.Tensor` of shape `(N, T)`): True for the tokens of the caption, the end token included.
-    """
-
-    ids: Tensor
-    captions: list[str]
-    ended: Tensor
-    mask: Tensor
+__all__ = ["Captioner"]
 
 
-class Captioner(Encoding, Adapting, Saving):
+class Captioner(Writing, Adapting, Saving):
     """A vision-to-text model with its processor, under one interface for every family.
 
     Batches are the same for all families: `input_ids` (start, prompt, caption, end), `attention_mask` and `labels`,
@@ -139,6 +122,55 @@ class Captioner(Encoding, Adapting, Saving):
         return dict(inputs)
 
     @classmethod
+    def is_native(cls, model: Any, inputs: dict[str, Any]) -> bool:
+        """Whether a batch with images is as the model's own forward takes it.
+
+        Args:
+            model (`nn.Module`): The model.
+            inputs (`dict`): A batch of `collate`, or the model's own inputs, with `pixel_values`.
+
+        Returns:
+            `bool`: By default, if there is an image for each caption.
+        """
+        pixels = inputs["pixel_values"]
+        ids: Any = inputs.get("input_ids", inputs.get(cls.token_argument))
+        return pixels.dim() != 4 or pixels.size(0) == ids.size(0)
+
+    @classmethod
+    def encode(cls, model: Any, inputs: dict[str, Any]) -> Tensor:
+        """What `image_features` stands for, computed.
+
+        Args:
+            model (`nn.Module`): The model without PEFT's outermost wrapper.
+            inputs (`dict`): `pixel_values` and the family's `side_inputs`, a row an image.
+
+        Returns:
+            `torch.Tensor` of shape `(B, M, D)`: By default the last hidden state of the image tower.
+        """
+        tower = cls.image_tower(model)
+        pixels = inputs["pixel_values"]
+        device, dtype = next(((p.device, p.dtype) for p in tower.parameters()), (pixels.device, pixels.dtype))
+        return tower(pixels.to(device, dtype)).last_hidden_state
+
+    @classmethod
+    @contextmanager
+    def known_features(cls, model: Any, features: Tensor, inputs: dict[str, Any]) -> Iterator[None]:
+        """Let the model take known features in place of images, for a while.
+
+        Args:
+            model (`nn.Module`): The model without PEFT's outermost wrapper.
+            features (`torch.Tensor` of shape `(B, M, D)`): Of `encode`; a row a caption, or, where cross-attention is
+                folded, a row an image.
+            inputs (`dict`): The model's own inputs; changed in place.
+
+        Yields:
+            Nothing.
+        """
+        with bypass_image_tower(cls.image_tower(model), features) as placeholder:
+            inputs["pixel_values"] = placeholder
+            yield
+
+    @classmethod
     def softcap(cls, model: Any) -> float | None:
         """Cap of the logits behind the projection, where the model has one.
 
@@ -173,26 +205,6 @@ class Captioner(Encoding, Adapting, Saving):
         """
         config = self.base_model.config
         return self.require_ids(config.bos_token_id, config.eos_token_id, config.pad_token_id)
-
-    def generate_ids(self, image_features: Tensor, prompt_ids: Tensor, **kwargs: Any) -> Tensor:
-        """Let the model continue the prompt.
-
-        Args:
-            image_features (`torch.Tensor` of shape `(B, M, D)`): Output of the image tower.
-            prompt_ids (`torch.Tensor` of shape `(B, P)`): Start token and prompt.
-            kwargs: For the model's `generate`.
-
-        Returns:
-            `torch.Tensor` of shape `(N, P + T)`: Prompt and continuation.
-        """
-        model = self.base_model
-        with bypass_image_tower(self.image_tower(model), image_features) as pixel_values:
-            return model.generate(
-                input_ids=prompt_ids,
-                attention_mask=torch.ones_like(prompt_ids),
-                pixel_values=pixel_values,
-                **kwargs,
-            )
 
     # What follows from it
 
@@ -235,19 +247,9 @@ class Captioner(Encoding, Adapting, Saving):
         self.base_model.use_full_logits = value
 
     @property
-    def device(self) -> torch.device:
-        """Where the model is."""
-        return next(self.model.parameters()).device
-
-    @property
     def vocab_size(self) -> int:
         """Rows of the output projection."""
         return self.output_head(self.base_model).out_features
-
-    @property
-    def vision_tower(self) -> Any:
-        """The image tower."""
-        return self.image_tower(self.base_model)
 
     @property
     def max_text_tokens(self) -> int:
@@ -259,6 +261,14 @@ class Captioner(Encoding, Adapting, Saving):
         """Exclude the image tower from training; `image_features` may be computed once then."""
         self.vision_tower.requires_grad_(False)
 
+    def vision_state(self) -> dict[str, Tensor]:
+        """Everything that `image_features` are computed with.
+
+        Returns:
+            `dict`: Names and weights.
+        """
+        return self.vision_tower.state_dict()
+
     def vision_signature(self) -> str:
         """Identifies what the image tower computes: its weights and the preparation of images.
 
@@ -266,7 +276,7 @@ class Captioner(Encoding, Adapting, Saving):
             `str`: Model name, `@` and a hash of weights and image processor; equal weights have equal signatures.
         """
         digest = hashlib.blake2b(digest_size=12)
-        for name, value in self.vision_tower.state_dict().items():
+        for name, value in self.vision_state().items():
             value = value.full_tensor() if hasattr(value, "full_tensor") else value
             digest.update(f"{name} {tuple(value.shape)} {value.dtype}".encode())
             digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
@@ -275,21 +285,19 @@ class Captioner(Encoding, Adapting, Saving):
         name = os.path.basename(str(getattr(self.base_model, "name_or_path", "")).rstrip("/"))
         return f"{name or self.family}@{digest.hexdigest()}"
 
-    def image_features(self, pixel_values: Tensor) -> Tensor:
+    def image_features(self, pixel_values: Tensor, **side_inputs: Tensor) -> Tensor:
         """Output of the image tower, which batches and `generate` take in place of `pixel_values`.
 
         Args:
             pixel_values (`torch.Tensor` of shape `(B, 3, H, W)`): Of `encode_images`.
+            side_inputs (`torch.Tensor`): The rest of `encode_images`.
 
         Returns:
             `torch.Tensor` of shape `(B, M, D)`.
         """
-        return with_gathered_weights(self.model, lambda: self._encode(pixel_values))
-
-    def _encode(self, pixel_values: Any) -> Tensor:
-        tower = self.vision_tower
-        dtype = next((p.dtype for p in tower.parameters()), pixel_values.dtype)
-        return tower(pixel_values.to(self.device, dtype)).last_hidden_state
+        inputs = {name: value.to(self.device) for name, value in side_inputs.items()}
+        inputs["pixel_values"] = pixel_values.to(self.device)
+        return with_gathered_weights(self.model, lambda: self.encode(self.base_model, inputs))
 
     # Scoring and writing
 
@@ -309,58 +317,11 @@ class Captioner(Encoding, Adapting, Saving):
             with the entropies, a pair.
         """
         model = self.model if model is None else model
+        if "image_features" in batch:
+            batch = {**self.fixed_side_inputs_missing_in(batch), **batch}
         batch = {name: value.to(self.device) for name, value in batch.items()}
         output = model(**batch, head_objective=LogProbsObjective(temperature, return_entropy))
         return (output["log_probs"], output["entropy"]) if return_entropy else output["log_probs"]
-
-    def generate(
-        self,
-        *,
-        pixel_values: Tensor | None = None,
-        image_features: Tensor | None = None,
-        max_new_tokens: int = 40,
-        **generate_kwargs: Any,
-    ) -> GenerationOutput:
-        """Write captions, in eval mode. Each image is encoded once, however many captions or beams it gets.
-
-        Args:
-            pixel_values (`torch.Tensor` of shape `(B, 3, H, W)`, *optional*): Of `encode_images`.
-            image_features (`torch.Tensor` of shape `(B, M, D)`, *optional*): In place of them.
-            max_new_tokens (`int`): Longest caption, the end token included; at most what the model has positions for.
-            generate_kwargs: For transformers' `generate`: `num_beams`, `do_sample`, `num_return_sequences`, ...
-
-        Returns:
-            [`GenerationOutput`]: N = B * `num_return_sequences` captions, those of an image in a row.
-
-        Raises:
-            ValueError: If both or neither of `pixel_values` and `image_features` are given.
-        """
-        if (pixel_values is None) == (image_features is None):
-            raise ValueError("Give generate either pixel_values or image_features.")
-        training = [module for module in self.model.modules() if module.training]
-        self.model.eval()
-        try:
-            with torch.no_grad():
-                settings = {"max_new_tokens": max_new_tokens, **generate_kwargs}
-                ids = with_gathered_weights(self.model, lambda: self._write(pixel_values, image_features, settings))
-        finally:
-            for module in training:
-                module.training = True
-        mask, ended = completion_mask(ids, end_ids=self.end_token_ids, pad_id=self.pad_token_id)
-        return GenerationOutput(ids=ids, captions=self.decode(ids, mask), ended=ended, mask=mask)
-
-    def _write(self, pixel_values: Tensor | None, image_features: Tensor | None, settings: dict[str, Any]) -> Tensor:
-        features = self._encode(pixel_values) if image_features is None else image_features
-        dtype = next((p.dtype for p in self.vision_tower.parameters()), features.dtype)
-        features = features.to(self.device, dtype)  # (B, M, D)
-        before = self.prompt_ids()
-        prompt_ids = torch.tensor([before], device=self.device).repeat(features.size(0), 1)  # (B, P)
-        settings = {"eos_token_id": list(self.end_token_ids), "pad_token_id": self.pad_token_id, **settings}
-        settings["max_new_tokens"] = min(settings["max_new_tokens"], self.max_text_tokens - len(before))
-        if is_sharded(self.model):
-            # Every process must go on for as long as one of them writes, or its weights are gathered by no one.
-            settings.setdefault("synced_gpus", True)
-        return self.generate_ids(features, prompt_ids, **settings)[:, len(before) :]  # (N, T)
 
     def own_loss(self, batch: dict[str, Any]) -> Tensor:
         """The model's own loss, as plain mean cross-entropy.

@@ -46,7 +46,9 @@ class BlipCaptioner(Captioner):
         finally:
             decoder.label_smoothing = smoothing
 
-    def generate_ids(self, image_features: Tensor, prompt_ids: Tensor, **kwargs: Any) -> Tensor:
+    def generate_ids(
+        self, image_features: Tensor, prompt_ids: Tensor, side_inputs: dict[str, Tensor], **kwargs: Any
+    ) -> Tensor:
         # The model's own generate drops the last token of the prompt, taking it for [SEP].
         # Nor does it need the mask of ones that the model's own makes for the image.
         decoder = self.base_model.text_decoder

@@ -64,7 +64,9 @@ class EncoderDecoderCaptioner(Captioner):
             found.append(value)
         return self.require_ids(*found)
 
-    def generate_ids(self, image_features: Tensor, prompt_ids: Tensor, **kwargs: Any) -> Tensor:
+    def generate_ids(
+        self, image_features: Tensor, prompt_ids: Tensor, side_inputs: dict[str, Tensor], **kwargs: Any
+    ) -> Tensor:
         model = self.base_model
         if model.folds_cross_attention:
             prompt_ids, kwargs = spread_samples(model, prompt_ids, kwargs)

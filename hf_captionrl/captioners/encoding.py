@@ -6,7 +6,7 @@ Legend: B images or captions, N captions, T tokens, M image tokens, D features.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from PIL import Image
 from torch import Tensor
@@ -18,6 +18,11 @@ __all__ = ["Encoding"]
 
 class Encoding:
     """The part of [`Captioner`] that makes batches and reads completions."""
+
+    side_inputs: ClassVar[tuple[str, ...]] = ()
+    """What the model wants to know of an image besides its pixels: names of tensors with a row an image."""
+    lead: str = ""
+    """What joins a caption to the text before it, where that is not the prompt's business."""
 
     tokenizer: Any
     image_processor: Any
@@ -36,24 +41,50 @@ class Encoding:
         """What ends a caption that is written; the first of them, `eos_token_id`, ends a caption of the data."""
         return (self.eos_token_id,)
 
+    @property
+    def image_inputs(self) -> tuple[str, ...]:
+        """Names of everything in a batch that stands for the images; all of it holds a row an image."""
+        return ("pixel_values", "image_features", *self.side_inputs)
+
+    @property
+    def text_prompt(self) -> str:
+        """The part of the prompt that stands in the same text as the caption, whose beginning it is."""
+        return self.prompt
+
     def prompt_ids(self) -> list[int]:
         """What stands before every caption.
 
         Returns:
             `list[int]`: Ids of the start token and the prompt.
         """
-        return [self.start_token_id, *prompt_token_ids(self.tokenizer, self.prompt)]
+        return [self.start_token_id, *prompt_token_ids(self.tokenizer, self.text_prompt)]
 
-    def encode_images(self, images: Sequence[Image.Image]) -> Tensor:
+    def encode_images(self, images: Sequence[Image.Image]) -> dict[str, Tensor]:
         """Prepare images for the model.
 
         Args:
             images (`Sequence[PIL.Image.Image]`): B images.
 
         Returns:
-            `torch.Tensor` of shape `(B, 3, H, W)`: `pixel_values`.
+            `dict`: `pixel_values` of shape `(B, 3, H, W)` (chat models: `(B, tiles, ...)`), and what else the model wants
+            to know of each image, named in `side_inputs`; all of them hold a row an image.
         """
-        return self.image_processor(images=list(images), return_tensors="pt")["pixel_values"]
+        pixels = self.image_processor(images=list(images), return_tensors="pt")["pixel_values"]
+        return {"pixel_values": pixels, **self.fixed_side_inputs(len(images))}
+
+    def fixed_side_inputs(self, number: int) -> dict[str, Tensor]:
+        """What the model wants to know of images besides their pixels, where it is the same for all of them.
+
+        Args:
+            number (`int`): B.
+
+        Returns:
+            `dict`: The tensors that `side_inputs` names, each with B rows; empty where the family needs nothing.
+
+        Raises:
+            ValueError: If it differs from image to image, so that features alone do not say what an image is.
+        """
+        return {}
 
     def encode_captions(self, captions: Sequence[str], *, max_length: int = 40) -> dict[str, Tensor]:
         """Token ids and labels of captions behind the prompt.
@@ -73,7 +104,8 @@ class Encoding:
         return encode(
             self.tokenizer,
             captions,
-            prompt=self.prompt,
+            prompt=self.text_prompt,
+            lead=self.lead,
             start_id=self.start_token_id,
             end_id=self.eos_token_id,
             pad_id=self.pad_token_id,
@@ -123,9 +155,9 @@ class Encoding:
             raise ValueError("Give either images or image_features, the cached output of the image tower.")
         batch = self.encode_captions(captions, max_length=max_length)
         if images is not None:
-            batch["pixel_values"] = self.encode_images(images)
+            batch |= self.encode_images(images)
         elif image_features is not None:
-            batch["image_features"] = image_features
+            batch |= {"image_features": image_features, **self.fixed_side_inputs(len(image_features))}
         return batch
 
     @staticmethod

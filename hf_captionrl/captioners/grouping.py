@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from transformers.generation.configuration_utils import GenerationMode
 
 from hf_captionrl.captioners.head import replaced_forward
+from hf_captionrl.captioners.prefix import captions_an_image, repeat_rows
 
 __all__ = ["computed_once", "fold_cross_attention", "spread_samples"]
 
@@ -72,13 +73,9 @@ def _folding_class(cls: Any) -> Any:
         if image is None or image.size(0) == hidden_states.size(0):
             return original(self, hidden_states, **kwargs)
         rows, images = hidden_states.size(0), image.size(0)
-        if rows % images:
-            raise ValueError(
-                f"{rows} captions cannot be shared among {images} images. Pass the same number of captions, in a row, "
-                "for each image."
-            )
+        captions_an_image(rows, images)  # raises where it is no whole number
         if kwargs.get(mask_name) is not None:  # it has a row a caption
-            kwargs[image_name] = image.repeat_interleave(rows // images, dim=0)
+            kwargs[image_name] = repeat_rows(image, rows)
             return original(self, hidden_states, **kwargs)
         return _unfolded(original(self, _folded(hidden_states, images), **kwargs), rows, images)
 

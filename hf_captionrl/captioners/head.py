@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.utils import ModelOutput
 
+from hf_captionrl.captioners.prefix import captions_an_image, repeat_rows
 from hf_captionrl.captioners.projection import head_projection, is_tappable
 from hf_captionrl.losses.linear import IGNORE_INDEX, linear_log_probs
 
@@ -188,28 +189,23 @@ def align(states: Tensor, labels: Tensor, shift: bool) -> tuple[Tensor, Tensor]:
     return (states[:, :-1], labels[:, 1:]) if shift else (states, labels)
 
 
-def _image_inputs(model: Any, family: Any, features: Tensor | None, inputs: dict[str, Any]) -> Any:
+def _image_inputs(
+    model: Any, family: Any, features: Tensor | None, batch: dict[str, Any], inputs: dict[str, Any]
+) -> Any:
     """The context in which the image tower is skipped, or nothing; several captions an image share its features."""
     tokens = inputs.get(family.token_argument)
     rows = None if tokens is None else tokens.size(0)
-    tower = family.image_tower(model)
+    pixels = batch.get("pixel_values")
     if features is None:
-        pixels = inputs.get("pixel_values")
-        if pixels is None or rows is None or pixels.dim() != 4 or pixels.size(0) == rows:
+        if pixels is None or rows is None or family.is_native(model, batch):
             return nullcontext()
-        features = tower(pixels).last_hidden_state  # (B, M, D): an image is encoded once for all its captions
-    if inputs.get("pixel_values") is not None and inputs["pixel_values"].size(0) != features.size(0):
+        features = family.encode(model, batch)  # (B, M, D): an image is encoded once for all its captions
+    elif pixels is not None and pixels.size(0) != features.size(0):
         raise ValueError("Both pixel_values and image_features were given, of different batch sizes. Pass one.")
-    if rows is not None and rows != features.size(0):
-        if rows % features.size(0):
-            raise ValueError(
-                f"{rows} captions cannot be shared among {features.size(0)} images. Pass one image a caption, or the "
-                "same number of captions, in a row, for each image."
-            )
-        if not model.folds_cross_attention:
-            features = features.repeat_interleave(rows // features.size(0), dim=0)
-    dtype = next((p.dtype for p in tower.parameters()), features.dtype)
-    return bypass_image_tower(tower, features.to(dtype))
+    if rows is not None and captions_an_image(rows, features.size(0)) > 1 and not model.folds_cross_attention:
+        features = repeat_rows(features, rows)
+    dtype = next((p.dtype for p in family.image_tower(model).parameters()), features.dtype)
+    return family.known_features(model, features.to(dtype), inputs)
 
 
 def _tapped_forward(
@@ -220,16 +216,22 @@ def _tapped_forward(
     image_features: Tensor | None,
     inputs: dict[str, Any],
 ) -> Any:
-    inputs = family.native_inputs(model, inputs)
-    with _image_inputs(model, family, image_features, inputs) as placeholder:
-        if placeholder is not None:
-            inputs["pixel_values"] = placeholder
+    batch, inputs = inputs, family.native_inputs(model, inputs)
+    with _image_inputs(model, family, image_features, batch, inputs):
         if objective is None:
-            return original(model, **inputs)
+            return original(model, **_with_long_labels(family, inputs))
         labels = inputs.pop("labels", None)  # without them the model computes no loss of its own
         if labels is None:
             raise ValueError("A head objective needs labels. Make the batch with the captioner's collate.")
         return _run_objective(model, original, family, objective, labels, inputs)
+
+
+def _with_long_labels(family: Any, inputs: dict[str, Any]) -> dict[str, Any]:
+    """Labels for the model's own loss, which knows of a prefix: nothing in it is supervised."""
+    labels, ids = inputs.get("labels"), inputs.get(family.token_argument)
+    if labels is not None and ids is not None and labels.size(1) < ids.size(1):
+        inputs["labels"] = F.pad(labels, (ids.size(1) - labels.size(1), 0), value=IGNORE_INDEX)
+    return inputs
 
 
 def _run_objective(

@@ -37,9 +37,10 @@ def prompt_token_ids(tokenizer: Any, prompt: str) -> list[int]:
     return list(tokenizer(text, add_special_tokens=False).input_ids) if text else []
 
 
-def _caption_token_ids(tokenizer: Any, prompt: str, captions: Sequence[str]) -> list[list[int]]:
+def _caption_token_ids(tokenizer: Any, prompt: str, captions: Sequence[str], lead: str) -> list[list[int]]:
     """Ids of each caption behind the prompt."""
     text, joint = _split_prompt(prompt)
+    joint = joint or lead
     before = prompt_token_ids(tokenizer, prompt)
     ids = tokenizer([text + joint + caption.strip() for caption in captions], add_special_tokens=False).input_ids
     rows = []
@@ -56,6 +57,7 @@ def encode(
     captions: Sequence[str],
     *,
     prompt: str,
+    lead: str = "",
     start_id: int,
     end_id: int,
     pad_id: int,
@@ -67,6 +69,7 @@ def encode(
         tokenizer: The captioner's tokenizer.
         captions (`Sequence[str]`): B captions.
         prompt (`str`): Stands before each of them; never cut, never supervised.
+        lead (`str`): Joins a caption to what precedes it, where there is no prompt.
         start_id (`int`): What the decoder starts with.
         end_id (`int`): What ends a caption; missing where the caption was cut, since the text does not end there.
         pad_id (`int`): Padding; may be equal to `end_id`.
@@ -93,7 +96,7 @@ def encode(
             f"The prompt {prompt!r} takes {len(before)} tokens with the start token, which fills "
             f"max_length ({max_length}). Raise max_length or shorten the prompt."
         )
-    rows = [(before + ids + [end_id])[:max_length] for ids in _caption_token_ids(tokenizer, prompt, captions)]
+    rows = [(before + ids + [end_id])[:max_length] for ids in _caption_token_ids(tokenizer, prompt, captions, lead)]
     return pad_rows(rows, ignored=len(before), pad_id=pad_id)
 
 

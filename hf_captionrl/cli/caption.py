@@ -155,8 +155,7 @@ def _write(
     from hf_captionrl.data import open_image
 
     images = [open_image(dataset[row]["image"]) for row in rows]
-    pixels = captioner.encode_images(images).to(captioner.device)
-    captions = captioner.generate(pixel_values=pixels, **decoding).captions
+    captions = captioner.generate(**captioner.encode_images(images), **decoding).captions
     each = decoding["num_return_sequences"]
     return [captions[at : at + each] for at in range(0, len(captions), each)]
 

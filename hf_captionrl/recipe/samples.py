@@ -23,7 +23,7 @@ from hf_captionrl.reports.table import Column
 from hf_captionrl.reports.tradeoff import write_diversity_tradeoff
 from hf_captionrl.text.frequencies import DocumentFrequencies
 from hf_captionrl.text.tokenize import ptb_tokenize
-from hf_captionrl.trainers.caption_trainer import generate_captions, image_tower_features
+from hf_captionrl.trainers.captioning import generate_captions, image_tower_features
 
 __all__ = ["SAMPLE_COLUMNS", "SampleArguments", "Sampler", "keep_long_references", "write_samples"]
 

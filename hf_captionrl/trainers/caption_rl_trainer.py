@@ -35,12 +35,11 @@ from hf_captionrl.trainers.caption_rl_config import CaptionRLConfig
 from hf_captionrl.trainers.caption_trainer import CaptionTrainer
 from hf_captionrl.trainers.guards import GuardCallback, GuardThresholds, RewardHackingGuard
 from hf_captionrl.trainers.reference_model import (
-    evaluating,
     make_reference,
     reference_policy,
     refuse_shared_parameters,
 )
-from hf_captionrl.trainers.rollout import Completions, advantages_of, write_completions
+from hf_captionrl.trainers.rollout import Completions, advantages_of, image_inputs, reference_ids, write_completions
 from hf_captionrl.trainers.rollout_monitor import RolloutMonitor
 from hf_captionrl.trainers.rollout_sampler import RolloutBatches, RolloutCollator, batch_sampler_for
 
@@ -154,25 +153,11 @@ class CaptionRLTrainer(CaptionTrainer):
 
     def _reward_data(self) -> RewardData:
         captioner = self.captioner
-
-        def encode(captions: Sequence[str]) -> tuple[Tensor, Tensor]:
-            spoken = [i for i, caption in enumerate(captions) if caption.strip()]
-            batch = captioner.encode_captions([captions[i] for i in spoken], max_length=10**6) if spoken else None
-            ids = torch.full((len(captions), 1), captioner.eos_token_id)
-            mask = torch.ones_like(ids, dtype=torch.bool)  # a reference without a word is nothing but its end
-            if batch is not None:
-                labels = batch["labels"][:, len(captioner.prompt_ids()) :]
-                ids = ids.expand(-1, labels.size(1)).clone()
-                mask = torch.zeros_like(ids, dtype=torch.bool)
-                mask[:, 0] = True
-                ids[spoken], mask[spoken] = labels.clamp(min=0), labels != IGNORE_INDEX
-            return ids, mask
-
         return RewardData(
             image_ids=self._image_ids,
             references=self._references,
             image_features=lambda scorer: self.scorer_image_features(scorer, self._train_images),
-            encode=encode,
+            encode=lambda captions: reference_ids(captioner, captions),
             eos_token_id=captioner.eos_token_id,
             device=self.args.device,
             scorer=self.reward_scorer,
@@ -291,7 +276,7 @@ class CaptionRLTrainer(CaptionTrainer):
             prepared = self._prepare_inputs(inputs)
             inputs.clear()
             inputs.update(prepared)
-        images = self._image_inputs(micro_batches)
+        images = image_inputs(self.captioner, micro_batches)
         completions = self._write(images)
         context = self.reward_context(micro_batches, completions)
         greedy = None
@@ -308,18 +293,6 @@ class CaptionRLTrainer(CaptionTrainer):
             if len(self._recalls) == len(self.batch_sampler):
                 self.batch_sampler.update(math.fsum(self._recalls) / len(self._recalls))
                 self._recalls.clear()
-
-    def _image_inputs(self, micro_batches: list[dict[str, Any]]) -> list[dict[str, Tensor]]:
-        """Images of the micro-batches for generation; a frozen tower encodes them once for it and for the update."""
-        images = []
-        frozen = not any(p.requires_grad for p in self.captioner.vision_tower.parameters())
-        for inputs in micro_batches:
-            if frozen and "pixel_values" in inputs:
-                with torch.no_grad(), evaluating(self.captioner.vision_tower):
-                    inputs["image_features"] = self.captioner.image_features(inputs.pop("pixel_values"))
-            name = "image_features" if "image_features" in inputs else "pixel_values"
-            images.append({name: inputs[name]})
-        return images
 
     def _write(self, images: list[dict[str, Tensor]], **overrides: Any) -> Completions:
         args = self.args
@@ -387,7 +360,7 @@ class CaptionRLTrainer(CaptionTrainer):
 
     def _log_probs(self, captioner: Captioner, inputs: dict[str, Any], model: Any) -> tuple[Tensor, Tensor | None]:
         """Log-probabilities and, where it is used, entropies of the tokens, `(N, T - 1)`."""
-        names = ("input_ids", "attention_mask", "labels", "pixel_values", "image_features")
+        names = ("input_ids", "attention_mask", "labels", *captioner.image_inputs)
         batch = {name: inputs[name] for name in names if name in inputs}
         temperature = self.args.temperature if self.args.do_sample else 1.0
         entropy = bool(self.args.entropy_weight)

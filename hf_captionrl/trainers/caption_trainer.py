@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import datasets
-import numpy as np
 import torch
 from torch import Tensor
 from transformers import (
@@ -23,14 +21,15 @@ from transformers import (
 
 from hf_captionrl.captioners.auto import load_captioner
 from hf_captionrl.captioners.base import Captioner
-from hf_captionrl.data import CaptionCollator, CaptionDataset, cached_features, frames_of, open_image
+from hf_captionrl.data import CaptionCollator, CaptionDataset, cached_features, frames_of
 from hf_captionrl.losses import IGNORE_INDEX
 from hf_captionrl.metrics import caption_statistics, self_retrieval
 from hf_captionrl.metrics.suites import EMPTY_CAPTION
 from hf_captionrl.retrieval import FeatureCache, Scorer
 from hf_captionrl.trainers.caption_config import CaptionConfig
+from hf_captionrl.trainers.captioning import LazyImages, generate_captions, image_tower_features
 
-__all__ = ["CaptionTrainer", "EpochCallback", "generate_captions", "image_tower_features"]
+__all__ = ["CaptionTrainer", "EpochCallback"]
 
 
 class EpochCallback(TrainerCallback):
@@ -59,94 +58,6 @@ class EpochCallback(TrainerCallback):
         """
         # The epoch is a sum of fractions: 0.9999999 means 1.
         self.dataset.set_epoch(int((state.epoch or 0.0) + 1e-6))
-
-
-class _Images(Sequence[Any]):
-    """Images of some rows of a data set, decoded one at a time: a test split does not fit into memory."""
-
-    def __init__(self, dataset: datasets.Dataset, rows: range) -> None:
-        self.dataset = dataset
-        self.rows = rows
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, index: Any) -> Any:
-        return self.dataset[self.rows[index]]["image"]
-
-
-def generate_captions(
-    captioner: Captioner,
-    images: Sequence[Any] | None,
-    *,
-    image_features: Any | None = None,
-    batch_size: int = 32,
-    progress: Callable[[int], Any] | None = None,
-    **generate_kwargs: Any,
-) -> list[str]:
-    """Caption many images, batch by batch, in eval mode.
-
-    Args:
-        captioner ([`Captioner`]): Who writes.
-        images (`Sequence`, *optional*): Anything that `open_image` opens; not needed with `image_features`.
-        image_features (array of shape `(N, M, D)`, *optional*): Cached output of the image tower, one row an image.
-        batch_size (`int`): Images a batch.
-        progress (`Callable`, *optional*): Called with the number of images done after each batch.
-        generate_kwargs: Passed to the captioner's `generate`, e.g. `num_beams`, `max_new_tokens`.
-
-    Returns:
-        `list[str]`: One caption an image, in order (times `num_return_sequences`).
-    """
-    number = len(image_features) if image_features is not None else len(images or ())
-    model = captioner.model
-    device = next(model.parameters()).device
-    was_training = model.training
-    model.eval()
-    captions: list[str] = []
-    try:
-        for start in range(0, number, batch_size):
-            rows = range(start, min(start + batch_size, number))
-            inputs: dict[str, Tensor] = {}
-            if image_features is not None:
-                features = np.stack([np.asarray(image_features[i]) for i in rows])  # (B, M, D)
-                inputs["image_features"] = torch.from_numpy(features).to(device)
-            else:
-                assert images is not None
-                inputs["pixel_values"] = captioner.encode_images([open_image(images[i]) for i in rows]).to(device)
-            captions += captioner.generate(**inputs, **generate_kwargs).captions
-            if progress is not None:
-                progress(rows.stop)
-    finally:
-        model.train(was_training)
-    return captions
-
-
-def image_tower_features(
-    captioner: Captioner, dataset: datasets.Dataset, *, cache_dir: str | None = None, dtype: str = "float32"
-) -> Any:
-    """Output of the image tower for every row of a data set, from the cache where it has it.
-
-    Args:
-        captioner ([`Captioner`]): Whose image tower, frozen.
-        dataset (`datasets.Dataset`): Images, or videos: these give the mean over their frames.
-        cache_dir (`str`, *optional*): Folder of the feature cache. None: the default one.
-        dtype (`str`): `"float32"` or `"float16"` to store in.
-
-    Returns:
-        [`FeatureView`] of shape `(N, M, D)`: In the order of the rows, memory-mapped.
-
-    Raises:
-        ImageError: If an image or video cannot be read.
-    """
-    model, _, revision = captioner.vision_signature().rpartition("@")
-    cache = FeatureCache(cache_dir, model_id=model, revision=revision, what="image_tower", dtype=dtype)
-    device = next(captioner.model.parameters()).device
-
-    def encode(images: list[Any]) -> Tensor:
-        with torch.no_grad():
-            return captioner.image_features(captioner.encode_images(images).to(device)).cpu()
-
-    return cached_features(cache, dataset, encode)
 
 
 class CaptionTrainer(Trainer):
@@ -355,7 +266,7 @@ class CaptionTrainer(Trainer):
         }
         mine = generate_captions(
             self.captioner,
-            None if features is not None else _Images(dataset, rows),
+            None if features is not None else LazyImages(dataset, rows),
             image_features=None if features is None else [features[i] for i in rows],
             batch_size=self.args.generation_batch_size or self.args.per_device_eval_batch_size,
             **settings,

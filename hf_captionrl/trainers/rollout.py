@@ -13,9 +13,11 @@ import torch
 from torch import Tensor
 
 from hf_captionrl.captioners.base import Captioner
+from hf_captionrl.losses import IGNORE_INDEX
 from hf_captionrl.rewards import Baseline, RewardContext, WeightedRewards
+from hf_captionrl.trainers.reference_model import evaluating
 
-__all__ = ["Completions", "advantages_of", "write_completions"]
+__all__ = ["Completions", "advantages_of", "image_inputs", "reference_ids", "write_completions"]
 
 
 @dataclass
@@ -35,6 +37,52 @@ class Completions:
     ended: Tensor
 
 
+def image_inputs(captioner: Captioner, micro_batches: Sequence[dict[str, Any]]) -> list[dict[str, Tensor]]:
+    """Images of the micro-batches for generation; a frozen tower encodes them once for it and for the update.
+
+    Args:
+        captioner ([`Captioner`]): The policy.
+        micro_batches (`Sequence[dict]`): Of the collator, on the device; pixels of a frozen tower become features.
+
+    Returns:
+        `list[dict]`: For each micro-batch what `generate` takes.
+    """
+    images = []
+    frozen = not any(p.requires_grad for p in captioner.vision_tower.parameters())
+    for inputs in micro_batches:
+        mine = {name: inputs[name] for name in captioner.image_inputs if name in inputs}
+        if frozen and "pixel_values" in mine:
+            with torch.no_grad(), evaluating(captioner.vision_tower):
+                mine["image_features"] = captioner.image_features(**mine)
+            del mine["pixel_values"], inputs["pixel_values"]
+            inputs["image_features"] = mine["image_features"]
+        images.append(mine)
+    return images
+
+
+def reference_ids(captioner: Captioner, captions: Sequence[str]) -> tuple[Tensor, Tensor]:
+    """Captions of the data as if the policy had written them.
+
+    Args:
+        captioner ([`Captioner`]): The policy.
+        captions (`Sequence[str]`): N captions; one without a word is nothing but its end.
+
+    Returns:
+        Ids and their mask, both `(N, T)`, as in [`Completions`].
+    """
+    spoken = [i for i, caption in enumerate(captions) if caption.strip()]
+    ids = torch.full((len(captions), 1), captioner.eos_token_id)
+    mask = torch.ones_like(ids, dtype=torch.bool)
+    if spoken:
+        batch = captioner.encode_captions([captions[i] for i in spoken], max_length=10**6)
+        labels = batch["labels"][:, len(captioner.prompt_ids()) :]
+        ids = ids.expand(-1, labels.size(1)).clone()
+        mask = torch.zeros_like(ids, dtype=torch.bool)
+        mask[:, 0] = True
+        ids[spoken], mask[spoken] = labels.clamp(min=0), labels != IGNORE_INDEX
+    return ids, mask
+
+
 def write_completions(
     captioner: Captioner,
     images: Sequence[dict[str, Tensor]],
@@ -46,7 +94,7 @@ def write_completions(
 
     Args:
         captioner ([`Captioner`]): The policy; writes in eval mode.
-        images (`Sequence[dict]`): For each micro-batch `pixel_values` or `image_features`.
+        images (`Sequence[dict]`): Of `image_inputs`.
         batch_size (`int`, *optional*): Images in one call of generate; by default a micro-batch.
         generate_kwargs: For the captioner's `generate`.
 
@@ -54,9 +102,10 @@ def write_completions(
         [`Completions`]: Of all micro-batches, in order.
     """
     if batch_size is not None:
-        (name,) = images[0]
-        whole = torch.cat([batch[name] for batch in images])
-        images = [{name: part} for part in whole.split(batch_size)]
+        whole = {name: torch.cat([batch[name] for batch in images]) for name in images[0]}
+        number = len(next(iter(whole.values())))
+        starts = range(0, number, batch_size)
+        images = [{name: value[s : s + batch_size] for name, value in whole.items()} for s in starts]
     outputs = [captioner.generate(**batch, **generate_kwargs) for batch in images]
     longest = max(output.ids.size(1) for output in outputs)
     ids = [_widen(output.ids, longest, captioner.pad_token_id) for output in outputs]

@@ -37,7 +37,7 @@ CLASSES = {
 
 
 def write(captioner) -> list[str]:
-    pixel_values = captioner.encode_images(tiny_images(3, size=24))
+    pixel_values = captioner.encode_images(tiny_images(3, size=24))["pixel_values"]
     return captioner.generate(pixel_values=pixel_values, max_new_tokens=6).captions
 
 

@@ -49,7 +49,7 @@ def test_the_end_token_is_the_full_stop():
 
 def test_log_probs_run_up_to_and_including_the_stop_token():
     captioner = stopping(seed=2)
-    pixel_values = captioner.encode_images(tiny_images(2))
+    pixel_values = captioner.encode_images(tiny_images(2))["pixel_values"]
     torch.manual_seed(0)
     written = captioner.generate(
         pixel_values=pixel_values, max_new_tokens=40, do_sample=True, top_k=0, num_return_sequences=60
@@ -90,7 +90,7 @@ def test_the_rule_is_an_argument_and_is_saved(tmp_path):
     captioner.save_pretrained(tmp_path / "stopping")
     again = load_captioner(tmp_path / "stopping")
     assert again.end_token_ids == captioner.end_token_ids
-    images = again.encode_images(tiny_images(2))
+    images = again.encode_images(tiny_images(2))["pixel_values"]
     torch.manual_seed(1)
     left = again.generate(pixel_values=images, do_sample=True, max_new_tokens=20).ids
     torch.manual_seed(1)
@@ -154,7 +154,7 @@ def test_cider_counts_the_full_stop_as_the_end():
 
 def test_features_are_the_image_embedding():
     captioner = tiny_captioner("clipcap")
-    pixel_values = captioner.encode_images(tiny_images(3))
+    pixel_values = captioner.encode_images(tiny_images(3))["pixel_values"]
     features = captioner.image_features(pixel_values)
     assert features.shape == (3, 1, 24)
     assert torch.equal(features[:, 0], captioner.base_model.get_image_features(pixel_values).pooler_output)
@@ -191,6 +191,6 @@ def test_assembled_of_shipped_parts():
     )
     assert not torch.equal(fresh.get_input_embeddings().weight, model.get_input_embeddings().weight)
     assert captioner.max_text_tokens == 64 - 4 + 1
-    assert captioner.image_features(captioner.encode_images(tiny_images(1, size=72))).shape == (1, 1, 4 * HIDDEN)
+    assert captioner.image_features(captioner.encode_images(tiny_images(1, size=72))["pixel_values"]).shape == (1, 1, 4 * HIDDEN)
     with pytest.raises(ValueError, match="no token for a full stop"):
         assemble(*parts, stop_at_period=True)

@@ -39,7 +39,7 @@ def own_generate(family, model, processor, pixel_values, prompt, **kwargs):
 def test_generate_equals_the_models_own(family, decoding, prompt):
     captioner = tiny_captioner(family, prompt=prompt)
     untouched, processor = tiny_model(family)
-    pixel_values = captioner.encode_images(tiny_images(3))
+    pixel_values = captioner.encode_images(tiny_images(3))["pixel_values"]
     kwargs = DECODINGS[decoding]
     torch.manual_seed(7)
     expected = own_generate(family, untouched, processor, pixel_values, prompt, max_new_tokens=6, **kwargs)
@@ -69,7 +69,7 @@ def test_each_image_is_encoded_once(family):
     captioner.vision_tower.register_forward_pre_hook(
         lambda module, args, kwargs: rows.append((args[0] if args else kwargs["pixel_values"]).shape), with_kwargs=True
     )
-    pixel_values = captioner.encode_images(tiny_images(2))
+    pixel_values = captioner.encode_images(tiny_images(2))["pixel_values"]
     captioner.generate(pixel_values=pixel_values, max_new_tokens=3, do_sample=True, num_return_sequences=4)
     assert sum(shape[0] for shape in rows if shape[-1] > 1) == 2
     rows.clear()
@@ -81,7 +81,7 @@ def test_each_image_is_encoded_once(family):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_what_was_written_scores_as_the_model_says(family):
     captioner = tiny_captioner(family, prompt="a picture of ")
-    pixel_values = captioner.encode_images(tiny_images(2))
+    pixel_values = captioner.encode_images(tiny_images(2))["pixel_values"]
     untouched, processor = tiny_model(family)
     has_bias = captioner.output_head(captioner.model).bias is not None
     if has_bias:  # a likely end, so that some captions are short
@@ -144,7 +144,7 @@ def test_modes_are_left_as_they_were_and_misuse_is_refused():
     captioner = tiny_captioner("blip")
     captioner.model.train()
     captioner.vision_tower.eval()
-    captioner.generate(pixel_values=captioner.encode_images(tiny_images(1)), max_new_tokens=2)
+    captioner.generate(pixel_values=captioner.encode_images(tiny_images(1))["pixel_values"], max_new_tokens=2)
     assert captioner.model.training
     assert not captioner.vision_tower.training
     with pytest.raises(ValueError, match="either pixel_values or image_features"):

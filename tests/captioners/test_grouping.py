@@ -49,7 +49,7 @@ OTHER_DECODERS = {"rembert": BERT}
 def grouped(captioner, dtype=torch.float64):
     """N captions and B images, as a trainer of RL has them; the same with N images."""
     captioner.model.to(dtype)
-    pixel_values = captioner.encode_images(tiny_images(B)).to(dtype)
+    pixel_values = captioner.encode_images(tiny_images(B))["pixel_values"].to(dtype)
     shared = {**captioner.encode_captions(tiny_captions(N)), "pixel_values": pixel_values}
     return shared, {**shared, "pixel_values": pixel_values.repeat_interleave(G, dim=0)}
 
@@ -226,7 +226,7 @@ def test_what_cannot_be_shared_is_refused(family):
     captioner = tiny_captioner(family)
     batch = captioner.encode_captions(tiny_captions(5))
     with pytest.raises(ValueError, match="5 captions cannot be shared among 2 images"):
-        captioner.log_probs({**batch, "pixel_values": captioner.encode_images(tiny_images(2))})
+        captioner.log_probs({**batch, "pixel_values": captioner.encode_images(tiny_images(2))["pixel_values"]})
 
 
 def test_a_module_refuses_too_and_repeats_where_there_is_a_mask():
@@ -246,7 +246,7 @@ def test_a_module_refuses_too_and_repeats_where_there_is_a_mask():
 def test_samples_are_those_of_repeated_images(family, prompt, dtype):
     captioner = tiny_captioner(family, prompt=prompt)
     captioner.model.to(dtype)
-    pixel_values = captioner.encode_images(tiny_images(B)).to(dtype)
+    pixel_values = captioner.encode_images(tiny_images(B))["pixel_values"].to(dtype)
     settings = {"max_new_tokens": 8, "do_sample": True, "top_k": 0}
     torch.manual_seed(3)
     expected = captioner.generate(pixel_values=pixel_values.repeat_interleave(G, 0), **settings)
@@ -274,7 +274,7 @@ def test_samples_are_those_of_repeated_images(family, prompt, dtype):
 @pytest.mark.parametrize("family", FOLDING)
 def test_other_decodings_are_left_alone(family, settings):
     captioner = tiny_captioner(family)
-    pixel_values = captioner.encode_images(tiny_images(B))
+    pixel_values = captioner.encode_images(tiny_images(B))["pixel_values"]
     found = captioner.generate(pixel_values=pixel_values, max_new_tokens=6, **settings).ids
     captioner.base_model.folds_cross_attention = False
     assert captioner.generate(pixel_values=pixel_values, max_new_tokens=6, **settings).ids.tolist() == found.tolist()
@@ -287,7 +287,7 @@ def test_other_decodings_are_left_alone(family, settings):
 def test_the_models_own_beams_win_over_samples():
     captioner = tiny_captioner("vit-gpt2")
     captioner.base_model.generation_config.num_beams = 2
-    pixel_values = captioner.encode_images(tiny_images(B))
+    pixel_values = captioner.encode_images(tiny_images(B))["pixel_values"]
     config = GenerationConfig(do_sample=True, num_return_sequences=2)
     written = captioner.generate(pixel_values=pixel_values, generation_config=config, max_new_tokens=5)
     assert written.ids.size(0) == 2 * B
@@ -306,7 +306,7 @@ def test_the_connector_runs_once_in_generation(decoding):
             return forward(self, states)
 
     connector.__class__ = Counting
-    captioner.generate(pixel_values=captioner.encode_images(tiny_images(B)), max_new_tokens=5, **decoding)
+    captioner.generate(pixel_values=captioner.encode_images(tiny_images(B))["pixel_values"], max_new_tokens=5, **decoding)
     assert products == [B * decoding.get("num_beams", 1)]
     assert "forward" not in connector.__dict__
     with computed_once(None):

@@ -46,7 +46,7 @@ def test_the_checkpoint_captions_and_can_be_gone_on_from(run):
     captioner = load_captioner(str(run / "out" / "model"), dtype=torch.float32)
     assert captioner.family == "clipcap"
     image = Image.new("RGB", (72, 72), "white")
-    assert captioner.generate(pixel_values=captioner.encode_images([image])).captions[0]
+    assert captioner.generate(**captioner.encode_images([image])).captions[0]
     arguments, *_ = recipe.parse_args(["--model_name_or_path", str(run / "out" / "model"), "--dataset_name", "scenes"])
     again = arguments.load()
     for left, right in zip(again.model.parameters(), captioner.model.parameters(), strict=True):

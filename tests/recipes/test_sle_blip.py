@@ -18,7 +18,7 @@ from hf_captionrl.reports.table import COLUMNS
 from hf_captionrl.scenes import full_caption, load_scenes, render_scene, scene_stream
 from hf_captionrl.scenes.models import model_path
 from hf_captionrl.trainers import SLEConfig, SLETrainer
-from hf_captionrl.trainers.caption_trainer import image_tower_features
+from hf_captionrl.trainers.captioning import image_tower_features
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 CONFIGS = sorted((RECIPES / "configs" / "sle_blip").glob("*.yaml"))
@@ -181,7 +181,7 @@ def test_videos_are_trained_on(tmp_path):
     features = image_tower_features(captioner, data, cache_dir=str(tmp_path / "cache"))
     frames = sample_frames(world / "gifs" / "clip10.gif", 4)
     with torch.no_grad():
-        single = [captioner.image_features(captioner.encode_images([frame])) for frame in frames]
+        single = [captioner.image_features(**captioner.encode_images([frame])) for frame in frames]
     mean = torch.cat([single[0], single[1], single[2], single[2]]).mean(0)  # the last plays twice as long
     torch.testing.assert_close(torch.tensor(np.array(features[0])), mean, atol=1e-5, rtol=1e-4)
 

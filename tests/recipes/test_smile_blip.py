@@ -76,7 +76,7 @@ def test_everything_is_written(run):
 def test_the_checkpoint_captions(run):
     captioner = load_captioner(str(run / "model"), dtype=torch.float32)
     image = Image.new("RGB", (72, 72), "white")
-    assert isinstance(captioner.generate(pixel_values=captioner.encode_images([image])).captions[0], str)
+    assert isinstance(captioner.generate(**captioner.encode_images([image])).captions[0], str)
 
 
 def write_photos(folder, number=40):

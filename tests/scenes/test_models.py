@@ -14,7 +14,7 @@ from hf_captionrl.metrics.suites import smile_suite
 from hf_captionrl.retrieval import load_scorer
 from hf_captionrl.scenes import BAG_SIZES, bags, check, load_scenes
 from hf_captionrl.scenes.models import MODELS, model_path
-from hf_captionrl.trainers.caption_trainer import generate_captions
+from hf_captionrl.trainers.captioning import generate_captions
 
 CHECKPOINTS = Path(model_path("scenes:blip-mle")).parent
 
@@ -63,7 +63,7 @@ def test_clipcap_sees_by_the_tower_of_the_scorer_that_rewards():
     scorer = load_scorer(model_path("scenes:clip-reward"))
     images = load_scenes(num_train=0, num_validation=0, num_test=8)["test"]["image"]
     with torch.no_grad():
-        mine = captioner.image_features(captioner.encode_images(list(images)))[:, 0]
+        mine = captioner.image_features(**captioner.encode_images(list(images)))[:, 0]
     theirs = torch.as_tensor(scorer.image_features(list(images)))
     torch.testing.assert_close(torch.nn.functional.normalize(mine, dim=-1), theirs, atol=1e-5, rtol=0)
 

@@ -57,7 +57,7 @@ def whole_batch(tmp_path_factory, scenes):
 def test_one_step_equals_a_plain_loop(scenes, whole_batch, scorer):
     plain, rows = captioner(), scenes["train"]
     images = [open_image(row["image"]) for row in rows]
-    pixels = plain.encode_images(images)
+    pixels = plain.encode_images(images)["pixel_values"]
     written = plain.generate(pixel_values=pixels, max_new_tokens=12)
     text, pictures = scorer.text_features(written.captions), scorer.image_features(images)
     total = torch.zeros(())
@@ -199,7 +199,7 @@ def trainer_greedy(trainer, scenes):
     """Greedy captions of the images of the one rollout, by a fresh policy."""
     rows = next(iter(trainer.batch_sampler))
     fresh = captioner()
-    pixels = fresh.encode_images([open_image(scenes["train"][row]["image"]) for row in rows])
+    pixels = fresh.encode_images([open_image(scenes["train"][row]["image"]) for row in rows])["pixel_values"]
     return fresh.generate(pixel_values=pixels, max_new_tokens=12).captions
 
 

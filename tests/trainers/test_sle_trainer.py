@@ -298,7 +298,7 @@ def test_one_step_equals_a_plain_loop(tmp_path, scenes, arguments, cut):
         words = [[t for t in c if t != end] for c in mine]
         apart = [[distance(a, b) for b in words] for a in words]
         mean = sum(map(sum, apart)) / s**2
-        pixels = model.encode_images([open_image(dataset[row]["image"])])
+        pixels = model.encode_images([open_image(dataset[row]["image"])])["pixel_values"]
         for j, caption in enumerate(mine):
             better = plain_cider(caption, corpus[row], corpus) - plain_cider(greedy[i], corpus[row], corpus)
             advantage = args.alpha * better + (1 - args.alpha) * (2 / s * sum(apart[j]) - 2 * mean)

@@ -17,7 +17,7 @@ from hf_captionrl.losses import smile_loss
 from hf_captionrl.retrieval import load_scorer
 from hf_captionrl.scenes.models import model_path
 from hf_captionrl.trainers import SmileConfig, SmileObjective, SmileTrainer
-from hf_captionrl.trainers.caption_trainer import generate_captions
+from hf_captionrl.trainers.captioning import generate_captions
 from tests.tiny import tiny_captioner
 
 from .one_step import PLAIN_SGD, train, weights
@@ -150,7 +150,9 @@ def test_cached_image_features_change_nothing(tmp_path, scenes, whole_batch, mon
     encoded = []
     original = type(captioner()).image_features
     monkeypatch.setattr(
-        type(captioner()), "image_features", lambda self, p: (encoded.append(len(p)), original(self, p))[1]
+        type(captioner()),
+        "image_features",
+        lambda self, pixel_values: (encoded.append(len(pixel_values)), original(self, pixel_values))[1],
     )
     settings = {"cache_image_features": True, "feature_cache_dir": str(tmp_path / "cache")}
     cached = train(tmp_path / "a", scenes["train"], per_device_train_batch_size=16, **settings)
@@ -233,7 +235,7 @@ def test_adapters_train_and_come_back(tmp_path, scenes):
     assert all("lora" in name for name in trainable)
     trainer.save_model()
     assert not [file for file in tmp_path.iterdir() if file.suffix in (".bin", ".pt", ".pth", ".pkl")]
-    features = trainer.captioner.image_features(trainer.captioner.encode_images(scenes["train"][:4]["image"]))
+    features = trainer.captioner.image_features(**trainer.captioner.encode_images(scenes["train"][:4]["image"]))
     expected = generate_captions(trainer.captioner, None, image_features=features.detach(), max_new_tokens=12)
     again = load_captioner(str(tmp_path), dtype=torch.float32)
     assert generate_captions(again, None, image_features=features.detach(), max_new_tokens=12) == expected

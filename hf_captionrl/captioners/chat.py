@@ -1,0 +1,362 @@
+r"""Chat models that see: LLaVA, Qwen-VL, SmolVLM, PaliGemma and their kin.
+
+Legend: B images, N captions, P tokens of the prefix, T tokens of the text, M image tokens (of the image that has most),
+D features, L layers that get features of their own.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, ClassVar
+
+import torch
+from PIL import Image
+from torch import Tensor
+from transformers.modeling_outputs import BaseModelOutputWithPooling
+
+from hf_captionrl.captioners.auto import register
+from hf_captionrl.captioners.base import Captioner
+from hf_captionrl.captioners.prefix import join_prefix, left_padded, repeat_rows, stack_rows
+
+__all__ = ["ChatCaptioner", "PaliGemmaCaptioner"]
+
+PER_IMAGE = ("image_grid_thw", "image_sizes", "pixel_attention_mask")
+"""What processors may return for an image besides pixels and text, and the models want to know again."""
+TOKEN_TYPES = ("mm_token_type_ids", "token_type_ids")
+"""What processors call the kinds of the tokens."""
+LISTED = frozenset({"llava", "llava_onevision", "qwen2_vl", "qwen2_5_vl", "qwen3_vl"})
+"""Model types whose forward takes a list of `(M, D)`, an entry an image, where others take `(tiles, tokens, D)`."""
+PROBE_SIZES = ((64, 64), (400, 100), (90, 200), (30, 20), (900, 1200))
+"""Width and height of images; a processor that makes the same of all of them is taken to do so always."""
+_PROBE = "PROBE"
+
+
+@register
+class ChatCaptioner(Captioner):
+    """Chat models of `AutoModelForImageTextToText`: the image's tokens stand in the user's turn, the caption is the answer.
+
+    Their own processor says what stands before the caption, how many tokens an image takes, and what ends the answer.
+    `image_features` are what the language model sees of the image, behind the connector; so the connector counts as part
+    of the image tower. Where images differ in their number of tokens (tiles, native resolution), features are padded, and
+    cannot be cached for a whole run.
+
+    Args:
+        model (`PreTrainedModel` or `PeftModel`): The model.
+        processor: Its own, with `image_processor`, `tokenizer` and, where it was trained to chat, `chat_template`.
+        prompt (`str`, *optional*): What the user says; not part of the text that the caption belongs to.
+    """
+
+    family = "chat"
+    model_types: ClassVar[tuple[str, ...]] = (
+        "llava",
+        "llava_onevision",
+        "idefics3",
+        "smolvlm",
+        "qwen2_vl",
+        "qwen2_5_vl",
+        "qwen3_vl",
+        "internvl",
+        "gemma3",
+    )
+    side_inputs = ("prefix_ids", "prefix_mask", "prefix_types", "image_rows", *PER_IMAGE)
+    language_lora = r"model\.(language_model|text_model)\..*\.([qkvo]_proj|down_proj)"
+    vision_lora = r"model\.(vision_tower|vision_model|visual)\..*\.([qkv]_proj|qkv|fc1|fc2|linear_fc1|linear_fc2|gate_proj|down_proj)"
+    default_prompt: ClassVar[str] = "Briefly describe the content of the image."
+    towers: ClassVar[tuple[str, ...]] = ("vision_tower", "vision_model", "visual")
+    connectors: ClassVar[tuple[str, ...]] = ("multi_modal_projector", "connector", "embed_vision")
+
+    def __init__(self, model: Any, processor: Any, *, prompt: str | None = None) -> None:
+        # Of the prompt they were made for: the chat as text, and what the model is told of any image.
+        self._rendered: tuple[str, tuple[str, str]] | None = None
+        self._fixed: tuple[str, dict[str, Tensor] | None] | None = None
+        super().__init__(model, processor, prompt=self.default_prompt if prompt is None else prompt)
+
+    # Parts of the model
+
+    @classmethod
+    def image_tower(cls, model: Any) -> Any:
+        found = [getattr(model.model, name) for name in cls.towers if hasattr(model.model, name)]
+        if not found:
+            raise ValueError(f"{type(model).__name__} has none of {cls.towers}: it does not see.")
+        return found[0]
+
+    @classmethod
+    def connector(cls, model: Any) -> Any:
+        """The modules between image tower and language model.
+
+        Args:
+            model (`nn.Module`): The model without PEFT's outermost wrapper.
+
+        Returns:
+            `nn.Module` or None, where the tower ends with it.
+        """
+        return next((getattr(model.model, name) for name in cls.connectors if hasattr(model.model, name)), None)
+
+    def freeze_vision(self) -> None:
+        super().freeze_vision()
+        connector = self.connector(self.base_model)
+        if connector is not None:
+            connector.requires_grad_(False)
+
+    def vision_state(self) -> dict[str, Tensor]:
+        connector = self.connector(self.base_model)
+        behind = {} if connector is None else {f"connector.{k}": v for k, v in connector.state_dict().items()}
+        return {**super().vision_state(), **behind}
+
+    @classmethod
+    def softcap(cls, model: Any) -> float | None:
+        # Gemma 3 with images does not do what its configuration says.
+        return None if model.config.model_type == "gemma3" else super().softcap(model)
+
+    # Text
+
+    @property
+    def text_prompt(self) -> str:
+        return ""
+
+    @property
+    def max_text_tokens(self) -> int:
+        fixed = self._fixed_or_none()
+        taken = 0 if fixed is None else fixed["prefix_ids"].size(1)
+        return super().max_text_tokens - taken
+
+    def special_token_ids(self) -> tuple[int, int, int]:
+        config, tokenizer = self.base_model.config.get_text_config(decoder=True), self.tokenizer
+        generation = self.base_model.generation_config
+        before, answered = self._turns()
+        behind = answered[len(before) :] if answered.startswith(before) else _PROBE
+        self.lead, _, end = behind.partition(_PROBE)
+        ends = generation.eos_token_id if generation.eos_token_id is not None else config.eos_token_id
+        ends = list(ends) if isinstance(ends, (list, tuple)) else [ends]
+        if tokenizer.eos_token_id not in ends:
+            ends.append(tokenizer.eos_token_id)
+        own = tokenizer(end, add_special_tokens=False).input_ids[:1] if end.strip() else []
+        # What ends an answer in the chat's format, where the model knows it for an end; else what ends any text.
+        known = [token for token in (*own, *ends) if token is not None and (token in ends or token in own)]
+        self._end_ids = tuple(dict.fromkeys(known))
+        pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else config.pad_token_id
+        start = self._prefix_of(Image.new("RGB", (32, 32)))["input_ids"][-1]
+        return self.require_ids(start, list(self._end_ids), self._end_ids[0] if pad is None else pad)
+
+    @property
+    def end_token_ids(self) -> tuple[int, ...]:
+        return self._end_ids
+
+    def _turns(self) -> tuple[str, str]:
+        """The chat up to the caption, and with a caption."""
+        if self._rendered is None or self._rendered[0] != self.prompt:
+            self._rendered = (self.prompt, self._render())
+        return self._rendered[1]
+
+    def _render(self) -> tuple[str, str]:
+        if getattr(self.processor, "chat_template", None) is None:
+            return self.plain_turn(), self.plain_turn() + _PROBE
+        content = [{"type": "image"}, {"type": "text", "text": self.prompt}]
+        asked = [{"role": "user", "content": content[: 2 if self.prompt else 1]}]
+        answered = [*asked, {"role": "assistant", "content": [{"type": "text", "text": _PROBE}]}]
+        render = self.processor.apply_chat_template
+        return (
+            render(asked, add_generation_prompt=True, tokenize=False),
+            render(answered, add_generation_prompt=False, tokenize=False),
+        )
+
+    def plain_turn(self) -> str:
+        """What stands before the caption where there is no chat template.
+
+        Returns:
+            `str`: The image's token and the prompt, a line each.
+        """
+        token = getattr(self.processor, "image_token", None) or "<image>"
+        return f"{token}\n{self.prompt}\n" if self.prompt else f"{token}\n"
+
+    # Images
+
+    def _prefix_of(self, image: Image.Image) -> dict[str, Any]:
+        """What the processor makes of an image and the chat before the caption: lists of ids and kinds, tensors."""
+        found = self.processor(text=[self._turns()[0]], images=[image], return_tensors="pt", **self.processor_settings)
+        ids = found["input_ids"][0].tolist()
+        types = next((found[name][0].tolist() for name in TOKEN_TYPES if name in found), [0] * len(ids))
+        tensors = {name: torch.as_tensor(found[name]) for name in ("pixel_values", *PER_IMAGE) if name in found}
+        return {"input_ids": ids, "types": types, **tensors}
+
+    @property
+    def processor_settings(self) -> dict[str, Any]:
+        """More arguments of the processor's call."""
+        special = getattr(self.tokenizer, "bos_token", None)
+        # Templates write the start token themselves.
+        templated = getattr(self.processor, "chat_template", None) is not None
+        return {"add_special_tokens": False} if templated and special and self._turns()[0].startswith(special) else {}
+
+    def encode_images(self, images: Sequence[Image.Image]) -> dict[str, Tensor]:
+        rows = [self._prefix_of(image.convert("RGB")) for image in images]
+        batch = {"pixel_values": stack_rows([row["pixel_values"] for row in rows])}
+        return {**batch, **self._side_inputs(rows)}
+
+    def _side_inputs(self, rows: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
+        # The last token of the prefix is the start token of the text.
+        batch = left_padded([row["input_ids"][:-1] for row in rows], self.pad_token_id)
+        batch["prefix_types"] = left_padded([row["types"][:-1] for row in rows], 0)["prefix_ids"]
+        batch["image_rows"] = torch.tensor([row["pixel_values"].size(0) for row in rows])
+        for name in PER_IMAGE:
+            if name in rows[0]:
+                batch[name] = stack_rows([row[name] for row in rows])
+        return batch
+
+    def _fixed_or_none(self) -> dict[str, Tensor] | None:
+        """The side inputs of any image, as one row; None where they depend on the image."""
+        if self._fixed is None or self._fixed[0] != self.prompt:
+            first, *others = (self._side_inputs([self._prefix_of(Image.new("RGB", size))]) for size in PROBE_SIZES)
+            same = all(torch.equal(first[name], other[name]) for other in others for name in first)
+            self._fixed = (self.prompt, first if same else None)
+        return self._fixed[1]
+
+    def fixed_side_inputs(self, number: int) -> dict[str, Tensor]:
+        fixed = self._fixed_or_none()
+        if fixed is None:
+            raise ValueError(
+                f"{type(self.base_model).__name__} cuts images into tiles or takes them at their own size, so features alone "
+                "do not say what an image is. Set cache_image_features=False, or pass a processor with one fixed size "
+                "(do_image_splitting=False, crop_to_patches=False, or min_pixels equal to max_pixels with square images)."
+            )
+        return {name: value.repeat_interleave(number, dim=0) for name, value in fixed.items()}
+
+    # Forward
+
+    @classmethod
+    def is_native(cls, model: Any, inputs: dict[str, Any]) -> bool:
+        return "prefix_ids" not in inputs
+
+    @classmethod
+    def native_inputs(cls, model: Any, inputs: dict[str, Any]) -> dict[str, Any]:
+        if "prefix_ids" not in inputs:
+            return dict(inputs)
+        rows, leading = len(inputs["input_ids"]), inputs.get("labels")
+        types = repeat_rows(inputs["prefix_types"], rows)
+        native = join_prefix(inputs)
+        text = cls.text_types(inputs["input_ids"], leading)
+        found = inspect.signature(model.forward).parameters
+        name = next((name for name in TOKEN_TYPES if name in found), None)
+        native = {k: v for k, v in native.items() if k not in cls.side_inputs and k != "pixel_values"}
+        if name is not None:
+            native[name] = torch.cat([types, text], 1)
+        if "image_grid_thw" in inputs:
+            native["image_grid_thw"] = repeat_rows(inputs["image_grid_thw"], rows).flatten(0, 1)
+        native["prefix_ids"] = repeat_rows(inputs["prefix_ids"], rows)
+        return native
+
+    @classmethod
+    def text_types(cls, input_ids: Tensor, labels: Tensor | None) -> Tensor:
+        """Kinds of the tokens of the text.
+
+        Args:
+            input_ids (`torch.Tensor` of shape `(N, T)`): Of a batch.
+            labels (`torch.Tensor` of shape `(N, T)`, *optional*): Likewise.
+
+        Returns:
+            `torch.Tensor` of shape `(N, T)`.
+        """
+        return torch.zeros_like(input_ids)
+
+    @classmethod
+    def encode(cls, model: Any, inputs: dict[str, Any]) -> Tensor:
+        tower = cls.image_tower(model)
+        device, dtype = next((p.device, p.dtype) for p in tower.parameters())
+        rows = inputs["image_rows"].tolist()
+        accepted = inspect.signature(model.model.get_image_features).parameters
+        pixels = torch.cat([value[:number] for value, number in zip(inputs["pixel_values"], rows, strict=True)])
+        named = {n: inputs[n].flatten(0, 1).to(device) for n in PER_IMAGE if n in inputs and n in accepted}
+        output = model.model.get_image_features(pixels.to(device, dtype), **named, return_dict=True)
+        counts = (inputs["prefix_ids"] == cls.image_token_id(model)).sum(1).tolist()
+        layers = [output.pooler_output, *(getattr(output, "deepstack_features", None) or [])]
+        flat = torch.cat([_flat(layer) for layer in layers], -1)  # (sum of M, (1 + L) D)
+        if len(flat) != sum(counts):
+            raise ValueError(
+                f"{type(model).__name__} made {len(flat)} features for {sum(counts)} image tokens. The processor does "
+                "not belong to the model; load both from one checkpoint."
+            )
+        return torch.nn.utils.rnn.pad_sequence(list(flat.split(counts)), batch_first=True)
+
+    @classmethod
+    @contextmanager
+    def known_features(cls, model: Any, features: Tensor, inputs: dict[str, Any]) -> Iterator[None]:
+        counts = (inputs.pop("prefix_ids") == cls.image_token_id(model)).sum(1).tolist()
+        inputs["mm_encoder_outputs"] = {"image": cls.features_output(model, features, counts)}
+        yield
+
+    @classmethod
+    def features_output(cls, model: Any, features: Tensor, counts: list[int]) -> Any:
+        """Features as the model's own `get_image_features` returns them.
+
+        Args:
+            model (`nn.Module`): The model.
+            features (`torch.Tensor` of shape `(N, M, (1 + L) D)`): Padded.
+            counts (`list[int]`): Image tokens of each row.
+
+        Returns:
+            An output with `pooler_output` and, for models that have them, `deepstack_features`.
+        """
+        width = model.get_input_embeddings().weight.shape[1]
+        layers = [
+            [row[:count] for row, count in zip(layer, counts, strict=True)] for layer in features.split(width, dim=-1)
+        ]
+        if model.config.model_type in LISTED:
+            output: Any = BaseModelOutputWithPooling(pooler_output=layers[0])
+            if len(layers) > 1:
+                output.deepstack_features = layers[1:]
+            return output
+        # Images may differ in their number of tiles; all tiles have as many tokens.
+        return BaseModelOutputWithPooling(pooler_output=torch.cat(layers[0]).unflatten(0, (-1, math.gcd(*counts))))
+
+    @classmethod
+    def image_token_id(cls, model: Any) -> int:
+        """Which token stands for a piece of an image.
+
+        Args:
+            model (`nn.Module`): The model.
+
+        Returns:
+            `int`: Its id.
+        """
+        return int(model.config.image_token_id)
+
+    def generate_ids(
+        self, image_features: Tensor, prompt_ids: Tensor, side_inputs: dict[str, Tensor], **kwargs: Any
+    ) -> Tensor:
+        model = self.base_model
+        suppressed = [*(kwargs.pop("suppress_tokens", None) or []), self.image_token_id(model)]
+        batch = {"input_ids": prompt_ids, "attention_mask": torch.ones_like(prompt_ids), **side_inputs}
+        inputs = self.native_inputs(model, batch)
+        width = inputs["input_ids"].size(1)
+        with self.known_features(model, image_features, inputs):
+            ids = model.generate(**inputs, suppress_tokens=suppressed, **kwargs)  # (N, P + T)
+        written = ids[:, width:]
+        return torch.cat([repeat_rows(prompt_ids, len(written)), written], 1)
+
+
+def _flat(features: Any) -> Tensor:
+    """Features of some images, one list or tensor, as `(sum of M, D)`."""
+    if isinstance(features, Tensor):
+        return features.flatten(0, -2)
+    return torch.cat([part.flatten(0, -2) for part in features])
+
+
+@register
+class PaliGemmaCaptioner(ChatCaptioner):
+    """PaliGemma, which reads image and prompt in both directions and writes the caption behind them."""
+
+    family = "paligemma"
+    model_types = ("paligemma",)
+    default_prompt = "caption en"
+
+    def plain_turn(self) -> str:
+        return f"{self.processor.image_token}{self.prompt}"
+
+    @classmethod
+    def text_types(cls, input_ids: Tensor, labels: Tensor | None) -> Tensor:
+        # 0 is read in both directions: the start token, which is the last of the prompt. The rest is the answer.
+        types = torch.ones_like(input_ids)
+        types[:, 0] = 0
+        return types

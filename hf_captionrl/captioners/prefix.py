@@ -1,0 +1,118 @@
+r"""What stands before the text: image tokens and the words around them, for models that read image and text as one row.
+
+Legend: B images, G captions an image, N = B * G rows, P tokens of the prefix, T tokens of the text, M image tokens.
+
+A batch holds the text alone, `(N, T)`, whichever the family. What belongs to the image stands beside it, a row an image:
+`prefix_ids` and `prefix_mask` `(B, P)`, padded on the left since images may differ in their number of tokens, and whatever
+else the model wants to know of an image. Prefix and text are joined inside the model's forward, so everything else, from
+the labels to the number of supervised tokens, is the same for all families.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+__all__ = ["captions_an_image", "join_prefix", "left_padded", "repeat_rows", "stack_rows"]
+
+PREFIX_INPUTS = ("prefix_ids", "prefix_mask")
+
+
+def left_padded(rows: Sequence[Sequence[int]], pad_id: int) -> dict[str, Tensor]:
+    """Prefixes as tensors.
+
+    Args:
+        rows (`Sequence`): B rows of ids.
+        pad_id (`int`): Padding.
+
+    Returns:
+        `dict`: `prefix_ids` and `prefix_mask`, each `(B, P)`.
+    """
+    width = max(len(row) for row in rows)
+    ids = torch.full((len(rows), width), pad_id)
+    mask = torch.zeros((len(rows), width), dtype=torch.long)
+    for index, row in enumerate(rows):
+        if len(row):
+            ids[index, -len(row) :] = torch.as_tensor(row)
+            mask[index, -len(row) :] = 1
+    return {"prefix_ids": ids, "prefix_mask": mask}
+
+
+def stack_rows(parts: Sequence[Tensor], value: Any = 0) -> Tensor:
+    """Stack tensors of different sizes, filling up at the end of each dimension.
+
+    Args:
+        parts (`Sequence[torch.Tensor]`): B tensors of the same number of dimensions.
+        value: What fills up.
+
+    Returns:
+        `torch.Tensor` of shape `(B, ...)`.
+    """
+    sizes = [max(part.size(d) for part in parts) for d in range(parts[0].dim())]
+    padded = []
+    for part in parts:
+        missing = [sizes[d] - part.size(d) for d in range(part.dim())]
+        # F.pad counts dimensions from the last.
+        padded.append(F.pad(part, [n for size in reversed(missing) for n in (0, size)], value=value))
+    return torch.stack(padded)
+
+
+def captions_an_image(rows: int, images: int) -> int:
+    """G.
+
+    Args:
+        rows (`int`): N.
+        images (`int`): B.
+
+    Returns:
+        `int`: N / B.
+
+    Raises:
+        ValueError: If N is no multiple of B.
+    """
+    if rows % images:
+        raise ValueError(
+            f"{rows} captions cannot be shared among {images} images. Pass one image a caption, or the same number of "
+            "captions, in a row, for each image."
+        )
+    return rows // images
+
+
+def repeat_rows(value: Tensor, rows: int) -> Tensor:
+    """One row an image -> one row a caption.
+
+    Args:
+        value (`torch.Tensor` of shape `(B, ...)`): A row an image.
+        rows (`int`): N.
+
+    Returns:
+        `torch.Tensor` of shape `(N, ...)`: Captions of an image stand in a row.
+
+    Raises:
+        ValueError: If N is no multiple of B.
+    """
+    times = captions_an_image(rows, value.size(0))
+    return value if times == 1 else value.repeat_interleave(times, dim=0)
+
+
+def join_prefix(inputs: dict[str, Any]) -> dict[str, Any]:
+    """Put the prefix before the text.
+
+    Args:
+        inputs (`dict`): With `input_ids` and `attention_mask` `(N, T)`, `prefix_ids` and `prefix_mask` `(B, P)`.
+
+    Returns:
+        `dict`: A new one with `input_ids` and `attention_mask` `(N, P + T)`, and all else as it was. Labels stay
+        `(N, T)`.
+    """
+    inputs = dict(inputs)
+    ids, mask = inputs["input_ids"], inputs.get("attention_mask")
+    mask = torch.ones_like(ids) if mask is None else mask
+    before, before_mask = (repeat_rows(inputs.pop(name), len(ids)) for name in PREFIX_INPUTS)
+    inputs["input_ids"] = torch.cat([before, ids], 1)
+    inputs["attention_mask"] = torch.cat([before_mask, mask], 1)
+    return inputs

@@ -1,0 +1,113 @@
+"""Captioning many images, and encoding them once.
+
+Legend: N images, M image tokens, D features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import datasets
+import numpy as np
+import torch
+from torch import Tensor
+
+from hf_captionrl.captioners.base import Captioner
+from hf_captionrl.data import cached_features, open_image
+from hf_captionrl.retrieval import FeatureCache
+
+__all__ = ["LazyImages", "generate_captions", "image_tower_features"]
+
+
+class LazyImages(Sequence[Any]):
+    """Images of some rows of a data set, decoded one at a time: a test split does not fit into memory.
+
+    Args:
+        dataset (`datasets.Dataset`): With a column `image`.
+        rows (`range`): Which of its rows.
+    """
+
+    def __init__(self, dataset: datasets.Dataset, rows: range) -> None:
+        self.dataset = dataset
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.dataset[self.rows[index]]["image"]
+
+
+def generate_captions(
+    captioner: Captioner,
+    images: Sequence[Any] | None,
+    *,
+    image_features: Any | None = None,
+    batch_size: int = 32,
+    progress: Callable[[int], Any] | None = None,
+    **generate_kwargs: Any,
+) -> list[str]:
+    """Caption many images, batch by batch, in eval mode.
+
+    Args:
+        captioner ([`Captioner`]): Who writes.
+        images (`Sequence`, *optional*): Anything that `open_image` opens; not needed with `image_features`.
+        image_features (array of shape `(N, M, D)`, *optional*): Cached output of the image tower, one row an image.
+        batch_size (`int`): Images a batch.
+        progress (`Callable`, *optional*): Called with the number of images done after each batch.
+        generate_kwargs: Passed to the captioner's `generate`, e.g. `num_beams`, `max_new_tokens`.
+
+    Returns:
+        `list[str]`: One caption an image, in order (times `num_return_sequences`).
+    """
+    number = len(image_features) if image_features is not None else len(images or ())
+    model = captioner.model
+    was_training = model.training
+    model.eval()
+    captions: list[str] = []
+    try:
+        for start in range(0, number, batch_size):
+            rows = range(start, min(start + batch_size, number))
+            inputs: dict[str, Tensor] = {}
+            if image_features is not None:
+                features = np.stack([np.asarray(image_features[i]) for i in rows])  # (B, M, D)
+                inputs["image_features"] = torch.from_numpy(features)
+            else:
+                assert images is not None
+                inputs = captioner.encode_images([open_image(images[i]) for i in rows])
+            captions += captioner.generate(**inputs, **generate_kwargs).captions
+            if progress is not None:
+                progress(rows.stop)
+    finally:
+        model.train(was_training)
+    return captions
+
+
+def image_tower_features(
+    captioner: Captioner, dataset: datasets.Dataset, *, cache_dir: str | None = None, dtype: str = "float32"
+) -> Any:
+    """Output of the image tower for every row of a data set, from the cache where it has it.
+
+    Args:
+        captioner ([`Captioner`]): Whose image tower, frozen.
+        dataset (`datasets.Dataset`): Images, or videos: these give the mean over their frames.
+        cache_dir (`str`, *optional*): Folder of the feature cache. None: the default one.
+        dtype (`str`): `"float32"` or `"float16"` to store in.
+
+    Returns:
+        [`FeatureView`] of shape `(N, M, D)`: In the order of the rows, memory-mapped.
+
+    Raises:
+        ImageError: If an image or video cannot be read.
+        ValueError: If the captioner needs more than features to know an image (tiles, or sizes of its own).
+    """
+    captioner.fixed_side_inputs(1)  # raises where features alone do not do
+    model, _, revision = captioner.vision_signature().rpartition("@")
+    cache = FeatureCache(cache_dir, model_id=model, revision=revision, what="image_tower", dtype=dtype)
+
+    def encode(images: list[Any]) -> Tensor:
+        with torch.no_grad():
+            return captioner.image_features(**captioner.encode_images(images)).cpu()
+
+    return cached_features(cache, dataset, encode)

@@ -1,0 +1,120 @@
+"""How much CIDEr-D does self-retrieval cost, from a captioner of generic and from one of detailed captions?
+
+    python scripts/run_seeds.py self_retrieval_blip --seeds 0 1 2 --runs_dir RUNS --output ...     # the generic start
+    for s in 0 1 2; do
+        python recipes/smile_blip.py --config recipes/configs/smile_blip/scenes_detailed.yaml --seed $s \
+            --output_dir DETAILED/smile_blip/seed-$s
+        python recipes/self_retrieval_blip.py --config recipes/configs/self_retrieval_blip/scenes_from_detailed.yaml \
+            --seed $s --model_name_or_path DETAILED/smile_blip/seed-$s/model \
+            --output_dir DETAILED/self_retrieval_blip/seed-$s
+    done
+    python scripts/compare_starts.py --generic RUNS/self_retrieval_blip --detailed DETAILED
+
+writes docs/results/detailed_start_seeds.json. Every captioner is held against both kinds of references, the annotators' and
+the full captions, on the same images: each start is at home in one of them.
+Source: "No Detail Left Behind", Findings 3 and 5.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from hf_captionrl.captioners import load_captioner
+from hf_captionrl.io import write_json
+from hf_captionrl.metrics import cider_d, faithfulness, self_retrieval
+from hf_captionrl.retrieval import load_scorer
+from hf_captionrl.scenes import check, load_scenes
+from hf_captionrl.scenes.models import model_path
+from hf_captionrl.trainers.captioning import generate_captions
+from scripts.run_seeds import aggregate
+
+__all__ = ["main", "measure"]
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def measure(captions: list[str], test: Any, judge: Any, image_features: torch.Tensor) -> dict[str, float]:
+    """Numbers of one captioner.
+
+    Args:
+        captions (`list[str]`): One a test image.
+        test (`datasets.Dataset`): The test split.
+        judge ([`Scorer`]): Ranks the images.
+        image_features (`torch.Tensor` of shape `(N, D)`): The judge's, of the test images.
+
+    Returns:
+        `dict[str, float]`: CIDEr-D against both kinds of references, R@1 among 100, hallucination.
+    """
+    ranks = self_retrieval(judge.text_features(captions), image_features, num_distractors=99, num_bootstrap=0)
+    return {
+        "cider_d_annotators": float(cider_d(captions, [list(c) for c in test["captions"]])["cider_d"]),
+        "cider_d_full": float(cider_d(captions, [[c] for c in test["full_caption"]])["cider_d"]),
+        "rd100_recall_at_1": float(ranks["recall_at_1"]),
+        "hallucination": float(faithfulness(captions, list(test["facts"]), check)["hallucination"]),
+        "length": float(np.mean([len(caption.split()) for caption in captions])),
+    }
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--generic", type=Path, required=True, help="runs of self_retrieval_blip, a folder a seed")
+    parser.add_argument("--detailed", type=Path, required=True, help="runs of both recipes, as above")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--output", type=Path, default=ROOT / "docs/results/detailed_start_seeds.json")
+    arguments = parser.parse_args()
+    test = load_scenes()["test"]
+    judge = load_scorer(model_path("scenes:clip-judge"))
+    image_features = torch.as_tensor(judge.image_features(list(test["image"])))
+    runs = []
+    for seed in arguments.seeds:
+        folder = f"seed-{seed}"
+        models = {
+            "generic": (model_path("scenes:blip-mle"), arguments.generic / folder / "model-sr-sampled"),
+            "detailed": (
+                arguments.detailed / "smile_blip" / folder / "model",
+                arguments.detailed / "self_retrieval_blip" / folder / "model",
+            ),
+        }
+        rows: list[dict[str, Any]] = []
+        for start, (before, after) in models.items():
+            found = {}
+            for when, path in (("start", before), ("self-retrieval", after)):
+                captions = generate_captions(
+                    load_captioner(str(path)), list(test["image"]), batch_size=100, num_beams=3, max_new_tokens=40
+                )
+                found[when] = measure(captions, test, judge, image_features)
+                rows.append({"name": f"{start}, {when}", **found[when]})
+            own = "cider_d_full" if start == "detailed" else "cider_d_annotators"
+            kept = {
+                name: found["self-retrieval"][name] / found["start"][name]
+                for name in found["start"]
+                if "cider" in name
+            }
+            rows.append({"name": f"{start}, share kept", "cider_d_own_references": kept[own], **kept})
+        runs.append(rows)
+    table = aggregate(runs)
+    shares = [next(row for row in table if row["name"] == f"{start}, share kept") for start in ("detailed", "generic")]
+    values = [np.array(row["cider_d_own_references"]["values"]) for row in shares]
+    difference = values[0] - values[1]
+    summary = {
+        "share_kept_detailed_minus_generic": float(difference.mean()),
+        "standard_error": float(difference.std(ddof=1) / np.sqrt(len(difference))),
+    }
+    command = f"python scripts/compare_starts.py --seeds {' '.join(map(str, arguments.seeds))}"
+    write_json(arguments.output, {"command": command, "seeds": arguments.seeds, "rows": table, "summary": summary})
+    for row in table:
+        print(
+            row["name"],
+            {k: (round(v["mean"], 3), round(v["standard_error"], 3)) for k, v in row.items() if k != "name"},
+        )
+    print(summary)
+
+
+if __name__ == "__main__":
+    main()

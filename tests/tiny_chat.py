@@ -1,0 +1,302 @@
+"""Tiny random chat models with their real processors: nothing is downloaded.
+
+`tiny_chat(model_type)` returns `(model, processor)`. Images of two shapes give rows of two lengths wherever the real
+processor cuts tiles or keeps the native resolution.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import transformers
+from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import decoders as token_decoders
+
+from tests.tiny import WORDS, _spread
+
+CHAT_TYPES = (
+    "llava",
+    "llava_onevision",
+    "idefics3",
+    "smolvlm",
+    "paligemma",
+    "qwen2_vl",
+    "qwen2_5_vl",
+    "qwen3_vl",
+    "internvl",
+    "gemma3",
+)
+HIDDEN = 32
+_TEMPLATE = (
+    "{{ bos_token }}{% for m in messages %}<|im_start|>{{ m['role'] }}\n{% for c in m['content'] %}"
+    "{% if c['type'] == 'image' %}IMAGE{% else %}{{ c['text'] }}{% endif %}{% endfor %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+_LLAVA_TEMPLATE = (
+    "{% for m in messages %}{% if m['role'] == 'user' %}USER: {% else %}ASSISTANT: {% endif %}{% for c in m['content'] %}"
+    "{% if c['type'] == 'image' %}<image>\n{% else %}{{ c['text'] }}{% endif %}{% endfor %} {% endfor %}"
+    "{% if add_generation_prompt %}ASSISTANT:{% endif %}"
+)
+
+
+def chat_tokenizer(extra: tuple[str, ...], **named: str) -> Any:
+    """Bytes and a few words with the blank in front, and the special tokens of a chat."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    special = ["<pad>", "<s>", "</s>", "<unk>", "<|im_start|>", "<|im_end|>", *extra]
+    vocabulary = {token: index for index, token in enumerate([*special, *alphabet])}
+    merges = []
+    for word in WORDS[:12]:
+        left = "Ġ"
+        for letter in word:
+            if (left, letter) not in merges:
+                merges.append((left, letter))
+                vocabulary.setdefault(left + letter, len(vocabulary))
+            left += letter
+    tokenizer = Tokenizer(models.BPE(vocabulary, merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = token_decoders.ByteLevel()
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token="<pad>",
+        bos_token="<s>",
+        eos_token="</s>",
+        unk_token="<unk>",
+        additional_special_tokens=["<|im_start|>", "<|im_end|>", *extra],
+        extra_special_tokens=named,
+    )
+
+
+def _text(tokenizer: Any, **more: Any) -> dict[str, Any]:
+    return {
+        "vocab_size": len(tokenizer),
+        "hidden_size": HIDDEN,
+        "intermediate_size": 2 * HIDDEN,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 512,
+        "bos_token_id": tokenizer.bos_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+        "tie_word_embeddings": False,
+        **more,
+    }
+
+
+_VISION = {
+    "hidden_size": HIDDEN,
+    "intermediate_size": 2 * HIDDEN,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "image_size": 16,
+    "patch_size": 8,
+}
+_MEAN_STD: dict[str, Any] = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+
+
+def _finish(model: Any, tokenizer: Any) -> Any:
+    model.generation_config.eos_token_id = [tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids("<|im_end|>")]
+    model.generation_config.pad_token_id = tokenizer.pad_token_id
+    model.generation_config.bos_token_id = tokenizer.bos_token_id
+    return _spread(model)
+
+
+def _llava() -> tuple[Any, Any]:
+    tokenizer = chat_tokenizer(("<image>",), image_token="<image>")
+    config = transformers.LlavaConfig(
+        text_config={"model_type": "llama", **_text(tokenizer)},
+        vision_config={"model_type": "clip_vision_model", **_VISION},
+        image_token_index=tokenizer.convert_tokens_to_ids("<image>"),
+        image_seq_length=4,
+        vision_feature_layer=-2,
+    )
+    images = transformers.CLIPImageProcessor(
+        size={"shortest_edge": 16}, crop_size={"height": 16, "width": 16}, **_MEAN_STD
+    )
+    processor = transformers.LlavaProcessor(
+        images,
+        tokenizer,
+        patch_size=8,
+        vision_feature_select_strategy="default",
+        num_additional_image_tokens=1,
+        chat_template=_LLAVA_TEMPLATE,
+    )
+    return transformers.LlavaForConditionalGeneration(config), processor
+
+
+def _llava_onevision() -> tuple[Any, Any]:
+    tokenizer = chat_tokenizer(("<image>", "<video>"), image_token="<image>", video_token="<video>")
+    pinpoints = [[16, 16], [16, 32], [32, 16]]
+    config = transformers.LlavaOnevisionConfig(
+        text_config={"model_type": "qwen2", **_text(tokenizer)},
+        vision_config={"model_type": "siglip_vision_model", **_VISION},
+        image_token_index=tokenizer.convert_tokens_to_ids("<image>"),
+        video_token_index=tokenizer.convert_tokens_to_ids("<video>"),
+        image_grid_pinpoints=pinpoints,
+    )
+    size = {"height": 16, "width": 16}
+    processor = transformers.LlavaOnevisionProcessor(
+        transformers.LlavaOnevisionImageProcessor(size=size, image_grid_pinpoints=pinpoints, **_MEAN_STD),
+        tokenizer,
+        transformers.LlavaOnevisionVideoProcessor(size=size),
+        num_image_tokens=4,
+        vision_feature_select_strategy="full",
+        chat_template=_TEMPLATE.replace("IMAGE", "<image>"),
+    )
+    return transformers.LlavaOnevisionForConditionalGeneration(config), processor
+
+
+def _idefics3(smol: bool = False) -> tuple[Any, Any]:
+    extra = ("<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>")
+    grid = tuple(f"<row_{r}_col_{c}>" for r in (1, 2, 3, 4) for c in (1, 2, 3, 4))
+    tokenizer = chat_tokenizer(
+        (*extra, *grid),
+        image_token="<image>",
+        fake_image_token="<fake_token_around_image>",
+        global_image_token="<global-img>",
+        end_of_utterance_token="<end_of_utterance>",
+    )
+    name = "SmolVLM" if smol else "Idefics3"
+    config = getattr(transformers, f"{name}Config")(
+        text_config={"model_type": "llama", **_text(tokenizer)},
+        vision_config={**_VISION},
+        image_token_id=tokenizer.convert_tokens_to_ids("<image>"),
+        scale_factor=2,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    images = getattr(transformers, f"{name}ImageProcessor")(
+        size={"longest_edge": 32}, max_image_size={"longest_edge": 16}, **_MEAN_STD
+    )
+    template = _TEMPLATE.replace("IMAGE", "<image>").replace("<|im_end|>\n", "<end_of_utterance>\n")
+    settings: dict[str, Any] = {"image_seq_len": 1, "chat_template": template}
+    if smol:
+        videos = transformers.SmolVLMVideoProcessor(size={"longest_edge": 16}, max_image_size={"longest_edge": 16})
+        processor = transformers.SmolVLMProcessor(images, tokenizer, videos, **settings)
+    else:
+        processor = transformers.Idefics3Processor(images, tokenizer, **settings)
+    return getattr(transformers, f"{name}ForConditionalGeneration")(config), processor
+
+
+def _paligemma() -> tuple[Any, Any]:
+    tokenizer = chat_tokenizer(("<image>",), image_token="<image>")
+    images = transformers.SiglipImageProcessor(size={"height": 16, "width": 16}, **_MEAN_STD)
+    images.image_seq_length = 4
+    processor = transformers.PaliGemmaProcessor(images, tokenizer)  # adds a thousand tokens for places
+    config = transformers.PaliGemmaConfig(
+        text_config={"model_type": "gemma2", **_text(tokenizer, head_dim=8, query_pre_attn_scalar=8)},
+        vision_config={"model_type": "siglip_vision_model", **_VISION, "projection_dim": HIDDEN},
+        image_token_index=tokenizer.convert_tokens_to_ids("<image>"),
+        projection_dim=HIDDEN,
+        hidden_size=HIDDEN,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    return transformers.PaliGemmaForConditionalGeneration(config), processor
+
+
+def _qwen(version: str) -> tuple[Any, Any]:
+    extra = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
+    tokenizer = chat_tokenizer(extra, image_token="<|image_pad|>", video_token="<|video_pad|>")
+    ids = dict(zip(extra, tokenizer.convert_tokens_to_ids(list(extra)), strict=True))
+    vision: dict[str, Any] = {"depth": 2, "num_heads": 4, "patch_size": 8, "spatial_merge_size": 2}
+    text = _text(tokenizer, rope_parameters={"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 1e4})
+    if version == "qwen2_vl":
+        vision |= {"embed_dim": HIDDEN, "hidden_size": HIDDEN, "mlp_ratio": 2}
+        name, patch = "Qwen2VL", 8
+    elif version == "qwen2_5_vl":
+        vision |= {
+            "hidden_size": HIDDEN,
+            "intermediate_size": 2 * HIDDEN,
+            "out_hidden_size": HIDDEN,
+            "window_size": 32,
+            "fullatt_block_indexes": [1],
+        }
+        name, patch = "Qwen2_5_VL", 8
+    else:
+        vision |= {
+            "hidden_size": HIDDEN,
+            "intermediate_size": 2 * HIDDEN,
+            "out_hidden_size": HIDDEN,
+            "deepstack_visual_indexes": [0],
+            "num_position_embeddings": 16,
+        }
+        text["head_dim"] = 8
+        name, patch = "Qwen3VL", 8
+    config = getattr(transformers, f"{name}Config")(
+        text_config=text,
+        vision_config=vision,
+        image_token_id=ids["<|image_pad|>"],
+        video_token_id=ids["<|video_pad|>"],
+        vision_start_token_id=ids["<|vision_start|>"],
+        vision_end_token_id=ids["<|vision_end|>"],
+        tie_word_embeddings=False,
+    )
+    pixels = {"shortest_edge": 16 * 16, "longest_edge": 16 * 64}
+    images = transformers.Qwen2VLImageProcessor(size=pixels, patch_size=patch, merge_size=2, **_MEAN_STD)
+    template = _TEMPLATE.replace("{{ bos_token }}", "").replace("IMAGE", "<|vision_start|><|image_pad|><|vision_end|>")
+    videos = (transformers.Qwen3VLVideoProcessor if version == "qwen3_vl" else transformers.Qwen2VLVideoProcessor)()
+    processor = getattr(transformers, f"{name}Processor")(images, tokenizer, videos, chat_template=template)
+    return getattr(transformers, f"{name}ForConditionalGeneration")(config), processor
+
+
+def _internvl() -> tuple[Any, Any]:
+    extra = ("<img>", "</img>", "<IMG_CONTEXT>", "<video>")
+    tokenizer = chat_tokenizer(
+        extra,
+        start_image_token="<img>",
+        end_image_token="</img>",
+        context_image_token="<IMG_CONTEXT>",
+        video_token="<video>",
+    )
+    config = transformers.InternVLConfig(
+        text_config={"model_type": "qwen2", **_text(tokenizer)},
+        vision_config={**_VISION, "image_size": [16, 16], "patch_size": [8, 8]},
+        image_token_id=tokenizer.convert_tokens_to_ids("<IMG_CONTEXT>"),
+        image_seq_length=1,
+        downsample_ratio=0.5,
+    )
+    size = {"height": 16, "width": 16}
+    images = transformers.GotOcr2ImageProcessor(size=size, crop_to_patches=True, max_patches=4, **_MEAN_STD)
+    processor = transformers.InternVLProcessor(
+        images,
+        tokenizer,
+        transformers.InternVLVideoProcessor(size=size),
+        image_seq_length=1,
+        chat_template=_TEMPLATE.replace("IMAGE", "<IMG_CONTEXT>\n"),
+    )
+    return transformers.InternVLForConditionalGeneration(config), processor
+
+
+def _gemma3() -> tuple[Any, Any]:
+    extra = ("<image_soft_token>", "<start_of_image>", "<end_of_image>")
+    tokenizer = chat_tokenizer(
+        extra, image_token="<image_soft_token>", boi_token="<start_of_image>", eoi_token="<end_of_image>"
+    )
+    ids = tokenizer.convert_tokens_to_ids(list(extra))
+    config = transformers.Gemma3Config(
+        text_config=_text(
+            tokenizer, head_dim=8, query_pre_attn_scalar=8, sliding_window=64, final_logit_softcapping=5.0
+        ),
+        vision_config={**_VISION, "image_size": 32},
+        mm_tokens_per_image=4,
+        image_token_index=ids[0],
+        boi_token_index=ids[1],
+        eoi_token_index=ids[2],
+    )
+    images = transformers.Gemma3ImageProcessor(size={"height": 32, "width": 32}, **_MEAN_STD)
+    processor = transformers.Gemma3Processor(
+        images, tokenizer, image_seq_length=4, chat_template=_TEMPLATE.replace("IMAGE", "<start_of_image>")
+    )
+    return transformers.Gemma3ForConditionalGeneration(config), processor
+
+
+def tiny_chat(model_type: str, seed: int = 0) -> tuple[Any, Any]:
+    """A chat model in eval mode with its processor."""
+    torch.manual_seed(seed)
+    if model_type.startswith("qwen"):
+        model, processor = _qwen(model_type)
+    elif model_type == "smolvlm":
+        model, processor = _idefics3(smol=True)
+    else:
+        model, processor = globals()[f"_{model_type}"]()
+    return _finish(model, processor.tokenizer), processor
