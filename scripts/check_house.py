@@ -51,6 +51,7 @@ LAYERS: dict[int, dict[str, str]] = {
     },
     3: {
         "hub": "cards, and what is published",
+        "pipelines": "one call from a model to captions",
         "recipe": "what the recipes share",
         "cli": "the command line",
     },
@@ -69,8 +70,16 @@ SEPARATE: dict[str, frozenset[str]] = {
 }
 """Units of one layer that must not know each other all the same."""
 
-TRL_ALLOWED = frozenset({f"{PACKAGE}/recipe/arguments.py"})
-"""Files that may import trl: for its argument parser, inside the function that parses."""
+TRL_ALLOWED = frozenset(
+    {
+        f"{PACKAGE}/recipe/arguments.py",
+        f"{PACKAGE}/trainers/self_retrieval_grpo_config.py",
+        f"{PACKAGE}/trainers/self_retrieval_grpo_trainer.py",
+        f"{PACKAGE}/trainers/smile_sft_config.py",
+        f"{PACKAGE}/trainers/smile_sft_trainer.py",
+    }
+)
+"""Files that may import trl: for its argument parser, inside the function that parses, and to build on its trainers."""
 
 _HOSTS = (
     r"pypi\.org/simple|pythonhosted\.org|registry\.npmjs\.org|registry\.yarnpkg\.com|conda\.anaconda\.org|index[-]url"

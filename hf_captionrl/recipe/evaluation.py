@@ -10,15 +10,15 @@ from typing import Any
 import datasets
 import torch
 
-from hf_captionrl.data import cached_features
 from hf_captionrl.metrics import caption_perplexity, self_retrieval
 from hf_captionrl.metrics.suites import EMPTY_CAPTION, smile_suite
 from hf_captionrl.recipe.arguments import EvaluationArguments
 from hf_captionrl.recipe.loading import optional_scorer
 from hf_captionrl.reports.table import Column
-from hf_captionrl.retrieval import FeatureCache, Scorer
+from hf_captionrl.retrieval import Scorer
 from hf_captionrl.scenes import BAG_SIZES, bags, check
 from hf_captionrl.scenes.models import model_path
+from hf_captionrl.trainers.captioning import scorer_features
 from hf_captionrl.trainers.completion_statistics import degenerate
 
 __all__ = ["REWARD_COLUMNS", "Evaluator"]
@@ -76,12 +76,10 @@ class Evaluator:
             model, tokenizer = language_model
             self.perplexity = lambda captions: caption_perplexity(list(captions), model, tokenizer)
         self.reward_scorer = reward_scorer
-        self.image_features = None if judge is None else self._image_features(judge, cache_dir)
-        self.reward_image_features = None if reward_scorer is None else self._image_features(reward_scorer, cache_dir)
-
-    def _image_features(self, scorer: Scorer, cache_dir: str | None) -> torch.Tensor:
-        cache = FeatureCache.for_scorer(scorer, cache_dir)
-        return cached_features(cache, self.dataset, scorer.image_features, unit_length=True).tensor()
+        self.image_features = None if judge is None else scorer_features(judge, dataset, cache_dir=cache_dir)
+        self.reward_image_features = (
+            None if reward_scorer is None else scorer_features(reward_scorer, dataset, cache_dir=cache_dir)
+        )
 
     @classmethod
     def from_arguments(

@@ -1,5 +1,8 @@
 """Trainers and their configs."""
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from hf_captionrl.trainers.caption_config import CaptionConfig
 from hf_captionrl.trainers.caption_rl_config import CaptionRLConfig
 from hf_captionrl.trainers.caption_rl_trainer import CaptionRLTrainer
@@ -11,6 +14,12 @@ from hf_captionrl.trainers.sle_trainer import SLETrainer
 from hf_captionrl.trainers.smile_config import SmileConfig
 from hf_captionrl.trainers.smile_trainer import SmileObjective, SmileTrainer
 
+if TYPE_CHECKING:
+    from hf_captionrl.trainers.self_retrieval_grpo_config import SelfRetrievalGRPOConfig
+    from hf_captionrl.trainers.self_retrieval_grpo_trainer import SelfRetrievalGRPOTrainer
+    from hf_captionrl.trainers.smile_sft_config import SmileSFTConfig
+    from hf_captionrl.trainers.smile_sft_trainer import SmileSFTTrainer
+
 __all__ = [
     "CaptionConfig",
     "CaptionRLConfig",
@@ -20,8 +29,26 @@ __all__ = [
     "SLEConfig",
     "SLETrainer",
     "SelfRetrievalConfig",
+    "SelfRetrievalGRPOConfig",
+    "SelfRetrievalGRPOTrainer",
     "SelfRetrievalTrainer",
     "SmileConfig",
     "SmileObjective",
+    "SmileSFTConfig",
+    "SmileSFTTrainer",
     "SmileTrainer",
 ]
+
+# trl takes seconds to import; only who builds on it pays for it.
+_ON_TRL = {
+    "SelfRetrievalGRPOConfig": "self_retrieval_grpo_config",
+    "SelfRetrievalGRPOTrainer": "self_retrieval_grpo_trainer",
+    "SmileSFTConfig": "smile_sft_config",
+    "SmileSFTTrainer": "smile_sft_trainer",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _ON_TRL:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_ON_TRL[name]}"), name)

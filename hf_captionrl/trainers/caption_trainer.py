@@ -27,7 +27,7 @@ from hf_captionrl.metrics import caption_statistics, self_retrieval
 from hf_captionrl.metrics.suites import EMPTY_CAPTION
 from hf_captionrl.retrieval import FeatureCache, Scorer
 from hf_captionrl.trainers.caption_config import CaptionConfig
-from hf_captionrl.trainers.captioning import LazyImages, generate_captions, image_tower_features
+from hf_captionrl.trainers.captioning import LazyImages, generate_captions, image_tower_features, scorer_features
 
 __all__ = ["CaptionTrainer", "EpochCallback"]
 
@@ -39,10 +39,10 @@ class EpochCallback(TrainerCallback):
     processes starts again at epoch 0; this callback asks the trainer's state instead.
 
     Args:
-        dataset ([`CaptionDataset`]): The training data.
+        dataset ([`CaptionDataset`]): The training data, or a sampler: what has `set_epoch`.
     """
 
-    def __init__(self, dataset: CaptionDataset) -> None:
+    def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
 
     def on_epoch_begin(
@@ -290,10 +290,9 @@ class CaptionTrainer(Trainer):
         """
         key = (id(scorer), id(dataset))
         if key not in self._scorer_features_of:
-            cache = FeatureCache.for_scorer(scorer, self.args.feature_cache_dir)
-            features = cached_features(cache, dataset, scorer.image_features, unit_length=True)
+            features = scorer_features(scorer, dataset, cache_dir=self.args.feature_cache_dir)
             # Scorer and data set are held so that their ids stay their own.
-            self._scorer_features_of[key] = (scorer, dataset, features.tensor().float())
+            self._scorer_features_of[key] = (scorer, dataset, features)
         return self._scorer_features_of[key][2]
 
     def evaluate(

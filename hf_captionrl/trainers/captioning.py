@@ -15,9 +15,9 @@ from torch import Tensor
 
 from hf_captionrl.captioners.base import Captioner
 from hf_captionrl.data import cached_features, open_image
-from hf_captionrl.retrieval import FeatureCache
+from hf_captionrl.retrieval import FeatureCache, Scorer
 
-__all__ = ["LazyImages", "generate_captions", "image_tower_features"]
+__all__ = ["LazyImages", "generate_captions", "image_tower_features", "scorer_features"]
 
 
 class LazyImages(Sequence[Any]):
@@ -111,3 +111,18 @@ def image_tower_features(
             return captioner.image_features(**captioner.encode_images(images)).cpu()
 
     return cached_features(cache, dataset, encode)
+
+
+def scorer_features(scorer: Scorer, dataset: datasets.Dataset, *, cache_dir: str | None = None) -> Tensor:
+    """Image features of a scorer, from the cache where it has them; of a video the mean of its frames'.
+
+    Args:
+        scorer ([`Scorer`]): Who looks at the images.
+        dataset (`datasets.Dataset`): With an `image` column.
+        cache_dir (`str`, *optional*): Folder of the feature cache. None: the default one.
+
+    Returns:
+        `torch.Tensor` of shape `(N, D)`: Unit length, fp32.
+    """
+    cache = FeatureCache.for_scorer(scorer, cache_dir)
+    return cached_features(cache, dataset, scorer.image_features, unit_length=True).tensor().float()

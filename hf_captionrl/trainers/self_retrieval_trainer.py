@@ -19,6 +19,7 @@ from hf_captionrl.rewards import (
     UnendedPenalty,
 )
 from hf_captionrl.trainers.caption_rl_trainer import CaptionRLTrainer
+from hf_captionrl.trainers.self_retrieval_arguments import SelfRetrievalArguments
 from hf_captionrl.trainers.self_retrieval_config import SelfRetrievalConfig
 
 __all__ = ["SelfRetrievalTrainer"]
@@ -76,12 +77,12 @@ class SelfRetrievalTrainer(CaptionRLTrainer):
 
     @staticmethod
     def rewards_of(
-        args: SelfRetrievalConfig, scorers: Sequence[Scorer]
+        args: SelfRetrievalArguments, scorers: Sequence[Scorer]
     ) -> list[RewardLike | tuple[RewardLike, float]]:
         """The rewards that a configuration asks for.
 
         Args:
-            args ([`SelfRetrievalConfig`]): Kind, scope and weights.
+            args ([`SelfRetrievalArguments`]): Kind, scope and weights.
             scorers (`Sequence[Scorer]`): Who rewards.
 
         Returns:

@@ -1,0 +1,42 @@
+"""What self-retrieval of chat models is told, beside what TRL's GRPO is told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from trl import GRPOConfig
+
+from hf_captionrl.trainers.self_retrieval_arguments import SelfRetrievalArguments
+
+__all__ = ["SelfRetrievalGRPOConfig"]
+
+
+@dataclass
+class SelfRetrievalGRPOConfig(SelfRetrievalArguments, GRPOConfig):
+    r"""Arguments of [`SelfRetrievalGRPOTrainer`].
+
+    Only what differs from [`SelfRetrievalArguments`] and TRL's `GRPOConfig` is listed. One optimizer step tells
+    `generation_batch_size / num_generations` images apart, so that number is the 100 of DiscriTune's "1 of 100".
+    """
+
+    prompt: str = field(
+        default="Briefly describe the content of the image.", metadata={"help": "What the user says beside the image."}
+    )
+    bag_schedule: Any = field(
+        default=None,
+        metadata={
+            "help": "Bags of look-alikes, where neighbours are given: 'paper', one size, or {last epoch: size}. None: "
+            "the paper's."
+        },
+    )
+    feature_cache_dir: str | None = field(
+        default=None, metadata={"help": "Folder of the scorer's cached image features. None: the default one."}
+    )
+    remove_unused_columns: bool = field(default=False, metadata={"help": "Rewards need the columns of the data."})
+
+    def __post_init__(self) -> None:
+        self.check_reward()
+        if self.remove_unused_columns:
+            raise ValueError("remove_unused_columns is True, but rewards need the columns of the data. Use False.")
+        super().__post_init__()

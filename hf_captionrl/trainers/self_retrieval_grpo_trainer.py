@@ -1,0 +1,291 @@
+r"""Self-retrieval of chat models at scale, on TRL's GRPO: vLLM, sequence packing and all that TRL brings.
+
+Legend: B images of this process, G captions an image, N = B * G captions, T tokens, P processes, C = B * P images.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import datasets
+import numpy as np
+import torch
+from accelerate.utils import gather
+from torch import Tensor
+from torch.utils.data import Sampler
+from trl import GRPOTrainer
+
+from hf_captionrl.captioners.tokens import completion_mask
+from hf_captionrl.data import BagCurriculumSampler
+from hf_captionrl.retrieval import Scorer
+from hf_captionrl.rewards import RewardContext, RewardData, RewardLike, resolve_rewards
+from hf_captionrl.trainers.caption_trainer import EpochCallback
+from hf_captionrl.trainers.captioning import scorer_features
+from hf_captionrl.trainers.self_retrieval_grpo_config import SelfRetrievalGRPOConfig
+from hf_captionrl.trainers.self_retrieval_trainer import SelfRetrievalTrainer
+
+__all__ = ["BagRepeatSampler", "SelfRetrievalGRPOTrainer"]
+
+_ROW = "caption_row"
+
+
+class BagRepeatSampler(Sampler[int]):
+    """Rows in the order that TRL's GRPO wants them: each image G times, each rollout as often as it is used.
+
+    A rollout is a batch of bags. TRL wants the same number of images in every rollout, so where bags do not fill it,
+    images of no bag are added as further distractors; other ones each time, the same on every process.
+
+    Args:
+        bags ([`BagCurriculumSampler`]): Of whole rollouts; asked for its batches by a single process.
+        num_generations (`int`): G.
+        repeat_count (`int`): How often a rollout is gone through: steps per generation times iterations.
+    """
+
+    def __init__(self, bags: BagCurriculumSampler, num_generations: int, repeat_count: int) -> None:
+        self.bags = bags
+        self.num_generations = num_generations
+        self.repeat_count = repeat_count
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch.
+
+        Args:
+            epoch (`int`): From 0.
+        """
+        self.bags.set_epoch(epoch)
+
+    def __len__(self) -> int:
+        return len(self.bags) * self.bags.batch_size * self.num_generations * self.repeat_count
+
+    def __iter__(self) -> Iterator[int]:
+        for index, rows in enumerate(self.bags):
+            missing = self.bags.batch_size - len(rows)
+            if missing:
+                free = np.setdiff1d(np.arange(self.bags.num_images), rows)
+                generator = np.random.default_rng([self.bags.seed, self.bags.epoch, index])
+                rows = rows + generator.choice(free, missing, replace=False).tolist()
+            for _ in range(self.repeat_count):
+                for row in rows:
+                    for _ in range(self.num_generations):
+                        yield row
+
+
+class SelfRetrievalGRPOTrainer(GRPOTrainer):
+    r"""GRPO with the reward "can a frozen image-text model find the image from the caption?".
+
+    Only the rewards and the sampler are this class's; generation (transformers or vLLM, `args.use_vllm`), advantages and
+    the loss are TRL's. For captioners that are no chat models, and for everything that TRL's GRPO does not do (greedy and
+    running-mean baselines, a guard, exact resume), use [`SelfRetrievalTrainer`].
+
+    Args:
+        model (`str`, `PreTrainedModel` or `PeftModel`): A chat model that sees.
+        scorer ([`Scorer`] or a list of them): Frozen; rewards. Several are an ensemble.
+        args ([`SelfRetrievalGRPOConfig`]): Configuration.
+        train_dataset (`datasets.Dataset`): Columns `image`, `image_id` and `captions`.
+        neighbours (array of shape `(N, k)`, *optional*): Training rows most similar to each, best first, of `captionrl
+            bags`; then rollouts are made of bags.
+        reward_funcs (*optional*): In place of the rewards that the configuration makes; as for [`CaptionRLTrainer`].
+        kwargs: For TRL's trainer: `processing_class`, `peft_config`, `callbacks`, `optimizers`, ...
+
+    Raises:
+        ValueError: If there is no scorer, a column is missing, a rollout cannot be divided, or `eval_dataset` is given.
+
+    Example:
+        >>> args = SelfRetrievalGRPOConfig("out", per_device_train_batch_size=100, num_generations=5)  # doctest: +SKIP
+        >>> SelfRetrievalGRPOTrainer("HuggingFaceTB/SmolVLM-Instruct", scorer, args, train).train()  # doctest: +SKIP
+    """
+
+    args: SelfRetrievalGRPOConfig
+
+    def __init__(
+        self,
+        model: Any,
+        scorer: Scorer | Sequence[Scorer],
+        args: SelfRetrievalGRPOConfig,
+        train_dataset: datasets.Dataset,
+        neighbours: Any | None = None,
+        reward_funcs: RewardLike | Sequence[RewardLike | tuple[RewardLike, float]] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        scorers = list(scorer) if isinstance(scorer, (list, tuple)) else [scorer]
+        if not scorers or scorers[0] is None:
+            raise ValueError("Self-retrieval needs a scorer. Pass scorer=load_scorer(name).")
+        if kwargs.get("eval_dataset") is not None:
+            raise ValueError(
+                "Rewards know the training images only. Evaluate checkpoints with `captionrl caption` and `captionrl "
+                "evaluate`, and leave eval_dataset out."
+            )
+        missing = [c for c in ("image", "image_id", "captions") if c not in train_dataset.column_names]
+        if missing:
+            raise ValueError(
+                f"The training data lack the column(s) {missing}; there are {train_dataset.column_names}. "
+                "Load them with hf_captionrl.data.load_captions, which names the columns so."
+            )
+        self.rewards = resolve_rewards(
+            SelfRetrievalTrainer.rewards_of(args, scorers) if reward_funcs is None else reward_funcs, None
+        )
+        self.caption_data = train_dataset
+        self._scorer = scorers[0]
+        images = args.generation_batch_size // args.num_generations
+        if len(train_dataset) < images:
+            raise ValueError(
+                f"A rollout needs {images} different images (generation_batch_size / num_generations), and there are "
+                f"{len(train_dataset)}. Lower per_device_train_batch_size or raise num_generations."
+            )
+        share = args.per_device_train_batch_size * args.steps_per_generation
+        if share % args.num_generations:
+            raise ValueError(
+                f"num_generations ({args.num_generations}) must divide what a process writes in a rollout "
+                f"(per_device_train_batch_size x steps_per_generation = {share}), or captions of one image fall to two "
+                "processes. Change one of them."
+            )
+        self.bags = self._make_bags(neighbours, images, args)
+        super().__init__(
+            model,
+            reward_funcs=[_named(reward.name) for reward in self.rewards.rewards],
+            args=args,
+            train_dataset=self._with_prompts(train_dataset, args.prompt),
+            **kwargs,
+        )
+        self.reward_weights = torch.tensor(self.rewards.weights, dtype=torch.float32)
+        repeat_count = self.num_iterations * self.args.steps_per_generation
+        self._sampler = BagRepeatSampler(self.bags, self.num_generations, repeat_count)
+        self.add_callback(EpochCallback(self._sampler))
+        with args.main_process_first(local=False, desc="encoding the training images for the scorers"):
+            self.rewards.prepare(self._reward_data())
+
+    def _make_bags(self, neighbours: Any | None, images: int, args: SelfRetrievalGRPOConfig) -> BagCurriculumSampler:
+        settings = {
+            "seed": args.seed if args.data_seed is None else args.data_seed,
+            "num_images": len(self.caption_data),
+        }
+        if neighbours is None:
+            if args.bag_schedule is not None:
+                raise ValueError(
+                    f"bag_schedule is {args.bag_schedule!r}, but there are no neighbours to make bags of. Pass neighbours, "
+                    "which `captionrl bags` makes, or leave bag_schedule out."
+                )
+            return BagCurriculumSampler(None, images, 1, distractors="random", **settings)
+        schedule = None if args.bag_schedule in (None, "paper") else args.bag_schedule
+        schedule = int(schedule) if isinstance(schedule, str) else schedule
+        bags = BagCurriculumSampler(neighbours, images, schedule, **settings)
+        uneven = [size for size in bags.schedule.values() if images % size]
+        if uneven and args.distractor_scope == "bag":
+            raise ValueError(
+                f"Bags of {uneven} do not fill rollouts of {images} images, and distractor_scope='bag' has no use for images "
+                "of no bag. Use distractor_scope='batch', or another schedule or number of images."
+            )
+        return bags
+
+    @staticmethod
+    def _with_prompts(dataset: datasets.Dataset, prompt: str) -> datasets.Dataset:
+        """TRL's columns beside ours; images stay as they are stored."""
+        number = len(dataset)
+        dataset = dataset.remove_columns([c for c in ("prompt", _ROW) if c in dataset.column_names])
+        dataset = dataset.add_column("prompt", [[{"role": "user", "content": prompt}]] * number)
+        return dataset.add_column(_ROW, list(range(number)))
+
+    def _reward_data(self) -> RewardData:
+        data, args = self.caption_data, self.args
+        self._image_ids = [str(i) for i in data["image_id"]]
+        self._references = [[c] if isinstance(c, str) else list(c or []) for c in data["captions"]]
+
+        def encode(captions: Sequence[str]) -> tuple[Tensor, Tensor]:
+            end = self._tokenizer.eos_token_id
+            rows = [[*self._tokenizer(c.strip(), add_special_tokens=False).input_ids, end] for c in captions]
+            return self._padded(rows, end)
+
+        return RewardData(
+            image_ids=self._image_ids,
+            references=self._references,
+            image_features=lambda scorer: scorer_features(scorer, data, cache_dir=args.feature_cache_dir),
+            encode=encode,
+            eos_token_id=self._tokenizer.eos_token_id,
+            device=args.device,
+            scorer=self._scorer,
+            max_completion_length=args.max_completion_length,
+            bags=min(self.bags.schedule.values()) > 1,
+        )
+
+    @staticmethod
+    def _padded(rows: Sequence[Sequence[int]], pad_id: int) -> tuple[Tensor, Tensor]:
+        width = max(max((len(row) for row in rows), default=1), 1)
+        ids = torch.full((len(rows), width), pad_id)
+        mask = torch.zeros((len(rows), width), dtype=torch.bool)
+        for index, row in enumerate(rows):
+            ids[index, : len(row)] = torch.as_tensor(list(row), dtype=torch.long)
+            mask[index, : len(row)] = True
+        return ids, mask
+
+    # What TRL asks for
+
+    def _get_train_sampler(self, dataset: datasets.Dataset | None = None) -> Sampler:
+        if dataset is not None and len(dataset) != self.bags.num_images:
+            raise ValueError(
+                f"Bags were made of {self.bags.num_images} images, and the training data hold {len(dataset)}. Pass all "
+                "training data to the trainer's constructor."
+            )
+        return self._sampler
+
+    def _calculate_rewards(
+        self, inputs: list[dict[str, Any]], prompts: Any, completions: list[Any], completion_ids_list: list[list[int]]
+    ) -> Tensor:
+        """Rewards `(N * P, R)` of the whole rollout, each process its own captions with all images in sight."""
+        context = self.reward_context(inputs, completions, completion_ids_list)
+        mine = self.rewards(context).to(self.accelerator.device, torch.float32)  # (N, R)
+        for name, value in context.statistics.items():
+            self._log_metric(name, float(value))
+        return gather(mine)
+
+    def reward_context(
+        self, inputs: list[dict[str, Any]], completions: list[Any], completion_ids_list: list[list[int]]
+    ) -> RewardContext:
+        """What rewards see of a rollout.
+
+        Args:
+            inputs (`list[dict]`): N rows of the data, those of an image in a row.
+            completions (`list`): N texts or answers of a chat.
+            completion_ids_list (`list[list[int]]`): Their ids.
+
+        Returns:
+            [`RewardContext`]: With the images of all processes as candidates.
+        """
+        G, device = self.num_generations, self.accelerator.device
+        rows = torch.tensor([row[_ROW] for row in inputs[::G]], device=device)  # (B,)
+        ids, mask = self._padded(completion_ids_list, self._tokenizer.pad_token_id)
+        until_end, ended = completion_mask(ids, end_ids=self.eos_token_ids, pad_id=self._tokenizer.pad_token_id)
+        listed = rows.tolist()
+        return RewardContext(
+            captions=[_text(completion).strip() for completion in completions],
+            ids=ids.to(device),
+            mask=(mask & until_end).to(device),
+            ended=ended.to(device),
+            rows=rows,
+            image_ids=[self._image_ids[row] for row in listed],
+            references=[self._references[row] for row in listed],
+            candidates=gather(rows),
+            positions=self.accelerator.process_index * len(rows) + torch.arange(len(rows), device=device),
+            bag_size=self.bags.bag_size if self.bags.bag_size > 1 else 0,
+            step=self.state.global_step,
+        )
+
+
+def _text(completion: Any) -> str:
+    """The words of an answer."""
+    if isinstance(completion, str):
+        return completion
+    content = completion[-1]["content"]
+    if isinstance(content, str):
+        return content
+    return "".join(part.get("text", "") for part in content)
+
+
+def _named(name: str) -> Any:
+    """A stand-in under which TRL logs a reward, which `_calculate_rewards` computes."""
+
+    def reward(**kwargs: Any) -> list[float]:
+        raise RuntimeError(f"The reward {name!r} is computed for a whole rollout, by _calculate_rewards.")
+
+    reward.__name__ = name
+    return reward

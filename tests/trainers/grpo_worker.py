@@ -1,0 +1,70 @@
+"""Run by torchrun: rewards of fixed completions on this process, written by the main one."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+import torch
+
+from hf_captionrl.retrieval import load_scorer
+from hf_captionrl.scenes import load_scenes
+from hf_captionrl.scenes.models import model_path
+from hf_captionrl.trainers import SelfRetrievalGRPOConfig, SelfRetrievalGRPOTrainer
+from tests.tiny_chat import tiny_chat
+
+
+def make_trainer(folder: str, rows: int = 8, **settings):
+    """A trainer of a tiny LLaVA on some scenes; a rollout is all of them."""
+    data = load_scenes(num_train=rows, num_validation=1, num_test=1)["train"]
+    model, processor = tiny_chat("llava")
+    defaults = {
+        "num_generations": 2,
+        "max_completion_length": 6,
+        "max_steps": 2,
+        "use_cpu": True,
+        "bf16": False,
+        "gradient_checkpointing": False,
+        "report_to": "none",
+        "save_strategy": "no",
+        "logging_steps": 1,
+        "disable_tqdm": True,
+        "learning_rate": 1e-2,
+        "feature_cache_dir": f"{folder}/cache",
+    }
+    trainer_arguments = settings.pop("trainer_arguments", {})
+    args = SelfRetrievalGRPOConfig(folder, **{**defaults, **settings})
+    scorer = load_scorer(model_path("scenes:clip-reward"))
+    return SelfRetrievalGRPOTrainer(model, scorer, args, data, processing_class=processor, **trainer_arguments)
+
+
+def rewards_of(trainer, captions: list[str]) -> torch.Tensor:
+    """Rewards of captions for the rows in order, those of this process."""
+    G = trainer.num_generations
+    share = len(captions) // trainer.accelerator.num_processes
+    first = trainer.accelerator.process_index * share
+    mine = captions[first : first + share]
+    inputs = [trainer.train_dataset[(first + index) // G] for index in range(share)]
+    answers = [[{"role": "assistant", "content": caption}] for caption in mine]
+    ids = [trainer._tokenizer(caption, add_special_tokens=False).input_ids for caption in mine]
+    return trainer._calculate_rewards(inputs, None, answers, ids)
+
+
+CAPTIONS = [
+    f"a {color} {thing}" for color in ("red", "blue", "green", "white") for thing in ("cat", "dog", "pig", "fish")
+]
+
+
+def main() -> None:
+    folder, output = sys.argv[1:]
+    trainer = make_trainer(folder, per_device_train_batch_size=16 // int(os.environ["WORLD_SIZE"]))
+    values = rewards_of(trainer, CAPTIONS)
+    order = list(trainer._get_train_sampler())
+    if trainer.accelerator.is_main_process:
+        with open(output, "w") as file:
+            json.dump({"rewards": values.tolist(), "order": order}, file)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,278 @@
+"""Self-retrieval on TRL's GRPO: rewards against a loop, the sampler, two real processes, TRL's contract."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from trl import GRPOConfig, GRPOTrainer
+from trl.trainer.utils import RepeatSampler
+
+from hf_captionrl.data import BagCurriculumSampler, open_image
+from hf_captionrl.retrieval import load_scorer, nearest_neighbours
+from hf_captionrl.rewards import CiderReward
+from hf_captionrl.scenes.models import model_path
+from hf_captionrl.trainers import SelfRetrievalGRPOTrainer
+from hf_captionrl.trainers.self_retrieval_grpo_trainer import BagRepeatSampler
+from tests.trainers.grpo_worker import CAPTIONS, make_trainer, rewards_of
+
+WORKER = Path(__file__).with_name("grpo_worker.py")
+
+
+@pytest.fixture(scope="module")
+def scorer():
+    return load_scorer(model_path("scenes:clip-reward"))
+
+
+@pytest.fixture(scope="module")
+def trainer(tmp_path_factory):
+    return make_trainer(str(tmp_path_factory.mktemp("grpo")), per_device_train_batch_size=16)
+
+
+def by_hand(trainer, scorer, captions, rows, candidates) -> list[float]:
+    """Log-softmax of each caption's own image among the candidates, one caption at a time."""
+    images = scorer.image_features([open_image(trainer.caption_data[row]["image"]) for row in candidates])
+    values = []
+    for caption, row in zip(captions, rows, strict=True):
+        similarities = scorer.text_features([caption])[0] @ images.T * scorer.logit_scale
+        values.append(float(similarities.log_softmax(0)[candidates.index(row)]))
+    return values
+
+
+def test_rewards_equal_a_loop(trainer, scorer):
+    expected = by_hand(trainer, scorer, CAPTIONS, [index // 2 for index in range(16)], list(range(8)))
+    found = rewards_of(trainer, CAPTIONS)
+    assert found.shape == (16, 1)
+    np.testing.assert_allclose(found[:, 0], expected, atol=1e-4)
+    assert len({round(value, 3) for value in expected}) > 8  # a reward that tells captions apart
+
+
+def test_answers_may_be_text_or_chat(trainer):
+    inputs = [trainer.train_dataset[0], trainer.train_dataset[0]]
+    chat = [[{"role": "assistant", "content": "a cat"}], [{"role": "assistant", "content": [{"text": "a dog "}]}]]
+    context = trainer.reward_context(inputs, chat, [[5, 6], [7]])
+    assert context.captions == ["a cat", "a dog"]
+    assert trainer.reward_context(inputs, ["a cat ", ""], [[5], []]).captions == ["a cat", ""]
+
+
+def test_ends_and_masks(trainer):
+    end, pad = trainer._tokenizer.eos_token_id, trainer._tokenizer.pad_token_id
+    inputs = [trainer.train_dataset[3], trainer.train_dataset[3]]
+    context = trainer.reward_context(inputs, ["a", "b"], [[50, 51, end], [52, 53, 54, 55]])
+    assert context.ids.tolist() == [[50, 51, end, pad], [52, 53, 54, 55]]
+    assert context.mask.tolist() == [[True, True, True, False], [True] * 4]
+    assert context.ended.tolist() == [True, False]
+    assert context.rows.tolist() == [3]
+    assert context.references == [list(trainer.caption_data[3]["captions"])]
+
+
+def test_two_steps_move_the_parameters(tmp_path):
+    trainer = make_trainer(str(tmp_path), per_device_train_batch_size=8)
+    before = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
+    trainer.train()
+    moved = [name for name, p in trainer.model.named_parameters() if not torch.equal(p.detach(), before[name])]
+    assert any("language_model" in name for name in moved)
+    logged = trainer.state.log_history[0]
+    assert logged["rewards/self_retrieval/mean"] < 0
+    assert 0 <= logged["recall_at_1"] <= 1
+
+
+def test_rewards_are_weighted_and_logged(tmp_path, scorer):
+    trainer = make_trainer(
+        str(tmp_path), per_device_train_batch_size=16, cider_weight=0.5, max_steps=1, trainer_arguments={}
+    )
+    assert trainer.reward_func_names == ["self_retrieval", "cider"]
+    assert trainer.reward_weights.tolist() == [1.0, 0.5]
+    references = [trainer.caption_data[index // 2]["captions"][0] for index in range(16)]
+    values = rewards_of(trainer, references)
+    assert values.shape == (16, 2)
+    assert (values[:, 1] > 0).all()  # a reference agrees with itself
+    assert (rewards_of(trainer, ["zzz"] * 16)[:, 1] == 0).all()
+    trainer.train()
+    assert "rewards/cider/mean" in trainer.state.log_history[0]
+
+
+def test_own_rewards(tmp_path):
+    def length(context):
+        return [float(len(caption)) for caption in context.captions]
+
+    trainer = make_trainer(
+        str(tmp_path),
+        per_device_train_batch_size=16,
+        trainer_arguments={"reward_funcs": [(length, 2.0), CiderReward()]},
+    )
+    assert trainer.reward_func_names == ["length", "cider"]
+    assert rewards_of(trainer, CAPTIONS)[:, 0].tolist() == [float(len(caption)) for caption in CAPTIONS]
+    assert trainer.reward_weights.tolist() == [2.0, 1.0]
+
+
+def test_two_processes_see_one_rollout(tmp_path, trainer):
+    environment = {
+        **os.environ,
+        "ACCELERATE_USE_CPU": "true",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(WORKER.parents[2]),
+    }
+    output = tmp_path / "two.json"
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    subprocess.run(
+        [*torchrun, str(WORKER), str(tmp_path / "run"), str(output)],
+        env=environment,
+        check=True,
+        timeout=240,
+        capture_output=True,
+    )
+    found = json.loads(output.read_text())
+    np.testing.assert_allclose(found["rewards"], rewards_of(trainer, CAPTIONS).tolist(), atol=1e-5)
+    assert found["order"] == list(trainer._get_train_sampler())
+
+
+# The sampler
+
+
+def bags_of(number: int, batch_size: int, schedule, **settings) -> BagCurriculumSampler:
+    features = torch.nn.functional.normalize(
+        torch.randn(number, 8, generator=torch.Generator().manual_seed(1)), dim=-1
+    )
+    neighbours, _ = nearest_neighbours(features, 10)
+    return BagCurriculumSampler(neighbours, batch_size, schedule, **settings)
+
+
+def test_rows_come_in_the_order_that_trl_wants():
+    bags = BagCurriculumSampler(None, 4, 1, distractors="random", num_images=13)
+    ours = list(BagRepeatSampler(bags, 3, 2))
+    theirs = list(RepeatSampler(list(range(13)), 3, batch_size=4, repeat_count=2, seed=0))
+    assert len(ours) == len(theirs) == len(BagRepeatSampler(bags, 3, 2)) == 3 * 4 * 3 * 2
+    for rows in (ours, theirs):  # the same shape: each image three times in a row, each rollout twice
+        blocks = np.array(rows).reshape(3, 2, 4, 3)
+        assert (blocks == blocks[..., :1]).all()
+        assert (blocks[:, 0] == blocks[:, 1]).all()
+        assert all(len(set(block[0, :, 0].tolist())) == 4 for block in blocks)
+
+
+def test_bags_stay_whole_and_the_rest_is_filled_with_others():
+    bags = bags_of(40, 10, {2: 3, 4: 5})
+    sampler = BagRepeatSampler(bags, 2, 1)
+    for epoch, size in ((0, 3), (2, 5)):
+        sampler.set_epoch(epoch)
+        assert bags.bag_size == size
+        rollouts = np.array(list(sampler)).reshape(4, 10, 2)[..., 0]
+        for rollout, batch in zip(rollouts, bags, strict=True):
+            assert rollout[: len(batch)].tolist() == batch
+            assert len(set(rollout.tolist())) == 10
+    again = BagRepeatSampler(bags_of(40, 10, {2: 3, 4: 5}), 2, 1)
+    again.set_epoch(2)
+    assert list(again) == list(sampler)
+    sampler.set_epoch(3)
+    assert list(again) != list(sampler)
+
+
+def test_a_run_moves_through_the_schedule(tmp_path):
+    neighbours = np.stack([np.r_[0:row, row + 1 : 8] for row in range(8)])
+    trainer = make_trainer(
+        str(tmp_path),
+        per_device_train_batch_size=8,
+        max_steps=-1,
+        num_train_epochs=2,
+        bag_schedule={1: 2, 2: 4},
+        distractor_scope="bag",
+        trainer_arguments={"neighbours": neighbours},
+    )
+    sizes = []
+    inner = trainer.reward_context
+    trainer.reward_context = lambda *a: (lambda c: (sizes.append(c.bag_size), c)[1])(inner(*a))
+    trainer.train()
+    assert sizes == [2, 2, 4, 4]
+
+
+# TRL's contract: what this trainer overrides or reads must be there, and mean what it did.
+
+
+def test_trl_still_calls_what_is_overridden():
+    assert list(inspect.signature(GRPOTrainer._calculate_rewards).parameters) == [
+        "self",
+        "inputs",
+        "prompts",
+        "completions",
+        "completion_ids_list",
+    ]
+    assert list(inspect.signature(GRPOTrainer._get_train_sampler).parameters) == ["self", "dataset"]
+    assert list(inspect.signature(GRPOTrainer._log_metric).parameters) == ["self", "name", "value"]
+    source = inspect.getsource(GRPOTrainer._generate_and_score_completions)
+    assert "self._calculate_rewards(inputs, prompts, completions, completion_ids_list)" in source
+    assert "self.reward_weights" in source
+    assert "self._get_train_sampler" in inspect.getsource(GRPOTrainer.get_train_dataloader)
+    # Rewards come back gathered from all processes.
+    assert "rewards_per_func = gather(rewards_per_func)" in inspect.getsource(GRPOTrainer._calculate_rewards)
+
+
+def test_trl_still_has_what_is_read(trainer):
+    for name in (
+        "num_generations",
+        "num_iterations",
+        "reward_func_names",
+        "reward_weights",
+        "eos_token_ids",
+        "_tokenizer",
+    ):
+        assert hasattr(trainer, name), name
+    args = GRPOConfig(
+        "x", per_device_train_batch_size=8, gradient_accumulation_steps=3, num_generations=4, use_cpu=True
+    )
+    assert (args.generation_batch_size, args.steps_per_generation) == (24, 3)
+
+
+def test_only_the_named_methods_are_overridden():
+    theirs = {name for name, value in vars(GRPOTrainer).items() if callable(value)}
+    ours = {name for name, value in vars(SelfRetrievalGRPOTrainer).items() if callable(value)}
+    assert ours & theirs == {"__init__", "_get_train_sampler", "_calculate_rewards"}
+
+
+# Bad input
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"per_device_train_batch_size": 32}, "needs 16 different images"),
+        (
+            {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 1, "reward_kind": "loud"},
+            "reward_kind is 'loud'",
+        ),
+        ({"per_device_train_batch_size": 8, "bag_schedule": 2}, "no neighbours to make bags of"),
+        ({"per_device_train_batch_size": 8, "remove_unused_columns": True}, "remove_unused_columns is True"),
+        ({"per_device_train_batch_size": 8, "retrieval_weight": 0.0}, "nothing is rewarded"),
+        (
+            {"per_device_train_batch_size": 8, "trainer_arguments": {"eval_dataset": [1]}},
+            "Rewards know the training images only",
+        ),
+        (
+            {
+                "per_device_train_batch_size": 8,
+                "bag_schedule": 3,
+                "distractor_scope": "bag",
+                "trainer_arguments": {"neighbours": np.stack([np.r_[0:r, r + 1 : 8] for r in range(8)])},
+            },
+            r"Bags of \[3\] do not fill rollouts of 4 images",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_any_training(tmp_path, settings, message):
+    with pytest.raises(ValueError, match=message):
+        make_trainer(str(tmp_path), **settings)
+
+
+def test_data_without_a_column(tmp_path, trainer):
+    with pytest.raises(ValueError, match=r"lack the column\(s\) \['captions'\]"):
+        SelfRetrievalGRPOTrainer(
+            trainer.model, trainer._scorer, trainer.args, trainer.caption_data.remove_columns("captions")
+        )
+    with pytest.raises(ValueError, match="needs a scorer"):
+        SelfRetrievalGRPOTrainer(trainer.model, [], trainer.args, trainer.caption_data)
