@@ -21,11 +21,11 @@ from transformers import (
 
 from hf_captionrl.captioners.auto import load_captioner
 from hf_captionrl.captioners.base import Captioner
-from hf_captionrl.data import CaptionCollator, CaptionDataset, cached_features, frames_of
+from hf_captionrl.data import CaptionCollator, CaptionDataset, frames_of
 from hf_captionrl.losses import IGNORE_INDEX
 from hf_captionrl.metrics import caption_statistics, self_retrieval
 from hf_captionrl.metrics.suites import EMPTY_CAPTION
-from hf_captionrl.retrieval import FeatureCache, Scorer
+from hf_captionrl.retrieval import Scorer
 from hf_captionrl.trainers.caption_config import CaptionConfig
 from hf_captionrl.trainers.captioning import LazyImages, generate_captions, image_tower_features, scorer_features
 

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from transformers import TrainingArguments
 
 from hf_captionrl.captioners import load_captioner
 from hf_captionrl.reports.table import COLUMNS
-from hf_captionrl.trainers import CaptionConfig
 from scripts.make_small_blip import make_small_blip
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -230,6 +230,6 @@ def test_every_configuration_writes_to_its_own_folder():
     folders = []
     for file in (RECIPES / "configs").rglob("*.yaml"):
         owner = importlib.import_module(f"recipes.{file.parent.name}")
-        config = next(a for a in owner.parse_args(["--config", str(file)]) if isinstance(a, CaptionConfig))
+        config = next(a for a in owner.parse_args(["--config", str(file)]) if isinstance(a, TrainingArguments))
         folders.append(config.output_dir)
     assert len(set(folders)) == len(folders)

@@ -1,0 +1,74 @@
+"""Configuration of [`SmileSFTTrainer`]."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from trl import SFTConfig
+
+__all__ = ["SCOPES", "SmileSFTConfig"]
+
+SCOPES = ("document", "sentence", "window")
+"""What a subset of the vocabulary is collected from."""
+
+
+@dataclass
+class SmileSFTConfig(SFTConfig):
+    r"""Arguments of [`SmileSFTTrainer`]; a `trl.SFTConfig` with SMILE's own.
+
+    Only what differs from `trl.SFTConfig` is listed.
+    """
+
+    mle_weight: float = field(
+        default=0.0,
+        metadata={"help": "lambda of Eq. 4: loss = lambda * MLE + (1 - lambda) * SMILE. 1 is trl.SFTTrainer's loss."},
+    )
+    first_token: str = field(
+        default="mle",
+        metadata={
+            "help": "The first token of each subset: 'mle' chooses it from the whole vocabulary, 'smile' from the subset."
+        },
+    )
+    subset_scope: str = field(
+        default="document",
+        metadata={
+            "help": "Whose words a token is chosen from: those of its 'document' (the paper), its 'sentence', or its "
+            "'window' of window_tokens tokens.",
+            "choices": list(SCOPES),
+        },
+    )
+    window_tokens: int = field(
+        default=32, metadata={"help": "Supervised tokens of a window, for subset_scope='window'."}
+    )
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.mle_weight <= 1.0:
+            raise ValueError(f"mle_weight is {self.mle_weight}. lambda of Eq. 4 lies in [0, 1].")
+        if self.first_token not in ("mle", "smile"):
+            raise ValueError(f"first_token is {self.first_token!r}. Use 'mle' or 'smile'.")
+        if self.subset_scope not in SCOPES:
+            raise ValueError(f"subset_scope is {self.subset_scope!r}. Use one of {', '.join(map(repr, SCOPES))}.")
+        if self.window_tokens < 2:
+            raise ValueError(
+                f"window_tokens is {self.window_tokens}. Use at least 2: a token alone has nothing to be told from."
+            )
+        super().__post_init__()
+        if self.mle_weight == 1.0:
+            return
+        if self.packing_strategy == "wrapped" and (self.packing or self.eval_packing):
+            raise ValueError(
+                "packing_strategy='wrapped' joins documents without a trace of where they end, so that SMILE's subsets "
+                "cannot be told apart. Use packing_strategy='bfd'."
+            )
+        if self.eval_packing and not (self.packing or self.padding_free):
+            raise ValueError(
+                "eval_packing=True without packing makes rows of several documents whose boundaries trl does not pass "
+                "on. Set packing=True too, or eval_packing=False."
+            )
+        if self.loss_type != "nll":
+            raise ValueError(f"loss_type is {self.loss_type!r}, another loss than SMILE. Use 'nll', or mle_weight=1.")
+        if self.label_smoothing_factor > 0:
+            raise ValueError(
+                f"label_smoothing_factor is {self.label_smoothing_factor}, which trl applies to full logits. Use 0, or "
+                "mle_weight=1."
+            )

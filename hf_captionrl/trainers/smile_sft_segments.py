@@ -1,0 +1,148 @@
+r"""Where one subset of the vocabulary ends and the next begins: documents, sentences or windows of a packed batch.
+
+Legend: B rows of a batch, T tokens, D features, N supervised tokens, K segments, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from hf_captionrl.losses import IGNORE_INDEX
+
+__all__ = ["Segments", "document_ids", "find_segments", "sentence_ends", "similar_lengths"]
+
+_END_MARKS = (".", "!", "?", "。", "！", "？", "…")
+_CLOSING = "\"'”’»)]* \t"  # may follow the mark within one token
+_PADDING_FACTOR = 4  # rows of a group are padded to at most so many times their length
+_SMALL = 4096  # slots below which one group is always faster than several
+
+
+class Segments(NamedTuple):
+    """The supervised tokens of a batch, each in the segment whose words it is chosen from.
+
+    Args:
+        index (`torch.Tensor` of shape `(N,)`): Position of each token in the flattened `(B, T)` batch.
+        segment (`torch.Tensor` of shape `(N,)`): Its segment, counted from 0, ascending.
+        slot (`torch.Tensor` of shape `(N,)`): Its place within the segment.
+        lengths (`torch.Tensor` of shape `(K,)`): Tokens of each segment, at least 1.
+    """
+
+    index: Tensor
+    segment: Tensor
+    slot: Tensor
+    lengths: Tensor
+
+
+def sentence_ends(tokenizer: Any, vocab_size: int) -> Tensor:
+    """Which tokens end a sentence, from their text alone.
+
+    A token does so if its text ends in `. ! ? …` or their full-width forms (closing quotes and brackets behind it do
+    not count), holds a line break, or is a special token such as the end of the text. The point of "3.14" ends a
+    sentence too: ids tell no more.
+
+    Args:
+        tokenizer: Of the model.
+        vocab_size: V, rows of the output projection; ids beyond the tokenizer's end nothing.
+
+    Returns:
+        `torch.Tensor` of shape `(V,)`: bool.
+    """
+    ends = torch.zeros(vocab_size, dtype=torch.bool)
+    known = min(len(tokenizer), vocab_size)
+    for token, text in enumerate(tokenizer.batch_decode([[i] for i in range(known)], skip_special_tokens=False)):
+        ends[token] = "\n" in text or text.rstrip(_CLOSING).endswith(_END_MARKS)
+    special = [token for token in tokenizer.all_special_ids if token < vocab_size]
+    ends[special] = True
+    return ends
+
+
+def document_ids(labels: Tensor, position_ids: Tensor | None) -> Tensor:
+    """Which document each token belongs to.
+
+    Args:
+        labels (`torch.Tensor` of shape `(B, T)`): Give shape and device.
+        position_ids (`torch.Tensor` of shape `(B, T)`, *optional*): 0 at the first token of each document, as
+            padding-free and packed batches have them; None where a row is a document.
+
+    Returns:
+        `torch.Tensor` of shape `(B, T)`: Ascending over the flattened batch, different for every document.
+    """
+    B, T = labels.shape
+    rows = torch.arange(B, device=labels.device).unsqueeze(1) * (T + 1)  # (B, 1)
+    if position_ids is None:
+        return rows.expand(B, T)
+    return rows + (position_ids.expand(B, T) == 0).cumsum(1)
+
+
+def find_segments(
+    labels: Tensor, documents: Tensor, scope: str, *, window_tokens: int = 32, ends: Tensor | None = None
+) -> Segments:
+    """Cut the supervised tokens into the pieces that share one subset.
+
+    A sentence reaches over all its end marks ("?!", ". " and the end of the text) up to the next token that is none,
+    and never over unsupervised tokens (another speaker's turn). A window counts supervised tokens from the document's
+    first; a last token that would stand alone, often the end of the text, joins the window before.
+
+    Args:
+        labels (`torch.Tensor` of shape `(B, T)`): Token ids, `IGNORE_INDEX` where nothing is supervised.
+        documents (`torch.Tensor` of shape `(B, T)`): Of [`document_ids`].
+        scope: `"document"`, `"sentence"` or `"window"`.
+        window_tokens: Tokens of a window, at least 2.
+        ends (`torch.Tensor` of shape `(V,)`, *optional*): Of [`sentence_ends`], for sentences.
+
+    Returns:
+        [`Segments`]: Of all N supervised tokens, in order.
+
+    Raises:
+        ValueError: If the scope is unknown, or sentences are asked for without `ends`.
+    """
+    index = (labels != IGNORE_INDEX).flatten().nonzero().squeeze(1)  # (N,)
+    tokens, document = labels.flatten()[index], documents.flatten()[index]
+    order = torch.arange(len(index), device=index.device)
+    first = torch.ones_like(index, dtype=torch.bool)  # first of its document
+    first[1:] = document[1:] != document[:-1]
+    starts = first.clone()
+    if scope == "sentence":
+        if ends is None:
+            raise ValueError("scope='sentence' needs to know which tokens end one. Pass ends=sentence_ends(...).")
+        ending = ends.to(tokens.device)[tokens]  # (N,)
+        starts[1:] |= (ending[:-1] & ~ending[1:]) | (index[1:] != index[:-1] + 1)
+    elif scope == "window":
+        place = order - torch.where(first, order, 0).cummax(0).values  # within the document
+        last = torch.ones_like(first)
+        last[:-1] = first[1:]
+        starts |= (place % window_tokens == 0) & ~last
+    elif scope != "document":
+        raise ValueError(f"scope is {scope!r}. Use 'document', 'sentence' or 'window'.")
+    segment = starts.cumsum(0) - 1
+    slot = order - torch.where(starts, order, 0).cummax(0).values
+    return Segments(index, segment, slot, torch.bincount(segment))
+
+
+def similar_lengths(lengths: Tensor) -> Iterator[Tensor]:
+    """Groups of segments that may be padded to one length without much waste.
+
+    Args:
+        lengths (`torch.Tensor` of shape `(K,)`): Tokens of each segment.
+
+    Yields:
+        `torch.Tensor`: Numbers of segments; each comes once. The longest of a group is less than 4 times as long as
+            the shortest, unless everything together is small.
+    """
+    if lengths.numel() == 0:
+        return
+    ordered, order = lengths.sort(descending=True)
+    if int(ordered[0]) * lengths.numel() <= _SMALL:
+        yield order
+        return
+    remaining = ordered.tolist()
+    start = 0
+    while start < len(remaining):
+        shortest = remaining[start] / _PADDING_FACTOR
+        stop = start + sum(length > shortest for length in remaining[start:])
+        yield order[start:stop]
+        start = stop

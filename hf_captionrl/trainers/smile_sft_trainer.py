@@ -1,0 +1,91 @@
+"""SMILE for text: supervised fine-tuning of a causal language model on TRL's `SFTTrainer`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+from transformers import PreTrainedModel
+from trl import SFTTrainer
+from trl.trainer.utils import FusedCausalLMOutput
+
+from hf_captionrl.trainers.smile_sft_config import SmileSFTConfig
+from hf_captionrl.trainers.smile_sft_head import add_smile_head, plain_head_for_checks, uses_trl_head
+from hf_captionrl.trainers.smile_sft_segments import sentence_ends
+
+__all__ = ["SmileSFTTrainer"]
+
+_OF_FULL_LOGITS = ("entropy", "mean_token_accuracy")
+
+
+class SmileSFTTrainer(SFTTrainer):
+    """`trl.SFTTrainer` whose loss chooses each token from the words of its document, sentence or window.
+
+    Reference: Yue et al. 2023, "Learning Descriptive Image Captioning via Semipermeable MLE", Eq. 2-4 and appendix B.
+
+    Data, packing, labels, adapters and averaging are TRL's. With `mle_weight=1` so is the loss. A subset holds the
+    supervised tokens only, the end token among them: words of the prompt are not in it. An adapter on the output
+    projection is allowed where `model` is a loaded model. TRL's entropy and token accuracy need the whole
+    vocabulary; they are logged where TRL's own head computes the loss, at `mle_weight=1`.
+
+    Args:
+        model (`PreTrainedModel`, `PeftModel` or `str`): The causal language model, or its name.
+        args ([`SmileSFTConfig`], *optional*): Configuration.
+        kwargs (`Any`): As for `trl.SFTTrainer`: `train_dataset`, `eval_dataset`, `processing_class`, `peft_config`, ...
+
+    Raises:
+        TypeError: If `args` are no [`SmileSFTConfig`].
+        ValueError: If `compute_loss_func` is given beside a `mle_weight` below 1, or the output projection cannot be
+            read.
+
+    Example:
+        >>> trainer = SmileSFTTrainer(model, SmileSFTConfig("out"), train_dataset=rows)  # doctest: +SKIP
+        >>> trainer.train()  # doctest: +SKIP
+    """
+
+    _tag_names = ("trl", "sft", "smile")
+    args: SmileSFTConfig
+
+    def __init__(self, model: PreTrainedModel | Any, args: SmileSFTConfig | None = None, **kwargs: Any) -> None:
+        if not isinstance(args, SmileSFTConfig):
+            if args is not None:
+                raise TypeError(f"args is a {type(args).__name__}. Pass a SmileSFTConfig.")
+            args = SmileSFTConfig()
+        if kwargs.get("compute_loss_func") is not None and args.mle_weight < 1.0:
+            raise ValueError(
+                "compute_loss_func replaces the loss, and with it SMILE. Leave it out, or set mle_weight=1."
+            )
+        with plain_head_for_checks(model):
+            super().__init__(model, args, **kwargs)
+        base = self.accelerator.unwrap_model(self.model)
+        base = base.get_base_model() if hasattr(base, "get_base_model") else base
+        ends = None
+        if args.subset_scope == "sentence" and args.mle_weight < 1.0:
+            tokenizer = getattr(self.processing_class, "tokenizer", self.processing_class)
+            ends = sentence_ends(tokenizer, base.get_output_embeddings().weight.size(0))
+        self._base = base
+        add_smile_head(base, args, FusedCausalLMOutput, ends=ends, packed=self.padding_free)
+
+    def compute_loss(
+        self,
+        model: Any,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> Any:
+        """Mean nats per supervised token of the optimizer step, averaged as TRL does.
+
+        Args:
+            model (`nn.Module`): The model, as wrapped by accelerate.
+            inputs (`dict`): A batch of TRL's collator.
+            return_outputs (`bool`): Return the model's own outputs too, from one more forward.
+            num_items_in_batch (`torch.Tensor` or `int`, *optional*): Supervised tokens of the whole step.
+
+        Returns:
+            `torch.Tensor`, or a tuple of it and the outputs.
+        """
+        result = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        if not uses_trl_head(self._base.get_output_embeddings(), self.args.mle_weight):
+            for name in _OF_FULL_LOGITS:
+                self._metrics["train" if self.model.training else "eval"].pop(name, None)
+        return result

@@ -1,0 +1,260 @@
+"""SMILE for text from the command line's arguments to every file it promises."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import datasets
+import pytest
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
+
+from hf_captionrl.metrics.judging import CATEGORIES
+from hf_captionrl.recipe.answers import answer_row
+from hf_captionrl.recipe.instructions import format_prompt, load_instructions, to_prompts
+from hf_captionrl.recipe.judges import JudgeError
+from hf_captionrl.recipe.questions import load_questions
+from hf_captionrl.recipe.tiny_llama import tiny_llama
+from hf_captionrl.trainers.smile_sft_trainer import SmileSFTTrainer
+from recipes import smile_llama_lora as recipe
+
+CONFIGS = sorted(recipe.CONFIGS.glob("*.yaml"))
+SHORT = [
+    *("--max_train_rows", "16", "--num_train_epochs", "1", "--pretrain_epochs", "1"),
+    *("--answer_max_new_tokens", "6", "--disable_tqdm", "true", "--seed", "3"),
+]
+
+
+def write_ratings(path: Path) -> Path:
+    """A file in which the answers of SMILE are worth 8 beside 5, the others' 4 beside 5."""
+    questions = load_questions(recipe.DATA / "questions.jsonl")
+    rows = [
+        {"model": name, "question_id": q.question_id, "candidate": score, "reference": 5, "candidate_first": first}
+        for name, score in (("SMILE", 8), ("MLE", 4))
+        for q in questions
+        for first in (True, False)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """The default run, made small, with a file of ratings."""
+    folder = tmp_path_factory.mktemp("run")
+    ratings = write_ratings(folder / "ratings.jsonl")
+    recipe.main(["--output_dir", str(folder / "out"), *SHORT, "--judge", "file", "--judge_ratings", str(ratings)])
+    return folder / "out"
+
+
+def rows_of(folder: Path) -> dict[str, dict]:
+    return {row["name"]: row for row in json.loads((folder / "results.json").read_text())["rows"]}
+
+
+def test_the_table(run):
+    rows = rows_of(run)
+    assert list(rows) == ["start", "MLE", "SMILE (sentence)", "SMILE (window of 16)", "SMILE", "references"]
+    assert rows["SMILE"]["overall"] == pytest.approx(8 / 5)
+    assert rows["MLE"]["fermi"] == pytest.approx(4 / 5)
+    assert rows["SMILE"]["overall_ci"] == [pytest.approx(1.6)] * 2
+    assert rows["SMILE"]["judge_failed"] == 0
+    # Nobody rated the others, and the table says so.
+    assert rows["SMILE (sentence)"]["overall"] is None
+    assert "none of the 26 replies" in rows["SMILE (sentence)"]["overall_reason"]
+    assert rows["references"]["length"] > 30
+    assert json.loads((run / "results.json").read_text())["seed"] == 3
+
+
+def test_what_is_left_behind(run):
+    answers = [json.loads(line) for line in (run / "answers.jsonl").read_text().splitlines()]
+    assert len(answers) == 5 * 26
+    assert {"model", "question_id", "category", "question", "answer"} == answers[0].keys()
+    base = AutoModelForCausalLM.from_pretrained(run / "base")
+    model = PeftModel.from_pretrained(base, run / "model")
+    moved = [p for name, p in model.named_parameters() if "lora_B" in name]
+    assert moved
+    assert all(p.any() for p in moved)
+    assert {"model", "model-mle", "model-smile--sentence", "model-smile--window-of-16"} <= {
+        p.name for p in run.iterdir()
+    }
+
+
+def test_answers_can_be_judged_again(run, tmp_path):
+    """Nothing is trained for it."""
+    ratings = write_ratings(tmp_path / "r.jsonl")
+    arguments = ["--answers", str(run / "answers.jsonl"), "--judge", "file", "--judge_ratings", str(ratings)]
+    recipe.main(["--output_dir", str(tmp_path / "again"), *arguments])
+    assert not (tmp_path / "again" / "model").exists()
+    assert rows_of(tmp_path / "again")["SMILE"] == rows_of(run)["SMILE"] | {"judge": "r.jsonl"}
+
+
+def test_an_endpoint_that_is_gone_costs_no_training(run, tmp_path):
+    arguments = ["--answers", str(run / "answers.jsonl"), "--judge", "endpoint", "--judge_model", "m"]
+
+    class Gone:
+        name = "m"
+
+        def rate(self, *args):
+            raise JudgeError("gone")
+
+    row = answer_row("SMILE", load_questions(recipe.DATA / "questions.jsonl"), ["a"] * 26, Gone(), 0)
+    assert row["overall"] is None
+    assert row["overall_reason"] == "gone"
+    assert row["length"] == 1.0
+    with pytest.raises(ValueError, match="needs --judge_base_url"):
+        recipe.main(["--output_dir", str(tmp_path), *arguments])
+
+
+def test_a_second_run_gives_the_same(run, tmp_path):
+    recipe.main(["--output_dir", str(tmp_path / "out"), *SHORT, "--compare_scopes", "window"])
+    mine, other = rows_of(tmp_path / "out"), rows_of(run)
+    assert list(mine) == ["start", "MLE", "SMILE (window of 16)", "SMILE", "references"]
+    assert mine["SMILE"]["length"] == other["SMILE"]["length"]
+    assert "overall" not in mine["SMILE"] or mine["SMILE"]["overall"] is None
+    for name in ("model", "base"):
+        file = "adapter_model.safetensors" if name == "model" else "model.safetensors"
+        assert (tmp_path / "out" / name / file).read_bytes() == (run / name / file).read_bytes()
+
+
+def test_a_finished_run_resumes_without_training(run, monkeypatch):
+    before = (run / "model" / "adapter_model.safetensors").read_bytes()
+    steps = []
+    original = SmileSFTTrainer.training_step
+    monkeypatch.setattr(SmileSFTTrainer, "training_step", lambda *a, **k: steps.append(1) or original(*a, **k))
+    recipe.main(["--output_dir", str(run), *SHORT, "--resume_from_checkpoint", "true"])
+    assert not steps
+    assert (run / "model" / "adapter_model.safetensors").read_bytes() == before
+
+
+@pytest.mark.parametrize("file", CONFIGS, ids=lambda file: file.stem)
+def test_configurations(file):
+    model, data, judge, config = recipe.parse_args(["--config", str(file)])
+    names = list(recipe.planned_runs(config, data))
+    assert names[0] == "MLE"
+    assert names[-1].startswith("SMILE")
+    if "13b" in file.stem:
+        assert config.num_train_epochs == float(file.stem.removeprefix("alpaca_llama13b_").removesuffix("epochs"))
+        assert config.per_device_train_batch_size == 8
+        assert (data.dataset_name, model.model_name_or_path) == ("tatsu-lab/alpaca", "huggyllama/llama-13b")
+    assert judge.judge == "none"
+
+
+def test_every_configuration_writes_to_its_own_folder():
+    assert len(CONFIGS) == 7
+    assert len({recipe.parse_args(["--config", str(file)])[-1].output_dir for file in CONFIGS}) == 7
+
+
+def test_names_of_runs():
+    *_, data, _, config = recipe.parse_args(
+        ["--mle_weight", "0.1", "--subset_scope", "window", "--window_tokens", "8"]
+    )
+    runs = recipe.planned_runs(config, data)
+    assert list(runs) == ["MLE", "SMILE (lambda=0.1, sentence)", "SMILE (lambda=0.1, window of 8)"]
+    assert len({run.output_dir for run in runs.values()}) == 3
+    assert runs["MLE"].mle_weight == 1.0
+
+
+def test_instructions_that_ship():
+    rows = [json.loads(line) for line in (recipe.DATA / "instructions.jsonl").read_text().splitlines()]
+    assert 150 <= len(rows) <= 200
+    assert len({(row["instruction"], row["input"]) for row in rows}) == len(rows)
+    assert all(row["output"].strip() for row in rows)
+    questions = load_questions(recipe.DATA / "questions.jsonl")
+    for category in CATEGORIES:
+        mine = [q for q in questions if q.category == category]
+        assert 3 <= len(mine) <= 4
+        assert all(q.reference for q in mine)
+    assert not {q.text for q in questions} & {row["instruction"] for row in rows}
+
+
+@pytest.mark.parametrize("ending", ["json", "jsonl", "parquet"])
+def test_files_of_instructions(tmp_path, ending):
+    rows = [
+        {"instruction": "Add.", "input": "1 and 2", "output": " 3 "},
+        {"instruction": "Say hello.", "input": "", "output": "Hello"},
+        {"instruction": "Say bye.", "input": None, "output": "Bye"},
+    ]
+    file = tmp_path / f"rows.{ending}"
+    if ending == "parquet":
+        datasets.Dataset.from_list(rows).to_parquet(str(file))
+    else:
+        file.write_text(json.dumps(rows) if ending == "json" else "\n".join(map(json.dumps, rows)))
+    found = load_instructions(file, exclude=[format_prompt("Say bye.")])
+    assert found["prompt"] == ["Instruction: Add.\nInput: 1 and 2\nAnswer:\n", "Instruction: Say hello.\nAnswer:\n"]
+    assert found["completion"] == ["3", "Hello"]
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([{"instruction": "a", "answer": "b"}], "no column 'output'"),
+        ([{"text": "a"}], "no column 'instruction'"),
+        ([{"instruction": "a", "output": " "}, {"instruction": "a", "output": "b"}], "1 of 2 rows have a blank"),
+    ],
+)
+def test_bad_instructions(rows, message):
+    with pytest.raises(ValueError, match=message):
+        to_prompts(datasets.Dataset.from_list(rows))
+
+
+def test_bad_files(tmp_path):
+    (tmp_path / "a.jsonl").write_text("{]")
+    (tmp_path / "b.json").write_text("[1, 2]")
+    with pytest.raises(ValueError, match=r"a\.jsonl is no JSON"):
+        load_instructions(tmp_path / "a.jsonl")
+    with pytest.raises(ValueError, match="something else than objects"):
+        load_instructions(tmp_path / "b.json")
+    with pytest.raises(FileNotFoundError, match=r"no file 'c\.json'"):
+        load_instructions(tmp_path / "c.json")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--judge", "oracle"], "judge is 'oracle'"),
+        (["--judge", "endpoint", "--judge_base_url", "http://localhost"], "needs --judge_model"),
+        (["--judge", "file"], "needs --judge_ratings"),
+        (["--model_name_or_path", "gpt2", "--pretrain_epochs", "1"], "pretrain_epochs is for 'tiny-llama'"),
+        (["--window_tokens", "1"], "window_tokens is 1"),
+        (["--resume_from_checkpoint", "some/folder"], "use 'true'"),
+        (["--answers", "unfinished.jsonl"], "no answer of 'SMILE' to question 'generic-2'"),
+    ],
+)
+def test_bad_arguments(tmp_path, monkeypatch, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    row = {"model": "SMILE", "question_id": "generic-1", "answer": "a"}
+    Path("unfinished.jsonl").write_text(json.dumps(row))
+    with pytest.raises(ValueError, match=message):
+        recipe.main(["--output_dir", str(tmp_path / "out"), "--use_cpu", *arguments])
+
+
+def test_push_is_private_and_at_the_end(tmp_path, monkeypatch):
+    pushed = []
+    monkeypatch.setattr(
+        SmileSFTTrainer,
+        "push_to_hub",
+        lambda self, **k: pushed.append((self.args.output_dir, self.args.hub_private_repo)),
+    )
+    arguments = [
+        "--compare_scopes",
+        "document",
+        "--compare_mle_weights",
+        "0",
+        "--push_to_hub",
+        "--hub_model_id",
+        "me/x",
+    ]
+    recipe.main(["--output_dir", str(tmp_path / "out"), *SHORT, *arguments])
+    assert pushed == [(str(tmp_path / "out" / "model"), True)]
+
+
+def test_the_tiny_llama_is_reproducible():
+    texts = ["one two three", "four five"]
+    (a, first), (b, second) = tiny_llama(texts, seed=1), tiny_llama(texts, seed=1)
+    assert all(torch.equal(x, y) for x, y in zip(a.parameters(), b.parameters(), strict=True))
+    assert first.get_vocab() == second.get_vocab()
+    assert first.decode(first("zürich 5")["input_ids"]) == "zürich 5"
+    with pytest.raises(ValueError, match="at least 259"):
+        tiny_llama(texts, vocab_size=100)

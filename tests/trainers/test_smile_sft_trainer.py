@@ -1,0 +1,472 @@
+"""SMILE for text: against plain loops over documents, sentences and windows, and against trl itself."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import math
+import subprocess
+import sys
+
+import datasets
+import pytest
+import torch
+from peft import LoraConfig, PromptTuningConfig
+from torch import Tensor
+from trl import SFTConfig, SFTTrainer
+from trl.trainer.utils import FusedCausalLMOutput
+
+from hf_captionrl.losses import IGNORE_INDEX
+from hf_captionrl.recipe.tiny_llama import tiny_llama
+from hf_captionrl.trainers import SmileSFTConfig, SmileSFTTrainer
+from hf_captionrl.trainers.smile_sft_head import logit_factors, segment_loss
+from hf_captionrl.trainers.smile_sft_segments import document_ids, find_segments, sentence_ends, similar_lengths
+
+ROWS = [
+    {"prompt": "Name a fruit: ", "completion": "An apple. It is red. Is it sweet? Yes!"},
+    {"prompt": "Count to six: ", "completion": "one two three four five six"},
+    {"prompt": "Greet me: ", "completion": "Hello.\nHello again."},
+    {
+        "prompt": "What is rain? ",
+        "completion": "Rain is water that falls from clouds. The water falls again. It rains.",
+    },
+    {"prompt": "Yes or no? ", "completion": "No."},
+]
+
+
+@pytest.fixture(scope="module")
+def parts():
+    return tiny_llama([text for row in ROWS for text in row.values()], vocab_size=300, width=32, layers=1, seed=3)
+
+
+def make(parts, folder, *, cls=SmileSFTTrainer, config=SmileSFTConfig, rows=ROWS, peft=None, **settings):
+    model, tokenizer = parts
+    arguments = {
+        "output_dir": str(folder),
+        "per_device_train_batch_size": 5,
+        "max_steps": 1,
+        "learning_rate": 1e-2,
+        "lr_scheduler_type": "constant",
+        "bf16": False,
+        "use_cpu": True,
+        "report_to": [],
+        "disable_tqdm": True,
+        "save_strategy": "no",
+        "max_length": 128,
+        "gradient_checkpointing": False,
+        "logging_steps": 1,
+        **settings,
+    }
+    return cls(
+        copy.deepcopy(model),
+        config(**arguments),
+        train_dataset=datasets.Dataset.from_list(rows),
+        processing_class=copy.deepcopy(tokenizer),
+        peft_config=peft,
+    )
+
+
+def batch_of(trainer) -> dict[str, Tensor]:
+    return next(iter(trainer.get_train_dataloader()))
+
+
+def sentence_of(ids, tokenizer) -> list[int]:
+    """Number of each token's sentence, one token after the other."""
+    number, ended, found = 0, False, []
+    for token in ids:
+        text = tokenizer.decode([token])
+        ends = token in tokenizer.all_special_ids or "\n" in text or text.rstrip("\"') ").endswith((".", "!", "?"))
+        if ended and not ends:
+            number += 1
+        found.append(number)
+        ended = ends
+    return found
+
+
+def looped(trainer, scope, *, window=4, mle_weight=0.0, first_token="mle", model=None) -> float:
+    """Mean loss over the whole data set, document by document, from full logits of each document alone."""
+    model = model or trainer.model
+    tokenizer = trainer.processing_class
+    total, number = 0.0, 0
+    for row in ROWS:
+        prompt = tokenizer(row["prompt"])["input_ids"]
+        ids = tokenizer(row["prompt"] + row["completion"] + "</s>")["input_ids"]
+        start = next((i for i, (a, b) in enumerate(zip(prompt, ids, strict=False)) if a != b), len(prompt))
+        with torch.no_grad():
+            logits = model(input_ids=torch.tensor([ids])).logits[0].double()
+        answer = ids[start:]
+        if scope == "document":
+            group = [0] * len(answer)
+        elif scope == "sentence":
+            group = sentence_of(answer, tokenizer)
+        else:
+            group = [i // window for i in range(len(answer))]
+            if len(group) > 1 and group[-1] != group[-2]:
+                group[-1] = group[-2]
+        for i, token in enumerate(answer):
+            scores = logits[start + i - 1]
+            words = sorted({answer[j] for j in range(len(answer)) if group[j] == group[i]})
+            whole = float(scores.logsumexp(0) - scores[token])
+            subset = float(scores[words].logsumexp(0) - scores[token])
+            if first_token == "mle" and (i == 0 or group[i] != group[i - 1]):
+                subset = whole
+            total += mle_weight * whole + (1 - mle_weight) * subset
+            number += 1
+    return total / number
+
+
+def loss_of(trainer) -> float:
+    trainer.model.train()
+    batch = batch_of(trainer)
+    number = (batch["labels"][:, 1:] != IGNORE_INDEX).sum()
+    return float(trainer.compute_loss(trainer.model, batch, num_items_in_batch=number).detach())
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["padded", "bfd"])
+@pytest.mark.parametrize("scope", ["document", "sentence", "window"])
+@pytest.mark.parametrize(("mle_weight", "first_token"), [(0.0, "mle"), (0.0, "smile"), (0.3, "mle")])
+def test_equals_a_loop_over_documents(parts, tmp_path, packed, scope, mle_weight, first_token):
+    settings = {"subset_scope": scope, "window_tokens": 4, "mle_weight": mle_weight, "first_token": first_token}
+    if packed:
+        settings |= {"packing": True, "max_length": 96}
+    trainer = make(parts, tmp_path, **settings)
+    if packed:
+        assert len(trainer.train_dataset) < len(ROWS)  # rows do hold several documents
+        assert "position_ids" in batch_of(trainer)
+        # The eager attention of a CPU does not look at cu_seq_lens, position ids alone keep documents apart.
+    expected = looped(trainer, scope, mle_weight=mle_weight, first_token=first_token)
+    assert loss_of(trainer) == pytest.approx(expected, rel=2e-5)
+
+
+def test_scopes_differ_and_prompt_words_stay_out(parts, tmp_path):
+    losses = {scope: loss_of(make(parts, tmp_path, subset_scope=scope)) for scope in ("document", "sentence")}
+    assert losses["sentence"] != pytest.approx(losses["document"], rel=1e-3)
+    # The loop above collects words of the answers only; with the prompt supervised, its words are in the subset too.
+    whole = make(parts, tmp_path, completion_only_loss=False)
+    assert loss_of(whole) != pytest.approx(losses["document"], rel=1e-3)
+
+
+@pytest.mark.parametrize("packing", [False, True], ids=["padded", "bfd"])
+def test_lambda_1_is_trl(parts, tmp_path, packing):
+    """Same weights after two accumulated steps, same logs, bit for bit."""
+    settings = {
+        "per_device_train_batch_size": 1,
+        "gradient_accumulation_steps": 2,
+        "max_steps": 2,
+        "packing": packing,
+        "max_length": 64,
+    }
+    ours = make(parts, tmp_path / "a", mle_weight=1.0, **settings)
+    theirs = make(parts, tmp_path / "b", cls=SFTTrainer, config=SFTConfig, **settings)
+    for trainer in (ours, theirs):
+        trainer.train()
+    for mine, reference in zip(ours.model.parameters(), theirs.model.parameters(), strict=True):
+        assert torch.equal(mine, reference)
+    keys = {"loss", "grad_norm", "entropy", "mean_token_accuracy", "num_tokens"}
+    logs = [[{k: e[k] for k in keys} for e in t.state.log_history if "loss" in e] for t in (ours, theirs)]
+    assert logs[0] == logs[1]
+    assert len(logs[0]) == 2
+
+
+def test_the_mixture_tends_to_trl(parts, tmp_path):
+    """The package's own path just below lambda = 1 has trl's loss and gradients."""
+    ours = make(parts, tmp_path / "a", mle_weight=1 - 1e-9)
+    theirs = make(parts, tmp_path / "b", cls=SFTTrainer, config=SFTConfig)
+    losses = []
+    for trainer in (ours, theirs):
+        batch = batch_of(trainer)
+        loss = trainer.compute_loss(trainer.model, batch, num_items_in_batch=torch.tensor(50))
+        loss.backward()
+        losses.append(float(loss.detach()))
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+    for mine, reference in zip(ours.model.parameters(), theirs.model.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, reference.grad, rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize("scope", ["document", "sentence", "window"])
+def test_accumulation_does_not_change_the_step(parts, tmp_path, scope):
+    together = make(parts, tmp_path / "a", subset_scope=scope, per_device_train_batch_size=4, optim="sgd", max_steps=1)
+    split = make(
+        parts,
+        tmp_path / "b",
+        subset_scope=scope,
+        per_device_train_batch_size=1,
+        gradient_accumulation_steps=4,
+        optim="sgd",
+        max_steps=1,
+    )
+    for trainer in (together, split):
+        trainer.train()
+    for a, b in zip(together.model.parameters(), split.model.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+
+
+def test_gradients_equal_those_of_the_loop(parts, tmp_path):
+    """Through a group of several lengths, with a trained head."""
+    torch.manual_seed(0)
+    B, T, D, V = 2, 9, 8, 20
+    hidden = torch.randn(B, T, D, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(V, D, dtype=torch.float64, requires_grad=True)
+    labels = torch.randint(V, (B, T))
+    labels[0, 3] = labels[1, :4] = IGNORE_INDEX
+    positions = torch.tensor([[0, 1, 2, 0, 1, 2, 3, 4, 5], [0, 1, 2, 3, 4, 5, 6, 0, 1]])
+    documents = document_ids(labels, positions)
+    segment_loss(hidden, weight, labels, documents).backward()
+    mine = hidden.grad.clone(), weight.grad.clone()
+    hidden.grad = weight.grad = None
+    total = torch.zeros((), dtype=torch.float64)
+    for row, start, stop in ((0, 0, 3), (0, 3, 9), (1, 0, 7), (1, 7, 9)):
+        at = [t for t in range(start, stop) if labels[row, t] != IGNORE_INDEX]
+        words = sorted({int(labels[row, t]) for t in at})
+        for t in at:
+            scores = weight @ hidden[row, t]
+            total = total + (scores if t == at[0] else scores[words]).logsumexp(0) - scores[labels[row, t]]
+    total.backward()
+    torch.testing.assert_close(mine[0], hidden.grad)
+    torch.testing.assert_close(mine[1], weight.grad)
+
+
+def test_no_full_logits_at_lambda_0(parts, tmp_path):
+    """No tensor with as many entries as tokens times vocabulary is made."""
+    trainer = make(parts, tmp_path, subset_scope="document")
+    batch = batch_of(trainer)
+    limit = batch["labels"].numel() * trainer.model.config.vocab_size
+
+    class Largest(torch.utils._python_dispatch.TorchDispatchMode):
+        seen = 0
+
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            result = function(*args, **(kwargs or {}))
+            for tensor in result if isinstance(result, tuple | list) else [result]:
+                if isinstance(tensor, Tensor) and tensor.dim() > 1 and trainer.model.config.vocab_size in tensor.shape:
+                    Largest.seen = max(Largest.seen, tensor.numel())
+            return result
+
+    with Largest():
+        trainer.compute_loss(trainer.model, batch).backward()
+    assert 0 < Largest.seen < limit / 4
+    assert Largest.seen <= max(5, 32) * trainer.model.config.vocab_size  # one row a document, the weight itself
+
+
+LORA = {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj"], "task_type": "CAUSAL_LM"}
+
+
+@pytest.mark.parametrize("head", [False, True], ids=["body", "head"])
+@pytest.mark.parametrize("mle_weight", [0.0, 1.0])
+def test_lora_moves_and_the_base_stays(parts, tmp_path, head, mle_weight):
+    targets = [*LORA["target_modules"], *(["lm_head"] if head else [])]
+    settings = {"gradient_checkpointing": True, "max_steps": 2, "mle_weight": mle_weight}
+    trainer = make(parts, tmp_path, peft=LoraConfig(**{**LORA, "target_modules": targets}), **settings)
+    before = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
+    trainer.train()
+    for name, parameter in trainer.model.named_parameters():
+        assert torch.equal(before[name], parameter) != ("lora_" in name), name
+    assert any("lm_head" in name for name in before if "lora_B" in name) == head
+    # The trained head is what the loss is computed from.
+    trainer.model.eval()
+    assert loss_eval(trainer) == pytest.approx(looped(trainer, "document", mle_weight=mle_weight), rel=2e-5)
+
+
+def loss_eval(trainer) -> float:
+    with torch.no_grad():
+        return float(trainer.compute_loss(trainer.model, batch_of(trainer)))
+
+
+def test_trl_alone_refuses_the_head(parts, tmp_path):
+    """The reason for `plain_head_for_checks`; if this passes one day, it can go."""
+    lora = LoraConfig(**{**LORA, "target_modules": ["lm_head"]})
+    with pytest.raises(ValueError, match="lm_head"):
+        make(parts, tmp_path, cls=SFTTrainer, config=SFTConfig, peft=lora)
+
+
+def test_bf16_and_checkpointing(parts, tmp_path):
+    trainer = make(parts, tmp_path, bf16=True, gradient_checkpointing=True, peft=LoraConfig(**LORA), max_steps=2)
+    trainer.train()
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    assert len(losses) == 2
+    assert losses[0] == pytest.approx(looped(make(parts, tmp_path), "document"), rel=0.02)
+    assert all("entropy" not in e and "mean_token_accuracy" not in e for e in trainer.state.log_history)
+
+
+def test_resume_is_exact(parts, tmp_path):
+    settings = {"save_strategy": "steps", "save_steps": 2, "max_steps": 4, "subset_scope": "sentence", "seed": 5}
+    settings |= {"per_device_train_batch_size": 1, "lr_scheduler_type": "linear"}
+    whole = make(parts, tmp_path / "a", peft=LoraConfig(**LORA, lora_dropout=0.1), **settings)
+    whole.train()
+    again = make(parts, tmp_path / "b", peft=LoraConfig(**LORA, lora_dropout=0.1), **settings)
+    again.train(resume_from_checkpoint=str(tmp_path / "a" / "checkpoint-2"))
+    for a, b in zip(whole.model.parameters(), again.model.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_evaluation_and_a_model_by_name(parts, tmp_path):
+    """A folder's name instead of a model, and packed evaluation: the loss of the loop again."""
+    model, _ = parts
+    for part in parts:
+        part.save_pretrained(tmp_path / "base")
+    settings = {"output_dir": str(tmp_path / "out"), "use_cpu": True, "bf16": False, "max_length": 96, "report_to": []}
+    rows = datasets.Dataset.from_list(ROWS)
+    for packing in (False, True):
+        trainer = SmileSFTTrainer(
+            str(tmp_path / "base"),
+            SmileSFTConfig(**settings, packing=packing, subset_scope="window", window_tokens=4),
+            train_dataset=rows,
+            eval_dataset=rows,
+        )
+        found = trainer.evaluate()
+        assert found["eval_loss"] == pytest.approx(looped(trainer, "window", model=model), rel=1e-4)
+        assert "eval_entropy" not in found
+
+
+def test_assistant_turns_share_a_document_but_no_sentence():
+    """Labels of a conversation: user's turns between are not supervised."""
+    labels = torch.tensor([[-100, 5, 6, -100, -100, 7, 5, 1]])
+    documents = document_ids(labels, None)
+    ends = torch.zeros(10, dtype=torch.bool)
+    ends[1] = True
+    assert find_segments(labels, documents, "document").segment.tolist() == [0] * 5
+    assert find_segments(labels, documents, "sentence", ends=ends).segment.tolist() == [0, 0, 1, 1, 1]
+    assert find_segments(labels, documents, "window", window_tokens=2).segment.tolist() == [0, 0, 1, 1, 1]
+
+
+def test_assistant_only_labels(parts, tmp_path):
+    _, tokenizer = parts
+    tokenizer = copy.deepcopy(tokenizer)
+    tokenizer.chat_template = (
+        "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}{{ m.content }}</s>{% endgeneration %}"
+        "{% else %}{{ m.content }}{% endif %}{% endfor %}"
+    )
+    turns = [
+        {"role": "user", "content": "Rain? "},
+        {"role": "assistant", "content": "Yes. It rains."},
+        {"role": "user", "content": "Red? "},
+        {"role": "assistant", "content": "No."},
+    ]
+    trainer = make((parts[0], tokenizer), tmp_path, rows=[{"messages": turns}], assistant_only_loss=True)
+    labels = batch_of(trainer)["labels"][0]
+    said = tokenizer.decode(labels[labels != IGNORE_INDEX])
+    assert said == "Yes. It rains.</s>No.</s>"
+    assert math.isfinite(loss_of(trainer))
+
+
+def test_sentence_ends(parts):
+    _, tokenizer = parts
+    ends = sentence_ends(tokenizer, len(tokenizer) + 3)
+    by_text = {tokenizer.decode([i]): bool(ends[i]) for i in range(len(tokenizer))}
+    assert by_text["."]
+    assert by_text["!"]
+    assert by_text["\n"]
+    assert by_text["</s>"]
+    assert not by_text["a"]
+    assert not by_text[","]
+    assert not ends[-3:].any()  # rows of the head beyond the tokenizer
+
+
+def test_groups_hold_each_segment_once():
+    lengths = torch.tensor([2000, 3, 700, 1, 5, 300, 1999, 90])
+    groups = [lengths[g].tolist() for g in similar_lengths(lengths)]
+    assert sorted(n for group in groups for n in group) == sorted(lengths.tolist())
+    assert all(max(group) < 4 * min(group) for group in groups)
+    assert len(groups) > 1
+    assert len(list(similar_lengths(torch.tensor([7, 1])))) == 1
+
+
+def test_nothing_supervised_is_a_connected_zero():
+    hidden = torch.randn(1, 4, 3, requires_grad=True)
+    labels = torch.full((1, 4), IGNORE_INDEX)
+    loss = segment_loss(hidden, torch.randn(5, 3), labels, document_ids(labels, None))
+    loss.backward()
+    assert float(loss.detach()) == 0.0
+    assert not hidden.grad.any()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"window_tokens": 1}, "window_tokens is 1"),
+        ({"subset_scope": "chapter"}, "subset_scope is 'chapter'"),
+        ({"mle_weight": 1.5}, "mle_weight is 1.5"),
+        ({"first_token": "shift"}, "first_token is 'shift'"),
+        ({"packing": True, "packing_strategy": "wrapped"}, "packing_strategy='wrapped'"),
+        ({"eval_packing": True}, "eval_packing=True"),
+        ({"loss_type": "dft"}, "loss_type is 'dft'"),
+        ({"label_smoothing_factor": 0.1}, "label_smoothing_factor is 0.1"),
+    ],
+)
+def test_bad_arguments(tmp_path, changes, message):
+    with pytest.raises(ValueError, match=message):
+        SmileSFTConfig(str(tmp_path), use_cpu=True, bf16=False, **changes)
+
+
+def test_wrong_kinds_are_refused(parts, tmp_path):
+    with pytest.raises(TypeError, match="SmileSFTConfig"):
+        make(parts, tmp_path, config=SFTConfig)
+    prompt_tuning = PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)
+    trainer = make(parts, tmp_path, peft=prompt_tuning, packing=True, max_length=64)
+    with pytest.raises(ValueError, match="position_ids"):
+        trainer.compute_loss(trainer.model, batch_of(trainer))
+
+
+def test_logit_factors_are_trl_s(parts, tmp_path):
+    """Cohere's scale and Gemma's cap, against the model's own logits via trl's head."""
+    _, tokenizer = parts
+    config = copy.deepcopy(parts[0].config)
+    assert logit_factors(config) == (1.0, None)
+    for name, value, expected in (("logit_scale", 0.25, 0.25), ("logits_scaling", 8.0, 0.125)):
+        changed = copy.deepcopy(config)
+        setattr(changed, name, value)
+        assert logit_factors(changed)[0] == expected
+        model = copy.deepcopy(parts[0])
+        model.config = changed
+        ours = make((model, tokenizer), tmp_path, mle_weight=1 - 1e-9)
+        theirs = make((model, tokenizer), tmp_path, cls=SFTTrainer, config=SFTConfig)
+        assert loss_eval(ours) == pytest.approx(loss_eval(theirs), rel=1e-5)
+
+
+# What is taken from trl, so that a new version that changes it fails here and not in someone's run.
+
+
+def test_contract_compute_loss():
+    source = inspect.getsource(SFTTrainer.compute_loss)
+    assert list(inspect.signature(SFTTrainer.compute_loss).parameters) == [
+        "self", "model", "inputs", "return_outputs", "num_items_in_batch",
+    ]  # fmt: skip
+    for used in (
+        "outputs = model(**inputs, fused_lm_head=True)",
+        "per_token_loss = -outputs.log_probs",
+        "outputs.label_mask",
+        "outputs.entropy",
+        "outputs.is_top1",
+        'self._metrics[mode]["entropy"]',
+        'self._metrics[mode]["mean_token_accuracy"]',
+    ):
+        assert used in source, used
+
+
+def test_contract_fused_output():
+    fields = set(inspect.signature(FusedCausalLMOutput).parameters)
+    assert {"loss", "log_probs", "entropy", "is_top1", "label_mask"} <= fields
+
+
+def test_contract_attributes(parts, tmp_path):
+    trainer = make(parts, tmp_path, cls=SFTTrainer, config=SFTConfig, packing=True)
+    assert trainer.padding_free is True
+    assert set(trainer._metrics) == {"train", "eval"}
+    assert trainer.processing_class is not None
+    assert "forward" in trainer.model.__dict__  # add_fused_lm_head patches the object itself
+    batch = batch_of(trainer)
+    starts = batch["position_ids"] == 0
+    assert (batch["labels"][starts] == IGNORE_INDEX).all()  # a document's first token is nobody's target
+
+
+def test_contract_only_compute_loss_is_overridden():
+    own = {
+        name for name in vars(SmileSFTTrainer) if callable(getattr(SmileSFTTrainer, name)) and name in dir(SFTTrainer)
+    }
+    assert own == {"__init__", "compute_loss"}
+
+
+def test_package_does_not_import_trl():
+    code = "import sys, hf_captionrl, hf_captionrl.trainers as t; assert 'SmileSFTTrainer' in t.__all__; print('trl' in sys.modules)"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "False"
