@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from hf_captionrl.captioners import Captioner, load_captioner
+from hf_captionrl.data.simplify import LEVELS
 from hf_captionrl.scenes.models import PREFIX, model_path
 
 __all__ = ["DataArguments", "EvaluationArguments", "ModelArguments", "describe", "parse_arguments"]
@@ -104,6 +105,13 @@ class DataArguments:
     caption_column: str = field(
         default="captions", metadata={"help": "Column with the captions, a text or a list of texts."}
     )
+    simplify: str | None = field(
+        default=None,
+        metadata={
+            "help": "Cut all captions to 'simplest' (subject with article) or 'simpler' (subject, verb, object), as in SMILE's "
+            "Figure 4(b). Needs spaCy, except on 'scenes'."
+        },
+    )
     num_frames: int = field(
         default=0,
         metadata={
@@ -119,6 +127,8 @@ class DataArguments:
     max_test_images: int | None = field(default=None, metadata={"help": "Use only so many test images."})
 
     def __post_init__(self) -> None:
+        if self.simplify not in (None, *LEVELS):
+            raise ValueError(f"simplify is {self.simplify!r}. Use one of {list(LEVELS)}, or leave it out.")
         if self.num_frames < 0:
             raise ValueError(
                 f"num_frames is {self.num_frames}. Use 0 for images, or the frames to look at of a video."

@@ -6,10 +6,12 @@ import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import datasets
 
 from hf_captionrl.data import SPLITS, check_captions, load_caption_splits
+from hf_captionrl.data.simplify import scene_simplifier, simplify_captions, spacy_simplifier
 from hf_captionrl.recipe.arguments import DataArguments
 from hf_captionrl.retrieval import Scorer, load_scorer
 from hf_captionrl.scenes.models import model_path
@@ -64,14 +66,23 @@ def load_data(arguments: DataArguments, *, output_dir: str | os.PathLike[str], s
         if limit is not None and name in splits:
             splits[name] = splits[name].select(range(min(limit, len(splits[name]))))
     if arguments.dataset_name == "scenes":
-        return splits  # made a moment ago, checked by the tests
+        return _simplified(splits, arguments)  # made a moment ago, checked by the tests
     checked, report = check_captions(
         splits,
         quarantine_path=Path(output_dir) / "quarantine.jsonl",
         max_bad_fraction=arguments.max_bad_fraction,
     )
     logger.info("%s", report)
-    return checked
+    return _simplified(checked, arguments)
+
+
+def _simplified(splits: datasets.DatasetDict, arguments: DataArguments) -> datasets.DatasetDict:
+    """The splits with captions cut as `arguments.simplify` says."""
+    level: Any = arguments.simplify
+    if level is None:
+        return splits
+    simplifier = scene_simplifier(level) if arguments.dataset_name == "scenes" else spacy_simplifier(level)
+    return datasets.DatasetDict({name: simplify_captions(rows, simplifier) for name, rows in splits.items()})
 
 
 def optional_scorer(name: str | None) -> Scorer | None:
@@ -97,10 +108,13 @@ def describe_data(arguments: DataArguments, splits: Mapping[str, datasets.Datase
         `str`: One or two sentences.
     """
     sizes = ", ".join(f"{len(rows):,} {name}" for name, rows in splits.items())
+    cut = {None: "", "simplest": " cut to the subject", "simpler": " cut to subject, verb and object"}[
+        arguments.simplify
+    ]
     if arguments.dataset_name == "scenes":
         return (
             "The embedded world of hf_captionrl: scenes of Noto Emoji sprites composed by rule, each with five captions "
-            f"that leave most facts out ({sizes} images)."
+            f"that leave most facts out{',' * bool(cut)}{cut} ({sizes} images)."
         )
     of_frames = f" ({arguments.num_frames} frames of each)" if arguments.num_frames else ""
-    return f"{sizes} {'videos' if arguments.num_frames else 'images'} with their captions{of_frames}."
+    return f"{sizes} {'videos' if arguments.num_frames else 'images'} with their captions{cut}{of_frames}."

@@ -1,0 +1,48 @@
+"""Visual Caption Boosting: richer references from people's captions, a language model and a vision model."""
+
+from hf_captionrl.boosting.answers import ANSWER_WAYS_OUT, answer_fault, clean_answer
+from hf_captionrl.boosting.backend import Backend, BackendError, Failure
+from hf_captionrl.boosting.conflicts import Conflict, scene_conflicts, text_conflicts
+from hf_captionrl.boosting.http_backend import HTTPBackend
+from hf_captionrl.boosting.merging import MergeReport, UnfinishedError, merge_journals
+from hf_captionrl.boosting.model_backends import (
+    CaptionerBackend,
+    TransformersTextBackend,
+    TransformersVisionBackend,
+    VLLMBackend,
+)
+from hf_captionrl.boosting.pipeline import ShardReport, boost_shard
+from hf_captionrl.boosting.prompts import STAGES, Prompt, blend_prompt, holistic_prompt, visual_prompt
+from hf_captionrl.boosting.scene_backends import SceneDescriber, SceneWriter
+from hf_captionrl.boosting.statistics import source_statistics, write_source_histogram
+
+__all__ = [
+    "ANSWER_WAYS_OUT",
+    "STAGES",
+    "Backend",
+    "BackendError",
+    "CaptionerBackend",
+    "Conflict",
+    "Failure",
+    "HTTPBackend",
+    "MergeReport",
+    "Prompt",
+    "SceneDescriber",
+    "SceneWriter",
+    "ShardReport",
+    "TransformersTextBackend",
+    "TransformersVisionBackend",
+    "UnfinishedError",
+    "VLLMBackend",
+    "answer_fault",
+    "blend_prompt",
+    "boost_shard",
+    "clean_answer",
+    "holistic_prompt",
+    "merge_journals",
+    "scene_conflicts",
+    "source_statistics",
+    "text_conflicts",
+    "visual_prompt",
+    "write_source_histogram",
+]

@@ -1,0 +1,58 @@
+"""What answers prompts: the one small protocol of every backend, and its two ways to fail."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from hf_captionrl.boosting.prompts import Prompt
+
+__all__ = ["Backend", "BackendError", "Failure"]
+
+
+class BackendError(RuntimeError):
+    """A backend that cannot answer at all: wrong key, no such model, nobody there. The run stops; nothing is lost."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What stands in place of an answer that did not come.
+
+    Args:
+        reason (`str`): `"backend_failed"` where nothing came back however often it was asked (asked again by the next
+            run), or `"backend_rejected"` where the question itself was refused (not asked again).
+        detail (`str`): What happened, in a sentence; never a key.
+    """
+
+    reason: str
+    detail: str
+
+
+@runtime_checkable
+class Backend(Protocol):
+    """Something that answers prompts.
+
+    Attributes:
+        model (`str`): Name for the provenance of each answer.
+        revision (`str`): Commit, version or seed of it; settings that change answers are named here, too.
+        sees_images (`bool`): Whether it answers prompts with images.
+    """
+
+    model: str
+    revision: str
+    sees_images: bool
+
+    def complete(self, prompts: Sequence[Prompt]) -> Iterator[tuple[int, str | Failure]]:
+        """Answer prompts, each as soon as its answer is there, so that what is paid for can be written down at once.
+
+        Args:
+            prompts (`Sequence[Prompt]`): The questions.
+
+        Yields:
+            `tuple[int, str | Failure]`: Position of the prompt, and its answer; each position once, in any order.
+
+        Raises:
+            BackendError: If no prompt can be answered.
+        """
+        ...

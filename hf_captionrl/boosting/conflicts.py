@@ -1,0 +1,147 @@
+"""Does a HolisticCap contradict the BlendCap it is built on? By rule; on embedded scenes exactly.
+
+For free text the rule is a list of words, and sees what the list names: numbers and colours given to the same noun, and
+pairs of kinds that exclude each other. It knows no synonyms of nouns and reads no grammar.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hf_captionrl.scenes.checker import check
+from hf_captionrl.scenes.world import CATEGORIES, Facts
+
+__all__ = ["Conflict", "scene_conflicts", "text_conflicts"]
+
+
+@dataclass(frozen=True)
+class Conflict:
+    """One contradiction.
+
+    Args:
+        attribute (`str`): `count`, `colour` or `kind`; on scenes the name of the fact.
+        noun (`str`): What it is about.
+        blend (`str`): What the BlendCap says.
+        holistic (`str`): What the HolisticCap says.
+    """
+
+    attribute: str
+    noun: str
+    blend: str
+    holistic: str
+
+    def __str__(self) -> str:
+        of = f" of {self.noun!r}" if self.noun else ""
+        return f"{self.attribute}{of}: {self.blend!r} became {self.holistic!r}"
+
+
+_NUMBERS = {
+    word: str(number)
+    for number, words in enumerate(
+        ("one single", "two pair couple", "three trio", "four", "five", "six", "seven", "eight", "nine", "ten"),
+        start=1,
+    )
+    for word in words.split()
+} | {str(number): str(number) for number in range(1, 11)}
+_COLOURS = {
+    word: word
+    for word in "black blue brown gray green orange pink purple red white yellow teal gold silver tan beige".split()
+} | {"grey": "gray", "violet": "purple", "golden": "gold", "silvery": "silver"}
+_EXCLUSIVE: tuple[frozenset[str], ...] = (
+    frozenset({"man", "woman"}),
+    frozenset({"boy", "girl"}),
+    frozenset({"men", "women"}),
+    frozenset({"dog", "cat"}),
+    frozenset({"indoors", "outdoors"}),
+    frozenset({"lake", "ocean"}),
+    frozenset({"day", "night"}),
+)
+"""Kinds of which an image seldom shows both where people name only one."""
+
+# Words that may stand between a number or a colour and its noun.
+_ADJECTIVES = frozenset(
+    "small little tiny large big huge old young new tall short long round square wooden brick metal plastic glass stone "
+    "sandy grassy striped spotted shiny bright dark light pale fluffy furry sideways upside down of and".split()
+)
+_IRREGULAR = {"people": "person", "men": "man", "women": "woman", "children": "child", "mice": "mouse", "buses": "bus"}
+_BREAKS = frozenset("a an the on in at with to is are by for from near it its this that".split())
+
+
+def _singular(noun: str) -> str:
+    if noun in _IRREGULAR:
+        return _IRREGULAR[noun]
+    if len(noun) > 3 and noun.endswith("s") and not noun.endswith(("ss", "us")):
+        return noun[:-3] + "y" if noun.endswith("ies") and len(noun) > 4 else noun[:-1]
+    return noun
+
+
+def _attached(text: str, listed: Mapping[str, str]) -> dict[str, set[str]]:
+    """For each noun the listed words that stand before it, with nothing but adjectives in between."""
+    words = re.findall(r"[a-z0-9]+(?:['’-][a-z]+)*|[.,;]", text.lower())
+    found: dict[str, set[str]] = {}
+    for at, word in enumerate(words):
+        if word not in listed:
+            continue
+        for after in words[at + 1 : at + 6]:
+            if after in _ADJECTIVES or after in _COLOURS or after in _NUMBERS:
+                continue
+            if after not in _BREAKS and after.isalpha():
+                found.setdefault(_singular(after), set()).add(listed[word])
+            break
+    return found
+
+
+def text_conflicts(blend: str, holistic: str) -> list[Conflict]:
+    """Contradictions between two captions of free text.
+
+    - *count*, *colour*: both captions put a listed number (or colour) before the same noun, adjectives of a list allowed in
+      between, and have none in common. "A white and brown plate" and "a white plate" agree; "a white plate" and "a black
+      plate" do not. Articles are no numbers: a second dog does not contradict "a dog".
+    - *kind*: of two words that exclude each other (man and woman, dog and cat, ...) each caption has another one, and
+      neither has both.
+
+    Args:
+        blend (`str`): BlendCap.
+        holistic (`str`): HolisticCap.
+
+    Returns:
+        `list[Conflict]`: Empty if none is found, which is no proof that there is none.
+    """
+    found: list[Conflict] = []
+    for attribute, listed in (("count", _NUMBERS), ("colour", _COLOURS)):
+        ours, theirs = _attached(blend, listed), _attached(holistic, listed)
+        for noun in ours:
+            if noun in theirs and not ours[noun] & theirs[noun]:
+                said = (" ".join(sorted(values)) for values in (ours[noun], theirs[noun]))
+                found.append(Conflict(attribute, noun, *said))
+    first, second = (set(re.findall(r"[a-z]+", text.lower())) for text in (blend, holistic))
+    for group in _EXCLUSIVE:
+        if len(first & group) == 1 and len(second & group) == 1 and first & group != second & group:
+            found.append(Conflict("kind", "", *(first & group), *(second & group)))
+    return found
+
+
+def scene_conflicts(blend: str, holistic: str, facts: Facts | Mapping[str, Any]) -> list[Conflict]:
+    """Facts of a scene that the BlendCap tells rightly and the HolisticCap wrongly: exact, by the truth checker.
+
+    A wrong claim about what the BlendCap leaves open is a mistake of the VisualCap that came through, no conflict.
+
+    Args:
+        blend (`str`): BlendCap.
+        holistic (`str`): HolisticCap.
+        facts ([`Facts`] or `Mapping`): The scene's facts.
+
+    Returns:
+        `list[Conflict]`: One for each contradicted fact.
+    """
+    right = {claim.attribute.removeprefix("category of "): claim for claim in check(blend, facts).right}
+    found = []
+    for claim in check(holistic, facts).wrong:
+        said = right.get(claim.attribute)
+        # "an animal" does not say which: "a pig" for the duck that it is was the VisualCap's mistake.
+        if said is not None and claim.value not in CATEGORIES.get(said.value, ()):
+            found.append(Conflict(claim.attribute, "", said.value or said.text, claim.value or claim.text))
+    return found

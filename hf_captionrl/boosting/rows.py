@@ -1,0 +1,180 @@
+"""What a journal knows of a row: its answers, its faults, and what is still to be asked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from hf_captionrl.boosting.answers import ANSWER_WAYS_OUT
+from hf_captionrl.boosting.backend import Backend
+from hf_captionrl.boosting.prompts import STAGES, Prompt, blend_prompt, holistic_prompt, visual_prompt
+
+__all__ = ["Known", "Row", "entry_of"]
+
+_FIELDS = ("model", "revision", "prompt_hash", "time", "attempt")
+
+
+def entry_of(prompt: Prompt, backend: Backend, text: str, fault: tuple[str, str] | None) -> dict[str, Any]:
+    """What the journal says of an answer: the text, what is wrong with it, and where it comes from.
+
+    Args:
+        prompt ([`Prompt`]): What was asked.
+        backend ([`Backend`]): Who answered.
+        text (`str`): The answer, cleaned; kept where it is faulty, too, for it was paid for.
+        fault (`tuple[str, str]`, *optional*): Reason and detail.
+
+    Returns:
+        `dict`: The entry, with the time in UTC.
+    """
+    entry: dict[str, Any] = {"image_id": prompt.image_id, "stage": prompt.stage, "text": text}
+    entry |= {"model": backend.model, "revision": backend.revision, "prompt_hash": prompt.hash}
+    entry |= {"time": datetime.now(UTC).isoformat(timespec="seconds"), "attempt": prompt.attempt}
+    return entry if fault is None else entry | {"reason": fault[0], "detail": fault[1]}
+
+
+class Known:
+    """Everything that journals hold, by what was asked of whom: the same question is never paid for twice.
+
+    An answer counts only for the very prompt, model and revision that it was given for. So with another vision model the
+    BlendCaps stay, and with other references of one image only that image is asked about again.
+
+    Args:
+        entries (`Iterable[Mapping]`): Entries of all journals.
+    """
+
+    def __init__(self, entries: Iterable[Mapping[str, Any]] = ()) -> None:
+        self._good: dict[tuple[Any, ...], dict[str, Any]] = {}
+        self._bad: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+        for entry in entries:
+            self.add(entry)
+
+    @staticmethod
+    def _key(stage: str, image_id: str, model: str, revision: str, prompt_hash: str) -> tuple[Any, ...]:
+        return stage, image_id, model, revision, prompt_hash
+
+    def add(self, entry: Mapping[str, Any]) -> None:
+        """Take in an entry; of two answers to one question the first stays.
+
+        Args:
+            entry (`Mapping`): Of a journal.
+        """
+        key = self._key(*(entry.get(n, "") for n in ("stage", "image_id", "model", "revision", "prompt_hash")))
+        if "reason" in entry:
+            self._bad.setdefault(key, []).append(dict(entry))
+        else:
+            self._good.setdefault(key, dict(entry))
+
+    def answer(self, prompt: Prompt, backend: Backend) -> dict[str, Any] | None:
+        """The good answer to a prompt.
+
+        Args:
+            prompt ([`Prompt`]): The question.
+            backend ([`Backend`]): Who is asked.
+
+        Returns:
+            `dict` or None: The entry.
+        """
+        return self._good.get(self._key(prompt.stage, prompt.image_id, backend.model, backend.revision, prompt.hash))
+
+    def faults(self, prompt: Prompt, backend: Backend) -> list[dict[str, Any]]:
+        """The bad answers to a prompt, and its failures.
+
+        Args:
+            prompt ([`Prompt`]): The question.
+            backend ([`Backend`]): Who was asked.
+
+        Returns:
+            `list[dict]`: Entries with `reason` and `detail`, the oldest first.
+        """
+        return self._bad.get(
+            self._key(prompt.stage, prompt.image_id, backend.model, backend.revision, prompt.hash), []
+        )
+
+
+@dataclass
+class Row:
+    """One image on its way through the stages.
+
+    Args:
+        number (`int`): Its row in the data set.
+        image_id (`str`): The image.
+        references (`Sequence[str]`): What people wrote.
+        answers (`dict[str, dict]`): For each finished stage its entry.
+        fault (`dict`, *optional*): Why it goes no further: `stage`, `reason`, `detail`.
+    """
+
+    number: int
+    image_id: str
+    references: Sequence[str]
+    answers: dict[str, dict[str, Any]] = field(default_factory=dict)
+    fault: dict[str, Any] | None = None
+
+    def prompt(self, stage: str, image: Any = None) -> Prompt:
+        """The question of a stage.
+
+        Args:
+            stage (`str`): One of `STAGES`; `holistic` needs the other two answered.
+            image (`PIL.Image.Image`, *optional*): For `visual`.
+
+        Returns:
+            [`Prompt`]: The question.
+        """
+        if stage == "blend":
+            return blend_prompt(self.image_id, self.references)
+        if stage == "visual":
+            return visual_prompt(self.image_id, image)
+        return holistic_prompt(self.image_id, *(self.answers[s]["text"] for s in ("blend", "visual")))
+
+    def recall(self, known: Known, backends: Mapping[str, Backend]) -> None:
+        """Fill in what is known already.
+
+        Args:
+            known ([`Known`]): What journals hold.
+            backends (`Mapping[str, Backend]`): Who answers each stage.
+        """
+        for stage in STAGES:
+            if stage == "holistic" and len(self.answers) < 2:
+                return
+            if (answer := known.answer(self.prompt(stage), backends[stage])) is not None:
+                self.answers[stage] = answer
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all three captions are there."""
+        return len(self.answers) == len(STAGES)
+
+    def provenance(self) -> dict[str, dict[str, Any]]:
+        """Where each caption comes from.
+
+        Returns:
+            `dict`: For each stage `model`, `revision`, `prompt_hash`, `time` (UTC) and `attempt`.
+        """
+        return {stage: {name: self.answers[stage][name] for name in _FIELDS} for stage in STAGES}
+
+    def quarantine_entry(self, split: str) -> dict[str, Any]:
+        """The row in the form of `hf_captionrl.data.QuarantineEntry`.
+
+        Args:
+            split (`str`): Split of the row.
+
+        Returns:
+            `dict`: Its fields.
+
+        Raises:
+            ValueError: If nothing is wrong with the row.
+        """
+        if self.fault is None:
+            raise ValueError(f"Image {self.image_id!r} has no fault. Quarantine only rows that have one.")
+        reason = self.fault["reason"]
+        return {
+            "row": self.number,
+            "image_id": self.image_id,
+            "split": split,
+            "column": self.fault["stage"],
+            "reason": reason,
+            "detail": self.fault["detail"],
+            "way_out": self.fault.get("way_out") or ANSWER_WAYS_OUT[reason],
+            "dropped": "row",
+        }

@@ -1,0 +1,156 @@
+"""The embedded world's own pair of backends: rules that blend and combine, and a describer with a known error rate.
+
+The blender and combiner read the very prompts that a language model gets, and nothing else. The describer knows a scene's
+facts, as a vision model sees an image, and gets some of them wrong.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from hf_captionrl.boosting.backend import Failure
+from hf_captionrl.boosting.prompts import Prompt
+from hf_captionrl.scenes.claims import (
+    ALONE,
+    SceneClaims,
+    blend_claims,
+    combine_claims,
+    read_claims,
+    write_claims,
+)
+from hf_captionrl.scenes.world import (
+    BACKGROUNDS,
+    COUNTS,
+    EMOJI_KINDS,
+    ORIENTATIONS,
+    POSITIONS,
+    RELATIONS,
+    SHAPE_KINDS,
+    SIZES,
+    Facts,
+)
+
+__all__ = ["SceneDescriber", "SceneWriter"]
+
+_REFERENCE = re.compile(r"^Reference caption \d+: (.*)$", re.M)
+_PAIR = re.compile(r"^Correct caption: (.*)\nNew noisy caption: (.*)$")
+
+
+class SceneWriter:
+    """Blends references and combines captions of the embedded world by rule, from the text of the prompt alone."""
+
+    model = "scenes:writer"
+    revision = "1"
+    sees_images = False
+
+    def complete(self, prompts: Sequence[Prompt]) -> Iterator[tuple[int, str | Failure]]:
+        """Answer prompts of the stages `blend` and `holistic`.
+
+        Args:
+            prompts (`Sequence[Prompt]`): The questions.
+
+        Yields:
+            `tuple[int, str | Failure]`: Position of the prompt, and its answer; captions that are not of the world's
+            grammar fail.
+        """
+        for position, prompt in enumerate(prompts):
+            pair = _PAIR.match(prompt.user)
+            texts = list(pair.groups()) if pair else _REFERENCE.findall(prompt.user)
+            claims = [found for text in texts if (found := read_claims(text)) is not None]
+            if not claims or (pair and len(claims) < 2):
+                detail = f"not a caption of the embedded world: {prompt.user[:80]!r}; choose another text backend"
+                yield position, Failure("backend_rejected", detail)
+            else:
+                yield position, write_claims(combine_claims(*claims) if pair else blend_claims(claims))
+
+
+class SceneDescriber:
+    """Describes scenes as a vision model does: at length, and partly wrong.
+
+    Each fact is mentioned with probability `mention_rate` (the kind always), and each mentioned one is replaced by a
+    wrong value with probability `error_rate`, independently. `upright` has no word, so it shows only when it is got
+    wrong. The draws depend on the seed, the image and the attempt, never on the order of asking.
+
+    Args:
+        facts (`Mapping[str, Facts | Mapping]`): For each image id its facts.
+        error_rate (`float`): Probability that a mentioned fact is wrong, in [0, 1].
+        mention_rate (`float`): Probability that a fact is mentioned, in [0, 1].
+        seed (`int`): Of the draws.
+
+    Raises:
+        ValueError: If a rate is not in [0, 1].
+    """
+
+    model = "scenes:describer"
+    sees_images = True
+
+    def __init__(
+        self,
+        facts: Mapping[str, Facts | Mapping[str, Any]],
+        *,
+        error_rate: float = 0.15,
+        mention_rate: float = 0.85,
+        seed: int = 0,
+    ) -> None:
+        for name, rate in (("error_rate", error_rate), ("mention_rate", mention_rate)):
+            if not 0 <= rate <= 1:
+                raise ValueError(f"{name} ({rate}) must lie in [0, 1]; it is no percentage. Use 0.15, say.")
+        self._facts = facts
+        self._error_rate, self._mention_rate, self._seed = error_rate, mention_rate, seed
+        self.revision = f"error_rate={error_rate:g} mention_rate={mention_rate:g} seed={seed}"
+
+    def complete(self, prompts: Sequence[Prompt]) -> Iterator[tuple[int, str | Failure]]:
+        """Describe the scenes of prompts.
+
+        Args:
+            prompts (`Sequence[Prompt]`): Of the stage `visual`.
+
+        Yields:
+            `tuple[int, str | Failure]`: Position of the prompt, and its answer; an image that is no scene fails.
+        """
+        for position, prompt in enumerate(prompts):
+            facts = self._facts.get(prompt.image_id)
+            if facts is None:
+                yield position, Failure("backend_rejected", f"image {prompt.image_id!r} is no scene with facts")
+                continue
+            if not isinstance(facts, Facts):
+                facts = Facts(**{name: facts[name] for name in Facts.__dataclass_fields__})
+            key = f"{self._seed}/{prompt.image_id}/{prompt.attempt}".encode("utf-8", "surrogatepass")
+            digest = hashlib.blake2b(key, digest_size=8).digest()
+            yield position, write_claims(self._describe(np.random.default_rng(int.from_bytes(digest, "big")), facts))
+
+    def _describe(self, rng: np.random.Generator, facts: Facts) -> SceneClaims:
+        def see(truth: Any, values: tuple[Any, ...]) -> Any:
+            """The value, or a wrong one."""
+            others = [value for value in values if value != truth]
+            wrong = others[int(rng.integers(len(others)))]  # drawn in any case, so that rates do not shift the stream
+            return wrong if rng.random() < self._error_rate else truth
+
+        kinds = EMOJI_KINDS if facts.kind in EMOJI_KINDS else SHAPE_KINDS
+        kind = see(facts.kind, tuple(k for k in kinds if k != facts.second))
+        seen = {
+            "count": see(facts.count, COUNTS),
+            "size": see(facts.size, SIZES),
+            "orientation": see(facts.orientation, ORIENTATIONS),
+            "position": see(facts.position, POSITIONS),
+            "background": see(facts.background, BACKGROUNDS),
+        }
+        # A wrong second object is another thing where there is one, and a thing out of nowhere where there is none.
+        second = see(facts.second or ALONE, tuple(k for k in kinds if k not in (kind, facts.kind)))
+        relation = see(facts.relation or RELATIONS[int(rng.integers(len(RELATIONS)))], RELATIONS)
+        said = dict(zip((*seen, "second", "relation"), rng.random(7) < self._mention_rate, strict=True))
+        claims = {name: value for name, value in seen.items() if said[name]}
+        if claims.get("orientation") == "upright":
+            del claims["orientation"]
+        if "count" not in claims:  # a noun is singular or plural in any case
+            claims |= {"several": True} if seen["count"] > 1 else {"count": 1}
+        if said["second"]:
+            claims["second"] = second
+            if said["relation"] and second != ALONE:
+                claims["relation"] = relation
+        return SceneClaims(kind=kind, **claims)

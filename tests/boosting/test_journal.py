@@ -1,0 +1,52 @@
+"""Journals: whole lines count, a torn last one does not, and nobody writes where another one does."""
+
+import json
+
+import pytest
+
+from hf_captionrl.boosting.journal import JournalWriter, journal_name, journals, read_journal
+
+ENTRY = {"image_id": "1", "stage": "blend", "text": "half \ud83d of an emoji\u2028and a line"}
+
+
+def test_entries_are_there_as_soon_as_they_are_appended(tmp_path):
+    path = tmp_path / "out" / journal_name(0, 2)
+    with JournalWriter(path) as journal:
+        journal.append(ENTRY)
+        assert read_journal(path) == [ENTRY]  # not closed, not flushed
+        journal.append(ENTRY | {"image_id": "2"})
+    assert [entry["image_id"] for entry in read_journal(path)] == ["1", "2"]
+    assert journals(tmp_path / "out") == [path]
+    assert path.name == "journal-00000-of-00002.jsonl"
+
+
+@pytest.mark.parametrize("cut", [1, 5, 40])
+def test_a_torn_last_line_is_passed_over_and_cut_off(tmp_path, cut):
+    path = tmp_path / "journal-x.jsonl"
+    whole = json.dumps(ENTRY) + "\n"
+    path.write_text(whole + whole[:-cut])
+    assert read_journal(path) == [ENTRY]
+    with JournalWriter(path) as journal:
+        assert journal.torn == len(whole) - cut
+        journal.append(ENTRY | {"stage": "visual"})
+    assert [entry["stage"] for entry in read_journal(path)] == ["blend", "visual"]
+
+
+@pytest.mark.parametrize("line", ["{broken", "[1]", '{"image_id": "1"}', ""])
+def test_a_broken_line_in_the_middle_is_named_and_nothing_is_cut(tmp_path, line):
+    path = tmp_path / "journal-x.jsonl"
+    text = json.dumps(ENTRY) + f"\n{line}\n" + json.dumps(ENTRY) + "\n"
+    path.write_text(text)
+    with pytest.raises(ValueError, match="line 2"):
+        JournalWriter(path)
+    with pytest.raises(ValueError, match="line 2"):
+        read_journal(path)
+    assert path.read_text() == text
+
+
+def test_two_writers_do_not_share_a_journal(tmp_path):
+    path = tmp_path / "journal-x.jsonl"
+    with JournalWriter(path), pytest.raises(ValueError, match="Another process"):
+        JournalWriter(path)
+    with JournalWriter(path):
+        pass

@@ -1,0 +1,279 @@
+"""The pipeline: what is asked, what is not asked again, and what becomes of rows that go wrong."""
+
+import json
+
+import datasets
+import pytest
+
+from hf_captionrl.boosting import (
+    BackendError,
+    Failure,
+    SceneDescriber,
+    SceneWriter,
+    UnfinishedError,
+    boost_shard,
+    merge_journals,
+)
+from hf_captionrl.boosting.journal import journal_name, read_journal
+from hf_captionrl.data import QuarantineError, check_captions, load_captions
+from hf_captionrl.data.columns import replace_column, undecoded
+from tests.boosting.doubles import content, facts_of, pair, scenes
+
+
+def boost(rows, folder, backends, **options):
+    report = boost_shard(rows, folder, **backends, **options)
+    return report, merge_journals(rows, folder, **backends)
+
+
+def quarantine(folder):
+    return [json.loads(line) for line in (folder / "quarantine.jsonl").read_text().splitlines()]
+
+
+def with_image(rows, number, value):
+    images = undecoded(rows)["image"][:]
+    images[number] = value
+    return replace_column(rows, "image", images, datasets.Image())
+
+
+def test_each_row_is_asked_for_three_captions_and_ends_in_one_parquet_row(tmp_path):
+    rows, backends = scenes(), pair(scenes())
+    report, merged = boost(rows, tmp_path, backends)
+    assert (report.rows, report.done, report.asked, report.quarantined) == (12, 12, 36, 0)
+    assert len(backends["text"].asked) == 24
+    assert len(backends["vision"].asked) == 12
+    loaded = datasets.load_dataset("parquet", data_files=str(merged.path), cache_dir=str(tmp_path / "cache"))["train"]
+    assert loaded["image_id"][:] == rows["image_id"][:]
+    assert loaded["references"][:] == rows["captions"][:]
+    # An oracle without the pipeline: the backends called by hand.
+    from hf_captionrl.boosting import blend_prompt, holistic_prompt, visual_prompt
+
+    def by(backend, prompt):
+        return next(iter(backend.complete([prompt])))[1]
+
+    describer = SceneDescriber(facts_of(rows))
+    for row in loaded:
+        blend = by(SceneWriter(), blend_prompt(row["image_id"], row["references"]))
+        visual = by(describer, visual_prompt(row["image_id"], None))
+        prompt = holistic_prompt(row["image_id"], blend, visual)
+        assert (row["blend_caption"], row["visual_caption"]) == (blend, visual)
+        assert row["captions"] == [row["holistic_caption"]] == [by(SceneWriter(), prompt)]
+        assert row["holistic_source"]["prompt_hash"] == prompt.hash
+        assert row["visual_source"]["revision"] == describer.revision
+        assert row["visual_source"]["time"].endswith("+00:00")
+
+
+def test_the_result_is_a_caption_data_set_of_ours(tmp_path):
+    _, merged = boost(scenes(), tmp_path, pair(scenes()))
+    loaded = load_captions(str(merged.path), split="train", split_fractions=(1, 0, 0))
+    good, report = check_captions(loaded)
+    assert len(good) == 12
+    assert not report.entries
+    assert good[3]["image"].size == scenes()[3]["image"].size
+    blends = load_captions(str(merged.path), split="train", split_fractions=(1, 0, 0), caption_column="blend_caption")
+    assert blends["captions"][0] == [good["blend_caption"][0]]
+
+
+def test_a_finished_run_asks_nothing(tmp_path):
+    first, second = pair(scenes()), pair(scenes())
+    boost(scenes(), tmp_path, first)
+    before = content(tmp_path / "captions.parquet")
+    report, _ = boost(scenes(), tmp_path, second)
+    assert report.resumed == 12
+    assert report.asked == 0
+    assert second["text"].asked == second["vision"].asked == []
+    assert content(tmp_path / "captions.parquet") == before
+
+
+def test_shards_make_the_same_file_as_one_run_in_any_number(tmp_path):
+    rows = scenes()
+    boost(rows, tmp_path / "one", pair(rows))
+    backends = pair(rows)
+    boost_shard(rows, tmp_path / "two", shard=1, num_shards=2, **backends)
+    with pytest.raises(UnfinishedError, match="6 of 12 rows"):
+        merge_journals(rows, tmp_path / "two", **backends)
+    # The rest by three shards of another layout: what the first did is not asked again.
+    reports = [boost_shard(rows, tmp_path / "two", shard=i, num_shards=3, **backends) for i in range(3)]
+    assert sum(report.resumed for report in reports) == 6
+    assert len(backends["text"].asked) == 24
+    merge_journals(rows, tmp_path / "two", **backends)
+    assert content(tmp_path / "two/captions.parquet") == content(tmp_path / "one/captions.parquet")
+
+
+def test_a_blend_cap_that_is_paid_for_is_not_asked_again_when_the_vision_model_failed(tmp_path):
+    rows = scenes()
+    failing = pair(rows, vision=lambda prompt, text: Failure("backend_failed", "overloaded"))
+    report = boost_shard(rows, tmp_path, max_failures=99, **failing)
+    assert report.done == 0
+    assert len(failing["text"].asked) == 12
+    with pytest.raises(ValueError, match="All 12 rows"):
+        merge_journals(rows, tmp_path, **failing)
+    assert {entry["reason"] for entry in quarantine(tmp_path)} == {"backend_failed"}
+    mended = pair(rows)
+    report, _ = boost(rows, tmp_path, mended)
+    assert report.done == 12
+    assert [stage for stage, *_ in mended["text"].asked] == ["holistic"] * 12
+    assert quarantine(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        ("", "answer_empty"),
+        ("I'm sorry, I cannot do that.", "answer_refuses"),
+        ("Reference caption 1: a pig", "answer_repeats_prompt"),
+        ("Zwei kleine Schweine auf dem Rücken", "answer_not_english"),
+        ("a pig and " * 99, "answer_too_long"),
+    ],
+)
+def test_bad_answers_are_asked_again_and_then_quarantined_with_the_reason(tmp_path, answer, reason):
+    rows = scenes()
+    bad = rows["image_id"][2]
+    backends = pair(rows, vision=lambda prompt, text: answer if prompt.image_id == bad else text)
+    report, merged = boost(rows, tmp_path, backends, attempts=3)
+    assert [attempt for _, image_id, attempt in backends["vision"].asked if image_id == bad] == [0, 1, 2]
+    assert (report.done, report.quarantined, merged.rows) == (11, 1, 11)
+    (entry,) = quarantine(tmp_path)
+    assert (entry["row"], entry["image_id"], entry["column"], entry["reason"]) == (2, bad, "visual", reason)
+    assert entry["detail"]
+    assert entry["way_out"]
+    assert entry["dropped"] == "row"
+    # The next run does not pay for it a fourth time, unless it is told to.
+    again = pair(rows)
+    boost(rows, tmp_path, again)
+    assert again["vision"].asked == []
+    boost(rows, tmp_path, again, retry_quarantined=True)
+    assert [attempt for _, _, attempt in again["vision"].asked] == [3]
+    assert quarantine(tmp_path) == []
+
+
+def test_an_answer_that_is_good_at_the_second_time_is_kept_with_its_attempt(tmp_path):
+    rows = scenes()
+    backends = pair(rows, text=lambda prompt, text: "" if prompt.stage == "blend" and not prompt.attempt else text)
+    report, merged = boost(rows, tmp_path, backends)
+    assert report.done == 12
+    assert report.asked == 48
+    assert {row["blend_source"]["attempt"] for row in content(merged.path)} == {1}
+
+
+def test_attempts_are_counted_over_runs(tmp_path):
+    rows = scenes()
+    boost_shard(rows, tmp_path, attempts=1, **pair(rows, vision=lambda prompt, text: ""))
+    more = pair(rows, vision=lambda prompt, text: "")
+    boost_shard(rows, tmp_path, attempts=3, **more)
+    assert len(more["vision"].asked) == 24
+
+
+def test_another_vision_model_leaves_the_blend_caps(tmp_path):
+    rows = scenes()
+    boost(rows, tmp_path, pair(rows))
+    other = pair(rows)
+    other["vision"].revision = "another"
+    report, merged = boost(rows, tmp_path, other)
+    assert len(other["vision"].asked) == 12
+    assert report.done == 12
+    # The same descriptions make the same questions, so nothing more is asked of the writer.
+    assert other["text"].asked == []
+    assert {r["visual_source"]["revision"] for r in content(merged.path)} == {"another"}
+
+
+def test_a_rejected_prompt_is_not_asked_twice(tmp_path):
+    rows = scenes()
+    bad = rows["image_id"][0]
+
+    def answer(prompt, text):
+        return Failure("backend_rejected", "HTTP 400: too large") if prompt.image_id == bad else text
+
+    boost(rows, tmp_path, pair(rows, vision=answer))
+    assert quarantine(tmp_path)[0]["reason"] == "backend_rejected"
+    again = pair(rows)
+    boost(rows, tmp_path, again)
+    assert again["vision"].asked == []
+
+
+def test_a_backend_that_is_gone_stops_the_run_and_loses_nothing(tmp_path):
+    rows = scenes()
+    dead = pair(rows, vision=lambda prompt, text: Failure("backend_failed", "connection refused"))
+    with pytest.raises(BackendError, match="5 times in a row"):
+        boost_shard(rows, tmp_path, max_failures=5, **dead)
+    again = pair(rows)
+    assert boost_shard(rows, tmp_path, **again).done == 12
+    assert sum(stage == "blend" for stage, *_ in again["text"].asked) == 0
+
+
+def test_a_backend_that_rejects_everything_stops_before_all_rows_are_in_quarantine(tmp_path):
+    rows = scenes()
+    rude = pair(rows, text=lambda prompt, text: Failure("backend_rejected", "HTTP 400: unknown parameter"))
+    with pytest.raises(BackendError, match="retry_quarantined"):
+        boost_shard(rows, tmp_path, max_failures=4, **rude)
+    assert boost_shard(rows, tmp_path, **pair(rows)).quarantined == 4
+    assert boost_shard(rows, tmp_path, retry_quarantined=True, **pair(rows)).quarantined == 0
+
+
+def test_a_backend_that_swallows_prompts_is_told_so(tmp_path):
+    class Lossy(SceneWriter):
+        def complete(self, prompts):
+            yield from list(super().complete(prompts))[1:]
+
+    rows = scenes()
+    with pytest.raises(BackendError, match="answered 11 of 12"):
+        boost_shard(rows, tmp_path, text=Lossy(), vision=SceneDescriber(facts_of(rows)))
+
+
+def test_one_missing_image_is_quarantined_before_anything_is_paid_for_it(tmp_path):
+    rows = with_image(scenes(40), 7, {"bytes": None, "path": "gone.png"})
+    backends = pair(rows)
+    report, merged = boost(rows, tmp_path, backends)
+    assert (report.done, merged.rows) == (39, 39)
+    assert len(backends["text"].asked) == 78
+    (entry,) = quarantine(tmp_path)
+    assert (entry["row"], entry["reason"]) == (7, "image_not_found")
+    assert "gone.png" in entry["detail"]
+
+
+def test_an_image_that_breaks_off_is_quarantined(tmp_path):
+    whole = undecoded(scenes(40))["image"][7]["bytes"]
+    rows = with_image(scenes(40), 7, {"bytes": whole[: len(whole) // 2], "path": None})
+    backends = pair(rows)
+    for _ in range(2):
+        boost(rows, tmp_path, backends)
+        (entry,) = quarantine(tmp_path)
+        assert entry["row"] == 7
+        assert entry["column"] == "visual"
+        assert entry["reason"].startswith("image_")
+    journal = read_journal(tmp_path / journal_name(0, 1))
+    assert sum("reason" in line for line in journal) == 1  # noted once, however often it is met
+    # Mended, the row goes on.
+    assert boost(scenes(40), tmp_path, backends)[1].rows == 40
+
+
+def test_images_missing_on_one_shard_stop_it_before_anything_is_asked(tmp_path):
+    images = undecoded(scenes())["image"][:]
+    images[1::2] = [{"bytes": None, "path": f"elsewhere/{i}.png"} for i in range(6)]
+    rows = replace_column(scenes(), "image", images, datasets.Image())
+    backends = pair(rows)
+    assert boost_shard(rows, tmp_path, shard=0, num_shards=2, **backends).done == 6
+    asked = len(backends["text"].asked)
+    with pytest.raises(QuarantineError, match="image_not_found"):
+        boost_shard(rows, tmp_path, shard=1, num_shards=2, **backends)
+    assert len(backends["text"].asked) == asked
+    assert boost_shard(scenes(), tmp_path, shard=1, num_shards=2, **backends).done == 6
+
+
+def test_a_row_without_captions_is_quarantined(tmp_path):
+    captions = scenes(40)["captions"][:]
+    captions[3] = ["", "..."]
+    rows = replace_column(scenes(40), "captions", captions, scenes(40).features["captions"])
+    _, merged = boost(rows, tmp_path, pair(rows))
+    assert merged.rows == 39
+    assert quarantine(tmp_path)[0]["row"] == 3
+
+
+@pytest.mark.parametrize("shard", [(2, 2), (-1, 2)])
+def test_shards_that_do_not_exist_are_refused(tmp_path, shard):
+    with pytest.raises(ValueError, match="Count shards from 0"):
+        boost_shard(scenes(), tmp_path, shard=shard[0], num_shards=shard[1], **pair(scenes()))
+
+
+def test_a_blind_vision_backend_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="does not see images"):
+        boost_shard(scenes(), tmp_path, text=SceneWriter(), vision=SceneWriter())

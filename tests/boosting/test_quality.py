@@ -1,0 +1,55 @@
+"""The measurement of docs/boosting.md, and the statistics of caption sources."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hf_captionrl.boosting import source_statistics, write_source_histogram
+from hf_captionrl.scenes import check
+from scripts.boosting_quality import boosted, claim_numbers, main, to_markdown
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+
+
+def test_the_published_table_is_that_of_the_published_numbers():
+    result = json.loads((DOCS / "results/boosting_quality.json").read_text())
+    assert to_markdown(result) in (DOCS / "boosting.md").read_text()
+    claims = result["claims"]
+    assert claims["holistic_wrong_over_visual_wrong"]["interval"][1] <= 0.25
+    assert claims["holistic_recall_minus_blend_recall"]["interval"][0] > 0
+    assert all(gain["rd100"]["interval"][0] > 0 for gain in result["recall_at_1_gains"].values())
+
+
+def test_claims_are_counted_as_a_plain_loop_counts_them():
+    rows = boosted(3, 0.3, 30)
+    numbers = claim_numbers([[text] for text in rows["visual_caption"]], rows["facts"][:])
+    found = [check(text, facts) for text, facts in zip(rows["visual_caption"], rows["facts"], strict=True)]
+    for name in ("right", "wrong", "recalled", "missed"):
+        assert numbers[name].tolist() == [len(getattr(result, name)) for result in found]
+    assert numbers["wrong"].sum() > 0
+
+
+def test_a_small_measurement_runs(tmp_path):
+    path = main(["--output", str(tmp_path / "out.json"), "--seeds", "5", "--num_test", "120"])
+    result = json.loads(path.read_text())
+    low, high = result["recall_at_1"]["HolisticCap"]["rd100"]["interval"]
+    assert low <= result["recall_at_1"]["HolisticCap"]["rd100"]["value"] <= high
+    assert result["claims"]["BlendCap"]["hallucination"]["value"] == 0
+
+
+def test_statistics_are_those_of_the_words(tmp_path):
+    sources = {"a": ["a dog", "a big dog, running"], "b": ["one two three"]}
+    found = source_statistics(sources, count_tokens=lambda texts: [len(text) for text in texts])
+    assert found["a"]["mean_words"] == 3
+    assert found["a"]["std_words"] == 1
+    assert found["a"]["max_words"] == 4
+    assert found["a"]["vocabulary"] == 4
+    assert found["b"]["vocabulary"] == 3
+    assert found["a"]["captions"] == 2
+    assert found["a"]["percentiles_words"]["95"] == pytest.approx(np.percentile([2, 4], 95))
+    assert found["b"]["mean_tokens"] == 13
+    assert write_source_histogram(tmp_path / "x.png", sources).read_bytes()[1:4] == b"PNG"
+    with pytest.raises(ValueError, match="empty"):
+        source_statistics({"a": []})

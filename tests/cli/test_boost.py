@@ -1,0 +1,116 @@
+"""`captionrl boost`: the default run, shards, processes, and bad input."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hf_captionrl.cli import main
+from hf_captionrl.data import open_image
+from tests.boosting.doubles import content, endpoint_answer, scenes
+from tests.boosting.server import ChatServer
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def boost(folder, *more):
+    return main(["boost", "--max_images", "8", "--output", str(folder), *more])
+
+
+def test_the_default_runs_without_any_model(tmp_path, capsys):
+    assert boost(tmp_path, "--json") == 0
+    summary = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert summary["done"] == 8
+    assert summary["merged"]["rows"] == 8
+    statistics = json.loads((tmp_path / "statistics.json").read_text())
+    assert statistics["references"]["captions"] == 40
+    lengths = [len(row["holistic_caption"].split()) for row in content(tmp_path / "captions.parquet")]
+    assert statistics["HolisticCap"]["mean_words"] == sum(lengths) / 8
+    assert (tmp_path / "lengths.png").read_bytes().startswith(b"\x89PNG")
+    assert boost(tmp_path, "--json") == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["asked"] == 0
+
+
+def test_the_last_shard_merges(tmp_path, capsys):
+    assert boost(tmp_path / "one") == 0
+    assert boost(tmp_path / "two", "--shard", "1/2") == 0
+    assert not (tmp_path / "two/captions.parquet").exists()
+    assert "4 of 8 rows" in capsys.readouterr().err
+    assert boost(tmp_path / "two", "--merge") == 2
+    assert boost(tmp_path / "two", "--shard", "0/2") == 0
+    assert content(tmp_path / "two/captions.parquet") == content(tmp_path / "one/captions.parquet")
+    assert boost(tmp_path / "two", "--merge") == 0
+
+
+def test_two_processes_equal_one(tmp_path):
+    assert boost(tmp_path / "one") == 0
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "0"]
+    command += ["-m", "hf_captionrl.cli", "boost", "--max_images", "8", "--output", str(tmp_path / "two")]
+    environment = os.environ | {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert content(tmp_path / "two/captions.parquet") == content(tmp_path / "one/captions.parquet")
+    assert sorted(path.name for path in (tmp_path / "two").glob("journal-*")) == [
+        "journal-00000-of-00002.jsonl",
+        "journal-00001-of-00002.jsonl",
+    ]
+
+
+def photographs(folder):
+    """Scenes as a folder of images with captions."""
+    folder.mkdir()
+    lines = []
+    for number, row in enumerate(scenes()):
+        open_image(row["image"]).save(folder / f"{number}.png")
+        lines.append(json.dumps({"file_name": f"{number}.png", "captions": row["captions"]}))
+    (folder / "metadata.jsonl").write_text("\n".join(lines))
+    return ["boost", "--dataset", "imagefolder", "--data_dir", str(folder), "--split", "train"]
+
+
+def test_an_endpoint_boosts_a_folder_of_images(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("no_proxy", "*")
+    monkeypatch.setenv("SOME_KEY", "sk-very-secret")
+    arguments = [*photographs(tmp_path / "photos"), "--output", str(tmp_path / "out"), "--api_key_env", "SOME_KEY"]
+    with ChatServer(endpoint_answer(scenes())) as server:
+        arguments += ["--text", "openai:writer", "--vision", "openai:describer", "--text_url", server.url]
+        assert main(arguments) == 0
+        asked = len(server.requests)
+        assert main(arguments) == 0
+        assert asked == len(server.requests) > 0
+        assert server.headers[0]["Authorization"] == "Bearer sk-very-secret"
+    for path in (tmp_path / "out").iterdir():
+        assert b"secret" not in path.read_bytes()
+    said = capsys.readouterr()
+    assert "secret" not in said.out + said.err
+    rows = content(tmp_path / "out/captions.parquet")
+    assert all(Path(row["image"]["path"]).is_absolute() and row["image"]["bytes"] is None for row in rows)
+    assert main([*arguments, "--merge", "--embed_images"]) == 0
+    assert all(row["image"]["bytes"] for row in content(tmp_path / "out/captions.parquet"))
+
+
+def test_an_annotation_file_that_breaks_off_is_named(tmp_path, capsys):
+    arguments = photographs(tmp_path / "photos")
+    file = tmp_path / "photos/metadata.jsonl"
+    file.write_text(file.read_text()[:-40])
+    assert main([*arguments, "--output", str(tmp_path / "out"), "--text", "scenes", "--vision", "scenes"]) == 2
+    assert "metadata.jsonl is not valid JSON" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--shard", "2/2"], "--shard '2/2'"),
+        (["--shard", "one"], "--shard 'one'"),
+        (["--text", "gpt"], "--text is 'gpt'"),
+        (["--text", "captioner:scenes:blip-mle"], "--text is"),
+        (["--text", "openai:m"], "needs an address"),
+        (["--error_rate", "15"], "percentage"),
+    ],
+)
+def test_bad_arguments_are_named(tmp_path, capsys, arguments, message):
+    assert boost(tmp_path / "out", *arguments) == 2
+    assert message in capsys.readouterr().err

