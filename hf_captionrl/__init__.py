@@ -32,6 +32,7 @@ __all__ = [
     "load_captions",
     "load_scenes",
     "load_scorer",
+    "pipeline",
     "smile_loss",
 ]
 
@@ -57,6 +58,7 @@ _HOME = {
     "load_captions": "data",
     "load_scenes": "scenes",
     "load_scorer": "retrieval.scorer",
+    "pipeline": "pipelines",
     "smile_loss": "losses",
 }
 
@@ -64,6 +66,7 @@ if TYPE_CHECKING:
     from hf_captionrl.captioners import Captioner, load_captioner
     from hf_captionrl.data import load_captions
     from hf_captionrl.losses import fused_smile_loss, smile_loss
+    from hf_captionrl.pipelines import pipeline
     from hf_captionrl.retrieval.scorer import load_scorer
     from hf_captionrl.scenes import load_scenes
     from hf_captionrl.trainers import (

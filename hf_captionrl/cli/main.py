@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Sequence
 from typing import NoReturn
 
-from hf_captionrl.cli import bags, caption, evaluate, metrics
+from hf_captionrl.cli import bags, boost, caption, card, evaluate, metrics, push
 
 __all__ = ["build_parser", "console", "main"]
 
@@ -18,6 +18,7 @@ examples:
   captionrl caption scenes:blip-mle --dataset scenes --output mle.jsonl
   captionrl evaluate --captions mle.jsonl smile.jsonl --dataset scenes --suite smile
   captionrl bags --dataset scenes --output truematch.parquet
+  captionrl push outputs/smile_blip/model --repo_id me/blip-smile
   captionrl metrics install
 
 Each command has its own --help, with more examples. Exit codes: 0 done, 2 usage or bad input, 1 anything else.
@@ -41,12 +42,12 @@ def build_parser() -> argparse.ArgumentParser:
     """
     parser = argparse.ArgumentParser(
         prog="captionrl",
-        description="Write captions, compare captioners, mine bags of similar images, and install the metrics.",
+        description="Write captions, compare captioners, mine bags of similar images, publish models, install the metrics.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     subcommands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for module in (caption, evaluate, bags, metrics):
+    for module in (caption, evaluate, bags, boost, card, push, metrics):
         module.add_parser(subcommands)
     return parser
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,10 +11,9 @@ import datasets
 from transformers.trainer_utils import get_last_checkpoint
 
 from hf_captionrl.captioners import Captioner
-from hf_captionrl.hub import ModelCardFacts, push_folder, write_model_card
-from hf_captionrl.recipe.arguments import DataArguments, EvaluationArguments, ModelArguments, describe
+from hf_captionrl.recipe.arguments import EvaluationArguments, describe
 from hf_captionrl.recipe.evaluation import Evaluator
-from hf_captionrl.recipe.loading import describe_data
+from hf_captionrl.recipe.publication import defer_push, push_model, write_publication
 from hf_captionrl.recipe.report import write_report
 from hf_captionrl.reports.table import COLUMNS, Column
 from hf_captionrl.trainers import CaptionConfig, CaptionTrainer
@@ -63,27 +60,6 @@ class Comparison:
     captioner: Captioner | None = None
     main: str = START
     is_main_process: bool = True
-
-
-def defer_push(config: CaptionConfig, judge_name: str | None) -> bool:
-    """Take the push from the Trainer: the card needs the table, so a recipe pushes at its end.
-
-    Args:
-        config ([`CaptionConfig`]): Its `push_to_hub` is switched off.
-        judge_name (`str`, *optional*): The judge.
-
-    Returns:
-        `bool`: Whether to push at the end.
-
-    Raises:
-        ValueError: If there is to be a push, and no judge for its card.
-    """
-    push, config.push_to_hub = config.push_to_hub, False
-    if push and judge_name in (None, "none"):
-        raise ValueError(
-            "push_to_hub needs a judge: no card is written without retrieval numbers. Set judge_name_or_path."
-        )
-    return push
 
 
 def resumes(config: CaptionConfig) -> bool:
@@ -178,9 +154,9 @@ def finish(
         `pathlib.Path`: results.json.
     """
     found: dict[type, Any] = {}
-    for kind in (ModelArguments, DataArguments, EvaluationArguments, CaptionConfig):
+    for kind in (EvaluationArguments, CaptionConfig):
         found[kind] = next(a for a in arguments if isinstance(a, kind))
-    model_args, data_args, eval_args, config = found.values()
+    eval_args, config = found.values()
     output_dir = Path(config.output_dir)
     path = write_report(
         output_dir,
@@ -194,33 +170,10 @@ def finish(
         gallery_size=eval_args.gallery_size,
         columns=columns,
     )
-    captioner, captions = result.captioner, result.captions[result.main]
-    if evaluator.judge is not None and captioner is not None:
-        card = ModelCardFacts(
-            model_id=config.hub_model_id or output_dir.name,
-            base_model=model_args.public_name,
-            family=captioner.family,
-            dataset="hf_captionrl scenes" if data_args.dataset_name == "scenes" else Path(data_args.dataset_name).name,
-            dataset_description=describe_data(data_args, splits),
-            scorer=evaluator.judge.signature,
-            scorer_max_text_tokens=evaluator.judge.max_text_tokens,
-            truncated_fraction=evaluator.judge.count_truncated(captions) / len(captions),
-            generation={"num_beams": config.generation_num_beams, "max_new_tokens": config.generation_max_new_tokens},
-            prompt=captioner.prompt,
-            row=result.main,
-            license=model_args.license,
-            **objective,
-        )
-        write_model_card(output_dir / "model", json.loads(path.read_text()), card)
-    if push:
-        for name in ("results.json", "results.md", "gallery.html", "curves.png"):
-            if (output_dir / name).exists():
-                shutil.copy(output_dir / name, output_dir / "model" / name)
-        private = True if config.hub_private_repo is None else config.hub_private_repo
-        print(
-            push_folder(
-                output_dir / "model", config.hub_model_id or output_dir.name, private=private, token=config.hub_token
-            )
-        )
+    if evaluator.judge is not None and result.captioner is not None:
+        captions = result.captions[result.main]
+        write_publication(path, result.captioner, captions, result.main, evaluator, arguments, splits, objective)
     print(f"Written to {output_dir}: results.json, results.md, gallery.html, curves.png; the checkpoint is model/")
+    if push:
+        print(f"Pushed: {push_model(output_dir / 'model', config)}")
     return path

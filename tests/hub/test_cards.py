@@ -4,13 +4,11 @@ import contextlib
 import io
 import re
 from dataclasses import replace
-from types import SimpleNamespace
-from typing import ClassVar
 
 import pytest
 from huggingface_hub import ModelCard
 
-from hf_captionrl.hub import ModelCardFacts, push_folder, render_model_card, write_model_card
+from hf_captionrl.hub import ModelCardFacts, render_model_card, write_model_card
 
 FACTS = ModelCardFacts(
     model_id="someone/blip-smile",
@@ -234,52 +232,3 @@ def test_a_row_without_a_column_is_refused():
     del results["rows"][1]["fact_recall"]
     with pytest.raises(ValueError, match="has no fact_recall"):
         render_model_card(results, FACTS)
-
-
-class FakeHub:
-    """Records what would be uploaded; refuses if told to."""
-
-    calls: ClassVar[list[tuple[str, dict]]] = []
-    broken = False
-
-    def __init__(self, token=None):
-        pass
-
-    def create_repo(self, repo_id, **kwargs):
-        if self.broken:
-            raise ConnectionError("no route to host")
-        self.calls.append(("create", {"repo_id": repo_id, **kwargs}))
-        return SimpleNamespace(repo_id=f"me/{repo_id}")
-
-    def upload_folder(self, **kwargs):
-        self.calls.append(("upload", kwargs))
-        return f"commit in {kwargs['repo_id']}"
-
-
-@pytest.fixture
-def checkpoint(tmp_path):
-    (tmp_path / "README.md").write_text("card")
-    (tmp_path / "model.safetensors").write_bytes(b"weights")
-    return tmp_path
-
-
-def test_push_is_private_and_leaves_trainer_state_behind(checkpoint, monkeypatch):
-    monkeypatch.setattr("huggingface_hub.HfApi", FakeHub)
-    FakeHub.calls.clear()
-    assert push_folder(checkpoint, "smile") == "commit in me/smile"
-    (_, created), (_, uploaded) = FakeHub.calls
-    assert created["private"] is True
-    assert "checkpoint-*/**" in uploaded["ignore_patterns"]
-
-
-def test_a_failed_push_says_where_the_checkpoint_is(checkpoint, monkeypatch):
-    monkeypatch.setattr("huggingface_hub.HfApi", FakeHub)
-    monkeypatch.setattr(FakeHub, "broken", True)
-    with pytest.raises(RuntimeError, match=r"still in .*push_folder"):
-        push_folder(checkpoint, "smile")
-    assert (checkpoint / "model.safetensors").read_bytes() == b"weights"
-
-
-def test_an_incomplete_folder_is_not_pushed(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"README.md"):
-        push_folder(tmp_path, "smile")

@@ -1,0 +1,152 @@
+"""What of a folder is published, and what never is."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+
+from hf_captionrl.hub.checks import check_card, check_secret
+from hf_captionrl.hub.manifest import MANIFEST_FILE
+
+__all__ = ["NEVER", "Contents", "folder_contents", "local_base_model"]
+
+_PUBLISHED = {
+    "model": (
+        *("*.safetensors", "*.json", "*.txt", "*.model", "*.jinja", "*.md", "*.html", "*.png"),
+        *("adapter/*.safetensors", "adapter/*.json", "adapter/*.md", ".eval_results/*.yaml"),
+    ),
+    "space": ("*.py", "*.md", "*.txt"),
+    "dataset": ("*.parquet", "*.json", "*.jsonl", "*.csv", "*.md", "*.safetensors", "data/*.parquet"),
+}
+"""Kinds of files that are published. All others are left out, whatever they are."""
+
+NEVER = (
+    *("checkpoint-*", "checkpoint-*/**", "*.bin", "*.pt", "*.pth", "*.pkl", "*.pickle", "*.ckpt", "*.npy", "*.npz"),
+    *("push_state.json", "card.json", "trainer_state.json", "*.run.json", "quarantine.jsonl"),
+)
+"""Left out whatever their kind: pickles run code where they are opened, and a Trainer's state is nobody's business."""
+
+_PROCESSORS = ("processor_config.json", "preprocessor_config.json")
+_TOKENIZERS = ("tokenizer.json", "vocab.txt", "vocab.json", "tokenizer.model")
+_MAX_SCANNED = 64 * 2**20
+_BINARY = (".safetensors", ".parquet", ".png")
+
+
+@dataclass(frozen=True)
+class Contents:
+    """Files of a folder, relative to it, with `/`.
+
+    Args:
+        published: What is uploaded.
+        left_out: What is not.
+    """
+
+    published: Sequence[str]
+    left_out: Sequence[str]
+
+
+def _files(folder: Path) -> Iterator[str]:
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() or path.is_symlink():
+            yield path.relative_to(folder).as_posix()
+
+
+def folder_contents(folder: str | os.PathLike[str], repo_type: str = "model", *, token: str | None = None) -> Contents:
+    """Look through a folder before anything of it leaves this machine.
+
+    Args:
+        folder: What is to be published.
+        repo_type: `model`, `dataset` or `space`.
+        token: The token that is about to be used.
+
+    Returns:
+        [`Contents`]: What is published and what is left out.
+
+    Raises:
+        FileNotFoundError: If card, weights, processor or manifest are missing.
+        ValueError: If a file leads out of the folder, holds a token, or the card must not be published.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise FileNotFoundError(f"There is no folder {str(folder)!r}. Name the one with the finished model.")
+    published: list[str] = []
+    left_out: list[str] = []
+    for name in _files(folder):
+        # fnmatch lets * run over a slash, which only the patterns with a folder in front may do.
+        kinds = [kind for kind in _PUBLISHED[repo_type] if kind.count("/") == name.count("/")]
+        allowed = any(fnmatch(name, kind) for kind in kinds) and not any(
+            fnmatch(name, never) or fnmatch(name.rpartition("/")[2], never) for never in NEVER
+        )
+        (published if allowed else left_out).append(name)
+    for name in published:
+        path = folder / name
+        if not path.resolve().is_relative_to(folder.resolve()):
+            raise ValueError(
+                f"{name} in {folder} is a link to a place outside the folder. Put the file itself there, or remove the link."
+            )
+        if path.suffix not in _BINARY and path.stat().st_size < _MAX_SCANNED:
+            check_secret(name, path.read_text(encoding="utf-8", errors="replace"), token)
+    _check_complete(folder, repo_type, published)
+    return Contents(published, left_out)
+
+
+def _check_complete(folder: Path, repo_type: str, published: Sequence[str]) -> None:
+    if "README.md" not in published:
+        raise FileNotFoundError(
+            f"{folder} has no README.md, so it is not complete. Write its card first (`captionrl card`)."
+        )
+    if repo_type == "model":
+        if not any(fnmatch(name, "*.safetensors") for name in published):
+            raise FileNotFoundError(
+                f"{folder} has no *.safetensors, so it is not complete, and weights in other formats are not uploaded: "
+                "a pickle runs code where it is opened. Save with save_pretrained."
+            )
+        for parts, what in ((_PROCESSORS, "image processor"), (_TOKENIZERS, "tokenizer")):
+            if not any(part in published for part in parts):
+                raise FileNotFoundError(
+                    f"{folder} has no {what} ({', '.join(parts)}), so nobody could use its model. "
+                    "Save it with captioner.save_pretrained."
+                )
+        if MANIFEST_FILE not in published:
+            raise FileNotFoundError(
+                f"{folder} has no {MANIFEST_FILE}, which says how the model was made. Write it with "
+                "hf_captionrl.hub.write_manifest."
+            )
+    metadata = check_card((folder / "README.md").read_text(encoding="utf-8"))
+    if repo_type == "model" and not _metrics(metadata):
+        raise ValueError(
+            f"The card in {folder} has no retrieval number in its model-index, so it says nothing about the model. Write it "
+            "from results.json with `captionrl card`."
+        )
+
+
+def _metrics(metadata: object) -> list[str]:
+    """Retrieval metrics with a number in a card's `model-index`."""
+    found = []
+    index = metadata.get("model-index") if isinstance(metadata, dict) else None
+    for model in index or []:
+        for result in model.get("results", []):
+            for metric in result.get("metrics", []):
+                if "recall_at" in str(metric.get("type")) and isinstance(metric.get("value"), int | float):
+                    found.append(metric["type"])
+    return found
+
+
+def local_base_model(folder: str | os.PathLike[str]) -> str | None:
+    """The folder of this machine that an adapter was trained on, which nobody else has.
+
+    Args:
+        folder: Folder of a checkpoint.
+
+    Returns:
+        `str`: The base model's folder; None where there is no adapter, or its base model is on the Hub.
+    """
+    path = Path(folder) / "adapter_config.json"
+    if not path.is_file():
+        return None
+    base = json.loads(path.read_text(encoding="utf-8")).get("base_model_name_or_path") or ""
+    return base if os.path.isabs(base) or base.startswith((".", "~")) or os.path.isdir(base) else None

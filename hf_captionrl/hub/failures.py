@@ -1,0 +1,81 @@
+"""What went wrong with the Hub: whether to try again, and what to tell."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+__all__ = ["PushError", "explain", "is_transient"]
+
+_TRANSIENT_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
+# The client's HTTP library is httpx in one major version and httpx2 in the next.
+_TRANSIENT_KINDS = frozenset({"TransportError", "ConnectionError", "TimeoutError", "JSONDecodeError"})
+
+
+class PushError(RuntimeError):
+    """A push that the Hub refused or that never got through; the folder is as it was."""
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or error.__context__  # type: ignore[assignment]
+
+
+def _status(error: BaseException) -> int | None:
+    """HTTP status behind an error, wherever in its chain it stands."""
+    for link in _chain(error):
+        status = getattr(getattr(link, "response", None), "status_code", None)
+        if isinstance(status, int):
+            return status
+    return None
+
+
+def is_transient(error: BaseException) -> bool:
+    """Whether another try may succeed.
+
+    Args:
+        error: What the client raised.
+
+    Returns:
+        `bool`: True for a busy or broken server and for lost connections; False for what was refused.
+    """
+    if any(type(link).__name__ == "OfflineModeIsEnabled" for link in _chain(error)):
+        return False
+    status = _status(error)
+    if status is not None and status != 200:
+        return status in _TRANSIENT_STATUS
+    return any(
+        isinstance(link, json.JSONDecodeError) or {kind.__name__ for kind in type(link).__mro__} & _TRANSIENT_KINDS
+        for link in _chain(error)
+    )
+
+
+def explain(error: BaseException, repo_id: str, *, has_token: bool) -> str:
+    """What happened and the way out, in a sentence or two.
+
+    Args:
+        error: What the client raised.
+        repo_id: Where to.
+        has_token: Whether a token was sent.
+
+    Returns:
+        `str`: Without addresses and headers.
+    """
+    status = _status(error)
+    if any(type(link).__name__ == "OfflineModeIsEnabled" for link in _chain(error)):
+        return "HF_HUB_OFFLINE is set, so nothing is sent. Unset it."
+    if status == 401:
+        if not has_token:
+            return "The Hub wants a token, and there is none. Log in with `hf auth login`, or set HF_TOKEN."
+        return "The Hub does not accept the token (401). Make a new one and log in with `hf auth login`."
+    if status == 403:
+        return f"The token may not write to {repo_id!r} (403). Use one with write permission for that name."
+    if status == 404:
+        return f"The Hub has no {repo_id!r}, or hides it from this token (404). Check name and token."
+    if status is not None and status != 200:
+        return f"The Hub answered {status}."
+    last = list(_chain(error))[-1]
+    return f"{type(last).__name__}: {' '.join(str(last).split()) or 'the connection was lost'}"

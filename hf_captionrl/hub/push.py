@@ -1,0 +1,246 @@
+"""Publishing a folder: checked first, tried again with growing waits, never at the folder's cost, and repeatable."""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import json
+import os
+import re
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from hf_captionrl.hub.contents import NEVER, Contents, folder_contents, local_base_model
+from hf_captionrl.hub.failures import PushError, explain, is_transient
+from hf_captionrl.hub.manifest import MANIFEST_FILE
+from hf_captionrl.hub.merge import write_merged
+from hf_captionrl.io import atomic_write_text, write_json
+
+__all__ = ["STATE_FILE", "pin_examples", "push_folder", "read_push_state"]
+
+STATE_FILE = "push_state.json"
+"""What became of the last push, and where it went; kept beside the model, never uploaded."""
+
+_LONGEST_WAIT_S = 60.0
+_STALE = ("*.safetensors", "*.safetensors.index.json", "adapter_config.json", "adapter/*")
+"""Weights that an earlier push left and this one does not bring would be loaded together with it."""
+
+
+def push_folder(
+    folder: str | os.PathLike[str],
+    repo_id: str,
+    *,
+    repo_type: str = "model",
+    private: bool = True,
+    token: str | None = None,
+    revision: str | None = None,
+    commit_message: str = "Add captioner",
+    merged: bool | None = None,
+    overwrite: bool = False,
+    marker: str | None = None,
+    attempts: int = 5,
+    first_wait_s: float = 1.0,
+    sleep: Callable[[float], object] = time.sleep,
+) -> str:
+    """Upload a finished folder with its card; what was trained is only read.
+
+    Files go up as one commit, and a second one prints the first's id as `revision` into the card's examples. In the
+    folder only the card (for that) and `push_state.json` are written.
+
+    Args:
+        folder: With weights in safetensors, processor, card and manifest; or a Space, or a data set.
+        repo_id: `owner/name`, or `name` for the token's owner; created if missing.
+        repo_type: `model`, `space` or `dataset`.
+        private: Whether a new repository is private. One that exists stays what it is.
+        token: Of the Hub; by default the one stored by `hf auth login`.
+        revision: Branch to push to, made if missing; by default `main`.
+        commit_message: Message of the commit.
+        merged: Upload an adapter merged into its base model, with the adapter alone in `adapter/`. By default where the
+            base model is a folder of this machine, which nobody else has.
+        overwrite: Push also into a repository that holds other content.
+        marker: File by which a repository is known as one of ours; by default that of its type.
+        attempts: Tries in all.
+        first_wait_s: Seconds before the second try; each further wait is twice as long, at most a minute.
+        sleep: What waits, for tests.
+
+    Returns:
+        `str`: Address of the commit.
+
+    Raises:
+        FileNotFoundError: If the folder is not complete.
+        ValueError: If the name is not valid, or something in the folder must not be published.
+        FileExistsError: If the repository holds other content.
+        PermissionError: If the token is missing, wrong, or may not write there.
+        PushError: If the Hub cannot be reached or refuses otherwise.
+    """
+    from huggingface_hub import get_token
+
+    folder = Path(folder)
+    _check_name(repo_id)
+    _check_token(token)
+    sent = token or get_token()
+    contents = folder_contents(folder, repo_type, token=sent)
+    state = {"repo_id": repo_id, "repo_type": repo_type, "private": private, "revision": revision}
+    state |= {"commit_message": commit_message, "merged": merged, "marker": marker}
+    _remember(folder, {**state, "state": "started"})
+    merge = repo_type == "model" and (local_base_model(folder) is not None if merged is None else merged)
+    try:
+        with contextlib.ExitStack() as stack:
+            source = folder
+            if merge and (folder / "adapter_config.json").is_file():
+                source = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+                write_merged(folder, source, contents.published)
+                contents = folder_contents(source, repo_type, token=sent)
+            upload = _Upload(folder, source, contents, state, token, overwrite)
+            for attempt in range(1, attempts + 1):
+                try:
+                    address = upload.run()
+                    break
+                except Exception as error:  # the client raises a dozen unrelated types for a failed connection
+                    if attempt == attempts or not is_transient(error):
+                        raise
+                    sleep(min(first_wait_s * 2 ** (attempt - 1), _LONGEST_WAIT_S))
+    except BaseException as error:
+        reason = explain(error, repo_id, has_token=bool(sent)) if isinstance(error, Exception) else "interrupted"
+        _remember(folder, {**state, "state": "failed", "reason": reason})
+        if not isinstance(error, Exception) or isinstance(error, FileExistsError):
+            raise
+        again = f"Repeat with `captionrl push {folder}` or hf_captionrl.hub.push_folder({str(folder)!r}, {repo_id!r})."
+        kind = PermissionError if reason.startswith(("The Hub wants", "The Hub does not", "The token")) else PushError
+        # Without the client's own error: its text may quote headers, and headers hold the token.
+        raise kind(
+            f"Pushing to {repo_id!r} failed: {reason} Nothing is lost: all is still in {folder}. {again}"
+        ) from None
+    _remember(folder, {**state, "repo_id": upload.repo_id, "state": "pushed", "commit": address})
+    return address
+
+
+class _Upload:
+    """One push, which can be run again from the start: what has arrived is not sent twice."""
+
+    def __init__(
+        self,
+        folder: Path,
+        source: Path,
+        contents: Contents,
+        state: Mapping[str, Any],
+        token: str | None,
+        overwrite: bool,
+    ) -> None:
+        from huggingface_hub import HfApi
+
+        self.api = HfApi(token=token)
+        self.folder, self.source, self.contents, self.state, self.overwrite = (
+            folder,
+            source,
+            contents,
+            state,
+            overwrite,
+        )
+        self.repo_id = state["repo_id"]
+
+    def run(self) -> str:
+        repo_type, private = self.state["repo_type"], self.state["private"]
+        space = {"space_sdk": "gradio"} if repo_type == "space" else {}
+        kind = {} if repo_type == "model" else {"repo_type": repo_type}
+        made = self.api.create_repo(self.repo_id, private=private, exist_ok=True, **kind, **space)
+        self.repo_id = made.repo_id
+        branch = self.state["revision"]
+        where: dict[str, Any] = {"repo_id": self.repo_id, **kind}
+        if branch not in (None, "main"):
+            self.api.create_branch(branch=branch, exist_ok=True, **where)
+            where["revision"] = branch
+        before = self.api.repo_info(**where)
+        self._check_others(before)
+        commit = self.api.upload_folder(
+            folder_path=self.source,
+            commit_message=self.state["commit_message"],
+            allow_patterns=[glob.escape(name) for name in self.contents.published],
+            ignore_patterns=list(NEVER),
+            delete_patterns=list(_STALE) if repo_type == "model" else None,
+            **where,
+        )
+        card = (self.source / "README.md").read_text(encoding="utf-8")
+        oid = getattr(commit, "oid", None)
+        # Where nothing has changed, what is pinned stays pinned.
+        pinned = pin_examples(card, self.repo_id, oid, again=oid != before.sha)
+        if pinned == card:
+            return str(commit)
+        second = self.api.upload_file(
+            path_or_fileobj=pinned.encode(), path_in_repo="README.md", commit_message="Pin the examples", **where
+        )
+        # Only now: should it fail, a repeated push finds the card as it was and pins it then.
+        with contextlib.suppress(OSError):
+            atomic_write_text(self.folder / "README.md", pinned)
+        return str(second)
+
+    def _check_others(self, info: Any) -> None:
+        """Refuse a repository with files that no push of ours made."""
+        default = {"model": MANIFEST_FILE, "dataset": "README.md"}.get(self.state["repo_type"])
+        marker = self.state["marker"] or default
+        files = {file.rfilename for file in info.siblings or []} - {".gitattributes"}
+        if files and marker not in files and not self.overwrite:
+            raise FileExistsError(
+                f"{self.repo_id!r} exists and holds other content ({', '.join(sorted(files)[:3])}). Choose another name, or "
+                "say that it may be overwritten (`captionrl push --overwrite`). Nothing was sent."
+            )
+
+
+def pin_examples(card: str, repo_id: str, commit: str | None, *, again: bool = False) -> str:
+    """Make a card's printed code load this very repository at this very commit.
+
+    Args:
+        card: Markdown. Its code may say `revision="main"` and the repository's name without its owner.
+        repo_id: `owner/name`.
+        commit: The commit that holds the weights; None to leave revisions as they are.
+        again: Also in place of another commit, which an earlier push pinned.
+
+    Returns:
+        `str`: The card, its code blocks changed.
+    """
+
+    def pin(block: re.Match[str]) -> str:
+        text = block.group(0).replace(f'"{repo_id.rpartition("/")[2]}"', f'"{repo_id}"')
+        pattern = r'("' + re.escape(repo_id) + r'".*?revision=)' + (r'"(?:main|[0-9a-f]{40})"' if again else '"main"')
+        return text if commit is None else re.sub(pattern, rf'\1"{commit}"', text)
+
+    return re.sub(r"^```python\n.*?^```$", pin, card, flags=re.MULTILINE | re.DOTALL)
+
+
+def read_push_state(folder: str | os.PathLike[str]) -> dict[str, Any]:
+    """What became of the last push of a folder.
+
+    Args:
+        folder: The folder.
+
+    Returns:
+        `dict`: `state` (`started`, `failed` or `pushed`), where it went, and the reason of a failure; empty without.
+    """
+    path = Path(folder) / STATE_FILE
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+
+
+def _remember(folder: Path, state: Mapping[str, Any]) -> None:
+    # A full disk or a folder that cannot be written must not stand in the way of what saves the model elsewhere.
+    with contextlib.suppress(OSError):
+        write_json(folder / STATE_FILE, state)
+
+
+def _check_name(repo_id: str) -> None:
+    from huggingface_hub.utils import HFValidationError, validate_repo_id
+
+    try:
+        validate_repo_id(repo_id)
+    except HFValidationError as error:
+        raise ValueError(
+            f"{repo_id!r} is not a name that the Hub accepts ({error}). Use owner/name, with letters, digits, '-', '_', '.'."
+        ) from None
+
+
+def _check_token(token: str | None) -> None:
+    if token is not None and not (token.isascii() and token.isprintable() and token and " " not in token):
+        # In a header it would fail with a message that quotes it.
+        raise ValueError("The token holds a blank, a line break or another character that no token has. Copy it anew.")

@@ -1,0 +1,63 @@
+"""The templates of `hub_cards/`, and how texts and values are put into them."""
+
+from __future__ import annotations
+
+import json
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+from hf_captionrl.reports.table import escape_markdown
+
+__all__ = ["render_template"]
+
+
+def render_template(name: str, **values: Any) -> str:
+    """Fill in a template.
+
+    Args:
+        name: File in `hub_cards/`.
+        values: What it names; all must be there.
+
+    Returns:
+        `str`: Markdown.
+
+    Raises:
+        FileNotFoundError: If there is no such template.
+    """
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    environment = Environment(
+        loader=FileSystemLoader(_template_folder(name)),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        # Markdown, not HTML: `md` escapes for text and `code` for Python, and the templates use one of them
+        # everywhere.
+        autoescape=False,
+    )
+    environment.filters["md"] = lambda value: escape_markdown(str(value))
+    environment.filters["code"] = _python_literal
+    return environment.get_template(name).render(**values)
+
+
+def _template_folder(name: str) -> Path:
+    """`hub_cards/` of the checkout, or where a wheel puts it."""
+    folders = (
+        Path(__file__).parents[2] / "hub_cards",
+        Path(sysconfig.get_path("data"), "share/hf_captionrl/hub_cards"),
+    )
+    for folder in folders:
+        if (folder / name).is_file():
+            return folder
+    raise FileNotFoundError(
+        f"hub_cards/{name} is neither in {folders[0]} nor in {folders[1]}. Install from a checkout: pip install -e ."
+    )
+
+
+def _python_literal(value: Any) -> str:
+    """A value as Python source on one line; escapes keep quotes, line breaks and backticks from ending it."""
+    if isinstance(value, bool | int | float) or value is None:
+        return repr(value)
+    return json.dumps(str(value), ensure_ascii=True).replace("`", "\\u0060")

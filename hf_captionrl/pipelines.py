@@ -1,0 +1,299 @@
+"""One call from a model to captions: of images, paths, lists, data sets and videos."""
+
+from __future__ import annotations
+
+import os
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+from urllib.parse import urlsplit
+
+import datasets
+import torch
+from PIL import Image
+from torch import Tensor
+from transformers.utils import cached_file
+
+from hf_captionrl.captioners import Captioner, load_captioner
+from hf_captionrl.data import frames_of, is_video, sample_frames
+from hf_captionrl.scenes.models import model_path
+from hf_captionrl.trainers.captioning import LazyImages, generate_captions
+
+__all__ = ["CaptionPipeline", "pipeline"]
+
+MAX_DOWNLOAD_BYTES = 256 * 2**20
+"""Largest image or video that is fetched from an address."""
+_TIMEOUT_S = 30.0
+
+
+def pipeline(
+    model: str | os.PathLike[str] | Captioner,
+    *,
+    revision: str | None = None,
+    prompt: str | None = None,
+    dtype: torch.dtype | str | None = None,
+    device: torch.device | str | None = None,
+    **settings: Any,
+) -> CaptionPipeline:
+    """Load a captioner for use.
+
+    Args:
+        model: A name on the Hub, a folder, a shipped model (`scenes:blip-mle`), or a captioner.
+        revision: Branch, tag or commit on the Hub.
+        prompt: Text that every caption continues; by default the model's own.
+        dtype: Of the weights; by default the checkpoint's.
+        device: By default a GPU if there is one. A captioner that is given stays where it is.
+        settings: For [`CaptionPipeline`]: `allow_urls`, `num_frames`, `batch_size`, and defaults for `generate`.
+
+    Returns:
+        [`CaptionPipeline`]: Call it with what is to be captioned.
+
+    Raises:
+        FileNotFoundError: If there is no such model, or none with weights in safetensors.
+        ValueError: If it is no captioner.
+    """
+    if isinstance(model, Captioner):
+        captioner = load_captioner(model, prompt=prompt, device=device)
+    else:
+        name = model_path(os.fspath(model))
+        _require_safetensors(name, revision)
+        captioner = load_captioner(
+            name,
+            revision=revision,
+            prompt=prompt,
+            dtype=dtype,
+            device=device or ("cuda" if torch.cuda.is_available() else "cpu"),
+            use_safetensors=True,  # never a pickle, which runs code where it is opened
+        )
+    return CaptionPipeline(captioner, **settings)
+
+
+def _require_safetensors(name: str, revision: str | None) -> None:
+    """Refuse a model with pickles only, before transformers asks a stranger's service to convert it."""
+    if not os.path.isdir(name) and (os.path.isabs(name) or name.count("/") > 1):
+        return  # neither a folder nor a name: load_captioner says so
+    for file in ("model.safetensors", "model.safetensors.index.json", "adapter_model.safetensors"):
+        found = cached_file(
+            name,
+            file,
+            revision=revision,
+            _raise_exceptions_for_gated_repo=False,
+            _raise_exceptions_for_missing_entries=False,
+            _raise_exceptions_for_connection_errors=False,
+        )
+        if found is not None:
+            return
+    raise FileNotFoundError(
+        f"{name!r} has no weights in safetensors, or cannot be reached. Other formats run code where they are opened: convert "
+        "them with the model's own save_pretrained."
+    )
+
+
+class CaptionPipeline:
+    """Captions whatever shows something.
+
+    Args:
+        captioner ([`Captioner`]): Who writes.
+        allow_urls (`bool`): Fetch `http(s)` addresses. Without it they are refused: a list from elsewhere must not make
+            this machine ask other machines for things.
+        num_frames (`int`): Frames looked at of a video, whose features are averaged.
+        batch_size (`int`): Images a batch.
+        generation: Defaults for the captioner's `generate`, such as `num_beams`.
+
+    Raises:
+        ValueError: If a number is below 1.
+
+    Example:
+        >>> from hf_captionrl.scenes import load_scenes
+        >>> caption = pipeline("scenes:blip-mle", max_new_tokens=12)
+        >>> test = load_scenes(num_train=0, num_validation=0, num_test=2)["test"]
+        >>> isinstance(caption(test[0]["image"]), str), len(caption(test))
+        (True, 2)
+    """
+
+    def __init__(
+        self,
+        captioner: Captioner,
+        *,
+        allow_urls: bool = False,
+        num_frames: int = 8,
+        batch_size: int = 16,
+        **generation: Any,
+    ) -> None:
+        for name, value in (("num_frames", num_frames), ("batch_size", batch_size)):
+            if value < 1:
+                raise ValueError(f"{name} is {value}; it must be at least 1.")
+        self.captioner = captioner
+        self.allow_urls = allow_urls
+        self.num_frames = num_frames
+        self.batch_size = batch_size
+        self.generation = generation
+
+    def __call__(
+        self,
+        inputs: Any,
+        *,
+        batch_size: int | None = None,
+        progress: bool | Callable[[int], Any] = False,
+        **generation: Any,
+    ) -> Any:
+        """Write captions.
+
+        Args:
+            inputs: An image (PIL, path, bytes, or what an undecoded `datasets.Image` holds), a video (path or bytes), an
+                address with `allow_urls`, a list of these, or a `datasets.Dataset` with a column `image`.
+            batch_size: Images a batch; by default the pipeline's.
+            progress: Show a bar, or a function that is called with the number of inputs done.
+            generation: For `generate`; goes before the pipeline's defaults.
+
+        Returns:
+            `str` for one input, `list[str]` for several, in their order; with `num_return_sequences` above 1 a list of
+            captions in place of each.
+
+        Raises:
+            ImageError: If something cannot be read, or is an address and these are not allowed.
+            TypeError: If the inputs are none of these.
+            ValueError: If a data set has no column `image`, or an address does not lead to an image.
+        """
+        settings = {**self.generation, **generation}
+        size = self.batch_size if batch_size is None else batch_size
+        if size < 1:
+            raise ValueError(f"batch_size is {size}; it must be at least 1.")
+        single = _is_single(inputs)
+        images, frames = self._sequence([inputs] if single else inputs)
+        if frames:
+            videos = list(range(len(images)))
+        else:
+            videos = [i for i in range(len(images)) if _may_be_video(images, i) and is_video(images[i])]
+        stills = sorted(set(range(len(images))) - set(videos))
+        each = int(settings.get("num_return_sequences") or 1)
+        found: dict[int, list[str]] = {}
+        with _Progress(progress, len(images)) as done:
+            for rows, kind in ((stills, None), (videos, frames or self.num_frames)):
+                if not rows:
+                    continue
+                chosen = _Chosen(images, rows)
+                captions = generate_captions(
+                    self.captioner,
+                    chosen if kind is None else None,
+                    image_features=None if kind is None else _VideoFeatures(self.captioner, chosen, kind),
+                    batch_size=size,
+                    progress=done.after(len(found)),
+                    **settings,
+                )
+                for at, row in enumerate(rows):
+                    found[row] = captions[at * each : (at + 1) * each]
+        result = [found[i] if each > 1 else found[i][0] for i in range(len(images))]
+        return result[0] if single else result
+
+    def _sequence(self, inputs: Any) -> tuple[Sequence[Any], int]:
+        """What is captioned, and for a data set of videos the frames of each."""
+        if isinstance(inputs, datasets.Dataset):
+            if "image" not in inputs.column_names:
+                raise ValueError(f"The data set has the columns {inputs.column_names}, and none is called 'image'.")
+            return LazyImages(inputs, range(len(inputs))), frames_of(inputs)
+        return [fetch(item) if self.allow_urls and _is_address(item) else item for item in inputs], 0
+
+
+def _is_single(inputs: Any) -> bool:
+    if isinstance(inputs, str | os.PathLike | bytes | bytearray | memoryview | Image.Image | Mapping):
+        return True
+    if isinstance(inputs, datasets.Dataset | Sequence):
+        return False
+    raise TypeError(
+        f"The inputs are a {type(inputs).__name__}. Give an image, a path, a list of these, or a datasets.Dataset."
+    )
+
+
+def _may_be_video(images: Sequence[Any], row: int) -> bool:
+    """Whether it is worth a look: decoded images of a data set are not opened twice."""
+    return not isinstance(images, LazyImages) and not isinstance(images[row], Image.Image)
+
+
+def _is_address(item: Any) -> bool:
+    return isinstance(item, str) and urlsplit(item).scheme.lower() in ("http", "https")
+
+
+def fetch(address: str) -> bytes:
+    """Download an image or a video.
+
+    Args:
+        address: With `http` or `https`.
+
+    Returns:
+        `bytes`: What is there.
+
+    Raises:
+        ValueError: If the address does not answer, leads elsewhere than to the web, or to too much.
+    """
+    try:
+        with urllib.request.urlopen(address, timeout=_TIMEOUT_S) as answer:
+            if urlsplit(answer.geturl()).scheme.lower() not in ("http", "https"):
+                raise ValueError(f"{address!r} leads to {answer.geturl()!r}, which is not on the web.")
+            data = answer.read(MAX_DOWNLOAD_BYTES + 1)
+    except OSError as error:
+        raise ValueError(
+            f"{address!r} cannot be fetched ({error}). Check it, or download the file yourself."
+        ) from error
+    if len(data) > MAX_DOWNLOAD_BYTES:
+        raise ValueError(f"{address!r} leads to more than {MAX_DOWNLOAD_BYTES} bytes. Download the file yourself.")
+    return data
+
+
+class _Chosen(Sequence[Any]):
+    """Some of the inputs, each looked up when it is wanted."""
+
+    def __init__(self, images: Sequence[Any], rows: Sequence[int]) -> None:
+        self.images, self.rows = images, rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.images[self.rows[index]]
+
+
+class _VideoFeatures(Sequence[Any]):
+    """For each video the mean over its frames of what the image tower says, `(M, D)`, computed when it is wanted."""
+
+    def __init__(self, captioner: Captioner, videos: Sequence[Any], num_frames: int) -> None:
+        captioner.fixed_side_inputs(1)  # raises where features alone do not say what an image is
+        self.captioner, self.videos, self.num_frames = captioner, videos, num_frames
+
+    def __len__(self) -> int:
+        return len(self.videos)
+
+    def __getitem__(self, index: Any) -> Any:
+        frames = sample_frames(self.videos[index], self.num_frames)
+        with torch.no_grad():
+            features: Tensor = self.captioner.image_features(**self.captioner.encode_images(frames))  # (F, M, D)
+        return features.float().mean(0).cpu().numpy()
+
+
+class _Progress:
+    """A bar, a function, or nothing."""
+
+    def __init__(self, wanted: bool | Callable[[int], Any], total: int) -> None:
+        self.wanted, self.total, self.bar = wanted, total, None
+
+    def __enter__(self) -> _Progress:
+        if self.wanted is True:
+            from tqdm import tqdm
+
+            self.bar = tqdm(total=self.total, unit=" images", desc="Captioning")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.bar is not None:
+            self.bar.close()
+
+    def after(self, before: int) -> Callable[[int], Any]:
+        """Counts on from what was done before."""
+
+        def report(number: int) -> None:
+            if self.bar is not None:
+                self.bar.update(before + number - self.bar.n)
+            elif callable(self.wanted):
+                self.wanted(before + number)
+
+        return report

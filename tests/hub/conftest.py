@@ -1,0 +1,59 @@
+"""A Hub for a test, and proof that no token of it gets anywhere."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+
+import pytest
+
+from tests.hub.server import READ, WRITE, WRONG, HubServer
+
+
+@contextlib.contextmanager
+def running_hub(cache):
+    """A Hub that the real client in this process talks to, without waiting between tries."""
+    import huggingface_hub.utils._http as client_http
+    from huggingface_hub import constants, hf_api
+
+    with HubServer() as server, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(constants, "ENDPOINT", server.url)
+        patch.setattr(
+            constants, "HUGGINGFACE_CO_URL_TEMPLATE", server.url + "/{repo_id}/resolve/{revision}/{filename}"
+        )
+        patch.setattr(hf_api.api, "endpoint", server.url)  # of the functions without an HfApi, which peft calls
+        patch.setattr(constants, "HF_HUB_OFFLINE", False)
+        patch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+        patch.setattr(constants, "HF_HUB_CACHE", str(cache / "cache"))
+        patch.setattr(constants, "HF_TOKEN_PATH", str(cache / "no-token"))
+        patch.delenv("HF_TOKEN", raising=False)
+        patch.setattr(client_http.time, "sleep", lambda seconds: None)
+        client_http.close_session()
+        yield server
+        client_http.close_session()
+
+
+def holders_of_tokens(server, folder):
+    """Names of files, on the Hub and in a folder, that hold a token."""
+    tokens = [token.encode() for token in (WRITE, READ, WRONG)]
+    found = [str(path) for path in folder.rglob("*") if path.is_file() and has(path.read_bytes(), tokens)]
+    for repo in server.repos.values():
+        for commit in repo.commits.values():
+            found += [f"{repo.repo_id}: {n}" for n, blob in commit.files.items() if has(blob.data, tokens)]
+            found += [f"{repo.repo_id}: message"] if has(commit.title.encode(), tokens) else []
+    return found
+
+
+def has(data, tokens):
+    return any(token in data for token in tokens)
+
+
+@pytest.fixture
+def hub(tmp_path, caplog, capfd):
+    """As `running_hub`; at the end everything that was written or said is searched for tokens."""
+    caplog.set_level(logging.DEBUG)
+    with running_hub(tmp_path) as server:
+        yield server
+        assert holders_of_tokens(server, tmp_path) == []
+        said = [*capfd.readouterr(), caplog.text, *(f"{r.msg!r} {r.args!r}" for r in caplog.records)]
+        assert not any(token in text for token in (WRITE, READ, WRONG) for text in said)

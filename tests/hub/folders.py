@@ -1,0 +1,31 @@
+"""Finished folders, as a recipe leaves them."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from hf_captionrl.hub import write_manifest, write_model_card
+from hf_captionrl.io import write_json
+from tests.hub.test_cards import FACTS, make_results
+from tests.tiny import tiny_captioner
+
+
+def complete(folder, captioner, model_id="smile", **facts):
+    """Beside a saved model: card, manifest, results."""
+    results = make_results()
+    changes = {"model_id": model_id, "family": captioner.family, "prompt": captioner.prompt, **facts}
+    write_model_card(folder, results, replace(FACTS, **changes))
+    write_manifest(
+        folder,
+        command=["recipe.py", "--seed", "3"],
+        seeds={"seed": 3},
+        data={"name": "scenes", "revision": None, "fingerprints": {"train": "0123"}},
+    )
+    write_json(Path(folder) / "results.json", results)
+    return Path(folder)
+
+
+def publishable(folder, family="blip", captioner=None, **facts):
+    """A tiny captioner with all that is published."""
+    captioner = captioner or tiny_captioner(family)
+    captioner.save_pretrained(folder)
+    return complete(folder, captioner, **facts)

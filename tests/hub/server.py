@@ -1,0 +1,501 @@
+"""A small Hub on 127.0.0.1: enough of its HTTP for the real `huggingface_hub`, `transformers`, `peft` and `evaluate`.
+
+Repositories live in memory as commits of whole trees. Large files take LFS's way (batch, upload, verify) and are served
+from an address of their own behind a redirect, as on the Hub. Faults are planted with `HubServer.fail`.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+import socket
+import struct
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+
+WRITE = "hf_" + "Wt7" * 11 + "W"
+"""A token that may write. Put together here, so that a search of the source for tokens finds none."""
+READ = "hf_" + "Rd5" * 11 + "R"
+"""A token that may only read."""
+WRONG = "hf_" + "Xx3" * 11 + "X"
+"""A token that nobody issued."""
+
+USER = "tester"
+DATE = "2026-01-01T00:00:00.000Z"
+_LFS_ENDINGS = (".safetensors", ".bin", ".parquet")
+_TYPES = {"models": "model", "datasets": "dataset", "spaces": "space"}
+
+
+@dataclass
+class Blob:
+    """A file of a commit."""
+
+    data: bytes
+    lfs: bool
+
+    @property
+    def oid(self) -> str:
+        return hashlib.sha1(b"blob %d\0" % len(self.data) + self.data).hexdigest()
+
+    @property
+    def sha256(self) -> str:
+        return hashlib.sha256(self.data).hexdigest()
+
+
+@dataclass
+class Commit:
+    sha: str
+    parent: str | None
+    title: str
+    files: dict[str, Blob]
+
+
+@dataclass
+class Repo:
+    """A repository: commits by their id, branches and tags that name them."""
+
+    repo_id: str
+    repo_type: str
+    private: bool
+    commits: dict[str, Commit] = field(default_factory=dict)
+    branches: dict[str, str] = field(default_factory=dict)
+    tags: dict[str, str] = field(default_factory=dict)
+
+    def commit(self, branch: str, title: str, files: dict[str, Blob]) -> Commit:
+        parent = self.branches.get(branch)
+        listing = "".join(f"{path} {blob.oid}\n" for path, blob in sorted(files.items()))
+        sha = hashlib.sha1(f"{self.repo_type}/{self.repo_id}\n{parent}\n{title}\n{listing}".encode()).hexdigest()
+        self.commits[sha] = Commit(sha, parent, title, files)
+        self.branches[branch] = sha
+        return self.commits[sha]
+
+    def at(self, revision: str) -> Commit | None:
+        sha = self.branches.get(revision) or self.tags.get(revision) or revision
+        return self.commits.get(sha)
+
+    @property
+    def files(self) -> dict[str, bytes]:
+        """What is on the main branch."""
+        return {path: blob.data for path, blob in self.commits[self.branches["main"]].files.items()}
+
+
+@dataclass
+class Fault:
+    """What goes wrong, where, and how often."""
+
+    pattern: re.Pattern[str]
+    action: int | str
+    times: int
+    hits: int = 0
+
+
+class HubError(Exception):
+    """An answer that is no success."""
+
+    def __init__(self, status: int, message: str, code: str | None = None) -> None:
+        super().__init__(message)
+        self.status, self.message, self.code = status, message, code
+
+
+class HubServer:
+    """Runs while the `with` block does; `url` is its address."""
+
+    def __init__(self) -> None:
+        self.repos: dict[tuple[str, str], Repo] = {}
+        self.objects: dict[str, bytes] = {}
+        self.tokens = {WRITE: "write", READ: "read"}
+        self.faults: list[Fault] = []
+        self.requests: list[tuple[str, str, int | str]] = []
+        self.lock = threading.RLock()
+
+    def __enter__(self) -> HubServer:
+        handler = type("Handler", (_Handler,), {"hub": self})
+        self._http = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        self._http.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self._http.server_address[1]}"
+        # Of another name, as on the Hub: the client stops at a redirect to another host, and reads its headers.
+        self.storage_url = self.url.replace("127.0.0.1", "localhost")
+        self._thread = threading.Thread(target=self._http.serve_forever, args=(0.02,), daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self._http.shutdown()
+        self._http.server_close()
+        self._thread.join()
+
+    def fail(self, pattern: str, action: int | str, times: int = 1_000_000) -> Fault:
+        """Plant a fault: requests `METHOD /path` that match get a status.
+
+        Or `"cut"`: the connection is reset while the request is being sent; or `"lost"`: when it has been carried out.
+        """
+        fault = Fault(re.compile(pattern), action, times)
+        self.faults.append(fault)
+        return fault
+
+    def mend(self) -> None:
+        self.faults.clear()
+
+    def add(self, repo_id: str, files: dict[str, bytes], repo_type: str = "model", private: bool = False) -> Repo:
+        """A repository with files, as if somebody had made it."""
+        repo = self.repos[repo_type, repo_id] = Repo(repo_id, repo_type, private)
+        repo.commit(
+            "main", "Add files", {path: Blob(data, path.endswith(_LFS_ENDINGS)) for path, data in files.items()}
+        )
+        return repo
+
+    def repo(self, repo_id: str, repo_type: str = "model") -> Repo:
+        return self.repos[repo_type, repo_id]
+
+    def fault_of(self, request: str) -> int | str | None:
+        with self.lock:
+            for fault in self.faults:
+                if fault.hits < fault.times and fault.pattern.search(request):
+                    fault.hits += 1
+                    return fault.action
+        return None
+
+
+_ROUTES: list[tuple[re.Pattern[str], Callable[..., None]]] = []
+_ID = r"(?P<repo_id>[\w.-]+(?:/[\w.-]+)?)"
+_API = rf"/api/(?P<kind>models|datasets|spaces)/{_ID}"
+
+
+def route(pattern: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    def keep(method: Callable[..., None]) -> Callable[..., None]:
+        _ROUTES.append((re.compile(pattern), method))
+        return method
+
+    return keep
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # or each answer waits 40 ms for the client's acknowledgement
+    hub: HubServer
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+    # The way of a request
+
+    def _handle(self) -> None:
+        address = urlsplit(self.path)
+        self.query = parse_qs(address.query)
+        request = f"{self.command} {address.path}"
+        fault = self.hub.fault_of(request)
+        self.lost = fault == "lost"
+        if fault == "cut":
+            self.rfile.read(min(64, int(self.headers.get("Content-Length") or 0)))
+            self._reset("cut")
+            return
+        self.body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        if self.headers.get("Transfer-Encoding", "").lower() == "chunked":
+            self.body = self._chunks()
+        if isinstance(fault, int):
+            self._send(fault, {"error": "planted"}, {"Retry-After": "0"} if fault == 429 else {})
+            return
+        try:
+            with self.hub.lock:
+                for pattern, method in _ROUTES:
+                    if found := pattern.fullmatch(request):
+                        method(self, **{key: unquote(value or "") for key, value in found.groupdict().items()})
+                        return
+            raise HubError(404, f"no route for {request}", "EntryNotFound")
+        except HubError as error:
+            extra = {"X-Error-Message": error.message} | ({"X-Error-Code": error.code} if error.code else {})
+            self._send(error.status, {"error": error.message}, extra)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("do_"):
+            return self._handle
+        raise AttributeError(name)
+
+    def _reset(self, what: str) -> None:
+        self.hub.requests.append((self.command, urlsplit(self.path).path, what))
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.connection.close()
+        self.close_connection = True
+
+    def _chunks(self) -> bytes:
+        parts = []
+        while size := int(self.rfile.readline().split(b";")[0], 16):
+            parts.append(self.rfile.read(size))
+            self.rfile.readline()
+        self.rfile.readline()
+        return b"".join(parts)
+
+    def _send(self, status: int, value: Any = None, headers: dict[str, str] | None = None) -> None:
+        if self.lost:
+            self._reset("lost")
+            return
+        data = value if isinstance(value, bytes) else json.dumps(value).encode()
+        kind = "application/octet-stream" if isinstance(value, bytes) else "application/json"
+        self.hub.requests.append((self.command, urlsplit(self.path).path, status))
+        self.send_response(status)
+        for name, text in {"Content-Type": kind, "Content-Length": str(len(data)), **(headers or {})}.items():
+            self.send_header(name, text)
+        self.end_headers()
+        if self.command != "HEAD":
+            try:
+                self.wfile.write(data)
+            except OSError:  # the client has gone
+                self.close_connection = True
+
+    # Who may do what
+
+    def _role(self) -> str | None:
+        """`write`, `read`, or None without a token."""
+        given = self.headers.get("Authorization")
+        if not given:
+            return None
+        role = self.hub.tokens.get(given.removeprefix("Bearer "))
+        if role is None:
+            raise HubError(401, "Invalid credentials in Authorization header")
+        return role
+
+    def _readable(self, repo_type: str, repo_id: str) -> Repo:
+        role = self._role()
+        repo = self.hub.repos.get((repo_type, repo_id))
+        if repo is None or (repo.private and role is None):
+            raise HubError(404 if role else 401, "Repository not found", "RepoNotFound")
+        return repo
+
+    def _may_write(self, namespace: str) -> None:
+        role = self._role()
+        if role is None:
+            raise HubError(401, "Invalid username or password.")
+        if role != "write" or namespace != USER:
+            raise HubError(403, f"You don't have the rights to create a model under the namespace {namespace!r}")
+
+    def _writable(self, kind: str, repo_id: str) -> Repo:
+        repo = self._readable(_TYPES[kind], repo_id)
+        self._may_write(repo_id.split("/")[0])
+        return repo
+
+    @staticmethod
+    def _commit_at(repo: Repo, revision: str) -> Commit:
+        commit = repo.at(revision)
+        if commit is None:
+            raise HubError(404, f"Invalid rev id: {revision}", "RevisionNotFound")
+        return commit
+
+    # Accounts and repositories
+
+    @route("GET /api/whoami-v2")
+    def _whoami(self) -> None:
+        role = self._role()
+        if role is None:
+            raise HubError(401, "Invalid username or password.")
+        self._send(200, {"type": "user", "name": USER, "orgs": [], "auth": {"accessToken": {"role": role}}})
+
+    @route("POST /api/repos/create")
+    def _create(self) -> None:
+        asked = json.loads(self.body)
+        namespace, repo_type = asked.get("organization") or USER, asked.get("type") or "model"
+        repo_id = f"{namespace}/{asked['name']}"
+        self._may_write(namespace)
+        prefix = {"model": "", "dataset": "datasets/", "space": "spaces/"}[repo_type]
+        answer = {"url": f"{self.hub.url}/{prefix}{repo_id}", "name": repo_id}
+        if (repo_type, repo_id) in self.hub.repos:
+            self._send(409, {"error": "You already created this repo", **answer})
+            return
+        repo = self.hub.repos[repo_type, repo_id] = Repo(repo_id, repo_type, asked.get("visibility") == "private")
+        repo.commit("main", "initial commit", {".gitattributes": Blob(b"*.safetensors filter=lfs\n", False)})
+        self._send(200, answer)
+
+    @route("DELETE /api/repos/delete")
+    def _delete(self) -> None:
+        asked = json.loads(self.body)
+        repo_id = f"{asked.get('organization') or USER}/{asked['name']}"
+        self._may_write(repo_id.split("/")[0])
+        if self.hub.repos.pop((asked.get("type") or "model", repo_id), None) is None:
+            raise HubError(404, "Repository not found", "RepoNotFound")
+        self._send(200, {})
+
+    @route("POST /api/validate-yaml")
+    def _validate(self) -> None:
+        self._send(200, {"errors": [], "warnings": []})
+
+    @route(rf"GET {_API}(?:/revision/(?P<revision>[^/]+))?")
+    def _info(self, kind: str, repo_id: str, revision: str) -> None:
+        repo = self._readable(_TYPES[kind], repo_id)
+        commit = self._commit_at(repo, revision or "main")
+        files = [{"rfilename": path} for path in sorted(commit.files)]
+        self._send(
+            200,
+            {
+                "id": repo_id,
+                "sha": commit.sha,
+                "private": repo.private,
+                "siblings": files,
+                "tags": [],
+                "lastModified": DATE,
+            },
+        )
+
+    @route(rf"GET {_API}/refs")
+    def _refs(self, kind: str, repo_id: str) -> None:
+        repo = self._readable(_TYPES[kind], repo_id)
+
+        def listed(what: str, names: dict[str, str]) -> list[dict[str, str]]:
+            return [{"name": n, "ref": f"refs/{what}/{n}", "targetCommit": sha} for n, sha in names.items()]
+
+        self._send(
+            200, {"branches": listed("heads", repo.branches), "tags": listed("tags", repo.tags), "converts": []}
+        )
+
+    @route(rf"POST {_API}/(?P<what>tag|branch)/(?P<name>[^/]+)")
+    def _name(self, kind: str, repo_id: str, what: str, name: str) -> None:
+        repo, asked = self._writable(kind, repo_id), json.loads(self.body or b"{}")
+        if what == "tag":  # the address names what is tagged
+            repo.tags[asked["tag"]] = self._commit_at(repo, name).sha
+        else:
+            repo.branches[name] = self._commit_at(repo, asked.get("startingPoint") or "main").sha
+        self._send(200, {})
+
+    @route(rf"GET {_API}/commits/(?P<revision>[^/]+)")
+    def _history(self, kind: str, repo_id: str, revision: str) -> None:
+        repo = self._readable(_TYPES[kind], repo_id)
+        found, commit = [], self._commit_at(repo, revision)
+        while commit is not None:
+            found.append({"id": commit.sha, "title": commit.title, "message": "", "date": DATE, "authors": []})
+            commit = repo.commits.get(commit.parent or "")
+        self._send(200, found)
+
+    @staticmethod
+    def _entry(path: str, blob: Blob) -> dict[str, Any]:
+        entry = {"type": "file", "path": path, "size": len(blob.data), "oid": blob.oid}
+        if blob.lfs:
+            entry["lfs"] = {"oid": blob.sha256, "size": len(blob.data), "pointerSize": 134}
+        return entry
+
+    @route(rf"GET {_API}/tree/(?P<revision>[^/]+)(?:/(?P<under>.*))?")
+    def _tree(self, kind: str, repo_id: str, revision: str, under: str) -> None:
+        commit = self._commit_at(self._readable(_TYPES[kind], repo_id), revision)
+        prefix = under.strip("/") + "/" if under.strip("/") else ""
+        if prefix and not any(path.startswith(prefix) for path in commit.files):
+            raise HubError(404, f"{under} does not exist", "EntryNotFound")
+        recursive = self.query.get("recursive", ["false"])[0].lower() in ("true", "1")
+        entries: dict[str, Any] = {}
+        for path, blob in sorted(commit.files.items()):
+            inside = path.removeprefix(prefix) if path.startswith(prefix) else ""
+            if inside and (recursive or "/" not in inside):
+                entries[path] = self._entry(path, blob)
+            elif inside:
+                folder = prefix + inside.split("/")[0]
+                entries[folder] = {"type": "directory", "path": folder, "oid": "0" * 40, "size": 0}
+        self._send(200, list(entries.values()))
+
+    @route(rf"POST {_API}/paths-info/(?P<revision>[^/]+)")
+    def _paths(self, kind: str, repo_id: str, revision: str) -> None:
+        commit = self._commit_at(self._readable(_TYPES[kind], repo_id), revision)
+        try:
+            asked = json.loads(self.body)["paths"]
+        except ValueError:
+            asked = parse_qs(self.body.decode())["paths"]
+        self._send(200, [self._entry(path, commit.files[path]) for path in asked if path in commit.files])
+
+    # Writing
+
+    @route(rf"POST {_API}/preupload/(?P<revision>[^/]+)")
+    def _preupload(self, kind: str, repo_id: str, revision: str) -> None:
+        repo = self._writable(kind, repo_id)
+        files = self._commit_at(repo, revision).files
+        answer = []
+        for asked in json.loads(self.body)["files"]:
+            blob, lfs = files.get(asked["path"]), asked["path"].endswith(_LFS_ENDINGS)
+            oid = None if blob is None else blob.sha256 if blob.lfs else blob.oid
+            answer.append(
+                {"path": asked["path"], "uploadMode": "lfs" if lfs else "regular", "shouldIgnore": False, "oid": oid}
+            )
+        self._send(200, {"files": answer})
+
+    @route(rf"POST /(?P<kind>datasets/|spaces/)?{_ID}\.git/info/lfs/objects/batch")
+    def _batch(self, kind: str, repo_id: str) -> None:
+        self._writable(kind.rstrip("/") or "models", repo_id)
+        answer = []
+        for asked in json.loads(self.body)["objects"]:
+            entry: dict[str, Any] = dict(asked)
+            if asked["oid"] not in self.hub.objects:
+                upload = {"href": f"{self.hub.url}/lfs/upload/{asked['oid']}"}
+                entry["actions"] = {"upload": upload, "verify": {"href": f"{self.hub.url}/lfs/verify"}}
+            answer.append(entry)
+        self._send(200, {"transfer": "basic", "objects": answer})
+
+    @route("PUT /lfs/upload/(?P<oid>[0-9a-f]{64})")
+    def _upload(self, oid: str) -> None:
+        if hashlib.sha256(self.body).hexdigest() != oid:
+            raise HubError(400, "the content is not that of its name")
+        self.hub.objects[oid] = self.body
+        self._send(200, {})
+
+    @route("POST /lfs/verify")
+    def _verify(self) -> None:
+        self._role()
+        asked = json.loads(self.body)
+        if len(self.hub.objects.get(asked["oid"], b"")) != asked["size"]:
+            raise HubError(404, "not uploaded")
+        self._send(200, {})
+
+    @route(rf"POST {_API}/commit/(?P<revision>[^/]+)")
+    def _commit(self, kind: str, repo_id: str, revision: str) -> None:
+        repo = self._writable(kind, repo_id)
+        if revision not in repo.branches:
+            raise HubError(404, f"Invalid rev id: {revision}", "RevisionNotFound")
+        files, title = dict(repo.commits[repo.branches[revision]].files), ""
+        for line in self.body.splitlines():
+            item = json.loads(line)
+            key, value = item["key"], item["value"]
+            if key == "header":
+                title = value["summary"]
+                if value.get("parentCommit", repo.branches[revision]) != repo.branches[revision]:
+                    raise HubError(412, "A commit has happened since. Please refresh and try again.")
+            elif key == "file":
+                files[value["path"]] = Blob(base64.b64decode(value["content"]), False)
+            elif key == "lfsFile":
+                if value["oid"] not in self.hub.objects:
+                    raise HubError(400, f"{value['path']} was never uploaded")
+                files[value["path"]] = Blob(self.hub.objects[value["oid"]], True)
+            elif key == "deletedFile":
+                files.pop(value["path"])
+            elif key == "deletedFolder":
+                files = {path: blob for path, blob in files.items() if not path.startswith(value["path"])}
+        commit = repo.commit(revision, title, files)
+        self._send(200, {"commitUrl": f"{self.hub.url}/{repo_id}/commit/{commit.sha}", "commitOid": commit.sha})
+
+    # Reading
+
+    @route(rf"(?:GET|HEAD) /(?P<kind>datasets/|spaces/)?{_ID}/resolve/(?P<revision>[^/]+)/(?P<path>.+)")
+    def _resolve(self, kind: str, repo_id: str, revision: str, path: str) -> None:
+        commit = self._commit_at(self._readable(_TYPES[kind.rstrip("/") or "models"], repo_id), revision)
+        headers = {"X-Repo-Commit": commit.sha, "Accept-Ranges": "bytes"}
+        blob = commit.files.get(path)
+        if blob is None:
+            extra = {"X-Error-Code": "EntryNotFound", "X-Error-Message": "Entry not found", **headers}
+            self._send(404, {"error": "Entry not found"}, extra)
+        elif blob.lfs:
+            self.hub.objects[blob.sha256] = blob.data
+            headers |= {"X-Linked-ETag": f'"{blob.sha256}"', "X-Linked-Size": str(len(blob.data))}
+            self._send(302, b"", headers | {"Location": f"{self.hub.storage_url}/lfs/object/{blob.sha256}"})
+        else:
+            self._ranged(blob.data, headers | {"ETag": f'"{blob.oid}"'})
+
+    @route("(?:GET|HEAD) /lfs/object/(?P<oid>[0-9a-f]{64})")
+    def _object(self, oid: str) -> None:
+        self._ranged(self.hub.objects[oid], {"ETag": f'"{oid}"'})
+
+    def _ranged(self, data: bytes, headers: dict[str, str]) -> None:
+        asked = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range") or "")
+        if not asked:
+            self._send(200, data, headers)
+            return
+        first, last = int(asked[1]), int(asked[2] or len(data) - 1)
+        headers["Content-Range"] = f"bytes {first}-{last}/{len(data)}"
+        self._send(206, data[first : last + 1], headers)

@@ -1,0 +1,225 @@
+"""Push here, download in a fresh process and folder: the captions are the same, and printed code runs as printed."""
+
+import json
+
+import pytest
+import torch
+import yaml
+from huggingface_hub import parse_eval_result_entries
+
+from hf_captionrl.evaluate_modules import MODULES
+from hf_captionrl.hub import push_folder, push_metric
+from tests.hub.conftest import holders_of_tokens, running_hub
+from tests.hub.folders import publishable
+from tests.hub.server import READ, WRITE
+from tests.hub.test_faults import fresh_process
+from tests.tiny import tiny_captioner, tiny_images
+
+SETTINGS = {"num_beams": 2, "max_new_tokens": 8}
+
+
+def captions(captioner):
+    return captioner.generate(**captioner.encode_images(tiny_images(3)), **SETTINGS).captions
+
+
+def with_lora(base, base_name):
+    """A captioner with a LoRA that says something else than its base model."""
+    base.add_lora("language", r=4)
+    torch.manual_seed(0)
+    for name, parameter in base.model.named_parameters():
+        if "lora_" in name:
+            torch.nn.init.normal_(parameter, 0, 0.3)
+    base.model.peft_config["default"].base_model_name_or_path = str(base_name)
+    return base
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    """A Hub with everything pushed to it, what was said before, and what a fresh process made of it."""
+    folder = tmp_path_factory.mktemp("hub")
+    for i, image in enumerate(tiny_images(3)):
+        image.save(folder / f"{i}.png")
+    tiny_images(1)[0].save(folder / "photo.jpg")
+    with running_hub(folder) as hub:
+        want = {}
+
+        def publish(name, family, captioner=None, **facts):
+            captioner = captioner or tiny_captioner(family)
+            want[f"tester/{name}"] = captions(captioner)
+            made = publishable(folder / name, family, captioner, model_id=name, **facts)
+            return push_folder(made, name, token=WRITE)
+
+        publish("blip", "blip", dataset_id="tester/photos", dataset_revision="1" * 40)
+        publish("clipcap", "clipcap")
+        publish("prompted", "blip", tiny_captioner("blip", prompt="a picture of "))
+        adapter = {"is_adapter": True, "base_model": "tester/blip"}
+        publish("lora", "blip", with_lora(tiny_captioner("blip"), "tester/blip"), **adapter)
+        base = folder / "base"  # a folder of this machine
+        tiny_captioner("blip").save_pretrained(base)
+        publish("merged", "blip", with_lora(tiny_captioner("blip"), base), base_model="tiny-blip")
+        push_metric("self_retrieval", "tester", private=False, token=WRITE)
+        asked = {
+            "captioners": dict.fromkeys(want, "main"),
+            "pipelines": dict.fromkeys(("tester/blip", "tester/clipcap"), "main"),
+            "cards": list(want),
+            "photo": str(folder / "photo.jpg"),
+            "images": [str(folder / f"{i}.png") for i in range(3)],
+            "generation": SETTINGS,
+            "prompt": "",
+        }
+        yield hub, want, ask(asked, hub, folder / "fresh"), asked, folder
+        assert holders_of_tokens(hub, folder) == []
+
+
+def ask(asked, hub, home):
+    run = fresh_process(["-m", "tests.hub.fresh"], hub, home, READ, json.dumps(asked))
+    assert run.returncode == 0, run.stderr[-3000:]
+    return json.loads(run.stdout.partition("FOUND ")[2])
+
+
+@pytest.mark.parametrize("name", ["blip", "clipcap", "prompted", "lora", "merged"])
+def test_captions_are_identical(world, name):
+    _, want, found, _, _ = world
+    assert found[f"tester/{name}"] == want[f"tester/{name}"]
+    assert len(set(want[f"tester/{name}"])) > 1  # not all the same anyway
+
+
+def test_adapter_and_base_model_differ(world):
+    _, want, _, _, _ = world
+    assert want["tester/lora"] == want["tester/merged"] != want["tester/blip"]
+
+
+@pytest.mark.parametrize("name", ["blip", "clipcap"])
+def test_the_pipeline_of_transformers_says_the_same(world, name):
+    _, want, found, _, _ = world
+    assert found[f"pipeline tester/{name}"] == want[f"tester/{name}"]
+
+
+@pytest.mark.parametrize("name", ["blip", "clipcap", "prompted", "lora", "merged"])
+def test_code_on_the_card_runs_as_printed(world, name):
+    hub, _, found, _, _ = world
+    said = found[f"card tester/{name}"]
+    assert len(said) == 2
+    assert said[0]
+    assert said[0] == said[1]
+    card = hub.repo(f"tester/{name}").files["README.md"].decode()
+    code = "".join(block.partition("```")[0] for block in card.split("```python")[1:])
+    first = list(hub.repo(f"tester/{name}").commits)[1]
+    assert code.count(f'revision="{first}"') == code.count(f'"tester/{name}"') > 0  # pinned, each of them
+
+
+def test_what_an_adapter_and_a_merged_one_consist_of(world):
+    hub, _, _, _, folder = world
+    lora, merged = hub.repo("tester/lora").files, hub.repo("tester/merged").files
+    assert {"adapter_config.json", "adapter_model.safetensors"} <= set(lora)
+    assert "model.safetensors" not in lora
+    assert {"model.safetensors", "adapter/adapter_config.json", "adapter/adapter_model.safetensors"} <= set(merged)
+    assert "adapter_config.json" not in merged
+    assert not [name for name, data in merged.items() if str(folder).encode() in data]
+
+
+def test_a_revision_stays_what_it_was(world):
+    hub, want, _, asked, folder = world
+    first = list(hub.repo("tester/blip").commits)[1]
+    publishable(folder / "again", "blip", tiny_captioner("blip", seed=1), model_id="blip")
+    push_folder(folder / "again", "blip", token=WRITE)
+    found = ask({**asked, "captioners": {"tester/blip": first}, "pipelines": {}, "cards": []}, hub, folder / "pinned")
+    assert found["tester/blip"] == want["tester/blip"]
+    assert captions(tiny_captioner("blip", seed=1)) != want["tester/blip"]
+
+
+def test_stock_models_need_transformers_only(world):
+    hub, want, _, asked, folder = world
+    first = list(hub.repo("tester/blip").commits)[1]
+    stock = {**asked, "captioners": {}, "cards": [], "pipelines": {"tester/blip": first, "tester/clipcap": "main"}}
+    found = ask({**stock, "without_package": True}, hub, folder / "stock")
+    assert found["pipeline tester/blip"] == want["tester/blip"]
+    assert "refused" in found["pipeline tester/clipcap"]  # this one does need the package
+    assert "clipcap" in found["pipeline tester/clipcap"]
+
+
+def test_results_for_the_leaderboard_are_read_back(world):
+    hub, _, _, _, _ = world
+    commits = hub.repo("tester/blip").commits
+    blob = commits[list(commits)[1]].files[".eval_results/hf_captionrl.yaml"]
+    entries = {entry.task_id: entry for entry in parse_eval_result_entries(yaml.safe_load(blob.data))}
+    assert entries["rd100_recall_at_1"].value == 0.658
+    assert entries["rd100_recall_at_1"].dataset_id == "tester/photos"
+    assert entries["rd100_recall_at_1"].dataset_revision == "1" * 40
+    assert "95 % interval [0.637, 0.679]" in entries["rd100_recall_at_1"].notes
+    assert "hallucination" in entries
+    assert ".eval_results/hf_captionrl.yaml" not in hub.repo("tester/clipcap").files  # its data have no name there
+
+
+DISK_IS_FULL = """
+import resource, sys
+import hf_captionrl.captioners
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))  # the weights are larger
+hf_captionrl.captioners.load_captioner("tester/clipcap")
+"""
+
+
+def test_a_full_disk_at_download_leaves_nothing_half(world):
+    hub, want, _, asked, folder = world
+    run = fresh_process(["-c", DISK_IS_FULL], hub, folder / "full", READ)
+    assert run.returncode == 1
+    assert "File too large" in run.stderr
+    only = {"captioners": {"tester/clipcap": "main"}, "pipelines": {}, "cards": []}
+    assert ask({**asked, **only}, hub, folder / "full")["tester/clipcap"] == want["tester/clipcap"]
+
+
+PICKLE = """
+from hf_captionrl.pipelines import pipeline
+pipeline("stranger/pickle", device="cpu")
+"""
+
+
+def test_a_repository_with_pickles_only_is_refused(world):
+    hub, _, _, _, folder = world
+    files = dict(hub.repo("tester/prompted").files)
+    files["pytorch_model.bin"] = files.pop("model.safetensors")
+    hub.add("stranger/pickle", files)
+    run = fresh_process(["-c", PICKLE], hub, folder / "pickle", READ)
+    assert run.returncode == 1
+    assert "no weights in safetensors" in run.stderr.splitlines()[-1]
+    assert not any("pytorch_model.bin" in path or "discussions" in path for _, path, _ in hub.requests)
+
+
+METRIC = """
+import evaluate
+metric = evaluate.load("tester/self_retrieval", revision=%r)
+found = metric.compute(
+    predictions=["a red kite", "a kite"], references=["sky", "field"], text_features=[[0.8, 0.6], [0.6, 0.8]],
+    image_features={"field": [1.0, 0.0], "sky": [0.6, 0.8]}, bags=[[0, 1]], num_bootstrap=0,
+)
+print(metric.__module__, found["ranks"])
+"""
+
+
+def test_a_metric_is_loaded_from_its_space_by_name(world):
+    hub, _, _, _, folder = world
+    repo = hub.repo("tester/self_retrieval", "space")
+    first = list(repo.commits)[1]
+    run = fresh_process(["-c", METRIC % first], hub, folder / "metric", READ)
+    assert run.returncode == 0, run.stderr[-2000:]
+    assert "tester--self_retrieval" in run.stdout
+    assert "[2, 1]" in run.stdout
+    assert ("GET", f"/spaces/tester/self_retrieval/resolve/{first}/self_retrieval.py", 200) in hub.requests
+    card = repo.files["README.md"].decode()
+    assert f'evaluate.load("tester/self_retrieval", revision="{first}")' in card
+    assert "ORGANISATION" not in card
+    assert {"app.py", "requirements.txt", "self_retrieval.py", "README.md"} <= set(repo.files)
+
+
+@pytest.mark.parametrize("name", sorted(MODULES))
+def test_every_metric_can_be_pushed(world, name):
+    hub = world[0]
+    push_metric(name, "tester", private=False, token=WRITE)
+    assert f"{name}.py" in hub.repo(f"tester/{name}", "space").files
+
+
+def test_what_a_space_must_be_called(world):
+    with pytest.raises(ValueError, match="There is no metric 'bleu'"):
+        push_metric("bleu", "tester")
+    with pytest.raises(ValueError, match="only in OWNER/self_retrieval"):
+        push_metric("self_retrieval", "tester/other")

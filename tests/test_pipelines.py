@@ -1,0 +1,166 @@
+"""The pipeline: every kind of input, in order, as the captioner itself would write."""
+
+import http.server
+import threading
+
+import datasets
+import pytest
+from PIL import Image
+
+from hf_captionrl.data import ImageError, open_image, sample_frames
+from hf_captionrl.pipelines import CaptionPipeline, pipeline
+from tests.tiny import tiny_captioner, tiny_images
+
+SETTINGS = {"num_beams": 1, "max_new_tokens": 6}
+
+
+@pytest.fixture(scope="module")
+def captioner():
+    return tiny_captioner("blip")
+
+
+@pytest.fixture(scope="module")
+def caption(captioner):
+    return CaptionPipeline(captioner, batch_size=2, **SETTINGS)
+
+
+@pytest.fixture(scope="module")
+def images():
+    return tiny_images(5)
+
+
+@pytest.fixture(scope="module")
+def expected(captioner, images):
+    """One at a time, without the pipeline."""
+    found = [captioner.generate(**captioner.encode_images([image]), **SETTINGS).captions[0] for image in images]
+    assert len(set(found)) > 1, "or an order that is lost would not be seen"
+    return found
+
+
+def saved(images, folder):
+    paths = []
+    for i, image in enumerate(images):
+        image.save(folder / f"{i}.png")
+        paths.append(folder / f"{i}.png")
+    return paths
+
+
+def test_one_image_of_each_kind(caption, images, expected, tmp_path):
+    (path,) = saved(images[:1], tmp_path)
+    for item in (images[0], path, str(path), path.read_bytes(), {"bytes": path.read_bytes(), "path": None}):
+        assert caption(item) == expected[0]
+
+
+def test_lists_data_sets_and_any_batch_size(caption, images, expected, tmp_path):
+    paths = saved(images, tmp_path)
+    mixed = [images[0], str(paths[1]), paths[2].read_bytes(), paths[3], images[4]]
+    for inputs in (images, tuple(images), mixed, datasets.Dataset.from_dict({"image": images}, features=_FEATURES)):
+        for size in (1, 2, 3, 16):
+            assert caption(inputs, batch_size=size) == expected
+    assert caption([]) == []
+
+
+_FEATURES = datasets.Features({"image": datasets.Image()})
+
+
+def test_several_captions_of_an_image(caption, captioner, images):
+    settings = {**SETTINGS, "num_beams": 3, "num_return_sequences": 3}
+    found = caption(images[:2], **settings)
+    want = captioner.generate(**captioner.encode_images(images[:2]), **settings).captions
+    assert found == [want[:3], want[3:]]
+    assert caption(images[0], **settings) == want[:3]
+
+
+def test_videos_stand_among_images(caption, captioner, images, expected, tmp_path):
+    film = tmp_path / "film.gif"
+    images[0].save(film, save_all=True, append_images=images[1:], duration=100)
+    frames = sample_frames(film, 8)
+    mean = captioner.image_features(**captioner.encode_images([open_image(f) for f in frames])).mean(0, keepdim=True)
+    (want,) = captioner.generate(image_features=mean.detach(), **SETTINGS).captions
+    assert caption([images[0], film, images[2]]) == [expected[0], want, expected[2]]
+    assert caption(str(film)) == want
+
+
+def test_progress(caption, images, capsys, tmp_path):
+    film = tmp_path / "film.gif"
+    images[0].save(film, save_all=True, append_images=images[1:], duration=100)
+    said = []
+    caption([film, *images], progress=said.append)
+    assert said == [2, 4, 5, 6]
+    caption(images, progress=True)
+    assert "5/5" in capsys.readouterr().err
+    caption(images)
+    assert "5/5" not in capsys.readouterr().err
+
+
+@pytest.fixture
+def web(images, tmp_path):
+    """A web server with one picture and one redirect."""
+    (path,) = saved(images[1:2], tmp_path)
+    data = path.read_bytes()
+    asked = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            asked.append(self.path)
+            self.send_response({"/a.png": 200, "/file": 302}.get(self.path, 404))
+            self.send_header("Location", f"file://{path}")
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, *_):
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_address[1]}", asked
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def test_addresses_only_when_asked(caption, captioner, expected, images, web, tmp_path):
+    url, asked = web
+    with pytest.raises(ImageError, match="never fetched"):
+        caption(f"{url}/a.png")
+    assert asked == []
+    fetching = CaptionPipeline(captioner, allow_urls=True, **SETTINGS)
+    assert fetching(f"{url}/a.png") == expected[1]
+    assert fetching([images[0], f"{url}/a.png"]) == expected[:2]
+    for path, message in (("missing", "cannot be fetched"), ("file", "cannot be fetched")):
+        with pytest.raises(ValueError, match=message):
+            fetching(f"{url}/{path}")
+    with pytest.raises(ImageError):  # other kinds of addresses never are
+        fetching(f"file://{tmp_path}/0.png")
+
+
+def test_a_download_has_a_limit(captioner, web, monkeypatch):
+    monkeypatch.setattr("hf_captionrl.pipelines.MAX_DOWNLOAD_BYTES", 10)
+    with pytest.raises(ValueError, match="more than 10 bytes"):
+        CaptionPipeline(captioner, allow_urls=True)(f"{web[0]}/a.png")
+
+
+def test_shipped_models_and_folders(captioner, images, expected, tmp_path):
+    captioner.save_pretrained(tmp_path / "model")
+    assert pipeline(tmp_path / "model", device="cpu", **SETTINGS)(images) == expected
+    assert isinstance(pipeline("scenes:blip-mle", device="cpu")(Image.new("RGB", (72, 72))), str)
+    assert pipeline(captioner, **SETTINGS)(images[0]) == expected[0]
+
+
+def test_what_is_refused(caption, captioner, images, tmp_path):
+    with pytest.raises(TypeError, match="The inputs are a int"):
+        caption(3)
+    with pytest.raises(ValueError, match="none is called 'image'"):
+        caption(datasets.Dataset.from_dict({"picture": [1]}))
+    with pytest.raises(ImageError):
+        caption([images[0], tmp_path / "missing.png"])
+    with pytest.raises(ValueError, match="batch_size is 0"):
+        caption(images, batch_size=0)
+    with pytest.raises(ValueError, match="num_frames is 0"):
+        CaptionPipeline(captioner, num_frames=0)
+    captioner.save_pretrained(tmp_path / "pickle")
+    (tmp_path / "pickle" / "model.safetensors").rename(tmp_path / "pickle" / "pytorch_model.bin")
+    with pytest.raises(FileNotFoundError, match="safetensors"):
+        pipeline(tmp_path / "pickle")
