@@ -16,7 +16,8 @@ __all__ = ["installed_versions", "plain_config"]
 PACKAGES = ("torch", "transformers", "peft", "trl", "datasets", "accelerate")
 """Packages whose version can change a result."""
 
-_SECRET = re.compile(r"(^|_)(token|secret|password|api_key)s?$", re.IGNORECASE)
+_SECRET = re.compile(r"(?<!^first)(^|_)(token|secret|password|api_key)s?$", re.IGNORECASE)
+"""`first_token`, a setting of SMILE, is none."""
 
 
 def installed_versions() -> dict[str, str]:
