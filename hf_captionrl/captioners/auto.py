@@ -9,6 +9,12 @@ from typing import Any, TypeVar
 import torch
 import transformers
 from transformers import AutoConfig, AutoImageProcessor, AutoProcessor, AutoTokenizer, PreTrainedModel
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+    MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
+)
 from transformers.utils import cached_file
 
 from hf_captionrl.captioners.base import Captioner
@@ -90,15 +96,27 @@ def load_captioner(
 def _family_of(config: Any, what: str) -> type[Captioner]:
     model_type = getattr(config, "model_type", None)
     if model_type in FAMILIES:
-        return FAMILIES[model_type]
-    hint = (
-        "It ranks captions, but writes none: load it with load_scorer."
-        if hasattr(config, "logit_scale_init_value") or str(model_type).startswith(("clip", "siglip"))
-        else "Load a vision-to-text model."
-    )
+        return FAMILIES[model_type].for_config(config)
     raise ValueError(
-        f"{what} (model type {model_type!r}) is no captioner of a known family ({', '.join(sorted(FAMILIES))}). {hint}"
+        f"{what} (model type {model_type!r}) is no captioner of a known family ({', '.join(sorted(FAMILIES))}). "
+        f"{_hint(config, str(model_type))}"
     )
+
+
+def _hint(config: Any, model_type: str) -> str:
+    """What the model is instead, and what to do."""
+    if hasattr(config, "logit_scale_init_value") or model_type.startswith(("clip", "siglip")):
+        return "It ranks captions, but writes none: load it with load_scorer."
+    sees = (
+        getattr(config, "vision_config", None) is not None or model_type in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+    )
+    if model_type in MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES:
+        return "It classifies images, but writes nothing. Load a vision-to-text model."
+    if not sees and (
+        model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or model_type in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
+    ):
+        return "It reads text, but sees no images. Load a vision-to-text model."
+    return "Load a vision-to-text model."
 
 
 def _as_processor(processor: Any, what: str) -> Any:

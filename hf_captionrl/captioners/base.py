@@ -59,6 +59,8 @@ class Captioner(Writing, Adapting, Saving):
     """The class of transformers that loads a checkpoint."""
     checkpoint_prompts: ClassVar[dict[str, str]] = {}
     """Beginnings of names on the Hub, and the prompt these checkpoints were trained with."""
+    processor_parts: ClassVar[tuple[str, ...]] = ()
+    """What the family needs of its processor besides `image_processor` and `tokenizer`."""
 
     def __init__(self, model: nn.Module, processor: Any, *, prompt: str | None = None) -> None:
         self.model: Any = model
@@ -66,6 +68,24 @@ class Captioner(Writing, Adapting, Saving):
         self.tokenizer = processor.tokenizer
         self.image_processor = processor.image_processor
         self.prompt = prompt or ""
+        self.check_fit()
+        self.start_token_id, self.eos_token_id, self.pad_token_id = self.special_token_ids()
+        tap_head(self.base_model, type(self))
+        if self.image_in_cross_attention and not self.base_model.folds_cross_attention:
+            self.base_model.folds_cross_attention = fold_cross_attention(self.base_model)
+
+    def check_fit(self) -> None:
+        """Refuse parts that do not belong together.
+
+        Raises:
+            ValueError: If the model has no output head, or tokenizer or processor do not fit it.
+        """
+        lacking = [name for name in self.processor_parts if getattr(self.processor, name, None) is None]
+        if lacking:
+            raise ValueError(
+                f"The {type(self.processor).__name__} has no {' and no '.join(lacking)}, which {type(self.base_model).__name__} "
+                "needs. Pass the processor that was made for the model, for instance by AutoProcessor.from_pretrained."
+            )
         head = self.output_head(self.base_model)
         if head is None:
             raise ValueError(
@@ -77,12 +97,20 @@ class Captioner(Writing, Adapting, Saving):
                 f"The tokenizer knows {len(self.tokenizer)} tokens, the model's output head {head.out_features}: they "
                 "do not belong together. Pass the model's own processor, or call model.resize_token_embeddings."
             )
-        self.start_token_id, self.eos_token_id, self.pad_token_id = self.special_token_ids()
-        tap_head(self.base_model, type(self))
-        if self.image_in_cross_attention and not self.base_model.folds_cross_attention:
-            self.base_model.folds_cross_attention = fold_cross_attention(self.base_model)
 
     # What a family states
+
+    @classmethod
+    def for_config(cls, config: Any) -> type[Captioner]:
+        """The class for a checkpoint, where models of one type need several.
+
+        Args:
+            config (`PreTrainedConfig`): Of the checkpoint.
+
+        Returns:
+            `type`: By default this one.
+        """
+        return cls
 
     @classmethod
     def output_head(cls, model: Any) -> Any:

@@ -12,6 +12,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from hf_captionrl.captioners.auto import register
 from hf_captionrl.captioners.base import Captioner
 from hf_captionrl.captioners.grouping import computed_once, spread_samples
+from hf_captionrl.captioners.prefix import decoder_text
 
 __all__ = ["EncoderDecoderCaptioner"]
 
@@ -34,15 +35,7 @@ class EncoderDecoderCaptioner(Captioner):
 
     @classmethod
     def native_inputs(cls, model: Any, inputs: dict[str, Any]) -> dict[str, Any]:
-        # The decoder reads the tokens without the last one and predicts them without the first.
-        inputs = dict(inputs)
-        if (ids := inputs.pop("input_ids", None)) is not None:
-            inputs["decoder_input_ids"] = ids[:, :-1]
-            if (mask := inputs.pop("attention_mask", None)) is not None:
-                inputs["decoder_attention_mask"] = mask[:, :-1]
-            if inputs.get("labels") is not None:
-                inputs["labels"] = inputs["labels"][:, 1:]
-        return inputs
+        return decoder_text(inputs)
 
     def special_token_ids(self) -> tuple[int, int, int]:
         # Of the configuration, else the decoder's, else the tokenizer's; transformers needs them in the configuration.

@@ -23,6 +23,8 @@ class Encoding:
     """What the model wants to know of an image besides its pixels: names of tensors with a row an image."""
     lead: str = ""
     """What joins a caption to the text before it, where that is not the prompt's business."""
+    forced_token_ids: tuple[int, ...] = ()
+    """What always follows the start token, and is neither written nor supervised."""
 
     tokenizer: Any
     image_processor: Any
@@ -55,9 +57,9 @@ class Encoding:
         """What stands before every caption.
 
         Returns:
-            `list[int]`: Ids of the start token and the prompt.
+            `list[int]`: Ids of the start token, of what always follows it, and of the prompt.
         """
-        return [self.start_token_id, *prompt_token_ids(self.tokenizer, self.text_prompt)]
+        return [self.start_token_id, *self.forced_token_ids, *prompt_token_ids(self.tokenizer, self.text_prompt)]
 
     def encode_images(self, images: Sequence[Image.Image]) -> dict[str, Tensor]:
         """Prepare images for the model.
@@ -107,6 +109,7 @@ class Encoding:
             prompt=self.text_prompt,
             lead=self.lead,
             start_id=self.start_token_id,
+            forced_ids=self.forced_token_ids,
             end_id=self.eos_token_id,
             pad_id=self.pad_token_id,
             max_length=min(max_length, self.max_text_tokens),

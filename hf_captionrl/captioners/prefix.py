@@ -17,7 +17,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["captions_an_image", "join_prefix", "left_padded", "repeat_rows", "stack_rows"]
+__all__ = [
+    "captions_an_image",
+    "decoder_text",
+    "join_prefix",
+    "left_padded",
+    "repeat_rows",
+    "split_prefix",
+    "stack_rows",
+]
 
 PREFIX_INPUTS = ("prefix_ids", "prefix_mask")
 
@@ -115,4 +123,39 @@ def join_prefix(inputs: dict[str, Any]) -> dict[str, Any]:
     before, before_mask = (repeat_rows(inputs.pop(name), len(ids)) for name in PREFIX_INPUTS)
     inputs["input_ids"] = torch.cat([before, ids], 1)
     inputs["attention_mask"] = torch.cat([before_mask, mask], 1)
+    return inputs
+
+
+def decoder_text(inputs: dict[str, Any]) -> dict[str, Any]:
+    """Give the text to a decoder, which reads it without the last token and predicts it without the first.
+
+    Args:
+        inputs (`dict`): With `input_ids` `(N, T)`, and `attention_mask` and `labels` where there are any.
+
+    Returns:
+        `dict`: A new one with `decoder_input_ids`, `decoder_attention_mask` and `labels` `(N, T - 1)` in their place; the
+        model's own inputs stay as they are.
+    """
+    inputs = dict(inputs)
+    if (ids := inputs.pop("input_ids", None)) is not None:
+        inputs["decoder_input_ids"] = ids[:, :-1]
+        if (mask := inputs.pop("attention_mask", None)) is not None:
+            inputs["decoder_attention_mask"] = mask[:, :-1]
+        if inputs.get("labels") is not None:
+            inputs["labels"] = inputs["labels"][:, 1:].contiguous()  # T5's and BART's own loss wants it so
+    return inputs
+
+
+def split_prefix(inputs: dict[str, Any]) -> dict[str, Any]:
+    """Give the prefix to an encoder, and the text to a decoder.
+
+    Args:
+        inputs (`dict`): As of `join_prefix`, with `labels` where there are any.
+
+    Returns:
+        `dict`: That of `decoder_text`, with `input_ids` and `attention_mask` `(N, P)`, the prefix.
+    """
+    rows = len(inputs["input_ids"])
+    inputs = decoder_text(inputs)
+    inputs["input_ids"], inputs["attention_mask"] = (repeat_rows(inputs.pop(name), rows) for name in PREFIX_INPUTS)
     return inputs

@@ -59,6 +59,7 @@ def encode(
     prompt: str,
     lead: str = "",
     start_id: int,
+    forced_ids: Sequence[int] = (),
     end_id: int,
     pad_id: int,
     max_length: int,
@@ -71,6 +72,7 @@ def encode(
         prompt (`str`): Stands before each of them; never cut, never supervised.
         lead (`str`): Joins a caption to what precedes it, where there is no prompt.
         start_id (`int`): What the decoder starts with.
+        forced_ids (`Sequence[int]`): What always follows it, before the prompt.
         end_id (`int`): What ends a caption; missing where the caption was cut, since the text does not end there.
         pad_id (`int`): Padding; may be equal to `end_id`.
         max_length (`int`): Longest row in tokens, start, prompt and end included.
@@ -90,7 +92,7 @@ def encode(
             raise TypeError(f"Caption {row} is {caption!r}, not a string. Check the data with check_captions.")
         if not caption.strip():
             raise ValueError(f"Caption {row} ({caption!r}) is empty. Drop it; check_captions finds such rows.")
-    before = [start_id, *prompt_token_ids(tokenizer, prompt)]
+    before = [start_id, *forced_ids, *prompt_token_ids(tokenizer, prompt)]
     if len(before) >= max_length:
         raise ValueError(
             f"The prompt {prompt!r} takes {len(before)} tokens with the start token, which fills "

@@ -1,0 +1,115 @@
+"""BLIP-2 and InstructBLIP."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from hf_captionrl.captioners.auto import register
+from hf_captionrl.captioners.base import Captioner
+from hf_captionrl.captioners.placeholders import PlaceholderCaptioner
+from hf_captionrl.captioners.prefix import repeat_rows
+
+__all__ = ["Blip2Captioner", "Blip2EncoderDecoderCaptioner"]
+
+QFORMER_INPUTS = ("qformer_input_ids", "qformer_attention_mask")
+
+
+@register
+class Blip2Captioner(PlaceholderCaptioner):
+    """BLIP-2 and InstructBLIP with a decoder-only language model (OPT, Vicuna).
+
+    `image_features` are those of the image tower, before the Q-Former, so that Q-Former and projection may be trained.
+    With LoRA both are trained whole; the queries, a parameter of the model and no module, are trained only without LoRA.
+
+    InstructBLIP's Q-Former reads the prompt too.
+    """
+
+    family = "blip-2"
+    model_types = ("blip-2", "instructblip")
+    side_inputs = (*PlaceholderCaptioner.side_inputs, *QFORMER_INPUTS)
+    vision_path = "vision_model"
+    connector_paths = ("qformer", "language_projection")
+    language_lora = r"language_model\..*\.([qkvo]_proj|out_proj|fc2|down_proj|[qkvo]|wo)"
+    vision_lora = r"vision_model\.encoder\..*\.(qkv|fc1|fc2)"
+    checkpoint_prompts: ClassVar[dict[str, str]] = {
+        "Salesforce/blip2-opt-2.7b-coco": "a photo of",
+        "Salesforce/blip2-opt-6.7b-coco": "a photo of",
+        "Salesforce/blip2-flan-t5-xl-coco": "a photo of",
+        # One of several that it was trained with.
+        "Salesforce/instructblip-": "A short image description:",
+    }
+
+    @classmethod
+    def for_config(cls, config: Any) -> type[Captioner]:
+        return Blip2Captioner if config.use_decoder_only_language_model else Blip2EncoderDecoderCaptioner
+
+    def check_fit(self) -> None:
+        super().check_fit()
+        name, image_token_id = type(self.base_model).__name__, self.base_model.config.image_token_id
+        known = self.tokenizer.get_vocab().get("<image>")
+        if known is None or known != image_token_id:
+            raise ValueError(
+                f"The token <image> has the id {known} in the tokenizer and {image_token_id} in the configuration of this "
+                f"{name}: they do not belong together. Pass the model's own processor; for checkpoints older than "
+                "image tokens, set processor.num_query_tokens and model.config.image_token_index, and resize the embeddings."
+            )
+        if self._reads_prompt and getattr(self.processor, "qformer_tokenizer", None) is None:
+            raise ValueError(
+                f"The {type(self.processor).__name__} has no qformer_tokenizer, which {name} needs. Pass an InstructBlipProcessor."
+            )
+
+    @property
+    def _reads_prompt(self) -> bool:
+        """Whether the Q-Former reads the prompt."""
+        return self.base_model.config.model_type == "instructblip"
+
+    def special_token_ids(self) -> tuple[int, int, int]:
+        # The language model writes on its own, by its own settings. OPT ends with a newline, not with </s>.
+        config, generation = self.base_model.config.text_config, self.base_model.language_model.generation_config
+        start = "decoder_start_token_id" if self.is_encoder_decoder else "bos_token_id"
+        found = {}
+        for name in (start, "eos_token_id", "pad_token_id"):
+            value = getattr(generation, name, None)
+            found[name] = getattr(config, name, None) if value is None else value
+        pad = self.tokenizer.pad_token_id if found["pad_token_id"] is None else found["pad_token_id"]
+        return self.require_ids(found[start], found["eos_token_id"], pad)
+
+    def prefix_token_ids(self) -> list[int]:
+        config = self.base_model.config
+        return [config.image_token_id] * config.num_query_tokens
+
+    def one_side_input(self) -> dict[str, Tensor]:
+        inputs = super().one_side_input()
+        if self._reads_prompt:
+            read = self.processor.qformer_tokenizer([self.prompt], return_tensors="pt")
+            inputs |= {f"qformer_{name}": read[name] for name in ("input_ids", "attention_mask")}
+        return inputs
+
+    @classmethod
+    def native_inputs(cls, model: Any, inputs: dict[str, Any]) -> dict[str, Any]:
+        native = super().native_inputs(model, inputs)
+        if "prefix_ids" in inputs:
+            rows = len(inputs["input_ids"])
+            native |= {name: repeat_rows(inputs[name], rows) for name in QFORMER_INPUTS if name in inputs}
+        return native
+
+    def generate_ids(
+        self, image_features: Tensor, prompt_ids: Tensor, side_inputs: dict[str, Tensor], **kwargs: Any
+    ) -> Tensor:
+        # In a row of image and text, <image> would ask for one more image.
+        if not self.is_encoder_decoder:
+            image_token_id = self.base_model.config.image_token_id
+            kwargs["suppress_tokens"] = [*(kwargs.get("suppress_tokens") or []), image_token_id]
+        return super().generate_ids(image_features, prompt_ids, side_inputs, **kwargs)
+
+
+class Blip2EncoderDecoderCaptioner(Blip2Captioner):
+    """BLIP-2 and InstructBLIP with an encoder-decoder (Flan-T5): image and prompt stand in the encoder."""
+
+    is_encoder_decoder = True
+    token_argument = "decoder_input_ids"
+
+    def prefix_token_ids(self) -> list[int]:
+        return [*super().prefix_token_ids(), *self.tokenizer(self.prompt).input_ids]

@@ -1,0 +1,96 @@
+"""Pix2Struct."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from PIL import Image
+from torch import Tensor
+from transformers.modeling_outputs import BaseModelOutput
+
+from hf_captionrl.captioners.auto import register
+from hf_captionrl.captioners.base import Captioner
+from hf_captionrl.captioners.prefix import decoder_text
+
+__all__ = ["Pix2StructCaptioner"]
+
+
+@register
+class Pix2StructCaptioner(Captioner):
+    """Pix2Struct (`Pix2StructForConditionalGeneration`), which reads patches of an image in its own shape.
+
+    `pixel_values` are the flattened patches `(B, M, 2 + D)`, whose first two columns are row and column, counted from 1;
+    where an image has fewer than M patches, rows of zeros follow. `image_features` have zeros there too.
+    The number of patches is that of the image processor (`max_patches`).
+    """
+
+    family = "pix2struct"
+    model_types = ("pix2struct",)
+    is_encoder_decoder = True
+    token_argument = "decoder_input_ids"
+    vision_path = "encoder"
+    language_lora = r"decoder\..*\.(query|key|value|attention\.output|wo)"
+    vision_lora = r"encoder\.encoder\..*\.(query|key|value|wi_0|wi_1|wo)"
+
+    def check_fit(self) -> None:
+        super().check_fit()
+        if getattr(self.base_model.config, "is_vqa", False) or getattr(self.image_processor, "is_vqa", False):
+            raise ValueError(
+                "This Pix2Struct answers questions that are painted above the image (is_vqa). Load a checkpoint that "
+                "captions, such as google/pix2struct-textcaps-base."
+            )
+
+    def special_token_ids(self) -> tuple[int, int, int]:
+        config = self.base_model.config.text_config
+        return self.require_ids(config.decoder_start_token_id, config.eos_token_id, config.pad_token_id)
+
+    def encode_images(self, images: Sequence[Image.Image]) -> dict[str, Tensor]:
+        read = self.image_processor(images=list(images), return_tensors="pt")
+        return {"pixel_values": read["flattened_patches"]}
+
+    @classmethod
+    def is_native(cls, model: Any, inputs: dict[str, Any]) -> bool:
+        return "input_ids" not in inputs or len(inputs["pixel_values"]) == len(inputs["input_ids"])
+
+    @classmethod
+    def native_inputs(cls, model: Any, inputs: dict[str, Any]) -> dict[str, Any]:
+        if "input_ids" not in inputs:
+            return dict(inputs)
+        inputs = decoder_text(inputs)
+        if (patches := inputs.pop("pixel_values", None)) is not None:
+            dtype = next(model.get_submodule(cls.vision_path).parameters()).dtype
+            inputs |= {"flattened_patches": patches.to(dtype), "attention_mask": _is_patch(patches)}
+        return inputs
+
+    @classmethod
+    def encode(cls, model: Any, inputs: dict[str, Any]) -> Tensor:
+        patches, tower = inputs["pixel_values"], cls.image_tower(model)
+        parameter = next(tower.parameters())
+        mask = _is_patch(patches)
+        patches = patches.to(parameter.device, parameter.dtype)
+        output = tower(flattened_patches=patches, attention_mask=mask.to(patches.device))
+        return output.last_hidden_state * mask[..., None].to(patches)
+
+    @classmethod
+    @contextmanager
+    def known_features(cls, model: Any, features: Tensor, inputs: dict[str, Any]) -> Iterator[None]:
+        inputs.pop("flattened_patches", None)
+        inputs["encoder_outputs"] = BaseModelOutput(last_hidden_state=features)
+        inputs["attention_mask"] = (features != 0).any(-1).long()
+        yield
+
+    def generate_ids(
+        self, image_features: Tensor, prompt_ids: Tensor, side_inputs: dict[str, Tensor], **kwargs: Any
+    ) -> Tensor:
+        model = self.base_model
+        inputs: dict[str, Any] = {"decoder_input_ids": prompt_ids}
+        with self.known_features(model, image_features, inputs):
+            # Never encoded: tells generate the number of rows.
+            return model.generate(image_features.new_zeros(len(image_features), 1, 1), **inputs, **kwargs)
+
+
+def _is_patch(patches: Tensor) -> Tensor:
+    """1 for a patch, 0 for padding, `(B, M)`: rows are counted from 1."""
+    return (patches[..., 0] != 0).long()

@@ -1,0 +1,82 @@
+r"""Image tokens stand before the text, the same ones for every image: BLIP-2, Florence-2, Kosmos-2.
+
+Legend: B images, N captions, P tokens of the prefix, T tokens of the text, M image tokens, D features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from hf_captionrl.captioners.base import Captioner
+from hf_captionrl.captioners.prefix import join_prefix, left_padded, repeat_rows, split_prefix
+
+__all__ = ["PlaceholderCaptioner"]
+
+
+class PlaceholderCaptioner(Captioner):
+    """A captioner that reads image tokens: before the text in one row, or, in an encoder-decoder, in the encoder.
+
+    In an encoder-decoder the prompt stands in the encoder too, and is no part of the text that the caption belongs to.
+    """
+
+    side_inputs: ClassVar[tuple[str, ...]] = ("prefix_ids", "prefix_mask")
+    # Of the prompt that they were made for.
+    _fixed: tuple[str, dict[str, Tensor]] | None = None
+
+    def prefix_token_ids(self) -> Sequence[int]:
+        """What stands before the text, or in the encoder.
+
+        Returns:
+            `Sequence[int]`: P ids.
+        """
+        raise NotImplementedError
+
+    def one_side_input(self) -> dict[str, Tensor]:
+        """The side inputs of any image.
+
+        Returns:
+            `dict`: Tensors of one row.
+        """
+        return left_padded([self.prefix_token_ids()], self.pad_token_id)
+
+    def fixed_side_inputs(self, number: int) -> dict[str, Tensor]:
+        if self._fixed is None or self._fixed[0] != self.prompt:
+            self._fixed = (self.prompt, self.one_side_input())
+        return {name: value.repeat_interleave(number, dim=0) for name, value in self._fixed[1].items()}
+
+    @property
+    def text_prompt(self) -> str:
+        return "" if self.is_encoder_decoder else self.prompt
+
+    @property
+    def max_text_tokens(self) -> int:
+        taken = 0 if self.is_encoder_decoder else len(self.prefix_token_ids())
+        return super().max_text_tokens - taken
+
+    @classmethod
+    def is_native(cls, model: Any, inputs: dict[str, Any]) -> bool:
+        return "prefix_ids" not in inputs or super().is_native(model, inputs)
+
+    @classmethod
+    def native_inputs(cls, model: Any, inputs: dict[str, Any]) -> dict[str, Any]:
+        if "prefix_ids" not in inputs:
+            return dict(inputs)
+        return split_prefix(inputs) if cls.is_encoder_decoder else join_prefix(inputs)
+
+    def generate_ids(
+        self, image_features: Tensor, prompt_ids: Tensor, side_inputs: dict[str, Tensor], **kwargs: Any
+    ) -> Tensor:
+        model = self.base_model
+        batch = {"input_ids": prompt_ids, "attention_mask": torch.ones_like(prompt_ids), **side_inputs}
+        inputs = self.native_inputs(model, batch)
+        if self.is_encoder_decoder:
+            inputs.pop("decoder_attention_mask")
+            inputs["decoder_input_ids"] = prompt_ids  # all of them: nothing is to be predicted yet
+        width = inputs[self.token_argument].size(1)
+        with self.known_features(model, image_features, inputs):
+            written = model.generate(**inputs, **kwargs)[:, width:]  # (N, T)
+        return torch.cat([repeat_rows(prompt_ids, len(written)), written], 1)

@@ -1,0 +1,59 @@
+"""Pix2Struct against its own processor and model."""
+
+import pytest
+import torch
+
+from hf_captionrl.captioners import load_captioner
+from tests.tiny import tiny_images
+from tests.tiny_families import tiny_family
+
+from .family_suite import FamilySuite, log_probs_of
+
+
+class TestPix2Struct(FamilySuite):
+    name = "pix2struct"
+
+    @staticmethod
+    def read(processor, image):
+        return processor(images=image, return_tensors="pt", max_patches=processor.image_processor.max_patches)
+
+    def own_log_probs(self, model, processor, image, caption):
+        before = processor.tokenizer(self.prompt, add_special_tokens=False).input_ids
+        labels = processor.tokenizer(f"{self.prompt} {caption}", return_tensors="pt").input_ids
+        logits = model(**self.read(processor, image), labels=labels).logits
+        return log_probs_of(logits[0, len(before) :], labels[0, len(before) :])
+
+    def own_ids(self, model, processor, image, number, **settings):
+        before = processor.tokenizer(self.prompt, add_special_tokens=False, return_tensors="pt").input_ids
+        inputs = self.read(processor, image)
+        ids = model.generate(**inputs, decoder_input_ids=before, max_new_tokens=number, **settings)
+        return ids[0, 1 + before.size(1) :].tolist()
+
+    def test_gradient_checkpointing_changes_nothing(self, captioner, images):
+        # transformers has no support for it; the model says so.
+        with pytest.raises(ValueError, match="does not support activation checkpointing"):
+            captioner.model.gradient_checkpointing_enable()
+
+
+def test_padding_is_never_looked_at():
+    model, processor = tiny_family("pix2struct")
+    captioner = load_captioner(model, processor=processor)
+    wide = tiny_images(1, size=20)[0].resize((60, 12))
+    patches = captioner.encode_images([wide])["pixel_values"]
+    empty = (patches == 0).all(-1)
+    assert empty.any()
+    features = captioner.image_features(patches)
+    assert torch.equal((features == 0).all(-1), empty)
+    text = captioner.encode_captions(["a red cat", "the dog"])
+    number = int((~empty).sum())
+    torch.testing.assert_close(
+        captioner.log_probs({**text, "image_features": features}),
+        captioner.log_probs({**text, "image_features": features[:, :number]}),
+    )
+
+
+def test_questions_painted_above_the_image_are_refused():
+    model, processor = tiny_family("pix2struct")
+    processor.image_processor.is_vqa = True
+    with pytest.raises(ValueError, match="answers questions"):
+        load_captioner(model, processor=processor)

@@ -1,0 +1,214 @@
+"""Tiny random BLIP-2, InstructBLIP, Florence-2, Kosmos-2 and Pix2Struct with their real processors.
+
+`tiny_family(name)` returns `(model, processor)`; nothing is downloaded.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import transformers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+
+from tests.tiny import HEADS, HIDDEN, LAYERS, WORDS, _spread, wordpiece_tokenizer
+from tests.tiny_chat import chat_tokenizer
+
+FAMILY_NAMES = (
+    "blip2-opt",
+    "blip2-t5",
+    "instructblip-llama",
+    "instructblip-t5",
+    "florence2",
+    "kosmos2",
+    "pix2struct",
+)
+_MEAN_STD: dict[str, Any] = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+_SIZE = {"height": 16, "width": 16}
+_SHARED: dict[str, Any] = {
+    "hidden_size": HIDDEN,
+    "intermediate_size": 2 * HIDDEN,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": HEADS,
+}
+_VISION = {**_SHARED, "image_size": 16, "patch_size": 8}
+_T5: dict[str, Any] = {
+    "d_model": HIDDEN,
+    "d_kv": HIDDEN // HEADS,
+    "d_ff": 2 * HIDDEN,
+    "num_layers": LAYERS,
+    "num_heads": HEADS,
+    "dropout_rate": 0.0,
+}
+
+
+def metaspace_tokenizer(first: tuple[str, ...], ends: str = "", fillers: int = 0) -> Any:
+    """Of T5's and XLM-R's kind: a word is one id and carries its blank, whatever stands before it.
+
+    Args:
+        first: The special tokens, whose ids are 0, 1, ...: among them `<pad>`, `</s>`, `<unk>`.
+        ends: Added behind every text.
+        fillers: Ids behind the special ones that stand for nothing.
+    """
+    tokens = [*first, *(f"<filler{i}>" for i in range(fillers)), *(f"▁{word}" for word in WORDS)]
+    tokens += [f"▁{word}" for word in ("An", "image", "What", "does", "the", "describe?") if f"▁{word}" not in tokens]
+    tokenizer = Tokenizer(models.WordLevel({token: i for i, token in enumerate(tokens)}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    if ends:
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=f"$A {ends}", special_tokens=[(ends, tokens.index(ends))]
+        )
+    named = {"bos_token": "<s>"} if "<s>" in first else {}
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="</s>", unk_token="<unk>", **named
+    )
+
+
+def _starting(tokenizer: Any, template: str) -> Any:
+    """Let a tokenizer add special tokens to every text."""
+    ids = tokenizer.get_vocab()
+    special = [(token, ids[token]) for token in ("<s>", "</s>")]
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(single=template, special_tokens=special)
+    return tokenizer
+
+
+def _blip2(language: str, instruct: bool) -> tuple[Any, Any]:
+    if language == "t5":
+        tokenizer = metaspace_tokenizer(("<pad>", "</s>", "<unk>"), ends="</s>")
+    else:
+        tokenizer = _starting(chat_tokenizer(()), "<s> $A")
+    size: dict[str, Any] = {"size": _SIZE, **_MEAN_STD}
+    settings: dict[str, Any] = {"num_query_tokens": 3}
+    if instruct:
+        settings["qformer_tokenizer"] = wordpiece_tokenizer(extra=())
+    name = "InstructBlip" if instruct else "Blip2"
+    processor = getattr(transformers, f"{name}Processor")(
+        transformers.BlipImageProcessor(**size), tokenizer, **settings
+    )
+    ids = tokenizer.get_vocab()
+    text: dict[str, Any] = {"vocab_size": len(tokenizer) + 3, "pad_token_id": ids["<pad>"]}
+    if language == "t5":
+        text |= {**_T5, "model_type": "t5", "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
+        text |= {"decoder_start_token_id": ids["<pad>"], "eos_token_id": ids["</s>"]}
+    elif language == "opt":
+        # The end is a newline, as in the published checkpoints.
+        newline = tokenizer("\n", add_special_tokens=False).input_ids[0]
+        text |= {"model_type": "opt", "ffn_dim": 2 * HIDDEN, "word_embed_proj_dim": HIDDEN, "dropout": 0.0}
+        text |= {**_SHARED, "max_position_embeddings": 64, "bos_token_id": ids["<s>"], "eos_token_id": newline}
+    else:
+        text |= {"model_type": "llama", **_SHARED, "num_key_value_heads": 2, "max_position_embeddings": 64}
+        text |= {"bos_token_id": ids["<s>"], "eos_token_id": ids["</s>"]}
+    config = getattr(transformers, f"{name}Config")(
+        vision_config=_VISION,
+        qformer_config={
+            **_SHARED,
+            "vocab_size": len(wordpiece_tokenizer(extra=())),
+            "hidden_dropout_prob": 0.0,
+            "attention_probs_dropout_prob": 0.0,
+        },
+        text_config=text,
+        num_query_tokens=3,
+        image_token_index=ids["<image>"],
+    )
+    return getattr(transformers, f"{name}ForConditionalGeneration")(config), processor
+
+
+def _florence2() -> tuple[Any, Any]:
+    tokenizer = _starting(chat_tokenizer(("<image>",), image_token="<image>"), "<s> $A </s>")
+    images = transformers.CLIPImageProcessor(
+        size={"height": 32, "width": 32}, do_center_crop=False, crop_size={"height": 32, "width": 32}, **_MEAN_STD
+    )
+    images.image_seq_length = 5  # a map of 2 x 2, and its mean
+    processor = transformers.Florence2Processor(images, tokenizer)
+    ids = tokenizer.get_vocab()
+    config = transformers.Florence2Config(
+        vision_config={
+            "depths": [1, 1],
+            "patch_size": [7, 3],
+            "patch_stride": [4, 4],
+            "patch_padding": [3, 1],
+            "patch_prenorm": [False, True],
+            "embed_dim": [16, HIDDEN],
+            "num_heads": [2, 4],
+            "num_groups": [2, 4],
+            "window_size": 2,
+            "projection_dim": HIDDEN,
+            "drop_path_rate": 0.0,
+        },
+        text_config={
+            "model_type": "bart",
+            "vocab_size": len(tokenizer),
+            "d_model": HIDDEN,
+            "encoder_layers": LAYERS,
+            "decoder_layers": LAYERS,
+            "encoder_attention_heads": HEADS,
+            "decoder_attention_heads": HEADS,
+            "encoder_ffn_dim": 2 * HIDDEN,
+            "decoder_ffn_dim": 2 * HIDDEN,
+            "max_position_embeddings": 512,
+            "dropout": 0.0,
+            "bos_token_id": ids["<s>"],
+            "eos_token_id": ids["</s>"],
+            "pad_token_id": ids["<pad>"],
+            "decoder_start_token_id": ids["</s>"],
+        },
+        image_token_id=ids["<image>"],
+    )
+    model = transformers.Florence2ForConditionalGeneration(config)
+    model.generation_config.forced_bos_token_id = ids["<s>"]
+    return model, processor
+
+
+def _kosmos2() -> tuple[Any, Any]:
+    tokenizer = metaspace_tokenizer(("<s>", "<pad>", "</s>", "<unk>"), fillers=64)
+    images = transformers.CLIPImageProcessor(
+        size={"shortest_edge": 16}, crop_size={"height": 16, "width": 16}, **_MEAN_STD
+    )
+    processor = transformers.Kosmos2Processor(images, tokenizer)  # adds a thousand tokens for places
+    config = transformers.Kosmos2Config(
+        text_config={
+            "vocab_size": len(tokenizer),
+            "embed_dim": HIDDEN,
+            "layers": LAYERS,
+            "ffn_dim": 2 * HIDDEN,
+            "attention_heads": HEADS,
+            "dropout": 0.0,
+            "attention_dropout": 0.0,
+            "max_position_embeddings": 128,
+        },
+        vision_config=_VISION,
+        latent_query_num=64,
+    )
+    return transformers.Kosmos2ForConditionalGeneration(config), processor
+
+
+def _pix2struct() -> tuple[Any, Any]:
+    tokenizer = metaspace_tokenizer(("<pad>", "</s>", "<unk>"), ends="</s>")
+    images = transformers.Pix2StructImageProcessor(patch_size={"height": 4, "width": 4}, max_patches=10)
+    text = {key: value for key, value in _T5.items() if key != "d_model"}
+    config = transformers.Pix2StructConfig(
+        text_config={**text, "hidden_size": HIDDEN, "vocab_size": len(tokenizer)},
+        vision_config={
+            "hidden_size": HIDDEN,
+            "patch_embed_hidden_size": 4 * 4 * 3,
+            "d_ff": 2 * HIDDEN,
+            "d_kv": HIDDEN // HEADS,
+            "num_hidden_layers": LAYERS,
+            "num_attention_heads": HEADS,
+            "seq_len": 16,
+        },
+    )
+    return transformers.Pix2StructForConditionalGeneration(config), transformers.Pix2StructProcessor(images, tokenizer)
+
+
+def tiny_family(name: str, seed: int = 0) -> tuple[Any, Any]:
+    """A model in eval mode with its processor."""
+    torch.manual_seed(seed)
+    if name.startswith(("blip2", "instructblip")):
+        model, processor = _blip2(name.split("-")[1], name.startswith("instructblip"))
+    else:
+        model, processor = {"florence2": _florence2, "kosmos2": _kosmos2, "pix2struct": _pix2struct}[name]()
+    model = _spread(model)
+    model.tie_weights()
+    return model, processor
