@@ -12,7 +12,6 @@ import datasets
 import torch
 from PIL import Image
 from torch import Tensor
-from transformers.utils import cached_file
 
 from hf_captionrl.captioners import Captioner, load_captioner
 from hf_captionrl.data import frames_of, is_video, sample_frames
@@ -56,37 +55,14 @@ def pipeline(
         captioner = load_captioner(model, prompt=prompt, device=device)
     else:
         name = model_path(os.fspath(model))
-        _require_safetensors(name, revision)
         captioner = load_captioner(
             name,
             revision=revision,
             prompt=prompt,
             dtype=dtype,
             device=device or ("cuda" if torch.cuda.is_available() else "cpu"),
-            use_safetensors=True,  # never a pickle, which runs code where it is opened
         )
     return CaptionPipeline(captioner, **settings)
-
-
-def _require_safetensors(name: str, revision: str | None) -> None:
-    """Refuse a model with pickles only, before transformers asks a stranger's service to convert it."""
-    if not os.path.isdir(name) and (os.path.isabs(name) or name.count("/") > 1):
-        return  # neither a folder nor a name: load_captioner says so
-    for file in ("model.safetensors", "model.safetensors.index.json", "adapter_model.safetensors"):
-        found = cached_file(
-            name,
-            file,
-            revision=revision,
-            _raise_exceptions_for_gated_repo=False,
-            _raise_exceptions_for_missing_entries=False,
-            _raise_exceptions_for_connection_errors=False,
-        )
-        if found is not None:
-            return
-    raise FileNotFoundError(
-        f"{name!r} has no weights in safetensors, or cannot be reached. Other formats run code where they are opened: convert "
-        "them with the model's own save_pretrained."
-    )
 
 
 class CaptionPipeline:

@@ -25,6 +25,8 @@ __all__ = ["FAMILIES", "load_captioner", "register"]
 FAMILIES: dict[str, type[Captioner]] = {}
 """From `config.model_type` to the family that knows it."""
 
+WEIGHT_FILES = ("model.safetensors", "model.safetensors.index.json")
+
 Family = TypeVar("Family", bound=type[Captioner])
 
 
@@ -215,16 +217,16 @@ def _load(
         )
     if dtype is not None:
         kwargs["dtype"] = dtype
-    loader = getattr(transformers, family.model_class)
-    try:
-        model, info = loader.from_pretrained(
-            name, revision=revision, trust_remote_code=False, output_loading_info=True, **kwargs
-        )
-    except OSError as error:
+    # Asked first: transformers would have another format converted by a service, or open a pickle, which runs code.
+    if not any(_file(name, file, revision) for file in WEIGHT_FILES):
         raise FileNotFoundError(
-            f"{name!r} has a config.json but no weights in safetensors. Convert other formats with the model's own "
-            f"save_pretrained. ({error})"
-        ) from error
+            f"{name!r} has a config.json but no weights in safetensors. Other formats run code where they are opened: "
+            "convert them with the model's own save_pretrained."
+        )
+    loader = getattr(transformers, family.model_class)
+    model, info = loader.from_pretrained(
+        name, revision=revision, trust_remote_code=False, use_safetensors=True, output_loading_info=True, **kwargs
+    )
     _check_head(name, family, model, set(info["missing_keys"]))
     if prompt is None:
         prompt = family.known_prompt(name)

@@ -345,8 +345,7 @@ class Captioner(Writing, Adapting, Saving):
             with the entropies, a pair.
         """
         model = self.model if model is None else model
-        if "image_features" in batch:
-            batch = {**self.fixed_side_inputs_missing_in(batch), **batch}
+        batch = {**self.fixed_side_inputs_missing_in(batch), **batch}
         batch = {name: value.to(self.device) for name, value in batch.items()}
         output = model(**batch, head_objective=LogProbsObjective(temperature, return_entropy))
         return (output["log_probs"], output["entropy"]) if return_entropy else output["log_probs"]

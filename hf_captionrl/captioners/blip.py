@@ -21,6 +21,7 @@ class BlipCaptioner(Captioner):
     family = "blip"
     model_types = ("blip",)
     image_in_cross_attention = True
+    joins_frames = True
     vision_path = "vision_model"
     language_lora = r"text_decoder\.bert\.encoder\..*\.(query|key|value|output\.dense)"
     vision_lora = r"vision_model\.encoder\..*\.(qkv|fc1|fc2)"

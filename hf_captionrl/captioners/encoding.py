@@ -26,6 +26,10 @@ class Encoding:
     forced_token_ids: tuple[int, ...] = ()
     """What always follows the start token, and is neither written nor supervised."""
 
+    joins_frames: ClassVar[bool] = False
+    """Whether the text may see the image tokens of several frames, one frame after the other."""
+
+    base_model: Any
     tokenizer: Any
     image_processor: Any
     prompt: str
@@ -73,6 +77,28 @@ class Encoding:
         """
         pixels = self.image_processor(images=list(images), return_tensors="pt")["pixel_values"]
         return {"pixel_values": pixels, **self.fixed_side_inputs(len(images))}
+
+    def check_frame_pooling(self, pooling: str, num_frames: int) -> None:
+        """Refuse a way to look at videos that the model cannot take.
+
+        Args:
+            pooling (`str`): `"mean"` or `"concat"`, see `data.pool_frames`, or `"native"`, the model's own way.
+            num_frames (`int`): F.
+
+        Raises:
+            ValueError: If it cannot.
+        """
+        name = type(self.base_model).__name__
+        if pooling == "native":
+            raise ValueError(
+                f"frame_pooling is 'native', and {name} is only ever given images here, not the video inputs of its own "
+                "processor. Use frame_pooling='mean'."
+            )
+        if pooling == "concat" and not self.joins_frames:
+            raise ValueError(
+                f"frame_pooling is 'concat', but {name} has places for the image tokens of one image, not of {num_frames}. "
+                "Use frame_pooling='mean', or a captioner with cross-attention (BLIP, VisionEncoderDecoder)."
+            )
 
     def fixed_side_inputs(self, number: int) -> dict[str, Tensor]:
         """What the model wants to know of images besides their pixels, where it is the same for all of them.

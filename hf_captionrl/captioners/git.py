@@ -1,16 +1,32 @@
-"""GIT."""
+"""GIT.
+
+Legend: B images or videos, F frames, M image tokens of a frame, D features.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.modeling_outputs import BaseModelOutputWithPooling
+
 from hf_captionrl.captioners.auto import register
 from hf_captionrl.captioners.base import Captioner
+from hf_captionrl.captioners.head import replaced_forward
 
 __all__ = ["GitCaptioner"]
 
 
 @register
 class GitCaptioner(Captioner):
-    """GIT (`GitForCausalLM`), whose image tokens stand before the text in one sequence."""
+    """GIT (`GitForCausalLM`), whose image tokens stand before the text in one sequence.
+
+    A GIT made for videos (`num_image_with_embedding` in its configuration) adds to the features of each frame what it has
+    learnt for the frame's place; so it takes as many frames as that, one after the other in `image_features`.
+    """
 
     family = "git"
     model_types = ("git",)
@@ -18,3 +34,45 @@ class GitCaptioner(Captioner):
     connector_paths = ("git.visual_projection",)
     language_lora = r"git\.encoder\..*\.(query|key|value|output\.dense)"
     vision_lora = r"git\.image_encoder\..*\.([qkv]_proj|fc1|fc2)"
+
+    def check_frame_pooling(self, pooling: str, num_frames: int) -> None:
+        places = self.base_model.config.num_image_with_embedding
+        if pooling == "concat" and places != num_frames:
+            made = f"videos of {places} frames" if places else "images"
+            raise ValueError(
+                f"frame_pooling is 'concat' with {num_frames} frames, but this GitForCausalLM was made for {made} "
+                "(num_image_with_embedding). Set num_frames to that number, or use frame_pooling='mean'."
+            )
+        if pooling != "concat":
+            super().check_frame_pooling(pooling, num_frames)
+
+    @classmethod
+    @contextmanager
+    def known_features(cls, model: Any, features: Tensor, inputs: dict[str, Any]) -> Iterator[None]:
+        places = model.config.num_image_with_embedding or 1
+        tokens = model.git.encoder.layer[0].attention.self.image_patch_tokens // places  # M
+        frames = features.size(1) // tokens
+        if frames == 1:
+            with super().known_features(model, features, inputs):
+                yield
+            return
+
+        def known(pixels: Tensor, **kwargs: Any) -> BaseModelOutputWithPooling:
+            number = int(pixels.flatten()[0])
+            one = features[:, number * tokens : (number + 1) * tokens]  # (B, M, D)
+            # A copy, always: the model adds to it in place.
+            one = one.repeat_interleave(pixels.size(0) // features.size(0), dim=0)
+            return BaseModelOutputWithPooling(last_hidden_state=one)
+
+        # Stands for the pixels: each frame is its own number.
+        numbers = torch.arange(frames, device=features.device, dtype=features.dtype)
+        with replaced_forward(cls.image_tower(model), known):
+            inputs["pixel_values"] = numbers.view(1, -1, 1, 1, 1).repeat(features.size(0), 1, 1, 1, 1)
+            yield
+
+    def generate_ids(
+        self, image_features: Tensor, prompt_ids: Tensor, side_inputs: dict[str, Tensor], **kwargs: Any
+    ) -> Tensor:
+        inputs = {"input_ids": prompt_ids, "attention_mask": torch.ones_like(prompt_ids)}
+        with self.known_features(self.base_model, image_features, inputs):
+            return self.base_model.generate(**inputs, **kwargs)

@@ -135,7 +135,7 @@ class Writing(Encoding):
                     images["pixel_values"] = pixel_values
                 elif image_features is not None:
                     images["image_features"] = image_features
-                    images |= self.fixed_side_inputs_missing_in(images)
+                images |= self.fixed_side_inputs_missing_in(images)
                 settings = {"max_new_tokens": max_new_tokens, **kwargs}
                 ids = with_gathered_weights(self.model, lambda: self._write(images, settings))
         finally:
@@ -145,10 +145,10 @@ class Writing(Encoding):
         return GenerationOutput(ids=ids, captions=self.decode(ids, mask), ended=ended, mask=mask)
 
     def fixed_side_inputs_missing_in(self, inputs: dict[str, Any]) -> dict[str, Tensor]:
-        """`fixed_side_inputs` for a batch of features that came without.
+        """`fixed_side_inputs` for images that came without.
 
         Args:
-            inputs (`dict`): With `image_features`.
+            inputs (`dict`): With `pixel_values` or `image_features`.
 
         Returns:
             `dict`: Empty where nothing is missing.
@@ -158,7 +158,7 @@ class Writing(Encoding):
         """
         if not self.side_inputs or any(name in inputs for name in self.side_inputs):
             return {}
-        return self.fixed_side_inputs(len(inputs["image_features"]))
+        return self.fixed_side_inputs(len(inputs["image_features" if "image_features" in inputs else "pixel_values"]))
 
     def _write(self, images: dict[str, Tensor], settings: dict[str, Any]) -> Tensor:
         images = {name: value.to(self.device) for name, value in images.items()}

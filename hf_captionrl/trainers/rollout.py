@@ -5,12 +5,14 @@ Legend: B images of this process, G captions an image, N = B * G captions, T tok
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import GenerationConfig
 
 from hf_captionrl.captioners.base import Captioner
 from hf_captionrl.losses import IGNORE_INDEX
@@ -35,6 +37,36 @@ class Completions:
     ids: Tensor
     mask: Tensor
     ended: Tensor
+
+
+@contextmanager
+def drawing_from_the_policy(captioner: Captioner) -> Iterator[None]:
+    """Let generation draw from the policy itself, for a while.
+
+    Published generation settings punish repetition, forbid n-grams or force an end. Captions written so are no samples of
+    the distribution whose log-probabilities the gradient takes.
+
+    Args:
+        captioner ([`Captioner`]): The policy; its settings are put back afterwards.
+
+    Yields:
+        Nothing.
+    """
+    ids = {
+        "bos_token_id": captioner.start_token_id,
+        "decoder_start_token_id": captioner.start_token_id,
+        "eos_token_id": list(captioner.end_token_ids),
+        "pad_token_id": captioner.pad_token_id,
+    }
+    writers = [m for m in captioner.base_model.modules() if getattr(m, "generation_config", None) is not None]
+    own = [writer.generation_config for writer in writers]
+    for writer in writers:
+        writer.generation_config = GenerationConfig(**ids)
+    try:
+        yield
+    finally:
+        for writer, config in zip(writers, own, strict=True):
+            writer.generation_config = config
 
 
 def image_inputs(captioner: Captioner, micro_batches: Sequence[dict[str, Any]]) -> list[dict[str, Tensor]]:
@@ -106,7 +138,8 @@ def write_completions(
         number = len(next(iter(whole.values())))
         starts = range(0, number, batch_size)
         images = [{name: value[s : s + batch_size] for name, value in whole.items()} for s in starts]
-    outputs = [captioner.generate(**batch, **generate_kwargs) for batch in images]
+    with drawing_from_the_policy(captioner):
+        outputs = [captioner.generate(**batch, **generate_kwargs) for batch in images]
     longest = max(output.ids.size(1) for output in outputs)
     ids = [_widen(output.ids, longest, captioner.pad_token_id) for output in outputs]
     mask = [_widen(output.mask, longest, False) for output in outputs]

@@ -12,9 +12,11 @@ import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from hf_captionrl.captioners import HeadInputs
+from hf_captionrl.captioners import HeadInputs, load_captioner
 from hf_captionrl.losses import IGNORE_INDEX, fused_smile_loss, linear_log_probs
 from tests.tiny import FAMILIES, tiny_captioner, tiny_captions, tiny_images
+from tests.tiny_chat import CHAT_TYPES, tiny_chat
+from tests.tiny_families import tiny_family
 
 CASES = (
     *((family, wrapper) for family in FAMILIES for wrapper in ("ddp", "fsdp2")),
@@ -24,6 +26,10 @@ CASES = (
     # Only GIT's head is not tied to the embeddings; FSDP2 itself refuses to shard one of two tied modules alone.
     ("git", "fsdp2-head-alone"),
     ("blip", "fsdp2-generate-first"),
+    ("llava", "ddp"),
+    ("llava", "fsdp2"),
+    ("llava", "fsdp2-lora"),
+    ("blip2-opt", "fsdp2"),
 )
 FAULT = ("git", "ddp-unscaled")  # forgets that DDP averages
 LAYERS = (
@@ -35,6 +41,9 @@ LAYERS = (
     "BlipEncoderLayer",
     "GitVisionEncoderLayer",
     "CLIPEncoderLayer",
+    "LlamaDecoderLayer",
+    "OPTDecoderLayer",
+    "Blip2QFormerLayer",
 )
 
 
@@ -46,7 +55,11 @@ def smile_sum(head: HeadInputs) -> dict[str, torch.Tensor]:
 
 
 def build(family: str, lora: bool) -> Any:
-    captioner = tiny_captioner(family, prompt="a ")
+    if family in FAMILIES:
+        captioner = tiny_captioner(family, prompt="a ")
+    else:
+        model, processor = tiny_chat(family) if family in CHAT_TYPES else tiny_family(family)
+        captioner = load_captioner(model, processor=processor)
     if lora:
         torch.manual_seed(0)
         captioner.add_lora("both", r=4)

@@ -191,6 +191,10 @@ def test_assembled_of_shipped_parts():
     )
     assert not torch.equal(fresh.get_input_embeddings().weight, model.get_input_embeddings().weight)
     assert captioner.max_text_tokens == 64 - 4 + 1
-    assert captioner.image_features(captioner.encode_images(tiny_images(1, size=72))["pixel_values"]).shape == (1, 1, 4 * HIDDEN)
+    assert captioner.image_features(captioner.encode_images(tiny_images(1, size=72))["pixel_values"]).shape == (
+        1,
+        1,
+        4 * HIDDEN,
+    )
     with pytest.raises(ValueError, match="no token for a full stop"):
         assemble(*parts, stop_at_period=True)

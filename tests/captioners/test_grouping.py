@@ -306,7 +306,9 @@ def test_the_connector_runs_once_in_generation(decoding):
             return forward(self, states)
 
     connector.__class__ = Counting
-    captioner.generate(pixel_values=captioner.encode_images(tiny_images(B))["pixel_values"], max_new_tokens=5, **decoding)
+    captioner.generate(
+        pixel_values=captioner.encode_images(tiny_images(B))["pixel_values"], max_new_tokens=5, **decoding
+    )
     assert products == [B * decoding.get("num_beams", 1)]
     assert "forward" not in connector.__dict__
     with computed_once(None):
