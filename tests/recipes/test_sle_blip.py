@@ -56,7 +56,7 @@ def names_of(folder):
 
 def test_results_have_the_promised_shape(run):
     results = json.loads((run / "results.json").read_text())
-    names = ["MLE", "XE", "SLL", "SLL-ME (entropy=0.03)", "SLE (alpha=0.5)"]
+    names = ["MLE", "XE", "SLL", "SLL-ME (entropy=0.03)", "SLE (alpha=0.6)"]
     assert [row["name"] for row in results["rows"]] == [*names, "references"]
     for row in results["rows"][:-1]:
         for column in (*COLUMNS, *SAMPLE_COLUMNS):
@@ -64,7 +64,7 @@ def test_results_have_the_promised_shape(run):
     references = results["rows"][-1]
     assert references["rs_div_2"] is None
     assert "not samples" in references["rs_div_2_reason"]
-    assert results["config"]["SLEBlipConfig"]["alpha"] == 0.5
+    assert results["config"]["SLEBlipConfig"]["alpha"] == 0.6
 
 
 def test_everything_is_written(run):
@@ -78,7 +78,7 @@ def test_everything_is_written(run):
         assert [point["temperature"] for point in points] == [0.5, 1.0]
     for captions in samples["captions"].values():
         assert [len(group) for group in captions.values()] == [3] * 6
-    assert (run / "panel.html").read_text().count("SLE (alpha=0.5)") == 2
+    assert (run / "panel.html").read_text().count("SLE (alpha=0.6)") == 2
     card = (run / "model" / "README.md").read_text()
     assert "CIDEr-D of 3 sampled captions" in card
 
