@@ -1,0 +1,208 @@
+"use strict";
+(() => {
+  const data = JSON.parse(document.getElementById("data").textContent);
+  const { bags, images, reasons, token } = data;
+  const reasonNames = Object.keys(reasons);
+  const served = token !== null;
+  const storeKey = `captionrl-review-${data.fingerprint}`;
+  const lines = []; // of a page without a server, to be downloaded
+  const done = []; // what undo takes back: [bag, what was decided before]
+  const decided = new Map(Object.entries(data.decisions));
+  const $ = (id) => document.getElementById(id);
+  let at = 0;
+  let asking = false;
+  let busy = false;
+
+  function remember(line) {
+    decided.delete(line.bag);
+    if (line.decision !== null) decided.set(line.bag, { decision: line.decision, reason: line.reason });
+  }
+
+  async function save(line) {
+    if (served) {
+      const answer = await fetch("/decisions", {
+        method: "POST",
+        headers: { "Content-Type": "application/json", "X-Review-Token": token },
+        body: JSON.stringify(line),
+      });
+      if (!answer.ok) throw new Error(await answer.text());
+    } else {
+      lines.push({ ...line, time: new Date().toISOString() });
+      try {
+        localStorage.setItem(storeKey, JSON.stringify(lines));
+      } catch {
+        $("hint").textContent = "This browser keeps nothing: download the decisions before you close the page.";
+      }
+    }
+    remember(line);
+  }
+
+  // One at a time: a key that is pressed while a decision is on its way to the disk would be about a bag that is not on the
+  // screen yet, so it does nothing.
+  async function once(action) {
+    if (busy) return;
+    busy = true;
+    try {
+      await action();
+      $("error").hidden = true;
+    } catch (error) {
+      $("error").textContent = `Not saved: ${error.message}. Is the command still running? Press the key again.`;
+      $("error").hidden = false;
+    } finally {
+      busy = false;
+      show();
+    }
+  }
+
+  function decide(decision, reason) {
+    once(async () => {
+      const bag = bags[at].id;
+      const before = decided.get(bag) ?? { decision: null, reason: null };
+      asking = false;
+      await save({ bag, decision, reason });
+      done.push([at, before]);
+      at = nextOpen(at) ?? Math.min(at + 1, bags.length - 1);
+    });
+  }
+
+  function undo() {
+    once(async () => {
+      const last = done.at(-1) ?? (decided.has(bags[at].id) ? [at, { decision: null, reason: null }] : null);
+      asking = false;
+      if (last === null) return;
+      await save({ bag: bags[last[0]].id, ...last[1] });
+      done.pop();
+      at = last[0];
+    });
+  }
+
+  function nextOpen(from) {
+    for (let step = 1; step <= bags.length; step += 1) {
+      const place = (from + step) % bags.length;
+      if (!decided.has(bags[place].id)) return place;
+    }
+    return null;
+  }
+
+  function go(place) {
+    if (busy || place === null) return;
+    asking = false;
+    at = Math.max(0, Math.min(place, bags.length - 1));
+    show();
+  }
+
+  function element(name, text, className) {
+    const made = document.createElement(name);
+    if (text !== undefined) made.textContent = text; // never markup, whatever a caption holds
+    if (className) made.className = className;
+    return made;
+  }
+
+  let shown = -1;
+  function show() {
+    const bag = bags[at];
+    if (shown !== at) {
+      shown = at;
+      $("images").replaceChildren(
+        ...bag.images.map((row) => {
+          const image = images[row];
+          const figure = element("figure");
+          const well = element("div", undefined, "well");
+          const picture = element("img");
+          picture.addEventListener("load", () => {
+            const small = Math.max(picture.naturalWidth, picture.naturalHeight) <= 128;
+            picture.classList.toggle("pixelated", small); // shown with its pixels as they are instead of blurred
+          });
+          picture.src = image.source;
+          picture.alt = `Image ${image.image_id}`;
+          well.append(picture);
+          const caption = element("figcaption");
+          caption.append(element("code", image.image_id));
+          const list = element("ul");
+          for (const text of image.captions) {
+            const item = element("li", text);
+            item.dir = "auto";
+            list.append(item);
+          }
+          caption.append(list);
+          figure.append(well, caption);
+          return figure;
+        }),
+      );
+      scrollTo(0, 0);
+    }
+    const values = [...decided.values()];
+    const kept = values.filter((value) => value.decision === "keep").length;
+    $("count").textContent = `${values.length} of ${bags.length} bags decided · ${kept} kept · ${values.length - kept} dropped`;
+    $("progress").value = values.length / bags.length;
+    $("place").textContent = `Bag ${at + 1} of ${bags.length}`;
+    $("facts").textContent = `${bag.images.length} images · similarity ${bag.similarity.toFixed(3)}`;
+    const now = decided.get(bag.id);
+    $("verdict").className = `verdict ${now ? now.decision : asking ? "drop" : ""}`;
+    $("verdict").textContent = asking
+      ? "Drop: why? 1 to 5, d again for no reason, Escape to go back"
+      : !now
+        ? ""
+        : now.decision === "keep"
+          ? "Kept"
+          : `Dropped${now.reason ? `: ${reasons[now.reason]}` : ""}`;
+    document.body.classList.toggle("asking", asking);
+  }
+
+  function drop() {
+    if (busy) return;
+    if (asking) {
+      decide("drop", null);
+    } else {
+      asking = true;
+      show();
+    }
+  }
+
+  const keys = {
+    k: () => decide("keep", null),
+    d: drop,
+    u: undo,
+    n: () => go(nextOpen(at)),
+    ArrowLeft: () => go(at - 1),
+    ArrowRight: () => go(at + 1),
+    Escape: () => go(at),
+  };
+  reasonNames.forEach((name, number) => {
+    keys[String(number + 1)] = () => decide("drop", name);
+  });
+  addEventListener("keydown", (event) => {
+    if (event.ctrlKey || event.metaKey || event.altKey || event.repeat) return;
+    const action = keys[event.key.length === 1 ? event.key.toLowerCase() : event.key];
+    if (!action) return;
+    event.preventDefault();
+    action();
+  });
+  const buttons = { keep: "k", drop: "d", undo: "u", open: "n", previous: "ArrowLeft", next: "ArrowRight" };
+  for (const [id, key] of Object.entries(buttons)) $(id).addEventListener("click", () => keys[key]());
+  for (const button of document.querySelectorAll("[data-reason]")) {
+    button.addEventListener("click", () => decide("drop", button.dataset.reason));
+  }
+  // A focused button would take Enter and Space for itself, and nothing else: the other keys stay the page's.
+
+  if (!served) {
+    try {
+      for (const line of JSON.parse(localStorage.getItem(storeKey) ?? "[]")) {
+        lines.push(line);
+        remember(line);
+      }
+    } catch {
+      // Storage is switched off, or holds something else: begin without it.
+    }
+    $("download").addEventListener("click", () => {
+      const text = lines.map((line) => `${JSON.stringify(line)}\n`).join("");
+      const link = element("a");
+      link.href = URL.createObjectURL(new Blob([text], { type: "application/x-ndjson" }));
+      link.download = "decisions.jsonl";
+      link.click();
+      setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
+    });
+  }
+  at = decided.has(bags[0].id) ? (nextOpen(0) ?? 0) : 0;
+  show();
+})();

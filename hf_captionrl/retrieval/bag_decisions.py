@@ -1,0 +1,247 @@
+"""What a person decided about each bag: keep or drop, one line a decision, appended and flushed to the disk at once.
+
+The file only grows, so it is not written whole (see `hf_captionrl.io`). The last line about a bag counts; a line whose
+decision is null takes back what was decided before. What a crash left of a last line is passed over by readers and cut
+off by the next writer.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+
+from hf_captionrl.retrieval.bag_files import BagFile
+
+__all__ = ["REASONS", "Decision", "DecisionWriter", "bag_id", "check_decision", "drop_bags", "read_decisions"]
+
+REASONS: dict[str, str] = {
+    "duplicates": "The same image, or no difference that can be named",
+    "too_easy": "Any caption tells them apart",
+    "text_or_names": "Only written text or a name differs",
+    "bad_image": "A broken or unfit image",
+    "other": "Another reason",
+}
+"""Why a bag is dropped, in the order of the keys 1 to 5."""
+
+_SHAPE = 'A line is {"bag": "...", "decision": "keep", "drop" or null, "reason": null or one of the reasons}.'
+
+
+@dataclass(frozen=True)
+class Decision:
+    """One line.
+
+    Args:
+        bag: Id of the bag, see [`bag_id`].
+        decision: `"keep"`, `"drop"`, or None where an earlier decision was taken back.
+        reason: Why it is dropped, a key of `REASONS`; None where nothing was said.
+        time: When, in UTC, as ISO 8601.
+    """
+
+    bag: str
+    decision: Literal["keep", "drop"] | None
+    reason: str | None = None
+    time: str | None = None
+
+
+def bag_id(image_ids: Sequence[str]) -> str:
+    """Name of a bag, made of its images: a benchmark that is built again keeps its decisions.
+
+    Args:
+        image_ids: Ids of its images, in their order.
+
+    Returns:
+        `str`: The number of images and 12 hexadecimal digits, such as `3-0f6c2d9a41be`.
+    """
+    names = json.dumps([str(image_id) for image_id in image_ids])
+    return f"{len(image_ids)}-{hashlib.sha256(names.encode('ascii')).hexdigest()[:12]}"
+
+
+def check_decision(value: Any, where: str) -> Decision:
+    """A decision from parsed JSON.
+
+    Args:
+        value: What was parsed.
+        where: File and line, for the message.
+
+    Returns:
+        [`Decision`]: The decision.
+
+    Raises:
+        ValueError: If it is none.
+    """
+    if not isinstance(value, dict) or not isinstance(value.get("bag"), str) or not value["bag"]:
+        raise ValueError(f"{where} names no bag: {value!r:.80}. {_SHAPE}")
+    decision, reason, time = value.get("decision"), value.get("reason"), value.get("time")
+    if decision not in ("keep", "drop", None) or "decision" not in value:
+        raise ValueError(f"{where}: the decision is {decision!r:.40}. {_SHAPE}")
+    if reason is not None and (decision != "drop" or reason not in REASONS):
+        raise ValueError(
+            f"{where}: the reason is {reason!r:.40}, which does not go with {decision!r}. Only dropped bags have one, out of "
+            f"{', '.join(REASONS)}."
+        )
+    if time is not None and not isinstance(time, str):
+        raise ValueError(f"{where}: the time is {time!r:.40}, not text. {_SHAPE}")
+    return Decision(value["bag"], decision, reason, time)
+
+
+def _parse(line: bytes, where: str) -> Decision:
+    try:
+        value = json.loads(line)
+    except ValueError as error:
+        raise ValueError(f"{where} is no JSON ({error}): {line[:60]!r}. {_SHAPE}") from None
+    return check_decision(value, where)
+
+
+def read_decisions(path: str | os.PathLike[str]) -> list[Decision]:
+    """Every line of a file of decisions, the oldest first.
+
+    Args:
+        path: The file.
+
+    Returns:
+        `list[Decision]`: A last line that breaks off is left out: it was never confirmed.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        ValueError: If another line is broken (it is named).
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"There is no file {str(path)!r}. `captionrl truematch review` writes one.")
+    lines = path.read_bytes().split(b"\n")
+    found = []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        if number == len(lines):  # no line break behind it
+            try:
+                json.loads(line)
+            except ValueError:
+                continue
+        found.append(_parse(line, f"{path}, line {number},"))
+    return found
+
+
+def drop_bags(file: BagFile, decisions: Iterable[Decision]) -> BagFile:
+    """The bags without those whose last decision is to drop them; undecided ones stay.
+
+    Args:
+        file: All bags.
+        decisions: The oldest first.
+
+    Returns:
+        `BagFile`: The same but for the dropped ones.
+
+    Raises:
+        ValueError: If none is left.
+    """
+    last = {decision.bag: decision.decision for decision in decisions}
+    kept = [number for number, bag in enumerate(file.bags) if last.get(bag_id(bag)) != "drop"]
+    if not kept:
+        raise ValueError(f"All {len(file.bags)} bags were dropped, so there is no benchmark. Keep some.")
+    return BagFile(
+        [file.bags[number] for number in kept],
+        [file.similarities[number] for number in kept],
+        file.signature,
+        file.features,
+        file.kind,
+    )
+
+
+class DecisionWriter:
+    """Appends decisions to a file that only one process writes at a time; to be used as a context.
+
+    Args:
+        path: The file; made if missing.
+
+    Attributes:
+        decisions: What the file holds, the oldest first; kept up to date.
+
+    Raises:
+        ValueError: If another process is writing the file, or a line other than the last is broken.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0), 0o666)
+        try:
+            self._lock()
+            self.decisions = read_decisions(self.path)
+            data = self.path.read_bytes()
+            whole = data.rfind(b"\n") + 1
+            torn = data[whole:]
+            os.ftruncate(self._file, whole)
+            if torn.strip() and self.decisions and self._is_whole(torn):
+                self._append_line(torn.strip())  # only its line break was missing
+        except BaseException:
+            os.close(self._file)
+            raise
+
+    @staticmethod
+    def _is_whole(line: bytes) -> bool:
+        try:
+            json.loads(line)
+        except ValueError:
+            return False
+        return True
+
+    def _lock(self) -> None:
+        try:
+            import fcntl
+        except ImportError:  # Windows: two reviews of one folder are the user's to avoid
+            return
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(
+                f"Another process is writing {str(self.path)!r}. Stop that review first; two would overwrite each other."
+            ) from None
+
+    def _append_line(self, line: bytes) -> None:
+        before = os.fstat(self._file).st_size
+        data = memoryview(line + b"\n")
+        try:
+            while data:
+                data = data[os.write(self._file, data) :]
+            os.fsync(self._file)
+        except OSError:
+            os.ftruncate(self._file, before)  # a full disk: the next line must not be glued to half of this one
+            raise
+
+    def append(self, decision: Decision) -> Decision:
+        """Add a decision; when this returns, it is on the disk.
+
+        Args:
+            decision: The decision; without a time it gets the present one.
+
+        Returns:
+            [`Decision`]: As it was written.
+        """
+        written = Decision(
+            decision.bag,
+            decision.decision,
+            decision.reason,
+            decision.time or datetime.now(UTC).isoformat(timespec="seconds"),
+        )
+        self._append_line(json.dumps(vars(written)).encode("ascii"))
+        self.decisions.append(written)
+        return written
+
+    def close(self) -> None:
+        """Close the file, which lets others write it."""
+        os.close(self._file)
+
+    def __enter__(self) -> DecisionWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,118 @@
+"""Make, review and use a benchmark of look-alikes on the embedded world; the table of docs/truematch.md.
+
+    python scripts/truematch_scenes.py --folder truematch --output docs/results/truematch_scenes.json
+
+The review is done in headless Chromium by a script that sees what a person sees, the page: it reads the ids of the
+images on the screen, looks up their facts, and presses k where every image differs from the query in at most two facts, and
+2 ("any caption tells them apart") elsewhere. Only the rule comes from the truth; how people would decide is not known.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a program, only scripts/ is on the path
+from hf_captionrl.cli import main as captionrl
+from hf_captionrl.cli.truematch_review import ReviewServer, review_images
+from hf_captionrl.data.truematch import load_truematch
+from hf_captionrl.io import write_json, write_jsonl
+from hf_captionrl.scenes import load_scenes
+
+__all__ = ["decide_in_browser", "is_kept", "main"]
+
+MOST_FACTS = 2
+"""Facts in which an image of a kept bag may differ from the query."""
+
+MODELS = ("scenes:blip-mle", "scenes:clipcap-mle")
+
+
+def is_kept(facts: Sequence[Mapping[str, Any]]) -> bool:
+    """The script's rule.
+
+    Args:
+        facts: Of each image, the query's first.
+
+    Returns:
+        `bool`: Whether every image differs from the query in at most `MOST_FACTS` facts, and in one at least.
+    """
+    query = facts[0]
+    return all(1 <= sum(other[name] != query[name] for name in query) <= MOST_FACTS for other in facts[1:])
+
+
+def decide_in_browser(
+    browser: Any, address: str, facts: Mapping[str, Mapping[str, Any]], limit: int | None = None
+) -> int:
+    """Decide on every open bag by pressing keys.
+
+    Args:
+        browser: A `Browser` of `tests/browser.py`.
+        address: Of the review page.
+        facts: Of each image, by its id.
+        limit: How many decisions; None for all bags.
+
+    Returns:
+        `int`: How many were made.
+    """
+    count = "Number(document.getElementById('count').textContent.split(' ')[0])"
+    total = "Number(document.getElementById('count').textContent.split(' ')[2])"
+    browser.open(address)
+    done, number = browser.evaluate(f"[{count}, {total}]")
+    end = number if limit is None else min(done + limit, number)
+    for before in range(done, end):
+        ids = browser.evaluate("[...document.querySelectorAll('#images code')].map((code) => code.textContent)")
+        browser.key("k" if is_kept([facts[i] for i in ids]) else "2")
+        browser.wait(f"{count} === {before + 1}")
+    return int(end - done)
+
+
+def _run(*arguments: str) -> None:
+    if captionrl(["truematch", *arguments]) != 0:
+        raise SystemExit(f"captionrl truematch {' '.join(arguments)} failed")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run it all.
+
+    Args:
+        argv: Arguments without the program's name; None for `sys.argv`.
+    """
+    from tests.browser import Browser
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", type=Path, default=Path("outputs/truematch-scenes"))
+    parser.add_argument("--output", type=Path, required=True, metavar="FILE")
+    parser.add_argument("--max_images", type=int, default=1000)
+    arguments = parser.parse_args(argv)
+    folder: Path = arguments.folder
+    _run(
+        *("build", "--output", str(folder), "--max_images", str(arguments.max_images)),
+        *("--license", "apache-2.0", "--repo_id", "truematch-scenes"),
+    )
+    scenes = load_scenes(num_train=0, num_validation=0)["test"].select(range(arguments.max_images))
+    facts = dict(zip(scenes["image_id"][:], scenes["facts"][:], strict=True))
+    rows = review_images(load_truematch(folder), argparse.Namespace(dataset=None))
+    with ReviewServer(folder, rows) as server, Browser() as browser:
+        decide_in_browser(browser, server.address, facts)
+    _run("apply", str(folder))
+    full = folder.parent / "full_captions.jsonl"
+    pairs = zip(scenes["image_id"][:], scenes["full_caption"][:], strict=True)
+    write_jsonl(full, [{"image_id": i, "caption": caption} for i, caption in pairs])
+    results = folder.parent / "results"
+    _run(
+        *("evaluate", str(folder), "--captions", str(full), "--names", "every fact", "--models", *MODELS),
+        *("--references", "--output_dir", str(results)),
+    )
+    _run("leaderboard", str(folder), str(results / "results.json"))
+    measured = json.loads((results / "results.json").read_text(encoding="utf-8"))
+    kept = ("benchmark", "fingerprint", "bags", "review", "num_images", "scorer", "rows", "seed", "versions")
+    write_json(arguments.output, {name: measured[name] for name in kept})
+    print((folder / "leaderboard.md").read_text(encoding="utf-8"))
+
+
+if __name__ == "__main__":
+    main()

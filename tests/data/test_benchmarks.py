@@ -1,0 +1,288 @@
+"""Other people's benchmarks, each from a small file in the layout that its authors describe, and from bad ones."""
+
+import json
+import pickle
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from hf_captionrl.data import open_image
+from hf_captionrl.data.benchmarks import (
+    coco_id,
+    load_hard_pool,
+    load_imagecode,
+    load_published_bags,
+    match_coco_ids,
+)
+from hf_captionrl.data.captioned_benchmarks import load_concadia, load_nocaps
+from hf_captionrl.metrics import self_retrieval
+
+
+def put(path, value):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(value if isinstance(value, str) else json.dumps(value), encoding="utf-8")
+    return path
+
+
+def picture(path, colour=(1, 2, 3)):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", (8, 8), colour).save(path)
+
+
+# --- the paper's bags ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name", [3310, "3310", "000000003310.jpg", "val2014/COCO_val2014_000000003310.jpg", "a\\3310"]
+)
+def test_a_coco_image_has_one_number(name):
+    assert coco_id(name) == "3310"
+
+
+@pytest.mark.parametrize("name", ["", None, True, "cat.jpg", 3.5, "12a", "-4"])
+def test_no_coco_image(name):
+    with pytest.raises(ValueError, match="is no COCO image"):
+        coco_id(name)
+
+
+def test_published_bags_are_matched_by_number(tmp_path):
+    put(tmp_path / "benchmark/3.json", [[3310, 42, 7], [9, "10", 11]])
+    put(tmp_path / "benchmark/5.json", [[1, 2, 3, 4, 5]])
+    put(tmp_path / "benchmark/1.json", "nobody reads this")
+    bags = load_published_bags(tmp_path, [3, 5])
+    assert bags == {3: [["3310", "42", "7"], ["9", "10", "11"]], 5: [["1", "2", "3", "4", "5"]]}
+    assert load_published_bags(tmp_path / "benchmark", [5]) == {5: bags[5]}
+    ids = [f"COCO_val2014_{number:012d}.jpg" for number in (11, 10, 9, 7, 42, 3310)]
+    assert match_coco_ids({3: bags[3]}, ids)[3] == [[ids[5], ids[4], ids[3]], [ids[2], ids[1], ids[0]]]
+    with pytest.raises(ValueError, match="5 images of the bags are not in the data set, such as COCO image 1"):
+        match_coco_ids(bags, ids)
+    with pytest.raises(ValueError, match="are both COCO image 7"):
+        match_coco_ids({}, [7, "0007"])
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("[[1, 2, 3], [4, 5", "is no valid JSON"),
+        ({"bags": []}, "must hold a list of bags"),
+        ([], "must hold a list of bags"),
+        ([[1, 2]], "not 3 different images"),
+        ([[1, 2, 2]], "not 3 different images"),
+        ([[1, 2, 3], [3, 4, 5]], "image 3 stands in bags 0 and 1"),
+        ([[1, 2, None]], "a list of COCO ids"),
+        ([[1, 2, "cat"]], "is no COCO image"),
+    ],
+)
+def test_bad_published_bags(tmp_path, content, message):
+    put(tmp_path / "3.json", content)
+    with pytest.raises(ValueError, match=message):
+        load_published_bags(tmp_path, [3])
+    with pytest.raises(FileNotFoundError, match="list of bags of 5"):
+        load_published_bags(tmp_path, [5])
+
+
+# --- ImageCoDe ----------------------------------------------------------------------------------------------------
+
+SETS = {
+    "open-images-12_ab": {"5": "a deer", "0": "a bird"},
+    "MSR-VTT-videoTestVideo_video7-shot1_0": {"9": "two girls"},
+}
+
+
+def imagecode(tmp_path, numbers=range(10)):
+    for shade, name in enumerate(SETS):
+        for number in numbers:
+            picture(tmp_path / "sets" / name / f"img{number}.jpg", (20 * shade, 20 * number % 255, 0))
+    return put(tmp_path / "valid_data.json", SETS), tmp_path / "sets"
+
+
+def test_imagecode_rows_feed_the_metric(tmp_path):
+    path, root = imagecode(tmp_path, numbers=range(3, 13))  # numbered otherwise: their order counts, not their names
+    found = load_imagecode(path, root)
+    assert len(found.image_ids) == len(found.paths) == 20
+    assert found.descriptions == ["a deer", "a bird", "two girls"]
+    assert found.targets == [5, 0, 19]
+    assert found.is_video == [False, False, True]
+    assert [p.name for p in found.paths[:10]] == [f"img{n}.jpg" for n in range(3, 13)]
+    assert found.image_ids[found.targets[2]] == "MSR-VTT-videoTestVideo_video7-shot1_0/9"
+    images = np.eye(20)
+    text = images[[5, 1, 19]]  # the second description finds its neighbour
+    result = self_retrieval(text, images, targets=found.targets, sets=found.sets, ks=(1,), num_bootstrap=0)
+    assert result["recall_at_1_per_sample"].tolist() == [1, 0, 1]
+
+
+def test_imagecode_by_kind(tmp_path):
+    path, root = imagecode(tmp_path)
+    assert load_imagecode(path, root, kind="static").targets == [5, 0]
+    assert load_imagecode(path, kind="video").targets == [9]
+    assert load_imagecode(path, kind="video").paths == []
+    with pytest.raises(ValueError, match="kind is 'film'"):
+        load_imagecode(path, kind="film")
+    with pytest.raises(ValueError, match="has no static sets"):
+        load_imagecode(put(tmp_path / "v.json", {"a": {"1": "b"}}), kind="static")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('{"a": {"1": "b"}', "is no valid JSON"),
+        (["a"], "holds a list"),
+        ({"a": ["b"]}, "without labels"),
+        ({"a": {"10": "b"}}, "position '10'"),
+        ({"a": {"x": "b"}}, "position 'x'"),
+        ({"a": {"1": " "}}, "described by ' '"),
+    ],
+)
+def test_bad_imagecode(tmp_path, content, message):
+    with pytest.raises(ValueError, match=message):
+        load_imagecode(put(tmp_path / "valid_data.json", content))
+
+
+def test_imagecode_wants_ten_images_inside_its_folder(tmp_path):
+    path, root = imagecode(tmp_path, numbers=range(9))
+    with pytest.raises(ValueError, match="holds 9 images"):
+        load_imagecode(path, root)
+    with pytest.raises(FileNotFoundError, match="no folder"):
+        load_imagecode(path, tmp_path / "nowhere")
+    outside = put(tmp_path / "out.json", {"../sets": {"1": "b"}})
+    with pytest.raises(ValueError, match="no name of a set"):
+        load_imagecode(outside, root)
+
+
+# --- the hard pool ------------------------------------------------------------------------------------------------
+
+NAMES = ["val2014/COCO_val2014_000000391895.jpg", "COCO_val2014_000000060623", "522418"]
+
+
+def test_the_pool_in_any_plain_form(tmp_path):
+    ids = ["391895", "60623", "522418"]
+    assert load_hard_pool(put(tmp_path / "a.json", NAMES)) == ids
+    assert load_hard_pool(put(tmp_path / "a.txt", "\n".join(NAMES) + "\n")) == ids
+    np.save(tmp_path / "a.npy", np.array(NAMES))
+    assert load_hard_pool(tmp_path / "a.npy") == ids
+
+
+def test_the_pool_is_never_a_pickle(tmp_path):
+    (tmp_path / "test_imgs_feats_3w.pkl").write_bytes(pickle.dumps({"imgids": NAMES}))
+    with pytest.raises(ValueError, match="pickles are never opened"):
+        load_hard_pool(tmp_path / "test_imgs_feats_3w.pkl")
+    np.save(tmp_path / "o.npy", np.array(NAMES, dtype=object), allow_pickle=True)
+    with pytest.raises(ValueError, match="save its list `imgids` as JSON"):
+        load_hard_pool(tmp_path / "o.npy")
+    with pytest.raises(ValueError, match="is there twice"):
+        load_hard_pool(put(tmp_path / "b.json", ["7", "COCO_val2014_000000000007"]))
+    with pytest.raises(ValueError, match="must hold a list"):
+        load_hard_pool(put(tmp_path / "c.json", {"imgids": NAMES}))
+    with pytest.raises(FileNotFoundError, match="names of the pool"):
+        load_hard_pool(tmp_path / "d.json")
+
+
+# --- nocaps -------------------------------------------------------------------------------------------------------
+
+
+def nocaps(**changes):
+    value = {
+        "images": [
+            {"id": i, "file_name": f"{i}.jpg", "domain": domain, "width": 8, "height": 8}
+            for i, domain in enumerate(["in-domain", "near-domain", "out-domain", "out-domain"])
+        ],
+        # Not in the order of the images, and not next to each other.
+        "annotations": [
+            {"id": n, "image_id": i, "caption": f"caption {n} of  {i}"} for n, i in enumerate([3, 2, 1, 0, 3, 2, 1, 0])
+        ],
+    }
+    return value | changes
+
+
+def test_nocaps_by_domain(tmp_path):
+    for i in range(4):
+        picture(tmp_path / "images" / f"{i}.jpg", (i, 0, 0))
+    path = put(tmp_path / "nocaps_val_4500_captions.json", nocaps())
+    rows = load_nocaps(path, tmp_path / "images")
+    assert rows["image_id"][:] == ["0", "1", "2", "3"]
+    assert rows["captions"][0] == ["caption 3 of 0", "caption 7 of 0"]
+    out = load_nocaps(path, tmp_path / "images", domain="out-domain")
+    assert out["image_id"][:] == ["2", "3"]
+    assert out["domain"][:] == ["out-domain"] * 2
+    assert open_image(out[1]["image"]).size == (8, 8)
+    with pytest.raises(ValueError, match="domain is 'far-domain'"):
+        load_nocaps(path, tmp_path / "images", domain="far-domain")
+    with pytest.raises(FileNotFoundError, match="image_root"):
+        load_nocaps(path, tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"images": []}, "no list 'images'"),
+        ({"annotations": {}}, "no list 'annotations'"),
+        ({"annotations": [{"image_id": 9, "caption": "a"}]}, "is of image 9, which is not there"),
+        ({"annotations": [{"image_id": 0, "caption": "a"}]}, "image 1 has no caption"),
+        ({"images": [{"id": 0, "file_name": "0.jpg", "domain": "odd"}]}, "has the domain 'odd'"),
+        ({"images": [{"id": 0, "file_name": "0.jpg", "domain": "in-domain"}] * 2}, "there twice"),
+    ],
+)
+def test_bad_nocaps(tmp_path, changes, message):
+    with pytest.raises(ValueError, match=message):
+        load_nocaps(put(tmp_path / "n.json", nocaps(**changes)), tmp_path)
+
+
+def test_nocaps_stays_in_its_folder(tmp_path):
+    value = nocaps()
+    value["images"][0]["file_name"] = "../secret.jpg"
+    with pytest.raises(ValueError, match="leads out of image_root"):
+        load_nocaps(put(tmp_path / "n.json", value), tmp_path)
+
+
+# --- Concadia -----------------------------------------------------------------------------------------------------
+
+
+def concadia(number, split, **changes):
+    texts = {name: {"raw": f"{name} of {number}", "tokens": [name]} for name in ("caption", "description", "context")}
+    return {
+        "article_id": "A",
+        "filename": f"{number}.jpg",
+        "orig_filename": "x.jpg",
+        "split": split,
+        **texts,
+        **changes,
+    }
+
+
+def test_concadia_by_split_and_text(tmp_path):
+    images = [concadia(1, "train"), concadia(2, "test"), concadia(3, "val"), concadia(4, "test")]
+    for i in range(1, 5):
+        picture(tmp_path / f"{i}.jpg")
+    path = put(tmp_path / "wiki_split.json", {"images": images})
+    rows = load_concadia(path, tmp_path)
+    assert rows["image_id"][:] == ["2.jpg", "4.jpg"]
+    assert rows["captions"][:] == [["caption of 2"], ["caption of 4"]]
+    assert rows["context"][0] == "context of 2"
+    assert load_concadia(path, tmp_path, split="validation", text="description")["captions"][:] == [
+        ["description of 3"]
+    ]
+    with pytest.raises(ValueError, match="no images of the split 'challenge'"):
+        load_concadia(path, tmp_path, split="challenge")
+    with pytest.raises(ValueError, match="text is 'alt'"):
+        load_concadia(path, tmp_path, text="alt")
+
+
+@pytest.mark.parametrize(
+    ("image", "message"),
+    [
+        (concadia(1, "half"), "has the split 'half'"),
+        (concadia(1, "test", caption="bare text"), "has no caption: 'bare text'"),
+        (concadia(1, "test", caption={"raw": " "}), "has no caption"),
+        (concadia(1, "test", filename=None), "names no file"),
+        (concadia(1, "test", filename="/etc/passwd"), "leads out of image_root"),
+    ],
+)
+def test_bad_concadia(tmp_path, image, message):
+    with pytest.raises(ValueError, match=message):
+        load_concadia(put(tmp_path / "wiki_split.json", {"images": [image]}), tmp_path)
+
+
+def test_concadia_twice(tmp_path):
+    with pytest.raises(ValueError, match=r"'1.jpg' is there twice"):
+        load_concadia(put(tmp_path / "w.json", {"images": [concadia(1, "test")] * 2}), tmp_path)
