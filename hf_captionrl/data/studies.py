@@ -1,0 +1,275 @@
+"""Human studies made from captions: which images, which questions in which order, and the key that nobody taking part sees.
+
+Two designs: DiscriTune's retrieval study (section 5.3, Appendix A) and SMILE's rating study (section 3.2). The same
+inputs and the same seed give the same study, byte for byte.
+
+Legend: N images, D features.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from hf_captionrl.retrieval.neighbours import normalised
+
+__all__ = ["deal_blocks", "draw_controls", "draw_sets", "rating_parts", "retrieval_parts", "study_fingerprint"]
+
+_CANDIDATES = 4
+"""Groups of images that are looked at for each control that is wanted."""
+
+_SURE = 0.9
+"""How sure the scorer must be of a control's image."""
+
+
+def draw_sets(
+    features: Any,
+    num_sets: int,
+    *,
+    rows: Sequence[int] | None = None,
+    set_size: int = 10,
+    max_similarity: float = 0.8,
+) -> list[list[int]]:
+    """Sets of a target and its nearest neighbours, each image in one set at most.
+
+    Reference: DiscriTune, Appendix A: neighbours of a cosine above .8 are often the same picture again and are passed over.
+    Targets are tried in the order of `rows`; one with too few neighbours left is passed over.
+
+    Args:
+        features (array or tensor of shape `(N, D)`): Image features.
+        num_sets: Sets that are wanted; fewer are returned where there are no more.
+        rows: Images that may be used; all where left out.
+        set_size: Images of a set, the target among them.
+        max_similarity: Largest cosine between target and neighbour.
+
+    Returns:
+        `list[list[int]]`: For each set its rows, the target first, then the nearest first.
+
+    Raises:
+        ValueError: If a number is out of range or features are bad.
+    """
+    if set_size < 2:
+        raise ValueError(f"set_size is {set_size}; there must be at least 2 images to choose from.")
+    if not -1 < max_similarity <= 1:
+        raise ValueError(f"max_similarity is {max_similarity}; a cosine lies between -1 and 1.")
+    unit = normalised(features)
+    order = list(range(len(unit)) if rows is None else rows)
+    free = torch.zeros(len(unit), dtype=torch.bool)
+    free[order] = True
+    sets: list[list[int]] = []
+    for target in order:
+        if len(sets) == num_sets:
+            break
+        if not free[target]:
+            continue
+        scores = (unit @ unit[target]).cpu()
+        open_ = free & (scores <= max_similarity)
+        open_[target] = False
+        if int(open_.sum()) < set_size - 1:
+            continue
+        scores[~open_] = -torch.inf
+        # A stable sort: of equally near images the first, on every machine.
+        found = [target, *scores.argsort(descending=True, stable=True)[: set_size - 1].tolist()]
+        free[found] = False
+        sets.append(found)
+    return sets
+
+
+def draw_controls(
+    features: Any,
+    captions: Sequence[Sequence[str]],
+    encode: Callable[[list[str]], Any],
+    num_controls: int,
+    *,
+    rows: Sequence[int],
+    set_size: int = 10,
+    logit_scale: float = 100.0,
+) -> list[tuple[list[int], str]]:
+    """Questions that nobody who pays attention gets wrong: random images, and a person's caption that fits one alone.
+
+    The images are cut into groups in the order of `rows`. In each the target is the image that the scorer finds most surely
+    by one of its captions; where that is not surer than .9 the group is no control, and the surest groups are taken.
+
+    Args:
+        features (array or tensor of shape `(N, D)`): Image features.
+        captions: For each image what people wrote about it.
+        encode: From captions to text features of shape `(M, D)`.
+        num_controls: Controls that are wanted; fewer are returned where there are no more.
+        rows: Images that may be used, in random order.
+        set_size: Images of a question.
+        logit_scale: Of the scorer, which makes probabilities of cosines.
+
+    Returns:
+        `list[tuple[list[int], str]]`: For each control its rows, the target first, and the caption.
+    """
+    unit = normalised(features)
+    groups = [list(rows[at : at + set_size]) for at in range(0, len(rows) - set_size + 1, set_size)]
+    found: list[tuple[float, list[int], str]] = []
+    for group in groups[: num_controls * _CANDIDATES]:
+        asked = [(place, text) for place, row in enumerate(group) for text in captions[row] if text.strip()]
+        if not asked:
+            continue
+        texts = normalised(encode([text for _, text in asked]), "text features").cpu()
+        chances = (logit_scale * texts @ unit[group].cpu().T).softmax(dim=1)  # (captions, images)
+        own = chances[range(len(asked)), [place for place, _ in asked]]
+        best = int(own.argmax())
+        place, text = asked[best]
+        if float(own[best]) > _SURE:
+            found.append((float(own[best]), [group[place], *group[:place], *group[place + 1 :]], text))
+    found.sort(key=lambda control: -control[0])
+    return [(images, text) for _, images, text in found[:num_controls]]
+
+
+def deal_blocks(num_sets: int, num_systems: int, block_size: int, rng: random.Random) -> list[list[tuple[int, int]]]:
+    """Deal every pair of a set and a system into blocks: nobody sees a set twice, and blocks are equally large.
+
+    Args:
+        num_sets: Sets of images.
+        num_systems: Systems; each asks about each set once.
+        block_size: Largest number of questions of a block.
+        rng: Source of chance.
+
+    Returns:
+        `list[list[tuple[int, int]]]`: For each block its pairs of set and system, in random order.
+
+    Raises:
+        ValueError: If a number is below 1.
+    """
+    if min(num_sets, num_systems, block_size) < 1:
+        raise ValueError(f"{num_sets} sets, {num_systems} systems, blocks of {block_size}: each must be at least 1.")
+    blocks: list[list[tuple[int, int]]] = [
+        [] for _ in range(max(num_systems, -(-num_sets * num_systems // block_size)))
+    ]
+    for number in rng.sample(range(num_sets), num_sets):
+        # The emptiest blocks, ties at random: sizes never differ by more than one.
+        chosen = sorted(rng.sample(range(len(blocks)), len(blocks)), key=lambda block: len(blocks[block]))
+        for system, block in enumerate(rng.sample(chosen[:num_systems], num_systems)):
+            blocks[block].append((number, system))
+    return [rng.sample(block, len(block)) for block in blocks]
+
+
+def _question_id(rng: random.Random) -> str:
+    """Says nothing about what is asked."""
+    return f"q{rng.getrandbits(40):010x}"
+
+
+def retrieval_parts(
+    sets: Sequence[Sequence[str]],
+    captions: Mapping[str, Sequence[str]],
+    controls: Sequence[tuple[Sequence[str], str]],
+    *,
+    block_size: int = 100,
+    controls_per_block: int = 5,
+    seed: int = 0,
+) -> dict[str, list[dict[str, Any]]]:
+    """The blocks of a retrieval study.
+
+    Args:
+        sets: For each set its image ids, the target first.
+        captions: For each system its caption of each set's target.
+        controls: Image ids, the target first, and caption; used in turn, each at most once a block.
+        block_size: Questions of a block without its controls, at most.
+        controls_per_block: Controls that are mixed in.
+        seed: Of all that is drawn.
+
+    Returns:
+        `dict`: For each part its questions: `id`, `group`, `system` (None for a control), `caption`, `images` in the
+        order in which they are shown, `right` (position of the target, from 1).
+
+    Raises:
+        ValueError: If there are fewer controls than a block takes, or a system has not one caption a set.
+    """
+    if len(controls) < controls_per_block:
+        raise ValueError(f"There are {len(controls)} controls, and a block takes {controls_per_block}.")
+    for name, texts in captions.items():
+        if len(texts) != len(sets):
+            raise ValueError(f"{name!r} has {len(texts)} captions for {len(sets)} sets. Give one each.")
+    rng = random.Random(f"retrieval {seed}")
+    names = list(captions)
+
+    def question(group: str, system: str | None, caption: str, images: Sequence[str]) -> dict[str, Any]:
+        shown = rng.sample(list(images), len(images))
+        place = shown.index(images[0]) + 1
+        return {
+            "id": _question_id(rng),
+            "group": group,
+            "system": system,
+            "caption": caption,
+            "images": shown,
+            "right": place,
+        }
+
+    parts: dict[str, list[dict[str, Any]]] = {}
+    blocks = deal_blocks(len(sets), len(names), block_size, rng)
+    width = len(str(len(blocks)))
+    for number, block in enumerate(blocks):
+        questions = [question(f"set-{s}", names[k], captions[names[k]][s], sets[s]) for s, k in block]
+        for step in range(controls_per_block):
+            which = (number * controls_per_block + step) % len(controls)
+            images, text = controls[which]
+            asked = question(f"control-{which}", None, text, images)
+            questions.insert(rng.randrange(len(questions) + 1), asked)
+        parts[f"block-{number + 1:0{width}}"] = questions
+    return parts
+
+
+def rating_parts(
+    image_ids: Sequence[str], captions: Mapping[str, Sequence[str]], *, num_raters: int = 5, seed: int = 0
+) -> dict[str, list[dict[str, Any]]]:
+    """The pages of a rating study, one a rater: the same captions, each in an order of its own.
+
+    The captions of an image follow one another, so that nobody has to look at it four times anew; images, and the systems
+    of each image, are shuffled.
+
+    Args:
+        image_ids: The images.
+        captions: For each system its caption of each image.
+        num_raters: Pages.
+        seed: Of all that is drawn.
+
+    Returns:
+        `dict`: For each part its questions: `id` (the same on every page), `group` (the image), `system`, `caption`,
+        `images`.
+
+    Raises:
+        ValueError: If a system has not one caption an image, or there is no rater.
+    """
+    for name, texts in captions.items():
+        if len(texts) != len(image_ids):
+            raise ValueError(f"{name!r} has {len(texts)} captions for {len(image_ids)} images. Give one each.")
+    if num_raters < 1:
+        raise ValueError(f"num_raters is {num_raters}; somebody has to rate.")
+    rng = random.Random(f"rating {seed}")
+    asked = [
+        [
+            {"id": _question_id(rng), "group": image_id, "system": name, "caption": texts[i], "images": [image_id]}
+            for name, texts in captions.items()
+        ]
+        for i, image_id in enumerate(image_ids)
+    ]
+    width = len(str(num_raters))
+    return {
+        f"rater-{number + 1:0{width}}": [
+            dict(question) for group in rng.sample(asked, len(asked)) for question in rng.sample(group, len(group))
+        ]
+        for number in range(num_raters)
+    }
+
+
+def study_fingerprint(key: Mapping[str, Any]) -> str:
+    """What tells one study from another, and an edited key from the one that was written.
+
+    Args:
+        key: The key; its own fingerprint does not count.
+
+    Returns:
+        `str`: 16 hexadecimal digits.
+    """
+    counted = {name: value for name, value in key.items() if name != "fingerprint"}
+    text = json.dumps(counted, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,0 +1,213 @@
+"""What a human study found, for people: a Markdown page and an HTML page of the same tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from hf_captionrl.reports.gallery import TEMPLATES, content_hash
+from hf_captionrl.reports.table import Column, check_rows, escape_markdown, format_cell
+
+__all__ = ["study_html", "study_markdown"]
+
+_COLUMNS = {
+    "retrieval": (
+        Column("accuracy", "Accuracy", "higher", is_fraction=True),
+        Column("exact", "Exact binomial", None),
+        Column("correct", "Right", None, digits=0),
+        Column("answers", "Answers", None, digits=0),
+    ),
+    "rating": (
+        Column("descriptiveness", "Descriptiveness", "higher", digits=2),
+        Column("accuracy", "Accuracy", "higher", digits=2),
+        Column("f1", "F1", "higher", digits=2),
+        Column("fluency", "Fluency", "higher", digits=2),
+        Column("ratings", "Captions rated", None, digits=0),
+    ),
+}
+
+_LEGENDS = {
+    "retrieval": (
+        "Accuracy: share of questions with the right image picked; by chance {chance:.3f}. ± or [low, high]: 95 % bootstrap "
+        "interval over sets of images or over participants, whichever is wider. Exact binomial: Clopper and Pearson's "
+        "interval, as if all answers were independent."
+    ),
+    "rating": (
+        "Ratings from 1 (terrible) to 5 (excellent). F1: harmonic mean of the means of descriptiveness and accuracy. ± or "
+        "[low, high]: 95 % bootstrap interval over images or over participants, whichever is wider."
+    ),
+}
+
+
+_WORDS = frozenset({"", "Measure", "Level", "Part", "Reason"})
+"""Columns that hold words, not numbers."""
+
+
+@dataclass(frozen=True)
+class _Table:
+    """A heading, column titles and cells."""
+
+    title: str
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    note: str = ""
+
+    @property
+    def words(self) -> list[bool]:
+        """For each column whether it stands on the left."""
+        return [name in _WORDS for name in self.header]
+
+
+def _number(value: float | None, digits: int = 3) -> str:
+    return "–" if value is None else f"{value:.{digits}f}"
+
+
+def _range(interval: Sequence[float] | None, digits: int = 3) -> str:
+    return "–" if interval is None else f"[{interval[0]:.{digits}f}, {interval[1]:.{digits}f}]"
+
+
+def _tables(result: Mapping[str, Any]) -> list[_Table]:
+    kind = result["kind"]
+    columns = _COLUMNS[kind]
+    # The exact interval stands in a column of its own: one cell holds one interval.
+    rows = [
+        {**row, "exact": None, "exact_reason": None} if kind == "retrieval" else dict(row) for row in result["rows"]
+    ]
+    check_rows(rows, columns)
+    main = []
+    for row in rows:
+        cells = [
+            _range(row.get("accuracy_exact_ci")) if column.key == "exact" else format_cell(row, column)
+            for column in columns
+        ]
+        main.append([row["name"], *cells])
+    found = [
+        _Table(
+            "Systems",
+            ["", *(column.title for column in columns)],
+            main,
+            _LEGENDS[kind].format(chance=result.get("chance", 0.0)),
+        )
+    ]
+    if result["paired"]:
+        found.append(
+            _Table(
+                "Differences",
+                ["", "Measure", "Difference", "95 % interval", "p", "Groups"],
+                [
+                    [
+                        f"{pair['a']} − {pair['b']}",
+                        pair["measure"],
+                        _number(pair["difference"]),
+                        _range(pair.get("difference_ci")),
+                        _number(pair.get("p_value"), 4),
+                        str(pair["num_groups"]),
+                    ]
+                    for pair in result["paired"]
+                ],
+                "On the sets of images, or images, that both were asked about: paired randomisation test, two-sided, not "
+                "corrected for the number of tests.",
+            )
+        )
+    found.append(
+        _Table(
+            "Agreement",
+            ["", "Level", "Krippendorff's alpha", "Judged by two or more", "People"],
+            [
+                [
+                    entry["measure"],
+                    entry["level"],
+                    _number(entry["alpha"]) if entry["alpha"] is not None else f"not run: {entry['alpha_reason']}",
+                    str(entry["units"]),
+                    str(entry["people"]),
+                ]
+                for entry in result["agreement"]
+            ],
+        )
+    )
+    people = result["participants"]
+    columns_of = [name for name in people[0] if name != "participant"]
+    found.append(
+        _Table(
+            "Participants",
+            ["", *(name.replace("_", " ").capitalize() for name in columns_of)],
+            [[entry["participant"], *(str(entry[name]) for name in columns_of)] for entry in people],
+        )
+    )
+    if result["dropped"]:
+        found.append(
+            _Table(
+                "Dropped participants",
+                ["", "Part", "Reason"],
+                [[entry["participant"], entry["part"], entry["reason"]] for entry in result["dropped"]],
+            )
+        )
+    if result["rejected"]:
+        found.append(
+            _Table(
+                "Files that do not count",
+                ["", "Reason"],
+                [[entry["file"], entry["reason"]] for entry in result["rejected"]],
+            )
+        )
+    return found
+
+
+def _titles(result: Mapping[str, Any]) -> tuple[str, str]:
+    title = "Retrieval by people" if result["kind"] == "retrieval" else "Ratings by people"
+    return title, f"Study {result['study']}. {result['signature']}"
+
+
+def study_markdown(result: Mapping[str, Any]) -> str:
+    """The result as Markdown.
+
+    Args:
+        result: Of `score_picks` or `score_ratings`, with `kind`, `study` (fingerprint) and `rejected` (files).
+
+    Returns:
+        `str`: Markdown, ending in a line break.
+
+    Raises:
+        ValueError: If a row is malformed.
+    """
+    title, note = _titles(result)
+    parts = [f"# {title}\n\n{escape_markdown(note)}\n"]
+    for table in _tables(result):
+        lines = [f"\n## {table.title}\n", "| " + " | ".join(map(escape_markdown, table.header)) + " |"]
+        lines.append("|" + "".join(":--|" if left else "--:|" for left in table.words))
+        lines += ["| " + " | ".join(map(escape_markdown, row)) + " |" for row in table.rows]
+        if table.note:
+            lines.append(f"\n{escape_markdown(table.note)}")
+        parts.append("\n".join(lines) + "\n")
+    return "".join(parts)
+
+
+def study_html(result: Mapping[str, Any]) -> str:
+    """The result as one HTML page that needs nothing else.
+
+    Args:
+        result: As for [`study_markdown`].
+
+    Returns:
+        `str`: HTML.
+
+    Raises:
+        ValueError: If a row is malformed.
+    """
+    title, note = _titles(result)
+    style = (TEMPLATES / "study_results.css").read_text(encoding="utf-8")
+    environment = Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    # Ours, not a participant's: the only text that is not escaped. Its hash is all the policy allows.
+    return environment.get_template("study_results.html.j2").render(
+        title=title, note=note, tables=_tables(result), style=Markup(style), style_hash=content_hash(style)
+    )
