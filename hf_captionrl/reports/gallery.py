@@ -10,8 +10,9 @@ import hashlib
 import io
 import os
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -21,7 +22,20 @@ from PIL import Image
 
 from hf_captionrl.io import atomic_write_text
 
-__all__ = ["GalleryCaption", "GalleryItem", "content_hash", "embedded_image", "mark_claims", "write_gallery"]
+__all__ = [
+    "GalleryCaption",
+    "GalleryItem",
+    "Mark",
+    "Verdict",
+    "content_hash",
+    "cut_at_marks",
+    "embedded_image",
+    "mark_claims",
+    "write_gallery",
+]
+
+Verdict = Literal["right", "wrong", "misbound"]
+"""Of a claim; a misbound one is wrong here and true of something else in the scene."""
 
 TEMPLATES = Path(__file__).parent / "templates"
 _MAX_SIDE = 512
@@ -30,6 +44,25 @@ _PIXEL_ART_SIDE = 128
 """Up to this side an image is shown with its pixels as they are instead of blurred."""
 _PNG_PIXELS = 256 * 256
 """Larger images are photographs: as PNG, fifty of them would be a file of twenty megabytes."""
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A judged claim.
+
+    Args:
+        text: The claim.
+        verdict: Whether it is right, wrong, or wrong and true of something else.
+        start: Where its words begin in the caption, in characters; None where they do not stand there.
+        end: Where they end.
+        owner: What a misbound claim is true of.
+    """
+
+    text: str
+    verdict: Verdict
+    start: int | None = None
+    end: int | None = None
+    owner: str = ""
 
 
 @dataclass(frozen=True)
@@ -43,6 +76,8 @@ class GalleryCaption:
         wrong: Claims that are false.
         rank: Place of the image when the caption retrieves it, 1 = best; None if not ranked.
         pool_size: Number of images it is ranked among.
+        marks: The claims with their places, in place of `right` and `wrong`, whose places are looked for.
+        numbers: What else is known of the caption, for instance `{"CIDEr-D": "0.12"}`.
     """
 
     method: str
@@ -51,6 +86,8 @@ class GalleryCaption:
     wrong: Sequence[str] = ()
     rank: int | None = None
     pool_size: int | None = None
+    marks: Sequence[Mark] | None = None
+    numbers: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -62,12 +99,14 @@ class GalleryItem:
         image_id: Its identifier in the data set.
         captions: One caption per method, in the order in which they are shown.
         references: The human captions.
+        group: What it belongs to, such as a bag; items in a row of one group stand under its name.
     """
 
     image: Image.Image
     image_id: str
     captions: Sequence[GalleryCaption]
     references: Sequence[str] = ()
+    group: str = ""
 
 
 class Piece(NamedTuple):
@@ -79,7 +118,7 @@ class Piece(NamedTuple):
     """
 
     text: str
-    verdict: Literal["right", "wrong"] | None
+    verdict: Verdict | None
 
 
 def mark_claims(text: str, right: Sequence[str], wrong: Sequence[str]) -> tuple[list[Piece], list[Piece]]:
@@ -98,7 +137,7 @@ def mark_claims(text: str, right: Sequence[str], wrong: Sequence[str]) -> tuple[
         `tuple[list[Piece], list[Piece]]`: The caption cut into pieces (their texts joined are `text`), and the claims
         that do not stand in it literally.
     """
-    taken: list[tuple[int, int, Literal["right", "wrong"]]] = []
+    taken: list[tuple[int, int, Verdict]] = []
     absent: list[Piece] = []
     verdicts: tuple[tuple[Literal["wrong", "right"], Sequence[str]], ...] = (("wrong", wrong), ("right", right))
     for verdict, claims in verdicts:
@@ -112,6 +151,43 @@ def mark_claims(text: str, right: Sequence[str], wrong: Sequence[str]) -> tuple[
                     break
             else:
                 absent.append(Piece(claim, verdict))
+    return _cut(text, taken), absent
+
+
+def cut_at_marks(text: str, marks: Sequence[Mark]) -> tuple[list[Piece], list[Piece]]:
+    """Cut a caption where its claims stand. Where two overlap the wrong one is marked, so that no error is hidden.
+
+    Args:
+        text: The caption.
+        marks: Its claims.
+
+    Returns:
+        `tuple[list[Piece], list[Piece]]`: The caption cut into pieces (their texts joined are `text`), and the claims
+        that are not marked in it.
+
+    Raises:
+        ValueError: If a claim's place is not in the caption.
+    """
+    taken: list[tuple[int, int, Verdict]] = []
+    absent: list[Piece] = []
+    for mark in sorted(marks, key=lambda mark: mark.verdict == "right"):
+        if mark.start is None or mark.end is None:
+            absent.append(Piece(mark.text, mark.verdict))
+            continue
+        if not 0 <= mark.start < mark.end <= len(text):
+            raise ValueError(
+                f"The claim {mark.text!r} stands at {mark.start} to {mark.end} of a caption of {len(text)} characters. "
+                "Give the caption that was checked."
+            )
+        if all(mark.end <= start or end <= mark.start for start, end, _ in taken):
+            taken.append((mark.start, mark.end, mark.verdict))
+        else:
+            absent.append(Piece(mark.text, mark.verdict))
+    return _cut(text, taken), absent
+
+
+def _cut(text: str, taken: Sequence[tuple[int, int, Verdict]]) -> list[Piece]:
+    """The whole text in pieces, with the taken places as pieces of their own."""
     pieces: list[Piece] = []
     at = 0
     for start, end, verdict in sorted(taken):
@@ -121,7 +197,7 @@ def mark_claims(text: str, right: Sequence[str], wrong: Sequence[str]) -> tuple[
         at = end
     if at < len(text):
         pieces.append(Piece(text[at:], None))
-    return pieces, absent
+    return pieces
 
 
 def write_gallery(
@@ -168,8 +244,14 @@ def write_gallery(
         title=title,
         note=note,
         methods=list(methods),
-        cards=[_card(item, methods, pixelated) for item in items],
-        has_claims=any(caption.right or caption.wrong for item in items for caption in item.captions),
+        groups=[
+            (name, [_card(item, methods, pixelated) for item in members])
+            for name, members in groupby(items, key=lambda item: item.group)
+        ],
+        has_claims=any(c.right or c.wrong or c.marks for item in items for c in item.captions),
+        has_misbound=any(
+            mark.verdict == "misbound" for item in items for c in item.captions for mark in c.marks or ()
+        ),
         has_ranks=any(caption.rank is not None for item in items for caption in item.captions),
         # Ours, not a caption's: the only two texts that are not escaped. Their hashes are all the policy allows.
         style=Markup(style),
@@ -199,7 +281,11 @@ def _card(item: GalleryItem, methods: dict[str, int], pixelated: bool | None) ->
     """What the template shows of one item."""
     captions = []
     for caption in item.captions:
-        pieces, absent = mark_claims(caption.text, caption.right, caption.wrong)
+        if caption.marks is None:
+            pieces, absent = mark_claims(caption.text, caption.right, caption.wrong)
+        else:
+            pieces, absent = cut_at_marks(caption.text, caption.marks)
+        marks = caption.marks or ()
         rank_class = (
             "" if caption.rank is None else "first" if caption.rank == 1 else "near" if caption.rank <= 5 else "far"
         )
@@ -209,7 +295,11 @@ def _card(item: GalleryItem, methods: dict[str, int], pixelated: bool | None) ->
                 "index": methods[caption.method],
                 "pieces": pieces if caption.text.strip() else [],
                 "absent": absent,
-                "wrong": bool(caption.wrong),
+                "wrong": bool(caption.wrong) or any(mark.verdict != "right" for mark in marks),
+                # In words what the marks show, for those who do not see them.
+                "wrong_claims": [mark for mark in marks if mark.verdict == "wrong"],
+                "misbound_claims": [mark for mark in marks if mark.verdict == "misbound"],
+                "numbers": dict(caption.numbers),
                 "rank": caption.rank,
                 "rank_class": rank_class,
                 "pool_size": caption.pool_size,
@@ -220,7 +310,7 @@ def _card(item: GalleryItem, methods: dict[str, int], pixelated: bool | None) ->
         **embedded_image(item.image, pixelated),
         "captions": captions,
         "references": list(item.references),
-        "text": " ".join([item.image_id, *(c.text for c in item.captions), *item.references]).lower(),
+        "text": " ".join([item.image_id, item.group, *(c.text for c in item.captions), *item.references]).lower(),
     }
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from hf_captionrl.reports.gallery import GalleryCaption, GalleryItem, mark_claims, write_gallery
+from hf_captionrl.reports.gallery import GalleryCaption, GalleryItem, Mark, cut_at_marks, mark_claims, write_gallery
 
 HOSTILE = [
     "<script>document.title = 'owned'</script>",
@@ -194,6 +194,70 @@ def test_claims_are_marked_where_they_stand(text, right, wrong, marked, absent):
     assert "".join(piece.text for piece in pieces) == text
 
 
+def test_marks_stand_where_they_say():
+    text = "two pigs left of two mushrooms"
+    marks = [
+        Mark("two", "right", 0, 3),
+        Mark("two", "misbound", 17, 20, "pig"),
+        Mark("pigs", "right", 4, 8),
+        Mark("left of two", "wrong", 9, 20),  # after the misbound one, which has its place
+        Mark("alone", "wrong"),
+    ]
+    pieces, absent = cut_at_marks(text, marks)
+    assert "".join(piece.text for piece in pieces) == text
+    assert [tuple(piece) for piece in pieces if piece.verdict] == [
+        ("two", "right"),
+        ("pigs", "right"),
+        ("two", "misbound"),
+    ]
+    assert [tuple(piece) for piece in absent] == [("left of two", "wrong"), ("alone", "wrong")]
+    # Wrong claims choose first, wherever they stand in the list.
+    pieces, absent = cut_at_marks("pigs", [Mark("pigs", "right", 0, 4), Mark("pigs", "wrong", 0, 4)])
+    assert [piece.verdict for piece in pieces] == ["wrong"]
+    assert [tuple(piece) for piece in absent] == [("pigs", "right")]
+    with pytest.raises(ValueError, match="stands at 2 to 9 of a caption of 4"):
+        cut_at_marks("pigs", [Mark("pigs", "right", 2, 9)])
+
+
+def marked_item(text="a blue pig", owner="background", **changes):
+    marks = [Mark("a", "right", 0, 1), Mark("blue", "misbound", 2, 6, owner), Mark("large", "wrong")]
+    caption = GalleryCaption("SR", text, rank=2, pool_size=3, marks=marks, numbers={"CIDEr-D": "0.12"})
+    return make_item(captions=[caption], **changes)
+
+
+def test_errors_are_said_in_words_and_told_apart_by_more_than_colour(tmp_path):
+    path = write_gallery(tmp_path / "g.html", [marked_item(group="Bag 1")], "T")
+    html, text = path.read_text(encoding="utf-8"), " ".join(Page(path).text.split())
+    assert '<span class="misbound" title="wrong here, true of something else">blue</span>' in html
+    assert "Wrong: “large”" in text
+    assert "Misbound: “blue” is true of the background" in text
+    assert "CIDEr-D 0.12" in text
+    assert "wrong here, true of something else" in text  # the legend
+    lines = re.findall(r"\.(right|wrong|misbound) \{[^}]*text-decoration: underline (\w+)", html)
+    assert sorted(lines) == [("misbound", "double"), ("right", "solid"), ("wrong", "wavy")]
+    assert "true of something else" not in Page(write_gallery(tmp_path / "h.html", [make_item()], "T")).text
+
+
+def test_groups_stand_under_their_names(tmp_path):
+    items = [marked_item(group="Bag 1"), make_item(1, group="Bag 1"), make_item(2, group="Bag 2"), make_item(3)]
+    html = write_gallery(tmp_path / "g.html", items, "T").read_text(encoding="utf-8")
+    order = re.findall(r'<h2 class="group" data-group="\d"[^>]*>([^<]+)|<article class="(card)"', html)
+    assert ["".join(pair) for pair in order] == ["Bag 1", "card", "card", "Bag 2", "card", "card"]
+    assert html.count("<h2") == 2
+
+
+@pytest.mark.parametrize("text", [text for text in HOSTILE if len(text) > 6])
+def test_hostile_owners_groups_and_numbers_stay_text(text, tmp_path):
+    item = marked_item(text, owner=text, group=text)
+    item = replace(item, captions=[replace(item.captions[0], numbers={text: text})])
+    path = write_gallery(tmp_path / "g.html", [item], "T")
+    page = Page(path)
+    assert [tag for tag, _ in page.tags].count("script") == 1
+    assert [tag for tag, _ in page.tags].count("img") == 1
+    assert not [key for _, attributes in page.tags for key in attributes if key.startswith("on") or key == "style"]
+    assert all(source.startswith("data:") for source in resources(path))
+
+
 @pytest.mark.parametrize(
     ("items", "message"),
     [
@@ -281,6 +345,29 @@ DRIVER = """
   document.title = log.join("; ");
 }
 """
+
+
+@needs_chromium
+def test_a_group_without_a_card_hides_its_name(tmp_path):
+    items = [make_item(1, group="Bag 1"), make_item(2, group="Bag 1"), make_item(3, group="Bag 2")]
+    page = write_gallery(tmp_path / "g.html", items, "T")
+    html = page.read_text(encoding="utf-8")
+    script = re.search(r"<script>(.*?)</script>", html, re.DOTALL).group(1)
+    driver = """
+{
+  const shown = () => [...document.querySelectorAll(".group:not([hidden])")].map((group) => group.textContent).join();
+  const filter = document.getElementById("filter");
+  const log = [shown()];
+  for (const text of ["test-3", "test-2", "bag"]) {
+    filter.value = text; filter.dispatchEvent(new Event("input")); log.push(shown());
+  }
+  document.title = log.join("; ");
+}
+"""
+    html = html.replace(script, script + driver).replace(content_hash(script), content_hash(script + driver))
+    page.write_text(html, encoding="utf-8")
+    title = re.search(r"<title>(.*?)</title>", browse(page, tmp_path / "profile")).group(1)
+    assert title == "Bag 1,Bag 2; Bag 2; Bag 1; Bag 1,Bag 2"
 
 
 @needs_chromium

@@ -5,6 +5,7 @@
   const filter = document.getElementById("filter");
   const wrongOnly = document.getElementById("wrong-only");
   const toggles = [...document.querySelectorAll("input[data-method]")];
+  const groups = [...document.querySelectorAll(".group")];
   const count = document.getElementById("count");
   const nothing = document.getElementById("nothing");
 
@@ -23,6 +24,9 @@
       const matches = words.every((word) => card.dataset.text.includes(word));
       card.hidden = !matches || captions === 0 || Boolean(wrongOnly && wrongOnly.checked && !wrong);
       visible += card.hidden ? 0 : 1;
+    }
+    for (const group of groups) {
+      group.hidden = cards.every((card) => card.hidden || card.dataset.group !== group.dataset.group);
     }
     count.textContent = visible === cards.length ? `${visible} images` : `${visible} of ${cards.length} images`;
     nothing.hidden = visible > 0;

@@ -1,0 +1,369 @@
+"""`captionrl gallery`: captions of several systems side by side, their errors marked, and where CIDEr-D fails."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hf_captionrl.cli.arguments import add_common, add_dataset, load_split, positive
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from hf_captionrl.cli.arguments import LoadedSplit
+    from hf_captionrl.recipe import Evaluator
+    from hf_captionrl.reports.gallery import GalleryItem, Mark
+
+__all__ = ["add_parser", "run"]
+
+_DESCRIPTION = """\
+Show what several captioners write about the same images. Writes gallery.json, and pages that need nothing else:
+bags.html, bags of look-alikes with the rank of each caption in its bag; errors.html, wrong claims marked where they
+stand, those that are true of something else in the scene apart (images of the embedded world, whose truth is known);
+cider.html, pairs of captions of which CIDEr-D prefers the worse, found by rule, counted, the widest gap first.
+"""
+
+_EPILOG = """\
+captions: files that `captionrl caption` writes, or captioners: a folder, a name on the Hub, or scenes:blip-mle. A captioner
+captions every image that is used, which takes its time: cut them with --max_images, or caption once and give the file.
+
+examples:
+  captionrl gallery --captions scenes:blip-mle scenes:clipcap-mle --max_images 105
+  captionrl gallery --captions mle.jsonl smile.jsonl sr.jsonl --names MLE SMILE SR --dataset scenes --bag_size 3
+  captionrl gallery --captions mle.jsonl sr.jsonl --dataset dataset_coco.json --image_root coco --bags truematch.parquet
+"""
+
+
+def add_parser(subcommands: Any) -> None:
+    """Add the subcommand.
+
+    Args:
+        subcommands: Of the main parser.
+    """
+    parser = subcommands.add_parser(
+        "gallery",
+        help="show captions of several systems side by side, errors marked",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--captions", nargs="+", required=True, metavar="FILE_OR_MODEL", help="files of captions, or captioners"
+    )
+    parser.add_argument("--names", nargs="+", metavar="NAME", help="what to call them (default: the files' names)")
+    parser.add_argument(
+        "--output_dir", type=Path, default=Path("outputs/gallery"), metavar="DIR", help="(default: %(default)s)"
+    )
+    add_dataset(parser)
+    group = parser.add_argument_group("choice")
+    group.add_argument(
+        "--bags", type=Path, metavar="FILE", help="bags of `captionrl bags` (default: the data set's column bag_id)"
+    )
+    group.add_argument(
+        "--bag_size", type=positive, metavar="K", help="images of a bag (default: 5, or the smallest there is)"
+    )
+    group.add_argument("--max_bags", type=positive, default=8, metavar="N", help="bags shown (default: %(default)s)")
+    group.add_argument(
+        "--max_shown", type=positive, default=24, metavar="N", help="images of errors.html and cases of cider.html"
+    )
+    group.add_argument(
+        "--min_gap", type=float, default=0.0, metavar="X", help="CIDEr-D must differ by more (default: %(default)s)"
+    )
+    group.add_argument("--seed", type=int, default=0, metavar="N", help="of the choice of bags (default: %(default)s)")
+    group = parser.add_argument_group("judge and captioners")
+    group.add_argument(
+        "--scorer",
+        metavar="NAME",
+        help="dual encoder that judges: a folder, a name on the Hub, open_clip:NAME@TAG, scenes:clip-judge, or 'none' "
+        "(default: scenes:clip-judge on the embedded world, else openai/clip-vit-base-patch32)",
+    )
+    group.add_argument("--cache_dir", metavar="DIR", help="folder of the feature cache")
+    group.add_argument(
+        "--num_beams", type=positive, default=3, metavar="N", help="of captioners (default: %(default)s)"
+    )
+    group.add_argument("--max_new_tokens", type=positive, default=40, metavar="N", help="(default: %(default)s)")
+    group.add_argument("--batch_size", type=positive, default=16, metavar="N", help="(default: %(default)s)")
+    group.add_argument("--device", metavar="NAME", help="cpu, cuda, cuda:1, ... (default: a GPU if there is one)")
+    add_common(parser)
+    parser.set_defaults(run=run)
+
+
+def _names(arguments: argparse.Namespace) -> list[str]:
+    sources = arguments.captions
+    names = arguments.names or [Path(s).stem if Path(s).is_file() else s.rstrip("/").split("/")[-1] for s in sources]
+    if len(names) != len(sources):
+        raise ValueError(f"There are {len(sources)} sources of captions and {len(names)} --names. Give one each.")
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"Two sources of captions are called {name!r}. Pass different --names.")
+    return list(names)
+
+
+def _captions(
+    arguments: argparse.Namespace, names: Sequence[str], split: LoadedSplit, ids: list[str]
+) -> dict[str, list[str]]:
+    """The first caption of each image, of each source."""
+    import torch
+
+    from hf_captionrl.captioners import load_captioner
+    from hf_captionrl.cli.caption_files import read_caption_file
+    from hf_captionrl.scenes.models import model_path
+    from hf_captionrl.trainers.captioning import generate_captions
+
+    device = arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    files = {
+        name: read_caption_file(source, name=name).aligned(ids, split.all_ids)
+        for name, source in zip(names, arguments.captions, strict=True)
+        if Path(source).is_file() or Path(source).suffix == ".jsonl"
+    }
+    found = {}
+    for name, source in zip(names, arguments.captions, strict=True):
+        if name in files:
+            found[name] = [group[0] for group in files[name]]
+            continue
+        found[name] = generate_captions(
+            load_captioner(model_path(source), device=device),
+            [row["image"] for row in split.dataset],
+            batch_size=arguments.batch_size,
+            do_sample=False,
+            num_beams=arguments.num_beams,
+            max_new_tokens=arguments.max_new_tokens,
+        )
+    return found
+
+
+class _Shown:
+    """Everything known of the captions, and items for the pages.
+
+    Args:
+        evaluator: Knows images, references, facts and image features.
+        captions: For each source its captions.
+    """
+
+    def __init__(self, evaluator: Evaluator, captions: Mapping[str, list[str]]) -> None:
+        from hf_captionrl.cli.judges import judge
+        from hf_captionrl.reports.caption_errors import gallery_marks
+        from hf_captionrl.retrieval.ranking import ranks
+
+        self.evaluator = evaluator
+        self.captions = captions
+        self.ids = [str(i) for i in evaluator.dataset["image_id"][:]]
+        self.text: dict[str, Any] = {}
+        self.ranks: dict[str, list[int]] = {}
+        if evaluator.image_features is not None:
+            for name, mine in captions.items():
+                judged = judge(evaluator, name, [[caption] for caption in mine], evaluator.references)
+                self.text[name] = judged.text
+                self.ranks[name] = ranks(judged.text, evaluator.image_features).tolist()
+        self.marks: dict[str, list[list[Mark]]] = {}
+        if evaluator.facts is not None:
+            facts = evaluator.facts
+            self.marks = {
+                name: [gallery_marks(caption, truth) for caption, truth in zip(mine, facts, strict=True)]
+                for name, mine in captions.items()
+            }
+
+    def bag_ranks(self, bag: list[int]) -> dict[str, list[int]]:
+        """For each source the rank of each image of a bag in it."""
+        from hf_captionrl.retrieval.ranking import bag_ranks
+
+        images: Any = self.evaluator.image_features  # there where any text has features
+        return {
+            name: bag_ranks(text[bag], images[bag], [list(range(len(bag)))])[0].tolist()
+            for name, text in self.text.items()
+        }
+
+    def item(
+        self,
+        row: int,
+        *,
+        group: str = "",
+        names: Sequence[str] | None = None,
+        places: Mapping[str, tuple[int, int]] | None = None,
+        numbers: Mapping[str, Mapping[str, str]] | None = None,
+    ) -> GalleryItem:
+        """One image; ranks are those of the whole pool unless `places` says rank and size of another."""
+        from hf_captionrl.data.video import open_still
+        from hf_captionrl.reports.gallery import GalleryCaption, GalleryItem
+
+        shown = []
+        for name in names or self.captions:
+            rank, size = (self.ranks[name][row], len(self.ids)) if name in self.ranks else (None, None)
+            if places is not None and name in places:
+                rank, size = places[name]
+            shown.append(
+                GalleryCaption(
+                    name,
+                    self.captions[name][row],
+                    rank=rank,
+                    pool_size=size,
+                    marks=self.marks[name][row] if self.marks else None,
+                    numbers=(numbers or {}).get(name, {}),
+                )
+            )
+        references = self.evaluator.references[row]
+        return GalleryItem(open_still(self.evaluator.dataset[row]), self.ids[row], shown, references, group)
+
+
+def _choose_bags(arguments: argparse.Namespace, evaluator: Evaluator, ids: list[str]) -> list[list[int]]:
+    """Bags of one size, drawn by the seed, in the order of the data set."""
+    bags = evaluator.bags
+    if arguments.bags is not None:
+        from hf_captionrl.retrieval.bag_files import load_bags
+
+        bags = load_bags(arguments.bags, image_ids=ids).rows(ids)
+    # --max_images may have cut through a bag.
+    bags = {size: [bag for bag in found if len(bag) == size] for size, found in bags.items()}
+    sizes = sorted(size for size, found in bags.items() if found)
+    if arguments.bag_size is not None and arguments.bag_size not in sizes:
+        raise ValueError(f"There is no whole bag of {arguments.bag_size} images here; there are bags of {sizes}.")
+    if not sizes:
+        return []
+    found = bags[arguments.bag_size or (5 if 5 in sizes else sizes[0])]
+    chosen = random.Random(arguments.seed).sample(range(len(found)), min(arguments.max_bags, len(found)))
+    return [found[number] for number in sorted(chosen)]
+
+
+def _bag_items(shown: _Shown, bags: Sequence[list[int]]) -> list[GalleryItem]:
+    items = []
+    for number, bag in enumerate(bags, start=1):
+        ranks = shown.bag_ranks(bag)
+        found = ", ".join(f"{name} finds {places.count(1)}" for name, places in ranks.items())
+        group = f"Bag {number}: {len(bag)} look-alikes{'. ' + found if found else ''}"
+        for at, row in enumerate(bag):
+            places = {name: (rank[at], len(bag)) for name, rank in ranks.items()}
+            items.append(shown.item(row, group=group, places=places))
+    return items
+
+
+def _cider(arguments: argparse.Namespace, shown: _Shown) -> tuple[dict[str, Any], dict[str, list[float]]] | None:
+    """Where CIDEr-D fails, and the scores; None where there is nothing to hold it against."""
+    if len(shown.captions) < 2 or not (shown.marks or shown.ranks):
+        return None
+    from hf_captionrl.metrics import cider_d, faithfulness
+    from hf_captionrl.metrics.cider_failures import cider_failures
+    from hf_captionrl.metrics.suites.row import spoken
+    from hf_captionrl.scenes import check
+
+    evaluator = shown.evaluator
+    scores: dict[str, list[float]] = {}
+    wrong: dict[str, list[int]] = {}
+    recalled: dict[str, list[int]] = {}
+    for name, mine in shown.captions.items():
+        scores[name] = cider_d(spoken(mine), evaluator.references)["per_sample"].tolist()
+        if evaluator.facts is not None:
+            counts = faithfulness(spoken(mine), evaluator.facts, check)["per_sample"]
+            wrong[name], recalled[name] = counts["wrong"], counts["recalled"]
+    known = {"wrong": wrong, "recalled": recalled} if wrong else {}
+    return cider_failures(scores, ranks=shown.ranks or None, min_gap=arguments.min_gap, **known), scores
+
+
+def _cider_note(found: Mapping[str, Any]) -> str:
+    parts = [f"CIDEr-D differs on {found['pairs']} pairs of captions."]
+    for name, said in (("faithful", "more faithful"), ("retrieval", "better retrieving")):
+        if found[f"{name}_pairs"] is not None:
+            share, number = found[f"{name}_failures"], found[f"{name}_pairs"]
+            parts.append(f"Where one is {said} ({number}), CIDEr-D prefers the other in {share:.0%}.")
+    return " ".join([*parts, f"By every rule at once: {found['failures']}."])
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Write the pages.
+
+    Args:
+        arguments: As parsed.
+
+    Raises:
+        FileNotFoundError: If a file is not there.
+        ValueError: If sources and data set do not belong together, or there is no bag of the size asked for.
+    """
+    names = _names(arguments)  # before anything slow
+    if arguments.min_gap < 0:
+        raise ValueError(f"--min_gap must be at least 0, got {arguments.min_gap}.")
+
+    from hf_captionrl.io import to_plain, write_json
+    from hf_captionrl.recipe import EvaluationArguments, Evaluator, optional_scorer
+    from hf_captionrl.reports.caption_errors import error_counts, most_wrong
+    from hf_captionrl.reports.gallery import write_gallery
+    from hf_captionrl.reports.versions import installed_versions
+
+    folder = arguments.output_dir
+    split = load_split(arguments, quarantine_path=folder / "quarantine.jsonl")
+    ids = [str(i) for i in split.dataset["image_id"][:]]
+    judge = EvaluationArguments(judge_name_or_path=arguments.scorer)
+    judge.resolve(arguments.dataset)
+    captions = _captions(arguments, names, split, ids)
+    evaluator = Evaluator(
+        split.dataset,
+        optional_scorer(judge.judge_name_or_path),
+        None,
+        seed=arguments.seed,
+        cache_dir=arguments.cache_dir,
+    )
+    bags = _choose_bags(arguments, evaluator, ids)
+    shown = _Shown(evaluator, captions)
+    data = f"{len(ids)} images of {Path(arguments.dataset).name}, {arguments.split}"
+    result: dict[str, Any] = {
+        "num_images": len(ids),
+        "sources": dict(zip(names, map(str, arguments.captions), strict=True)),
+        "scorer": None if evaluator.judge is None else evaluator.judge.signature,
+        "bags": [[ids[row] for row in bag] for bag in bags],
+        "errors": {name: error_counts(marks) for name, marks in shown.marks.items()} or None,
+        "cider": None,
+        "seed": arguments.seed,
+        "versions": installed_versions(),
+    }
+    pages: dict[str, str] = {}
+    if bags:
+        write_gallery(
+            folder / "bags.html",
+            _bag_items(shown, bags),
+            "The same bags, captioned by " + ", ".join(names),
+            note=f"{data}. Each caption's rank is that of its own image in the bag.",
+        )
+        pages["bags.html"] = f"{len(bags)} bags"
+    worst = most_wrong(shown.marks, arguments.max_shown) if shown.marks else []
+    if worst:
+        counted = "; ".join(
+            f"{name}: {counts['hallucinated']} hallucinated and {counts['misbound']} misbound of {counts['claims']} claims"
+            for name, counts in result["errors"].items()
+        )
+        items = [shown.item(row) for row in worst]
+        write_gallery(folder / "errors.html", items, "Wrong claims", note=f"{data}. {counted}.")
+        pages["errors.html"] = f"{len(worst)} images with wrong claims"
+    found = _cider(arguments, shown)
+    if found is not None:
+        failures, scores = found
+        cases = failures.pop("cases")
+        result["cider"] = {
+            **failures,
+            "cases": [
+                {"image_id": ids[c.row], "preferred": c.preferred, "better": c.better, "gap": c.gap} for c in cases
+            ],
+        }
+        items = []
+        for case in cases[: arguments.max_shown]:
+            pair = (case.preferred, case.better)
+            numbers = {name: {"CIDEr-D": f"{scores[name][case.row]:.2f}"} for name in pair}
+            items.append(shown.item(case.row, names=pair, numbers=numbers))
+        if items:
+            write_gallery(folder / "cider.html", items, "Where CIDEr-D prefers the worse caption", note=f"{data}. {_cider_note(failures)} The widest gaps are shown.")  # fmt: skip
+            pages["cider.html"] = f"{failures['failures']} pairs on which CIDEr-D fails"
+    # Of an earlier run with other captions; the new ones would stand beside it.
+    for name in {"bags.html", "errors.html", "cider.html"} - set(pages):
+        (folder / name).unlink(missing_ok=True)
+    result["pages"] = pages
+    write_json(folder / "gallery.json", result)
+    if arguments.json:
+        print(json.dumps(to_plain(result), ensure_ascii=False))
+        return
+    for name, counts in (result["errors"] or {}).items():
+        print(
+            f"{name}: {counts['hallucinated']} hallucinated and {counts['misbound']} misbound of {counts['claims']} claims"
+        )
+    if found is not None:
+        print(_cider_note(failures))
+    print(f"Written to {folder}: {', '.join([*(f'{name} ({what})' for name, what in pages.items()), 'gallery.json'])}")

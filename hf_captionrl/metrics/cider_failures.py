@@ -1,0 +1,134 @@
+"""Where CIDEr-D prefers the worse caption: pairs of captions of one image, chosen by rule and counted.
+
+Legend: N images.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+
+from hf_captionrl.metrics.bootstrap import check_values
+from hf_captionrl.metrics.signature import signature
+
+__all__ = ["CiderFailure", "cider_failures"]
+
+
+@dataclass(frozen=True)
+class CiderFailure:
+    """One pair of captions on which CIDEr-D fails.
+
+    Args:
+        row: The image.
+        preferred: The captioner with the higher CIDEr-D.
+        better: The other one, whose caption is the better one.
+        gap: How much higher, at least 0.
+    """
+
+    row: int
+    preferred: str
+    better: str
+    gap: float
+
+
+def _columns(values: Mapping[str, Any] | None, names: list[str], number: int, what: str) -> dict[str, np.ndarray]:
+    """One array of N numbers a captioner; empty where nothing is known."""
+    if values is None:
+        return {}
+    found = {}
+    for name in names:
+        if name not in values:
+            raise ValueError(f"{what} lacks {name!r}; it has {sorted(values)}. Give one list for each captioner.")
+        found[name] = check_values(values[name], f"{what}[{name!r}]")
+        if len(found[name]) != number:
+            raise ValueError(f"{what}[{name!r}] has {len(found[name])} numbers for {number} images. Give one each.")
+    return found
+
+
+def cider_failures(
+    scores: Mapping[str, Any],
+    *,
+    wrong: Mapping[str, Any] | None = None,
+    recalled: Mapping[str, Any] | None = None,
+    ranks: Mapping[str, Any] | None = None,
+    min_gap: float = 0.0,
+) -> dict[str, Any]:
+    """Pairs of captions of which CIDEr-D prefers the less faithful, or the one that retrieves worse.
+
+    Reference: Gaur et al. 2024 (No Detail Left Behind), Figure 6 and Appendix C.6, which show such captions; here every
+    pair of captioners is compared on every image. By rule, of two captions of one image whose CIDEr-D differs:
+
+    - the more faithful one makes no more wrong claims and tells no fewer facts, and is strictly better in one of them;
+    - the better retrieving one has the smaller rank;
+    - CIDEr-D fails on the pair where the caption with the lower score is the better one by every rule that there are
+      numbers for.
+
+    Args:
+        scores: For each captioner CIDEr-D of each of N images, `per_sample` of [`cider_d`].
+        wrong: For each captioner the number of wrong claims of each caption, `per_sample["wrong"]` of [`faithfulness`].
+        recalled: Likewise the number of facts told; goes with `wrong`.
+        ranks: For each captioner the rank of each image, 1 = best.
+        min_gap: Pairs whose scores differ by no more than this are left out, at least 0.
+    Returns:
+        `dict`: `pairs`, those whose scores differ; `faithful_pairs`, those of them of which one is more faithful, and
+        `faithful_failures`, the share of these in which it is the one with the lower CIDEr-D; `retrieval_pairs` and
+        `retrieval_failures` likewise (None without such numbers; shares are 0 where there is nothing to divide);
+        `failures`, the number of pairs on which CIDEr-D fails; `cases`, all of them as [`CiderFailure`], the widest gap
+        first; `signature`.
+    Raises:
+        ValueError: If there are fewer than two captioners, numbers do not pair up, or there is nothing to judge by.
+    """
+    names = list(scores)
+    if len(names) < 2:
+        raise ValueError(f"scores are of {names}. Give at least two captioners to compare.")
+    if (wrong is None) != (recalled is None):
+        raise ValueError("wrong and recalled go together: a caption that says nothing is not a faithful one.")
+    if wrong is None and ranks is None:
+        raise ValueError("There is nothing to judge CIDEr-D by. Give wrong and recalled, or ranks.")
+    if min_gap < 0:
+        raise ValueError(f"min_gap ({min_gap}) must be at least 0.")
+    number = len(check_values(scores[names[0]], f"scores[{names[0]!r}]"))
+    cider = _columns(scores, names, number, "scores")
+    errors, facts = _columns(wrong, names, number, "wrong"), _columns(recalled, names, number, "recalled")
+    places = _columns(ranks, names, number, "ranks")
+    counts = {"pairs": 0, "faithful": 0, "faithful_failures": 0, "retrieval": 0, "retrieval_failures": 0}
+    cases = []
+    for row in range(number):
+        for one, other in combinations(names, 2):
+            high, low = (one, other) if cider[one][row] > cider[other][row] else (other, one)
+            gap = float(cider[high][row] - cider[low][row])
+            if gap <= min_gap:
+                continue
+            counts["pairs"] += 1
+            verdicts = []
+            if errors:
+                fewer, more = errors[high][row] - errors[low][row], facts[low][row] - facts[high][row]
+                low_wins = fewer >= 0 and more >= 0 and (fewer > 0 or more > 0)
+                high_wins = fewer <= 0 and more <= 0 and (fewer < 0 or more < 0)
+                counts["faithful"] += low_wins or high_wins
+                counts["faithful_failures"] += low_wins
+                verdicts.append(low_wins)
+            if places:
+                low_wins = places[low][row] < places[high][row]
+                counts["retrieval"] += low_wins or places[high][row] < places[low][row]
+                counts["retrieval_failures"] += low_wins
+                verdicts.append(low_wins)
+            if all(verdicts):
+                cases.append(CiderFailure(row, high, low, gap))
+    return {
+        "pairs": counts["pairs"],
+        "faithful_pairs": int(counts["faithful"]) if errors else None,
+        "faithful_failures": float(counts["faithful_failures"] / max(counts["faithful"], 1)) if errors else None,
+        "retrieval_pairs": int(counts["retrieval"]) if places else None,
+        "retrieval_failures": float(counts["retrieval_failures"] / max(counts["retrieval"], 1)) if places else None,
+        "failures": len(cases),
+        "cases": sorted(cases, key=lambda case: (-case.gap, case.row)),
+        "signature": signature(
+            metric="cider_failures",
+            captioners=len(names),
+            rules="+".join(["faithful"] * bool(errors) + ["retrieval"] * bool(places)),
+            min_gap=min_gap,
+        ),
+    }

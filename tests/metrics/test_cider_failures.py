@@ -1,0 +1,65 @@
+"""Where CIDEr-D prefers the worse caption: hand-made pairs."""
+
+import pytest
+
+from hf_captionrl.metrics.cider_failures import CiderFailure, cider_failures
+
+SCORES = {"A": [2.0, 0.5, 1.0, 1.0], "B": [0.5, 2.0, 1.0, 0.2]}
+# Image 0: B is right where A is wrong. 1: B's one more wrong claim buys facts: neither is the more faithful.
+# 2: equal CIDEr-D, no pair. 3: A is the more faithful, as CIDEr-D says.
+WRONG = {"A": [1, 0, 3, 0], "B": [0, 1, 0, 2]}
+RECALLED = {"A": [2, 1, 0, 3], "B": [2, 3, 5, 3]}
+RANKS = {"A": [3, 1, 1, 2], "B": [1, 1, 9, 1]}
+
+
+def test_hand_made_pairs():
+    found = cider_failures(SCORES, wrong=WRONG, recalled=RECALLED, ranks=RANKS)
+    assert found["pairs"] == 3
+    assert (found["faithful_pairs"], found["faithful_failures"]) == (2, 0.5)
+    # Images 0 and 3 have one better rank each, and CIDEr-D is wrong on both.
+    assert (found["retrieval_pairs"], found["retrieval_failures"]) == (2, 1.0)
+    assert found["failures"] == 1
+    assert found["cases"] == [CiderFailure(0, "A", "B", 1.5)]
+    assert "rules:faithful+retrieval" in found["signature"]
+
+
+def test_one_rule_alone():
+    by_rank = cider_failures(SCORES, ranks=RANKS)
+    assert [(case.row, case.better) for case in by_rank["cases"]] == [(0, "B"), (3, "B")]
+    assert by_rank["faithful_pairs"] is None
+    assert by_rank["faithful_failures"] is None
+    by_truth = cider_failures(SCORES, wrong=WRONG, recalled=RECALLED)
+    assert [case.row for case in by_truth["cases"]] == [0]
+    assert by_truth["retrieval_pairs"] is None
+    assert cider_failures(SCORES, ranks=RANKS, min_gap=1.0)["failures"] == 1
+
+
+def test_every_pair_of_three_is_compared():
+    scores = {"A": [3.0], "B": [2.0], "C": [1.0]}
+    found = cider_failures(scores, ranks={"A": [3], "B": [2], "C": [1]})
+    assert [(c.preferred, c.better, c.gap) for c in found["cases"]] == [
+        ("A", "C", 2.0),
+        ("A", "B", 1.0),
+        ("B", "C", 1.0),
+    ]
+    assert cider_failures(scores, ranks={"A": [1], "B": [2], "C": [3]})["failures"] == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"scores": {"A": [1.0]}}, "at least two"),
+        ({"ranks": None}, "nothing to judge"),
+        ({"wrong": WRONG}, "go together"),
+        ({"ranks": {"A": [1, 1, 1, 1]}}, "lacks 'B'"),
+        ({"ranks": {"A": [1] * 4, "B": [1] * 3}}, "3 numbers for 4"),
+        ({"scores": {"A": [1.0], "B": [float("nan")]}}, "is nan"),
+        ({"min_gap": -1.0}, "min_gap"),
+    ],
+)
+def test_bad_input_is_refused(changes, message):
+    arguments = {"scores": SCORES, "ranks": RANKS, **changes}
+    if len(arguments["scores"]["A"]) == 1:
+        arguments["ranks"] = {"A": [1], "B": [1]}
+    with pytest.raises(ValueError, match=message):
+        cider_failures(arguments.pop("scores"), **arguments)
