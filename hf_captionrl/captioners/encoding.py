@@ -82,7 +82,7 @@ class Encoding:
         """Refuse a way to look at videos that the model cannot take.
 
         Args:
-            pooling (`str`): `"mean"` or `"concat"`, see `data.pool_frames`, or `"native"`, the model's own way.
+            pooling (`str`): `"mean"`, `"concat"` or `"ordered"`, see `data.pool_frames`, or `"native"`, the model's own.
             num_frames (`int`): F.
 
         Raises:
@@ -94,9 +94,9 @@ class Encoding:
                 f"frame_pooling is 'native', and {name} is only ever given images here, not the video inputs of its own "
                 "processor. Use frame_pooling='mean'."
             )
-        if pooling == "concat" and not self.joins_frames:
+        if pooling != "mean" and not self.joins_frames:
             raise ValueError(
-                f"frame_pooling is 'concat', but {name} has places for the image tokens of one image, not of {num_frames}. "
+                f"frame_pooling is {pooling!r}, but {name} has places for the image tokens of one image, not of {num_frames}. "
                 "Use frame_pooling='mean', or a captioner with cross-attention (BLIP, VisionEncoderDecoder)."
             )
 

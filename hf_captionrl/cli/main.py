@@ -9,17 +9,34 @@ import traceback
 from collections.abc import Sequence
 from typing import NoReturn
 
-from hf_captionrl.cli import bags, boost, caption, card, evaluate, metrics, push
+from hf_captionrl.cli import (
+    bags,
+    boost,
+    caption,
+    card,
+    completion,
+    doctor,
+    evaluate,
+    explain,
+    gallery,
+    metrics,
+    push,
+    study,
+    train,
+    truematch,
+)
 
 __all__ = ["build_parser", "console", "main"]
 
 _EPILOG = """\
 examples:
+  captionrl train smile
   captionrl caption scenes:blip-mle --dataset scenes --output mle.jsonl
   captionrl evaluate --captions mle.jsonl smile.jsonl --dataset scenes --suite smile
   captionrl bags --dataset scenes --output truematch.parquet
   captionrl push outputs/smile_blip/model --repo_id me/blip-smile
   captionrl metrics install
+  captionrl doctor
 
 Each command has its own --help, with more examples. Exit codes: 0 done, 2 usage or bad input, 1 anything else.
 """
@@ -42,12 +59,27 @@ def build_parser() -> argparse.ArgumentParser:
     """
     parser = argparse.ArgumentParser(
         prog="captionrl",
-        description="Write captions, compare captioners, mine bags of similar images, publish models, install the metrics.",
+        description="Train captioners, write captions, compare captioners, mine bags of similar images, publish models, install the metrics.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     subcommands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for module in (caption, evaluate, bags, boost, card, push, metrics):
+    for module in (
+        train,
+        caption,
+        evaluate,
+        explain,
+        gallery,
+        bags,
+        truematch,
+        study,
+        boost,
+        card,
+        push,
+        metrics,
+        doctor,
+        completion,
+    ):
         module.add_parser(subcommands)
     return parser
 

@@ -4,7 +4,8 @@ from hf_captionrl.data.captions import SPLITS, hash_split, load_caption_splits, 
 from hf_captionrl.data.cleaning import CAPTION_WAYS_OUT, MAX_CAPTION_WORDS, clean_caption
 from hf_captionrl.data.collator import CaptionCollator
 from hf_captionrl.data.dataset import CaptionDataset, CaptionItem, draw_caption
-from hf_captionrl.data.features import cached_features, iterate_images
+from hf_captionrl.data.exchange import exchange_captions
+from hf_captionrl.data.features import FramePooling, cached_features, iterate_images, pool_frames
 from hf_captionrl.data.images import IMAGE_WAYS_OUT, MAX_PIXELS, ImageError, open_image, verify_image
 from hf_captionrl.data.quarantine import QuarantineEntry, QuarantineError, QuarantineReport, check_captions
 from hf_captionrl.data.sampler import PAPER_SCHEDULE, BagCurriculumSampler
@@ -31,6 +32,7 @@ __all__ = [
     "CaptionCollator",
     "CaptionDataset",
     "CaptionItem",
+    "FramePooling",
     "ImageError",
     "QuarantineEntry",
     "QuarantineError",
@@ -40,6 +42,7 @@ __all__ = [
     "check_captions",
     "clean_caption",
     "draw_caption",
+    "exchange_captions",
     "frames_of",
     "hash_split",
     "is_video",
@@ -48,6 +51,7 @@ __all__ = [
     "load_captions",
     "open_image",
     "open_still",
+    "pool_frames",
     "sample_frames",
     "verify_image",
     "verify_video",

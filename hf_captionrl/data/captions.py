@@ -12,6 +12,7 @@ import datasets
 
 from hf_captionrl.data.columns import replace_column, to_caption_columns, undecoded, with_split
 from hf_captionrl.data.sources import read_source
+from hf_captionrl.data.video import VIDEO_FRAMES
 
 __all__ = ["SPLITS", "hash_split", "load_caption_splits", "load_captions"]
 
@@ -113,6 +114,16 @@ def _scenes_captions(rows: datasets.Dataset, column: str) -> datasets.Dataset:
     return rows.remove_columns("captions").add_column("captions", texts, feature=rows.features["captions"])
 
 
+def _with_frames(splits: datasets.DatasetDict, num_frames: int) -> datasets.DatasetDict:
+    """Splits of videos that are looked at in so many frames."""
+    return datasets.DatasetDict(
+        {
+            name: replace_column(rows, VIDEO_FRAMES, [num_frames] * len(rows), datasets.Value("int32"))
+            for name, rows in splits.items()
+        }
+    )
+
+
 def load_caption_splits(
     dataset_name: str = "scenes",
     *,
@@ -131,7 +142,8 @@ def load_caption_splits(
 
     `dataset_name` is one of:
 
-    - `"scenes"`: the embedded data; `caption_column="full_caption"` takes its detailed captions.
+    - `"scenes"`: the embedded data, or `"moving_scenes"`, its clips, with `num_frames`;
+      `caption_column="full_caption"` takes its detailed captions.
     - `"imagefolder"` with `data_dir`, or the folder itself: `metadata.jsonl` (or .csv, .parquet) with a `file_name`
       and captions a line, in the folder or in `train/`, `validation/`, `test/`.
     - a Karpathy-split JSON (`dataset_coco.json`) with `image_root`; its split `restval` counts as train.
@@ -171,12 +183,18 @@ def load_caption_splits(
     """
     if num_frames < 0:
         raise ValueError(f"num_frames is {num_frames}. Use 0 for images, or the frames to look at of each video.")
-    if dataset_name == "scenes":
-        if num_frames:
-            raise ValueError(f"num_frames is {num_frames}, but 'scenes' are images. Use 0.")
-        from hf_captionrl.scenes import load_scenes  # imported late: only this branch needs the artwork
+    if dataset_name in ("scenes", "moving_scenes"):
+        moving = dataset_name == "moving_scenes"
+        if moving != bool(num_frames):
+            raise ValueError(
+                f"num_frames is {num_frames}, but {dataset_name!r} are {'clips of 6 frames' if moving else 'images'}. "
+                f"Use {'4' if moving else '0'}."
+            )
+        from hf_captionrl.scenes import load_moving_scenes, load_scenes  # late: only this branch needs the artwork
 
-        return datasets.DatasetDict({n: _scenes_captions(rows, caption_column) for n, rows in load_scenes().items()})
+        made = load_moving_scenes() if moving else load_scenes()
+        made = datasets.DatasetDict({n: _scenes_captions(rows, caption_column) for n, rows in made.items()})
+        return _with_frames(made, num_frames) if moving else made
     source = read_source(
         dataset_name, dataset_config=dataset_config, revision=revision, data_dir=data_dir, image_root=image_root
     )

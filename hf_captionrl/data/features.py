@@ -6,7 +6,7 @@ Legend: N rows, F frames of a video, n videos of a batch.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Literal
 
 import datasets
 import torch
@@ -17,7 +17,10 @@ from hf_captionrl.data.images import open_image
 from hf_captionrl.data.video import frames_of, sample_frames, video_hash
 from hf_captionrl.retrieval import FeatureCache, FeatureView, image_hash
 
-__all__ = ["cached_features", "iterate_images"]
+__all__ = ["FramePooling", "cached_features", "iterate_images", "pool_frames"]
+
+FramePooling = Literal["mean", "concat", "ordered"]
+"""How features of frames become features of a video."""
 
 
 def iterate_images(dataset: datasets.Dataset) -> Iterator[Image.Image]:
@@ -33,6 +36,45 @@ def iterate_images(dataset: datasets.Dataset) -> Iterator[Image.Image]:
         yield open_image(row["image"])
 
 
+def pool_frames(features: Any, num_frames: int, pooling: FramePooling = "mean") -> Tensor:
+    r"""Features of frames -> features of their videos.
+
+    `"mean"`: $\frac1F\sum_f x_f$, position by position (Chen and Jin 2020, section 5.1). `"concat"`: the frames' image tokens
+    one after the other, $(x_1, \ldots, x_F)$, for a decoder that attends to any number of them, as BLIP does with videos
+    (Li et al. 2022, section 5.6). To cross-attention the second, like the first, is the same for a video that plays
+    backwards: nothing marks when a frame was seen. `"ordered"` marks it: as `"concat"`, with the sinusoids of Vaswani et
+    al. 2017, section 3.5, for the place of the frame added to each of its tokens. A captioner made for images has to learn
+    to read these.
+
+    Args:
+        features (`torch.Tensor` or array of shape `(n * F, M, D)` or `(n * F, D)`): The frames of a video in a row.
+        num_frames (`int`): F.
+        pooling (`"mean"`, `"concat"` or `"ordered"`): See above.
+
+    Returns:
+        `torch.Tensor` of shape `(n, M, D)` or `(n, D)`; but for `"mean"` `(n, F * M, D)` or `(n, F, D)`; fp32.
+
+    Raises:
+        ValueError: If `pooling` is none of them.
+    """
+    if pooling not in ("mean", "concat", "ordered"):
+        raise ValueError(f"frame_pooling is {pooling!r}. Use 'mean', 'concat' or 'ordered'.")
+    frames = torch.as_tensor(features).float().unflatten(0, (-1, num_frames))  # (n, F, ...)
+    if pooling == "mean":
+        return frames.mean(1)
+    if pooling == "ordered":
+        code = _place_code(num_frames, frames.size(-1)).to(frames.device)  # (F, D)
+        frames = frames + code.view(1, num_frames, *[1] * (frames.dim() - 3), -1)
+    return frames.flatten(1, 2) if frames.dim() > 3 else frames
+
+
+def _place_code(num_frames: int, width: int) -> Tensor:
+    """Sinusoids of the places 0 to F - 1, `(F, D)`; sines and cosines take turns."""
+    rates = 10000.0 ** (-(torch.arange(width) // 2 * 2) / width)  # (D,), radians a place
+    angles = torch.arange(num_frames)[:, None] * rates  # (F, D)
+    return torch.where(torch.arange(width) % 2 == 0, angles.sin(), angles.cos())
+
+
 def cached_features(
     cache: FeatureCache,
     dataset: datasets.Dataset,
@@ -41,11 +83,12 @@ def cached_features(
     batch_size: int = 64,
     progress: str | bool = "Encoding images",
     unit_length: bool = False,
+    pooling: FramePooling = "mean",
 ) -> FeatureView:
     """Features of every image, from the cache where it has them; keyed by image content.
 
-    The features of a video are the mean of those of its frames (`sample_frames`, "uniform"), position by position, as in
-    Chen and Jin 2020, section 5.1; its key is the hash of its file with the number of frames.
+    The features of a video are made of those of its frames (`sample_frames`, "uniform") by `pool_frames`; its key is the
+    hash of its file with the pooling and the number of frames.
 
     Args:
         cache ([`FeatureCache`]): Of one model.
@@ -55,6 +98,8 @@ def cached_features(
         progress (`str` or `bool`): Label of the progress bar, or False.
         unit_length (`bool`): Scale the mean over a video's frames to length 1. For scorers: their features have it, and
             the mean of several is shorter. It weights each frame alike, whatever its length before.
+        pooling (`"mean"`, `"concat"` or `"ordered"`): Of videos, see `pool_frames`. A cache holds features of one shape: those of another number of
+            image tokens need another `what`.
 
     Returns:
         [`FeatureView`] of shape `(len(dataset), ...)`: In the order of the rows, memory-mapped.
@@ -64,7 +109,7 @@ def cached_features(
         ValueError: If there are no rows.
     """
     if frames_of(dataset):
-        return _video_features(cache, dataset, encode, batch_size, progress, unit_length)
+        return _video_features(cache, dataset, encode, batch_size, progress, unit_length, pooling)
     column = dataset.select_columns("image")
     keys = [image_hash(image) for image in iterate_images(dataset)]
 
@@ -81,16 +126,16 @@ def _video_features(
     batch_size: int,
     progress: str | bool,
     unit_length: bool,
+    pooling: FramePooling,
 ) -> FeatureView:
     F = frames_of(dataset)
     column = dataset.select_columns("image")
-    pooling = "unit mean" if unit_length else "mean"
-    keys = [f"{video_hash(row['image'])}/{pooling} of {F} frames" for row in column]
+    name = f"unit {pooling}" if unit_length else pooling
+    keys = [f"{video_hash(row['image'])}/{name} of {F} frames" for row in column]
 
     def compute(rows: list[int]) -> Tensor:
         frames = [frame for i in rows for frame in sample_frames(column[i]["image"], F)]
-        features = torch.as_tensor(encode(frames))  # (n * F, ...)
-        means = features.float().unflatten(0, (len(rows), F)).mean(1)
-        return torch.nn.functional.normalize(means, dim=-1) if unit_length else means
+        features = pool_frames(encode(frames), F, pooling)
+        return torch.nn.functional.normalize(features, dim=-1) if unit_length else features
 
     return cache.get_or_compute(keys, compute, batch_size=max(1, batch_size // F), progress=progress)

@@ -1,4 +1,4 @@
-"""EMScore: a caption against a video, token by frame.
+"""EMScore: a caption against a video, token by frame, and against references, token by token.
 
 Legend: N captions, F frames of a video, T tokens of a caption, D features.
 """
@@ -7,11 +7,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from hf_captionrl.metrics.signature import signature
 from hf_captionrl.retrieval.checks import check_features
 
 __all__ = ["emscore"]
+
+_NAMES = ("precision", "recall", "f", "fine_precision", "fine_recall", "fine_f", "coarse")
 
 
 def emscore(
@@ -19,24 +22,31 @@ def emscore(
     frame_features: Sequence[Any],
     *,
     idf: Sequence[Any] | None = None,
+    reference_features: Sequence[Sequence[Any]] | None = None,
+    reference_idf: Sequence[Sequence[Any]] | None = None,
     scorer: str = "",
 ) -> dict[str, Any]:
     r"""Precision, recall and F of the embedding matching of captions and videos, fine, coarse and full.
 
     Reference: Shi et al. 2022, "EMScore", Eq. 1-6. Fine: every token takes its most similar frame (P, weighted by
     idf) and every frame its most similar token (R). Coarse: cosine of the mean frame with the last token (EOS), which
-    holds the whole caption. Full: the mean of fine and coarse, of P, R and F each.
+    holds the whole caption. Full: the mean of fine and coarse, of P, R and F each. With references: tokens of a
+    reference take the place of frames, its last token that of the mean frame; of several references the best counts, for
+    each number by itself, as in the authors' code; the result is the mean of that and the score against the video.
     Differs from it by: nothing.
 
     Args:
         token_features: For each caption an array of shape `(T, D)`, projected features of its tokens, EOS last.
         frame_features: For each caption an array of shape `(F, D)`, features of the frames of its video.
         idf: For each caption `T` weights of its tokens, not negative; `None` means equal ones.
+        reference_features: For each caption a list with an array of shape `(T, D)` for each reference, EOS last.
+        reference_idf: Likewise their weights, in recall; `None` means equal ones.
         scorer: Scorer and revision, for the signature.
     Returns:
         `dict`: means `precision`, `recall`, `f` (full), `fine_precision`, `fine_recall`, `fine_f`, `coarse`, in [-1,
             1],
-        higher is better; `per_sample`, arrays of the same names; `signature`.
+        higher is better; `per_sample`, arrays of the same names; `signature`. With references also
+        `reference_precision` and so on: of captions, videos and references together.
     Raises:
         ValueError: If the sizes disagree, a row is NaN or zero, or weights are bad (the index is named).
     """
@@ -46,27 +56,67 @@ def emscore(
         )
     if idf is not None and len(idf) != len(token_features):
         raise ValueError(f"{len(token_features)} captions and {len(idf)} lists of idf weights: pass one each.")
-    rows = []
+    if reference_features is not None and (
+        len(reference_features) != len(token_features) or not all(len(texts) for texts in reference_features)
+    ):
+        raise ValueError(f"Pass references for each of the {len(token_features)} captions, at least one each.")
+    rows, with_references = [], []
     for i, (tokens_i, frames_i) in enumerate(zip(token_features, frame_features, strict=True)):
-        tokens = torch.nn.functional.normalize(check_features(tokens_i, f"token_features[{i}]").double(), dim=1)
-        frames = torch.nn.functional.normalize(check_features(frames_i, f"frame_features[{i}]").double(), dim=1)
-        if tokens.shape[1] != frames.shape[1]:
-            raise ValueError(
-                f"token_features[{i}] have {tokens.shape[1]} features, frame_features[{i}] {frames.shape[1]}."
+        tokens = _unit(tokens_i, f"token_features[{i}]")
+        frames = _unit(frames_i, f"frame_features[{i}]", tokens)
+        weights = _weights(None if idf is None else idf[i], len(tokens), f"idf[{i}]")
+        middle = torch.nn.functional.normalize(frames.mean(dim=0), dim=0)
+        equal = torch.ones(len(frames), dtype=torch.float64)
+        video = _matching(tokens, weights, frames, equal, middle)
+        rows.append(_full(video))
+        if reference_features is None:
+            continue
+        found = []
+        for k, texts in enumerate(reference_features[i]):
+            name = f"reference_features[{i}][{k}]"
+            texts = _unit(texts, name, tokens)
+            own = _weights(
+                None if reference_idf is None else reference_idf[i][k], len(texts), f"reference_idf[{i}][{k}]"
             )
-        weights = torch.ones(len(tokens), dtype=torch.float64) if idf is None else torch.as_tensor(idf[i]).double()
-        if weights.shape != tokens.shape[:1] or not bool((weights >= 0).all()) or not float(weights.sum()) > 0:
-            raise ValueError(f"idf[{i}] must hold {len(tokens)} weights that are not negative and not all 0.")
-        similarity = tokens @ frames.T  # (T, F)
-        precision = float((similarity.amax(dim=1) * weights).sum() / weights.sum())
-        recall = float(similarity.amax(dim=0).mean())
-        fine = 2 * precision * recall / (precision + recall) if precision + recall else 0.0
-        coarse = float(torch.nn.functional.normalize(frames.mean(dim=0), dim=0) @ tokens[-1])
-        full = [(value + coarse) / 2 for value in (precision, recall, fine)]
-        rows.append([*full, precision, recall, fine, coarse])
-    names = ("precision", "recall", "f", "fine_precision", "fine_recall", "fine_f", "coarse")
-    table = torch.tensor(rows, dtype=torch.float64)
-    result: dict[str, Any] = {name: float(table[:, i].mean()) for i, name in enumerate(names)}
-    result["per_sample"] = {name: table[:, i].numpy() for i, name in enumerate(names)}
+            found.append(_matching(tokens, weights, texts, own, texts[-1]))
+        best = torch.stack(found).amax(dim=0)
+        with_references.append(_full((video + best) / 2))
+    result: dict[str, Any] = {"per_sample": {}}
+    for prefix, part in (("", rows), ("reference_", with_references)):
+        for column, name in enumerate(_NAMES if part else ()):
+            values = torch.stack(part)[:, column]
+            result[prefix + name] = float(values.mean())
+            result["per_sample"][prefix + name] = values.numpy()
     result["signature"] = signature(metric="emscore", scorer=scorer, idf=idf is not None)
     return result
+
+
+def _unit(features: Any, name: str, tokens: Tensor | None = None) -> Tensor:
+    """Features at unit length, as many of them as the tokens have."""
+    rows = torch.nn.functional.normalize(check_features(features, name).double(), dim=1)
+    if tokens is not None and rows.shape[1] != tokens.shape[1]:
+        owner = name[name.index("[") :].split("]")[0] + "]"
+        raise ValueError(f"token_features{owner} have {tokens.shape[1]} features, {name} {rows.shape[1]}.")
+    return rows
+
+
+def _weights(weights: Any, number: int, name: str) -> Tensor:
+    found = torch.ones(number, dtype=torch.float64) if weights is None else torch.as_tensor(weights).double()
+    if found.shape != (number,) or not bool((found >= 0).all()) or not float(found.sum()) > 0:
+        raise ValueError(f"{name} must hold {number} weights that are not negative and not all 0.")
+    return found
+
+
+def _matching(tokens: Tensor, weights: Tensor, others: Tensor, other_weights: Tensor, whole: Tensor) -> Tensor:
+    """Fine precision, recall and F, and the coarse cosine of a caption and what it is matched with, `(4,)`."""
+    similarity = tokens @ others.T  # (T, F), F frames or tokens of a reference
+    precision = (similarity.amax(dim=1) * weights).sum() / weights.sum()
+    recall = (similarity.amax(dim=0) * other_weights).sum() / other_weights.sum()
+    total = precision + recall
+    fine = 2 * precision * recall / total if float(total) else torch.zeros_like(total)
+    return torch.stack([precision, recall, fine, whole @ tokens[-1]])
+
+
+def _full(matching: Tensor) -> Tensor:
+    """Full precision, recall and F before the fine and coarse ones, `(7,)`."""
+    return torch.cat([(matching[:3] + matching[3]) / 2, matching])

@@ -21,6 +21,9 @@ __all__ = ["DataArguments", "EvaluationArguments", "ModelArguments", "describe",
 logger = logging.getLogger(__name__)
 
 _CLIP = "openai/clip-vit-base-patch32"  # the papers' judge
+EMBEDDED = ("scenes", "moving_scenes")
+"""Data sets of the embedded world."""
+
 _GPT2 = "openai-community/gpt2"  # and their language model
 
 
@@ -91,7 +94,7 @@ class DataArguments:
     dataset_name: str = field(
         default="scenes",
         metadata={
-            "help": "'scenes' (the embedded world), 'imagefolder' with --data_dir, a Karpathy-split JSON with --image_root, "
+            "help": "'scenes' (the embedded world), 'moving_scenes' (its clips), 'imagefolder' with --data_dir, a Karpathy-split JSON with --image_root, "
             "'tgif' or 'msr-vtt' with --data_dir and --num_frames, or any data set on the Hub or on disk."
         },
     )
@@ -105,6 +108,16 @@ class DataArguments:
     caption_column: str = field(
         default="captions", metadata={"help": "Column with the captions, a text or a list of texts."}
     )
+    train_captions: str | None = field(
+        default=None,
+        metadata={
+            "help": "A Parquet or JSONL file with image_id and captions, which take the place of the training split's: "
+            "captions.parquet of `captionrl boost`. Images that it lacks are left out."
+        },
+    )
+    train_captions_column: str = field(
+        default="captions", metadata={"help": "Its column, a text or a list of texts; also 'blend_caption', ..."}
+    )
     simplify: str | None = field(
         default=None,
         metadata={
@@ -115,8 +128,8 @@ class DataArguments:
     num_frames: int = field(
         default=0,
         metadata={
-            "help": "0: the data are images. Else videos, and so many frames of each, whose features are averaged; needs "
-            "freeze_image_tower and cache_image_features."
+            "help": "0: the data are images. Else videos, and so many frames of each, whose features frame_pooling joins; "
+            "needs freeze_image_tower and cache_image_features."
         },
     )
     max_bad_fraction: float = field(
@@ -157,7 +170,7 @@ class EvaluationArguments:
         Args:
             dataset_name: Data set of the run.
         """
-        embedded = dataset_name == "scenes"
+        embedded = dataset_name in EMBEDDED
         self.scorer_name_or_path = self.scorer_name_or_path or ("scenes:clip-reward" if embedded else _CLIP)
         self.judge_name_or_path = self.judge_name_or_path or ("scenes:clip-judge" if embedded else _CLIP)
         if self.scorer_name_or_path == self.judge_name_or_path != "none":

@@ -10,9 +10,9 @@ from typing import Any
 
 import datasets
 
-from hf_captionrl.data import SPLITS, check_captions, load_caption_splits
+from hf_captionrl.data import SPLITS, check_captions, exchange_captions, load_caption_splits
 from hf_captionrl.data.simplify import scene_simplifier, simplify_captions, spacy_simplifier
-from hf_captionrl.recipe.arguments import DataArguments
+from hf_captionrl.recipe.arguments import EMBEDDED, DataArguments
 from hf_captionrl.retrieval import Scorer, load_scorer
 from hf_captionrl.scenes.models import model_path
 
@@ -35,9 +35,10 @@ def load_data(arguments: DataArguments, *, output_dir: str | os.PathLike[str], s
     Raises:
         ValueError: If too many rows are bad, or a column is missing.
     """
-    if arguments.dataset_name == "scenes" and (arguments.data_dir or arguments.image_root):
+    if arguments.dataset_name in EMBEDDED and (arguments.data_dir or arguments.image_root):
         raise ValueError(
-            "data_dir or image_root is set, but dataset_name is 'scenes'. Set --dataset_name imagefolder too."
+            f"data_dir or image_root is set, but dataset_name is {arguments.dataset_name!r}. Set --dataset_name imagefolder "
+            "too."
         )
     splits = load_caption_splits(
         arguments.dataset_name,
@@ -57,6 +58,10 @@ def load_data(arguments: DataArguments, *, output_dir: str | os.PathLike[str], s
             f"{arguments.dataset_name!r} has no images for {missing}; it has {sizes}. Give data with a train split, large "
             "enough that a tenth of it can be validation and a tenth test."
         )
+    if arguments.train_captions is not None:
+        splits["train"] = exchange_captions(
+            splits["train"], arguments.train_captions, column=arguments.train_captions_column
+        )
     limits = {
         "train": arguments.max_train_images,
         "validation": arguments.max_eval_images,
@@ -65,7 +70,7 @@ def load_data(arguments: DataArguments, *, output_dir: str | os.PathLike[str], s
     for name, limit in limits.items():
         if limit is not None and name in splits:
             splits[name] = splits[name].select(range(min(limit, len(splits[name]))))
-    if arguments.dataset_name == "scenes":
+    if arguments.dataset_name in EMBEDDED:
         return _simplified(splits, arguments)  # made a moment ago, checked by the tests
     checked, report = check_captions(
         splits,
@@ -81,7 +86,7 @@ def _simplified(splits: datasets.DatasetDict, arguments: DataArguments) -> datas
     level: Any = arguments.simplify
     if level is None:
         return splits
-    simplifier = scene_simplifier(level) if arguments.dataset_name == "scenes" else spacy_simplifier(level)
+    simplifier = scene_simplifier(level) if arguments.dataset_name in EMBEDDED else spacy_simplifier(level)
     return datasets.DatasetDict({name: simplify_captions(rows, simplifier) for name, rows in splits.items()})
 
 
@@ -111,10 +116,11 @@ def describe_data(arguments: DataArguments, splits: Mapping[str, datasets.Datase
     cut = {None: "", "simplest": " cut to the subject", "simpler": " cut to subject, verb and object"}[
         arguments.simplify
     ]
-    if arguments.dataset_name == "scenes":
+    if arguments.dataset_name in EMBEDDED:
+        what = "clips" if arguments.num_frames else "scenes"
         return (
-            "The embedded world of hf_captionrl: scenes of Noto Emoji sprites composed by rule, each with five captions "
-            f"that leave most facts out{',' * bool(cut)}{cut} ({sizes} images)."
+            f"The embedded world of hf_captionrl: {what} of Noto Emoji sprites composed by rule, each with five captions "
+            f"that leave most facts out{',' * bool(cut)}{cut} ({sizes} {'videos' if arguments.num_frames else 'images'})."
         )
     of_frames = f" ({arguments.num_frames} frames of each)" if arguments.num_frames else ""
     return f"{sizes} {'videos' if arguments.num_frames else 'images'} with their captions{cut}{of_frames}."

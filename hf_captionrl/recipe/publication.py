@@ -22,7 +22,7 @@ from hf_captionrl.hub import (
     write_model_card,
 )
 from hf_captionrl.io import write_json
-from hf_captionrl.recipe.arguments import DataArguments, ModelArguments, describe
+from hf_captionrl.recipe.arguments import EMBEDDED, DataArguments, ModelArguments, describe
 from hf_captionrl.recipe.evaluation import Evaluator
 from hf_captionrl.recipe.loading import describe_data
 from hf_captionrl.trainers import CaptionConfig
@@ -95,7 +95,7 @@ def write_publication(
         model_id=config.hub_model_id or output_dir.name,
         base_model=model_args.public_name,
         family=captioner.family,
-        dataset="hf_captionrl scenes" if name == "scenes" else Path(name).name,
+        dataset=f"hf_captionrl {name}" if name in EMBEDDED else Path(name).name,
         dataset_description=describe_data(data_args, splits),
         dataset_id=name if on_hub else None,
         dataset_revision=data_args.dataset_revision if on_hub else None,

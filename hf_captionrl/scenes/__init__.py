@@ -3,21 +3,29 @@
 from hf_captionrl.scenes.checker import CheckResult, Claim, check
 from hf_captionrl.scenes.dataset import BAG_SIZES, bags, load_scenes, scene_stream
 from hf_captionrl.scenes.grammar import full_caption
-from hf_captionrl.scenes.render import render_scene
+from hf_captionrl.scenes.motion import Clip, MovingFacts, sample_clip, vary_clip
+from hf_captionrl.scenes.moving import load_moving_scenes
+from hf_captionrl.scenes.render import render_clip, render_scene
 from hf_captionrl.scenes.world import Facts, Scene, sample_scene, vary_scene
 
 __all__ = [
     "BAG_SIZES",
     "CheckResult",
     "Claim",
+    "Clip",
     "Facts",
+    "MovingFacts",
     "Scene",
     "bags",
     "check",
     "full_caption",
+    "load_moving_scenes",
     "load_scenes",
+    "render_clip",
     "render_scene",
+    "sample_clip",
     "sample_scene",
     "scene_stream",
+    "vary_clip",
     "vary_scene",
 ]

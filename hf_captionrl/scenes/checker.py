@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from hf_captionrl.scenes.grammar import plural
+from hf_captionrl.scenes.motion import MOTION_PHRASES, MotionReader, MovingFacts
 from hf_captionrl.scenes.world import BACKGROUNDS, CATEGORIES, EMOJI_KINDS, SHAPE_KINDS, Facts
 
 __all__ = ["CheckResult", "Claim", "check"]
@@ -87,9 +88,9 @@ _SHAPE_COLOURS = ("red", "orange", "teal", "brown")
 
 
 @functools.cache
-def _lexicon() -> tuple[dict[tuple[str, ...], tuple[str, str]], int]:
+def _lexicon(moving: bool = False) -> tuple[dict[tuple[str, ...], tuple[str, str]], int]:
     lexicon: dict[tuple[str, ...], tuple[str, str]] = {}
-    for token, phrases in _SYNONYMS.items():
+    for token, phrases in {**_SYNONYMS, **(MOTION_PHRASES if moving else {})}.items():
         for phrase in phrases:
             lexicon[tuple(phrase.split())] = token
     for colour in (*BACKGROUNDS, *_SHAPE_COLOURS):
@@ -106,10 +107,10 @@ def _lexicon() -> tuple[dict[tuple[str, ...], tuple[str, str]], int]:
     return lexicon, max(map(len, lexicon))
 
 
-def _read(caption: str) -> tuple[list[tuple[str, str, str]], list[str]]:
+def _read(caption: str, moving: bool = False) -> tuple[list[tuple[str, str, str]], list[str]]:
     """Caption to (type, value, text) tokens by longest match, and the words that mean nothing here."""
     words = re.sub(r"[^a-z0-9]+", " ", caption.lower()).split()
-    lexicon, longest = _lexicon()
+    lexicon, longest = _lexicon(moving)
     tokens: list[tuple[str, str, str]] = []
     unknown: list[str] = []
     at = 0
@@ -202,6 +203,9 @@ class _Reader:
             self.claim("relation", value, text, bool(facts.relation) and value == facts.relation)
 
     def position(self, value: str, text: str) -> None:
+        if not self.facts.position:  # moves through all of them
+            self.claim("position", value, text, False)
+            return
         row = ("top", "middle", "bottom").index(self.facts.position)
         if self.subject == "second" and not {"kind", "category of kind"} & {a for a, _ in self.right}:
             row += {"above": 1, "below": -1}.get(self.facts.relation, 0)
@@ -214,7 +218,8 @@ def check(caption: str, facts: Facts | Mapping[str, Any]) -> CheckResult:
 
     Args:
         caption (`str`): Any text.
-        facts ([`Facts`] or `Mapping`): The scene's facts, for instance a row's `facts` column.
+        facts ([`Facts`] or `Mapping`): The scene's facts, for instance a row's `facts` column; with those of a clip
+            ([`MovingFacts`]) claims of motion are judged too, elsewhere they are words without meaning.
 
     Returns:
         [`CheckResult`]: Claims right and wrong, facts recalled and missed. A caption without claims has neither right
@@ -234,9 +239,11 @@ def check(caption: str, facts: Facts | Mapping[str, Any]) -> CheckResult:
     if not isinstance(caption, str):
         raise TypeError(f"caption is {type(caption).__name__}, not a string. Check one caption at a time.")
     if not isinstance(facts, Facts):
-        facts = Facts(**{name: facts[name] for name in Facts.__dataclass_fields__})
-    tokens, unknown = _read(caption)
+        known = MovingFacts if "motion" in facts else Facts
+        facts = known(**{name: facts[name] for name in known.__dataclass_fields__})
+    tokens, unknown = _read(caption, isinstance(facts, MovingFacts))
     reader = _Reader(facts)
+    motion = MotionReader(facts, reader.claim) if isinstance(facts, MovingFacts) else None
     modifiers: list[tuple[str, str, str]] = []
     colour: tuple[str, str] | None = None  # a colour that may turn out to be the background's
     on = False
@@ -249,6 +256,9 @@ def check(caption: str, facts: Facts | Mapping[str, Any]) -> CheckResult:
         colour, on = None, False
 
     for kind_of_token, value, text in tokens:
+        if motion is not None and motion.read(kind_of_token, value, text):
+            close_colour()
+            continue
         if kind_of_token == "colour":
             close_colour() if colour is not None else None
             colour = (value, text)
@@ -303,12 +313,18 @@ def check(caption: str, facts: Facts | Mapping[str, Any]) -> CheckResult:
                 reader.claim("second", "", text, not facts.second)
             modifiers = []
     close_colour()
+    if motion is not None:
+        motion.close()
+        unknown += motion.unknown
     # A caption that breaks off keeps its adjectives: "two small" still claims something about the main group.
     for attribute, value, text in modifiers:
         if attribute in ("size", "orientation") or (attribute == "count" and value != "1"):
             reader._modifier("main" if reader.subject is None else reader.subject, attribute, value, text, "")
 
-    names = [n for n in Facts.__dataclass_fields__ if n != "relation" or facts.second]
+    names = [n for n in facts.__dataclass_fields__ if n != "relation" or facts.second]
+    if isinstance(facts, MovingFacts):
+        # Every clip shows one thing alone, so neither is news; what has no position or speed cannot be said to have one.
+        names = [n for n in names if n not in ("count", "second") and getattr(facts, n)]
     if facts.orientation == "upright":
         names.remove("orientation")
     stated = {attribute for attribute, _ in reader.right}

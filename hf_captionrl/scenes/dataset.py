@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 import datasets
@@ -13,26 +13,40 @@ from hf_captionrl.scenes.grammar import ANNOTATORS, annotate, full_caption
 from hf_captionrl.scenes.render import render_scene
 from hf_captionrl.scenes.world import EMOJI_KINDS, SHAPE_KINDS, Facts, Scene, sample_scene, vary_scene
 
-__all__ = ["BAG_SIZES", "FEATURES", "bags", "load_scenes", "scene_stream"]
+__all__ = ["BAG_SIZES", "FEATURES", "KINDS", "bags", "compose_splits", "facts_features", "load_scenes", "scene_stream"]
 
 BAG_SIZES: tuple[int, ...] = (3, 5, 7)
 """Sizes of the near-duplicate bags of the test split, as in TrueMatch."""
 
-FEATURES = datasets.Features(
-    {
-        "image": datasets.Image(),
-        "image_id": datasets.Value("string"),
-        "captions": datasets.List(datasets.Value("string")),
-        "full_caption": datasets.Value("string"),
-        "facts": {
-            name: datasets.Value("int32" if name == "count" else "string") for name in Facts.__dataclass_fields__
-        },
-        "bag_id": datasets.Value("string"),
-    }
-)
+
+def facts_features(kind: type[Facts], *, decode: bool = True) -> datasets.Features:
+    """Columns of a split.
+
+    Args:
+        kind (`type`): [`Facts`] or a subclass.
+        decode (`bool`): Whether the column `image` is decoded on access: not for clips, which are videos.
+
+    Returns:
+        `datasets.Features`: Names and types.
+    """
+    fields = kind.__dataclass_fields__
+    return datasets.Features(
+        {
+            "image": datasets.Image(decode=decode),
+            "image_id": datasets.Value("string"),
+            "captions": datasets.List(datasets.Value("string")),
+            "full_caption": datasets.Value("string"),
+            "facts": {name: datasets.Value("int32" if name == "count" else "string") for name in fields},
+            "bag_id": datasets.Value("string"),
+        }
+    )
+
+
+FEATURES = facts_features(Facts)
 """Columns of every split. `bag_id` is `"<size>-<number>"` inside a near-duplicate bag and `""` elsewhere."""
 
-_KINDS = {"emoji": EMOJI_KINDS, "shapes": SHAPE_KINDS}
+KINDS: dict[str, tuple[str, ...]] = {"emoji": EMOJI_KINDS, "shapes": SHAPE_KINDS}
+"""Kinds of things by the name of their set."""
 
 
 def scene_stream(seed: int, kinds: tuple[str, ...] = EMOJI_KINDS) -> Iterator[Scene]:
@@ -50,24 +64,24 @@ def scene_stream(seed: int, kinds: tuple[str, ...] = EMOJI_KINDS) -> Iterator[Sc
         yield sample_scene(rng, kinds)
 
 
-def _unique(rng: np.random.Generator, kinds: tuple[str, ...], seen: set[Facts], number: int) -> list[Scene]:
-    scenes: list[Scene] = []
+def _unique(draw: Callable[[], Any], seen: set[Facts], number: int) -> list[Any]:
+    scenes: list[Any] = []
     while len(scenes) < number:
-        scene = sample_scene(rng, kinds)
+        scene = draw()
         if scene.facts not in seen:
             seen.add(scene.facts)
             scenes.append(scene)
     return scenes
 
 
-def _bag(rng: np.random.Generator, kinds: tuple[str, ...], seen: set[Facts], size: int) -> list[Scene]:
+def _bag(draw: Callable[[], Any], vary: Callable[[Any], Any], seen: set[Facts], size: int) -> list[Any]:
     """`size` scenes, all but the first of which differ from the first in one fact."""
     while True:
-        bag = _unique(rng, kinds, seen, 1)
+        bag = _unique(draw, seen, 1)
         for _ in range(50 * size):
             if len(bag) == size:
                 return bag
-            other = vary_scene(rng, bag[0], kinds)
+            other = vary(bag[0])
             if other.facts not in seen:
                 seen.add(other.facts)
                 bag.append(other)
@@ -79,18 +93,81 @@ def _png(scene: Scene) -> dict[str, Any]:
     return {"bytes": buffer.getvalue(), "path": None}
 
 
-def _split(name: str, seed: int, split: int, scenes: list[Scene], bag_ids: list[str]) -> datasets.Dataset:
-    columns: dict[str, list[Any]] = {column: [] for column in FEATURES}
+def _split(
+    name: str,
+    key: Sequence[int],
+    scenes: list[Any],
+    bag_ids: list[str],
+    encode: Callable[[Any], dict[str, Any]],
+    features: datasets.Features,
+) -> datasets.Dataset:
+    columns: dict[str, list[Any]] = {column: [] for column in features}
     for number, (scene, bag_id) in enumerate(zip(scenes, bag_ids, strict=True)):
         # One generator a scene, so that a larger split begins with the smaller one's captions.
-        rng = np.random.default_rng((seed, split, number))
-        columns["image"].append(_png(scene))
+        rng = np.random.default_rng((*key, number))
+        columns["image"].append(encode(scene))
         columns["image_id"].append(f"{name}-{number:05d}")
         columns["captions"].append([annotate(rng, scene.facts, annotator) for annotator in ANNOTATORS])
         columns["full_caption"].append(full_caption(scene.facts))
         columns["facts"].append(scene.facts.to_dict())
         columns["bag_id"].append(bag_id)
-    return datasets.Dataset.from_dict(columns, features=FEATURES)
+    return datasets.Dataset.from_dict(columns, features=features)
+
+
+def compose_splits(
+    draw: Callable[[], Any],
+    vary: Callable[[Any], Any],
+    encode: Callable[[Any], dict[str, Any]],
+    features: datasets.Features,
+    *,
+    seed: int,
+    num_train: int,
+    num_validation: int,
+    num_test: int,
+) -> datasets.DatasetDict:
+    """Make the splits of a world; no two scenes share their facts.
+
+    Args:
+        draw (`Callable`): Draws a scene, that is, something with `facts`.
+        vary (`Callable`): From a scene to one whose facts differ.
+        encode (`Callable`): From a scene to its file, the `{"bytes": ..., "path": None}` of an image column.
+        features (`datasets.Features`): Of `facts_features`.
+        seed (`int`): Seed of the captions.
+        num_train (`int`): Scenes in `train`.
+        num_validation (`int`): Scenes in `validation`.
+        num_test (`int`): Scenes in `test`: near-duplicate bags of 3, 5 and 7 in equal numbers, a few single scenes.
+
+    Returns:
+        `datasets.DatasetDict`: `train`, `validation` and `test`.
+
+    Raises:
+        ValueError: If a size is negative.
+    """
+    if min(num_train, num_validation, num_test) < 0:
+        raise ValueError(f"Split sizes are {(num_train, num_validation, num_test)}. Use sizes of 0 or more.")
+    seen: set[Facts] = set()
+    test: list[Any] = []
+    bag_ids: list[str] = []
+    for number in range(num_test // sum(BAG_SIZES)):
+        for size in BAG_SIZES:
+            test += _bag(draw, vary, seen, size)
+            bag_ids += [f"{size}-{number:03d}"] * size
+    single = _unique(draw, seen, num_test - len(test))
+    test += single
+    bag_ids += [""] * len(single)
+    validation = _unique(draw, seen, num_validation)
+    train = _unique(draw, seen, num_train)
+    parts = {
+        "train": (0, train, [""] * num_train),
+        "validation": (1, validation, [""] * num_validation),
+        "test": (2, test, bag_ids),
+    }
+    return datasets.DatasetDict(
+        {
+            name: _split(name, (seed, split), scenes, ids, encode, features)
+            for name, (split, scenes, ids) in parts.items()
+        }
+    )
 
 
 def load_scenes(
@@ -116,30 +193,19 @@ def load_scenes(
     Raises:
         ValueError: If `kind` is unknown or a size is negative.
     """
-    if kind not in _KINDS:
-        raise ValueError(f"kind is {kind!r}. Use one of {sorted(_KINDS)}.")
-    if min(num_train, num_validation, num_test) < 0:
-        raise ValueError(f"Split sizes are {(num_train, num_validation, num_test)}. Use sizes of 0 or more.")
-    kinds = _KINDS[kind]
-    seen: set[Facts] = set()
+    if kind not in KINDS:
+        raise ValueError(f"kind is {kind!r}. Use one of {sorted(KINDS)}.")
     rng = np.random.default_rng(seed)
-    test: list[Scene] = []
-    bag_ids: list[str] = []
-    for number in range(num_test // sum(BAG_SIZES)):
-        for size in BAG_SIZES:
-            test += _bag(rng, kinds, seen, size)
-            bag_ids += [f"{size}-{number:03d}"] * size
-    single = _unique(rng, kinds, seen, num_test - len(test))
-    test += single
-    bag_ids += [""] * len(single)
-    validation = _unique(rng, kinds, seen, num_validation)
-    train = _unique(rng, kinds, seen, num_train)
-    return datasets.DatasetDict(
-        {
-            "train": _split("train", seed, 0, train, [""] * num_train),
-            "validation": _split("validation", seed, 1, validation, [""] * num_validation),
-            "test": _split("test", seed, 2, test, bag_ids),
-        }
+    kinds = KINDS[kind]
+    return compose_splits(
+        lambda: sample_scene(rng, kinds),
+        lambda scene: vary_scene(rng, scene, kinds),
+        _png,
+        FEATURES,
+        seed=seed,
+        num_train=num_train,
+        num_validation=num_validation,
+        num_test=num_test,
     )
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hf_captionrl.scenes.motion import MovingFacts, motion_words
 from hf_captionrl.scenes.world import Facts, category_of
 
 __all__ = ["ANNOTATORS", "Annotator", "annotate", "full_caption", "plural"]
@@ -51,11 +52,14 @@ def _orientation(facts: Facts) -> str:
     return "" if facts.orientation == "upright" else facts.orientation
 
 
+_POSITION = {"top": "at the top", "middle": "in the middle", "bottom": "at the bottom"}
+
+
 def full_caption(facts: Facts) -> str:
-    """The whole truth about a scene, in one fixed wording.
+    """The whole truth about a scene or clip, in one fixed wording.
 
     Args:
-        facts ([`Facts`]): The scene's facts.
+        facts ([`Facts`]): The scene's facts, or those of a clip.
 
     Returns:
         `str`: A caption that no other scene shares.
@@ -63,10 +67,16 @@ def full_caption(facts: Facts) -> str:
     Example:
         >>> full_caption(Facts("pig", 2, "small", "sideways", "top", "blue", "mushroom", "left of"))
         'two small sideways pigs left of a mushroom at the top on a blue background'
+        >>> full_caption(MovingFacts("pig", 1, "small", "upright", "top", "blue", motion="left", speed="slow"))
+        'a small pig moving left slowly at the top on a blue background'
     """
     parts = [_noun_phrase(facts, number=True, size=facts.size, orientation=_orientation(facts))]
-    parts.append(f"{facts.relation} {_article(facts.second)} {facts.second}" if facts.second else "alone")
-    parts.append({"top": "at the top", "middle": "in the middle", "bottom": "at the bottom"}[facts.position])
+    if isinstance(facts, MovingFacts):
+        parts.append(motion_words(facts))
+    else:
+        parts.append(f"{facts.relation} {_article(facts.second)} {facts.second}" if facts.second else "alone")
+    if facts.position:
+        parts.append(_POSITION[facts.position])
     parts.append(f"on {_article(facts.background)} {facts.background} background")
     return " ".join(parts)
 
@@ -105,7 +115,7 @@ def annotate(rng: np.random.Generator, facts: Facts, annotator: Annotator) -> st
 
     Args:
         rng (`numpy.random.Generator`): Decides what is mentioned.
-        facts ([`Facts`]): The scene's facts.
+        facts ([`Facts`]): The scene's facts, or those of a clip.
         annotator ([`Annotator`]): Who writes.
 
     Returns:
@@ -122,13 +132,17 @@ def annotate(rng: np.random.Generator, facts: Facts, annotator: Annotator) -> st
         generic=generic,
     )
     parts = [noun]
-    if facts.second and (second or relation):
+    if isinstance(facts, MovingFacts):
+        motion, speed = rng.random(2) < annotator.verbosity
+        if words := motion_words(facts, motion=bool(motion), speed=bool(speed)):
+            parts.append(words)
+    elif facts.second and (second or relation):
         # Whoever states the relation names the other object too; the converse does not hold.
         parts.append(f"{facts.relation if relation else 'with'} {_article(facts.second)} {facts.second}")
     elif not facts.second and second:
         parts.append("alone")
-    if position:
-        parts.append({"top": "at the top", "middle": "in the middle", "bottom": "at the bottom"}[facts.position])
+    if position and facts.position:
+        parts.append(_POSITION[facts.position])
     if background:
         colour = facts.background
         parts.append(f"on {colour}" if annotator.short_background else f"on {_article(colour)} {colour} background")

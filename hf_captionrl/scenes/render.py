@@ -7,9 +7,10 @@ from pathlib import Path
 
 from PIL import Image, ImageDraw
 
+from hf_captionrl.scenes.motion import Clip
 from hf_captionrl.scenes.world import EMOJI_KINDS, Scene
 
-__all__ = ["CELL", "IMAGE_SIZE", "SPRITES_DIR", "render_scene"]
+__all__ = ["CELL", "IMAGE_SIZE", "SPRITES_DIR", "render_clip", "render_scene"]
 
 CELL = 24
 """Side of a grid cell in pixels; the patch size of the embedded models."""
@@ -91,3 +92,25 @@ def render_scene(scene: Scene) -> Image.Image:
         margin = (CELL - sprite.width) // 2
         image.paste(sprite, (column * CELL + margin, row * CELL + margin), sprite)
     return image
+
+
+def render_clip(clip: Clip, num_frames: int = 6) -> list[Image.Image]:
+    """Draw a clip.
+
+    Args:
+        clip ([`Clip`]): The clip.
+        num_frames (`int`): Frames; in the first the thing stands where it starts, in the last where it ends.
+
+    Returns:
+        `list[PIL.Image.Image]`: RGB, `IMAGE_SIZE` x `IMAGE_SIZE` pixels, in the order of time.
+    """
+    facts = clip.facts
+    sprite = _sprite(facts.kind, facts.size, facts.orientation)
+    margin = (CELL - sprite.width) // 2
+    frames = []
+    for number in range(num_frames):
+        row, column = clip.cell(number / max(num_frames - 1, 1))
+        frame = Image.new("RGB", (IMAGE_SIZE, IMAGE_SIZE), _RGB[facts.background])
+        frame.paste(sprite, (round(column * CELL) + margin, round(row * CELL) + margin), sprite)
+        frames.append(frame)
+    return frames

@@ -176,13 +176,17 @@ class CaptionTrainer(Trainer):
         if not args.cache_image_features:
             if number := frames_of(dataset):
                 raise ValueError(
-                    f"The data are videos ({number} frames each), and features of frames are averaged once for the whole run. "
+                    f"The data are videos ({number} frames each), and features of frames are pooled once for the whole run. "
                     "Set freeze_image_tower=True and cache_image_features=True."
                 )
             return None
         if id(dataset) not in self._features_of:
             features = image_tower_features(
-                self.captioner, dataset, cache_dir=args.feature_cache_dir, dtype=args.feature_cache_dtype
+                self.captioner,
+                dataset,
+                cache_dir=args.feature_cache_dir,
+                dtype=args.feature_cache_dtype,
+                frame_pooling=args.frame_pooling,
             )
             self._features_of[id(dataset)] = (dataset, features)
         return self._features_of[id(dataset)][1]

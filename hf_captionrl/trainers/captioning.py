@@ -6,7 +6,7 @@ Legend: N images, M image tokens, D features.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import datasets
 import numpy as np
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from hf_captionrl.captioners.base import Captioner
-from hf_captionrl.data import cached_features, open_image
+from hf_captionrl.data import FramePooling, cached_features, frames_of, open_image
 from hf_captionrl.retrieval import FeatureCache, Scorer
 
 __all__ = ["LazyImages", "generate_captions", "image_tower_features", "scorer_features"]
@@ -85,32 +85,48 @@ def generate_captions(
 
 
 def image_tower_features(
-    captioner: Captioner, dataset: datasets.Dataset, *, cache_dir: str | None = None, dtype: str = "float32"
+    captioner: Captioner,
+    dataset: datasets.Dataset,
+    *,
+    cache_dir: str | None = None,
+    dtype: str = "float32",
+    frame_pooling: str = "mean",
 ) -> Any:
     """Output of the image tower for every row of a data set, from the cache where it has it.
 
     Args:
         captioner ([`Captioner`]): Whose image tower, frozen.
-        dataset (`datasets.Dataset`): Images, or videos: these give the mean over their frames.
+        dataset (`datasets.Dataset`): Images, or videos.
         cache_dir (`str`, *optional*): Folder of the feature cache. None: the default one.
         dtype (`str`): `"float32"` or `"float16"` to store in.
+        frame_pooling (`str`): How features of a video are made of those of its frames, see `data.pool_frames`.
 
     Returns:
-        [`FeatureView`] of shape `(N, M, D)`: In the order of the rows, memory-mapped.
+        [`FeatureView`] of shape `(N, M, D)`, of videos, unless with `"mean"`, `(N, F * M, D)`: In the order of the rows,
+        memory-mapped.
 
     Raises:
         ImageError: If an image or video cannot be read.
-        ValueError: If the captioner needs more than features to know an image (tiles, or sizes of its own).
+        ValueError: If the captioner needs more than features to know an image (tiles, or sizes of its own), or cannot
+            take frames that way.
     """
+    num_frames = frames_of(dataset)
+    pooling: FramePooling = "mean"
+    what = "image_tower"
+    if num_frames:
+        captioner.check_frame_pooling(frame_pooling, num_frames)
+        if frame_pooling in ("concat", "ordered"):
+            pooling = cast(FramePooling, frame_pooling)
+            what = f"image_tower_{num_frames}_frames"  # of another shape
     captioner.fixed_side_inputs(1)  # raises where features alone do not do
     model, _, revision = captioner.vision_signature().rpartition("@")
-    cache = FeatureCache(cache_dir, model_id=model, revision=revision, what="image_tower", dtype=dtype)
+    cache = FeatureCache(cache_dir, model_id=model, revision=revision, what=what, dtype=dtype)
 
     def encode(images: list[Any]) -> Tensor:
         with torch.no_grad():
             return captioner.image_features(**captioner.encode_images(images)).cpu()
 
-    return cached_features(cache, dataset, encode)
+    return cached_features(cache, dataset, encode, pooling=pooling)
 
 
 def scorer_features(scorer: Scorer, dataset: datasets.Dataset, *, cache_dir: str | None = None) -> Tensor:

@@ -72,3 +72,59 @@ def colour_of(image):
     """Number of the nearest of `COLOURS` to the middle of a picture."""
     pixel = np.asarray(image.getpixel((image.width // 2, image.height // 2)), float)
     return int(np.argmin([np.abs(pixel - colour).sum() for colour in np.asarray(COLOURS, float)]))
+
+
+def on_screen(durations, moment):
+    """The frame on screen at a moment, by walking along the clock."""
+    passed = 0
+    for number, duration in enumerate(durations):
+        passed += duration
+        if moment < passed:
+            return number
+    return len(durations) - 1
+
+
+def middles(durations, number):
+    total = sum(durations)
+    return [on_screen(durations, total * (2 * i + 1) / (2 * number)) for i in range(number)]
+
+
+def colours_of(frames):
+    return [colour_of(frame) for frame in frames]
+
+
+def animation(kind, durations):
+    frames = [plain(COLOURS[k]) for k in range(len(durations))]
+    buffer = io.BytesIO()
+    options = {"lossless": True} if kind == "WEBP" else {}
+    frames[0].save(buffer, kind, save_all=True, append_images=frames[1:], duration=durations, loop=0, **options)
+    return buffer.getvalue()
+
+
+KINDS = {
+    "mp4": {},
+    "mov": {"kind": "mov"},
+    "avi": {"kind": "avi"},
+    "mkv": {"kind": "matroska"},
+    "webm": {"kind": "webm", "codec": "libvpx"},
+}
+
+
+def write_gifs(folder, count, first=0):
+    folder.mkdir(parents=True, exist_ok=True)
+    for n in range(first, first + count):
+        frames = [plain(COLOURS[(n + k) % 7]) for k in range(3)]
+        (folder / f"t{n}.gif").write_bytes(gif(frames, [50, 50, 100 + 10 * n]))
+
+
+def make_tgif(folder, count=6):
+    """TGIF's layout: the last but one is validation, the last test; two captions for the first."""
+    write_gifs(folder / "gifs", count)
+    address = [f"https://media.example/{n:x}/t{n}.gif" for n in range(count)]
+    rows = [f"{address[n]}\ta {n} moves" for n in range(count)] + [f"{address[0]}\tit is a 0"]
+    (folder / "tgif-v1.0.tsv").write_text("\n".join(rows) + "\n")
+    (folder / "splits").mkdir()
+    parts = {"train": address[:-2], "val": address[-2:-1], "test": address[-1:]}
+    for name, lines in parts.items():
+        (folder / "splits" / f"{name}.txt").write_text("\n".join(lines) + "\n")
+    return folder

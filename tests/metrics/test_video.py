@@ -55,3 +55,49 @@ def test_bad_input_names_the_place():
         emscore(tokens, frames, idf=[idf[0][:2], idf[1]])
     with pytest.raises(ValueError, match=r"token_features\[0\] have 15 features"):
         emscore([tokens[0][:, :15], tokens[1]], frames)
+
+
+def oracle(tokens, others, whole):
+    """Fine precision, recall, F and the coarse cosine, by loops."""
+
+    def cosine(a, b):
+        return float(np.dot(a, b) / np.linalg.norm(a) / np.linalg.norm(b))
+
+    precision = np.mean([max(cosine(t, o) for o in others) for t in tokens])
+    recall = np.mean([max(cosine(o, t) for t in tokens) for o in others])
+    return np.array([precision, recall, 2 * precision * recall / (precision + recall), cosine(whole, tokens[-1])])
+
+
+def test_references_count_as_the_best_of_them_and_half():
+    rng = np.random.default_rng(0)
+    tokens = [rng.normal(size=(n, 8)) + 1 for n in (4, 6)]
+    frames = [rng.normal(size=(n, 8)) + 1 for n in (3, 2)]
+    references = [[rng.normal(size=(n, 8)) + 1 for n in lengths] for lengths in ((5, 3), (2, 7, 4))]
+    found = emscore(tokens, frames, reference_features=references)
+    for i in range(2):
+        unit = frames[i] / np.linalg.norm(frames[i], axis=1, keepdims=True)
+        video = oracle(tokens[i], frames[i], unit.mean(0))
+        best = np.max([oracle(tokens[i], texts, texts[-1]) for texts in references[i]], axis=0)
+        precision, recall, fine, coarse = (video + best) / 2
+        assert found["per_sample"]["reference_f"][i] == pytest.approx((fine + coarse) / 2, abs=1e-9)
+        assert found["per_sample"]["reference_precision"][i] == pytest.approx((precision + coarse) / 2, abs=1e-9)
+        assert found["per_sample"]["reference_fine_recall"][i] == pytest.approx(recall, abs=1e-9)
+        assert found["per_sample"]["f"][i] == pytest.approx((video[2] + video[3]) / 2, abs=1e-9)
+    alone = emscore(tokens, frames)
+    assert alone["f"] == found["f"]
+    assert "reference_f" not in alone
+    itself = emscore(tokens, frames, reference_features=[[t] for t in tokens])
+    np.testing.assert_allclose(2 * itself["reference_f"] - itself["f"], 1.0)  # a caption matches itself wholly
+
+
+def test_weights_of_references_count_in_recall_only():
+    tokens, frames, idf = parts()
+    texts = [[tokens[1]], [tokens[0]]]
+    weights = [[idf[1]], [idf[0]]]
+    plain, weighted = (emscore(tokens, frames, reference_features=texts, reference_idf=w) for w in (None, weights))
+    assert plain["reference_fine_precision"] == weighted["reference_fine_precision"]
+    assert plain["reference_fine_recall"] != weighted["reference_fine_recall"]
+    with pytest.raises(ValueError, match="at least one each"):
+        emscore(tokens, frames, reference_features=[[tokens[0]], []])
+    with pytest.raises(ValueError, match=r"reference_features\[0\]\[0\] 15"):
+        emscore(tokens, frames, reference_features=[[tokens[0][:, :15]], [tokens[1]]])

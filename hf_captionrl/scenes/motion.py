@@ -1,0 +1,234 @@
+"""The rules of the moving world: one sprite that crosses some cells of the grid, or rests.
+
+Everything a caption can say about a clip is in its `MovingFacts`. A clip to the left is one to the right played backwards,
+so only the order of the frames tells the two apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from hf_captionrl.scenes.world import BACKGROUNDS, EMOJI_KINDS, ORIENTATIONS, POSITIONS, SIZES, Facts
+
+__all__ = [
+    "DIRECTIONS",
+    "MOTION_PHRASES",
+    "SPEEDS",
+    "STILL",
+    "Clip",
+    "MotionReader",
+    "MovingFacts",
+    "motion_words",
+    "sample_clip",
+    "vary_clip",
+]
+
+DIRECTIONS: tuple[str, ...] = ("left", "right", "up", "down")
+STILL = "still"
+"""Motion of a sprite that rests."""
+SPEEDS: tuple[str, ...] = ("slow", "fast")
+"""Slow is one cell, fast two, in the same time."""
+
+_P_STILL = 0.2
+"""Probability that nothing moves."""
+_STEP = {"left": (0, -1), "right": (0, 1), "up": (-1, 0), "down": (1, 0), STILL: (0, 0)}
+_CELLS = {"slow": 1, "fast": 2, "": 0}
+_ADVERB = {"slow": "slowly", "fast": "fast"}
+
+MOTION_PHRASES: dict[tuple[str, str], tuple[str, ...]] = {
+    ("verb", ""): ("moving", "going", "sliding", "heading", "running", "moves", "goes", "runs", "in motion"),
+    ("direction", "left"): ("left", "to the left", "leftwards", "leftward"),
+    ("direction", "right"): ("right", "to the right", "rightwards", "rightward"),
+    ("direction", "up"): ("up", "upwards", "upward"),
+    ("direction", "down"): ("down", "downwards", "downward"),
+    ("speed", "slow"): ("slowly", "slow"),
+    ("speed", "fast"): ("fast", "quickly", "quick", "rapidly"),
+    ("motion", STILL): ("at rest", "resting", "still", "standing still", "not moving", "motionless"),
+}
+"""What words about motion mean: `(type of token, value)` and the phrases; a direction needs a verb before it."""
+
+
+@dataclass(frozen=True)
+class MovingFacts(Facts):
+    """What is true of a clip, in words. It shows one thing (`count` 1, no `second`).
+
+    `position` is the row that the thing keeps; one that moves up or down keeps none, and has `""`.
+
+    Args:
+        motion (`str`): One of `DIRECTIONS`, or `STILL`.
+        speed (`str`): One of `SPEEDS`, or `""` where nothing moves.
+    """
+
+    motion: str = STILL
+    speed: str = ""
+
+
+@dataclass(frozen=True)
+class Clip:
+    """Facts plus the nuisance that decides the pixels.
+
+    Args:
+        facts ([`MovingFacts`]): What captions may say.
+        row (`int`): First row of the thing, 0 to 2.
+        column (`int`): Its first column, 0 to 2.
+    """
+
+    facts: MovingFacts
+    row: int
+    column: int
+
+    def cell(self, moment: float) -> tuple[float, float]:
+        """Where the thing is; it moves evenly.
+
+        Args:
+            moment (`float`): Share of the clip that has passed, in [0, 1].
+
+        Returns:
+            `tuple[float, float]`: Row and column, in cells.
+        """
+        down, right = _STEP[self.facts.motion]
+        way = _CELLS[self.facts.speed] * moment
+        return self.row + down * way, self.column + right * way
+
+
+def _starts(facts: MovingFacts) -> list[tuple[int, int]]:
+    """Cells at which the thing can start so that it ends on the grid."""
+    down, right = (step * _CELLS[facts.speed] for step in _STEP[facts.motion])
+    rows = [POSITIONS.index(facts.position)] if facts.position else range(3)
+    return [(r, c) for r in rows for c in range(3) if 0 <= r + down <= 2 and 0 <= c + right <= 2]
+
+
+def _choose(rng: np.random.Generator, values: tuple[Any, ...]) -> Any:
+    return values[int(rng.integers(len(values)))]
+
+
+def _consistent(rng: np.random.Generator, facts: MovingFacts) -> MovingFacts:
+    """The same facts, whose speed and position go with the motion."""
+    speed = "" if facts.motion == STILL else facts.speed or _choose(rng, SPEEDS)
+    position = "" if facts.motion in ("up", "down") else facts.position or _choose(rng, POSITIONS)
+    return replace(facts, speed=speed, position=position)
+
+
+def sample_clip(rng: np.random.Generator, kinds: tuple[str, ...] = EMOJI_KINDS) -> Clip:
+    """Draw one clip.
+
+    Args:
+        rng (`numpy.random.Generator`): Source of randomness; the same state gives the same clip.
+        kinds (`tuple[str, ...]`): Kinds to choose from.
+
+    Returns:
+        [`Clip`]: A possible clip.
+    """
+    facts = MovingFacts(
+        kind=_choose(rng, kinds),
+        count=1,
+        size=_choose(rng, SIZES),
+        orientation=_choose(rng, ORIENTATIONS),
+        position="",
+        background=_choose(rng, BACKGROUNDS),
+        motion=STILL if rng.random() < _P_STILL else _choose(rng, DIRECTIONS),
+    )
+    facts = _consistent(rng, facts)
+    return Clip(facts, *_choose(rng, tuple(_starts(facts))))
+
+
+def vary_clip(rng: np.random.Generator, clip: Clip, kinds: tuple[str, ...] = EMOJI_KINDS) -> Clip:
+    """A near-duplicate: one fact is drawn anew (speed and position come and go with the motion).
+
+    Args:
+        rng (`numpy.random.Generator`): Source of randomness.
+        clip ([`Clip`]): The clip to vary.
+        kinds (`tuple[str, ...]`): Kinds to choose from.
+
+    Returns:
+        [`Clip`]: A possible clip whose facts differ from those of `clip`.
+    """
+    facts = clip.facts
+    values: dict[str, tuple[Any, ...]] = {
+        "kind": kinds,
+        "size": SIZES,
+        "orientation": ORIENTATIONS,
+        "background": BACKGROUNDS,
+        "motion": (*DIRECTIONS, STILL),
+    }
+    values |= {"position": POSITIONS} if facts.position else {}
+    values |= {"speed": SPEEDS} if facts.speed else {}
+    while True:
+        name = _choose(rng, tuple(values))
+        value = _choose(rng, values[name])
+        if value != getattr(facts, name):
+            changed = _consistent(rng, replace(facts, **{name: value}))
+            starts = _starts(changed)
+            # The cell stays if it can: a nuisance must not give the duplicate away.
+            start = (clip.row, clip.column)
+            return Clip(changed, *(start if start in starts else _choose(rng, tuple(starts))))
+
+
+def motion_words(facts: MovingFacts, *, motion: bool = True, speed: bool = True) -> str:
+    """What is said of the motion.
+
+    Args:
+        facts ([`MovingFacts`]): The clip's facts.
+        motion (`bool`): Say in which direction, or that it rests.
+        speed (`bool`): Say how fast.
+
+    Returns:
+        `str`: For instance "moving left slowly"; empty where nothing is to be said.
+    """
+    if facts.motion == STILL:
+        return "at rest" if motion else ""
+    words = [facts.motion] * motion + [_ADVERB[facts.speed]] * speed
+    return " ".join(["moving", *words]) if words else ""
+
+
+class MotionReader:
+    """Judges what a caption says of the motion, word by word.
+
+    Args:
+        facts ([`MovingFacts`]): The truth.
+        claim (`Callable`): Told each claim: attribute, value, words, and whether it is true.
+    """
+
+    def __init__(self, facts: MovingFacts, claim: Callable[[str, str, str, bool], None]) -> None:
+        self.facts = facts
+        self.claim = claim
+        self.verb = ""  # waits for its direction
+        self.unknown: list[str] = []
+
+    def read(self, kind: str, value: str, text: str) -> bool:
+        """Take a token of the caption.
+
+        Args:
+            kind (`str`): Its type.
+            value (`str`): What it means.
+            text (`str`): Its words.
+
+        Returns:
+            `bool`: Whether it is about motion.
+        """
+        if kind == "speed":  # may stand between verb and direction
+            self.claim("speed", value, text, value == self.facts.speed)
+            return True
+        if kind == "direction":
+            if self.verb:
+                self.claim("motion", value, f"{self.verb} {text}", value == self.facts.motion)
+                self.verb = ""
+            else:
+                self.unknown.append(text)
+            return True
+        self.close()
+        if kind == "verb":
+            self.verb = text
+        elif kind == "motion":
+            self.claim("motion", value, text, value == self.facts.motion)
+        return kind in ("verb", "motion")
+
+    def close(self) -> None:
+        """No direction follows: that something moves is true or false, but recalls no fact."""
+        if self.verb:
+            self.claim("moves", "moving", self.verb, self.facts.motion != STILL)
+            self.verb = ""

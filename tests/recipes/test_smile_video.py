@@ -1,0 +1,142 @@
+"""SMILE on videos from the command line's arguments to the table with EMScore."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import hf_captionrl.scenes as scenes
+from hf_captionrl.captioners import load_captioner
+from hf_captionrl.data import sample_frames
+from hf_captionrl.metrics import emscore
+from hf_captionrl.recipe.video import VIDEO_COLUMNS, VideoEvaluator
+from hf_captionrl.retrieval import load_scorer
+from hf_captionrl.scenes.models import model_path
+from recipes import smile_video as recipe
+from tests.data.films import film, make_tgif
+
+CONFIGS = Path(__file__).parents[2] / "recipes" / "configs" / "smile_video"
+SHORT = [
+    *("--per_device_train_batch_size", "8", "--per_device_eval_batch_size", "32", "--generation_num_beams", "1"),
+    *("--generation_max_new_tokens", "8", "--use_cpu", "--disable_tqdm", "true", "--gallery_size", "2"),
+    *("--max_steps", "2", "--eval_steps", "2", "--save_steps", "2", "--eval_strategy", "steps"),
+    *("--save_strategy", "steps"),
+]
+ON_SCENES = [
+    *("--model_name_or_path", "scenes:blip-mle", "--scorer_name_or_path", "scenes:clip-reward"),
+    *("--judge_name_or_path", "scenes:clip-judge", "--perplexity_name_or_path", "none", "--prompt", ""),
+]
+
+
+@pytest.fixture(scope="module")
+def small_world():
+    with pytest.MonkeyPatch.context() as patch:
+        made = scenes.load_moving_scenes(num_train=16, num_validation=6, num_test=18)
+        patch.setattr(scenes, "load_moving_scenes", lambda: made)
+        yield made
+
+
+@pytest.fixture(scope="module")
+def run(small_world, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run")
+    recipe.main(["--output_dir", str(folder / "out"), "--feature_cache_dir", str(folder / "cache"), *SHORT])
+    return folder / "out"
+
+
+def test_the_table_ends_with_emscore(run):
+    results = json.loads((run / "results.json").read_text())
+    names = ["MLE", "MLE first", "MLE+MLE", "SMILE", "SMILE (lambda=0.01)", "references"]
+    assert [row["name"] for row in results["rows"]] == names
+    for row in results["rows"]:
+        assert -1 <= row["emscore"] <= 1
+        assert row["emscore_references"] > row["emscore"]  # texts are nearer to texts than to pictures
+        assert 0 <= row["bag_3_recall_at_1"] <= 1
+    assert results["rows"][-1]["hallucination"] == 0.0
+    assert results["config"]["SmileVideoConfig"]["frame_pooling"] == "ordered"
+    assert "EMScore" in (run / "results.md").read_text()
+    assert "clips of Noto Emoji" in (run / "model" / "README.md").read_text()
+    captioner = load_captioner(str(run / "model"), dtype=torch.float32)
+    assert captioner.family == "blip"
+    assert (run / "model-mle" / "model.safetensors").exists()
+
+
+def test_emscore_of_a_row_is_that_of_frames_and_tokens(small_world, tmp_path):
+    rows = small_world["test"].select(range(4)).add_column("video_frames", [3] * 4)
+    judge = load_scorer(model_path("scenes:clip-judge"))
+    evaluator = VideoEvaluator(rows, judge, None, seed=0, cache_dir=str(tmp_path))
+    captions = ["a pig", "a large bell moving left", "two things", "a tree on a blue background"]
+    references = [list(texts[1:]) for texts in rows["captions"]]
+    for chosen in (None, references):
+        expected = emscore(
+            [t.cpu() for t in judge.token_features(captions)],
+            [judge.image_features(sample_frames(row["image"], 3)).cpu() for row in rows],
+            reference_features=[
+                [t.cpu() for t in judge.token_features(texts)] for texts in (chosen or list(rows["captions"]))
+            ],
+        )
+        row = evaluator.row("x", captions, chosen)
+        np.testing.assert_allclose(
+            [row["emscore"], row["emscore_references"]], [expected["f"], expected["reference_f"]], atol=1e-5
+        )
+    without = VideoEvaluator(rows, None, None, seed=0).row("x", captions)
+    assert without["emscore"] is None
+    assert "features of tokens" in without["emscore_reason"]
+    with pytest.raises(ValueError, match="The data are images"):
+        VideoEvaluator(small_world["test"], None, None, seed=0)
+    assert [c.key for c in VIDEO_COLUMNS] == ["emscore", "emscore_references"]
+
+
+def test_msr_vtt_and_tgif_run_in_their_own_layouts(tmp_path):
+    (tmp_path / "vtt" / "videos").mkdir(parents=True)
+    splits = ["train"] * 4 + ["validate", "test"]
+    for n in range(6):
+        (tmp_path / "vtt" / "videos" / f"video{n}.mp4").write_bytes(film(4 + n))
+    content = {
+        "videos": [{"video_id": f"video{n}", "split": split} for n, split in enumerate(splits)],
+        "sentences": [{"video_id": f"video{n}", "caption": f"a pig moves {k}"} for n in range(6) for k in range(2)],
+    }
+    (tmp_path / "vtt" / "videodatainfo.json").write_text(json.dumps(content))
+    make_tgif(tmp_path / "gif")
+    for name, folder in (("msrvtt", "vtt"), ("tgif", "gif")):
+        path = recipe.main(
+            [
+                *("--config", str(CONFIGS / f"{name}.yaml"), "--data_dir", str(tmp_path / folder)),
+                *("--output_dir", str(tmp_path / f"out-{name}"), "--feature_cache_dir", str(tmp_path / "cache")),
+                *("--compare_mle_weights", "1.0", "--mle_epochs", "0", "--num_frames", "2"),
+                *ON_SCENES,
+                *SHORT,
+            ]
+        )
+        rows = json.loads(path.read_text())["rows"]
+        assert [row["name"] for row in rows] == ["MLE", "MLE+MLE", "SMILE", "references"]
+        assert all(isinstance(row["emscore"], float) for row in rows)
+
+
+@pytest.mark.parametrize("file", sorted(CONFIGS.glob("*.yaml")), ids=lambda file: file.stem)
+def test_every_configuration_is_read(file):
+    model, data, _, compared, config = recipe.parse_args(["--config", str(file)])
+    assert data.num_frames > 0
+    assert config.cache_image_features
+    assert config.frame_pooling in ("concat", "ordered")
+    assert compared.mle_epochs > 0
+    assert {"moving_scenes": "moving_scenes", "msrvtt": "msr-vtt", "tgif": "tgif"}[file.stem] == data.dataset_name
+    assert model.model_name_or_path
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--num_frames", "0"], "num_frames is 0"),
+        (["--cache_image_features", "false"], "pooled once for the whole run. Add --freeze_image_tower"),
+        (["--frame_pooling", "median"], "frame_pooling is 'median'. Use 'mean', 'concat' or 'ordered'"),
+        (["--frame_pooling", "native"], "BlipForConditionalGeneration is only ever given images here"),
+        (["--tune", "language"], "mle_epochs is 24, and what follows goes on with the whole model"),
+        (["--model_name_or_path", "scenes:clipcap-mle"], "places for the image tokens of one image, not of 4"),
+    ],
+)
+def test_what_cannot_be_is_refused(small_world, tmp_path, arguments, message):
+    settings = ["--config", str(CONFIGS / "moving_scenes.yaml"), "--output_dir", str(tmp_path)]
+    with pytest.raises(ValueError, match=message):
+        recipe.main([*settings, "--feature_cache_dir", str(tmp_path / "c"), *SHORT, *arguments])

@@ -1,0 +1,196 @@
+"""Clips show what their facts say, captions of them are true, and the checker knows what moves where."""
+
+import io
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from hf_captionrl.data import frames_of, is_video, load_caption_splits, sample_frames, verify_video
+from hf_captionrl.scenes import (
+    BAG_SIZES,
+    Clip,
+    MovingFacts,
+    bags,
+    check,
+    full_caption,
+    load_moving_scenes,
+    render_clip,
+    sample_clip,
+    vary_clip,
+)
+from hf_captionrl.scenes.grammar import ANNOTATORS, annotate
+
+SIZES = {"num_train": 20, "num_validation": 6, "num_test": 32}
+PIG = MovingFacts("pig", 1, "small", "sideways", "top", "blue", motion="left", speed="slow")
+
+
+@pytest.fixture(scope="module")
+def splits():
+    return load_moving_scenes(**SIZES)
+
+
+def test_pixels_move_as_the_facts_say():
+    rng = np.random.default_rng(0)
+    seen = set()
+    for _ in range(60):
+        clip = sample_clip(rng, ("red heart", "teal triangle", "orange arrow"))
+        frames = [np.asarray(f).astype(int) for f in render_clip(clip)]
+        corners = frames[0][[0, 0, -1, -1], [0, -1, 0, -1]]
+        ground = corners[np.argmax([(corners == c).all(1).sum() for c in corners])]
+        centres = []
+        for frame in frames:
+            rows, columns = np.nonzero(np.abs(frame - ground).sum(-1) > 90)
+            centres.append(((rows.min() + rows.max()) / 2 / 24, (columns.min() + columns.max()) / 2 / 24))
+        down, right = np.subtract(centres[-1], centres[0])
+        cells = {"": 0, "slow": 1, "fast": 2}[clip.facts.speed]
+        expected = {"left": (0, -1), "right": (0, 1), "up": (-1, 0), "down": (1, 0), "still": (0, 0)}
+        np.testing.assert_allclose((down, right), np.multiply(expected[clip.facts.motion], cells), atol=0.1)
+        if clip.facts.position:
+            assert int(centres[0][0]) == int(centres[-1][0]) == ("top", "middle", "bottom").index(clip.facts.position)
+        else:
+            assert clip.facts.motion in ("up", "down")
+        seen.add((clip.facts.motion, clip.facts.speed))
+    assert len(seen) == 9
+
+
+@pytest.mark.parametrize("number", [2, 4, 6])
+def test_backwards_is_the_opposite_direction_seen_in_the_same_frames(number):
+    """So that no captioner can tell the direction from the frames without their order."""
+    there = Clip(replace(PIG, motion="right", speed="fast"), 0, 0)
+    back = Clip(replace(PIG, motion="left", speed="fast"), 0, 2)
+    one, other = ([f.tobytes() for f in sample_frames(webp_of(clip), number)] for clip in (there, back))
+    assert sorted(one) == sorted(other)
+    assert one == other[::-1]
+    assert one != other
+
+
+def webp_of(clip):
+    """Every colour as drawn, unlike in a GIF."""
+    first, *others = render_clip(clip)
+    buffer = io.BytesIO()
+    first.save(buffer, "WEBP", save_all=True, append_images=others, duration=100, lossless=True)
+    return buffer.getvalue()
+
+
+def test_files_are_videos_close_to_what_was_drawn(splits):
+    for row in splits["test"].select(range(12)):
+        assert is_video(row["image"])
+        verify_video(row["image"])
+    rng = np.random.default_rng((0, 1))
+    clip = sample_clip(rng)  # the first that the test split drew
+    frames = sample_frames(splits["test"][0]["image"], 6)
+    assert splits["test"][0]["facts"] == clip.facts.to_dict()
+    for got, drawn in zip(frames, render_clip(clip), strict=True):
+        assert np.abs(np.asarray(got).astype(int) - np.asarray(drawn)).max() <= 12
+    still = next(row for row in splits["train"] if row["facts"]["motion"] == "still")
+    with Image.open(io.BytesIO(still["image"]["bytes"])) as image:
+        assert getattr(image, "n_frames", 1) == 1
+    assert is_video(still["image"])
+    assert len(sample_frames(still["image"], 4)) == 4
+
+
+def test_splits_share_no_facts_and_bags_are_near_duplicates(splits):
+    assert {name: len(rows) for name, rows in splits.items()} == {"train": 20, "validation": 6, "test": 32}
+    facts = [MovingFacts(**row) for rows in splits.values() for row in rows["facts"]]
+    assert len(set(facts)) == len(facts)
+    test = splits["test"]
+    for size in BAG_SIZES:
+        for members in bags(list(test["bag_id"]), size):
+            first, *others = (test[i]["facts"] for i in members)
+            for other in others:
+                differing = {name for name in first if first[name] != other[name]}
+                assert len(differing - {"speed", "position"}) <= 1
+                assert differing
+
+
+def test_equal_seeds_give_equal_bytes():
+    one, same, other = (load_moving_scenes(seed=s, num_train=3, num_validation=0, num_test=0) for s in (1, 1, 2))
+    assert one["train"][:] == same["train"][:]
+    assert one["train"]["image"][:] != other["train"]["image"][:]
+    with pytest.raises(ValueError, match="kind is 'cars'"):
+        load_moving_scenes("cars")
+    with pytest.raises(ValueError, match="Use sizes of 0 or more"):
+        load_moving_scenes(num_test=-1)
+
+
+def test_a_varied_clip_differs():
+    rng = np.random.default_rng(0)
+    clip = sample_clip(rng)
+    for _ in range(50):
+        other = vary_clip(rng, clip)
+        assert other.facts != clip.facts
+        assert bool(other.facts.speed) == (other.facts.motion != "still")
+
+
+def test_annotators_tell_the_truth_and_mention_motion_sometimes():
+    rng = np.random.default_rng(0)
+    mentions = 0
+    for _ in range(200):
+        facts = sample_clip(rng).facts
+        whole = check(full_caption(facts), facts)
+        assert not whole.wrong
+        assert not whole.missed
+        assert not whole.unknown_words
+        for annotator in ANNOTATORS:
+            result = check(annotate(rng, facts, annotator), facts)
+            assert not result.wrong
+            assert not result.unknown_words
+            mentions += "motion" in result.recalled
+    assert 0.1 < mentions / 1000 < 0.4
+
+
+@pytest.mark.parametrize(
+    ("caption", "right", "wrong"),
+    [
+        ("a pig moving left slowly", {("motion", "left"), ("speed", "slow")}, set()),
+        ("a pig moving slowly to the left", {("motion", "left"), ("speed", "slow")}, set()),
+        ("a pig going right", set(), {("motion", "right")}),
+        ("a fast pig", set(), {("speed", "fast")}),
+        ("a pig that moves", {("moves", "moving")}, set()),
+        ("a pig at rest", set(), {("motion", "still")}),
+        ("a pig on the left", set(), set()),
+        ("a pig upside down moving up", set(), {("orientation", "upside down"), ("motion", "up")}),
+        (
+            "a pig on blue moving left at the top",
+            {("background", "blue"), ("motion", "left"), ("position", "top")},
+            set(),
+        ),
+    ],
+)
+def test_claims_of_motion(caption, right, wrong):
+    result = check(caption, PIG.to_dict())
+    assert {(c.attribute, c.value) for c in result.right} - {("kind", "pig"), ("count", "1")} == right
+    assert {(c.attribute, c.value) for c in result.wrong} == wrong
+
+
+def test_what_has_no_position_or_motion_can_be_given_none():
+    rising = replace(PIG, motion="up", position="")
+    assert [c.attribute for c in check("a pig at the bottom", rising).wrong] == ["position"]
+    assert "position" not in check("a pig", rising).missed
+    resting = replace(PIG, motion="still", speed="")
+    assert [c.attribute for c in check("a moving pig", resting).wrong] == ["moves"]
+    assert set(check("a pig", resting).missed) == {"size", "orientation", "position", "background", "motion"}
+
+
+def test_in_a_picture_words_of_motion_mean_nothing():
+    picture = {name: value for name, value in PIG.to_dict().items() if name not in ("motion", "speed")}
+    result = check("a pig moving slowly", picture)
+    assert not result.wrong
+    assert result.unknown_words == ("moving", "slowly")
+
+
+def test_loaded_like_any_data(monkeypatch):
+    import hf_captionrl.scenes as scenes
+
+    monkeypatch.setattr(scenes, "load_moving_scenes", lambda: load_moving_scenes(**SIZES))
+    splits = load_caption_splits("moving_scenes", num_frames=4)
+    assert frames_of(splits["train"]) == 4
+    assert splits["train"].column_names[:3] == ["image", "image_id", "captions"]
+    detailed = load_caption_splits("moving_scenes", num_frames=4, caption_column="full_caption")
+    assert detailed["test"][0]["captions"] == [splits["test"][0]["full_caption"]]
+    with pytest.raises(ValueError, match="num_frames is 0, but 'moving_scenes' are clips"):
+        load_caption_splits("moving_scenes")
+    with pytest.raises(ValueError, match="num_frames is 3, but 'scenes' are images"):
+        load_caption_splits("scenes", num_frames=3)
