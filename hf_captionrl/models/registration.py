@@ -2,14 +2,15 @@
 
 `import hf_captionrl` must stay fast, and a model class cannot be registered without importing torch. So each of the
 modules in which an Auto class lives is waited for: once it has been imported, by whomever, our class is registered
-with it. Where it has been imported before, that happens at once.
+with it, under a promise: it is imported when it is first asked for. Where the module has been imported before, that happens at
+once.
 """
 
 from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 from typing import Any
 
@@ -24,22 +25,65 @@ def _register_config() -> None:
     AutoConfig.register(ClipCapConfig.model_type, ClipCapConfig, exist_ok=True)
 
 
-def _register_model() -> None:
-    from transformers import AutoModelForImageTextToText
+class _OnFirstUse(dict[Any, Any]):
+    """Classes by configuration, some of which are imported when they are first asked for.
 
+    An Auto class's module is imported by modules that our classes themselves import, so nothing may be imported there.
+    """
+
+    def __init__(self, content: dict[Any, Any]) -> None:
+        super().__init__(content)
+        self._waiting: dict[Any, Callable[[], Any]] = {}
+
+    def wait_for(self, key: Any, load: Callable[[], Any]) -> None:
+        if key not in self:
+            self[key] = None
+            self._waiting[key] = load
+
+    def __getitem__(self, key: Any) -> Any:
+        if key in self._waiting:
+            self[key] = self._waiting[key]()
+            del self._waiting[key]
+        return super().__getitem__(key)
+
+    def values(self) -> Any:
+        return [self[key] for key in self]
+
+    def items(self) -> Any:
+        return [(key, self[key]) for key in self]
+
+
+def _wait(mapping: Any, load: Callable[[], Any]) -> None:
+    """Put a class that is yet to be imported where `Auto....register` would put it."""
     from hf_captionrl.models.clipcap.configuration_clipcap import ClipCapConfig
+
+    if not isinstance(mapping._extra_content, _OnFirstUse):
+        mapping._extra_content = _OnFirstUse(mapping._extra_content)
+    mapping._extra_content.wait_for(ClipCapConfig, load)
+
+
+def _model_class() -> Any:
     from hf_captionrl.models.clipcap.modeling_clipcap import ClipCapForConditionalGeneration
 
-    AutoModelForImageTextToText.register(ClipCapConfig, ClipCapForConditionalGeneration, exist_ok=True)
+    return ClipCapForConditionalGeneration
+
+
+def _processor_class() -> Any:
+    from hf_captionrl.models.clipcap.processing_clipcap import ClipCapProcessor
+
+    return ClipCapProcessor
+
+
+def _register_model() -> None:
+    from transformers.models.auto.modeling_auto import AutoModelForImageTextToText
+
+    _wait(AutoModelForImageTextToText._model_mapping, _model_class)
 
 
 def _register_processor() -> None:
-    from transformers import AutoProcessor
+    from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
 
-    from hf_captionrl.models.clipcap.configuration_clipcap import ClipCapConfig
-    from hf_captionrl.models.clipcap.processing_clipcap import ClipCapProcessor
-
-    AutoProcessor.register(ClipCapConfig, ClipCapProcessor, exist_ok=True)
+    _wait(PROCESSOR_MAPPING, _processor_class)
 
 
 _REGISTER = {

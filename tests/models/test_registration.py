@@ -1,0 +1,39 @@
+"""Whatever of transformers is imported first, the Auto classes know ClipCap, and nothing goes round in circles."""
+
+import subprocess
+import sys
+
+import pytest
+
+CODE = """
+import sys
+import hf_captionrl
+assert "transformers" not in sys.modules
+from transformers import {first}
+from transformers import AutoConfig, AutoModelForImageTextToText
+from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
+loaded = "hf_captionrl.models.clipcap.modeling_clipcap" in sys.modules
+from hf_captionrl.models.clipcap.configuration_clipcap import ClipCapConfig
+mapping = AutoModelForImageTextToText._model_mapping
+assert ClipCapConfig in mapping and ClipCapConfig in list(mapping.keys())
+print(loaded, mapping[ClipCapConfig].__name__, PROCESSOR_MAPPING[ClipCapConfig].__name__, None in mapping.values())
+"""
+
+
+# Models import modules that the Auto classes' own modules are in the middle of.
+@pytest.mark.parametrize("first", ["GitForCausalLM", "AutoProcessor"])
+def test_clipcap_is_known_whatever_is_imported_first(first):
+    run = subprocess.run([sys.executable, "-c", CODE.format(first=first)], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr[-2000:]
+    assert run.stdout.split() == ["False", "ClipCapForConditionalGeneration", "ClipCapProcessor", "False"]
+
+
+def test_a_configuration_of_nobody_is_still_unknown():
+    from transformers import AutoModelForImageTextToText
+
+    class Nobody:
+        model_type = "nobody"
+
+    assert Nobody not in AutoModelForImageTextToText._model_mapping
+    with pytest.raises(KeyError):
+        AutoModelForImageTextToText._model_mapping[Nobody]
