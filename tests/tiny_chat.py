@@ -30,7 +30,7 @@ CHAT_TYPES = (
 HIDDEN = 32
 _TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}<|im_start|>{{ m['role'] }}\n{% for c in m['content'] %}"
-    "{% if c['type'] == 'image' %}IMAGE{% else %}{{ c['text'] }}{% endif %}{% endfor %}<|im_end|>\n{% endfor %}"
+    "{% if c['type'] == 'image' %}IMAGE{% elif c['type'] == 'video' %}VIDEO{% else %}{{ c['text'] }}{% endif %}{% endfor %}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 _LLAVA_TEMPLATE = (
@@ -142,7 +142,7 @@ def _llava_onevision() -> tuple[Any, Any]:
         transformers.LlavaOnevisionVideoProcessor(size=size),
         num_image_tokens=4,
         vision_feature_select_strategy="full",
-        chat_template=_TEMPLATE.replace("IMAGE", "<image>"),
+        chat_template=_TEMPLATE.replace("IMAGE", "<image>").replace("VIDEO", "<video>"),
     )
     return transformers.LlavaOnevisionForConditionalGeneration(config), processor
 
@@ -234,6 +234,7 @@ def _qwen(version: str) -> tuple[Any, Any]:
     pixels = {"shortest_edge": 16 * 16, "longest_edge": 16 * 64}
     images = transformers.Qwen2VLImageProcessor(size=pixels, patch_size=patch, merge_size=2, **_MEAN_STD)
     template = _TEMPLATE.replace("{{ bos_token }}", "").replace("IMAGE", "<|vision_start|><|image_pad|><|vision_end|>")
+    template = template.replace("VIDEO", "<|vision_start|><|video_pad|><|vision_end|>")
     videos = (transformers.Qwen3VLVideoProcessor if version == "qwen3_vl" else transformers.Qwen2VLVideoProcessor)()
     processor = getattr(transformers, f"{name}Processor")(images, tokenizer, videos, chat_template=template)
     return getattr(transformers, f"{name}ForConditionalGeneration")(config), processor
@@ -262,7 +263,7 @@ def _internvl() -> tuple[Any, Any]:
         tokenizer,
         transformers.InternVLVideoProcessor(size=size),
         image_seq_length=1,
-        chat_template=_TEMPLATE.replace("IMAGE", "<IMG_CONTEXT>\n"),
+        chat_template=_TEMPLATE.replace("IMAGE", "<IMG_CONTEXT>\n").replace("VIDEO", "<video>\n"),
     )
     return transformers.InternVLForConditionalGeneration(config), processor
 

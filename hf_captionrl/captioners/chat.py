@@ -19,12 +19,13 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from hf_captionrl.captioners.auto import register
 from hf_captionrl.captioners.base import Captioner
+from hf_captionrl.captioners.chat_video import PLACES_OF_VIDEOS, VideoInputs, as_videos, pixel_kind
 from hf_captionrl.captioners.prefix import join_prefix, left_padded, repeat_rows, stack_rows
 
 __all__ = ["ChatCaptioner", "PaliGemmaCaptioner"]
 
-PER_IMAGE = ("image_grid_thw", "image_sizes", "pixel_attention_mask")
-"""What processors may return for an image besides pixels and text, and the models want to know again."""
+PER_IMAGE = ("image_grid_thw", *PLACES_OF_VIDEOS, "image_sizes", "pixel_attention_mask")
+"""What processors may return for an image or video besides pixels and text, and the models want to know again."""
 TOKEN_TYPES = ("mm_token_type_ids", "token_type_ids")
 """What processors call the kinds of the tokens."""
 LISTED = frozenset({"llava", "llava_onevision", "qwen2_vl", "qwen2_5_vl", "qwen3_vl"})
@@ -35,7 +36,7 @@ _PROBE = "PROBE"
 
 
 @register
-class ChatCaptioner(Captioner):
+class ChatCaptioner(VideoInputs, Captioner):
     """Chat models of `AutoModelForImageTextToText`: the image's tokens stand in the user's turn, the caption is the answer.
 
     Their own processor says what stands before the caption, how many tokens an image takes, and what ends the answer.
@@ -71,7 +72,7 @@ class ChatCaptioner(Captioner):
     def __init__(self, model: Any, processor: Any, *, prompt: str | None = None) -> None:
         # Of the prompt they were made for: the chat as text, and what the model is told of any image.
         self._rendered: tuple[str, tuple[str, str]] | None = None
-        self._fixed: tuple[str, dict[str, Tensor] | None] | None = None
+        self._fixed: tuple[tuple[str, int], dict[str, Tensor] | None] | None = None
         super().__init__(model, processor, prompt=self.default_prompt if prompt is None else prompt)
 
     # Parts of the model
@@ -100,11 +101,22 @@ class ChatCaptioner(Captioner):
         connector = self.connector(self.base_model)
         if connector is not None:
             connector.requires_grad_(False)
+        for value in self.ends_of_rows().values():
+            value.requires_grad_(False)
 
     def vision_state(self) -> dict[str, Tensor]:
         connector = self.connector(self.base_model)
         behind = {} if connector is None else {f"connector.{k}": v for k, v in connector.state_dict().items()}
-        return {**super().vision_state(), **behind}
+        return {**super().vision_state(), **behind, **self.ends_of_rows()}
+
+    def ends_of_rows(self) -> dict[str, Tensor]:
+        """What LLaVA-OneVision puts behind rows of image tokens, which is part of the features.
+
+        Returns:
+            `dict`: A name and a weight; empty for the others.
+        """
+        end = getattr(self.base_model.model, "image_newline", None)
+        return {} if end is None else {"image_newline": end}
 
     @classmethod
     def softcap(cls, model: Any) -> float | None:
@@ -151,10 +163,13 @@ class ChatCaptioner(Captioner):
             self._rendered = (self.prompt, self._render())
         return self._rendered[1]
 
-    def _render(self) -> tuple[str, str]:
+    def _render(self, kind: str = "image") -> tuple[str, str]:
         if getattr(self.processor, "chat_template", None) is None:
-            return self.plain_turn(), self.plain_turn() + _PROBE
-        content = [{"type": "image"}, {"type": "text", "text": self.prompt}]
+            turn = self.plain_turn()
+            if kind == "video":
+                turn = turn.replace(self.processor.image_token, self.processor.video_token)
+            return turn, turn + _PROBE
+        content = [{"type": kind}, {"type": "text", "text": self.prompt}]
         asked = [{"role": "user", "content": content[: 2 if self.prompt else 1]}]
         answered = [*asked, {"role": "assistant", "content": [{"type": "text", "text": _PROBE}]}]
         render = self.processor.apply_chat_template
@@ -176,7 +191,11 @@ class ChatCaptioner(Captioner):
 
     def _prefix_of(self, image: Image.Image) -> dict[str, Any]:
         """What the processor makes of an image and the chat before the caption: lists of ids and kinds, tensors."""
-        found = self.processor(text=[self._turns()[0]], images=[image], return_tensors="pt", **self.processor_settings)
+        return self._read(
+            self.processor(text=[self._turns()[0]], images=[image], return_tensors="pt", **self.processor_settings)
+        )
+
+    def _read(self, found: Any) -> dict[str, Any]:
         ids = found["input_ids"][0].tolist()
         types = next((found[name][0].tolist() for name in TOKEN_TYPES if name in found), [0] * len(ids))
         tensors = {name: torch.as_tensor(found[name]) for name in ("pixel_values", *PER_IMAGE) if name in found}
@@ -191,7 +210,9 @@ class ChatCaptioner(Captioner):
         return {"add_special_tokens": False} if templated and special and self._turns()[0].startswith(special) else {}
 
     def encode_images(self, images: Sequence[Image.Image]) -> dict[str, Tensor]:
-        rows = [self._prefix_of(image.convert("RGB")) for image in images]
+        return self._stacked([self._prefix_of(image.convert("RGB")) for image in images])
+
+    def _stacked(self, rows: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
         batch = {"pixel_values": stack_rows([row["pixel_values"] for row in rows])}
         return {**batch, **self._side_inputs(rows)}
 
@@ -206,11 +227,16 @@ class ChatCaptioner(Captioner):
         return batch
 
     def _fixed_or_none(self) -> dict[str, Tensor] | None:
-        """The side inputs of any image, as one row; None where they depend on the image."""
-        if self._fixed is None or self._fixed[0] != self.prompt:
-            first, *others = (self._side_inputs([self._prefix_of(Image.new("RGB", size))]) for size in PROBE_SIZES)
+        """The side inputs of any image, or any video of `native_frames`, as one row; None where they differ."""
+        made_for = (self.prompt, self.native_frames)
+        if self._fixed is None or self._fixed[0] != made_for:
+            first, *others = (
+                self._rows_of_blank_videos(PROBE_SIZES)
+                if self.native_frames
+                else [self._side_inputs([self._prefix_of(Image.new("RGB", size))]) for size in PROBE_SIZES]
+            )
             same = all(torch.equal(first[name], other[name]) for other in others for name in first)
-            self._fixed = (self.prompt, first if same else None)
+            self._fixed = (made_for, first if same else None)
         return self._fixed[1]
 
     def fixed_side_inputs(self, number: int) -> dict[str, Tensor]:
@@ -242,8 +268,9 @@ class ChatCaptioner(Captioner):
         native = {k: v for k, v in native.items() if k not in cls.side_inputs and k != "pixel_values"}
         if name is not None:
             native[name] = torch.cat([types, text], 1)
-        if "image_grid_thw" in inputs:
-            native["image_grid_thw"] = repeat_rows(inputs["image_grid_thw"], rows).flatten(0, 1)
+        for name in ("image_grid_thw", *PLACES_OF_VIDEOS):
+            if name in inputs:
+                native[name] = repeat_rows(inputs[name], rows).flatten(0, 1)
         native["prefix_ids"] = repeat_rows(inputs["prefix_ids"], rows)
         return native
 
@@ -265,16 +292,18 @@ class ChatCaptioner(Captioner):
         tower = cls.image_tower(model)
         device, dtype = next((p.device, p.dtype) for p in tower.parameters())
         rows = inputs["image_rows"].tolist()
-        accepted = inspect.signature(model.model.get_image_features).parameters
+        kind, token = pixel_kind(model, inputs["prefix_ids"])
+        get_features = getattr(model.model, f"get_{kind}_features")
+        accepted = inspect.signature(get_features).parameters
         pixels = torch.cat([value[:number] for value, number in zip(inputs["pixel_values"], rows, strict=True)])
         named = {n: inputs[n].flatten(0, 1).to(device) for n in PER_IMAGE if n in inputs and n in accepted}
-        output = model.model.get_image_features(pixels.to(device, dtype), **named, return_dict=True)
-        counts = (inputs["prefix_ids"] == cls.image_token_id(model)).sum(1).tolist()
+        output = get_features(pixels.to(device, dtype), **named, return_dict=True)
+        counts = (inputs["prefix_ids"] == token).sum(1).tolist()
         layers = [output.pooler_output, *(getattr(output, "deepstack_features", None) or [])]
         flat = torch.cat([_flat(layer) for layer in layers], -1)  # (sum of M, (1 + L) D)
         if len(flat) != sum(counts):
             raise ValueError(
-                f"{type(model).__name__} made {len(flat)} features for {sum(counts)} image tokens. The processor does "
+                f"{type(model).__name__} made {len(flat)} features for {sum(counts)} {kind} tokens. The processor does "
                 "not belong to the model; load both from one checkpoint."
             )
         return torch.nn.utils.rnn.pad_sequence(list(flat.split(counts)), batch_first=True)
@@ -282,8 +311,10 @@ class ChatCaptioner(Captioner):
     @classmethod
     @contextmanager
     def known_features(cls, model: Any, features: Tensor, inputs: dict[str, Any]) -> Iterator[None]:
-        counts = (inputs.pop("prefix_ids") == cls.image_token_id(model)).sum(1).tolist()
-        inputs["mm_encoder_outputs"] = {"image": cls.features_output(model, features, counts)}
+        prefix_ids = inputs.pop("prefix_ids")
+        kind, token = pixel_kind(model, prefix_ids)
+        output = cls.features_output(model, features, (prefix_ids == token).sum(1).tolist())
+        inputs["mm_encoder_outputs"] = {kind: as_videos(model, output) if kind == "video" else output}
         yield
 
     @classmethod
@@ -326,7 +357,8 @@ class ChatCaptioner(Captioner):
         self, image_features: Tensor, prompt_ids: Tensor, side_inputs: dict[str, Tensor], **kwargs: Any
     ) -> Tensor:
         model = self.base_model
-        suppressed = [*(kwargs.pop("suppress_tokens", None) or []), self.image_token_id(model)]
+        stand_ins = {self.image_token_id(model), pixel_kind(model, side_inputs["prefix_ids"])[1]}
+        suppressed = [*(kwargs.pop("suppress_tokens", None) or []), *sorted(stand_ins)]
         batch = {"input_ids": prompt_ids, "attention_mask": torch.ones_like(prompt_ids), **side_inputs}
         inputs = self.native_inputs(model, batch)
         width = inputs["input_ids"].size(1)

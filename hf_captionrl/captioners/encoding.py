@@ -28,6 +28,8 @@ class Encoding:
 
     joins_frames: ClassVar[bool] = False
     """Whether the text may see the image tokens of several frames, one frame after the other."""
+    native_frames: int = 0
+    """Of how many frames the videos are that `image_features` stand for; 0 where they stand for an image's."""
 
     base_model: Any
     tokenizer: Any
@@ -82,7 +84,8 @@ class Encoding:
         """Refuse a way to look at videos that the model cannot take.
 
         Args:
-            pooling (`str`): `"mean"`, `"concat"` or `"ordered"`, see `data.pool_frames`, or `"native"`, the model's own.
+            pooling (`str`): `"mean"`, `"concat"` or `"ordered"`, see `data.pool_frames`, or `"native"`, the model's own:
+                from then on features that come alone are those of videos (`native_frames`).
             num_frames (`int`): F.
 
         Raises:
@@ -99,6 +102,28 @@ class Encoding:
                 f"frame_pooling is {pooling!r}, but {name} has places for the image tokens of one image, not of {num_frames}. "
                 "Use frame_pooling='mean', or a captioner with cross-attention (BLIP, VisionEncoderDecoder)."
             )
+
+    def encode_videos(self, videos: Sequence[Sequence[Image.Image]]) -> dict[str, Tensor]:
+        """Prepare videos for a model that has video inputs of its own.
+
+        Args:
+            videos (`Sequence`): B videos of F frames each, in the order of time.
+
+        Returns:
+            `dict`: As of `encode_images`, a row a video.
+
+        Raises:
+            ValueError: If the model has none.
+        """
+        raise ValueError(f"{type(self.base_model).__name__} has no video inputs. Use frame_pooling='mean'.")
+
+    def video_signature(self) -> str:
+        """Identifies the model's own preparation of videos.
+
+        Returns:
+            `str`: A hash of its settings; empty where the model has no video inputs.
+        """
+        return ""
 
     def fixed_side_inputs(self, number: int) -> dict[str, Tensor]:
         """What the model wants to know of images besides their pixels, where it is the same for all of them.

@@ -17,10 +17,12 @@ from hf_captionrl.data.images import open_image
 from hf_captionrl.data.video import frames_of, sample_frames, video_hash
 from hf_captionrl.retrieval import FeatureCache, FeatureView, image_hash
 
-__all__ = ["FramePooling", "cached_features", "iterate_images", "pool_frames"]
+__all__ = ["FramePooling", "VideoPooling", "cached_features", "iterate_images", "pool_frames"]
 
 FramePooling = Literal["mean", "concat", "ordered"]
 """How features of frames become features of a video."""
+VideoPooling = FramePooling | Literal["native"]
+"""The same, or a model's own way: it takes the frames of a video together and says what they are."""
 
 
 def iterate_images(dataset: datasets.Dataset) -> Iterator[Image.Image]:
@@ -83,7 +85,7 @@ def cached_features(
     batch_size: int = 64,
     progress: str | bool = "Encoding images",
     unit_length: bool = False,
-    pooling: FramePooling = "mean",
+    pooling: VideoPooling = "mean",
 ) -> FeatureView:
     """Features of every image, from the cache where it has them; keyed by image content.
 
@@ -93,13 +95,14 @@ def cached_features(
     Args:
         cache ([`FeatureCache`]): Of one model.
         dataset (`datasets.Dataset`): With an `image` column.
-        encode (`Callable`): From a list of images to their features, a tensor or array of as many rows.
+        encode (`Callable`): From a list of images to their features, a tensor or array of as many rows; with `"native"` from
+            the frames of some videos, those of a video in a row, to features with a row a video.
         batch_size (`int`): Images a call, or frames; a video's own are never divided.
         progress (`str` or `bool`): Label of the progress bar, or False.
         unit_length (`bool`): Scale the mean over a video's frames to length 1. For scorers: their features have it, and
             the mean of several is shorter. It weights each frame alike, whatever its length before.
-        pooling (`"mean"`, `"concat"` or `"ordered"`): Of videos, see `pool_frames`. A cache holds features of one shape: those of another number of
-            image tokens need another `what`.
+        pooling (`"mean"`, `"concat"`, `"ordered"` or `"native"`): Of videos, see `pool_frames`; `"native"`: `encode` does it.
+            A cache holds features of one shape: those of another number of image tokens need another `what`.
 
     Returns:
         [`FeatureView`] of shape `(len(dataset), ...)`: In the order of the rows, memory-mapped.
@@ -126,7 +129,7 @@ def _video_features(
     batch_size: int,
     progress: str | bool,
     unit_length: bool,
-    pooling: FramePooling,
+    pooling: VideoPooling,
 ) -> FeatureView:
     F = frames_of(dataset)
     column = dataset.select_columns("image")
@@ -135,7 +138,8 @@ def _video_features(
 
     def compute(rows: list[int]) -> Tensor:
         frames = [frame for i in rows for frame in sample_frames(column[i]["image"], F)]
-        features = pool_frames(encode(frames), F, pooling)
+        found = encode(frames)
+        features = torch.as_tensor(found).float() if pooling == "native" else pool_frames(found, F, pooling)
         return torch.nn.functional.normalize(features, dim=-1) if unit_length else features
 
     return cache.get_or_compute(keys, compute, batch_size=max(1, batch_size // F), progress=progress)

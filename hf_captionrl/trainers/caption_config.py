@@ -38,7 +38,7 @@ class CaptionConfig(TrainingArguments):
         metadata={
             "help": "How the features of a video's frames become its own: 'mean', or for captioners with cross-attention "
             "(BLIP, VisionEncoderDecoder) all frames' image tokens, 'concat' (also GIT made for so many frames) or 'ordered', "
-            "where a code tells which frame came first. 'native', a chat model's own way, is refused."
+            "where a code tells which frame came first; 'native': by the video inputs of a chat model that has them."
         },
     )
     feature_cache_dir: str | None = field(
@@ -74,7 +74,7 @@ class CaptionConfig(TrainingArguments):
         if self.feature_cache_dtype not in ("float32", "float16"):
             raise ValueError(f"feature_cache_dtype is {self.feature_cache_dtype!r}. Use 'float32' or 'float16'.")
         if self.frame_pooling not in ("mean", "concat", "ordered", "native"):
-            raise ValueError(f"frame_pooling is {self.frame_pooling!r}. Use 'mean', 'concat' or 'ordered'.")
+            raise ValueError(f"frame_pooling is {self.frame_pooling!r}. Use 'mean', 'concat', 'ordered' or 'native'.")
         if self.max_caption_length < 2:
             raise ValueError(f"max_caption_length is {self.max_caption_length}. Use at least 2: one word and the end.")
         if self.load_best_model_at_end and self.metric_for_best_model is None:  # type: ignore[has-type]

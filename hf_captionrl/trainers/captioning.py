@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from hf_captionrl.captioners.base import Captioner
-from hf_captionrl.data import FramePooling, cached_features, frames_of, open_image
+from hf_captionrl.data import cached_features, frames_of, open_image
+from hf_captionrl.data.features import VideoPooling
 from hf_captionrl.retrieval import FeatureCache, Scorer
 
 __all__ = ["LazyImages", "generate_captions", "image_tower_features", "scorer_features"]
@@ -99,11 +100,12 @@ def image_tower_features(
         dataset (`datasets.Dataset`): Images, or videos.
         cache_dir (`str`, *optional*): Folder of the feature cache. None: the default one.
         dtype (`str`): `"float32"` or `"float16"` to store in.
-        frame_pooling (`str`): How features of a video are made of those of its frames, see `data.pool_frames`.
+        frame_pooling (`str`): How features of a video are made of those of its frames, see `data.pool_frames`; `"native"`:
+            by the model's own video inputs.
 
     Returns:
-        [`FeatureView`] of shape `(N, M, D)`, of videos, unless with `"mean"`, `(N, F * M, D)`: In the order of the rows,
-        memory-mapped.
+        [`FeatureView`] of shape `(N, M, D)`, of videos with `"concat"` or `"ordered"` `(N, F * M, D)`: In the order of the
+        rows, memory-mapped.
 
     Raises:
         ImageError: If an image or video cannot be read.
@@ -111,20 +113,32 @@ def image_tower_features(
             take frames that way.
     """
     num_frames = frames_of(dataset)
-    pooling: FramePooling = "mean"
+    pooling: VideoPooling = "mean"
     what = "image_tower"
     if num_frames:
         captioner.check_frame_pooling(frame_pooling, num_frames)
-        if frame_pooling in ("concat", "ordered"):
-            pooling = cast(FramePooling, frame_pooling)
+        pooling = cast(VideoPooling, frame_pooling)
+        if pooling != "mean":
             what = f"image_tower_{num_frames}_frames"  # of another shape
+        if pooling == "native":
+            what = f"video_inputs_{num_frames}_frames_{captioner.video_signature()}"
+    elif frame_pooling == "native":
+        raise ValueError(
+            "frame_pooling is 'native', a model's own way to read videos, but the data are images. Load videos with "
+            "num_frames, or leave frame_pooling as it was."
+        )
     captioner.fixed_side_inputs(1)  # raises where features alone do not do
     model, _, revision = captioner.vision_signature().rpartition("@")
     cache = FeatureCache(cache_dir, model_id=model, revision=revision, what=what, dtype=dtype)
 
     def encode(images: list[Any]) -> Tensor:
+        if pooling == "native":
+            starts = range(0, len(images), num_frames)
+            inputs = captioner.encode_videos([images[start : start + num_frames] for start in starts])
+        else:
+            inputs = captioner.encode_images(images)
         with torch.no_grad():
-            return captioner.image_features(**captioner.encode_images(images)).cpu()
+            return captioner.image_features(**inputs).cpu()
 
     return cached_features(cache, dataset, encode, pooling=pooling)
 
