@@ -16,7 +16,8 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import CancelledError, ThreadPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from itertools import islice
 from typing import Any
 
 from hf_captionrl.boosting.backend import BackendError, Failure
@@ -207,23 +208,23 @@ class HTTPBackend:
             BackendError: If the endpoint turns every prompt away.
         """
         fatal: BackendError | None = None
+        left = iter(enumerate(prompts))
         with ThreadPoolExecutor(self._concurrency) as pool:
-            futures = {pool.submit(self._ask, prompt): position for position, prompt in enumerate(prompts)}
-            try:
-                for future in as_completed(futures):
+            # Nothing is asked before room is made by an answer that the caller has taken: a kill costs no more than these.
+            asked = {pool.submit(self._ask, prompt): position for position, prompt in islice(left, self._concurrency)}
+            while asked:
+                done, _ = wait(asked, return_when=FIRST_COMPLETED)
+                for future in done:
+                    position = asked.pop(future)
                     try:
                         answer = future.result()
-                    except CancelledError:
-                        continue
                     except BackendError as error:
                         fatal = error
-                        for other in futures:
-                            other.cancel()
-                        continue  # requests in flight may still bring answers, which are paid for
-                    yield futures[future], answer
-            finally:
-                for future in futures:
-                    future.cancel()  # what is not sent yet need not be
+                        left = iter(())  # requests in flight may still bring answers, which are paid for
+                        continue
+                    yield position, answer
+                    for further, prompt in islice(left, 1):
+                        asked[pool.submit(self._ask, prompt)] = further
         if fatal is not None:
             raise fatal
 

@@ -13,6 +13,7 @@ from hf_captionrl.captioners import Captioner, HeadInputs, load_captioner, mean_
 from hf_captionrl.losses import fused_smile_loss, smile_loss
 from hf_captionrl.scenes import load_scenes
 from hf_captionrl.trainers import CaptionRLConfig, CaptionRLTrainer
+from hf_captionrl.trainers.rollout import drawing_from_the_policy
 from tests.tiny import tiny_images
 from tests.tiny_families import tiny_family
 from tests.trainers.one_step import PLAIN_SGD
@@ -253,7 +254,8 @@ class FamilySuite:
         total = torch.zeros(())
         for image in rows["image"]:
             encoded = plain.encode_images([image.convert("RGB")])
-            written = plain.generate(**encoded, max_new_tokens=5, **GREEDY)
+            with drawing_from_the_policy(plain):
+                written = plain.generate(**encoded, max_new_tokens=5, **GREEDY)
             completions = plain.encode_completions(written.ids, written.mask)
             log_probs = plain.log_probs({**completions, **encoded})
             total = total - self.reward(written.captions[0]) * log_probs.sum() / written.mask.sum() / 4

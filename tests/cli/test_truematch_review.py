@@ -114,7 +114,7 @@ def test_keys_decide_and_every_decision_is_on_disk(browser, server, folder):
     press(browser, ["d", "Escape"])
     browser.wait("!document.body.classList.contains('asking')")
     assert len(lines(folder)) == 4
-    assert browser.evaluate("[...document.images].every((image) => image.naturalWidth > 0)")
+    browser.wait("[...document.images].every((image) => image.naturalWidth > 0)")
 
 
 @needs_chromium

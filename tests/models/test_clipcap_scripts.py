@@ -171,7 +171,7 @@ def run(code, folder, cwd, home):
     )
 
 
-@pytest.mark.parametrize("kind", ["mlp", "transformer"])
+@pytest.mark.parametrize("kind", ["mlp", pytest.param("transformer", marks=pytest.mark.slow)])
 def test_the_copy_gives_identical_outputs_without_the_package(kind, tmp_path):
     model, processor = tiny_clipcap(**MAPPERS[kind])
     folder = tmp_path / "model"

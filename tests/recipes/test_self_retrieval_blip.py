@@ -76,6 +76,7 @@ def test_adapters_and_cider(tmp_path):
     assert (path.parent / "model" / "adapter_model.safetensors").exists()
 
 
+@pytest.mark.slow
 def test_cider_alone(tmp_path):
     path = recipe.main(
         [

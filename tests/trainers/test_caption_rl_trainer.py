@@ -80,7 +80,7 @@ def test_one_step_equals_a_plain_loop(scenes, whole_batch, scorer):
     assert moved > 1e-2
 
 
-@pytest.mark.parametrize(("batch", "accumulation"), [(8, 2), (4, 4), (2, 8)])
+@pytest.mark.parametrize(("batch", "accumulation"), [(8, 2), pytest.param(4, 4, marks=pytest.mark.slow), (2, 8)])
 def test_rewards_and_gradient_do_not_depend_on_the_split(tmp_path, scenes, whole_batch, batch, accumulation):
     arguments = {"per_device_train_batch_size": batch, "gradient_accumulation_steps": accumulation}
     assert largest_difference(weights(train(tmp_path, scenes["train"], **arguments)), whole_batch) < 2e-5
@@ -108,7 +108,7 @@ def _run(folder, arguments, processes=1):
     )
 
 
-@pytest.mark.parametrize("bags", [False, True])
+@pytest.mark.parametrize("bags", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_two_processes_equal_one(tmp_path, scenes, whole_batch, bags):
     arguments = {"per_device_train_batch_size": 8, "bags": bags}
     if bags:
@@ -150,6 +150,7 @@ def test_a_killed_run_goes_on_bit_for_bit(tmp_path, scenes):
     assert resumed.batch_sampler.bag_size == through.batch_sampler.bag_size == 4
 
 
+@pytest.mark.slow
 def test_two_killed_processes_with_workers_go_on_bit_for_bit(tmp_path):
     arguments = {**RESUMED, "per_device_train_batch_size": 4, "dataloader_num_workers": 1}
     through = _run(tmp_path / "through", {**arguments, "save_strategy": "no"}, processes=2)

@@ -197,7 +197,13 @@ def z_scores(found, exact):
 
 
 @pytest.mark.parametrize(
-    ("alpha", "s", "distance"), [(0.75, 5, "bleu34"), (0.0, 5, "bleu34"), (0.25, 3, "edit"), (1.0, 5, "bleu34")]
+    ("alpha", "s", "distance"),
+    [
+        (0.75, 5, "bleu34"),
+        (0.0, 5, "bleu34"),
+        pytest.param(0.25, 3, "edit", marks=pytest.mark.slow),
+        pytest.param(1.0, 5, "bleu34", marks=pytest.mark.slow),
+    ],
 )
 def test_the_gradient_is_that_of_all_captions_summed(tmp_path, alpha, s, distance):
     theta = policy()
@@ -395,7 +401,7 @@ def test_the_switch_comes_after_whole_epochs_with_its_learning_rate(tmp_path, sc
     assert [entry["learning_rate"] for entry in logged] == pytest.approx([3e-4, 3e-4, 1e-4, 1e-4, 1e-4])
 
 
-@pytest.mark.parametrize("at", [1, 2, 3])
+@pytest.mark.parametrize("at", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(3, marks=pytest.mark.slow)])
 def test_a_run_resumed_before_at_and_after_the_switch_is_the_same_bit_for_bit(tmp_path, scenes, at):
     through = train(tmp_path / "through", scenes["train"], **{**SWITCHED, "save_strategy": "no"})
     train(tmp_path / "cut", scenes["train"], **{**SWITCHED, "max_steps": at, "save_steps": at})

@@ -73,7 +73,7 @@ def test_one_step_equals_a_plain_loop(tmp_path, scenes, mle_weight):
     assert moved > 1e-2
 
 
-@pytest.mark.parametrize(("batch", "accumulation"), [(8, 2), (4, 4), (2, 8)])
+@pytest.mark.parametrize(("batch", "accumulation"), [(8, 2), pytest.param(4, 4, marks=pytest.mark.slow), (2, 8)])
 def test_any_split_into_micro_batches_gives_one_gradient(tmp_path, scenes, whole_batch, batch, accumulation):
     split = weights(
         train(
@@ -116,7 +116,7 @@ def test_the_split_matters_to_a_trainer_that_averages_per_micro_batch(tmp_path, 
     assert largest_difference(split, whole_batch) > 1e-5
 
 
-@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.parametrize("accumulation", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_two_processes_give_the_gradient_of_one(tmp_path, whole_batch, accumulation):
     output = tmp_path / "weights.safetensors"
     arguments = {"per_device_train_batch_size": 8 // accumulation, "gradient_accumulation_steps": accumulation}
