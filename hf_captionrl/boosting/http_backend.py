@@ -208,7 +208,7 @@ class HTTPBackend:
             BackendError: If the endpoint turns every prompt away.
         """
         fatal: BackendError | None = None
-        left = iter(enumerate(prompts))
+        left: Iterator[tuple[int, Prompt]] = iter(enumerate(prompts))
         with ThreadPoolExecutor(self._concurrency) as pool:
             # Nothing is asked before room is made by an answer that the caller has taken: a kill costs no more than these.
             asked = {pool.submit(self._ask, prompt): position for position, prompt in islice(left, self._concurrency)}
