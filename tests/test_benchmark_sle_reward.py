@@ -24,6 +24,7 @@ def result(tmp_path_factory):
     return found
 
 
+@pytest.mark.slow
 def test_steps_and_rewards_are_timed(result):
     assert set(result["reward"]) == {"bleu34", "edit", "multi_reference"}
     for name in ("all trained", "frozen tower, cached features"):
@@ -34,6 +35,7 @@ def test_steps_and_rewards_are_timed(result):
     assert 0 < result["share"]["embedded"] < 1
 
 
+@pytest.mark.slow
 def test_the_page_names_shape_share_and_how_it_was_scaled(result):
     text = sle_reward.markdown(result)
     assert "BLIP of width 48, 1 layers, 32 px, 4 tokens; all trained" in text

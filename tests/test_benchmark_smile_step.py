@@ -91,6 +91,7 @@ def test_both_mle_paths_train_alike(name: str) -> None:
     assert reached == {key for key, gradient in gradients[0].items() if gradient is not None}
 
 
+@pytest.mark.slow
 def test_structure() -> None:
     measured = measure(TINY["clipcap"], seeds=(3, 4), repetitions=2)
     assert measured["repetitions"] == 4

@@ -211,7 +211,7 @@ def _count_images(tower):
     return seen
 
 
-@pytest.mark.parametrize("baseline", ["running_mean", "greedy"])
+@pytest.mark.parametrize("baseline", [pytest.param("running_mean", marks=pytest.mark.slow), "greedy"])
 def test_each_image_is_encoded_once(tmp_path, scenes, baseline):
     model = captioner()
     seen = _count_images(model.vision_tower)
@@ -254,7 +254,7 @@ def test_the_importance_ratio_starts_at_the_policy_gradient(tmp_path, scenes):
     assert largest_difference(weights(once), weights(ratio)) < 1e-6
 
 
-@pytest.mark.parametrize("adapter", [False, True])
+@pytest.mark.parametrize("adapter", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_the_kl_penalty_holds_the_policy_back(tmp_path, scenes, adapter):
     arguments = {
         **SAMPLED,
