@@ -1,7 +1,8 @@
 """Files that are either the old one or the new one, never half of each.
 
 Everything the package writes goes through here: the bytes land in a temporary file of the same folder, are flushed to
-disk, and take the final name in one step. A run that is killed leaves the previous file whole.
+disk, and take the final name in one step. A run that is killed leaves the previous file whole. Files that grow by lines
+(captions, answers, decisions) are `LineFile`s.
 """
 
 import dataclasses
@@ -12,9 +13,9 @@ import os
 import secrets
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-__all__ = ["atomic_write_bytes", "atomic_write_text", "to_plain", "write_json", "write_jsonl"]
+__all__ = ["LineFile", "atomic_write_bytes", "atomic_write_text", "to_plain", "write_json", "write_jsonl"]
 
 
 def atomic_write_bytes(path: str | os.PathLike[str], data: bytes) -> Path:
@@ -92,6 +93,85 @@ def write_jsonl(path: str | os.PathLike[str], rows: Iterable[Any]) -> Path:
         TypeError: If a value has no JSON form.
     """
     return atomic_write_text(path, "".join(json.dumps(to_plain(row), ensure_ascii=False) + "\n" for row in rows))
+
+
+class LineFile:
+    """A file of lines that one process at a time appends to; to be used as a context.
+
+    What a kill leaves is whole lines and at most one that is torn; whoever derives from it says what to do with that.
+
+    Args:
+        path: The file; made if missing, in a folder that is there.
+
+    Raises:
+        ValueError: If another process has it open.
+    """
+
+    busy = "Let it finish first."
+    """The way out where another process is writing the file."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0), 0o666)
+        try:
+            self._lock()
+            self._begin(self.path.read_bytes())
+        except BaseException:
+            os.close(self._file)
+            raise
+
+    def _begin(self, data: bytes) -> None:
+        """Look at what the file holds; an error here closes it."""
+
+    def _lock(self) -> None:
+        try:
+            import fcntl
+        except ImportError:  # Windows: two writers of one file are the user's to avoid
+            return
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(f"Another process is writing {str(self.path)!r}. {self.busy}") from None
+
+    def truncate(self, size: int) -> None:
+        """Cut off what a kill left.
+
+        Args:
+            size: Bytes that stay.
+        """
+        os.ftruncate(self._file, size)
+
+    def append_bytes(self, data: bytes, *, flush: bool = True) -> None:
+        """Add whole lines; when this returns, a kill of the process cannot lose them.
+
+        Args:
+            data: With its line breaks.
+            flush: Also wait for the disk itself, so that a loss of power cannot lose them either.
+        """
+        before = os.fstat(self._file).st_size
+        left = memoryview(data)
+        try:
+            while left:
+                left = left[os.write(self._file, left) :]
+            if flush:
+                self.flush()
+        except OSError:
+            os.ftruncate(self._file, before)  # a full disk: the next line must not be glued to half of this one
+            raise
+
+    def flush(self) -> None:
+        """Wait for the disk itself."""
+        os.fsync(self._file)
+
+    def close(self) -> None:
+        """Close the file, which lets others write it."""
+        os.close(self._file)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
 
 def to_plain(value: Any, *, where: str = "value") -> Any:

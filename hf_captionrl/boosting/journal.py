@@ -12,10 +12,9 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
-from hf_captionrl.io import to_plain
+from hf_captionrl.io import LineFile, to_plain
 
 __all__ = ["JournalWriter", "journal_name", "journals", "read_journal"]
 
@@ -80,7 +79,7 @@ def read_journal(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     return list(_lines(path.read_bytes(), path))
 
 
-class JournalWriter:
+class JournalWriter(LineFile):
     """Appends entries to the journal of one shard; to be used as a context.
 
     Args:
@@ -93,34 +92,19 @@ class JournalWriter:
         ValueError: If another process is writing it, or a line other than the last is broken.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0), 0o666)
-        self._waiting = 0
-        try:
-            self._lock()
-            data = self.path.read_bytes()
-            for _ in _lines(data, self.path):
-                pass  # a broken line is reported before anything is asked or written
-            whole = data.rfind(b"\n") + 1
-            self.torn = len(data) - whole
-            os.ftruncate(self._file, whole)
-        except BaseException:
-            os.close(self._file)
-            raise
+    busy = "Let it finish, or choose another shard or output."
 
-    def _lock(self) -> None:
-        try:
-            import fcntl
-        except ImportError:  # Windows: two runs on one shard are the user's to avoid
-            return
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ValueError(
-                f"Another process is writing {str(self.path)!r}. Let it finish, or choose another shard or output."
-            ) from None
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        self._waiting = 0
+        super().__init__(path)
+
+    def _begin(self, data: bytes) -> None:
+        for _ in _lines(data, self.path):
+            pass  # a broken line is reported before anything is asked or written
+        whole = data.rfind(b"\n") + 1
+        self.torn = len(data) - whole
+        self.truncate(whole)
 
     def append(self, entry: Mapping[str, Any]) -> None:
         """Add one entry; when this returns, a kill of the process cannot lose it.
@@ -129,30 +113,18 @@ class JournalWriter:
             entry: What JSON can hold, with `image_id` and `stage`.
         """
         # ASCII escapes keep half surrogates of a hostile answer from breaking the encoding.
-        data = memoryview((json.dumps(to_plain(entry)) + "\n").encode("ascii"))
-        while data:
-            data = data[os.write(self._file, data) :]
+        self.append_bytes((json.dumps(to_plain(entry)) + "\n").encode("ascii"), flush=False)
         self._waiting += 1
         if self._waiting >= _FSYNC_EVERY:
             self.flush()
 
     def flush(self) -> None:
-        """Flush what was appended to the disk itself."""
         if self._waiting:
-            os.fsync(self._file)
+            super().flush()
             self._waiting = 0
 
     def close(self) -> None:
-        """Flush and close the journal, which lets others write it."""
         try:
             self.flush()
         finally:
-            os.close(self._file)
-
-    def __enter__(self) -> JournalWriter:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+            super().close()

@@ -59,6 +59,8 @@ class Captioner(Writing, Adapting, Saving):
     """The class of transformers that loads a checkpoint."""
     checkpoint_prompts: ClassVar[dict[str, str]] = {}
     """Beginnings of names on the Hub, and the prompt these checkpoints were trained with."""
+    default_prompt: ClassVar[str] = ""
+    """The prompt of all other checkpoints, unless one is given."""
     processor_parts: ClassVar[tuple[str, ...]] = ()
     """What the family needs of its processor besides `image_processor` and `tokenizer`."""
 
@@ -67,7 +69,7 @@ class Captioner(Writing, Adapting, Saving):
         self.processor = processor
         self.tokenizer = processor.tokenizer
         self.image_processor = processor.image_processor
-        self.prompt = prompt or ""
+        self.prompt = self.default_prompt if prompt is None else prompt
         self.check_fit()
         self.start_token_id, self.eos_token_id, self.pad_token_id = self.special_token_ids()
         tap_head(self.base_model, type(self))
@@ -218,9 +220,10 @@ class Captioner(Writing, Adapting, Saving):
             name (`str`): Name on the Hub.
 
         Returns:
-            `str`: Empty for all others.
+            `str`: `default_prompt` for all others.
         """
-        return next((prompt for start, prompt in cls.checkpoint_prompts.items() if name.startswith(start)), "")
+        known = (prompt for start, prompt in cls.checkpoint_prompts.items() if name.startswith(start))
+        return next(known, cls.default_prompt)
 
     def special_token_ids(self) -> tuple[int, int, int]:
         """Ids of the start, end and padding tokens.

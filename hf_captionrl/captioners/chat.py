@@ -65,7 +65,7 @@ class ChatCaptioner(VideoInputs, Captioner):
     side_inputs = ("prefix_ids", "prefix_mask", "prefix_types", "image_rows", *PER_IMAGE)
     language_lora = r"model\.(language_model|text_model)\..*\.([qkvo]_proj|down_proj)"
     vision_lora = r"model\.(vision_tower|vision_model|visual)\..*\.([qkv]_proj|qkv|fc1|fc2|linear_fc1|linear_fc2|gate_proj|down_proj)"
-    default_prompt: ClassVar[str] = "Briefly describe the content of the image."
+    default_prompt = "Briefly describe the content of the image."
     towers: ClassVar[tuple[str, ...]] = ("vision_tower", "vision_model", "visual")
     connectors: ClassVar[tuple[str, ...]] = ("multi_modal_projector", "connector", "embed_vision")
 
@@ -73,7 +73,7 @@ class ChatCaptioner(VideoInputs, Captioner):
         # Of the prompt they were made for: the chat as text, and what the model is told of any image.
         self._rendered: tuple[str, tuple[str, str]] | None = None
         self._fixed: tuple[tuple[str, int], dict[str, Tensor] | None] | None = None
-        super().__init__(model, processor, prompt=self.default_prompt if prompt is None else prompt)
+        super().__init__(model, processor, prompt=prompt)
 
     # Parts of the model
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from PIL import Image
@@ -49,22 +49,18 @@ class VideoInputs(Encoding):
 
     processor: Any
 
-    def _render(self, kind: str = "image") -> tuple[str, str]:
-        raise NotImplementedError
+    if TYPE_CHECKING:  # what ChatCaptioner has
 
-    @property
-    def processor_settings(self) -> dict[str, Any]:
-        """More arguments of the processor's call."""
-        raise NotImplementedError
+        def _render(self, kind: str = "image") -> tuple[str, str]: ...
 
-    def _read(self, found: Any) -> dict[str, Any]:
-        raise NotImplementedError
+        @property
+        def processor_settings(self) -> dict[str, Any]: ...
 
-    def _stacked(self, rows: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
-        raise NotImplementedError
+        def _read(self, found: Any) -> dict[str, Any]: ...
 
-    def _fixed_or_none(self) -> dict[str, Tensor] | None:
-        raise NotImplementedError
+        def _stacked(self, rows: Sequence[dict[str, Any]]) -> dict[str, Tensor]: ...
+
+        def _fixed_or_none(self) -> dict[str, Tensor] | None: ...
 
     def check_frame_pooling(self, pooling: str, num_frames: int) -> None:
         self.native_frames = 0

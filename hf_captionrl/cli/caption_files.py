@@ -1,7 +1,7 @@
 """Files of captions: one JSON object a line, `{"image_id": ..., "caption": ..., "captions": [...]}`.
 
 `captions` stands there where an image has several; `caption` is then the first of them. Such a file grows line by line
-while a captioner writes, so it is the one kind of file that is not written whole (see `hf_captionrl.io`): lines are
+while a captioner writes, so it is not written whole (see `hf_captionrl.io`): lines are
 appended and flushed a batch at a time, and what a killed run left of a last line is cut off when the next one begins.
 """
 
@@ -12,10 +12,9 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
-from hf_captionrl.io import to_plain
+from hf_captionrl.io import LineFile, to_plain
 
 __all__ = ["CaptionFile", "CaptionWriter", "read_caption_file"]
 
@@ -136,7 +135,7 @@ def read_caption_file(path: str | os.PathLike[str], *, name: str | None = None) 
     return CaptionFile(name or path.stem, path, captions)
 
 
-class CaptionWriter:
+class CaptionWriter(LineFile):
     """Appends captions to a file that only one process writes at a time; to be used as a context.
 
     Nothing that the file holds is touched before [`start`].
@@ -153,35 +152,22 @@ class CaptionWriter:
         ValueError: If another process is writing the file, or a line other than the last is broken.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
-        self.path = Path(path)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0), 0o666)
-        try:
-            self._lock()
-            data = b"" if overwrite else self.path.read_bytes()
-            self._whole = data.rfind(b"\n") + 1
-            self.done = _parse_all(data[: self._whole], self.path)
-            self.torn = len(data) - self._whole
-        except BaseException:
-            os.close(self._file)
-            raise
+    busy = "Let it finish, or choose another --output."
 
-    def _lock(self) -> None:
-        try:
-            import fcntl
-        except ImportError:  # Windows: two runs on one file are the user's to avoid
-            return
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ValueError(
-                f"Another process is writing {str(self.path)!r}. Let it finish, or choose another --output."
-            ) from None
+    def __init__(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        self._overwrite = overwrite
+        super().__init__(path)
+
+    def _begin(self, data: bytes) -> None:
+        data = b"" if self._overwrite else data
+        self._whole = data.rfind(b"\n") + 1
+        self.done = _parse_all(data[: self._whole], self.path)
+        self.torn = len(data) - self._whole
 
     def start(self) -> None:
         """Cut off what is not to be kept; to be called once, before [`append`]."""
-        os.ftruncate(self._file, self._whole)
+        self.truncate(self._whole)
 
     def append(self, image_ids: Sequence[str], captions: Sequence[Sequence[str]]) -> None:
         """Add images; when this returns, they are on disk.
@@ -197,19 +183,4 @@ class CaptionWriter:
                 row["captions"] = list(group)
             lines.append(json.dumps(to_plain(row), ensure_ascii=False) + "\n")
         # A lone surrogate has no UTF-8 form, but its escape is JSON.
-        data = memoryview("".join(lines).encode("utf-8", errors="backslashreplace"))
-        while data:
-            data = data[os.write(self._file, data) :]
-        os.fsync(self._file)
-
-    def close(self) -> None:
-        """Close the file, which lets others write it."""
-        os.close(self._file)
-
-    def __enter__(self) -> CaptionWriter:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+        self.append_bytes("".join(lines).encode("utf-8", errors="backslashreplace"))

@@ -14,9 +14,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal
 
+from hf_captionrl.io import LineFile
 from hf_captionrl.retrieval.bag_files import BagFile
 
 __all__ = ["REASONS", "Decision", "DecisionWriter", "bag_id", "check_decision", "drop_bags", "read_decisions"]
@@ -155,7 +155,7 @@ def drop_bags(file: BagFile, decisions: Iterable[Decision]) -> BagFile:
     )
 
 
-class DecisionWriter:
+class DecisionWriter(LineFile):
     """Appends decisions to a file that only one process writes at a time; to be used as a context.
 
     Args:
@@ -168,21 +168,15 @@ class DecisionWriter:
         ValueError: If another process is writing the file, or a line other than the last is broken.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path)
-        self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0), 0o666)
-        try:
-            self._lock()
-            self.decisions = read_decisions(self.path)
-            data = self.path.read_bytes()
-            whole = data.rfind(b"\n") + 1
-            torn = data[whole:]
-            os.ftruncate(self._file, whole)
-            if torn.strip() and self.decisions and self._is_whole(torn):
-                self._append_line(torn.strip())  # only its line break was missing
-        except BaseException:
-            os.close(self._file)
-            raise
+    busy = "Stop that review first; two would overwrite each other."
+
+    def _begin(self, data: bytes) -> None:
+        self.decisions = read_decisions(self.path)
+        whole = data.rfind(b"\n") + 1
+        torn = data[whole:]
+        self.truncate(whole)
+        if torn.strip() and self.decisions and self._is_whole(torn):
+            self.append_bytes(torn.strip() + b"\n")  # only its line break was missing
 
     @staticmethod
     def _is_whole(line: bytes) -> bool:
@@ -191,29 +185,6 @@ class DecisionWriter:
         except ValueError:
             return False
         return True
-
-    def _lock(self) -> None:
-        try:
-            import fcntl
-        except ImportError:  # Windows: two reviews of one folder are the user's to avoid
-            return
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ValueError(
-                f"Another process is writing {str(self.path)!r}. Stop that review first; two would overwrite each other."
-            ) from None
-
-    def _append_line(self, line: bytes) -> None:
-        before = os.fstat(self._file).st_size
-        data = memoryview(line + b"\n")
-        try:
-            while data:
-                data = data[os.write(self._file, data) :]
-            os.fsync(self._file)
-        except OSError:
-            os.ftruncate(self._file, before)  # a full disk: the next line must not be glued to half of this one
-            raise
 
     def append(self, decision: Decision) -> Decision:
         """Add a decision; when this returns, it is on the disk.
@@ -230,18 +201,6 @@ class DecisionWriter:
             decision.reason,
             decision.time or datetime.now(UTC).isoformat(timespec="seconds"),
         )
-        self._append_line(json.dumps(vars(written)).encode("ascii"))
+        self.append_bytes((json.dumps(vars(written)) + "\n").encode("ascii"))
         self.decisions.append(written)
         return written
-
-    def close(self) -> None:
-        """Close the file, which lets others write it."""
-        os.close(self._file)
-
-    def __enter__(self) -> DecisionWriter:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

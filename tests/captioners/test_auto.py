@@ -26,6 +26,7 @@ from hf_captionrl.captioners import (
 )
 from hf_captionrl.captioners.auto import FAMILIES as REGISTERED
 from tests.tiny import FAMILIES, tiny_blip, tiny_captioner, tiny_git, tiny_images, tiny_vit_bert, tiny_vit_gpt2
+from tests.tiny_chat import tiny_chat
 
 CLASSES = {
     "blip": BlipCaptioner,
@@ -193,6 +194,16 @@ def test_known_prompts_and_captioners_pass_through():
     assert captioner.prompt == "a picture of "
     assert load_captioner(captioner) is captioner
     assert load_captioner(captioner, prompt="the ").prompt == "the "
+
+
+def test_a_chat_model_loaded_by_name_is_asked_something(tmp_path):
+    model, processor = tiny_chat("llava")
+    model.save_pretrained(tmp_path)
+    processor.save_pretrained(tmp_path)
+    asked = load_captioner(tmp_path)
+    assert asked.prompt == "Briefly describe the content of the image."
+    assert load_captioner(model, processor=processor).prompt == asked.prompt
+    assert load_captioner(tmp_path, prompt="").prompt == ""
 
 
 def test_a_new_family_is_a_class_with_a_name():
