@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Nothing here may reach the Hub, and two cores are shared by everything that runs.
 OFFLINE := HF_HUB_OFFLINE=1 HF_DATASETS_OFFLINE=1 HF_EVALUATE_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 
-.PHONY: help demo test test-slow check format install install-test clean
+.PHONY: help demo test test-slow check docs format install install-test clean
 
 help:  ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 16
@@ -47,7 +47,11 @@ check: $(VENV)/.installed-test  ## Lint, format, types, architecture, docstrings
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python scripts/make_paper_index.py --check
 	$(OFFLINE) $(BIN)/python scripts/check_house.py
+
+docs: $(VENV)/.installed-test  ## The site, into outputs/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 format: $(VENV)/.installed-test  ## Rewrite to the house format
 	$(BIN)/ruff check --fix .

@@ -11,18 +11,18 @@ from urllib.parse import urlsplit
 import datasets
 import torch
 from PIL import Image
-from torch import Tensor
 
 from hf_captionrl.captioners import Captioner, load_captioner
-from hf_captionrl.data import frames_of, is_video, sample_frames
+from hf_captionrl.data import frames_of, is_video
 from hf_captionrl.scenes.models import model_path
-from hf_captionrl.trainers.captioning import LazyImages, generate_captions
+from hf_captionrl.trainers.captioning import LazyImages, VideoFeatures, generate_captions
 
 __all__ = ["CaptionPipeline", "pipeline"]
 
 MAX_DOWNLOAD_BYTES = 256 * 2**20
 """Largest image or video that is fetched from an address."""
 _TIMEOUT_S = 30.0
+_NUM_FRAMES = 8
 
 
 def pipeline(
@@ -42,7 +42,7 @@ def pipeline(
         prompt: Text that every caption continues; by default the model's own.
         dtype: Of the weights; by default the checkpoint's.
         device: By default a GPU if there is one. A captioner that is given stays where it is.
-        settings: For [`CaptionPipeline`]: `allow_urls`, `num_frames`, `batch_size`, and defaults for `generate`.
+        settings: For [`CaptionPipeline`]: `allow_urls`, `num_frames`, `frame_pooling`, `batch_size`, and defaults for `generate`.
 
     Returns:
         [`CaptionPipeline`]: Call it with what is to be captioned.
@@ -72,7 +72,10 @@ class CaptionPipeline:
         captioner ([`Captioner`]): Who writes.
         allow_urls (`bool`): Fetch `http(s)` addresses. Without it they are refused: a list from elsewhere must not make
             this machine ask other machines for things.
-        num_frames (`int`): Frames looked at of a video, whose features are averaged.
+        num_frames (`int`, *optional*): Frames looked at of a video. None: as many as in training, or 8 where the captioner
+            was trained on images. A data set of videos says itself how many.
+        frame_pooling (`str`, *optional*): How their features become the video's, see `data.pool_frames`; `"native"`: by the
+            model's own video inputs. None: as the captioner was trained; the mean where that was on images.
         batch_size (`int`): Images a batch.
         generation: Defaults for the captioner's `generate`, such as `num_beams`.
 
@@ -92,16 +95,19 @@ class CaptionPipeline:
         captioner: Captioner,
         *,
         allow_urls: bool = False,
-        num_frames: int = 8,
+        num_frames: int | None = None,
+        frame_pooling: str | None = None,
         batch_size: int = 16,
         **generation: Any,
     ) -> None:
+        num_frames = (captioner.num_frames or _NUM_FRAMES) if num_frames is None else num_frames
         for name, value in (("num_frames", num_frames), ("batch_size", batch_size)):
             if value < 1:
                 raise ValueError(f"{name} is {value}; it must be at least 1.")
         self.captioner = captioner
         self.allow_urls = allow_urls
         self.num_frames = num_frames
+        self.frame_pooling = frame_pooling
         self.batch_size = batch_size
         self.generation = generation
 
@@ -152,7 +158,9 @@ class CaptionPipeline:
                 captions = generate_captions(
                     self.captioner,
                     chosen if kind is None else None,
-                    image_features=None if kind is None else _VideoFeatures(self.captioner, chosen, kind),
+                    image_features=None
+                    if kind is None
+                    else VideoFeatures(self.captioner, chosen, kind, self.frame_pooling),
                     batch_size=size,
                     progress=done.after(len(found)),
                     **settings,
@@ -227,23 +235,6 @@ class _Chosen(Sequence[Any]):
 
     def __getitem__(self, index: Any) -> Any:
         return self.images[self.rows[index]]
-
-
-class _VideoFeatures(Sequence[Any]):
-    """For each video the mean over its frames of what the image tower says, `(M, D)`, computed when it is wanted."""
-
-    def __init__(self, captioner: Captioner, videos: Sequence[Any], num_frames: int) -> None:
-        captioner.fixed_side_inputs(1)  # raises where features alone do not say what an image is
-        self.captioner, self.videos, self.num_frames = captioner, videos, num_frames
-
-    def __len__(self) -> int:
-        return len(self.videos)
-
-    def __getitem__(self, index: Any) -> Any:
-        frames = sample_frames(self.videos[index], self.num_frames)
-        with torch.no_grad():
-            features: Tensor = self.captioner.image_features(**self.captioner.encode_images(frames))  # (F, M, D)
-        return features.float().mean(0).cpu().numpy()
 
 
 class _Progress:

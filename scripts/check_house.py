@@ -5,6 +5,7 @@ and `configs` import the project; the others read its source.
 
     python scripts/check_house.py --only layers docstrings     # a part of it
     python scripts/check_house.py --print-layers               # the table of docs/architecture.md
+    python scripts/check_house.py --print-diagram              # its diagram
 """
 
 from __future__ import annotations
@@ -25,61 +26,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a program, only scripts/ is on the path
 from scripts.house_docstrings import Fault, check_docstrings, parse, python_files, relative
-
-PACKAGE = "hf_captionrl"
-
-LAYERS: dict[int, dict[str, str]] = {
-    0: {
-        "io": "atomic writes",
-        "text": "tokenisation, n-gram counting",
-        "retrieval": "scorers, cached features, ranks",
-        "losses": "pure functions of tensors",
-        "models": "architectures that transformers lacks",
-    },
-    1: {
-        "captioners": "one kind of thing for every model family",
-        "rewards": "what a rollout earns",
-        "data": "loading, checking, collating, sampling",
-        "scenes": "the embedded world",
-        "metrics": "pure functions that end in a number",
-    },
-    2: {
-        "trainers": "`transformers.Trainer` with our losses and rewards",
-        "reports": "tables, curves, galleries",
-        "boosting": "richer references",
-        "evaluate_modules": "thin `evaluate` modules over `metrics`",
-    },
-    3: {
-        "hub": "cards, and what is published",
-        "pipelines": "one call from a model to captions",
-        "recipe": "what the recipes share",
-        "cli": "the command line",
-    },
-}
-"""A unit may import its own layer and those below. `recipes/` and `scripts/` stand above; nothing imports them."""
-
-SEPARATE: dict[str, frozenset[str]] = {
-    "io": frozenset({"text", "retrieval", "losses", "models"}),
-    "text": frozenset({"retrieval", "losses", "models"}),
-    "losses": frozenset({"text", "retrieval", "models"}),
-    "rewards": frozenset({"captioners"}),
-    "data": frozenset({"captioners"}),
-    "scenes": frozenset({"captioners"}),
-    "metrics": frozenset({"captioners"}),
-    "reports": frozenset({"trainers"}),
-}
-"""Units of one layer that must not know each other all the same."""
-
-TRL_ALLOWED = frozenset(
-    {
-        f"{PACKAGE}/recipe/arguments.py",
-        f"{PACKAGE}/trainers/self_retrieval_grpo_config.py",
-        f"{PACKAGE}/trainers/self_retrieval_grpo_trainer.py",
-        f"{PACKAGE}/trainers/smile_sft_config.py",
-        f"{PACKAGE}/trainers/smile_sft_trainer.py",
-    }
-)
-"""Files that may import trl: for its argument parser, inside the function that parses, and to build on its trainers."""
+from scripts.house_layers import PACKAGE, check_diagram, check_layers, diagram, layer_table
 
 _HOSTS = (
     r"pypi\.org/simple|pythonhosted\.org|registry\.npmjs\.org|registry\.yarnpkg\.com|conda\.anaconda\.org|index[-]url"
@@ -95,91 +42,6 @@ FORBIDDEN: dict[str, str] = {
 
 _LONG_FILE = 400
 _HEAVY = {"torch", "transformers", "datasets", "matplotlib"}
-
-
-# --- layers ---------------------------------------------------------------------------------------------------------
-
-
-def imported_modules(tree: ast.Module, package: list[str]) -> Iterator[tuple[int, str, list[str]]]:
-    """Every import in a file, wherever it stands: line, absolute module name, names taken from it."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                yield node.lineno, alias.name, []
-        elif isinstance(node, ast.ImportFrom):
-            base = package[: len(package) - node.level + 1] if node.level else []
-            yield node.lineno, ".".join([*base, *([node.module] if node.module else [])]), [a.name for a in node.names]
-
-
-def check_layers(root: Path) -> list[Fault]:
-    """Imports point downwards, between units there is no circle, and trl stays where it is allowed."""
-    layer_of = {unit: layer for layer, units in LAYERS.items() for unit in units}
-    faults: list[Fault] = []
-    edges: dict[str, dict[str, tuple[str, int]]] = {}
-    for path in python_files(root, PACKAGE, "recipes", "scripts"):
-        name, parts = relative(root, path), path.relative_to(root).with_suffix("").parts
-        inside = parts[0] == PACKAGE
-        unit = parts[1] if inside else parts[0]
-        facade = inside and unit == "__init__"  # the lazy list of public names may name them all
-        if inside and not facade and unit not in layer_of:
-            faults.append(Fault(name, 0, f"{unit!r} is in no layer. Add it to LAYERS and to docs/architecture.md."))
-            continue
-        package = list(parts[:-1])
-        for line, module, names in imported_modules(parse(path), package):
-            top, _, rest = module.partition(".")
-            if top == "trl" and name not in TRL_ALLOWED:
-                faults.append(Fault(name, line, f"imports trl, which only {sorted(TRL_ALLOWED)} may."))
-            if inside and top in ("recipes", "scripts", "tests"):
-                faults.append(Fault(name, line, f"the package imports {top}, which stands above it."))
-            if top != PACKAGE or not inside or facade:
-                continue
-            targets = [rest.split(".")[0]] if rest else [n for n in names if n != "__version__"]
-            for target in targets:
-                if target == unit:
-                    continue
-                if target not in layer_of:
-                    message = (
-                        f"imports {target!r} from the package's front door. Import it from the module it lives in."
-                    )
-                    faults.append(Fault(name, line, message))
-                elif layer_of[target] > layer_of[unit]:
-                    message = f"{unit} (layer {layer_of[unit]}) imports {target} (layer {layer_of[target]}), above it."
-                    faults.append(Fault(name, line, message))
-                elif target in SEPARATE.get(unit, ()):
-                    faults.append(Fault(name, line, f"{unit} imports {target}; these two do not know each other."))
-                else:
-                    edges.setdefault(unit, {}).setdefault(target, (name, line))
-    return faults + circles(edges)
-
-
-def circles(edges: dict[str, dict[str, tuple[str, int]]]) -> list[Fault]:
-    """Circles in the graph of units, each told once."""
-    faults: list[Fault] = []
-    done: set[str] = set()
-
-    def visit(unit: str, trail: list[str]) -> None:
-        if unit in trail:
-            circle = [*trail[trail.index(unit) :], unit]
-            path, line = edges[trail[-1]][unit]
-            faults.append(Fault(path, line, f"closes a circle of imports: {' -> '.join(circle)}."))
-            return
-        if unit in done:
-            return
-        for target in edges.get(unit, {}):
-            visit(target, [*trail, unit])
-        done.add(unit)
-
-    for unit in sorted(edges):
-        visit(unit, [])
-    return faults
-
-
-def layer_table() -> str:
-    """The layers as the Markdown table of docs/architecture.md."""
-    lines = ["| layer | unit | what is in it |", "|--:|:--|:--|"]
-    for layer, units in sorted(LAYERS.items(), reverse=True):
-        lines += [f"| {layer} | `{unit}` | {what} |" for unit, what in units.items()]
-    return "\n".join(lines)
 
 
 # --- imports and configs --------------------------------------------------------------------------------------------
@@ -291,6 +153,7 @@ def check_skips(root: Path) -> list[Fault]:
 
 CHECKS: dict[str, Callable[[Path], list[Fault]]] = {
     "layers": check_layers,
+    "diagram": check_diagram,
     "docstrings": check_docstrings,
     "texts": check_texts,
     "skips": check_skips,
@@ -313,11 +176,15 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--root", type=Path, default=Path(__file__).resolve().parents[1], help="root of the project")
     parser.add_argument("--only", nargs="+", choices=CHECKS, default=list(CHECKS), help="checks to run")
     parser.add_argument("--print-layers", action="store_true", help="print the layer table and stop")
+    parser.add_argument("--print-diagram", action="store_true", help="print the diagram of the imports and stop")
     arguments = parser.parse_args(argv)
     if arguments.print_layers:
         print(layer_table())
         return 0
     root = arguments.root.resolve()
+    if arguments.print_diagram:
+        print(diagram(root))
+        return 0
     sys.path.insert(0, str(root))
     started, count = time.perf_counter(), 0
     for name in arguments.only:

@@ -5,6 +5,8 @@
     python scripts/train_scenes_models.py language-model --seed 3
     python scripts/train_scenes_models.py captioner --seed 4
     python scripts/train_scenes_models.py clipcap --seed 5
+    python scripts/train_scenes_models.py adapter --name blip-smile --seed 6
+    python scripts/train_scenes_models.py adapter --name blip-sr --seed 7
     python scripts/train_scenes_models.py measure --name blip-mle
 
 A contrastive loss alone learns this world slowly, so every vision tower first learns the facts with linear heads that
@@ -65,6 +67,9 @@ from hf_captionrl.scenes.world import (
     vary_scene,
 )
 from hf_captionrl.trainers.captioning import generate_captions
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a program, only scripts/ is on the path
+from scripts.scenes_adapters import ADAPTERS, train_adapter
 
 __all__ = ["main"]
 
@@ -544,12 +549,22 @@ def measure(name: str) -> dict[str, float]:
         }
     captioner = load_captioner(folder, dtype=torch.float32)
     captions = generate_captions(captioner, list(test["image"]), batch_size=250, num_beams=3, max_new_tokens=30)
-    row = smile_suite(captions, facts=list(test["facts"]), check=check, references=list(test["captions"]))
+    judge = load_scorer(str(CHECKPOINTS / "clip-judge"))
+    row = smile_suite(
+        captions,
+        text_features=judge.text_features(captions),
+        image_features=judge.image_features(list(test["image"])),
+        bags={size: bags(list(test["bag_id"]), size) for size in BAG_SIZES},
+        facts=list(test["facts"]),
+        check=check,
+        references=list(test["captions"]),
+    )
     lengths = [len(c.split()) for group in test["captions"] for c in group]
     return {
         "length": row["length"],
         "reference_length": float(np.mean(lengths)),
         **{key: row[key] for key in ("hallucination", "fact_recall", "cider_d", "lexical_diversity")},
+        **{key: row[key] for key in row if "recall_at_1" in key and not key.endswith("_ci")},
     }
 
 
@@ -603,7 +618,7 @@ def append_log(entry: dict[str, Any]) -> None:
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("stage", choices=["scorer", "language-model", "captioner", "clipcap", "measure"])
+    parser.add_argument("stage", choices=["scorer", "language-model", "captioner", "clipcap", "adapter", "measure"])
     parser.add_argument("--name")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--fact_steps", type=int, default=2500)
@@ -622,6 +637,10 @@ def main() -> None:
         log = train_scorer(args.name, args.seed, args.fact_steps, args.steps or 1500)
     elif args.stage == "captioner":
         log = train_captioner(args.name or "blip-mle", args.seed, args.fact_steps, args.steps or 5000)
+    elif args.stage == "adapter":
+        if args.name not in ADAPTERS:
+            parser.error(f"--name is {args.name!r}; the adapters are {sorted(ADAPTERS)}.")
+        log = train_adapter(args.name, args.seed, CHECKPOINTS)
     elif args.stage == "clipcap":
         log = train_clipcap(args.name or "clipcap-mle", args.seed, "clip-reward", args.steps or 2000)
     else:

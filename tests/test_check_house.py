@@ -8,16 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from scripts.check_house import (
-    LAYERS,
-    SEPARATE,
-    check_docstrings,
-    check_layers,
-    check_skips,
-    check_texts,
-    layer_table,
-    long_files,
-)
+from scripts.check_house import check_docstrings, check_skips, check_texts, long_files
+from scripts.house_layers import LAYERS, SEPARATE, check_diagram, check_layers, diagram, layer_table
 
 ROOT = Path(__file__).parents[1]
 
@@ -99,6 +91,34 @@ def test_separate_units_exist():
 def test_architecture_page_shows_the_scripts_table():
     page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     assert layer_table() in page
+
+
+# --- the diagram ----------------------------------------------------------------------------------------------------
+
+HOUSE = {
+    "hf_captionrl/text/a.py": "import re",
+    "hf_captionrl/metrics/a.py": "from hf_captionrl.text.a import x",
+    "hf_captionrl/reports/a.py": "from ..metrics import a\ndef f():\n    import hf_captionrl.text.a",
+}
+
+
+def test_the_diagram_leaves_out_what_follows(tmp_path):
+    arrows = [line.strip() for line in diagram(plant(tmp_path, HOUSE)).splitlines() if "-->" in line]
+    assert arrows == ["metrics --> reports", "text --> metrics"]  # text --> reports goes through metrics
+
+
+def test_a_diagram_that_is_not_that_of_the_imports_is_a_fault(tmp_path):
+    plant(tmp_path, HOUSE)
+    page = "before\n\n<!-- begin diagram -->\n{}\n<!-- end diagram -->\nafter\n"
+    drawn = diagram(tmp_path)
+    plant(tmp_path, {"docs/architecture.md": page.format(drawn)})
+    assert not check_diagram(tmp_path)
+    plant(tmp_path, {"docs/architecture.md": page.format(drawn.replace("text --> metrics", "text --> losses"))})
+    (fault,) = messages(check_diagram(tmp_path))
+    assert "no import for 'text --> losses'" in fault
+    assert "lacks 'text --> metrics'" in fault
+    plant(tmp_path, {"docs/architecture.md": "no picture"})
+    assert "has no diagram" in messages(check_diagram(tmp_path))[0]
 
 
 # --- docstrings -----------------------------------------------------------------------------------------------------

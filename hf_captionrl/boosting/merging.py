@@ -67,6 +67,12 @@ def _image_value(value: Any, embed: bool) -> Any:
     )
 
 
+def _public(source: dict[str, Any]) -> dict[str, Any]:
+    """Where a caption comes from, without this machine's folders: the file may be published."""
+    model = str(source["model"])
+    return {**source, "model": os.path.basename(model.rstrip("/")) if os.path.isabs(model) else model}
+
+
 def _last_fault(row: Row, known: Known, backends: dict[str, Backend], inputs: dict[str, Any]) -> dict[str, Any] | None:
     """Why a row is not done; None if it was not tried."""
     for stage in STAGES:
@@ -90,6 +96,7 @@ def merge_journals(
     text: Backend,
     vision: Backend,
     embed_images: bool = False,
+    with_images: bool = True,
     exact_facts: bool = False,
 ) -> MergeReport:
     """Write `captions.parquet` and `quarantine.jsonl` from the journals of all shards, each whole or not at all.
@@ -105,6 +112,7 @@ def merge_journals(
         text ([`Backend`]): The text backend of the shards; answers of others do not count.
         vision ([`Backend`]): Their vision backend.
         embed_images (`bool`): Put the images into the file instead of their paths.
+        with_images (`bool`): False: without the column `image`, to publish captions whose images others have; their ids stay.
         exact_facts (`bool`): Judge conflicts by the column `facts`, which embedded scenes have.
 
     Returns:
@@ -151,15 +159,19 @@ def merge_journals(
     facts = good.select(kept)["facts"][:] if exact_facts else [None] * len(rows)
     conflicts = [_conflicts(row, truth) for row, truth in zip(rows, facts, strict=True)]
     table = undecoded(good.select(kept))
-    columns: list[tuple[str, Sequence[Any], Any]] = [
-        ("image", [_image_value(value, embed_images) for value in table["image"]], datasets.Image()),
+    columns: list[tuple[str, Sequence[Any], Any]] = []
+    if with_images:
+        columns.append(("image", [_image_value(value, embed_images) for value in table["image"]], datasets.Image()))
+    else:
+        table = table.remove_columns("image")
+    columns += [
         ("references", [list(row.references) for row in rows], CAPTIONS),
         ("captions", [[row.answers["holistic"]["text"]] for row in rows], CAPTIONS),
         ("conflicts", conflicts, CAPTIONS),
     ]
     for stage in STAGES:
         columns.append((f"{stage}_caption", [row.answers[stage]["text"] for row in rows], _STRING))
-        columns.append((f"{stage}_source", [row.provenance()[stage] for row in rows], _PROVENANCE))
+        columns.append((f"{stage}_source", [_public(row.provenance()[stage]) for row in rows], _PROVENANCE))
     for name, values, feature in columns:
         table = replace_column(table, name, values, feature)
     buffer = io.BytesIO()

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import torch
 import transformers
+from huggingface_hub.utils import HFValidationError, validate_repo_id
 from transformers import AutoConfig, AutoImageProcessor, AutoProcessor, AutoTokenizer, PreTrainedModel
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
@@ -65,7 +66,8 @@ def load_captioner(
         dtype (`torch.dtype` or `str`, *optional*): Of the weights; by default the checkpoint's.
         device (`torch.device` or `str`, *optional*): Where to.
         revision (`str`, *optional*): Branch, tag or commit on the Hub.
-        base_model (*optional*): What an adapter belongs to, where that is not where its configuration says.
+        base_model (*optional*): What an adapter belongs to, where that is not where its configuration says. A path there
+            that begins with a dot is looked for from the adapter's folder first.
         kwargs: For `from_pretrained`.
 
     Returns:
@@ -141,12 +143,22 @@ def _file(name: str, file: str, revision: str | None) -> str | None:
     )
 
 
-def _read_config(name: str, revision: str | None) -> Any:
-    looks_like_path = os.path.isabs(name) or name.startswith((".", "~")) or name.count("/") > 1
-    if looks_like_path and not os.path.isdir(name):
+def _check_place(name: str) -> None:
+    """Refuse what is neither a folder nor a name on the Hub, before anybody is asked for it."""
+    if os.path.isdir(name):
+        return
+    try:
+        validate_repo_id(name)
+        is_name = True
+    except HFValidationError:
+        is_name = False
+    if not is_name or os.path.isabs(name) or name.startswith((".", "~")):
         raise FileNotFoundError(
             f"There is no folder {name!r}. Check the path, or pass a name on the Hub (owner/name)."
         )
+
+
+def _read_config(name: str, revision: str | None) -> Any:
     if os.path.isdir(name) and not os.path.isfile(os.path.join(name, "config.json")):
         raise FileNotFoundError(f"The folder {name!r} has no config.json. Pass the folder that save_pretrained wrote.")
     try:
@@ -185,12 +197,13 @@ def _load_processor(name: str, revision: str | None) -> Any:
     )
 
 
-def _saved_prompt(name: str, revision: str | None) -> str | None:
+def _saved_settings(name: str, revision: str | None) -> dict[str, Any]:
+    """What the captioner was saved with; empty for a checkpoint that is not ours."""
     file = _file(name, SETTINGS_FILE, revision)
     if file is None:
-        return None
+        return {}
     with open(file, encoding="utf-8") as stream:
-        return json.load(stream).get("prompt")
+        return json.load(stream)
 
 
 def _load(
@@ -202,10 +215,22 @@ def _load(
     base_model: Any,
     kwargs: dict[str, Any],
 ) -> Captioner:
-    if prompt is None and (os.path.isdir(name) or not os.path.isabs(name)):
-        prompt = _saved_prompt(name, revision)
-    if (os.path.isdir(name) or not os.path.isabs(name)) and _file(name, "adapter_config.json", revision):
-        return _load_adapter(name, processor, prompt, dtype, revision, base_model, kwargs)
+    _check_place(name)
+    settings = _saved_settings(name, revision)
+    if prompt is None:
+        prompt = settings.get("prompt")
+    if _file(name, "adapter_config.json", revision):
+        captioner = _load_adapter(name, processor, prompt, dtype, revision, base_model, kwargs)
+    else:
+        captioner = _load_whole(name, processor, prompt, dtype, revision, kwargs)
+    captioner.frame_pooling = settings.get("frame_pooling", captioner.frame_pooling)
+    captioner.num_frames = settings.get("num_frames", captioner.num_frames)
+    return captioner
+
+
+def _load_whole(
+    name: str, processor: Any, prompt: str | None, dtype: Any, revision: str | None, kwargs: dict[str, Any]
+) -> Captioner:
     config = _read_config(name, revision)
     family = _family_of(config, repr(name))
     if processor is None:
@@ -259,6 +284,10 @@ def _load_adapter(
     base = base_model or PeftConfig.from_pretrained(name, revision=revision).base_model_name_or_path
     if not base:
         raise ValueError(f"The adapter {name!r} does not say which model it belongs to. Pass base_model=...")
+    # A relative path is looked for from the adapter's own folder, so that the two can be moved together.
+    beside = os.path.normpath(os.path.join(name, base)) if str(base).startswith(".") else ""
+    if os.path.isdir(beside):
+        base = beside
     if processor is None:
         processor = _load_processor(name, revision)
     captioner = load_captioner(base, processor=processor, prompt=prompt, dtype=dtype, **kwargs)

@@ -30,6 +30,10 @@ class Encoding:
     """Whether the text may see the image tokens of several frames, one frame after the other."""
     native_frames: int = 0
     """Of how many frames the videos are that `image_features` stand for; 0 where they stand for an image's."""
+    frame_pooling: str = "mean"
+    """How the model was trained to look at videos, see `check_frame_pooling`; saved with it where it was."""
+    num_frames: int = 0
+    """How many frames of each video it saw in training; 0: it was trained on images."""
 
     base_model: Any
     tokenizer: Any

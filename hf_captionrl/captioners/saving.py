@@ -12,7 +12,7 @@ from hf_captionrl.io import write_json
 __all__ = ["SETTINGS_FILE", "ProcessorPair", "Saving"]
 
 SETTINGS_FILE = "captioner.json"
-"""Family and prompt; the rest is the model's and the processor's own."""
+"""Family, prompt, and how videos were looked at; the rest is the model's and the processor's own."""
 
 
 @dataclass
@@ -45,15 +45,20 @@ class Saving:
     model: Any
     processor: Any
     prompt: str
+    frame_pooling: str
+    num_frames: int
 
     def save_processor(self, folder: str | os.PathLike[str]) -> None:
-        """Save processor and prompt beside a model or adapter.
+        """Save processor, prompt and how videos were looked at, beside a model or adapter.
 
         Args:
             folder: Where to.
         """
         self.processor.save_pretrained(folder)
-        write_json(os.path.join(folder, SETTINGS_FILE), {"family": self.family, "prompt": self.prompt})
+        settings: dict[str, Any] = {"family": self.family, "prompt": self.prompt}
+        if self.num_frames:
+            settings |= {"frame_pooling": self.frame_pooling, "num_frames": self.num_frames}
+        write_json(os.path.join(folder, SETTINGS_FILE), settings)
 
     def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
         """Save everything that `load_captioner` needs: the model, or only the adapter where there is one.

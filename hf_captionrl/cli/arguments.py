@@ -40,15 +40,18 @@ def add_common(parser: argparse.ArgumentParser) -> None:
     Args:
         parser: The subcommand's.
     """
-    parser.add_argument("--json", action="store_true", help="print the result as JSON instead of text")
+    parser.add_argument(
+        "--json", action="store_true", help="print the result as one JSON object; all else goes to stderr"
+    )
     parser.add_argument("--traceback", action="store_true", help="on an error, show where it happened")
 
 
-def add_dataset(parser: argparse.ArgumentParser) -> None:
+def add_dataset(parser: argparse.ArgumentParser, *, split_help: str = "which split (default: %(default)s)") -> None:
     """Arguments that say which images.
 
     Args:
         parser: The subcommand's.
+        split_help: What `--split` means where it is not only what is looked at.
     """
     group = parser.add_argument_group("data set")
     group.add_argument(
@@ -58,7 +61,7 @@ def add_dataset(parser: argparse.ArgumentParser) -> None:
         help="'scenes' (the embedded world), 'imagefolder' with --data_dir, a Karpathy-split JSON with --image_root, a "
         ".jsonl/.csv/.parquet file, or any data set on the Hub (default: %(default)s)",
     )
-    group.add_argument("--split", default="test", help="which split (default: %(default)s)")
+    group.add_argument("--split", default="test", help=split_help)
     group.add_argument("--dataset_config", metavar="NAME", help="configuration of a data set on the Hub")
     group.add_argument("--dataset_revision", metavar="REV", help="branch, tag or commit of it")
     group.add_argument("--data_dir", metavar="DIR", help="folder of 'imagefolder'")

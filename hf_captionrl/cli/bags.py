@@ -5,15 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hf_captionrl.cli.arguments import add_common, add_dataset, load_split, positive
-
-if TYPE_CHECKING:
-    import datasets
-    import torch
-
-    from hf_captionrl.retrieval import Scorer
+from hf_captionrl.cli.features import similarity_features
 
 __all__ = ["add_parser", "run"]
 
@@ -128,34 +123,6 @@ def _check(arguments: argparse.Namespace) -> tuple[Path, list[int]]:
     return output, sizes
 
 
-def _features(arguments: argparse.Namespace, dataset: datasets.Dataset, scorer: Scorer) -> torch.Tensor:
-    """One unit vector an image, of shape (N, D) or (N, 2 D)."""
-    import numpy as np
-    import torch
-
-    from hf_captionrl.data import cached_features
-    from hf_captionrl.retrieval import FeatureCache
-    from hf_captionrl.retrieval.bags import multimodal_features
-
-    cache = FeatureCache.for_scorer(scorer, arguments.cache_dir)
-    images = cached_features(
-        cache, dataset, lambda batch: scorer.image_features(batch), batch_size=arguments.batch_size, progress=False
-    )
-    if arguments.features == "image":
-        return images.tensor().float()
-    captions = dataset["captions"][:]
-    means = []
-    for start in range(0, len(captions), 1024):  # all captions at once would be five times the image features
-        groups = captions[start : start + 1024]
-        for i, group in enumerate(groups, start):
-            if not group:
-                raise ValueError(f"image {dataset['image_id'][i]!r} has no caption. Pass --features image.")
-        rows = scorer.text_features([caption for group in groups for caption in group]).float().cpu()
-        splits = np.cumsum([len(group) for group in groups])[:-1].tolist()
-        means.append(torch.stack([part.mean(dim=0) for part in rows.tensor_split(splits)]))
-    return multimodal_features(images.tensor(), torch.cat(means))
-
-
 def run(arguments: argparse.Namespace) -> None:
     """Mine bags or neighbours and write them.
 
@@ -185,7 +152,7 @@ def run(arguments: argparse.Namespace) -> None:
         "scenes:clip-reward" if arguments.dataset == "scenes" else "openai/clip-vit-base-patch32"
     )
     scorer = load_scorer(model_path(name), device=arguments.device, batch_size=arguments.batch_size)
-    features = _features(arguments, split.dataset, scorer)
+    features = similarity_features(arguments, split.dataset, scorer)
     device = arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")
     summary: dict[str, Any] = {
         "output": str(output),

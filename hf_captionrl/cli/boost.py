@@ -22,7 +22,8 @@ _DESCRIPTION = """\
 Visual Caption Boosting (No Detail Left Behind, section 2): a language model blends the references of an image into a
 BlendCap, a vision model describes the image, and the language model adds the new details to the BlendCap, which wins
 conflicts. The output folder gets a journal of every answer, captions.parquet, quarantine.jsonl, statistics.json and
-lengths.png. After a crash or `kill -9` give the same command again: nothing that was answered is asked for twice.
+lengths.png, and README.md, the card with which `captionrl push` publishes it. To train on the captions boost the split that is trained on, --split train: the default is test, as in all
+commands. After a crash or `kill -9` give the same command again: nothing that was answered is asked for twice.
 """
 
 _EPILOG = """\
@@ -35,12 +36,16 @@ backends, for --text and --vision:
                        the environment variable that --api_key_env names
 
 examples:
-  captionrl boost --dataset scenes --output boosted
+  captionrl boost --dataset scenes --split train --output boosted
   captionrl boost --dataset dataset_coco.json --image_root coco --split train --output boosted \\
       --text transformers:mistralai/Mistral-7B-Instruct-v0.2 --vision transformers:Salesforce/instructblip-vicuna-7b
   captionrl boost --dataset dataset_coco.json --image_root coco --split train --output boosted --shard 3/8 \\
       --text openai:mistral --text_url http://127.0.0.1:8000/v1 --vision openai:llava --vision_url http://127.0.0.1:8001/v1
   accelerate launch -m hf_captionrl.cli boost --dataset scenes --output boosted        a shard for each process
+
+To publish: images that are files go in with --embed_images, or stay out with --no_images; --merge asks nothing anew.
+  captionrl boost --dataset dataset_coco.json --image_root coco --split train --output boosted --merge --no_images
+  captionrl push boosted --repo_id me/coco-boosted
 
 Shards on several machines: copy their journals into one folder and give the command with --merge.
 """
@@ -66,7 +71,9 @@ def add_parser(subcommands: Any) -> None:
         metavar="DIR",
         help="folder to write into (default: %(default)s)",
     )
-    add_dataset(parser)
+    add_dataset(
+        parser, split_help="which split; captions to train on need --split train (default: %(default)s, for a look)"
+    )
     group = parser.add_argument_group("backends")
     group.add_argument("--text", metavar="BACKEND", help="writes BlendCap and HolisticCap, see below")
     group.add_argument("--vision", metavar="BACKEND", help="writes VisualCap, see below")
@@ -92,8 +99,15 @@ def add_parser(subcommands: Any) -> None:
     group.add_argument("--rows_at_once", type=positive, default=64, metavar="N", help="rows handed over together")
     group.add_argument("--max_failures", type=positive, default=20, metavar="N", help="no answers in a row: stop")
     group.add_argument("--retry_quarantined", action="store_true", help="ask anew where answers were bad")
-    group.add_argument("--embed_images", action="store_true", help="put images into the file, not their paths")
+    images = group.add_mutually_exclusive_group()
+    images.add_argument("--embed_images", action="store_true", help="put images into the file, not their paths")
+    images.add_argument("--no_images", action="store_true", help="leave the images out, to publish the captions alone")
     group.add_argument("--tokenizer", metavar="NAME", help="count its tokens, too (the paper: CLIP's)")
+    group = parser.add_argument_group("publication")
+    group.add_argument("--repo_id", metavar="NAME", help="what the card calls it (default: the folder's name)")
+    group.add_argument("--license", default="other", metavar="NAME", help="of the captions (default: %(default)s)")
+    group.add_argument("--source_license", metavar="TEXT", help="of the images and references (default: see there)")
+    group.add_argument("--language", default="en", metavar="CODE", help="of the captions (default: %(default)s)")
     add_common(parser)
     parser.set_defaults(run=run)
 
@@ -233,6 +247,7 @@ def run(arguments: argparse.Namespace) -> None:
     from tqdm import tqdm
 
     from hf_captionrl.boosting import UnfinishedError, boost_shard, merge_journals
+    from hf_captionrl.cli.boost_card import write_boosted
 
     dataset = _load(arguments)
     text, vision = _backend(arguments, "text", dataset), _backend(arguments, "vision", dataset)
@@ -264,6 +279,7 @@ def run(arguments: argparse.Namespace) -> None:
             text=text,
             vision=vision,
             embed_images=arguments.embed_images,
+            with_images=not arguments.no_images,
             exact_facts=arguments.dataset == "scenes",
         )
     except UnfinishedError as error:
@@ -274,6 +290,7 @@ def run(arguments: argparse.Namespace) -> None:
     else:
         summary["merged"] = asdict(merged) | {"path": str(merged.path)}
         summary["statistics"] = _statistics(merged.path, arguments.tokenizer)
+        summary["card"] = str(write_boosted(arguments, merged, text, vision))
     if arguments.json:
         print(json.dumps(summary))
     elif summary["merged"]:

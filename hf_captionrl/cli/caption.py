@@ -15,7 +15,7 @@ from hf_captionrl.cli.arguments import add_common, add_dataset, load_split, posi
 if TYPE_CHECKING:
     import datasets
 
-    from hf_captionrl.captioners import Captioner
+    from hf_captionrl.pipelines import CaptionPipeline
 
 __all__ = ["add_parser", "run"]
 
@@ -149,15 +149,11 @@ def _batches(
 
 
 def _write(
-    captioner: Captioner, dataset: datasets.Dataset, rows: list[int], decoding: dict[str, Any]
+    caption: CaptionPipeline, dataset: datasets.Dataset, rows: list[int], decoding: dict[str, Any]
 ) -> list[list[str]]:
-    """Captions of some rows."""
-    from hf_captionrl.data import open_image
-
-    images = [open_image(dataset[row]["image"]) for row in rows]
-    captions = captioner.generate(**captioner.encode_images(images), **decoding).captions
-    each = decoding["num_return_sequences"]
-    return [captions[at : at + each] for at in range(0, len(captions), each)]
+    """Captions of some rows, all of them one batch."""
+    found = caption(dataset.select(rows), batch_size=len(rows), **decoding)
+    return found if decoding["num_return_sequences"] > 1 else [[text] for text in found]
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -176,27 +172,26 @@ def run(arguments: argparse.Namespace) -> None:
     import torch
     from tqdm import tqdm
 
-    from hf_captionrl.captioners import load_captioner
     from hf_captionrl.cli.caption_files import CaptionWriter
     from hf_captionrl.io import write_json
+    from hf_captionrl.pipelines import pipeline
     from hf_captionrl.reports.versions import installed_versions
     from hf_captionrl.retrieval import model_fingerprint
-    from hf_captionrl.scenes.models import model_path
 
     output = arguments.output
     with CaptionWriter(output, overwrite=arguments.overwrite) as writer:
         split = load_split(arguments, quarantine_path=output.with_suffix(".quarantine.jsonl"))
-        captioner = load_captioner(
-            model_path(arguments.model),
+        caption = pipeline(
+            arguments.model,
             revision=arguments.revision,
             prompt=arguments.prompt,
             dtype=getattr(torch, arguments.dtype),
-            device=arguments.device or ("cuda" if torch.cuda.is_available() else "cpu"),
+            device=arguments.device,
         )
         settings = {
             "model": arguments.model,
-            "weights": model_fingerprint(captioner.base_model),
-            "prompt": captioner.prompt,
+            "weights": model_fingerprint(caption.captioner.base_model),
+            "prompt": caption.captioner.prompt,
             "dtype": arguments.dtype,
             "dataset": arguments.dataset,
             "split": arguments.split,
@@ -222,7 +217,7 @@ def run(arguments: argparse.Namespace) -> None:
             for rows, wanted, seed in _batches(ids, done, arguments):
                 if arguments.do_sample:
                     torch.manual_seed(seed)
-                found = dict(zip(rows, _write(captioner, split.dataset, rows, decoding), strict=True))
+                found = dict(zip(rows, _write(caption, split.dataset, rows, decoding), strict=True))
                 writer.append([ids[row] for row in wanted], [found[row] for row in wanted])
                 progress.update(len(wanted))
     summary = {"output": str(output), "images": len(ids), "written": len(ids) - before, "resumed": before}

@@ -1,4 +1,4 @@
-"""`captionrl card`: write a model's card from its results, or check one before it is published."""
+"""`captionrl card`: write the card of a model or a data set from what was measured, or check one before a push."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ __all__ = ["add_parser", "run"]
 
 _DESCRIPTION = """\
 Render DIR/README.md from DIR/results.json (or that of the folder above) and the facts in DIR/card.json, which a recipe
-writes. What is given here replaces a fact. A card with a placeholder, a missing metric, a path of this machine or a token
+writes; of boosted captions from DIR/boosting.json, of a benchmark from DIR/truematch.json. What is given here replaces a
+fact. A card with a placeholder, a missing metric, a path of this machine or a token
 is refused.
 """
 
@@ -22,6 +23,7 @@ examples:
   captionrl card outputs/smile_blip/model
   captionrl card outputs/smile_blip/model --model_id me/blip-smile --license bsd-3-clause
   captionrl card outputs/smile_blip/model --check
+  captionrl card boosted --dataset_id me/scenes-boosted --license cc-by-4.0
 """
 
 _FACTS = ("model_id", "license", "dataset", "dataset_id", "dataset_description", "language")
@@ -35,17 +37,53 @@ def add_parser(subcommands: Any) -> None:
     """
     parser = subcommands.add_parser(
         "card",
-        help="write or check a model card",
+        help="write or check the card of a model or a data set",
         description=_DESCRIPTION,
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("folder", type=Path, metavar="DIR", help="folder of the finished model")
+    parser.add_argument("folder", type=Path, metavar="DIR", help="folder of the finished model or data set")
     parser.add_argument("--check", action="store_true", help="only check the card that is there")
     for name in _FACTS:
-        parser.add_argument(f"--{name}", metavar="TEXT", help=f"replaces {name} of card.json")
+        parser.add_argument(f"--{name}", metavar="TEXT", help=f"replaces {name}, see above")
     add_common(parser)
     parser.set_defaults(run=run)
+
+
+def _rewritten(folder: Path, given: dict[str, str]) -> bool:
+    """Write the card of a data set, if the folder is one."""
+    from hf_captionrl.cli.boost_card import BOOSTED_FILE, rewrite_boosted_card
+    from hf_captionrl.data.truematch import MANIFEST_FILE, load_truematch
+
+    boosted = (folder / BOOSTED_FILE).is_file()
+    if not boosted and not (folder / MANIFEST_FILE).is_file():
+        return False
+    foreign = sorted(set(given) - {"dataset_id", "license", "language"})
+    if foreign:
+        raise ValueError(f"--{foreign[0]} is no fact of a data set's card. Use --dataset_id, --license or --language.")
+    if boosted:
+        rewrite_boosted_card(folder, given)
+        return True
+    from hf_captionrl.cli.truematch_card import write_truematch_card
+    from hf_captionrl.io import write_json
+
+    found = load_truematch(folder)
+    found.manifest["card"].update(given)
+    write_truematch_card(found)  # refuses what must not be published, before it is remembered
+    write_json(folder / MANIFEST_FILE, found.manifest)
+    return True
+
+
+def _write_of_model(folder: Path, given: dict[str, str]) -> None:
+    from dataclasses import replace
+
+    from hf_captionrl.hub import read_facts, write_model_card
+
+    facts = replace(read_facts(folder), **given)  # type: ignore[arg-type]
+    found = [path for path in (folder / "results.json", folder.parent / "results.json") if path.is_file()]
+    if not found:
+        raise FileNotFoundError(f"Neither {folder} nor the folder above has results.json. Evaluate the model first.")
+    write_model_card(folder, json.loads(found[0].read_text(encoding="utf-8")), facts)
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -58,9 +96,7 @@ def run(arguments: argparse.Namespace) -> None:
         FileNotFoundError: If card, facts or results are not there.
         ValueError: If the card must not be published.
     """
-    from dataclasses import replace
-
-    from hf_captionrl.hub import check_card, read_facts, write_model_card
+    from hf_captionrl.hub import check_card
 
     folder = arguments.folder
     card = folder / "README.md"
@@ -70,12 +106,7 @@ def run(arguments: argparse.Namespace) -> None:
         check_card(card.read_text(encoding="utf-8"))
     else:
         given = {name: value for name in _FACTS if (value := getattr(arguments, name)) is not None}
-        facts = replace(read_facts(folder), **given)
-        found = [path for path in (folder / "results.json", folder.parent / "results.json") if path.is_file()]
-        if not found:
-            raise FileNotFoundError(
-                f"Neither {folder} nor the folder above has results.json. Evaluate the model first."
-            )
-        write_model_card(folder, json.loads(found[0].read_text(encoding="utf-8")), facts)
+        if not _rewritten(folder, given):
+            _write_of_model(folder, given)
     done = "checked" if arguments.check else "written"
     print(json.dumps({"card": str(card), "state": done}) if arguments.json else f"{card}: {done}.")

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Callable
 from typing import Any
+
+from hf_captionrl.cli.arguments import add_common
 
 __all__ = ["add_parser", "completion_script", "run"]
 
@@ -43,7 +46,7 @@ def add_parser(subcommands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("shell", choices=("bash", "zsh", "fish"), help="whose script")
-    parser.add_argument("--traceback", action="store_true", help="show where an error came from")
+    add_common(parser)
     parser.set_defaults(run=run)
 
 
@@ -95,4 +98,8 @@ def run(arguments: argparse.Namespace) -> None:
     from hf_captionrl.cli.main import build_parser
 
     make: Callable[[], argparse.ArgumentParser] = build_parser
-    print(completion_script(make(), arguments.shell), end="")
+    script = completion_script(make(), arguments.shell)
+    if arguments.json:
+        print(json.dumps({"shell": arguments.shell, "script": script}))
+    else:
+        print(script, end="")

@@ -148,12 +148,12 @@ def _places() -> list[Finding]:
 
 
 def _shipped_models() -> list[Finding]:
-    from hf_captionrl.scenes.models import PREFIX, model_path
+    from hf_captionrl.scenes.models import MODELS, PREFIX, model_path
 
     found = []
-    for name in ("blip-mle", "clipcap-mle", "clip-reward", "clip-judge", "gpt2-perplexity"):
+    for name in MODELS:
         folder = Path(model_path(PREFIX + name))
-        there = (folder / "model.safetensors").is_file()
+        there = any((folder / file).is_file() for file in ("model.safetensors", "adapter_model.safetensors"))
         what = "shipped" if there else "its weights are missing from this installation; install again"
         found.append(Finding(PREFIX + name, "ok" if there else "broken", what))
     return found

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hf_captionrl.cli.arguments import add_common, add_dataset, load_split
+from hf_captionrl.cli.inputs import read_files
 from hf_captionrl.cli.judges import (
     REFERENCES,
     add_clip_features,
@@ -22,7 +23,6 @@ from hf_captionrl.cli.judges import (
 )
 
 if TYPE_CHECKING:
-    from hf_captionrl.cli.caption_files import CaptionFile
     from hf_captionrl.cli.suites import Judged
 
 __all__ = ["SUITES", "add_parser", "run"]
@@ -115,24 +115,6 @@ def add_parser(subcommands: Any) -> None:
     parser.set_defaults(run=run)
 
 
-def _read_files(arguments: argparse.Namespace) -> list[CaptionFile]:
-    from hf_captionrl.cli.caption_files import read_caption_file
-
-    paths = arguments.captions
-    names = arguments.names or [path.stem for path in paths]
-    if len(names) != len(paths):
-        raise ValueError(f"There are {len(paths)} files and {len(names)} --names. Give one each.")
-    if not arguments.names and len(set(names)) < len(names):
-        # runs/a/captions.jsonl and runs/b/captions.jsonl: the folder tells them apart.
-        names = [f"{path.resolve().parent.name}/{path.stem}" for path in paths]
-    for name in names:
-        if names.count(name) > 1:
-            raise ValueError(f"Two files are called {name!r}. Pass different --names.")
-        if name == REFERENCES:
-            raise ValueError(f"{name!r} is what the human captions are called. Pass another with --names.")
-    return [read_caption_file(path, name=name) for path, name in zip(paths, names, strict=True)]
-
-
 def _read_bags(path: Path, ids: Sequence[str]) -> dict[int, list[list[int]]]:
     """Bags as rows."""
     shape = f'{path} must hold {{"3": [["id", "id", "id"], ...]}}, lists of bags by their size'
@@ -203,7 +185,7 @@ def run(arguments: argparse.Namespace) -> None:
         FileNotFoundError: If a file is not there.
         ValueError: If a file is broken, or files and data set do not belong together.
     """
-    files = _read_files(arguments)  # before anything slow
+    files = read_files(arguments)  # before anything slow
     if arguments.bags is not None and not arguments.bags.is_file():
         raise FileNotFoundError(f"There is no file {str(arguments.bags)!r} for --bags.")
 

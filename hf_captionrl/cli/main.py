@@ -15,6 +15,7 @@ from hf_captionrl.cli import (
     caption,
     card,
     completion,
+    demo,
     doctor,
     evaluate,
     explain,
@@ -36,6 +37,7 @@ examples:
   captionrl bags --dataset scenes --output truematch.parquet
   captionrl push outputs/smile_blip/model --repo_id me/blip-smile
   captionrl metrics install
+  captionrl demo
   captionrl doctor
 
 Each command has its own --help, with more examples. Exit codes: 0 done, 2 usage or bad input, 1 anything else.
@@ -77,6 +79,7 @@ def build_parser() -> argparse.ArgumentParser:
         card,
         push,
         metrics,
+        demo,
         doctor,
         completion,
     ):
@@ -104,6 +107,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Whoever read the output (`head`) has enough. What is left must not fail again when Python flushes at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except SystemExit as stop:  # a program beneath this one has said why
+        return stop.code if isinstance(stop.code, int) else 1
     except KeyboardInterrupt:
         print("captionrl: interrupted; the same command goes on where it stopped.", file=sys.stderr)
         return 1

@@ -45,11 +45,22 @@ def add_parser(subcommands: Any) -> None:
     )
     parser.set_defaults(run=run, traceback=False)
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    build = actions.add_parser("build", help="write the pages and the key", description="Write the pages and the key.")
+    build = actions.add_parser("build", **_texts("build", "write the pages and the key"))
     kinds = build.add_subparsers(dest="kind", metavar="DESIGN", required=True)
     _add_retrieval(kinds)
     _add_rating(kinds)
     _add_score(actions)
+
+
+def _texts(action: str, text: str) -> dict[str, Any]:
+    """What the help of an action says, with those examples of the whole command that are its own."""
+    mine = [line for line in _EPILOG.splitlines() if line.startswith(f"  captionrl study {action} ")]
+    return {
+        "help": text,
+        "description": f"{text[0].upper()}{text[1:]}.",
+        "epilog": "\n".join(["examples:", *mine]),
+        "formatter_class": argparse.RawDescriptionHelpFormatter,
+    }
 
 
 def _add_captions(parser: argparse.ArgumentParser, output: str) -> None:
@@ -77,7 +88,7 @@ def _add_captions(parser: argparse.ArgumentParser, output: str) -> None:
 
 def _add_retrieval(kinds: Any) -> None:
     text = "pick the image of a caption among images that look alike"
-    parser = kinds.add_parser("retrieval", help=text, description=f"{text[0].upper()}{text[1:]}.")
+    parser = kinds.add_parser("retrieval", **_texts("build retrieval", text))
     _add_captions(parser, "study-retrieval")
     group = parser.add_argument_group("sets")
     group.add_argument(
@@ -106,8 +117,7 @@ def _add_retrieval(kinds: Any) -> None:
 
 
 def _add_rating(kinds: Any) -> None:
-    text = "rate captions on three scales"
-    parser = kinds.add_parser("rating", help=text, description=f"{text[0].upper()}{text[1:]}.")
+    parser = kinds.add_parser("rating", **_texts("build rating", "rate captions on three scales"))
     _add_captions(parser, "study-rating")
     group = parser.add_argument_group("images and raters")
     group.add_argument("--num_images", type=positive, default=50, metavar="N", help="at random (default: %(default)s)")
@@ -116,11 +126,9 @@ def _add_rating(kinds: Any) -> None:
 
 
 def _add_score(actions: Any) -> None:
-    parser = actions.add_parser(
-        "score",
-        help="tables from what participants sent back",
-        description="Hold answers against the key. Writes results.json, results.md and results.html.",
-    )
+    texts = _texts("score", "tables from what participants sent back")
+    texts["description"] = "Hold answers against the key. Writes results.json, results.md and results.html."
+    parser = actions.add_parser("score", **texts)
     parser.add_argument("folder", type=Path, metavar="DIR", help="the study, made by `captionrl study build`")
     parser.add_argument("answers", nargs="+", type=Path, metavar="ANSWERS", help="files, or folders of them")
     parser.add_argument(

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hf_captionrl.cli.arguments import load_split
-from hf_captionrl.cli.evaluate import _read_files
+from hf_captionrl.cli.inputs import read_files
 from hf_captionrl.cli.judges import REFERENCES
 from hf_captionrl.data.study_files import (
     ANSWERS_FORMAT,
@@ -55,7 +55,7 @@ def _systems(
     arguments: argparse.Namespace, ids: Sequence[str], all_ids: set[str], dataset: Any
 ) -> dict[str, list[str]]:
     """For each system its first caption of each image; people's are drawn at random."""
-    found = {file.name: [group[0] for group in file.aligned(ids, all_ids)] for file in _read_files(arguments)}
+    found = {file.name: [group[0] for group in file.aligned(ids, all_ids)] for file in read_files(arguments)}
     if arguments.references:
         rng = random.Random(f"references {arguments.seed}")
         groups = dataset["captions"][:]
@@ -141,7 +141,7 @@ def _settings(arguments: argparse.Namespace, **more: Any) -> dict[str, Any]:
 
 
 def _retrieval(arguments: argparse.Namespace, consent: str) -> None:
-    from hf_captionrl.cli.bags import _features
+    from hf_captionrl.cli.features import similarity_features
     from hf_captionrl.data.studies import draw_controls, draw_sets, retrieval_parts
     from hf_captionrl.retrieval import load_scorer
     from hf_captionrl.scenes.models import model_path
@@ -155,7 +155,7 @@ def _retrieval(arguments: argparse.Namespace, consent: str) -> None:
     )
     scorer: Any = load_scorer(model_path(name), device=arguments.device, batch_size=arguments.batch_size)
     arguments.features = "image"
-    features = _features(arguments, dataset, scorer)
+    features = similarity_features(arguments, dataset, scorer)
     size, wanted = arguments.set_size, arguments.num_sets or _PAPER_SETS
     order = random.Random(f"images {arguments.seed}").sample(range(len(ids)), len(ids))
     # Twice the controls of one block and the example: not every group of images makes a control.
@@ -262,7 +262,7 @@ def build(arguments: argparse.Namespace) -> None:
         FileNotFoundError: If a file is not there.
     """
     consent = _check(arguments)
-    _read_files(arguments)  # before anything slow
+    read_files(arguments)  # before anything slow
     if arguments.kind == "retrieval":
         _retrieval(arguments, consent)
     else:

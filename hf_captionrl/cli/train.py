@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
+import signal
+import subprocess
 import sys
 import sysconfig
+import tempfile
 from pathlib import Path
 from typing import Any
+
+from hf_captionrl.cli.arguments import add_common
 
 __all__ = ["METHODS", "add_parser", "recipe_path", "run"]
 
@@ -26,7 +32,7 @@ _EPILOG = """\
 methods:
 {methods}
 
-Everything after METHOD goes to the recipe: --help there lists its arguments, --config takes a YAML file of
+Options of this command stand before METHOD. Everything after it goes to the recipe: --help there lists its arguments, --config takes a YAML file of
 recipes/configs, by path or as its name alone (such as coco.yaml).
 
 examples:
@@ -35,6 +41,7 @@ examples:
       --data_dir photos --output_dir outputs/photos
   captionrl train self-retrieval --config discritune_blip.yaml --dataset_name dataset_coco.json --image_root coco
   captionrl train --processes 8 --accelerate_config ddp.yaml smile --config coco.yaml
+  captionrl train --json smile --seed 1 > run.json
   captionrl train smile --help
 """
 
@@ -57,7 +64,7 @@ def add_parser(subcommands: Any) -> None:
     parser.add_argument(
         "--accelerate_config", metavar="FILE", help="of `accelerate config`, or a name in recipes/accelerate"
     )
-    parser.add_argument("--traceback", action="store_true", help="show where an error came from")
+    add_common(parser)
     parser.add_argument("method", metavar="METHOD", choices=sorted(METHODS), help="one of those below")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="of the recipe")
     parser.set_defaults(run=run)
@@ -99,13 +106,37 @@ def _with_config(arguments: list[str], recipe: str) -> list[str]:
     return found
 
 
+def _run_for_json(arguments: argparse.Namespace, command: list[str], recipe: str, own: list[str]) -> None:
+    """Run the recipe beneath this process, all that it says on stderr, and print what it made."""
+    from hf_captionrl.hub import public_command
+
+    with tempfile.TemporaryDirectory() as folder:
+        said = Path(folder, "results.json")
+        start = command.index(recipe)
+        wrapped = [*command[:start], str(Path(__file__).with_name("train_recipe.py")), str(said), recipe, *own]
+        running = subprocess.Popen(wrapped, stdout=2)
+        # Who ends this process means the training. Ctrl-C reaches both by itself.
+        before = signal.signal(signal.SIGTERM, lambda *_: running.terminate())
+        try:
+            code = running.wait()
+        finally:
+            signal.signal(signal.SIGTERM, before)
+        if code:
+            sys.exit(code if code > 0 else 128 - code)
+        path = json.loads(said.read_text(encoding="utf-8"))["results"] if said.is_file() else None
+    results = None if path is None else json.loads(Path(path).read_text(encoding="utf-8"))
+    result = {"method": arguments.method, "recipe": Path(recipe).name, "arguments": public_command(own), "path": path}
+    print(json.dumps({**result, "results": results}, ensure_ascii=False))
+
+
 def run(arguments: argparse.Namespace) -> None:
-    """Replace this process by the recipe's.
+    """Replace this process by the recipe's; with `--json` wait for it, and print its results.
 
     Args:
         arguments: As parsed.
 
     Raises:
+        SystemExit: With the recipe's exit code, where it failed beneath this process.
         ValueError: If the number of processes is not positive.
         FileNotFoundError: If the recipe, or a configuration that is only named, cannot be found.
     """
@@ -122,6 +153,9 @@ def run(arguments: argparse.Namespace) -> None:
             named = config if Path(config).exists() or os.sep in config else str(recipe_path("accelerate", config))
             command += ["--config_file", named]
         command += [recipe, *own]
+    if arguments.json:
+        _run_for_json(arguments, command, recipe, own)
+        return
     sys.stdout.flush()
     # The recipe gets the signals and gives the exit code, as if it had been called itself.
     os.execv(command[0], command)

@@ -50,7 +50,17 @@ def add_parser(subcommands: Any) -> None:
 
 
 def _new(actions: Any, name: str, text: str) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = actions.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
+    # The examples of the whole command that are this action's.
+    mine = [
+        line.partition("  #")[0] for line in _EPILOG.splitlines() if line.startswith(f"  captionrl truematch {name} ")
+    ]
+    parser: argparse.ArgumentParser = actions.add_parser(
+        name,
+        help=text,
+        description=f"{text[0].upper()}{text[1:]}.",
+        epilog="\n".join(["examples:", *mine]),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     return parser
 
 

@@ -138,7 +138,7 @@ def build(arguments: argparse.Namespace) -> None:
     """
     sizes = _check(arguments)
 
-    from hf_captionrl.cli.bags import _features
+    from hf_captionrl.cli.features import similarity_features
     from hf_captionrl.cli.truematch_card import write_truematch_card
     from hf_captionrl.hub import public_values
     from hf_captionrl.reports.versions import installed_versions
@@ -178,7 +178,7 @@ def build(arguments: argparse.Namespace) -> None:
     # From here on the folder is unfinished, until its last file is written.
     (output / MANIFEST_FILE).unlink(missing_ok=True)
     write_data(output, dataset, embed_images=not arguments.no_images)
-    bags = _mine(arguments, sizes, ids, _features(arguments, dataset, scorer), scorer.signature)
+    bags = _mine(arguments, sizes, ids, similarity_features(arguments, dataset, scorer), scorer.signature)
     manifest = {
         "format": 1,
         **settings,

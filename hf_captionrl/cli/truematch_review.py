@@ -8,6 +8,7 @@ import functools
 import json
 import random
 import secrets
+import sys
 import threading
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -308,10 +309,10 @@ def review(arguments: argparse.Namespace) -> None:
         return
     server = ReviewServer(arguments.folder, rows, arguments.port)
     try:
+        # The result comes at the end, and is all that stands on stdout with --json.
         print(
-            json.dumps({"address": server.address})
-            if arguments.json
-            else f"{len(found.bags.bags)} bags at {server.address} (Ctrl-C ends the review; it goes on where it stopped)",
+            f"{len(found.bags.bags)} bags at {server.address} (Ctrl-C ends the review; it goes on where it stopped)",
+            file=sys.stderr if arguments.json else sys.stdout,
             flush=True,
         )
         server.serve()

@@ -20,7 +20,7 @@ __all__ = ["CaptionDataset", "CaptionItem", "draw_caption"]
 class CaptionItem(TypedDict):
     """One training example.
 
-    Args:
+    Attributes:
         image (`PIL.Image.Image`, *optional*): RGB; `None` where `image_features` stand in for it.
         image_features (`torch.Tensor` of shape `(M, D)`, *optional*): Cached output of the image tower.
         caption (`str`): The caption drawn for this epoch.

@@ -26,7 +26,7 @@ _PUBLISHED = {
 
 NEVER = (
     *("checkpoint-*", "checkpoint-*/**", "*.bin", "*.pt", "*.pth", "*.pkl", "*.pickle", "*.ckpt", "*.npy", "*.npz"),
-    *("push_state.json", "card.json", "trainer_state.json", "*.run.json", "quarantine.jsonl"),
+    *("push_state.json", "card.json", "trainer_state.json", "*.run.json", "quarantine.jsonl", "journal-*"),
 )
 """Left out whatever their kind: pickles run code where they are opened, and a Trainer's state is nobody's business."""
 
@@ -90,8 +90,28 @@ def folder_contents(folder: str | os.PathLike[str], repo_type: str = "model", *,
             )
         if path.suffix not in _BINARY and path.stat().st_size < _MAX_SCANNED:
             check_secret(name, path.read_text(encoding="utf-8", errors="replace"), token)
+        if path.suffix == ".parquet":
+            _check_image_paths(name, path)
     _check_complete(folder, repo_type, published)
     return Contents(published, left_out)
+
+
+def _check_image_paths(name: str, path: Path) -> None:
+    """Refuse a table that names images by places on this machine, where nobody else finds them."""
+    import pyarrow.parquet
+
+    with pyarrow.parquet.ParquetFile(path) as file:
+        columns = [file.schema.column(i).path for i in range(len(file.schema.names))]
+        for column in (c for c in columns if c.endswith(".path")):
+            for group in range(file.num_row_groups):
+                values = file.read_row_group(group, columns=[column]).column(0).to_pylist()
+                found = next((v["path"] for v in values if v and v.get("path") and os.path.isabs(v["path"])), None)
+                if found:
+                    raise ValueError(
+                        f"{name} names images by their places on this machine, such as {os.path.basename(found)!r}, where nobody "
+                        "else finds them. Write it with the images in it, or without them (`captionrl boost ... --merge "
+                        "--embed_images`, or --no_images)."
+                    )
 
 
 def _check_complete(folder: Path, repo_type: str, published: Sequence[str]) -> None:

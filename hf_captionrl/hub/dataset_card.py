@@ -37,6 +37,7 @@ class DatasetCardFacts:
         license: Licence of what was added here.
         checked: How it was checked, and what is known to be wrong with it.
         language: Language code of its captions.
+        has_images: Whether the images are in it, too.
         revision: Branch, tag or commit that the printed example loads.
     """
 
@@ -52,6 +53,7 @@ class DatasetCardFacts:
     license: str
     checked: str
     language: str = "en"
+    has_images: bool = False
     revision: str = "main"
 
     def __post_init__(self) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from hf_captionrl.reports.table import escape_markdown
 
-__all__ = ["render_template"]
+__all__ = ["render_template", "template_folder"]
 
 
 def render_template(name: str, **values: Any) -> str:
@@ -28,7 +28,7 @@ def render_template(name: str, **values: Any) -> str:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(
-        loader=FileSystemLoader(_template_folder(name)),
+        loader=FileSystemLoader(template_folder(name)),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -42,8 +42,18 @@ def render_template(name: str, **values: Any) -> str:
     return environment.get_template(name).render(**values)
 
 
-def _template_folder(name: str) -> Path:
-    """`hub_cards/` of the checkout, or where a wheel puts it."""
+def template_folder(name: str) -> Path:
+    """`hub_cards/` of the checkout, or where a wheel puts it.
+
+    Args:
+        name: File in it.
+
+    Returns:
+        `pathlib.Path`: The folder.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+    """
     folders = (
         Path(__file__).parents[2] / "hub_cards",
         Path(sysconfig.get_path("data"), "share/hf_captionrl/hub_cards"),

@@ -26,8 +26,6 @@ CompletionRow = Mapping[str, Any]
 
 logger = logging.getLogger(__name__)
 
-_TAG = "completions"
-
 
 def _reward_names(rows: Sequence[CompletionRow]) -> list[str]:
     """Every reward of any row, in the order of its first appearance."""
@@ -37,6 +35,10 @@ def _reward_names(rows: Sequence[CompletionRow]) -> list[str]:
                 f"rows[{index}] lacks {missing}; it has {sorted(row)}. Each row needs an image_id and a caption."
             )
     return list(dict.fromkeys(name for row in rows for name in row.get("rewards") or {}))
+
+
+def _has_ranks(rows: Sequence[CompletionRow]) -> bool:
+    return any(row.get("rank") is not None for row in rows)
 
 
 def _visible(value: Any) -> str:
@@ -54,7 +56,7 @@ def print_completions(rows: Sequence[CompletionRow], *, step: int, console: Cons
 
     Args:
         rows: One a caption: `image_id`, `caption` and, where known, `reference` (a human caption), `rewards` (from names
-            to numbers) and `advantage`.
+            to numbers), `advantage`, and `rank` of the own image by the caption (1: found).
         step: Optimizer step, for the title.
         console: Where to; standard output by default.
 
@@ -72,12 +74,15 @@ def print_completions(rows: Sequence[CompletionRow], *, step: int, console: Cons
     table = Table(box=box.SIMPLE_HEAD, title=Text(f"Captions of step {step}"), pad_edge=False)
     for heading in ("image", "caption", "reference"):
         table.add_column(heading)
-    for name in (*names, "advantage"):
+    ranked = _has_ranks(rows)
+    for name in (*names, "advantage", *(["rank"] if ranked else [])):
         table.add_column(cell(name), justify="right")
     for row in rows:
         rewards = row.get("rewards") or {}
         texts = [row["image_id"], row["caption"], row.get("reference") or ""]
         numbers = [_number(rewards.get(name)) for name in names] + [_number(row.get("advantage"))]
+        if ranked:
+            numbers.append("-" if row.get("rank") is None else str(row["rank"]))
         table.add_row(*(cell(value) for value in (*texts, *numbers)))
     console.print(table)
 
@@ -104,11 +109,19 @@ def _columns(rows: Sequence[CompletionRow], step: int, text: Callable[[Any], str
         columns[f"rewards/{name}"] = [None if value is None else float(value) for value in values]
     advantages = [row.get("advantage") for row in rows]
     columns["advantage"] = [None if value is None else float(value) for value in advantages]
+    if _has_ranks(rows):
+        ranks = [row.get("rank") for row in rows]
+        columns["rank"] = [None if rank is None else int(rank) for rank in ranks]
     return columns
 
 
 def _log_table(
-    module: Any, rows: Sequence[CompletionRow], images: Sequence[Any], step: int, text: Callable[[Any], str]
+    module: Any,
+    rows: Sequence[CompletionRow],
+    images: Sequence[Any],
+    step: int,
+    text: Callable[[Any], str],
+    tag: str,
 ) -> None:
     """Into wandb, or into trackio, which has wandb's names."""
     import pandas as pd
@@ -118,20 +131,20 @@ def _log_table(
         columns["image"] = [None if image is None else module.Image(image.convert("RGB")) for image in images]
     table = module.Table(dataframe=pd.DataFrame(columns))
     # No step= here: the Trainer's own callbacks let the tracker count, and wandb drops what comes for a step gone by.
-    module.log({_TAG: table, "train/global_step": step})
+    module.log({tag: table, "train/global_step": step})
 
 
-def _log_tensorboard(writer: Any, rows: Sequence[CompletionRow], images: Sequence[Any], step: int) -> None:
+def _log_tensorboard(writer: Any, rows: Sequence[CompletionRow], images: Sequence[Any], step: int, tag: str) -> None:
     columns = _columns(rows, step, _escaped)
     shown = [name for name in columns if name != "step"]
     lines = ["| " + " | ".join(escape_markdown(name) for name in shown) + " |", "|" + " --- |" * len(shown)]
     for index in range(len(rows)):
         cells = [columns[name][index] for name in shown]
-        lines.append("| " + " | ".join(c if isinstance(c, str) else _number(c) for c in cells) + " |")
-    writer.add_text(_TAG, "\n".join(lines), step)
+        lines.append("| " + " | ".join(str(c) if isinstance(c, str | int) else _number(c) for c in cells) + " |")
+    writer.add_text(tag, "\n".join(lines), step)
     for index, image in enumerate(images):
         if image is not None:
-            writer.add_image(f"{_TAG}/{index}", np.asarray(image.convert("RGB")), step, dataformats="HWC")
+            writer.add_image(f"{tag}/{index}", np.asarray(image.convert("RGB")), step, dataformats="HWC")
 
 
 def log_completions(
@@ -141,6 +154,7 @@ def log_completions(
     step: int,
     report_to: str | Sequence[str] | None,
     tensorboard_writer: Any | None = None,
+    tag: str = "completions",
 ) -> list[str]:
     """Send captions with images and rewards to the trackers that a run reports to.
 
@@ -153,6 +167,7 @@ def log_completions(
         step: Optimizer step.
         report_to: As in `TrainingArguments`.
         tensorboard_writer (`SummaryWriter`, *optional*): That of transformers' `TensorBoardCallback` (`tb_writer`).
+        tag: What the table is called there.
 
     Returns:
         `list[str]`: The trackers that were written to.
@@ -173,7 +188,7 @@ def log_completions(
             if tensorboard_writer is None:
                 _warn_once(name, "there is no writer. Install tensorboard, and log from the main process.")
                 continue
-            _log_tensorboard(tensorboard_writer, rows, images, step)
+            _log_tensorboard(tensorboard_writer, rows, images, step, tag)
         else:
             try:
                 module = importlib.import_module(name)
@@ -187,6 +202,6 @@ def log_completions(
                 )
                 continue
             # trackio shows text as Markdown, wandb as it is.
-            _log_table(module, rows, images, step, _escaped if name == "trackio" else str)
+            _log_table(module, rows, images, step, _escaped if name == "trackio" else str, tag)
         written.append(name)
     return written

@@ -112,7 +112,7 @@ class GalleryItem:
 class Piece(NamedTuple):
     """A stretch of a caption.
 
-    Args:
+    Attributes:
         text: The words.
         verdict: Whether they claim something right or wrong; None where nothing was judged.
     """

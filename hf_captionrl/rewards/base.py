@@ -63,6 +63,8 @@ class RewardContext:
         bag_size (`int`): Each so many candidates in a row are a bag of look-alikes; 0 where there are no bags.
         step (`int`): Optimizer step.
         statistics (`dict[str, float]`): What rewards want logged, e.g. counts of captions without a reward.
+        ranks (`torch.Tensor` of shape `(N,)`, *optional*): Rank of the own image among all candidates by each caption, 1 the
+            best, left there by a reward that ranks.
     """
 
     captions: list[str]
@@ -77,6 +79,7 @@ class RewardContext:
     bag_size: int = 0
     step: int = 0
     statistics: dict[str, float] = field(default_factory=dict)
+    ranks: Tensor | None = None
 
     @property
     def group_size(self) -> int:

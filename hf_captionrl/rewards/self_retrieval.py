@@ -176,7 +176,8 @@ class SelfRetrieval(Reward):
         similarity = text @ images.T  # (N, C)
         if log:
             own = positions.repeat_interleave(context.group_size)
-            context.statistics["recall_at_1"] = float((ranks_from_scores(similarity, own) == 1).float().mean())
+            context.ranks = ranks_from_scores(similarity, own)
+            context.statistics["recall_at_1"] = float((context.ranks == 1).float().mean())
             context.statistics["completions/cut_by_scorer"] = scorer.count_truncated(context.captions) / max(
                 len(context.captions), 1
             )

@@ -23,7 +23,7 @@ __all__ = ["CheckResult", "Claim", "check"]
 class Claim(NamedTuple):
     """Something a caption says of a scene.
 
-    Args:
+    Attributes:
         attribute (`str`): Field of [`Facts`] that the claim is about, or `"colour"` for a colour given to a thing.
         value (`str`): What is claimed, in the world's own words.
         text (`str`): The words of the caption that claim it.

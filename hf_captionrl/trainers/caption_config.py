@@ -55,6 +55,15 @@ class CaptionConfig(TrainingArguments):
         default=None, metadata={"help": "Images a batch when generating. None: per_device_eval_batch_size."}
     )
 
+    log_completions: bool = field(
+        default=False,
+        metadata={
+            "help": "Show captions with images, references and ranks, on the terminal and in the trackers of report_to: at each "
+            "evaluation, and in training by reward, with the rewards, whenever something is logged."
+        },
+    )
+    num_completions_to_print: int = field(default=5, metadata={"help": "How many of them."})
+
     # Captioning needs every column of the data set, and the trainers count supervised tokens themselves.
     remove_unused_columns: bool = field(
         default=False, metadata={"help": "Must stay False: collators need all columns."}

@@ -81,10 +81,6 @@ class CaptionRLConfig(CaptionConfig):
             "help": "bag_schedule='adaptive' goes on to the next size when an epoch's R@1 in training reaches this."
         },
     )
-    log_completions: bool = field(
-        default=False, metadata={"help": "Show captions with images and rewards whenever something is logged."}
-    )
-    num_completions_to_print: int = field(default=5, metadata={"help": "How many of them."})
     guard: str = field(
         default="warn",
         metadata={

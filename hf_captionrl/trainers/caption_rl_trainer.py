@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, TrainerCallback
-from transformers.integrations import TensorBoardCallback
 
 from hf_captionrl.captioners.base import Captioner
 from hf_captionrl.io import write_json
@@ -435,13 +434,12 @@ class CaptionRLTrainer(CaptionTrainer):
         if "loss" in logs and self.batch_sampler is not None:
             logs = {**logs, **self.monitor.drain()}
             if self.args.log_completions and self.accelerator.is_main_process:
-                writers = [c.tb_writer for c in self.callback_handler.callbacks if isinstance(c, TensorBoardCallback)]
                 self.monitor.show(
                     self._train_images,
                     self.args.num_completions_to_print,
                     step=self.state.global_step,
                     report_to=self.args.report_to,
-                    tensorboard_writer=writers[0] if writers else None,
+                    tensorboard_writer=self.tensorboard_writer,
                 )
         super().log(logs, start_time)
 

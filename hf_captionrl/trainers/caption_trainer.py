@@ -18,13 +18,15 @@ from transformers import (
     TrainingArguments,
     set_seed,
 )
+from transformers.integrations import TensorBoardCallback
 
 from hf_captionrl.captioners.auto import load_captioner
 from hf_captionrl.captioners.base import Captioner
-from hf_captionrl.data import CaptionCollator, CaptionDataset, frames_of
+from hf_captionrl.data import CaptionCollator, CaptionDataset, frames_of, open_still
 from hf_captionrl.losses import IGNORE_INDEX
 from hf_captionrl.metrics import caption_statistics, self_retrieval
 from hf_captionrl.metrics.suites import EMPTY_CAPTION
+from hf_captionrl.reports.completions import log_completions, print_completions
 from hf_captionrl.retrieval import Scorer
 from hf_captionrl.trainers.caption_config import CaptionConfig
 from hf_captionrl.trainers.captioning import LazyImages, generate_captions, image_tower_features, scorer_features
@@ -167,6 +169,9 @@ class CaptionTrainer(Trainer):
                 "Load them with hf_captionrl.data.load_captions, which names the columns so."
             )
         features = self._image_tower_features(dataset, args)
+        if number := frames_of(dataset):
+            # Saved with it: who captions videos with it must look at them in the same way.
+            self.captioner.frame_pooling, self.captioner.num_frames = args.frame_pooling, number
         return CaptionDataset(
             dataset, seed=args.seed if args.data_seed is None else args.data_seed, image_features=features
         )
@@ -328,18 +333,50 @@ class CaptionTrainer(Trainer):
             "length": float(statistics["length"]),
             "lexical_diversity": float(statistics["lexical_diversity"]),
         }
+        ranks = None
         if self.scorer is not None:
             text = torch.as_tensor(self.scorer.text_features(captions))
             images = self.scorer_image_features(self.scorer, dataset)
             pool = self_retrieval(text, images)
+            ranks = pool["ranks"]
             metrics |= {k: float(pool[k]) for k in ("recall_at_1", "recall_at_5")}
             if len(captions) >= 100:
                 metrics["rd100_recall_at_1"] = float(self_retrieval(text, images, num_distractors=99)["recall_at_1"])
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in metrics.items()}
         self.log(metrics)
+        if self.args.log_completions and self.is_world_process_zero():
+            self._show_captions(dataset, captions, ranks, f"{metric_key_prefix}_completions")
         control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)  # type: ignore[has-type]
         self.control = control
         return metrics
+
+    def _show_captions(self, dataset: datasets.Dataset, captions: list[str], ranks: Any | None, tag: str) -> None:
+        """The first captions of an evaluation, on the terminal and in the trackers."""
+        shown = list(dataset.select(range(min(self.args.num_completions_to_print, len(dataset)))))
+        rows = [
+            {
+                "image_id": row.get("image_id", index),
+                "caption": captions[index],
+                "reference": _first_reference(row.get("captions")),
+                "rank": None if ranks is None else int(ranks[index]),
+            }
+            for index, row in enumerate(shown)
+        ]
+        print_completions(rows, step=self.state.global_step)
+        log_completions(
+            rows,
+            [open_still(row) for row in shown],
+            step=self.state.global_step,
+            report_to=self.args.report_to,
+            tensorboard_writer=self.tensorboard_writer,
+            tag=tag,
+        )
+
+    @property
+    def tensorboard_writer(self) -> Any | None:
+        """The writer of transformers' `TensorBoardCallback`; None where nothing is reported to tensorboard."""
+        callbacks = self.callback_handler.callbacks
+        return next((c.tb_writer for c in callbacks if isinstance(c, TensorBoardCallback)), None)
 
     # Saving and loading
 
@@ -355,6 +392,12 @@ class CaptionTrainer(Trainer):
         (Path(output_dir or self.args.output_dir) / "training_args.bin").unlink(missing_ok=True)
         # Some families have an image processor and a tokenizer but no processor that joins them.
         self.captioner.save_processor(output_dir or self.args.output_dir)
+
+
+def _first_reference(captions: Any) -> str:
+    if isinstance(captions, str):
+        return captions
+    return next(iter(captions or ()), "")
 
 
 def _contract() -> None:

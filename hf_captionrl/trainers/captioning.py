@@ -11,14 +11,15 @@ from typing import Any, cast
 import datasets
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
 from hf_captionrl.captioners.base import Captioner
-from hf_captionrl.data import cached_features, frames_of, open_image
-from hf_captionrl.data.features import VideoPooling
+from hf_captionrl.data import cached_features, frames_of, open_image, sample_frames
+from hf_captionrl.data.features import VideoPooling, pool_frames
 from hf_captionrl.retrieval import FeatureCache, Scorer
 
-__all__ = ["LazyImages", "generate_captions", "image_tower_features", "scorer_features"]
+__all__ = ["LazyImages", "VideoFeatures", "generate_captions", "image_tower_features", "scorer_features"]
 
 
 class LazyImages(Sequence[Any]):
@@ -91,7 +92,7 @@ def image_tower_features(
     *,
     cache_dir: str | None = None,
     dtype: str = "float32",
-    frame_pooling: str = "mean",
+    frame_pooling: str | None = None,
 ) -> Any:
     """Output of the image tower for every row of a data set, from the cache where it has it.
 
@@ -100,8 +101,8 @@ def image_tower_features(
         dataset (`datasets.Dataset`): Images, or videos.
         cache_dir (`str`, *optional*): Folder of the feature cache. None: the default one.
         dtype (`str`): `"float32"` or `"float16"` to store in.
-        frame_pooling (`str`): How features of a video are made of those of its frames, see `data.pool_frames`; `"native"`:
-            by the model's own video inputs.
+        frame_pooling (`str`, *optional*): How features of a video are made of those of its frames, see `data.pool_frames`;
+            `"native"`: by the model's own video inputs. None: as the captioner was trained.
 
     Returns:
         [`FeatureView`] of shape `(N, M, D)`, of videos with `"concat"` or `"ordered"` `(N, F * M, D)`: In the order of the
@@ -116,8 +117,8 @@ def image_tower_features(
     pooling: VideoPooling = "mean"
     what = "image_tower"
     if num_frames:
-        captioner.check_frame_pooling(frame_pooling, num_frames)
-        pooling = cast(VideoPooling, frame_pooling)
+        pooling = cast(VideoPooling, frame_pooling or captioner.frame_pooling)
+        captioner.check_frame_pooling(pooling, num_frames)
         if pooling != "mean":
             what = f"image_tower_{num_frames}_frames"  # of another shape
         if pooling == "native":
@@ -131,16 +132,53 @@ def image_tower_features(
     model, _, revision = captioner.vision_signature().rpartition("@")
     cache = FeatureCache(cache_dir, model_id=model, revision=revision, what=what, dtype=dtype)
 
-    def encode(images: list[Any]) -> Tensor:
-        if pooling == "native":
-            starts = range(0, len(images), num_frames)
-            inputs = captioner.encode_videos([images[start : start + num_frames] for start in starts])
-        else:
-            inputs = captioner.encode_images(images)
-        with torch.no_grad():
-            return captioner.image_features(**inputs).cpu()
+    return cached_features(
+        cache, dataset, lambda images: _tower_output(captioner, images, num_frames, pooling), pooling=pooling
+    )
 
-    return cached_features(cache, dataset, encode, pooling=pooling)
+
+def _tower_output(captioner: Captioner, images: list[Image.Image], num_frames: int, pooling: str) -> Tensor:
+    """Features of images, `(N, M, D)`; with `"native"` of the videos whose frames they are, a row a video."""
+    if pooling == "native":
+        starts = range(0, len(images), num_frames)
+        inputs = captioner.encode_videos([images[start : start + num_frames] for start in starts])
+    else:
+        inputs = captioner.encode_images(images)
+    with torch.no_grad():
+        return captioner.image_features(**inputs).cpu()
+
+
+class VideoFeatures(Sequence[Any]):
+    """Output of the image tower for videos that are in no data set, each looked at when it is wanted.
+
+    Args:
+        captioner ([`Captioner`]): Whose image tower.
+        videos (`Sequence`): N paths, bytes, or what an undecoded column holds.
+        num_frames (`int`): F.
+        frame_pooling (`str`, *optional*): As for [`image_tower_features`]. None: as the captioner was trained.
+
+    Raises:
+        ValueError: If the captioner cannot take frames that way.
+    """
+
+    def __init__(
+        self, captioner: Captioner, videos: Sequence[Any], num_frames: int, frame_pooling: str | None = None
+    ) -> None:
+        self.captioner = captioner
+        self.videos = videos
+        self.num_frames = num_frames
+        self.pooling = cast(VideoPooling, frame_pooling or captioner.frame_pooling)
+        captioner.check_frame_pooling(self.pooling, num_frames)
+        captioner.fixed_side_inputs(1)  # raises where features alone do not do
+
+    def __len__(self) -> int:
+        return len(self.videos)
+
+    def __getitem__(self, index: Any) -> Any:
+        """`(M, D)`, with `"concat"` or `"ordered"` `(F * M, D)`: an array, fp32."""
+        F = self.num_frames
+        features = _tower_output(self.captioner, sample_frames(self.videos[index], F), F, self.pooling).float()
+        return (features if self.pooling == "native" else pool_frames(features, F, self.pooling))[0].numpy()
 
 
 def scorer_features(scorer: Scorer, dataset: datasets.Dataset, *, cache_dir: str | None = None) -> Tensor:

@@ -48,6 +48,7 @@ def completion_rows(
                 "reference": next(iter(context.references[image]), ""),
                 "rewards": dict(zip(names, rewards[n].tolist(), strict=True)),
                 "advantage": float(advantages[n]),
+                "rank": None if context.ranks is None else int(context.ranks[n]),
             }
         )
     return rows

@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 
-import hf_captionrl.cli.caption_files as caption_files
+import hf_captionrl.io
 from hf_captionrl.cli import main
 
 
@@ -30,5 +30,5 @@ class KillingOs:
 
 
 if __name__ == "__main__":
-    caption_files.os = KillingOs(int(sys.argv[1]))
+    hf_captionrl.io.os = KillingOs(int(sys.argv[1]))
     sys.exit(main(sys.argv[2:]))

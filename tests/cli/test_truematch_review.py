@@ -259,7 +259,7 @@ def test_a_review_that_is_killed_goes_on(browser, folder):
 
     def start():
         running = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        return running, json.loads(running.stdout.readline())["address"]
+        return running, re.search(r"http://\S+", running.stderr.readline()).group(0)
 
     process, address = start()
     browser.open(address)

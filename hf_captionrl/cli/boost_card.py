@@ -1,0 +1,127 @@
+"""The manifest and the card of boosted captions, written where the captions are."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hf_captionrl.boosting import Backend, MergeReport
+
+__all__ = ["BOOSTED_FILE", "rewrite_boosted_card", "write_boosted"]
+
+BOOSTED_FILE = "boosting.json"
+"""How boosted captions were made, and the facts of their card; published with them."""
+
+_COLUMNS = {
+    "image": "the image",
+    "image_id": "its id in the source",
+    "captions": "the HolisticCap alone, for training",
+    "references": "what people wrote",
+    "blend_caption": "BlendCap: the references, blended by the language model",
+    "visual_caption": "VisualCap: what the vision model sees",
+    "holistic_caption": "HolisticCap: the BlendCap with what only the VisualCap says",
+    "conflicts": "where the HolisticCap contradicts the BlendCap, in words",
+    "blend_source": "model, revision, prompt hash, time and attempt of the BlendCap",
+    "visual_source": "likewise of the VisualCap",
+    "holistic_source": "likewise of the HolisticCap",
+}
+
+
+def _name(folder: Path) -> str:
+    """A name that the Hub accepts, after the folder."""
+    return re.sub(r"[^A-Za-z0-9_]+", "-", folder.resolve().name).strip("-_")[:96] or "boosted"
+
+
+def write_boosted(arguments: argparse.Namespace, merged: MergeReport, text: Backend, vision: Backend) -> Path:
+    """Write `boosting.json` and the card beside merged captions.
+
+    Args:
+        arguments: Of `captionrl boost`.
+        merged: What was merged.
+        text: Who wrote BlendCap and HolisticCap.
+        vision: Who wrote the VisualCap.
+
+    Returns:
+        `pathlib.Path`: The card.
+
+    Raises:
+        ValueError: If the card must not be published: a placeholder, a token, a name that the Hub does not accept.
+    """
+    import pyarrow.parquet
+
+    from hf_captionrl.hub import DatasetCardFacts, public_values
+
+    embedded = arguments.dataset == "scenes"
+    source = "hf_captionrl scenes" if embedded else str(public_values(arguments.dataset))
+    columns = pyarrow.parquet.read_schema(merged.path).names
+    by = "the facts of the scenes" if embedded else "word lists, which find few of those that there are"
+    named = {
+        role: f"{public_values(backend.model)}, revision {backend.revision or 'not named'}"
+        for role, backend in (("language model", text), ("vision model", vision))
+    }
+    facts = DatasetCardFacts(
+        dataset_id=arguments.repo_id or _name(merged.path.parent),
+        kind="boosted captions",
+        file=merged.path.name,
+        source=source,
+        source_license=arguments.source_license or ("apache-2.0" if embedded else "see there"),
+        description=f"Richer captions of {merged.rows} images, the {arguments.split} split of {source}.",
+        made_with={
+            **named,
+            "method": "Visual Caption Boosting (No Detail Left Behind, section 2), prompts of its Appendix A.1",
+            "seed": arguments.seed,
+        },
+        columns={name: _COLUMNS.get(name, "as in the source") for name in columns},
+        sizes={arguments.split: merged.rows},
+        license=arguments.license,
+        checked=f"{merged.conflicts} of {merged.rows} HolisticCaps contradict their BlendCap, by {by}; {merged.quarantined} rows were "
+        "left out as unusable. Nobody has read the captions.",
+        language=arguments.language,
+        # Files on this machine stay where they are: a push asks for --embed_images or --no_images.
+        has_images="image" in columns,
+    )
+    return _write(merged.path.parent, facts, {"rows": merged.rows, "quarantined": merged.quarantined})
+
+
+def _write(folder: Path, facts: Any, counts: Mapping[str, Any]) -> Path:
+    from hf_captionrl.hub import write_dataset_card
+    from hf_captionrl.io import write_json
+    from hf_captionrl.reports.versions import installed_versions
+
+    card = write_dataset_card(folder, facts)
+    versions = {name: version for name, version in installed_versions().items() if name != "git_revision"}
+    write_json(folder / BOOSTED_FILE, {"format": 1, **counts, "card": asdict(facts), "versions": versions})
+    return card
+
+
+def rewrite_boosted_card(folder: Path, changes: Mapping[str, Any]) -> Path:
+    """Render the card of boosted captions again from their manifest.
+
+    Args:
+        folder: With `boosting.json` and the captions.
+        changes: Facts to replace, by name.
+
+    Returns:
+        `pathlib.Path`: The card.
+
+    Raises:
+        FileNotFoundError: If the captions are not there.
+        ValueError: If the manifest is broken, or the card must not be published; nothing is written then.
+    """
+    from hf_captionrl.hub import DatasetCardFacts
+
+    path = folder / BOOSTED_FILE
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+        facts = DatasetCardFacts(**manifest["card"])
+    except (json.JSONDecodeError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"{path} is no manifest of boosted captions ({error}). Write it again with `captionrl boost ... --merge`."
+        ) from None
+    return _write(folder, replace(facts, **changes), {name: manifest.get(name) for name in ("rows", "quarantined")})

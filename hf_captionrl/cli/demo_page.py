@@ -1,0 +1,275 @@
+"""The page of `captionrl demo`: albums, captioners side by side, and one caption an image. Only here gradio is used."""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from PIL import Image
+
+from hf_captionrl.captioners import Captioner
+from hf_captionrl.data import ImageError, open_image
+from hf_captionrl.reports.album import album_style, render_album, render_comparison
+from hf_captionrl.retrieval import Scorer
+from hf_captionrl.trainers.album_captions import caption_album, compare_captioners
+
+__all__ = ["AlbumDemo", "build_page", "serve"]
+
+_POLICY = "default-src 'self' data: blob: 'unsafe-inline' 'unsafe-eval'; object-src 'none'; base-uri 'self'"
+"""What a browser may load for the page: only what this server sends. gradio's scripts stand in the page and compile
+templates, so these two must be allowed."""
+
+_INTRO = """# Which image does the caption mean?
+
+Pick an album of similar images, or put your own into the frame (arrow: upload, cross: empty it). Each caption searches the album for its image, and only one
+that says what makes this image different finds it."""
+
+
+class AlbumDemo:
+    """What the page can do, without the page.
+
+    Args:
+        captioners: By the name under which the page shows them.
+        scorer ([`Scorer`]): Who finds images by captions.
+        albums: For each name the images, anything that `open_image` opens.
+        max_images: Largest album.
+        num_beams: Of the captions side by side.
+        num_samples: Sampled candidates of an image in album mode, beside the beams.
+        max_new_tokens: Longest caption.
+
+    Raises:
+        ValueError: If there is no captioner, or an album has no image or too many.
+    """
+
+    def __init__(
+        self,
+        captioners: Mapping[str, Captioner],
+        scorer: Scorer,
+        albums: Mapping[str, Sequence[Any]],
+        *,
+        max_images: int = 24,
+        num_beams: int = 3,
+        num_samples: int = 12,
+        max_new_tokens: int = 40,
+    ) -> None:
+        if not captioners:
+            raise ValueError("There is no captioner to show. Name one or more.")
+        for name, images in albums.items():
+            if not 1 <= len(images) <= max_images:
+                raise ValueError(
+                    f"The album {name!r} has {len(images)} images; the page takes 1 to {max_images}. Take some out, or raise "
+                    "--max_images."
+                )
+        self.captioners = dict(captioners)
+        self.scorer = scorer
+        self.albums = dict(albums)
+        self.max_images = max_images
+        self.num_beams = num_beams
+        self.num_samples = num_samples
+        self.max_new_tokens = max_new_tokens
+
+    def album(self, name: str) -> list[Image.Image]:
+        """The images of an album.
+
+        Args:
+            name: One of `albums`.
+
+        Returns:
+            `list[PIL.Image.Image]`: In its order.
+
+        Raises:
+            ValueError: If there is no such album, or an image of it cannot be read.
+        """
+        if name not in self.albums:
+            raise ValueError(f"There is no album {name!r}. Pick one of the list.")
+        return self._open(self.albums[name])
+
+    def compare(self, images: Sequence[Any]) -> str:
+        """All captioners side by side.
+
+        Args:
+            images: Anything that `open_image` opens.
+
+        Returns:
+            `str`: HTML.
+
+        Raises:
+            ValueError: If there are no images, too many, or one that cannot be read.
+        """
+        opened = self._open(images)
+        settings = {"num_beams": self.num_beams, "max_new_tokens": self.max_new_tokens}
+        return render_comparison(opened, compare_captioners(self.captioners, self.scorer, opened, **settings))
+
+    def distinct(self, images: Sequence[Any], name: str) -> str:
+        """One caption for each image, all different.
+
+        Args:
+            images: Anything that `open_image` opens.
+            name: Of the captioner.
+
+        Returns:
+            `str`: HTML.
+
+        Raises:
+            ValueError: As `compare`, or if there is no such captioner.
+        """
+        if name not in self.captioners:
+            raise ValueError(f"There is no captioner {name!r}. Pick one of {list(self.captioners)}.")
+        opened = self._open(images)
+        settings = {"num_samples": self.num_samples, "max_new_tokens": self.max_new_tokens}
+        return render_album(opened, caption_album(self.captioners[name], self.scorer, opened, **settings))
+
+    def _open(self, images: Sequence[Any]) -> list[Image.Image]:
+        if not 1 <= len(images) <= self.max_images:
+            raise ValueError(f"There are {len(images)} images in the frame; the page takes 1 to {self.max_images}.")
+        opened = []
+        for number, image in enumerate(images, start=1):
+            try:
+                opened.append(open_image(image))
+            except ImageError as error:  # whose own text names a path of this machine
+                raise ValueError(f"Image {number} cannot be used. Way out: {error.way_out}.") from None
+        return opened
+
+
+def build_page(demo: AlbumDemo) -> Any:
+    """The page.
+
+    Args:
+        demo: What it shows.
+
+    Returns:
+        `gradio.Blocks`: To be launched by [`serve`].
+    """
+    import gradio
+
+    def shown(function: Any, *arguments: Any) -> Any:
+        try:
+            return function(*arguments)
+        except ValueError as error:
+            raise gradio.Error(str(error), print_exception=False) from None
+
+    def files(frame: list[tuple[str, str | None]] | None) -> list[str]:
+        return [path for path, _ in frame or []]
+
+    def pick(name: str) -> Any:
+        # What was said of the album before would stand beside the new one.
+        return shown(demo.album, name), "", ""
+
+    def compare(frame: Any) -> Any:
+        return shown(demo.compare, files(frame))
+
+    def distinct(frame: Any, name: str) -> Any:
+        return shown(demo.distinct, files(frame), name)
+
+    names, captioners = list(demo.albums), list(demo.captioners)
+    first = demo.album(names[0]) if names else None
+    # One at a time: the captioners share the machine, and samples their random numbers.
+    turn: dict[str, Any] = {"concurrency_limit": 1, "concurrency_id": "captioners"}
+    with gradio.Blocks(title="captionrl demo", analytics_enabled=False, delete_cache=(600, 3600)) as page:
+        gradio.Markdown(_INTRO)
+        picker = gradio.Dropdown(
+            names, value=names[0] if names else None, label="Album", visible=bool(names), elem_id="picker"
+        )
+        frame = gradio.Gallery(
+            first,
+            # The default would compress the images before the captioners see them.
+            format="png",
+            type="filepath",
+            file_types=["image"],
+            sources=["upload"],
+            interactive=True,
+            buttons=[],
+            columns=8,
+            fit_columns=False,
+            height=178,
+            object_fit="contain",
+            show_label=False,  # it would lie on the first images
+            elem_id="frame",
+        )
+        with gradio.Tab("Side by side", id="compare"):
+            button = gradio.Button("Caption and search", variant="primary", elem_id="compare-button")
+            compared = gradio.HTML(apply_default_css=False, elem_id="compared")
+        with gradio.Tab("One caption an image", id="album"):
+            who = gradio.Radio(captioners, value=captioners[-1], label="Captioner", elem_id="captioner")
+            album_button = gradio.Button("Choose different captions", variant="primary", elem_id="album-button")
+            album = gradio.HTML(apply_default_css=False, elem_id="album")
+        picker.input(pick, picker, [frame, compared, album], api_name="pick", **turn)
+        button.click(compare, frame, compared, api_name="compare", **turn)
+        album_button.click(distinct, [frame, who], album, api_name="distinct", **turn)
+    return page
+
+
+class _OnlyFromHere:
+    """Tells browsers to load nothing from elsewhere."""
+
+    def __init__(self, app: Any) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        async def with_policy(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                policy = (b"content-security-policy", _POLICY.encode())
+                message = {**message, "headers": [*message.get("headers", ()), policy]}
+            await send(message)
+
+        await self.app(scope, receive, with_policy if scope["type"] == "http" else send)
+
+
+def serve(
+    demo: AlbumDemo, *, host: str, port: int | None, share: bool = False, browser: bool = False, announce: Any = print
+) -> None:
+    """Serve the page until it is interrupted. Uploads are gone afterwards, and gradio reports nothing to anybody.
+
+    Args:
+        demo: What it shows.
+        host: Address to listen at.
+        port: Port; None takes the first free one from 7860.
+        share: Let gradio's servers make the page public.
+        browser: Open it in a browser.
+        announce: Called with the page's address when it answers.
+
+    Raises:
+        ValueError: If the port is taken.
+    """
+    # A server is ended by SIGTERM, which must delete the uploads too.
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        _serve(demo, host, port, share, browser, announce)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _serve(demo: AlbumDemo, host: str, port: int | None, share: bool, browser: bool, announce: Any) -> None:
+    os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # read where gradio is imported, and asked for a newer version
+    with tempfile.TemporaryDirectory(prefix="captionrl-demo-") as uploads:
+        os.environ["GRADIO_TEMP_DIR"] = uploads
+        import gradio
+        from starlette.middleware import Middleware
+
+        page = build_page(demo)
+        try:
+            _, local, public = page.launch(
+                server_name=host,
+                server_port=port,
+                share=share,
+                inbrowser=browser,
+                quiet=True,
+                ssr_mode=False,
+                prevent_thread_lock=True,
+                max_file_size="20mb",
+                footer_links=[],
+                run_history=False,
+                # The machine's own fonts; gradio's themes fetch others.
+                theme=gradio.themes.Default(
+                    font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"], primary_hue="blue"
+                ),
+                css=album_style() + "#frame .grid-wrap { overflow-y: auto !important; }",
+                app_kwargs={"middleware": [Middleware(_OnlyFromHere)]},
+            )
+        except OSError as error:
+            raise ValueError(f"The page cannot listen at {host}, port {port or 'from 7860'}: {error}") from error
+        announce((public or local).rstrip("/"))
+        page.block_thread()

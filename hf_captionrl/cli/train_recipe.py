@@ -1,0 +1,49 @@
+"""A recipe as `captionrl train --json` runs it: `python train_recipe.py SAID RECIPE ARGUMENTS`.
+
+As if the recipe had been called itself; the main process says in the file SAID where the results are.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+__all__ = ["run_recipe"]
+
+
+def run_recipe(said: str, recipe: str, arguments: Sequence[str]) -> Path | None:
+    """Run a recipe in this process.
+
+    Args:
+        said: JSON file to write: `{"results": path}`.
+        recipe: Python file with a function `main`, which returns where its results are.
+        arguments: Of the recipe.
+
+    Returns:
+        `pathlib.Path`: The results; None if the recipe names none.
+
+    Raises:
+        ValueError: If the file is no recipe.
+    """
+    from hf_captionrl.io import write_json
+
+    sys.argv = [recipe, *arguments]  # the manifest says how the recipe was called
+    spec = importlib.util.spec_from_file_location(Path(recipe).stem, recipe)
+    if spec is None or spec.loader is None:
+        raise ValueError(f"{recipe!r} is no Python file. Name a recipe, such as recipes/smile_blip.py.")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look for their annotations there
+    spec.loader.exec_module(module)
+    found: Path | None = module.main(list(arguments))
+    if os.environ.get("RANK", "0") == "0":
+        write_json(said, {"results": None if found is None else str(found)})
+    return found
+
+
+if __name__ == "__main__":
+    # Not this file's folder, whose `metrics.py` and others would hide packages, but the recipe's, as if it were called.
+    sys.path[0] = str(Path(sys.argv[2]).resolve().parent)
+    run_recipe(sys.argv[1], sys.argv[2], sys.argv[3:])

@@ -1,0 +1,124 @@
+"""The demo as a Space: what `captionrl demo` shows, with the captioners that are named."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from hf_captionrl.hub.checks import check_card, check_text
+from hf_captionrl.hub.push import push_folder
+from hf_captionrl.hub.templates import render_template, template_folder
+from hf_captionrl.io import atomic_write_text
+from hf_captionrl.reports.versions import installed_versions
+from hf_captionrl.scenes.models import PREFIX, model_path
+
+__all__ = ["DEMO", "EMBEDDED_CAPTIONERS", "demo_scorer", "push_demo", "write_demo_space"]
+
+DEMO = "demo"
+"""What `captionrl push` calls it."""
+
+EMBEDDED_CAPTIONERS = {"MLE": "scenes:blip-mle", "SMILE": "scenes:blip-smile", "SR": "scenes:blip-sr"}
+"""What the demo shows where nothing else is named."""
+
+
+def demo_scorer(models: Mapping[str, str]) -> str:
+    """Who finds images where nobody is named.
+
+    Args:
+        models: Captioners by name.
+
+    Returns:
+        `str`: The embedded judge for embedded captioners, which know no photographs; else OpenAI's CLIP.
+    """
+    embedded = all(model.startswith(PREFIX) for model in models.values())
+    return f"{PREFIX}clip-judge" if embedded else "openai/clip-vit-base-patch32"
+
+
+def write_demo_space(
+    folder: str | os.PathLike[str], models: Mapping[str, str] | None = None, *, scorer: str | None = None
+) -> Path:
+    """Write the demo's Space into a folder.
+
+    Args:
+        folder: Where to.
+        models: Captioners by the name that the page shows: names on the Hub, or shipped ones. None: the embedded ones.
+        scorer: Name of the dual encoder that finds images. None: [`demo_scorer`]'s.
+
+    Returns:
+        `pathlib.Path`: The folder.
+
+    Raises:
+        ValueError: If a model is a folder of this machine, which a Space does not have, or a name must not be published.
+    """
+    models = dict(models or EMBEDDED_CAPTIONERS)
+    scorer = scorer or demo_scorer(models)
+    for model in (*models.values(), scorer):
+        if model == model_path(model) and (os.path.exists(model) or model.count("/") > 1):
+            raise ValueError(f"{model!r} is a folder of this machine, which a Space does not have. Push it first.")
+    arguments = [f"--scorer={scorer}", *(f"--model={name}={model}" for name, model in models.items())]
+    for argument in arguments:
+        if not argument.isprintable():
+            raise ValueError(
+                f"{argument!r} holds a line break or another sign that cannot be seen. Choose another name."
+            )
+        check_text("An argument of the demo", argument)
+    versions = {key: value for key, value in installed_versions().items() if key != "git_revision"}
+    card = render_template("space/README.md", models=models, scorer=scorer, versions=versions)
+    check_card(card)
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    source = template_folder("space/README.md") / "space"
+    for file in ("app.py", "requirements.txt"):
+        shutil.copyfile(source / file, folder / file)
+    atomic_write_text(folder / "arguments.txt", "\n".join(arguments) + "\n")
+    atomic_write_text(folder / "README.md", card)
+    return folder
+
+
+def push_demo(
+    repo_id: str,
+    models: Mapping[str, str] | None = None,
+    *,
+    scorer: str | None = None,
+    private: bool = True,
+    token: str | None = None,
+    overwrite: bool = False,
+    sleep: Callable[[float], object] | None = None,
+) -> str:
+    """Publish the demo as a Space.
+
+    Args:
+        repo_id: `owner/name`, or `name` for the token's owner.
+        models: As for `write_demo_space`.
+        scorer: As for `write_demo_space`.
+        private: Whether a new Space is private.
+        token: Of the Hub; by default the one stored by `hf auth login`.
+        overwrite: Push also into a Space that holds other content.
+        sleep: What waits between tries, for tests.
+
+    Returns:
+        `str`: Address of the commit.
+
+    Raises:
+        ValueError: As `write_demo_space`, or as `push_folder`.
+        FileExistsError: If the Space holds other content.
+        PermissionError: If the token is missing, wrong, or may not write there.
+        PushError: If the Hub cannot be reached or refuses otherwise.
+    """
+    more: dict[str, Any] = {} if sleep is None else {"sleep": sleep}
+    with tempfile.TemporaryDirectory() as folder:
+        return push_folder(
+            write_demo_space(folder, models, scorer=scorer),
+            repo_id,
+            repo_type="space",
+            private=private,
+            token=token,
+            overwrite=overwrite,
+            commit_message="Add the demo",
+            marker="arguments.txt",
+            **more,
+        )

@@ -1,0 +1,212 @@
+"""Captions of an album: which image each of them finds, and one caption an image so that no two are the same.
+
+Legend: M images of the album, N captions, D features.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .assignment import best_assignment
+from .checks import check_features, check_targets
+from .ranking import duplicate_images, ranks_from_scores
+
+__all__ = ["AlbumCaption", "AlbumCaptions", "Finding", "distinct_captions", "found_images", "same_text"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A caption, and what it finds in the album.
+
+    Args:
+        caption: The text.
+        rank: Place of its own image when it searches the album, 1 = best, ties against it.
+        found: Row of the image that it finds.
+    """
+
+    caption: str
+    rank: int
+    found: int
+
+
+@dataclass(frozen=True)
+class AlbumCaption:
+    """The caption that an image of an album got.
+
+    Args:
+        caption: The text.
+        candidate: Its place among the image's candidates.
+        rank: Place of the image when the caption searches the album for it, 1 = best, ties against it.
+        margin: How much more like the caption its own image is than the best other one; None in an album of one image.
+        is_distinct: Whether no other image of the album has this text.
+        confused_with: Rows of the other images that the caption fits as well or better.
+    """
+
+    caption: str
+    candidate: int
+    rank: int
+    margin: float | None
+    is_distinct: bool
+    confused_with: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class AlbumCaptions:
+    """One caption for each image of an album.
+
+    Args:
+        captions: In the order of the images.
+    """
+
+    captions: Sequence[AlbumCaption]
+
+    @property
+    def num_distinct(self) -> int:
+        """How many images have a text that no other image has."""
+        return sum(caption.is_distinct for caption in self.captions)
+
+    @property
+    def num_found(self) -> int:
+        """How many images have a text of their own that finds them before all others."""
+        return sum(caption.is_distinct and caption.rank == 1 for caption in self.captions)
+
+    @property
+    def not_told_apart(self) -> list[tuple[int, ...]]:
+        """Groups of images that their captions do not tell apart: one's caption fits another as well, or is its too."""
+        group = list(range(len(self.captions)))
+        for row, caption in enumerate(self.captions):
+            shared = [
+                i for i, other in enumerate(self.captions) if same_text(other.caption) == same_text(caption.caption)
+            ]
+            for other in (*caption.confused_with, *shared):
+                old, new = group[other], group[row]
+                group = [new if name == old else name for name in group]
+        groups = [tuple(i for i, name in enumerate(group) if name == which) for which in dict.fromkeys(group)]
+        return [rows for rows in groups if len(rows) > 1]
+
+
+def same_text(caption: str) -> str:
+    """What two captions have in common that say the same: all but case, blanks and a full stop at the end.
+
+    Args:
+        caption: A caption.
+
+    Returns:
+        `str`: Equal for captions that count as one text.
+    """
+    return " ".join(caption.casefold().split()).rstrip(" .")
+
+
+def found_images(text_features: Any, image_features: Any, targets: Any = None) -> tuple[Tensor, Tensor]:
+    """What each caption finds in the album.
+
+    Args:
+        text_features (array or tensor of shape `(N, D)`): Features of the captions, unit length for cosine.
+        image_features (array or tensor of shape `(M, D)`): Features of the album's images.
+        targets (sequence of `N` integers): Image row of each caption; `None`: caption i belongs to image i.
+
+    Returns:
+        `tuple` of two int64 tensors of shape `(N,)`: ranks of the own images, 1 = best, and the row of the image found:
+        the own one where its rank is 1, else the best of the others.
+
+    Raises:
+        ValueError: If features or targets are bad.
+    """
+    scores, columns = _scores(text_features, image_features, targets)
+    rank = ranks_from_scores(scores, columns)
+    best_other = scores.scatter(1, columns[:, None], -torch.inf).argmax(1)
+    return rank.cpu(), torch.where(rank == 1, columns, best_other).cpu()
+
+
+def distinct_captions(candidates: Sequence[Sequence[str]], text_features: Any, image_features: Any) -> AlbumCaptions:
+    r"""Choose one candidate for each image so that the texts differ and each finds its own image.
+
+    With the margin of a caption t of image i, `m_i(t) = s(t, i) - max_{j != i} s(t, j)`, which is positive exactly where
+    the rank is 1, the choice is the best one in this order, and not only near it:
+
+    1. as many images as possible have a text that no other image of the album has,
+    2. as many of these texts as possible have rank 1,
+    3. the sum of these texts' margins is the largest.
+
+    It is an assignment of texts to images, solved by [`best_assignment`]. An image for which no text of its own is left
+    gets the candidate with its largest margin, which another image has too, or which is blank; `is_distinct` says so. In
+    an album of one image the own similarity stands in for the margin.
+
+    Args:
+        candidates: For each image its captions, one or more. Blank ones are taken only where there is nothing else.
+        text_features (array or tensor of shape `(N, D)`): Of all candidates, those of the first image first.
+        image_features (array or tensor of shape `(M, D)`): Of the images.
+
+    Returns:
+        [`AlbumCaptions`]: The choice, and which images it does not tell apart.
+
+    Raises:
+        ValueError: If an image has no candidate, or numbers of candidates, images and features do not agree.
+    """
+    for row, texts in enumerate(candidates):
+        if isinstance(texts, str) or not texts:
+            raise ValueError(f"candidates[{row}] is {texts!r}. Each image needs a list of one caption or more.")
+    owners = [row for row, texts in enumerate(candidates) for _ in texts]
+    images = check_features(image_features, "image_features")
+    if len(candidates) != len(images):
+        raise ValueError(f"There are candidates for {len(candidates)} images and features of {len(images)}.")
+    scores, columns = _scores(text_features, images, owners)
+    number = len(candidates)
+    own = scores.gather(1, columns[:, None])[:, 0]
+    rank = ranks_from_scores(scores, columns).tolist()
+    margin = (own - scores.scatter(1, columns[:, None], -torch.inf).amax(1) if number > 1 else own).double().tolist()
+
+    flat = [text for texts in candidates for text in texts]
+    keys = list(dict.fromkeys(key for key in map(same_text, flat) if key))
+    place = {key: column for column, key in enumerate(keys)}
+    # One text more must outweigh any ranks, and one rank more any margins. Behind the texts each image has a column of its
+    # own that stands for none of them.
+    largest = max(map(abs, margin))
+    per_rank = 1 + 2 * number * largest
+    per_text = 1 + 2 * number * (per_rank + largest)
+    gains = np.full((number, len(keys) + number), -np.inf)
+    best: dict[tuple[int, int], int] = {}
+    for i, (row, text) in enumerate(zip(owners, flat, strict=True)):
+        column = place.get(same_text(text))
+        gain = margin[i] + per_rank * (rank[i] == 1)
+        if column is not None and gain > gains[row, column]:
+            gains[row, column] = gain
+            best[row, column] = i
+    gains[np.arange(number), len(keys) + np.arange(number)] = -per_text
+    chosen = best_assignment(gains).tolist()
+
+    first = [owners.index(row) for row in range(number)]
+    found = []
+    for row, column in enumerate(chosen):
+        mine = range(first[row], first[row] + len(candidates[row]))
+        i = best.get((row, column), max(mine, key=lambda i: (bool(same_text(flat[i])), margin[i])))
+        others = torch.nonzero(scores[i] >= scores[i, row]).flatten().tolist()
+        found.append(
+            AlbumCaption(
+                caption=flat[i],
+                candidate=i - first[row],
+                rank=rank[i],
+                margin=margin[i] if number > 1 else None,
+                is_distinct=column < len(keys),
+                confused_with=tuple(other for other in others if other != row),
+            )
+        )
+    return AlbumCaptions(found)
+
+
+def _scores(text_features: Any, image_features: Any, targets: Any) -> tuple[Tensor, Tensor]:
+    """Similarities `(N, M)`, and the column of each caption's own image."""
+    text = check_features(text_features, "text_features")
+    images = check_features(image_features, "image_features").to(text)
+    if text.shape[1] != images.shape[1]:
+        raise ValueError(
+            f"text_features have {text.shape[1]} features and image_features {images.shape[1]}. "
+            "Both must come from one scorer."
+        )
+    columns = check_targets(targets, len(text), len(images)).to(text.device)
+    # A product may round the columns of two copies of an image differently, which would tell them apart by luck.
+    return (text @ images.T)[:, duplicate_images(images).to(text.device)], columns

@@ -1,0 +1,217 @@
+"""Which unit may import which, and the picture of it in docs/architecture.md.
+
+python scripts/check_house.py --print-layers     # the table
+python scripts/check_house.py --print-diagram    # the diagram, from the imports as they are
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+from scripts.house_docstrings import Fault, parse, python_files, relative
+
+PACKAGE = "hf_captionrl"
+
+LAYERS: dict[int, dict[str, str]] = {
+    0: {
+        "io": "atomic writes",
+        "text": "tokenisation, n-gram counting",
+        "retrieval": "scorers, cached features, ranks",
+        "losses": "pure functions of tensors",
+        "models": "architectures that transformers lacks",
+    },
+    1: {
+        "captioners": "one kind of thing for every model family",
+        "rewards": "what a rollout earns",
+        "data": "loading, checking, collating, sampling",
+        "scenes": "the embedded world",
+        "metrics": "pure functions that end in a number",
+    },
+    2: {
+        "trainers": "`transformers.Trainer` with our losses and rewards",
+        "reports": "tables, curves, galleries",
+        "boosting": "richer references",
+        "evaluate_modules": "thin `evaluate` modules over `metrics`",
+    },
+    3: {
+        "hub": "cards, and what is published",
+        "pipelines": "one call from a model to captions",
+        "recipe": "what the recipes share",
+        "cli": "the command line",
+    },
+}
+"""A unit may import its own layer and those below. `recipes/` and `scripts/` stand above; nothing imports them."""
+
+SEPARATE: dict[str, frozenset[str]] = {
+    "io": frozenset({"text", "retrieval", "losses", "models"}),
+    "text": frozenset({"retrieval", "losses", "models"}),
+    "losses": frozenset({"text", "retrieval", "models"}),
+    "rewards": frozenset({"captioners"}),
+    "data": frozenset({"captioners"}),
+    "scenes": frozenset({"captioners"}),
+    "metrics": frozenset({"captioners"}),
+    "reports": frozenset({"trainers"}),
+}
+"""Units of one layer that must not know each other all the same."""
+
+TRL_ALLOWED = frozenset(
+    {
+        f"{PACKAGE}/recipe/arguments.py",
+        f"{PACKAGE}/trainers/self_retrieval_grpo_config.py",
+        f"{PACKAGE}/trainers/self_retrieval_grpo_trainer.py",
+        f"{PACKAGE}/trainers/smile_sft_config.py",
+        f"{PACKAGE}/trainers/smile_sft_trainer.py",
+    }
+)
+"""Files that may import trl: for its argument parser, inside the function that parses, and to build on its trainers."""
+
+
+def imported_modules(tree: ast.Module, package: list[str]) -> Iterator[tuple[int, str, list[str]]]:
+    """Every import in a file, wherever it stands: line, absolute module name, names taken from it."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, alias.name, []
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            yield node.lineno, ".".join([*base, *([node.module] if node.module else [])]), [a.name for a in node.names]
+
+
+def check_layers(root: Path) -> list[Fault]:
+    """Imports point downwards, between units there is no circle, and trl stays where it is allowed."""
+    layer_of = {unit: layer for layer, units in LAYERS.items() for unit in units}
+    faults: list[Fault] = []
+    edges: dict[str, dict[str, tuple[str, int]]] = {}
+    for path in python_files(root, PACKAGE, "recipes", "scripts"):
+        name, parts = relative(root, path), path.relative_to(root).with_suffix("").parts
+        inside = parts[0] == PACKAGE
+        unit = parts[1] if inside else parts[0]
+        facade = inside and unit == "__init__"  # the lazy list of public names may name them all
+        if inside and not facade and unit not in layer_of:
+            faults.append(Fault(name, 0, f"{unit!r} is in no layer. Add it to LAYERS and to docs/architecture.md."))
+            continue
+        package = list(parts[:-1])
+        for line, module, names in imported_modules(parse(path), package):
+            top, _, rest = module.partition(".")
+            if top == "trl" and name not in TRL_ALLOWED:
+                faults.append(Fault(name, line, f"imports trl, which only {sorted(TRL_ALLOWED)} may."))
+            if inside and top in ("recipes", "scripts", "tests"):
+                faults.append(Fault(name, line, f"the package imports {top}, which stands above it."))
+            if top != PACKAGE or not inside or facade:
+                continue
+            targets = [rest.split(".")[0]] if rest else [n for n in names if n != "__version__"]
+            for target in targets:
+                if target == unit:
+                    continue
+                if target not in layer_of:
+                    message = (
+                        f"imports {target!r} from the package's front door. Import it from the module it lives in."
+                    )
+                    faults.append(Fault(name, line, message))
+                elif layer_of[target] > layer_of[unit]:
+                    message = f"{unit} (layer {layer_of[unit]}) imports {target} (layer {layer_of[target]}), above it."
+                    faults.append(Fault(name, line, message))
+                elif target in SEPARATE.get(unit, ()):
+                    faults.append(Fault(name, line, f"{unit} imports {target}; these two do not know each other."))
+                else:
+                    edges.setdefault(unit, {}).setdefault(target, (name, line))
+    return faults + circles(edges)
+
+
+def circles(edges: dict[str, dict[str, tuple[str, int]]]) -> list[Fault]:
+    """Circles in the graph of units, each told once."""
+    faults: list[Fault] = []
+    done: set[str] = set()
+
+    def visit(unit: str, trail: list[str]) -> None:
+        if unit in trail:
+            circle = [*trail[trail.index(unit) :], unit]
+            path, line = edges[trail[-1]][unit]
+            faults.append(Fault(path, line, f"closes a circle of imports: {' -> '.join(circle)}."))
+            return
+        if unit in done:
+            return
+        for target in edges.get(unit, {}):
+            visit(target, [*trail, unit])
+        done.add(unit)
+
+    for unit in sorted(edges):
+        visit(unit, [])
+    return faults
+
+
+def layer_table() -> str:
+    """The layers as the Markdown table of docs/architecture.md."""
+    lines = ["| layer | unit | what is in it |", "|--:|:--|:--|"]
+    for layer, units in sorted(LAYERS.items(), reverse=True):
+        lines += [f"| {layer} | `{unit}` | {what} |" for unit, what in units.items()]
+    return "\n".join(lines)
+
+
+# --- the diagram ----------------------------------------------------------------------------------------------------
+
+DIAGRAM_PAGE = "docs/architecture.md"
+_BEGIN, _END = "<!-- begin diagram -->", "<!-- end diagram -->"
+
+
+def unit_imports(root: Path) -> dict[str, set[str]]:
+    """What each unit imports of the others, by unit."""
+    units = {unit for layer in LAYERS.values() for unit in layer}
+    found: dict[str, set[str]] = {unit: set() for unit in units}
+    for path in python_files(root, PACKAGE):
+        parts = path.relative_to(root).with_suffix("").parts
+        if parts[1] not in units:
+            continue
+        for _, module, names in imported_modules(parse(path), list(parts[:-1])):
+            top, _, rest = module.partition(".")
+            if top == PACKAGE:
+                targets = {rest.split(".")[0]} if rest else set(names)
+                found[parts[1]] |= targets & units - {parts[1]}
+    return found
+
+
+def direct_edges(imports: dict[str, set[str]]) -> list[tuple[str, str]]:
+    """The imports without those that follow from others (the transitive reduction), as (imported, importer).
+
+    Data go that way: what a unit makes is handed to those that import it.
+    """
+
+    def reached(unit: str) -> set[str]:
+        return set().union(imports[unit], *(reached(target) for target in imports[unit]))
+
+    return sorted(
+        (target, unit)
+        for unit, targets in imports.items()
+        for target in targets
+        if not any(target in reached(other) for other in targets - {target})
+    )
+
+
+def diagram(root: Path) -> str:
+    """The way of the data between units as a Mermaid flowchart, one row a layer."""
+    lines = ["```mermaid", "flowchart BT"]
+    for layer, units in LAYERS.items():
+        lines += [f"  subgraph layer{layer}[layer {layer}]", *(f"    {unit}" for unit in units), "  end"]
+    lines += [f"  {source} --> {target}" for source, target in direct_edges(unit_imports(root))]
+    return "\n".join([*lines, "```"])
+
+
+def check_diagram(root: Path) -> list[Fault]:
+    """The diagram of docs/architecture.md is that of the imports."""
+    path = root / DIAGRAM_PAGE
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    if _BEGIN not in text or _END not in text:
+        return [Fault(DIAGRAM_PAGE, 0, f"has no diagram between {_BEGIN} and {_END}.")]
+    shown = text[text.index(_BEGIN) + len(_BEGIN) : text.index(_END)].strip().splitlines()
+    wanted = diagram(root).splitlines()
+    if shown == wanted:
+        return []
+    line = text[: text.index(_BEGIN)].count("\n") + 1
+    differ = [
+        *(f"no import for {x.strip()!r}" for x in shown if x not in wanted),
+        *(f"lacks {x.strip()!r}" for x in wanted if x not in shown),
+    ]
+    told = "; ".join(differ) or "the lines stand in another order"
+    return [Fault(DIAGRAM_PAGE, line, f"the diagram is not that of the imports: {told}. Paste --print-diagram.")]

@@ -1,0 +1,167 @@
+"""The page that leads from every table, figure and equation of the papers to code, recipe, test and status.
+
+    python scripts/make_paper_index.py            # docs/paper_index.yaml -> docs/paper_index.md
+    python scripts/make_paper_index.py --check    # exit code 1 if the page is not what the rows say
+
+Numbers on the page are read from the committed results; nothing is typed in.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from hf_captionrl.io import atomic_write_text
+
+__all__ = ["PAPERS", "STATUSES", "find_number", "load_rows", "main", "to_markdown"]
+
+ROOT = Path(__file__).resolve().parents[1]
+ROWS = ROOT / "docs" / "paper_index.yaml"
+PAGE = ROOT / "docs" / "paper_index.md"
+
+PAPERS = {
+    "smile": 'SMILE: Yue et al. 2023, "Learning Descriptive Image Captioning via Semipermeable Maximum Likelihood Estimation"',
+    "discritune": 'DiscriTune: Dessì et al. 2023, "Cross-Domain Image Captioning with Discriminative Finetuning"',
+    "sle": 'SLE: Chen and Jin 2020, "Better Captioning with Sequence-Level Exploration"',
+    "ndlb": 'NDLB: "No Detail Left Behind: Revisiting Self-Retrieval for Fine-Grained Image Captioning"',
+}
+STATUSES = {
+    "reproduced": "run on the embedded world, where its effect can be small or large or absent; the numbers are committed",
+    "runs": "one command makes it on the embedded world; no number of it is claimed",
+    "tested": "a formula, an algorithm or settings, held against something independent by the tests named",
+    "not run": "code, settings and tests are there; the note says what it needs that was not here",
+    "not applicable": "nothing to run; the note says why",
+}
+_HEADINGS = {"smile": "SMILE", "discritune": "DiscriTune", "sle": "SLE", "ndlb": "No Detail Left Behind"}
+
+
+def load_rows(path: Path = ROWS) -> list[dict[str, Any]]:
+    """The rows of the index.
+
+    Args:
+        path: The YAML file.
+    Returns:
+        One dict a row; its keys are described at the top of the file.
+    """
+    return yaml.safe_load(path.read_text(encoding="utf-8"))["rows"]
+
+
+@functools.cache
+def _results(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def find_number(place: str, value: Any) -> tuple[float, float | None]:
+    """A number of a JSON file.
+
+    Args:
+        place: Keys joined by `/`; in a list of objects the `name` of one.
+        value: The file's content.
+    Returns:
+        The number, or the mean, and its standard error where there is one.
+    Raises:
+        KeyError: If there is nothing at that place.
+    """
+    for key in place.split("/"):
+        if isinstance(value, list):
+            value = {entry["name"]: entry for entry in value}
+        value = value[key]
+    if isinstance(value, dict):
+        return float(value["mean"]), float(value["standard_error"])
+    return float(value), None
+
+
+def _number(mean: float, error: float | None) -> str:
+    digits = 2 if abs(mean) >= 2 else 3
+    return f"{mean:.{digits}f}" + (f" ±{error:.{digits}f}" if error is not None else "")
+
+
+def _said(row: dict[str, Any]) -> str:
+    numbers = [
+        f"{label}: {_number(*find_number(place, _results(ROOT / file)))}"
+        for label, file, place in row.get("numbers", ())
+    ]
+    parts = ["; ".join(numbers), row.get("note", "")]
+    return f"**{row['status']}**" + "".join(f"<br>{part}" for part in parts if part)
+
+
+def _where(row: dict[str, Any]) -> str:
+    parts = [", ".join(f"`{entry}`" for entry in row.get(key, ())) for key in ("code", "recipes")]
+    parts.append(f"`{row['command']}`" if "command" in row else "")
+    parts.append(", ".join(f"`{entry}`" for entry in row.get("tests", ())))
+    links = [f"[{Path(row['page']).stem}]({row['page']})"]
+    links += [f"[{Path(file).name}]({Path(file).relative_to('docs').as_posix()})" for file in row.get("results", ())]
+    links += [f"[picture]({Path(row['figure']).relative_to('docs').as_posix()})"] if "figure" in row else []
+    return "<br>".join(part for part in [*parts, ", ".join(links)] if part)
+
+
+def to_markdown(rows: Sequence[dict[str, Any]]) -> str:
+    """The page.
+
+    Args:
+        rows: From [`load_rows`].
+    Returns:
+        Markdown.
+    """
+    counted = Counter(row["status"] for row in rows)
+    lines = [
+        "# Index of the papers",
+        "",
+        "Every table, figure, numbered equation and algorithm of the four papers, and what stands for it here: code, recipe, command, tests,",
+        "page. No number of a paper was repeated on the paper's own data: neither the images nor the papers' captioners were at hand. What",
+        "was run was run on the embedded world, and says so.",
+        "",
+        "| status | rows | means |",
+        "|:--|--:|:--|",
+        *(f"| {status} | {counted[status]} | {meaning} |" for status, meaning in STATUSES.items()),
+        "",
+        "The rows stand in [paper_index.yaml](paper_index.yaml); `python scripts/make_paper_index.py` writes this page, and a test checks that every",
+        "file, test and number named exists and that no item of a paper is missing. ± is one standard error over seeds.",
+    ]
+    for paper, title in PAPERS.items():
+        lines += [
+            "",
+            f"## {_HEADINGS[paper]}",
+            "",
+            title.split(": ", 1)[1] + ".",
+            "",
+            "| | status | where |",
+            "|:--|:--|:--|",
+        ]
+        for row in rows:
+            if row["paper"] == paper:
+                number = row["number"] if row["number"].isdigit() else ""
+                kind = f"{row['kind'].capitalize()} {number}: " if number else ""
+                lines.append(f'| <a id="{row["id"]}"></a>{kind}{row["title"]} | {_said(row)} | {_where(row)} |')
+    return "\n".join(lines) + "\n"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write the page, or check it.
+
+    Args:
+        arguments: The command line; None for the program's own.
+    Returns:
+        The exit code: 1 if `--check` finds the page out of date.
+    """
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 if the page is out of date")
+    page = to_markdown(load_rows())
+    if parser.parse_args(arguments).check:
+        current = PAGE.exists() and PAGE.read_text(encoding="utf-8") == page
+        print(f"{PAGE.name} is {'up to date' if current else 'out of date. Run python scripts/make_paper_index.py.'}")
+        return 0 if current else 1
+    atomic_write_text(PAGE, page)
+    print(f"{PAGE.name}: {len(load_rows())} rows")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

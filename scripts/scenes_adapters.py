@@ -1,0 +1,76 @@
+"""The shipped adapters of the embedded world: a recipe's LoRA, taken out of the folder that the recipe leaves.
+
+Called by `scripts/train_scenes_models.py adapter`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from hf_captionrl.io import write_json
+
+__all__ = ["ADAPTERS", "train_adapter"]
+
+ROOT = Path(__file__).resolve().parents[1]
+BASE = "blip-mle"
+ADAPTERS = {"blip-smile": "smile_blip", "blip-sr": "self_retrieval_blip"}
+"""Names, and the recipe of each, which is run with its `scenes_lora.yaml`."""
+
+_SHIPPED = (
+    *("adapter_config.json", "adapter_model.safetensors", "captioner.json"),
+    *("processor_config.json", "tokenizer.json", "tokenizer_config.json"),
+)
+
+
+def train_adapter(name: str, seed: int, checkpoints: Path) -> dict[str, Any]:
+    """Run the recipe and keep its adapter.
+
+    Args:
+        name: One of `ADAPTERS`; the folder under `checkpoints`.
+        seed: Of the run.
+        checkpoints: Where the shipped models are, the base model among them.
+
+    Returns:
+        `dict`: The log of the run.
+    """
+    recipe = ADAPTERS[name]
+    config = f"recipes/configs/{recipe}/scenes_lora.yaml"
+    start = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, f"recipes/{recipe}.py", "--config", config, "--seed", str(seed)]
+        # One thread, so that the result is the same everywhere.
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        subprocess.run([*command, "--output_dir", folder], check=True, cwd=ROOT, env=environment)
+        keep_adapter(Path(folder) / "model", checkpoints / name)
+    return {
+        "stage": "adapter",
+        "name": name,
+        "seed": seed,
+        "base_model": BASE,
+        "recipe": f"recipes/{recipe}.py --config {config}",
+        "seconds": round(time.perf_counter() - start),
+    }
+
+
+def keep_adapter(source: Path, target: Path) -> None:
+    """Copy an adapter beside its base model, and let it say so.
+
+    Args:
+        source: The recipe's finished model.
+        target: Folder of the shipped adapter, in the same folder as the base model's.
+    """
+    target.mkdir(parents=True, exist_ok=True)
+    for file in _SHIPPED:
+        shutil.copyfile(source / file, target / file)
+    config = json.loads((target / "adapter_config.json").read_text(encoding="utf-8"))
+    # The package may lie anywhere, so the base model is found from the adapter's own folder.
+    config["base_model_name_or_path"] = f"../{BASE}"
+    write_json(target / "adapter_config.json", config)

@@ -1,0 +1,188 @@
+"""Every command with --json: one JSON object on stdout, all else on stderr; and the token is in no output and no file.
+
+A command that is added needs a line in `RUNS`, or the tests here fail.
+"""
+
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from hf_captionrl.cli import main
+from hf_captionrl.data import open_image
+from hf_captionrl.io import write_json
+from hf_captionrl.scenes import load_scenes
+from tests.cli.test_every_command import COMMANDS
+from tests.cli.test_study import answer
+
+TOKEN = "hf_" + "FAKEtoken" * 4
+IMAGES = 24
+FEW = ["--max_images", str(IMAGES), "--cache_dir", "cache"]
+FILES = ["--captions", "a.jsonl", "b.jsonl", "--max_images", str(IMAGES)]
+
+RUNS = {
+    "metrics path": ["self_retrieval"],
+    "metrics install": [],
+    "completion": ["fish"],
+    "doctor": [],
+    "caption": ["scenes:blip-mle", "--max_images", "3", "--max_new_tokens", "6", "--num_beams", "1"],
+    "explain": ["scenes:blip-mle", "scenes:test-00012", "--caption", "two pigs"],
+    "evaluate": [*FILES, "--suite", "smile", "--language_model", "none", "--cache_dir", "cache"],
+    "gallery": [*FILES, "--cache_dir", "cache"],
+    "bags": [*FEW, "--bag_sizes", "3"],
+    "truematch build": ["--output", "truematch", *FEW, "--bag_sizes", "3"],
+    "truematch review": ["truematch", "--export", "review.html"],
+    "truematch apply": ["truematch"],
+    "truematch evaluate": ["truematch", *FILES, "--cache_dir", "cache", "--output_dir", "judged"],
+    "truematch leaderboard": ["truematch", "judged/results.json"],
+    "study build retrieval": [*FILES, "--output", "study", "--set_size", "2", "--num_sets", "3", "--controls", "0"],
+    "study build rating": [*FILES, "--output", "ratings", "--num_images", "2", "--num_raters", "1"],
+    "study score": ["ratings", "answers.json"],
+    "boost": ["--max_images", "4", "--output", "boosted"],
+    "card": ["boosted", "--license", "mit"],
+    "push": ["boosted", "--dry_run"],
+    "demo": ["--no_browser"],
+    "train": ["smile", "--steps", "3", "--hub_token", TOKEN],
+}
+"""What is typed for each command; in this order, for some read what others wrote."""
+
+RECIPE = """
+from dataclasses import dataclass, field
+import json, os, sys
+from pathlib import Path
+
+from hf_captionrl.hub import write_manifest
+
+
+@dataclass
+class Arguments:
+    steps: int = field(default=1)
+    hub_token: str = field(default="")
+
+
+def main(argv=None):
+    from transformers import HfArgumentParser
+
+    (arguments,) = HfArgumentParser(Arguments).parse_args_into_dataclasses(argv)
+    if arguments.steps < 0:
+        sys.exit(7)
+    print("a table, on stdout")
+    write_manifest("trained", command=sys.argv, seeds={}, data={}, config={"Arguments": arguments})
+    Path("trained/results.json").write_text(json.dumps({"steps": arguments.steps}))
+    return Path("trained/results.json")
+
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+def captured(argv):
+    """Exit code and what was said, also by what runs beneath."""
+    sys.stdout.flush(), sys.stderr.flush()
+    kept = os.dup(1), os.dup(2)
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        os.dup2(out.fileno(), 1), os.dup2(err.fileno(), 2)
+        before = sys.stdout, sys.stderr
+        sys.stdout, sys.stderr = os.fdopen(os.dup(1), "w"), os.fdopen(os.dup(2), "w")
+        try:
+            code = main(argv)
+        finally:
+            sys.stdout.close(), sys.stderr.close()
+            sys.stdout, sys.stderr = before
+            os.dup2(kept[0], 1), os.dup2(kept[1], 2)
+            os.close(kept[0]), os.close(kept[1])
+        said = []
+        for file in (out, err):
+            file.seek(0)
+            said.append(file.read().decode())
+    return code, *said
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    """A folder in which every command was run with --json, and what each said."""
+    folder = tmp_path_factory.mktemp("world")
+    scenes = load_scenes(num_train=0, num_validation=0)["test"].select(range(IMAGES))
+    for name, captions in (("a", [c[0] for c in scenes["captions"]]), ("b", list(scenes["full_caption"]))):
+        pairs = zip(scenes["image_id"], captions, strict=True)
+        lines = [json.dumps({"image_id": i, "caption": c}) + "\n" for i, c in pairs]
+        (folder / f"{name}.jsonl").write_text("".join(lines))
+    open_image(scenes[0]["image"]).save(folder / "photo.png")
+    (folder / "recipes").mkdir()
+    (folder / "recipes" / "smile_blip.py").write_text(RECIPE)
+    said = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setenv("HF_TOKEN", TOKEN)
+        patch.setenv("CAPTIONRL_CACHE", str(folder / "cache"))
+        patch.setattr("hf_captionrl.cli.train.recipe_path", lambda *parts: folder.joinpath("recipes", *parts))
+        patch.setattr("hf_captionrl.evaluate_modules.shims.modules_cache", lambda: folder / "modules")
+        patch.setattr("hf_captionrl.cli.demo.load_demo", lambda arguments: None)
+        patch.setattr("hf_captionrl.cli.demo_page.serve", lambda demo, **k: k["announce"]("http://127.0.0.1:7860"))
+        for name, arguments in RUNS.items():
+            if name == "study score" and Path("ratings/key.json").exists():
+                answer(Path("ratings"), "rater-1", "p", lambda q: [3, 4, 5], Path("answers.json").resolve())
+            words = name.split()
+            # Options of `train` stand before the method; what follows is the recipe's.
+            argv = [*words, "--json", *arguments]
+            said[name] = captured(argv)
+        said["failed train"] = captured(["train", "--json", "smile", "--steps", "-1"])
+    return folder, said
+
+
+@pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
+def test_one_json_object_and_nothing_else_on_stdout(world, path):
+    code, out, err = world[1][" ".join(path)]
+    assert code == 0, err
+    assert isinstance(json.loads(out), dict)
+    assert TOKEN not in out + err
+
+
+def test_a_training_says_where_its_results_are_and_ends_as_the_recipe_does(world):
+    folder, said = world
+    _, out, err = said["train"]
+    found = json.loads(out)
+    assert found["results"] == {"steps": 3}
+    assert found["path"] == "trained/results.json"
+    assert "a table, on stdout" in err
+    manifest = json.loads((folder / "trained/training_manifest.json").read_text())
+    assert manifest["command"] == ["smile_blip.py", "--steps", "3", "--hub_token", "***"]
+    assert found["arguments"] == ["--steps", "3", "--hub_token", "***"]
+    code, out, _ = said["failed train"]
+    assert (code, out) == (7, "")
+
+
+def test_the_token_is_in_no_file(world):
+    folder = world[0]
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    assert len(files) > 40
+    assert {"truematch.json", "boosting.json", "results.json", "gallery.json", "key.json"} <= {f.name for f in files}
+    assert [str(file) for file in files if TOKEN.encode() in file.read_bytes()] == []
+    # That the search would find one.
+    write_json(folder / "leak" / "config.json", {"token": TOKEN})
+    assert [f.name for f in folder.rglob("*") if f.is_file() and TOKEN.encode() in f.read_bytes()] == ["config.json"]
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["caption", "./nowhere", "--json"],
+        ["evaluate", "--captions", "gone.jsonl", "--json"],
+        ["card", "gone", "--json"],
+        ["push", "gone", "--repo_id", "a b", "--json"],
+        ["train", "--json", "--processes", "0", "smile"],
+        ["truematch", "review", "gone", "--json"],
+    ],
+    ids=lambda argv: argv[0],
+)
+def test_a_failure_says_one_line_on_stderr_and_nothing_on_stdout(argv, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    code, out, err = captured(argv)
+    assert (code, out) == (2, "")
+    assert [line for line in err.splitlines() if "error:" in line] == err.splitlines()[-1:]
+    assert TOKEN not in err

@@ -1,0 +1,73 @@
+"""What goes wrong at a push or a download, as the command line says it: one line, the way out in it, nothing sent, no token."""
+
+import re
+
+import pytest
+
+from hf_captionrl.cli import main
+from tests.hub.folders import publishable
+from tests.hub.server import READ, WRITE, WRONG
+
+CASES = {
+    "no token": (None, {}, "smile", r"wants a token, and there is none\. Log in"),
+    "wrong token": (WRONG, {}, "smile", r"does not accept the token \(401\)\. Make a new one"),
+    "read-only token": (READ, {}, "smile", r"may not write to 'smile' \(403\)\. Use one with write permission"),
+    "somebody else's name": (WRITE, {}, "google/smile", r"may not write to 'google/smile'"),
+    "other content": (WRITE, {}, "thesis", r"exists and holds other content \(thesis.tex\)\. Choose another name"),
+    "invalid name": (WRITE, {}, "a b/c", r"'a b/c' is not a name that the Hub accepts .*Use owner/name"),
+    "HTML": (WRITE, {"README.md": "<script>alert(1)</script>"}, "smile", r"holds HTML, '<script>.*Use Markdown"),
+    "a path outside": (WRITE, {"README.md": "[x](../../x.json)"}, "smile", r"outside its folder\. Put the file into"),
+    "pickles only": (WRITE, {"model.safetensors": None}, "smile", r"no \*\.safetensors.*Save with save_pretrained"),
+    "a token inside": (
+        WRITE,
+        {"results.json": f" {WRITE}"},
+        "smile",
+        r"results.json holds an access token\. Remove it",
+    ),
+    "a placeholder": (WRITE, {"README.md": "TODO"}, "smile", r"'TODO', a placeholder\. State the fact"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_push_that_is_refused_says_why_in_one_line(case, hub, tmp_path, monkeypatch, capfd):
+    token, changes, name, message = CASES[case]
+    folder = publishable(tmp_path / "model")
+    (folder / "pytorch_model.bin").write_bytes(b"a pickle")
+    for file, more in changes.items():
+        path = folder / file
+        before = path.read_text() if more is not None else ""
+        path.unlink()
+        if more is not None:
+            path.write_text(f"{before}\n{more}\n")
+    hub.add("tester/thesis", {"thesis.tex": b"..."})
+    if token is not None:
+        monkeypatch.setenv("HF_TOKEN", token)
+    capfd.readouterr()
+    assert main(["push", str(folder), "--repo_id", name, "--json"]) == 2
+    said = capfd.readouterr()
+    assert said.out == ""
+    (line,) = [line for line in said.err.splitlines() if not line.startswith("Loading weights")]
+    assert line.startswith("captionrl push: error: ")
+    assert re.search(message, line), line
+    assert "Traceback" not in line
+    sent = {name for repo in hub.repos.values() for name in repo.files} - {".gitattributes"}
+    assert sent == {"thesis.tex"}
+    # Only on purpose is a token in a file; `hub` looks through everything else at its end.
+    (folder / "results.json").unlink()
+
+
+def test_a_model_of_pickles_only_is_not_loaded(tmp_path, capfd):
+    folder = publishable(tmp_path / "model")
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    capfd.readouterr()
+    assert main(["caption", str(folder), "--output", str(tmp_path / "c.jsonl"), "--max_images", "1", "--json"]) == 2
+    said = capfd.readouterr()
+    assert said.out == ""
+    assert "no weights in safetensors. Other formats run code where they are opened" in said.err.splitlines()[-1]
+
+
+def test_what_is_complete_goes_up(hub, tmp_path, monkeypatch, capfd):
+    """The control: without any of the faults the same command succeeds."""
+    monkeypatch.setenv("HF_TOKEN", WRITE)
+    assert main(["push", str(publishable(tmp_path / "model")), "--repo_id", "smile", "--json"]) == 0
+    assert "model.safetensors" in hub.repo("tester/smile").files

@@ -1,0 +1,54 @@
+"""The picture of the front page shows the committed numbers."""
+
+import json
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from scripts import docs_pictures
+from scripts.docs_pictures import COLUMNS, ROWS, before_after, draw, photograph
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_numbers_are_those_of_the_results(tmp_path, monkeypatch):
+    table = before_after()
+    assert [name for name, _ in table] == [name for name, _, _ in ROWS]
+    for (_, values), (_, file, key) in zip(table, ROWS, strict=True):
+        rows = json.loads((ROOT / "docs" / "results" / file).read_text())["rows"]
+        row = next(row for row in rows if row["name"] == key)
+        for (mean, error), (column, _) in zip(values, COLUMNS, strict=True):
+            seeds = row[column]["values"]
+            assert mean == pytest.approx(sum(seeds) / len(seeds))
+            spread = sum((value - mean) ** 2 for value in seeds) / (len(seeds) - 1)
+            assert error == pytest.approx((spread / len(seeds)) ** 0.5, abs=1e-12)
+    monkeypatch.setattr(docs_pictures, "ROWS", (("nobody", "smile_blip_seeds.json", "nobody"),))
+    with pytest.raises(KeyError, match="nobody"):
+        before_after()
+
+
+def test_both_captioners_start_from_the_same(tmp_path):
+    starts = []
+    for file in ("smile_blip_seeds.json", "self_retrieval_blip_seeds.json"):
+        rows = {row["name"]: row for row in json.loads((ROOT / "docs" / "results" / file).read_text())["rows"]}
+        starts.append([rows["MLE"][column]["mean"] for column, _ in COLUMNS])
+    assert starts[0] == pytest.approx(starts[1])
+
+
+def test_the_committed_pictures_are_pictures(tmp_path):
+    with (
+        Image.open(draw(tmp_path / "new.png")) as new,
+        Image.open(ROOT / "docs" / "images" / "before_after.png") as old,
+    ):
+        assert new.size == old.size
+    with Image.open(ROOT / "docs" / "images" / "gallery.png") as gallery:
+        assert gallery.size == (1180, 930)
+    with pytest.raises(ValueError, match="png"):
+        draw(tmp_path / "new.jpg")
+
+
+def test_without_a_browser_the_way_out_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(docs_pictures.shutil, "which", lambda name: None)
+    with pytest.raises(FileNotFoundError, match="Install chromium"):
+        photograph(tmp_path / "page.html", tmp_path / "page.png")

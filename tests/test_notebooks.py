@@ -1,0 +1,79 @@
+"""The notebooks run from top to bottom on the embedded world, and are committed without what they print."""
+
+import ast
+import json
+import os
+import resource
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError
+
+ROOT = Path(__file__).parents[1]
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+CPU_SECONDS = 20  # 8 to 12 where nothing else runs; a core that two programs share counts more for the same work
+
+
+def faults(content):
+    """What a committed notebook must not hold."""
+    found = []
+    if content["metadata"]["kernelspec"]["name"] != "python3":
+        found.append("kernel")
+    for cell in content["cells"]:
+        if cell["cell_type"] == "code":
+            ast.parse("".join(cell["source"]))
+            if cell["outputs"] or cell["execution_count"] is not None:
+                found.append("output")
+        if cell["metadata"]:
+            found.append("metadata")
+    return found
+
+
+def run(notebook, folder):
+    """Run all cells in `folder`; CPU seconds of the kernel."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    NotebookClient(
+        notebook, timeout=200, kernel_name="python3", resources={"metadata": {"path": str(folder)}}
+    ).execute()
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+@pytest.fixture(autouse=True)
+def kernel(monkeypatch, tmp_path):
+    """The kernel is this Python with this package, and leaves nothing outside the test's folder."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")])))
+    for name in ("IPYTHONDIR", "JUPYTER_RUNTIME_DIR", "JUPYTER_CONFIG_DIR"):
+        monkeypatch.setenv(name, str(tmp_path / name))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+def test_there_are_notebooks():
+    assert {path.stem for path in NOTEBOOKS} >= {"quickstart", "self_retrieval", "bags"}
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_is_committed_without_outputs(path):
+    assert faults(json.loads(path.read_text())) == []
+    nbformat.validate(nbformat.read(path, as_version=4))
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_runs(path, tmp_path):
+    notebook = nbformat.read(path, as_version=4)
+    seconds = run(notebook, tmp_path)
+    printed = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
+    assert any(output.output_type == "stream" for output in printed)
+    assert seconds < CPU_SECONDS, f"{path.name} took {seconds:.1f} CPU seconds"
+
+
+def test_a_failing_cell_and_a_left_output_are_seen(tmp_path):
+    content = json.loads(NOTEBOOKS[0].read_text())
+    content["cells"][1]["execution_count"] = 3
+    content["metadata"]["kernelspec"]["name"] = "my-env"
+    assert faults(content) == ["kernel", "output"]
+    broken = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("assert 1 + 1 == 3")])
+    with pytest.raises(CellExecutionError):
+        run(broken, tmp_path)

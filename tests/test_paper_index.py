@@ -1,0 +1,139 @@
+"""The index of the papers: no item of a paper is missing, and whatever a row names is there."""
+
+import ast
+import functools
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+
+from scripts import make_paper_index
+from scripts.make_paper_index import PAPERS, STATUSES, find_number, load_rows, to_markdown
+from tests.test_docs import parse
+
+ROOT = Path(__file__).parents[1]
+ROWS = load_rows()
+
+# What the papers number, counted in the papers: the highest number of each kind; none is left out in between.
+NUMBERED = {
+    "smile": {"table": 7, "figure": 5, "equation": 4, "algorithm": 1},
+    "discritune": {"table": 14, "figure": 3, "equation": 1},
+    "sle": {"table": 4, "figure": 4, "equation": 16, "algorithm": 1},
+    "ndlb": {"table": 14, "figure": 9, "equation": 1, "algorithm": 2},
+}
+KEYS = {
+    "id",
+    "paper",
+    "kind",
+    "number",
+    "title",
+    "status",
+    "code",
+    "recipes",
+    "command",
+    "tests",
+    "results",
+    "numbers",
+}
+KEYS |= {"figure", "page", "note"}
+
+
+@functools.cache
+def names(file):
+    """What a Python file defines at its top level."""
+    found = set()
+    for node in ast.parse((ROOT / file).read_text()).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            found |= {target.id for target in targets if isinstance(target, ast.Name)}
+    return found
+
+
+def faults(row):
+    """What a row names that is not there, or does not say."""
+    found = [f"key {key}" for key in row.keys() - KEYS]
+    for entry in row.get("code", []):
+        file, _, name = entry.partition(":")
+        if not (ROOT / file).is_file() or (name and name not in names(file)):
+            found.append(entry)
+    for entry in row.get("tests", []):
+        file, _, name = entry.partition("::")
+        if not (ROOT / file).is_file() or not name.startswith("test_") or name not in names(file):
+            found.append(entry)
+    found += [pattern for pattern in row.get("recipes", []) if not list(ROOT.glob(pattern))]
+    found += [
+        file for file in [*row.get("results", []), *filter(None, [row.get("figure")])] if not (ROOT / file).is_file()
+    ]
+    if not (ROOT / "docs" / row["page"]).is_file():
+        found.append(row["page"])
+    for label, file, place in row.get("numbers", []):
+        try:
+            find_number(place, json.loads((ROOT / file).read_text()))
+        except (KeyError, FileNotFoundError) as error:
+            found.append(f"{label}: {error}")
+    status = row["status"]
+    needed = {
+        "reproduced": {"code", "command", "tests", "results", "numbers"},
+        "runs": {"code", "command", "tests"},
+        "tested": {"code", "tests"},
+        "not run": {"code", "tests", "note"},
+        "not applicable": {"note"},
+    }[status]
+    return found + [f"{status} without {key}" for key in needed if not row.get(key)]
+
+
+def test_no_numbered_item_of_a_paper_is_missing():
+    expected = {
+        f"{paper}-{kind}-{number}"
+        for paper, kinds in NUMBERED.items()
+        for kind, last in kinds.items()
+        for number in range(1, last + 1)
+    }
+    ids = [row["id"] for row in ROWS]
+    assert len(ids) == len(set(ids))
+    assert {id for id in ids if "-unnumbered-" not in id} == expected
+    for row in ROWS:
+        assert row["id"] == f"{row['paper']}-{row['kind']}-{row['number']}"
+        assert row["paper"] in PAPERS
+        assert row["status"] in STATUSES
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row["id"])
+def test_whatever_a_row_names_is_there(row, monkeypatch):
+    assert faults(row) == []
+    if "command" in row:
+        monkeypatch.chdir(ROOT)
+        parse(shlex.split(row["command"]))
+
+
+def test_a_row_that_names_nothing_is_seen():
+    good = next(row for row in ROWS if row["id"] == "smile-table-1")
+    bad = {
+        "code": ["hf_captionrl/losses/smile.py:no_loss"],
+        "tests": ["tests/losses/test_smile.py::test_nothing"],
+        "recipes": ["recipes/configs/smile_blip/table9_*.yaml"],
+        "results": ["docs/results/none.json"],
+        "numbers": [["R@1", "docs/results/smile_blip_seeds.json", "rows/GAN/length"]],
+        "page": "none.md",
+    }
+    for key, value in bad.items():
+        assert len(faults({**good, key: value})) == 1, key
+    assert faults({**good, "note": "", "status": "not run"}) == ["not run without note"]
+    assert faults({key: value for key, value in good.items() if key != "results"}) == ["reproduced without results"]
+
+
+def test_the_page_is_made_of_the_rows(monkeypatch, tmp_path, capsys):
+    assert make_paper_index.main(["--check"]) == 0
+    page = to_markdown(ROWS)
+    assert all(f'<a id="{row["id"]}"></a>' in page for row in ROWS)
+    results = json.loads((ROOT / "docs/results/smile_blip_seeds.json").read_text())
+    length = {row["name"]: row for row in results["rows"]}["SMILE"]["length"]["mean"]
+    assert f"SMILE: {length:.2f}" in page
+    stale = tmp_path / "paper_index.md"
+    stale.write_text(page.replace(f"{length:.2f}", "99.99"))
+    monkeypatch.setattr(make_paper_index, "PAGE", stale)
+    assert make_paper_index.main(["--check"]) == 1
+    assert "out of date" in capsys.readouterr().out

@@ -1,0 +1,71 @@
+"""Captions of an album, with the embedded captioners: candidates, their seed, and what is chosen of them."""
+
+import pytest
+import torch
+
+from hf_captionrl import load_captioner, load_scorer
+from hf_captionrl.retrieval.album import same_text
+from hf_captionrl.scenes import load_scenes
+from hf_captionrl.scenes.models import model_path
+from hf_captionrl.trainers import album_captions
+from hf_captionrl.trainers.album_captions import album_candidates, caption_album, compare_captioners
+
+
+@pytest.fixture(scope="module")
+def captioner():
+    return load_captioner(model_path("scenes:blip-mle"), device="cpu")
+
+
+@pytest.fixture(scope="module")
+def scorer():
+    return load_scorer(model_path("scenes:clip-judge"), device="cpu")
+
+
+@pytest.fixture(scope="module")
+def images():
+    """The first bag of look-alikes."""
+    return load_scenes(num_train=0, num_validation=0, num_test=15)["test"]["image"][:3]
+
+
+def test_candidates_are_beams_and_samples(captioner, images):
+    torch.manual_seed(5)
+    state = torch.get_rng_state()
+    first = album_candidates(captioner, images, num_beams=2, num_samples=3, seed=1, batch_size=2)
+    assert torch.equal(torch.get_rng_state(), state), "the caller's random numbers"
+    assert [len(mine) for mine in first] == [5, 5, 5]
+    assert first == album_candidates(captioner, images, num_beams=2, num_samples=3, seed=1, batch_size=2)
+    assert first != album_candidates(captioner, images, num_beams=2, num_samples=3, seed=2, batch_size=2)
+    beams = captioner.generate(**captioner.encode_images(images), do_sample=False, num_beams=2, num_return_sequences=2)
+    assert [mine[:2] for mine in first] == [beams.captions[2 * i : 2 * i + 2] for i in range(3)]
+    assert album_candidates(captioner, images, num_beams=2, num_samples=0) == [mine[:2] for mine in first]
+
+
+def test_an_album_of_look_alikes_gets_captions_of_its_own(captioner, scorer, images):
+    found = caption_album(captioner, scorer, images)
+    assert len({same_text(caption.caption) for caption in found.captions}) == 3
+    greedy = compare_captioners({"MLE": captioner}, scorer, images)["MLE"]
+    assert found.num_found > sum(finding.rank == 1 for finding in greedy)
+    # Twice the same image: there is no text that would tell the two apart, and it is said.
+    twice = caption_album(captioner, scorer, [images[0], images[1], images[0]])
+    assert (0, 2) in twice.not_told_apart
+    assert twice.captions[0].rank > 1
+
+
+def test_degenerate_candidates_are_left_out_where_there_are_others(scorer, images, monkeypatch):
+    loop = "a pig on a blue background on a blue background"
+    said = [[loop, "a pig"], [loop], ["", "a tree"]]
+    monkeypatch.setattr(album_captions, "album_candidates", lambda *_, **__: said)
+    found = caption_album(None, scorer, images)
+    assert [caption.caption for caption in found.captions] == ["a pig", loop, "a tree"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"), [({"num_beams": 0}, "num_beams is 0"), ({"num_samples": -1}, "num_samples -1")]
+)
+def test_bad_settings(captioner, images, settings, message):
+    with pytest.raises(ValueError, match=message):
+        album_candidates(captioner, images, **settings)
+    with pytest.raises(ValueError, match="no images"):
+        album_candidates(captioner, [])
+    with pytest.raises(ValueError, match="no images"):
+        compare_captioners({"MLE": captioner}, None, [])

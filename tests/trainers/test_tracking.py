@@ -1,0 +1,247 @@
+"""Captions with images, references, rewards and ranks in the trackers, read back from where they are kept; offline."""
+
+import importlib.machinery
+import json
+import socket
+import sqlite3
+import sys
+import types
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+from huggingface_hub.utils import close_session
+from PIL import Image
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from hf_captionrl.captioners import load_captioner
+from hf_captionrl.data import open_image
+from hf_captionrl.retrieval import load_scorer
+from hf_captionrl.scenes.models import model_path
+from hf_captionrl.trainers import SLEConfig, SLETrainer, SmileConfig, SmileTrainer
+
+from .rl_step import GREEDY, build
+
+TOKEN = "hf_" + "FAKEtoken" * 4
+SHOWN = 3
+LOGGED = {
+    "do_sample": True,
+    "per_device_train_batch_size": 4,
+    "num_generations": 2,
+    "log_completions": True,
+    "num_completions_to_print": SHOWN,
+    "logging_strategy": "steps",
+    "logging_steps": 1,
+    "project": "captions",
+    "hub_token": TOKEN,
+}
+
+
+@pytest.fixture
+def offline(monkeypatch, tmp_path):
+    """No way out but to this machine; what is tried is remembered. A token that must not get anywhere."""
+    tried = []
+    connect, look_up = socket.socket.connect, socket.getaddrinfo
+
+    def is_far(host):
+        return host not in ("127.0.0.1", "::1", "localhost", None)
+
+    def guarded(self, address):
+        if self.family in (socket.AF_INET, socket.AF_INET6) and is_far(address[0]):
+            tried.append(address)
+            raise OSError("there is no network in this test")
+        return connect(self, address)
+
+    def named(host, *arguments, **more):
+        if is_far(host):
+            tried.append(host)
+            raise socket.gaierror("there is no network in this test")
+        return look_up(host, *arguments, **more)
+
+    monkeypatch.setattr(socket.socket, "connect", guarded)
+    monkeypatch.setattr(socket, "getaddrinfo", named)
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
+    monkeypatch.delenv("TRACKIO_SPACE_ID", raising=False)
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    # With a token, trackio asks the Hub who its owner is, unless the Hub is switched off.
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    close_session()
+    import trackio
+    from trackio import sqlite_storage, utils
+
+    for module in (trackio, utils, sqlite_storage, *(m for n, m in sys.modules.items() if n.startswith("trackio."))):
+        # Read once, when trackio is imported.
+        for name, below in (("TRACKIO_DIR", ""), ("MEDIA_DIR", "media")):
+            if hasattr(module, name):
+                monkeypatch.setattr(module, name, tmp_path / "trackio" / below)
+    yield tried
+    close_session()
+    assert tried == []
+    holders = [p for p in tmp_path.rglob("*") if p.is_file() and TOKEN.encode() in p.read_bytes()]
+    assert holders == []
+
+
+def trackio_rows(folder):
+    """Everything that trackio kept: dicts, in their order."""
+    with sqlite3.connect(folder / "trackio" / "captions.db") as base:
+        return [json.loads(text) for (text,) in base.execute("select metrics from metrics order by id")]
+
+
+def tables_of(folder, tag):
+    return [row[tag]["_value"] for row in trackio_rows(folder) if tag in row]
+
+
+def fake_wandb(monkeypatch):
+    """As much of wandb as transformers and we touch."""
+    module = mock.MagicMock(name="wandb")
+    module.__spec__ = importlib.machinery.ModuleSpec("wandb", None)
+    module.__path__ = []
+    errors = types.ModuleType("wandb.sdk.lib.config_util")
+    errors.ConfigError = KeyError
+    for name, part in (("wandb.sdk", module.sdk), ("wandb.sdk.lib", module.sdk.lib), (errors.__name__, errors)):
+        monkeypatch.setitem(sys.modules, name, part)
+    module.run = None
+    module.init.side_effect = lambda *a, **k: setattr(module, "run", mock.MagicMock())
+    module.Table = lambda dataframe: types.SimpleNamespace(dataframe=dataframe)
+    module.Image = lambda image: ("image", image.size)
+    monkeypatch.setitem(sys.modules, "wandb", module)
+    monkeypatch.setattr("transformers.integrations.integration_utils.is_wandb_available", lambda: True)
+    return module
+
+
+def test_what_is_read_back_is_what_was_logged(tmp_path, scenes, offline, monkeypatch, capsys):
+    wandb = fake_wandb(monkeypatch)
+    data = scenes["train"].select(range(8))
+    trackers = ["tensorboard", "trackio", "wandb"]
+    trainer = build(tmp_path / "run", data, report_to=trackers, run_name="one", max_steps=2, **LOGGED)
+    seen = []
+    record = trainer.monitor.record
+
+    def recorded(context, rewards, advantages):
+        seen.append((context, rewards))
+        return record(context, rewards, advantages)
+
+    trainer.monitor.record = recorded
+    trainer.train()
+    history = [entry for entry in trainer.state.log_history if "reward" in entry]
+    assert len(history) == len(seen) == 2
+    image_of = dict(zip(data["image_id"], data["image"], strict=True))
+
+    # trackio: numbers and tables, from its own data base and folder.
+    rows = trackio_rows(tmp_path)
+    numbers = [row for row in rows if "train/reward" in row]
+    for entry, row in zip(history, numbers, strict=True):
+        for name in ("loss", "reward", "recall_at_1", "rewards/self_retrieval/mean", "completions/mean_length"):
+            assert row[f"train/{name}"] == pytest.approx(entry[name])
+        assert row["train/global_step"] == entry["step"]
+    tables = tables_of(tmp_path, "completions")
+    for step, (table, (context, rewards)) in enumerate(zip(tables, seen, strict=True), start=1):
+        assert [row["step"] for row in table] == [step] * SHOWN
+        for n, row in enumerate(table):
+            assert row["caption"].replace("\\", "") == context.captions[n]
+            assert row["image_id"] == context.image_ids[n // 2]
+            assert row["reference"].replace("\\", "") == context.references[n // 2][0]
+            assert row["rewards/self_retrieval"] == pytest.approx(float(rewards[n, 0]))
+            assert row["rank"] == int(context.ranks[n]) >= 1
+            # Who is found first of all is found; the share of these is what is logged as a number.
+            stored = Image.open(tmp_path / "trackio" / "media" / row["image"]["file_path"])
+            expected = open_image(image_of[row["image_id"]])
+            assert np.array_equal(np.asarray(stored.convert("RGB")), np.asarray(expected))
+        assert float((context.ranks == 1).float().mean()) == pytest.approx(history[step - 1]["recall_at_1"])
+
+    # tensorboard: the same from its event file.
+    (folder,) = {str(path.parent) for path in (tmp_path / "run").rglob("events.out.tfevents.*")}
+    events = EventAccumulator(folder, size_guidance={"tensors": 0, "images": 0, "scalars": 0})
+    events.Reload()
+    assert [e.value for e in events.Scalars("train/reward")] == pytest.approx([e["reward"] for e in history])
+    texts = events.Tensors("completions/text_summary")
+    assert [text.step for text in texts] == [1, 2]
+    for text, (context, _) in zip(texts, seen, strict=True):
+        markdown = text.tensor_proto.string_val[0].decode()
+        assert "rank |" in markdown.splitlines()[0]
+        assert all(caption in markdown.replace("\\", "") for caption in context.captions[:SHOWN])
+    assert [len(events.Images(f"completions/{n}")) for n in range(SHOWN)] == [2] * SHOWN
+
+    # wandb: what its module was called with.
+    given = [
+        call.args[0]["completions"].dataframe for call in wandb.log.call_args_list if "completions" in call.args[0]
+    ]
+    for frame, (context, _) in zip(given, seen, strict=True):
+        assert list(frame["caption"]) == context.captions[:SHOWN]
+        assert list(frame["rank"]) == [int(rank) for rank in context.ranks[:SHOWN]]
+        assert all(image[0] == "image" for image in frame["image"])
+    assert TOKEN not in repr(wandb.mock_calls)
+    assert TOKEN not in "".join(capsys.readouterr())
+
+
+def smile(folder, scenes, **more):
+    config = SmileConfig(
+        str(folder / "run"),
+        max_steps=1,
+        per_device_train_batch_size=4,
+        report_to="trackio",
+        project="captions",
+        num_completions_to_print=SHOWN,
+        generation_num_beams=1,
+        generation_max_new_tokens=10,
+        save_strategy="no",
+        use_cpu=True,
+        disable_tqdm=True,
+        **{"log_completions": True, **more},
+    )
+    captioner = load_captioner(model_path("scenes:blip-mle"), dtype=torch.float32)
+    scorer = load_scorer(model_path("scenes:clip-judge"))
+    data = scenes["train"].select(range(8))
+    return SmileTrainer(captioner, config, train_dataset=data, eval_dataset=scenes["validation"], scorer=scorer)
+
+
+def test_maximum_likelihood_and_smile_show_what_they_evaluate(tmp_path, scenes, offline):
+    trainer = smile(tmp_path, scenes, eval_strategy="steps", eval_steps=1)
+    trainer.train()
+    (table,) = tables_of(tmp_path, "eval_completions")
+    said = trainer.generate_captions(scenes["validation"])
+    assert [row["caption"].replace("\\", "") for row in table] == said[:SHOWN]
+    assert [row["image_id"] for row in table] == scenes["validation"]["image_id"][:SHOWN]
+    pool = trainer.scorer_image_features(trainer.scorer, scenes["validation"])
+    similarity = trainer.scorer.text_features(said).float() @ pool.T
+    for row, at in zip(table, range(SHOWN), strict=True):
+        assert row["rank"] == 1 + sum(float(other) >= float(similarity[at, at]) for other in similarity[at]) - 1
+        assert "rewards/self_retrieval" not in row
+    found = next(row for row in trackio_rows(tmp_path) if "eval/recall_at_1" in row)
+    entry = next(entry for entry in trainer.state.log_history if "eval_recall_at_1" in entry)
+    assert found["eval/recall_at_1"] == pytest.approx(entry["eval_recall_at_1"])
+
+
+def test_sequence_level_exploration_shows_rewards_without_ranks(tmp_path, scenes, offline):
+    settings = {name: value for name, value in GREEDY.items() if name not in ("do_sample", "max_steps")}
+    config = SLEConfig(
+        str(tmp_path / "run"), report_to="trackio", max_steps=1, **{**settings, **LOGGED, "num_generations": 3}
+    )
+    captioner = load_captioner(model_path("scenes:blip-mle"), dtype=torch.float32)
+    SLETrainer(captioner, config, train_dataset=scenes["train"].select(range(8))).train()
+    (table,) = tables_of(tmp_path, "completions")
+    assert len(table) == SHOWN
+    assert {"rewards/cider", "advantage", "caption", "reference", "image"} <= set(table[0])
+    assert "rank" not in table[0]
+
+
+def test_nothing_is_shown_unless_asked_for(tmp_path, scenes, offline, capsys):
+    trainer = smile(tmp_path, scenes, log_completions=False, eval_strategy="steps", eval_steps=1)
+    trainer.train()
+    assert any("eval/recall_at_1" in row for row in trackio_rows(tmp_path))
+    assert tables_of(tmp_path, "eval_completions") == []
+    assert "Captions of step" not in capsys.readouterr().out
+
+
+def test_a_missing_wandb_is_said_before_training(tmp_path, scenes, monkeypatch):
+    monkeypatch.setattr("transformers.integrations.integration_utils.is_wandb_available", lambda: False)
+    with pytest.raises(RuntimeError, match=r"requires wandb to be installed.*pip install wandb"):
+        build(tmp_path, scenes["train"], report_to=["wandb"])
+
+
+def test_the_guard_of_this_file_works(offline):
+    with pytest.raises(OSError, match="no network"):
+        socket.create_connection(("192.0.2.1", 80), timeout=1)
+    assert offline
+    offline.clear()
