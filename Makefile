@@ -5,6 +5,9 @@ BIN := $(VENV)/bin
 # Nothing here may reach the Hub, and two cores are shared by everything that runs.
 OFFLINE := HF_HUB_OFFLINE=1 HF_DATASETS_OFFLINE=1 HF_EVALUATE_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 
+# Two workers fill two cores; two threads in each of them spin while they wait for one another.
+TESTING := $(OFFLINE) OMP_NUM_THREADS=1
+
 .PHONY: help demo test test-slow check docs format install install-test clean
 
 help:  ## Show this list
@@ -38,10 +41,10 @@ demo: $(VENV)/.installed  ## Finetune the embedded captioner with SMILE and prin
 	$(OFFLINE) $(BIN)/accelerate launch --num_processes 1 --num_machines 1 --mixed_precision no --dynamo_backend no recipes/smile_blip.py
 
 test: $(VENV)/.installed-test  ## All tests, offline
-	$(OFFLINE) $(BIN)/python -m pytest -n 2 -m "not slow" --durations 10
+	$(TESTING) $(BIN)/python -m pytest -n 2 -m "not slow" --durations 10
 
 test-slow: $(VENV)/.installed-test  ## The long campaigns
-	$(OFFLINE) $(BIN)/python -m pytest -m slow --timeout 3600 --durations 10
+	$(TESTING) $(BIN)/python -m pytest -m slow --timeout 3600 --durations 10
 
 check: $(VENV)/.installed-test  ## Lint, format, types, architecture, docstrings, configs
 	$(BIN)/ruff check .
