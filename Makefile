@@ -49,8 +49,10 @@ test-slow: $(VENV)/.installed-test  ## The long campaigns
 check: $(VENV)/.installed-test  ## Lint, format, types, architecture, docstrings, configs
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/bandit -q -c pyproject.toml -r hf_captionrl recipes scripts
 	$(BIN)/mypy
 	$(BIN)/python scripts/make_paper_index.py --check
+	$(OFFLINE) $(BIN)/python scripts/reproduce.py --check
 	$(OFFLINE) $(BIN)/python scripts/check_house.py
 
 docs: $(VENV)/.installed-test  ## The site, into outputs/site

@@ -7,15 +7,25 @@ disk, and take the final name in one step. A run that is killed leaves the previ
 
 import dataclasses
 import enum
+import errno
 import json
 import math
 import os
 import secrets
+import weakref
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
-__all__ = ["LineFile", "atomic_write_bytes", "atomic_write_text", "to_plain", "write_json", "write_jsonl"]
+__all__ = [
+    "FolderLock",
+    "LineFile",
+    "atomic_write_bytes",
+    "atomic_write_text",
+    "to_plain",
+    "write_json",
+    "write_jsonl",
+]
 
 
 def atomic_write_bytes(path: str | os.PathLike[str], data: bytes) -> Path:
@@ -172,6 +182,68 @@ class LineFile:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+class FolderLock(LineFile):
+    """Keeps a folder to one process, and shows that something can be written there; to be used as a context.
+
+    The lock ends with the process, however it ends, so that a killed one stands in nobody's way.
+
+    Args:
+        folder: The folder; made if missing.
+
+    Raises:
+        ValueError: If another process has it.
+        OSError: If nothing can be written there.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self.folder = Path(folder)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            super().__init__(self.folder / ".run.lock")
+            _LOCKS.add(self)
+            try:
+                probe = atomic_write_bytes(self.folder / f".probe-{secrets.token_hex(4)}", bytes(_PROBE_BYTES))
+                probe.unlink()
+            except OSError:
+                self.close()
+                raise
+        except OSError as error:
+            raise type(error)(
+                f"Nothing can be written to {str(folder)!r} ({error.strerror}). Make room there, or choose another output_dir."
+            ) from None
+
+    def _lock(self) -> None:
+        try:
+            super()._lock()
+        except ValueError:
+            raise ValueError(
+                f"Another run is writing to {str(self.folder)!r}. Let it finish first, or choose another output_dir."
+            ) from None
+        except OSError as error:
+            if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
+                raise
+            # A network folder without locks: two runs in it are the user's to avoid.
+
+    def close(self) -> None:
+        """Let others have the folder."""
+        _LOCKS.discard(self)
+        super().close()
+
+
+_PROBE_BYTES = 2**16
+_LOCKS: "weakref.WeakSet[FolderLock]" = weakref.WeakSet()
+
+
+def _forget_locks() -> None:
+    """In a forked process, such as a worker that loads data: it must not keep the lock alive after its parent's end."""
+    for lock in list(_LOCKS):
+        lock.close()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_locks)
 
 
 def to_plain(value: Any, *, where: str = "value") -> Any:

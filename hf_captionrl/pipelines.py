@@ -211,7 +211,7 @@ def fetch(address: str) -> bytes:
         ValueError: If the address does not answer, leads elsewhere than to the web, or to too much.
     """
     try:
-        with urllib.request.urlopen(address, timeout=_TIMEOUT_S) as answer:
+        with urllib.request.urlopen(address, timeout=_TIMEOUT_S) as answer:  # http(s), see is_url # nosec B310
             if urlsplit(answer.geturl()).scheme.lower() not in ("http", "https"):
                 raise ValueError(f"{address!r} leads to {answer.geturl()!r}, which is not on the web.")
             data = answer.read(MAX_DOWNLOAD_BYTES + 1)

@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any
 
 from transformers import set_seed
-from transformers.trainer_utils import get_last_checkpoint
 
 from hf_captionrl.captioners import Captioner, load_captioner
 from hf_captionrl.models.clipcap.assembly import assemble
@@ -34,6 +33,7 @@ from hf_captionrl.recipe import (
     EvaluationArguments,
     Evaluator,
     ModelArguments,
+    alone_in,
     defer_push,
     finish,
     load_data,
@@ -43,6 +43,7 @@ from hf_captionrl.recipe import (
 )
 from hf_captionrl.scenes.models import PREFIX, model_path
 from hf_captionrl.trainers import SmileConfig, SmileTrainer
+from hf_captionrl.trainers.checkpoints import has_checkpoint
 
 __all__ = ["main", "parse_args"]
 
@@ -134,6 +135,7 @@ class MleClipCapConfig(SmileConfig):
     generation_num_beams: int = field(default=5, metadata={"help": "Beams when captions are generated to evaluate."})
     # DiscriTune's 40 tokens, less the 10 of the prefix.
     generation_max_new_tokens: int = field(default=30, metadata={"help": "Longest caption generated to evaluate."})
+    save_on_signal: bool = field(default=True, metadata={"help": "On SIGTERM save a checkpoint and exit with 0."})
 
 
 def parse_args(argv: Sequence[str] | None = None) -> tuple[Any, ...]:
@@ -162,11 +164,27 @@ def main(argv: Sequence[str] | None = None) -> Path:
         ValueError: If arguments contradict each other, or the data are not fit for training.
     """
     arguments = parse_args(argv)
+    with alone_in(arguments[-1]):
+        return train(arguments)
+
+
+def train(arguments: tuple[Any, ...]) -> Path:
+    """Train and measure what the recipe was told.
+
+    Args:
+        arguments: Of `parse_args`.
+
+    Returns:
+        `pathlib.Path`: results.json.
+
+    Raises:
+        ValueError: If arguments contradict each other, or the data are not fit for training.
+    """
     model_args, data_args, eval_args, config = arguments
     eval_args.resolve(data_args.dataset_name)
     output_dir = Path(config.output_dir)
     push = defer_push(config, eval_args.judge_name_or_path)
-    checkpoint = get_last_checkpoint(str(output_dir / "model")) if resumes(config) else None
+    resume = resumes(config)
     with config.main_process_first(local=False, desc="loading the data"):
         splits = load_data(data_args, output_dir=output_dir, seed=config.seed)
     evaluator = Evaluator.from_arguments(
@@ -182,7 +200,7 @@ def main(argv: Sequence[str] | None = None) -> Path:
         scorer=optional_scorer(eval_args.scorer_name_or_path),
         peft_config=model_args.peft_config,
     )
-    trainer.train(resume_from_checkpoint=checkpoint)
+    trainer.train(resume_from_checkpoint=resume and has_checkpoint(config.output_dir))
     trainer.save_model()
     config.output_dir = str(output_dir)
     captions = trainer.generate_captions(splits["test"])

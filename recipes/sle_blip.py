@@ -37,6 +37,7 @@ from hf_captionrl.recipe import (
     Evaluator,
     ModelArguments,
     Run,
+    alone_in,
     defer_push,
     finish,
     load_data,
@@ -78,6 +79,7 @@ class SLEBlipConfig(SLEConfig):
     eval_strategy: str = field(default="epoch", metadata={"help": "When to evaluate."})
     save_strategy: str = field(default="epoch", metadata={"help": "When to save."})
     save_total_limit: int | None = field(default=1, metadata={"help": "Checkpoints kept."})
+    save_on_signal: bool = field(default=True, metadata={"help": "On SIGTERM save a checkpoint and exit with 0."})
 
 
 def parse_args(argv: Sequence[str] | None = None) -> tuple[Any, ...]:
@@ -178,6 +180,22 @@ def main(argv: Sequence[str] | None = None) -> Path:
         ValueError: If arguments contradict each other, or the data are not fit for training.
     """
     arguments = parse_args(argv)
+    with alone_in(arguments[-1]):
+        return compare(arguments)
+
+
+def compare(arguments: tuple[Any, ...]) -> Path:
+    """Train and compare what the recipe was told.
+
+    Args:
+        arguments: Of `parse_args`.
+
+    Returns:
+        `pathlib.Path`: results.json.
+
+    Raises:
+        ValueError: If arguments contradict each other, or the data are not fit for training.
+    """
     model_args, data_args, eval_args, sle_args, config = arguments
     if data_args.num_frames and not config.cache_image_features:
         # Said before hours of reading videos, not after.

@@ -22,10 +22,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from transformers.trainer_utils import get_last_checkpoint
 from transformers.utils import is_torch_bf16_gpu_available
 
-from hf_captionrl.recipe import describe, parse_arguments, resumes
+from hf_captionrl.recipe import alone_in, describe, parse_arguments, resumes
 from hf_captionrl.recipe.answers import (
     ANSWER_COLUMNS,
     TEXT_COLUMNS,
@@ -38,6 +37,7 @@ from hf_captionrl.recipe.instructions import format_prompt, load_instructions
 from hf_captionrl.recipe.questions import Question, answer_questions, load_questions
 from hf_captionrl.recipe.tiny_llama import TINY_LLAMA, tiny_llama
 from hf_captionrl.reports.table import print_table, write_results
+from hf_captionrl.trainers.checkpoints import has_checkpoint
 from hf_captionrl.trainers.smile_sft_config import SCOPES, SmileSFTConfig
 from hf_captionrl.trainers.smile_sft_trainer import SmileSFTTrainer
 
@@ -107,6 +107,7 @@ class SmileLlamaConfig(SmileSFTConfig):
     max_length: int | None = field(default=512, metadata={"help": "Longest prompt and answer in tokens; cut above."})
     save_strategy: str = field(default="epoch", metadata={"help": "When to save."})
     save_total_limit: int | None = field(default=1, metadata={"help": "Checkpoints kept."})
+    save_on_signal: bool = field(default=True, metadata={"help": "On SIGTERM save a checkpoint and exit with 0."})
 
     def __post_init__(self) -> None:
         # trl switches it on where nothing is said, which a CPU refuses.
@@ -216,10 +217,13 @@ def load_model(arguments: LlamaArguments, name: str) -> tuple[Any, Any]:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     revision = None if arguments.model_name_or_path == TINY_LLAMA else arguments.model_revision
-    tokenizer = AutoTokenizer.from_pretrained(name, revision=revision)
+    tokenizer = AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=False)
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
-    return AutoModelForCausalLM.from_pretrained(name, revision=revision, dtype=arguments.model_dtype), tokenizer
+    model = AutoModelForCausalLM.from_pretrained(
+        name, revision=revision, dtype=arguments.model_dtype, use_safetensors=True, trust_remote_code=False
+    )
+    return model, tokenizer
 
 
 def main(argv: Sequence[str] | None = None) -> Path:
@@ -235,6 +239,22 @@ def main(argv: Sequence[str] | None = None) -> Path:
         ValueError: If arguments contradict each other, or the data are not in Alpaca's format.
     """
     arguments = parse_args(argv)
+    with alone_in(arguments[-1]):
+        return compare(arguments)
+
+
+def compare(arguments: tuple[Any, ...]) -> Path:
+    """Train, ask and judge what the recipe was told.
+
+    Args:
+        arguments: Of `parse_args`.
+
+    Returns:
+        `pathlib.Path`: results.json.
+
+    Raises:
+        ValueError: If the data are not in Alpaca's format, or a judge lacks answers to compare with.
+    """
     *_, judge_args, config = arguments
     output_dir = Path(config.output_dir)
     push, config.push_to_hub = config.push_to_hub, False
@@ -306,7 +326,7 @@ def train_and_answer(
             task_type="CAUSAL_LM",
         )
         trainer = SmileSFTTrainer(model, run, train_dataset=train, processing_class=tokenizer, peft_config=lora)
-        trainer.train(resume_from_checkpoint=get_last_checkpoint(run.output_dir) if resume else None)
+        trainer.train(resume_from_checkpoint=resume and has_checkpoint(run.output_dir))
         trainer.save_model()
         answers[row] = answer_questions(
             trainer.accelerator.unwrap_model(trainer.model), tokenizer, prompts, **settings

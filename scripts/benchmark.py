@@ -2,7 +2,8 @@
 
 Each benchmark is a module of `scripts/benchmarks/` with `add_arguments(parser)` and `run(args) -> dict` (what goes into
 its JSON); a new module with these two is a new subcommand. A module that also has `markdown(result) -> str` keeps its own
-section of docs/benchmarks.md with `--write`.
+section of docs/benchmarks.md with `--write`. `--device cuda` without a name is `device --device cuda`: everything that is
+measured on a GPU.
 """
 
 import argparse
@@ -64,7 +65,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         `int`: Exit status, 0.
     """
-    argv = sys.argv[1:] if argv is None else argv
+    argv = list(sys.argv[1:] if argv is None else argv)
+    if "--device" in argv and not benchmarks().keys() & set(argv):
+        argv.insert(argv.index("--device"), "device")
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", action="store_true", help="renew the section of docs/benchmarks.md")
     parser.add_argument(

@@ -4,7 +4,7 @@
 
 For each seed the whole pipeline runs on a test split of its own, with the rule-based pair of backends. The describer's
 error rate is the default's, and two others beside it. Intervals are 95 % percentile bootstrap over images, all seeds
-together.
+together. `--picture docs/images/boosting_lengths.png` draws Figure 4, too.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 
 import datasets
 import numpy as np
+from transformers import AutoTokenizer
 
 from hf_captionrl.boosting import (
     SceneDescriber,
@@ -24,22 +25,26 @@ from hf_captionrl.boosting import (
     boost_shard,
     merge_journals,
     scene_conflicts,
+    source_statistics,
     text_conflicts,
+    write_source_histogram,
 )
 from hf_captionrl.data import open_image
 from hf_captionrl.io import write_json
 from hf_captionrl.metrics.bootstrap import bootstrap_interval
 from hf_captionrl.metrics.claims import faithfulness
+from hf_captionrl.metrics.clip import clip_score
 from hf_captionrl.metrics.retrieval import self_retrieval
 from hf_captionrl.retrieval import load_scorer
 from hf_captionrl.scenes import BAG_SIZES, bags, check, load_scenes
 from hf_captionrl.scenes.models import model_path
 
-__all__ = ["boosted", "claim_numbers", "main", "ratio", "to_markdown"]
+__all__ = ["boosted", "claim_numbers", "main", "ratio", "statistics_to_markdown", "to_markdown"]
 
 SOURCES = ("references", "BlendCap", "VisualCap", "HolisticCap")
 ERROR_RATES = (0.10, 0.15, 0.20)
 DEFAULT_RATE = 0.15
+CLIP_SCORE = "clip_score"
 
 
 def boosted(seed: int, error_rate: float, num_test: int) -> datasets.Dataset:
@@ -104,14 +109,16 @@ def ratio(values: Any, weights: Any = None) -> dict[str, Any]:
 
 
 def retrieval_numbers(rows: datasets.Dataset, scorer: Any) -> dict[str, dict[str, np.ndarray]]:
-    """For each source and setting the success of each image's captions, averaged over them: vectors of shape (M,)."""
+    """For each source and setting the success of each image's captions, averaged over them, and their CLIPScore: vectors of
+    shape (M,)."""
     images = scorer.image_features([open_image(image) for image in rows["image"]])
     pools = {"rd100": None} | {f"bags_{size}": bags(rows["bag_id"][:], size) for size in BAG_SIZES}
     found: dict[str, dict[str, np.ndarray]] = {}
     for name, captions in captions_of(rows).items():
         owner: np.ndarray = np.repeat(np.arange(len(captions)), [len(texts) for texts in captions])
         texts = scorer.text_features([text for group in captions for text in group])
-        found[name] = {}
+        scores = clip_score(texts, images[owner], preset="ndlb")["per_sample"]
+        found[name] = {CLIP_SCORE: np.bincount(owner, scores) / np.bincount(owner)}
         for pool, of_size in pools.items():
             options: dict[str, Any] = {"num_distractors": 99} if of_size is None else {"bags": of_size}
             result = self_retrieval(texts, images, targets=owner, ks=(1,), num_bootstrap=0, **options)
@@ -167,9 +174,9 @@ def _claims_section(runs: Sequence[datasets.Dataset]) -> dict[str, Any]:
     return section
 
 
-def _cell(number: dict[str, Any]) -> str:
+def _cell(number: dict[str, Any], digits: int = 3) -> str:
     low, high = number["interval"]
-    return f"{number['value']:.3f} [{low:.3f}, {high:.3f}]"
+    return f"{number['value']:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
 
 
 def to_markdown(result: dict[str, Any]) -> str:
@@ -187,12 +194,30 @@ def to_markdown(result: dict[str, Any]) -> str:
         "wrong_claims_per_caption": "Wrong claims a caption ↓",
     }
     pools = {"rd100": "R@1 RD100 ↑"} | {f"bags_{size}": f"R@1 bags of {size} ↑" for size in BAG_SIZES}
-    heads = ["", *claims.values(), *pools.values()]
+    heads = ["", *claims.values(), "ClipSc ↑", *pools.values()]
     lines = ["| " + " | ".join(heads) + " |", "|:--" + "|--:" * (len(heads) - 1) + "|"]
     for name in SOURCES:
-        cells = [_cell(result["claims"][name][key]) for key in claims]
+        cells = [_cell(result["claims"][name][key]) for key in claims] + [_cell(result[CLIP_SCORE][name], 1)]
         cells += [_cell(result["recall_at_1"][name][pool]) for pool in pools]
         lines.append("| " + " | ".join([name, *cells]) + " |")
+    return "\n".join(lines)
+
+
+def statistics_to_markdown(result: dict[str, Any]) -> str:
+    """Table 9 of docs/boosting.md.
+
+    Args:
+        result (`dict`): What [`main`] writes.
+
+    Returns:
+        `str`: A row a source: words and tokens a caption with their deviations, and different words.
+    """
+    lines = ["| | Captions | Words/Cap | Toks/Cap | Longest, tokens | Different words |", "|:--|--:|--:|--:|--:|--:|"]
+    for name in SOURCES:
+        row = result["statistics"][name]
+        means = [f"{row[f'mean_{unit}']:.1f} ±{row[f'std_{unit}']:.1f}" for unit in ("words", "tokens")]
+        cells = [f"{row['captions']:,}", *means, str(row["max_tokens"]), str(row["vocabulary"])]
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
@@ -209,10 +234,13 @@ def main(argv: Sequence[str] | None = None) -> Path:
     parser.add_argument("--output", type=Path, default=Path("docs/results/boosting_quality.json"))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--num_test", type=int, default=1000)
-    parser.add_argument("--scorer", default="scenes:clip-judge")
+    parser.add_argument("--scorer", default="scenes:clip-judge", help="judges, and its tokenizer counts")
+    parser.add_argument("--picture", type=Path, help="where to draw the lengths, a name ending in .png")
     arguments = parser.parse_args(argv)
     runs = {rate: [boosted(seed, rate, arguments.num_test) for seed in arguments.seeds] for rate in ERROR_RATES}
     result: dict[str, Any] = {
+        "command": f"python scripts/boosting_quality.py --seeds {' '.join(map(str, arguments.seeds))}"
+        f" --output {arguments.output}",
         "seeds": arguments.seeds,
         "scenes_per_seed": arguments.num_test,
         "scorer": arguments.scorer,
@@ -231,6 +259,7 @@ def main(argv: Sequence[str] | None = None) -> Path:
     scorer = load_scorer(model_path(arguments.scorer))
     each = [retrieval_numbers(run, scorer) for run in runs[DEFAULT_RATE]]
     hits = {name: _joined([part[name] for part in each]) for name in SOURCES}
+    result[CLIP_SCORE] = {name: ratio(hits[name].pop(CLIP_SCORE)) for name in SOURCES}
     result["recall_at_1"] = {name: {pool: ratio(values) for pool, values in of.items()} for name, of in hits.items()}
     result["recall_at_1_by_seed"] = {
         name: {pool: [float(part[name][pool].mean()) for part in each] for pool in hits[name]} for name in SOURCES
@@ -244,6 +273,16 @@ def main(argv: Sequence[str] | None = None) -> Path:
         name: [conflict_numbers(run, column) for run in runs[DEFAULT_RATE]]
         for name, column in (("HolisticCap", "holistic_caption"), ("VisualCap", "visual_caption"))
     }
+    sources = {
+        name: [text for run in runs[DEFAULT_RATE] for group in captions_of(run)[name] for text in group]
+        for name in SOURCES
+    }
+    tokenizer = AutoTokenizer.from_pretrained(model_path(arguments.scorer), trust_remote_code=False)
+    result["statistics"] = source_statistics(
+        sources, count_tokens=lambda texts: [len(ids) for ids in tokenizer(texts)["input_ids"]]
+    )
+    if arguments.picture is not None:
+        write_source_histogram(arguments.picture, sources)
     return write_json(arguments.output, result)
 
 

@@ -27,6 +27,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a program, only scripts/ is on the path
 from scripts.house_docstrings import Fault, check_docstrings, parse, python_files, relative
 from scripts.house_layers import PACKAGE, check_diagram, check_layers, diagram, layer_table
+from scripts.house_loading import check_loading
 
 _HOSTS = (
     r"pypi\.org/simple|pythonhosted\.org|registry\.npmjs\.org|registry\.yarnpkg\.com|conda\.anaconda\.org|index[-]url"
@@ -155,6 +156,7 @@ CHECKS: dict[str, Callable[[Path], list[Fault]]] = {
     "layers": check_layers,
     "diagram": check_diagram,
     "docstrings": check_docstrings,
+    "loading": check_loading,
     "texts": check_texts,
     "skips": check_skips,
     "modules": check_modules,

@@ -11,7 +11,7 @@ The `.pt` holds the mapper (`clip_project.*`) and usually GPT-2 (`gpt.*`), nothi
 from __future__ import annotations
 
 import argparse
-import pickle
+import pickle  # for the name of its error # nosec B403
 import re
 from pathlib import Path
 from typing import Any
@@ -38,14 +38,17 @@ def read_checkpoint(path: Path) -> dict[str, Tensor]:
         `dict`: Names and tensors.
 
     Raises:
+        FileNotFoundError: If there is no such file.
         ValueError: If the file holds anything but tensors, or they are not ClipCap's.
     """
+    if not path.is_file():
+        raise FileNotFoundError(f"There is no file {str(path)!r}. Give the .pt of a published ClipCap.")
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
         raise ValueError(
             f"{path} is not a plain file of tensors, and anything else in a pickle could run code. Save the state dict "
-            f"alone, torch.save(model.state_dict(), ...). ({(str(error) or type(error).__name__).splitlines()[0]})"
+            "alone, torch.save(model.state_dict(), ...)."
         ) from error
     if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
         raise ValueError(f"{path} holds no state dict. Save one with torch.save(model.state_dict(), ...).")
@@ -211,7 +214,10 @@ def main(argv: list[str] | None = None) -> None:
         "--stop_at_period", action=argparse.BooleanOptionalAction, default=True, help="captions end at a full stop"
     )
     arguments = vars(parser.parse_args(argv))
-    convert(**arguments)
+    try:
+        convert(**arguments)
+    except (OSError, ValueError) as error:
+        raise SystemExit(f"convert_clipcap: {error}") from error
 
 
 if __name__ == "__main__":

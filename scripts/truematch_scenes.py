@@ -110,7 +110,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     _run("leaderboard", str(folder), str(results / "results.json"))
     measured = json.loads((results / "results.json").read_text(encoding="utf-8"))
     kept = ("benchmark", "fingerprint", "bags", "review", "num_images", "scorer", "rows", "seed", "versions")
-    write_json(arguments.output, {name: measured[name] for name in kept})
+    command = f"python scripts/truematch_scenes.py --output {arguments.output}"
+    write_json(arguments.output, {"command": command} | {name: measured[name] for name in kept})
     print((folder / "leaderboard.md").read_text(encoding="utf-8"))
 
 

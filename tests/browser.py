@@ -21,6 +21,8 @@ _FLAGS = (
     "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
     "--disable-component-update --disable-sync --disable-dev-shm-usage --remote-debugging-port=0"
 ).split()
+NOWHERE_ELSE = "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1, EXCLUDE localhost"
+"""Every other host, by name or address, is unknown to the browser."""
 _CODES = {"ArrowLeft": 37, "ArrowRight": 39, "Escape": 27, "Enter": 13, "Tab": 9}
 _TIMEOUT_S = 60
 
@@ -96,6 +98,7 @@ class Browser:
         command = [
             CHROMIUM or "chromium",
             *_FLAGS,
+            NOWHERE_ELSE,
             f"--window-size={width},{height}",
             f"--user-data-dir={self._profile}",
             "about:blank",

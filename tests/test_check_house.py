@@ -10,6 +10,7 @@ import yaml
 
 from scripts.check_house import check_docstrings, check_skips, check_texts, long_files
 from scripts.house_layers import LAYERS, SEPARATE, check_diagram, check_layers, diagram, layer_table
+from scripts.house_loading import TRUSTED, check_loading
 
 ROOT = Path(__file__).parents[1]
 
@@ -290,6 +291,26 @@ def test_in_a_checkout_only_the_projects_own_texts_count(tmp_path):
     root = plant(tmp_path, {".gitignore": "outputs/", "outputs/log": bad, "new.md": bad})
     subprocess.run(["git", "init", "-q", root], check=True)
     assert [fault.path for fault in check_texts(root)] == ["new.md"]
+
+
+@pytest.mark.parametrize(
+    ("call", "faulty"),
+    [
+        ("AutoModel.from_pretrained('x')", True),
+        ("transformers.AutoTokenizer.from_pretrained('x', trust_remote_code=True)", True),
+        ("getattr(transformers, name).from_pretrained('x')", True),
+        ("loader.from_pretrained('x', trust_remote_code=asked)", True),
+        ("AutoModel.from_pretrained('x', trust_remote_code=False)", False),
+        ("CLIPModel.from_pretrained('x')", False),
+        ("cls.from_pretrained('x')", False),
+        ("type(model).from_pretrained('x')", False),
+    ],
+)
+def test_calls_that_may_run_a_checkpoints_code_are_faults(tmp_path, call, faulty):
+    root = plant(tmp_path, {"hf_captionrl/a.py": f"def f():\n    return {call}\n"})
+    assert [fault.line for fault in check_loading(root)] == ([2] if faulty else [])
+    trusted = plant(tmp_path / "other", {next(iter(TRUSTED)): f"x = {call}\n"})
+    assert not check_loading(trusted)
 
 
 @pytest.mark.parametrize(

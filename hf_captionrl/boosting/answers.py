@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import re
 
-from hf_captionrl.boosting.prompts import Prompt
+from hf_captionrl.boosting.prompts import BLEND_SYSTEM, HOLISTIC_SYSTEM, VISUAL_PROMPT, Prompt
 from hf_captionrl.data.cleaning import clean_caption
 
-__all__ = ["ANSWER_WAYS_OUT", "MAX_ANSWER_WORDS", "answer_fault", "clean_answer"]
+__all__ = ["ANSWER_WAYS_OUT", "MAX_ANSWER_WORDS", "answer_fault", "clean_answer", "is_cut"]
 
 MAX_ANSWER_WORDS = 120
 """Longest accepted answer in whitespace words; the paper's visual captions have 51, with a deviation of 14 (Table 9)."""
@@ -22,22 +22,32 @@ ANSWER_WAYS_OUT: dict[str, str] = {
     "answer_repeats_prompt": "use a model tuned to follow instructions, or check its chat template",
     "answer_not_english": "use a model that answers in English, or translate the references first",
     "answer_too_long": "lower max_new_tokens, or raise max_words",
+    "answer_cut": "raise max_new_tokens, or use a model that stops by itself",
     "backend_failed": "give the same command again once the backend answers",
     "backend_rejected": "read what the backend says of this row, mend it, and pass --retry_quarantined",
 }
 """What can be wrong with an answer, and the way out of each."""
 
 _LABEL = re.compile(
-    r"^\W*(?:assistant|answer|caption|(?:holistic|blended|improved|correct|final|generated)\s+caption)\s*:\s*", re.I
+    r"^\W*(?:assistant|answer|caption|(?:holistic|blended|improved|correct|final|generated)\s+caption)\s*:[\s*]*", re.I
 )
-# A model without a stop token goes on with the next example of the prompt.
+# "Sure! Here is the caption:", on a line of its own or before the caption on the same line.
+_PREAMBLE = re.compile(
+    r"^\W*(?:[^\n]*:[ \t*]*\n|(?:(?:sure|certainly|of course|absolutely|okay|ok)\b[^:\n]{0,20})?here(?:['’]s| is)"
+    r"[^:\n]{0,60}\b(?:caption|description|answer|sentence)\b[^:\n]{0,40}:)\s*(?=\S)",
+    re.I,
+)
+# A model without a stop token goes on with the next example of the prompt; one that is chatty explains itself.
 _NEXT_TURN = re.compile(
-    r"\s(?:\*\*)?(?:User|Human|Assistant|Reference caption \d+|Correct caption)(?:\*\*)?\s*:.*", re.S
+    r"\s(?:\*\*)?(?:User|Human|Assistant|Reference caption \d+|Correct caption)(?:\*\*)?\s*:.*|\n\W*(?:Note|Explanation)\b[^\n]{0,20}:.*",
+    re.S,
 )
 _REFUSAL = re.compile(
     r"\b(?:i['’]?m sorry|i am sorry|i apologi[sz]e|as an ai\b|as a language model|i (?:cannot|can['’]?t|can not|am unable|"
     r"am not able|won['’]?t|will not)\b|i['’]m (?:unable|not able)|unable to (?:view|see|process|assist|describe)|"
-    r"(?:no|without (?:an?|the)) image (?:was |is |has been )?(?:provided|attached|given))",
+    r"(?<![\"'“‘])\bi (?:do not|don['’]?t|did not|didn['’]?t) (?:have|see)\b|there (?:is|was|seems to be|appears to be) no image\b|"
+    r"(?:no|without (?:an?|the)) image (?:was |is |has been )?(?:provided|attached|given|available|here\b)|"
+    r"^\W*(?:error|exception|traceback|warning)\b[^:]{0,40}:)",
     re.I,
 )
 _REFUSAL_WITHIN = 120  # a refusal comes first; a quoted "I can't" late in a long caption is none
@@ -51,18 +61,44 @@ _PROMPT_MARKS = (
     "three examples are shown",
     "briefly describe the content",
 )
+# Answers that say nothing, whatever was asked.
+_NOTHING = frozenset(
+    "none null nil n/a na nan nothing unknown undefined empty error ok okay yes no sure done caption answer assistant "
+    "thanks hello".split()
+) | {"no caption", "not available", "not applicable", "thank you"}
+_ECHO_WORDS = 6  # so many words in a row of an instruction are no caption's own
 _ENGLISH = frozenset(
     "a an the of in on at with and is are to for from by near next over under behind front while it its this that there "
     "his her their some two three as into onto up down has have being who which".split()
 )
+# Without those that English has, too: a van, a den, no, met.
 _FOREIGN = frozenset(
-    "der die das und ein eine einem einen ist mit auf im dem den le la les un une et est des du dans sur avec qui el los "
-    "las y con una del en por il di che della su per uno o um uma com no na os de het een van op met".split()
+    "der die das und ein eine einem einen ist mit auf im dem le la les un une et est des du dans sur avec qui el los "
+    "las y con una del en por il di che della su uno o um uma com na os de het een op sobre entre przez przy oraz nad".split()
+)
+# What short captions without a function word are made of; those that other languages spell alike are few.
+_CAPTION_WORDS = frozenset(
+    "man men woman women boy girl child kid baby people person player couple crowd group dog puppy cat kitten bird duck horse "
+    "cow sheep pig elephant bear zebra giraffe monkey fish animal car truck train plane airplane boat ship bike bicycle "
+    "motorcycle van street road sidewalk building house room kitchen bathroom bedroom living table chair bench couch bed "
+    "window door wall floor mirror sink plate bowl cup glass food fruit cake bread meat vegetables water river lake ocean sea "
+    "beach sand wave snow ice mountain hill field grass tree flower forest sky cloud sun light night day city town sign "
+    "clock phone computer laptop keyboard book paper picture shirt hat dress umbrella ball bat racket game tennis baseball "
+    "skateboard skateboarder surfboard surfer skier kite hand head face hair eye background foreground side top bottom left right "
+    "center middle corner edge air everywhere mid inside outside above below around along beside against across through "
+    "black white red green blue yellow brown gray grey orange pink purple gold silver dark bright colorful colourful large "
+    "big small little tiny huge tall short long old young new wooden metal stone brick empty full open closed four five six "
+    "seven eight nine ten many several few both other another large sitting standing lying laying walking running riding "
+    "playing holding wearing eating looking flying parked grazing sleeping swimming jumping smiling reading cooking hanging "
+    "covered filled surrounded facing upside down sideways shiny striped wet dry busy no not "
+    "image photo view scene television alone together".split()
 )
 
 
 def clean_answer(text: str) -> str:
-    """The caption in an answer: one line, without role names, quotes, or the turns that a model invents after it.
+    """The caption in an answer: one line, without what stands before it, quotes, or the turns that a model invents after it.
+
+    Before it may stand role names, "Sure! Here is the caption:", or any first line that ends in a colon.
 
     Args:
         text (`str`): As the model gave it.
@@ -70,7 +106,8 @@ def clean_answer(text: str) -> str:
     Returns:
         `str`: The caption; empty if there is none.
     """
-    text = _NEXT_TURN.sub("", _LABEL.sub("", text.strip()))
+    text = _PREAMBLE.sub("", _LABEL.sub("", text.strip()))
+    text = _NEXT_TURN.sub("", _LABEL.sub("", text))
     text = clean_caption(text)
     for first, last in (('"', '"'), ("“", "”"), ("'", "'")):
         if len(text) > 1 and text[0] == first and text[-1] == last and first not in text[1:-1]:
@@ -78,25 +115,62 @@ def clean_answer(text: str) -> str:
     return text
 
 
-def _is_english(text: str) -> bool:
+def is_cut(text: str) -> bool:
+    """Whether the caption of an answer that stopped at the length limit lacks its end.
+
+    It does not where the model had gone on to the next turn, or to an explanation, before the limit came.
+
+    Args:
+        text (`str`): As the model gave it.
+
+    Returns:
+        `bool`: True if the caption itself is cut.
+    """
+    return _NEXT_TURN.search(_PREAMBLE.sub("", _LABEL.sub("", text.strip()))) is None
+
+
+def _words(text: str) -> list[str]:
+    return re.findall(r"[^\W\d_]+", text.lower())
+
+
+def _is_english(text: str, prompt: Prompt) -> bool:
     letters = [c for c in text if c.isalpha()]
     if sum(c.isascii() for c in letters) < 0.8 * len(letters):
         return False
-    words = re.findall(r"[^\W\d_]+", text.lower())
+    words = _words(text)
     english, foreign = (sum(word in listed for word in words) for listed in (_ENGLISH, _FOREIGN))
-    return foreign <= english and (english > 0 or len(words) < 8)
+    if len(words) >= 8:
+        return foreign <= english and english > 0
+    # Captions of a few words may do without function words, but not without words that captions have.
+    asked = set(_words(prompt.user)) - _FOREIGN
+    known = _ENGLISH | _CAPTION_WORDS | asked
+    familiar = sum(word in known or word.removesuffix("s") in known for word in words)
+    return foreign <= familiar and 4 * familiar >= len(words)
+
+
+_INSTRUCTIONS = tuple(f" {' '.join(_words(text))} " for text in (BLEND_SYSTEM, HOLISTIC_SYSTEM, VISUAL_PROMPT))
+
+
+def _echoes(text: str, prompt: Prompt) -> bool:
+    """Whether six words in a row are an instruction's."""
+    words = _words(text)
+    instructions = (*_INSTRUCTIONS, f" {' '.join(_words(prompt.system))} ")
+    runs = (f" {' '.join(words[at : at + _ECHO_WORDS])} " for at in range(len(words) - _ECHO_WORDS + 1))
+    return any(run in instruction for run in runs for instruction in instructions)
 
 
 def answer_fault(text: str, prompt: Prompt, *, max_words: int = MAX_ANSWER_WORDS) -> tuple[str, str] | None:
     """What is wrong with a cleaned answer, if anything.
 
-    - `answer_empty`: no letter or digit.
-    - `answer_refuses`: a phrase of refusal ("I'm sorry", "as an AI", "I cannot", ...) in the first 120 characters.
-    - `answer_repeats_prompt`: it holds a phrase of the prompts ("Reference caption", "Correct caption", ...), is what the
-      user said, or is the answer of a worked example.
+    - `answer_empty`: no letter or digit, or a word that says nothing ("N/A", "None", "Ok").
+    - `answer_refuses`: a phrase of refusal ("I'm sorry", "as an AI", "I cannot", "I don't see", "there is no image", ...) in
+      the first 120 characters, or an error message ("Error: ...").
+    - `answer_repeats_prompt`: it holds a phrase of the prompts ("Reference caption", "Correct caption", ...) or six words in a
+      row of an instruction, is what the user said, or is the answer of a worked example.
     - `answer_too_long`: more than `max_words` whitespace words.
-    - `answer_not_english`: fewer than 80 % of its letters are ASCII; or it holds more of some 50 function words of six
-      other languages than of some 50 of English; or it has 8 words or more and no function word of English.
+    - `answer_not_english`: fewer than 80 % of its letters are ASCII. Of 8 words or more: it holds more of some 50 function
+      words of other languages than of some 50 of English, or none of these. Of fewer: less than a quarter of them are of
+      English function words, of some 250 words that captions are made of, or of the question (the references).
 
     Args:
         text (`str`): After `clean_answer`.
@@ -109,15 +183,22 @@ def answer_fault(text: str, prompt: Prompt, *, max_words: int = MAX_ANSWER_WORDS
     shown = repr(text if len(text) <= 60 else text[:60] + "...")
     if not any(map(str.isalnum, text)):
         return "answer_empty", f"the answer {shown} has no letter or digit"
+    if text.lower().strip(" .!?*\"'()[]<>-") in _NOTHING:
+        return "answer_empty", f"the answer {shown} says nothing"
     if _REFUSAL.search(text[:_REFUSAL_WITHIN]):
         return "answer_refuses", f"the answer {shown} is a refusal"
     lowered = text.lower()
     copied = any(lowered == answer.lower() for _, answer in prompt.examples)
-    if copied or lowered == prompt.user.lower() or any(mark in lowered for mark in _PROMPT_MARKS):
+    if (
+        copied
+        or lowered == prompt.user.lower()
+        or any(mark in lowered for mark in _PROMPT_MARKS)
+        or _echoes(text, prompt)
+    ):
         return "answer_repeats_prompt", f"the answer {shown} repeats the prompt"
     words = len(text.split())
     if words > max_words or len(text) > 20 * max_words:  # scripts without spaces make one word of a sentence
         return "answer_too_long", f"the answer {shown} has {words} words, more than {max_words}"
-    if not _is_english(text):
+    if not _is_english(text, prompt):
         return "answer_not_english", f"the answer {shown} is not English by the words it is made of"
     return None

@@ -1,14 +1,14 @@
-"""What answers prompts: the one small protocol of every backend, and its two ways to fail."""
+"""What answers prompts: the one small protocol of every backend, and what may stand in place of a whole answer."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeAlias, runtime_checkable
 
 from hf_captionrl.boosting.prompts import Prompt
 
-__all__ = ["Backend", "BackendError", "Failure"]
+__all__ = ["Answer", "Backend", "BackendError", "Cut", "Failure"]
 
 
 class BackendError(RuntimeError):
@@ -29,13 +29,29 @@ class Failure:
     detail: str
 
 
+@dataclass(frozen=True)
+class Cut:
+    """An answer that stopped at the length limit: its end is missing.
+
+    Args:
+        text (`str`): What there is of it.
+    """
+
+    text: str
+
+
+Answer: TypeAlias = str | Cut | Failure
+"""What a backend may give for a prompt."""
+
+
 @runtime_checkable
 class Backend(Protocol):
     """Something that answers prompts.
 
     Attributes:
         model (`str`): Name for the provenance of each answer.
-        revision (`str`): Commit, version or seed of it; settings that change answers are named here, too.
+        revision (`str`): Commit, hash of the weights, version or seed of it; settings that change answers are named here,
+            too. Answers of another revision are not taken for this one's.
         sees_images (`bool`): Whether it answers prompts with images.
     """
 
@@ -43,14 +59,14 @@ class Backend(Protocol):
     revision: str
     sees_images: bool
 
-    def complete(self, prompts: Sequence[Prompt]) -> Iterator[tuple[int, str | Failure]]:
+    def complete(self, prompts: Sequence[Prompt]) -> Iterator[tuple[int, Answer]]:
         """Answer prompts, each as soon as its answer is there, so that what is paid for can be written down at once.
 
         Args:
             prompts (`Sequence[Prompt]`): The questions.
 
         Yields:
-            `tuple[int, str | Failure]`: Position of the prompt, and its answer; each position once, in any order.
+            `tuple[int, Answer]`: Position of the prompt, and its answer; each position once, in any order.
 
         Raises:
             BackendError: If no prompt can be answered.

@@ -53,13 +53,13 @@ _COLOURS = {
 _EXCLUSIVE: tuple[frozenset[str], ...] = (
     frozenset({"man", "woman"}),
     frozenset({"boy", "girl"}),
-    frozenset({"men", "women"}),
     frozenset({"dog", "cat"}),
-    frozenset({"indoors", "outdoors"}),
+    frozenset({"indoor", "outdoor"}),
     frozenset({"lake", "ocean"}),
     frozenset({"day", "night"}),
+    frozenset({"left", "right"}),
 )
-"""Kinds of which an image seldom shows both where people name only one."""
+"""Kinds, in the singular, of which an image seldom shows both where people name only one."""
 
 # Words that may stand between a number or a colour and its noun.
 _ADJECTIVES = frozenset(
@@ -76,6 +76,12 @@ def _singular(noun: str) -> str:
     if len(noun) > 3 and noun.endswith("s") and not noun.endswith(("ss", "us")):
         return noun[:-3] + "y" if noun.endswith("ies") and len(noun) > 4 else noun[:-1]
     return noun
+
+
+def _named(text: str) -> set[str]:
+    """The words of a caption in the singular, without those that it denies ("no dogs", "without any dog")."""
+    text = re.sub(r"\b(?:no|not|without)\s+(?:(?:a|an|any)\s+)?[a-z]+", " ", text.lower())
+    return {_singular(word) for word in re.findall(r"[a-z]+", text)}
 
 
 def _attached(text: str, listed: Mapping[str, str]) -> dict[str, set[str]]:
@@ -100,8 +106,8 @@ def text_conflicts(blend: str, holistic: str) -> list[Conflict]:
     - *count*, *colour*: both captions put a listed number (or colour) before the same noun, adjectives of a list allowed in
       between, and have none in common. "A white and brown plate" and "a white plate" agree; "a white plate" and "a black
       plate" do not. Articles are no numbers: a second dog does not contradict "a dog".
-    - *kind*: of two words that exclude each other (man and woman, dog and cat, ...) each caption has another one, and
-      neither has both.
+    - *kind*: of two words that exclude each other (man and woman, dog and cat, left and right, ..., in singular or plural)
+      each caption has another one, and neither has both. A denied word ("no dogs") is not there.
 
     Args:
         blend (`str`): BlendCap.
@@ -117,7 +123,7 @@ def text_conflicts(blend: str, holistic: str) -> list[Conflict]:
             if noun in theirs and not ours[noun] & theirs[noun]:
                 said = (" ".join(sorted(values)) for values in (ours[noun], theirs[noun]))
                 found.append(Conflict(attribute, noun, *said))
-    first, second = (set(re.findall(r"[a-z]+", text.lower())) for text in (blend, holistic))
+    first, second = _named(blend), _named(holistic)
     for group in _EXCLUSIVE:
         if len(first & group) == 1 and len(second & group) == 1 and first & group != second & group:
             found.append(Conflict("kind", "", *(first & group), *(second & group)))

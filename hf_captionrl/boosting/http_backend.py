@@ -20,7 +20,7 @@ from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from itertools import islice
 from typing import Any
 
-from hf_captionrl.boosting.backend import BackendError, Failure
+from hf_captionrl.boosting.backend import Answer, BackendError, Cut, Failure
 from hf_captionrl.boosting.prompts import Prompt
 
 __all__ = ["HTTPBackend", "image_url"]
@@ -69,7 +69,7 @@ class HTTPBackend:
         temperature (`float`): Of sampling; later attempts at a bad answer take 0.7 where this is less.
         seed (`int`): Sent along, plus the number of the attempt.
         concurrency (`int`): Requests in flight.
-        timeout_s (`float`): Of one request.
+        timeout_s (`float`): Of one request: of connecting, of each wait for the first byte, and of the whole answer.
         tries (`int`): How often a request is sent at most.
         backoff_s (`float`): First wait; doubled each time, at most two minutes.
         sleep (`Callable`): How to wait.
@@ -146,19 +146,34 @@ class HTTPBackend:
         body = {"model": self.model, "messages": turns, "temperature": temperature, **self._settings}
         return json.dumps(body | {"seed": self._seed + prompt.attempt}).encode("utf-8")
 
-    def _send(self, body: bytes) -> str:
+    def _read(self, response: Any, most: int, deadline: float) -> bytes:
+        """Up to `most` bytes before the deadline: a socket's timeout alone starts anew with every byte that drips in."""
+        data = bytearray()
+        while len(data) < most and (part := response.read1(min(2**16, most - len(data)))):
+            data += part
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"the answer was not whole after {self._timeout_s:g} s")
+        return bytes(data)
+
+    def _send(self, body: bytes) -> str | Cut:
         """One request. Raises `_AgainError` where another may do, `Failure`'s reason where not."""
         headers = {"Content-Type": "application/json", "Accept": "application/json"}
         if self._key:
             headers["Authorization"] = f"Bearer {self._key}"
         request = urllib.request.Request(self._url, data=body, headers=headers, method="POST")
+        deadline = time.monotonic() + self._timeout_s
         try:
             with self._opener.open(request, timeout=self._timeout_s) as response:
-                data = response.read(_LARGEST_ANSWER + 1)
+                data = self._read(response, _LARGEST_ANSWER + 1, deadline)
+                missing = response.length
         except urllib.error.HTTPError as error:
-            with error:
-                said = self._hide(" ".join(error.read(2000).decode("utf-8", "replace").split())[:200])
-                after = error.headers.get("Retry-After", "")
+            try:
+                with error:
+                    told = self._read(error, 2000, deadline)
+            except (OSError, http.client.HTTPException):
+                told = b""
+            said = self._hide(" ".join(told.decode("utf-8", "replace").split())[:200])
+            after = error.headers.get("Retry-After", "")
             message = f"HTTP {error.code}: {said}"
             if error.code in _AGAIN or error.code >= 500:
                 raise _AgainError(message, float(after) if after.replace(".", "", 1).isdigit() else None) from None
@@ -172,15 +187,20 @@ class HTTPBackend:
         try:
             if len(data) > _LARGEST_ANSWER:
                 raise ValueError("longer than 4 MiB")
+            if missing:
+                raise ValueError(f"{missing} bytes of it are missing")
             choice = json.loads(data)["choices"][0]
             content = choice["message"]["content"]
+            cut = choice.get("finish_reason") == "length"
         except (ValueError, KeyError, IndexError, TypeError, RecursionError) as error:
             raise _AgainError(f"no chat completion: {type(error).__name__}: {error}") from None
         if isinstance(content, list):  # some servers answer in parts
             content = "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
-        return content if isinstance(content, str) else ""  # null: a refusal or nothing; an empty answer either way
+        if not isinstance(content, str):  # null: a refusal or nothing; an empty answer either way
+            return ""
+        return Cut(content) if cut else content
 
-    def _ask(self, prompt: Prompt) -> str | Failure:
+    def _ask(self, prompt: Prompt) -> Answer:
         body = self._body(prompt)
         message = ""
         for number in range(self._tries):
@@ -195,14 +215,14 @@ class HTTPBackend:
                     self._sleep(min(wait, _LONGEST_WAIT_S))
         return Failure("backend_failed", f"no answer in {self._tries} tries, the last: {message}")
 
-    def complete(self, prompts: Sequence[Prompt]) -> Iterator[tuple[int, str | Failure]]:
+    def complete(self, prompts: Sequence[Prompt]) -> Iterator[tuple[int, Answer]]:
         """Answer prompts, several at a time.
 
         Args:
             prompts (`Sequence[Prompt]`): The questions.
 
         Yields:
-            `tuple[int, str | Failure]`: Position of the prompt, and its answer, as answers arrive.
+            `tuple[int, Answer]`: Position of the prompt, and its answer, as answers arrive.
 
         Raises:
             BackendError: If the endpoint turns every prompt away.

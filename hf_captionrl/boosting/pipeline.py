@@ -14,8 +14,8 @@ from typing import Any
 
 import datasets
 
-from hf_captionrl.boosting.answers import MAX_ANSWER_WORDS, answer_fault, clean_answer
-from hf_captionrl.boosting.backend import Backend, BackendError, Failure
+from hf_captionrl.boosting.answers import MAX_ANSWER_WORDS, answer_fault, clean_answer, is_cut
+from hf_captionrl.boosting.backend import Backend, BackendError, Cut, Failure
 from hf_captionrl.boosting.journal import JournalWriter, journal_name, journals, read_journal
 from hf_captionrl.boosting.prompts import STAGES
 from hf_captionrl.boosting.rows import Known, Row, entry_of
@@ -102,8 +102,11 @@ class _Shard:
                     self._count_failure(answer)
                     continue
                 self.failures, self.asked = 0, self.asked + 1
-                text = clean_answer(answer)
+                said = answer.text if isinstance(answer, Cut) else answer
+                text = clean_answer(said)
                 fault = answer_fault(text, prompts[position], max_words=self.max_words)
+                if fault is None and isinstance(answer, Cut) and is_cut(said):
+                    fault = ("answer_cut", f"the answer stops at the length limit: {('...' + text[-60:])!r}")
                 entry = entry_of(prompts[position], backend, text, fault)
                 self.note(entry)
                 if fault is None:

@@ -4,13 +4,14 @@ from hf_captionrl.captioners.auto import load_captioner, register
 from hf_captionrl.captioners.base import Captioner
 from hf_captionrl.captioners.blip import BlipCaptioner
 from hf_captionrl.captioners.blip2 import Blip2Captioner, Blip2EncoderDecoderCaptioner
-from hf_captionrl.captioners.chat import ChatCaptioner, PaliGemmaCaptioner
+from hf_captionrl.captioners.chat import ChatCaptioner
 from hf_captionrl.captioners.clipcap import ClipCapCaptioner
 from hf_captionrl.captioners.encoder_decoder import EncoderDecoderCaptioner
 from hf_captionrl.captioners.florence2 import Florence2Captioner
 from hf_captionrl.captioners.git import GitCaptioner
 from hf_captionrl.captioners.head import HeadInputs, HeadObjective, HeadOutput, LogProbsObjective, mean_cross_entropy
 from hf_captionrl.captioners.kosmos2 import Kosmos2Captioner
+from hf_captionrl.captioners.paligemma import PaliGemmaCaptioner
 from hf_captionrl.captioners.pix2struct import Pix2StructCaptioner
 from hf_captionrl.captioners.saving import ProcessorPair
 from hf_captionrl.captioners.writing import GenerationOutput

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
@@ -18,6 +20,7 @@ from transformers.models.auto.modeling_auto import (
 )
 from transformers.utils import cached_file
 
+from hf_captionrl.captioners.adapter_loading import with_adapter
 from hf_captionrl.captioners.base import Captioner
 from hf_captionrl.captioners.saving import SETTINGS_FILE, ProcessorPair
 
@@ -26,6 +29,7 @@ __all__ = ["FAMILIES", "load_captioner", "register"]
 FAMILIES: dict[str, type[Captioner]] = {}
 """From `config.model_type` to the family that knows it."""
 
+PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json", "tokenizer_config.json")
 WEIGHT_FILES = ("model.safetensors", "model.safetensors.index.json")
 
 Family = TypeVar("Family", bound=type[Captioner])
@@ -75,8 +79,14 @@ def load_captioner(
 
     Raises:
         FileNotFoundError: If there is no such folder or repository, or it lacks a processor.
-        ValueError: If it is not a captioner, has no output head, or the parts do not belong together.
+        ValueError: If it is not a captioner, has no output head, brings code of its own, or the parts do not belong
+            together.
     """
+    if kwargs.pop("trust_remote_code", None):
+        raise ValueError(
+            "trust_remote_code is never taken: no code that a checkpoint brings is run here. Leave it out, and load "
+            "checkpoints of model types that transformers knows."
+        )
     if isinstance(model, Captioner):
         captioner = model
         if prompt is not None:
@@ -102,8 +112,8 @@ def _family_of(config: Any, what: str) -> type[Captioner]:
     if model_type in FAMILIES:
         return FAMILIES[model_type].for_config(config)
     raise ValueError(
-        f"{what} (model type {model_type!r}) is no captioner of a known family ({', '.join(sorted(FAMILIES))}). "
-        f"{_hint(config, str(model_type))}"
+        f"{what} (model type {model_type!r}) is no captioner of a known family. {_hint(config, str(model_type))} Known "
+        f"families: {', '.join(sorted(FAMILIES))}."
     )
 
 
@@ -169,10 +179,28 @@ def _read_config(name: str, revision: str | None) -> Any:
             "name; offline, only folders and models that were downloaded before can be loaded."
         ) from error
     except (ValueError, KeyError) as error:
-        raise ValueError(
-            f"{name!r} is of a model type that the installed transformers does not know, or brings code of its own, "
-            f"which is never run here. Known families: {', '.join(sorted(FAMILIES))}."
-        ) from error
+        if _brings_code(name, ("config.json",), revision):
+            reason = (
+                "brings code of its own (auto_map in config.json), which is never run here. Load a checkpoint of the same "
+                "model in a class of transformers' own (often there is one whose name ends in -hf), or convert it to one"
+            )
+        else:
+            reason = (
+                f"is of a model type that the installed transformers ({transformers.__version__}) does not know. Update "
+                "transformers, or check model_type in its config.json"
+            )
+        raise ValueError(f"{name!r} {reason}. Known families: {', '.join(sorted(FAMILIES))}.") from error
+
+
+def _brings_code(name: str, files: tuple[str, ...], revision: str | None) -> bool:
+    """Whether a checkpoint asks for Python files that lie beside it."""
+    for file in files:
+        path = _file(name, file, revision)
+        if path is not None:
+            with open(path, encoding="utf-8") as stream:
+                if '"auto_map"' in stream.read():
+                    return True
+    return False
 
 
 def _load_processor(name: str, revision: str | None) -> Any:
@@ -191,10 +219,18 @@ def _load_processor(name: str, revision: str | None) -> Any:
         processor = None
     if getattr(processor, "tokenizer", None) is not None and getattr(processor, "image_processor", None) is not None:
         return processor
-    return ProcessorPair(
-        AutoImageProcessor.from_pretrained(name, revision=revision, trust_remote_code=False),
-        AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=False),
-    )
+    try:
+        return ProcessorPair(
+            AutoImageProcessor.from_pretrained(name, revision=revision, trust_remote_code=False),
+            AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=False),
+        )
+    except ValueError as error:
+        if not _brings_code(name, PROCESSOR_FILES, revision):
+            raise
+        raise ValueError(
+            f"The image processor or tokenizer of {name!r} brings code of its own (auto_map), which is never run here. Pass "
+            "processor=..., made of classes of transformers."
+        ) from error
 
 
 def _saved_settings(name: str, revision: str | None) -> dict[str, Any]:
@@ -214,6 +250,7 @@ def _load(
     revision: str | None,
     base_model: Any,
     kwargs: dict[str, Any],
+    adapt: Callable[[Any], Any] | None = None,
 ) -> Captioner:
     _check_place(name)
     settings = _saved_settings(name, revision)
@@ -221,15 +258,22 @@ def _load(
         prompt = settings.get("prompt")
     if _file(name, "adapter_config.json", revision):
         captioner = _load_adapter(name, processor, prompt, dtype, revision, base_model, kwargs)
+        captioner.model = captioner.model if adapt is None else adapt(captioner.model)
     else:
-        captioner = _load_whole(name, processor, prompt, dtype, revision, kwargs)
+        captioner = _load_whole(name, processor, prompt, dtype, revision, kwargs, adapt)
     captioner.frame_pooling = settings.get("frame_pooling", captioner.frame_pooling)
     captioner.num_frames = settings.get("num_frames", captioner.num_frames)
     return captioner
 
 
 def _load_whole(
-    name: str, processor: Any, prompt: str | None, dtype: Any, revision: str | None, kwargs: dict[str, Any]
+    name: str,
+    processor: Any,
+    prompt: str | None,
+    dtype: Any,
+    revision: str | None,
+    kwargs: dict[str, Any],
+    adapt: Callable[[Any], Any] | None = None,
 ) -> Captioner:
     config = _read_config(name, revision)
     family = _family_of(config, repr(name))
@@ -253,6 +297,9 @@ def _load_whole(
         name, revision=revision, trust_remote_code=False, use_safetensors=True, output_loading_info=True, **kwargs
     )
     _check_head(name, family, model, set(info["missing_keys"]))
+    if adapt is not None:
+        # Before the processor, which may come from the adapter's folder, is compared with the model.
+        model = adapt(model)
     if prompt is None:
         prompt = family.known_prompt(name)
     captioner = family(model, _as_processor(processor, repr(name)), prompt=prompt)
@@ -279,7 +326,7 @@ def _load_adapter(
     base_model: Any,
     kwargs: dict[str, Any],
 ) -> Captioner:
-    from peft import PeftConfig, PeftModel
+    from peft import PeftConfig
 
     base = base_model or PeftConfig.from_pretrained(name, revision=revision).base_model_name_or_path
     if not base:
@@ -288,15 +335,20 @@ def _load_adapter(
     beside = os.path.normpath(os.path.join(name, base)) if str(base).startswith(".") else ""
     if os.path.isdir(beside):
         base = beside
+    file = _file(name, "adapter_model.safetensors", revision)
+    if not file:  # PEFT would open a pickle
+        raise FileNotFoundError(
+            f"The adapter {name!r} has no adapter_model.safetensors. Other formats run code where they are opened: save it "
+            "with PEFT's save_pretrained."
+        )
     if processor is None:
         processor = _load_processor(name, revision)
-    captioner = load_captioner(base, processor=processor, prompt=prompt, dtype=dtype, **kwargs)
-    try:
-        captioner.model = PeftModel.from_pretrained(captioner.model, name, revision=revision, is_trainable=True)
-    except (RuntimeError, ValueError, KeyError) as error:
-        raise ValueError(
-            f"The adapter {name!r} does not fit {base!r}: {str(error).splitlines()[0]} Pass base_model=..., the "
-            "model that it was trained on."
-        ) from error
+    if isinstance(base, (str, os.PathLike)):
+        place = os.fspath(base)
+        adapt = functools.partial(with_adapter, name=name, file=file, base=place, revision=revision)
+        captioner = _load(place, processor, prompt, dtype, None, None, kwargs, adapt)
+    else:
+        captioner = load_captioner(base, processor=processor, prompt=prompt)
+        captioner.model = with_adapter(captioner.model, name, file, type(captioner.base_model).__name__, revision)
     captioner.model.eval()
     return captioner

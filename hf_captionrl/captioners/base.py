@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from hf_captionrl.captioners.adapters import Adapting
 from hf_captionrl.captioners.checking import check_tap
+from hf_captionrl.captioners.fitting import check_image_size, check_special_tokens
 from hf_captionrl.captioners.grouping import fold_cross_attention
 from hf_captionrl.captioners.head import LogProbsObjective, bypass_image_tower, tap_head
 from hf_captionrl.captioners.saving import Saving
@@ -72,6 +73,8 @@ class Captioner(Writing, Adapting, Saving):
         self.prompt = self.default_prompt if prompt is None else prompt
         self.check_fit()
         self.start_token_id, self.eos_token_id, self.pad_token_id = self.special_token_ids()
+        self.check_tokens()
+        self.check_image_size()
         tap_head(self.base_model, type(self))
         if self.image_in_cross_attention and not self.base_model.folds_cross_attention:
             self.base_model.folds_cross_attention = fold_cross_attention(self.base_model)
@@ -99,6 +102,26 @@ class Captioner(Writing, Adapting, Saving):
                 f"The tokenizer knows {len(self.tokenizer)} tokens, the model's output head {head.out_features}: they "
                 "do not belong together. Pass the model's own processor, or call model.resize_token_embeddings."
             )
+
+    def check_image_size(self) -> None:
+        """Refuse an image processor that makes images of another size than the image tower takes.
+
+        Raises:
+            ValueError: If it does.
+        """
+        check_image_size(
+            self.image_tower(self.base_model),
+            lambda image: self.image_processor(images=[image], return_tensors="pt").get("pixel_values"),
+            self.base_model,
+        )
+
+    def check_tokens(self) -> None:
+        """Refuse a tokenizer that knows nothing of the end token; warn where start or end are ordinary words of it.
+
+        Raises:
+            ValueError: If it does not.
+        """
+        check_special_tokens(self.tokenizer, self.base_model, self.start_token_id, self.eos_token_id)
 
     # What a family states
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from hf_captionrl.captioners.auto import register
 from hf_captionrl.captioners.base import Captioner
+from hf_captionrl.captioners.fitting import check_special_tokens
 from hf_captionrl.captioners.grouping import spread_samples
 
 __all__ = ["BlipCaptioner"]
@@ -37,6 +38,10 @@ class BlipCaptioner(Captioner):
         # eos_token_id in BLIP's configuration is a leftover: captions begin with [DEC] and end with [SEP].
         config = self.base_model.config.text_config
         return self.require_ids(config.bos_token_id, config.sep_token_id, config.pad_token_id)
+
+    def check_tokens(self) -> None:
+        # [DEC] is BLIP's own addition: behind the words of BERT's vocabulary, never one of them.
+        check_special_tokens(self.tokenizer, self.base_model, self.start_token_id, self.eos_token_id, refuse=True)
 
     def own_loss(self, batch: dict[str, Any]) -> Tensor:
         # The configuration may ask for label smoothing.

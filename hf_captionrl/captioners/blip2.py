@@ -8,6 +8,7 @@ from torch import Tensor
 
 from hf_captionrl.captioners.auto import register
 from hf_captionrl.captioners.base import Captioner
+from hf_captionrl.captioners.fitting import check_special_tokens
 from hf_captionrl.captioners.placeholders import PlaceholderCaptioner
 from hf_captionrl.captioners.prefix import repeat_rows
 
@@ -75,6 +76,10 @@ class Blip2Captioner(PlaceholderCaptioner):
             found[name] = getattr(config, name, None) if value is None else value
         pad = self.tokenizer.pad_token_id if found["pad_token_id"] is None else found["pad_token_id"]
         return self.require_ids(found[start], found["eos_token_id"], pad)
+
+    def check_tokens(self) -> None:
+        # An ordinary token, the newline, ends captions of OPT.
+        check_special_tokens(self.tokenizer, self.base_model, self.start_token_id, None)
 
     def prefix_token_ids(self) -> list[int]:
         config = self.base_model.config

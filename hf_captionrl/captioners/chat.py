@@ -1,4 +1,4 @@
-r"""Chat models that see: LLaVA, Qwen-VL, SmolVLM, PaliGemma and their kin.
+r"""Chat models that see: LLaVA, Qwen-VL, SmolVLM and their kin.
 
 Legend: B images, N captions, P tokens of the prefix, T tokens of the text, M image tokens (of the image that has most),
 D features, L layers that get features of their own.
@@ -20,9 +20,10 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 from hf_captionrl.captioners.auto import register
 from hf_captionrl.captioners.base import Captioner
 from hf_captionrl.captioners.chat_video import PLACES_OF_VIDEOS, VideoInputs, as_videos, pixel_kind
+from hf_captionrl.captioners.fitting import blank_image, check_chat_processor, check_chat_row, check_image_size
 from hf_captionrl.captioners.prefix import join_prefix, left_padded, repeat_rows, stack_rows
 
-__all__ = ["ChatCaptioner", "PaliGemmaCaptioner"]
+__all__ = ["ChatCaptioner"]
 
 PER_IMAGE = ("image_grid_thw", *PLACES_OF_VIDEOS, "image_sizes", "pixel_attention_mask")
 """What processors may return for an image or video besides pixels and text, and the models want to know again."""
@@ -66,6 +67,8 @@ class ChatCaptioner(VideoInputs, Captioner):
     language_lora = r"model\.(language_model|text_model)\..*\.([qkvo]_proj|down_proj)"
     vision_lora = r"model\.(vision_tower|vision_model|visual)\..*\.([qkv]_proj|qkv|fc1|fc2|linear_fc1|linear_fc2|gate_proj|down_proj)"
     default_prompt = "Briefly describe the content of the image."
+    processor_class: ClassVar[str | None] = None
+    """The only class of processors for these models; None where there may be several."""
     towers: ClassVar[tuple[str, ...]] = ("vision_tower", "vision_model", "visual")
     connectors: ClassVar[tuple[str, ...]] = ("multi_modal_projector", "connector", "embed_vision")
 
@@ -74,6 +77,25 @@ class ChatCaptioner(VideoInputs, Captioner):
         self._rendered: tuple[str, tuple[str, str]] | None = None
         self._fixed: tuple[tuple[str, int], dict[str, Tensor] | None] | None = None
         super().__init__(model, processor, prompt=prompt)
+
+    def check_fit(self) -> None:
+        super().check_fit()
+        model = self.base_model
+        check_chat_processor(self.processor, model, self.image_token_id(model), self.processor_class)
+        if str(self.processor.image_token) not in self._turns()[0]:
+            raise ValueError(
+                f"The chat template of the {type(self.processor).__name__} has no place for an image ({self.processor.image_token}). "
+                "Pass the model's own processor, or set its chat_template."
+            )
+
+    def check_tokens(self) -> None:
+        # The chat's own format says what begins and ends an answer.
+        return
+
+    def check_image_size(self) -> None:
+        row = self._prefix_of(blank_image())
+        check_chat_row(row, self.base_model, self.processor)
+        check_image_size(self.image_tower(self.base_model), lambda image: row["pixel_values"], self.base_model)
 
     # Parts of the model
 
@@ -184,7 +206,7 @@ class ChatCaptioner(VideoInputs, Captioner):
         Returns:
             `str`: The image's token and the prompt, a line each.
         """
-        token = getattr(self.processor, "image_token", None) or "<image>"
+        token = self.processor.image_token
         return f"{token}\n{self.prompt}\n" if self.prompt else f"{token}\n"
 
     # Images
@@ -373,22 +395,3 @@ def _flat(features: Any) -> Tensor:
     if isinstance(features, Tensor):
         return features.flatten(0, -2)
     return torch.cat([part.flatten(0, -2) for part in features])
-
-
-@register
-class PaliGemmaCaptioner(ChatCaptioner):
-    """PaliGemma, which reads image and prompt in both directions and writes the caption behind them."""
-
-    family = "paligemma"
-    model_types = ("paligemma",)
-    default_prompt = "caption en"
-
-    def plain_turn(self) -> str:
-        return f"{self.processor.image_token}{self.prompt}"
-
-    @classmethod
-    def text_types(cls, input_ids: Tensor, labels: Tensor | None) -> Tensor:
-        # 0 is read in both directions: the start token, which is the last of the prompt. The rest is the answer.
-        types = torch.ones_like(input_ids)
-        types[:, 0] = 0
-        return types

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from hf_captionrl.captioners.auto import register
 from hf_captionrl.captioners.base import Captioner
+from hf_captionrl.captioners.fitting import check_special_tokens
 from hf_captionrl.models.clipcap.processing_clipcap import ClipCapProcessor
 
 __all__ = ["ClipCapCaptioner"]
@@ -60,6 +61,10 @@ class ClipCapCaptioner(Captioner):
             config.period_token_ids = pair.period_token_ids()
             end = config.period_token_ids[0]
         return start, end, pad
+
+    def check_tokens(self) -> None:
+        # Not the full stop, which is an ordinary token.
+        check_special_tokens(self.tokenizer, self.base_model, self.start_token_id, self.language_end_id)
 
     def encode_captions(self, captions: Sequence[str], *, max_length: int = 40) -> dict[str, Tensor]:
         if self.base_model.config.stop_at_period:  # the end token is the full stop

@@ -15,6 +15,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from hf_captionrl.captioners.auto import register
 from hf_captionrl.captioners.base import Captioner
+from hf_captionrl.captioners.fitting import check_special_tokens
 from hf_captionrl.captioners.head import replaced_forward
 
 __all__ = ["GitCaptioner"]
@@ -34,6 +35,9 @@ class GitCaptioner(Captioner):
     connector_paths = ("git.visual_projection",)
     language_lora = r"git\.encoder\..*\.(query|key|value|output\.dense)"
     vision_lora = r"git\.image_encoder\..*\.([qkv]_proj|fc1|fc2)"
+
+    def check_tokens(self) -> None:
+        check_special_tokens(self.tokenizer, self.base_model, self.start_token_id, self.eos_token_id, refuse=True)
 
     def check_frame_pooling(self, pooling: str, num_frames: int) -> None:
         places = self.base_model.config.num_image_with_embedding

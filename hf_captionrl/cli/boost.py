@@ -41,7 +41,8 @@ examples:
       --text transformers:mistralai/Mistral-7B-Instruct-v0.2 --vision transformers:Salesforce/instructblip-vicuna-7b
   captionrl boost --dataset dataset_coco.json --image_root coco --split train --output boosted --shard 3/8 \\
       --text openai:mistral --text_url http://127.0.0.1:8000/v1 --vision openai:llava --vision_url http://127.0.0.1:8001/v1
-  accelerate launch -m hf_captionrl.cli boost --dataset scenes --output boosted        a shard for each process
+  accelerate launch --config_file recipes/accelerate/ddp.yaml -m hf_captionrl.cli boost --dataset scenes --split train \\
+      --output boosted                                 a shard for each process
 
 To publish: images that are files go in with --embed_images, or stay out with --no_images; --merge asks nothing anew.
   captionrl boost --dataset dataset_coco.json --image_root coco --split train --output boosted --merge --no_images
@@ -102,7 +103,11 @@ def add_parser(subcommands: Any) -> None:
     images = group.add_mutually_exclusive_group()
     images.add_argument("--embed_images", action="store_true", help="put images into the file, not their paths")
     images.add_argument("--no_images", action="store_true", help="leave the images out, to publish the captions alone")
-    group.add_argument("--tokenizer", metavar="NAME", help="count its tokens, too (the paper: CLIP's)")
+    group.add_argument(
+        "--tokenizer",
+        metavar="NAME",
+        help="count its tokens, too, as the paper CLIP's (default on scenes: scenes:clip-judge; elsewhere none)",
+    )
     group = parser.add_argument_group("publication")
     group.add_argument("--repo_id", metavar="NAME", help="what the card calls it (default: the folder's name)")
     group.add_argument("--license", default="other", metavar="NAME", help="of the captions (default: %(default)s)")
@@ -186,14 +191,16 @@ def _backend(arguments: argparse.Namespace, role: str, dataset: datasets.Dataset
 
 
 def _load(arguments: argparse.Namespace) -> datasets.Dataset:
-    """The whole split, unchecked: each shard looks at its own rows, whose images alone need be there."""
+    """The whole split (or all of them), unchecked: each shard looks at its own rows, whose images alone need be there."""
     if arguments.dataset == "scenes":
         return load_split(arguments, quarantine_path=arguments.output / "quarantine.jsonl").dataset
+    import datasets
+
     from hf_captionrl.data import load_captions
 
-    rows: Any = load_captions(
+    splits: Any = load_captions(
         arguments.dataset,
-        split=arguments.split,
+        split=None,
         dataset_config=arguments.dataset_config,
         revision=arguments.dataset_revision,
         data_dir=arguments.data_dir,
@@ -202,6 +209,21 @@ def _load(arguments: argparse.Namespace) -> datasets.Dataset:
         caption_column=arguments.caption_column,
         image_id_column=arguments.image_id_column,
     )
+    sizes = {name: len(rows) for name, rows in splits.items()}
+    if arguments.split == "all":
+        rows = datasets.concatenate_datasets(list(splits.values()))
+    elif arguments.split in splits:
+        rows = splits[arguments.split]
+    else:
+        raise ValueError(f"{arguments.dataset!r} has no split {arguments.split!r}; it has {list(splits)}, and 'all'.")
+    if len(rows) < sum(sizes.values()):
+        # A source without validation and test lends them a part of its train, and nobody looks at them here.
+        shown = ", ".join(f"{name} {size}" for name, size in sizes.items())
+        print(
+            f"captionrl boost: {len(rows)} of {sum(sizes.values())} images are boosted, the split {arguments.split!r} ({shown}). "
+            "--split all boosts every one.",
+            file=sys.stderr,
+        )
     return rows if arguments.max_images is None else rows.select(range(min(arguments.max_images, len(rows))))
 
 
@@ -220,7 +242,9 @@ def _statistics(path: Path, tokenizer: str | None) -> dict[str, Any]:
     if tokenizer is not None:
         from transformers import AutoTokenizer
 
-        loaded = AutoTokenizer.from_pretrained(tokenizer)
+        from hf_captionrl.scenes.models import model_path
+
+        loaded = AutoTokenizer.from_pretrained(model_path(tokenizer), trust_remote_code=False)
         count = lambda texts: [len(ids) for ids in loaded(texts)["input_ids"]]  # noqa: E731
     found = source_statistics(sources, count_tokens=count)
     write_json(path.parent / "statistics.json", found)
@@ -238,6 +262,7 @@ def run(arguments: argparse.Namespace) -> None:
         ValueError: If arguments are bad, data cannot be read, or too many rows are unusable.
     """
     shard, num_shards = _shard(arguments.shard)  # before anything slow
+    tokenizer = arguments.tokenizer or ("scenes:clip-judge" if arguments.dataset == "scenes" else None)
     output = arguments.output
     if output.exists() and not output.is_dir():
         raise ValueError(f"--output {str(output)!r} is a file. Name a folder.")
@@ -289,7 +314,7 @@ def run(arguments: argparse.Namespace) -> None:
         summary["merged"] = None
     else:
         summary["merged"] = asdict(merged) | {"path": str(merged.path)}
-        summary["statistics"] = _statistics(merged.path, arguments.tokenizer)
+        summary["statistics"] = _statistics(merged.path, tokenizer)
         summary["card"] = str(write_boosted(arguments, merged, text, vision))
     if arguments.json:
         print(json.dumps(summary))

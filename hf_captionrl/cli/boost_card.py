@@ -61,6 +61,7 @@ def write_boosted(arguments: argparse.Namespace, merged: MergeReport, text: Back
     source = "hf_captionrl scenes" if embedded else str(public_values(arguments.dataset))
     columns = pyarrow.parquet.read_schema(merged.path).names
     by = "the facts of the scenes" if embedded else "word lists, which find few of those that there are"
+    split = "all splits" if arguments.split == "all" else f"the {arguments.split} split"
     named = {
         role: f"{public_values(backend.model)}, revision {backend.revision or 'not named'}"
         for role, backend in (("language model", text), ("vision model", vision))
@@ -71,7 +72,7 @@ def write_boosted(arguments: argparse.Namespace, merged: MergeReport, text: Back
         file=merged.path.name,
         source=source,
         source_license=arguments.source_license or ("apache-2.0" if embedded else "see there"),
-        description=f"Richer captions of {merged.rows} images, the {arguments.split} split of {source}.",
+        description=f"Richer captions of {merged.rows} images, {split} of {source}.",
         made_with={
             **named,
             "method": "Visual Caption Boosting (No Detail Left Behind, section 2), prompts of its Appendix A.1",

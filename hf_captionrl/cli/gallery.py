@@ -23,7 +23,8 @@ _DESCRIPTION = """\
 Show what several captioners write about the same images. Writes gallery.json, and pages that need nothing else:
 bags.html, bags of look-alikes with the rank of each caption in its bag; errors.html, wrong claims marked where they
 stand, those that are true of something else in the scene apart (images of the embedded world, whose truth is known);
-cider.html, pairs of captions of which CIDEr-D prefers the worse, found by rule, counted, the widest gap first.
+cider.html, pairs of captions of which CIDEr-D prefers the worse, found by rule, counted, the widest gap first;
+unrewarded.html, captions that say only what is right and that CIDEr-D gives next to nothing (embedded world).
 """
 
 _EPILOG = """\
@@ -34,6 +35,10 @@ examples:
   captionrl gallery --captions scenes:blip-mle scenes:clipcap-mle --max_images 105
   captionrl gallery --captions mle.jsonl smile.jsonl sr.jsonl --names MLE SMILE SR --dataset scenes --bag_size 3
   captionrl gallery --captions mle.jsonl sr.jsonl --dataset dataset_coco.json --image_root coco --bags truematch.parquet
+
+HolisticCaps as references, after `captionrl boost --dataset scenes --output boosted --embed_images`:
+  captionrl gallery --captions scenes:blip-mle scenes:blip-sr --dataset boosted/captions.parquet --split train \\
+      --scorer scenes:clip-judge
 """
 
 
@@ -71,6 +76,13 @@ def add_parser(subcommands: Any) -> None:
     )
     group.add_argument(
         "--min_gap", type=float, default=0.0, metavar="X", help="CIDEr-D must differ by more (default: %(default)s)"
+    )
+    group.add_argument(
+        "--max_cider",
+        type=float,
+        default=0.1,
+        metavar="X",
+        help="unrewarded.html: CIDEr-D of right captions is below (default: %(default)s)",
     )
     group.add_argument("--seed", type=int, default=0, metavar="N", help="of the choice of bags (default: %(default)s)")
     group = parser.add_argument_group("judge and captioners")
@@ -239,37 +251,6 @@ def _bag_items(shown: _Shown, bags: Sequence[list[int]]) -> list[GalleryItem]:
     return items
 
 
-def _cider(arguments: argparse.Namespace, shown: _Shown) -> tuple[dict[str, Any], dict[str, list[float]]] | None:
-    """Where CIDEr-D fails, and the scores; None where there is nothing to hold it against."""
-    if len(shown.captions) < 2 or not (shown.marks or shown.ranks):
-        return None
-    from hf_captionrl.metrics import cider_d, faithfulness
-    from hf_captionrl.metrics.cider_failures import cider_failures
-    from hf_captionrl.metrics.suites.row import spoken
-    from hf_captionrl.scenes import check
-
-    evaluator = shown.evaluator
-    scores: dict[str, list[float]] = {}
-    wrong: dict[str, list[int]] = {}
-    recalled: dict[str, list[int]] = {}
-    for name, mine in shown.captions.items():
-        scores[name] = cider_d(spoken(mine), evaluator.references)["per_sample"].tolist()
-        if evaluator.facts is not None:
-            counts = faithfulness(spoken(mine), evaluator.facts, check)["per_sample"]
-            wrong[name], recalled[name] = counts["wrong"], counts["recalled"]
-    known = {"wrong": wrong, "recalled": recalled} if wrong else {}
-    return cider_failures(scores, ranks=shown.ranks or None, min_gap=arguments.min_gap, **known), scores
-
-
-def _cider_note(found: Mapping[str, Any]) -> str:
-    parts = [f"CIDEr-D differs on {found['pairs']} pairs of captions."]
-    for name, said in (("faithful", "more faithful"), ("retrieval", "better retrieving")):
-        if found[f"{name}_pairs"] is not None:
-            share, number = found[f"{name}_failures"], found[f"{name}_pairs"]
-            parts.append(f"Where one is {said} ({number}), CIDEr-D prefers the other in {share:.0%}.")
-    return " ".join([*parts, f"By every rule at once: {found['failures']}."])
-
-
 def run(arguments: argparse.Namespace) -> None:
     """Write the pages.
 
@@ -283,7 +264,10 @@ def run(arguments: argparse.Namespace) -> None:
     names = _names(arguments)  # before anything slow
     if arguments.min_gap < 0:
         raise ValueError(f"--min_gap must be at least 0, got {arguments.min_gap}.")
+    if arguments.max_cider <= 0:
+        raise ValueError(f"--max_cider must be above 0, got {arguments.max_cider}.")
 
+    from hf_captionrl.cli.gallery_cider import CiderScores, cider_note
     from hf_captionrl.io import to_plain, write_json
     from hf_captionrl.recipe import EvaluationArguments, Evaluator, optional_scorer
     from hf_captionrl.reports.caption_errors import error_counts, most_wrong
@@ -313,6 +297,7 @@ def run(arguments: argparse.Namespace) -> None:
         "bags": [[ids[row] for row in bag] for bag in bags],
         "errors": {name: error_counts(marks) for name, marks in shown.marks.items()} or None,
         "cider": None,
+        "unrewarded": None,
         "seed": arguments.seed,
         "versions": installed_versions(),
     }
@@ -334,9 +319,9 @@ def run(arguments: argparse.Namespace) -> None:
         items = [shown.item(row) for row in worst]
         write_gallery(folder / "errors.html", items, "Wrong claims", note=f"{data}. {counted}.")
         pages["errors.html"] = f"{len(worst)} images with wrong claims"
-    found = _cider(arguments, shown)
-    if found is not None:
-        failures, scores = found
+    cider = CiderScores(shown.captions, evaluator, shown.ranks)
+    failures = cider.failures(arguments.min_gap)
+    if failures is not None:
         cases = failures.pop("cases")
         result["cider"] = {
             **failures,
@@ -347,13 +332,27 @@ def run(arguments: argparse.Namespace) -> None:
         items = []
         for case in cases[: arguments.max_shown]:
             pair = (case.preferred, case.better)
-            numbers = {name: {"CIDEr-D": f"{scores[name][case.row]:.2f}"} for name in pair}
-            items.append(shown.item(case.row, names=pair, numbers=numbers))
+            items.append(shown.item(case.row, names=pair, numbers=cider.numbers(case.row, pair)))
         if items:
-            write_gallery(folder / "cider.html", items, "Where CIDEr-D prefers the worse caption", note=f"{data}. {_cider_note(failures)} The widest gaps are shown.")  # fmt: skip
+            write_gallery(folder / "cider.html", items, "Where CIDEr-D prefers the worse caption", note=f"{data}. {cider_note(failures)} The widest gaps are shown.")  # fmt: skip
             pages["cider.html"] = f"{failures['failures']} pairs on which CIDEr-D fails"
+    poor = cider.unrewarded(arguments.max_cider)
+    if poor is not None:
+        found = poor.pop("cases")
+        result["unrewarded"] = {
+            **poor,
+            "cases": [{"image_id": ids[row], "source": name, "cider_d": score} for row, name, score in found],
+        }
+        items = [
+            shown.item(row, names=(name,), numbers=cider.numbers(row, (name,)))
+            for row, name, _ in found[: arguments.max_shown]
+        ]
+        if items:
+            told = f"{poor['unrewarded']} of {poor['right_captions']} captions with right claims only score below {arguments.max_cider:g}"
+            write_gallery(folder / "unrewarded.html", items, "Right captions that CIDEr-D gives next to nothing", note=f"{data}. {told}. Those that say most are shown.")  # fmt: skip
+            pages["unrewarded.html"] = told
     # Of an earlier run with other captions; the new ones would stand beside it.
-    for name in {"bags.html", "errors.html", "cider.html"} - set(pages):
+    for name in {"bags.html", "errors.html", "cider.html", "unrewarded.html"} - set(pages):
         (folder / name).unlink(missing_ok=True)
     result["pages"] = pages
     write_json(folder / "gallery.json", result)
@@ -364,6 +363,6 @@ def run(arguments: argparse.Namespace) -> None:
         print(
             f"{name}: {counts['hallucinated']} hallucinated and {counts['misbound']} misbound of {counts['claims']} claims"
         )
-    if found is not None:
-        print(_cider_note(failures))
+    if failures is not None:
+        print(cider_note(failures))
     print(f"Written to {folder}: {', '.join([*(f'{name} ({what})' for name, what in pages.items()), 'gallery.json'])}")

@@ -65,8 +65,10 @@ def load_judges(arguments: argparse.Namespace) -> tuple[Any, Any, dict[str, str]
 
         path = model_path(name)
         try:
-            model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, use_safetensors=True)
-            language_model = (model, AutoTokenizer.from_pretrained(path))
+            model = AutoModelForCausalLM.from_pretrained(
+                path, dtype=torch.float32, use_safetensors=True, trust_remote_code=False
+            )
+            language_model = (model, AutoTokenizer.from_pretrained(path, trust_remote_code=False))
         except OSError as error:
             reasons["no language model"] = f"the language model {_shown(name)} cannot be loaded"
             print(f"captionrl evaluate: {' '.join(str(error).split())[:300]}", file=sys.stderr)

@@ -279,7 +279,8 @@ def load_hard_pool(path: str | Path) -> list[str]:
         import numpy as np
 
         try:
-            names = np.load(path, allow_pickle=False).tolist()
+            with path.open("rb") as file:  # np.load would also take an archive of arrays
+                names = np.lib.format.read_array(file, allow_pickle=False).tolist()
         except (ValueError, OSError) as error:
             raise ValueError(f"{path} holds no plain array of names ({error}). {way_out}") from None
     else:

@@ -159,7 +159,8 @@ def load_caption_splits(
         dataset_config (`str`, *optional*): Configuration of a Hub data set.
         revision (`str`, *optional*): Revision of a Hub data set.
         data_dir (`str` or `Path`, *optional*): Folder of `"imagefolder"`.
-        image_root (`str` or `Path`, *optional*): Folder that paths in the image column are relative to.
+        image_root (`str` or `Path`, *optional*): Folder that paths in the image column are relative to, and that none
+            may leave, be it by `..`, a link or from the top.
         image_column (`str`): Column with images, bytes or paths. Where the default is missing, the one column with a
             usual name (`file_name`, `img`, ...) is taken.
         caption_column (`str`): Column with a caption or a list of captions; for the default likewise (`caption`,
@@ -179,7 +180,8 @@ def load_caption_splits(
 
     Raises:
         FileNotFoundError: If a file or folder is not there.
-        ValueError: If the source cannot be read, a column is missing, or ids are ambiguous.
+        ValueError: If the source cannot be read, a column is missing, a path leads out of the folder of the data, or
+            ids are ambiguous.
     """
     if num_frames < 0:
         raise ValueError(f"num_frames is {num_frames}. Use 0 for images, or the frames to look at of each video.")

@@ -13,6 +13,7 @@ import pyarrow as pa
 from datasets.table import InMemoryTable, concat_tables
 
 from hf_captionrl.data.cleaning import to_caption_list
+from hf_captionrl.data.image_paths import is_address, paths_without_bytes, refuse_outside
 from hf_captionrl.data.sources import Row
 from hf_captionrl.data.video import VIDEO_FRAMES, VIDEO_SUFFIXES
 
@@ -142,10 +143,14 @@ def _with_images(
     """The column `column` as a `datasets.Image` column `image`; that of videos is never decoded as such."""
     feature = ds.features[column]
     kind = getattr(feature, "dtype", None)
-    result = datasets.Image(decode=not num_frames)
-    if kind in {"string", "large_string"}:
-        # Joined here, since the reader of a row does not know the root. An absolute path or an address stays itself.
-        paths = [_join(root, path) for path in ds[column][:]]
+    is_text = kind in {"string", "large_string"}
+    # Joined here, since the reader of a row does not know the root. An absolute path or an address stays itself.
+    paths = [_join(root, path) for path in ds[column][:]] if is_text else paths_without_bytes(ds.data.column(column))
+    refuse_outside(paths, root, f"{where}, column {column!r}")
+    # datasets.Image would fetch an address as soon as somebody looks at the row; open_image refuses it.
+    fetches = any(path and is_address(path) for path in paths)
+    result = datasets.Image(decode=not (num_frames or fetches))
+    if is_text:
         film = next((path for path in paths if path and Path(path).suffix.lower() in VIDEO_SUFFIXES), None)
         if film is not None and not num_frames:
             raise ValueError(
@@ -169,7 +174,7 @@ def _with_images(
 
 
 def _join(root: Path | None, path: str | None) -> str | None:
-    if not path or root is None or "://" in path:
+    if not path or root is None or is_address(path):
         return path or None
     return str(root / path)
 
@@ -195,7 +200,8 @@ def to_caption_columns(
         rows (`datasets.Dataset` or `list[dict]`): The raw split.
         split (`str`): Its name.
         where (`str`): How to call the source in a message.
-        image_root (`Path`, *optional*): Folder that relative paths in the image column start from.
+        image_root (`Path`, *optional*): Folder that relative paths in the image column start from, and that none may
+            leave.
         image_column (`str`): Column with images, bytes or paths.
         caption_column (`str`): Column with a caption or a list of captions.
         image_id_column (`str`, *optional*): Column with ids.
@@ -206,7 +212,8 @@ def to_caption_columns(
         `datasets.Dataset`: The split.
 
     Raises:
-        ValueError: If a column is missing or holds something else, or an id stands for two images.
+        ValueError: If a column is missing or holds something else, a path leads out of `image_root`, or an id stands
+            for two images.
     """
     where = f"{where}, split {split!r}"
     if isinstance(rows, datasets.Dataset):

@@ -7,13 +7,15 @@ from typing import Any, BinaryIO
 
 from PIL import Image
 
-from hf_captionrl.data.images import ImageError, check_size
+from hf_captionrl.data.images import MAX_PIXELS, ImageError, check_all_frames, check_size
 from hf_captionrl.data.video import VideoError, frames_on_screen
 
 __all__ = ["sample_film"]
 
 # Films whose last frames are never shown, or whose header counts some too many, are common and harmless.
 _ENOUGH = 0.9
+# Pixels of all frames: an hour of 720p. A film of one colour packs a thousand times smaller than one of the world.
+_MAX_FILM_PIXELS = 1024 * MAX_PIXELS
 
 
 def sample_film(file: BinaryIO, kind: str, name: str, num_frames: int, how: str, max_pixels: int) -> list[Image.Image]:
@@ -31,7 +33,7 @@ def sample_film(file: BinaryIO, kind: str, name: str, num_frames: int, how: str,
         `list[PIL.Image.Image]`: F RGB frames in the order of time.
 
     Raises:
-        ImageError: If a frame is too large.
+        ImageError: If a frame is too large, or all of them together are.
         VideoError: If there are no frames, or the stream is broken or truncated.
         ImportError: If PyAV is not there.
     """
@@ -46,9 +48,7 @@ def sample_film(file: BinaryIO, kind: str, name: str, num_frames: int, how: str,
         # The format is named: guessing, FFmpeg would also take playlists, and those name addresses.
         with av.open(file, mode="r", format=kind) as container:
             if not container.streams.video:
-                raise VideoError(
-                    "video_no_frames", f"{name} has {len(container.streams)} streams and none of pictures"
-                )
+                raise VideoError("video_no_frames", f"{name} has no pictures, only {_streams(container)}")
             stream = container.streams.video[0]
             if stream.codec_context is None:
                 raise VideoError("video_unreadable", f"{name} has pictures in a code that this FFmpeg does not know")
@@ -62,6 +62,8 @@ def sample_film(file: BinaryIO, kind: str, name: str, num_frames: int, how: str,
                     "video_truncated" if announced else "video_no_frames",
                     f"{name} holds no frame ({announced} announced)",
                 )
+            size = stream.codec_context.width, stream.codec_context.height
+            check_all_frames(size, len(starts), name, _MAX_FILM_PIXELS)
             # Matroska does not count its frames but says how long they play; elsewhere sound may play on.
             plays = stream.duration
             if plays is None and container.duration and len(container.streams) == 1:
@@ -76,8 +78,8 @@ def sample_film(file: BinaryIO, kind: str, name: str, num_frames: int, how: str,
             decoded = 0
             last = None
             for frame in container.decode(stream):
+                check_size((frame.width, frame.height), name, max_pixels)  # it may change on the way
                 if decoded in chosen:
-                    check_size((frame.width, frame.height), name, max_pixels)
                     frames[decoded] = frame.to_image().convert("RGB")
                 last = frame
                 decoded += 1
@@ -96,9 +98,7 @@ def sample_film(file: BinaryIO, kind: str, name: str, num_frames: int, how: str,
     except Exception as error:
         # FFmpeg's errors are OSError, ValueError and more, by their number.
         reason = "video_truncated" if isinstance(error, EOFError) or kind in ("mp4", "mov") else "video_unreadable"
-        raise VideoError(
-            reason, f"{name} does not decode beyond {read} ({type(error).__name__}: {_first_line(error)})"
-        ) from error
+        raise VideoError(reason, f"{name} does not decode beyond {read} ({_said(error)})") from error
 
 
 def _packet_times(container: Any, stream: Any) -> tuple[list[int], int]:
@@ -119,5 +119,14 @@ def _packet_times(container: Any, stream: Any) -> tuple[list[int], int]:
     return starts, starts[-1] + usual
 
 
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [""])[0]
+def _streams(container: Any) -> str:
+    """For instance "1 stream of audio"."""
+    kinds = [stream.type for stream in container.streams]
+    number = f"{len(kinds)} stream{'s' if len(kinds) != 1 else ''}"
+    return f"{number} of {' and '.join(sorted(set(kinds)))}" if kinds else "an empty container"
+
+
+def _said(error: BaseException) -> str:
+    """What FFmpeg says, without its number and without the path, which are no help or said already."""
+    said = getattr(error, "strerror", None) or str(error).strip() or type(error).__name__
+    return said.splitlines()[0].rstrip(".")

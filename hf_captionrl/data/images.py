@@ -178,6 +178,25 @@ def check_size(size: tuple[int, int], name: str, max_pixels: int) -> None:
         )
 
 
+def check_all_frames(size: tuple[int, int], count: int, name: str, most: int) -> None:
+    """Refuse a video that would take too long to decode.
+
+    Args:
+        size (`tuple[int, int]`): Width and height in pixels.
+        count (`int`): Frames.
+        name (`str`): How to call it in a message.
+        most (`int`): Largest accepted width * height * frames.
+
+    Raises:
+        ImageError: If it is larger.
+    """
+    if size[0] * size[1] * count > most:
+        raise ImageError(
+            "image_too_large",
+            f"{name} is {size[0]} x {size[1]} pixels in {count} frames, and all frames may have {most} together",
+        )
+
+
 def _deep_to_8_bit(image: Image.Image) -> Image.Image:
     """Greyscale of 16 or 32 bits or floats to 8 bits; Pillow's own conversion clips, so that all turns white."""
     values = np.nan_to_num(np.asarray(image).astype(np.float32), posinf=0.0, neginf=0.0)

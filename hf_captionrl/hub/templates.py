@@ -27,7 +27,7 @@ def render_template(name: str, **values: Any) -> str:
     """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-    environment = Environment(
+    environment = Environment(  # nosec B701 # escaped by filters, see below
         loader=FileSystemLoader(template_folder(name)),
         undefined=StrictUndefined,
         trim_blocks=True,

@@ -71,6 +71,11 @@ def uncap(gradient: Tensor, capped: Tensor, softcap: float | None) -> Tensor:
     return gradient if softcap is None else gradient * (1 - (capped / softcap) ** 2)
 
 
+def centred(logits: Tensor) -> Tensor:
+    """Logits below the largest of their row: of logits around 1e4, an entropy in fp32 would be rounding alone."""
+    return logits - logits.amax(-1, keepdim=True)
+
+
 class HeadGradients:
     """Sums the gradients of hidden states, weight and bias over chunks, in fp32; what is frozen costs nothing."""
 
@@ -175,6 +180,8 @@ class _ChunkedLogProbs(torch.autograd.Function):
             for index in rows.split(chunk_size):
                 logits = head_logits(flat[index].to(dtype), product_weight, bias, softcap, total)  # (R, V)
                 logits = logits / temperature if temperature != 1.0 else logits
+                if with_entropy:
+                    logits = centred(logits)
                 log_sum = logits.logsumexp(-1)  # (R,)
                 target = logits.gather(1, labels[index].unsqueeze(1)).squeeze(1)
                 log_probs = log_probs.index_copy(0, index, target - log_sum)
@@ -200,6 +207,8 @@ class _ChunkedLogProbs(torch.autograd.Function):
                 chunk = flat[index].to(dtype)
                 capped = head_logits(chunk, product_weight, bias, softcap, total)  # (R, V)
                 logits = capped / temperature if temperature != 1.0 else capped
+                if with_entropy:
+                    logits = centred(logits)
                 log_sum, entropy = log_sums[index].unsqueeze(1), entropies[index].unsqueeze(1)
                 d_log_prob = d_log_probs[index].unsqueeze(1)  # (R, 1)
                 probs = (logits - log_sum).exp_()  # (R, V)

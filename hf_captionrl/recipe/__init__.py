@@ -7,7 +7,7 @@ from hf_captionrl.recipe.arguments import (
     describe,
     parse_arguments,
 )
-from hf_captionrl.recipe.comparison import START, Comparison, Run, defer_push, finish, resumes, train_runs
+from hf_captionrl.recipe.comparison import START, Comparison, Run, alone_in, defer_push, finish, resumes, train_runs
 from hf_captionrl.recipe.evaluation import Evaluator
 from hf_captionrl.recipe.loading import describe_data, load_data, optional_scorer
 from hf_captionrl.recipe.report import write_report
@@ -20,6 +20,7 @@ __all__ = [
     "Evaluator",
     "ModelArguments",
     "Run",
+    "alone_in",
     "defer_push",
     "describe",
     "describe_data",

@@ -16,7 +16,15 @@ from hf_captionrl.captioners import Captioner, load_captioner
 from hf_captionrl.data.simplify import LEVELS
 from hf_captionrl.scenes.models import PREFIX, model_path
 
-__all__ = ["DataArguments", "EvaluationArguments", "ModelArguments", "describe", "parse_arguments"]
+__all__ = [
+    "DataArguments",
+    "EvaluationArguments",
+    "ModelArguments",
+    "RunArguments",
+    "be_deterministic",
+    "describe",
+    "parse_arguments",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -184,6 +192,33 @@ class EvaluationArguments:
         )
 
 
+@dataclass
+class RunArguments:
+    """What every recipe may be told about the run itself; `parse_arguments` adds it to a recipe's own."""
+
+    deterministic: bool = field(
+        default=False,
+        metadata={
+            "help": "Use the deterministic form of every operation that has one, so that a GPU gives the same bits twice. It "
+            "costs time: docs/reproducibility.md."
+        },
+    )
+
+
+def be_deterministic() -> None:
+    """Use the deterministic form of every operation that has one; operations without one warn and go on.
+
+    Call it before anything runs on a GPU: cuBLAS reads its workspace once. What is drawn depends on the seed alone either
+    way; this is about sums whose order a GPU leaves to chance.
+    """
+    # Without a workspace of fixed size cuBLAS picks another algorithm when streams compete.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    os.environ.setdefault("FLASH_ATTENTION_DETERMINISTIC", "1")
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.backends.cudnn.deterministic = True
+    torch.backends.cudnn.benchmark = False
+
+
 def parse_arguments(
     dataclass_types: Sequence[type],
     argv: Sequence[str] | None,
@@ -201,7 +236,7 @@ def parse_arguments(
         One filled dataclass for each type.
 
     Raises:
-        ValueError: If the YAML file holds an argument that no dataclass has.
+        ValueError: If the YAML file holds an argument that no dataclass has, or trust_remote_code is set.
     """
     import sys
 
@@ -214,7 +249,17 @@ def parse_arguments(
     given = {a.split("=")[0].replace("-", "_").replace("__", "--", 1) for a in arguments if a.startswith("--")}
     if default_config is not None and not given & set(own):
         arguments = ["--config", os.fspath(default_config), *arguments]
-    return TrlParser(tuple(dataclass_types)).parse_args_and_config(arguments)
+    *parsed, run = TrlParser((*dataclass_types, RunArguments)).parse_args_and_config(arguments)
+    if run.deterministic:
+        be_deterministic()
+    for one in parsed:
+        asked = {"trust_remote_code": getattr(one, "trust_remote_code", False)}  # TRL's configurations have it
+        if (asked | (getattr(one, "model_init_kwargs", None) or {}))["trust_remote_code"]:
+            raise ValueError(
+                "trust_remote_code is set, but no code that a checkpoint brings is run here. Take it out, and name a model of "
+                "a class that transformers has."
+            )
+    return tuple(parsed)
 
 
 def describe(arguments: Sequence[Any]) -> dict[str, Any]:
@@ -224,6 +269,7 @@ def describe(arguments: Sequence[Any]) -> dict[str, Any]:
         arguments: Dataclass instances.
 
     Returns:
-        `dict`: Class name to fields.
+        `dict`: Class name to fields; whether the run was deterministic, too.
     """
-    return {type(a).__name__: {f.name: getattr(a, f.name) for f in dataclasses.fields(a)} for a in arguments}
+    run = RunArguments(deterministic=torch.are_deterministic_algorithms_enabled())
+    return {type(a).__name__: {f.name: getattr(a, f.name) for f in dataclasses.fields(a)} for a in (*arguments, run)}

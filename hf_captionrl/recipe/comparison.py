@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import datasets
-from transformers.trainer_utils import get_last_checkpoint
 
 from hf_captionrl.captioners import Captioner
+from hf_captionrl.io import FolderLock
 from hf_captionrl.recipe.arguments import EvaluationArguments, describe
 from hf_captionrl.recipe.evaluation import Evaluator
 from hf_captionrl.recipe.publication import defer_push, push_model, write_publication
 from hf_captionrl.recipe.report import write_report
 from hf_captionrl.reports.table import COLUMNS, Column
 from hf_captionrl.trainers import CaptionConfig, CaptionTrainer
+from hf_captionrl.trainers.checkpoints import has_checkpoint
 
-__all__ = ["START", "Comparison", "Run", "defer_push", "finish", "resumes", "train_runs"]
+__all__ = ["START", "Comparison", "Run", "alone_in", "defer_push", "finish", "resumes", "train_runs"]
 
 START = "MLE"
 """Row name of the captioner that every run starts from."""
@@ -60,6 +62,24 @@ class Comparison:
     captioner: Captioner | None = None
     main: str = START
     is_main_process: bool = True
+
+
+@contextlib.contextmanager
+def alone_in(config: Any) -> Iterator[None]:
+    """Have the recipe's folder for oneself, from the first file to the last.
+
+    Args:
+        config (`TrainingArguments`): Its `output_dir`, and which process this is.
+
+    Yields:
+        `None`: Nothing.
+
+    Raises:
+        ValueError: If another run is writing there.
+        OSError: If nothing can be written there.
+    """
+    with FolderLock(config.output_dir) if config.process_index == 0 else contextlib.nullcontext():
+        yield
 
 
 def resumes(config: CaptionConfig) -> bool:
@@ -108,8 +128,7 @@ def train_runs(
             if run.trains:
                 before = trainer.evaluate()  # the first point of every curve
         if run.trains:
-            checkpoint = get_last_checkpoint(str(output_dir / run.folder)) if resume else None
-            trainer.train(resume_from_checkpoint=checkpoint)
+            trainer.train(resume_from_checkpoint=resume and has_checkpoint(output_dir / run.folder))
             history = [entry for entry in trainer.state.log_history if "eval_length" in entry]
             result.histories[run.name] = [
                 {"epoch": e.get("epoch") or 0.0, "length": e["eval_length"], "recall_at_1": e.get("eval_recall_at_1")}

@@ -110,8 +110,8 @@ class Evaluator:
 
             path = model_path(name)
             language_model = (
-                AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32),
-                AutoTokenizer.from_pretrained(path),
+                AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, trust_remote_code=False),
+                AutoTokenizer.from_pretrained(path, trust_remote_code=False),
             )
         return cls(
             dataset,

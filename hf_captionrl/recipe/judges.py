@@ -179,7 +179,7 @@ class EndpointJudge:
             wait = min(self._backoff * 2**attempt, _LONGEST_WAIT)
             request = urllib.request.Request(self._url, data=body, headers=self._headers)
             try:
-                with urllib.request.urlopen(request, timeout=self._timeout) as response:
+                with urllib.request.urlopen(request, timeout=self._timeout) as response:  # http(s) # nosec B310
                     return self._content(response.read())
             except urllib.error.HTTPError as error:
                 problem = f"HTTP {error.code}: {error.read(200).decode(errors='replace')!r}"
@@ -252,8 +252,13 @@ class LocalJudge:
         """
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
-        tokenizer = AutoTokenizer.from_pretrained(name)
-        return cls(AutoModelForCausalLM.from_pretrained(name), tokenizer, name=Path(name).name, **kwargs)
+        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+        return cls(
+            AutoModelForCausalLM.from_pretrained(name, use_safetensors=True, trust_remote_code=False),
+            tokenizer,
+            name=Path(name).name,
+            **kwargs,
+        )
 
     def ask(self, prompt: str) -> str:
         """Let the model continue one prompt.

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hf_captionrl.data import cached_features
 from hf_captionrl.recipe.arguments import DataArguments, EvaluationArguments, ModelArguments, parse_arguments
-from hf_captionrl.recipe.comparison import Run, defer_push, finish, resumes, train_runs
+from hf_captionrl.recipe.comparison import Run, alone_in, defer_push, finish, resumes, train_runs
 from hf_captionrl.recipe.evaluation import REWARD_COLUMNS, Evaluator
 from hf_captionrl.recipe.loading import load_data, optional_scorer
 from hf_captionrl.reports.table import COLUMNS
@@ -72,6 +72,7 @@ class SelfRetrievalRecipeConfig(SelfRetrievalConfig):
     eval_strategy: str = field(default="epoch", metadata={"help": "When to evaluate."})
     save_strategy: str = field(default="epoch", metadata={"help": "When to save."})
     save_total_limit: int | None = field(default=2, metadata={"help": "Checkpoints kept."})
+    save_on_signal: bool = field(default=True, metadata={"help": "On SIGTERM save a checkpoint and exit with 0."})
 
 
 def parse_args(argv: Sequence[str] | None, default_config: Path) -> tuple[Any, ...]:
@@ -181,6 +182,11 @@ def main(argv: Sequence[str] | None, default_config: Path) -> Path:
         ValueError: If arguments contradict each other, or the data are not fit for training.
     """
     arguments = parse_args(argv, default_config)
+    with alone_in(arguments[-1]):
+        return _compare(arguments)
+
+
+def _compare(arguments: tuple[Any, ...]) -> Path:
     model_args, data_args, eval_args, bag_args, config = arguments
     eval_args.resolve(data_args.dataset_name)
     output_dir = Path(config.output_dir)

@@ -12,7 +12,7 @@ import torch
 from transformers.trainer_utils import IntervalStrategy
 
 from hf_captionrl.captioners import Captioner, load_captioner
-from hf_captionrl.recipe.comparison import Run, defer_push, finish, resumes, train_runs
+from hf_captionrl.recipe.comparison import Run, alone_in, defer_push, finish, resumes, train_runs
 from hf_captionrl.recipe.evaluation import Evaluator
 from hf_captionrl.recipe.loading import load_data, optional_scorer
 from hf_captionrl.reports.table import COLUMNS, Column
@@ -52,6 +52,7 @@ class SmileRecipeConfig(SmileConfig):
     save_strategy: str = field(default="epoch", metadata={"help": "When to save."})
     save_total_limit: int | None = field(default=1, metadata={"help": "Checkpoints kept, besides the best one."})
     load_best_model_at_end: bool = field(default=True, metadata={"help": "Keep the best epoch by validation R@1."})
+    save_on_signal: bool = field(default=True, metadata={"help": "On SIGTERM save a checkpoint and exit with 0."})
 
 
 def run_name(config: SmileConfig) -> str:
@@ -110,6 +111,13 @@ def compare_smile(
     Raises:
         ValueError: If arguments contradict each other, or the data are not fit for training.
     """
+    with alone_in(arguments[-1]):
+        return _compare(arguments, title, make_evaluator, columns)
+
+
+def _compare(
+    arguments: tuple[Any, ...], title: str, make_evaluator: Callable[..., Evaluator], columns: Sequence[Column]
+) -> Path:
     model_args, data_args, eval_args, smile_args, config = arguments
     eval_args.resolve(data_args.dataset_name)
     output_dir = Path(config.output_dir)

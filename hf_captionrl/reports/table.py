@@ -8,6 +8,7 @@ are in [0, 1], never percent.
 import io
 import math
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -295,8 +296,11 @@ def results_markdown(
     return out.getvalue()
 
 
+_END_OF_LINK = re.compile(r"\](?=[(\[:])")
+
+
 def escape_markdown(text: str) -> str:
-    """Text for a Markdown line or table cell: what would end the cell or start markup or HTML is escaped.
+    """Text for a Markdown line or table cell: what would end the cell or start markup, a link or HTML is escaped.
 
     Args:
         text: Any text; line breaks become spaces.
@@ -307,7 +311,8 @@ def escape_markdown(text: str) -> str:
     text = " ".join(text.split())
     for character in "\\|*_`<>":
         text = text.replace(character, f"\\{character}")
-    return text
+    # Links and images, which a page would fetch; a bracket by itself, as around an interval, says nothing.
+    return _END_OF_LINK.sub(r"\\]", text)
 
 
 def write_results(

@@ -27,7 +27,7 @@ class OpenClipScorer(DualEncoder):
     Args:
         name_or_model: An architecture of open_clip (`"ViT-B-32"`, with `pretrained`), `"hf-hub:org/repo"`, a folder
             with `open_clip_config.json` and weights, or a model in memory (frozen, cast and moved in place).
-        pretrained: Tag of released weights (`"openai"`, `"laion2b_s34b_b79k"`) or a weights file.
+        pretrained: Tag of released weights (`"openai"`, `"laion2b_s34b_b79k"`) or a file of weights in safetensors.
         tokenizer: The model's own when left out (CLIP's BPE for a model in memory).
         preprocess: PIL image to tensor; from the model's own preprocessing settings when left out.
         dtype: Of the weights; results are always fp32.
@@ -35,7 +35,7 @@ class OpenClipScorer(DualEncoder):
         batch_size: Captions or images a forward pass.
 
     Raises:
-        ValueError: If the name is unknown, weights are missing, or the model would not pool at EOS.
+        ValueError: If the name is unknown, weights are missing or no safetensors, or the model would not pool at EOS.
     """
 
     def __init__(
@@ -154,11 +154,24 @@ class OpenClipScorer(DualEncoder):
         return self.model.encode_image(pixels.to(self.device, self.dtype))
 
 
+def _refuse_pickles(name: str, pretrained: str | None) -> None:
+    """Weights on this disk must be safetensors; those that open_clip released come as they are, tensors only."""
+    given = Path(pretrained) if pretrained and Path(pretrained).is_file() else None
+    if (given and given.suffix != ".safetensors") or (
+        Path(name).is_dir() and not any(Path(name).glob("*.safetensors"))
+    ):
+        raise ValueError(
+            f"the weights {str(given or name)!r} cannot be loaded, for they are not in safetensors, and other formats run code "
+            "where they are opened. Convert them with safetensors.torch.save_file."
+        )
+
+
 def _open_clip_model(name: str, pretrained: str | None) -> tuple[Any, str, str]:
     """The model with its weights, its name for the signature, and its name for open_clip's tokenizer."""
     import open_clip
 
     model_id = f"open_clip:{name}" + (f"/{Path(pretrained).name}" if pretrained else "")
+    _refuse_pickles(name, pretrained)
     if Path(name).is_dir():
         name, model_id = f"local-dir:{name}", f"open_clip:{Path(name).resolve().name}"
     elif ":" not in name:

@@ -222,12 +222,23 @@ def _from_pretrained(name: str, revision: str | None, *, with_processor: bool) -
 
     try:
         # "auto" keeps the stored precision: the logit scale must be read before anything is cast.
-        model = AutoModel.from_pretrained(name, revision=revision, dtype="auto", use_safetensors=True)
-        return model, AutoProcessor.from_pretrained(name, revision=revision) if with_processor else None
+        model = AutoModel.from_pretrained(
+            name, revision=revision, dtype="auto", use_safetensors=True, trust_remote_code=False
+        )
+        if not with_processor:
+            return model, None
+        return model, AutoProcessor.from_pretrained(name, revision=revision, trust_remote_code=False)
     except OSError as error:
         raise OSError(
             f"the scorer {name!r} cannot be loaded: {error}\nGive a folder with config.json, model.safetensors and "
             "the processor's files, a Hub name, or 'open_clip:NAME@TAG'."
+        ) from error
+    except ValueError as error:
+        if "trust_remote_code" not in str(error):
+            raise
+        raise ValueError(
+            f"the scorer {name!r} brings code of its own, which is never run here. Give one of a class of transformers', such "
+            "as CLIP or SigLIP, or 'open_clip:NAME@TAG'."
         ) from error
 
 

@@ -6,11 +6,13 @@ from dataclasses import dataclass, field
 
 from transformers import TrainingArguments
 
+from hf_captionrl.trainers.reliable import ReliableArguments
+
 __all__ = ["CaptionConfig"]
 
 
 @dataclass
-class CaptionConfig(TrainingArguments):
+class CaptionConfig(ReliableArguments, TrainingArguments):
     r"""Arguments shared by all captioning trainers; a `transformers.TrainingArguments` with captioning defaults.
 
     Only what differs from `TrainingArguments` is listed.

@@ -30,6 +30,7 @@ from hf_captionrl.reports.completions import log_completions, print_completions
 from hf_captionrl.retrieval import Scorer
 from hf_captionrl.trainers.caption_config import CaptionConfig
 from hf_captionrl.trainers.captioning import LazyImages, generate_captions, image_tower_features, scorer_features
+from hf_captionrl.trainers.reliable import ReliableTraining
 
 __all__ = ["CaptionTrainer", "EpochCallback"]
 
@@ -62,7 +63,7 @@ class EpochCallback(TrainerCallback):
         self.dataset.set_epoch(int((state.epoch or 0.0) + 1e-6))
 
 
-class CaptionTrainer(Trainer):
+class CaptionTrainer(ReliableTraining, Trainer):
     """`transformers.Trainer` for image captioners.
 
     It adapts any [`Captioner`] to the Trainer's world, draws one caption an image and epoch, encodes images of a frozen

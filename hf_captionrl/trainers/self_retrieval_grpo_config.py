@@ -7,13 +7,14 @@ from typing import Any
 
 from trl import GRPOConfig
 
+from hf_captionrl.trainers.reliable import ReliableArguments
 from hf_captionrl.trainers.self_retrieval_arguments import SelfRetrievalArguments
 
 __all__ = ["SelfRetrievalGRPOConfig"]
 
 
 @dataclass
-class SelfRetrievalGRPOConfig(SelfRetrievalArguments, GRPOConfig):
+class SelfRetrievalGRPOConfig(ReliableArguments, SelfRetrievalArguments, GRPOConfig):
     r"""Arguments of [`SelfRetrievalGRPOTrainer`].
 
     Only what differs from [`SelfRetrievalArguments`] and TRL's `GRPOConfig` is listed. One optimizer step tells

@@ -22,6 +22,7 @@ from hf_captionrl.retrieval import Scorer
 from hf_captionrl.rewards import RewardContext, RewardData, RewardLike, resolve_rewards
 from hf_captionrl.trainers.caption_trainer import EpochCallback
 from hf_captionrl.trainers.captioning import scorer_features
+from hf_captionrl.trainers.reliable import ReliableTraining
 from hf_captionrl.trainers.self_retrieval_grpo_config import SelfRetrievalGRPOConfig
 from hf_captionrl.trainers.self_retrieval_trainer import SelfRetrievalTrainer
 
@@ -71,7 +72,7 @@ class BagRepeatSampler(Sampler[int]):
                         yield row
 
 
-class SelfRetrievalGRPOTrainer(GRPOTrainer):
+class SelfRetrievalGRPOTrainer(ReliableTraining, GRPOTrainer):
     r"""GRPO with the reward "can a frozen image-text model find the image from the caption?".
 
     Only the rewards and the sampler are this class's; generation (transformers or vLLM, `args.use_vllm`), advantages and
@@ -89,7 +90,7 @@ class SelfRetrievalGRPOTrainer(GRPOTrainer):
         kwargs: For TRL's trainer: `processing_class`, `peft_config`, `callbacks`, `optimizers`, ...
 
     Raises:
-        ValueError: If there is no scorer, a column is missing, a rollout cannot be divided, or `eval_dataset` is given.
+        ValueError: If there is no scorer, `reward_weights` is set, a column is missing, a rollout cannot be divided, or `eval_dataset` is given.
 
     Example:
         >>> args = SelfRetrievalGRPOConfig("out", per_device_train_batch_size=100, num_generations=5)  # doctest: +SKIP
@@ -115,6 +116,11 @@ class SelfRetrievalGRPOTrainer(GRPOTrainer):
             raise ValueError(
                 "Rewards know the training images only. Evaluate checkpoints with `captionrl caption` and `captionrl "
                 "evaluate`, and leave eval_dataset out."
+            )
+        if args.reward_weights is not None:
+            raise ValueError(
+                f"reward_weights is {args.reward_weights}, which is not read here: rewards bring their weights. Set "
+                "retrieval_weight, cider_weight and the like, or pass reward_funcs=[(reward, weight), ...]."
             )
         missing = [c for c in ("image", "image_id", "captions") if c not in train_dataset.column_names]
         if missing:

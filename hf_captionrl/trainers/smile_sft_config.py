@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 
 from trl import SFTConfig
 
+from hf_captionrl.trainers.reliable import ReliableArguments
+
 __all__ = ["SCOPES", "SmileSFTConfig"]
 
 SCOPES = ("document", "sentence", "window")
@@ -13,7 +15,7 @@ SCOPES = ("document", "sentence", "window")
 
 
 @dataclass
-class SmileSFTConfig(SFTConfig):
+class SmileSFTConfig(ReliableArguments, SFTConfig):
     r"""Arguments of [`SmileSFTTrainer`]; a `trl.SFTConfig` with SMILE's own.
 
     Only what differs from `trl.SFTConfig` is listed.

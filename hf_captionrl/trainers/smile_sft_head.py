@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from hf_captionrl.captioners.head import replaced_forward
 from hf_captionrl.captioners.projection import head_projection, is_tappable
 from hf_captionrl.losses import IGNORE_INDEX, fused_smile_loss
+from hf_captionrl.losses.linear import accumulation_dtype
 from hf_captionrl.trainers.smile_sft_segments import document_ids, find_segments, similar_lengths
 
 __all__ = ["add_smile_head", "logit_factors", "plain_head_for_checks", "segment_loss", "uses_trl_head"]
@@ -104,7 +105,8 @@ def segment_loss(
     tokens = labels.flatten()[found.index]  # (N,)
     states = hidden.flatten(0, 1)[found.index]  # (N, D)
     place = torch.full_like(found.lengths, -1)  # (K,)
-    total = hidden.sum() * 0.0 if len(tokens) == 0 else None
+    # A sum over no rows, not over all of them times 0: in fp16 that sum may be infinite, and the product NaN.
+    total = states.to(accumulation_dtype(hidden, weight)).sum() if len(tokens) == 0 else None
     for group in similar_lengths(found.lengths):
         longest = int(found.lengths[group].max())
         place.fill_(-1)[group] = torch.arange(len(group), device=group.device)

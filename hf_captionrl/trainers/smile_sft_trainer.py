@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 from trl import SFTTrainer
 from trl.trainer.utils import FusedCausalLMOutput
 
+from hf_captionrl.trainers.reliable import ReliableTraining
 from hf_captionrl.trainers.smile_sft_config import SmileSFTConfig
 from hf_captionrl.trainers.smile_sft_head import add_smile_head, plain_head_for_checks, uses_trl_head
 from hf_captionrl.trainers.smile_sft_segments import sentence_ends
@@ -18,7 +19,7 @@ __all__ = ["SmileSFTTrainer"]
 _OF_FULL_LOGITS = ("entropy", "mean_token_accuracy")
 
 
-class SmileSFTTrainer(SFTTrainer):
+class SmileSFTTrainer(ReliableTraining, SFTTrainer):
     """`trl.SFTTrainer` whose loss chooses each token from the words of its document, sentence or window.
 
     Reference: Yue et al. 2023, "Learning Descriptive Image Captioning via Semipermeable MLE", Eq. 2-4 and appendix B.

@@ -228,7 +228,9 @@ def _made_up_images(shape: RLShape, seed: int) -> datasets.Dataset:
     )
 
 
-def build(shape: RLShape, seed: int, folder: str | Path, dtype: torch.dtype = torch.float32) -> World:
+def build(
+    shape: RLShape, seed: int, folder: str | Path, dtype: torch.dtype = torch.float32, device: str = "cpu"
+) -> World:
     """Models, images and trainer.
 
     Args:
@@ -236,6 +238,7 @@ def build(shape: RLShape, seed: int, folder: str | Path, dtype: torch.dtype = to
         seed (`int`): Of weights and images.
         folder (`str` or `Path`): For the trainer's output and feature cache.
         dtype (`torch.dtype`): Of the policy; the scorer is fp32 always.
+        device (`str`): `"cpu"`, or `"cuda"`: where the trainer puts the policy, and so the rest.
 
     Returns:
         [`World`]: In training mode.
@@ -263,7 +266,9 @@ def build(shape: RLShape, seed: int, folder: str | Path, dtype: torch.dtype = to
     # The very same parameters, not copies of them.
     stock.load_state_dict(model.state_dict(keep_vars=True), assign=True)
     captioner.freeze_vision()
-    trainer = _trainer(shape, captioner, scorer, images, suppressed, Path(folder))
+    scorer.to(device)  # type: ignore[attr-defined]
+    trainer = _trainer(shape, captioner, scorer, images, suppressed, Path(folder), device)
+    stock.to(device)  # its parameters are there with the policy's; buffers are its own
     batch = dict(next(iter(trainer.get_train_dataloader())))
     batch["pixel_values"] = batch["pixel_values"].to(dtype)
     model.train()
@@ -275,13 +280,19 @@ def build(shape: RLShape, seed: int, folder: str | Path, dtype: torch.dtype = to
         scorer=scorer,
         trainer=trainer,
         batch=batch,
-        scorer_pixels=_scorer_pixels(scorer, images, batch["rows"].tolist()),
+        scorer_pixels=_scorer_pixels(scorer, images, batch["rows"].tolist()).to(device),
         suppressed=suppressed,
     )
 
 
 def _trainer(
-    shape: RLShape, captioner: Captioner, scorer: Scorer, images: datasets.Dataset, suppressed: list[int], folder: Path
+    shape: RLShape,
+    captioner: Captioner,
+    scorer: Scorer,
+    images: datasets.Dataset,
+    suppressed: list[int],
+    folder: Path,
+    device: str,
 ) -> SelfRetrievalTrainer:
     return SelfRetrievalTrainer(
         captioner,
@@ -298,7 +309,7 @@ def _trainer(
             freeze_image_tower=True,
             guard="off",
             report_to="none",
-            use_cpu=True,
+            use_cpu=device == "cpu",
         ),
         images,
     )

@@ -71,14 +71,14 @@ class NaiveStep:
             max_length=scorer.max_text_tokens,
             return_tensors="pt",
             return_token_type_ids=False,
-        )
+        ).to(self.world.scorer_pixels.device)
         with torch.no_grad():
             text_features = F.normalize(scorer.model.get_text_features(**text).pooler_output, dim=-1)  # (N, D)
             with images() if images is not None else torch.no_grad():
                 encoded = scorer.model.get_image_features(pixel_values=self.world.scorer_pixels)
             image_features = F.normalize(encoded.pooler_output, dim=-1)  # (B, D)
         similarity = scorer.logit_scale * text_features @ image_features.T  # (N, B)
-        own = torch.arange(len(similarity)) // G
+        own = torch.arange(len(similarity), device=similarity.device) // G
         rewards = similarity.log_softmax(-1).gather(1, own[:, None]).view(-1, G)  # (B, G)
         return (rewards - (rewards.sum(1, keepdim=True) - rewards) / (G - 1)).flatten()
 

@@ -13,12 +13,13 @@ class ChatServer:
     Args:
         answer: From the messages of a request to the text of its answer.
         plan: From the number of a request (from 0) and its messages to what happens: `"ok"`, a status, `"hang"` (until
-            the server stops), `"cut"`, `"garbage"`, or a `(status, headers)` pair.
+            the server stops), `"cut"`, `"drip"` (a byte each 20 ms), `"length"` (ended by the limit), `"garbage"`, or a `(status, headers)` pair.
     """
 
     def __init__(self, answer: Callable, plan: Callable = lambda number, messages: "ok"):
         self.answer, self.plan = answer, plan
-        self.requests, self.headers = [], []
+        self.requests: list[dict] = []
+        self.headers: list[dict] = []
         self.arrived = threading.Condition()
         self.stopped = threading.Event()
         double = self
@@ -40,6 +41,12 @@ class ChatServer:
                     double.stopped.wait(60)
                 elif what == "cut":
                     self.reply(200, b'{"choices": [{"mess', length=4000)
+                elif what == "drip":
+                    self.reply(200, b"", length=300)
+                    for _ in range(300):
+                        self.wfile.write(b" ")
+                        if double.stopped.wait(0.02):
+                            break
                 elif what == "garbage":
                     self.reply(200, b"<html>no JSON</html>")
                 elif isinstance(what, tuple):
@@ -48,7 +55,8 @@ class ChatServer:
                     self.reply(what, json.dumps({"error": f"key {self.headers.get('Authorization')}"}).encode())
                 else:
                     text = double.answer(body["messages"])
-                    self.reply(200, json.dumps({"choices": [{"message": {"content": text}}]}).encode())
+                    choice = {"message": {"content": text}, "finish_reason": "length" if what == "length" else "stop"}
+                    self.reply(200, json.dumps({"choices": [choice]}).encode())
 
             def reply(self, status, data, *, length=None, headers=()):
                 self.send_response(status)

@@ -3,6 +3,7 @@
 import pytest
 
 from hf_captionrl.boosting import answer_fault, blend_prompt, clean_answer, holistic_prompt, visual_prompt
+from hf_captionrl.boosting.answers import is_cut
 from hf_captionrl.boosting.prompts import BLEND_EXAMPLES, HOLISTIC_EXAMPLES
 from hf_captionrl.scenes import load_scenes
 
@@ -15,6 +16,10 @@ GOOD = [
     "A café sign in front of a façade with the word “Köln” on it.",
     "Skateboarders mid-air, graffiti everywhere",
     "A plate of crème brûlée on the table",
+    "Van parked near den",
+    "Zebras grazing",
+    "A television displays no image",
+    "A wall with one clock: it is round.",
     *(answer for _, answer in HOLISTIC_EXAMPLES),
 ]
 
@@ -25,12 +30,27 @@ BAD = [
     ("As an AI language model, I do not see images.", "answer_refuses"),
     ("Unfortunately I can’t help with that.", "answer_refuses"),
     ("There is no image provided.", "answer_refuses"),
+    ("Unfortunately, I do not have access to the image.", "answer_refuses"),
+    ("I don't see an image.", "answer_refuses"),
+    ("There is no image here.", "answer_refuses"),
+    ("Error: model overloaded", "answer_refuses"),
+    ("N/A", "answer_empty"),
+    ("None", "answer_empty"),
+    ("Ok.", "answer_empty"),
+    (
+        "In this task, your objective is to create a holistic caption to describe the same image by blending.",
+        "answer_repeats_prompt",
+    ),
+    ("Refrain from seeking further clarification and explanations, says a dog.", "answer_repeats_prompt"),
     ("The reference caption says that a dog is there.", "answer_repeats_prompt"),
     ("Here is the improved New noisy caption of a dog", "answer_repeats_prompt"),
     (BLEND_EXAMPLES[1][1], "answer_repeats_prompt"),
     ("一只黑色的狗躺在草地上", "answer_not_english"),
     ("Ein schwarzer Hund liegt auf dem Gras", "answer_not_english"),
     ("Un chien noir est couché sur la pelouse", "answer_not_english"),
+    ("Perro marrón corriendo sobre hierba verde", "answer_not_english"),
+    ("Zwei Hunde spielen", "answer_not_english"),
+    ("Pies biegnie przez zielony park", "answer_not_english"),
     ("dog grass black lying sunny green tree house", "answer_not_english"),
     ("a dog " * 100, "answer_too_long"),
     ("a" * 5000, "answer_too_long"),
@@ -61,11 +81,32 @@ def test_the_question_is_no_answer():
         ('Holistic caption: "A dog on\n grass."', "A dog on grass."),
         ("A dog.\n\nUser : Reference caption 1: A cat.", "A dog."),
         ("“A dog.”", "A dog."),
+        ("Sure! Here is the caption:\n\nA dog", "A dog"),
+        ("Sure! Here's the holistic caption: A dog", "A dog"),
+        ("**Improved caption:**\n“A dog.”", "A dog."),
+        ("A dog.\n\n(Note: the colour is left out because of a conflict.)", "A dog."),
+        ("A sign reads: stop", "A sign reads: stop"),
+        ("A dog:", "A dog:"),
         ('"Stop" says a sign, "go" another"', '"Stop" says a sign, "go" another"'),
     ],
 )
 def test_labels_quotes_and_invented_turns_are_cut_off(text, caption):
     assert clean_answer(text) == caption
+
+
+def test_a_word_of_the_references_makes_a_short_answer_english():
+    """A rare word is no English word by the list; where people wrote it, it is."""
+    axolotl = blend_prompt("1", ["An axolotl", "Pink axolotl"])
+    assert answer_fault("Axolotl", axolotl) is None
+    assert answer_fault("Axolotl", BLEND)[0] == "answer_not_english"
+    in_a_park = blend_prompt("1", ["A dog in a park."])  # one word in five is by chance
+    assert answer_fault("Pies biegnie przez zielony park", in_a_park)[0] == "answer_not_english"
+
+
+def test_an_answer_that_ran_into_the_next_turn_before_the_limit_is_whole():
+    assert is_cut("A dog that")
+    assert is_cut("Assistant : A dog that")
+    assert not is_cut("A dog.\n\nUser : Reference capt")
 
 
 def test_every_caption_of_the_embedded_world_passes():

@@ -18,6 +18,12 @@ FACTS = Facts("pig", 2, "small", "sideways", "top", "blue", "mushroom", "left of
         ("A white plate on a table", "A shiny gray plate with food", "colour"),
         ("A grey cat", "A golden cat", "colour"),
         ("A man hits a ball.", "A woman in white hits a ball.", "kind"),
+        ("Two dogs.", "No dogs, just two cats.", "kind"),
+        ("Three boys play.", "Girls play in a yard.", "kind"),
+        ("A boy plays.", "Three girls play.", "kind"),
+        ("Men at work", "A woman at work", "kind"),
+        ("A cat to the left of a car", "A cat to the right of a car", "kind"),
+        ("A room seen indoors", "An outdoor room", "kind"),
     ],
 )
 def test_planted_conflicts_are_found(blend, holistic, attribute):
@@ -32,6 +38,9 @@ def test_planted_conflicts_are_found(blend, holistic, attribute):
         ("A grey cat", "A gray cat on a red mat"),
         ("Two dogs and three cats", "A pair of dogs, three black cats"),
         ("A man and a woman", "A man"),
+        ("A cat on the left", "A cat on the left, a dog on the right"),
+        ("Two dogs.", "Two dogs without any cats."),
+        ("A boy", "Boys with a ball"),
         ("A blue sky over a green field", "A field of green, and the sky is blue"),
         ("A car", "A red car"),
     ],

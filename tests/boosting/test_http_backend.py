@@ -2,11 +2,12 @@
 
 import base64
 import io
+import time
 
 import pytest
 from PIL import Image
 
-from hf_captionrl.boosting import BackendError, Failure, HTTPBackend, blend_prompt, visual_prompt
+from hf_captionrl.boosting import BackendError, Cut, Failure, HTTPBackend, blend_prompt, visual_prompt
 from tests.boosting.server import ChatServer, texts_of
 
 
@@ -45,6 +46,21 @@ def test_a_timeout_is_asked_again():
     found, waits, _ = ask(lambda number, messages: "ok" if number else "hang", timeout_s=0.2)
     assert found == {0: "A caption of 0000."}
     assert waits == [1.0]
+
+
+def test_a_server_that_drips_is_left_at_the_deadline():
+    """Each byte comes well within the timeout of a read."""
+    begun = time.monotonic()
+    found, waits, _ = ask(lambda number, messages: "ok" if number else "drip", timeout_s=0.3)
+    assert found == {0: "A caption of 0000."}
+    assert waits == [1.0]
+    assert time.monotonic() - begun < 3  # all of it drips for six seconds
+
+
+def test_an_answer_at_the_length_limit_is_marked():
+    found, waits, _ = ask(lambda number, messages: "length")
+    assert found == {0: Cut("A caption of 0000.")}
+    assert waits == []
 
 
 def test_a_server_that_names_its_wait_gets_it_up_to_two_minutes():

@@ -7,6 +7,7 @@ import pytest
 
 from hf_captionrl.boosting import (
     BackendError,
+    Cut,
     Failure,
     SceneDescriber,
     SceneWriter,
@@ -153,6 +154,22 @@ def test_an_answer_that_is_good_at_the_second_time_is_kept_with_its_attempt(tmp_
     assert report.done == 12
     assert report.asked == 48
     assert {row["blend_source"]["attempt"] for row in content(merged.path)} == {1}
+
+
+def test_an_answer_cut_by_the_length_limit_is_asked_again_and_never_published(tmp_path):
+    rows = scenes()
+    backends = pair(rows, text=lambda prompt, text: text if prompt.attempt else Cut(text[: len(text) // 2]))
+    report, _ = boost(rows, tmp_path / "again", backends)
+    assert (report.done, report.asked) == (12, 12 + 2 * 24)
+    assert {row["blend_source"]["attempt"] for row in content(tmp_path / "again/captions.parquet")} == {1}
+    always = pair(rows, vision=lambda prompt, text: Cut(text) if prompt.image_id == rows[3]["image_id"] else text)
+    boost(rows, tmp_path / "never", always, attempts=2)
+    (entry,) = quarantine(tmp_path / "never")
+    assert entry["reason"] == "answer_cut"
+    assert "max_new_tokens" in entry["way_out"]
+    # The model went on to the next turn before the limit came: the caption is whole.
+    chatty = pair(rows, text=lambda prompt, text: Cut(text + "\n\nUser : Reference"))
+    assert boost(rows, tmp_path / "chatty", chatty)[0].asked == 36
 
 
 def test_attempts_are_counted_over_runs(tmp_path):

@@ -1,11 +1,43 @@
 """The paper's prompts, and what identifies a question."""
 
 import dataclasses
+import hashlib
 
 import pytest
 
 from hf_captionrl.boosting import blend_prompt, holistic_prompt, visual_prompt
-from hf_captionrl.boosting.prompts import BLEND_EXAMPLES, BLEND_SYSTEM, HOLISTIC_EXAMPLES, HOLISTIC_SYSTEM
+from hf_captionrl.boosting.prompts import (
+    BLEND_EXAMPLES,
+    BLEND_SYSTEM,
+    HOLISTIC_EXAMPLES,
+    HOLISTIC_SYSTEM,
+    VISUAL_PROMPT,
+)
+
+# SHA-256, first 16 digits, of each string as it was held against Appendix A.1, letter by letter and digit by digit.
+OF_THE_PAPER = {
+    "1430bc0734bddb87": BLEND_SYSTEM,
+    "701549ccb672867c": VISUAL_PROMPT,
+    "ea875f03e406b81e": HOLISTIC_SYSTEM,
+    "c56615d34e27b74a": BLEND_EXAMPLES[0][0],
+    "6239c0ba5ee4e7a5": BLEND_EXAMPLES[0][1],
+    "58d583c860cfe409": BLEND_EXAMPLES[1][0],
+    "379e788e7a56d513": BLEND_EXAMPLES[1][1],
+    "3f022be091bfb504": BLEND_EXAMPLES[2][0],
+    "5b9b9cb8cae8b8d8": BLEND_EXAMPLES[2][1],
+    "1cb7fd13e972133f": HOLISTIC_EXAMPLES[0][0],
+    "a19a77119a78875d": HOLISTIC_EXAMPLES[0][1],
+    "2df5ec735761a709": HOLISTIC_EXAMPLES[1][0],
+    "81de7bb936a1a6f1": HOLISTIC_EXAMPLES[1][1],
+    "ec82debdaa5d16b5": HOLISTIC_EXAMPLES[2][0],
+    "871ba74f26d52a5d": HOLISTIC_EXAMPLES[2][1],
+}
+
+
+@pytest.mark.parametrize("digest", OF_THE_PAPER)
+def test_every_string_is_the_paper_s(digest):
+    assert hashlib.sha256(OF_THE_PAPER[digest].encode()).hexdigest()[:16] == digest
+    assert hashlib.sha256((OF_THE_PAPER[digest] + " ").encode()).hexdigest()[:16] != digest
 
 
 def test_the_blend_prompt_is_instruction_three_examples_and_the_numbered_references():

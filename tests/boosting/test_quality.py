@@ -7,15 +7,23 @@ import numpy as np
 import pytest
 
 from hf_captionrl.boosting import source_statistics, write_source_histogram
+from hf_captionrl.data import open_image
+from hf_captionrl.retrieval import load_scorer
 from hf_captionrl.scenes import check
-from scripts.boosting_quality import boosted, claim_numbers, main, to_markdown
+from hf_captionrl.scenes.models import model_path
+from scripts.boosting_quality import boosted, claim_numbers, main, statistics_to_markdown, to_markdown
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 
 def test_the_published_table_is_that_of_the_published_numbers():
     result = json.loads((DOCS / "results/boosting_quality.json").read_text())
-    assert to_markdown(result) in (DOCS / "boosting.md").read_text()
+    page = (DOCS / "boosting.md").read_text()
+    assert to_markdown(result) in page
+    assert statistics_to_markdown(result) in page
+    found = sum(part["by_words"] for part in result["conflicts_with_blend_cap"]["VisualCap"])
+    assert f"the word lists find {found}, and flag no other" in page
+    assert found == sum(part["both"] for part in result["conflicts_with_blend_cap"]["VisualCap"])
     claims = result["claims"]
     assert claims["holistic_wrong_over_visual_wrong"]["interval"][1] <= 0.25
     assert claims["holistic_recall_minus_blend_recall"]["interval"][0] > 0
@@ -32,11 +40,33 @@ def test_claims_are_counted_as_a_plain_loop_counts_them():
 
 
 def test_a_small_measurement_runs(tmp_path):
-    path = main(["--output", str(tmp_path / "out.json"), "--seeds", "5", "--num_test", "120"])
+    path = main(
+        [
+            "--output",
+            str(tmp_path / "out.json"),
+            "--seeds",
+            "5",
+            "--num_test",
+            "120",
+            "--picture",
+            str(tmp_path / "l.png"),
+        ]
+    )
     result = json.loads(path.read_text())
     low, high = result["recall_at_1"]["HolisticCap"]["rd100"]["interval"]
     assert low <= result["recall_at_1"]["HolisticCap"]["rd100"]["value"] <= high
     assert result["claims"]["BlendCap"]["hallucination"]["value"] == 0
+    assert (tmp_path / "l.png").read_bytes().startswith(b"\x89PNG")
+    assert result["statistics"]["references"]["captions"] == 600
+    # ClipSc by a plain loop: 100 times the cosine of each caption and its image.
+    rows = boosted(5, 0.15, 120)
+    scorer = load_scorer(model_path("scenes:clip-judge"))
+    images = scorer.image_features([open_image(image) for image in rows["image"]])
+    texts = scorer.text_features(rows["visual_caption"][:])
+    cosines = [
+        float((text * image).sum() / (text.norm() * image.norm())) for text, image in zip(texts, images, strict=True)
+    ]
+    assert result["clip_score"]["VisualCap"]["value"] == pytest.approx(100 * sum(cosines) / 120, rel=1e-4)
 
 
 def test_statistics_are_those_of_the_words(tmp_path):

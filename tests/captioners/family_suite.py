@@ -165,19 +165,6 @@ class FamilySuite:
         assert (log_probs[supervised] < 0).all()
         assert (entropy[supervised] > 0).all()
 
-    def test_saved_and_loaded_it_writes_the_same(self, captioner, images, tmp_path):
-        captioner.save_pretrained(tmp_path)
-        again = load_captioner(tmp_path)
-        assert type(again) is type(captioner)
-        assert again.prompt == self.prompt
-        batch = captioner.collate(images, CAPTIONS[:2])
-        torch.testing.assert_close(again.log_probs(again.collate(images, CAPTIONS[:2])), captioner.log_probs(batch))
-        settings = {"max_new_tokens": 6, **GREEDY}
-        assert (
-            again.generate(**again.encode_images(images), **settings).captions
-            == captioner.generate(**captioner.encode_images(images), **settings).captions
-        )
-
     @pytest.mark.parametrize("tune", ["language", "vision", "both"])
     def test_lora(self, captioner, images, tune, tmp_path):
         frozen = captioner.log_probs(captioner.collate(images, CAPTIONS[:2])).detach()
@@ -237,10 +224,10 @@ class FamilySuite:
             assert_same(gradients(captioner.model), expected)
             captioner.model.disable_input_require_grads()
 
-    @pytest.mark.parametrize("frozen", [True, False])
-    def test_a_step_of_reinforcement(self, captioner, tmp_path, frozen):
+    def test_a_step_of_reinforcement(self, captioner, tmp_path):
+        """The image tower too; frozen it is in the table of families."""
         rows = scenes()
-        settings = {**PLAIN_SGD, "freeze_image_tower": frozen, "do_sample": False, "guard": "off", "baseline": "none"}
+        settings = {**PLAIN_SGD, "freeze_image_tower": False, "do_sample": False, "guard": "off", "baseline": "none"}
         config = CaptionRLConfig(
             str(tmp_path),
             **settings,
@@ -267,13 +254,12 @@ class FamilySuite:
         moved = set()
         for name, parameter in captioner.model.named_parameters():
             in_tower = name.startswith(f"{captioner.vision_path}.")
-            wanted = before[name] if frozen and in_tower else expected[name]
             torch.testing.assert_close(
-                parameter.detach(), wanted, atol=2e-5, rtol=1e-4, msg=lambda m, n=name: f"{n}: {m}"
+                parameter.detach(), expected[name], atol=2e-5, rtol=1e-4, msg=lambda m, n=name: f"{n}: {m}"
             )
             if not torch.equal(parameter, before[name]):
                 moved.add("tower" if in_tower else "rest")
-        assert moved == ({"rest"} if frozen else {"rest", "tower"})
+        assert moved == {"rest", "tower"}
 
     @staticmethod
     def reward(caption: str) -> float:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.captioners.distributed_worker import CASES, FAULT
+from tests.offline import python_path
 
 WORKER = Path(__file__).with_name("distributed_worker.py")
 
@@ -18,7 +19,7 @@ def results(tmp_path_factory) -> dict:
     file = tmp_path_factory.mktemp("distributed") / "results.json"
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", str(WORKER)]
     root = str(WORKER.parents[2])
-    environment = {**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", "PYTHONPATH": root}
+    environment = {**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", "PYTHONPATH": python_path(root)}
     done = subprocess.run(
         [*command, str(file)], env=environment, capture_output=True, text=True, timeout=240, check=False
     )

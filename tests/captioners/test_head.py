@@ -7,11 +7,14 @@ import pickle
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
+from torch.distributed.tensor import DeviceMesh, Shard, distribute_tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hf_captionrl.captioners import HeadInputs, HeadOutput, LogProbsObjective, load_captioner, mean_cross_entropy
 from hf_captionrl.captioners.head import tap_head
+from hf_captionrl.captioners.projection import head_projection
 from hf_captionrl.losses import IGNORE_INDEX, fused_smile_loss, smile_loss
 from tests.tiny import FAMILIES, tiny_blip, tiny_captioner, tiny_captions, tiny_images, tiny_model
 
@@ -288,3 +291,15 @@ def test_misuse_is_refused():
     untouched.forward = lambda **kwargs: None
     with pytest.raises(ValueError, match="replaced before"):
         tap_head(untouched, type(captioner))
+
+
+def test_a_head_cut_by_tensor_parallelism_is_refused():
+    head, hidden = torch.nn.Linear(4, 6, bias=False), torch.randn(1, 2, 4)
+    assert head_projection(head, hidden)[1] is head.weight
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        head.weight = torch.nn.Parameter(distribute_tensor(head.weight.detach(), DeviceMesh("cpu", [0]), [Shard(0)]))
+        with pytest.raises(ValueError, match=r"a sharded DTensor here\. Use FSDP2 or ZeRO-3, which gather it"):
+            head_projection(head, hidden)
+    finally:
+        dist.destroy_process_group()

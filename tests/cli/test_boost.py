@@ -7,9 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from transformers import AutoTokenizer
 
 from hf_captionrl.cli import main
 from hf_captionrl.data import open_image
+from hf_captionrl.scenes.models import model_path
 from tests.boosting.doubles import content, endpoint_answer, scenes
 from tests.boosting.server import ChatServer
 
@@ -29,6 +31,10 @@ def test_the_default_runs_without_any_model(tmp_path, capsys):
     assert statistics["references"]["captions"] == 40
     lengths = [len(row["holistic_caption"].split()) for row in content(tmp_path / "captions.parquet")]
     assert statistics["HolisticCap"]["mean_words"] == sum(lengths) / 8
+    # Toks/Cap of Table 9, by the tokenizer of the judge.
+    tokenizer = AutoTokenizer.from_pretrained(model_path("scenes:clip-judge"))
+    tokens = [len(tokenizer(row["holistic_caption"]).input_ids) for row in content(tmp_path / "captions.parquet")]
+    assert statistics["HolisticCap"]["mean_tokens"] == pytest.approx(sum(tokens) / 8)
     assert (tmp_path / "lengths.png").read_bytes().startswith(b"\x89PNG")
     assert boost(tmp_path, "--json") == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["asked"] == 0
@@ -47,8 +53,12 @@ def test_the_last_shard_merges(tmp_path, capsys):
 
 def test_two_processes_equal_one(tmp_path):
     assert boost(tmp_path / "one") == 0
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "0"]
-    command += ["-m", "hf_captionrl.cli", "boost", "--max_images", "8", "--output", str(tmp_path / "two")]
+    # The page's command; without its file, `accelerate launch --cpu --num_processes 2` starts one process and says nothing.
+    launch = "accelerate launch --config_file recipes/accelerate/ddp.yaml -m hf_captionrl.cli boost"
+    assert launch in (ROOT / "docs/boosting.md").read_text()
+    words = launch.split()
+    command = [sys.executable, "-m", "accelerate.commands.launch", *words[2:4], "--num_processes", "2"]
+    command += ["--main_process_port", "0", *words[4:], "--max_images", "8", "--output", str(tmp_path / "two")]
     environment = os.environ | {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -89,6 +99,24 @@ def test_an_endpoint_boosts_a_folder_of_images(tmp_path, monkeypatch, capsys):
     assert all(Path(row["image"]["path"]).is_absolute() and row["image"]["bytes"] is None for row in rows)
     assert main([*arguments, "--merge", "--embed_images"]) == 0
     assert all(row["image"]["bytes"] for row in content(tmp_path / "out/captions.parquet"))
+
+
+def test_images_that_a_split_leaves_out_are_named_and_all_boosts_them(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("no_proxy", "*")
+    arguments = photographs(tmp_path / "photos")
+    with ChatServer(endpoint_answer(scenes())) as server:
+        arguments += ["--text", "openai:w", "--vision", "openai:d", "--text_url", server.url]
+        assert main([*arguments, "--output", str(tmp_path / "train")]) == 0
+        one = len(content(tmp_path / "train/captions.parquet"))
+        said = capsys.readouterr().err
+        assert one < 12  # the source has no validation and no test: train lends them some
+        assert f"{one} of 12 images are boosted" in said
+        assert "--split all" in said
+        assert main([*arguments, "--split", "all", "--output", str(tmp_path / "all")]) == 0
+    assert len({row["image_id"] for row in content(tmp_path / "all/captions.parquet")}) == 12
+    assert "images are boosted" not in capsys.readouterr().err
+    assert main([*arguments, "--split", "gone", "--output", str(tmp_path / "gone")]) == 2
+    assert "no split 'gone'" in capsys.readouterr().err
 
 
 def test_an_annotation_file_that_breaks_off_is_named(tmp_path, capsys):

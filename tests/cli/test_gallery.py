@@ -131,6 +131,25 @@ def test_cider_cases_are_those_of_the_rule(files, rows, tmp_path):
     assert f"CIDEr-D {scores[found['cases'][0]['preferred']][number]:.2f}" in card
 
 
+def test_right_captions_that_cider_d_gives_next_to_nothing(files, rows, tmp_path):
+    """By hand: no wrong claim, a right one, and a score below the bound."""
+    assert run(files, tmp_path, "--max_cider", "1.5") == 0
+    found = json.loads((tmp_path / "gallery.json").read_text())["unrewarded"]
+    expected, good = set(), 0
+    for name, mine in files[1].items():
+        scores = cider_d(mine, list(rows["captions"]))["per_sample"]
+        for row, (caption, facts) in enumerate(zip(mine, rows["facts"], strict=True)):
+            result = check(caption, facts)
+            if result.right and not result.wrong:
+                good += 1
+                if scores[row] < 1.5:
+                    expected.add((f"test-{row:05d}", name))
+    assert {(case["image_id"], case["source"]) for case in found["cases"]} == expected
+    assert (found["right_captions"], found["unrewarded"]) == (good, len(expected))
+    assert 0 < len(expected) < good
+    assert f"{len(expected)} of {good} captions" in (tmp_path / "unrewarded.html").read_text()
+
+
 def test_a_captioner_may_stand_for_a_file_and_old_pages_go(files, tmp_path, capsys):
     assert run(files, tmp_path) == 0
     assert (tmp_path / "cider.html").is_file()
@@ -150,6 +169,7 @@ def test_a_captioner_may_stand_for_a_file_and_old_pages_go(files, tmp_path, caps
         (["--names", "A", "A"], "Two sources of captions are called 'A'"),
         (["--bag_size", "4"], "no whole bag of 4"),
         (["--min_gap", "-1"], "--min_gap"),
+        (["--max_cider", "0"], "--max_cider"),
         (["--captions", "gone.jsonl"], "There is no file 'gone.jsonl'"),
     ],
 )
@@ -162,6 +182,12 @@ def test_commands_of_the_page_run(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     lines = [line for block in re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL) for line in block.splitlines()]
     shown = [line for line in lines if line.startswith("captionrl gallery --captions scenes:")]
-    assert len(shown) == 1
+    assert len(shown) == 2
     assert main(shlex.split(shown[0])[1:]) == 0, capsys.readouterr().err
     assert (tmp_path / "outputs" / "gallery" / "bags.html").is_file()
+    # HolisticCaps as references.
+    boosted = [line for line in lines if line.startswith("captionrl boost")]
+    assert main(shlex.split(boosted[0])[1:]) == 0, capsys.readouterr().err
+    assert main(shlex.split(shown[1])[1:]) == 0, capsys.readouterr().err
+    found = json.loads((tmp_path / "outputs/gallery/gallery.json").read_text())["unrewarded"]
+    assert found["unrewarded"] > found["right_captions"] / 2  # right, and short of the long references

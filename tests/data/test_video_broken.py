@@ -54,15 +54,21 @@ def test_a_film_cut_short_is_refused(kind, tmp_path):
     refused(path, rf"cut.{kind}' ends early: \d+ of \d+ frames", "video_truncated")
 
 
-def test_a_film_without_its_index_is_refused():
+def test_a_film_without_its_index_is_refused(tmp_path):
     data = film(20)  # the index of an MP4 stands at the end
     refused(data[: len(data) // 2], "does not decode beyond its header", "video_truncated")
+    (tmp_path / "half.mp4").write_bytes(data[: len(data) // 2])
+    error = str(refused(tmp_path / "half.mp4", r"its header \([A-Z][a-z ]+\)", "video_truncated"))
+    assert error.count("half.mp4") == 1
+    assert "Errno" not in error
 
 
 def test_no_frames(tmp_path):
     empty = b"GIF89a" + (4).to_bytes(2, "little") * 2 + b"\x00\x00\x00;"
     refused(empty, "GIF without a frame", "video_no_frames")
-    refused(sound(), "1 streams and none of pictures", "video_no_frames")
+    refused(sound(), "has no pictures, only 1 stream of audio", "video_no_frames")
+    (tmp_path / "zero.mp4").touch()
+    refused(tmp_path / "zero.mp4", r"zero.mp4' has 0 bytes. Way out: download or copy", "video_truncated")
 
 
 @pytest.mark.parametrize("kind", ["gif", "mp4", "mkv"])

@@ -83,6 +83,30 @@ def test_msr_vtt(tmp_path):
     }
     assert splits["validation"][0]["captions"] == ["text 1", "text 4"]
     assert check_captions(splits)[1].bad_rows() == 0
+    # As it was first given out: in two files, and in folders of their own.
+    parts = {"train_val": ("TrainValVideo", (0, 1)), "test": ("TestVideo", (2,))}
+    for name, (folder, numbers) in parts.items():
+        (tmp_path / "two" / folder).mkdir(parents=True)
+        ids = [f"video{n}" for n in numbers]
+        for video in ids:
+            (tmp_path / "videos" / f"{video}.mp4").rename(tmp_path / "two" / folder / f"{video}.mp4")
+        some = {key: [r for r in content[key] if r["video_id"] in ids] for key in ("videos", "sentences")}
+        (tmp_path / "two" / f"{name}_videodatainfo.json").write_text(json.dumps(some))
+    apart = load_caption_splits("msr-vtt", data_dir=tmp_path / "two", num_frames=3)
+    for name, rows in splits.items():
+        assert [apart[name][key][:] for key in ("image_id", "captions")] == [
+            rows[key][:] for key in ("image_id", "captions")
+        ]
+    assert apart["test"][0]["image"]["path"] == str(tmp_path / "two" / "TestVideo" / "video2.mp4")
+    assert check_captions(apart)[1].bad_rows() == 0
+    one = load_caption_splits(str(tmp_path / "two" / "test_videodatainfo.json"), num_frames=3)
+    assert one["test"][:] == apart["test"][:]
+    (tmp_path / "two" / "TrainValVideo" / "video2.mp4").write_bytes(b"")
+    with pytest.raises(ValueError, match=r"holds TestVideo/video2.mp4 and TrainValVideo/video2.mp4"):
+        load_caption_splits("msr-vtt", data_dir=tmp_path / "two", num_frames=3)
+    (tmp_path / "two" / "old_videodatainfo.json").write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=r"video\d is in .* and in .* as dataset_name"):
+        load_caption_splits("msr-vtt", data_dir=tmp_path / "two", num_frames=3)
     (tmp_path / "videodatainfo.json").write_text(json.dumps({"videos": [1]}))
     with pytest.raises(ValueError, match="no lists 'videos' and 'sentences'"):
         load_caption_splits("msr-vtt", data_dir=tmp_path, num_frames=3)

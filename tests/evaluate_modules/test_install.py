@@ -12,6 +12,7 @@ import pytest
 
 from hf_captionrl.evaluate_modules import MODULES, install, path
 from hf_captionrl.evaluate_modules.shims import install_on_import, modules_cache
+from tests.offline import python_path
 
 LOAD = """
 import hf_captionrl.evaluate_modules as modules
@@ -222,7 +223,7 @@ def test_importing_costs_nothing_and_many_processes_install_at_once(tmp_path):
         "heavy = {'torch', 'evaluate', 'datasets', 'numpy'} & set(sys.modules);"
         "sys.exit(f'{heavy}' if heavy or len(files) != 7 or not all(f.stat().st_size for f in files) else 0)"
     )
-    env = {"HF_MODULES_CACHE": str(tmp_path), "PATH": "", "PYTHONPATH": str(Path(__file__).parents[2])}
+    env = {"HF_MODULES_CACHE": str(tmp_path), "PATH": "", "PYTHONPATH": python_path(Path(__file__).parents[2])}
     running = [subprocess.Popen([sys.executable, "-W", "error", "-c", code], env=env) for _ in range(6)]
     assert [process.wait() for process in running] == [0] * 6
     assert not list(tmp_path.rglob(".tmp-*"))

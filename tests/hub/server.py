@@ -363,7 +363,8 @@ class _Handler(BaseHTTPRequestHandler):
     @route(rf"GET {_API}/commits/(?P<revision>[^/]+)")
     def _history(self, kind: str, repo_id: str, revision: str) -> None:
         repo = self._readable(_TYPES[kind], repo_id)
-        found, commit = [], self._commit_at(repo, revision)
+        found: list[dict[str, Any]] = []
+        commit: Commit | None = self._commit_at(repo, revision)
         while commit is not None:
             found.append({"id": commit.sha, "title": commit.title, "message": "", "date": DATE, "authors": []})
             commit = repo.commits.get(commit.parent or "")

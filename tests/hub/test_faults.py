@@ -14,6 +14,7 @@ from hf_captionrl.hub import PushError, folder_contents, push_folder, read_push_
 from tests.hub.conftest import holders_of_tokens
 from tests.hub.folders import publishable
 from tests.hub.server import READ, WRITE, WRONG
+from tests.offline import python_path
 
 ROOT = Path(__file__).parents[2]
 PLACES = [
@@ -200,7 +201,7 @@ def test_a_full_disk_does_not_stand_in_the_way(hub, folder, tmp_path):
 
 def fresh_process(command, hub, home, token, stdin=None):
     environment = {**os.environ, "HF_ENDPOINT": hub.url, "HF_HOME": str(home), "HF_TOKEN": token}
-    environment |= {"HF_HUB_DISABLE_XET": "1", "HF_HUB_OFFLINE": "0", "PYTHONPATH": str(ROOT), "NO_PROXY": "*"}
+    environment |= {"HF_HUB_DISABLE_XET": "1", "HF_HUB_OFFLINE": "0", "PYTHONPATH": python_path(ROOT), "NO_PROXY": "*"}
     environment |= {"HF_DATASETS_OFFLINE": "0", "HF_EVALUATE_OFFLINE": "0", "HF_UPDATE_DOWNLOAD_COUNTS": "0"}
     home.mkdir(parents=True, exist_ok=True)
     run = subprocess.run(

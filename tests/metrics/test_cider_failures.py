@@ -2,7 +2,7 @@
 
 import pytest
 
-from hf_captionrl.metrics.cider_failures import CiderFailure, cider_failures
+from hf_captionrl.metrics.cider_failures import CiderFailure, cider_failures, unrewarded
 
 SCORES = {"A": [2.0, 0.5, 1.0, 1.0], "B": [0.5, 2.0, 1.0, 0.2]}
 # Image 0: B is right where A is wrong. 1: B's one more wrong claim buys facts: neither is the more faithful.
@@ -63,3 +63,30 @@ def test_bad_input_is_refused(changes, message):
         arguments["ranks"] = {"A": [1], "B": [1]}
     with pytest.raises(ValueError, match=message):
         cider_failures(arguments.pop("scores"), **arguments)
+
+
+def test_right_captions_that_score_next_to_nothing():
+    scores = {"A": [0.0, 0.05, 0.0, 0.1, 0.02], "B": [3.0, 0.0, 0.0, 0.0, 0.0]}
+    right = {"A": [2, 5, 3, 1, 1], "B": [1, 0, 4, 2, 2]}
+    wrong = {"A": [0, 0, 1, 0, 0], "B": [0, 0, 0, 2, 1]}
+    found = unrewarded(scores, right=right, wrong=wrong)
+    # A: image 2 is wrong, image 3 scores the bound. B: image 1 says nothing, 3 and 4 are wrong, 0 is rewarded.
+    assert found["cases"] == [(1, "A", 0.05), (2, "B", 0.0), (0, "A", 0.0), (4, "A", 0.02)]
+    assert (found["right_captions"], found["unrewarded"]) == (6, 4)
+    assert found["share"] == pytest.approx(4 / 6)
+    assert unrewarded({"A": [1.0]}, right={"A": [0]}, wrong={"A": [0]})["share"] == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"below": 0}, "must be above 0"),
+        ({"scores": {}}, "empty"),
+        ({"wrong": {}}, "lacks 'A'"),
+        ({"right": {"A": [1, 2]}}, "2 numbers for 1"),
+    ],
+)
+def test_bad_input_of_the_second_rule_is_refused(changes, message):
+    arguments = {"scores": {"A": [0.0]}, "right": {"A": [1]}, "wrong": {"A": [0]}, **changes}
+    with pytest.raises(ValueError, match=message):
+        unrewarded(arguments.pop("scores"), **arguments)

@@ -11,9 +11,10 @@ import torch
 from transformers import CLIPConfig, CLIPModel, CLIPVisionModelWithProjection
 
 from hf_captionrl.captioners import load_captioner
-from scripts.convert_clipcap import convert, read_checkpoint
+from scripts.convert_clipcap import convert, main, read_checkpoint
 from scripts.export_clipcap_remote import MODULES, export
 from tests.models.test_clipcap import KINDS, MAPPERS, WRITE, inputs, published_logits
+from tests.offline import python_path
 from tests.tiny import HIDDEN, tiny_blip, tiny_clipcap, tiny_images
 
 CLIP_DIM = 24
@@ -114,8 +115,11 @@ def test_pickles_are_refused_and_not_run(tmp_path):
     (tmp_path / "text.pt").write_text("no checkpoint")
     (tmp_path / "empty.pt").write_text("")
     for name in ("text.pt", "empty.pt"):
-        with pytest.raises(ValueError, match="not a plain file of tensors"):
+        with pytest.raises(ValueError, match="not a plain file of tensors") as caught:
             read_checkpoint(tmp_path / name)
+        assert "weights_only" not in str(caught.value)
+    with pytest.raises(SystemExit, match=r"^convert_clipcap: There is no file '.*nowhere.pt'\. Give"):
+        main([str(tmp_path / "nowhere.pt"), str(tmp_path / "out")])
     torch.save({"epoch": 3}, tmp_path / "epoch.pt")
     with pytest.raises(ValueError, match="no state dict"):
         read_checkpoint(tmp_path / "epoch.pt")
@@ -164,7 +168,7 @@ def run(code, folder, cwd, home):
     return subprocess.run(
         [sys.executable, "-c", code, str(folder)],
         cwd=cwd,
-        env={**environment, "OMP_NUM_THREADS": "1"},
+        env={**environment, "OMP_NUM_THREADS": "1", "PYTHONPATH": python_path()},
         capture_output=True,
         text=True,
         check=False,

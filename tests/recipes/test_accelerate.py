@@ -16,6 +16,8 @@ from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
 from safetensors.torch import load_file
 from torch.distributed.fsdp import CPUOffloadPolicy
 
+from tests.offline import python_path
+
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "recipes" / "accelerate"
 WORKER = Path(__file__).with_name("accelerate_worker.py")
@@ -58,7 +60,7 @@ def test_a_key_that_accelerate_does_not_know_is_refused(tmp_path):
 
 
 def train(folder: Path, *launcher: str) -> tuple[dict[str, torch.Tensor], dict]:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "ACCELERATE_USE_CPU": "true"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": python_path(ROOT), "ACCELERATE_USE_CPU": "true"}
     folder.mkdir()
     command = [sys.executable, *launcher, str(WORKER), str(folder)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)

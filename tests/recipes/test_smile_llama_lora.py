@@ -258,3 +258,12 @@ def test_the_tiny_llama_is_reproducible():
     assert first.decode(first("zürich 5")["input_ids"]) == "zürich 5"
     with pytest.raises(ValueError, match="at least 259"):
         tiny_llama(texts, vocab_size=100)
+
+
+def test_a_checkpoints_own_code_is_refused(tmp_path):
+    (tmp_path / "remote.yaml").write_text("model_name_or_path: tiny-llama\ntrust_remote_code: true\n")
+    with pytest.raises(ValueError, match="trust_remote_code is set, but no code"):
+        recipe.parse_args(["--config", str(tmp_path / "remote.yaml")])
+    asked = ["--model_name_or_path", "tiny-llama", "--model_init_kwargs", '{"trust_remote_code": true}']
+    with pytest.raises(ValueError, match="trust_remote_code is set, but no code"):
+        recipe.parse_args(asked)

@@ -5,7 +5,6 @@ import hashlib
 import http.server
 import io
 import re
-import shutil
 import subprocess
 import threading
 from dataclasses import replace
@@ -16,6 +15,7 @@ import pytest
 from PIL import Image
 
 from hf_captionrl.reports.gallery import GalleryCaption, GalleryItem, Mark, cut_at_marks, mark_claims, write_gallery
+from tests.browser import CHROMIUM, NOWHERE_ELSE
 
 HOSTILE = [
     "<script>document.title = 'owned'</script>",
@@ -276,7 +276,6 @@ def test_bad_items_are_refused(items, message, tmp_path):
 
 # --- in a real browser ----------------------------------------------------------------------------------------------
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
 
 
@@ -286,7 +285,7 @@ def browse(path, profile, *options):
         "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
         "--disable-component-update --disable-sync --disable-dev-shm-usage --virtual-time-budget=2000"
     ).split()
-    command = [CHROMIUM, *flags, *options, f"--user-data-dir={profile}", "--dump-dom", path.as_uri()]
+    command = [CHROMIUM, *flags, NOWHERE_ELSE, *options, f"--user-data-dir={profile}", "--dump-dom", path.as_uri()]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
 
 

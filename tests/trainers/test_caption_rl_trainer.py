@@ -20,6 +20,7 @@ from hf_captionrl.retrieval import load_scorer
 from hf_captionrl.rewards import CiderReward, PairwiseDiversity, SelfRetrieval
 from hf_captionrl.scenes.models import model_path
 from hf_captionrl.trainers import CaptionRLConfig, CaptionRLTrainer, SelfRetrievalConfig, SelfRetrievalTrainer
+from hf_captionrl.trainers.checkpoints import seal_checkpoint
 from hf_captionrl.trainers.guards import GuardThresholds
 from tests.tiny import FAMILIES, tiny_captioner
 
@@ -171,6 +172,9 @@ def test_without_its_state_a_resumed_run_differs(tmp_path, scenes):
     state = tmp_path / "checkpoint-3" / "caption_rl_state.json"
     assert state.exists()
     state.unlink()
+    with pytest.raises(ValueError, match=r"checkpoint-3 \(caption_rl_state.json is missing\)"):
+        train(tmp_path, scenes["train"], resume=True, **RESUMED)
+    seal_checkpoint(state.parent)
     resumed = train(tmp_path, scenes["train"], resume=True, **RESUMED)
     assert largest_difference(weights(resumed), weights(through)) > 0.0
 

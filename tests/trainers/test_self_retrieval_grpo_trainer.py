@@ -21,6 +21,7 @@ from hf_captionrl.rewards import CiderReward
 from hf_captionrl.scenes.models import model_path
 from hf_captionrl.trainers import SelfRetrievalGRPOTrainer
 from hf_captionrl.trainers.self_retrieval_grpo_trainer import BagRepeatSampler
+from tests.offline import python_path
 from tests.trainers.grpo_worker import CAPTIONS, make_trainer, rewards_of
 
 WORKER = Path(__file__).with_name("grpo_worker.py")
@@ -76,7 +77,15 @@ def test_ends_and_masks(trainer):
 def test_two_steps_move_the_parameters(tmp_path):
     trainer = make_trainer(str(tmp_path), per_device_train_batch_size=8)
     before = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
+    seen = []
+    trainer.model.register_forward_pre_hook(lambda m, args, given: seen.append(given), with_kwargs=True)
     trainer.train()
+    # The policy that is trained sees the images, as its own processor prepares them.
+    images = [open_image(row["image"]) for row in trainer.caption_data]
+    own = trainer.processing_class.image_processor(images=images, return_tensors="pt")["pixel_values"]
+    rows = [[i for i, image in enumerate(own) if torch.equal(image, row)] for row in seen[-1]["pixel_values"]]
+    assert all(len(found) == 1 for found in rows)
+    assert len({found[0] for found in rows}) == 4
     moved = [name for name, p in trainer.model.named_parameters() if not torch.equal(p.detach(), before[name])]
     assert any("language_model" in name for name in moved)
     logged = trainer.state.log_history[0]
@@ -118,7 +127,7 @@ def test_two_processes_see_one_rollout(tmp_path, trainer):
         **os.environ,
         "ACCELERATE_USE_CPU": "true",
         "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": str(WORKER.parents[2]),
+        "PYTHONPATH": python_path(WORKER.parents[2]),
     }
     output = tmp_path / "two.json"
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
@@ -249,6 +258,7 @@ def test_only_the_named_methods_are_overridden():
         ({"per_device_train_batch_size": 8, "bag_schedule": 2}, "no neighbours to make bags of"),
         ({"per_device_train_batch_size": 8, "remove_unused_columns": True}, "remove_unused_columns is True"),
         ({"per_device_train_batch_size": 8, "retrieval_weight": 0.0}, "nothing is rewarded"),
+        ({"per_device_train_batch_size": 8, "reward_weights": [0.5]}, r"reward_weights is \[0.5\], which is not read"),
         (
             {"per_device_train_batch_size": 8, "trainer_arguments": {"eval_dataset": [1]}},
             "Rewards know the training images only",

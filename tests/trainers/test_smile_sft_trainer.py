@@ -146,8 +146,10 @@ def test_scopes_differ_and_prompt_words_stay_out(parts, tmp_path):
     assert loss_of(whole) != pytest.approx(losses["document"], rel=1e-3)
 
 
-@pytest.mark.parametrize("packing", [False, True], ids=["padded", "bfd"])
-def test_lambda_1_is_trl(parts, tmp_path, packing):
+@pytest.mark.parametrize(
+    ("packing", "lora"), [(False, False), (True, False), (False, True)], ids=["padded", "bfd", "lora"]
+)
+def test_lambda_1_is_trl(parts, tmp_path, packing, lora):
     """Same weights after two accumulated steps, same logs, bit for bit."""
     settings = {
         "per_device_train_batch_size": 1,
@@ -156,10 +158,14 @@ def test_lambda_1_is_trl(parts, tmp_path, packing):
         "packing": packing,
         "max_length": 64,
     }
-    ours = make(parts, tmp_path / "a", mle_weight=1.0, **settings)
-    theirs = make(parts, tmp_path / "b", cls=SFTTrainer, config=SFTConfig, **settings)
-    for trainer in (ours, theirs):
-        trainer.train()
+    kinds: list[dict] = [{"mle_weight": 1.0}, {"cls": SFTTrainer, "config": SFTConfig}]
+    trainers = []
+    for number, kind in enumerate(kinds):
+        torch.manual_seed(0)  # of the adapter
+        peft = LoraConfig(**LORA) if lora else None
+        trainers.append(make(parts, tmp_path / str(number), peft=peft, **kind, **settings))
+        trainers[-1].train()
+    ours, theirs = trainers
     for mine, reference in zip(ours.model.parameters(), theirs.model.parameters(), strict=True):
         assert torch.equal(mine, reference)
     keys = {"loss", "grad_norm", "entropy", "mean_token_accuracy", "num_tokens"}

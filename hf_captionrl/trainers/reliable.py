@@ -1,0 +1,204 @@
+"""What every trainer does so that a kill, a full disk or a second run costs little: seals, locks, orderly stops."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import re
+import shutil
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from transformers.trainer_utils import rotate_checkpoints
+
+from hf_captionrl.io import FolderLock
+from hf_captionrl.trainers.checkpoints import (
+    SEAL_FILE,
+    checkpoint_fault,
+    newest_checkpoint,
+    seal_checkpoint,
+    whole_or_older,
+)
+from hf_captionrl.trainers.stopping import StopOnSignal
+
+__all__ = ["ReliableArguments", "ReliableTraining"]
+
+logger = logging.getLogger(__name__)
+
+_Found = TypeVar("_Found")
+_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO}
+_TORCH_WRITER = ("PytorchStreamWriter", "inline_container.cc", "iostream error", "file write failed")
+
+
+@dataclass
+class ReliableArguments:
+    """What [`ReliableTraining`] is told; stands before `transformers.TrainingArguments` among the bases."""
+
+    save_on_signal: bool = field(
+        default=False,
+        metadata={
+            "help": "On SIGTERM or Ctrl-C finish the step, save a checkpoint and exit with 0; a second signal stops at once. "
+            "Recipes do."
+        },
+    )
+
+
+class ReliableTraining:
+    """The part of a trainer that survives; stands before `transformers.Trainer` among the bases.
+
+    A checkpoint is sealed when it is finished, and older ones are removed only then. Resuming takes the newest one that
+    is whole. A run has its output folder for itself, and finds out before the first step whether it can write there.
+    """
+
+    args: Any
+    accelerator: Any
+    state: Any
+
+    def _of_main_process(self, function: Callable[[], _Found]) -> _Found:
+        """What a function gives on the main process, or its error, on every process."""
+        found: list[Any] = [None, None]
+        if self.accelerator.is_main_process:
+            try:
+                found[0] = function()
+            except (OSError, ValueError) as error:
+                found[1] = error
+        if self.accelerator.num_processes > 1:
+            from accelerate.utils import broadcast_object_list
+
+            broadcast_object_list(found)
+        if found[1] is not None:
+            raise found[1]
+        return found[0]
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
+        """Train, as `transformers.Trainer.train` does, with the output folder for itself.
+
+        Args:
+            resume_from_checkpoint (`str` or `bool`, *optional*): True for the newest checkpoint in `args.output_dir` that is
+                whole; or a checkpoint's folder, in place of which an older one is taken if it is broken.
+            args (`Any`): For the Trainer.
+            kwargs (`Any`): For the Trainer.
+
+        Returns:
+            `TrainOutput`: Of the Trainer.
+
+        Raises:
+            ValueError: If another run uses the folder, or no checkpoint to resume from is whole.
+            OSError: If nothing can be written to the folder.
+            RuntimeError: If a process that loads data has died.
+            SystemExit: With 0, if `args.save_on_signal` and a signal came.
+        """
+        with contextlib.ExitStack() as stack:
+
+            def take_folder() -> None:
+                stack.enter_context(FolderLock(self.args.output_dir))
+
+            def choose() -> str | None:
+                if not resume_from_checkpoint:
+                    return None
+                if resume_from_checkpoint is True:
+                    return newest_checkpoint(self.args.output_dir)
+                return whole_or_older(resume_from_checkpoint)
+
+            self._of_main_process(take_folder)
+            checkpoint = self._of_main_process(choose)
+            if self.args.save_on_signal:
+                stack.enter_context(StopOnSignal(self))
+            try:
+                return super().train(checkpoint, *args, **kwargs)  # type: ignore[misc]
+            except (ConnectionError, EOFError, RuntimeError) as error:
+                if not _is_of_dead_worker(error):
+                    raise
+                raise RuntimeError(
+                    f"A DataLoader worker, which loads images, has died ({error}). Memory may have run out: lower "
+                    "dataloader_num_workers, and go on with resume_from_checkpoint=True."
+                ) from error
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        run = Path(self._get_output_dir(trial=trial))  # type: ignore[attr-defined]
+        folder = run / f"checkpoint-{self.state.global_step}"
+        if self.args.should_save:
+            (folder / SEAL_FILE).unlink(missing_ok=True)
+        limit, self.args.save_total_limit = self.args.save_total_limit, None
+        try:
+            super()._save_checkpoint(model, trial)  # type: ignore[misc]
+            self.accelerator.wait_for_everyone()
+            if self.args.should_save:
+                seal_checkpoint(folder)
+        except Exception as error:
+            if not _is_of_disk(error):
+                raise
+            raise _without_torn(folder, error) from error
+        finally:
+            self.args.save_total_limit = limit
+        # Not by the Trainer, which removes older checkpoints before the new one is sealed.
+        if self.args.should_save:
+            rotate_checkpoints(
+                output_dir=str(run),
+                save_total_limit=limit,
+                best_model_checkpoint=self.state.best_model_checkpoint,
+                use_mtime=True,
+            )
+
+    def _issue_warnings_after_load(self, load_result: Any) -> None:
+        self._renamed = bool(load_result.unexpected_keys)
+        if not self._renamed:
+            super()._issue_warnings_after_load(load_result)  # type: ignore[misc]
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        self._renamed = False
+        super()._load_from_checkpoint(resume_from_checkpoint, model)  # type: ignore[misc]
+        self._load_renamed(resume_from_checkpoint)
+
+    def _load_renamed(self, checkpoint: str) -> None:
+        """Load weights that stand in a checkpoint under other names than in the model.
+
+        transformers saves LLaVA and its like under the names of their first release. `from_pretrained` translates them,
+        and the Trainer does not: it would go on from the weights it was given, with a warning.
+        """
+        if self._renamed:
+            inner = self.accelerator.unwrap_model(self.model)  # type: ignore[attr-defined]
+            inner.load_state_dict(type(inner).from_pretrained(checkpoint, dtype="auto").state_dict())
+
+    def _load_best_model(self) -> None:
+        best = self.state.best_model_checkpoint
+        fault = self._of_main_process(lambda: checkpoint_fault(best))
+        if fault is None:
+            self._renamed = False
+            super()._load_best_model()  # type: ignore[misc]
+            self._load_renamed(str(best))
+        elif self.accelerator.is_main_process:
+            logger.warning("%s, the best checkpoint, is broken: %s. The last weights are kept instead.", best, fault)
+
+
+def _is_of_dead_worker(error: Exception) -> bool:
+    """Whether a worker was killed; an error in its own code comes as what it is."""
+    if isinstance(error, RuntimeError):
+        return "DataLoader worker (pid" in str(error)
+    # A broken pipe, if it was just being read from.
+    frames = traceback.walk_tb(error.__traceback__)
+    return any(frame.f_globals.get("__name__") == "torch.utils.data.dataloader" for frame, _ in frames)
+
+
+def _is_of_disk(error: Exception) -> bool:
+    if isinstance(error, OSError):
+        return error.errno in _DISK
+    # safetensors and tokenizers are written in Rust and have no errno; tokenizers' errors have no class either.
+    if number := re.search(r"\(os error (\d+)\)", str(error)):
+        return int(number[1]) in _DISK
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in _TORCH_WRITER)
+
+
+def _without_torn(folder: Path, error: Exception) -> OSError:
+    """What to say when a checkpoint cannot be written; its remains are removed, so that others find room."""
+    shutil.rmtree(folder, ignore_errors=True)
+    cause = (isinstance(error, OSError) and error.strerror) or "the disk is full, or a limit on files is reached"
+    whole = sorted(folder.parent.glob(f"checkpoint-*/{SEAL_FILE}"), key=lambda path: path.stat().st_mtime)
+    way = "start again"
+    if whole:
+        way = f"resume_from_checkpoint=True goes on from {whole[-1].parent.name}"
+    return OSError(f"{folder.name} cannot be written to {str(folder.parent)!r} ({cause}). Make room there, and {way}.")

@@ -1,0 +1,148 @@
+"""A signal ends training in order: the step is finished, a checkpoint saved, and the process exits with 0."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+import torch
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+__all__ = ["StopOnSignal"]
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class StopOnSignal(TrainerCallback):
+    """Listens to SIGTERM and SIGINT while a trainer trains; to be used as a context around it.
+
+    What the step is due is done before: an evaluation, or the rest of the steps that share a rollout, so that a run that
+    goes on from the checkpoint is the same bit for bit. A second signal ends the process at once. On several processes
+    the signal may reach one of them only; all stop after the same step.
+
+    Args:
+        trainer (`Trainer`): Who trains.
+
+    Attributes:
+        received (`int` or `None`): The signal that came.
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        self.trainer = trainer
+        self.received: int | None = None
+        self._before: dict[int, Any] = {}
+        self._saves = False
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():  # elsewhere Python installs no handlers
+            self._before = {number: signal.signal(number, self._note) for number in _SIGNALS}
+        self.trainer.add_callback(self)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.trainer.remove_callback(self)
+        self._restore()
+        if self.received is not None and kind is None:
+            signal.raise_signal(self.received)  # it came after the last step: what it means is for others to say
+
+    def _restore(self) -> None:
+        for number, before in self._before.items():
+            signal.signal(number, before)
+        self._before = {}
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.received is not None:
+            self._restore()
+            signal.raise_signal(number)
+            return
+        self.received = number
+        # Not print: the signal may have come in the middle of one.
+        name = signal.Signals(number).name
+        os.write(2, f"\n{name}: the step is finished and a checkpoint saved. Once more: stop at once.\n".encode())
+
+    def _asked(self) -> bool:
+        """Whether any process got a signal; every process asks at the same points."""
+        asked = self.received is not None
+        accelerator = self.trainer.accelerator
+        if accelerator.num_processes == 1:
+            return asked
+        return bool(accelerator.gather(torch.tensor([int(asked)], device=accelerator.device)).max())
+
+    def _maybe_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl) -> None:
+        if not self._asked() or state.global_step == 0:
+            return
+        if state.global_step % (getattr(args, "num_iterations", None) or 1):
+            return  # in the middle of a rollout, which no checkpoint holds
+        if control.should_training_stop and state.global_step < state.max_steps:
+            return  # somebody else ends training and has said what is saved
+        control.should_save = self._saves = True
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Save now if a signal came, or at the end of the epoch if this was its last step: an evaluation may be due.
+
+        Args:
+            args (`TrainingArguments`): Knows how many steps share a rollout.
+            state (`TrainerState`): Knows the step.
+            control (`TrainerControl`): Told to save.
+            kwargs (`Any`): Unused.
+        """
+        epoch = state.epoch or 0.0
+        if abs(epoch - round(epoch)) > 1e-6:
+            self._maybe_save(args, state, control)
+
+    def on_epoch_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Save if a signal came; after the evaluation, where one is due.
+
+        Args:
+            args (`TrainingArguments`): Knows how many steps share a rollout.
+            state (`TrainerState`): Knows the step.
+            control (`TrainerControl`): Told to save.
+            kwargs (`Any`): Unused.
+        """
+        self._maybe_save(args, state, control)
+
+    def on_evaluate(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Save if a signal came during the evaluation.
+
+        Args:
+            args (`TrainingArguments`): Knows how many steps share a rollout.
+            state (`TrainerState`): Knows the step.
+            control (`TrainerControl`): Told to save.
+            kwargs (`Any`): Unused.
+        """
+        self._maybe_save(args, state, control)
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Leave, once the checkpoint is there.
+
+        Args:
+            args (`TrainingArguments`): Unused.
+            state (`TrainerState`): Knows the step.
+            control (`TrainerControl`): Unused.
+            kwargs (`Any`): Unused.
+
+        Raises:
+            SystemExit: With 0. Nothing of what follows the last step may run: it would load the best weights, delete the
+                checkpoint that is not the best, and let a program take a half-trained model for the finished one.
+        """
+        if not self._saves:
+            return
+        if state.is_world_process_zero:
+            print(
+                f"Stopped after step {state.global_step}; checkpoint-{state.global_step} is saved. "
+                "resume_from_checkpoint goes on from it.",
+                file=sys.stderr,
+            )
+        raise SystemExit(0)

@@ -1,0 +1,149 @@
+"""What `--deterministic` costs: steps with and without it in turn, in one process.
+
+    OMP_NUM_THREADS=1 python scripts/deterministic_cost.py --steps 60
+
+writes `docs/results/deterministic.json`. Every other step is deterministic, so that whatever else the machine does falls on
+both. The first two steps of a trainer are left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from hf_captionrl.captioners import load_captioner
+from hf_captionrl.io import write_json
+from hf_captionrl.metrics import bootstrap_interval
+from hf_captionrl.recipe.arguments import be_deterministic
+from hf_captionrl.retrieval import load_scorer
+from hf_captionrl.scenes import load_scenes
+from hf_captionrl.scenes.models import model_path
+from hf_captionrl.trainers import SelfRetrievalConfig, SelfRetrievalTrainer, SmileConfig, SmileTrainer
+
+__all__ = ["InTurn", "main", "measure"]
+
+ROOT = Path(__file__).resolve().parents[1]
+BATCH = 8
+WARM_UP = 2
+
+
+class InTurn(TrainerCallback):
+    """Makes every other step deterministic and takes the time of each, in seconds of CPU, or of the clock on a GPU."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[bool, list[float]] = {False: [], True: []}
+        self._start = 0.0
+
+    @staticmethod
+    def _now() -> float:
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+            return time.perf_counter()
+        return time.process_time()
+
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Switch.
+
+        Args:
+            args (`TrainingArguments`): Unused.
+            state (`TrainerState`): Knows the step.
+            control (`TrainerControl`): Unused.
+            kwargs (`Any`): Unused.
+        """
+        torch.use_deterministic_algorithms(state.global_step % 2 == 1, warn_only=True)
+        self._start = self._now()
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Take the time.
+
+        Args:
+            args (`TrainingArguments`): Unused.
+            state (`TrainerState`): Knows the step; it counts the one that ends.
+            control (`TrainerControl`): Unused.
+            kwargs (`Any`): Unused.
+        """
+        if state.global_step > WARM_UP:
+            self.seconds[state.global_step % 2 == 0].append(self._now() - self._start)
+
+
+def measure(kind: str, steps: int) -> dict[str, Any]:
+    """Time the steps of a trainer on the embedded world.
+
+    Args:
+        kind (`str`): `"smile"` or `"self_retrieval"`.
+        steps (`int`): How many, even.
+
+    Returns:
+        `dict`: Median milliseconds of a step without and with, the ratio of their sums and its 95 % interval.
+    """
+    in_turn = InTurn()
+    data = load_scenes(num_train=64, num_validation=1, num_test=0)["train"]
+    captioner = load_captioner(model_path("scenes:blip-mle"), dtype=torch.float32)
+    with tempfile.TemporaryDirectory() as folder:
+        settings: dict[str, Any] = {"max_steps": steps, "per_device_train_batch_size": BATCH, "save_strategy": "no"}
+        settings |= {"report_to": "none", "disable_tqdm": True, "freeze_image_tower": True, "learning_rate": 1e-5}
+        settings |= {"feature_cache_dir": f"{folder}/cache", "use_cpu": not torch.cuda.is_available()}
+        trainer: Any
+        if kind == "smile":
+            trainer = SmileTrainer(captioner, SmileConfig(folder, **settings), data, callbacks=[in_turn])
+        else:
+            args = SelfRetrievalConfig(folder, max_completion_length=20, guard="off", **settings)
+            scorer = load_scorer(model_path("scenes:clip-reward"))
+            trainer = SelfRetrievalTrainer(captioner, scorer, args, data, callbacks=[in_turn])
+        trainer.train()
+    torch.use_deterministic_algorithms(False)
+    without, with_ = in_turn.seconds[False], in_turn.seconds[True]
+    low, high = bootstrap_interval(with_, weights=without)
+    return {
+        "step": kind,
+        "steps_each": len(with_),
+        "without_ms": 1000 * float(np.median(without)),
+        "with_ms": 1000 * float(np.median(with_)),
+        "ratio": sum(with_) / sum(without),
+        "ratio_interval": [low, high],
+    }
+
+
+def main(argv: Sequence[str] | None = None) -> Path:
+    """Measure and write.
+
+    Args:
+        argv: Arguments without the program's name; None for `sys.argv`.
+
+    Returns:
+        `pathlib.Path`: The JSON file.
+    """
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=60, help="Steps of each trainer, half of them deterministic.")
+    parser.add_argument("--output", type=Path, default=ROOT / "docs" / "results" / "deterministic.json")
+    arguments = parser.parse_args(argv)
+    be_deterministic()  # the workspace of cuBLAS is the same for both: it is read once
+    found = {
+        "command": f"OMP_NUM_THREADS={torch.get_num_threads()} python scripts/deterministic_cost.py --steps {arguments.steps}",
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU ({platform.machine()})",
+        "clock": "wall" if torch.cuda.is_available() else "CPU time",
+        "torch": torch.__version__,
+        "batch": BATCH,
+        "rows": [measure(kind, arguments.steps) for kind in ("smile", "self_retrieval")],
+    }
+    write_json(arguments.output, found)
+    for row in found["rows"]:
+        print(row)
+    return arguments.output
+
+
+if __name__ == "__main__":
+    main()

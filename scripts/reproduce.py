@@ -1,0 +1,234 @@
+"""The papers' tables again, as far as this machine allows: docs/reproduction.md and the pages of findings.
+
+    python scripts/reproduce.py --list                          # every row, and what is left of it
+    python scripts/reproduce.py                                 # whatever is left, then the pages
+    python scripts/reproduce.py --only smile-table-1            # rows or runs by name
+    python scripts/reproduce.py --data_root DATA                # the papers' own rows as well
+    python scripts/reproduce.py --pages                         # the pages of what is finished; runs nothing
+    python scripts/reproduce.py --check                         # exit code 1 if the committed pages are not what the results say
+
+What to run stands in docs/paper_index.yaml. A finished result of the same command, seeds and version is not made again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))  # `python scripts/reproduce.py` puts scripts/ there, not the folder that holds it
+
+from hf_captionrl.io import atomic_write_text  # noqa: E402
+from scripts.make_paper_index import ROWS, load_index, load_rows  # noqa: E402
+from scripts.reproduction import findings  # noqa: E402
+from scripts.reproduction.checks import check_rows  # noqa: E402
+from scripts.reproduction.page import to_markdown  # noqa: E402
+from scripts.reproduction.real import missing_of, result_path, run_preset  # noqa: E402
+from scripts.reproduction.runs import Run, execute, finished  # noqa: E402
+
+__all__ = ["load_runs", "main", "pages"]
+
+DOCS = ROOT / "docs"
+RESULTS = DOCS / "results"
+CHECKS = "reproduction_rows.json"
+
+
+def load_runs(path: Path = ROWS) -> dict[str, Run]:
+    """The runs of the embedded world.
+
+    Args:
+        path: The YAML file.
+
+    Returns:
+        `dict[str, Run]`: By name, those that others need first.
+    """
+    return {run["name"]: Run(**run) for run in load_index(path)["runs"]}
+
+
+def _seeds(run: Run, asked: Sequence[int] | None) -> Sequence[int]:
+    return asked if asked and run.seeds else run.seeds
+
+
+def _results(runs: Mapping[str, Run], output: Path, asked: Sequence[int] | None) -> dict[str, Any]:
+    found = {name: finished(run, _seeds(run, asked), output) for name, run in runs.items()}
+    return {name: record for name, record in found.items() if record is not None}
+
+
+def pages(
+    output: Path = RESULTS, *, seeds: Sequence[int] | None = None, reasons: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """The pages of what is finished.
+
+    Args:
+        output: Folder of the results.
+        seeds: Of the results; by default those of each run.
+        reasons: Why runs and presets were not run, by name.
+
+    Returns:
+        `dict[str, str]`: Markdown by file name.
+    """
+    rows, runs = load_rows(), load_runs()
+    results = _results(runs, output, seeds)
+    path = output / CHECKS
+    checks = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    made = {"reproduction.md": to_markdown(rows, runs, results, output, checks=checks, reasons=reasons)}
+    return made | findings.pages(results)
+
+
+def _asked(
+    rows: Sequence[dict[str, Any]], only: Sequence[str] | None, runs: Mapping[str, Run]
+) -> list[dict[str, Any]]:
+    """The rows that --only names."""
+    if not only:
+        return list(rows)
+    unknown = set(only) - {row["id"] for row in rows} - runs.keys()
+    if unknown:
+        raise SystemExit(f"--only {' '.join(sorted(unknown))} is no row and no run. See --list.")
+    return [row for row in rows if row["id"] in only]
+
+
+def _wanted(rows: Sequence[Mapping[str, Any]], only: Sequence[str] | None, runs: Mapping[str, Run]) -> list[str]:
+    """Runs of the rows, and what they need first, in the order of the file."""
+    names = {entry["run"] for row in rows for entry in row.get("numbers", ()) if "run" in entry}
+    names |= set(runs) if not only else set(only) & runs.keys()
+    for name in list(names):
+        names |= set(runs[name].after)
+    return [name for name in runs if name in names]
+
+
+def _presets(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    return list(
+        dict.fromkeys(entry["preset"] for row in rows for entry in row.get("numbers", ()) if "preset" in entry)
+    )
+
+
+def _listing(rows: Sequence[dict[str, Any]], runs: Mapping[str, Run], args: argparse.Namespace) -> Table:
+    results = _results(runs, args.output, args.seeds)
+    path = args.output / CHECKS
+    checks = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    table = Table("row", "status", "embedded world", "the paper's data")
+    for row in rows:
+        names = dict.fromkeys(entry["run"] for entry in row.get("numbers", ()) if "run" in entry)
+        said = [
+            f"{name}: {'finished' if name in results else f'to run, about {runs[name].minutes} minutes'}"
+            for name in names
+        ]
+        if not row.get("numbers") and row["status"] in ("runs", "tested"):
+            said = ["done" if row["id"] in checks else "to run"]
+        presets = _presets([row])
+        missing = list(dict.fromkeys(path for preset in presets for path in missing_of(preset, args.data_root)))
+        theirs = ("missing: " + ", ".join(missing) if missing else "to run") if presets else ""
+        if presets and all(result_path(preset, args.output).exists() for preset in presets):
+            theirs = "finished"
+        table.add_row(row["id"], row["status"], "\n".join(said), theirs)
+    return table
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", metavar="ID", help="rows of the index, or runs")
+    parser.add_argument("--seeds", type=int, nargs="+", help="in place of each run's own; 0 for the papers' data")
+    parser.add_argument(
+        "--output",
+        type=Path,
+        default=RESULTS,
+        help="folder of the results; another than docs/results has its own pages",
+    )
+    parser.add_argument(
+        "--runs_dir", type=Path, default=ROOT / "outputs" / "reproduction", help="folder of the models"
+    )
+    parser.add_argument("--data_root", type=Path, help="folder of the papers' data and captioners")
+    parser.add_argument("--list", action="store_true", help="show what is finished and what is left; runs nothing")
+    parser.add_argument("--pages", action="store_true", help="write the pages of what is finished; runs nothing")
+    parser.add_argument(
+        "--check", action="store_true", help="exit code 1 if the committed pages are out of date; writes nothing"
+    )
+    return parser
+
+
+def _stale() -> list[str]:
+    made = pages()
+    return [
+        name
+        for name, text in made.items()
+        if not (DOCS / name).exists() or (DOCS / name).read_text(encoding="utf-8") != text
+    ]
+
+
+def _run_all(
+    rows: Sequence[dict[str, Any]], runs: Mapping[str, Run], args: argparse.Namespace, console: Console
+) -> dict[str, str]:
+    """Run what is left, with a bar; why something was not run, by name."""
+    reasons: dict[str, str] = {}
+    wanted = [
+        name
+        for name in _wanted(rows, args.only, runs)
+        if finished(runs[name], _seeds(runs[name], args.seeds), args.output) is None
+    ]
+    presets = _presets(rows) if args.data_root else []
+    folders = {"output": args.output.resolve(), "runs_dir": args.runs_dir.resolve()}
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console) as progress:
+        bar = progress.add_task("runs", total=len(wanted) + len(presets) + 1)
+        for name in wanted:
+            progress.update(bar, description=name)
+            told = progress.console.print
+            why = execute(runs[name], _seeds(runs[name], args.seeds), others=runs, told=told, **folders)
+            if why is not None:
+                reasons[name] = why
+            progress.advance(bar)
+        for preset in presets:
+            progress.update(bar, description=Path(preset).stem)
+            why = run_preset(preset, args.data_root, args.seeds or [0], told=progress.console.print, **folders)
+            if why is not None:
+                reasons[preset] = why
+            progress.advance(bar)
+        progress.update(bar, description="rows without a figure")
+        reasons |= check_rows(rows, args.output / CHECKS, folders["runs_dir"], told=progress.console.print)
+        progress.advance(bar)
+    return reasons
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Command line.
+
+    Args:
+        argv: Arguments without the program's name; None for `sys.argv`.
+
+    Returns:
+        `int`: 1 if `--check` finds a page out of date, or something that was run failed.
+    """
+    args = _parser().parse_args(argv)
+    console = Console()
+    if args.check:
+        stale = _stale()
+        print(
+            f"out of date: {', '.join(stale)}. Run python scripts/reproduce.py --pages."
+            if stale
+            else "The pages are up to date."
+        )
+        return int(bool(stale))
+    runs = load_runs()
+    rows = _asked(load_rows(), args.only, runs)
+    if args.list:
+        console.print(_listing(rows, runs, args))
+        return 0
+    reasons = {} if args.pages else _run_all(rows, runs, args, console)
+    own = args.output.resolve() == RESULTS.resolve()
+    for name, text in pages(args.output, seeds=None if own else args.seeds, reasons=None if own else reasons).items():
+        atomic_write_text((DOCS if own else args.output) / name, text)
+    for name, why in reasons.items():
+        console.print(f"{name}: {why}", markup=False)
+    return int(any("exit code" in why for why in reasons.values()))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

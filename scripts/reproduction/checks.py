@@ -1,0 +1,126 @@
+"""Rows of the index that have no figure: their command is run, or their tests."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shlex
+import sys
+import tempfile
+import xml.etree.ElementTree as ElementTree  # pytest's own report # nosec B405
+from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from hf_captionrl.io import write_json
+from scripts.reproduction.runs import ROOT, Caller, call, words_of
+
+__all__ = ["check_rows", "missing_files", "outcomes"]
+
+
+def missing_files(command: str) -> list[str]:
+    """Captions and captioners that a command reads and that other rows make.
+
+    Args:
+        command: Of a row.
+
+    Returns:
+        `list[str]`: Those that are not there.
+    """
+    read = [
+        word
+        for before, word in itertools.pairwise(shlex.split(command))
+        if before not in ("--output", "--output_dir") and (word.endswith(".jsonl") or word.startswith("outputs/"))
+    ]
+    return [word for word in read if not (ROOT / word).exists()]
+
+
+def outcomes(report: str, tests: Sequence[str]) -> tuple[int, int]:
+    """How the tests of a row ended.
+
+    Args:
+        report: A report of pytest in JUnit's form.
+        tests: `file::name`.
+
+    Returns:
+        `tuple[int, int]`: How many cases passed, and how many tests have a case that failed or none at all.
+    """
+    cases: dict[str, list[bool]] = {test: [] for test in tests}
+    # Written by pytest a moment ago in a folder of our own; nobody else's XML is read.
+    for case in ElementTree.fromstring(report).iter("testcase"):  # nosec B314
+        file = case.get("classname", "").replace(".", "/") + ".py"
+        test = f"{file}::{case.get('name', '').split('[')[0]}"
+        if test in cases:
+            cases[test].append(not any(child.tag in ("failure", "error", "skipped") for child in case))
+    return sum(map(sum, cases.values())), sum(not (passed and all(passed)) for passed in cases.values())
+
+
+def _outside(command: str, runs_dir: Path, caller: Caller) -> int:
+    """Run a command; one of captionrl not in the repository, where its relative outputs would lie about."""
+    words = words_of(command)
+    if not command.startswith("captionrl "):
+        return caller(words)
+    folder = runs_dir / "rows"
+    folder.mkdir(parents=True, exist_ok=True)
+    return caller([str(ROOT / word) if word.startswith("outputs/") else word for word in words], folder)
+
+
+def _same(check: Mapping[str, Any] | None, command: str) -> bool:
+    """Whether a row ended well with this very command and version."""
+    wanted = (command, version("hf_captionrl"), 0)
+    return check is not None and (check["command"], check["version"], check["exit_code"]) == wanted
+
+
+def check_rows(
+    rows: Sequence[Mapping[str, Any]],
+    path: Path,
+    runs_dir: Path,
+    *,
+    caller: Caller = call,
+    told: Callable[[str], None] = print,
+) -> dict[str, str]:
+    """Run whatever stands for rows without a figure, and keep how it ended.
+
+    Args:
+        rows: Some of docs/paper_index.yaml.
+        path: JSON by id of the row, read and renewed after each command; all tests are one command.
+        runs_dir: In whose folder `rows` commands of `captionrl` leave what they write.
+        caller: Runs a command and gives its exit code.
+        told: Hears of each step.
+
+    Returns:
+        `dict[str, str]`: Why a row was not run, by its id.
+    """
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    reasons: dict[str, str] = {}
+    made = {"version": version("hf_captionrl")}
+    done: dict[str, int] = {}
+    for row in rows:
+        if row.get("numbers") or row["status"] != "runs" or _same(found.get(row["id"]), row["command"]):
+            continue
+        command = row["command"]
+        missing = missing_files(command)
+        if missing:
+            reasons[row["id"]] = f"needs {', '.join(missing)}"
+            continue
+        if command not in done:
+            told(f"{row['id']}: {command}")
+            done[command] = _outside(command, runs_dir, caller)
+        found[row["id"]] = {"command": command, "exit_code": done[command], **made}
+        write_json(path, found)
+    left = [row for row in rows if not row.get("numbers") and row["status"] == "tested"]
+    commands = {row["id"]: " ".join(row["tests"]) for row in left}
+    left = [row for row in left if not _same(found.get(row["id"]), commands[row["id"]])]
+    if left:
+        tests = sorted({test for row in left for test in row["tests"]})
+        told(f"{len(tests)} tests of {len(left)} rows")
+        with tempfile.TemporaryDirectory() as folder:
+            report = Path(folder) / "report.xml"
+            caller([sys.executable, "-m", "pytest", "-q", "--junitxml", str(report), *tests])
+            text = report.read_text(encoding="utf-8") if report.exists() else "<none/>"
+        for row in left:
+            passed, failed = outcomes(text, row["tests"])
+            found[row["id"]] = {"command": commands[row["id"]], "exit_code": int(failed > 0), "tests": passed, **made}
+        write_json(path, found)
+    return reasons

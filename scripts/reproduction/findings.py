@@ -1,0 +1,157 @@
+"""docs/findings_*.md: which findings of a paper hold in the embedded world. The verdicts are computed, not written."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from scripts.reproduction.numbers import Measured, difference, measured, shown
+from scripts.reproduction.runs import ROOT
+
+__all__ = ["load_findings", "pages", "verdict"]
+
+FINDINGS = ROOT / "docs" / "findings.yaml"
+HOLDS, UNSEEN, OPEN, FAILS, MISSING = "holds", "no difference seen", "open", "does not hold", "not tested"
+
+
+def load_findings(path: Path = FINDINGS) -> dict[str, Any]:
+    """The findings.
+
+    Args:
+        path: The YAML file; its keys are described at its top.
+
+    Returns:
+        `dict`: By paper.
+    """
+    return yaml.safe_load(path.read_text(encoding="utf-8"))
+
+
+def verdict(found: Measured, expected: str) -> str:
+    """Whether a difference is as a finding says.
+
+    Args:
+        found: First number minus second one.
+        expected: `>`, `<`, or `=` for a finding that there is no difference.
+
+    Returns:
+        `str`: `holds` if the interval lies on the expected side of 0, `does not hold` if it lies on the other one, `open` if 0 is
+        in it or there is none; for `=`, `no difference seen` if 0 is in it, else `does not hold`.
+
+    Raises:
+        ValueError: If the expectation is none of the three.
+    """
+    if expected not in (">", "<", "="):
+        raise ValueError(
+            f"expected ({expected!r}) must be '>', '<' or '='. Say what the paper claims of first minus second."
+        )
+    same_for_every_seed = len(found.values) > 1 and found.low is None
+    low = found.value if same_for_every_seed else found.low
+    high = found.value if same_for_every_seed else found.high
+    if low is None or high is None:
+        return OPEN
+    above, below = low > 1e-9, high < -1e-9
+    if expected == "=":
+        return FAILS if above or below else UNSEEN
+    if not (above or below):
+        return FAILS if same_for_every_seed else OPEN
+    return HOLDS if above == (expected == ">") else FAILS
+
+
+def _sides(compare: Mapping[str, Any], record: Any) -> tuple[str, str, Measured]:
+    """Both numbers as text, and their difference."""
+    if "difference" in compare:
+        return "", "", measured(compare["difference"], record)
+    first, second = (measured(compare[side], record) for side in ("first", "second"))
+    return shown(first.value), shown(second.value), difference(first, second)
+
+
+def _of_all(verdicts: Sequence[str]) -> str:
+    if not verdicts:
+        return MISSING
+    if len(set(verdicts)) == 1:
+        return verdicts[0]
+    if set(verdicts) <= {HOLDS, UNSEEN}:
+        return HOLDS
+    return (
+        "holds in part" if {HOLDS, UNSEEN} & set(verdicts) else OPEN if FAILS not in verdicts else f"{OPEN} or {FAILS}"
+    )
+
+
+def _filled(text: str, results: Mapping[str, Any]) -> str:
+    """`{run:place}` replaced by the number."""
+
+    def number(match: re.Match[str]) -> str:
+        return shown(measured(match[2], results[match[1]]).value) if match[1] in results else "(not run)"
+
+    return re.sub(r"\{(\w+):([^{}]+)\}", number, text)
+
+
+def _lines(finding: Mapping[str, Any], results: Mapping[str, Any]) -> tuple[str, list[str]]:
+    lines, verdicts = [], []
+    for compare in finding.get("compare", ()):
+        if compare["run"] not in results:
+            continue
+        first, second, found = _sides(compare, results[compare["run"]])
+        verdicts.append(verdict(found, compare["expect"]))
+        interval = "no interval"
+        if found.low is not None and found.high is not None:
+            interval = f"{shown(found.low)} to {shown(found.high)}"
+        elif len(found.values) > 1:
+            interval = "same for every seed"
+        claim = {">": "first is more", "<": "first is less", "=": "no difference"}[compare["expect"]]
+        cells = [compare["what"], first, second, f"{shown(found.value)} [{interval}]", claim, verdicts[-1]]
+        lines.append(f"| {' | '.join(cells)} |")
+    head = ["| | first | second | first - second [95 % interval] | the claim | |", "|:--|--:|--:|--:|:--|:--|"]
+    return _of_all(verdicts), [*head, *lines, ""] if lines else []
+
+
+def pages(results: Mapping[str, Any], findings: Mapping[str, Any] | None = None) -> dict[str, str]:
+    """One page a paper.
+
+    Args:
+        results: Finished results by name of the run.
+        findings: Those of docs/findings.yaml by default.
+
+    Returns:
+        `dict[str, str]`: Markdown by file name.
+
+    Raises:
+        KeyError: If a finding names a place that a result does not have.
+    """
+    made = {}
+    for paper, page in (load_findings() if findings is None else findings).items():
+        body, summary = [], ["| | finding | in the paper | here |", "|--:|:--|:--|:--|"]
+        for number, finding in enumerate(page["findings"], 1):
+            said, lines = _lines(finding, results)
+            summary.append(f"| {number} | {finding['claim']} | {finding.get('paper', '')} | **{said}** |")
+            body += [
+                "",
+                f"## {number}. {finding['claim']}",
+                "",
+                *lines,
+                f"**{said.capitalize()}.** {_filled(finding['why'], results)}",
+            ]
+        runs = dict.fromkeys(compare["run"] for finding in page["findings"] for compare in finding.get("compare", ()))
+        made[f"findings_{paper}.md"] = "\n".join(
+            [
+                f"# Findings: {page['title']}",
+                "",
+                _filled(page["intro"], results),
+                "",
+                "The verdict is computed: *holds* if the 95 % interval of first minus second (Student's t over pairs of one seed, else a",
+                "bootstrap over images) lies on the side that the paper says, *open* if it holds 0, *does not hold* if it lies on the other side.",
+                "Where the paper says that nothing changes, *no difference seen* is all that can be said; how small one would have had to be, the",
+                "interval says. *Holds in part*: some lines of the table do.",
+                "",
+                *summary,
+                *body,
+                "",
+                f"Made by `python scripts/reproduce.py --pages` of {', '.join(f'[{name}](results/{name}.json)' for name in runs)}.",
+                "",
+            ]
+        )
+    return made

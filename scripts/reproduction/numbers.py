@@ -1,0 +1,156 @@
+"""Numbers of result files with their 95 % intervals, and whether two of them differ."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["Measured", "difference", "look_up", "measured", "seed_interval", "shown"]
+
+# Student's t, the 97.5 % quantile for 1 to 10 degrees of freedom; above, the first terms of its series in 1/df.
+_T = (12.706205, 4.302653, 3.182446, 2.776445, 2.570582, 2.446912, 2.364624, 2.306004, 2.262157, 2.228139)
+_NORMAL = 1.959964
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A number and how sure it is.
+
+    Args:
+        value: The number, or the mean over seeds.
+        low: Lower end of the 95 % interval; None where there is none.
+        high: Its upper end.
+        values: One a seed, where there are seeds.
+    """
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+    values: tuple[float, ...] = ()
+
+
+def _t(freedom: int) -> float:
+    if freedom <= len(_T):
+        return _T[freedom - 1]
+    z = _NORMAL
+    terms = (
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
+    )
+    return z + sum(term / freedom**power for power, term in enumerate(terms, 1))
+
+
+def seed_interval(values: Sequence[float]) -> Measured:
+    """Mean and 95 % t-interval of one number a seed.
+
+    Args:
+        values: At least one; without a second, and where all are the same, there is no interval.
+
+    Returns:
+        `Measured`: The mean with its interval.
+
+    Raises:
+        ValueError: If there is no value.
+    """
+    if not values:
+        raise ValueError("values is empty, and a mean needs one. Name a place of the result that holds seeds.")
+    mean = math.fsum(values) / len(values)
+    if len(values) < 2 or max(values) - min(values) < 1e-9:
+        return Measured(mean, values=tuple(values))
+    variance = math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
+    half = _t(len(values) - 1) * math.sqrt(variance / len(values))
+    return Measured(mean, mean - half, mean + half, tuple(values))
+
+
+def look_up(place: str, record: Any) -> Any:
+    """What stands at a place of a result.
+
+    Args:
+        place: Keys joined by `/`; in a list of objects the `name` of one, `start` (the first) or `trained` (the last that is
+            not the references).
+        record: The result.
+
+    Returns:
+        Whatever stands there.
+
+    Raises:
+        KeyError: If nothing does.
+    """
+    keys = place.split("/")
+    if keys[0] in ("start", "trained"):
+        keys.insert(0, "rows")
+    for key in keys:
+        if isinstance(record, list):
+            named = {entry["name"]: entry for entry in record}
+            written = [entry for entry in record if entry["name"] != "references"]
+            if key not in named and key in ("start", "trained") and written:
+                record = written[0 if key == "start" else -1]
+                continue
+            record = named
+        if not isinstance(record, Mapping) or key not in record:
+            raise KeyError(f"{place} leads nowhere at {key!r}. Compare it with the keys of the result.")
+        record = record[key]
+    return record
+
+
+def measured(place: str, record: Any) -> Measured:
+    """A number of a result with its 95 % interval.
+
+    Args:
+        place: As for [`look_up`].
+        record: The result. A number has its interval from seeds (`values`), or bootstrapped beside it (`interval`, `..._ci`).
+
+    Returns:
+        `Measured`: The number.
+
+    Raises:
+        KeyError: If there is nothing at that place.
+    """
+    found = look_up(place, record)
+    if isinstance(found, Mapping):
+        if "values" in found:
+            return seed_interval([float(value) for value in found["values"]])
+        low, high = found["interval"]
+        return Measured(float(found["value"]), float(low), float(high))
+    try:
+        low, high = look_up(f"{place}_ci", record)
+    except KeyError:
+        return Measured(float(found))
+    return Measured(float(found), float(low), float(high))
+
+
+def difference(more: Measured, less: Measured) -> Measured:
+    """`more` minus `less`, in pairs of a seed where both have seeds.
+
+    Args:
+        more: The number that is claimed to be larger.
+        less: The other one.
+
+    Returns:
+        `Measured`: The difference. Without pairs its interval is None unless the two intervals lie apart: then it reaches from
+        the smallest to the largest difference between them.
+    """
+    if more.values and len(more.values) == len(less.values):
+        return seed_interval([a - b for a, b in zip(more.values, less.values, strict=True)])
+    ends = (more.low, more.high, less.low, less.high)
+    value = more.value - less.value
+    if None in ends:
+        return Measured(value)
+    low, high = float(more.low or 0) - float(less.high or 0), float(more.high or 0) - float(less.low or 0)
+    return Measured(value, low, high) if low > 0 or high < 0 else Measured(value, min(low, 0.0), max(high, 0.0))
+
+
+def shown(number: float) -> str:
+    """A number as the pages print it.
+
+    Args:
+        number: Any.
+
+    Returns:
+        `str`: Three digits behind the point below 2, two up to 100, none from there.
+    """
+    return f"{number:.{3 if abs(number) < 2 else 2 if abs(number) < 100 else 0}f}"

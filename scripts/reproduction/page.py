@@ -1,0 +1,166 @@
+"""docs/reproduction.md: the papers' figures beside ours."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from scripts.make_paper_index import PAPERS
+from scripts.reproduction.numbers import Measured, measured, shown
+from scripts.reproduction.real import missing_of, result_path
+from scripts.reproduction.runs import Run
+
+__all__ = ["to_markdown"]
+
+_HEADINGS = {"smile": "SMILE", "discritune": "DiscriTune", "sle": "SLE", "ndlb": "No Detail Left Behind"}
+_HEAD = "| | | paper | ours | 95 % interval | preset | hardware | |"
+_EMBEDDED = "embedded world"
+_RULE = "|:--|:--|--:|--:|:--|:--|:--|:--|"
+
+
+def _anchor(paper: str) -> str:
+    return _HEADINGS[paper].lower().replace(" ", "-")
+
+
+def _interval(number: Measured) -> str:
+    if number.low is None or number.high is None:
+        return "same for every seed" if len(number.values) > 1 else ""
+    return f"{shown(number.low)} to {shown(number.high)}"
+
+
+def _short(preset: str) -> str:
+    path = Path(preset)
+    return f"`{path.parent.name}/{path.stem}`" if path.suffix else preset
+
+
+def _hardware(record: Mapping[str, Any]) -> str:
+    return str(record.get("hardware", "CPU, not recorded"))
+
+
+def _why(row: Mapping[str, Any], entry: Mapping[str, Any], reasons: Mapping[str, str]) -> str:
+    """Why the paper's own figure was not made again."""
+    if "preset" not in entry:
+        return f"not run: {row['note']}"
+    reason = reasons.get(entry["preset"])
+    if reason is None:
+        reason = f"{', '.join(missing_of(entry['preset'], None))} and a GPU were not here"
+    return f"not run: {reason}"
+
+
+def _lines(
+    row: Mapping[str, Any],
+    entry: Mapping[str, Any],
+    results: Mapping[str, Any],
+    runs: Mapping[str, Run],
+    output: Path,
+    reasons: Mapping[str, str],
+) -> list[str]:
+    """One line for the embedded world, one for the paper's data; the second alone where there is no first."""
+    source = f"[{row['kind'].capitalize()} {row['number']}](paper_index.md#{_anchor(row['paper'])})"
+    paper = shown(entry["paper"]) if "paper" in entry else ""
+    lines = []
+    if entry.get("run") in results:
+        record = results[entry["run"]]
+        ours = measured(entry["at"], record)
+        cells = [source, entry["what"], paper, shown(ours.value), _interval(ours)]
+        lines.append([*cells, _short(runs[entry["run"]].preset), _hardware(record), _EMBEDDED])
+        if "preset" in entry:
+            lines[0][-1] += "; the paper's data: not run"
+    path = result_path(entry["preset"], output) if "preset" in entry else None
+    if path is not None and path.exists():
+        if lines:
+            lines[0][-1] = _EMBEDDED
+        record = json.loads(path.read_text(encoding="utf-8"))
+        ours = measured(entry.get("preset_at", entry.get("at")), record)
+        cells = [source, entry["what"], paper, shown(ours.value), _interval(ours)]
+        lines.append([*cells, _short(entry["preset"]), _hardware(record), "the paper's data"])
+    elif not lines:
+        why = (
+            _why(row, entry, reasons)
+            if entry.get("run") is None
+            else f"not run: {reasons.get(entry['run'], 'no result')}"
+        )
+        lines.append([source, entry["what"], paper, "", "", _short(entry.get("preset", "")), "", why])
+    return [f"| {' | '.join(cells)} |" for cells in lines]
+
+
+def _checked(rows: Sequence[Mapping[str, Any]], checks: Mapping[str, Any]) -> list[str]:
+    """The rows without a figure: whether what stands for them did its work."""
+    lines = [
+        "| | status | what was run | outcome |",
+        "|:--|:--|:--|:--|",
+    ]
+    for row in rows:
+        if row.get("numbers") or row["status"] == "not applicable":
+            continue
+        check = checks.get(row["id"])
+        if check is None:
+            command, outcome = "", "not run here: takes minutes, or needs captions and captioners that other rows make"
+            if row["status"] == "not run":
+                outcome = f"not run: {row['note']}"
+        else:
+            command = f"`{check['command']}`" if row["status"] == "runs" else "its tests"
+            passed = "ended well" if row["status"] == "runs" else f"{check['tests']} passed"
+            outcome = passed if check["exit_code"] == 0 else f"exit code {check['exit_code']}"
+        name = f"{row['paper']} {row['kind']} {row['number']}"
+        lines.append(f"| [{name}](paper_index.md#{_anchor(row['paper'])}) | {row['status']} | {command} | {outcome} |")
+    return lines
+
+
+def to_markdown(
+    rows: Sequence[Mapping[str, Any]],
+    runs: Mapping[str, Run],
+    results: Mapping[str, Any],
+    output: Path,
+    *,
+    checks: Mapping[str, Any],
+    reasons: Mapping[str, str] | None = None,
+) -> str:
+    """The page.
+
+    Args:
+        rows: Of docs/paper_index.yaml.
+        runs: By name.
+        results: Finished results by name of the run.
+        output: Folder of the results; those of the papers' own data are looked up there.
+        checks: Of rows without a figure, by id: `command`, `exit_code`, and `tests`, how many.
+        reasons: Why runs and presets were not run, by name; by default what they need.
+
+    Returns:
+        `str`: Markdown.
+    """
+    reasons = reasons or {}
+    entries = [entry for row in rows for entry in row.get("numbers", ())]
+    with_ours = sum(entry.get("run") in results for entry in entries)
+    on_theirs = sum("preset" in entry and result_path(entry["preset"], output).exists() for entry in entries)
+    lines = [
+        "# Reproduction",
+        "",
+        f"The papers' figures beside ours, {len(entries)} of them. {with_ours} were measured on the embedded world, {on_theirs} on the paper's own data.",
+        "The embedded world has small drawn images and other captioners: there a figure need not, and mostly does not, come near the paper's.",
+        "What can be compared is the direction between two rows, and [the findings](findings_smile.md) do that.",
+        "",
+        "```bash",
+        "python scripts/reproduce.py --list                              # every row, and what is left of it",
+        "python scripts/reproduce.py                                     # whatever is left, and this page",
+        "python scripts/reproduce.py --only smile-table-1 --seeds 0 1 2 3 4",
+        "python scripts/reproduce.py --data_root DATA                    # the papers' own rows as well, where data and captioners are there",
+        "```",
+        "",
+        "Finished results are not made again: those whose command, seeds and version of the package are the same. A run that was killed goes on",
+        "with the seeds and steps that are left. Figures of the papers are in our units: shares instead of percentages, CIDEr over 100. The interval",
+        "is Student's t over seeds where there are seeds, else a bootstrap over images; it says nothing of other data. With three seeds it is",
+        "4.3 standard errors wide to each side.",
+        "",
+        "What `--data_root` has to hold stands at the top of `scripts/reproduction/real.py`; what a preset needs, in its last column below.",
+    ]
+    for paper, title in PAPERS.items():
+        lines += ["", f"## {_HEADINGS[paper]}", "", title.split(": ", 1)[1] + ".", "", _HEAD, _RULE]
+        for row in rows:
+            if row["paper"] == paper:
+                for entry in row.get("numbers", ()):
+                    lines += _lines(row, entry, results, runs, output, reasons)
+    lines += ["", "## Rows without a figure", "", *_checked(rows, checks)]
+    return "\n".join(lines) + "\n"

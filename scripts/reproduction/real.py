@@ -1,0 +1,157 @@
+"""The papers' own rows: which presets can be run with the data and captioners of a folder, and what is missing for the others.
+
+The folder (`--data_root`) is laid out as the presets name things:
+
+    dataset_coco.json, dataset_flickr30k.json, dataset_holisticcap.json ...   Karpathy splits
+    images/                                                                   what their image paths are relative to
+    conceptual_captions/, msr-vtt/, tgif/                                     data sets that are folders
+    models/Salesforce/blip-image-captioning-base, models/clipcap-coco ...     captioners and scorers
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from hf_captionrl.io import write_json
+from hf_captionrl.reports.versions import installed_versions
+from scripts.reproduction.runs import ROOT, Caller, call, hardware
+from scripts.run_seeds import aggregate
+
+__all__ = ["arguments_of", "missing_of", "result_path", "run_preset"]
+
+_MODELS = ("model_name_or_path", "judge_name_or_path", "scorer_name_or_path")
+_FOLDERS = ("msr-vtt", "tgif")
+
+
+@functools.cache
+def _settings(preset: str) -> dict[str, Any]:
+    return yaml.safe_load((ROOT / preset).read_text(encoding="utf-8"))
+
+
+def _places(preset: str, data_root: Path) -> dict[str, Path]:
+    """What a preset reads, by the option that names it."""
+    settings = _settings(preset)
+    places = {
+        option: data_root / "models" / settings[option].removeprefix("outputs/")
+        for option in _MODELS
+        if option in settings
+    }
+    name = settings["dataset_name"]
+    if "data_dir" in settings:
+        places["data_dir"] = data_root / settings["data_dir"]
+    elif name in _FOLDERS:
+        places["data_dir"] = data_root / name
+    else:
+        places["dataset_name"] = data_root / name
+        if name.endswith(".json"):
+            places["image_root"] = data_root / "images"
+    return places
+
+
+def missing_of(preset: str, data_root: Path | None) -> list[str]:
+    """What a preset needs that is not there.
+
+    Args:
+        preset: A configuration of recipes/configs.
+        data_root: The folder; None if none was named.
+
+    Returns:
+        `list[str]`: Paths relative to the folder.
+    """
+    root = Path("DATA") if data_root is None else data_root
+    return [
+        path.relative_to(root).as_posix()
+        for path in _places(preset, root).values()
+        if data_root is None or not path.exists()
+    ]
+
+
+def arguments_of(preset: str, data_root: Path, seed: int, folder: Path) -> list[str]:
+    """The command line that runs a preset with the data of a folder.
+
+    Args:
+        preset: A configuration of recipes/configs.
+        data_root: The folder.
+        seed: Of the run.
+        folder: Where it writes.
+
+    Returns:
+        `list[str]`: Words, without the interpreter.
+    """
+    recipe = f"recipes/{Path(preset).parent.name}.py"
+    places = _places(preset, data_root.resolve())
+    options = [word for option, path in places.items() for word in (f"--{option}", str(path))]
+    return [recipe, "--config", preset, *options, "--seed", str(seed), "--output_dir", str(folder)]
+
+
+def result_path(preset: str, output: Path) -> Path:
+    """Where the result of a preset is kept.
+
+    Args:
+        preset: A configuration of recipes/configs.
+        output: Folder of the results.
+
+    Returns:
+        `pathlib.Path`: A JSON file.
+    """
+    return output / "papers_data" / f"{Path(preset).parent.name}-{Path(preset).stem}.json"
+
+
+def run_preset(
+    preset: str,
+    data_root: Path,
+    seeds: Sequence[int],
+    *,
+    output: Path,
+    runs_dir: Path,
+    caller: Caller = call,
+    told: Callable[[str], None] = print,
+) -> str | None:
+    """Run a preset for each seed that is not done, and write mean, standard error and values of every number.
+
+    Args:
+        preset: A configuration of recipes/configs.
+        data_root: The folder of data and captioners.
+        seeds: Those asked for.
+        output: Folder of the results.
+        runs_dir: Folder of the models.
+        caller: Runs a command and gives its exit code.
+        told: Hears of each step.
+
+    Returns:
+        `str` or None: Why there is no result; None once it is there.
+    """
+    missing = missing_of(preset, data_root)
+    if missing:
+        return f"{', '.join(missing)} not in the data root"
+    path = result_path(preset, output)
+    commands, runs = [], []
+    for seed in seeds:
+        folder = runs_dir / path.stem / f"seed-{seed}"
+        words = arguments_of(preset, data_root, seed, folder)
+        command = " ".join(["accelerate launch", *words])
+        commands.append(command)
+        marker = folder.parent / f"seed-{seed}.json"
+        done = json.loads(marker.read_text(encoding="utf-8")) if marker.exists() else {}
+        versions = installed_versions()
+        if (done.get("command"), done.get("version")) == (command, versions["hf_captionrl"]):
+            told(f"{preset}: seed {seed} is done")
+        else:
+            told(f"{preset}: seed {seed}")
+            code = caller([sys.executable, "-m", "accelerate.commands.launch", *words])
+            if code:
+                return f"exit code {code} of `{command}`"
+            write_json(marker, {"command": command, "version": versions["hf_captionrl"]})
+        runs.append(json.loads((folder / "results.json").read_text(encoding="utf-8"))["rows"])
+    record: dict[str, Any] = {"rows": aggregate(runs), "seeds": list(seeds), "commands": commands}
+    # Paths of this machine say nothing to anybody else.
+    record["commands"] = [text.replace(str(data_root.resolve()), "DATA") for text in commands]
+    write_json(path, record | {"versions": installed_versions(), "hardware": hardware()})
+    return None

@@ -1,0 +1,254 @@
+"""Runs of the embedded world: what is finished, what is left, and how a killed one goes on.
+
+A run's folder is named by what it does (commands and package version), so that what a kill left in it is of the same run,
+and a change of either begins anew. Each step that ended well leaves a marker there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from hf_captionrl.io import write_json
+from hf_captionrl.reports.versions import installed_versions
+from scripts.reproduction.numbers import look_up
+from scripts.run_seeds import aggregate
+
+__all__ = ["ROOT", "Run", "call", "execute", "finished", "hardware", "words_of"]
+
+ROOT = Path(__file__).resolve().parents[2]
+_EACH = "for each seed s: "
+
+Caller = Callable[..., int]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run of docs/paper_index.yaml; its keys are described there.
+
+    Args:
+        name: Its result is NAME.json.
+        preset: Its settings.
+        minutes: How long it takes on two busy cores.
+        seeds: Those of the committed result.
+        command: What the result records.
+        steps: What is run instead of the command.
+        rows: Where the steps' rows stand.
+        after: Runs whose folders it reads.
+        needs: Programs it needs.
+    """
+
+    name: str
+    preset: str
+    minutes: int
+    seeds: Sequence[int] = ()
+    command: str = ""
+    steps: Sequence[str] = ()
+    rows: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    after: Sequence[str] = ()
+    needs: Sequence[str] = ()
+
+    def recorded(self, seeds: Sequence[int], output: str) -> str | list[str]:
+        """What a finished result has under `command` or `commands`.
+
+        Args:
+            seeds: Of the result.
+            output: Its path without ending.
+
+        Returns:
+            `str` or `list[str]`: The command; the steps where there is none.
+        """
+        return self._filled(self.command, seeds, output) if self.command else list(self.steps)
+
+    def _filled(self, text: str, seeds: Sequence[int], output: str) -> str:
+        return text.replace("{seeds}", " ".join(map(str, seeds))).replace("{output}", output)
+
+    def folder(self, runs_dir: Path) -> Path:
+        """Where its models and markers go.
+
+        Args:
+            runs_dir: The folder of all runs.
+
+        Returns:
+            `pathlib.Path`: A folder for these commands and this version of the package; seeds share it.
+        """
+        text = json.dumps([self.command, list(self.steps), version("hf_captionrl")])
+        return runs_dir / f"{self.name}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+
+    def commands(
+        self, seeds: Sequence[int], output: str, runs_dir: Path, others: Mapping[str, Run]
+    ) -> list[tuple[str, str]]:
+        """What is executed, one after the other.
+
+        Args:
+            seeds: For which.
+            output: Path of the result, without ending.
+            runs_dir: The folder of all runs.
+            others: All runs by name.
+
+        Returns:
+            `list[tuple[str, str]]`: Name of the marker, and the command.
+        """
+        found = []
+        for number, step in enumerate(self.steps or [self.command]):
+            text = self._filled(step, seeds, output).replace("{folder}", str(self.folder(runs_dir)))
+            for name in self.after:
+                text = text.replace(f"{{folder:{name}}}", str(others[name].folder(runs_dir)))
+            if text.startswith(_EACH):
+                text = text.removeprefix(_EACH)
+                for seed in seeds:
+                    of_seed = text.replace("--seed s", f"--seed {seed}").replace("seed-s", f"seed-{seed}")
+                    found.append((f"step-{number}-seed-{seed}", of_seed))
+            else:
+                found.append((f"step-{number}-{'-'.join(map(str, seeds))}", text))
+        return found
+
+
+def hardware() -> str:
+    """What this machine computes with.
+
+    Returns:
+        `str`: Processor, and the accelerator where there is one.
+    """
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.exists() else []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    import torch
+
+    gpu = f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
+    return (names[0] if names else platform.machine()) + gpu
+
+
+def finished(run: Run, seeds: Sequence[int], output: Path) -> dict[str, Any] | None:
+    """The result of a run, if it is that of this command, these seeds and this version of the package.
+
+    Args:
+        run: Which one.
+        seeds: Those asked for.
+        output: Folder of the results.
+
+    Returns:
+        `dict` or None: The result. One that names no version or no command was made before these were recorded, and counts.
+    """
+    path = output / f"{run.name}.json"
+    if not path.exists():
+        return None
+    record = json.loads(path.read_text(encoding="utf-8"))
+    stem = path.with_suffix("")
+    asked = run.recorded(seeds, (stem.relative_to(ROOT) if stem.is_relative_to(ROOT) else stem).as_posix())
+    made = record.get("versions", {}).get("hf_captionrl", version("hf_captionrl"))
+    same = record.get("command", record.get("commands", asked)) == asked and list(record.get("seeds", ())) == list(
+        seeds
+    )
+    return record if same and made == version("hf_captionrl") else None
+
+
+def words_of(command: str) -> list[str]:
+    """A command as this process can start it.
+
+    Args:
+        command: As the index has it: `python ...`, `accelerate launch ...` or `captionrl ...`.
+
+    Returns:
+        `list[str]`: Its words, with this interpreter in front.
+    """
+    words = shlex.split(command)
+    if words[0] == "captionrl":
+        return [sys.executable, "-m", "hf_captionrl.cli", *words[1:]]
+    if words[:2] == ["accelerate", "launch"]:
+        return [sys.executable, "-m", "accelerate.commands.launch", *words[2:]]
+    return [sys.executable, *words[1:]] if words[0] == "python" else words
+
+
+def call(words: Sequence[str], folder: Path = ROOT) -> int:
+    """Run a command.
+
+    Args:
+        words: The command.
+        folder: Where.
+
+    Returns:
+        `int`: Its exit code.
+    """
+    return subprocess.run(list(words), cwd=folder, check=False).returncode
+
+
+def execute(
+    run: Run,
+    seeds: Sequence[int],
+    *,
+    output: Path,
+    runs_dir: Path,
+    others: Mapping[str, Run],
+    caller: Caller = call,
+    told: Callable[[str], None] = print,
+) -> str | None:
+    """Do what is left of a run and write its result.
+
+    Args:
+        run: Which one.
+        seeds: For which.
+        output: Folder of the results.
+        runs_dir: Folder of models and markers.
+        others: All runs by name.
+        caller: Runs a command and gives its exit code.
+        told: Hears of each step.
+
+    Returns:
+        `str` or None: Why it was not run; None once the result is there.
+    """
+    missing = [program for program in run.needs if shutil.which(program) is None]
+    if missing:
+        return f"needs {', '.join(missing)}"
+    folder = run.folder(runs_dir)
+    place = output / run.name
+    name = (place.relative_to(ROOT) if place.is_relative_to(ROOT) else place).as_posix()
+    for marker, command in run.commands(seeds, name, runs_dir, others):
+        done = folder / f"{marker}.json"
+        last = marker == run.commands(seeds, name, runs_dir, others)[-1][0]
+        if done.exists() and not (last and not run.rows):
+            told(f"{run.name}: {marker} is done")
+            continue
+        words = words_of(command)
+        if "scripts/run_seeds.py" in command:
+            at = words.index("--") if "--" in words else len(words)
+            words[at:at] = ["--runs_dir", str(folder)]
+        told(f"{run.name}: {command}")
+        start = time.monotonic()
+        code = caller(words)
+        if code:
+            return f"exit code {code} of `{command}`"
+        write_json(done, {"command": command, "seconds": time.monotonic() - start, "versions": installed_versions()})
+    _complete(run, seeds, place.with_suffix(".json"), name)
+    return None
+
+
+def _complete(run: Run, seeds: Sequence[int], path: Path, name: str) -> None:
+    """Put rows together where the steps do not, and say what made the result."""
+    if run.rows:
+        runs = [[_row(title, where[0], where[1], seed) for title, where in run.rows.items()] for seed in seeds]
+        record: dict[str, Any] = {"commands": list(run.steps), "rows": aggregate(runs)}
+    else:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        record["command"] = run.recorded(seeds, name)
+    if run.seeds:
+        record["seeds"] = list(seeds)
+    record.setdefault("versions", installed_versions())
+    write_json(path, record | {"hardware": hardware()})
+
+
+def _row(title: str, folder: str, which: str, seed: int) -> dict[str, Any]:
+    path = ROOT / folder / f"seed-{seed}" / "results.json"
+    row = look_up(which, json.loads(path.read_text(encoding="utf-8")))
+    return {**row, "name": title}

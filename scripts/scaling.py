@@ -1,0 +1,303 @@
+"""Memory and time against the size of the data: features, bags, evaluation, boosting, each at three sizes.
+
+    python scripts/scaling.py          # about four CPU minutes; writes docs/results/scaling.json and docs/scaling.md
+    python scripts/scaling.py --render # the tables from the numbers that are there
+
+Each size runs in a process of its own, on one thread. Time is that process' CPU time, so that others on the machine do
+not count; memory is the peak of its resident set above what it held before (Linux counts it and lets it be reset), with
+the input made before. The exponent is the slope of the straight line through logarithms: 1 where twice the data takes
+twice as much.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))  # `python scripts/scaling.py` puts scripts/ there, not the folder that holds it
+
+from hf_captionrl.io import atomic_write_text, write_json  # noqa: E402
+from hf_captionrl.reports.versions import installed_versions  # noqa: E402
+from scripts.benchmark import replace_section  # noqa: E402
+
+RESULTS = ROOT / "docs" / "results" / "scaling.json"
+PAGE = ROOT / "docs" / "scaling.md"
+Part = Callable[[], Any]
+
+
+def features_of(count: int, width: int, seed: int = 0) -> Any:
+    """Clusters of about 20 rows, as look-alikes are.
+
+    Args:
+        count: Rows N.
+        width: Numbers a row D.
+        seed: Of the draws.
+
+    Returns:
+        `torch.Tensor` of shape `(N, D)`: float32.
+    """
+    import torch
+
+    generator = torch.Generator().manual_seed(seed)
+    centres = torch.randn(max(count // 20, 1), width, generator=generator)
+    return torch.randn(count, width, generator=generator).add_(
+        centres[torch.randint(len(centres), (count,), generator=generator)]
+    )
+
+
+def _cache(count: int, folder: Path) -> tuple[Part, Part]:
+    from hf_captionrl.retrieval import FeatureCache
+
+    rows = features_of(count, 512).numpy()
+    keys = [f"{n:032x}" for n in range(count)]
+
+    def write() -> None:
+        cache = FeatureCache(folder, model_id="m", revision="r")
+        for start in range(0, count, 1024):
+            cache.put(keys[start : start + 1024], rows[start : start + 1024])
+
+    def read() -> None:
+        view = FeatureCache(folder, model_id="m", revision="r").get(keys)
+        total = 0.0
+        for start in range(0, count, 1024):
+            total += float(np.asarray(view[start : start + 1024]).sum())
+
+    return write, read
+
+
+def _write_features(count: int, folder: Path) -> Part:
+    return _cache(count, folder)[0]
+
+
+def _read_features(count: int, folder: Path) -> Part:
+    write, read = _cache(count, folder)
+    write()
+    return read
+
+
+def _exact_bags(count: int, folder: Path) -> Part:
+    from hf_captionrl.retrieval.bags import training_bags
+    from hf_captionrl.retrieval.neighbours import nearest_neighbours
+
+    features = features_of(count, 256)
+
+    def work() -> None:
+        training_bags(nearest_neighbours(features, 50)[0], 7, features=features)
+
+    return work
+
+
+def _faiss_bags(count: int, folder: Path) -> Part:
+    from hf_captionrl.retrieval.bags import training_bags
+    from hf_captionrl.retrieval.neighbours import approximate_neighbours
+
+    features = features_of(count, 256)
+
+    def work() -> None:
+        import faiss
+
+        faiss.omp_set_num_threads(1)
+        training_bags(approximate_neighbours(features, 50)[0], 7, features=features)
+
+    return work
+
+
+def _retrieval(count: int, folder: Path) -> Part:
+    from hf_captionrl.metrics.retrieval import self_retrieval
+
+    images = features_of(count, 256)
+    texts = images + features_of(count, 256, seed=1)
+
+    def work() -> None:
+        self_retrieval(texts, images, num_distractors=99, num_bootstrap=1000)
+
+    return work
+
+
+def _cider(count: int, folder: Path) -> Part:
+    from hf_captionrl.text.cider import CiderScorer
+    from hf_captionrl.text.frequencies import DocumentFrequencies
+
+    rng = np.random.default_rng(0)
+    words = [f"w{n}" for n in range(5_000)]
+    drawn = rng.zipf(1.3, size=(count, 6, 10)) % len(words)  # words as unequal as those of a language
+    captions = [[[words[w] for w in caption] for caption in image] for image in drawn]
+    references = [image[1:] for image in captions]
+    candidates = [image[:1] for image in captions]
+
+    def work() -> None:
+        CiderScorer(DocumentFrequencies.from_references(references))(candidates, references)
+
+    return work
+
+
+def _boosting(count: int, folder: Path) -> Part:
+    from hf_captionrl.boosting import SceneDescriber, SceneWriter, boost_shard
+    from hf_captionrl.scenes import load_scenes
+
+    rows = load_scenes(num_train=count, num_validation=0, num_test=0)["train"]
+    facts = dict(zip(rows["image_id"], rows["facts"], strict=True))
+
+    def work() -> None:
+        boost_shard(rows, folder, text=SceneWriter(), vision=SceneDescriber(facts))
+
+    return work
+
+
+STAGES: dict[str, tuple[str, Callable[[int, Path], Part], tuple[int, int, int]]] = {
+    "features_write": ("Features: written to the cache, 512 numbers a row", _write_features, (8_000, 32_000, 128_000)),
+    "features_read": ("Features: read and checked", _read_features, (8_000, 32_000, 128_000)),
+    "bags_exact": ("Bags: exact neighbours of 256 numbers, bags of 7", _exact_bags, (4_000, 16_000, 64_000)),
+    "bags_faiss": ("Bags: faiss instead", _faiss_bags, (4_000, 16_000, 64_000)),
+    "retrieval": ("Evaluation: ranks in the whole pool, RD100, bootstrap", _retrieval, (4_000, 16_000, 64_000)),
+    "cider": ("Evaluation: CIDEr-D with five references", _cider, (1_000, 4_000, 16_000)),
+    "boosting": ("Boosting: three captions an image by rule", _boosting, (100, 400, 1_600)),
+}
+"""Name: what it is, how a size is prepared, and the sizes in rows."""
+
+
+def memory_mib(what: str) -> float:
+    """A number of this process from `/proc/self/status`.
+
+    Args:
+        what: `"VmRSS"`, what it holds now, or `"VmHWM"`, the most that it held.
+
+    Returns:
+        `float`: MiB.
+    """
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(f"{what}:")) / 1024
+
+
+def _child(stage: str, count: int, answers: Any) -> None:
+    import torch
+
+    torch.set_num_threads(1)
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            work = STAGES[stage][1](count, Path(folder))
+            Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the peak starts anew
+            held, started = memory_mib("VmRSS"), time.process_time()
+            work()
+            seconds = time.process_time() - started
+            answers.put({"rows": count, "cpu_s": seconds, "peak_mib": max(memory_mib("VmHWM") - held, 0.0)})
+    except Exception as error:  # the parent says it
+        answers.put({"rows": count, "error": f"{type(error).__name__}: {error}"})
+
+
+def measure(stage: str, count: int) -> dict[str, Any]:
+    """One size of one stage, in a process of its own.
+
+    Args:
+        stage: A name of `STAGES`.
+        count: Rows.
+
+    Returns:
+        `dict`: `rows`, `cpu_s` and `peak_mib`.
+
+    Raises:
+        RuntimeError: If the process fails.
+    """
+    context = multiprocessing.get_context("fork")
+    answers = context.SimpleQueue()
+    process = context.Process(target=_child, args=(stage, count, answers))
+    process.start()
+    process.join()
+    if process.exitcode or answers.empty():
+        raise RuntimeError(f"{stage} at {count} rows ended with {process.exitcode}. Run it with fewer rows.")
+    answer = answers.get()
+    if "error" in answer:
+        raise RuntimeError(f"{stage} at {count} rows: {answer['error']}.")
+    return answer
+
+
+def exponent(sizes: Sequence[float], values: Sequence[float]) -> float:
+    """Slope of the least-squares line through the logarithms.
+
+    Args:
+        sizes: Rows, at least two different ones.
+        values: Seconds or MiB, above 0.
+
+    Returns:
+        `float`: e in `values ~ sizes ** e`.
+
+    Raises:
+        ValueError: If a number is not above 0, or all sizes are equal.
+    """
+    if min(*sizes, *values) <= 0 or len(set(sizes)) < 2:
+        raise ValueError(f"sizes {list(sizes)} and values {list(values)} must be above 0, and sizes differ.")
+    return float(np.polyfit(np.log(sizes), np.log(values), 1)[0])
+
+
+def render(results: Mapping[str, Any]) -> str:
+    """The table of the page.
+
+    Args:
+        results: As `docs/results/scaling.json` holds it.
+
+    Returns:
+        `str`: Markdown.
+    """
+    lines = [
+        "| | rows | CPU s | peak MiB | time ~ rows^e | memory ~ rows^e |",
+        "|---|--:|--:|--:|--:|--:|",
+    ]
+    for name, runs in results["stages"].items():
+        rows, seconds = [run["rows"] for run in runs], [run["cpu_s"] for run in runs]
+        memory = [max(run["peak_mib"], 0.1) for run in runs]
+        cells = [
+            " / ".join(f"{n:,}" for n in rows),
+            " / ".join(f"{s:.2f}" for s in seconds),
+            " / ".join(f"{m:.0f}" for m in memory),
+            f"{exponent(rows, seconds):.2f}",
+            f"{exponent(rows, memory):.2f}",
+        ]
+        lines.append(f"| {STAGES[name][0]} | " + " | ".join(cells) + " |")
+    versions = ", ".join(f"{name} {version}" for name, version in results["versions"].items())
+    return "\n".join(lines) + f"\n\nOne thread of a CPU. {versions}.\n"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure, write the numbers, render the page.
+
+    Args:
+        argv: Arguments; None for `sys.argv`.
+
+    Returns:
+        `int`: 0.
+    """
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--render", action="store_true", help="measure nothing, render the numbers that are there")
+    parser.add_argument("--stages", nargs="+", choices=STAGES, default=list(STAGES), help="which; others are kept")
+    args = parser.parse_args(argv)
+    if not args.render:
+        before = json.loads(RESULTS.read_text(encoding="utf-8"))["stages"] if RESULTS.is_file() else {}
+        found = {name: runs for name, runs in before.items() if name not in args.stages}
+        versions = installed_versions()
+        kept = {name: versions[name] for name in ("python", "torch", "datasets") if name in versions}
+        for name in args.stages:
+            found[name] = [measure(name, count) for count in STAGES[name][2]]
+            print(
+                name,
+                [(run["rows"], round(run["cpu_s"], 2), round(run["peak_mib"])) for run in found[name]],
+                flush=True,
+            )
+            # After each stage: one that is stopped loses the others nothing.
+            write_json(RESULTS, {"stages": {name: found[name] for name in STAGES if name in found}, "versions": kept})
+    results = json.loads(RESULTS.read_text(encoding="utf-8"))
+    atomic_write_text(PAGE, replace_section(PAGE.read_text(encoding="utf-8"), "scaling", render(results)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

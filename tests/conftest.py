@@ -1,0 +1,23 @@
+"""For every test: nothing leaves this machine, and little of it is wasted."""
+
+import gc
+import importlib
+import os
+from pathlib import Path
+
+# Before torch is imported: threads of tiny matrices wait for one another longer than they multiply.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+_OFFLINE = str(Path(__file__).with_name("offline"))
+_PLACES = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+
+# A worker of pytest-xdist starts with the path set, and has run the file already.
+if _OFFLINE not in _PLACES:
+    os.environ["PYTHONPATH"] = os.pathsep.join([_OFFLINE, *filter(None, _PLACES)])
+    importlib.import_module("tests.offline.sitecustomize")
+
+
+def pytest_collection_finish() -> None:
+    """Keep what was imported out of later garbage collections, of which every `Trainer` makes several."""
+    gc.collect()
+    gc.freeze()

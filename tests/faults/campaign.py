@@ -1,0 +1,109 @@
+"""The fault campaign: what an area is, how it is run, and what areas share.
+
+Every area is a generator of `Trial`s: one for each fault, with what was lost and what was done twice. An area makes as
+many faults as it is told and draws their moments from the seed. `scripts/fault_campaign.py` runs them all and counts.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.faults.nursery import Nursery
+
+
+@dataclass
+class Trial:
+    """What one fault did.
+
+    Args:
+        survived: Whether what came after it was as if it had not happened, or as was promised.
+        lost: Rows, steps or files that were there before the fault and not after.
+        repeated: Rows, steps or files that were made twice.
+        note: What went wrong.
+    """
+
+    survived: bool
+    lost: int = 0
+    repeated: int = 0
+    note: str = ""
+
+
+Area = Callable[[Nursery, Path, random.Random, int], Iterator[Trial]]
+AREAS: dict[str, Area] = {}
+TITLES: dict[str, str] = {}
+
+
+def area(name: str, title: str) -> Callable[[Area], Area]:
+    def register(function: Area) -> Area:
+        AREAS[name], TITLES[name] = function, title
+        return function
+
+    return register
+
+
+def steps_of(path: Path) -> list[int]:
+    return [int(line) for line in path.read_text().split()] if path.exists() else []
+
+
+def sealed(folder: Path) -> list[int]:
+    """Steps of the checkpoints that were finished."""
+    return sorted(int(path.parent.name.partition("-")[2]) for path in folder.glob("checkpoint-*/seal.json"))
+
+
+def damage(path: Path, rng: random.Random) -> str:
+    """Cut off, overwrite or remove a file; what was done."""
+    size = path.stat().st_size
+    kind = rng.choice(["cut", "flipped", "removed"]) if size else "removed"
+    if kind == "cut":
+        os.truncate(path, rng.randrange(size))
+    elif kind == "flipped":
+        with open(path, "r+b") as file:
+            file.seek(at := rng.randrange(size))
+            byte = file.read(1)
+            file.seek(at)
+            file.write(bytes([byte[0] ^ (1 << rng.randrange(8))]))
+    else:
+        path.unlink()
+    return f"{path.name} {kind}"
+
+
+def wait_until(condition: Callable[[], bool], timeout: float = 60.0) -> None:
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline, "nothing happened"
+        time.sleep(0.005)
+
+
+def run_area(nursery: Nursery, name: str, kills: int, seed: int) -> dict:
+    """One area as a row of the table.
+
+    Args:
+        nursery: Warm.
+        name: Of `AREAS`.
+        kills: Faults.
+        seed: Of their moments.
+
+    Returns:
+        `dict`: Counts and wall time.
+    """
+    began, trials = time.monotonic(), []
+    with tempfile.TemporaryDirectory() as folder:
+        # The name in the seed: an area's moments do not depend on which others run.
+        for trial in AREAS[name](nursery, Path(folder), random.Random(f"{seed}/{name}"), kills):
+            trials.append(trial)
+    return {
+        "area": name,
+        "title": TITLES[name],
+        "faults": len(trials),
+        "survived": sum(trial.survived for trial in trials),
+        "lost": sum(trial.lost for trial in trials),
+        "repeated": sum(trial.repeated for trial in trials),
+        "seconds": round(time.monotonic() - began, 1),
+        "notes": [trial.note for trial in trials if not trial.survived],
+    }

@@ -1,0 +1,356 @@
+"""What runs in the processes that the tests kill. Every function takes and returns what JSON can hold."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import io
+import json
+import os
+import resource
+import signal
+import zlib
+from pathlib import Path
+from typing import Any
+
+from tests.faults.nursery import Moment
+
+IMAGES = 12
+KEYS = [f"image {i}" for i in range(60)]
+STEPS = 6
+
+
+def warm_up():
+    """Import what jobs need, and load what they share: a forked process has it all."""
+    import torch
+
+    torch.set_num_threads(1)
+    import hf_captionrl.cli.bags
+    import hf_captionrl.cli.caption
+    import hf_captionrl.cli.caption_files
+    import hf_captionrl.cli.evaluate
+    import hf_captionrl.cli.main
+    import hf_captionrl.cli.suites
+    import hf_captionrl.hub
+    import hf_captionrl.recipe
+    import hf_captionrl.reports.captions
+    import hf_captionrl.reports.comparison  # noqa: F401
+    import tests.hub.server
+    import tests.tiny  # noqa: F401
+
+    _data(), _scorer()
+
+
+@functools.cache
+def _data():
+    from hf_captionrl.scenes import load_scenes
+
+    return load_scenes(num_train=IMAGES, num_validation=6, num_test=0)
+
+
+@functools.cache
+def _scorer():
+    from hf_captionrl.retrieval import load_scorer
+    from hf_captionrl.scenes.models import model_path
+
+    return load_scorer(model_path("scenes:clip-reward"))
+
+
+# Training
+
+COMMON: dict[str, Any] = {
+    "max_steps": STEPS,
+    "per_device_train_batch_size": 4,
+    "learning_rate": 1e-3,
+    "save_strategy": "steps",
+    "save_steps": 2,
+    "save_total_limit": 2,
+    "disable_tqdm": True,
+    "use_cpu": True,
+    "logging_strategy": "no",
+    "report_to": [],
+    "max_caption_length": 16,
+}
+ROLLOUT: dict[str, Any] = {"max_completion_length": 6, "guard": "warn", "logprob_reduction": "sum"}
+
+
+def trainer_of(kind, folder, *, callbacks=(), **changes):
+    """A trainer of a tiny captioner on a few scenes."""
+    from hf_captionrl.trainers import (
+        CaptionRLConfig,
+        CaptionRLTrainer,
+        SelfRetrievalConfig,
+        SelfRetrievalTrainer,
+        SLEConfig,
+        SLETrainer,
+        SmileConfig,
+        SmileTrainer,
+    )
+    from tests.tiny import tiny_captioner
+
+    captioner, train = tiny_captioner("blip"), _data()["train"]
+    evaluation = _data()["validation"] if "eval_strategy" in changes else None
+    parts = {"train_dataset": train, "eval_dataset": evaluation, "callbacks": list(callbacks)}
+    common = {**COMMON, **changes}
+    rows: dict[str, Any] = {"generation_num_beams": 1, "generation_max_new_tokens": 6}
+    if kind == "smile":
+        return SmileTrainer(captioner, SmileConfig(str(folder), **common, **rows, freeze_image_tower=False), **parts)
+    common = {**ROLLOUT, **rows, **common}
+    if kind == "sle":
+        config = SLEConfig(str(folder), **{"num_generations": 3, "rl_start_epoch": 1, **common})
+        return SLETrainer(captioner, config, **parts)
+    if kind == "self-retrieval":
+        config = SelfRetrievalConfig(str(folder), **{"num_generations": 2, "bag_schedule": {1: 2, 2: 4}, **common})
+        return SelfRetrievalTrainer(captioner, _scorer(), config, neighbours=_neighbours(len(train)), **parts)
+    config = CaptionRLConfig(str(folder), **{"num_generations": 2, "num_iterations": 2, "beta": 0.1, **common})
+    return CaptionRLTrainer(captioner, ["length", "self_retrieval"], config, scorer=_scorer(), **parts)
+
+
+TRAINERS = ("smile", "sle", "self-retrieval", "caption-rl")
+
+
+def _neighbours(number, k=8):
+    import torch
+
+    return (torch.arange(number)[:, None] + torch.arange(1, k + 1)) % number
+
+
+def digest(trainer):
+    """Weights and moments of the optimizer as one number."""
+    found = hashlib.sha256()
+    for name, value in sorted(trainer.model.state_dict().items()):
+        found.update(name.encode() + value.detach().contiguous().numpy().tobytes())
+    for number, state in sorted(trainer.optimizer.state_dict()["state"].items()):
+        found.update(f"{number}".encode() + state["exp_avg"].numpy().tobytes() + state["exp_avg_sq"].numpy().tobytes())
+    return found.hexdigest()
+
+
+def _progress(path):
+    from transformers import TrainerCallback
+
+    class Progress(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            with open(path, "a") as file:
+                file.write(f"{state.global_step}\n")
+
+    return Progress()
+
+
+def train(kind, folder, *, at=None, name="SIGKILL", within=None, steps_file=None, limit=None, blind=False, **changes):
+    """Train, going on where there is something to go on from; a signal at a moment of training or within a method."""
+    from hf_captionrl.trainers import checkpoints
+    from hf_captionrl.trainers.checkpoints import has_checkpoint
+
+    if limit is not None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+    if blind:
+        checkpoints.checkpoint_fault = lambda folder: None
+    trainer = trainer_of(kind, folder, callbacks=[_progress(steps_file)] if steps_file else [], **changes)
+    moment = Moment(at, name)
+    if within:
+        original = getattr(trainer, within)
+
+        def method(*args, **kwargs):
+            with moment:
+                return original(*args, **kwargs)
+
+        setattr(trainer, within, method)
+    with contextlib.nullcontext() if within else moment:
+        trainer.train(resume_from_checkpoint=has_checkpoint(folder))
+    return {"digest": digest(trainer), "calls": moment.calls, "step": trainer.state.global_step,
+            "best": trainer.state.best_metric}  # fmt: skip
+
+
+def train_with_workers(folder, *, kill_worker):
+    """Train with a worker that loads images, and perhaps kill it after the first step."""
+    from transformers import TrainerCallback
+
+    class KillWorker(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+            os.kill(int(children[0]), signal.SIGKILL)
+
+    callbacks = [KillWorker()] if kill_worker else []
+    changes = {"dataloader_num_workers": 1, "dataloader_prefetch_factor": 1, "max_steps": 30, "save_strategy": "no"}
+    trainer_of("smile", folder, callbacks=callbacks, **changes).train()
+
+
+def train_rank(folder, *, kill_at=None, steps_file=None, **changes):
+    """One of two processes; perhaps it is killed after a step."""
+    from transformers import TrainerCallback
+
+    class Die(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            if state.global_step == kill_at:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    os.environ["ACCELERATE_USE_CPU"] = "true"
+    callbacks = [Die(), *([_progress(steps_file)] if steps_file else [])]
+    trainer = trainer_of("smile", folder, callbacks=callbacks, per_device_train_batch_size=2, **changes)
+    moment = Moment()
+    trainer.train()
+    return {"calls": moment.calls, "step": trainer.state.global_step}
+
+
+def hold_folder(folder, ready):
+    """Take an output folder as a run does, and sit in it."""
+    from hf_captionrl.io import FolderLock
+
+    with FolderLock(folder):
+        Path(ready).write_text("yes")
+        signal.pause()
+
+
+def as_nobody(folder):
+    """Train as a user who may not write there."""
+    if os.geteuid() == 0:
+        os.setgroups([])
+        os.setgid(65534)
+        os.setuid(65534)
+    trainer_of("smile", folder).train()
+
+
+def recipe(arguments, *, signal_at=None):
+    """A recipe, perhaps with a SIGTERM in the n-th step of all its trainings; the rows of its table."""
+    from hf_captionrl.trainers import SmileTrainer
+    from recipes import smile_blip
+
+    steps, compute_loss = 0, SmileTrainer.compute_loss
+
+    def counting(self, *args, **kwargs):
+        nonlocal steps
+        steps += 1
+        if steps == signal_at:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return compute_loss(self, *args, **kwargs)
+
+    setattr(SmileTrainer, "compute_loss", counting)  # noqa: B010
+    results = json.loads(smile_blip.main(arguments).read_text())
+    return {"rows": results["rows"], "steps": steps}
+
+
+# Caches, bags, evaluation, boosting, push
+
+
+def truth(keys):
+    """What a model would compute: any function of the key alone."""
+    import numpy as np
+
+    return np.stack([np.random.default_rng(zlib.crc32(key.encode())).standard_normal(16) for key in keys]).astype("f4")
+
+
+def _noted(path, lines):
+    """Note what was computed, in a way that a kill does not lose."""
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+    os.write(file, "".join(f"{line}\n" for line in lines).encode())
+    os.close(file)
+
+
+def cache(folder, *, asked, at=None, limit=None):
+    """Fill a cache of features."""
+    from hf_captionrl.retrieval import features
+
+    if limit is not None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+    features._FLUSH_BYTES = 0  # every batch is written
+
+    def compute(rows):
+        _noted(asked, rows)
+        return truth([KEYS[row] for row in rows])
+
+    store = features.FeatureCache(folder, model_id="tiny", revision="r1")
+    with Moment(at) as moment:
+        store.get_or_compute(KEYS, compute, batch_size=8)
+    return {"calls": moment.calls}
+
+
+def cached(folder):
+    """Keys in a cache, and whether their features are right."""
+    import numpy as np
+
+    from hf_captionrl.retrieval.features import FeatureCache
+
+    store = FeatureCache(folder, model_id="tiny", revision="r1")
+    there = [key for key in KEYS if key in store]
+    right = not there or bool(np.array_equal(np.asarray(store.get(there)), truth(there)))
+    return {"keys": there, "right": right}
+
+
+def command(arguments, *, at=None):
+    """`captionrl` with arguments, and how it ended."""
+    from hf_captionrl.cli.main import main
+
+    said = io.StringIO()
+    with Moment(at) as moment, contextlib.redirect_stdout(said):
+        code = main(arguments)
+    return {"calls": moment.calls, "code": code}
+
+
+def photos(folder, *, number):
+    """Write scenes into a folder of images with captions: reading it takes less than drawing the embedded world."""
+    from hf_captionrl.data import open_image
+    from hf_captionrl.scenes import load_scenes
+
+    rows = load_scenes(num_train=0, num_validation=0, num_test=number)["test"]
+    Path(folder).mkdir()
+    lines = []
+    for row in rows:
+        open_image(row["image"]).save(Path(folder) / f"{row['image_id']}.png")
+        lines.append(json.dumps({"file_name": f"{row['image_id']}.png", "captions": row["captions"], "split": "test"}))
+    (Path(folder) / "metadata.jsonl").write_text("\n".join(lines))
+
+
+class Noting:
+    """A backend that notes in a file what it is asked."""
+
+    def __init__(self, inner, path):
+        self.inner, self.path = inner, path
+        self.model, self.revision, self.sees_images = inner.model, inner.revision, inner.sees_images
+
+    def complete(self, prompts):
+        for position, text in self.inner.complete(prompts):
+            _noted(self.path, [f"{prompts[position].stage}/{prompts[position].image_id}"])
+            yield position, text
+
+
+def boost(folder, *, asked, number=12, at=None):
+    """Boost a few scenes."""
+    from hf_captionrl.boosting import boost_shard, merge_journals
+    from tests.boosting.doubles import pair, scenes
+
+    rows = scenes(number)
+    backends: dict[str, Any] = {name: Noting(backend.inner, asked) for name, backend in pair(rows).items()}
+    with Moment(at) as moment:
+        boost_shard(rows, folder, rows_at_once=5, **backends)
+        merge_journals(rows, folder, **backends)
+    return {"calls": moment.calls}
+
+
+def push(folder, url, *, at=None):
+    """Push a folder to a Hub on this machine."""
+    import huggingface_hub.utils._http as client_http
+    from huggingface_hub import constants, hf_api
+
+    from hf_captionrl.hub import push_folder
+    from tests.hub.server import WRITE
+
+    constants.ENDPOINT = hf_api.api.endpoint = url
+    constants.HUGGINGFACE_CO_URL_TEMPLATE = url + "/{repo_id}/resolve/{revision}/{filename}"
+    constants.HF_HUB_OFFLINE, constants.HF_HUB_DISABLE_XET = False, True
+    client_http.close_session()
+    with Moment(at) as moment:
+        push_folder(folder, "smile", token=WRITE, sleep=lambda seconds: None)
+    return {"calls": moment.calls}
+
+
+def boosted(folder):
+    """Rows of a merged file without the times, and the answers of its journals."""
+    from hf_captionrl.boosting.journal import journals, read_journal
+    from tests.boosting.doubles import content
+
+    path = Path(folder) / "captions.parquet"
+    entries = [entry for journal in journals(Path(folder)) for entry in read_journal(journal)]
+    answers = [f"{entry['stage']}/{entry['image_id']}" for entry in entries]
+    rows = json.loads(json.dumps(content(path), default=str)) if path.exists() else None
+    return {"rows": rows, "answers": answers}

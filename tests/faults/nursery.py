@@ -1,0 +1,191 @@
+"""A warm process that forks a new one for every job: twenty kills cost the imports once.
+
+A job is a function of `tests.faults.jobs`, its arguments and perhaps a moment: the n-th call that Python makes, at which
+the process gets a signal. Moments are counted in calls, not in seconds, so that a seed gives the same moments on a
+loaded machine, and so that every one of them falls into the job.
+"""
+
+import contextlib
+import importlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_EVALUATE_OFFLINE": "1"}
+QUIET = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_DISABLE_XET": "1", "NO_PROXY": "*"}
+
+
+class Moment:
+    """Sends this process a signal at the n-th call from when it is entered; at 0 it only counts, at None not even that."""
+
+    def __init__(self, at: int | None = None, name: str = "SIGKILL") -> None:
+        self.at, self.number, self.calls = at, signal.Signals[name], 0
+
+    def _tick(self, frame, event, argument):
+        if event in ("call", "c_call"):
+            self.calls += 1
+            if self.calls == self.at:
+                os.kill(os.getpid(), self.number)
+
+    def __enter__(self):
+        if self.at is not None:
+            threading.setprofile(self._tick)
+            sys.setprofile(self._tick)
+        return self
+
+    def __exit__(self, *_):
+        sys.setprofile(None)
+        threading.setprofile(None)
+
+
+@dataclass
+class Ended:
+    """How a job ended.
+
+    `code` is that of the process, negative for a signal, None where it had to be ended because it hung.
+    """
+
+    code: int | None
+    output: str
+    value: Any
+    seconds: float
+
+    @property
+    def killed(self):
+        return self.code == -signal.SIGKILL
+
+
+class Nursery:
+    """Runs jobs in new processes; a context manager."""
+
+    def __enter__(self):
+        # Made and removed here: a worker forked by a job would run the clean-up of the process it comes from.
+        self.folder = tempfile.mkdtemp()
+        command = [sys.executable, "-m", "tests.faults.nursery", self.folder]
+        self.process = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **OFFLINE, **QUIET},
+        )
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.requests, self.answers = self.process.stdin, self.process.stdout
+        return self
+
+    def __exit__(self, *_):
+        self.requests.close()
+        self.process.kill()  # it holds nothing, and taking down what it imported takes seconds
+        self.process.wait()
+        self.answers.close()
+        shutil.rmtree(self.folder)
+
+    def _ask(self, **request):
+        self.requests.write(json.dumps(request) + "\n")
+        self.requests.flush()
+        answer = self.answers.readline()
+        assert answer, "the nursery has ended"
+        return json.loads(answer)
+
+    def warm(self, job, **arguments):
+        """Run a job in the nursery itself, so that those forked later have what it imports."""
+        said = self._ask(warm=job, arguments=arguments)
+        assert not said, said
+
+    def start(self, job, *, environment=None, **arguments):
+        """Start a job; the number of its process."""
+        return self._ask(start=job, arguments=arguments, environment=environment or {})
+
+    def wait(self, number, timeout=120.0):
+        """Wait for a job."""
+        return Ended(**self._ask(wait=number, timeout=timeout))
+
+    def run(self, job, *, timeout=120.0, **arguments):
+        """Start a job and wait for it."""
+        return self.wait(self.start(job, **arguments), timeout)
+
+
+def child(request, folder):
+    """What a forked process does; never returns."""
+    output = os.open(folder / "output", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
+    os.environ.update(request["environment"])
+    code = 1
+    try:
+        value = getattr(importlib.import_module("tests.faults.jobs"), request["start"])(**request["arguments"])
+        (folder / "value").write_text(json.dumps(value))
+        code = 0
+    except SystemExit as stop:
+        code = stop.code if isinstance(stop.code, int) else 1
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+    with contextlib.suppress(Exception):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)
+
+
+def wait_for(number, folder, started, timeout):
+    """How a child ended; killed after the time given."""
+    deadline, status, hung = time.monotonic() + timeout, None, False
+    while status is None:
+        done, found = os.waitpid(number, os.WNOHANG)
+        if done:
+            status = os.waitstatus_to_exitcode(found)
+        elif time.monotonic() > deadline and not hung:
+            os.kill(number, signal.SIGKILL)
+            hung = True
+        else:
+            time.sleep(0.005)
+    value = json.loads((folder / "value").read_text()) if (folder / "value").exists() and status == 0 else None
+    said = (folder / "output").read_text(errors="replace") if (folder / "output").exists() else ""
+    seconds = time.monotonic() - started
+    return {"code": None if hung else status, "output": said, "value": value, "seconds": seconds}
+
+
+def main():
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what libraries print is no answer
+    importlib.import_module("tests.faults.jobs").warm_up()
+    running = {}
+    for line in sys.stdin:
+        request = json.loads(line)
+        answer: Any = None
+        if "start" in request:
+            folder = Path(tempfile.mkdtemp(dir=sys.argv[1]))
+            number = os.fork()
+            if number == 0:
+                child(request, folder)
+            running[number] = (folder, time.monotonic())
+            answer = number
+        elif "warm" in request:
+            try:
+                getattr(importlib.import_module("tests.faults.jobs"), request["warm"])(**request["arguments"])
+            except Exception as error:
+                answer = repr(error)
+        else:
+            answer = wait_for(request["wait"], *running.pop(request["wait"]), request["timeout"])
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+
+
+if __name__ == "__main__":
+    main()

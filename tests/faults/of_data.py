@@ -1,0 +1,202 @@
+"""Faults of what is not training: caches, bags, captions, their evaluation, boosting, pushes."""
+
+from __future__ import annotations
+
+import collections
+import json
+import shutil
+from collections.abc import Iterator
+
+from tests.faults.campaign import Trial, area, damage
+from tests.faults.jobs import KEYS
+
+
+@area("features", "kill -9 while features are cached")
+def features(nursery, folder, rng, kills):
+    counted = nursery.run("cache", folder=str(folder / "whole"), asked=str(folder / "asked-whole"), at=0)
+    assert counted.code == 0, counted.output
+    done = 0
+    while done < kills:
+        store, asked = folder / f"cache-{done}", folder / f"asked-{done}"
+        there: list[str] = []
+        for _ in range(min(3, kills - done)):  # the same cache again and again
+            killed = nursery.run(
+                "cache", folder=str(store), asked=str(asked), at=rng.randint(1, counted.value["calls"])
+            )
+            found = nursery.run("cached", folder=str(store)).value
+            lost = len(set(there) - set(found["keys"]))
+            there = found["keys"]
+            done += 1
+            # A later run has less to do: the moment may lie behind its end.
+            yield Trial(
+                found["right"] and not lost and (killed.killed or killed.code == 0), lost, 0, killed.output[-300:]
+            )
+        last = nursery.run("cache", folder=str(store), asked=str(asked))
+        assert last.code == 0, last.output
+        found = nursery.run("cached", folder=str(store)).value
+        assert found["keys"] == KEYS
+        assert found["right"]
+
+
+@area("cache", "a file of the feature cache cut or changed")
+def corrupted_cache(nursery, folder, rng, kills):
+    made = nursery.run("cache", folder=str(folder / "whole"), asked=str(folder / "asked-whole"))
+    assert made.code == 0, made.output
+    for number in range(kills):
+        store, asked = folder / f"cache-{number}", folder / f"asked-{number}"
+        shutil.copytree(folder / "whole", store)
+        files = sorted(p for p in store.rglob("*") if p.is_file() and p.stat().st_size and p.name != "lock")
+        done = damage(rng.choice(files), rng)
+        again = nursery.run("cache", folder=str(store), asked=str(asked))
+        found = nursery.run("cached", folder=str(store))
+        right = again.code == 0 and found.code == 0 and found.value["right"] and found.value["keys"] == KEYS
+        repeated = len(set(asked.read_text().split())) if asked.exists() else 0
+        yield Trial(right, 0, repeated, "" if right else f"{done}: {again.output[-300:]} {found.output[-300:]}")
+
+
+def _killed_command(nursery, folder, rng, kills, arguments, read) -> Iterator[Trial]:
+    """Kill `captionrl` and give the same command again; what it writes must be what an undisturbed one writes."""
+    nursery.warm("command", arguments=arguments(folder / "warm"))
+    whole = nursery.run("command", arguments=arguments(folder / "whole"), at=0)
+    assert whole.code == 0, whole.output
+    assert whole.value["code"] == 0, whole.output
+    expected = read(folder / "whole")
+    for number in range(kills):
+        run = folder / f"run-{number}"
+        killed = nursery.run("command", arguments=arguments(run), at=rng.randint(1, whole.value["calls"]))
+        assert killed.killed, killed.output
+        again = nursery.run("command", arguments=arguments(run))
+        found = read(run)
+        lost = sum((collections.Counter(expected) - collections.Counter(found)).values())
+        repeated = sum((collections.Counter(found) - collections.Counter(expected)).values())
+        fine = again.code == 0 and again.value["code"] == 0 and found == expected
+        yield Trial(fine, lost, repeated, "" if fine else again.output[-400:])
+        shutil.rmtree(run, ignore_errors=True)
+
+
+def photos(nursery, folder, number):
+    """Options that name a data set of few images."""
+    made = nursery.run("photos", folder=str(folder / "photos"), number=number)
+    assert made.code == 0, made.output
+    return ["--dataset", "imagefolder", "--data_dir", str(folder / "photos")]
+
+
+@area("bags", "kill -9 while bags are mined")
+def bags(nursery, folder, rng, kills):
+    data = photos(nursery, folder, 40)
+
+    def arguments(run):
+        more = [*data, "--scorer", "scenes:clip-reward", "--bag_sizes", "3", "5"]
+        return ["bags", "--output", str(run / "bags.json"), "--cache_dir", str(run / "cache"), *more]
+
+    def read(run):
+        if not (run / "bags.json").exists():
+            return []
+        return [json.dumps(bag) for bag in json.loads((run / "bags.json").read_text())["bags"]]
+
+    yield from _killed_command(nursery, folder, rng, kills, arguments, read)
+
+
+@area("captions", "kill -9 while captions are written")
+def captions(nursery, folder, rng, kills):
+    data = photos(nursery, folder, 12)
+
+    def arguments(run):
+        run.mkdir(exist_ok=True)
+        more = [*data, "--batch_size", "3", "--num_beams", "1", "--max_new_tokens", "8"]
+        return ["caption", "scenes:blip-mle", "--output", str(run / "captions.jsonl"), *more]
+
+    def read(run):
+        path = run / "captions.jsonl"
+        return path.read_text().splitlines() if path.exists() else []
+
+    yield from _killed_command(nursery, folder, rng, kills, arguments, read)
+
+
+@area("evaluation", "kill -9 while captions are evaluated")
+def evaluation(nursery, folder, rng, kills):
+    data = photos(nursery, folder, 12)
+    files = [folder / "a.jsonl", folder / "b.jsonl"]
+    for file, tokens in zip(files, ("8", "12"), strict=True):
+        more = [*data, "--num_beams", "1", "--max_new_tokens", tokens]
+        made = nursery.run("command", arguments=["caption", "scenes:blip-mle", "--output", str(file), *more])
+        assert made.code == 0, made.output
+
+    def arguments(run):
+        judges = ["--scorer", "scenes:clip-judge", "--language_model", "none", "--cache_dir", str(run / "cache")]
+        return ["evaluate", "--captions", *map(str, files), *data, "--output_dir", str(run), *judges]
+
+    def read(run):
+        path = run / "comparison.json"
+        if not path.exists():
+            return []
+        return [json.dumps(row) for table in json.loads(path.read_text())["tables"].values() for row in table["rows"]]
+
+    yield from _killed_command(nursery, folder, rng, kills, arguments, read)
+
+
+@area("boosting", "kill -9 while captions are boosted")
+def boosting(nursery, folder, rng, kills):
+    nursery.warm("boost", folder=str(folder / "warm"), asked=str(folder / "asked-warm"))
+    whole = nursery.run("boost", folder=str(folder / "whole"), asked=str(folder / "asked-whole"), at=0)
+    assert whole.code == 0, whole.output
+    expected = nursery.run("boosted", folder=str(folder / "whole")).value["rows"]
+    done = 0
+    while done < kills:
+        run, asked = folder / f"run-{done}", folder / f"asked-{done}"
+        before: collections.Counter = collections.Counter()
+        for last in [*[False] * min(3, kills - done), True]:
+            at = None if last else rng.randint(1, whole.value["calls"])
+            paid = len(asked.read_text().splitlines()) if asked.exists() else 0
+            ended = nursery.run("boost", folder=str(run), asked=str(asked), at=at)
+            found = nursery.run("boosted", folder=str(run)).value
+            answers = collections.Counter(found["answers"])
+            lost = sum((before - answers).values())
+            # Of what stood in the journal nothing is asked again, and nothing stands there twice.
+            asked_now = asked.read_text().splitlines()[paid:] if asked.exists() else []
+            repeated = sum(entry in before for entry in asked_now) + sum(n - 1 for n in answers.values())
+            before = answers
+            if last:
+                assert found["rows"] == expected, ended.output[-400:]
+            else:
+                done += 1
+                yield Trial(
+                    (ended.killed or ended.code == 0) and not lost and not repeated,
+                    lost,
+                    repeated,
+                    ended.output[-300:],
+                )
+
+
+@area("push", "kill -9 while a model is pushed")
+def push(nursery, folder, rng, kills):
+    from hf_captionrl.hub import folder_contents
+    from tests.hub.folders import publishable
+    from tests.hub.server import HubServer
+
+    source = publishable(folder / "source")
+    with HubServer() as hub:
+        shutil.copytree(source, folder / "whole")
+        shutil.copytree(source, folder / "warm")
+        nursery.warm("push", folder=str(folder / "warm"), url=hub.url)
+    with HubServer() as hub:
+        whole = nursery.run("push", folder=str(folder / "whole"), url=hub.url, at=0)
+        assert whole.code == 0, whole.output
+    for number in range(kills):
+        with HubServer() as hub:
+            run = folder / f"run-{number}"
+            shutil.copytree(source, run)
+            weights = (run / "model.safetensors").read_bytes()
+            killed = nursery.run("push", folder=str(run), url=hub.url, at=rng.randint(1, whole.value["calls"]))
+            assert killed.killed, killed.output
+            again = nursery.run("push", folder=str(run), url=hub.url)
+            files = hub.repo("tester/smile").files if hub.repos else {}
+            published = folder_contents(run).published
+            lost = sum(files.get(name) != (run / name).read_bytes() for name in published)
+            # A commit holds all files or none; that of a push that was killed is not made a second time.
+            commits = list(hub.repo("tester/smile").commits.values()) if hub.repos else []
+            halves = [c for c in commits if 1 < len(c.files) < len(published)]
+            repeated = max(0, len(commits) - 3)
+            fine = again.code == 0 and not halves and (run / "model.safetensors").read_bytes() == weights
+            yield Trial(fine and not lost and not repeated, lost, repeated, "" if fine else again.output[-400:])
+            shutil.rmtree(run)

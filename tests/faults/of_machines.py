@@ -1,0 +1,120 @@
+"""Faults of what training stands on: processes that die, disks that are full or closed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.faults.campaign import Trial, area, sealed, steps_of
+
+
+@area("worker", "a worker that loads images is killed")
+def worker(nursery, folder, rng, kills):
+    for number in range(kills):
+        ended = nursery.run("train_with_workers", folder=str(folder / str(number)), kill_worker=True, timeout=90)
+        said = "RuntimeError: A DataLoader worker, which loads images, has died" in ended.output and ended.code == 1
+        yield Trial(said, note="" if said else f"{ended.code}: {ended.output[-300:]}")
+
+
+def free_port() -> int:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        return server.getsockname()[1]
+
+
+def two_ranks(nursery, folder, *, kill_at=None, kill_rank=1, timeout=90.0, **changes):
+    """Two processes over gloo, of which one is perhaps killed; how both ended."""
+    port = free_port()
+    numbers = []
+    for rank in range(2):
+        environment = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
+        environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        numbers.append(
+            nursery.start(
+                "train_rank",
+                environment=environment,
+                folder=str(folder),
+                kill_at=kill_at if rank == kill_rank else None,
+                **changes,
+            )
+        )
+    return [nursery.wait(number, timeout) for number in numbers]
+
+
+@area("rank", "one of two processes is killed: the other one ends, and says so")
+def rank(nursery, folder, rng, kills):
+    whole = two_ranks(nursery, folder / "whole")
+    assert [ended.code for ended in whole] == [0, 0], whole
+    for number in range(kills):
+        victim = number % 2
+        ended = two_ranks(nursery, folder / str(number), kill_at=rng.randint(1, 5), kill_rank=victim)
+        other = ended[1 - victim]
+        noticed = ended[victim].killed and other.code not in (0, None)
+        yield Trial(noticed, note="" if noticed else f"{other.code}: {other.output[-300:]}")
+
+
+@contextlib.contextmanager
+def small_disk(folder: Path, size: int, options: str = "") -> Iterator[bool]:
+    """A file system of its own, where mounting is allowed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    command = ["mount", "-t", "tmpfs", "-o", f"size={size}{options}", "tmpfs", str(folder)]
+    mounted = shutil.which("mount") is not None and subprocess.run(command, capture_output=True).returncode == 0
+    try:
+        yield mounted
+    finally:
+        if mounted:
+            subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def can_mount() -> bool:
+    with tempfile.TemporaryDirectory() as folder, small_disk(Path(folder), 2**16) as mounted:
+        return mounted
+
+
+@area("full_disk", "the disk is full while a checkpoint is saved")
+def full_disk(nursery, folder, rng, kills):
+    whole = nursery.run("train", kind="smile", folder=str(folder / "whole"), save_total_limit=None)
+    assert whole.code == 0, whole.output
+    sizes = [
+        sum(f.stat().st_size for f in p.rglob("*") if f.is_file()) for p in (folder / "whole").glob("checkpoint-*")
+    ]
+    largest = max(f.stat().st_size for f in (folder / "whole").rglob("*") if f.is_file())
+    mounts = can_mount()
+    for number in range(kills):
+        run = folder / f"run-{number}"
+        steps = folder / f"steps-{number}"
+        with small_disk(run, int(max(sizes) * rng.uniform(1.3, 2.8))) if mounts else contextlib.nullcontext():
+            # Where mounting is not allowed: no file may grow beyond a limit, from the first checkpoint on.
+            limit = {} if mounts else {"limit": rng.randrange(2**17, largest)}
+            full = nursery.run(
+                "train", kind="smile", folder=str(run), steps_file=str(steps), save_total_limit=None, **limit
+            )
+            said = full.code == 1 and full.output.rstrip().splitlines()[-1].startswith("OSError: checkpoint-")
+            before = sealed(run)
+            # Somebody makes room.
+            if mounts:
+                subprocess.run(["mount", "-o", f"remount,size={8 * max(sizes)}", str(run)], check=True)
+            again = nursery.run("train", kind="smile", folder=str(run), steps_file=str(steps), save_total_limit=None)
+            same = again.code == 0 and again.value["digest"] == whole.value["digest"]
+            lost = len(set(before) - set(sealed(run)))
+        made = steps_of(steps)
+        note = "" if said and same else f"{full.code} {full.output[-300:]} {again.output[-300:]}"
+        yield Trial(said and same and not lost, lost, len(made) - len(set(made)), note)
+
+
+@area("read_only", "the output folder is read-only")
+def read_only(nursery, folder, rng, kills):
+    for _ in range(kills):
+        with tempfile.TemporaryDirectory() as base:
+            os.chmod(base, 0o755)
+            run = Path(base) / "run"
+            run.mkdir(mode=0o555)
+            ended = nursery.run("as_nobody", folder=str(run))
+            said = ended.code == 1 and f"PermissionError: Nothing can be written to '{run}'" in ended.output
+            yield Trial(said and not list(run.iterdir()), note="" if said else ended.output[-300:])

@@ -1,0 +1,134 @@
+"""Faults of training: kills, signals, broken checkpoints, second runs."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.faults.campaign import Trial, area, damage, sealed, steps_of, wait_until
+from tests.faults.jobs import TRAINERS
+
+
+def tear_newest(folder: Path, rng: random.Random) -> None:
+    """What a kill in the middle of a long write leaves: the newest file of the checkpoint that was being written, cut."""
+    torn = [p for p in folder.glob("checkpoint-*") if not (p / "seal.json").exists()]
+    files = [file for path in torn for file in path.iterdir() if file.is_file() and file.stat().st_size]
+    if files:
+        newest = max(files, key=lambda file: file.stat().st_mtime_ns)
+        os.truncate(newest, rng.randrange(newest.stat().st_size))
+
+
+def _killed_training(nursery, folder, rng, kills, within, kinds=TRAINERS) -> Iterator[Trial]:
+    whole = {}
+    for number in range(kills):
+        kind = kinds[number % len(kinds)]
+        settings = {"kind": kind, "within": within, "save_total_limit": 1 + number // len(kinds) % 2}
+        if kind not in whole:
+            made = nursery.run("train", folder=str(folder / f"{kind}-whole"), at=0, **settings)
+            assert made.code == 0, made.output
+            whole[kind] = made.value
+        run, steps = folder / f"{kind}-{number}", folder / f"steps-{number}"
+        killed = nursery.run(
+            "train", folder=str(run), at=rng.randint(1, whole[kind]["calls"]), steps_file=str(steps), **settings
+        )
+        assert killed.killed, killed.output
+        finished = max(sealed(run), default=0)
+        if rng.random() < 0.5:
+            tear_newest(run, rng)
+        before = len(steps_of(steps))
+        again = nursery.run("train", folder=str(run), steps_file=str(steps), **settings)
+        made = steps_of(steps)
+        same = again.code == 0 and again.value["digest"] == whole[kind]["digest"]
+        # What was finished before the kill is gone on from: its steps are not made again.
+        lost = max(0, finished + 1 - min(made[before:], default=finished + 1))
+        repeated = len(made) - len(set(made))
+        yield Trial(same and not lost, lost, repeated, "" if same else f"{kind}: {again.output[-400:]}")
+        shutil.rmtree(run, ignore_errors=True)
+
+
+@area("training", "kill -9 in training (four trainers)")
+def training(nursery, folder, rng, kills):
+    yield from _killed_training(nursery, folder, rng, kills, None)
+
+
+@area("saving", "kill -9 while a checkpoint is saved")
+def saving(nursery, folder, rng, kills):
+    yield from _killed_training(nursery, folder, rng, kills, "_save_checkpoint", ("smile", "self-retrieval"))
+
+
+@area("checkpoint", "a file of the last checkpoint cut, changed or removed")
+def checkpoint(nursery, folder, rng, kills):
+    settings = {"kind": "self-retrieval"}
+    whole = nursery.run("train", folder=str(folder / "whole"), **settings)
+    assert whole.code == 0, whole.output
+    for number in range(kills):
+        run = folder / f"run-{number}"
+        shutil.copytree(folder / "whole", run)
+        files = sorted(path for path in (run / "checkpoint-6").iterdir() if path.is_file())
+        done = damage(rng.choice(files), rng)
+        steps = folder / f"steps-{number}"
+        again = nursery.run("train", folder=str(run), steps_file=str(steps), **settings)
+        # It goes on from checkpoint-4, says so, and comes to the same end.
+        said = "Skipped checkpoint-6 (" in again.output and "goes on from checkpoint-4" in again.output
+        # Without a seal it is as one that was never finished.
+        same = again.code == 0 and again.value["digest"] == whole.value["digest"]
+        repeated = len(steps_of(steps))
+        yield Trial(
+            said and same and repeated == 2, 0, repeated, "" if said and same else f"{done}: {again.output[-400:]}"
+        )
+        shutil.rmtree(run)
+
+
+@area("signals", "SIGTERM or SIGINT in training: saved, exit 0, gone on with")
+def signals(nursery, folder, rng, kills):
+    whole = {}
+    for number in range(kills):
+        kind = TRAINERS[number % len(TRAINERS)]
+        settings = {"kind": kind, "save_on_signal": True, "eval_strategy": "epoch", "save_steps": 3}
+        if kind == "caption-rl":
+            settings["save_steps"] = 4  # two steps share a rollout
+        if kind not in whole:
+            made = nursery.run("train", folder=str(folder / f"{kind}-whole"), at=0, **settings)
+            assert made.code == 0, made.output
+            whole[kind] = made.value
+        run, steps = folder / f"{kind}-{number}", folder / f"steps-{number}"
+        # Not in the first tenth, when the trainer is not yet listening, nor at the very end.
+        at = int(whole[kind]["calls"] * rng.uniform(0.15, 0.85))
+        name = rng.choice(["SIGTERM", "SIGINT"])
+        stopped = nursery.run("train", folder=str(run), at=at, name=name, steps_file=str(steps), **settings)
+        done, saved = steps_of(steps), sealed(run)
+        orderly = stopped.code == 0 and stopped.value is None and f"Stopped after step {done[-1]}" in stopped.output
+        again = nursery.run("train", folder=str(run), steps_file=str(steps), **settings)
+        same = again.code == 0 and again.value["digest"] == whole[kind]["digest"]
+        made = steps_of(steps)
+        lost = done[-1] - saved[-1] if saved else done[-1]
+        note = (
+            ""
+            if orderly and same
+            else f"{kind} {name} at {at}: {stopped.code} {stopped.output[-300:]} {again.output[-300:]}"
+        )
+        yield Trial(orderly and same and not lost, lost, len(made) - len(set(made)), note)
+        shutil.rmtree(run, ignore_errors=True)
+
+
+@area("two_runs", "a second run in the same folder; a lock left by a killed one")
+def two_runs(nursery, folder, rng, kills):
+    for number in range(kills):
+        run, ready = folder / f"run-{number}", folder / f"ready-{number}"
+        holder = nursery.start("hold_folder", folder=str(run), ready=str(ready))
+        try:
+            wait_until(ready.exists)
+            second = nursery.run("train", kind="smile", folder=str(run), max_steps=1)
+        finally:
+            os.kill(holder, signal.SIGKILL)
+            nursery.wait(holder)
+        refused = second.code == 1 and f"ValueError: Another run is writing to '{run}'." in second.output
+        clean = not list(run.glob("checkpoint-*"))
+        after = nursery.run("train", kind="smile", folder=str(run), max_steps=1)
+        yield Trial(
+            refused and clean and after.code == 0, note=second.output[-300:] if not refused else after.output[-300:]
+        )

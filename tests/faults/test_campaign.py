@@ -1,0 +1,61 @@
+"""One fault of each kind; `make test-slow` and `scripts/fault_campaign.py` do twenty."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from scripts.fault_campaign import table
+from tests.faults.areas import AREAS, run_area
+
+ROOT = Path(__file__).parents[2]
+# Killed writers of captions, features, answers and pushes have quick tests of their own, beside what they write.
+QUICK = ("training", "checkpoint", "signals", "two_runs", "worker", "rank", "full_disk", "read_only", "cache")
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_one_fault(nursery, name):
+    row = run_area(nursery, name, 1, seed=1)
+    assert (row["survived"], row["lost"]) == (1, 0), row["notes"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("name", AREAS)
+def test_twenty_faults(nursery, name):
+    row = run_area(nursery, name, 20, seed=2)
+    assert (row["faults"], row["survived"], row["lost"]) == (20, 20, 0), row["notes"]
+
+
+def test_a_broken_checkpoint_that_is_not_looked_through_is_noticed(nursery, tmp_path):
+    """The negative control: what seals find is real."""
+    whole = nursery.run("train", kind="smile", folder=str(tmp_path / "run"), max_steps=4)
+    assert whole.code == 0, whole.output
+    weights = tmp_path / "run" / "checkpoint-4" / "model.safetensors"
+    flipped = bytearray(weights.read_bytes())
+    flipped[-1] ^= 64
+    weights.write_bytes(flipped)
+    shutil.copytree(tmp_path / "run", tmp_path / "blind")
+    blind = nursery.run("train", kind="smile", folder=str(tmp_path / "blind"), max_steps=4, blind=True)
+    assert blind.code == 0
+    assert blind.value["digest"] != whole.value["digest"]
+    looked = nursery.run("train", kind="smile", folder=str(tmp_path / "run"), max_steps=4)
+    assert looked.value["digest"] == whole.value["digest"]
+
+
+def test_a_process_that_hangs_is_not_waited_for(nursery, tmp_path):
+    held = nursery.start("hold_folder", folder=str(tmp_path), ready=str(tmp_path / "ready"))
+    ended = nursery.wait(held, timeout=0.1)
+    assert ended.code is None
+    with pytest.raises(ProcessLookupError):
+        os.kill(held, 0)
+
+
+def test_the_table_adds_up_and_the_page_holds_it():
+    rows = json.loads((ROOT / "docs" / "results" / "reliability.json").read_text())["areas"]
+    assert [row["area"] for row in rows] == [*AREAS]
+    assert all(row["faults"] >= 20 and row["survived"] == row["faults"] and not row["lost"] for row in rows)
+    assert table(rows) in (ROOT / "docs" / "reliability.md").read_text()
+    assert table(rows).splitlines()[-1].startswith(f"| **all** | {sum(row['faults'] for row in rows)} |")

@@ -1,0 +1,333 @@
+"""Every metric at its edges: pools of one, captions of one word, copies, features of any size and precision."""
+
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from hf_captionrl.metrics import (
+    bleu,
+    bootstrap_interval,
+    caption_diversity,
+    caption_perplexity,
+    caption_statistics,
+    chair,
+    cider,
+    cider_d,
+    clip_score,
+    emscore,
+    faithfulness,
+    length_statistics,
+    local_mutual_information,
+    paired_test,
+    ref_clip_score,
+    rouge_l,
+    self_retrieval,
+)
+from hf_captionrl.metrics.agreement import krippendorff_alpha
+from tests.numerics.drawn import DTYPES, V, few, fewer, seeds
+
+texts = st.lists(st.sampled_from(["red", "cat", "sits", "a"]), min_size=1, max_size=6).map(" ".join)
+sizes = st.sampled_from([1e-4, 1.0, 1e4])
+halves = st.sampled_from([*DTYPES, torch.float64])
+
+
+def features(rows: int, seed: int, dtype: torch.dtype = torch.float32, size: float = 1.0) -> Tensor:
+    drawn = torch.randn(rows, 6, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return (size * drawn).to(dtype)
+
+
+# Retrieval
+
+
+@few
+@given(st.integers(1, 8), st.integers(1, 3), halves, seeds, sizes)
+def test_retrieval_from_pools_of_any_size(M, G, dtype, seed, size):
+    images = features(M, seed, dtype)
+    text = features(M * G, seed + 1, dtype, size)
+    owners = torch.arange(M).repeat_interleave(G).tolist()
+    found = self_retrieval(text, images, targets=owners, ks=(1, 2, 5), num_bootstrap=20)
+    assert ((found["ranks"] >= 1) & (found["ranks"] <= M)).all()
+    recalls = [found[f"recall_at_{k}"] for k in (1, 2, 5)]
+    assert 0 <= recalls[0] <= recalls[1] <= recalls[2] <= 1
+    for k in (1, 2, 5):
+        low, high = found[f"recall_at_{k}_ci"]
+        assert 0 <= low <= high <= 1
+    if M == 1:
+        assert recalls == [1.0] * 3
+        return
+    # A pool in another order; and a rank is the best score's only if it is better than every other one.
+    order = torch.randperm(M, generator=torch.Generator().manual_seed(seed))
+    place = torch.argsort(order)
+    moved = self_retrieval(text, images[order], targets=place[owners].tolist(), num_bootstrap=0)
+    scores = (
+        torch.nn.functional.normalize(text.double(), dim=1) @ torch.nn.functional.normalize(images.double(), dim=1).T
+    )
+    own = scores.gather(1, torch.tensor(owners)[:, None])
+    assume(float((scores - own).abs().masked_fill(scores == own, 1.0).min()) > 1e-5)
+    assert moved["ranks"].tolist() == found["ranks"].tolist() == (scores >= own).sum(1).tolist()
+    # Against as many distractors as there are others, nothing is left to chance.
+    exact = self_retrieval(text, images, targets=owners, num_distractors=M - 1, num_bootstrap=0)
+    assert exact["recall_at_1"] == pytest.approx(found["recall_at_1"])
+    # An empty caption (one constant for all) finds one image at most.
+    constant = self_retrieval(text[:1].expand(M, -1), images, num_bootstrap=0)
+    assert constant["recall_at_1"] <= 1 / M
+
+
+# Texts against references
+
+
+@fewer
+@given(st.lists(st.tuples(texts, st.lists(texts, min_size=1, max_size=3)), min_size=1, max_size=5), seeds)
+def test_texts_against_references(images, seed):
+    captions, references = [image[0] for image in images], [image[1] for image in images]
+    order = np.random.default_rng(seed).permutation(len(images))
+    for metric, most in ((bleu, 1.0), (rouge_l, 1.0), (cider_d, 10.0), (cider, 10.0)):
+        found, moved = (
+            metric([captions[i] for i in rows], [references[i] for i in rows]) for rows in (range(len(images)), order)
+        )
+        for key, value in found.items():
+            if not isinstance(value, float):
+                continue
+            assert 0 <= value <= most + 1e-9, key
+            assert moved[key] == pytest.approx(value, abs=1e-9), key
+        assert np.isfinite(found["per_sample"]).all()
+        np.testing.assert_allclose(moved["per_sample"], found["per_sample"][order], atol=1e-9)
+        if len(images) == 1 and metric in (cider, cider_d):
+            assert found[metric.__name__] == 0  # of one document nothing is rare
+    same = [texts[0] for texts in references]
+    assert rouge_l(same, references)["rouge_l"] == pytest.approx(1.0)
+    assert bleu(same, references)["bleu_1"] == pytest.approx(1.0, abs=1e-6)
+    assert bleu(captions, references)["bleu_1"] <= 1.0
+
+
+@few
+@given(st.lists(st.lists(texts, min_size=2, max_size=4), min_size=1, max_size=4))
+def test_texts_against_each_other(groups):
+    found = caption_diversity(groups, training_captions=[groups[0][0]])
+    for key in ("div_1", "div_2", "mbleu_1", "mbleu_4", "mbleu_4_per_image", "unique_captions", "novel_captions"):
+        assert 0 <= found[key] <= 1, key
+    assert found["mbleu_4"] <= found["mbleu_1"] + 1e-6  # as far as pycocoevalcap's constants go
+    back = caption_diversity([group[::-1] for group in groups[::-1]], training_captions=[groups[0][0]])
+    for key in ("div_1", "div_2", "unique_captions", "mbleu_4_per_image", "novel_captions", "vocabulary_size"):
+        assert back[key] == pytest.approx(found[key], abs=1e-9), key
+    flat = [text for group in groups for text in group]
+    counted, lengths = caption_statistics(flat), length_statistics(flat)
+    assert counted["length"] == pytest.approx(lengths["mean_words"])
+    assert 0 <= lengths["std_words"] <= lengths["max_words"]
+    assert 1e-3 <= counted["lexical_diversity"] <= 4e-3
+
+
+# Features
+
+
+@few
+@given(st.integers(1, 5), halves, seeds, sizes)
+def test_clip_scores_of_features_of_any_length(N, dtype, seed, size):
+    text, images = features(N, seed, dtype), features(N, seed + 1, dtype)
+    references = [features(1 + row % 3, seed + 2 + row, dtype) for row in range(N)]
+    found = clip_score(text, images)
+    assert 0 <= found["clip_score"] <= 2.5 + 1e-6
+    raw = clip_score(text, images, preset="ndlb")["per_sample"]
+    assert (np.abs(raw) <= 100 + 1e-4).all()
+    assert clip_score(text, text, preset="ndlb")["clip_score"] == pytest.approx(100, rel=1e-6)
+    if dtype in (torch.float32, torch.float64):  # a half is another number after scaling
+        np.testing.assert_allclose(clip_score(text * size, images)["per_sample"], found["per_sample"], atol=1e-5)
+    both = ref_clip_score(text, images, references)
+    assert np.isfinite(both["per_sample"]).all()
+    assert ((both["per_sample"] >= 0) & (both["per_sample"] <= 2.5 + 1e-6)).all()
+    # A harmonic mean lies between its two parts, here 2.5 cos and the best cosine with a reference.
+    assert (both["per_sample"] <= 2 * found["per_sample"] + 1e-6).all()
+    opposite = ref_clip_score(text, -text, [text[row : row + 1] for row in range(N)])
+    assert (opposite["per_sample"] == 0).all()
+
+
+@few
+@given(st.integers(1, 3), st.integers(1, 4), st.integers(1, 4), halves, seeds, sizes)
+def test_emscore_of_one_token_and_one_frame_and_more(N, T, F, dtype, seed, size):
+    tokens = [features(T, seed + i, dtype, size) for i in range(N)]
+    frames = [features(F, seed + 9 + i, dtype) for i in range(N)]
+    found = emscore(tokens, frames)
+    for key in ("precision", "recall", "fine_precision", "fine_recall", "coarse"):
+        assert -1 - 1e-9 <= found[key] <= 1 + 1e-9, key
+        assert np.isfinite(found["per_sample"][key]).all()
+    turned = emscore(tokens, [rows.flip(0) for rows in frames])
+    assert turned["precision"] == pytest.approx(found["precision"], abs=1e-9)
+    assert turned["recall"] == pytest.approx(found["recall"], abs=1e-9)
+    own = emscore(tokens, [rows[-1:] for rows in tokens])
+    assert own["coarse"] == pytest.approx(1.0, abs=1e-6)
+    if T == 1:
+        assert own["f"] == pytest.approx(1.0, abs=1e-6)
+        assert found["fine_precision"] == pytest.approx(
+            float(np.mean([self_cosines(t, f).max() for t, f in zip(tokens, frames, strict=True)])), abs=1e-6
+        )
+    # F is a mean of P and R where both are positive; where they cancel it has no bound, and is still a number.
+    positive = (found["per_sample"]["fine_precision"] > 0) & (found["per_sample"]["fine_recall"] > 0)
+    pair = np.stack([found["per_sample"]["fine_precision"], found["per_sample"]["fine_recall"]])[:, positive]
+    fine = found["per_sample"]["fine_f"][positive]
+    assert ((fine >= pair.min(0) - 1e-9) & (fine <= pair.max(0) + 1e-9)).all()
+
+
+def self_cosines(a: Tensor, b: Tensor) -> np.ndarray:
+    left, right = (torch.nn.functional.normalize(x.double(), dim=1) for x in (a, b))
+    return (left @ right.T).numpy()
+
+
+class Fixed(torch.nn.Module):
+    """A language model that gives every token the same logits, whatever was before."""
+
+    def __init__(self, row: Tensor) -> None:
+        super().__init__()
+        self.row = torch.nn.Parameter(row)
+        self.config = SimpleNamespace(model_type="fixed")
+
+    def forward(self, input_ids, attention_mask):
+        return SimpleNamespace(logits=self.row.expand(*input_ids.shape, -1))
+
+
+class Letters:
+    """A tokenizer of single letters."""
+
+    bos_token_id = 0
+
+    def __call__(self, text):
+        return {"input_ids": [1 + ord(letter) % (V - 1) for letter in text]}
+
+
+@few
+@given(
+    st.lists(st.text("abcdef", min_size=1, max_size=5), min_size=1, max_size=4),
+    st.sampled_from(DTYPES),
+    seeds,
+    st.sampled_from([1.0, 1e4]),
+)
+def test_perplexity_of_a_sure_and_wrong_model_is_infinite_and_no_error(captions, dtype, seed, scale):
+    row = (scale * torch.randn(V, generator=torch.Generator().manual_seed(seed))).to(dtype)
+    found = caption_perplexity(captions, Fixed(row), Letters(), bos="prepend", batch_size=2)
+    log_probs = row.float().double().log_softmax(0)
+    nats = [-sum(float(log_probs[1 + ord(letter) % (V - 1)]) for letter in text) for text in captions]
+    np.testing.assert_allclose(found["nats"], nats, rtol=1e-4, atol=1e-4)
+    mean = sum(nats) / sum(map(len, captions))
+    assert found["perplexity"] == (pytest.approx(math.exp(mean), rel=1e-3) if mean < 709 else math.inf)
+    assert not math.isnan(found["mean_perplexity"])
+
+
+# Claims, words, agreement
+
+
+@few
+@given(st.lists(st.tuples(texts, st.sets(st.sampled_from(["cat", "dog", "bus"]))), min_size=1, max_size=4))
+def test_shares_of_claims(pairs):
+    captions, objects = [pair[0] for pair in pairs], [sorted(pair[1]) for pair in pairs]
+    found = chair(captions, objects)
+    for key in ("chair_i", "chair_s", "object_recall"):
+        assert 0 <= found[key] <= 1
+    # What is said of nothing is never wrong, and nothing is told.
+    silent = chair(["a"] * len(captions), objects)
+    assert (silent["chair_i"], silent["chair_s"], silent["object_recall"]) == (0.0, 0.0, 0.0)
+
+    def check(text, facts):
+        words = set(text.split())
+        return SimpleNamespace(
+            right=words & set(facts), wrong=words - set(facts), recalled=set(facts) & words, missed=set(facts) - words
+        )
+
+    told = faithfulness(captions, objects, check)
+    assert 0 <= told["hallucination"] <= 1
+    assert 0 <= told["fact_recall"] <= 1
+    assert told["wrong_captions"] >= told["hallucination"] - 1 + 1e-9 or told["wrong_captions"] > 0
+
+
+counts = st.dictionaries(st.sampled_from("abc"), st.integers(0, 10**6), max_size=3)
+
+
+@few
+@given(counts, counts)
+def test_association_of_words(one, other):
+    assume(sum(one.values()) + sum(other.values()) > 0)
+    found = local_mutual_information({"one": one, "other": other})
+    swapped = local_mutual_information({"other": other, "one": one})
+    assert found == swapped
+    assert all(math.isfinite(score) for words in found.values() for score in words.values())
+    # The sum over the whole table is N times a Kullback-Leibler divergence, never negative.
+    total = sum(score for words in found.values() for score in words.values())
+    assert total >= -1e-6 * (sum(one.values()) + sum(other.values()))
+
+
+@few
+@given(
+    st.lists(st.tuples(st.integers(0, 4), st.integers(0, 2), st.integers(0, 3)), max_size=12),
+    st.sampled_from(["nominal", "ordinal", "interval"]),
+)
+def test_agreement_of_any_ratings(ratings, level):
+    unique = list({(unit, person): (unit, person, value) for unit, person, value in ratings}.values())
+    found = krippendorff_alpha(unique, level=level)
+    if found["alpha"] is None:
+        assert found["alpha_reason"]
+        return
+    assert -1 - 1e-9 <= found["alpha"] <= 1 + 1e-9
+    renamed = [(unit, 2 - person, value + 5) for unit, person, value in unique[::-1]]
+    assert krippendorff_alpha(renamed, level=level)["alpha"] == pytest.approx(found["alpha"])
+
+
+# Error bars
+
+
+values = st.lists(st.floats(-1e12, 1e12), min_size=1, max_size=12)
+
+
+@few
+@given(values, st.integers(1, 60), st.integers(0, 99), st.sampled_from([0.5, 0.95]))
+def test_intervals_lie_within_their_numbers(numbers, resamples, seed, confidence):
+    size = max(map(abs, numbers))
+    low, high = bootstrap_interval(numbers, num_resamples=resamples, seed=seed, confidence=confidence)
+    assert min(numbers) - 1e-9 * size <= low <= high <= max(numbers) + 1e-9 * size
+    assert (low, high) == bootstrap_interval(numbers, num_resamples=resamples, seed=seed, confidence=confidence)
+    constant = bootstrap_interval([numbers[0]] * 40, num_resamples=resamples, seed=seed)
+    assert constant == pytest.approx((numbers[0], numbers[0]), rel=1e-9)
+    # Of one group there is one resample only.
+    alone = bootstrap_interval(numbers, groups=["image"] * len(numbers), num_resamples=resamples, seed=seed)
+    assert alone[0] == alone[1]
+    if len(numbers) == 1:
+        assert alone == (low, high)
+
+
+@few
+@given(st.lists(st.tuples(st.floats(-1e6, 1e6), st.floats(-1e6, 1e6)), min_size=1, max_size=10), st.integers(0, 99))
+def test_a_paired_test_has_no_favourite(pairs, seed):
+    a, b = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+    one, other = (paired_test(*both, num_resamples=50, seed=seed) for both in ((a, b), (b, a)))
+    assert one["difference"] == pytest.approx(-other["difference"])
+    assert one["p_value"] == other["p_value"]
+    assert 1 / 51 <= one["p_value"] <= 1
+    assert paired_test(a, a, num_resamples=50, seed=seed)["p_value"] == 1
+
+
+# What must fail
+
+
+def test_nothing_is_refused_and_not_called_zero():
+    nothing = torch.zeros(0, 6)
+    for call in (
+        lambda: self_retrieval(nothing, nothing),
+        lambda: self_retrieval(torch.zeros(2, 6), features(2, 0)),
+        lambda: clip_score(nothing, nothing),
+        lambda: emscore([], []),
+        lambda: emscore([nothing], [features(1, 0)]),
+        lambda: bleu([], []),
+        lambda: cider_d(["a cat"], [[]]),
+        lambda: caption_diversity([["a cat"]]),
+        lambda: caption_statistics([]),
+        lambda: chair([], []),
+        lambda: bootstrap_interval([]),
+        lambda: bootstrap_interval([1.0, math.nan]),
+        lambda: paired_test([], []),
+        lambda: caption_perplexity([], Fixed(torch.zeros(V)), Letters()),
+    ):
+        with pytest.raises(ValueError, match=r"\w"):
+            call()

@@ -1,0 +1,141 @@
+"""The policy gradient at its edges: improbable tokens, far policies, huge advantages, empty captions, half precision."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from hf_captionrl.losses import caption_log_probs, policy_gradient_loss
+from hf_captionrl.losses.policy_gradient import REDUCTIONS
+from tests.numerics.drawn import dtypes, few, fewer, seeds
+
+reductions = st.sampled_from(REDUCTIONS)
+scales = st.sampled_from([1.0, 100.0, 1e4])
+"""Nats of a token at most: a good policy, a bad one, and one that logits of 1e4 made."""
+
+
+def drawn(seed: int, scale: float, dtype: torch.dtype = torch.float64, lengths=(4, 1, 0)) -> dict[str, Tensor]:
+    """Log-probabilities of captions of these lengths, under three policies."""
+    generator = torch.Generator().manual_seed(seed)
+    shape = (len(lengths), max(*lengths, 1))
+    found = {
+        name: -scale * torch.rand(shape, generator=generator, dtype=torch.float64)
+        for name in ("log_probs", "old", "ref")
+    }
+    found["entropy"] = 5 * torch.rand(shape, generator=generator, dtype=torch.float64)
+    found["advantages"] = torch.randn(len(lengths), generator=generator, dtype=torch.float64)
+    found = {name: value.to(dtype) for name, value in found.items()}
+    found["mask"] = torch.arange(shape[1]) < torch.tensor(lengths)[:, None]
+    return found
+
+
+def loss_of(b: dict[str, Tensor], *, ratio: bool, penalty: bool, reduction: str, clip: float | None = 0.2) -> dict:
+    return policy_gradient_loss(
+        b["log_probs"],
+        b["advantages"],
+        b["mask"],
+        logprob_reduction=reduction,  # type: ignore[arg-type]
+        old_log_probs=b["old"] if ratio else None,
+        clip_range=clip,
+        ref_log_probs=b["ref"] if penalty else None,
+        beta=0.1 if penalty else 0.0,
+        entropy=b["entropy"],
+        entropy_weight=0.01,
+    )
+
+
+@few
+@given(seeds, scales, dtypes, st.booleans(), st.booleans(), reductions, st.sampled_from([1.0, 0.0, 1e4]))
+def test_nothing_is_ever_no_number(seed, scale, dtype, ratio, penalty, reduction, factor):
+    """A token that one policy finds e^1000 times as probable as the other is no reason to lose the weights."""
+    b = drawn(seed, scale, dtype)
+    b["advantages"] = b["advantages"] * factor
+    leaves = [b["log_probs"].requires_grad_(), b["entropy"].requires_grad_()]
+    found = loss_of(b, ratio=ratio, penalty=penalty, reduction=reduction)
+    assert found["loss"].dtype == torch.float32
+    assert all(value.isfinite() for value in found.values()), found
+    for gradient in torch.autograd.grad(found["loss"], leaves):
+        if dtype != torch.float16 or scale == 1.0:  # a gradient above 65504 is infinite in fp16 by rights
+            assert gradient.isfinite().all()
+        assert (gradient[~b["mask"]] == 0).all()
+    if penalty:
+        assert found["kl"] >= -1e-6
+    if "clipped_share" in found:
+        assert 0 <= found["clipped_share"] <= 3
+
+
+@few
+@given(seeds, st.booleans(), st.booleans(), reductions)
+def test_a_far_policy_is_judged_as_exp_says_wherever_exp_is_a_number(seed, ratio, penalty, reduction):
+    """The bound that keeps the property above: below it nothing is bounded, or the gradient would be another."""
+    b = drawn(seed, 60.0)
+    found = loss_of(b, ratio=ratio, penalty=penalty, reduction=reduction)["loss"]
+    ours, old, ref = (torch.where(b["mask"], b[name], 0.0) for name in ("log_probs", "old", "ref"))
+    gain = b["advantages"].unsqueeze(1) * ours
+    if ratio:
+        r = (ours - old).exp()
+        gain = torch.minimum(r * b["advantages"].unsqueeze(1), r.clamp(0.8, 1.2) * b["advantages"].unsqueeze(1))
+    if penalty:
+        gain = gain - 0.1 * ((ref - ours).exp() - (ref - ours) - 1)
+    gain = (gain + 0.01 * b["entropy"]) * b["mask"]
+    number = b["mask"].sum(1, keepdim=True).clamp(min=1) if reduction == "mean" else 1
+    divisor = b["mask"].sum() if reduction == "token_mean" else len(gain)
+    torch.testing.assert_close(found, -(gain / number).sum() / divisor, rtol=1e-10, atol=1e-12)
+
+
+@few
+@given(seeds, reductions, st.booleans())
+def test_what_changes_nothing_and_what_scales(seed, reduction, ratio):
+    b = drawn(seed, 3.0)
+    how = {"ratio": ratio, "penalty": True, "reduction": reduction}
+    before = loss_of(b, **how)
+    order = torch.randperm(3, generator=torch.Generator().manual_seed(seed))
+    moved = loss_of({name: value[order] for name, value in b.items()}, **how)
+    wider = {
+        name: value if value.ndim == 1 else torch.nn.functional.pad(value, (0, 3), value=0)
+        for name, value in b.items()
+    }
+    for other in (moved, loss_of(wider, **how)):
+        assert {n: float(v) for n, v in other.items()} == pytest.approx({n: float(v) for n, v in before.items()})
+    # Without penalty and bonus the loss is linear in the advantages.
+    plain, doubled = (
+        policy_gradient_loss(
+            b["log_probs"],
+            k * b["advantages"],
+            b["mask"],
+            logprob_reduction=reduction,  # type: ignore[arg-type]
+            old_log_probs=b["old"] if ratio else None,
+            clip_range=0.2,
+        )["loss"]
+        for k in (1.0, 2.0)
+    )
+    torch.testing.assert_close(doubled, 2 * plain)
+
+
+@fewer
+@given(seeds, reductions)
+def test_captions_of_one_token_and_of_none(seed, reduction):
+    b = drawn(seed, 1e4, lengths=(1, 1, 0))
+    found = caption_log_probs(b["log_probs"], b["mask"], reduction)
+    torch.testing.assert_close(found, torch.where(b["mask"][:, 0], b["log_probs"][:, 0], 0.0))
+    none = policy_gradient_loss(
+        torch.zeros(0, 4), torch.zeros(0), torch.zeros(0, 4, dtype=torch.bool), logprob_reduction=reduction
+    )
+    assert none["loss"] == 0
+
+
+def test_half_precision_does_not_round_the_advantages():
+    """An advantage of 1 + 2^-9 is 1 in bf16: the gradient is taken in fp32, however the log-probabilities come."""
+    advantage = torch.tensor([1 + 2**-9])
+    log_probs = torch.tensor([[-1.0]], dtype=torch.bfloat16)
+    loss = policy_gradient_loss(log_probs, advantage, torch.ones(1, 1))["loss"]
+    assert loss.item() == 1 + 2**-9
+
+
+def test_exp_alone_would_be_found():
+    """The control: unbounded, the same formula loses the gradient of a token that became e^200 times as probable."""
+    log_probs = torch.zeros(1, requires_grad=True)
+    ratio = (log_probs - torch.tensor([-200.0])).exp()
+    torch.minimum(ratio, ratio.clamp(0.8, 1.2)).sum().backward()
+    assert log_probs.grad.isnan().all()

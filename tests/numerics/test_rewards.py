@@ -1,0 +1,235 @@
+"""Every reward and baseline at its edges: one token, no word, equal captions, equal images, extreme features."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from hf_captionrl.rewards import (
+    BASELINES,
+    CiderReward,
+    LengthPenalty,
+    PairwiseDiversity,
+    RepetitionPenalty,
+    SelfRetrieval,
+    UnendedPenalty,
+    WeightedRewards,
+    bleu34_distance,
+    edit_distance,
+    make_baseline,
+    repeated_share,
+    retrieval_rewards,
+)
+from tests.numerics.drawn import dtypes, few, fewer, kinds, seeds
+from tests.numerics.drawn import extreme as extreme_logits
+from tests.rewards.conftest import EOS, Rollouts, TableScorer
+
+# From nothing to six words of three, so that captions without a word, of one token and twice the same are common.
+texts = st.lists(st.sampled_from(["red", "cat", "sits"]), max_size=6).map(" ".join)
+
+
+# Self-retrieval
+
+
+@few
+@given(seeds, kinds, dtypes, st.integers(1, 4), st.integers(1, 6), st.sampled_from([1.0, 100.0]))
+def test_retrieval_rewards_of_any_similarities(seed, kind, dtype, N, K, scale):
+    scores = extreme_logits((N, K), kind, dtype, seed).float()  # the reward makes fp32 of what a scorer gives
+    own = torch.randint(K, (N,), generator=torch.Generator().manual_seed(seed))
+    log_prob = retrieval_rewards(scores, own, "log_prob", scale)
+    found = retrieval_rewards(scores, own, "accuracy", scale)
+    assert log_prob.isfinite().all()
+    assert (log_prob <= 0).all()
+    assert set(found.tolist()) <= {0.0, 1.0}
+    expected = (scale * scores.double()).log_softmax(1).gather(1, own[:, None])[:, 0]
+    off = 1e-5 + 1e-6 * scale * float(scores.abs().max())
+    torch.testing.assert_close(log_prob.double(), expected, atol=off, rtol=1e-5)
+    torch.testing.assert_close(retrieval_rewards(scores, own, "cosine"), scores[torch.arange(N), own])
+    # Other distractors first, and the own image elsewhere: the same reward.
+    order = torch.randperm(K, generator=torch.Generator().manual_seed(seed + 1))
+    moved = torch.argsort(order)[own]
+    torch.testing.assert_close(
+        retrieval_rewards(scores[:, order], moved, "log_prob", scale), log_prob, atol=off, rtol=1e-5
+    )
+    assert torch.equal(retrieval_rewards(scores[:, order], moved, "accuracy", scale), found)
+    # One more distractor never helps.
+    more = torch.cat([scores, scores[:, :1]], dim=1)
+    assert (retrieval_rewards(more, own, "log_prob", scale) <= log_prob + off).all()
+    assert (retrieval_rewards(more, own, "accuracy", scale) <= found).all()
+    if kind == "equal":
+        torch.testing.assert_close(log_prob, torch.full((N,), -math.log(K)), atol=1e-5, rtol=0)
+        assert (found == (1.0 if K == 1 else 0.0)).all()
+
+
+@fewer
+@given(st.lists(texts, min_size=4, max_size=4), dtypes, seeds, st.sampled_from(["log_prob", "cosine", "accuracy"]))
+def test_self_retrieval_of_features_in_half_precision(captions, dtype, seed, kind):
+    """Two captions of two images; a caption without a word is undefined and infects nobody."""
+    generator = torch.Generator().manual_seed(seed)
+    images = torch.nn.functional.normalize(torch.randn(2, 8, generator=generator), dim=1).to(dtype)
+    table = {text: torch.nn.functional.normalize(torch.randn(8, generator=generator), dim=0) for text in set(captions)}
+    scorer = TableScorer({text: row.to(dtype) for text, row in table.items()}, images)
+    rollouts = Rollouts()
+    reward = SelfRetrieval(scorer, kind=kind)
+    reward.prepare(rollouts.data([["a"]] * 2))
+    context = rollouts.context(captions, [0, 1])
+    found = reward(context)
+    assert found.dtype == torch.float32
+    assert found.isnan().tolist() == [not text for text in captions]
+    low = {"log_prob": -2 * 101 - math.log(2), "cosine": -1.01, "accuracy": 0.0}[kind]
+    assert all(low <= value <= (1.01 if kind != "log_prob" else 0.0) for value in found.tolist() if value == value)
+    whole = WeightedRewards([reward])(context)
+    assert whole.isfinite().all()
+    assert whole[found.isnan(), 0].tolist() == [reward.undefined(context)] * int(found.isnan().sum())
+
+
+# CIDEr-D
+
+
+@few
+@given(st.lists(st.lists(texts.filter(bool), min_size=1, max_size=3), min_size=1, max_size=4), st.data())
+def test_cider_of_any_captions(references, data):
+    rows = list(range(len(references)))
+    captions = data.draw(st.lists(texts, min_size=len(rows), max_size=len(rows)))
+    rollouts = Rollouts()
+    variant = data.draw(st.sampled_from(["cider_d", "cider"]))
+    reward = CiderReward(variant=variant)
+    reward.prepare(rollouts.data(references))
+    found = reward(rollouts.context(captions, rows))
+    assert found.isfinite().all()
+    assert ((found >= 0) & (found <= 10 + 1e-9)).all()
+    # References in another order, and images in another order.
+    other = CiderReward(variant=variant)
+    other.prepare(rollouts.data([texts[::-1] for texts in references[::-1]]))
+    again = other(rollouts.context(captions[::-1], rows))
+    torch.testing.assert_close(again, found.flip(0), rtol=0, atol=1e-9)
+    # Saying a lone reference word for word is as good as can be: 10 / 4 for each order of n-grams that tells anything.
+    alone = [texts[0] for texts in references]
+    best = CiderReward(variant=variant)
+    best.prepare(rollouts.data([[text] for text in alone]))
+    perfect = best(rollouts.context(alone, rows))
+    assert (best(rollouts.context(captions, rows)) <= perfect + 1e-9).all()
+    grams = [
+        [{tuple(w[i : i + n]) for i in range(len(w) - n + 1)} for w in ([*text.split(), "<end>"] for text in alone)]
+        for n in (1, 2, 3, 4)
+    ]
+    telling = [sum(bool(of[row] - set.intersection(*of)) for of in grams) for row in rows]
+    assert perfect.tolist() == pytest.approx([2.5 * number for number in telling])
+
+
+# Diversity
+
+
+@few
+@given(st.integers(1, 3), st.integers(2, 4), st.data())
+def test_distances_of_any_captions(B, G, data):
+    captions = data.draw(st.lists(texts, min_size=B * G, max_size=B * G))
+    context = Rollouts().context(captions, list(range(B)))
+    mask = context.mask & (context.ids != EOS)
+    for distance in (bleu34_distance, edit_distance):
+        found = distance(context.ids, mask, G)
+        assert found.shape == (B, G, G)
+        assert found.dtype == torch.float64
+        assert ((found >= 0) & (found <= 1)).all()
+        assert (found.diagonal(dim1=1, dim2=2) == 0).all()
+        for b, i, j in itertools.product(range(B), range(G), range(G)):
+            same = captions[b * G + i] == captions[b * G + j]
+            assert (float(found[b, i, j]) == 0) == same or (distance is bleu34_distance and not same)
+        order = torch.randperm(G, generator=torch.Generator().manual_seed(B))
+        rows = (torch.arange(B)[:, None] * G + order).flatten()
+        moved = distance(context.ids[rows], mask[rows], G)
+        torch.testing.assert_close(moved, found[:, order][:, :, order], rtol=0, atol=1e-12)
+    far = edit_distance(context.ids, mask, G)
+    assert torch.equal(far, far.transpose(1, 2))
+
+
+@few
+@given(st.integers(1, 3), st.integers(2, 4), st.sampled_from(["bleu34", "edit", "embedding", "2018"]), st.data())
+def test_diversity_rewards_of_any_captions(B, G, distance, data):
+    captions = data.draw(st.lists(texts, min_size=B * G, max_size=B * G))
+    rollouts = Rollouts()
+
+    def letters(captions: list[str]) -> Tensor:
+        return torch.tensor([[float(c.count(letter)) for letter in "ceis"] for c in captions]) * 1e4
+
+    how = {"variant": "multi_reference"} if distance == "2018" else {"distance": distance, "text_encoder": letters}
+    reward = PairwiseDiversity(**how)
+    reward.prepare(rollouts.data([["a"]] * B))
+    found = reward(rollouts.context(captions, list(range(B))))
+    assert found.shape == (B * G,)
+    assert found.isfinite().all()
+    low, high = (-1.0, 0.0) if distance == "2018" else (0.0, 2.0)
+    assert ((found >= low - 1e-9) & (found <= high + 1e-9)).all()
+    copies = reward(rollouts.context([captions[0] or "red"] * (B * G), list(range(B))))
+    worst = -1.0 if distance == "2018" and len((captions[0] or "red").split()) >= 4 else copies.min()
+    torch.testing.assert_close(copies, torch.full_like(copies, float(worst)), atol=1e-6, rtol=0)
+    if distance != "2018":
+        assert copies.abs().max() < 1e-6
+
+
+# Shape
+
+
+@few
+@given(st.lists(texts, min_size=1, max_size=4), st.integers(1, 4), st.integers(1, 4))
+def test_penalties_of_any_captions(captions, order, limit):
+    context = Rollouts().context(captions, list(range(len(captions))))
+    share = repeated_share(context.ids, context.mask, order)
+    for caption, found in zip(captions, share.tolist(), strict=True):
+        words = [*caption.split(), "<end>"]
+        grams = [tuple(words[i : i + order]) for i in range(len(words) - order + 1)]
+        assert found == pytest.approx(1 - len(set(grams)) / len(grams) if grams else 0.0)
+    assert torch.equal(RepetitionPenalty(order)(context), -share)
+    lengths = torch.tensor([len(caption.split()) + 1 for caption in captions]).double()
+    torch.testing.assert_close(LengthPenalty(limit)(context), -(lengths - limit).clamp(min=0) / limit)
+    assert UnendedPenalty()(context).tolist() == [0.0] * len(captions)
+
+
+# Baselines
+
+
+@few
+@given(st.sampled_from(sorted(BASELINES)), st.integers(0, 3), st.integers(2, 5), seeds, kinds)
+def test_advantages_of_any_rewards(name, B, G, seed, kind):
+    rewards = extreme_logits((B, G), kind, torch.float32, seed) if B else torch.zeros(0, G, dtype=torch.float64)
+    greedy = rewards[:, 0].clone()
+    found = make_baseline(name, G)(rewards, greedy)
+    assert found.shape == (B, G)
+    assert found.isfinite().all()
+    size = float(rewards.abs().max()) if B else 0.0
+    if name in ("group", "group_mean", "leave_one_out"):
+        # In fp64 a mean is off by the 52nd bit of what it is of; of equal rewards it may not be off at all.
+        torch.testing.assert_close(found.sum(1), torch.zeros(B, dtype=torch.float64), atol=1e-9 + 1e-12 * size, rtol=0)
+        if kind in ("normal", "wide"):
+            torch.testing.assert_close(make_baseline(name, G)(rewards + 7.0), found, atol=1e-7, rtol=1e-7)
+            order = torch.randperm(G, generator=torch.Generator().manual_seed(seed))
+            torch.testing.assert_close(make_baseline(name, G)(rewards[:, order]), found[:, order], atol=1e-9, rtol=0)
+    if name == "group":
+        assert found.abs().max() < math.sqrt(G) if B else True
+    if kind == "equal" and name in ("group_mean", "leave_one_out", "greedy"):
+        assert found.abs().max() <= 1e-9 if B else True
+
+
+@fewer
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=20))
+def test_the_running_mean_is_the_mean(values):
+    baseline = make_baseline("running_mean", 2)
+    for value in values:
+        baseline.update(value)
+    expected = math.fsum(values) / len(values)
+    zero = torch.zeros(1, 2, dtype=torch.float64)
+    assert float(baseline(zero)[0, 0]) == pytest.approx(-expected, rel=1e-9, abs=1e-6)
+
+
+def test_a_reward_in_half_precision_would_be_found():
+    """The control: the same softmax in bf16 is off by more than the properties above allow."""
+    scores = torch.tensor([[0.31, 0.30, 0.12]])
+    own = torch.tensor([0])
+    exact = (100 * scores.double()).log_softmax(1)[0, 0]
+    half = retrieval_rewards(scores.bfloat16(), own, "log_prob", 100.0)
+    full = retrieval_rewards(scores, own, "log_prob", 100.0)
+    assert abs(float(full) - float(exact)) < 1e-4 < 1e-2 < abs(float(half) - float(exact))

@@ -1,0 +1,286 @@
+"""SMILE in every precision and at the edge of it: against fp64, and by what must hold for any logits."""
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from hf_captionrl.losses import fused_smile_loss, linear_log_probs, smile_loss
+from hf_captionrl.trainers.smile_sft_head import segment_loss
+from hf_captionrl.trainers.smile_sft_segments import document_ids
+from tests.numerics.drawn import DTYPES, IGNORE, Drawn, V, captions, dtypes, extreme, few, fewer, log_sum_exp, seeds
+
+OPTIONS = [
+    {},
+    {"first_token": "smile"},
+    {"subset": "reverse"},
+    {"subset": "reverse", "first_token": "smile", "pad_token_id": 0},
+    {"mle_weight": 0.3, "label_smoothing": 0.1},
+    {"mle_weight": 1.0},
+    {"subset": "random", "first_token": "smile"},
+]
+options = st.sampled_from(OPTIONS)
+LARGE = 65504.0
+"""The largest fp16. Beyond, fp32 cannot tell a logit from one a few nats above it; gradients are then merely finite."""
+
+
+def with_draw(how: dict, drawn: Drawn) -> dict:
+    """A random subset needs its words given, or two calls would draw two."""
+    if how.get("subset") != "random":
+        return how
+    ids = torch.randint(V, (len(drawn.labels), 4), generator=torch.Generator().manual_seed(3))
+    return {**how, "random_ids": ids}
+
+
+def slowly(drawn: Drawn, how: dict) -> np.ndarray:
+    """Losses `(B, T)` in fp64, position by position."""
+    B, T = drawn.labels.shape
+    found = np.zeros((B, T))
+    smoothing, mle_weight = how.get("label_smoothing", 0.0), how.get("mle_weight", 0.0)
+    for b in range(B):
+        words = {int(w) for w in drawn.labels[b] if w != IGNORE}
+        first = how.get("first_token", "mle") == "mle"
+        for t in range(T):
+            word = int(drawn.labels[b, t])
+            if word == IGNORE:
+                continue
+            row = drawn.logits[b, t].double().numpy()
+            if how.get("subset") == "reverse":
+                closed = words | ({0} if "pad_token_id" in how and drawn.labels[b, -1] == IGNORE else set())
+                allowed = (set(range(V)) - closed) | {word}
+            elif how.get("subset") == "random":
+                allowed = {int(i) for i in how["random_ids"][b]} | {word}
+            else:
+                allowed = words
+            smile = log_sum_exp(row[sorted(range(V) if first else allowed)]) - row[word]
+            mle = log_sum_exp(row) - (1 - smoothing) * row[word] - smoothing * row.mean()
+            found[b, t] = (1 - mle_weight) * smile + (mle_weight * mle if mle_weight else 0.0)
+            first = False
+    return found
+
+
+def fused(logits: Tensor, labels: Tensor, **how) -> Tensor:
+    """The identity matrix as head makes hidden states the logits."""
+    return fused_smile_loss(logits, torch.eye(V, dtype=logits.dtype), labels, **how)
+
+
+@few
+@given(captions(least=1), options)
+def test_any_logits_give_the_loss_of_fp64(drawn, how):
+    how = with_draw(how, drawn)
+    expected = torch.from_numpy(slowly(drawn, how))
+    # fp32 keeps 24 bits of the largest logit; nothing is lost in fp16 and bf16 beyond what the logits lost themselves.
+    tolerance = {"atol": 1e-5 + 1e-6 * drawn.size, "rtol": 1e-5}
+    for loss in (smile_loss, fused):
+        logits = drawn.logits.clone().requires_grad_()
+        found = loss(logits, drawn.labels, reduction="none", **how)
+        assert found.dtype == torch.float32
+        torch.testing.assert_close(found.detach().double(), expected, **tolerance)
+        assert (found >= -tolerance["atol"]).all()
+        assert (found[~drawn.supervised] == 0).all()
+        found.sum().backward()
+        assert logits.grad.isfinite().all()
+        assert (logits.grad[~drawn.supervised] == 0).all()
+        if drawn.size <= LARGE:
+            # The gradient of a cross-entropy: target and alternatives pull equally hard, by at most 1.
+            assert logits.grad.abs().max() <= 1 + 1e-2
+            assert logits.grad.double().sum(-1).abs().max() < 0.02
+
+
+@few
+@given(captions(kinds=("normal", "equal"), dtypes=(torch.float32,), least=1), options, seeds)
+def test_what_changes_nothing(drawn, how, seed):
+    how = with_draw(how, drawn)
+    logits, labels = drawn.logits.double(), drawn.labels
+    generator = torch.Generator().manual_seed(seed)
+    before = smile_loss(logits, labels, reduction="none", **how)
+    # A constant added to all logits of a position.
+    shifted = logits + torch.randn(*labels.shape, 1, generator=generator, dtype=torch.float64)
+    torch.testing.assert_close(smile_loss(shifted, labels, reduction="none", **how), before)
+    # Other numbers for the same words.
+    order = torch.randperm(V, generator=generator)
+    renamed = {k: order[v] if isinstance(v, Tensor) else v for k, v in how.items()}
+    if "pad_token_id" in how:
+        renamed["pad_token_id"] = int(order[how["pad_token_id"]])
+    other = torch.empty_like(logits)
+    other[..., order] = logits
+    other_labels = torch.where(labels == IGNORE, labels, order[labels.clamp(min=0)])
+    for loss in (smile_loss, fused):
+        torch.testing.assert_close(loss(other, other_labels, reduction="none", **renamed), before)
+    # Captions in another order.
+    rows = torch.randperm(len(labels), generator=generator)
+    moved = {k: v[rows] if isinstance(v, Tensor) else v for k, v in how.items()}
+    torch.testing.assert_close(smile_loss(logits[rows], labels[rows], reduction="none", **moved), before[rows])
+
+
+@few
+@given(captions(least=1), st.floats(0, 1))
+def test_lambda_goes_from_smile_to_maximum_likelihood(drawn, weight):
+    tolerance = {"atol": 1e-5 + 1e-6 * drawn.size, "rtol": 1e-5}
+    for loss in (smile_loss, fused):
+        smile, mle = (loss(drawn.logits, drawn.labels, mle_weight=w, reduction="none") for w in (0.0, 1.0))
+        plain = F.cross_entropy(drawn.logits.float().transpose(1, 2), drawn.labels, reduction="none")
+        torch.testing.assert_close(mle, plain, **tolerance)
+        between = loss(drawn.logits, drawn.labels, mle_weight=weight, reduction="none")
+        torch.testing.assert_close(between, weight * mle + (1 - weight) * smile, **tolerance)
+        assert (smile <= mle + tolerance["atol"]).all()
+
+
+@few
+@given(captions(least=1))
+def test_one_word_alone_in_its_subset_costs_nothing(drawn):
+    """V_D of size 1, and captions of one token: certain by definition, so there is nothing to learn either."""
+    only = torch.where(drawn.supervised, drawn.labels[drawn.supervised][0], drawn.labels)
+    for labels in (only, torch.where(drawn.supervised.cumsum(1) == 1, drawn.labels, IGNORE)):
+        assume((labels != IGNORE).any())
+        for loss in (smile_loss, fused):
+            logits = drawn.logits.clone().requires_grad_()
+            found = loss(logits, labels, first_token="smile")
+            assert found.item() == pytest.approx(0.0, abs=1e-5)
+            found.backward()
+            assert logits.grad.isfinite().all()
+            if drawn.size <= LARGE:
+                assert logits.grad.abs().max() < 1e-5 + 1e-7 * drawn.size
+            # With the first token by maximum likelihood, a caption of one token is plain cross-entropy.
+            single = torch.where((labels != IGNORE).cumsum(1) == 1, labels, IGNORE)
+            torch.testing.assert_close(
+                loss(drawn.logits, single), loss(drawn.logits, single, mle_weight=1.0), atol=1e-5, rtol=1e-5
+            )
+
+
+@fewer
+@given(dtypes, st.integers(0, 3), st.integers(1, 4), options)
+def test_nothing_supervised_and_no_captions_at_all(dtype, B, T, how):
+    logits = extreme((B, T, V), "edge", dtype, B).to(dtype).requires_grad_()
+    weight = torch.eye(V, dtype=dtype, requires_grad=True)
+    labels = torch.full((B, T), IGNORE)
+    how = with_draw(how, Drawn(logits, labels))
+    loss = fused_smile_loss(logits, weight, labels, **how)
+    loss.backward()
+    assert loss.item() == 0
+    assert not logits.grad.any()
+    assert not weight.grad.any()
+    with pytest.raises(ValueError, match="is ignored"):
+        smile_loss(logits, labels, **how)
+
+
+def test_a_suppressed_word_may_have_the_logit_minus_infinity():
+    """Some families forbid their image token so. It takes no part, and the gradient stays finite."""
+    logits = torch.randn(1, 3, V, generator=torch.Generator().manual_seed(0))
+    logits[..., 7] = -torch.inf
+    labels = torch.tensor([[1, 2, 1]])
+    finite = logits.clone()
+    finite[..., 7] = -1e9
+    for how in OPTIONS[:4]:
+        leaf = logits.clone().requires_grad_()
+        loss = smile_loss(leaf, labels, **how)
+        loss.backward()
+        torch.testing.assert_close(loss.detach(), smile_loss(finite, labels, **how))
+        assert leaf.grad.isfinite().all()
+
+
+# Log-probabilities
+
+
+@few
+@given(captions(), st.sampled_from([0.5, 1.0, 2.0]), st.sampled_from([None, 30.0]))
+def test_log_probs_and_entropies_of_any_logits(drawn, temperature, softcap):
+    logits = drawn.logits.clone().requires_grad_()
+    how = {"temperature": temperature, "softcap": softcap, "return_entropy": True}
+    log_probs, entropy = linear_log_probs(logits, torch.eye(V, dtype=logits.dtype), drawn.labels, **how)
+    assert log_probs.dtype == torch.float32
+    capped = drawn.logits.double()
+    capped = (capped if softcap is None else softcap * torch.tanh(capped / softcap)) / temperature
+    every = capped.log_softmax(-1)
+    expected = every.gather(-1, drawn.labels.clamp(min=0).unsqueeze(-1))[..., 0] * drawn.supervised
+    off = 1e-5 + 1e-6 * float(capped.abs().max())
+    torch.testing.assert_close(log_probs.detach().double(), expected, atol=off, rtol=1e-5)
+    assert (log_probs <= off).all()
+    # However large the logits: once an entropy of 9.9 nats was found here, and 11 words have 2.4 at most.
+    surprise = -(every.exp() * every).sum(-1) * drawn.supervised
+    torch.testing.assert_close(entropy.detach().double(), surprise, atol=1e-4, rtol=0)
+    (log_probs.sum() + entropy.sum()).backward()
+    assert logits.grad.isfinite().all()
+
+
+@fewer
+@given(captions(kinds=("normal",), least=1), st.floats(-3, 3))
+def test_log_probs_do_not_see_a_constant(drawn, constant):
+    eye = torch.eye(V, dtype=torch.float64)
+    logits = drawn.logits.double()
+    bias = torch.full((V,), constant, dtype=torch.float64)
+    torch.testing.assert_close(
+        linear_log_probs(logits, eye, drawn.labels, bias=bias), linear_log_probs(logits, eye, drawn.labels)
+    )
+
+
+# Subsets of sentences and windows
+
+
+@few
+@given(captions(), st.integers(2, 6), st.sampled_from([0.0, 0.3]), st.sampled_from(["mle", "smile"]))
+def test_segments_are_captions_of_their_own(drawn, window, mle_weight, first_token):
+    """Sum over segments is the sum of the loss of each, cut out by hand."""
+    how = {"mle_weight": mle_weight, "first_token": first_token}
+    eye = torch.eye(V, dtype=drawn.logits.dtype)
+    ends = torch.arange(V) % 3 == 0
+    documents = document_ids(drawn.labels, None)
+    off = {"atol": 1e-4 + 1e-5 * drawn.size, "rtol": 1e-5}
+    for scope in ("document", "window", "sentence"):
+        logits = drawn.logits.clone().requires_grad_()
+        found = segment_loss(logits, eye, drawn.labels, documents, scope=scope, window_tokens=window, ends=ends, **how)
+        expected = torch.zeros(())
+        for row, label in zip(drawn.logits, drawn.labels, strict=True):
+            where = [t for t in range(len(label)) if label[t] != IGNORE]
+            for piece in pieces([int(label[t]) for t in where], scope, window, ends):
+                at = [where[i] for i in piece]
+                expected = expected + smile_loss(row[None, at], label[None, at], reduction="sum", **how)
+        torch.testing.assert_close(found.detach(), expected, **off)
+        found.backward()
+        assert logits.grad.isfinite().all()
+        assert (logits.grad[~drawn.supervised] == 0).all()
+
+
+def pieces(tokens: list[int], scope: str, window: int, ends: Tensor) -> list[list[int]]:
+    """Which tokens of a caption stand together."""
+    found: list[list[int]] = []
+    for i, token in enumerate(tokens):
+        new = not found
+        if scope == "window" and i:
+            new = i % window == 0 and i != len(tokens) - 1
+        if scope == "sentence" and i:
+            new = bool(ends[tokens[i - 1]]) and not bool(ends[token])
+        if new:
+            found.append([])
+        found[-1].append(i)
+    return found
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_segments_of_nothing_are_zero_however_large_the_states(dtype):
+    """The sum of these states is infinite in fp16, and infinity times 0 is NaN: once the loss was."""
+    hidden = torch.full((1, 8, V), 3e4, dtype=dtype, requires_grad=True)
+    labels = torch.full((1, 8), IGNORE)
+    loss = segment_loss(hidden, torch.eye(V, dtype=dtype), labels, document_ids(labels, None))
+    loss.backward()
+    assert loss.dtype == torch.float32
+    assert loss.item() == 0
+    assert not hidden.grad.any()
+
+
+# The instrument sees what it should
+
+
+@pytest.mark.parametrize("dtype", DTYPES[1:])
+def test_a_sum_in_half_precision_would_be_found(dtype):
+    """The control: the same loss computed in the logits' own dtype misses fp64 by far more than is allowed above."""
+    logits = extreme((1, 1, V), "normal", dtype, 0)
+    careless = F.cross_entropy((10 * logits[0]).to(dtype), torch.tensor([3])).double()
+    drawn = Drawn((10 * logits).to(dtype), torch.tensor([[3]]))
+    exact = float(slowly(drawn, {"mle_weight": 1.0})[0, 0])
+    off = 1e-5 + 1e-6 * drawn.size
+    assert abs(float(careless) - exact) > 10 * off
+    assert abs(float(smile_loss(drawn.logits, drawn.labels, mle_weight=1.0)) - exact) < off

@@ -1,0 +1,212 @@
+"""Every page that we write, full of hostile captions, opened in a real browser: nothing runs and nothing is fetched."""
+
+import json
+from dataclasses import replace
+
+import markdown
+import numpy as np
+import pytest
+from PIL import Image
+
+from hf_captionrl.captioners.explaining import explain_caption
+from hf_captionrl.data.studies import rating_parts
+from hf_captionrl.hub.checks import check_text
+from hf_captionrl.hub.model_card import render_model_card
+from hf_captionrl.reports.album import album_style, render_album, render_comparison
+from hf_captionrl.reports.explain import CaptionReward, write_explanation
+from hf_captionrl.reports.gallery import GalleryCaption, GalleryItem, write_gallery
+from hf_captionrl.reports.leaderboard import write_leaderboard
+from hf_captionrl.reports.panel import PanelItem, write_panel
+from hf_captionrl.reports.review import ReviewBag, ReviewImage, render_review
+from hf_captionrl.reports.study_results import study_html
+from hf_captionrl.retrieval.album import AlbumCaption, AlbumCaptions, Finding
+from tests.browser import CHROMIUM, Browser
+from tests.hub.test_cards import FACTS, make_results
+from tests.reports.test_leaderboard import COLUMNS, KEY
+from tests.reports.test_study_pages import pictures, write_study
+from tests.security.hostile import CAPTIONS
+from tests.tiny import tiny_captioner, tiny_images
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
+
+TEXTS = list(CAPTIONS.values())
+ALL = " ".join(TEXTS)
+PICTURE = Image.new("RGB", (8, 8), (10, 90, 200))
+DATA = "data:image/gif;base64,R0lGODlhAQABAAAAACw="
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with Browser() as running:
+        running.call("Network.enable")
+        yield running
+
+
+def gallery(folder):
+    items = [
+        GalleryItem(PICTURE, text, [GalleryCaption(text, text, [text], [text], 1, 2)], [text], text) for text in TEXTS
+    ]
+    return write_gallery(folder / "page.html", items, ALL, note=ALL)
+
+
+def explanation(folder):
+    view = explain_caption(tiny_captioner("blip"), tiny_images(1)[0], "a red fish")
+    others = [(replace(view.tokens[0].mle_top[0], text=text),) for text in TEXTS]
+    tokens = tuple(replace(view.tokens[0], text=o[0].text, mle_top=o, smile_top=o) for o in others)
+    view = replace(view, caption=ALL, subset=tuple(TEXTS), tokens=tokens)
+    reward = CaptionReward(-1.0, 0.0, ALL, 1, 2, ALL)
+    return write_explanation(folder / "page.html", view, PICTURE, ALL, image_name=ALL, note=ALL, reward=reward)
+
+
+def panel(folder):
+    items = [PanelItem(PICTURE, text, {ALL: [text, text]}, references=[text]) for text in TEXTS]
+    return write_panel(folder / "page.html", items, ALL, note=ALL)
+
+
+def leaderboard(folder):
+    rows = [{"name": text, KEY: 0.5, f"{KEY}_ci": [0.4, 0.6], "cider_d": 1.0} for text in TEXTS]
+    values = {text: {"values": [0.5] * 4, "groups": [0, 0, 1, 1]} for text in TEXTS}
+    write_leaderboard(folder, rows, values, columns=COLUMNS, key=KEY, title=ALL, note=ALL)
+    return folder / "leaderboard.html"
+
+
+def review(folder, token=None):
+    images = {str(n): ReviewImage(text, DATA, [text]) for n, text in enumerate(TEXTS)}
+    bags = [ReviewBag(text, 0.5, list(images)) for text in TEXTS]
+    decisions = {text: {"decision": "drop", "reason": "other"} for text in TEXTS}
+    page = render_review(ALL, bags, images, reasons={"other": ALL}, decisions=decisions, fingerprint=ALL, token=token)
+    (folder / "page.html").write_text(page, encoding="utf-8", errors="replace")
+    return folder / "page.html"
+
+
+def rating(folder):
+    ids = [str(n) for n in range(len(TEXTS))]
+    texts = [text.encode("utf-8", "replace").decode() for text in TEXTS]  # as load_captions gives them
+    parts = rating_parts(ids, {"S": texts}, num_raters=1)
+    _, pages = write_study(
+        folder,
+        "rating",
+        {"systems": ["S"], "settings": {}, "parts": parts},
+        pictures(ids),
+        consent=ALL.encode("utf-8", "replace").decode(),
+    )
+    return next(iter(pages.values()))
+
+
+def study_results(folder):
+    result = {
+        "kind": "rating",
+        "study": ALL,
+        "signature": ALL,
+        "rows": [
+            {"name": t, "descriptiveness": 3.0, "accuracy": 4.0, "fluency": 5.0, "f1": 3.4, "ratings": 2}
+            for t in TEXTS
+        ],
+        "paired": [],
+        "agreement": [
+            {"measure": "fluency", "level": ALL, "alpha": None, "alpha_reason": ALL, "units": 0, "people": 0}
+        ],
+        "participants": [{"participant": t, "answers": 2} for t in TEXTS],
+        "dropped": [],
+        "rejected": [{"file": t, "reason": t} for t in TEXTS],
+    }
+    (folder / "page.html").write_text(study_html(result), encoding="utf-8", errors="replace")
+    return folder / "page.html"
+
+
+# These become part of a page of somebody else's, which allows more.
+def album(folder):
+    images = [PICTURE] * len(TEXTS)
+    captions = AlbumCaptions([AlbumCaption(text, 0, 1, 0.5, True, ()) for text in TEXTS])
+    findings = {text: [Finding(text, 1, 0)] * len(TEXTS) for text in TEXTS[:12]}
+    parts = f"<style>{album_style()}</style>{render_album(images, captions)}{render_comparison(images, findings)}"
+    (folder / "page.html").write_text(f"<!doctype html><meta charset=utf-8>{parts}", "utf-8", "replace")
+    return folder / "page.html"
+
+
+def publishable(text):
+    """Facts of a card that look like an unfinished template are refused before anything is written."""
+    try:
+        check_text("a fact", text)
+    except ValueError:
+        return False
+    return True
+
+
+def model_card(folder):
+    """A Hub that would clean nothing: python-markdown hands all HTML on."""
+    accepted = " ".join(text for text in TEXTS if publishable(text))
+    results = make_results()
+    results["rows"][1]["name"] = accepted
+    facts = replace(FACTS, dataset_description=accepted, prompt=accepted, row=accepted)
+    text = render_model_card(results, facts).split("\n---\n", 1)[1]
+    html = markdown.markdown(text, extensions=["tables", "fenced_code"])
+    (folder / "page.html").write_text(f"<!doctype html><meta charset=utf-8>{html}", "utf-8", "replace")
+    return folder / "page.html"
+
+
+def requested(browser):
+    """Where the page tried to get something from; what stands in the page itself does not count."""
+    addresses = [
+        event["params"]["request"]["url"] for event in browser.events if event["method"] == "Network.requestWillBeSent"
+    ]
+    return [address for address in addresses if not address.startswith(("file:", "data:", "blob:", "about:"))]
+
+
+def outcome(browser, page):
+    """What the attacks reached."""
+    browser.events.clear()
+    browser.open(page.as_uri())
+    # Everything that can have the focus, or wants to be clicked, gets it.
+    browser.evaluate(
+        "document.querySelectorAll('a[href^=\"javascript:\" i], [onclick], [onfocus], [onmouseover]')"
+        ".forEach((e) => { e.focus(); e.click(); e.dispatchEvent(new MouseEvent('mouseover')); })"
+    )
+    state = browser.evaluate(
+        "new Promise((done) => setTimeout(() => done([typeof window.owned, location.protocol]), 50))"
+    )
+    return state, requested(browser), browser.problems()
+
+
+PAGES = [gallery, explanation, panel, leaderboard, review, rating, study_results, album, model_card]
+
+
+@pytest.mark.parametrize("write", PAGES, ids=[page.__name__ for page in PAGES])
+def test_captions_do_nothing(write, browser, tmp_path):
+    state, addresses, problems = outcome(browser, write(tmp_path))
+    assert state == ["undefined", "file:"]
+    assert addresses == []
+    assert problems == []  # nor did the page's policy have to stop anything
+
+
+def test_the_review_page_of_the_server_too(browser, tmp_path):
+    state, addresses, _ = outcome(browser, review(tmp_path, token=json.dumps(ALL)))
+    assert state == ["undefined", "file:"]
+    assert addresses == []
+
+
+@pytest.mark.parametrize("name", ["script", "image that fails", "svg", "details", "iframe", "link", "end of script"])
+def test_unescaped_they_would(name, browser, tmp_path):
+    (tmp_path / "page.html").write_text(f"<!doctype html><p>{CAPTIONS[name]}</p>", encoding="utf-8")
+    state, _, _ = outcome(browser, tmp_path / "page.html")
+    assert state[0] == "number"
+
+
+def test_unescaped_they_would_fetch(browser, tmp_path):
+    (tmp_path / "page.html").write_text(
+        f"<!doctype html>{CAPTIONS['stylesheet']}{CAPTIONS['style']}", encoding="utf-8"
+    )
+    _, addresses, problems = outcome(browser, tmp_path / "page.html")
+    assert {"http://a.example/g.css", "http://a.example/a.css"} <= set(addresses)
+    assert problems  # by the browser's own rules, names of other machines are unknown
+
+
+def test_behind_the_policy_an_attack_is_stopped_and_said(browser, tmp_path):
+    page = gallery(tmp_path)
+    html = page.read_text(encoding="utf-8").replace(
+        "<body", f"<body data-x='{np.pi}'><p>{CAPTIONS['script']}</p><div", 1
+    )
+    (tmp_path / "broken.html").write_text(html, encoding="utf-8")
+    state, _, problems = outcome(browser, tmp_path / "broken.html")
+    assert state[0] == "undefined"
+    assert any("Content Security Policy" in problem for problem in problems)

@@ -1,0 +1,200 @@
+"""Booby-trapped pickles in every place where something is loaded: each is refused, and none is run."""
+
+import pickle
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from peft import LoraConfig
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig
+
+from hf_captionrl.captioners import load_captioner
+from hf_captionrl.data import load_captions
+from hf_captionrl.data.benchmarks import load_hard_pool
+from hf_captionrl.models.clipcap.assembly import assemble
+from hf_captionrl.recipe.judges import LocalJudge
+from hf_captionrl.retrieval import FeatureCache, load_bags, load_scorer
+from hf_captionrl.scenes import load_scenes
+from hf_captionrl.scenes.models import model_path
+from hf_captionrl.trainers.checkpoints import seal_checkpoint
+from scripts.convert_clipcap import read_checkpoint
+from tests.security.pickles import FORMS
+from tests.tiny import tiny_captioner
+from tests.trainers.one_step import train
+
+
+@pytest.fixture(params=FORMS)
+def trap(request, tmp_path):
+    """Bytes of the pickle; whatever the test did, it must not have sprung."""
+    (tmp_path / "made").mkdir()
+    sprung = tmp_path / "sprung"
+    yield FORMS[request.param](sprung, tmp_path / "made")
+    assert not sprung.exists()
+
+
+def test_the_trap_springs(tmp_path):
+    for number, form in enumerate(FORMS.values()):
+        sprung = tmp_path / f"sprung-{number}"
+        data = form(sprung, tmp_path)
+        (tmp_path / "trap").write_bytes(data)
+        if data[:2] == b"PK":
+            torch.load(tmp_path / "trap", weights_only=False)
+        else:
+            pickle.loads(data)
+        assert sprung.exists()
+
+
+@pytest.fixture(scope="module")
+def blip(tmp_path_factory):
+    """A folder of a small captioner."""
+    folder = tmp_path_factory.mktemp("blip")
+    tiny_captioner("blip").save_pretrained(folder)
+    return folder
+
+
+def without_weights(folder, into, trap, *names):
+    """A copy of a model's folder where the weights are pickles."""
+    shutil.copytree(folder, into, ignore=shutil.ignore_patterns("*.safetensors"))
+    for name in names or ("pytorch_model.bin", "model.pt", "model.pkl"):
+        (into / name).write_bytes(trap)
+    return into
+
+
+def test_captioner(blip, trap, tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"no weights in safetensors.*run code"):
+        load_captioner(without_weights(blip, tmp_path / "m", trap))
+
+
+def test_adapter(blip, trap, tmp_path):
+    captioner = load_captioner(blip)
+    captioner.add_lora("language", r=2)
+    captioner.model.save_pretrained(tmp_path / "good")
+    load_captioner(tmp_path / "good", base_model=str(blip))
+    bad = without_weights(tmp_path / "good", tmp_path / "bad", trap, "adapter_model.bin")
+    with pytest.raises(FileNotFoundError, match=r"no adapter_model\.safetensors.*run code"):
+        load_captioner(bad, base_model=str(blip))
+
+
+def test_scorer(trap, tmp_path):
+    bad = without_weights(model_path("scenes:clip-judge"), tmp_path / "m", trap)
+    with pytest.raises(OSError, match=r"model\.safetensors"):
+        load_scorer(bad)
+
+
+def test_open_clip_scorer(trap, tmp_path):
+    (tmp_path / "w.pt").write_bytes(trap)
+    (tmp_path / "open_clip_pytorch_model.bin").write_bytes(trap)
+    (tmp_path / "open_clip_config.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"w\.pt' cannot be loaded, for they are not in safetensors"):
+        load_scorer("open_clip:ViT-B-32", pretrained=str(tmp_path / "w.pt"))
+    with pytest.raises(ValueError, match="are not in safetensors"):
+        load_scorer(f"open_clip:{tmp_path}")
+
+
+def test_parts_of_clipcap(blip, trap, tmp_path):
+    tower = model_path("scenes:clip-judge")
+    with pytest.raises(OSError, match="safetensors"):
+        assemble(without_weights(tower, tmp_path / "m", trap), blip)
+
+
+def test_converter_of_published_clipcaps(trap, tmp_path):
+    for name in ("c.pt", "c.bin", "c.pkl"):
+        (tmp_path / name).write_bytes(trap)
+        with pytest.raises(ValueError, match="not a plain file of tensors"):
+            read_checkpoint(tmp_path / name)
+
+
+def test_language_model_as_judge(trap, tmp_path):
+    AutoConfig.for_model("gpt2", n_layer=1, n_embd=4, n_head=1).save_pretrained(tmp_path / "m")
+    (tmp_path / "m" / "pytorch_model.bin").write_bytes(trap)
+    with pytest.raises((OSError, ValueError)):
+        LocalJudge.from_pretrained(str(tmp_path / "m"))
+
+
+def test_feature_cache(trap, tmp_path):
+    def cache():
+        return FeatureCache(tmp_path / "cache", model_id="m", revision="r")
+
+    keys = [f"{n:032x}" for n in range(4)]
+    cache().put(keys, np.eye(4, dtype=np.float32))
+    for path in [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]:
+        good = path.read_bytes()
+        path.write_bytes(trap)
+        # Whatever is broken by it is computed again or named; nothing is unpickled.
+        try:
+            found = np.asarray(cache().get(keys))
+        except (KeyError, ValueError):
+            pass
+        else:
+            np.testing.assert_array_equal(found, np.eye(4))
+        path.write_bytes(good)
+
+
+@pytest.mark.parametrize("name", ["bags.json", "bags.parquet", "bags.pkl"])
+def test_bags(name, trap, tmp_path):
+    (tmp_path / name).write_bytes(trap)
+    with pytest.raises(ValueError, match="bags"):
+        load_bags(tmp_path / name)
+
+
+@pytest.mark.parametrize("name", ["d.pkl", "d.pandas", "d.parquet", "d.arrow", "d.jsonl", "d.json", "d.csv"])
+def test_data(name, trap, tmp_path):
+    (tmp_path / name).write_bytes(trap)
+    with pytest.raises(ValueError, match=r"d\."):
+        load_captions(str(tmp_path / name))
+
+
+@pytest.mark.parametrize("name", ["p.pkl", "p.npy", "p.json"])
+def test_pool(name, trap, tmp_path):
+    (tmp_path / name).write_bytes(trap)
+    with pytest.raises(ValueError, match=r"p\."):
+        load_hard_pool(tmp_path / name)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    """A run that was stopped after one of two steps."""
+    folder = tmp_path_factory.mktemp("run")
+    rows = load_scenes(num_train=4, num_validation=0, num_test=0)["train"]
+    train(folder, rows, captioner=tiny_captioner("blip"), save_strategy="steps", per_device_train_batch_size=2)
+    return folder / "checkpoint-1", rows
+
+
+@pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt", "rng_state.pth"])
+def test_resume(name, checkpoint, trap, tmp_path):
+    # A Trainer keeps its state as pickles: they are opened for tensors and numbers alone.
+    folder, rows = checkpoint
+    copy = tmp_path / "run" / folder.name
+    shutil.copytree(folder, copy)
+    (copy / name).write_bytes(trap)
+    seal_checkpoint(copy)
+    with pytest.raises(pickle.UnpicklingError, match=r"[Ww]eights.only"):
+        train(tmp_path / "run", rows, captioner=tiny_captioner("blip"), resume=str(copy), max_steps=2)
+
+
+def test_resume_does_not_take_weights_from_a_pickle(checkpoint, trap, tmp_path):
+    folder, rows = checkpoint
+    copy = tmp_path / "run" / folder.name
+    without_weights(folder, copy, trap, "pytorch_model.bin")
+    seal_checkpoint(copy)
+    with pytest.raises((pickle.UnpicklingError, ValueError, OSError)):
+        train(tmp_path / "run", rows, captioner=tiny_captioner("blip"), resume=str(copy), max_steps=2)
+
+
+def test_safetensors_hold_nothing_to_run(trap, tmp_path):
+    # The other way round: a pickle under a good name is no safetensors file.
+    (tmp_path / "model.safetensors").write_bytes(trap)
+    with pytest.raises(Exception, match=r"[Hh]eader|safetensors"):
+        load_file(tmp_path / "model.safetensors")
+    save_file({"a": torch.zeros(1)}, tmp_path / "model.safetensors")
+    assert load_file(tmp_path / "model.safetensors")["a"] == 0
+
+
+def test_written_adapters_are_no_pickles(blip, tmp_path):
+    captioner = load_captioner(blip)
+    captioner.add_lora("language", r=2)
+    captioner.save_pretrained(tmp_path)
+    assert LoraConfig.from_pretrained(tmp_path).r == 2
+    assert not [p for p in tmp_path.rglob("*") if p.suffix in (".bin", ".pt", ".pth", ".pkl", ".ckpt", ".npy")]

@@ -1,0 +1,71 @@
+"""Code beside weights, data and settings: it is never run, asked for or not."""
+
+import json
+
+import pytest
+import yaml
+
+from hf_captionrl.captioners import load_captioner
+from hf_captionrl.models.clipcap.assembly import assemble
+from hf_captionrl.recipe.arguments import parse_arguments
+from hf_captionrl.recipe.judges import LocalJudge
+from hf_captionrl.retrieval import load_scorer
+from hf_captionrl.trainers import SmileConfig
+
+LOADERS = {
+    "captioner": load_captioner,
+    "scorer": load_scorer,
+    "part of ClipCap": lambda name: assemble(name, name),
+    "judge": LocalJudge.from_pretrained,
+}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A model of a class of its own, whose import makes a file."""
+    code = (
+        f"from pathlib import Path\nPath({str(tmp_path / 'ran')!r}).touch()\nclass Config: pass\nclass Model: pass\n"
+    )
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "code.py").write_text(code)
+    names = {"AutoConfig": "code.Config", "AutoTokenizer": ["code.Model", None], "AutoProcessor": "code.Model"}
+    names |= dict.fromkeys(("AutoModel", "AutoModelForCausalLM", "AutoModelForImageTextToText"), "code.Model")
+    (folder / "config.json").write_text(json.dumps({"model_type": "of-my-own", "auto_map": names}))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "T", "auto_map": names}))
+    (folder / "preprocessor_config.json").write_text(json.dumps({"processor_class": "P", "auto_map": names}))
+    (folder / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
+    yield str(folder)
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("load", LOADERS.values(), ids=LOADERS)
+def test_code_beside_weights(load, folder):
+    with pytest.raises((ValueError, OSError)):
+        load(folder)
+
+
+@pytest.mark.parametrize("load", [load_captioner, load_scorer])
+def test_asking_for_it_does_not_help(load, folder):
+    with pytest.raises((ValueError, TypeError, OSError)):
+        load(folder, trust_remote_code=True)
+
+
+def test_the_code_would_run(folder, tmp_path):
+    from transformers import AutoConfig
+
+    with pytest.raises(Exception, match=r"."):
+        AutoConfig.from_pretrained(folder, trust_remote_code=True)
+    (tmp_path / "ran").unlink()  # it did
+
+
+def test_yaml_makes_no_objects(tmp_path):
+    path = tmp_path / "c.yaml"
+    path.write_text(
+        f"output_dir: !!python/object/apply:pathlib.Path.touch [!!python/object/apply:pathlib.Path [{tmp_path}/ran]]\n"
+    )
+    with pytest.raises(yaml.YAMLError):
+        parse_arguments([SmileConfig], ["--config", str(path)])
+    assert not (tmp_path / "ran").exists()
+    path.write_text(f"output_dir: {tmp_path}/out\n")
+    assert parse_arguments([SmileConfig], ["--config", str(path)])[0].output_dir == f"{tmp_path}/out"

@@ -1,0 +1,323 @@
+"""The campaign: what is finished is not run again, what was killed goes on, and the pages are those of the results."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from scripts import reproduce
+from scripts.make_paper_index import PAPERS, load_rows
+from scripts.reproduction import checks, findings, numbers, real, runs
+from scripts.reproduction.numbers import Measured, difference, look_up, measured, seed_interval, shown
+from scripts.reproduction.runs import Run, execute, finished
+
+ROOT = Path(__file__).parents[1]
+RUNS = reproduce.load_runs()
+RESULTS = {path.stem: json.loads(path.read_text()) for path in (ROOT / "docs/results").glob("*.json")}
+TINY = Run(
+    name="tiny",
+    preset="none",
+    minutes=1,
+    seeds=[0, 1],
+    steps=["python make.py --first", "for each seed s: python train.py --seed s --output_dir {folder}/seed-s"],
+)
+
+
+# --- numbers ------------------------------------------------------------------------------------------------------
+
+
+def test_the_interval_is_students():
+    found = seed_interval([1.0, 2.0, 4.0])
+    error = math.sqrt(((1 - 7 / 3) ** 2 + (2 - 7 / 3) ** 2 + (4 - 7 / 3) ** 2) / 2 / 3)
+    assert found.value == pytest.approx(7 / 3)
+    assert found.high - found.value == pytest.approx(4.302653 * error, rel=1e-5)
+    assert seed_interval([2.0]).low is None
+    assert seed_interval([2.0, 2.0]).low is None
+    with pytest.raises(ValueError, match="values is empty"):
+        seed_interval([])
+
+
+def test_the_quantiles_are_those_of_students_distribution():
+    """The density, integrated step by step up to the quantile, is 0.475 above 0."""
+    for freedom in (1, 2, 5, 10, 11, 20, 40):
+        scale = math.gamma((freedom + 1) / 2) / (math.sqrt(freedom * math.pi) * math.gamma(freedom / 2))
+        end, steps = numbers._t(freedom), 20_000
+        heights = [
+            scale * (1 + (end * (i + 0.5) / steps) ** 2 / freedom) ** (-(freedom + 1) / 2) for i in range(steps)
+        ]
+        assert math.fsum(heights) * end / steps == pytest.approx(0.475, abs=2e-5), freedom
+
+
+def test_places_of_a_result():
+    record = {
+        "rows": [{"name": "MLE", "x": 1}, {"name": "SR", "x": {"values": [1, 3]}}, {"name": "references", "x": 9}]
+    }
+    assert look_up("rows/MLE/x", record) == look_up("start/x", record) == 1
+    assert measured("trained/x", record).value == 2
+    assert measured("a", {"a": 0.5, "a_ci": [0.4, 0.7]}) == Measured(0.5, 0.4, 0.7)
+    assert measured("a", {"a": {"value": 0.5, "interval": [0.4, 0.7]}}) == Measured(0.5, 0.4, 0.7)
+    with pytest.raises(KeyError, match="leads nowhere at 'GAN'"):
+        look_up("rows/GAN/x", record)
+
+
+def test_differences_are_paired_by_seed():
+    one, other = seed_interval([1.0, 2.0, 3.0]), seed_interval([0.5, 1.5, 2.4])
+    paired, wanted = difference(one, other), seed_interval([0.5, 0.5, 0.6])
+    assert (paired.value, paired.low, paired.high) == pytest.approx((wanted.value, wanted.low, wanted.high))
+    apart = difference(Measured(0.9, 0.8, 1.0), Measured(0.2, 0.1, 0.3))
+    assert (apart.low, apart.high) == pytest.approx((0.5, 0.9))
+    near = difference(Measured(0.5, 0.3, 0.7), Measured(0.4, 0.2, 0.6))
+    assert near.low < 0 < near.high
+
+
+def test_verdicts():
+    up, down, both = Measured(1, 0.5, 1.5), Measured(-1, -1.5, -0.5), Measured(0.1, -0.1, 0.3)
+    same = seed_interval([0.0, 0.0])
+    answers = {
+        ">": ["holds", "does not hold", "open", "does not hold"],
+        "<": ["does not hold", "holds", "open", "does not hold"],
+        "=": ["does not hold", "does not hold", "no difference seen", "no difference seen"],
+    }
+    for expected, wanted in answers.items():
+        assert [findings.verdict(found, expected) for found in (up, down, both, same)] == wanted
+    assert findings.verdict(Measured(1.0), ">") == "open"
+    with pytest.raises(ValueError, match="must be"):
+        findings.verdict(up, "!")
+
+
+# --- runs ---------------------------------------------------------------------------------------------------------
+
+
+def write_result(path, **changed):
+    record = {"commands": list(TINY.steps), "seeds": [0, 1], "versions": {"hf_captionrl": version("hf_captionrl")}}
+    path.mkdir(exist_ok=True)
+    (path / "tiny.json").write_text(json.dumps(record | changed))
+
+
+def test_a_result_counts_if_command_seeds_and_version_are_the_same(tmp_path):
+    assert finished(TINY, [0, 1], tmp_path) is None
+    write_result(tmp_path)
+    assert finished(TINY, [0, 1], tmp_path) is not None
+    assert finished(TINY, [0, 1, 2], tmp_path) is None
+    for changed in ({"commands": ["python other.py"]}, {"seeds": [0]}, {"versions": {"hf_captionrl": "0.0.0"}}):
+        write_result(tmp_path, **changed)
+        assert finished(TINY, [0, 1], tmp_path) is None
+
+
+@pytest.mark.parametrize("killed_after", [0, 1, 2])
+def test_a_killed_run_goes_on(tmp_path, killed_after):
+    """The whole run in two halves does each step once, and the step at which it was killed twice."""
+    output, runs_dir, called = tmp_path / "results", tmp_path / "runs", []
+
+    def caller(words, folder=None, *, stop=None):
+        called.append(" ".join(words[1:]))
+        if len(called) - 1 == stop:
+            raise KeyboardInterrupt
+        write_result(output)
+        return 0
+
+    arguments = {"output": output, "runs_dir": runs_dir, "others": {"tiny": TINY}, "told": lambda text: None}
+    with pytest.raises(KeyboardInterrupt):
+        execute(TINY, [0, 1], caller=lambda words: caller(words, stop=killed_after), **arguments)
+    assert execute(TINY, [0, 1], caller=caller, **arguments) is None
+    folder = TINY.folder(runs_dir)
+    steps = ["make.py --first", *(f"train.py --seed {s} --output_dir {folder}/seed-{s}" for s in (0, 1))]
+    assert called == [*steps[: killed_after + 1], *steps[killed_after:]]
+    assert finished(TINY, [0, 1], output)["hardware"] == runs.hardware()
+    called.clear()
+    execute(TINY, [0, 1, 2], caller=caller, **arguments)
+    assert [call for call in called if "--seed" in call] == [f"train.py --seed 2 --output_dir {folder}/seed-2"]
+
+
+def test_what_fails_or_is_missing_is_said(tmp_path):
+    arguments = {"output": tmp_path, "runs_dir": tmp_path, "others": {}, "told": lambda text: None}
+    assert "exit code 3 of `python make.py" in execute(TINY, [0], caller=lambda words: 3, **arguments)
+    needy = Run(name="needy", preset="", minutes=1, command="python x.py", needs=["no-such-program"])
+    assert execute(needy, [], caller=lambda words: 0, **arguments) == "needs no-such-program"
+
+
+def test_the_folder_changes_with_the_commands(tmp_path):
+    other = Run(name="tiny", preset="none", minutes=1, seeds=[0, 1], steps=[*TINY.steps, "python more.py"])
+    assert other.folder(tmp_path) != TINY.folder(tmp_path)
+
+
+def test_rows_are_gathered_from_the_runs_of_the_seeds(tmp_path, monkeypatch):
+    monkeypatch.setattr(runs, "ROOT", tmp_path)
+    for seed in (0, 1):
+        folder = tmp_path / "outputs/sr" / f"seed-{seed}"
+        folder.mkdir(parents=True)
+        rows = [{"name": "MLE", "x": 1.0}, {"name": "SR", "x": 2.0 + seed}, {"name": "references", "x": 7.0}]
+        (folder / "results.json").write_text(json.dumps({"rows": rows}))
+    run = Run(
+        "g",
+        "",
+        1,
+        seeds=[0, 1],
+        steps=["python x.py"],
+        rows={"before": ["outputs/sr", "start"], "after": ["outputs/sr", "trained"]},
+    )
+    assert (
+        execute(run, [0, 1], output=tmp_path, runs_dir=tmp_path, others={}, caller=lambda w: 0, told=lambda t: None)
+        is None
+    )
+    record = finished(run, [0, 1], tmp_path)
+    assert measured("rows/after/x", record).values == (2.0, 3.0)
+    assert measured("rows/before/x", record).value == 1.0
+
+
+# --- the papers' own data ----------------------------------------------------------------------------------------------
+
+
+def test_every_preset_of_the_index_says_what_it_needs():
+    presets = reproduce._presets(load_rows())
+    assert len(presets) > 60
+    for preset in presets:
+        assert real.missing_of(preset, None), preset
+        assert (ROOT / "recipes" / f"{Path(preset).parent.name}.py").is_file()
+
+
+def test_a_preset_runs_where_its_data_are(tmp_path):
+    preset, data, called = "recipes/configs/self_retrieval_clipcap/discritune_coco.yaml", tmp_path / "data", []
+    arguments = {"output": tmp_path / "out", "runs_dir": tmp_path / "runs", "told": lambda text: None}
+    said = real.run_preset(preset, data, [0], caller=lambda words: 1, **arguments)
+    assert said.startswith("models/clipcap-coco, models/openai/clip-vit-large-patch14, dataset_coco.json, images")
+    for name in ("models/clipcap-coco", "models/openai/clip-vit-large-patch14", "images"):
+        (data / name).mkdir(parents=True)
+    (data / "dataset_coco.json").write_text("{}")
+
+    def caller(words):
+        called.append(words)
+        folder = Path(words[words.index("--output_dir") + 1])
+        folder.mkdir(parents=True)
+        rows = [{"name": "MLE", "cider_d": 1.0}, {"name": "SR (random)", "cider_d": 0.5 + len(called)}]
+        (folder / "results.json").write_text(json.dumps({"rows": rows}))
+        return 0
+
+    assert real.run_preset(preset, data, [0, 1], caller=caller, **arguments) is None
+    assert real.run_preset(preset, data, [0, 1], caller=caller, **arguments) is None
+    assert len(called) == 2
+    assert called[0][called[0].index("--image_root") + 1] == str(data / "images")
+    record = json.loads(real.result_path(preset, tmp_path / "out").read_text())
+    assert measured("trained/cider_d", record).values == (1.5, 2.5)
+    assert str(tmp_path) not in json.dumps(record["commands"]).replace(str(tmp_path / "runs"), "")
+
+
+# --- rows without a figure ---------------------------------------------------------------------------------------------
+
+
+def test_outcomes_of_tests():
+    report = """<testsuites><testsuite><testcase classname="tests.a" name="test_x[1]"/><testcase classname="tests.a" name="test_x[2]"/>
+    <testcase classname="tests.a" name="test_y"><failure/></testcase></testsuite></testsuites>"""
+    assert checks.outcomes(report, ["tests/a.py::test_x"]) == (2, 0)
+    assert checks.outcomes(report, ["tests/a.py::test_x", "tests/a.py::test_y"]) == (2, 1)
+    assert checks.outcomes("<none/>", ["tests/a.py::test_x"]) == (0, 1)
+
+
+def test_rows_are_checked_once_and_failures_again(tmp_path):
+    rows = [
+        {"id": "a", "status": "runs", "command": "captionrl x"},
+        {"id": "b", "status": "runs", "command": "captionrl x --captions none.jsonl"},
+        {"id": "c", "status": "reproduced", "command": "captionrl y", "numbers": [{}]},
+    ]
+    called, code = [], [1, 0]
+    for _ in range(3):
+        reasons = checks.check_rows(
+            rows,
+            tmp_path / "checks.json",
+            tmp_path,
+            caller=lambda words, folder: called.append(words) or code[len(called) - 1],
+            told=lambda text: None,
+        )
+    assert reasons == {"b": "needs none.jsonl"}
+    assert len(called) == 2
+    assert json.loads((tmp_path / "checks.json").read_text())["a"]["exit_code"] == 0
+
+
+# --- pages --------------------------------------------------------------------------------------------------------
+
+
+def test_the_committed_pages_are_those_of_the_results(monkeypatch, capsys):
+    assert reproduce.main(["--check"]) == 0, capsys.readouterr().out
+    monkeypatch.setattr(reproduce, "pages", lambda: {"reproduction.md": "other"})
+    assert reproduce.main(["--check"]) == 1
+    assert "out of date: reproduction.md" in capsys.readouterr().out
+
+
+def test_every_figure_of_the_index_is_on_the_page():
+    page = (ROOT / "docs/reproduction.md").read_text()
+    sections = dict(zip(PAPERS, page.split("## Rows without a figure")[0].split("\n## ")[1:], strict=True))
+    for row in load_rows():
+        for entry in row.get("numbers", ()):
+            name = f"[{row['kind'].capitalize()} {row['number']}]"
+            (line,) = [
+                text
+                for text in sections[row["paper"]].splitlines()
+                if name in text and f" | {entry['what']} |" in text
+            ]
+            cells = [cell.strip() for cell in line.strip("|").split("|")]
+            assert cells[2] == (shown(entry["paper"]) if "paper" in entry else "")
+            if "run" in entry:
+                found = RESULTS[entry["run"]]
+                for key in entry["at"].split("/"):
+                    found = {part["name"]: part for part in found}[key] if isinstance(found, list) else found[key]
+                value = found if isinstance(found, float) else found.get("mean", found.get("value"))
+                assert cells[3] == shown(value), line
+            else:
+                assert cells[3] == ""
+                assert cells[7].startswith("not run: "), line
+
+
+def test_the_committed_results_are_those_of_the_runs():
+    assert {
+        name: finished(run, run.seeds, ROOT / "docs/results") is not None for name, run in RUNS.items()
+    } == dict.fromkeys(RUNS, True)
+    commands = {row.get("command") for row in load_rows()}
+    for run in RUNS.values():
+        if not run.steps and "run_seeds" in run.command:
+            assert run.recorded(run.seeds, f"docs/results/{run.name}") in commands, run.name
+
+
+def test_findings_say_what_the_numbers_say():
+    pages = findings.pages(RESULTS)
+    smile = pages["findings_smile.md"]
+    assert re.search(r"\| 5 \| CLIPScore falls a little \| .* \| \*\*does not hold\*\* \|", smile)
+    ndlb = pages["findings_ndlb.md"]
+    degenerate = measured("rows/SR (bag curriculum)/degenerate", RESULTS["self_retrieval_clipcap_seeds"]).value
+    assert f"{shown(degenerate)} of ClipCap's captions" in ndlb
+    assert "{" not in "".join(pages.values())
+    upside_down = {
+        **RESULTS,
+        "smile_blip_seeds": json.loads(
+            json.dumps(RESULTS["smile_blip_seeds"])
+            .replace('"SMILE"', '"X"')
+            .replace('"MLE"', '"SMILE"')
+            .replace('"X"', '"MLE"')
+        ),
+    }
+    assert (
+        "| 1 | Captions become more than twice as long | 10.0 to 22.3 words (Table 1) | **does not hold** |"
+        in findings.pages(upside_down)["findings_smile.md"]
+    )
+    with pytest.raises(KeyError, match="leads nowhere"):
+        findings.pages({**RESULTS, "smile_blip_seeds": {"rows": []}})
+
+
+def test_another_output_folder_has_its_own_pages(tmp_path, capsys):
+    before = (ROOT / "docs/reproduction.md").read_bytes()
+    assert reproduce.main(["--pages", "--output", str(tmp_path)]) == 0
+    assert "0 were measured on the embedded world" in (tmp_path / "reproduction.md").read_text()
+    assert (ROOT / "docs/reproduction.md").read_bytes() == before
+
+
+def test_the_list_and_unknown_rows(capsys):
+    assert reproduce.main(["--list", "--only", "smile-table-4", "ndlb-table-2"]) == 0
+    out = capsys.readouterr().out
+    assert "finished" in out
+    assert "missing" in out
+    with pytest.raises(SystemExit, match="no row and no run"):
+        reproduce.main(["--list", "--only", "smile-table-99"])

@@ -1,0 +1,113 @@
+"""Every number of the plan in docs/scaling.md is calculated again, and the measured tables are those of the numbers."""
+
+import json
+import math
+import re
+
+import pytest
+
+from scripts.scaling import PAGE, RESULTS, STAGES, exponent, measure, render
+
+ROW = re.compile(r"^\| (?P<what>[^|]+?) \| `(?P<sum>[^`]+)` \| (?P<result>[\d,.]+) (?P<unit>[^|]+?) \|$", re.MULTILINE)
+TEXT = PAGE.read_text(encoding="utf-8")
+ROWS = [match.groupdict() for match in ROW.finditer(TEXT)]
+
+
+def calculate(text):
+    """Numbers and + - * / ** ( ) alone."""
+    if not re.fullmatch(r"[\d.e+\-*/() ]+", text):
+        raise ValueError(f"{text!r} is no arithmetic")
+    return eval(text, {"__builtins__": {}})
+
+
+def wrong(row):
+    """Whether a result is not its sum, rounded as it is written."""
+    written = row["result"].replace(",", "")
+    digits = len(written.partition(".")[2])
+    return not math.isclose(calculate(row["sum"]), float(written), abs_tol=0.5000001 * 10**-digits)
+
+
+def result(what, after=""):
+    part = TEXT.partition(after)[2] if after else TEXT
+    found = next(match for match in ROW.finditer(part) if match["what"].startswith(what))
+    return float(found["result"].replace(",", "")), found["unit"]
+
+
+def test_every_row_is_its_own_sum():
+    assert len(ROWS) == len([line for line in TEXT.splitlines() if line.startswith("| ") and "`" in line])
+    assert len(ROWS) > 40
+    assert [row["what"] for row in ROWS if wrong(row)] == []
+
+
+def test_a_wrong_sum_is_seen():
+    row = dict(ROWS[0])
+    assert not wrong(row)
+    assert wrong({**row, "result": "99.3"})
+    with pytest.raises(ValueError, match="no arithmetic"):
+        calculate("__import__('os')")
+
+
+def test_the_sums_say_what_is_assumed():
+    # From the assumptions, in code of the test's own.
+    gpu, tower, decoder, tokens = 4e14, 86e6, 138e6, 577
+    assert gpu == pytest.approx(0.4 * 989e12, rel=0.02)
+    cross = 12 * 2 * (2 * 768 * 768) * tokens
+    smile = 2 * tower * tokens + 3 * (cross + 2 * decoder * 12)
+    assert result("SMILE, an epoch") == (pytest.approx(113_287 * smile / gpu, rel=0.01), "s")
+    sampled = 2 * decoder * 20
+    rl = 2 * tower * tokens + 2 * sampled + cross + 3 * (cross + sampled)
+    assert result("Self-retrieval, an epoch, arithmetic")[0] == pytest.approx(113_287 * rl / gpu, rel=0.01)
+    assert result("SMILE, an epoch", "### CC3M") == (pytest.approx(3.3e6 * smile / (8 * gpu) / 60, rel=0.02), "min")
+    assert result("Exact neighbours", "### A pool")[0] == pytest.approx(2 * 4e8**2 * 512 / (8 * gpu) / 3600, rel=0.01)
+    assert result("Boosting all")[0] == pytest.approx(4e8 * 300 / 2500 / 3600, rel=1e-4)
+    assert result("7B, all trained")[0] == 7e9 * (4 + 4 + 8) / 8 / 1e9
+    lists, _ = result("Lists")
+    assert lists == 4 * math.isqrt(400_000_000)
+    assert result("Codes looked at")[0] == 4e8 * 32 / lists
+    assert result("... a shard of 8")[0] * 8 == pytest.approx(result("IVF-PQ")[0], abs=0.1)
+
+
+def test_the_text_uses_its_tables():
+    assert f"{result('Exact neighbours', '### A pool')[0]:.0f} hours of eight GPUs" in TEXT
+    assert f"{result('All queries')[0]:.0f} core hours" in TEXT
+    assert f"{result('Boosting all')[0]:,.0f} GPU hours are ten weeks" in TEXT
+    assert round(result("Boosting all")[0] / 8 / 24 / 7) == 10
+    assert f"takes {result('13B, likewise')[0]:.0f} GB of each of eight" in TEXT
+    assert f"decodes for {result('JPEG, an epoch, one core')[0]:.0f} minutes" in TEXT
+    assert f"about {result('Cores that keep up with SMILE')[0]:.0f} cores" in TEXT
+    assert f"within {196 * math.sqrt(0.25 / 5000):.1f} points" in TEXT
+
+
+def test_the_measured_table_is_that_of_the_numbers():
+    results = json.loads(RESULTS.read_text(encoding="utf-8"))
+    assert list(results["stages"]) == list(STAGES)
+    assert f"<!-- begin scaling -->\n{render(results).strip()}\n<!-- end scaling -->" in TEXT
+    for name, runs in results["stages"].items():
+        assert tuple(run["rows"] for run in runs) == STAGES[name][2]
+    slopes = {
+        name: exponent([run["rows"] for run in runs], [run["cpu_s"] for run in runs])
+        for name, runs in results["stages"].items()
+    }
+    # What the page says: blocks of everything against everything, and the rest by the row.
+    assert slopes["bags_exact"] > 1.3
+    assert slopes["retrieval"] > 1.3
+    assert all(slopes[name] < 1.3 for name in ("features_write", "features_read", "cider", "boosting"))
+
+
+def test_exponent():
+    assert exponent([1, 10, 100], [3, 300, 30_000]) == pytest.approx(2)
+    with pytest.raises(ValueError, match="must be above 0"):
+        exponent([1, 2], [0, 1])
+
+
+def test_a_size_is_measured_in_its_own_process(monkeypatch):
+    def prepare(count, folder):
+        return lambda: bytearray(count << 20).count(b"x")  # MiB, touched
+
+    monkeypatch.setitem(STAGES, "test", ("test", prepare, (1, 2, 3)))
+    small, large = measure("test", 1), measure("test", 60)
+    assert 50 < large["peak_mib"] - small["peak_mib"] < 75
+    assert large["cpu_s"] > small["cpu_s"]
+    monkeypatch.setitem(STAGES, "test", ("test", lambda count, folder: 1 / 0, (1, 2, 3)))
+    with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+        measure("test", 1)

@@ -1,0 +1,135 @@
+"""Which checkpoints are whole, and which one a run goes on from."""
+
+import errno
+import json
+import os
+
+import pytest
+
+from hf_captionrl.trainers.checkpoints import (
+    SEAL_FILE,
+    checkpoint_fault,
+    has_checkpoint,
+    newest_checkpoint,
+    seal_checkpoint,
+    whole_or_older,
+)
+from hf_captionrl.trainers.reliable import _is_of_disk, _without_torn
+
+
+def made(folder, *steps, sealed=True):
+    """Checkpoints of two files, one in a folder of its own."""
+    for step in steps:
+        path = folder / f"checkpoint-{step}"
+        (path / "shards").mkdir(parents=True)
+        (path / "trainer_state.json").write_text(f'{{"global_step": {step}}}')
+        (path / "shards" / "weights.safetensors").write_bytes(os.urandom(100))
+        if sealed:
+            seal_checkpoint(path)
+    return folder
+
+
+def test_the_newest_one_by_number(tmp_path, caplog):
+    made(tmp_path, 2, 10, 9)
+    (tmp_path / "checkpoint-best").mkdir()
+    (tmp_path / "checkpoint-99").write_text("a file")
+    assert newest_checkpoint(tmp_path) == str(tmp_path / "checkpoint-10")
+    assert newest_checkpoint(tmp_path, last=9) == str(tmp_path / "checkpoint-9")
+    assert whole_or_older(tmp_path / "checkpoint-2") == str(tmp_path / "checkpoint-2")
+    assert caplog.text == ""
+
+
+@pytest.mark.parametrize(
+    ("harm", "said"),
+    [
+        (lambda c: (c / SEAL_FILE).unlink(), "it was never finished, for it has no seal.json"),
+        (lambda c: (c / SEAL_FILE).write_text("{"), "its seal.json is damaged"),
+        (lambda c: (c / SEAL_FILE).write_text('{"files": {"a": 1}}'), "its seal.json is damaged"),
+        (lambda c: (c / SEAL_FILE).write_text("[]"), "its seal.json is damaged"),
+        (lambda c: (c / "trainer_state.json").unlink(), "trainer_state.json is missing"),
+        (
+            lambda c: os.truncate(c / "shards/weights.safetensors", 40),
+            "weights.safetensors has 40 bytes instead of 100",
+        ),
+        (lambda c: (c / "shards/weights.safetensors").write_bytes(bytes(100)), "weights.safetensors is damaged"),
+    ],
+)
+def test_a_broken_one_is_skipped_and_named(tmp_path, caplog, harm, said):
+    made(tmp_path, 2, 4, 6)
+    harm(tmp_path / "checkpoint-6")
+    assert said in checkpoint_fault(tmp_path / "checkpoint-6")
+    assert newest_checkpoint(tmp_path) == str(tmp_path / "checkpoint-4")
+    (record,) = caplog.records
+    message = record.getMessage()
+    assert record.levelname == "WARNING"
+    assert message.startswith("Skipped checkpoint-6 (")
+    assert said in message
+    assert message.endswith("Training goes on from checkpoint-4.")
+    assert whole_or_older(tmp_path / "checkpoint-6") == str(tmp_path / "checkpoint-4")
+
+
+def test_more_files_than_sealed_do_no_harm(tmp_path):
+    made(tmp_path, 2)
+    (tmp_path / "checkpoint-2" / "notes.txt").write_text("mine")
+    assert checkpoint_fault(tmp_path / "checkpoint-2") is None
+    assert set(json.loads((tmp_path / "checkpoint-2" / SEAL_FILE).read_text())["files"]) == {
+        "trainer_state.json",
+        "shards/weights.safetensors",
+    }
+
+
+def test_none_that_is_whole(tmp_path):
+    made(tmp_path, 2, 4)
+    for step in (2, 4):
+        (tmp_path / f"checkpoint-{step}" / "trainer_state.json").unlink()
+    assert has_checkpoint(tmp_path)  # something is lost: that is no reason to begin anew in silence
+    with pytest.raises(ValueError, match=r"No checkpoint in .* is whole: checkpoint-4 \(trainer_state.*checkpoint-2"):
+        newest_checkpoint(tmp_path)
+
+
+def test_none_that_was_finished(tmp_path, caplog):
+    assert not has_checkpoint(tmp_path / "missing")
+    assert caplog.text == ""
+    made(tmp_path, 2, sealed=False)
+    assert not has_checkpoint(tmp_path)
+    assert "checkpoint-2 was never finished" in caplog.text
+    with pytest.raises(ValueError, match="There is no checkpoint in"):
+        newest_checkpoint(tmp_path / "missing")
+    with pytest.raises(ValueError, match=r"There is no checkpoint .*Name its folder"):
+        whole_or_older(tmp_path / "checkpoint-7")
+
+
+def test_a_folder_of_another_name_has_none_before_it(tmp_path):
+    made(tmp_path, 2)
+    (tmp_path / "checkpoint-2").rename(tmp_path / "best")
+    assert whole_or_older(tmp_path / "best") == str(tmp_path / "best")
+    (tmp_path / "best" / "trainer_state.json").unlink()
+    with pytest.raises(ValueError, match=r"best' is not whole: trainer_state.json is missing"):
+        whole_or_older(tmp_path / "best")
+
+
+@pytest.mark.parametrize(
+    ("error", "of_disk"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), True),
+        (OSError(errno.EROFS, "Read-only file system"), True),
+        (Exception("No space left on device (os error 28)"), True),  # tokenizers
+        (ValueError("I/O error: File too large (os error 27)"), True),  # safetensors
+        (RuntimeError("[enforce fail at inline_container.cc:671] . unexpected pos 64 vs 0"), True),  # torch
+        (FileNotFoundError(errno.ENOENT, "No such file"), False),
+        (ConnectionError("the Hub does not answer"), False),
+        (RuntimeError("CUDA out of memory"), False),
+        (Exception("Connection refused (os error 111)"), False),
+    ],
+)
+def test_what_is_a_fault_of_the_disk(error, of_disk):
+    assert _is_of_disk(error) == of_disk
+
+
+def test_the_remains_of_a_checkpoint_are_removed_and_the_one_before_named(tmp_path):
+    made(tmp_path, 2)
+    made(tmp_path, 4, sealed=False)
+    said = str(_without_torn(tmp_path / "checkpoint-4", OSError(errno.ENOSPC, "No space left on device")))
+    assert said.startswith(f"checkpoint-4 cannot be written to '{tmp_path}' (No space left on device). Make room")
+    assert said.endswith("resume_from_checkpoint=True goes on from checkpoint-2.")
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-2"]

@@ -1,0 +1,124 @@
+"""Signals while a trainer trains, against the trainer's own loop."""
+
+import os
+import signal
+import threading
+
+import pytest
+from transformers import TrainerCallback
+
+from tests.faults.jobs import trainer_of
+
+
+class At(TrainerCallback):
+    """Does something after a step."""
+
+    def __init__(self, step, action):
+        self.step, self.action = step, action
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step == self.step:
+            self.action()
+
+
+def signalled(folder, step=4, number=signal.SIGTERM, kind="smile", times=1, **changes):
+    def send():
+        for _ in range(times):
+            os.kill(os.getpid(), number)
+
+    settings = {"save_on_signal": True, "save_steps": 500, **changes}
+    return trainer_of(kind, folder, callbacks=[At(step, send)], **settings)
+
+
+@pytest.fixture(autouse=True)
+def _handlers_are_given_back():
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+    yield
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
+
+
+def saved(folder):
+    return sorted(path.parent.name for path in folder.glob("checkpoint-*/seal.json"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
+def test_the_step_is_finished_saved_and_left(tmp_path, number, capfd):
+    trainer = signalled(tmp_path, number=number)
+    with pytest.raises(SystemExit) as stop:
+        trainer.train()
+    assert stop.value.code == 0
+    assert saved(tmp_path) == ["checkpoint-4"]
+    assert "Stopped after step 4; checkpoint-4 is saved." in capfd.readouterr().err
+    assert trainer_of("smile", tmp_path).train(resume_from_checkpoint=True).global_step == 6
+
+
+def test_the_best_one_does_not_push_out_the_one_just_saved(tmp_path):
+    # The Trainer's own end of training deletes every checkpoint but the best with save_total_limit=1.
+    best = {"load_best_model_at_end": True, "metric_for_best_model": "length", "eval_strategy": "epoch"}
+    trainer = signalled(tmp_path, 4, save_strategy="epoch", save_total_limit=1, **best)
+    with pytest.raises(SystemExit):
+        trainer.train()
+    assert "checkpoint-4" in saved(tmp_path)
+
+
+def test_the_last_step_of_an_epoch_is_evaluated_first(tmp_path):
+    trainer = signalled(tmp_path, 3, eval_strategy="epoch")
+    with pytest.raises(SystemExit):
+        trainer.train()
+    assert [entry["step"] for entry in trainer.state.log_history if "eval_length" in entry] == [3]
+    assert saved(tmp_path) == ["checkpoint-3"]
+
+
+def test_a_rollout_is_finished_first(tmp_path):
+    with pytest.raises(SystemExit):
+        signalled(tmp_path, 1, kind="caption-rl").train()
+    assert saved(tmp_path) == ["checkpoint-2"]
+
+
+def test_a_second_signal_stops_at_once(tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        signalled(tmp_path, number=signal.SIGINT, times=2).train()
+    assert saved(tmp_path) == []
+
+
+@pytest.mark.slow
+def test_without_the_setting_nothing_is_caught(tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        signalled(tmp_path, number=signal.SIGINT, save_on_signal=False).train()
+    assert saved(tmp_path) == []
+
+
+@pytest.mark.slow
+def test_what_comes_too_late_is_left_to_others(tmp_path):
+    class Late(TrainerCallback):
+        def on_train_end(self, args, state, control, **kwargs):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    trainer = trainer_of("smile", tmp_path, callbacks=[Late()], save_on_signal=True, max_steps=1)
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+
+
+@pytest.mark.slow
+def test_in_another_thread_nothing_is_caught_and_training_works(tmp_path):
+    steps = []
+    trainer = trainer_of("smile", tmp_path, save_on_signal=True, max_steps=1)
+    thread = threading.Thread(target=lambda: steps.append(trainer.train().global_step))
+    thread.start()
+    thread.join()
+    assert steps == [1]
+
+
+def test_a_broken_best_checkpoint_is_said_and_the_last_weights_kept(tmp_path, caplog):
+    def harm():
+        weights = tmp_path / "checkpoint-3" / "model.safetensors"
+        weights.write_bytes(weights.read_bytes()[:-9])
+
+    # One evaluation, after the third step, so that there is one best checkpoint.
+    best = {"load_best_model_at_end": True, "metric_for_best_model": "length", "eval_strategy": "steps"}
+    settings = {"eval_steps": 3, "save_steps": 3, "max_steps": 5, **best}
+    trainer = trainer_of("smile", tmp_path, callbacks=[At(5, harm)], **settings)
+    trainer.train()
+    assert trainer.state.best_model_checkpoint.endswith("checkpoint-3")
+    assert "is broken: model.safetensors has" in caplog.text
+    assert "The last weights are kept" in caplog.text
