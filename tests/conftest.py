@@ -21,3 +21,8 @@ def pytest_collection_finish() -> None:
     """Keep what was imported out of later garbage collections, of which every `Trainer` makes several."""
     gc.collect()
     gc.freeze()
+
+
+def pytest_sessionfinish() -> None:
+    """Let them be collected when the process ends: some libraries report what is left as leaks."""
+    gc.unfreeze()

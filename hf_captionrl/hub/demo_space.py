@@ -14,7 +14,6 @@ from hf_captionrl.hub.push import push_folder
 from hf_captionrl.hub.templates import render_template, template_folder
 from hf_captionrl.io import atomic_write_text
 from hf_captionrl.reports.versions import installed_versions
-from hf_captionrl.scenes.models import PREFIX, model_path
 
 __all__ = ["DEMO", "EMBEDDED_CAPTIONERS", "demo_scorer", "push_demo", "write_demo_space"]
 
@@ -34,6 +33,8 @@ def demo_scorer(models: Mapping[str, str]) -> str:
     Returns:
         `str`: The embedded judge for embedded captioners, which know no photographs; else OpenAI's CLIP.
     """
+    from hf_captionrl.scenes.models import PREFIX  # brings data sets along, which a push does not need
+
     embedded = all(model.startswith(PREFIX) for model in models.values())
     return f"{PREFIX}clip-judge" if embedded else "openai/clip-vit-base-patch32"
 
@@ -54,6 +55,8 @@ def write_demo_space(
     Raises:
         ValueError: If a model is a folder of this machine, which a Space does not have, or a name must not be published.
     """
+    from hf_captionrl.scenes.models import model_path
+
     models = dict(models or EMBEDDED_CAPTIONERS)
     scorer = scorer or demo_scorer(models)
     for model in (*models.values(), scorer):

@@ -14,7 +14,7 @@ from hf_captionrl.captioners import Captioner
 from hf_captionrl.io import FolderLock
 from hf_captionrl.recipe.arguments import EvaluationArguments, describe
 from hf_captionrl.recipe.evaluation import Evaluator
-from hf_captionrl.recipe.publication import defer_push, push_model, write_publication
+from hf_captionrl.recipe.publication import check_hub_strategy, defer_push, push_model, write_publication
 from hf_captionrl.recipe.report import write_report
 from hf_captionrl.reports.table import COLUMNS, Column
 from hf_captionrl.trainers import CaptionConfig, CaptionTrainer
@@ -75,9 +75,10 @@ def alone_in(config: Any) -> Iterator[None]:
         `None`: Nothing.
 
     Raises:
-        ValueError: If another run is writing there.
+        ValueError: If another run is writing there, or what it leaves must not be pushed.
         OSError: If nothing can be written there.
     """
+    check_hub_strategy(config)
     with FolderLock(config.output_dir) if config.process_index == 0 else contextlib.nullcontext():
         yield
 

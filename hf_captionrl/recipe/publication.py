@@ -27,7 +27,24 @@ from hf_captionrl.recipe.evaluation import Evaluator
 from hf_captionrl.recipe.loading import describe_data
 from hf_captionrl.trainers import CaptionConfig
 
-__all__ = ["defer_push", "push_model", "write_publication"]
+__all__ = ["check_hub_strategy", "defer_push", "push_model", "write_publication"]
+
+
+def check_hub_strategy(config: Any) -> None:
+    """Refuse to push what must not be pushed, before anything is written.
+
+    Args:
+        config (`TrainingArguments`): Its `push_to_hub` and `hub_strategy`.
+
+    Raises:
+        ValueError: If checkpoints in between are to be pushed.
+    """
+    strategy = getattr(config.hub_strategy, "value", config.hub_strategy)
+    if config.push_to_hub and strategy in ("checkpoint", "all_checkpoints"):
+        raise ValueError(
+            f"hub_strategy is {strategy!r}, but checkpoints in between hold the optimizer as a pickle, which is never "
+            "uploaded; they stay in output_dir. Use 'end' or 'every_save': the finished model is pushed once, with its card."
+        )
 
 
 def defer_push(config: CaptionConfig, judge_name: str | None) -> bool:
@@ -43,13 +60,8 @@ def defer_push(config: CaptionConfig, judge_name: str | None) -> bool:
     Raises:
         ValueError: If there is to be a push, and no judge for its card, or checkpoints in between are to be pushed too.
     """
+    check_hub_strategy(config)
     push, config.push_to_hub = config.push_to_hub, False
-    strategy = getattr(config.hub_strategy, "value", config.hub_strategy)
-    if push and strategy in ("checkpoint", "all_checkpoints"):
-        raise ValueError(
-            f"hub_strategy is {strategy!r}, but checkpoints in between hold the optimizer as a pickle, which is never "
-            "uploaded; they stay in output_dir. Use 'end' or 'every_save': the finished model is pushed once, with its card."
-        )
     if push and judge_name in (None, "none"):
         raise ValueError(
             "push_to_hub needs a judge: no card is written without retrieval numbers. Set judge_name_or_path."

@@ -2,6 +2,9 @@
 
 import pytest
 import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import PreTrainedTokenizerFast
 
 from hf_captionrl.captioners import ClipCapCaptioner, load_captioner
 from hf_captionrl.models.clipcap.assembly import assemble
@@ -101,9 +104,13 @@ def test_the_rule_is_an_argument_and_is_saved(tmp_path):
 
 def test_a_vocabulary_without_a_full_stop_is_refused():
     model, processor = tiny_clipcap()
-    from tests.tiny import wordlevel_tokenizer
-
-    processor.tokenizer = wordlevel_tokenizer()
+    alphabet = processor.tokenizer.get_vocab()
+    tokens = {("full stop" if token == "." else token): index for token, index in alphabet.items()}
+    processor.tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(WordLevel(tokens, unk_token=processor.tokenizer.eos_token)),
+        eos_token=processor.tokenizer.eos_token,
+        pad_token=processor.tokenizer.pad_token,
+    )
     assert load_captioner(model, processor=processor).eos_token_id == model.config.text_config.eos_token_id
     model, _ = tiny_clipcap(stop_at_period=True)
     with pytest.raises(ValueError, match="no token for a full stop"):

@@ -106,7 +106,7 @@ def test_what_is_no_video(tmp_path):
     refused(tmp_path / "none.mp4", "video '.*none.mp4' is not a file", "image_not_found")
     refused("https://a.b/c.gif", "is an address", "image_remote")
     refused(None, "there is no video", "image_missing")
-    refused(b"", "0 bytes", "image_unreadable")
+    refused(b"", "0 bytes", "video_truncated")
     refused(b"GIF89a" + bytes(range(200)), "has a block 0x07 at byte 13", "video_unreadable")
 
 
