@@ -11,9 +11,6 @@ from pathlib import Path
 
 from scripts.house_docstrings import PACKAGE, Fault, parse, python_files, relative
 
-TRUSTED = {"scripts/train_scenes_models.py": "reads what it has just written"}
-"""Files that need not say it, and why."""
-
 
 def finds_its_class(called: ast.expr) -> bool:
     """Whether a call is `from_pretrained` of an `Auto*` class, or of one that is no name of a class in the source."""
@@ -34,7 +31,7 @@ def check_loading(root: Path) -> list[Fault]:
     for path in python_files(root, PACKAGE, "recipes", "scripts"):
         name = relative(root, path)
         for node in ast.walk(parse(path)):
-            if not isinstance(node, ast.Call) or not finds_its_class(node.func) or name in TRUSTED:
+            if not isinstance(node, ast.Call) or not finds_its_class(node.func):
                 continue
             given = [k.value for k in node.keywords if k.arg == "trust_remote_code"]
             if not any(isinstance(value, ast.Constant) and value.value is False for value in given):

@@ -6,7 +6,6 @@ Legend: B images of this process, G captions an image, N = B * G captions, T tok
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,6 @@ from hf_captionrl.losses import IGNORE_INDEX, policy_gradient_loss
 from hf_captionrl.retrieval import Scorer
 from hf_captionrl.rewards import (
     BASELINES,
-    RewardContext,
     RewardData,
     RewardLike,
     SelfRetrieval,
@@ -35,19 +33,19 @@ from hf_captionrl.trainers.caption_trainer import CaptionTrainer
 from hf_captionrl.trainers.guards import GuardCallback, GuardThresholds, RewardHackingGuard
 from hf_captionrl.trainers.reference_model import (
     make_reference,
-    reference_policy,
     refuse_shared_parameters,
 )
-from hf_captionrl.trainers.rollout import Completions, advantages_of, image_inputs, reference_ids, write_completions
+from hf_captionrl.trainers.rollout import reference_ids
 from hf_captionrl.trainers.rollout_monitor import RolloutMonitor
 from hf_captionrl.trainers.rollout_sampler import RolloutBatches, RolloutCollator, batch_sampler_for
+from hf_captionrl.trainers.rollout_steps import RolloutSteps
 
 __all__ = ["CaptionRLTrainer"]
 
 STATE_FILE = "caption_rl_state.json"
 
 
-class CaptionRLTrainer(CaptionTrainer):
+class CaptionRLTrainer(RolloutSteps, CaptionTrainer):
     r"""REINFORCE for image captioners.
 
     One optimizer step is one rollout: the policy writes `num_generations` captions for each image of the step, all of
@@ -254,108 +252,6 @@ class CaptionRLTrainer(CaptionTrainer):
             self._due = False
             self.begin_step()
         return super().training_step(model, inputs, num_items_in_batch)
-
-    def begin_step(self) -> None:
-        """Write and reward the captions of the optimizer step, or take the rollout of the iteration before."""
-        if self.args.num_iterations > 1 and self.state.global_step % self.args.num_iterations:
-            for inputs, kept in zip(self._step_inputs, self._kept, strict=True):
-                inputs.clear()
-                inputs.update(kept)
-            return
-        self.roll_out(self._step_inputs)
-        self._kept = self._step_inputs if self.args.num_iterations > 1 else []
-
-    def roll_out(self, micro_batches: list[dict[str, Any]]) -> None:
-        """Write captions for all micro-batches, reward them, and put completions and advantages into the micro-batches.
-
-        Args:
-            micro_batches (`list[dict]`): Of the collator; changed in place.
-        """
-        for inputs in micro_batches:
-            prepared = self._prepare_inputs(inputs)
-            inputs.clear()
-            inputs.update(prepared)
-        images = image_inputs(self.captioner, micro_batches)
-        completions = self._write(images)
-        context = self.reward_context(micro_batches, completions)
-        greedy = None
-        if any(baseline.needs_greedy for baseline in self.baselines.values()):
-            greedy = self.reward_context(micro_batches, self._write_greedily(images))
-        advantages, rewards = advantages_of(
-            self.rewards, self.baselines, str(self.args.baseline), context, greedy, self._mean_over_processes
-        )
-        self._fill(micro_batches, completions, advantages)
-        means = self.monitor.record(context, rewards, advantages)
-        if self.batch_sampler.adaptive is not None and "recall_at_1" in means:
-            self._recalls.append(means["recall_at_1"])
-            # With the last rollout of the epoch, before anything is saved: a resumed run must know.
-            if len(self._recalls) == len(self.batch_sampler):
-                self.batch_sampler.update(math.fsum(self._recalls) / len(self._recalls))
-                self._recalls.clear()
-
-    def _write(self, images: list[dict[str, Tensor]], **overrides: Any) -> Completions:
-        args = self.args
-        settings: dict[str, Any] = {
-            "max_new_tokens": args.max_completion_length,
-            "num_return_sequences": args.num_generations,
-            "num_beams": 1,
-            "do_sample": args.do_sample,
-            **(args.generation_kwargs if isinstance(args.generation_kwargs, dict) else {}),
-            **overrides,
-        }
-        if settings["do_sample"]:
-            settings = {"temperature": args.temperature, "top_p": args.top_p, "top_k": args.top_k, **settings}
-        return write_completions(self.captioner, images, batch_size=args.generation_batch_size, **settings)
-
-    def _write_greedily(self, images: list[dict[str, Tensor]]) -> Completions:
-        return self._write(images, do_sample=False, num_return_sequences=1, num_beams=1)
-
-    def reward_context(self, micro_batches: list[dict[str, Any]], completions: Completions) -> RewardContext:
-        """What rewards see of a rollout.
-
-        Args:
-            micro_batches (`list[dict]`): With the rows of the images.
-            completions ([`Completions`]): What was written for them.
-
-        Returns:
-            [`RewardContext`]: With the images of all processes as candidates.
-        """
-        rows = torch.cat([inputs["rows"] for inputs in micro_batches])  # (B,)
-        candidates = self.accelerator.gather(rows)  # (C,), process after process
-        own = self.accelerator.process_index * len(rows) + torch.arange(len(rows), device=rows.device)
-        listed = rows.tolist()
-        return RewardContext(
-            captions=completions.captions,
-            ids=completions.ids,
-            mask=completions.mask,
-            ended=completions.ended,
-            rows=rows,
-            image_ids=[self._image_ids[row] for row in listed],
-            references=[self._references[row] for row in listed],
-            candidates=candidates,
-            positions=own,
-            bag_size=self.batch_sampler.bag_size if self.batch_sampler.bag_size > 1 else 0,
-            step=self.state.global_step // self.args.num_iterations,
-        )
-
-    def _fill(self, micro_batches: list[dict[str, Any]], completions: Completions, advantages: Tensor) -> None:
-        """Replace the captions of the data by those that were written."""
-        G, start = self.args.num_generations, 0
-        for index, inputs in enumerate(micro_batches):
-            here = slice(start * G, (start + len(inputs["rows"])) * G)
-            start += len(inputs["rows"])
-            inputs.update(self.captioner.encode_completions(completions.ids[here], completions.mask[here]))
-            inputs["micro_batch"] = index
-            inputs["advantages"] = advantages[here].to(self.args.device, torch.float32)
-            if self.reference is not None:
-                inputs["ref_log_probs"] = self._reference_log_probs(inputs)
-        number = completions.mask.sum() if self.args.logprob_reduction == "token_mean" else len(completions.captions)
-        self._normalizer = self._mean_over_processes(float(number)) * self.accelerator.num_processes
-
-    def _reference_log_probs(self, inputs: dict[str, Any]) -> Tensor:
-        assert self.reference is not None
-        with torch.no_grad(), reference_policy(self.reference, self.captioner) as reference:
-            return self._log_probs(reference, inputs, None)[0]
 
     def _log_probs(self, captioner: Captioner, inputs: dict[str, Any], model: Any) -> tuple[Tensor, Tensor | None]:
         """Log-probabilities and, where it is used, entropies of the tokens, `(N, T - 1)`."""

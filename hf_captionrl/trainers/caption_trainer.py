@@ -18,18 +18,15 @@ from transformers import (
     TrainingArguments,
     set_seed,
 )
-from transformers.integrations import TensorBoardCallback
 
 from hf_captionrl.captioners.auto import load_captioner
 from hf_captionrl.captioners.base import Captioner
-from hf_captionrl.data import CaptionCollator, CaptionDataset, frames_of, open_still
+from hf_captionrl.data import CaptionCollator, CaptionDataset, frames_of
 from hf_captionrl.losses import IGNORE_INDEX
-from hf_captionrl.metrics import caption_statistics, self_retrieval
-from hf_captionrl.metrics.suites import EMPTY_CAPTION
-from hf_captionrl.reports.completions import log_completions, print_completions
 from hf_captionrl.retrieval import Scorer
 from hf_captionrl.trainers.caption_config import CaptionConfig
-from hf_captionrl.trainers.captioning import LazyImages, generate_captions, image_tower_features, scorer_features
+from hf_captionrl.trainers.caption_evaluation import CaptionEvaluation
+from hf_captionrl.trainers.captioning import image_tower_features
 from hf_captionrl.trainers.reliable import ReliableTraining
 
 __all__ = ["CaptionTrainer", "EpochCallback"]
@@ -63,7 +60,7 @@ class EpochCallback(TrainerCallback):
         self.dataset.set_epoch(int((state.epoch or 0.0) + 1e-6))
 
 
-class CaptionTrainer(ReliableTraining, Trainer):
+class CaptionTrainer(CaptionEvaluation, ReliableTraining, Trainer):
     """`transformers.Trainer` for image captioners.
 
     It adapts any [`Captioner`] to the Trainer's world, draws one caption an image and epoch, encodes images of a frozen
@@ -251,134 +248,6 @@ class CaptionTrainer(ReliableTraining, Trainer):
         # DDP and FSDP average over processes; undo it.
         return total / num_items_in_batch * self.accelerator.num_processes
 
-    # Evaluation
-
-    def _shard(self, number: int) -> range:
-        """Rows of this process: every world_size-th one."""
-        return range(self.accelerator.process_index, number, self.accelerator.num_processes)
-
-    def generate_captions(self, dataset: datasets.Dataset, **generate_kwargs: Any) -> list[str]:
-        """Caption a data set with the model as it is, shared among the processes.
-
-        Args:
-            dataset (`datasets.Dataset`): With an `image` column.
-            generate_kwargs: Override the configured decoding, e.g. `num_beams`.
-
-        Returns:
-            `list[str]`: One caption a row, the same list on every process.
-        """
-        rows = self._shard(len(dataset))
-        features = self._image_tower_features(dataset, self.args)
-        settings = {
-            "num_beams": self.args.generation_num_beams,
-            "max_new_tokens": self.args.generation_max_new_tokens,
-            **generate_kwargs,
-        }
-        mine = generate_captions(
-            self.captioner,
-            None if features is not None else LazyImages(dataset, rows),
-            image_features=None if features is None else [features[i] for i in rows],
-            batch_size=self.args.generation_batch_size or self.args.per_device_eval_batch_size,
-            **settings,
-        )
-        if self.accelerator.num_processes == 1:
-            return mine
-        from accelerate.utils import gather_object
-
-        pairs = gather_object(list(zip(rows, mine, strict=True)))
-        return [caption for _, caption in sorted(pairs)]
-
-    def scorer_image_features(self, scorer: Scorer, dataset: datasets.Dataset) -> Tensor:
-        """Image features of a scorer, computed once a data set; of a video the mean of its frames', at unit length.
-
-        Args:
-            scorer ([`Scorer`]): Who looks at the images.
-            dataset (`datasets.Dataset`): With an `image` column.
-
-        Returns:
-            `torch.Tensor` of shape `(N, D)`: Unit length, fp32.
-        """
-        key = (id(scorer), id(dataset))
-        if key not in self._scorer_features_of:
-            features = scorer_features(scorer, dataset, cache_dir=self.args.feature_cache_dir)
-            # Scorer and data set are held so that their ids stay their own.
-            self._scorer_features_of[key] = (scorer, dataset, features)
-        return self._scorer_features_of[key][2]
-
-    def evaluate(
-        self,
-        eval_dataset: datasets.Dataset | None = None,
-        ignore_keys: list[str] | None = None,
-        metric_key_prefix: str = "eval",
-    ) -> dict[str, float]:
-        """Caption the evaluation data, describe the captions and, with a scorer, find the images again from them.
-
-        Args:
-            eval_dataset (`datasets.Dataset`, *optional*): Instead of the one given at construction.
-            ignore_keys (`list[str]`, *optional*): Unused; part of the Trainer's signature.
-            metric_key_prefix (`str`): Prefix of every key.
-
-        Returns:
-            `dict[str, float]`: `length` (mean words), `lexical_diversity` (thousands), and with a scorer `recall_at_1`,
-            `recall_at_5` (whole pool) and `rd100_recall_at_1` where the pool has 100 images; fractions.
-
-        Raises:
-            ValueError: If there are no evaluation data.
-        """
-        dataset = eval_dataset if eval_dataset is not None else self.caption_eval_dataset
-        if dataset is None:
-            raise ValueError("There are no evaluation data. Pass eval_dataset to evaluate or to the trainer.")
-        captions = [caption.strip() or EMPTY_CAPTION for caption in self.generate_captions(dataset)]
-        statistics = caption_statistics(captions)
-        metrics: dict[str, float] = {
-            "length": float(statistics["length"]),
-            "lexical_diversity": float(statistics["lexical_diversity"]),
-        }
-        ranks = None
-        if self.scorer is not None:
-            text = torch.as_tensor(self.scorer.text_features(captions))
-            images = self.scorer_image_features(self.scorer, dataset)
-            pool = self_retrieval(text, images)
-            ranks = pool["ranks"]
-            metrics |= {k: float(pool[k]) for k in ("recall_at_1", "recall_at_5")}
-            if len(captions) >= 100:
-                metrics["rd100_recall_at_1"] = float(self_retrieval(text, images, num_distractors=99)["recall_at_1"])
-        metrics = {f"{metric_key_prefix}_{name}": value for name, value in metrics.items()}
-        self.log(metrics)
-        if self.args.log_completions and self.is_world_process_zero():
-            self._show_captions(dataset, captions, ranks, f"{metric_key_prefix}_completions")
-        control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)  # type: ignore[has-type]
-        self.control = control
-        return metrics
-
-    def _show_captions(self, dataset: datasets.Dataset, captions: list[str], ranks: Any | None, tag: str) -> None:
-        """The first captions of an evaluation, on the terminal and in the trackers."""
-        shown = list(dataset.select(range(min(self.args.num_completions_to_print, len(dataset)))))
-        rows = [
-            {
-                "image_id": row.get("image_id", index),
-                "caption": captions[index],
-                "reference": _first_reference(row.get("captions")),
-                "rank": None if ranks is None else int(ranks[index]),
-            }
-            for index, row in enumerate(shown)
-        ]
-        print_completions(rows, step=self.state.global_step)
-        log_completions(
-            rows,
-            [open_still(row) for row in shown],
-            step=self.state.global_step,
-            report_to=self.args.report_to,
-            tensorboard_writer=self.tensorboard_writer,
-            tag=tag,
-        )
-
-    @property
-    def tensorboard_writer(self) -> Any | None:
-        """The writer of transformers' `TensorBoardCallback`; None where nothing is reported to tensorboard."""
-        callbacks = self.callback_handler.callbacks
-        return next((c.tb_writer for c in callbacks if isinstance(c, TensorBoardCallback)), None)
-
     # Saving and loading
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:
@@ -393,12 +262,6 @@ class CaptionTrainer(ReliableTraining, Trainer):
         (Path(output_dir or self.args.output_dir) / "training_args.bin").unlink(missing_ok=True)
         # Some families have an image processor and a tokenizer but no processor that joins them.
         self.captioner.save_processor(output_dir or self.args.output_dir)
-
-
-def _first_reference(captions: Any) -> str:
-    if isinstance(captions, str):
-        return captions
-    return next(iter(captions or ()), "")
 
 
 def _contract() -> None:

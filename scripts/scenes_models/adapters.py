@@ -19,7 +19,7 @@ from hf_captionrl.io import write_json
 
 __all__ = ["ADAPTERS", "train_adapter"]
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 BASE = "blip-mle"
 ADAPTERS = {"blip-smile": "smile_blip", "blip-sr": "self_retrieval_blip"}
 """Names, and the recipe of each, which is run with its `scenes_lora.yaml`."""

@@ -1,0 +1,1 @@
+"""How the shipped models of the embedded world are made, by `scripts/train_scenes_models.py`."""
