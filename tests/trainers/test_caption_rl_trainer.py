@@ -109,7 +109,8 @@ def _run(folder, arguments, processes=1):
     )
 
 
-@pytest.mark.parametrize("bags", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.slow  # launched by torchrun; tests/invariance does the same in forked processes
+@pytest.mark.parametrize("bags", [False, True])
 def test_two_processes_equal_one(tmp_path, scenes, whole_batch, bags):
     arguments = {"per_device_train_batch_size": 8, "bags": bags}
     if bags:

@@ -116,7 +116,8 @@ def test_the_split_matters_to_a_trainer_that_averages_per_micro_batch(tmp_path, 
     assert largest_difference(split, whole_batch) > 1e-5
 
 
-@pytest.mark.parametrize("accumulation", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.slow  # launched by torchrun; tests/invariance does the same in forked processes
+@pytest.mark.parametrize("accumulation", [1, 2])
 def test_two_processes_give_the_gradient_of_one(tmp_path, whole_batch, accumulation):
     output = tmp_path / "weights.safetensors"
     arguments = {"per_device_train_batch_size": 8 // accumulation, "gradient_accumulation_steps": accumulation}
