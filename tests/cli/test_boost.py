@@ -51,6 +51,7 @@ def test_the_last_shard_merges(tmp_path, capsys):
     assert boost(tmp_path / "two", "--merge") == 0
 
 
+@pytest.mark.slow  # launched by accelerate; shards are held against one run above
 def test_two_processes_equal_one(tmp_path):
     assert boost(tmp_path / "one") == 0
     # The page's command; without its file, `accelerate launch --cpu --num_processes 2` starts one process and says nothing.

@@ -130,6 +130,7 @@ sys.exit(main(["truematch", "build", *sys.argv[2:]]))
 """
 
 
+@pytest.mark.slow  # fresh processes
 def test_a_killed_build_goes_on(cache, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("hf_captionrl.data.truematch._ROWS_A_FILE", 20)
     whole, folder = tmp_path / "whole", tmp_path / "killed"

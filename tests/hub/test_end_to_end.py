@@ -159,6 +159,7 @@ hf_captionrl.captioners.load_captioner("tester/clipcap")
 """
 
 
+@pytest.mark.slow  # two fresh processes
 def test_a_full_disk_at_download_leaves_nothing_half(world):
     hub, want, _, asked, folder = world
     run = fresh_process(["-c", DISK_IS_FULL], hub, folder / "full", READ)
@@ -174,6 +175,7 @@ pipeline("stranger/pickle", device="cpu")
 """
 
 
+@pytest.mark.slow  # a fresh process; tests/security refuses pickles everywhere
 def test_a_repository_with_pickles_only_is_refused(world):
     hub, _, _, _, folder = world
     files = dict(hub.repo("tester/prompted").files)

@@ -68,6 +68,7 @@ def train(folder: Path, *launcher: str) -> tuple[dict[str, torch.Tensor], dict]:
     return load_file(folder / "weights.safetensors"), json.loads((folder / "log.json").read_text())
 
 
+@pytest.mark.slow  # tests/invariance holds forked processes against one
 def test_ddp_launched_with_its_file_ends_with_the_weights_of_one_process(tmp_path):
     config = yaml.safe_load((FOLDER / "ddp.yaml").read_text())
     config |= {"num_processes": 2, "use_cpu": True, "mixed_precision": "no"}  # all that a machine without GPUs needs

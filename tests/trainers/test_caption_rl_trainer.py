@@ -138,6 +138,7 @@ RESUMED = {
 }
 
 
+@pytest.mark.slow  # tests/faults kills each trainer once
 def test_a_killed_run_goes_on_bit_for_bit(tmp_path, scenes):
     through = train(tmp_path / "through", scenes["train"], **{**RESUMED, "save_strategy": "no"})
     killed = _run(tmp_path / "killed", {**RESUMED, "kill_at": 4})

@@ -122,6 +122,7 @@ def test_own_rewards(tmp_path):
     assert trainer.reward_weights.tolist() == [2.0, 1.0]
 
 
+@pytest.mark.slow  # launched by torchrun
 def test_two_processes_see_one_rollout(tmp_path, trainer):
     environment = {
         **os.environ,
