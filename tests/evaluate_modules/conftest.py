@@ -1,5 +1,10 @@
+"""The modules as users get them, and a few scenes with their judge."""
+
 import pytest
 
+from hf_captionrl.evaluate_modules.inputs import resolve_scorer
+from hf_captionrl.scenes import load_scenes
+from tests.evaluate_modules.judges import JUDGE
 from tests.evaluate_modules.nursery import Nursery
 
 
@@ -24,3 +29,19 @@ def evaluate(tmp_path_factory):
         evaluate.logging.set_verbosity_error()
         assert len(install()) == 7
         yield evaluate
+
+
+@pytest.fixture(scope="package")
+def scenes():
+    return load_scenes(num_train=0, num_validation=0, num_test=15)["test"]
+
+
+@pytest.fixture(scope="package")
+def judge():
+    return resolve_scorer(JUDGE)
+
+
+@pytest.fixture(scope="package")
+def features(scenes, judge):
+    """Of first references and of images, by the judge."""
+    return judge.text_features([row[0] for row in scenes["captions"]]), judge.image_features(list(scenes["image"]))

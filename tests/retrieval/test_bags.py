@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import math
 
 import numpy as np
 import pytest
@@ -21,36 +20,13 @@ from hf_captionrl.retrieval.bags import (
     candidate_bags,
     check_neighbours,
     curate_bags,
-    multimodal_features,
     nearest_neighbours,
     training_bags,
 )
-from hf_captionrl.retrieval.neighbours import approximate_neighbours, neighbour_recall
 from scripts.benchmarks import bags as benchmark
+from tests.retrieval.clusters import clustered, cosine, plain_neighbours
 
 SIGNATURE = "clip@0123456789ab|float32|text:77"
-
-
-def clustered(count, width=16, seed=0, noise=0.7):
-    generator = torch.Generator().manual_seed(seed)
-    centres = torch.randn(max(count // 20, 1), width, generator=generator)
-    which = torch.randint(len(centres), (count,), generator=generator)
-    return centres[which] + noise * torch.randn(count, width, generator=generator)
-
-
-def cosine(a, b):
-    dot = sum(x * y for x, y in zip(a, b, strict=True))
-    return dot / math.sqrt(sum(x * x for x in a) * sum(y * y for y in b))
-
-
-def plain_neighbours(features, k):
-    """Sorted by descending cosine, then by row; in Python's doubles."""
-    rows = [[float(x) for x in row] for row in features]
-    found = []
-    for i, row in enumerate(rows):
-        others = sorted((-cosine(row, other), j) for j, other in enumerate(rows) if j != i)
-        found.append([(j, -score) for score, j in others[:k]])
-    return found
 
 
 def plain_training_bags(neighbours, order, size):
@@ -64,138 +40,6 @@ def plain_training_bags(neighbours, order, size):
             bags.append([query, *members])
             used.update(bags[-1])
     return bags
-
-
-# --- neighbours -----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("block_size", [None, 1, 7, 1000])
-def test_neighbours_are_those_of_a_plain_loop(block_size):
-    features = clustered(60)
-    indices, similarities = nearest_neighbours(features, 12, block_size=block_size)
-    expected = plain_neighbours(features, 12)
-    assert indices.tolist() == [[j for j, _ in row] for row in expected]
-    assert similarities.numpy() == pytest.approx(np.array([[s for _, s in row] for row in expected]), abs=1e-6)
-    assert similarities.dtype == torch.float32
-
-
-def test_the_length_of_a_feature_does_not_matter_and_its_precision_may_be_half():
-    features = clustered(50)
-    scaled = features * torch.linspace(0.1, 30, 50)[:, None]
-    assert torch.equal(nearest_neighbours(features, 5)[0], nearest_neighbours(scaled.numpy(), 5)[0])
-    half = features.half()
-    assert torch.equal(nearest_neighbours(half, 5)[0], nearest_neighbours(half.float(), 5)[0])
-
-
-@pytest.mark.parametrize(("count", "k"), [(30, 8), (900, 1), (900, 2), (1000, 3)])
-def test_ties_stand_in_the_order_of_the_rows(count, k):
-    # Unit vectors along axes: every cosine is exactly 0 or 1. With many more images than k the search goes by groups.
-    generator = torch.Generator().manual_seed(1)
-    axis = torch.randint(5, (count,), generator=generator).tolist()
-    features = torch.eye(5)[axis]
-    indices, similarities = nearest_neighbours(features, k)
-    for i in range(0, count, 7):
-        same = [j for j in range(count) if j != i and axis[j] == axis[i]]
-        other = [j for j in range(count) if axis[j] != axis[i]]
-        assert indices[i].tolist() == (same + other)[:k]
-    assert set(similarities.flatten().tolist()) <= {0.0, 1.0}
-
-
-def test_search_by_groups_equals_a_full_sort_also_in_the_columns_over():
-    features = clustered(32 * 82 + 13, width=24, seed=3)  # 13 columns are in no group
-    features[-4:] = features[:4] + 0.01  # whose nearest are therefore there
-    unit = torch.nn.functional.normalize(features.double(), dim=1)
-    rows = torch.tensor([0, 5, 2623, 2624, 2636])
-    indices, _ = nearest_neighbours(features, 9, rows=rows)
-    scores = unit[rows] @ unit.T
-    scores[torch.arange(5), rows] = -2
-    assert indices.tolist() == scores.argsort(dim=1, descending=True)[:, :9].tolist()
-    assert (indices >= 32 * 82).any()
-
-
-def test_a_copy_is_a_neighbour_and_the_image_itself_is_none():
-    features = clustered(40)
-    features[7] = features[3]
-    indices, similarities = nearest_neighbours(features, 39)
-    assert indices[3, 0] == 7
-    assert indices[7, 0] == 3
-    assert float(similarities[3, 0]) == pytest.approx(1)
-    for i, row in enumerate(indices.tolist()):
-        assert sorted([*row, i]) == list(range(40))
-
-
-@pytest.mark.parametrize("k", [0, 10, -1])
-def test_k_out_of_range(k):
-    with pytest.raises(ValueError, match="between 1 and 9"):
-        nearest_neighbours(clustered(10), k)
-
-
-def test_features_without_a_direction_are_named():
-    features = clustered(10)
-    features[4] = 0
-    with pytest.raises(ValueError, match=r"features\[4\] is zero"):
-        nearest_neighbours(features, 2)
-    with pytest.raises(ValueError, match="numbers in"):
-        nearest_neighbours(clustered(10), 2, rows=[10])
-    with pytest.raises(ValueError, match="block_size"):
-        nearest_neighbours(clustered(10), 2, block_size=0)
-
-
-def test_multimodal_cosine_is_the_mean_of_both():
-    images, captions = clustered(12, 8, seed=1), clustered(60, 8, seed=2).view(12, 5, 8)
-    joined = multimodal_features(images, captions)
-    assert joined.shape == (12, 16)
-    text = captions.mean(dim=1)
-    for i in range(12):
-        for j in range(12):
-            expected = (
-                cosine(images[i].tolist(), images[j].tolist()) + cosine(text[i].tolist(), text[j].tolist())
-            ) / 2
-            assert float(joined[i] @ joined[j]) == pytest.approx(expected, abs=1e-6)
-    assert torch.equal(joined, multimodal_features(images, text))
-    assert torch.allclose(joined, multimodal_features(images, list(captions)))
-
-
-def test_multimodal_features_need_captions_of_the_same_images():
-    images = clustered(4, 8)
-    with pytest.raises(ValueError, match="4 images and text features of 3"):
-        multimodal_features(images, clustered(3, 8))
-    with pytest.raises(ValueError, match=r"text_features\[2\]"):
-        multimodal_features(images, [torch.ones(1, 8), torch.ones(2, 8), torch.empty(0, 8), torch.ones(1, 8)])
-
-
-def test_faiss_finds_nearly_all_and_says_how_many():
-    features = clustered(1500, noise=0.3)
-    exact, scores = nearest_neighbours(features, 10)
-    indices, similarities, recall = approximate_neighbours(features, 10, num_clusters=38, num_probes=12)
-    assert indices.shape == exact.shape
-    assert (indices != torch.arange(1500)[:, None]).all()
-    assert all(len(set(row)) == 10 for row in indices.tolist())
-    assert recall > 0.9
-    assert recall == pytest.approx(neighbour_recall(indices, exact), abs=0.05)
-    hit = indices == exact
-    assert torch.allclose(similarities[hit], scores[hit], atol=1e-5)
-    few = approximate_neighbours(features, 10, num_clusters=38, num_probes=1)[2]
-    assert few < recall  # the measure can fail
-    whole = approximate_neighbours(features, 10, num_clusters=4, num_probes=4)
-    assert whole[2] == 1
-
-
-def test_faiss_fills_what_its_lists_do_not_hold():
-    indices, _, _ = approximate_neighbours(clustered(200), 60, num_clusters=20, num_probes=1)
-    check_neighbours(indices, 200)  # no -1, nothing twice
-
-
-def test_without_faiss_the_way_out_is_named(monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "faiss", None)
-    with pytest.raises(ImportError, match=r"hf-captionrl\[faiss\]"):
-        approximate_neighbours(clustered(20), 3)
-
-
-def test_recall_by_hand():
-    assert neighbour_recall([[1, 2], [3, 4]], [[2, 1], [4, 5]]) == 0.75
-    with pytest.raises(ValueError, match="both must be"):
-        neighbour_recall([[1]], [[1, 2]])
 
 
 # --- Algorithms 1 and 2 ---------------------------------------------------------------------------------------------

@@ -1,10 +1,30 @@
-"""A small piece of the embedded world, and one way to run a trainer on it."""
+"""A small piece of the embedded world with its scorers, and a tiny LLaMA with a few documents."""
 
 import pytest
 
+from hf_captionrl.recipe.tiny_llama import tiny_llama
+from hf_captionrl.retrieval import load_scorer
 from hf_captionrl.scenes import load_scenes
+from hf_captionrl.scenes.models import model_path
+from tests.trainers.documents import ROWS
 
 
 @pytest.fixture(scope="session")
 def scenes():
     return load_scenes(num_train=16, num_validation=12, num_test=0)
+
+
+@pytest.fixture(scope="package")
+def scorer():
+    return load_scorer(model_path("scenes:clip-reward"))
+
+
+@pytest.fixture(scope="package")
+def judge():
+    return load_scorer(model_path("scenes:clip-judge"))
+
+
+@pytest.fixture(scope="package")
+def parts():
+    """A tiny LLaMA and its tokenizer."""
+    return tiny_llama([text for row in ROWS for text in row.values()], vocab_size=300, width=32, layers=1, seed=3)

@@ -10,44 +10,18 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from hf_captionrl.captioners import load_captioner
 from hf_captionrl.data import open_image
 from hf_captionrl.losses import policy_gradient_loss
 from hf_captionrl.rewards import CiderReward, FunctionReward, RewardContext, RewardData, WeightedRewards, make_baseline
 from hf_captionrl.rewards import edit_distance as token_edit_distance
-from hf_captionrl.scenes.models import model_path
 from hf_captionrl.trainers import SLEConfig, SLETrainer
 from hf_captionrl.trainers.rollout import advantages_of
 from tests.rewards.test_diversity import plain_bleu34, plain_edit
+from tests.trainers.sle_runs import build, captioner, largest_difference, train
 
-from .one_step import PLAIN_SGD, weights
-from .one_step import train as train_smile
+from .one_step import weights
 
 VECTORS = json.loads((Path(__file__).parents[1] / "vectors" / "diversity.json").read_text())
-SLE = {**PLAIN_SGD, "per_device_train_batch_size": 8, "max_completion_length": 10, "guard": "off"}
-
-
-def captioner():
-    return load_captioner(model_path("scenes:blip-mle"), dtype=torch.float32)
-
-
-def build(folder, dataset, *, trainer_arguments=None, **arguments):
-    config = SLEConfig(str(folder), **{**SLE, **arguments})
-    return SLETrainer(captioner(), config, dataset, **(trainer_arguments or {}))
-
-
-def train(folder, dataset, *, resume=False, **arguments):
-    trainer = build(folder, dataset, **arguments)
-    trainer.train(resume_from_checkpoint=resume or None)
-    return trainer
-
-
-def largest_difference(a, b):
-    assert a.keys() == b.keys()
-    return max((a[name] - b[name]).abs().max().item() for name in a)
-
-
-# Oracles
 
 
 def plain_ngrams(words):
@@ -80,9 +54,9 @@ def plain_cider(candidate, references, corpus):
     return 10 * total / len(references)
 
 
-# The gradient, by enumeration
-
 END, LONGEST, VOCABULARY = 0, 5, 3
+
+
 REFERENCES = [[(1, 2, 1, 2), (2, 2, 1), ()], [(1, 1)], [(2, 1, 2)]]  # the first image is the one that is captioned
 
 
@@ -257,9 +231,6 @@ def test_the_code_of_2018_gives_its_advantages(tmp_path):
     torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)
 
 
-# One step of the trainer against a plain loop
-
-
 def step_with_rollout(folder, dataset, **arguments):
     """One step, and the captions that it was taken on: sampled and greedy."""
     trainer = build(folder, dataset, **arguments)
@@ -360,87 +331,6 @@ def test_an_embedding_needs_a_text_encoder(tmp_path, scenes):
 
     trainer = train(tmp_path, scenes["train"], distance="embedding", trainer_arguments={"text_encoder": letters})
     assert largest_difference(weights(trainer), dict(captioner().model.named_parameters())) > 1e-5
-
-
-# Cross-entropy first
-
-
-def test_the_first_epochs_are_maximum_likelihood(tmp_path, scenes):
-    ours = train(tmp_path / "a", scenes["train"], rl_start_epoch=1, max_steps=2)
-    theirs = train_smile(tmp_path / "b", scenes["train"], mle_weight=1.0, per_device_train_batch_size=16)
-    # Two steps of 8 images are an epoch; one step of all 16 does not depend on their order.
-    whole = train(tmp_path / "c", scenes["train"], rl_start_epoch=1, per_device_train_batch_size=16)
-    assert largest_difference(weights(whole), weights(theirs)) < 2e-6
-    assert largest_difference(weights(ours), weights(theirs)) > 1e-3
-
-
-def test_the_split_of_a_step_does_not_matter_in_the_first_epochs_either(tmp_path, scenes):
-    arguments = {"rl_start_epoch": 1, "per_device_train_batch_size": 16}
-    whole = train(tmp_path / "a", scenes["train"], **arguments)
-    arguments |= {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 4}
-    assert largest_difference(weights(train(tmp_path / "b", scenes["train"], **arguments)), weights(whole)) < 2e-6
-
-
-SWITCHED = {
-    "rl_start_epoch": 1,
-    "xe_learning_rate": 3e-4,
-    "learning_rate": 1e-4,
-    "optim": "adamw_torch",
-    "max_steps": 5,
-    "save_strategy": "steps",
-    "logging_strategy": "steps",
-    "logging_steps": 1,
-    "num_generations": 3,
-}
-
-
-def test_the_switch_comes_after_whole_epochs_with_its_learning_rate(tmp_path, scenes):
-    trainer = train(tmp_path, scenes["train"], **{**SWITCHED, "save_strategy": "no"})
-    logged = [entry for entry in trainer.state.log_history if "loss" in entry]
-    assert ["reward" in entry for entry in logged] == [False, False, True, True, True]
-    assert [entry["learning_rate"] for entry in logged] == pytest.approx([3e-4, 3e-4, 1e-4, 1e-4, 1e-4])
-
-
-@pytest.mark.parametrize("at", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(3, marks=pytest.mark.slow)])
-def test_a_run_resumed_before_at_and_after_the_switch_is_the_same_bit_for_bit(tmp_path, scenes, at):
-    through = train(tmp_path / "through", scenes["train"], **{**SWITCHED, "save_strategy": "no"})
-    train(tmp_path / "cut", scenes["train"], **{**SWITCHED, "max_steps": at, "save_steps": at})
-    resumed = train(tmp_path / "cut", scenes["train"], resume=True, **{**SWITCHED, "save_steps": at})
-    assert resumed.state.global_step == 5
-    assert largest_difference(weights(resumed), weights(through)) == 0.0
-    ours, theirs = (t.optimizer.state_dict() for t in (resumed, through))
-    assert all(torch.equal(ours["state"][i]["exp_avg"], theirs["state"][i]["exp_avg"]) for i in ours["state"])
-    assert ours["param_groups"][0]["lr"] == theirs["param_groups"][0]["lr"]
-
-
-def test_a_schedule_that_is_no_function_of_the_step_cannot_have_two_learning_rates(tmp_path, scenes):
-    plateau = {"lr_scheduler_type": "reduce_lr_on_plateau", "eval_strategy": "steps", "eval_steps": 1}
-    config = SLEConfig(str(tmp_path), **{**SLE, **plateau, "rl_start_epoch": 1, "xe_learning_rate": 1e-4})
-    with pytest.raises(ValueError, match="function of the step"):
-        SLETrainer(captioner(), config, scenes["train"], scenes["validation"]).train()
-
-
-# Bad input
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"alpha": 1.1}, "alpha is 1.1"),
-        ({"alpha": float("nan")}, "alpha is nan"),
-        ({"num_generations": 1}, "num_generations is 1"),
-        ({"distance": "hamming"}, "distance is 'hamming'"),
-        ({"diversity": "triples"}, "variant is 'triples'"),
-        ({"diversity": "multi_reference", "distance": "edit"}, "defined for BLEU only"),
-        ({"rl_start_epoch": -1}, "rl_start_epoch is -1"),
-        ({"xe_learning_rate": 0.0}, "xe_learning_rate is 0.0"),
-        ({"rl_start_epoch": 1, "num_iterations": 2}, "would repeat every batch"),
-        ({"do_sample": False}, "do_sample=False"),
-    ],
-)
-def test_bad_settings_are_refused(tmp_path, arguments, message):
-    with pytest.raises(ValueError, match=message):
-        SLEConfig(str(tmp_path), use_cpu=True, **arguments)
 
 
 def test_one_caption_will_do_for_self_critical_training(tmp_path):

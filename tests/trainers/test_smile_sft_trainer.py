@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import copy
-import inspect
 import math
-import subprocess
-import sys
 
 import datasets
 import pytest
@@ -14,60 +11,13 @@ import torch
 from peft import LoraConfig, PromptTuningConfig
 from torch import Tensor
 from trl import SFTConfig, SFTTrainer
-from trl.trainer.utils import FusedCausalLMOutput
 
 from hf_captionrl.losses import IGNORE_INDEX
-from hf_captionrl.recipe.tiny_llama import tiny_llama
 from hf_captionrl.trainers import SmileSFTConfig, SmileSFTTrainer
-from hf_captionrl.trainers.smile_sft_head import logit_factors, segment_loss
+from hf_captionrl.trainers.smile_sft_head import segment_loss
 from hf_captionrl.trainers.smile_sft_segments import document_ids, find_segments, sentence_ends, similar_lengths
-
-ROWS = [
-    {"prompt": "Name a fruit: ", "completion": "An apple. It is red. Is it sweet? Yes!"},
-    {"prompt": "Count to six: ", "completion": "one two three four five six"},
-    {"prompt": "Greet me: ", "completion": "Hello.\nHello again."},
-    {
-        "prompt": "What is rain? ",
-        "completion": "Rain is water that falls from clouds. The water falls again. It rains.",
-    },
-    {"prompt": "Yes or no? ", "completion": "No."},
-]
-
-
-@pytest.fixture(scope="module")
-def parts():
-    return tiny_llama([text for row in ROWS for text in row.values()], vocab_size=300, width=32, layers=1, seed=3)
-
-
-def make(parts, folder, *, cls=SmileSFTTrainer, config=SmileSFTConfig, rows=ROWS, peft=None, **settings):
-    model, tokenizer = parts
-    arguments = {
-        "output_dir": str(folder),
-        "per_device_train_batch_size": 5,
-        "max_steps": 1,
-        "learning_rate": 1e-2,
-        "lr_scheduler_type": "constant",
-        "bf16": False,
-        "use_cpu": True,
-        "report_to": [],
-        "disable_tqdm": True,
-        "save_strategy": "no",
-        "max_length": 128,
-        "gradient_checkpointing": False,
-        "logging_steps": 1,
-        **settings,
-    }
-    return cls(
-        copy.deepcopy(model),
-        config(**arguments),
-        train_dataset=datasets.Dataset.from_list(rows),
-        processing_class=copy.deepcopy(tokenizer),
-        peft_config=peft,
-    )
-
-
-def batch_of(trainer) -> dict[str, Tensor]:
-    return next(iter(trainer.get_train_dataloader()))
+from tests.trainers.documents import ROWS
+from tests.trainers.sft_runs import batch_of, loss_eval, make
 
 
 def sentence_of(ids, tokenizer) -> list[int]:
@@ -273,11 +223,6 @@ def test_lora_moves_and_the_base_stays(parts, tmp_path, head, mle_weight):
     assert loss_eval(trainer) == pytest.approx(looped(trainer, "document", mle_weight=mle_weight), rel=2e-5)
 
 
-def loss_eval(trainer) -> float:
-    with torch.no_grad():
-        return float(trainer.compute_loss(trainer.model, batch_of(trainer)))
-
-
 def test_trl_alone_refuses_the_head(parts, tmp_path):
     """The reason for `plain_head_for_checks`; if this passes one day, it can go."""
     lora = LoraConfig(**{**LORA, "target_modules": ["lm_head"]})
@@ -411,68 +356,3 @@ def test_wrong_kinds_are_refused(parts, tmp_path):
     trainer = make(parts, tmp_path, peft=prompt_tuning, packing=True, max_length=64)
     with pytest.raises(ValueError, match="position_ids"):
         trainer.compute_loss(trainer.model, batch_of(trainer))
-
-
-def test_logit_factors_are_trl_s(parts, tmp_path):
-    """Cohere's scale and Gemma's cap, against the model's own logits via trl's head."""
-    _, tokenizer = parts
-    config = copy.deepcopy(parts[0].config)
-    assert logit_factors(config) == (1.0, None)
-    for name, value, expected in (("logit_scale", 0.25, 0.25), ("logits_scaling", 8.0, 0.125)):
-        changed = copy.deepcopy(config)
-        setattr(changed, name, value)
-        assert logit_factors(changed)[0] == expected
-        model = copy.deepcopy(parts[0])
-        model.config = changed
-        ours = make((model, tokenizer), tmp_path, mle_weight=1 - 1e-9)
-        theirs = make((model, tokenizer), tmp_path, cls=SFTTrainer, config=SFTConfig)
-        assert loss_eval(ours) == pytest.approx(loss_eval(theirs), rel=1e-5)
-
-
-# What is taken from trl, so that a new version that changes it fails here and not in someone's run.
-
-
-def test_contract_compute_loss():
-    source = inspect.getsource(SFTTrainer.compute_loss)
-    assert list(inspect.signature(SFTTrainer.compute_loss).parameters) == [
-        "self", "model", "inputs", "return_outputs", "num_items_in_batch",
-    ]  # fmt: skip
-    for used in (
-        "outputs = model(**inputs, fused_lm_head=True)",
-        "per_token_loss = -outputs.log_probs",
-        "outputs.label_mask",
-        "outputs.entropy",
-        "outputs.is_top1",
-        'self._metrics[mode]["entropy"]',
-        'self._metrics[mode]["mean_token_accuracy"]',
-    ):
-        assert used in source, used
-
-
-def test_contract_fused_output():
-    fields = set(inspect.signature(FusedCausalLMOutput).parameters)
-    assert {"loss", "log_probs", "entropy", "is_top1", "label_mask"} <= fields
-
-
-def test_contract_attributes(parts, tmp_path):
-    trainer = make(parts, tmp_path, cls=SFTTrainer, config=SFTConfig, packing=True)
-    assert trainer.padding_free is True
-    assert set(trainer._metrics) == {"train", "eval"}
-    assert trainer.processing_class is not None
-    assert "forward" in trainer.model.__dict__  # add_fused_lm_head patches the object itself
-    batch = batch_of(trainer)
-    starts = batch["position_ids"] == 0
-    assert (batch["labels"][starts] == IGNORE_INDEX).all()  # a document's first token is nobody's target
-
-
-def test_contract_only_compute_loss_is_overridden():
-    own = {
-        name for name in vars(SmileSFTTrainer) if callable(getattr(SmileSFTTrainer, name)) and name in dir(SFTTrainer)
-    }
-    assert own == {"__init__", "compute_loss"}
-
-
-def test_package_does_not_import_trl():
-    code = "import sys, hf_captionrl, hf_captionrl.trainers as t; assert 'SmileSFTTrainer' in t.__all__; print('trl' in sys.modules)"
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert run.stdout.strip() == "False"

@@ -1,0 +1,3 @@
+"""Who finds images from captions here."""
+
+JUDGE = "scenes:clip-judge"

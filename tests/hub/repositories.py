@@ -1,0 +1,59 @@
+"""Repositories of the small Hub: commits of whole trees, in memory."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+
+
+@dataclass
+class Blob:
+    """A file of a commit."""
+
+    data: bytes
+    lfs: bool
+
+    @property
+    def oid(self) -> str:
+        return hashlib.sha1(b"blob %d\0" % len(self.data) + self.data).hexdigest()
+
+    @property
+    def sha256(self) -> str:
+        return hashlib.sha256(self.data).hexdigest()
+
+
+@dataclass
+class Commit:
+    sha: str
+    parent: str | None
+    title: str
+    files: dict[str, Blob]
+
+
+@dataclass
+class Repo:
+    """A repository: commits by their id, branches and tags that name them."""
+
+    repo_id: str
+    repo_type: str
+    private: bool
+    commits: dict[str, Commit] = field(default_factory=dict)
+    branches: dict[str, str] = field(default_factory=dict)
+    tags: dict[str, str] = field(default_factory=dict)
+
+    def commit(self, branch: str, title: str, files: dict[str, Blob]) -> Commit:
+        parent = self.branches.get(branch)
+        listing = "".join(f"{path} {blob.oid}\n" for path, blob in sorted(files.items()))
+        sha = hashlib.sha1(f"{self.repo_type}/{self.repo_id}\n{parent}\n{title}\n{listing}".encode()).hexdigest()
+        self.commits[sha] = Commit(sha, parent, title, files)
+        self.branches[branch] = sha
+        return self.commits[sha]
+
+    def at(self, revision: str) -> Commit | None:
+        sha = self.branches.get(revision) or self.tags.get(revision) or revision
+        return self.commits.get(sha)
+
+    @property
+    def files(self) -> dict[str, bytes]:
+        """What is on the main branch."""
+        return {path: blob.data for path, blob in self.commits[self.branches["main"]].files.items()}

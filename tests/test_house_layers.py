@@ -1,0 +1,95 @@
+"""Imports that point upwards, and a diagram that is not theirs, are seen."""
+
+import pytest
+
+from scripts.house_layers import LAYERS, SEPARATE, check_diagram, check_layers, diagram, layer_table
+from tests.planted import ROOT, messages, plant
+
+# --- layers ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"hf_captionrl/metrics/a.py": "from hf_captionrl.text.ngrams import x\nimport hf_captionrl.retrieval.ranking"},
+        {"hf_captionrl/data/a.py": "def f():\n    from hf_captionrl.scenes import load_scenes"},
+        {"hf_captionrl/trainers/a.py": "from ..captioners import auto\nfrom . import b"},
+        {"hf_captionrl/__init__.py": "from hf_captionrl.trainers import T", "hf_captionrl/hub.py": "import torch"},
+        {"recipes/a.py": "from hf_captionrl import load_captioner\nimport hf_captionrl.trainers"},
+        {"hf_captionrl/recipe/arguments.py": "def f():\n    from trl import TrlParser"},
+        {"hf_captionrl/hub.py": "from hf_captionrl import __version__"},
+    ],
+)
+def test_downward_imports_pass(tmp_path, files):
+    assert check_layers(plant(tmp_path, files)) == []
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        (
+            {"hf_captionrl/losses/a.py": "from hf_captionrl.captioners.base import C"},
+            "a.py:1: losses (layer 0) imports",
+        ),
+        ({"hf_captionrl/losses/a.py": "from hf_captionrl import captioners"}, "imports captioners (layer 1)"),
+        ({"hf_captionrl/losses/a.py": "from ..captioners import base"}, "imports captioners (layer 1)"),
+        ({"hf_captionrl/data/a.py": "def f():\n    import hf_captionrl.trainers.x"}, "a.py:2: data (layer 1) imports"),
+        ({"hf_captionrl/data/a.py": "from hf_captionrl.captioners import C"}, "do not know each other"),
+        ({"hf_captionrl/metrics/a.py": "from hf_captionrl import self_retrieval"}, "front door"),
+        ({"hf_captionrl/hub.py": "import recipes.smile_blip"}, "imports recipes, which stands above"),
+        ({"hf_captionrl/extras/a.py": "import os"}, "'extras' is in no layer"),
+        ({"hf_captionrl/trainers/a.py": "from trl import GRPOTrainer"}, "imports trl"),
+        ({"recipes/a.py": "import trl.trainer"}, "imports trl"),
+        (
+            {
+                "hf_captionrl/metrics/a.py": "import hf_captionrl.scenes",
+                "hf_captionrl/scenes/a.py": "import hf_captionrl.data",
+                "hf_captionrl/data/a.py": "import hf_captionrl.metrics",
+            },
+            "circle of imports: data -> metrics -> scenes -> data",
+        ),
+    ],
+)
+def test_upward_imports_are_faults(tmp_path, files, message):
+    faults = messages(check_layers(plant(tmp_path, files)))
+    assert len(faults) == 1
+    assert message in faults[0]
+
+
+def test_separate_units_exist():
+    units = {unit for layer in LAYERS.values() for unit in layer}
+    assert set(SEPARATE) | set().union(*SEPARATE.values()) <= units
+
+
+def test_architecture_page_shows_the_scripts_table():
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    assert layer_table() in page
+
+
+# --- the diagram ----------------------------------------------------------------------------------------------------
+
+
+HOUSE = {
+    "hf_captionrl/text/a.py": "import re",
+    "hf_captionrl/metrics/a.py": "from hf_captionrl.text.a import x",
+    "hf_captionrl/reports/a.py": "from ..metrics import a\ndef f():\n    import hf_captionrl.text.a",
+}
+
+
+def test_the_diagram_leaves_out_what_follows(tmp_path):
+    arrows = [line.strip() for line in diagram(plant(tmp_path, HOUSE)).splitlines() if "-->" in line]
+    assert arrows == ["metrics --> reports", "text --> metrics"]  # text --> reports goes through metrics
+
+
+def test_a_diagram_that_is_not_that_of_the_imports_is_a_fault(tmp_path):
+    plant(tmp_path, HOUSE)
+    page = "before\n\n<!-- begin diagram -->\n{}\n<!-- end diagram -->\nafter\n"
+    drawn = diagram(tmp_path)
+    plant(tmp_path, {"docs/architecture.md": page.format(drawn)})
+    assert not check_diagram(tmp_path)
+    plant(tmp_path, {"docs/architecture.md": page.format(drawn.replace("text --> metrics", "text --> losses"))})
+    (fault,) = messages(check_diagram(tmp_path))
+    assert "no import for 'text --> losses'" in fault
+    assert "lacks 'text --> metrics'" in fault
+    plant(tmp_path, {"docs/architecture.md": "no picture"})
+    assert "has no diagram" in messages(check_diagram(tmp_path))[0]
