@@ -41,7 +41,7 @@ FORBIDDEN: dict[str, str] = {
 }
 """What no text of the project may hold, and what to do instead."""
 
-_LONG_FILE = 400
+_LONG_FILE, _LONG_FUNCTION = 400, 80
 _HEAVY = {"torch", "transformers", "datasets", "matplotlib"}
 
 
@@ -152,6 +152,32 @@ def check_skips(root: Path) -> list[Fault]:
     return faults
 
 
+def check_lengths(root: Path) -> list[Fault]:
+    """No file has more than 400 lines, and no function more than 80 beside its docstring: a longer one is two things."""
+    faults: list[Fault] = []
+    for path in python_files(root, PACKAGE, "recipes", "scripts", "tests"):
+        name = relative(root, path)
+        if (count := len(path.read_text(encoding="utf-8").splitlines())) > _LONG_FILE:
+            faults.append(Fault(name, 0, f"has {count} lines, more than {_LONG_FILE}. Split it."))
+        for node in ast.walk(parse(path)):
+            if (
+                isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+                and (lines := own_lines(node)) > _LONG_FUNCTION
+            ):
+                faults.append(
+                    Fault(name, node.lineno, f"`{node.name}` has {lines} lines, more than {_LONG_FUNCTION}.")
+                )
+    return faults
+
+
+def own_lines(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Lines of a function from `def` to its end, without those of its docstring."""
+    first, last = node.body[0], node.end_lineno or node.lineno
+    documented = ast.get_docstring(node) is not None
+    docstring = (first.end_lineno or first.lineno) - first.lineno + 1 if documented else 0
+    return last - node.lineno + 1 - docstring
+
+
 CHECKS: dict[str, Callable[[Path], list[Fault]]] = {
     "layers": check_layers,
     "diagram": check_diagram,
@@ -159,17 +185,10 @@ CHECKS: dict[str, Callable[[Path], list[Fault]]] = {
     "loading": check_loading,
     "texts": check_texts,
     "skips": check_skips,
+    "lengths": check_lengths,
     "modules": check_modules,
     "configs": check_configs,
 }
-
-
-def long_files(root: Path) -> list[str]:
-    """Source files long enough to ask whether they are two things. A question, not a fault."""
-    counts = {
-        p: len(p.read_text(encoding="utf-8").splitlines()) for p in python_files(root, PACKAGE, "recipes", "scripts")
-    }
-    return [f"{relative(root, path)} has {n} lines: is it two things?" for path, n in counts.items() if n > _LONG_FILE]
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -196,8 +215,6 @@ def main(argv: list[str] | None = None) -> int:
         print(f"{name:12} {'ok' if not faults else f'{len(faults)} faults':12} {time.perf_counter() - begun:5.1f} s")
         for fault in faults:
             print(f"  {fault}")
-    for question in long_files(root):
-        print(f"note: {question}")
     print(f"{count} faults in {time.perf_counter() - started:.1f} s")
     return 1 if count else 0
 

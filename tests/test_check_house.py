@@ -3,11 +3,12 @@
 import re
 import subprocess
 import sys
+import textwrap
 
 import pytest
 import yaml
 
-from scripts.check_house import check_docstrings, check_skips, check_texts, long_files
+from scripts.check_house import check_docstrings, check_lengths, check_skips, check_texts
 from scripts.house_loading import check_loading
 from tests.planted import ROOT, messages, plant
 
@@ -224,9 +225,27 @@ def test_unlisted_skips_are_faults(tmp_path, code):
     assert len(check_skips(root)) == (0 if "'no Java'" in code and "why" not in code else 1)
 
 
-def test_long_files_are_asked_about(tmp_path):
-    root = plant(tmp_path, {"hf_captionrl/a.py": "x = 1\n" * 401, "hf_captionrl/b.py": "x = 1\n" * 400})
-    assert long_files(root) == ["hf_captionrl/a.py has 401 lines: is it two things?"]
+def test_long_files_and_functions_are_faults(tmp_path):
+    def function(lines, docstring=""):
+        return "def f():\n" + docstring + "    x = 1\n" * (lines - 1)
+
+    docstring = '    """One.\n\n    Two.\n    """\n'
+    root = plant(
+        tmp_path,
+        {
+            "hf_captionrl/a.py": "x = 1\n" * 401,
+            "hf_captionrl/b.py": "x = 1\n" * 400,
+            "scripts/c.py": function(81),
+            "scripts/d.py": function(80),
+            "tests/e.py": function(80, docstring),
+            "tests/f.py": "class A:\n" + textwrap.indent(function(81, docstring).replace("def", "async def"), "    "),
+        },
+    )
+    assert messages(check_lengths(root)) == [
+        "hf_captionrl/a.py:0: has 401 lines, more than 400. Split it.",
+        "scripts/c.py:1: `f` has 81 lines, more than 80.",
+        "tests/f.py:2: `f` has 81 lines, more than 80.",
+    ]
 
 
 # --- imports and configs, in a process of their own -----------------------------------------------------------------

@@ -24,6 +24,8 @@ from hf_captionrl.cli.judges import (
 
 if TYPE_CHECKING:
     from hf_captionrl.cli.suites import Judged
+    from hf_captionrl.recipe import Evaluator
+    from hf_captionrl.reports.comparison import Section
 
 __all__ = ["SUITES", "add_parser", "run"]
 
@@ -170,9 +172,52 @@ def _words_lines(words: Mapping[str, Any]) -> list[str]:
     ]
 
 
+def _markdown(title: str, sections: Sequence[Section], words: Mapping[str, Any] | None) -> str:
+    from hf_captionrl.reports.comparison import comparison_markdown
+    from hf_captionrl.reports.table import escape_markdown
+
+    text = comparison_markdown(sections, title=title)
+    if words is None:
+        return text
+    lines = "".join(f"- {escape_markdown(line)}\n" for line in _words_lines(words))
+    return f"{text}\n## {_WORDS_TITLE}\n\n{lines}"
+
+
 def _plain_rows(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Rows as results.json has them: without scores of single images."""
     return [{key: value for key, value in row.items() if key not in ("per_sample", "groups", "ranks")} for row in rows]
+
+
+def _count_copies(evaluator: Evaluator, num_images: int) -> int:
+    """How many images are copies of others; says so."""
+    copies = 0 if evaluator.image_features is None else count_copies(evaluator.image_features)
+    if copies:
+        said = f"{copies} of {num_images} images are copies of others and count against the captions of these"
+        print(
+            f"captionrl evaluate: {said}. Leave them out, or merge them with metrics.self_retrieval.", file=sys.stderr
+        )
+    return copies
+
+
+def _sections(
+    names: Sequence[str], judged: Sequence[Judged], evaluator: Evaluator, reasons: Mapping[str, str]
+) -> tuple[dict[str, Section], dict[str, Any]]:
+    """The tables asked for and the one of all captions, by name; and how their numbers were made."""
+    from hf_captionrl.cli.suites import CAPTIONS_TABLE, TABLES, compare_with_first
+    from hf_captionrl.reports.comparison import Section
+
+    sections, signatures = {}, {}
+    for name, table in [*((name, TABLES[name]) for name in names), ("captions", CAPTIONS_TABLE)]:
+        rows = [{"name": source.name, **table.compute(source, evaluator)} for source in judged]
+        compare_with_first(rows, seed=evaluator.seed)
+        signatures[name] = rows[0]["signatures"]
+        for row in rows:
+            row.pop("signatures", None)
+            for key, reason in list(row.items()):
+                if key.endswith("_reason") and reason in reasons:
+                    row[key] = reasons[reason]
+        sections[name] = Section(table.title, table.columns, _plain_rows(rows))
+    return sections, signatures
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -189,12 +234,11 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.bags is not None and not arguments.bags.is_file():
         raise FileNotFoundError(f"There is no file {str(arguments.bags)!r} for --bags.")
 
-    from hf_captionrl.cli.suites import CAPTIONS_TABLE, TABLES, compare_with_first
+    from hf_captionrl.cli.suites import TABLES
     from hf_captionrl.io import atomic_write_text, to_plain, write_json
     from hf_captionrl.recipe import Evaluator
-    from hf_captionrl.reports.captions import write_length_histogram, write_trade_off
-    from hf_captionrl.reports.comparison import Section, comparison_markdown, print_comparison
-    from hf_captionrl.reports.table import escape_markdown
+    from hf_captionrl.reports.captions import write_length_histogram
+    from hf_captionrl.reports.comparison import print_comparison
     from hf_captionrl.reports.versions import installed_versions, plain_config
 
     folder = arguments.output_dir
@@ -221,25 +265,9 @@ def run(arguments: argparse.Namespace) -> None:
     if "smile" in names and scorer is not None:
         add_clip_features(judged, scorer, clip_prefix(arguments))
 
-    copies = 0 if evaluator.image_features is None else count_copies(evaluator.image_features)
-    if copies:
-        said = f"{copies} of {len(ids)} images are copies of others and count against the captions of these"
-        print(
-            f"captionrl evaluate: {said}. Leave them out, or merge them with metrics.self_retrieval.", file=sys.stderr
-        )
-
-    sections, signatures = [], {}
-    for name, table in [*((name, TABLES[name]) for name in names), ("captions", CAPTIONS_TABLE)]:
-        rows = [{"name": source.name, **table.compute(source, evaluator)} for source in judged]
-        compare_with_first(rows, seed=arguments.seed)
-        signatures[name] = rows[0].pop("signatures")
-        for row in rows:
-            row.pop("signatures", None)
-            for key, reason in list(row.items()):
-                if key.endswith("_reason") and reason in reasons:
-                    row[key] = reasons[reason]
-        sections.append((name, Section(table.title, table.columns, _plain_rows(rows))))
-    shown = [section for _, section in sections]
+    copies = _count_copies(evaluator, len(ids))
+    sections, signatures = _sections(names, judged, evaluator, reasons)
+    shown = list(sections.values())
     words = _words(judged, evaluator.references) if "discritune" in names else None
 
     result: dict[str, Any] = {
@@ -248,22 +276,19 @@ def run(arguments: argparse.Namespace) -> None:
         "num_duplicate_images": copies,
         "files": [{"name": file.name, "path": str(file.path), "captions": len(file.captions)} for file in files],
         "scorer": None if scorer is None else scorer.signature,
-        "tables": {name: {"title": section.title, "rows": section.rows} for name, section in sections},
+        "tables": {name: {"title": section.title, "rows": section.rows} for name, section in sections.items()},
         "signatures": signatures,
         "words": words,
         "seed": arguments.seed,
         "config": plain_config({k: v for k, v in vars(arguments).items() if k not in ("run", "traceback", "json")}),
         "versions": installed_versions(),
     }
-    markdown = comparison_markdown(shown, title=f"{len(ids)} images of {Path(arguments.dataset).name}")
-    if words is not None:
-        lines = "".join(f"- {escape_markdown(line)}\n" for line in _words_lines(words))
-        markdown += f"\n## {_WORDS_TITLE}\n\n{lines}"
-    atomic_write_text(folder / "comparison.md", markdown)
     write_json(folder / "comparison.json", result)
-    written = ["comparison.json", "comparison.md", "lengths.png"]
+    title = f"{len(ids)} images of {Path(arguments.dataset).name}"
+    atomic_write_text(folder / "comparison.md", _markdown(title, shown, words))
     write_length_histogram(folder / "lengths.png", {source.name: source.lengths for source in judged})
-    if _draw_trade_off(write_trade_off, folder / "trade_off.png", shown):
+    written = ["comparison.json", "comparison.md", "lengths.png"]
+    if _draw_trade_off(folder / "trade_off.png", shown):
         written.append("trade_off.png")
     if arguments.json:
         print(json.dumps(to_plain(result), ensure_ascii=False))
@@ -274,8 +299,10 @@ def run(arguments: argparse.Namespace) -> None:
     print(f"Written to {folder}: {', '.join(written)}")
 
 
-def _draw_trade_off(draw: Any, path: Path, sections: Sequence[Any]) -> bool:
+def _draw_trade_off(path: Path, sections: Sequence[Section]) -> bool:
     """Retrieval against faithfulness, or likeness to the references where there is no truth; from the first table that has both."""
+    from hf_captionrl.reports.captions import write_trade_off
+
     retrieval = {
         "pool_recall_at_1": "R@1 in the pool",
         "blocks_recall_at_1": "P@1 among 100",
@@ -285,7 +312,7 @@ def _draw_trade_off(draw: Any, path: Path, sections: Sequence[Any]) -> bool:
     for y, y_label in faithful.items():
         for section in sections:
             for x, x_label in retrieval.items():
-                if draw(path, section.rows, x=(x, f"Self-retrieval: {x_label}"), y=(y, y_label)):
+                if write_trade_off(path, section.rows, x=(x, f"Self-retrieval: {x_label}"), y=(y, y_label)):
                     return True
     path.unlink(missing_ok=True)
     return False

@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any
 from hf_captionrl.cli.arguments import add_common, add_dataset, load_split, positive
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from hf_captionrl.cli.arguments import LoadedSplit
     from hf_captionrl.recipe import Evaluator
-    from hf_captionrl.reports.gallery import GalleryItem, Mark
 
 __all__ = ["add_parser", "run"]
 
@@ -147,79 +146,6 @@ def _captions(
     return found
 
 
-class _Shown:
-    """Everything known of the captions, and items for the pages.
-
-    Args:
-        evaluator: Knows images, references, facts and image features.
-        captions: For each source its captions.
-    """
-
-    def __init__(self, evaluator: Evaluator, captions: Mapping[str, list[str]]) -> None:
-        from hf_captionrl.cli.judges import judge
-        from hf_captionrl.reports.caption_errors import gallery_marks
-        from hf_captionrl.retrieval.ranking import ranks
-
-        self.evaluator = evaluator
-        self.captions = captions
-        self.ids = [str(i) for i in evaluator.dataset["image_id"][:]]
-        self.text: dict[str, Any] = {}
-        self.ranks: dict[str, list[int]] = {}
-        if evaluator.image_features is not None:
-            for name, mine in captions.items():
-                judged = judge(evaluator, name, [[caption] for caption in mine], evaluator.references)
-                self.text[name] = judged.text
-                self.ranks[name] = ranks(judged.text, evaluator.image_features).tolist()
-        self.marks: dict[str, list[list[Mark]]] = {}
-        if evaluator.facts is not None:
-            facts = evaluator.facts
-            self.marks = {
-                name: [gallery_marks(caption, truth) for caption, truth in zip(mine, facts, strict=True)]
-                for name, mine in captions.items()
-            }
-
-    def bag_ranks(self, bag: list[int]) -> dict[str, list[int]]:
-        """For each source the rank of each image of a bag in it."""
-        from hf_captionrl.retrieval.ranking import bag_ranks
-
-        images: Any = self.evaluator.image_features  # there where any text has features
-        return {
-            name: bag_ranks(text[bag], images[bag], [list(range(len(bag)))])[0].tolist()
-            for name, text in self.text.items()
-        }
-
-    def item(
-        self,
-        row: int,
-        *,
-        group: str = "",
-        names: Sequence[str] | None = None,
-        places: Mapping[str, tuple[int, int]] | None = None,
-        numbers: Mapping[str, Mapping[str, str]] | None = None,
-    ) -> GalleryItem:
-        """One image; ranks are those of the whole pool unless `places` says rank and size of another."""
-        from hf_captionrl.data.video import open_still
-        from hf_captionrl.reports.gallery import GalleryCaption, GalleryItem
-
-        shown = []
-        for name in names or self.captions:
-            rank, size = (self.ranks[name][row], len(self.ids)) if name in self.ranks else (None, None)
-            if places is not None and name in places:
-                rank, size = places[name]
-            shown.append(
-                GalleryCaption(
-                    name,
-                    self.captions[name][row],
-                    rank=rank,
-                    pool_size=size,
-                    marks=self.marks[name][row] if self.marks else None,
-                    numbers=(numbers or {}).get(name, {}),
-                )
-            )
-        references = self.evaluator.references[row]
-        return GalleryItem(open_still(self.evaluator.dataset[row]), self.ids[row], shown, references, group)
-
-
 def _choose_bags(arguments: argparse.Namespace, evaluator: Evaluator, ids: list[str]) -> list[list[int]]:
     """Bags of one size, drawn by the seed, in the order of the data set."""
     bags = evaluator.bags
@@ -239,18 +165,6 @@ def _choose_bags(arguments: argparse.Namespace, evaluator: Evaluator, ids: list[
     return [found[number] for number in sorted(chosen)]
 
 
-def _bag_items(shown: _Shown, bags: Sequence[list[int]]) -> list[GalleryItem]:
-    items = []
-    for number, bag in enumerate(bags, start=1):
-        ranks = shown.bag_ranks(bag)
-        found = ", ".join(f"{name} finds {places.count(1)}" for name, places in ranks.items())
-        group = f"Bag {number}: {len(bag)} look-alikes{'. ' + found if found else ''}"
-        for at, row in enumerate(bag):
-            places = {name: (rank[at], len(bag)) for name, rank in ranks.items()}
-            items.append(shown.item(row, group=group, places=places))
-    return items
-
-
 def run(arguments: argparse.Namespace) -> None:
     """Write the pages.
 
@@ -268,10 +182,18 @@ def run(arguments: argparse.Namespace) -> None:
         raise ValueError(f"--max_cider must be above 0, got {arguments.max_cider}.")
 
     from hf_captionrl.cli.gallery_cider import CiderScores, cider_note
+    from hf_captionrl.cli.gallery_pages import (
+        Pages,
+        Shown,
+        bag_items,
+        counted,
+        write_cider,
+        write_errors,
+        write_unrewarded,
+    )
     from hf_captionrl.io import to_plain, write_json
     from hf_captionrl.recipe import EvaluationArguments, Evaluator, optional_scorer
-    from hf_captionrl.reports.caption_errors import error_counts, most_wrong
-    from hf_captionrl.reports.gallery import write_gallery
+    from hf_captionrl.reports.caption_errors import error_counts
     from hf_captionrl.reports.versions import installed_versions
 
     folder = arguments.output_dir
@@ -288,81 +210,41 @@ def run(arguments: argparse.Namespace) -> None:
         cache_dir=arguments.cache_dir,
     )
     bags = _choose_bags(arguments, evaluator, ids)
-    shown = _Shown(evaluator, captions)
-    data = f"{len(ids)} images of {Path(arguments.dataset).name}, {arguments.split}"
+    shown = Shown(evaluator, captions)
+    errors = {name: error_counts(marks) for name, marks in shown.marks.items()}
+    cider = CiderScores(shown.captions, evaluator, shown.ranks)
+
+    pages = Pages(folder, f"{len(ids)} images of {Path(arguments.dataset).name}, {arguments.split}")
+    pages.write(
+        "bags.html",
+        bag_items(shown, bags),
+        title="The same bags, captioned by " + ", ".join(names),
+        note="Each caption's rank is that of its own image in the bag.",
+        told=f"{len(bags)} bags",
+    )
+    write_errors(pages, shown, errors, arguments.max_shown)
+    failures = write_cider(pages, shown, cider, arguments.min_gap, arguments.max_shown)
+    unrewarded = write_unrewarded(pages, shown, cider, arguments.max_cider, arguments.max_shown)
+    pages.remove_others()
     result: dict[str, Any] = {
         "num_images": len(ids),
         "sources": dict(zip(names, map(str, arguments.captions), strict=True)),
         "scorer": None if evaluator.judge is None else evaluator.judge.signature,
         "bags": [[ids[row] for row in bag] for bag in bags],
-        "errors": {name: error_counts(marks) for name, marks in shown.marks.items()} or None,
-        "cider": None,
-        "unrewarded": None,
+        "errors": errors or None,
+        "cider": failures,
+        "unrewarded": unrewarded,
         "seed": arguments.seed,
         "versions": installed_versions(),
+        "pages": pages.written,
     }
-    pages: dict[str, str] = {}
-    if bags:
-        write_gallery(
-            folder / "bags.html",
-            _bag_items(shown, bags),
-            "The same bags, captioned by " + ", ".join(names),
-            note=f"{data}. Each caption's rank is that of its own image in the bag.",
-        )
-        pages["bags.html"] = f"{len(bags)} bags"
-    worst = most_wrong(shown.marks, arguments.max_shown) if shown.marks else []
-    if worst:
-        counted = "; ".join(
-            f"{name}: {counts['hallucinated']} hallucinated and {counts['misbound']} misbound of {counts['claims']} claims"
-            for name, counts in result["errors"].items()
-        )
-        items = [shown.item(row) for row in worst]
-        write_gallery(folder / "errors.html", items, "Wrong claims", note=f"{data}. {counted}.")
-        pages["errors.html"] = f"{len(worst)} images with wrong claims"
-    cider = CiderScores(shown.captions, evaluator, shown.ranks)
-    failures = cider.failures(arguments.min_gap)
-    if failures is not None:
-        cases = failures.pop("cases")
-        result["cider"] = {
-            **failures,
-            "cases": [
-                {"image_id": ids[c.row], "preferred": c.preferred, "better": c.better, "gap": c.gap} for c in cases
-            ],
-        }
-        items = []
-        for case in cases[: arguments.max_shown]:
-            pair = (case.preferred, case.better)
-            items.append(shown.item(case.row, names=pair, numbers=cider.numbers(case.row, pair)))
-        if items:
-            write_gallery(folder / "cider.html", items, "Where CIDEr-D prefers the worse caption", note=f"{data}. {cider_note(failures)} The widest gaps are shown.")  # fmt: skip
-            pages["cider.html"] = f"{failures['failures']} pairs on which CIDEr-D fails"
-    poor = cider.unrewarded(arguments.max_cider)
-    if poor is not None:
-        found = poor.pop("cases")
-        result["unrewarded"] = {
-            **poor,
-            "cases": [{"image_id": ids[row], "source": name, "cider_d": score} for row, name, score in found],
-        }
-        items = [
-            shown.item(row, names=(name,), numbers=cider.numbers(row, (name,)))
-            for row, name, _ in found[: arguments.max_shown]
-        ]
-        if items:
-            told = f"{poor['unrewarded']} of {poor['right_captions']} captions with right claims only score below {arguments.max_cider:g}"
-            write_gallery(folder / "unrewarded.html", items, "Right captions that CIDEr-D gives next to nothing", note=f"{data}. {told}. Those that say most are shown.")  # fmt: skip
-            pages["unrewarded.html"] = told
-    # Of an earlier run with other captions; the new ones would stand beside it.
-    for name in {"bags.html", "errors.html", "cider.html", "unrewarded.html"} - set(pages):
-        (folder / name).unlink(missing_ok=True)
-    result["pages"] = pages
     write_json(folder / "gallery.json", result)
     if arguments.json:
         print(json.dumps(to_plain(result), ensure_ascii=False))
         return
-    for name, counts in (result["errors"] or {}).items():
-        print(
-            f"{name}: {counts['hallucinated']} hallucinated and {counts['misbound']} misbound of {counts['claims']} claims"
-        )
+    for name, counts in errors.items():
+        print(f"{name}: {counted(counts)}")
     if failures is not None:
         print(cider_note(failures))
-    print(f"Written to {folder}: {', '.join([*(f'{name} ({what})' for name, what in pages.items()), 'gallery.json'])}")
+    told = [f"{name} ({what})" for name, what in pages.written.items()]
+    print(f"Written to {folder}: {', '.join([*told, 'gallery.json'])}")

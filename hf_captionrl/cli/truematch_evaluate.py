@@ -13,8 +13,11 @@ from hf_captionrl.cli.truematch_build import load_splits, print_status
 from hf_captionrl.data.truematch import DATA_FOLDER, TrueMatch, bags_fingerprint, load_truematch
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from hf_captionrl.cli.arguments import LoadedSplit
     from hf_captionrl.cli.caption_files import CaptionFile
+    from hf_captionrl.reports.table import Column
     from hf_captionrl.retrieval import BagFile
 
 __all__ = ["COLUMNS", "evaluate", "leaderboard"]
@@ -85,15 +88,28 @@ def _files(arguments: argparse.Namespace, named: argparse.Namespace) -> list[Cap
     return given
 
 
-def _table(bags: BagFile) -> tuple[list[int], list[Any]]:
-    """Bag sizes, and the columns of the table."""
+def _columns(bags: BagFile) -> list[Column]:
+    """The columns of the table."""
     from hf_captionrl.cli.suites import TABLES
     from hf_captionrl.reports.table import Column
 
     sizes = sorted({len(bag) for bag in bags.bags})
     known = {column.key: column for column in TABLES["ndlb"].columns}
     own = [Column(f"bag_{k}_recall_at_1", f"R@1, bags of {k}", "higher", is_fraction=True) for k in sizes]
-    return sizes, [*own, *(known[key] for key in COLUMNS)]
+    return [*own, *(known[key] for key in COLUMNS)]
+
+
+def _hits(row: Mapping[str, Any], bag_names: Mapping[int, Sequence[str]], ids: Sequence[str]) -> dict[str, Any]:
+    """Every success of a captioner by the name of its bag or image, so that leaderboards can compare results."""
+    found = {}
+    for key, names in (
+        *((f"bag_{size}_recall_at_1", names) for size, names in bag_names.items()),
+        ("rd100_recall_at_1", ids),
+    ):
+        if row.get(key) is not None:
+            groups = [names[number] for number in row["groups"][key]]
+            found[key] = {"values": row["per_sample"][key], "groups": groups}
+    return found
 
 
 def evaluate(arguments: argparse.Namespace) -> None:
@@ -145,25 +161,14 @@ def evaluate(arguments: argparse.Namespace) -> None:
             raise ValueError("--references needs two references or more for every image. Leave it out.")
         judged.append(human)
 
-    sizes, columns = _table(bags)
+    columns = _columns(bags)
     rows = [{"name": source.name, **TABLES["ndlb"].compute(source, evaluator)} for source in judged]
     signatures = rows[0]["signatures"]
     compare_with_first(rows, seed=arguments.seed)
     names_of = {size: [bag_id([ids[row] for row in bag]) for bag in group] for size, group in rows_of.items()}
-    shown, hits = [], {}
-    for row in rows:
-        hits[row["name"]] = {
-            key: {
-                "values": row["per_sample"][key],
-                "groups": [names_of[size][number] for number in row["groups"][key]]
-                if (size := _size_of(key)) is not None
-                else [ids[number] for number in row["groups"][key]],
-            }
-            for key in (*(f"bag_{k}_recall_at_1" for k in sizes), "rd100_recall_at_1")
-            if row.get(key) is not None
-        }
-        keys = {column.key for column in columns}
-        shown.append({"name": row["name"], **{k: v for k, v in row.items() if any(k.startswith(key) for key in keys)}})
+    hits = {row["name"]: _hits(row, names_of, ids) for row in rows}
+    keys = tuple(column.key for column in columns)
+    shown = [{"name": row["name"], **{k: v for k, v in row.items() if k.startswith(keys)}} for row in rows]
     result: dict[str, Any] = {
         "format": _FORMAT,
         "benchmark": found.manifest["card"]["dataset_id"],
@@ -195,11 +200,6 @@ def evaluate(arguments: argparse.Namespace) -> None:
     print_status(found)
     print_comparison([section])
     print(f"Written to {arguments.output_dir}: results.json, results.md")
-
-
-def _size_of(key: str) -> int | None:
-    """Bag size of a number, None for one that is not about bags."""
-    return int(key.split("_")[1]) if key.startswith("bag_") else None
 
 
 def _read_results(path: Path) -> dict[str, Any]:
@@ -251,7 +251,7 @@ def leaderboard(arguments: argparse.Namespace) -> None:
             f"The results are of other bags ({first['fingerprint']}) than {arguments.folder} has now ({now}): the review went on, "
             "or they are of another benchmark. Evaluate again."
         )
-    _, columns = _table(found.bags)
+    columns = _columns(found.bags)
     key = "rd100_recall_at_1" if arguments.sort_by == "rd100" else f"bag_{arguments.sort_by}_recall_at_1"
     if key not in {column.key for column in columns} or any(row.get(key) is None for row in rows):
         sizes = ", ".join(first["bags"])

@@ -3,7 +3,8 @@
 Legend: N captions, M images of the pool, P ranked (caption, bag) pairs, D features.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from numbers import Integral
 from typing import Any, Literal
 
@@ -100,78 +101,130 @@ def self_retrieval(
         bags = None if bags is None else [list(dict.fromkeys(row[list(bag)].tolist())) for bag in bags]
         sets = None if sets is None else [list(dict.fromkeys(row[list(candidates)].tolist())) for candidates in sets]
 
-    captions = torch.arange(len(text))
-    groups = owners
-    chances: dict[int, Tensor] = {}
-    variant = "pool"
-    if bags is not None:
-        found, captions, groups = bag_ranks(text, images, bags, owners)
-        variant = "bags-" + "-".join(map(str, sorted({len(bag) for bag in bags})))
-    elif sets is not None:
-        found = set_ranks(text, images, sets, owners)
-        variant = "sets-" + "-".join(map(str, sorted({len(candidates) for candidates in sets})))
-    elif num_distractors is None:
-        found = ranks(text, images, owners, block_size=block_size)
-    elif protocol == "blocks":
-        size = num_distractors + 1
-        if size > len(images):
-            raise ValueError(
-                f"Blocks of {size} images do not fit into a pool of {len(images)}. Lower num_distractors."
-            )
-        whole = [list(range(start, start + size)) for start in range(0, len(images) - size + 1, size)]
-        described = set(owners.tolist())
-        lacking = next((row for row in range(len(whole) * size) if row not in described), None)
-        if lacking is not None:
-            raise ValueError(
-                f"protocol='blocks' needs a caption for every image of the pool; image {lacking} has none."
-            )
-        found, captions, _ = bag_ranks(text, images, whole, owners)
-        groups = owners[captions]
-        variant = f"rd{size}-blocks"
-    else:
-        found = ranks(text, images, owners, block_size=block_size)
-        if protocol == "sampled":
-            pool_ranks = found
-            found = sampled_ranks(
-                pool_ranks, len(images), num_distractors=num_distractors, repeats=repeats, seed=seed
-            ).flatten()
-            captions, groups = captions.repeat(repeats), owners.repeat(repeats)
-            variant = f"rd{num_distractors + 1}-sampled-{repeats}-seed-{seed}"
-        else:
-            chances = {k: distractor_recall(found, len(images), k=k, num_distractors=num_distractors) for k in ks}
-            variant = f"rd{num_distractors + 1}-expected"
-
-    recalls = {f"recall_at_{k}": (chances[k] if chances else (found <= k).double()).numpy() for k in ks}
-    # Against n of the M - 1 others, b better ones are expected to leave n b / (M - 1) before the own image.
-    expected = found.double()
-    if chances and num_distractors is not None:
-        expected = 1 + (expected - 1) * num_distractors / (len(images) - 1)
+    ranked = _rank(
+        text,
+        images,
+        owners,
+        bags=bags,
+        sets=sets,
+        num_distractors=num_distractors,
+        protocol=protocol,
+        ks=ks,
+        seed=seed,
+        repeats=repeats,
+        block_size=block_size,
+    )
+    expected = ranked.expected
+    recalls = {f"recall_at_{k}": values.numpy() for k, values in ranked.recalls(ks).items()}
     result: dict[str, Any] = {key: float(values.mean()) for key, values in recalls.items()}
     result |= {f"{key}_per_sample": values for key, values in recalls.items()}
     if num_bootstrap:
         for key, values in recalls.items():
             result[f"{key}_ci"] = bootstrap_interval(
-                values, groups=groups.tolist(), confidence=confidence, num_resamples=num_bootstrap, seed=seed
+                values, groups=ranked.groups.tolist(), confidence=confidence, num_resamples=num_bootstrap, seed=seed
             )
     return result | {
         "mean_rank": float(expected.mean()),
         "median_rank": float(np.median(expected.numpy())),
-        "ranks": found.numpy(),
-        "captions": captions.numpy(),
-        "groups": groups.numpy(),
+        "ranks": ranked.ranks.numpy(),
+        "captions": ranked.captions.numpy(),
+        "groups": ranked.groups.numpy(),
         "num_captions": len(text),
         "pool_size": len(images),
         "num_duplicate_images": num_duplicates,
         "signature": signature(
             metric="self_retrieval",
             scorer=scorer,
-            variant=variant,
+            variant=ranked.variant,
             pool=len(images),
             ties="against",
             duplicates=duplicates,
             dtype=dtype,
         ),
     }
+
+
+@dataclass(frozen=True)
+class _Ranked:
+    """Ranks under one protocol.
+
+    Args:
+        ranks (`Tensor` of shape `(P,)`): In the pool, bag, set or block.
+        captions (`Tensor` of shape `(P,)`): Which caption each rank is of.
+        groups (`Tensor` of shape `(P,)`): Its image, or its bag.
+        expected (`Tensor` of shape `(P,)`): Ranks of which mean and median are reported.
+        variant: The protocol, for the signature.
+        chances: For each k the chance of a rank of at most k, where it is not simply 0 or 1.
+    """
+
+    ranks: Tensor
+    captions: Tensor
+    groups: Tensor
+    expected: Tensor
+    variant: str
+    chances: Mapping[int, Tensor] = field(default_factory=dict)
+
+    def recalls(self, ks: Sequence[int]) -> dict[int, Tensor]:
+        """For each k whether each caption succeeds, or how likely it does."""
+        return {k: self.chances.get(k, (self.ranks <= k).double()) for k in ks}
+
+
+def _rank(
+    text: Tensor,
+    images: Tensor,
+    owners: Tensor,
+    *,
+    bags: Sequence[Sequence[int]] | None,
+    sets: Sequence[Sequence[int]] | None,
+    num_distractors: int | None,
+    protocol: str,
+    ks: Sequence[int],
+    seed: int,
+    repeats: int,
+    block_size: int | None,
+) -> _Ranked:
+    """Ranks under the protocol that was asked for."""
+    captions = torch.arange(len(text))
+    if bags is not None:
+        found, captions, groups = bag_ranks(text, images, bags, owners)
+        return _Ranked(found, captions, groups, found.double(), f"bags-{_sizes(bags)}")
+    if sets is not None:
+        found = set_ranks(text, images, sets, owners)
+        return _Ranked(found, captions, owners, found.double(), f"sets-{_sizes(sets)}")
+    if num_distractors is not None and protocol == "blocks":
+        size = num_distractors + 1
+        found, captions, _ = bag_ranks(text, images, _blocks(size, len(images), owners), owners)
+        return _Ranked(found, captions, owners[captions], found.double(), f"rd{size}-blocks")
+    found = ranks(text, images, owners, block_size=block_size)
+    if num_distractors is None:
+        return _Ranked(found, captions, owners, found.double(), "pool")
+    name = f"rd{num_distractors + 1}-{protocol}"
+    if protocol == "sampled":
+        drawn = sampled_ranks(
+            found, len(images), num_distractors=num_distractors, repeats=repeats, seed=seed
+        ).flatten()
+        captions, groups = captions.repeat(repeats), owners.repeat(repeats)
+        return _Ranked(drawn, captions, groups, drawn.double(), f"{name}-{repeats}-seed-{seed}")
+    chances = {k: distractor_recall(found, len(images), k=k, num_distractors=num_distractors) for k in ks}
+    # Against n of the M - 1 others, b better ones are expected to leave n b / (M - 1) before the own image.
+    expected = 1 + (found.double() - 1) * num_distractors / (len(images) - 1)
+    return _Ranked(found, captions, owners, expected, name, chances)
+
+
+def _sizes(lists: Sequence[Sequence[int]]) -> str:
+    return "-".join(map(str, sorted({len(rows) for rows in lists})))
+
+
+def _blocks(size: int, pool_size: int, owners: Tensor) -> list[list[int]]:
+    """Consecutive images, `size` at a time; the short last block is dropped."""
+    if size > pool_size:
+        raise ValueError(f"Blocks of {size} images do not fit into a pool of {pool_size}. Lower num_distractors.")
+    whole = [list(range(start, start + size)) for start in range(0, pool_size - size + 1, size)]
+    described = set(owners.tolist())
+    lacking = next((row for row in range(len(whole) * size) if row not in described), None)
+    if lacking is not None:
+        raise ValueError(f"protocol='blocks' needs a caption for every image of the pool; image {lacking} has none.")
+    return whole
 
 
 def _check_options(

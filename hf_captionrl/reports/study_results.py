@@ -70,7 +70,7 @@ def _range(interval: Sequence[float] | None, digits: int = 3) -> str:
     return "–" if interval is None else f"[{interval[0]:.{digits}f}, {interval[1]:.{digits}f}]"
 
 
-def _tables(result: Mapping[str, Any]) -> list[_Table]:
+def _systems(result: Mapping[str, Any]) -> _Table:
     kind = result["kind"]
     columns = _COLUMNS[kind]
     # The exact interval stands in a column of its own: one cell holds one interval.
@@ -78,82 +78,77 @@ def _tables(result: Mapping[str, Any]) -> list[_Table]:
         {**row, "exact": None, "exact_reason": None} if kind == "retrieval" else dict(row) for row in result["rows"]
     ]
     check_rows(rows, columns)
-    main = []
-    for row in rows:
-        cells = [
-            _range(row.get("accuracy_exact_ci")) if column.key == "exact" else format_cell(row, column)
-            for column in columns
+    cells = [
+        [
+            row["name"],
+            *(
+                _range(row.get("accuracy_exact_ci")) if column.key == "exact" else format_cell(row, column)
+                for column in columns
+            ),
         ]
-        main.append([row["name"], *cells])
-    found = [
-        _Table(
-            "Systems",
-            ["", *(column.title for column in columns)],
-            main,
-            _LEGENDS[kind].format(chance=result.get("chance", 0.0)),
-        )
+        for row in rows
     ]
-    if result["paired"]:
-        found.append(
-            _Table(
-                "Differences",
-                ["", "Measure", "Difference", "95 % interval", "p", "Groups"],
-                [
-                    [
-                        f"{pair['a']} − {pair['b']}",
-                        pair["measure"],
-                        _number(pair["difference"]),
-                        _range(pair.get("difference_ci")),
-                        _number(pair.get("p_value"), 4),
-                        str(pair["num_groups"]),
-                    ]
-                    for pair in result["paired"]
-                ],
-                "On the sets of images, or images, that both were asked about: paired randomisation test, two-sided, not "
-                "corrected for the number of tests.",
-            )
-        )
-    found.append(
-        _Table(
-            "Agreement",
-            ["", "Level", "Krippendorff's alpha", "Judged by two or more", "People"],
+    legend = _LEGENDS[kind].format(chance=result.get("chance", 0.0))
+    return _Table("Systems", ["", *(column.title for column in columns)], cells, legend)
+
+
+def _differences(pairs: Sequence[Mapping[str, Any]]) -> _Table:
+    return _Table(
+        "Differences",
+        ["", "Measure", "Difference", "95 % interval", "p", "Groups"],
+        [
             [
-                [
-                    entry["measure"],
-                    entry["level"],
-                    _number(entry["alpha"]) if entry["alpha"] is not None else f"not run: {entry['alpha_reason']}",
-                    str(entry["units"]),
-                    str(entry["people"]),
-                ]
-                for entry in result["agreement"]
-            ],
-        )
+                f"{pair['a']} − {pair['b']}",
+                pair["measure"],
+                _number(pair["difference"]),
+                _range(pair.get("difference_ci")),
+                _number(pair.get("p_value"), 4),
+                str(pair["num_groups"]),
+            ]
+            for pair in pairs
+        ],
+        "On the sets of images, or images, that both were asked about: paired randomisation test, two-sided, not "
+        "corrected for the number of tests.",
     )
-    people = result["participants"]
-    columns_of = [name for name in people[0] if name != "participant"]
-    found.append(
-        _Table(
-            "Participants",
-            ["", *(name.replace("_", " ").capitalize() for name in columns_of)],
-            [[entry["participant"], *(str(entry[name]) for name in columns_of)] for entry in people],
-        )
+
+
+def _agreement(entries: Sequence[Mapping[str, Any]]) -> _Table:
+    return _Table(
+        "Agreement",
+        ["", "Level", "Krippendorff's alpha", "Judged by two or more", "People"],
+        [
+            [
+                entry["measure"],
+                entry["level"],
+                _number(entry["alpha"]) if entry["alpha"] is not None else f"not run: {entry['alpha_reason']}",
+                str(entry["units"]),
+                str(entry["people"]),
+            ]
+            for entry in entries
+        ],
     )
+
+
+def _participants(people: Sequence[Mapping[str, Any]]) -> _Table:
+    names = [name for name in people[0] if name != "participant"]
+    return _Table(
+        "Participants",
+        ["", *(name.replace("_", " ").capitalize() for name in names)],
+        [[entry["participant"], *(str(entry[name]) for name in names)] for entry in people],
+    )
+
+
+def _tables(result: Mapping[str, Any]) -> list[_Table]:
+    found = [_systems(result)]
+    if result["paired"]:
+        found.append(_differences(result["paired"]))
+    found += [_agreement(result["agreement"]), _participants(result["participants"])]
     if result["dropped"]:
-        found.append(
-            _Table(
-                "Dropped participants",
-                ["", "Part", "Reason"],
-                [[entry["participant"], entry["part"], entry["reason"]] for entry in result["dropped"]],
-            )
-        )
+        rows = [[entry["participant"], entry["part"], entry["reason"]] for entry in result["dropped"]]
+        found.append(_Table("Dropped participants", ["", "Part", "Reason"], rows))
     if result["rejected"]:
-        found.append(
-            _Table(
-                "Files that do not count",
-                ["", "Reason"],
-                [[entry["file"], entry["reason"]] for entry in result["rejected"]],
-            )
-        )
+        rows = [[entry["file"], entry["reason"]] for entry in result["rejected"]]
+        found.append(_Table("Files that do not count", ["", "Reason"], rows))
     return found
 
 

@@ -167,7 +167,7 @@ class _Reader:
         # A wrong noun in first place still talks about the main group, so that its number and size can be judged.
         about = "main" if meant == "nothing" and first else meant
         for attribute, value, words in modifiers:
-            self._modifier(about, attribute, value, words, kind)
+            self.modifier(about, attribute, value, words, kind)
         counts = [value for attribute, value, _ in modifiers if attribute == "count"]
         alone = about == "second" or (about == "main" and facts.count == 1)
         if is_plural and not counts and alone and plural(kind) != kind:
@@ -176,7 +176,7 @@ class _Reader:
             self._relation(meant)
         self.subject = meant
 
-    def _modifier(self, about: str, attribute: str, value: str, text: str, kind: str) -> None:
+    def modifier(self, about: str, attribute: str, value: str, text: str, kind: str) -> None:
         facts = self.facts
         if attribute == "colour":
             self.claim("colour", f"{value} {kind}", text, False)  # no thing of this world has a colour of its own
@@ -213,6 +213,87 @@ class _Reader:
         self.claim("position", value, text, value == truth)
 
 
+class _Reading:
+    """Takes tokens from left to right, and holds back the words that wait for what they belong to."""
+
+    def __init__(self, facts: Facts) -> None:
+        self.reader = _Reader(facts)
+        self.motion = MotionReader(facts, self.reader.claim) if isinstance(facts, MovingFacts) else None
+        self.modifiers: list[tuple[str, str, str]] = []  # numbers and adjectives before their noun
+        self.colour: tuple[str, str] | None = None  # one that may turn out to be the background's
+        self.on = False
+
+    def take(self, token: str, value: str, text: str) -> None:
+        """Read one token."""
+        if self.motion is not None and self.motion.read(token, value, text):
+            self.close_colour()
+        elif token == "colour":
+            if self.colour is not None:
+                self.close_colour()
+            self.colour = (value, text)
+        elif token == "background":
+            self.close_colour(f" {text}")
+            self.modifiers.clear()  # the article before the colour belonged to the background
+        elif token == "on":
+            self.close_colour()
+            self.on = True
+        elif token in ("kind", "kinds"):
+            self._noun(token, value, text)
+        elif token in ("count", "size", "orientation"):
+            self._modifier(token, value, text)
+        else:
+            self.close_colour()
+            self._other(token, value, text)
+            self.modifiers = []
+
+    def close_colour(self, noun: str = "") -> None:
+        """A colour that stands alone, or before "background", is the background's."""
+        if self.colour is not None:
+            value, text = self.colour
+            words = f"{'on ' if self.on else ''}{text}{noun}"
+            self.reader.claim("background", value, words, value == self.reader.facts.background)
+        self.colour, self.on = None, False
+
+    def _noun(self, token: str, value: str, text: str) -> None:
+        if self.colour is not None and self.on:
+            self.close_colour()
+        elif self.colour is not None:
+            self.modifiers.append(("colour", *self.colour))
+        self.reader.noun_phrase(value, text, token == "kinds", self.modifiers)
+        self.modifiers, self.colour, self.on = [], None, False
+
+    def _modifier(self, token: str, value: str, text: str) -> None:
+        if self.colour is not None:
+            self.close_colour()
+        if token == "count" and self.on:
+            return  # "on a blue ...": the article is not a number
+        subject = self.reader.subject
+        if token == "orientation" and text in _POSTPOSED and subject is not None and not self.modifiers:
+            self.reader.modifier("main" if subject == "nothing" else subject, token, value, text, "")
+        else:
+            self.modifiers.append((token, value, text))
+
+    def _other(self, token: str, value: str, text: str) -> None:
+        if token == "relation":
+            self.reader.relation = (value, text)
+        elif token == "with":
+            self.reader.relation = None
+        elif token == "position":
+            self.reader.position(value, text)
+        elif token == "alone":
+            self.reader.claim("second", "", text, not self.reader.facts.second)
+
+    def close(self) -> None:
+        """The caption ends."""
+        self.close_colour()
+        if self.motion is not None:
+            self.motion.close()
+        # A caption that breaks off keeps its adjectives: "two small" still claims something about the main group.
+        for attribute, value, text in self.modifiers:
+            if attribute in ("size", "orientation") or (attribute == "count" and value != "1"):
+                self.reader.modifier(self.reader.subject or "main", attribute, value, text, "")
+
+
 def check(caption: str, facts: Facts | Mapping[str, Any]) -> CheckResult:
     """Judge a caption against the truth.
 
@@ -242,96 +323,30 @@ def check(caption: str, facts: Facts | Mapping[str, Any]) -> CheckResult:
         known = MovingFacts if "motion" in facts else Facts
         facts = known(**{name: facts[name] for name in known.__dataclass_fields__})
     tokens, unknown = _read(caption, isinstance(facts, MovingFacts))
-    reader = _Reader(facts)
-    motion = MotionReader(facts, reader.claim) if isinstance(facts, MovingFacts) else None
-    modifiers: list[tuple[str, str, str]] = []
-    colour: tuple[str, str] | None = None  # a colour that may turn out to be the background's
-    on = False
+    reading = _Reading(facts)
+    for token in tokens:
+        reading.take(*token)
+    reading.close()
+    if reading.motion is not None:
+        unknown += reading.motion.unknown
+    right, wrong = reading.reader.right, reading.reader.wrong
+    names = _sayable(facts)
+    stated = {attribute for attribute, _ in right}
+    return CheckResult(
+        right=tuple(right.values()),
+        wrong=tuple(wrong.values()),
+        recalled=tuple(n for n in names if n in stated),
+        missed=tuple(n for n in names if n not in stated),
+        unknown_words=tuple(unknown),
+    )
 
-    def close_colour() -> None:
-        nonlocal colour, on
-        if colour is not None:
-            text = f"on {colour[1]}" if on else colour[1]
-            reader.claim("background", colour[0], text, colour[0] == facts.background)
-        colour, on = None, False
 
-    for kind_of_token, value, text in tokens:
-        if motion is not None and motion.read(kind_of_token, value, text):
-            close_colour()
-            continue
-        if kind_of_token == "colour":
-            close_colour() if colour is not None else None
-            colour = (value, text)
-        elif kind_of_token == "background":
-            if colour is not None:
-                reader.claim(
-                    "background",
-                    colour[0],
-                    f"{'on ' if on else ''}{colour[1]} {text}",
-                    colour[0] == facts.background,
-                )
-            colour, on = None, False
-            modifiers.clear()  # the article before the colour belonged to the background
-        elif kind_of_token == "on":
-            close_colour()
-            on = True
-        elif kind_of_token in ("kind", "kinds"):
-            if colour is not None:
-                if on:
-                    close_colour()
-                else:
-                    modifiers.append(("colour", *colour))
-                colour = None
-            reader.noun_phrase(value, text, kind_of_token == "kinds", modifiers)
-            modifiers, on = [], False
-        elif kind_of_token in ("count", "size", "orientation"):
-            if colour is not None:
-                close_colour()
-            if kind_of_token == "count" and on:
-                continue  # "on a blue ...": the article is not a number
-            if (
-                kind_of_token == "orientation"
-                and reader.subject is not None
-                and not modifiers
-                and " " in text
-                and text[:2] in ("on", "ly")
-            ):
-                reader._modifier(
-                    "main" if reader.subject == "nothing" else reader.subject, kind_of_token, value, text, ""
-                )
-            else:
-                modifiers.append((kind_of_token, value, text))
-        else:
-            close_colour()
-            if kind_of_token == "relation":
-                reader.relation = (value, text)
-            elif kind_of_token == "with":
-                reader.relation = None
-            elif kind_of_token == "position":
-                reader.position(value, text)
-            elif kind_of_token == "alone":
-                reader.claim("second", "", text, not facts.second)
-            modifiers = []
-    close_colour()
-    if motion is not None:
-        motion.close()
-        unknown += motion.unknown
-    # A caption that breaks off keeps its adjectives: "two small" still claims something about the main group.
-    for attribute, value, text in modifiers:
-        if attribute in ("size", "orientation") or (attribute == "count" and value != "1"):
-            reader._modifier("main" if reader.subject is None else reader.subject, attribute, value, text, "")
-
+def _sayable(facts: Facts) -> list[str]:
+    """Names of the facts that a caption can recall or miss."""
     names = [n for n in facts.__dataclass_fields__ if n != "relation" or facts.second]
     if isinstance(facts, MovingFacts):
         # Every clip shows one thing alone, so neither is news; what has no position or speed cannot be said to have one.
         names = [n for n in names if n not in ("count", "second") and getattr(facts, n)]
     if facts.orientation == "upright":
         names.remove("orientation")
-    stated = {attribute for attribute, _ in reader.right}
-    return CheckResult(
-        right=tuple(reader.right.values()),
-        wrong=tuple(reader.wrong.values()),
-        recalled=tuple(n for n in names if n in stated),
-        missed=tuple(n for n in names if n not in stated),
-        unknown_words=tuple(unknown),
-    )
+    return names

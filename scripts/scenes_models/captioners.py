@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor
 from transformers import (
+    BatchEncoding,
+    BertTokenizer,
     BlipConfig,
     BlipForConditionalGeneration,
     BlipImageProcessor,
@@ -21,9 +22,7 @@ from transformers import (
 from hf_captionrl.models.clipcap import ClipCapConfig, ClipCapForConditionalGeneration, ClipCapProcessor
 from hf_captionrl.scenes.grammar import ANNOTATORS, annotate
 from hf_captionrl.scenes.render import CELL, IMAGE_SIZE
-from hf_captionrl.scenes.world import (
-    sample_scene,
-)
+from hf_captionrl.scenes.world import Scene, sample_scene
 from scripts.scenes_models.parts import (
     CHECKPOINTS,
     HEADS,
@@ -31,13 +30,20 @@ from scripts.scenes_models.parts import (
     MEAN,
     MLP,
     STD,
+    fit,
     learn_facts,
     make_tokenizer,
-    one_cycle,
     to_pixels,
 )
 
 __all__ = ["train_captioner", "train_clipcap"]
+
+
+def _annotated_scenes(rng: np.random.Generator, tokenizer: BertTokenizer) -> tuple[list[Scene], BatchEncoding]:
+    """Fresh scenes with a caption each: on the 5,000 of the training split a captioner learns by heart who mentioned what."""
+    scenes = [sample_scene(rng) for _ in range(64)]
+    texts = [annotate(rng, s.facts, ANNOTATORS[rng.integers(len(ANNOTATORS))]) for s in scenes]
+    return scenes, tokenizer(texts, padding=True, return_tensors="pt")
 
 
 def train_captioner(name: str, seed: int, fact_steps: int, steps: int) -> dict[str, Any]:
@@ -84,38 +90,25 @@ def train_captioner(name: str, seed: int, fact_steps: int, steps: int) -> dict[s
 
     rng = np.random.default_rng((seed, 3))
     optimizer = torch.optim.AdamW(model.text_decoder.parameters(), lr=1e-3, weight_decay=0.05)
-    scheduler = one_cycle(optimizer, steps)
     bos = config.text_config.bos_token_id
-    start = time.process_time()
-    losses: list[float] = []
-    for step in range(steps):
-        # Fresh scenes: on the 5,000 of the training split the captioner learns by heart who mentioned what.
-        scenes = [sample_scene(rng) for _ in range(64)]
-        texts = [annotate(rng, s.facts, ANNOTATORS[rng.integers(len(ANNOTATORS))]) for s in scenes]
-        batch = tokenizer(texts, padding=True, return_tensors="pt")
+
+    def loss_of() -> Tensor:
+        scenes, batch = _annotated_scenes(rng, tokenizer)
         with torch.no_grad():
             features = model.vision_model(pixel_values=to_pixels(scenes)).last_hidden_state  # (B, M, D)
         input_ids = batch["input_ids"].clone()
         input_ids[:, 0] = bos  # BLIP's decoder starts with [DEC], not [CLS]
         labels = input_ids.masked_fill(batch["attention_mask"] == 0, -100)
         labels[:, 0] = -100
-        loss = model.text_decoder(
+        return model.text_decoder(
             input_ids=input_ids,
             attention_mask=batch["attention_mask"],
             encoder_hidden_states=features,
             labels=labels,
         ).loss
-        optimizer.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        scheduler.step()
-        losses.append(loss.item())
-        if step % 100 == 0:
-            print(
-                f"blip {step:5d} loss {np.mean(losses[-100:]):.3f} cpu_s {time.process_time() - start:.0f}", flush=True
-            )
-    log |= {"last_loss": round(float(np.mean(losses[-100:])), 4), "mle_cpu_s": round(time.process_time() - start)}
+
+    losses, seconds = fit("blip", steps, loss_of, optimizer, clipped=model.parameters())
+    log |= {"last_loss": round(float(np.mean(losses[-100:])), 4), "mle_cpu_s": seconds}
     image_processor = BlipImageProcessor(
         size={"height": IMAGE_SIZE, "width": IMAGE_SIZE}, image_mean=MEAN, image_std=STD
     )
@@ -172,29 +165,18 @@ def train_clipcap(name: str, seed: int, tower: str, steps: int) -> dict[str, Any
 
     rng = np.random.default_rng((seed, 3))
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=2e-3, weight_decay=0.05)
-    scheduler = one_cycle(optimizer, steps)
-    start = time.process_time()
-    losses: list[float] = []
-    for step in range(steps):
-        scenes = [sample_scene(rng) for _ in range(64)]
-        texts = [annotate(rng, s.facts, ANNOTATORS[rng.integers(len(ANNOTATORS))]) for s in scenes]
-        batch = tokenizer(texts, padding=True, return_tensors="pt")
+
+    def loss_of() -> Tensor:
+        scenes, batch = _annotated_scenes(rng, tokenizer)
         labels = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)
-        loss = model(
+        return model(
             pixel_values=to_pixels(scenes),
             input_ids=batch["input_ids"],
             attention_mask=batch["attention_mask"],
             labels=labels,
         ).loss
-        optimizer.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        scheduler.step()
-        losses.append(loss.item())
-        if step % 100 == 0:
-            mean, seconds = np.mean(losses[-100:]), time.process_time() - start
-            print(f"clipcap {step:5d} loss {mean:.3f} cpu_s {seconds:.0f}", flush=True)
+
+    losses, seconds = fit("clipcap", steps, loss_of, optimizer, clipped=model.parameters())
     image_processor = CLIPImageProcessor(
         size={"height": IMAGE_SIZE, "width": IMAGE_SIZE}, do_center_crop=False, image_mean=MEAN, image_std=STD
     )
@@ -209,5 +191,5 @@ def train_clipcap(name: str, seed: int, tower: str, steps: int) -> dict[str, Any
         "tower": tower,
         "steps": steps,
         "last_loss": round(float(np.mean(losses[-100:])), 4),
-        "mle_cpu_s": round(time.process_time() - start),
+        "mle_cpu_s": seconds,
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import (
-    BertTokenizer,
-)
+from transformers import BertTokenizer
 
 from hf_captionrl.scenes.grammar import Annotator, annotate, full_caption
 from hf_captionrl.scenes.render import render_scene
@@ -42,6 +40,7 @@ __all__ = [
     "MLP",
     "STD",
     "caption_batches",
+    "fit",
     "learn_facts",
     "make_tokenizer",
     "one_cycle",
@@ -124,6 +123,51 @@ def one_cycle(optimizer: torch.optim.Optimizer, steps: int) -> torch.optim.lr_sc
     )
 
 
+def fit(
+    title: str,
+    steps: int,
+    loss_of: Callable[[], Tensor],
+    optimizer: torch.optim.Optimizer,
+    *,
+    clipped: Iterable[nn.Parameter] = (),
+    after: Callable[[], object] | None = None,
+    every: int = 100,
+) -> tuple[list[float], int]:
+    """The training loop of every model here.
+
+    Args:
+        title (`str`): Stands before the progress.
+        steps (`int`): Updates; the learning rate follows [`one_cycle`].
+        loss_of (`Callable`): Draws a batch and returns its loss.
+        optimizer (`torch.optim.Optimizer`): Steps once a loss.
+        clipped (iterable of `nn.Parameter`): Gradients that are clipped together to norm 1.
+        after (`Callable`, *optional*): Called after every step.
+        every (`int`): Steps between two lines of progress.
+
+    Returns:
+        `tuple[list[float], int]`: The losses, and CPU seconds.
+    """
+    scheduler = one_cycle(optimizer, steps)
+    clipped = list(clipped)
+    start = time.process_time()
+    losses: list[float] = []
+    for step in range(steps):
+        loss = loss_of()
+        optimizer.zero_grad()
+        loss.backward()
+        if clipped:
+            nn.utils.clip_grad_norm_(clipped, 1.0)
+        optimizer.step()
+        scheduler.step()
+        if after is not None:
+            after()
+        losses.append(loss.item())
+        if step % every == 0:
+            mean, seconds = np.mean(losses[-every:]), time.process_time() - start
+            print(f"{title} {step:5d} loss {mean:.3f} cpu_s {seconds:.0f}", flush=True)
+    return losses, round(time.process_time() - start)
+
+
 def learn_facts(tower: nn.Module, seed: int, steps: int, log: dict[str, Any]) -> None:
     """Teach a vision tower to see: linear heads for every fact on its pooled output.
 
@@ -136,7 +180,6 @@ def learn_facts(tower: nn.Module, seed: int, steps: int, log: dict[str, Any]) ->
     rng = np.random.default_rng((seed, 0))
     heads = nn.ModuleDict({name: nn.Linear(HIDDEN, len(values)) for name, values in FACT_VALUES.items()})
     optimizer = torch.optim.AdamW([*tower.parameters(), *heads.parameters()], lr=2e-3, weight_decay=0.01)
-    scheduler = one_cycle(optimizer, steps)
 
     def targets(scenes: list[Scene]) -> dict[str, Tensor]:
         return {
@@ -144,18 +187,13 @@ def learn_facts(tower: nn.Module, seed: int, steps: int, log: dict[str, Any]) ->
             for name, values in FACT_VALUES.items()
         }
 
-    start = time.process_time()
-    for step in range(steps):
+    def loss_of() -> Tensor:
         scenes = [sample_scene(rng) for _ in range(64)]
         pooled = tower(pixel_values=to_pixels(scenes)).pooler_output
-        loss = torch.stack([F.cross_entropy(heads[n](pooled), t) for n, t in targets(scenes).items()]).sum()
-        optimizer.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(tower.parameters(), 1.0)
-        optimizer.step()
-        scheduler.step()
-        if step % 250 == 0:
-            print(f"facts {step:5d} loss {loss.item():.3f} cpu_s {time.process_time() - start:.0f}", flush=True)
+        return torch.stack([F.cross_entropy(heads[n](pooled), t) for n, t in targets(scenes).items()]).sum()
+
+    start = time.process_time()
+    fit("facts", steps, loss_of, optimizer, clipped=tower.parameters(), every=250)
     scenes = [sample_scene(rng) for _ in range(1000)]
     with torch.no_grad():
         pooled = tower(pixel_values=to_pixels(scenes)).pooler_output

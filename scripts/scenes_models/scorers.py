@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor
 from transformers import (
     CLIPConfig,
     CLIPImageProcessor,
@@ -19,9 +18,7 @@ from transformers import (
 )
 
 from hf_captionrl.scenes.render import CELL, IMAGE_SIZE
-from hf_captionrl.scenes.world import (
-    sample_scene,
-)
+from hf_captionrl.scenes.world import sample_scene
 from scripts.scenes_models.parts import (
     CHECKPOINTS,
     HEADS,
@@ -30,9 +27,9 @@ from scripts.scenes_models.parts import (
     MLP,
     STD,
     caption_batches,
+    fit,
     learn_facts,
     make_tokenizer,
-    one_cycle,
     random_caption,
     to_pixels,
 )
@@ -80,10 +77,9 @@ def train_scorer(name: str, seed: int, fact_steps: int, steps: int) -> dict[str,
     ids = {id(p) for p in vision}
     rest = [p for p in model.parameters() if id(p) not in ids]
     optimizer = torch.optim.AdamW([{"params": rest}, {"params": vision, "lr": 3e-4}], lr=1e-3, weight_decay=0.01)
-    scheduler = one_cycle(optimizer, steps)
-    start = time.process_time()
     batches = caption_batches(seed)
-    for step in range(steps):
+
+    def loss_of() -> Tensor:
         scenes, captions = next(batches)
         text = tokenizer(captions, padding=True, return_tensors="pt")
         out = model(pixel_values=to_pixels(scenes), input_ids=text["input_ids"], attention_mask=text["attention_mask"])
@@ -91,17 +87,13 @@ def train_scorer(name: str, seed: int, fact_steps: int, steps: int) -> dict[str,
             [[a == b for b in captions] for a in captions]
         ).float()  # identical captions share a target
         target = same / same.sum(1, keepdim=True)
-        loss = (F.cross_entropy(out.logits_per_text, target) + F.cross_entropy(out.logits_per_image, target)) / 2
-        optimizer.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        scheduler.step()
+        return (F.cross_entropy(out.logits_per_text, target) + F.cross_entropy(out.logits_per_image, target)) / 2
+
+    def bound_scale() -> None:
         with torch.no_grad():
             model.logit_scale.clamp_(max=np.log(100.0))
-        if step % 100 == 0:
-            print(f"clip {step:5d} loss {loss.item():.3f} cpu_s {time.process_time() - start:.0f}", flush=True)
-    log["contrastive_cpu_s"] = round(time.process_time() - start)
+
+    _, log["contrastive_cpu_s"] = fit("clip", steps, loss_of, optimizer, clipped=model.parameters(), after=bound_scale)
     image_processor = CLIPImageProcessor(
         size={"height": IMAGE_SIZE, "width": IMAGE_SIZE}, do_center_crop=False, image_mean=MEAN, image_std=STD
     )
@@ -141,21 +133,14 @@ def train_language_model(name: str, seed: int, steps: int) -> dict[str, Any]:
     model = GPT2LMHeadModel(config)
     rng = np.random.default_rng((seed, 2))
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=0.01)
-    scheduler = one_cycle(optimizer, steps)
-    start = time.process_time()
-    loss = torch.zeros(())
-    for step in range(steps):
-        batch = tokenizer(
-            [random_caption(rng, sample_scene(rng).facts) for _ in range(128)], padding=True, return_tensors="pt"
-        )
+
+    def loss_of() -> Tensor:
+        captions = [random_caption(rng, sample_scene(rng).facts) for _ in range(128)]
+        batch = tokenizer(captions, padding=True, return_tensors="pt")
         labels = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)
-        loss = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], labels=labels).loss
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        scheduler.step()
-        if step % 100 == 0:
-            print(f"lm {step:5d} loss {loss.item():.3f} cpu_s {time.process_time() - start:.0f}", flush=True)
+        return model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], labels=labels).loss
+
+    losses, seconds = fit("lm", steps, loss_of, optimizer)
     folder = CHECKPOINTS / name
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -164,6 +149,6 @@ def train_language_model(name: str, seed: int, steps: int) -> dict[str, Any]:
         "name": name,
         "seed": seed,
         "steps": steps,
-        "last_loss": round(loss.item(), 4),
-        "cpu_s": round(time.process_time() - start),
+        "last_loss": round(losses[-1], 4),
+        "cpu_s": seconds,
     }
