@@ -159,12 +159,14 @@ def describe_reward(config: SLEConfig) -> str:
     Returns:
         `str`: A sentence.
     """
-    diversity = "" if config.alpha == 1.0 else f", {1 - config.alpha:g} times their {config.distance} distance"
-    entropy = f", and {config.entropy_weight:g} times the entropy of each word" if config.entropy_weight else ""
-    return (
-        f"{config.alpha:g} times the CIDEr-D of {config.num_generations} sampled captions an image over that of the greedy "
-        f"one{diversity}{entropy}."
+    named = "" if config.baseline in (None, "none") else f" over the baseline {config.baseline}"
+    over = " over that of the greedy one" if config.baseline == "greedy" else named
+    distance = (
+        f"{config.distance} distance" if config.diversity == "pairwise" else "unlikeness (BLEU against all others)"
     )
+    diversity = "" if config.alpha == 1.0 else f", {1 - config.alpha:g} times their {distance}"
+    entropy = f", and {config.entropy_weight:g} times the entropy of each word" if config.entropy_weight else ""
+    return f"{config.alpha:g} times the CIDEr-D of {config.num_generations} sampled captions an image{over}{diversity}{entropy}."
 
 
 def main(argv: Sequence[str] | None = None) -> Path:
@@ -244,7 +246,8 @@ def compare(arguments: tuple[Any, ...]) -> Path:
                 peft_config=model_args.peft_config if first else None,
             )
 
-        return Run(XE if run.rl_start_epoch else run_name(run), Path(str(run.output_dir)).name, make, trains=trains)
+        name = XE if run.rl_start_epoch else run_name(run)
+        return Run(name, Path(str(run.output_dir)).name, make, trains=trains, starts_from=START if first else XE)
 
     runs = [run_of(run) for run in configs]
     result = train_runs(runs, evaluator, splits["test"], resume=resume, output_dir=output_dir)

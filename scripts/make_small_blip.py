@@ -9,12 +9,13 @@ Salesforce/blip-image-captioning-base, so what runs here runs there. It has lear
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 from transformers import BertTokenizer, BlipConfig, BlipForConditionalGeneration, BlipImageProcessor, BlipProcessor
+
+from hf_captionrl.io import read_jsonl
 
 __all__ = ["main", "make_small_blip"]
 
@@ -80,7 +81,7 @@ def main() -> None:
     parser.add_argument("--image_size", type=int, default=96)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    rows = [json.loads(line) for line in args.metadata.read_text(encoding="utf-8").splitlines() if line.strip()]
+    rows = [row for _, row in read_jsonl(args.metadata)]
     captions = [
         c for row in rows for c in ([row["captions"]] if isinstance(row["captions"], str) else row["captions"])
     ]

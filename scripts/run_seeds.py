@@ -35,7 +35,8 @@ def aggregate(runs: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
         runs (`list[list[dict]]`): For each seed the rows of its results.json, in the same order.
 
     Returns:
-        `list[dict]`: For each row its `name` and, by key, `{"mean", "standard_error", "values"}`.
+        `list[dict]`: For each row its `name` and, by key, `{"mean", "standard_error", "values"}`; of one seed the standard
+        error is None.
 
     Raises:
         ValueError: If the runs hold different rows.
@@ -50,7 +51,7 @@ def aggregate(runs: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
             if isinstance(value, bool) or not isinstance(value, int | float):
                 continue
             values = [float(rows[position][key]) for rows in runs]
-            error = float(np.std(values, ddof=1) / np.sqrt(len(values))) if len(values) > 1 else float("nan")
+            error = float(np.std(values, ddof=1) / np.sqrt(len(values))) if len(values) > 1 else None
             entry[key] = {"mean": float(np.mean(values)), "standard_error": error, "values": values}
         result.append(entry)
     return result
@@ -80,10 +81,15 @@ def to_markdown(
         cells = []
         for key, _, digits in columns:
             found = row.get(key)
-            cells.append(f"{found['mean']:.{digits}f} ±{found['standard_error']:.{digits}f}" if found else "–")
+            cells.append("–" if found is None else _cell(found["mean"], found["standard_error"], digits))
         lines.append(f"| {row['name']} |" + "".join(f" {cell} |" for cell in cells))
-    lines += ["", f"Mean and standard error over seeds {', '.join(map(str, seeds))}. Made by `{command}`.", ""]
+    said = f"Mean and standard error over seeds {', '.join(map(str, seeds))}" if len(seeds) > 1 else f"Seed {seeds[0]}"
+    lines += ["", f"{said}. Made by `{command}`.", ""]
     return "\n".join(lines)
+
+
+def _cell(mean: float, error: float | None, digits: int) -> str:
+    return f"{mean:.{digits}f}" if error is None else f"{mean:.{digits}f} ±{error:.{digits}f}"
 
 
 def main() -> None:

@@ -101,15 +101,18 @@ def table(log: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def write_page() -> None:
+def write_page(path: Path) -> None:
     """Take over the log that is there.
+
+    Args:
+        path (`Path`): The log.
 
     Raises:
         ValueError: If the run was broken off, or a test failed.
     """
-    log = json.loads(LOG.read_text(encoding="utf-8"))
+    log = json.loads(path.read_text(encoding="utf-8"))
     if not log["ended"]:
-        raise ValueError(f"The run of {LOG.relative_to(ROOT)} was broken off. Run `make test-slow` to its end.")
+        raise ValueError(f"The run of {path.name} was broken off. Run `make test-slow` to its end.")
     failed = [name for name, test in log["tests"].items() if test["outcome"] == "failed"]
     if failed:
         raise ValueError(f"{len(failed)} tests failed, the first is {failed[0]}. Mend them, and run `make test-slow`.")
@@ -135,7 +138,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--page", action="store_true", help="take over the log that is there; runs nothing")
     arguments = parser.parse_args(argv)
     if arguments.page:
-        write_page()
+        write_page(arguments.log)
         return 0
     options = ["-m", "slow", "--timeout", "3600", "--durations", "10"]
     return int(pytest.main([*options, *arguments.tests], plugins=[Recorder(arguments.log)]))

@@ -41,6 +41,8 @@ def main() -> None:
     parser.add_argument("--fact_steps", type=int, default=2500)
     parser.add_argument("--steps", type=int)
     args = parser.parse_args()
+    if args.stage != "measure" and not args.name:
+        parser.error("--name is missing: the folder of the checkpoint.")  # before training, not after
     torch.set_num_threads(1)  # the models are too small for more, and the result is then the same everywhere
     if args.stage == "measure":
         file = CHECKPOINTS / "training_log.json"

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hf_captionrl.io import atomic_write_bytes, atomic_write_text, to_plain, write_json, write_jsonl
+from hf_captionrl.io import atomic_write_bytes, atomic_write_text, read_jsonl, to_plain, write_json, write_jsonl
 
 
 def test_writes_and_replaces(tmp_path):
@@ -119,3 +119,15 @@ def test_nan_is_refused_by_name(tmp_path, number):
 def test_what_has_no_json_form_is_refused():
     with pytest.raises(TypeError, match=r"value\['f'\] is a function"):
         to_plain({"f": test_what_has_no_json_form_is_refused})
+    for wide in (np.longdouble(1.5), np.ones(2, np.longdouble)):
+        with pytest.raises(TypeError, match=r"value\['w'\](\[0\])? is a longdouble"):
+            to_plain({"w": wide})
+
+
+def test_json_lines_keep_separators_within_texts(tmp_path):
+    rows = [{"text": "one\u2028two\u0085three\x1cfour"}, 3, None]
+    path = write_jsonl(tmp_path / "a.jsonl", rows)
+    assert list(read_jsonl(path)) == [(1, rows[0]), (2, 3), (3, None)]
+    path.write_text('1\n\n  \n{"a": \n')
+    with pytest.raises(ValueError, match=r"Line 4 of a\.jsonl is no JSON"):
+        list(read_jsonl(path))

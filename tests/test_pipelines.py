@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from hf_captionrl.data import ImageError, open_image, sample_frames
-from hf_captionrl.pipelines import CaptionPipeline, pipeline
+from hf_captionrl.pipelines import CaptionPipeline, fetch, pipeline
 from tests.tiny import tiny_captioner, tiny_images
 
 SETTINGS = {"num_beams": 1, "max_new_tokens": 6}
@@ -134,6 +134,12 @@ def test_addresses_only_when_asked(caption, captioner, expected, images, web, tm
             fetching(f"{url}/{path}")
     with pytest.raises(ImageError):  # other kinds of addresses never are
         fetching(f"file://{tmp_path}/0.png")
+
+
+@pytest.mark.parametrize("address", ["http://127.0.0.1:port/a.png", "http://127.0.0.1/a b.png", "http://127.0.0.1/\n"])
+def test_addresses_that_are_none_are_named(address):
+    with pytest.raises(ValueError, match="cannot be fetched"):
+        fetch(address)
 
 
 def test_a_download_has_a_limit(captioner, web, monkeypatch):

@@ -2,11 +2,21 @@
 
 import pytest
 
+from hf_captionrl.io import write_json
 from scripts.run_seeds import aggregate, to_markdown
 
 
 def rows(length, other="SMILE"):
     return [{"name": "MLE", "length": 2.0, "length_ci": [1, 3]}, {"name": other, "length": length, "perplexity": None}]
+
+
+def test_one_seed_has_no_standard_error(tmp_path):
+    found = aggregate([rows(10.0)])
+    write_json(tmp_path / "seeds.json", {"rows": found})  # JSON has no NaN
+    assert found[0]["length"]["standard_error"] is None
+    text = to_markdown(found, [3], "a command")
+    assert "±" not in text
+    assert "Seed 3. Made by `a command`." in text
 
 
 def test_mean_and_standard_error():

@@ -6,7 +6,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from scripts import slow_tests
 from scripts.slow_tests import Recorder, main, table
 
 ROOT = Path(__file__).parents[1]
@@ -58,12 +57,10 @@ def test_the_log_is_there_before_the_end(recorder):
 @pytest.mark.parametrize(
     ("status", "message"), [(2, "broken off"), (1, "3 tests failed, the first is tests/a.py::test_two")]
 )
-def test_only_a_whole_run_without_failures_is_taken_over(recorder, monkeypatch, status, message):
+def test_only_a_whole_run_without_failures_is_taken_over(recorder, status, message):
     recorder.pytest_sessionfinish(status)
-    monkeypatch.setattr(slow_tests, "ROOT", recorder.path.parent)
-    monkeypatch.setattr(slow_tests, "LOG", recorder.path)
     with pytest.raises(ValueError, match=message):
-        main(["--page"])
+        main(["--page", "--log", str(recorder.path)])
 
 
 def test_the_page_holds_the_last_whole_run():

@@ -93,7 +93,7 @@ def add_parser(subcommands: Any) -> None:
     )
     group.add_argument("--seed", type=int, default=0, metavar="N", help="of training bags (default: %(default)s)")
     add_common(parser)
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, goes_on=True)
 
 
 def _check(arguments: argparse.Namespace) -> tuple[Path, list[int]]:

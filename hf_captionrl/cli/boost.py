@@ -114,7 +114,7 @@ def add_parser(subcommands: Any) -> None:
     group.add_argument("--source_license", metavar="TEXT", help="of the images and references (default: see there)")
     group.add_argument("--language", default="en", metavar="CODE", help="of the captions (default: %(default)s)")
     add_common(parser)
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, goes_on=True)
 
 
 def _shard(text: str) -> tuple[int, int]:

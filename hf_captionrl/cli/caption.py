@@ -83,7 +83,7 @@ def add_parser(subcommands: Any) -> None:
     group.add_argument("--top_k", type=int, default=0, metavar="N", help="of sampling; 0: all words")
     group.add_argument("--seed", type=int, default=0, metavar="N", help="of sampling (default: %(default)s)")
     add_common(parser)
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, goes_on=True)
 
 
 def _decoding(arguments: argparse.Namespace) -> dict[str, Any]:

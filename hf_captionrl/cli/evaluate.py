@@ -107,8 +107,8 @@ def add_parser(subcommands: Any) -> None:
         "--bags",
         type=Path,
         metavar="FILE",
-        help='JSON file of bags of similar images, {"3": [["id", "id", "id"], ...], "5": ...} (default: the data '
-        "set's column bag_id)",
+        help="bags of similar images: a file of `captionrl bags`, or JSON, "
+        '{"3": [["id", "id", "id"], ...], "5": ...} (default: the data set\'s column bag_id)',
     )
     group.add_argument("--no_references", action="store_true", help="leave out the column of the human captions")
     group.add_argument("--cache_dir", metavar="DIR", help="folder of the feature cache")
@@ -118,12 +118,18 @@ def add_parser(subcommands: Any) -> None:
 
 
 def _read_bags(path: Path, ids: Sequence[str]) -> dict[int, list[list[int]]]:
-    """Bags as rows."""
-    shape = f'{path} must hold {{"3": [["id", "id", "id"], ...]}}, lists of bags by their size'
+    """Bags as rows, of `captionrl bags` or as a plain list."""
+    from hf_captionrl.retrieval.bag_files import load_bags
+
+    if path.suffix == ".parquet":
+        return load_bags(path, image_ids=ids).rows(ids)
+    shape = f'{path} must hold bags of `captionrl bags`, or {{"3": [["id", "id", "id"], ...]}}, lists by their size'
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{shape}; it is no JSON ({error}).") from None
+    if isinstance(value, dict) and "bags" in value:
+        return load_bags(path, image_ids=ids).rows(ids)
     if not isinstance(value, dict) or not all(
         size.isdigit() and isinstance(bags, list) and all(isinstance(bag, list) for bag in bags)
         for size, bags in value.items()
@@ -138,8 +144,10 @@ def _read_bags(path: Path, ids: Sequence[str]) -> dict[int, list[list[int]]]:
                 raise ValueError(
                     f"{path}: bag {number} of size {size} holds image {unknown[0]!r}, which is not used here."
                 )
-            if len(bag) != int(size):
-                raise ValueError(f"{path}: bag {number} of size {size} holds {len(bag)} images.")
+            if len(set(map(str, bag))) != int(size):
+                raise ValueError(
+                    f"{path}: bag {number} of size {size} holds {len(set(map(str, bag)))} different images."
+                )
             found.setdefault(int(size), []).append([row[str(i)] for i in bag])
     return found
 
@@ -249,9 +257,7 @@ def run(arguments: argparse.Namespace) -> None:
     scorer, language_model, reasons = load_judges(arguments)
     # The evaluator's own perplexity is a bare number; here every number has an interval.
     evaluator = Evaluator(split.dataset, scorer, None, seed=arguments.seed, cache_dir=arguments.cache_dir)
-    # --max_images may have cut through a bag.
-    whole = {size: [bag for bag in bags if len(bag) == size] for size, bags in evaluator.bags.items()}
-    evaluator.bags = whole if given_bags is None else given_bags
+    evaluator.bags = evaluator.bags if given_bags is None else given_bags
     judged = [
         judge(evaluator, file.name, captions, evaluator.references)
         for file, captions in zip(files, aligned, strict=True)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hf_captionrl.cli.arguments import add_common, add_dataset, load_split, positive
+from hf_captionrl.cli.inputs import source_names
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -102,17 +103,6 @@ def add_parser(subcommands: Any) -> None:
     parser.set_defaults(run=run)
 
 
-def _names(arguments: argparse.Namespace) -> list[str]:
-    sources = arguments.captions
-    names = arguments.names or [Path(s).stem if Path(s).is_file() else s.rstrip("/").split("/")[-1] for s in sources]
-    if len(names) != len(sources):
-        raise ValueError(f"There are {len(sources)} sources of captions and {len(names)} --names. Give one each.")
-    for name in names:
-        if names.count(name) > 1:
-            raise ValueError(f"Two sources of captions are called {name!r}. Pass different --names.")
-    return list(names)
-
-
 def _captions(
     arguments: argparse.Namespace, names: Sequence[str], split: LoadedSplit, ids: list[str]
 ) -> dict[str, list[str]]:
@@ -122,7 +112,7 @@ def _captions(
     from hf_captionrl.captioners import load_captioner
     from hf_captionrl.cli.caption_files import read_caption_file
     from hf_captionrl.scenes.models import model_path
-    from hf_captionrl.trainers.captioning import generate_captions
+    from hf_captionrl.trainers.captioning import LazyImages, generate_captions
 
     device = arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")
     files = {
@@ -137,7 +127,7 @@ def _captions(
             continue
         found[name] = generate_captions(
             load_captioner(model_path(source), device=device),
-            [row["image"] for row in split.dataset],
+            LazyImages(split.dataset, range(len(split.dataset))),
             batch_size=arguments.batch_size,
             do_sample=False,
             num_beams=arguments.num_beams,
@@ -153,8 +143,6 @@ def _choose_bags(arguments: argparse.Namespace, evaluator: Evaluator, ids: list[
         from hf_captionrl.retrieval.bag_files import load_bags
 
         bags = load_bags(arguments.bags, image_ids=ids).rows(ids)
-    # --max_images may have cut through a bag.
-    bags = {size: [bag for bag in found if len(bag) == size] for size, found in bags.items()}
     sizes = sorted(size for size, found in bags.items() if found)
     if arguments.bag_size is not None and arguments.bag_size not in sizes:
         raise ValueError(f"There is no whole bag of {arguments.bag_size} images here; there are bags of {sizes}.")
@@ -175,7 +163,7 @@ def run(arguments: argparse.Namespace) -> None:
         FileNotFoundError: If a file is not there.
         ValueError: If sources and data set do not belong together, or there is no bag of the size asked for.
     """
-    names = _names(arguments)  # before anything slow
+    names = source_names(arguments.captions, arguments.names)  # before anything slow
     if arguments.min_gap < 0:
         raise ValueError(f"--min_gap must be at least 0, got {arguments.min_gap}.")
     if arguments.max_cider <= 0:
@@ -200,7 +188,7 @@ def run(arguments: argparse.Namespace) -> None:
     split = load_split(arguments, quarantine_path=folder / "quarantine.jsonl")
     ids = [str(i) for i in split.dataset["image_id"][:]]
     judge = EvaluationArguments(judge_name_or_path=arguments.scorer)
-    judge.resolve(arguments.dataset)
+    judge.resolve(arguments.dataset, trains=False)
     captions = _captions(arguments, names, split, ids)
     evaluator = Evaluator(
         split.dataset,

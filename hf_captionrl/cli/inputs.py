@@ -1,8 +1,10 @@
-"""Files of captions that several commands take, and what they are called."""
+"""Files of captions and captioners that several commands take, and what they are called."""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hf_captionrl.cli.judges import REFERENCES
@@ -10,7 +12,45 @@ from hf_captionrl.cli.judges import REFERENCES
 if TYPE_CHECKING:
     from hf_captionrl.cli.caption_files import CaptionFile
 
-__all__ = ["read_files"]
+__all__ = ["read_files", "source_names"]
+
+
+def source_names(sources: Sequence[str | Path], names: Sequence[str] | None) -> list[str]:
+    """What sources of captions are called: as `--names` says, or by their own names.
+
+    Args:
+        sources: Files; folders or names of captioners.
+        names: Of `--names`; None to take their own. Where two of these are the same, their folders tell them apart.
+
+    Returns:
+        `list[str]`: One each.
+
+    Raises:
+        ValueError: If names are missing or stand there twice, or one is that of the human captions.
+    """
+    if names and len(names) != len(sources):
+        raise ValueError(f"There are {len(sources)} sources of captions and {len(names)} --names. Give one each.")
+    found = list(names or map(_own_name, sources))
+    if not names and len(set(found)) < len(found):
+        # runs/a/captions.jsonl and runs/b/captions.jsonl
+        folders = [Path(source).resolve().parent.name for source in sources]
+        found = [f"{folder}/{name}" for folder, name in zip(folders, found, strict=True)]
+    for name in found:
+        if found.count(name) > 1:
+            raise ValueError(f"Two sources of captions are called {name!r}. Pass different --names.")
+        if name == REFERENCES:
+            raise ValueError(f"{name!r} is what the human captions are called. Pass another with --names.")
+    return found
+
+
+def _own_name(source: str | Path) -> str:
+    """A file without its ending; a captioner's folder without what is around it, or its whole name on the Hub."""
+    from hf_captionrl.hub import public_values
+
+    path = Path(source)
+    if path.is_file() or path.suffix == ".jsonl":
+        return path.stem
+    return path.resolve().name if path.is_dir() else str(public_values(str(source)))
 
 
 def read_files(arguments: argparse.Namespace) -> list[CaptionFile]:
@@ -24,20 +64,9 @@ def read_files(arguments: argparse.Namespace) -> list[CaptionFile]:
 
     Raises:
         FileNotFoundError: If a file is not there.
-        ValueError: If a file is broken, names are missing or stand there twice, or one is that of the human captions.
+        ValueError: If a file is broken, or as [`source_names`].
     """
     from hf_captionrl.cli.caption_files import read_caption_file
 
-    paths = arguments.captions
-    names = arguments.names or [path.stem for path in paths]
-    if len(names) != len(paths):
-        raise ValueError(f"There are {len(paths)} files and {len(names)} --names. Give one each.")
-    if not arguments.names and len(set(names)) < len(names):
-        # runs/a/captions.jsonl and runs/b/captions.jsonl: the folder tells them apart.
-        names = [f"{path.resolve().parent.name}/{path.stem}" for path in paths]
-    for name in names:
-        if names.count(name) > 1:
-            raise ValueError(f"Two files are called {name!r}. Pass different --names.")
-        if name == REFERENCES:
-            raise ValueError(f"{name!r} is what the human captions are called. Pass another with --names.")
-    return [read_caption_file(path, name=name) for path, name in zip(paths, names, strict=True)]
+    names = source_names(arguments.captions, arguments.names)
+    return [read_caption_file(path, name=name) for path, name in zip(arguments.captions, names, strict=True)]

@@ -49,7 +49,7 @@ def load_judges(arguments: argparse.Namespace) -> tuple[Any, Any, dict[str, str]
     from hf_captionrl.scenes.models import model_path
 
     wanted = EvaluationArguments(judge_name_or_path=arguments.scorer, perplexity_name_or_path=arguments.language_model)
-    wanted.resolve(arguments.dataset)
+    wanted.resolve(arguments.dataset, trains=False)
     reasons: dict[str, str] = {}
     scorer = language_model = None
     name = str(wanted.judge_name_or_path)
@@ -178,17 +178,12 @@ def human_captions(evaluator: Evaluator) -> Judged | None:
     Returns:
         `Judged` or None: None where an image has one reference only.
     """
-    import random
+    from hf_captionrl.recipe import draw_references
 
-    if min(len(group) for group in evaluator.references) < 2:
+    first, others = draw_references(evaluator.references, evaluator.seed)
+    if not all(others):
         return None
-    rng = random.Random(evaluator.seed)
-    captions, others = [], []
-    for group in evaluator.references:
-        chosen = rng.randrange(len(group))
-        rest = [caption for number, caption in enumerate(group) if number != chosen]
-        captions.append([group[chosen], *rest])
-        others.append(rest)
+    captions = [[caption, *rest] for caption, rest in zip(first, others, strict=True)]
     judged = judge(evaluator, REFERENCES, captions, others)
     judged.is_human = True
     return judged

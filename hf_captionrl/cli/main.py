@@ -110,7 +110,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit as stop:  # a program beneath this one has said why
         return stop.code if isinstance(stop.code, int) else 1
     except KeyboardInterrupt:
-        print("captionrl: interrupted; the same command goes on where it stopped.", file=sys.stderr)
+        hint = "; the same command goes on where it stopped" if getattr(arguments, "goes_on", False) else ""
+        print(f"captionrl: interrupted{hint}.", file=sys.stderr)
         return 1
     except Exception as error:
         is_input = isinstance(error, _INPUT_ERRORS)

@@ -92,6 +92,8 @@ def run(arguments: argparse.Namespace) -> None:
     before = read_push_state(arguments.folder)
     kind = arguments.type or before.get("repo_type") or _kind(Path(arguments.folder))
     repo_id = arguments.repo_id or before.get("repo_id")
+    if repo_id != before.get("repo_id"):
+        before = {}  # how another repository was pushed to, in public perhaps, says nothing about this one
     if arguments.dry_run:
         contents = folder_contents(arguments.folder, kind)
         found: dict[str, Any] = {"published": list(contents.published), "left_out": list(contents.left_out)}

@@ -97,7 +97,11 @@ def recipe_path(*parts: str) -> Path:
 
 def _with_config(arguments: list[str], recipe: str) -> list[str]:
     """The arguments, a configuration that is only named replaced by its path."""
-    found = list(arguments)
+    found = [
+        part
+        for argument in arguments
+        for part in (argument.split("=", 1) if argument.startswith("--config=") else [argument])
+    ]
     for index, argument in enumerate(found):
         if argument == "--config" and index + 1 < len(found) and not Path(found[index + 1]).exists():
             name = found[index + 1]
@@ -115,12 +119,14 @@ def _run_for_json(arguments: argparse.Namespace, command: list[str], recipe: str
         start = command.index(recipe)
         wrapped = [*command[:start], str(Path(__file__).with_name("train_recipe.py")), str(said), recipe, *own]
         running = subprocess.Popen(wrapped, stdout=2)
-        # Who ends this process means the training. Ctrl-C reaches both by itself.
-        before = signal.signal(signal.SIGTERM, lambda *_: running.terminate())
+        # Who ends this process means the training, which saves first. Ctrl-C reaches both by itself.
+        wanted = {signal.SIGTERM: lambda *_: running.terminate(), signal.SIGINT: lambda *_: None}
+        before = {number: signal.signal(number, handler) for number, handler in wanted.items()}
         try:
             code = running.wait()
         finally:
-            signal.signal(signal.SIGTERM, before)
+            for number, handler in before.items():
+                signal.signal(number, handler)
         if code:
             sys.exit(code if code > 0 else 128 - code)
         path = json.loads(said.read_text(encoding="utf-8"))["results"] if said.is_file() else None

@@ -43,7 +43,7 @@ def add_parser(subcommands: Any) -> None:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.set_defaults(run=run, traceback=False)
+    parser.set_defaults(run=run, traceback=False, goes_on=True)
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     for add in (_add_build, _add_review, _add_apply, _add_evaluate, _add_leaderboard):
         add(actions)
@@ -131,7 +131,9 @@ def _add_evaluate(actions: Any) -> None:
     _folder(parser)
     group = parser.add_argument_group("captioners")
     group.add_argument("--captions", nargs="+", type=Path, default=[], metavar="FILE", help="of `captionrl caption`")
-    group.add_argument("--names", nargs="+", metavar="NAME", help="what to call them (default: the files' names)")
+    group.add_argument(
+        "--names", nargs="+", metavar="NAME", help="what to call files and models (default: their own names)"
+    )
     group.add_argument("--models", nargs="+", default=[], metavar="MODEL", help="models that caption the images first")
     group.add_argument(
         "--references", action="store_true", help="also one reference of each image, held against others"

@@ -98,10 +98,10 @@ def _mine(
     return BagFile(bags, scores, signature, arguments.features, "truematch")
 
 
-def _refuse_other(output: Path, settings: dict[str, Any]) -> TrueMatch | None:
-    """The benchmark that is there, if it was made with these settings; anything else there is not touched."""
+def _refuse_other(output: Path, settings: dict[str, Any]) -> None:
+    """Do not touch a benchmark that was made with other settings."""
     if not (output / MANIFEST_FILE).is_file():
-        return None
+        return
     before = load_truematch(output)
     for name, value in settings.items():
         if before.manifest.get(name) != value:
@@ -109,7 +109,6 @@ def _refuse_other(output: Path, settings: dict[str, Any]) -> TrueMatch | None:
                 f"{output} holds a benchmark that was made with {name} {before.manifest.get(name)!r}, and this is {value!r}. "
                 "Pass --overwrite, which keeps decisions on bags that stay the same, or another --output."
             )
-    return before
 
 
 def print_status(found: TrueMatch) -> None:

@@ -13,12 +13,11 @@ from hf_captionrl.cli.truematch_build import load_splits, print_status
 from hf_captionrl.data.truematch import DATA_FOLDER, TrueMatch, bags_fingerprint, load_truematch
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from hf_captionrl.cli.arguments import LoadedSplit
     from hf_captionrl.cli.caption_files import CaptionFile
     from hf_captionrl.reports.table import Column
-    from hf_captionrl.retrieval import BagFile
 
 __all__ = ["COLUMNS", "evaluate", "leaderboard"]
 
@@ -67,16 +66,9 @@ def _caption(model: str, named: argparse.Namespace, folder: Path) -> Path:
 def _files(arguments: argparse.Namespace, named: argparse.Namespace) -> list[CaptionFile]:
     """What is to be judged: files, then models."""
     from hf_captionrl.cli.caption_files import read_caption_file
-    from hf_captionrl.cli.judges import REFERENCES
-    from hf_captionrl.hub import public_values
+    from hf_captionrl.cli.inputs import source_names
 
-    names = arguments.names or [path.stem for path in arguments.captions]
-    if len(names) != len(arguments.captions):
-        raise ValueError(f"There are {len(arguments.captions)} files and {len(names)} --names. Give one each.")
-    names = [*names, *(public_values(model) for model in arguments.models)]
-    for name in [*names, REFERENCES]:
-        if [*names, REFERENCES].count(name) > 1:
-            raise ValueError(f"Two captioners are called {name!r}. Pass different --names.")
+    names = source_names([*arguments.captions, *arguments.models], arguments.names)
     if not names and not arguments.references:
         raise ValueError("There is nothing to evaluate. Pass --captions, --models or --references.")
     paths = list(arguments.captions)
@@ -88,14 +80,13 @@ def _files(arguments: argparse.Namespace, named: argparse.Namespace) -> list[Cap
     return given
 
 
-def _columns(bags: BagFile) -> list[Column]:
-    """The columns of the table."""
+def _columns(sizes: Iterable[int]) -> list[Column]:
+    """The columns of the table, of bags of these sizes."""
     from hf_captionrl.cli.suites import TABLES
     from hf_captionrl.reports.table import Column
 
-    sizes = sorted({len(bag) for bag in bags.bags})
     known = {column.key: column for column in TABLES["ndlb"].columns}
-    own = [Column(f"bag_{k}_recall_at_1", f"R@1, bags of {k}", "higher", is_fraction=True) for k in sizes]
+    own = [Column(f"bag_{k}_recall_at_1", f"R@1, bags of {k}", "higher", is_fraction=True) for k in sorted(sizes)]
     return [*own, *(known[key] for key in COLUMNS)]
 
 
@@ -161,7 +152,7 @@ def evaluate(arguments: argparse.Namespace) -> None:
             raise ValueError("--references needs two references or more for every image. Leave it out.")
         judged.append(human)
 
-    columns = _columns(bags)
+    columns = _columns(rows_of)
     rows = [{"name": source.name, **TABLES["ndlb"].compute(source, evaluator)} for source in judged]
     signatures = rows[0]["signatures"]
     compare_with_first(rows, seed=arguments.seed)
@@ -251,7 +242,7 @@ def leaderboard(arguments: argparse.Namespace) -> None:
             f"The results are of other bags ({first['fingerprint']}) than {arguments.folder} has now ({now}): the review went on, "
             "or they are of another benchmark. Evaluate again."
         )
-    columns = _columns(found.bags)
+    columns = _columns(map(int, first["bags"]))
     key = "rd100_recall_at_1" if arguments.sort_by == "rd100" else f"bag_{arguments.sort_by}_recall_at_1"
     if key not in {column.key for column in columns} or any(row.get(key) is None for row in rows):
         sizes = ", ".join(first["bags"])

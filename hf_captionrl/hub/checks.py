@@ -17,9 +17,12 @@ _PLACEHOLDER = re.compile(
 )
 _MACHINE_PATH = re.compile(r"^(/|~|[A-Za-z]:[\\/]|\\\\|file:)|(^|/)\.\.(/|$)")
 _TOKEN = re.compile(r"\bhf_[A-Za-z0-9]{20,}\b")
-_CODE = re.compile(r"^(```|~~~).*?^\1[^\n]*$|`[^`\n]+`", re.MULTILINE | re.DOTALL)
-_FORMULA = re.compile(r"\$\$.*?\$\$|\$[^$\n]+\$", re.DOTALL)
+# A run of backticks is closed by one of the same length.
+_CODE = re.compile(r"^(```|~~~).*?^\1[^\n]*$|(?<!`)(`+)(?!`)[^\n]+?(?<!`)\2(?!`)", re.MULTILINE | re.DOTALL)
+# Of one line, and without a blank inside of its dollars: "from $5 to $6" is none.
+_FORMULA = re.compile(r"\$\$.*?\$\$|\$(?!\s)[^$\n]+(?<!\s)\$(?!\d)", re.DOTALL)
 _HTML = re.compile(r"(?<!\\)<(?!https?://)(?:[A-Za-z][^>\n]*|/[^>\n]*|!--)>?")
+_TAG = re.compile(r"(?<!\\)<(?!https?://)[A-Za-z/!][^<>$\n]*>")
 _LINK = re.compile(r"\]\(\s*<?([^)\s>]+)|^\s{0,3}\[[^\]\n]+\]:\s*<?(\S+?)>?\s*$", re.MULTILINE)
 
 
@@ -96,14 +99,16 @@ def check_card(text: str) -> Mapping[str, Any]:
     if not isinstance(metadata, dict) or not metadata.get("license"):
         raise ValueError("The card names no licence. Add `license:` to its metadata.")
     # What a browser would run or follow; code is shown as it is, and formulas are full of braces.
-    body = _FORMULA.sub("", _CODE.sub("", parts[2]))
+    prose = _CODE.sub("", parts[2])
+    body = _FORMULA.sub("", prose)
     if not body.strip():
         raise ValueError("The card says nothing. Write it with `captionrl card`.")
     if found := _PLACEHOLDER.search(body):
         raise ValueError(
             f"The card holds {found.group(0)!r}, a placeholder. State the fact, or leave the sentence out."
         )
-    if found := _HTML.search(body):
+    # Whole tags also between dollars: where formulas are not known, they are text.
+    if found := _HTML.search(body) or _TAG.search(prose):
         raise ValueError(
             f"The card holds HTML, {found.group(0)[:60]!r}, which is shown on a public page. Use Markdown, or escape the '<'."
         )

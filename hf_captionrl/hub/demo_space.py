@@ -123,5 +123,6 @@ def push_demo(
             overwrite=overwrite,
             commit_message="Add the demo",
             marker="arguments.txt",
+            again=f"Repeat with `captionrl push demo --type space --repo_id {repo_id}` and the same options.",
             **more,
         )

@@ -10,14 +10,13 @@ from typing import Any
 
 from hf_captionrl.hub.checks import redact
 from hf_captionrl.io import write_json
-from hf_captionrl.reports.versions import installed_versions, plain_config
+from hf_captionrl.reports.versions import installed_versions, is_secret, plain_config
 
 __all__ = ["MANIFEST_FILE", "public_command", "public_values", "write_manifest"]
 
 MANIFEST_FILE = "training_manifest.json"
 """Its name in a published repository, by which a repository is known as one of ours."""
 
-_SECRET_OPTION = re.compile(r"--?[\w-]*(token|secret|password|api[_-]key)s?(=|$)", re.IGNORECASE)
 _ABSOLUTE = re.compile(r"(?:/|~|[A-Za-z]:[\\/]|\\\\)[^\s]")
 
 
@@ -58,17 +57,16 @@ def public_command(argv: Sequence[str]) -> list[str]:
         `list[str]`: Values of options that are secrets are `***`; paths of this machine are names.
     """
     command: list[str] = []
-    secret_follows = False
+    option = ""  # the one that the next part is the value of
     for part in argv:
         name, equals, value = part.partition("=")
-        if secret_follows:
+        if option and is_secret(option, part):
             command.append("***")
-            secret_follows = False
-        elif _SECRET_OPTION.match(part):
-            command.append(f"{name}=***" if equals else name)
-            secret_follows = not equals
+        elif equals and name.startswith("-"):
+            command.append(f"{name}={'***' if is_secret(name, value) else _public_text(value)}")
         else:
-            command.append(f"{name}={_public_text(value)}" if equals and name.startswith("-") else _public_text(part))
+            command.append(_public_text(part))
+        option = part if part.startswith("-") and not equals else ""
     return command
 
 

@@ -119,5 +119,6 @@ def push_metric(
             overwrite=overwrite,
             commit_message=f"Add the metric {name}",
             marker=f"{name}.py",
+            again=f"Repeat with `captionrl push {name} --type space --repo_id {owner}/{name}`.",
             **more,
         )

@@ -44,6 +44,7 @@ def push_folder(
     attempts: int = 5,
     first_wait_s: float = 1.0,
     sleep: Callable[[float], object] = time.sleep,
+    again: str | None = None,
 ) -> str:
     """Upload a finished folder with its card; what was trained is only read.
 
@@ -65,6 +66,7 @@ def push_folder(
         attempts: Tries in all.
         first_wait_s: Seconds before the second try; each further wait is twice as long, at most a minute.
         sleep: What waits, for tests.
+        again: What to do after a failure, in a sentence; by default to push the folder again.
 
     Returns:
         `str`: Address of the commit.
@@ -108,12 +110,13 @@ def push_folder(
         _remember(folder, {**state, "state": "failed", "reason": reason})
         if not isinstance(error, Exception) or isinstance(error, FileExistsError):
             raise
-        again = f"Repeat with `captionrl push {folder}` or hf_captionrl.hub.push_folder({str(folder)!r}, {repo_id!r})."
+        again = again or (
+            f"Nothing is lost: all is still in {folder}. Repeat with `captionrl push {folder}` or "
+            f"hf_captionrl.hub.push_folder({str(folder)!r}, {repo_id!r})."
+        )
         kind = PermissionError if reason.startswith(("The Hub wants", "The Hub does not", "The token")) else PushError
         # Without the client's own error: its text may quote headers, and headers hold the token.
-        raise kind(
-            f"Pushing to {repo_id!r} failed: {reason} Nothing is lost: all is still in {folder}. {again}"
-        ) from None
+        raise kind(f"Pushing to {repo_id!r} failed: {reason} {again}") from None
     _remember(folder, {**state, "repo_id": upload.repo_id, "state": "pushed", "commit": address})
     return address
 

@@ -8,7 +8,7 @@ from hf_captionrl.recipe.arguments import (
     parse_arguments,
 )
 from hf_captionrl.recipe.comparison import START, Comparison, Run, alone_in, defer_push, finish, resumes, train_runs
-from hf_captionrl.recipe.evaluation import Evaluator
+from hf_captionrl.recipe.evaluation import Evaluator, draw_references
 from hf_captionrl.recipe.loading import describe_data, load_data, optional_scorer
 from hf_captionrl.recipe.report import write_report
 
@@ -24,6 +24,7 @@ __all__ = [
     "defer_push",
     "describe",
     "describe_data",
+    "draw_references",
     "finish",
     "load_data",
     "optional_scorer",

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hf_captionrl.io import write_jsonl
+from hf_captionrl.io import read_jsonl, write_jsonl
 from hf_captionrl.metrics.judging import CATEGORIES, answer_statistics, relative_scores
 from hf_captionrl.recipe.judges import EndpointJudge, FileJudge, Judge, JudgeError, LocalJudge
 from hf_captionrl.recipe.questions import Question
@@ -80,8 +79,8 @@ class JudgeArguments:
             The judge, or None for 'none'.
         """
         if self.judge == "endpoint":
-            key = os.environ.get(self.judge_key_variable)
-            return EndpointJudge(str(self.judge_base_url), str(self.judge_model), api_key=key)
+            variable = self.judge_key_variable if os.environ.get(self.judge_key_variable) else None
+            return EndpointJudge(str(self.judge_base_url), str(self.judge_model), api_key_env=variable)
         if self.judge == "model":
             return LocalJudge.from_pretrained(str(self.judge_model))
         return FileJudge(str(self.judge_ratings)) if self.judge == "file" else None
@@ -153,8 +152,7 @@ def read_answers(path: str, questions: Sequence[Question]) -> dict[str, list[str
         ValueError: If an answer is missing.
     """
     found: dict[str, dict[str, str]] = {}
-    for line in Path(path).read_text(encoding="utf-8").splitlines():
-        row = json.loads(line)
+    for _, row in read_jsonl(path):
         found.setdefault(row["model"], {})[str(row["question_id"])] = row["answer"]
     for name, texts in found.items():
         missing = [q.question_id for q in questions if q.question_id not in texts]

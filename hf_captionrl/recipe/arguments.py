@@ -172,16 +172,17 @@ class EvaluationArguments:
     )
     gallery_size: int = field(default=48, metadata={"help": "Images shown in gallery.html."})
 
-    def resolve(self, dataset_name: str) -> None:
+    def resolve(self, dataset_name: str, *, trains: bool = True) -> None:
         """Fill in who was not named: the shipped models on the embedded world, the papers' models elsewhere.
 
         Args:
             dataset_name: Data set of the run.
+            trains: Whether checkpoints will be selected, which their judge should not do.
         """
         embedded = dataset_name in EMBEDDED
         self.scorer_name_or_path = self.scorer_name_or_path or ("scenes:clip-reward" if embedded else _CLIP)
         self.judge_name_or_path = self.judge_name_or_path or ("scenes:clip-judge" if embedded else _CLIP)
-        if self.scorer_name_or_path == self.judge_name_or_path != "none":
+        if trains and self.scorer_name_or_path == self.judge_name_or_path != "none":
             logger.warning(
                 "%s both selects checkpoints and judges them, which flatters what it selects. Set --judge_name_or_path to "
                 "another model.",

@@ -35,12 +35,14 @@ class Run:
         folder (`str`): Folder of its checkpoints, in the recipe's; that of the recipe's own model is `model`.
         make (`Callable`): Builds the trainer.
         trains (`bool`): False for a captioner that is only evaluated.
+        starts_from (`str`): Name of the run whose captioner this one goes on with, by default the start of them all.
     """
 
     name: str
     folder: str
     make: Callable[[], CaptionTrainer]
     trains: bool = True
+    starts_from: str = START
 
 
 @dataclass
@@ -120,20 +122,20 @@ def train_runs(
         [`Comparison`]: With the row of the references at the end.
     """
     result = Comparison()
-    before: dict[str, float] = {}
+    before: dict[str, dict[str, float]] = {}  # the first point of a curve, by the captioner that it starts from
     for run in runs:
         trainer = run.make()
         if not result.captions:
             result.captions[START] = trainer.generate_captions(test)
             result.rows.append(evaluator.row(START, result.captions[START]))
-            if run.trains:
-                before = trainer.evaluate()  # the first point of every curve
         if run.trains:
+            if run.starts_from not in before:
+                before[run.starts_from] = trainer.evaluate()
             trainer.train(resume_from_checkpoint=resume and has_checkpoint(output_dir / run.folder))
             history = [entry for entry in trainer.state.log_history if "eval_length" in entry]
             result.histories[run.name] = [
                 {"epoch": e.get("epoch") or 0.0, "length": e["eval_length"], "recall_at_1": e.get("eval_recall_at_1")}
-                for e in ([{**before, "epoch": 0.0}, *history])
+                for e in ([{**before[run.starts_from], "epoch": 0.0}, *history])
             ]
             result.captions[run.name] = trainer.generate_captions(test)
             result.rows.append(evaluator.row(run.name, result.captions[run.name]))

@@ -11,7 +11,8 @@ import datasets
 import torch
 
 from hf_captionrl.metrics import caption_perplexity, self_retrieval
-from hf_captionrl.metrics.suites import EMPTY_CAPTION, smile_suite
+from hf_captionrl.metrics.suites import smile_suite
+from hf_captionrl.metrics.suites.row import spoken
 from hf_captionrl.recipe.arguments import EvaluationArguments
 from hf_captionrl.recipe.loading import optional_scorer
 from hf_captionrl.reports.table import Column
@@ -136,7 +137,7 @@ class Evaluator:
         # The papers' prefix "A photo depicts" is left out: a judge of the embedded world has never read it.
         text = None
         if self.judge is not None:
-            text = self.judge.text_features([caption.strip() or EMPTY_CAPTION for caption in captions])
+            text = self.judge.text_features(spoken(captions))
         numbers = smile_suite(
             captions,
             references=references or self.references,
@@ -156,8 +157,7 @@ class Evaluator:
         """What the rewarding scorer says of the captions, and how many repeat themselves."""
         if self.reward_scorer is None:
             return {}
-        spoken = [caption.strip() or EMPTY_CAPTION for caption in captions]
-        text, images = self.reward_scorer.text_features(spoken), self.reward_image_features
+        text, images = self.reward_scorer.text_features(spoken(captions)), self.reward_image_features
         numbers = {"degenerate": sum(degenerate(captions)) / max(len(captions), 1)}
         if len(captions) >= 100:
             found = self_retrieval(text, images, num_distractors=99, ks=(1,))
@@ -171,12 +171,28 @@ class Evaluator:
         """The human row: one random reference an image, scored against the others.
 
         Returns:
-            The row, and the chosen references.
+            The row, and the chosen references. Where an image has one reference only there is none to score it against,
+            and CIDEr-D is None with the reason.
         """
-        rng = random.Random(self.seed)
-        chosen = [rng.randrange(len(r)) for r in self.references]
-        captions = [r[i] for r, i in zip(self.references, chosen, strict=True)]
-        others = [
-            [c for j, c in enumerate(r) if j != i] or list(r) for r, i in zip(self.references, chosen, strict=True)
-        ]
-        return self.row("references", captions, others), captions
+        captions, others = draw_references(self.references, self.seed)
+        if all(others):
+            return self.row("references", captions, others), captions
+        row = self.row("references", captions)
+        return {**row, "cider_d": None, "cider_d_reason": "an image has one reference only"}, captions
+
+
+def draw_references(references: Sequence[Sequence[str]], seed: int) -> tuple[list[str], list[list[str]]]:
+    """One reference of each image, drawn at random, and the others (SMILE, Table 1).
+
+    Args:
+        references: For each image one caption or more.
+        seed: Of the draw.
+
+    Returns:
+        `tuple`: N captions, and for each image the rest, which is empty where there was one only.
+    """
+    rng = random.Random(seed)
+    chosen = [rng.randrange(len(group)) for group in references]
+    captions = [group[i] for group, i in zip(references, chosen, strict=True)]
+    others = [[c for j, c in enumerate(group) if j != i] for group, i in zip(references, chosen, strict=True)]
+    return captions, others

@@ -11,6 +11,8 @@ from typing import Any
 
 import datasets
 
+from hf_captionrl.io import read_jsonl
+
 __all__ = ["format_prompt", "load_instructions", "to_prompts"]
 
 logger = logging.getLogger(__name__)
@@ -37,13 +39,13 @@ def _read_file(path: Path) -> datasets.Dataset:
     if path.suffix == ".parquet":
         return datasets.Dataset.from_parquet(str(path))
     text = path.read_text(encoding="utf-8")
-    try:
-        if path.suffix == ".json" and text.lstrip().startswith("["):
+    if path.suffix == ".json" and text.lstrip().startswith("["):
+        try:
             rows = json.loads(text)
-        else:
-            rows = [json.loads(line) for line in text.splitlines() if line.strip()]
-    except ValueError as error:
-        raise ValueError(f"{path.name} is no JSON ({error}). Use a list of objects, or one object a line.") from None
+        except ValueError as error:
+            raise ValueError(f"{path.name} is no JSON ({error}). Use a list of objects, or JSON Lines.") from None
+    else:
+        rows = [row for _, row in read_jsonl(path)]
     if not all(isinstance(row, dict) for row in rows):
         raise ValueError(f"{path.name} holds something else than objects. Use instruction, input and output.")
     return datasets.Dataset.from_list(rows)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
 import os
 import time
-import urllib.error
-import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from hf_captionrl.boosting.backend import BackendError, Cut, Failure
+from hf_captionrl.boosting.http_backend import HTTPBackend
+from hf_captionrl.boosting.prompts import Prompt
+from hf_captionrl.io import read_jsonl
 from hf_captionrl.metrics.judging import BEST, WORST, Rating, parse_scores
 from hf_captionrl.recipe.questions import Question
 
@@ -20,12 +22,18 @@ __all__ = ["EndpointJudge", "FileJudge", "Judge", "JudgeError", "LocalJudge", "R
 NO_ANSWER = "(no answer)"
 """What the judge is shown in place of an empty answer."""
 
-_RETRY = {408, 409, 425, 429, 500, 502, 503, 504, 529}
-_LONGEST_WAIT = 60.0  # seconds
-
 
 class JudgeError(RuntimeError):
     """A judge cannot be asked, or not understood."""
+
+
+@contextlib.contextmanager
+def _as_judge_error() -> Iterator[None]:
+    """What stops every question stops the judge."""
+    try:
+        yield
+    except BackendError as error:
+        raise JudgeError(str(error)) from None
 
 
 @dataclass
@@ -120,21 +128,22 @@ def rate_pairs(ask: Callable[[str], str], questions: Sequence[Question], answers
 
 
 class EndpointJudge:
-    """A model behind an OpenAI-compatible address, asked at temperature 0.
+    """A model behind an OpenAI-compatible address, asked at temperature 0 by an [`HTTPBackend`].
 
     Args:
         base_url (`str`): Address up to, and without, `/chat/completions`; nothing else is ever contacted.
         model (`str`): Name of the model there.
-        api_key (`str`, *optional*): Sent as a bearer token.
+        api_key_env (`str`, *optional*): Environment variable with the key, which is sent as a bearer token.
         retries (`int`): Further attempts after an answer of 429 or 5xx, or none at all.
-        backoff (`float`): Seconds before the first of them; each waits twice as long as the one before, at most 60, or
-            as long as the server's `Retry-After` says.
+        backoff (`float`): Seconds before the first of them; each waits twice as long as the one before, or as long as the
+            server's `Retry-After` says.
         timeout (`float`): Seconds to wait for a reply.
         max_tokens (`int`): Longest reply.
         sleep (`Callable`): Waits; for tests.
 
     Raises:
         ValueError: If the address is no http(s) address or the model has no name.
+        JudgeError: If the environment variable holds no key.
     """
 
     def __init__(
@@ -142,7 +151,7 @@ class EndpointJudge:
         base_url: str,
         model: str,
         *,
-        api_key: str | None = None,
+        api_key_env: str | None = None,
         retries: int = 5,
         backoff: float = 1.0,
         timeout: float = 120.0,
@@ -154,12 +163,19 @@ class EndpointJudge:
         if not model:
             raise ValueError("The judge's model has no name. Set --judge_model to its name at the endpoint.")
         self.name = model
-        self._url = base_url.rstrip("/") + "/chat/completions"
-        self._headers = {"Content-Type": "application/json"}
-        if api_key:
-            self._headers["Authorization"] = f"Bearer {api_key}"
-        self._settings = {"model": model, "temperature": 0.0, "max_tokens": max_tokens}
-        self._retries, self._backoff, self._timeout, self._sleep = retries, backoff, timeout, sleep
+        self._url = base_url
+        with _as_judge_error():
+            self._backend = HTTPBackend(
+                base_url,
+                model,
+                api_key_env=api_key_env,
+                max_new_tokens=max_tokens,
+                concurrency=1,
+                timeout_s=timeout,
+                tries=retries + 1,
+                backoff_s=backoff,
+                sleep=sleep,
+            )
 
     def ask(self, prompt: str) -> str:
         """Send one prompt.
@@ -168,48 +184,19 @@ class EndpointJudge:
             prompt: The user's message.
 
         Returns:
-            `str`: The reply.
+            `str`: The reply; where it was cut off, its beginning, which holds the scores.
 
         Raises:
             JudgeError: If the endpoint refuses, keeps failing, or replies in another shape.
         """
-        body = json.dumps({**self._settings, "messages": [{"role": "user", "content": prompt}]}).encode()
-        problem = ""
-        for attempt in range(self._retries + 1):
-            wait = min(self._backoff * 2**attempt, _LONGEST_WAIT)
-            request = urllib.request.Request(self._url, data=body, headers=self._headers)
-            try:
-                with urllib.request.urlopen(request, timeout=self._timeout) as response:  # http(s) # nosec B310
-                    return self._content(response.read())
-            except urllib.error.HTTPError as error:
-                problem = f"HTTP {error.code}: {error.read(200).decode(errors='replace')!r}"
-                asked = error.headers.get("Retry-After", "")
-                error.close()
-                if error.code not in _RETRY:
-                    raise JudgeError(
-                        f"The judge at {self._url} answered {problem}. Check --judge_base_url, --judge_model and the key."
-                    ) from None
-                if asked.isdigit():
-                    wait = min(float(asked), _LONGEST_WAIT)
-            except (urllib.error.URLError, TimeoutError, ConnectionError) as error:
-                problem = str(getattr(error, "reason", error))
-            if attempt < self._retries:
-                self._sleep(wait)
-        raise JudgeError(
-            f"The judge at {self._url} failed {self._retries + 1} times, the last time with {problem}. Try again later: "
-            "the answers are kept in answers.jsonl."
-        )
-
-    def _content(self, raw: bytes) -> str:
-        try:
-            content = json.loads(raw)["choices"][0]["message"]["content"]
-        except (ValueError, LookupError, TypeError):
-            content = None
-        if not isinstance(content, str):
+        with _as_judge_error():
+            [(_, answer)] = self._backend.complete([Prompt("judge", "", prompt)])
+        if isinstance(answer, Failure):
             raise JudgeError(
-                f"The judge at {self._url} replied {raw[:80]!r}, which is no chat completion. Is the address right?"
+                f"The judge at {self._url} failed: {answer.detail}. Check --judge_base_url and --judge_model, or try again "
+                "later: the answers are kept in answers.jsonl."
             )
-        return content
+        return answer.text if isinstance(answer, Cut) else answer
 
     def rate(self, model: str, questions: Sequence[Question], answers: Sequence[str]) -> Ratings:
         """See [`Judge`].
@@ -315,11 +302,8 @@ class FileJudge:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.name = Path(path).name
         self._rows: list[dict[str, Any]] = []
-        for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), start=1):
-            if not line.strip():
-                continue
+        for number, row in read_jsonl(path):
             try:
-                row = json.loads(line)
                 rating = Rating(str(row["question_id"]), "", row["candidate"], row["reference"])
                 first = row.get("candidate_first", True)
                 if not isinstance(first, bool):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hf_captionrl.io import read_jsonl
 from hf_captionrl.metrics.judging import CATEGORIES
 
 __all__ = ["Question", "answer_questions", "load_questions"]
@@ -32,13 +32,7 @@ class Question:
 
 
 def _rows(path: str | os.PathLike[str]) -> Iterable[tuple[int, dict[str, Any]]]:
-    for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise ValueError(f"Line {number} of {Path(path).name} is no JSON ({error}). Use JSON Lines.") from None
+    for number, row in read_jsonl(path):
         if not isinstance(row, dict) or "question_id" not in row or "text" not in row:
             raise ValueError(f"Line {number} of {Path(path).name} lacks question_id or text. Use Vicuna's format.")
         yield number, row

@@ -23,7 +23,7 @@ from hf_captionrl.reports.table import Column
 from hf_captionrl.reports.tradeoff import write_diversity_tradeoff
 from hf_captionrl.text.frequencies import DocumentFrequencies
 from hf_captionrl.text.tokenize import ptb_tokenize
-from hf_captionrl.trainers.captioning import generate_captions, image_tower_features
+from hf_captionrl.trainers.captioning import LazyImages, generate_captions, image_tower_features
 
 __all__ = ["SAMPLE_COLUMNS", "SampleArguments", "Sampler", "keep_long_references", "write_samples"]
 
@@ -138,12 +138,12 @@ class Sampler:
             `list[list[str]]`: For each image its captions.
         """
         G = self.arguments.num_samples
-        images: dict[str, Any] = {"images": [row["image"] for row in self.dataset]}
+        images: dict[str, Any]
         if frames_of(self.dataset):
-            images = {
-                "images": None,
-                "image_features": image_tower_features(captioner, self.dataset, cache_dir=self.cache_dir),
-            }
+            features = image_tower_features(captioner, self.dataset, cache_dir=self.cache_dir)
+            images = {"images": None, "image_features": features}
+        else:
+            images = {"images": LazyImages(self.dataset, range(len(self.dataset)))}
         with torch.random.fork_rng():
             torch.manual_seed(self.seed)
             flat = generate_captions(captioner, **images, num_return_sequences=G, **self.settings, **generate_kwargs)

@@ -104,7 +104,8 @@ def run_name(config: SelfRetrievalConfig) -> str:
         notes.append(f"{config.num_hard_distractors} hard" if hard else "random")
     else:
         fixed = str(config.bag_schedule).isdigit()
-        notes.append(f"bags of {config.bag_schedule}" if fixed else "bag curriculum")
+        kind = " of random images" if config.bag_distractors == "random" else ""
+        notes.append((f"bags of {config.bag_schedule}" if fixed else "bag curriculum") + kind)
     if config.retrieval_weight not in (0, 1):
         notes.append(f"SR {config.retrieval_weight:g}")
     if config.cider_weight and config.retrieval_weight:
@@ -277,8 +278,13 @@ def describe_reward(config: SelfRetrievalConfig, scorers: Sequence[Any]) -> str:
     parts = [f"{weight}{what}"] if config.retrieval_weight else []
     if config.cider_weight:
         parts.append(f"{config.cider_weight:g} times CIDEr-D")
+    if config.length_weight:
+        parts.append(f"{config.length_weight:g} times the penalty on tokens beyond the {config.max_tokens}th")
+    if config.repetition_weight:
+        parts.append(f"{config.repetition_weight:g} times the penalty on repetition")
     reward = ", plus ".join(parts)
     names = " and ".join(scorer.signature.split("|")[0] for scorer in scorers)
     scorer = f"; scorer {names}" if config.retrieval_weight else ""
-    bags = "random images" if config.bag_schedule is None else "bags of look-alikes"
+    look_alikes = config.bag_schedule is not None and config.bag_distractors != "random"
+    bags = "bags of look-alikes" if look_alikes else "random images"
     return f"{reward[0].upper()}{reward[1:]}{scorer}; batches of {step} images a process made of {bags}."

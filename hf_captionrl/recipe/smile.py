@@ -12,7 +12,7 @@ import torch
 from transformers.trainer_utils import IntervalStrategy
 
 from hf_captionrl.captioners import Captioner, load_captioner
-from hf_captionrl.recipe.comparison import Run, alone_in, defer_push, finish, resumes, train_runs
+from hf_captionrl.recipe.comparison import START, Run, alone_in, defer_push, finish, resumes, train_runs
 from hf_captionrl.recipe.evaluation import Evaluator
 from hf_captionrl.recipe.loading import load_data, optional_scorer
 from hf_captionrl.reports.table import COLUMNS, Column
@@ -84,6 +84,7 @@ def _first(config: SmileRecipeConfig, arguments: SmileArguments, folder: Path) -
         arguments.mle_epochs,
         arguments.mle_learning_rate or config.learning_rate,
     )
+    first.max_steps = -1  # the limit of what comes after
     # What is kept is its end, whatever an epoch retrieves: others go on from it.
     first.eval_strategy, first.load_best_model_at_end = IntervalStrategy.NO, False  # type: ignore[assignment]
     first.output_dir = str(folder)
@@ -152,7 +153,8 @@ def _compare(
                 peft_config=model_args.peft_config,
             )
 
-        return Run(name, Path(str(run.output_dir)).name, make, trains=trains)
+        starts_from = FIRST if begins and name != FIRST else START
+        return Run(name, Path(str(run.output_dir)).name, make, trains=trains, starts_from=starts_from)
 
     def run_of(weight: float) -> Run:
         run = copy.deepcopy(config)

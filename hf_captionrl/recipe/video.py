@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hf_captionrl.data import cached_features, frames_of
 from hf_captionrl.metrics import emscore
-from hf_captionrl.metrics.suites import EMPTY_CAPTION
+from hf_captionrl.metrics.suites.row import spoken
 from hf_captionrl.recipe.evaluation import Evaluator
 from hf_captionrl.reports.table import Column
 from hf_captionrl.retrieval import FeatureCache
@@ -50,7 +50,7 @@ class VideoEvaluator(Evaluator):
             cache = FeatureCache.for_scorer(self.judge, cache_dir, what=f"image_{number}_frames")
             found = cached_features(cache, self.dataset, self.judge.image_features, unit_length=True, pooling="concat")
             self.frame_features = list(found.tensor().float())  # N times (F, D)
-            flat = [text.strip() or EMPTY_CAPTION for texts in self.references for text in texts]
+            flat = spoken([text for texts in self.references for text in texts])
             self._reference_features = [row.cpu() for row in self.judge.token_features(flat)]
 
     def row(self, name: str, captions: Sequence[str], references: list[list[str]] | None = None) -> dict[str, Any]:
@@ -68,7 +68,7 @@ class VideoEvaluator(Evaluator):
         if self.frame_features is None or not isinstance(self.judge, TokenScorer):
             reason = "the judge has no features of tokens; CLIP models of transformers have"
             return row | {c.key: None for c in VIDEO_COLUMNS} | {f"{c.key}_reason": reason for c in VIDEO_COLUMNS}
-        tokens = [r.cpu() for r in self.judge.token_features([c.strip() or EMPTY_CAPTION for c in captions])]
+        tokens = [r.cpu() for r in self.judge.token_features(spoken(captions))]
         texts = self._texts(references)
         found = emscore(tokens, self.frame_features, reference_features=texts)
         return row | {"emscore": found["f"], "emscore_references": found["reference_f"]}

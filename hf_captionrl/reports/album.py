@@ -6,10 +6,10 @@ Captions come from models, and names from whoever starts the page; they are esca
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from PIL import Image
 
-from hf_captionrl.reports.gallery import TEMPLATES, embedded_image
+from hf_captionrl.reports.gallery import embedded_image
+from hf_captionrl.reports.templating import TEMPLATES, html_templates
 from hf_captionrl.retrieval.album import AlbumCaptions, Finding
 
 __all__ = ["album_style", "render_album", "render_comparison", "spoken_list"]
@@ -91,12 +91,6 @@ def _shown(image: Image.Image, side: int) -> dict[str, Any]:
 
 
 def _render(view: str, images: Sequence[Image.Image], **values: Any) -> str:
-    environment = Environment(
-        loader=FileSystemLoader(TEMPLATES),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    environment = html_templates()
     shown = [_shown(image, _SIDE) for image in images]
     return environment.get_template("album.html.j2").render(view=view, images=shown, **values)

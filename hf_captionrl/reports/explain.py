@@ -11,7 +11,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 from matplotlib.ticker import MaxNLocator
 from PIL import Image
@@ -19,8 +18,9 @@ from PIL import Image
 from hf_captionrl.captioners.explaining import Alternative, CaptionView, TokenView, token_pushes
 from hf_captionrl.io import atomic_write_text
 from hf_captionrl.losses.policy_gradient import LogProbReduction
-from hf_captionrl.reports.gallery import TEMPLATES, content_hash, embedded_image
+from hf_captionrl.reports.gallery import embedded_image
 from hf_captionrl.reports.style import COLOURS, new_figure, plain_label, save_figure, tidy
+from hf_captionrl.reports.templating import TEMPLATES, content_hash, html_templates
 
 __all__ = ["CaptionReward", "explanation_json", "visible_token", "write_explanation", "write_explanation_picture"]
 
@@ -184,13 +184,7 @@ def write_explanation(
             "weight_name": _WEIGHTS[reward.logprob_reduction],
         }
     style = "".join((TEMPLATES / name).read_text(encoding="utf-8") for name in ("gallery.css", "explain.css"))
-    environment = Environment(
-        loader=FileSystemLoader(TEMPLATES),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    environment = html_templates()
     html = environment.get_template("explain.html.j2").render(
         title=title,
         note=note,

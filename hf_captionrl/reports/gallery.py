@@ -6,7 +6,6 @@ wherever they appear.
 """
 
 import base64
-import hashlib
 import io
 import os
 import re
@@ -16,11 +15,11 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 from PIL import Image
 
 from hf_captionrl.io import atomic_write_text
+from hf_captionrl.reports.templating import TEMPLATES, content_hash, html_templates
 
 __all__ = [
     "GalleryCaption",
@@ -37,7 +36,6 @@ __all__ = [
 Verdict = Literal["right", "wrong", "misbound"]
 """Of a claim; a misbound one is wrong here and true of something else in the scene."""
 
-TEMPLATES = Path(__file__).parent / "templates"
 _MAX_SIDE = 512
 """Longest side of an image in the file, in pixels."""
 _PIXEL_ART_SIDE = 128
@@ -233,13 +231,7 @@ def write_gallery(
             methods.setdefault(caption.method, len(methods))
     style = (TEMPLATES / "gallery.css").read_text(encoding="utf-8")
     script = (TEMPLATES / "gallery.js").read_text(encoding="utf-8")
-    environment = Environment(
-        loader=FileSystemLoader(TEMPLATES),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    environment = html_templates()
     html = environment.get_template("gallery.html.j2").render(
         title=title,
         note=note,
@@ -345,15 +337,3 @@ def _data_uri(image: Image.Image) -> str:
         image.save(buffer, "JPEG", quality=85)
         kind = "jpeg"
     return f"data:image/{kind};base64,{base64.b64encode(buffer.getvalue()).decode('ascii')}"
-
-
-def content_hash(text: str) -> str:
-    """A source as a content security policy names it.
-
-    Args:
-        text: Style or script.
-
-    Returns:
-        `str`: `sha256-...`.
-    """
-    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode('utf-8')).digest()).decode('ascii')}"

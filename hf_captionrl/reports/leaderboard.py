@@ -8,13 +8,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from hf_captionrl.io import atomic_write_text
 from hf_captionrl.metrics import paired_test
-from hf_captionrl.reports.gallery import TEMPLATES, content_hash
 from hf_captionrl.reports.table import Column, check_rows, escape_markdown, format_cell
+from hf_captionrl.reports.templating import TEMPLATES, content_hash, html_templates
 
 __all__ = ["rank_rows", "write_leaderboard"]
 
@@ -109,13 +108,7 @@ def write_leaderboard(
     out.write(f"\n{_LEGEND}\n")
     atomic_write_text(folder / "leaderboard.md", out.getvalue())
 
-    environment = Environment(
-        loader=FileSystemLoader(TEMPLATES),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    environment = html_templates()
     style = (TEMPLATES / "leaderboard.css").read_text(encoding="utf-8")
     html = environment.get_template("leaderboard.html.j2").render(
         title=title,

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 from PIL import Image
 
 from hf_captionrl.io import atomic_write_text
-from hf_captionrl.reports.gallery import TEMPLATES, content_hash, embedded_image
+from hf_captionrl.reports.gallery import embedded_image
+from hf_captionrl.reports.templating import TEMPLATES, content_hash, html_templates
 
 __all__ = ["PanelItem", "write_panel"]
 
@@ -69,13 +69,7 @@ def write_panel(path: str | os.PathLike[str], items: Sequence[PanelItem], title:
     if not names:
         raise ValueError(f"Image {items[0].image_id!r} has no captioner. Give at least one with its captions.")
     style = "".join((TEMPLATES / name).read_text(encoding="utf-8") for name in ("gallery.css", "panel.css"))
-    environment = Environment(
-        loader=FileSystemLoader(TEMPLATES),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    environment = html_templates()
     html = environment.get_template("panel.html.j2").render(
         title=title,
         note=note,

@@ -10,10 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from hf_captionrl.reports.gallery import TEMPLATES, content_hash
+from hf_captionrl.reports.templating import TEMPLATES, content_hash, html_templates
 
 __all__ = ["ReviewBag", "ReviewImage", "render_review"]
 
@@ -82,13 +81,7 @@ def render_review(
     missing = next((key for bag in bags for key in bag.images if key not in images), None)
     if missing is not None:
         raise ValueError(f"There is no image {missing!r}, which a bag holds.")
-    environment = Environment(
-        loader=FileSystemLoader(TEMPLATES),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    environment = html_templates()
     environment.policies["json.dumps_kwargs"] = {
         "sort_keys": False
     }  # the keys 1, 2, ... follow the order of the reasons

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 from PIL import Image
 
-from hf_captionrl.reports.gallery import TEMPLATES, content_hash, embedded_image
+from hf_captionrl.reports.gallery import embedded_image
+from hf_captionrl.reports.templating import TEMPLATES, content_hash, html_templates
 
 __all__ = ["SCALE_TEXTS", "render_study_page"]
 
@@ -84,13 +84,7 @@ def render_study_page(
         pictures.append(embedded_image(small))
     style = (TEMPLATES / "study.css").read_text(encoding="utf-8")
     script = (TEMPLATES / "study.js").read_text(encoding="utf-8")
-    environment = Environment(
-        loader=FileSystemLoader(TEMPLATES),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    environment = html_templates()
     return environment.get_template("study.html.j2").render(
         title=_TITLES[kind],
         kind=kind,

@@ -6,11 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from hf_captionrl.reports.gallery import TEMPLATES, content_hash
 from hf_captionrl.reports.table import Column, check_rows, escape_markdown, format_cell
+from hf_captionrl.reports.templating import TEMPLATES, content_hash, html_templates
 
 __all__ = ["study_html", "study_markdown"]
 
@@ -195,13 +194,7 @@ def study_html(result: Mapping[str, Any]) -> str:
     """
     title, note = _titles(result)
     style = (TEMPLATES / "study_results.css").read_text(encoding="utf-8")
-    environment = Environment(
-        loader=FileSystemLoader(TEMPLATES),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    environment = html_templates()
     # Ours, not a participant's: the only text that is not escaped. Its hash is all the policy allows.
     return environment.get_template("study_results.html.j2").render(
         title=title, note=note, tables=_tables(result), style=Markup(style), style_hash=content_hash(style)

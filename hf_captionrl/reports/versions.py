@@ -11,13 +11,27 @@ from typing import Any
 
 from hf_captionrl.io import to_plain
 
-__all__ = ["installed_versions", "plain_config"]
+__all__ = ["installed_versions", "is_secret", "plain_config"]
 
 PACKAGES = ("torch", "transformers", "peft", "trl", "datasets", "accelerate")
 """Packages whose version can change a result."""
 
 _SECRET = re.compile(r"(?<!^first)(^|_)(token|secret|password|api_key)s?$", re.IGNORECASE)
 """`first_token`, a setting of SMILE, is none."""
+
+
+def is_secret(name: str, value: object) -> bool:
+    """Whether a setting must not be written down.
+
+    Args:
+        name: Of the setting, or of the option of a command line that sets it.
+        value: Its value. A number is none, such as that of `max_new_tokens`.
+
+    Returns:
+        `bool`: True for tokens, keys, secrets and passwords.
+    """
+    named = _SECRET.search(name.lstrip("-").replace("-", "_"))
+    return bool(named) and isinstance(value, str) and not value.isdecimal()
 
 
 def installed_versions() -> dict[str, str]:
@@ -68,11 +82,7 @@ def plain_config(config: Any) -> Any:
     if dataclasses.is_dataclass(config) and not isinstance(config, type):
         config = {field.name: getattr(config, field.name, None) for field in dataclasses.fields(config)}
     if isinstance(config, Mapping):
-        return {
-            str(key): plain_config(value)
-            for key, value in config.items()
-            if not (_SECRET.search(str(key)) and isinstance(value, str))
-        }
+        return {str(key): plain_config(value) for key, value in config.items() if not is_secret(str(key), value)}
     if isinstance(config, list | tuple):
         return [plain_config(value) for value in config]
     try:

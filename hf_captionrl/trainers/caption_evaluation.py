@@ -12,7 +12,7 @@ from transformers.integrations import TensorBoardCallback
 from hf_captionrl.captioners.base import Captioner
 from hf_captionrl.data import open_still
 from hf_captionrl.metrics import caption_statistics, self_retrieval
-from hf_captionrl.metrics.suites import EMPTY_CAPTION
+from hf_captionrl.metrics.suites.row import spoken
 from hf_captionrl.reports.completions import log_completions, print_completions
 from hf_captionrl.retrieval import Scorer
 from hf_captionrl.trainers.caption_config import CaptionConfig
@@ -122,7 +122,7 @@ class CaptionEvaluation:
         dataset = eval_dataset if eval_dataset is not None else self.caption_eval_dataset
         if dataset is None:
             raise ValueError("There are no evaluation data. Pass eval_dataset to evaluate or to the trainer.")
-        captions = [caption.strip() or EMPTY_CAPTION for caption in self.generate_captions(dataset)]
+        captions = spoken(self.generate_captions(dataset))
         statistics = caption_statistics(captions)
         metrics: dict[str, float] = {
             "length": float(statistics["length"]),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from pathlib import Path
 from typing import Any
 
 import datasets
@@ -258,8 +257,6 @@ class CaptionTrainer(CaptionEvaluation, ReliableTraining, Trainer):
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
         super()._save(output_dir, state_dict)
-        # A pickle that nobody needs to use the model; configuration and versions stand in results.json.
-        (Path(output_dir or self.args.output_dir) / "training_args.bin").unlink(missing_ok=True)
         # Some families have an image processor and a tokenizer but no processor that joins them.
         self.captioner.save_processor(output_dir or self.args.output_dir)
 

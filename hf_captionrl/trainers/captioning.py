@@ -18,6 +18,7 @@ from hf_captionrl.captioners.base import Captioner
 from hf_captionrl.data import cached_features, frames_of, open_image, sample_frames
 from hf_captionrl.data.features import VideoPooling, pool_frames
 from hf_captionrl.retrieval import FeatureCache, Scorer
+from hf_captionrl.trainers.reference_model import evaluating
 
 __all__ = ["LazyImages", "VideoFeatures", "generate_captions", "image_tower_features", "scorer_features"]
 
@@ -64,11 +65,8 @@ def generate_captions(
         `list[str]`: One caption an image, in order (times `num_return_sequences`).
     """
     number = len(image_features) if image_features is not None else len(images or ())
-    model = captioner.model
-    was_training = model.training
-    model.eval()
     captions: list[str] = []
-    try:
+    with evaluating(captioner.model):
         for start in range(0, number, batch_size):
             rows = range(start, min(start + batch_size, number))
             inputs: dict[str, Tensor] = {}
@@ -81,8 +79,6 @@ def generate_captions(
             captions += captioner.generate(**inputs, **generate_kwargs).captions
             if progress is not None:
                 progress(rows.stop)
-    finally:
-        model.train(was_training)
     return captions
 
 

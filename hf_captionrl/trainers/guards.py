@@ -348,6 +348,20 @@ class GuardCallback(TrainerCallback):
         if state.is_world_process_zero:
             logger.warning(message)
 
+    def on_epoch_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Keep the Trainer from saving what was taken back, which `save_strategy="epoch"` would do after the stop.
+
+        Args:
+            args (`TrainingArguments`): Unused.
+            state (`TrainerState`): Unused.
+            control (`TrainerControl`): Told not to save.
+            kwargs (`Any`): Unused.
+        """
+        if self.rolled_back_to is not None:
+            control.should_save = False
+
     def _roll_back(self, args: TrainingArguments, control: TrainerControl) -> str:
         """Load the newest good checkpoint that is still there; what was done, in words."""
         if self.trainer is None:

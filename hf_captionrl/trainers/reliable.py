@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from transformers.trainer import TRAINING_ARGS_NAME
 from transformers.trainer_utils import rotate_checkpoints
 
 from hf_captionrl.io import FolderLock
@@ -117,6 +118,15 @@ class ReliableTraining:
                     f"A DataLoader worker, which loads images, has died ({error}). Memory may have run out: lower "
                     "dataloader_num_workers, and go on with resume_from_checkpoint=True."
                 ) from error
+
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
+        super()._save(output_dir, state_dict)  # type: ignore[misc]
+        # A pickle that nobody needs to use the model, and that holds the Hub's token; the configuration stands in
+        # results.json.
+        (Path(output_dir or self.args.output_dir) / TRAINING_ARGS_NAME).unlink(missing_ok=True)
+
+    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
+        """Nothing: the Trainer would upload the same pickle with every checkpoint. `push_to_hub` publishes the end."""
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         run = Path(self._get_output_dir(trial=trial))  # type: ignore[attr-defined]

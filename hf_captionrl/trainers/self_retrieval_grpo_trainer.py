@@ -273,8 +273,14 @@ class SelfRetrievalGRPOTrainer(ReliableTraining, GRPOTrainer):
             candidates=gather(rows),
             positions=self.accelerator.process_index * len(rows) + torch.arange(len(rows), device=device),
             bag_size=self.bags.bag_size if self.bags.bag_size > 1 else 0,
-            step=self.state.global_step,
+            step=self._rollout_number(),
         )
+
+    def _rollout_number(self) -> int:
+        """How many rollouts were made before this one, those before a resumption included."""
+        accumulation = self.args.gradient_accumulation_steps
+        micro_step = self.state.global_step * accumulation + self._step % accumulation
+        return micro_step // (self.args.steps_per_generation * self.num_iterations)
 
 
 def _text(completion: Any) -> str:

@@ -18,6 +18,7 @@ from hf_captionrl.metrics.suites import smile_suite
 from hf_captionrl.retrieval import load_scorer
 from hf_captionrl.scenes import BAG_SIZES, bags, check, load_scenes
 from hf_captionrl.scenes.models import MODELS
+from hf_captionrl.scenes.vocabulary import vocabulary
 from hf_captionrl.trainers.captioning import generate_captions
 from scripts.scenes_models.parts import CHECKPOINTS
 
@@ -112,7 +113,11 @@ def write_card(entry: dict[str, Any]) -> None:
     lines += [f"- {key}: {value}" for key, value in entry.items() if key not in skipped]
     lines += ["", "## Measured on the test split (1,000 scenes)", ""]
     lines += [f"- {key}: {value:.4f}" for key, value in entry["measured"].items()]
-    lines += ["", "Limitations: a vocabulary of 167 tokens; images of 72 x 72 pixels; one grid cell a patch.", ""]
+    lines += [
+        "",
+        f"Limitations: a vocabulary of {len(vocabulary())} tokens; images of 72 x 72 pixels; one grid cell a patch.",
+        "",
+    ]
     (CHECKPOINTS / entry["name"] / "README.md").write_text("\n".join(lines), encoding="utf-8")
 
 

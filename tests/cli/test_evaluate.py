@@ -9,6 +9,7 @@ import pytest
 from hf_captionrl.cli import evaluate, main, suites
 from hf_captionrl.cli.judges import clip_prefix
 from hf_captionrl.cli.main import build_parser
+from hf_captionrl.retrieval.bag_files import BagFile, save_bags
 from hf_captionrl.scenes import load_scenes
 from hf_captionrl.scenes.models import model_path
 
@@ -229,9 +230,10 @@ def test_given_bags_are_used_and_bad_ones_named(files, cache, tmp_path, capsys):
     assert main(command) == 2
     assert "bags.json" in capsys.readouterr().err
     for value, said in [
-        ({"3": [ids[:2]]}, "bag 0 of size 3 holds 2 images"),
+        ({"3": [ids[:2]]}, "bag 0 of size 3 holds 2 different images"),
         ({"3": [[*ids[:2], "nobody"]]}, "holds image 'nobody'"),
         ([ids], "must hold"),
+        ({"3": [[ids[0], ids[0], ids[1]]]}, "bag 0 of size 3 holds 2 different images"),
     ]:
         bags.write_text(json.dumps(value))
         assert main(command) == 2
@@ -239,6 +241,9 @@ def test_given_bags_are_used_and_bad_ones_named(files, cache, tmp_path, capsys):
     bags.write_text(json.dumps({"3": [ids[:3], ids[3:]]}))
     assert main(command) == 0
     row = rows_of(tmp_path, "ndlb")["full"]
+    save_bags(bags, BagFile([ids[:3], ids[3:]], [0.9, 0.8], "clip@1|float32", "image", "truematch"))
+    assert main(command) == 0
+    assert rows_of(tmp_path, "ndlb")["full"]["bag_3_recall_at_1"] == row["bag_3_recall_at_1"]
     assert row["bag_3_recall_at_1"] * 6 == pytest.approx(round(row["bag_3_recall_at_1"] * 6))
     assert row["bag_5_recall_at_1_reason"] == "no bags of 5 in the data"
 
@@ -282,7 +287,7 @@ def test_empty_captions_are_counted_and_not_fatal(files, cache, tmp_path):
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        (["--names", "a", "b"], "1 files and 2 --names"),
+        (["--names", "a", "b"], "1 sources of captions and 2 --names"),
         (["--names", "references"], "what the human captions are called"),
         (["--suite", "bleu"], "invalid choice"),
         (["--bags", "nowhere.json"], "nowhere.json"),
@@ -311,7 +316,7 @@ def test_files_of_one_name_are_told_apart_by_their_folders(files, tmp_path, caps
     assert main(["evaluate", "--captions", *paths, *short]) == 0
     assert list(rows_of(tmp_path / "out", "smile")) == ["a/x", "b/x", "references"]
     assert main(["evaluate", "--captions", paths[0], paths[0], *short]) == 2
-    assert "Two files are called 'a/x'" in capsys.readouterr().err
+    assert "Two sources of captions are called 'a/x'" in capsys.readouterr().err
 
 
 def test_the_choices_of_suite_are_the_tables():

@@ -76,7 +76,18 @@ def test_exit_codes_tell_input_from_faults(monkeypatch, capsys):
     assert main(["metrics", "path", "x", "--traceback"]) == 1
     assert "Traceback" in capsys.readouterr().err
     assert fail_with(monkeypatch, KeyboardInterrupt()) == 1
-    assert "interrupted" in capsys.readouterr().err
+    assert capsys.readouterr().err == "captionrl: interrupted.\n"
+
+
+def test_who_is_interrupted_is_told_whether_the_same_command_goes_on(tmp_path, monkeypatch, capsys):
+    from hf_captionrl.cli import caption
+
+    def interrupt(arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(caption, "run", interrupt)
+    assert main(["caption", "scenes:blip-mle", "--output", str(tmp_path / "a.jsonl")]) == 1
+    assert capsys.readouterr().err == "captionrl: interrupted; the same command goes on where it stopped.\n"
 
 
 def test_metrics_path_and_install(tmp_path, monkeypatch, capsys):

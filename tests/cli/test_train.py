@@ -1,7 +1,9 @@
 """`captionrl train` runs the recipe that it names, with the arguments as they are."""
 
+import json
 import os
 import re
+import signal
 import sys
 import tomllib
 from pathlib import Path
@@ -36,6 +38,28 @@ def test_a_configuration_may_be_named_alone(called, tmp_path, monkeypatch):
     (tmp_path / "scenes.yaml").write_text("alpha: 0.6")  # one's own comes first
     main(["train", "sle", "--config", "scenes.yaml"])
     assert called[-1][-1] == "scenes.yaml"
+
+
+def test_a_configuration_may_be_named_after_an_equals_sign(called):
+    main(["train", "sle", "--config=scenes.yaml", "--seed=1"])
+    assert called[-1][-3:] == ["--config", str(ROOT / "recipes/configs/sle_blip/scenes.yaml"), "--seed=1"]
+
+
+def test_ctrl_c_waits_for_the_training_to_save(monkeypatch, capsys):
+    class Training:
+        def __init__(self, command, **_):
+            self.said = Path(command[command.index(str(ROOT / "recipes/smile_blip.py")) - 1])
+
+        def wait(self):
+            os.kill(os.getpid(), signal.SIGINT)  # as the terminal does, to this process and to that one
+            self.said.write_text(json.dumps({"results": None}))
+            return 0
+
+    before = signal.getsignal(signal.SIGINT)
+    monkeypatch.setattr(train.subprocess, "Popen", Training)
+    assert main(["train", "--json", "smile"]) == 0
+    assert json.loads(capsys.readouterr().out)["results"] is None
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_several_processes_go_through_accelerate(called):

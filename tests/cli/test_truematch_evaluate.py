@@ -77,6 +77,21 @@ def test_a_dropped_bag_does_not_count(folder, measured, cache, tmp_path, capsys)
     assert json.loads(capsys.readouterr().out)["bags"] == before["bags"]
 
 
+def test_all_bags_of_a_size_may_be_dropped(folder, measured, cache, tmp_path, capsys):
+    dropped = [bag for bag in load_bags(folder / "bags.json").bags if len(bag) == 5]
+    lines = [json.dumps({"bag": bag_id(bag), "decision": "drop"}) + "\n" for bag in dropped]
+    (folder / "decisions.jsonl").write_text("".join(lines))
+    options = ["--captions", measured / "full.jsonl", "--cache_dir", cache, "--output_dir", tmp_path]
+    assert truematch("evaluate", folder, *options) == 0
+    assert truematch("leaderboard", folder, tmp_path / "results.json", "--sort_by", 3, "--output_dir", tmp_path) == 0
+    header = (tmp_path / "leaderboard.md").read_text(encoding="utf-8")
+    assert "bags of 3" in header
+    assert "bags of 5 ↑" not in header
+    capsys.readouterr()
+    assert truematch("leaderboard", folder, tmp_path / "results.json", "--sort_by", 5) == 2
+    assert "Use one of 3, 7 or rd100" in capsys.readouterr().err
+
+
 def test_without_images_the_benchmark_asks_where_they_are(cache, scenes, measured, tmp_path, capsys):
     folder = tmp_path / "bare"
     assert build(folder, cache, "--no_images", "--bag_sizes", 3) == 0
@@ -106,9 +121,9 @@ def test_what_cannot_be_evaluated(built, measured, cache, tmp_path, capsys):
     some = measured / "full.jsonl"
     for more, message in [
         ([], "nothing to evaluate"),
-        (["--captions", some, some], "Two captioners are called 'full'"),
-        (["--captions", some, "--names", "references"], "Two captioners are called 'references'"),
-        (["--captions", some, "--names", "a", "b"], "1 files and 2 --names"),
+        (["--captions", some, some], "/full'. Pass different --names"),
+        (["--captions", some, "--names", "references"], "what the human captions are called"),
+        (["--captions", some, "--names", "a", "b"], "1 sources of captions and 2 --names"),
         (["--captions", tmp_path / "none.jsonl"], "There is no file"),
         (["--captions", some, "--scorer", "none"], "Retrieval needs a scorer"),
     ]:

@@ -8,7 +8,7 @@ import pytest
 from hf_captionrl.cli import main
 from hf_captionrl.cli.demo import named_models
 from hf_captionrl.cli.main import build_parser
-from hf_captionrl.hub import push_demo, write_demo_space
+from hf_captionrl.hub import PushError, push_demo, write_demo_space
 from hf_captionrl.hub.checks import check_card
 from tests.hub.server import READ, WRITE
 
@@ -75,6 +75,10 @@ def test_push_and_push_again(hub, monkeypatch, capfd):
     assert main([*command, "--model", "SR=me/blip-sr"]) == 0
     assert json.loads(capfd.readouterr().out)["repo_id"] == "tester/album"
     assert repo.files["arguments.txt"].decode().splitlines()[1:] == ["--model=SR=me/blip-sr"]
+    hub.fail("POST .*/commit/", 500)
+    with pytest.raises(PushError, match=r"Repeat with `captionrl push demo --type space --repo_id tester/album`"):
+        push_demo("tester/album", token=WRITE, sleep=lambda seconds: None)
+    hub.mend()
     hub.add("tester/other", {"app.py": b"print()"}, repo_type="space")
     with pytest.raises(FileExistsError, match="holds other content"):
         push_demo("tester/other", token=WRITE)

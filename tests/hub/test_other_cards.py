@@ -115,6 +115,30 @@ def test_hostile_texts_of_a_data_set_stay_text():
     assert check_card(card)
 
 
+CARD = "---\nlicense: mit\n---\n\nA card.\n\n{}\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<script>alert(1)</script>",
+        "It costs $5 <script>alert(1)</script> or $6.",
+        "$x<img src=y onerror=alert(1)>z$",
+        "`` ` `` <img src=x onerror=alert(1)> `x",
+        "`a` <b onclick=x> `c`",
+        "```\ncode\n```\n<b>\n```\ncode\n```",
+    ],
+)
+def test_cards_with_html_are_refused(text):
+    with pytest.raises(ValueError, match="holds HTML"):
+        check_card(CARD.format(text))
+
+
+@pytest.mark.parametrize("text", ["`<b>`", "`` a ` <b> ``", "```\n<b>\n```", "$a<b$ and $$c<d$$", "2 < 3, $5 to $6"])
+def test_code_and_formulas_are_no_html(text):
+    assert check_card(CARD.format(text))["license"] == "mit"
+
+
 @pytest.mark.parametrize("name", sorted(MODULES))
 def test_metric_cards_name_their_space(name):
     card = render_metric_card(name, f"me/{name}", revision="v1")

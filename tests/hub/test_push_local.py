@@ -184,6 +184,29 @@ def test_a_damaged_token_is_not_quoted(checkpoint, hub, tail):
     assert WRITE not in str(error.value)
 
 
+def test_how_another_repository_was_pushed_to_is_not_taken_over(checkpoint, hub):
+    push_folder(checkpoint, "me/open", private=False, commit_message="First")
+    hub.calls.clear()
+    assert main(["push", str(checkpoint), "--repo_id", "me/secret"]) == 0
+    (_, created), *_, (_, uploaded) = hub.calls
+    assert (created["repo_id"], created["private"]) == ("me/secret", True)
+    assert uploaded["commit_message"] == "Add captioner"
+    hub.calls.clear()
+    assert main(["push", str(checkpoint), "--repo_id", "me/secret", "--public"]) == 0
+    assert hub.calls[0][1]["private"] is False
+    hub.calls.clear()
+    assert main(["push", str(checkpoint)]) == 0  # of the same repository it is
+    assert hub.calls[0][1]["private"] is False
+
+
+def test_numbers_and_settings_of_smile_are_no_secrets():
+    command = ["smile.py", "--first_token", "shift", "--generation_max_new_tokens", "20", "--max_tokens=30"]
+    assert public_command(command) == command
+    assert public_command(["a", "--api-key", "20", "--hub_token=x", "--hub-token", "y"]) == (
+        ["a", "--api-key", "20", "--hub_token=***", "--hub-token", "***"]
+    )
+
+
 def test_the_manifest_says_nothing_of_this_machine(tmp_path):
     home = "/" + "home/me"
     path = write_manifest(

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from hf_captionrl.captioners import load_captioner
-from recipes import smile_blip
+from recipes import smile_blip, smile_llama_lora
 from tests.hub.conftest import holders_of_tokens, running_hub
 from tests.hub.server import WRITE
 from tests.tiny import tiny_images
@@ -72,3 +72,20 @@ def test_a_recipe_publishes_its_model(tmp_path, monkeypatch, capsys):
         texts.append(captioner.generate(**captioner.encode_images(images), num_beams=1).captions)
     assert texts[0] == texts[1]
     assert re.search(r"hallucination", card)
+
+
+def test_text_models_are_published_without_pickles_and_tokens(tmp_path, capsys):
+    out = tmp_path / "out"
+    argv = ["--output_dir", str(out), "--max_train_rows", "16", "--num_train_epochs", "1", "--pretrain_epochs", "1"]
+    argv += ["--answer_max_new_tokens", "4", "--disable_tqdm", "true", "--compare_scopes", "document"]
+    argv += ["--compare_mle_weights", "0", "--save_strategy", "epoch"]
+    argv += ["--push_to_hub", "--hub_token", WRITE, "--hub_model_id", "tester/smile-text"]
+    with running_hub(tmp_path) as hub:
+        smile_llama_lora.main(argv)
+        repo = hub.repo("tester/smile-text")
+        assert holders_of_tokens(hub, tmp_path) == []
+    assert WRITE not in "".join(capsys.readouterr())
+    assert repo.private
+    assert {"README.md", "adapter_config.json", "adapter_model.safetensors", "tokenizer.json"} <= set(repo.files)
+    assert not [name for name in repo.files if name.endswith((".bin", ".pt", ".pth"))]
+    assert not list((out / "model").glob("*.bin"))

@@ -54,9 +54,10 @@ def said(text):
     return (200, {}, json.dumps({"choices": [{"message": {"role": "assistant", "content": text}}]}))
 
 
-def test_both_orders_are_asked_and_undone():
+def test_both_orders_are_asked_and_undone(monkeypatch):
+    monkeypatch.setenv("JUDGE_KEY", "secret")
     with Server([said("8 6\nGood."), said("5 9"), said("7 7"), said("2 4")]) as server:
-        judge = EndpointJudge(server.url, "m", api_key="secret")
+        judge = EndpointJudge(server.url, "m", api_key_env="JUDGE_KEY")
         found = judge.rate("SMILE", QUESTIONS, ["Mine.", "Also mine."])
     scores = [(r.question_id, r.candidate, r.reference, r.candidate_first) for r in found.ratings]
     assert scores == [("q1", 8, 6, True), ("q1", 9, 5, False), ("q2", 7, 7, True), ("q2", 4, 2, False)]
@@ -84,13 +85,15 @@ def test_busy_servers_are_asked_again():
 @pytest.mark.parametrize(
     ("reply", "message", "attempts"),
     [
-        ((500, {}, "oops"), "failed 3 times, the last time with HTTP 500", 3),
-        ((429, {}, "slow down"), "failed 3 times, the last time with HTTP 429", 3),
-        ((401, {}, "who are you"), "HTTP 401.*Check --judge_base_url", 1),
-        ((200, {}, "<html>hello</html>"), "no chat completion", 1),
-        ((200, {}, b"\xff\xfe\x00"), "no chat completion", 1),
-        ((200, {}, '{"choices": []}'), "no chat completion", 1),
-        ((200, {}, '{"choices": [{"message": {"content": null}}]}'), "no chat completion", 1),
+        ((500, {}, "oops"), "no answer in 3 tries, the last: HTTP 500", 3),
+        ((429, {}, "slow down"), "no answer in 3 tries, the last: HTTP 429", 3),
+        ((400, {}, "too long"), "HTTP 400: too long. Check --judge_base_url", 1),
+        ((401, {}, "who are you"), "HTTP 401: who are you. Check the address", 1),
+        ((302, {"Location": "/elsewhere"}, ""), "HTTP 302", 1),  # the key would go along
+        ((200, {}, "<html>hello</html>"), "no chat completion", 3),
+        ((200, {}, b"\xff\xfe\x00"), "no chat completion", 3),
+        ((200, {}, '{"choices": []}'), "no chat completion", 3),
+        ((200, {"Content-Length": "1000"}, '{"choices"'), "no answer in 3 tries", 3),  # broken off
     ],
 )
 def test_what_cannot_be_mended_is_said(reply, message, attempts):
@@ -105,9 +108,22 @@ def test_nobody_listens():
     with Server([said("1 1")]) as server:
         url = server.url
     waits = []
-    with pytest.raises(JudgeError, match="failed 3 times"):
-        EndpointJudge(url, "m", retries=2, backoff=40.0, sleep=waits.append).ask("?")
-    assert waits == [40.0, 60.0]  # never longer than a minute
+    with pytest.raises(JudgeError, match="no answer in 3 tries"):
+        EndpointJudge(url, "m", retries=2, backoff=80.0, sleep=waits.append).ask("?")
+    assert waits == [80.0, 120.0]  # never longer than two minutes
+
+
+def test_a_reply_that_was_cut_off_still_has_its_scores():
+    reply = {"choices": [{"message": {"content": "8 6\nBecause the"}, "finish_reason": "length"}]}
+    with Server([(200, {}, json.dumps(reply))]) as server:
+        found = EndpointJudge(server.url, "m").rate("SMILE", QUESTIONS[:1], ["Mine."])
+    assert [(r.candidate, r.reference) for r in found.ratings] == [(8, 6), (6, 8)]
+
+
+def test_a_variable_without_a_key_is_named(monkeypatch):
+    monkeypatch.setenv("JUDGE_KEY", " ")
+    with pytest.raises(JudgeError, match="JUDGE_KEY is empty"):
+        EndpointJudge("http://localhost", "m", api_key_env="JUDGE_KEY")
 
 
 def test_nonsense_is_counted_and_empty_answers_are_shown_as_such():
@@ -164,7 +180,7 @@ def test_a_file_of_ratings(tmp_path):
 def test_bad_ratings_name_the_line(tmp_path, line):
     good = '{"model": "m", "question_id": 1, "candidate": 8, "reference": 5}'
     (tmp_path / "r.jsonl").write_text(good + "\n" + line + "\n")
-    with pytest.raises(ValueError, match=r"Line 2 of r\.jsonl is no rating"):
+    with pytest.raises(ValueError, match=r"Line 2 of r\.jsonl is no (rating|JSON)"):
         FileJudge(tmp_path / "r.jsonl")
 
 

@@ -127,6 +127,7 @@ def test_names_of_rows():
     assert run_name(changed(config, {"cider_weight": 0.5, "baseline": "none"})) == (
         "SR (bag curriculum, CIDEr 0.5, baseline none)"
     )
+    assert run_name(changed(config, {"bag_distractors": "random"})) == "SR (bag curriculum of random images)"
     assert config.bag_schedule is not None  # a variant is a copy
     alone = changed(config, {"retrieval_weight": 0, "cider_weight": 1.0, "bag_schedule": None})
     assert run_name(alone) == "CIDEr (random)"
@@ -155,6 +156,11 @@ def test_the_card_says_what_was_rewarded():
     )
     assert said(cider_weight=1.0, retrieval_weight=0, bag_schedule=None) == (
         "1 times CIDEr-D; batches of 100 images a process made of random images."
+    )
+    assert said(bag_distractors="random").endswith("made of random images.")
+    assert (
+        ", plus 0.5 times the penalty on tokens beyond the 20th, plus 0.25 times the penalty on repetition;"
+        in said(length_weight=0.5, max_tokens=20, repetition_weight=0.25)
     )
     assert said(retrieval_weight=2.0, reward_kind="accuracy").startswith("2 times 1 where the scorer finds")
 

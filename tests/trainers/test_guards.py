@@ -307,6 +307,18 @@ def test_rollback_loads_the_newest_good_checkpoint(tmp_path, caplog):
     assert HACKED in caplog.text
 
 
+@pytest.mark.parametrize("hacked_from", [10, 12])
+def test_rollback_leaves_no_checkpoint_of_the_epoch(tmp_path, hacked_from):
+    """After a stop the Trainer ends the epoch, and saves where it does so after every epoch (of 8 steps here)."""
+    trainer, callback = make_trainer(
+        tmp_path, "rollback", hacked_from, max_steps=-1, num_train_epochs=3, save_strategy="epoch"
+    )
+    trainer.train()
+    assert trainer.state.global_step == hacked_from
+    assert callback.rolled_back_to == str(tmp_path / "checkpoint-8")
+    assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-8"]
+
+
 def test_rollback_passes_over_checkpoints_that_are_gone(tmp_path):
     trainer, callback = make_trainer(tmp_path, "rollback", hacked_from=6, window=4)
     # One hacked step of four is above the limit, and so is the newest quarter.

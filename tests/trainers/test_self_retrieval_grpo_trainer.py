@@ -74,6 +74,24 @@ def test_ends_and_masks(trainer):
     assert context.references == [list(trainer.caption_data[3]["captions"])]
 
 
+@pytest.mark.parametrize(("accumulation", "generations", "iterations"), [(1, 1, 1), (2, 2, 2), (4, 2, 1), (2, 4, 3)])
+def test_the_number_of_a_rollout(trainer, monkeypatch, accumulation, generations, iterations):
+    """As TRL counts: a rollout every `steps_per_generation * num_iterations` micro-steps. Scorers alternate by it."""
+    monkeypatch.setattr(trainer.args, "gradient_accumulation_steps", accumulation)
+    monkeypatch.setattr(trainer.args, "steps_per_generation", generations)
+    monkeypatch.setattr(trainer, "num_iterations", iterations)
+    numbers = []
+    for micro_step in range(48):
+        monkeypatch.setattr(trainer, "_step", micro_step)
+        monkeypatch.setattr(trainer.state, "global_step", micro_step // accumulation)
+        if micro_step % (generations * iterations) == 0:
+            numbers.append(trainer._rollout_number())
+            resumed = micro_step % accumulation  # TRL counts anew after a resumption, the Trainer does not
+            monkeypatch.setattr(trainer, "_step", resumed)
+            assert trainer._rollout_number() == numbers[-1]
+    assert numbers == list(range(len(numbers)))
+
+
 def test_two_steps_move_the_parameters(tmp_path):
     trainer = make_trainer(str(tmp_path), per_device_train_batch_size=8)
     before = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
