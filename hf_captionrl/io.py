@@ -13,7 +13,7 @@ import math
 import os
 import secrets
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -22,6 +22,7 @@ __all__ = [
     "LineFile",
     "atomic_write_bytes",
     "atomic_write_text",
+    "read_jsonl",
     "to_plain",
     "write_json",
     "write_jsonl",
@@ -103,6 +104,29 @@ def write_jsonl(path: str | os.PathLike[str], rows: Iterable[Any]) -> Path:
         TypeError: If a value has no JSON form.
     """
     return atomic_write_text(path, "".join(json.dumps(to_plain(row), ensure_ascii=False) + "\n" for row in rows))
+
+
+def read_jsonl(path: str | os.PathLike[str]) -> Iterator[tuple[int, Any]]:
+    """Read one JSON value a line; blank lines are passed over.
+
+    Args:
+        path: The file, in UTF-8.
+
+    Yields:
+        `tuple[int, Any]`: The line's number, from 1, and its value.
+
+    Raises:
+        ValueError: If a line is no JSON; the message names it.
+    """
+    # Not splitlines(): it would also cut at U+2028 inside a text.
+    for number, line in enumerate(Path(path).read_text(encoding="utf-8").split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            value = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"Line {number} of {Path(path).name} is no JSON ({error}). Use JSON Lines.") from None
+        yield number, value
 
 
 class LineFile:
@@ -282,7 +306,9 @@ def to_plain(value: Any, *, where: str = "value") -> Any:
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     if hasattr(value, "tolist"):
-        return to_plain(value.tolist(), where=where)
+        plain = value.tolist()
+        if type(plain) is not type(value):  # a number wider than Python's is its own plain form
+            return to_plain(plain, where=where)
     raise TypeError(
         f"{where} is a {type(value).__name__}, which JSON cannot hold. Turn it into numbers or text first."
     )

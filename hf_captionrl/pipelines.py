@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import os
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
@@ -211,11 +212,11 @@ def fetch(address: str) -> bytes:
         ValueError: If the address does not answer, leads elsewhere than to the web, or to too much.
     """
     try:
-        with urllib.request.urlopen(address, timeout=_TIMEOUT_S) as answer:  # http(s), see is_url # nosec B310
+        with urllib.request.urlopen(address, timeout=_TIMEOUT_S) as answer:  # http(s), see _is_address # nosec B310
             if urlsplit(answer.geturl()).scheme.lower() not in ("http", "https"):
                 raise ValueError(f"{address!r} leads to {answer.geturl()!r}, which is not on the web.")
             data = answer.read(MAX_DOWNLOAD_BYTES + 1)
-    except OSError as error:
+    except (OSError, http.client.HTTPException) as error:
         raise ValueError(
             f"{address!r} cannot be fetched ({error}). Check it, or download the file yourself."
         ) from error

@@ -186,6 +186,20 @@ def main(argv: Sequence[str] | None = None) -> Path:
         return compare(arguments)
 
 
+def _check(model_args: ModelArguments, data_args: DataArguments, config: SLEBlipConfig) -> None:
+    """Refuse what would fail, before hours of reading videos and not after."""
+    if data_args.num_frames and not config.cache_image_features:
+        raise ValueError(
+            f"num_frames is {data_args.num_frames}, and the features of a video's frames are averaged once for the whole run. "
+            "Add --freeze_image_tower and --cache_image_features."
+        )
+    if model_args.tune is not None and config.rl_start_epoch:
+        raise ValueError(
+            f"rl_start_epoch is {config.rl_start_epoch}, and what follows cross-entropy goes on with its whole model, not with "
+            "a LoRA on it. Leave out --tune, or start from a captioner trained by cross-entropy with --rl_start_epoch 0."
+        )
+
+
 def compare(arguments: tuple[Any, ...]) -> Path:
     """Train and compare what the recipe was told.
 
@@ -199,20 +213,10 @@ def compare(arguments: tuple[Any, ...]) -> Path:
         ValueError: If arguments contradict each other, or the data are not fit for training.
     """
     model_args, data_args, eval_args, sle_args, config = arguments
-    if data_args.num_frames and not config.cache_image_features:
-        # Said before hours of reading videos, not after.
-        raise ValueError(
-            f"num_frames is {data_args.num_frames}, and the features of a video's frames are averaged once for the whole run. "
-            "Add --freeze_image_tower and --cache_image_features."
-        )
+    _check(model_args, data_args, config)
     eval_args.resolve(data_args.dataset_name)
     output_dir = Path(config.output_dir)
     push = defer_push(config, eval_args.judge_name_or_path)
-    if model_args.tune is not None and config.rl_start_epoch:
-        raise ValueError(
-            f"rl_start_epoch is {config.rl_start_epoch}, and what follows cross-entropy goes on with its whole model, not with "
-            "a LoRA on it. Leave out --tune, or start from a captioner trained by cross-entropy with --rl_start_epoch 0."
-        )
     resume = resumes(config)
     with config.main_process_first(local=False, desc="loading the data"):
         splits = load_data(data_args, output_dir=output_dir, seed=config.seed)

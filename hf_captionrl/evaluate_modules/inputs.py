@@ -11,7 +11,6 @@ from typing import Any
 from torch import Tensor
 
 from hf_captionrl.metrics.captions import check_captions, check_groups
-from hf_captionrl.metrics.clip import CLIP_SCORE_PRESETS
 from hf_captionrl.retrieval.checks import as_features
 from hf_captionrl.retrieval.scorer import load_scorer
 from hf_captionrl.scenes.models import model_path
@@ -27,7 +26,6 @@ __all__ = [
     "load_language_model",
     "reference_texts",
     "resolve_scorer",
-    "score_prefix",
     "scorer_signature",
     "truncation",
 ]
@@ -92,8 +90,8 @@ def load_language_model(model: Any, tokenizer: Any = None) -> tuple[Any, Any]:
     return model, tokenizer
 
 
-def caption_features(captions: Sequence[str], text_features: Any, scorer: Any, prefix: str = "") -> Any:
-    """Features of captions: those given, or the scorer's.
+def caption_features(captions: Sequence[str], text_features: Any, scorer: Any, prefix: str = "") -> Tensor:
+    """Features of captions, on the CPU: those given, or the scorer's.
 
     Args:
         captions: N captions, or already N vectors.
@@ -102,7 +100,7 @@ def caption_features(captions: Sequence[str], text_features: Any, scorer: Any, p
         prefix: Put before each caption.
 
     Returns:
-        array or `torch.Tensor` of shape `(N, D)`.
+        `torch.Tensor` of shape `(N, D)`.
 
     Raises:
         ValueError: If a caption is bad, or features are given twice or of another number (the index is named).
@@ -113,28 +111,11 @@ def caption_features(captions: Sequence[str], text_features: Any, scorer: Any, p
         return as_features(list(captions), "predictions")
     texts = check_captions(captions, "predictions")
     if text_features is None:
-        return resolve_scorer(scorer).text_features([prefix + text for text in texts])
+        # On the CPU, whatever the scorer runs on: there they meet features that were made before.
+        return resolve_scorer(scorer).text_features([prefix + text for text in texts]).cpu()
     if len(text_features) != len(texts):
         raise ValueError(f"{len(texts)} predictions and {len(text_features)} rows of text_features: pass one each.")
-    return text_features
-
-
-def score_prefix(preset: str, prefix: str | None) -> str:
-    """What CLIPScore puts before a caption.
-
-    Args:
-        preset: A key of `hf_captionrl.metrics.clip.CLIP_SCORE_PRESETS`.
-        prefix: Instead of the preset's, or `None`.
-
-    Returns:
-        `str`: The prefix, ending in a blank if it is not empty.
-
-    Raises:
-        ValueError: If there is no such preset.
-    """
-    if preset not in CLIP_SCORE_PRESETS:
-        raise ValueError(f"preset must be one of {sorted(CLIP_SCORE_PRESETS)}, got {preset!r}.")
-    return CLIP_SCORE_PRESETS[preset].prefix if prefix is None else prefix
+    return as_features(text_features, "text_features").cpu()
 
 
 def reference_texts(references: Sequence[Any] | None, given: Sequence[Any] | None) -> list[list[str]] | None:
@@ -155,7 +136,7 @@ def reference_texts(references: Sequence[Any] | None, given: Sequence[Any] | Non
 
 
 def grouped_features(texts: Sequence[Sequence[str]], scorer: Any, prefix: str = "") -> list[Tensor]:
-    """Features of several texts for each caption.
+    """Features of several texts for each caption, on the CPU.
 
     Args:
         texts: For each of N captions R texts.
@@ -166,7 +147,7 @@ def grouped_features(texts: Sequence[Sequence[str]], scorer: Any, prefix: str = 
         `list[torch.Tensor]`: N of shape `(R, D)`.
     """
     flat = resolve_scorer(scorer).text_features([prefix + text for group in texts for text in group])
-    return list(flat.split([len(group) for group in texts]))
+    return list(flat.cpu().split([len(group) for group in texts]))
 
 
 def captions_by_image(captions: Sequence[Any], image_ids: Sequence[Any] | None) -> list[list[str]]:
@@ -242,15 +223,15 @@ def document_frequencies(frequencies: Any, eos: bool) -> DocumentFrequencies | N
 
 
 def scorer_signature(scorer: Any) -> str:
-    """A scorer's signature without the separator that results use.
+    """A scorer's signature, where there is one.
 
     Args:
         scorer: What `resolve_scorer` takes, or `None` where features were given.
 
     Returns:
-        `str`: Such as `"clip-judge@0123456789ab,float32,text:40"`, or nothing.
+        `str`: Such as `"clip-judge@0123456789ab|float32|text:40"`, or nothing.
     """
-    return "" if scorer is None else str(resolve_scorer(scorer).signature).replace("|", ",")
+    return "" if scorer is None else str(resolve_scorer(scorer).signature)
 
 
 def truncation(captions: Sequence[Any], scorer: Any, prefix: str = "") -> dict[str, Any]:

@@ -8,12 +8,28 @@ from typing import Any
 
 __all__ = ["build_page", "compute_from_json"]
 
+# What a visitor may change: numbers and texts that nothing is opened for.
+_DATA = (
+    "predictions",
+    "references",
+    "bags",
+    "idf",
+    "image_features",
+    "image_ids",
+    "reference_features",
+    "synonyms",
+    "text_features",
+    "token_features",
+    "training_captions",
+)
+
 
 def compute_from_json(metric: Any, text: str, cases: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Compute from what a visitor typed.
 
-    A public page must not open the files or start the programs of its server for everybody, so it takes only the
-    arguments of its examples, and of options that are strings (names of models) only the examples' values.
+    A public page must not open the files or start the programs of its server for everybody. So it takes only the
+    arguments of its examples; captions, features and what else is data as they come, but no string in their place and
+    no files; and of options (names of models, of metrics) only the examples' values.
 
     Args:
         metric: The loaded module.
@@ -37,9 +53,20 @@ def compute_from_json(metric: Any, text: str, cases: Sequence[Mapping[str, Any]]
         if name == "result" or not allowed:
             known = sorted({key for case in cases for key in case} - {"result"})
             raise ValueError(f"This page takes {known}, not {name!r}. Install the package for everything else.")
-        if isinstance(value, str) and value not in allowed:
+        if value not in allowed and (name not in _DATA or isinstance(value, str)):
             raise ValueError(f"This page takes {name} {allowed} only, not {value!r}.")
+        if _holds_file(value):
+            raise ValueError(
+                f"This page opens no files, and {name} hold a mapping with 'path' or 'bytes'. Leave it out."
+            )
     return metric.compute(**arguments)
+
+
+def _holds_file(value: Any) -> bool:
+    """Whether a mapping is in there that would be opened as an image."""
+    if isinstance(value, Mapping):
+        return "path" in value or "bytes" in value or any(map(_holds_file, value.values()))
+    return isinstance(value, list) and any(map(_holds_file, value))
 
 
 def build_page(name: str, folder: Path) -> Any:

@@ -13,6 +13,7 @@ from hf_captionrl.data.images import open_image
 from hf_captionrl.evaluate_modules.columns import is_missing
 from hf_captionrl.evaluate_modules.inputs import resolve_scorer
 from hf_captionrl.retrieval import image_hash
+from hf_captionrl.retrieval.checks import as_features
 
 __all__ = ["image_features_of", "image_pool", "own_images"]
 
@@ -21,7 +22,7 @@ _CHUNK = 256
 
 
 def image_features_of(images: Iterable[Any], scorer: Any, name: str = "images") -> Tensor:
-    """Features of images by a scorer, opened a few at a time.
+    """Features of images by a scorer, on the CPU; opened a few at a time.
 
     Equal pictures are encoded once and have bit-equal features, so that copies in a pool are found and tie: in another
     place of a batch, or in another batch, a model rounds differently.
@@ -57,7 +58,7 @@ def image_features_of(images: Iterable[Any], scorer: Any, name: str = "images") 
         parts.append(judge.image_features(opened))
     if not parts:
         raise ValueError(f"{name} is empty. Pass at least one image.")
-    return torch.cat(parts)[rows]
+    return torch.cat(parts).cpu()[rows]
 
 
 def image_pool(
@@ -69,8 +70,8 @@ def image_pool(
     targets: Sequence[int] | None = None,
     scorer: Any = None,
     dtype: torch.dtype | None = None,
-) -> tuple[Any, Sequence[int] | None]:
-    """The pool of images, and which of them each caption belongs to.
+) -> tuple[Tensor, Sequence[int] | None]:
+    """The pool of images, on the CPU, and which of them each caption belongs to.
 
     The pool is `image_features` (a matrix, a mapping of ids, or a `FeatureCache`), else `images`, else the references
     themselves: images, vectors, or paths (a path given twice is one image). With a pool of its own, references are ids
@@ -119,12 +120,19 @@ def image_pool(
             raise ValueError(f"{where}: {error.args[0]}") from error
         return features.tensor(), _rows_of(known, ids) if targets is None else targets
     if pool is not None:
-        features = image_features_of(images, scorer) if image_features is None else image_features
+        features = (
+            image_features_of(images, scorer)
+            if image_features is None
+            else as_features(image_features, "image_features").cpu()
+        )
         if image_ids is not None and len(image_ids) != len(features):
             raise ValueError(f"{len(features)} images in the pool and {len(image_ids)} image_ids: pass one each.")
         return features, _rows_of(known, image_ids) if targets is None else targets
     if image_ids is not None:
         raise ValueError("image_ids name images of a pool, but there is none. Pass images or image_features.")
+    empty = next((i for i, row in enumerate(known) if isinstance(row, list) and not row), None)
+    if empty is not None:
+        raise ValueError(f"references[{empty}] is an empty list. Pass the features of an image, or leave the row out.")
     if not known or isinstance(known[0], int) or (isinstance(known[0], list) and isinstance(known[0][0], str)):
         raise ValueError(
             "there are no images. Pass them as references (images, paths, feature vectors), or as images= or "
@@ -144,7 +152,7 @@ def _is_matrix(features: Any) -> bool:
 
 
 def _stack(rows: Sequence[Any], dtype: torch.dtype | None = None) -> Tensor:
-    tensors = [torch.as_tensor(row, dtype=dtype) for row in rows]
+    tensors = [torch.as_tensor(row, dtype=dtype, device="cpu") for row in rows]
     for i, row in enumerate(tensors):
         if row.shape != tensors[0].shape or row.ndim != 1:
             raise ValueError(

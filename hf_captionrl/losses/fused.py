@@ -336,7 +336,7 @@ def _full_pass(
                 at_label = at_label + smoothing
             d_logits.scatter_add_(1, labels, at_label.unsqueeze(1))
             gradients.add(index, chunk, product_weight, uncap(d_logits, logits, softcap))
-    d_hidden, d_weight, d_bias = gradients.finish(hidden, weight, bias)
+    d_hidden, d_weight, d_bias = gradients.finish(weight, bias)
     # Under torch.compile the ignored rows were computed too.
     losses = losses.view_as(supervised).masked_fill(~supervised, 0.0)
     return losses, None if d_hidden is None else d_hidden.view_as(hidden), d_weight, d_bias

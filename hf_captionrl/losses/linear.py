@@ -105,7 +105,7 @@ class HeadGradients:
             else:
                 self.weight += d_logits.t() @ rows
 
-    def finish(self, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor | None, ...]:
+    def finish(self, weight: Tensor, bias: Tensor | None) -> tuple[Tensor | None, ...]:
         """The three gradients (hidden flat, weight, bias): zeros where no chunk came by, None where not needed."""
         if self.needs_weight and self.weight is None:
             self.weight = torch.zeros_like(weight, dtype=self.dtype)
@@ -147,8 +147,9 @@ def check_label_range(
     if ignore_index is not None:
         wrong &= labels != ignore_index
     if wrong.any():
+        ignored = "" if ignore_index is None else f" or {ignore_index}"
         raise ValueError(
-            f"{name} hold {int(labels[wrong][0])}, but must be token ids in [0, {vocab_size}) or {ignore_index}. "
+            f"{name} hold {int(labels[wrong][0])}, but must be token ids in [0, {vocab_size}){ignored}. "
             "Use the tokenizer that belongs to the head, or resize the token embeddings."
         )
 
@@ -221,7 +222,7 @@ class _ChunkedLogProbs(torch.autograd.Function):
                 d_logits = d_logits.scatter_add_(1, labels[index].unsqueeze(1), d_log_prob)
                 d_logits = uncap(d_logits / temperature if temperature != 1.0 else d_logits, capped, softcap)
                 gradients.add(index, chunk, product_weight, d_logits)
-        d_hidden, d_weight, d_bias = gradients.finish(hidden, weight, bias)
+        d_hidden, d_weight, d_bias = gradients.finish(weight, bias)
         return (
             None if d_hidden is None else d_hidden.view_as(hidden),
             None if d_weight is None else d_weight.to(weight.dtype),

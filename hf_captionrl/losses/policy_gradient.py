@@ -110,9 +110,15 @@ def policy_gradient_loss(
     _check(log_probs, mask, logprob_reduction)
     if advantages.shape != log_probs.shape[:1]:
         raise ValueError(f"advantages must be ({len(log_probs)},), one a caption, got {tuple(advantages.shape)}.")
-    for name, value, weight in (("ref_log_probs", ref_log_probs, beta), ("entropy", entropy, entropy_weight)):
+    for name, value, weight in (
+        ("old_log_probs", old_log_probs, 0.0),
+        ("ref_log_probs", ref_log_probs, beta),
+        ("entropy", entropy, entropy_weight),
+    ):
         if weight and value is None:
             raise ValueError(f"A weight of {weight} needs {name}. Pass it, or set the weight to 0.")
+        if value is not None and value.shape != log_probs.shape:
+            raise ValueError(f"{name} must be {tuple(log_probs.shape)}, as log_probs, got {tuple(value.shape)}.")
     mask = mask.bool()
     weights = _weights(mask, logprob_reduction, log_probs.dtype)  # (N, T)
     means = _weights(mask, "mean", log_probs.dtype)

@@ -45,8 +45,19 @@ def _by_group(values: np.ndarray, groups: Sequence[Any] | None) -> np.ndarray:
         return values
     if len(groups) != len(values):
         raise ValueError(f"groups must name one group for each of {len(values)} samples, got {len(groups)}.")
-    _, number = np.unique(np.asarray(groups), return_inverse=True)
-    return np.bincount(number, values)
+    return np.bincount(_numbers(groups), values)
+
+
+def _numbers(labels: Sequence[Any]) -> np.ndarray:
+    """A number for each label, the same for equal ones, `(N,)`."""
+    array = np.asarray(labels) if hasattr(labels, "tolist") else None
+    if array is None and all(issubclass(kind, int | np.integer) for kind in set(map(type, labels))):
+        array = np.asarray(labels)
+    if array is not None and array.dtype.kind in "iub":
+        return np.unique(array, return_inverse=True)[1]
+    # Labels of other kinds never become an array: it would take tuples apart, and make 1 and "1" one text.
+    numbers: dict[Any, int] = {}
+    return np.array([numbers.setdefault(x, len(numbers)) for x in (labels if array is None else array.tolist())])
 
 
 def bootstrap_interval(

@@ -124,6 +124,7 @@ def chair(
     }
 
 
+# What the rules of `_singular` get wrong: -ies of -ie, -ses of -s, -ches of -che, -is of -i, and true exceptions.
 _IRREGULAR = {"men": "man", "women": "woman", "people": "person", "children": "child", "feet": "foot", "mice": "mouse"}
 _IRREGULAR |= {"geese": "goose", "teeth": "tooth", "knives": "knife", "leaves": "leaf", "shelves": "shelf"}
 _IRREGULAR |= {
@@ -131,8 +132,29 @@ _IRREGULAR |= {
     "loaves": "loaf",
     "wolves": "wolf",
     "calves": "calf",
-    "buses": "bus",
     "sheep": "sheep",
+    "canvas": "canvas",
+    "lens": "lens",
+    "tvs": "tv",
+    "busses": "bus",
+    "gases": "gas",
+    "lenses": "lens",
+    "canvases": "canvas",
+    "irises": "iris",
+    "moustaches": "moustache",
+    "mustaches": "mustache",
+    "quiches": "quiche",
+}
+_IRREGULAR |= {
+    f"{word}es": word
+    for word in "bus cactus campus circus hippopotamus minibus octopus platypus trolleybus walrus".split()
+}
+_IRREGULAR |= {
+    f"{word}s": word
+    for word in (
+        "beanie brownie cookie goalie hoodie magpie movie necktie onesie selfie smoothie zombie "
+        "bikini broccoli kiwi safari ski taxi zucchini"
+    ).split()
 }
 
 
@@ -146,7 +168,7 @@ def _singular(word: str) -> str:
         return _IRREGULAR[word]
     if len(word) > 4 and word.endswith("ies"):
         return word[:-3] + "y"
-    if re.search(r"(?:[sx]|ch|sh|to)es$", word) and len(word) > 4:
+    if re.search(r"(?:ss|x|ch|sh|to)es$", word) and len(word) > 4:
         return word[:-2]
     if len(word) > 3 and word.endswith("s") and not re.search(r"(?:ss|us|is)$", word):
         return word[:-1]

@@ -13,7 +13,7 @@ from torch import Tensor
 from hf_captionrl.metrics.signature import signature
 from hf_captionrl.retrieval.checks import check_features
 
-__all__ = ["CLIP_SCORE_PRESETS", "ClipScorePreset", "clip_score", "ref_clip_score"]
+__all__ = ["CLIP_SCORE_PRESETS", "ClipScorePreset", "clip_score", "ref_clip_score", "score_prefix"]
 
 
 @dataclass(frozen=True)
@@ -44,19 +44,36 @@ def _cosines(a: Any, b: Any, names: tuple[str, str]) -> Tensor:
         raise ValueError(
             f"{names[0]} and {names[1]} are of different dtypes. Convert one: features come from one scorer."
         )
-    first, second = check_features(a, names[0]), check_features(b, names[1])
+    first, second = check_features(a, names[0]).cpu(), check_features(b, names[1]).cpu()
     if first.shape != second.shape:
         raise ValueError(
             f"{names[0]} {tuple(first.shape)} and {names[1]} {tuple(second.shape)} must pair up row by row."
         )
-    return torch.nn.functional.cosine_similarity(first.double(), second.double(), dim=1).cpu()
+    return torch.nn.functional.cosine_similarity(first.double(), second.double(), dim=1)
 
 
-def _preset(name: str, scale: float | None, clamp: bool | None) -> tuple[float, bool]:
+def _preset(name: str) -> ClipScorePreset:
     if name not in CLIP_SCORE_PRESETS:
         raise ValueError(f"preset must be one of {sorted(CLIP_SCORE_PRESETS)}, got {name!r}.")
-    preset = CLIP_SCORE_PRESETS[name]
-    return preset.scale if scale is None else scale, preset.clamp if clamp is None else clamp
+    return CLIP_SCORE_PRESETS[name]
+
+
+def score_prefix(preset: str, prefix: str | None = None) -> str:
+    """What CLIPScore puts before a caption.
+
+    Args:
+        preset: A key of `CLIP_SCORE_PRESETS`.
+        prefix: Instead of the preset's, or `None`.
+
+    Returns:
+        `str`: The prefix, ending in a blank if it is not empty.
+
+    Raises:
+        ValueError: If there is no such preset.
+    """
+    own = _preset(preset).prefix
+    before = own if prefix is None else prefix
+    return before if not before or before[-1].isspace() else f"{before} "
 
 
 def clip_score(
@@ -88,10 +105,11 @@ def clip_score(
     Raises:
         ValueError: If shapes or dtypes disagree, a row is NaN or zero (its index is named), or the preset is unknown.
     """
-    factor, clamped = _preset(preset, scale, clamp)
+    chosen = _preset(preset)
+    factor = chosen.scale if scale is None else scale
+    clamped = chosen.clamp if clamp is None else clamp
     cosine = _cosines(text_features, image_features, ("text_features", "image_features"))
     scores = factor * (cosine.clamp(min=0) if clamped else cosine)
-    before = CLIP_SCORE_PRESETS[preset].prefix if prefix is None else prefix
     return {
         "clip_score": float(scores.mean()),
         "per_sample": scores.numpy(),
@@ -101,7 +119,7 @@ def clip_score(
             preset=preset,
             scale=factor,
             clamp=clamped,
-            prefix=before.strip() or "none",
+            prefix=score_prefix(preset, prefix).strip() or "none",
         ),
     }
 

@@ -5,7 +5,7 @@ Legend: B images, G captions of an image, N captions.
 
 import string
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from hf_captionrl.text.bleu import bleu_scores, corpus_bleu, sibling_bleu
 from hf_captionrl.text.ngrams import count_ngrams, distinct_share, encode_words
 from hf_captionrl.text.tokenize import ptb_tokenize
 
-__all__ = ["caption_diversity", "caption_statistics"]
+__all__ = ["caption_diversity", "caption_statistics", "vocabulary_size"]
 
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
@@ -45,6 +45,23 @@ def caption_statistics(captions: Any) -> dict[str, Any]:
     }
 
 
+def vocabulary_size(words: Iterable[Sequence[str]], min_frequency: int) -> int:
+    """How many words captions use often.
+
+    Args:
+        words: For each caption its words.
+        min_frequency: How often a word must stand in the captions to count.
+    Returns:
+        `int`: A number of words.
+    Raises:
+        ValueError: If `min_frequency` is below 1.
+    """
+    if min_frequency < 1:
+        raise ValueError(f"min_frequency must be at least 1, got {min_frequency}.")
+    frequency = Counter(word for caption in words for word in caption)
+    return sum(count >= min_frequency for count in frequency.values())
+
+
 def caption_diversity(
     captions: Any,
     *,
@@ -68,15 +85,14 @@ def caption_diversity(
         captions of all images against the others, mean over k); `mbleu_1_per_image` ... (mean over captions of
         sentence BLEU); `unique_captions`, distinct captions over all; `length`, `lexical_diversity` as
         [`caption_statistics`]; `vocabulary_size`; `novel_captions` (only with `training_captions`); `per_image`,
-        arrays of `div_1`, `div_2` and `mbleu_4`; `signature`.
+        arrays of `div_1`, `div_2` and `mbleu_<max_order>`; `signature`.
     Raises:
         ValueError: If an image has fewer than two captions or a caption is bad (its index is named).
     """
     groups = check_groups(captions, "captions", minimum=2)
-    if min_frequency < 1:
-        raise ValueError(f"min_frequency must be at least 1, got {min_frequency}.")
     flat = [caption for group in groups for caption in group]
     words = [ptb_tokenize(caption) for caption in flat]
+    vocabulary = vocabulary_size(words, min_frequency)
     batch = encode_words(words)
     sizes = torch.tensor([len(group) for group in groups])
     images = torch.repeat_interleave(torch.arange(len(groups)), sizes)
@@ -98,12 +114,12 @@ def caption_diversity(
     result["unique_captions"] = len(distinct) / len(flat)
     basic = caption_statistics(flat)
     result |= {"length": basic["length"], "lexical_diversity": basic["lexical_diversity"]}
-    frequency = Counter(word for caption in words for word in caption)
-    result["vocabulary_size"] = sum(count >= min_frequency for count in frequency.values())
+    result["vocabulary_size"] = vocabulary
     if training_captions is not None:
         known = {" ".join(ptb_tokenize(caption)) for caption in check_captions(training_captions, "training_captions")}
         result["novel_captions"] = sum(" ".join(caption) not in known for caption in words) / len(flat)
-    result["per_image"] = {name: share.numpy() for name, share in div.items()} | {"mbleu_4": per_image[:, -1].numpy()}
+    result["per_image"] = {name: share.numpy() for name, share in div.items()}
+    result["per_image"][f"mbleu_{max_order}"] = per_image[:, -1].numpy()
     result["signature"] = signature(
         metric="caption_diversity",
         tok="ptb",

@@ -4,6 +4,7 @@ Legend: B captions of a batch, T tokens.
 """
 
 import math
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -101,6 +102,8 @@ def caption_perplexity(
             f"The model gives caption {int(torch.nonzero(~torch.isfinite(nats))[0])} a loss that is not finite."
         )
     name = getattr(model.config, "_name_or_path", "") or getattr(model.config, "model_type", "")
+    if Path(name).is_dir():
+        name = Path(name).resolve().name  # a machine's paths say nothing elsewhere
     return {
         "perplexity": float(torch.exp(nats.sum() / scored.sum())),  # infinite, not an error, above e^709
         "mean_perplexity": float(per_sample[scored > 0].mean()),
@@ -109,5 +112,5 @@ def caption_perplexity(
         "tokens": scored.numpy(),
         "num_tokens": int(scored.sum()),
         "num_truncated": truncated,
-        "signature": signature(metric="caption_perplexity", model=name.replace("|", "-"), average="micro", bos=bos),
+        "signature": signature(metric="caption_perplexity", model=name, average="micro", bos=bos),
     }

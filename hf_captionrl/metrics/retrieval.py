@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hf_captionrl.metrics.bootstrap import bootstrap_interval
 from hf_captionrl.metrics.signature import signature
-from hf_captionrl.retrieval.checks import as_features, check_features, check_targets
+from hf_captionrl.retrieval.checks import as_features, check_bag, check_features, check_targets
 from hf_captionrl.retrieval.ranking import (
     bag_ranks,
     distractor_recall,
@@ -97,9 +97,9 @@ def self_retrieval(
     num_duplicates = int((first != torch.arange(len(first))).sum())
     if duplicates == "merge" and num_duplicates:
         kept, row = torch.unique(first, return_inverse=True)
-        images, owners = images[kept.to(images.device)], row[owners]
-        bags = None if bags is None else [list(dict.fromkeys(row[list(bag)].tolist())) for bag in bags]
-        sets = None if sets is None else [list(dict.fromkeys(row[list(candidates)].tolist())) for candidates in sets]
+        bags = None if bags is None else _renumbered(bags, row, "bags")
+        sets = None if sets is None else _renumbered(sets, row, "sets")
+        images, owners, first = images[kept.to(images.device)], row[owners], torch.arange(len(kept))
 
     ranked = _rank(
         text,
@@ -113,6 +113,7 @@ def self_retrieval(
         seed=seed,
         repeats=repeats,
         block_size=block_size,
+        duplicate_of=first,
     )
     expected = ranked.expected
     recalls = {f"recall_at_{k}": values.numpy() for k, values in ranked.recalls(ks).items()}
@@ -182,20 +183,22 @@ def _rank(
     seed: int,
     repeats: int,
     block_size: int | None,
+    duplicate_of: Tensor,
 ) -> _Ranked:
     """Ranks under the protocol that was asked for."""
     captions = torch.arange(len(text))
     if bags is not None:
-        found, captions, groups = bag_ranks(text, images, bags, owners)
+        found, captions, groups = bag_ranks(text, images, bags, owners, duplicate_of=duplicate_of)
         return _Ranked(found, captions, groups, found.double(), f"bags-{_sizes(bags)}")
     if sets is not None:
-        found = set_ranks(text, images, sets, owners)
+        found = set_ranks(text, images, sets, owners, duplicate_of=duplicate_of)
         return _Ranked(found, captions, owners, found.double(), f"sets-{_sizes(sets)}")
     if num_distractors is not None and protocol == "blocks":
         size = num_distractors + 1
-        found, captions, _ = bag_ranks(text, images, _blocks(size, len(images), owners), owners)
+        blocks = _blocks(size, len(images), owners)
+        found, captions, _ = bag_ranks(text, images, blocks, owners, duplicate_of=duplicate_of)
         return _Ranked(found, captions, owners[captions], found.double(), f"rd{size}-blocks")
-    found = ranks(text, images, owners, block_size=block_size)
+    found = ranks(text, images, owners, block_size=block_size, duplicate_of=duplicate_of)
     if num_distractors is None:
         return _Ranked(found, captions, owners, found.double(), "pool")
     name = f"rd{num_distractors + 1}-{protocol}"
@@ -209,6 +212,12 @@ def _rank(
     # Against n of the M - 1 others, b better ones are expected to leave n b / (M - 1) before the own image.
     expected = 1 + (found.double() - 1) * num_distractors / (len(images) - 1)
     return _Ranked(found, captions, owners, expected, name, chances)
+
+
+def _renumbered(lists: Sequence[Sequence[int]], row: Tensor, name: str) -> list[list[int]]:
+    """Bags or sets in rows of the merged pool, each image once."""
+    checked = [check_bag(rows, f"{name}[{i}]", len(row)) for i, rows in enumerate(lists)]
+    return [list(dict.fromkeys(row[rows].tolist())) for rows in checked]
 
 
 def _sizes(lists: Sequence[Sequence[int]]) -> str:

@@ -10,19 +10,20 @@ def signature(**parts: Any) -> str:
     """Join what a result depends on.
 
     Args:
-        parts: Names and values, in the order to be printed; `None` and empty ones are left out.
+        parts: Names and values, in the order to be printed; `None` and empty ones are left out. A signature in a
+            signature, such as a scorer's, keeps its parts with "," between them.
     Returns:
         `str`: Such as `"pool:5000|ties:against|dtype:float32|hf_captionrl:0.1.0"`.
     Raises:
-        ValueError: If a value holds the separators `|` and line breaks.
+        ValueError: If a value holds a line break.
     """
     written = []
     for name, value in parts.items():
         if value is None or value == "":
             continue
-        text = str(value).lower() if isinstance(value, bool) else str(value)
-        if "|" in text or "\n" in text:
-            raise ValueError(f"{name}={text!r} holds a separator of signatures ('|' or a line break). Rename it.")
+        text = (str(value).lower() if isinstance(value, bool) else str(value)).replace("|", ",")
+        if "\n" in text:
+            raise ValueError(f"{name}={text!r} holds a line break, but a signature is one line. Rename it.")
         written.append(f"{name}:{text}")
     try:
         version = metadata.version("hf-captionrl")

@@ -107,13 +107,8 @@ def _intervals(
     found: dict[str, Any] = {key: float(fmean(values))}
     ends = {}
     for name, labels in (("questions", questions), ("participants", participants)):
-        numbers = {label: number for number, label in enumerate(dict.fromkeys(labels))}
         # One participant drawn again and again is always the same one: that is no interval.
-        ends[name] = (
-            bootstrap_interval(values, groups=[numbers[label] for label in labels], **options)
-            if len(numbers) > 1
-            else None
-        )
+        ends[name] = bootstrap_interval(values, groups=labels, **options) if len(set(labels)) > 1 else None
         found[f"{key}_ci_{name}"] = ends[name]
     known = [interval for interval in ends.values() if interval is not None]
     found[f"{key}_ci"] = max(known, key=lambda interval: interval[1] - interval[0]) if known else None

@@ -64,10 +64,9 @@ def emscore(
     for i, (tokens_i, frames_i) in enumerate(zip(token_features, frame_features, strict=True)):
         tokens = _unit(tokens_i, f"token_features[{i}]")
         frames = _unit(frames_i, f"frame_features[{i}]", tokens)
-        weights = _weights(None if idf is None else idf[i], len(tokens), f"idf[{i}]")
+        weights = _weights(None if idf is None else idf[i], tokens, f"idf[{i}]")
         middle = torch.nn.functional.normalize(frames.mean(dim=0), dim=0)
-        equal = torch.ones(len(frames), dtype=torch.float64)
-        video = _matching(tokens, weights, frames, equal, middle)
+        video = _matching(tokens, weights, frames, _weights(None, frames, ""), middle)
         rows.append(_full(video))
         if reference_features is None:
             continue
@@ -75,16 +74,14 @@ def emscore(
         for k, texts in enumerate(reference_features[i]):
             name = f"reference_features[{i}][{k}]"
             texts = _unit(texts, name, tokens)
-            own = _weights(
-                None if reference_idf is None else reference_idf[i][k], len(texts), f"reference_idf[{i}][{k}]"
-            )
+            own = _weights(None if reference_idf is None else reference_idf[i][k], texts, f"reference_idf[{i}][{k}]")
             found.append(_matching(tokens, weights, texts, own, texts[-1]))
         best = torch.stack(found).amax(dim=0)
         with_references.append(_full((video + best) / 2))
     result: dict[str, Any] = {"per_sample": {}}
     for prefix, part in (("", rows), ("reference_", with_references)):
         for column, name in enumerate(_NAMES if part else ()):
-            values = torch.stack(part)[:, column]
+            values = torch.stack(part)[:, column].cpu()
             result[prefix + name] = float(values.mean())
             result["per_sample"][prefix + name] = values.numpy()
     result["signature"] = signature(metric="emscore", scorer=scorer, idf=idf is not None)
@@ -92,16 +89,18 @@ def emscore(
 
 
 def _unit(features: Any, name: str, tokens: Tensor | None = None) -> Tensor:
-    """Features at unit length, as many of them as the tokens have."""
+    """Features at unit length, as many of them as the tokens have, and where the tokens are."""
     rows = torch.nn.functional.normalize(check_features(features, name).double(), dim=1)
     if tokens is not None and rows.shape[1] != tokens.shape[1]:
         owner = name[name.index("[") :].split("]")[0] + "]"
         raise ValueError(f"token_features{owner} have {tokens.shape[1]} features, {name} {rows.shape[1]}.")
-    return rows
+    return rows if tokens is None else rows.to(tokens.device)
 
 
-def _weights(weights: Any, number: int, name: str) -> Tensor:
-    found = torch.ones(number, dtype=torch.float64) if weights is None else torch.as_tensor(weights).double()
+def _weights(weights: Any, rows: Tensor, name: str) -> Tensor:
+    """A weight for each row, where the rows are."""
+    number = len(rows)
+    found = rows.new_ones(number) if weights is None else torch.as_tensor(weights).to(rows.device, rows.dtype)
     if found.shape != (number,) or not bool((found >= 0).all()) or not float(found.sum()) > 0:
         raise ValueError(f"{name} must hold {number} weights that are not negative and not all 0.")
     return found

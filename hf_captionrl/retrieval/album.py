@@ -3,6 +3,7 @@
 Legend: M images of the album, N captions, D features.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from .assignment import best_assignment
 from .checks import check_features, check_targets
-from .ranking import duplicate_images, ranks_from_scores
+from .ranking import duplicate_images, ranks_from_scores, tie_copies
 
 __all__ = ["AlbumCaption", "AlbumCaptions", "Finding", "distinct_captions", "found_images", "same_text"]
 
@@ -42,7 +43,7 @@ class AlbumCaption:
         candidate: Its place among the image's candidates.
         rank: Place of the image when the caption searches the album for it, 1 = best, ties against it.
         margin: How much more like the caption its own image is than the best other one; None in an album of one image.
-        is_distinct: Whether no other image of the album has this text.
+        is_distinct: Whether it says something, and no other image of the album has this text.
         confused_with: Rows of the other images that the caption fits as well or better.
     """
 
@@ -128,12 +129,12 @@ def distinct_captions(candidates: Sequence[Sequence[str]], text_features: Any, i
     With the margin of a caption t of image i, `m_i(t) = s(t, i) - max_{j != i} s(t, j)`, which is positive exactly where
     the rank is 1, the choice is the best one in this order, and not only near it:
 
-    1. as many images as possible have a text that no other image of the album has,
+    1. as many different texts as possible are taken, each by one image,
     2. as many of these texts as possible have rank 1,
     3. the sum of these texts' margins is the largest.
 
-    It is an assignment of texts to images, solved by [`best_assignment`]. An image for which no text of its own is left
-    gets the candidate with its largest margin, which another image has too, or which is blank; `is_distinct` says so. In
+    It is an assignment of texts to images, solved by [`best_assignment`]. An image for which no text is left gets the
+    candidate with its largest margin, which another image has too, or which is blank; `is_distinct` says so of both. In
     an album of one image the own similarity stands in for the margin.
 
     Args:
@@ -180,10 +181,13 @@ def distinct_captions(candidates: Sequence[Sequence[str]], text_features: Any, i
     chosen = best_assignment(gains).tolist()
 
     first = [owners.index(row) for row in range(number)]
-    found = []
+    taken = []
     for row, column in enumerate(chosen):
         mine = range(first[row], first[row] + len(candidates[row]))
-        i = best.get((row, column), max(mine, key=lambda i: (bool(same_text(flat[i])), margin[i])))
+        taken.append(best.get((row, column), max(mine, key=lambda i: (bool(same_text(flat[i])), margin[i]))))
+    holders = Counter(same_text(flat[i]) for i in taken)
+    found = []
+    for row, i in enumerate(taken):
         others = torch.nonzero(scores[i] >= scores[i, row]).flatten().tolist()
         found.append(
             AlbumCaption(
@@ -191,7 +195,7 @@ def distinct_captions(candidates: Sequence[Sequence[str]], text_features: Any, i
                 candidate=i - first[row],
                 rank=rank[i],
                 margin=margin[i] if number > 1 else None,
-                is_distinct=column < len(keys),
+                is_distinct=holders[same_text(flat[i])] == 1 and bool(same_text(flat[i])),
                 confused_with=tuple(other for other in others if other != row),
             )
         )
@@ -208,5 +212,4 @@ def _scores(text_features: Any, image_features: Any, targets: Any) -> tuple[Tens
             "Both must come from one scorer."
         )
     columns = check_targets(targets, len(text), len(images)).to(text.device)
-    # A product may round the columns of two copies of an image differently, which would tell them apart by luck.
-    return (text @ images.T)[:, duplicate_images(images).to(text.device)], columns
+    return tie_copies(text @ images.T, duplicate_images(images)), columns

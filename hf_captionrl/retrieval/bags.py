@@ -203,7 +203,7 @@ def training_bags(
     free = bytearray(b"\x01") * count
     bags = _fill(array[:, :width], queries.tolist(), bag_size, free)
     left = [image for image in queries.tolist() if free[image]]
-    place = _near_by_graph(array, left, bag_size, free) if features is None else _near(features, left, bag_size, free)
+    place = _near_by_graph(array, left, bag_size, free) if features is None else _near(features, left, bag_size)
     bags.extend(place)
     return torch.tensor(bags, dtype=torch.long).view(-1, bag_size)
 
@@ -228,7 +228,7 @@ def _fill(neighbours: np.ndarray, order: list[int], bag_size: int, free: bytearr
     return bags
 
 
-def _near(features: Any, left: list[int], bag_size: int, free: bytearray) -> Iterator[list[int]]:
+def _near(features: Any, left: list[int], bag_size: int) -> Iterator[list[int]]:
     """Bags among leftovers by their similarity. A round looks at the nearest 200, so a few are left for the next."""
     while len(left) >= bag_size:
         ranked, _ = nearest_neighbours(features[left], min(max(TOP_NEIGHBOURS, bag_size - 1), len(left) - 1))

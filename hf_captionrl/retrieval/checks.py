@@ -3,13 +3,15 @@
 Legend: N captions, M images of the pool, D features.
 """
 
+import operator
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["as_features", "check_features", "check_targets"]
+__all__ = ["as_features", "check_bag", "check_features", "check_targets"]
 
 
 def as_features(features: Any, name: str = "features") -> Tensor:
@@ -107,3 +109,33 @@ def check_targets(targets: Any, num_captions: int, num_images: int) -> Tensor:
         i = int(bad[0])
         raise ValueError(f"targets[{i}] = {int(rows[i])} is not a row of the pool of {num_images} images.")
     return rows
+
+
+def check_bag(rows: Sequence[int], name: str, num_images: int) -> list[int]:
+    """Check the images of a bag, or of a set of candidates.
+
+    Args:
+        rows (sequence of integers): Rows of the pool.
+        name: What to call them in an error.
+        num_images: M, the size of the pool.
+    Returns:
+        `list[int]`: The rows.
+    Raises:
+        ValueError: If a row is none of the pool or stands there twice, or there are fewer than two.
+    """
+    if isinstance(rows, (str, bytes)):
+        raise ValueError(f"{name} must be a list of image rows, got the string {rows!r}.")
+    found = []
+    for row in rows:
+        try:
+            found.append(operator.index(row))
+        except TypeError:
+            raise ValueError(f"{name} holds {row!r}, which is no image row. Pass whole numbers from 0.") from None
+    if len(found) < 2:
+        raise ValueError(f"{name} has {len(found)} image(s). A bag needs at least 2, the own image and a distractor.")
+    for row in found:
+        if not 0 <= row < num_images:
+            raise ValueError(f"{name} names image {row}, which is not a row of the pool of {num_images} images.")
+    if len(set(found)) != len(found):
+        raise ValueError(f"{name} names an image twice: {found}. Its own copy would count against it.")
+    return found

@@ -70,6 +70,8 @@ class FeatureView:
         index = np.asarray(index)
         if index.dtype == bool:
             index = np.flatnonzero(index)
+        elif index.size == 0:  # NumPy makes floats of an empty list
+            index = index.astype(np.intp)
         rows = self.rows[index]
         self._check(index)
         if index.ndim == 0:

@@ -21,7 +21,7 @@ import numpy as np
 
 from .feature_view import FeatureView
 from .identity import image_hash, model_fingerprint
-from .row_store import RowStore, StoreMismatchError, key_digest
+from .row_store import RowStore, key_digest
 
 if TYPE_CHECKING:
     from .dual_encoder import Scorer
@@ -189,8 +189,6 @@ class FeatureCache:
             try:
                 self._store.append(digests, rows)
                 return
-            except StoreMismatchError:
-                raise
             except OSError as error:
                 self._in_memory = True
                 warnings.warn(

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_captionrl.retrieval.ranking import check_features
+from hf_captionrl.retrieval.checks import check_features
+from hf_captionrl.retrieval.ranking import default_block_size
 
 __all__ = [
     "approximate_neighbours",
@@ -22,8 +23,6 @@ __all__ = [
     "rank_rows",
 ]
 
-# Scores of one block: 2**24 floats are 64 MiB, which leaves the product as fast as in one piece and the memory small.
-_BLOCK_SCORES = 2**24
 # Columns that are first compared by their maximum; a plain top-200 of 118,000 columns costs a sixth of the product.
 _GROUP = 32
 
@@ -134,7 +133,7 @@ def rank_rows(unit: Tensor, k: int, *, rows: Any = None, block_size: int | None 
     if not 1 <= k < count:
         raise ValueError(f"k is {k}, but each of {count} images has between 1 and {count - 1} neighbours.")
     if block_size is None:
-        block_size = max(_BLOCK_SCORES // count, 16)
+        block_size = default_block_size(count)
     if block_size < 1:
         raise ValueError(f"block_size must be at least 1, got {block_size}.")
     queries = torch.arange(count) if rows is None else torch.as_tensor(rows, dtype=torch.long)
@@ -154,10 +153,9 @@ def rank_rows(unit: Tensor, k: int, *, rows: Any = None, block_size: int | None 
 
 
 def _top(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k largest of each row and their columns; of equal ones the first columns, in order."""
-    count = scores.shape[1]
-    width = min(k + 1, count)  # one more than asked for shows whether the last place is shared
-    groups = count // _GROUP
+    """The k largest of each row and their columns, k below the number of columns; of equal ones the first, in order."""
+    width = k + 1  # one more than asked for shows whether the last place is shared
+    groups = scores.shape[1] // _GROUP
     if groups > 4 * width:
         # The `width` largest values lie in the `width` groups with the largest maxima, but for ties, seen below.
         whole = scores[:, : groups * _GROUP].view(len(scores), groups, _GROUP)
@@ -173,11 +171,10 @@ def _top(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
         )
     else:
         values, columns = scores.topk(width, dim=1)
-    if width > k:
-        for row in torch.nonzero(values[:, k - 1] == values[:, k]).flatten().tolist():
-            last = values[row, k - 1]
-            above = int((values[row, :k] > last).sum())
-            columns[row, above:k] = torch.nonzero(scores[row] == last).flatten()[: k - above]
+    for row in torch.nonzero(values[:, k - 1] == values[:, k]).flatten().tolist():
+        last = values[row, k - 1]
+        above = int((values[row, :k] > last).sum())
+        columns[row, above:k] = torch.nonzero(scores[row] == last).flatten()[: k - above]
     values, columns = values[:, :k], columns[:, :k]
     order = columns.argsort(dim=1)
     values, columns = values.gather(1, order), columns.gather(1, order)

@@ -156,12 +156,15 @@ class OpenClipScorer(DualEncoder):
 
 def _refuse_pickles(name: str, pretrained: str | None) -> None:
     """Weights on this disk must be safetensors; those that open_clip released come as they are, tensors only."""
-    given = Path(pretrained) if pretrained and Path(pretrained).is_file() else None
-    if (given and given.suffix != ".safetensors") or (
-        Path(name).is_dir() and not any(Path(name).glob("*.safetensors"))
-    ):
+    from open_clip.factory import _find_checkpoint_in_dir
+
+    chosen = pretrained if pretrained and Path(pretrained).is_file() else None
+    if Path(name).is_dir():
+        # Asked of open_clip itself, which takes a pickle of a usual name before safetensors of another.
+        chosen = _find_checkpoint_in_dir(Path(name)) or name
+    if chosen and Path(chosen).suffix != ".safetensors":
         raise ValueError(
-            f"the weights {str(given or name)!r} cannot be loaded, for they are not in safetensors, and other formats run code "
+            f"the weights {chosen!r} cannot be loaded, for they are not in safetensors, and other formats run code "
             "where they are opened. Convert them with safetensors.torch.save_file."
         )
 
@@ -170,11 +173,12 @@ def _open_clip_model(name: str, pretrained: str | None) -> tuple[Any, str, str]:
     """The model with its weights, its name for the signature, and its name for open_clip's tokenizer."""
     import open_clip
 
+    name = name.removeprefix("local-dir:")  # open_clip's own way to name a folder
     model_id = f"open_clip:{name}" + (f"/{Path(pretrained).name}" if pretrained else "")
     _refuse_pickles(name, pretrained)
     if Path(name).is_dir():
         name, model_id = f"local-dir:{name}", f"open_clip:{Path(name).resolve().name}"
-    elif ":" not in name:
+    elif not name.startswith("hf-hub:"):
         if name not in open_clip.list_models():
             close = ", ".join(difflib.get_close_matches(name, open_clip.list_models(), n=3, cutoff=0.4))
             raise ValueError(f"open_clip knows no architecture {name!r}, and no such folder exists. Close: {close}.")

@@ -2,12 +2,12 @@
 
 Legend: N captions, M images of the pool, K images of a bag, D features.
 
-Two rules hold everywhere. A tie counts against the caption: an image with the same score stands before the caption's
+Three rules hold everywhere. A tie counts against the caption: an image with the same score stands before the caption's
 own one, so that a constant caption is never right by luck. The score of the own image is read from the very block of
-scores it is compared with: a separate row-by-row dot product rounds differently (it changed 1,829 of 5,000 ranks).
+scores it is compared with: a separate row-by-row dot product rounds differently (it changed 1,829 of 5,000 ranks). Exact
+copies of an image have one score, for a product may round their columns differently, too.
 """
 
-import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,10 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .checks import as_features, check_features, check_targets
+from .checks import as_features, check_bag, check_features, check_targets
 
 __all__ = [
     "bag_ranks",
+    "default_block_size",
     "distractor_recall",
     "duplicate_images",
     "random_distractor_recall",
@@ -27,10 +28,22 @@ __all__ = [
     "recall_at_k",
     "sampled_ranks",
     "set_ranks",
+    "tie_copies",
 ]
 
 # Scores of one block: 2**24 floats are 64 MiB, which leaves the product as fast as in one piece and the memory small.
 _BLOCK_SCORES = 2**24
+
+
+def default_block_size(num_images: int) -> int:
+    """Rows of a block of scores whose size nobody asked for.
+
+    Args:
+        num_images: M, the columns of the block.
+    Returns:
+        `int`: As many rows as keep the block near 64 MiB, and at least 16.
+    """
+    return max(_BLOCK_SCORES // num_images, 16)
 
 
 def _pair(text_features: Any, image_features: Any) -> tuple[Tensor, Tensor]:
@@ -70,7 +83,44 @@ def ranks_from_scores(scores: Tensor, columns: Tensor) -> Tensor:
     return scores.shape[1] - count
 
 
-def ranks(text_features: Any, image_features: Any, targets: Any = None, *, block_size: int | None = None) -> Tensor:
+def tie_copies(scores: Tensor, duplicate_of: Tensor) -> Tensor:
+    """Give exact copies of an image one score, in place.
+
+    Args:
+        scores (`torch.Tensor` of shape `(N, K)`): Similarities of each caption with K images.
+        duplicate_of (`torch.Tensor` of shape `(K,)`): First column with the same image, from [`duplicate_images`].
+    Returns:
+        `torch.Tensor` of shape `(N, K)`: The scores.
+    """
+    copies = torch.nonzero(duplicate_of != torch.arange(len(duplicate_of))).flatten()
+    if len(copies):
+        scores[:, copies] = scores[:, duplicate_of[copies]]
+    return scores
+
+
+def _copies(images: Tensor, duplicate_of: Tensor | None) -> list[int] | None:
+    """First row of the same image for each, or None where no image is a copy of another."""
+    found = _first_rows(images) if duplicate_of is None else duplicate_of
+    return None if torch.equal(found, torch.arange(len(images))) else found.tolist()
+
+
+def _scores_in(text: Tensor, images: Tensor, rows: list[int], copies: list[int] | None) -> Tensor:
+    """Scores `(N, K)` of captions with the K images of a bag or set."""
+    scores = text @ images[rows].T
+    if copies is None or len({copies[row] for row in rows}) == len(rows):
+        return scores
+    column: dict[int, int] = {}
+    return tie_copies(scores, torch.tensor([column.setdefault(copies[row], i) for i, row in enumerate(rows)]))
+
+
+def ranks(
+    text_features: Any,
+    image_features: Any,
+    targets: Any = None,
+    *,
+    block_size: int | None = None,
+    duplicate_of: Tensor | None = None,
+) -> Tensor:
     """Rank of each caption's own image in the whole pool, in blocks of captions.
 
     Args:
@@ -78,6 +128,7 @@ def ranks(text_features: Any, image_features: Any, targets: Any = None, *, block
         image_features (array or tensor of shape `(M, D)`): Features of the pool, of the same dtype.
         targets (sequence of `N` integers): Image row of each caption; `None`: caption i belongs to image i.
         block_size: Captions per block; `None` takes what keeps a block of scores near 64 MiB.
+        duplicate_of (`torch.Tensor` of shape `(M,)`): What [`duplicate_images`] says of the images, where that is known.
     Returns:
         `torch.Tensor` of shape `(N,)`: int64 ranks on the CPU, in [1, M], 1 = best, ties against the caption.
     Raises:
@@ -86,14 +137,18 @@ def ranks(text_features: Any, image_features: Any, targets: Any = None, *, block
     text, images = _pair(text_features, image_features)
     columns = check_targets(targets, len(text), len(images)).to(text.device)
     if block_size is None:
-        block_size = max(_BLOCK_SCORES // len(images), 16)
+        block_size = default_block_size(len(images))
     if block_size < 1:
         raise ValueError(f"block_size must be at least 1, got {block_size}.")
+    copies = _copies(images, duplicate_of)
+    first = None if copies is None else torch.tensor(copies)
     scores = torch.empty(min(block_size, len(text)), len(images), dtype=text.dtype, device=text.device)
     found = []
     for start in range(0, len(text), block_size):
         block = text[start : start + block_size]
         out = torch.mm(block, images.T, out=scores[: len(block)])  # (block, M), the one buffer used again
+        if first is not None:
+            tie_copies(out, first)
         found.append(ranks_from_scores(out, columns[start : start + block_size]))
     return torch.cat(found).cpu()
 
@@ -209,28 +264,13 @@ def sampled_ranks(rank: Tensor, pool_size: int, *, num_distractors: int, repeats
     return torch.from_numpy(drawn).long() + 1
 
 
-def _check_rows(rows: Sequence[int], name: str, num_images: int) -> list[int]:
-    """A bag as a list of rows, refusing strange, repeated or lonely ones."""
-    if isinstance(rows, (str, bytes)):
-        raise ValueError(f"{name} must be a list of image rows, got the string {rows!r}.")
-    found = []
-    for row in rows:
-        try:
-            found.append(operator.index(row))
-        except TypeError:
-            raise ValueError(f"{name} holds {row!r}, which is no image row. Pass whole numbers from 0.") from None
-    if len(found) < 2:
-        raise ValueError(f"{name} has {len(found)} image(s). A bag needs at least 2, the own image and a distractor.")
-    for row in found:
-        if not 0 <= row < num_images:
-            raise ValueError(f"{name} names image {row}, which is not a row of the pool of {num_images} images.")
-    if len(set(found)) != len(found):
-        raise ValueError(f"{name} names an image twice: {found}. Its own copy would count against it.")
-    return found
-
-
 def bag_ranks(
-    text_features: Any, image_features: Any, bags: Sequence[Sequence[int]], targets: Any = None
+    text_features: Any,
+    image_features: Any,
+    bags: Sequence[Sequence[int]],
+    targets: Any = None,
+    *,
+    duplicate_of: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Rank of each caption's own image inside each bag that holds it (TrueMatch).
 
@@ -239,6 +279,7 @@ def bag_ranks(
         image_features (array or tensor of shape `(M, D)`): Features of the images.
         bags: Lists of image rows, of any sizes from 2; every caption of every image of a bag is ranked in that bag.
         targets (sequence of `N` integers): Image row of each caption; `None`: caption i belongs to image i.
+        duplicate_of (`torch.Tensor` of shape `(M,)`): What [`duplicate_images`] says of the images, where that is known.
     Returns:
         `tuple` of three int64 tensors of shape `(P,)`: ranks, 1 = best; the row of the caption ranked; the bag.
     Raises:
@@ -248,25 +289,33 @@ def bag_ranks(
     owners = check_targets(targets, len(text), len(images))
     if len(bags) == 0:
         raise ValueError("bags is empty: there is nothing to rank.")
+    copies = _copies(images, duplicate_of)
     of_image: dict[int, list[int]] = {}
     for caption, image in enumerate(owners.tolist()):
         of_image.setdefault(image, []).append(caption)
     found, captions, numbers = [], [], []
     for number, bag in enumerate(bags):
-        rows = _check_rows(bag, f"bags[{number}]", len(images))
+        rows = check_bag(bag, f"bags[{number}]", len(images))
         for row in rows:
             if row not in of_image:
                 raise ValueError(f"bags[{number}] holds image {row}, which no caption belongs to.")
         ranked = [caption for row in rows for caption in of_image[row]]
         columns = torch.tensor([i for i, row in enumerate(rows) for _ in of_image[row]], device=text.device)
-        scores = text[ranked] @ images[rows].T  # (captions of the bag, K)
+        scores = _scores_in(text[ranked], images, rows, copies)  # (captions of the bag, K)
         found.append(ranks_from_scores(scores, columns))
         captions += ranked
         numbers += [number] * len(ranked)
     return torch.cat(found).cpu(), torch.tensor(captions), torch.tensor(numbers)
 
 
-def set_ranks(text_features: Any, image_features: Any, sets: Sequence[Sequence[int]], targets: Any) -> Tensor:
+def set_ranks(
+    text_features: Any,
+    image_features: Any,
+    sets: Sequence[Sequence[int]],
+    targets: Any,
+    *,
+    duplicate_of: Tensor | None = None,
+) -> Tensor:
     """Rank of each caption's own image inside the caption's own set of candidates (ImageCoDe).
 
     Args:
@@ -274,6 +323,7 @@ def set_ranks(text_features: Any, image_features: Any, sets: Sequence[Sequence[i
         image_features (array or tensor of shape `(M, D)`): Features of the images.
         sets: One list of image rows for each caption, of any sizes from 2.
         targets (sequence of `N` integers): Image row of each caption, which its set must hold.
+        duplicate_of (`torch.Tensor` of shape `(M,)`): What [`duplicate_images`] says of the images, where that is known.
     Returns:
         `torch.Tensor` of shape `(N,)`: int64 ranks, 1 = best, ties against the caption.
     Raises:
@@ -285,12 +335,13 @@ def set_ranks(text_features: Any, image_features: Any, sets: Sequence[Sequence[i
     owners = check_targets(targets, len(text), len(images)).tolist()
     if len(sets) != len(text):
         raise ValueError(f"{len(sets)} sets for {len(text)} captions: pass one set for each caption.")
+    copies = _copies(images, duplicate_of)
     found = torch.empty(len(text), dtype=torch.long)
     for i, candidates in enumerate(sets):
-        rows = _check_rows(candidates, f"sets[{i}]", len(images))
+        rows = check_bag(candidates, f"sets[{i}]", len(images))
         if owners[i] not in rows:
             raise ValueError(f"sets[{i}] does not hold image {owners[i]}, which caption {i} belongs to.")
-        scores = text[i : i + 1] @ images[rows].T  # (1, K)
+        scores = _scores_in(text[i : i + 1], images, rows, copies)  # (1, K)
         found[i] = ranks_from_scores(scores, torch.tensor([rows.index(owners[i])], device=text.device))[0]
     return found
 
@@ -305,11 +356,15 @@ def duplicate_images(image_features: Any) -> Tensor:
     Raises:
         ValueError: If the features are bad.
     """
-    rows = check_features(image_features, "image_features").cpu().contiguous().numpy()
+    return _first_rows(check_features(image_features, "image_features"))
+
+
+def _first_rows(images: Tensor) -> Tensor:
+    """[`duplicate_images`] of features that were checked."""
+    rows = images.cpu().contiguous().numpy()
     # Equal rows have equal sums of their bits: most rows have a sum of their own and need not be compared.
-    _, group, size = np.unique(
-        rows.view(np.uint32).sum(axis=1, dtype=np.uint64), return_inverse=True, return_counts=True
-    )
+    word = np.uint64 if rows.strides[0] % 8 == 0 else np.uint32
+    _, group, size = np.unique(rows.view(word).sum(axis=1, dtype=np.uint64), return_inverse=True, return_counts=True)
     found = np.arange(len(rows))
     first: dict[bytes, int] = {}
     for i in np.flatnonzero(size[group] > 1):

@@ -1,5 +1,6 @@
 r"""What a reward is held against. A baseline changes the variance of the policy gradient, not its mean; but for
-`group_mean`, which shrinks it by (G-1)/G, `group`, which also rescales it image by image, and `group_floor`.
+`group_mean`, which shrinks it by (G-1)/G, `group`, which also rescales it image by image, `group_floor`, and
+`running_mean_inclusive`, of which each caption's own reward is a part (the less, the more rollouts there were).
 
 Legend: B images, G captions an image.
 """

@@ -64,9 +64,9 @@ def test_an_answer_at_the_length_limit_is_marked():
 
 
 def test_a_server_that_names_its_wait_gets_it_up_to_two_minutes():
-    waits_named = ["7", "9999"]
-    found, waits, _ = ask(lambda number, _: (429, {"Retry-After": waits_named[number]}) if number < 2 else "ok")
-    assert waits == [7.0, 120.0]
+    waits_named = ["7", "9999", "²"]  # the last is a digit to Python, and no number
+    found, waits, _ = ask(lambda number, _: (429, {"Retry-After": waits_named[number]}) if number < 3 else "ok")
+    assert waits == [7.0, 120.0, 4.0]
     assert found[0] == "A caption of 0000."
 
 
@@ -135,6 +135,14 @@ def test_an_empty_variable_is_named_and_nothing_of_it_shown(monkeypatch):
     monkeypatch.delenv("SOME_KEY", raising=False)
     with pytest.raises(BackendError, match="SOME_KEY is empty"):
         HTTPBackend("http://127.0.0.1:1/v1", "m", api_key_env="SOME_KEY")
+
+
+@pytest.mark.parametrize("key", ["sk-very\nsecret", "sk-very secret", "sk-sécret", "sk-\x7fsecret"])
+def test_a_key_that_no_header_can_carry_is_refused_without_showing_it(monkeypatch, key):
+    monkeypatch.setenv("SOME_KEY", key)
+    with pytest.raises(BackendError, match="SOME_KEY holds") as error:
+        HTTPBackend("http://127.0.0.1:1/v1", "m", api_key_env="SOME_KEY")
+    assert "cret" not in str(error.value)
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://x/v1", "http://me:pass@x/v1", "http://x/v1?key=1"])

@@ -74,6 +74,21 @@ def test_the_result_is_a_caption_data_set_of_ours(tmp_path):
     assert blends["captions"][0] == [good["blend_caption"][0]]
 
 
+@pytest.mark.parametrize("embed", [True, False])
+def test_no_folder_of_this_machine_comes_with_an_image_s_bytes(tmp_path, embed):
+    image = undecoded(scenes())["image"][3]
+    (tmp_path / "b.png").write_bytes(image["bytes"])
+    rows = with_image(scenes(), 3, {"bytes": image["bytes"], "path": "/home/me/private/a.png"})
+    rows = with_image(rows, 4, {"bytes": None, "path": str(tmp_path / "b.png")})
+    backends = pair(scenes())
+    boost_shard(rows, tmp_path, **backends)
+    merged = merge_journals(rows, tmp_path, embed_images=embed, **backends)
+    found = undecoded(datasets.Dataset.from_parquet(str(merged.path), cache_dir=str(tmp_path / "cache")))["image"]
+    assert found[3] == {"bytes": image["bytes"], "path": "a.png"}
+    embedded = {"bytes": image["bytes"], "path": "b.png"}
+    assert found[4] == (embedded if embed else {"bytes": None, "path": str(tmp_path / "b.png")})
+
+
 def test_a_finished_run_asks_nothing(tmp_path):
     first, second = pair(scenes()), pair(scenes())
     boost(scenes(), tmp_path, first)
@@ -261,6 +276,19 @@ def test_an_image_that_breaks_off_is_quarantined(tmp_path):
     assert sum("reason" in line for line in journal) == 1  # noted once, however often it is met
     # Mended, the row goes on.
     assert boost(scenes(40), tmp_path, backends)[1].rows == 40
+
+
+@pytest.mark.parametrize("part", ["missing", "half"])
+def test_a_mended_image_is_asked_about_as_if_it_had_never_been_broken(tmp_path, part):
+    whole = undecoded(scenes(40))["image"][7]["bytes"]
+    value = {"bytes": None, "path": "gone.png"} if part == "missing" else {"bytes": whole[: len(whole) // 2]}
+    backends = pair(scenes(40))
+    boost(with_image(scenes(40), 7, {"path": None, **value}), tmp_path, backends, attempts=1)
+    with pytest.raises(UnfinishedError, match="1 of 40"):  # what was wrong with the image holds no longer
+        merge_journals(scenes(40), tmp_path, **backends)
+    assert boost(scenes(40), tmp_path, backends, attempts=1)[1].rows == 40
+    bad = scenes(40)["image_id"][7]
+    assert [attempt for _, image_id, attempt in backends["vision"].asked if image_id == bad] == [0]
 
 
 def test_images_missing_on_one_shard_stop_it_before_anything_is_asked(tmp_path):

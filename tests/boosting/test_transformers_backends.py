@@ -2,10 +2,12 @@
 
 import json
 import shutil
+import types
 
 import pytest
 import torch
 from jinja2.exceptions import TemplateError
+from transformers import BatchFeature
 
 from hf_captionrl.boosting import (
     Backend,
@@ -132,6 +134,36 @@ def test_a_vision_model_that_repeats_its_prompt_gives_the_answer_alone(viewer):
     said = viewer._tokenizer.decode(whole[0])
     assert said == f"[DEC] briefly describe the content of the image [UNK] {found[0]} [SEP]"
     assert answer_fault(clean_answer(found[0]), prompts[0]) is None
+
+
+def test_a_start_token_that_the_template_writes_is_not_written_again():
+    told = []
+
+    class Processor:
+        chat_template = "x"
+        tokenizer = types.SimpleNamespace(bos_token="<s>")
+        start = "<s>"
+
+        def apply_chat_template(self, turns, tokenize, add_generation_prompt):
+            return self.start + turns[0]["content"][1]["text"]
+
+        def __call__(self, **options):
+            told.append(options.get("add_special_tokens"))
+            return BatchFeature({})
+
+    class Backend(TransformersVisionBackend):
+        def __init__(self):
+            self._processor, self._template, self._device, self._batch_size = Processor(), "x", "cpu", 2
+            self._max_new_tokens = 9
+
+        def _answers(self, inputs, prompts, max_new_tokens):
+            return ["a pig"] * len(prompts)
+
+    backend = Backend()
+    list(backend.complete(looking()[:1]))
+    backend._processor.start = "USER: "
+    list(backend.complete(looking()[:1]))
+    assert told == [False, None]
 
 
 def test_what_stands_before_an_answer_is_found_in_every_layout():

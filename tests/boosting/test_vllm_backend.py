@@ -41,6 +41,7 @@ def test_vllm_is_given_chats_and_images(monkeypatch, tmp_path):
     backend = VLLMBackend("m", revision="abc", sees_images=True)
     assert dict(backend.complete(looking())) == {0: "answer 0", 1: "answer 1", 2: Cut("answer 2")}
     assert seen["engine"]["revision"] == "abc"
+    assert seen["engine"]["load_format"] == "safetensors"  # never a pickle
     assert backend.revision.startswith("abc")
     assert seen["chats"][0][-1]["content"][0]["image_url"]["url"].startswith("data:image/png;base64,")
     # Of a folder its files are hashed, for other weights may lie there tomorrow.

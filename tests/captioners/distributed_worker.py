@@ -1,9 +1,8 @@
-"""Run by torchrun in two processes: gradients under DDP and FSDP2 against one process, written to a JSON file."""
+"""In two processes: gradients under DDP and FSDP2 against one process, written to a JSON file."""
 
 from __future__ import annotations
 
 import json
-import sys
 import traceback
 from typing import Any
 
@@ -130,8 +129,8 @@ def case(family: str, wrapper: str) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    dist.init_process_group("gloo")
+def compare(file: str) -> None:
+    """Every case, in each process of a gloo group."""
     results: dict[str, Any] = {}
     for family, wrapper in (*CASES, FAULT):
         try:
@@ -139,11 +138,5 @@ def main() -> None:
         except Exception:
             results[f"{family} {wrapper}"] = {"traceback": traceback.format_exc()}
     if dist.get_rank() == 0:
-        with open(sys.argv[1], "w") as stream:
+        with open(file, "w") as stream:
             json.dump(results, stream)
-    dist.barrier()
-    dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()

@@ -229,6 +229,23 @@ def test_known_prompts_and_captioners_pass_through():
     assert load_captioner(captioner, prompt="the ").prompt == "the "
 
 
+def test_settings_of_loading_are_refused_where_nothing_is_loaded(tmp_path):
+    captioner = tiny_captioner("blip")
+    captioner.add_lora(r=4)
+    captioner.save_pretrained(tmp_path)
+    model, processor = tiny_blip()
+    for given, settings in [
+        (captioner, {"dtype": torch.bfloat16}),
+        (model, {"processor": processor, "attn_implementation": "eager"}),
+        (tmp_path, {"base_model": model, "processor": processor, "dtype": torch.bfloat16}),
+    ]:
+        with pytest.raises(
+            ValueError, match=r"^(dtype|attn_implementation) cannot be set on a Blip\w+ object, which is loaded"
+        ):
+            load_captioner(given, **settings)
+    assert load_captioner(tmp_path, base_model=model, processor=processor).model.dtype == torch.float32
+
+
 def test_a_chat_model_loaded_by_name_is_asked_something(tmp_path):
     model, processor = tiny_chat("llava")
     model.save_pretrained(tmp_path)

@@ -80,6 +80,15 @@ def test_images_of_another_size(name):
     refused(name, other, r"makes images of 48 x 48 pixels, and the image tower of \w+ takes 16 x 16")
 
 
+def test_a_word_behind_the_template_s_answer_is_no_end_token():
+    own = _build("llava")[1]
+    expected = load("llava", own).end_token_ids
+    for end, first in ((" dog.\n", ()), ("<s>", (own.tokenizer.bos_token_id,))):
+        other = copy.copy(own)
+        other.chat_template = own.chat_template.replace(" {% endfor %}", end + "{% endfor %}")
+        assert load("llava", other).end_token_ids == (*first, *expected)
+
+
 def test_what_may_be_harmless_is_a_warning(caplog):
     with caplog.at_level(logging.WARNING):
         for name in OWN:

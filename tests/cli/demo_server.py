@@ -7,13 +7,14 @@ import contextlib
 import json
 import os
 import socket
-import subprocess
 import sys
-from pathlib import Path
+import tempfile
+import warnings
 
+from hf_captionrl.cli import main
 from tests.browser import Browser
+from tests.processes import Forked
 
-ROOT = Path(__file__).parents[2]
 TAB = "[...document.querySelectorAll('button[role=tab]')].find((e) => e.textContent.trim() === {!r}).click()"
 
 
@@ -23,24 +24,22 @@ def running_demo(*arguments, temporary=None):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "hf_captionrl.cli", "demo", "--no_browser", "--json", "--port", str(port)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "ignore"}
-    environment.pop("GRADIO_ANALYTICS_ENABLED", None)
-    if temporary is not None:
-        environment["TMPDIR"] = str(temporary)
-    process = subprocess.Popen(
-        [*command, *arguments], cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    try:
+    command = ["demo", "--no_browser", "--json", "--port", str(port), *arguments]
+    with Forked(_demo, command, temporary) as process:
         line = process.stdout.readline()
         if not line:
             raise RuntimeError(process.stderr.read())
         yield json.loads(line)["url"]
-    finally:
         process.terminate()
         process.wait(timeout=60)
-        process.stdout.close()
-        process.stderr.close()
+
+
+def _demo(command, temporary):
+    warnings.simplefilter("ignore")
+    os.environ.pop("GRADIO_ANALYTICS_ENABLED", None)
+    if temporary is not None:
+        tempfile.tempdir = os.environ["TMPDIR"] = str(temporary)
+    return main(command)
 
 
 def open_demo(page, url, images):
@@ -77,8 +76,7 @@ def compare(page, cells):
     page.wait(f"document.querySelectorAll('#compared td').length === {cells}", 120)
 
 
-def main(path):
-    """Take the picture."""
+def take_picture(path):
     with running_demo() as url, Browser(1200, 1520) as page:
         open_demo(page, url, 3)
         pick(page, "5 look-alikes (1)", 5)
@@ -89,4 +87,4 @@ def main(path):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    take_picture(sys.argv[1])

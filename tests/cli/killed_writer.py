@@ -1,11 +1,7 @@
-"""`captionrl`, killed by the system in the middle of a line: a program for test_caption.py.
-
-The first argument says at which write to the captions; the others are the command line's.
-"""
+"""`captionrl`, killed by the system in the middle of a line."""
 
 import os
 import signal
-import sys
 
 import hf_captionrl.io
 from hf_captionrl.cli import main
@@ -29,6 +25,7 @@ class KillingOs:
         raise AssertionError("still alive")
 
 
-if __name__ == "__main__":
-    hf_captionrl.io.os = KillingOs(int(sys.argv[1]))
-    sys.exit(main(sys.argv[2:]))
+def write_and_be_killed(last, arguments):
+    """Run a command until its n-th write to a growing file; in a process of its own."""
+    hf_captionrl.io.os = KillingOs(last)
+    return main(arguments)

@@ -2,15 +2,14 @@
 
 import json
 import signal
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 from PIL import Image
 
 from hf_captionrl.cli import main
 from hf_captionrl.cli.caption_files import read_caption_file
+from tests.cli.killed_writer import write_and_be_killed
+from tests.processes import Forked
 
 SAMPLES = ["--do_sample", "--num_return_sequences", "5", "--batch_size", "4", "--max_new_tokens", "12"]
 
@@ -42,10 +41,9 @@ def test_one_line_an_image_in_order(whole):
 
 def test_after_kill_9_the_same_command_completes_the_same_file(whole, tmp_path, capsys):
     path = tmp_path / "five.jsonl"
-    worker = Path(__file__).with_name("killed_writer.py")
-    command = [sys.executable, str(worker), "3", "caption", "scenes:blip-mle", "--output", str(path)]
-    run = subprocess.run([*command, "--max_images", "10", *SAMPLES], cwd=Path(__file__).parents[2], check=False)
-    assert run.returncode == -signal.SIGKILL
+    command = ["caption", "scenes:blip-mle", "--output", str(path), "--max_images", "10", *SAMPLES]
+    with Forked(write_and_be_killed, 3, command) as run:
+        assert run.wait() == -signal.SIGKILL
     torn = path.read_bytes()
     assert not torn.endswith(b"\n")  # the third batch, half-way
     assert whole.read_bytes().startswith(torn)

@@ -179,7 +179,7 @@ def test_nothing_that_counts(retrieval, files, tmp_path, capsys):
         ("retrieval", ["--controls", "40"], "sets of 10 could be made"),
         ("rating", ["--num_images", "1000"], "Lower --num_images"),
         ("rating", ["--consent", "nowhere.txt"], "no file 'nowhere.txt'"),
-        ("rating", ["--names", "one"], "2 files and 1 --names"),
+        ("rating", ["--names", "one"], "2 sources of captions and 1 --names"),
     ],
 )
 def test_bad_arguments(kind, more, message, files, cache, tmp_path, capsys):

@@ -5,8 +5,6 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 from argparse import Namespace
 from html import unescape
 from pathlib import Path
@@ -22,6 +20,7 @@ from hf_captionrl.retrieval import BagFile
 from hf_captionrl.retrieval.bag_decisions import REASONS, bag_id, read_decisions
 from hf_captionrl.scenes import load_scenes
 from tests.browser import CHROMIUM, Browser
+from tests.processes import Forked
 
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
 ROOT = Path(__file__).parents[2]
@@ -255,11 +254,9 @@ def test_both_colour_schemes(browser, server, scheme, tmp_path):
 
 @needs_chromium
 def test_a_review_that_is_killed_goes_on(browser, folder):
-    command = [sys.executable, "-m", "hf_captionrl.cli", "truematch", "review", str(folder), "--port", "0", "--json"]
-
     def start():
-        running = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        return running, re.search(r"http://\S+", running.stderr.readline()).group(0)
+        running = Forked(main, ["truematch", "review", str(folder), "--port", "0", "--json"])
+        return running, next(filter(None, (re.search(r"http://\S+", line) for line in running.stderr))).group(0)
 
     process, address = start()
     browser.open(address)

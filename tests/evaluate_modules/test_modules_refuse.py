@@ -25,6 +25,8 @@ BAD = [
     ("self_retrieval", {"references": [[1.0, 0.0], [0.0, float("nan")]]}, r"image_features\[1\] is NaN"),
     ("self_retrieval", {"references": [[1.0, 0.0], [0.0]]}, r"image 1 has features of shape \(1,\)"),
     ("self_retrieval", {"references": ["a.png", "b.png"]}, "scorer is missing"),
+    ("self_retrieval", {"references": [[], []]}, r"references\[0\] is an empty list"),
+    ("clip_score", {"references": [[1.0, 0.0], []], "text_features": np.eye(2)}, r"references\[1\] is"),
     (
         "self_retrieval",
         {"references": ["a.png", "b.png"], "scorer": JUDGE},

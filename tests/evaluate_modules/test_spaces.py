@@ -153,10 +153,39 @@ def test_page_opens_nothing_of_its_server(evaluate):
     given = {"predictions": ["a"], "references": [["a"]]}
     assert compute_from_json(metric, json.dumps(given), cases)["bleu_1"] == pytest.approx(1)
     with pytest.raises(ValueError, match="not 'java'"):
-        compute_from_json(metric, json.dumps(given | {"which": ["meteor"], "java": "/bin/false"}), cases)
+        compute_from_json(metric, json.dumps(given | {"java": "/bin/false"}), cases)
     with pytest.raises(ValueError, match="one JSON object"):
         compute_from_json(metric, "[]", cases)
     metric = evaluate.load("caption_perplexity")
     cases = runpy.run_path(str(Path(path("caption_perplexity")) / "tests.py"))["test_cases"]
     with pytest.raises(ValueError, match="not '/etc'"):
         compute_from_json(metric, json.dumps({"predictions": ["a"], "model": "/etc"}), cases)
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "message"),
+    [
+        ("caption_nlg", {"references": [["a"]], "which": ["meteor"]}, r"not \['meteor'\]"),
+        ("caption_nlg", {"references": [["a"]], "which": "all"}, "not 'all'"),
+        ("caption_nlg", {"references": [[{"path": "/etc/hosts"}]]}, "opens no files, and references hold"),
+        (
+            "caption_nlg",
+            {"predictions": [{"bytes": "R0lG"}], "references": [["a"]]},
+            "opens no files, and predictions",
+        ),
+        ("self_retrieval", {"image_features": {"a": {"path": "/etc/hosts"}}}, "opens no files, and image_features"),
+        ("self_retrieval", {"image_features": "/etc/hosts"}, "not '/etc/hosts'"),
+        ("self_retrieval", {"num_bootstrap": 10**9}, "not 1000000000"),
+        ("clip_score", {"preset": ["hessel"]}, r"not \['hessel'\]"),
+    ],
+)
+def test_page_takes_data_and_the_options_of_its_examples(name, given, message):
+    def compute(**_):
+        raise AssertionError("computed")
+
+    cases = runpy.run_path(str(Path(path(name)) / "tests.py"))["test_cases"]
+    with pytest.raises(ValueError, match=message):
+        compute_from_json(types.SimpleNamespace(compute=compute), json.dumps({"predictions": ["a"]} | given), cases)
+    own = {key: value for key, value in cases[0].items() if key != "result"} | {"predictions": ["another"]}
+    with pytest.raises(AssertionError, match="computed"):
+        compute_from_json(types.SimpleNamespace(compute=compute), json.dumps(own), cases)

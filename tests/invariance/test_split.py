@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.invariance.one_step import IMAGES, KINDS, place, steps
-from tests.invariance.processes import run_in_processes
+from tests.processes import run_in_processes
 
 TRAINERS = KINDS[:3]
 ACCUMULATIONS = {1: (1, 2, 4), 2: (1, 2, 4), 4: (1, 2), 8: (1,)}

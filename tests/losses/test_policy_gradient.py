@@ -244,3 +244,11 @@ def test_nothing_to_learn_from_is_zero_not_nan():
         loss = policy_gradient_loss(log_probs, torch.ones(2), torch.zeros(2, 3), logprob_reduction=reduction)["loss"]
         assert float(loss.detach()) == 0
         assert (torch.autograd.grad(loss, log_probs)[0] == 0).all()
+
+
+@pytest.mark.parametrize("name", ["old_log_probs", "ref_log_probs", "entropy"])
+@pytest.mark.parametrize("shape", [(2, 1), (1, 3), (3,), (2, 4)])
+def test_tensors_of_other_shapes_are_not_spread(name, shape):
+    mask = torch.ones(2, 3, dtype=torch.bool)
+    with pytest.raises(ValueError, match=rf"{name} must be \(2, 3\), as log_probs, got \({shape[0]},"):
+        policy_gradient_loss(torch.zeros(2, 3), torch.ones(2), mask, **{name: torch.zeros(shape)})

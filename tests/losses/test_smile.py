@@ -207,7 +207,10 @@ def test_detects_the_bug_of_the_released_random_subset(vectors):
         ({"reduction": "avg"}, "reduction"),
         ({"subset": "random", "num_random": 0}, "num_random"),
         ({"subset": "random", "random_ids": torch.zeros(3, 2, dtype=torch.long)}, r"random_ids \(3, 2\) must be"),
-        ({"subset": "random", "random_ids": torch.full((4, 2), 23)}, "random_ids hold 23"),
+        (
+            {"subset": "random", "random_ids": torch.full((4, 2), 23)},
+            r"random_ids hold 23, but must be token ids in \[0, 23\)\. Use",
+        ),
     ],
 )
 def test_says_what_is_wrong(head: Head, change, message):

@@ -2,6 +2,7 @@ import math
 
 import numpy as np
 import pytest
+import torch
 
 from hf_captionrl.metrics import bootstrap, bootstrap_interval, paired_test
 
@@ -135,3 +136,14 @@ def test_paired_test_of_hits_equals_the_sign_test(wins, losses):
     found = paired_test(a, b, num_resamples=100_000)
     assert found["p_value"] == pytest.approx(exact, abs=0.006)
     assert found["difference"] == pytest.approx((wins - losses) / 500)
+
+
+def test_labels_of_every_kind_are_groups():
+    values = [1.0, 2.0, 3.0, 5.0]
+    pairs = [("p", 0), ("q", 0), ("p", 0), ("q", 1)]
+    assert bootstrap_interval(values, groups=pairs) == bootstrap_interval(values, groups=[0, 1, 0, 2])
+    mixed = bootstrap_interval(values, groups=[1, "1", 1, (1,)])
+    assert mixed == bootstrap_interval(values, groups=[0, 1, 0, 2])
+    for kind in (np.array, torch.tensor, list):
+        assert bootstrap_interval(values, groups=kind([7, 3, 7, 5])) == bootstrap_interval(values, groups=[2, 0, 2, 1])
+    assert paired_test(values, [0.0] * 4, groups=pairs)["p_value"] > 0

@@ -71,6 +71,27 @@ def test_a_hot_dog_is_no_dog_and_plurals_are_one():
     assert result["per_sample"]["mentioned"][1] == ["knife", "bus", "bench", "baby", "person"]
 
 
+COCO = (
+    "bicycle, car, motorcycle, airplane, train, truck, boat, traffic light, fire hydrant, stop sign, parking meter, "
+    "bird, cat, dog, horse, cow, elephant, bear, zebra, giraffe, backpack, umbrella, handbag, tie, suitcase, frisbee, "
+    "ski, snowboard, sports ball, kite, baseball bat, baseball glove, skateboard, surfboard, tennis racket, bottle, cup, "
+    "fork, spoon, bowl, banana, apple, orange, broccoli, carrot, hot dog, pizza, donut, cake, chair, potted plant, bed, "
+    "dining table, toilet, tv, laptop, remote, keyboard, cell phone, microwave, oven, toaster, sink, refrigerator, book, "
+    "clock, vase, teddy bear, hair drier"
+).split(", ")
+PLURALS = {f"{name}s": name for name in [*COCO, "house", "cookie", "movie", "nurse", "rose", "shoe", "toe"]}
+PLURALS |= {f"{name}es": name for name in ("bus", "bench", "wine glass", "sandwich", "couch", "toothbrush")}
+PLURALS |= {f"{name}es": name for name in ("box", "potato", "dish", "dress", "lens", "canvas")}
+PLURALS |= {"people": "person", "sheep": "sheep", "knives": "knife", "mice": "mouse", "scissors": "scissors"}
+
+
+@pytest.mark.parametrize("many", PLURALS)
+def test_plurals_of_what_is_in_photographs(many):
+    one = PLURALS[many]
+    found = chair([f"two {many}", f"a {one}"], [[one], [many]])
+    assert found["per_sample"] == {"wrong": [[], []], "mentioned": [[one], [one]]}
+
+
 def test_objects_alone_are_names_too():
     assert chair(["a cat and a dog", "a dog"], [["cat"], ["dog"]])["chair_i"] == 1 / 3
 

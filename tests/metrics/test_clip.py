@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from hf_captionrl.metrics import clip_score, ref_clip_score
-from hf_captionrl.metrics.clip import CLIP_SCORE_PRESETS
+from hf_captionrl.metrics.clip import CLIP_SCORE_PRESETS, score_prefix
 
 VECTORS = json.loads((Path(__file__).parents[1] / "vectors" / "retrieval.json").read_text())["clipscore"]
 
@@ -31,6 +31,14 @@ def test_presets_are_the_papers_conventions():
     assert "prefix:A photo depicts|" in clip_score(text, image)["signature"]
     assert "prefix:none|" in clip_score(text, image, prefix="")["signature"]
     assert "prefix:none|" in ref_clip_score(text, image, [text, text], prefix=" ")["signature"]
+
+
+def test_a_prefix_and_a_caption_are_words_apart():
+    assert score_prefix("hessel") == score_prefix("ndlb", "A photo depicts") == "A photo depicts "
+    assert [score_prefix("hessel", prefix) for prefix in ("A photo", "A photo ", "A\n", "")] == [
+        "A photo ", "A photo ", "A\n", ""]  # fmt: skip
+    with pytest.raises(ValueError, match="preset must be one of"):
+        score_prefix("mine", "A photo")
 
 
 def test_ref_clip_score_equals_a_plain_loop():

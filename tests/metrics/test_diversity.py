@@ -59,6 +59,14 @@ def test_copies_are_not_diverse():
     assert other["div_2"] > same["div_2"]
 
 
+@pytest.mark.parametrize("order", [1, 3, 4])
+def test_each_image_has_the_bleu_of_its_longest_n_grams(order):
+    found = caption_diversity([["a dog runs", "a dog sleeps"], ["two cats", "two cats"]], max_order=order)
+    key = f"mbleu_{order}"
+    assert sorted(found["per_image"]) == ["div_1", "div_2", key]
+    assert found["per_image"][key].mean() == pytest.approx(found[f"{key}_per_image"])
+
+
 def test_statistics_keep_case_and_drop_punctuation():
     result = caption_statistics(["A dog, a Dog.", "the dog's  bed!"])
     assert result["length"] == 3.5

@@ -64,6 +64,14 @@ def test_long_captions_are_cut_and_counted(language_model):
     assert caption_perplexity(["a dog runs"], model, tokenizer, max_length=2)["num_tokens"] == 1
 
 
+def test_the_signature_names_no_folder_of_the_machine(language_model, tmp_path, monkeypatch):
+    model, tokenizer = language_model
+    (tmp_path / "judge").mkdir()
+    for path, name in ((str(tmp_path / "judge"), "judge"), ("org/gpt2", "org/gpt2")):
+        monkeypatch.setattr(model.config, "_name_or_path", path)
+        assert f"|model:{name}|" in caption_perplexity(["a dog"], model, tokenizer)["signature"]
+
+
 def test_bad_input_names_the_place(language_model):
     model, tokenizer = language_model
     with pytest.raises(ValueError, match=r"captions\[1\] is empty"):

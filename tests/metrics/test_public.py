@@ -59,8 +59,12 @@ def test_importing_the_package_does_not_import_torch():
 def test_signature_keeps_order_and_leaves_out_what_is_not_there():
     text = signature(metric="x", scorer="", seed=None, eos=False, n=4)
     assert text.startswith("metric:x|eos:false|n:4|hf_captionrl:")
-    with pytest.raises(ValueError, match="separator"):
-        signature(scorer="a|b")
+    # A scorer's own signature fits into that of what it judged.
+    assert signature(metric="x", scorer="clip@abc|float32|text:77").startswith(
+        "metric:x|scorer:clip@abc,float32,text:77|"
+    )
+    with pytest.raises(ValueError, match="line break"):
+        signature(scorer="a\nb")
 
 
 @pytest.mark.parametrize("name", ["metrics.retrieval", "text.cider", "text.tokenize"])

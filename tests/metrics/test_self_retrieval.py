@@ -96,6 +96,19 @@ def test_copies_in_the_pool_are_counted_and_can_be_merged():
     assert merged["pool_size"] == 3
     bags = self_retrieval(images.clone(), images, duplicates="merge", bags=[[0, 1, 2], [2, 3]])
     assert bags["recall_at_1"] == 1.0
+    for wrong, message in (([9, 0], "names image 9"), ([-1, 0], "names image -1"), ([0, 1.5], "holds 1.5")):
+        with pytest.raises(ValueError, match=rf"bags\[1\] {message}"):
+            self_retrieval(images, images, duplicates="merge", bags=[[0, 1], wrong])
+        with pytest.raises(ValueError, match=rf"sets\[0\] {message}"):
+            self_retrieval(images, images, duplicates="merge", sets=[wrong, *[[0, 1]] * 3])
+
+
+def test_copies_tie_in_sets_of_one_caption():
+    images = features(10, 0, 512)
+    images[9] = images[0]
+    text, own = features(200, 1, 512), [0] * 200
+    found = self_retrieval(text, images, targets=own, sets=[range(10)] * 200, num_bootstrap=0)
+    assert found["recall_at_1"] == 0.0
 
 
 @settings(max_examples=20, deadline=None)

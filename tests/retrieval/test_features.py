@@ -38,6 +38,8 @@ def test_computed_once_then_mapped(tmp_path, shape, dtype):
     np.testing.assert_array_equal(picked[[4, 0]], truth([order[4], order[0]], shape, dtype))
     np.testing.assert_array_equal(picked[np.array([True, False, False, True, False])], np.asarray(picked)[[0, 3]])
     np.testing.assert_array_equal(picked[-1], expected[0])
+    assert picked[[]].shape == picked[np.array([], dtype=int)].shape == (0, *shape)
+    assert picked.tensor([]).shape == (0, *shape)
     np.testing.assert_array_equal(picked[1:3][1], expected[3])
     assert isinstance(picked[2].base, np.memmap)
     assert np.shares_memory(picked[1], picked[2])

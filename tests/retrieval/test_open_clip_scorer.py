@@ -113,3 +113,22 @@ def test_open_clip_with_a_tower_that_reads_all_positions_and_a_foreign_tokenizer
     assert OpenClipScorer(model, tokenizer=BeginsWithEnd()).count_tokens(["a cat", "cat " * 30]) == [4, 32]
     with pytest.raises(ValueError, match="not of their tokens"):
         scorer.token_features(["a"])
+
+
+def test_what_open_clip_would_load_must_be_safetensors(tmp_path):
+    model, config = make_open_clip()
+    weights = {k: v.contiguous() for k, v in model.state_dict().items()}
+    (tmp_path / "open_clip_config.json").write_text(json.dumps({"model_cfg": config, "preprocess_cfg": {}}))
+    torch.save(weights, tmp_path / "open_clip_pytorch_model.bin")
+    save_file(weights, tmp_path / "other.safetensors")  # which open_clip passes over
+    for name in (f"open_clip:local-dir:{tmp_path}", f"open_clip:{tmp_path}", tmp_path):
+        with pytest.raises(
+            ValueError, match=r"open_clip_pytorch_model\.bin' cannot be loaded, for .* not in safetensors"
+        ):
+            load_scorer(name)
+    with pytest.raises(ValueError, match="no architecture 'local-dir:"):
+        load_scorer(f"open_clip:local-dir:local-dir:{tmp_path}")
+    save_file(weights, tmp_path / "open_clip_model.safetensors")
+    scorer = load_scorer(f"open_clip:local-dir:{tmp_path}")
+    assert scorer.signature.startswith(f"open_clip:{tmp_path.name}@")
+    assert scorer.fingerprint == load_scorer(tmp_path).fingerprint

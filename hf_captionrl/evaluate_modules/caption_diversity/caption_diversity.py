@@ -40,7 +40,7 @@ Args:
 Returns:
     div_1, div_2 (`float` in [0, 1], higher is more diverse); mbleu_1 ... mbleu_4 (corpus) and mbleu_1_per_image ...
     (mean over captions), lower is more diverse; unique_captions; length; lexical_diversity; vocabulary_size;
-    novel_captions; per_image, lists of div_1, div_2 and mbleu_4; signature.
+    novel_captions; per_image, lists of div_1, div_2 and mbleu_4 (of max_order); signature.
 Examples:
 
     >>> import evaluate

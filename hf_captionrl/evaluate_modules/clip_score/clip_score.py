@@ -94,10 +94,11 @@ class ClipScore(CaptionColumns, evaluate.Metric):
         **others,
     ):
         from hf_captionrl.evaluate_modules import inputs, pools, results
+        from hf_captionrl.metrics.clip import score_prefix
         from hf_captionrl.retrieval.checks import as_features
 
         results.warn_of_misspelling(others, self._compute)
-        before = inputs.score_prefix(preset, prefix)
+        before = score_prefix(preset, prefix)
         text = as_features(inputs.caption_features(predictions, text_features, scorer, before), "text_features")
         pool, rows = pools.image_pool(
             references,

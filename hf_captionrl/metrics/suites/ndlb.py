@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
+from hf_captionrl.metrics.diversity import vocabulary_size
 from hf_captionrl.metrics.signature import signature
 from hf_captionrl.metrics.suites.row import SuiteRow, check_lengths
 from hf_captionrl.text.tokenize import ptb_tokenize
@@ -59,9 +59,8 @@ def ndlb_suite(
         ValueError: If lengths disagree or `min_frequency` is below 1.
     """
     check_lengths(captions, references=references, text_features=text_features, facts=facts)
-    if min_frequency < 1:
-        raise ValueError(f"min_frequency must be at least 1, got {min_frequency}.")
     row = SuiteRow(captions, seed, scorer)
+    vocabulary = vocabulary_size(map(ptb_tokenize, row.texts), min_frequency)
     sizes = sorted({*BAG_SIZES, *(bags or {})})
     if text_features is None or image_features is None:
         row.missing("no scorer", *(f"bag_{size}_recall_at_1" for size in sizes), "rd100_recall_at_1", "clip_score")
@@ -76,10 +75,9 @@ def ndlb_suite(
         row.clip_score(text, images, "ndlb")
     row.bleu_4(references)
     row.cider_d(references)
-    frequency = Counter(word for text in row.texts for word in ptb_tokenize(text))
     row.number(
         "vocabulary_size",
-        sum(count >= min_frequency for count in frequency.values()),
+        vocabulary,
         signature=signature(metric="vocabulary_size", tok="ptb", frequency=f">={min_frequency}"),
     )
     row.faithfulness(facts, check)

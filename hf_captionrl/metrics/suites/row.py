@@ -80,8 +80,7 @@ class SuiteRow:
     def __init__(self, captions: Sequence[str], seed: int, scorer: str = "") -> None:
         self.texts = spoken(captions)
         self.seed = seed
-        # "|" separates the parts of a result's signature.
-        self.scorer = scorer.replace("|", ",")
+        self.scorer = scorer
         self.numbers: dict[str, Any] = {"empty_captions": sum(not caption.strip() for caption in captions)}
         self.per_sample: dict[str, np.ndarray] = {}
         self.groups: dict[str, list[Any]] = {}
