@@ -8,7 +8,10 @@ from typing import Protocol, TypeAlias, runtime_checkable
 
 from hf_captionrl.boosting.prompts import Prompt
 
-__all__ = ["Answer", "Backend", "BackendError", "Cut", "Failure"]
+__all__ = ["RETRY_TEMPERATURE", "Answer", "Backend", "BackendError", "Cut", "Failure"]
+
+RETRY_TEMPERATURE = 0.7
+"""Of sampling a bad answer anew, for greedy decoding would give it again."""
 
 
 class BackendError(RuntimeError):

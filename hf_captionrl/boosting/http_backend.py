@@ -20,7 +20,7 @@ from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from itertools import islice
 from typing import Any
 
-from hf_captionrl.boosting.backend import Answer, BackendError, Cut, Failure
+from hf_captionrl.boosting.backend import RETRY_TEMPERATURE, Answer, BackendError, Cut, Failure
 from hf_captionrl.boosting.prompts import Prompt
 
 __all__ = ["HTTPBackend", "image_url"]
@@ -29,7 +29,6 @@ _LARGEST_ANSWER = 4 * 2**20  # bytes; a caption is a few hundred
 _AGAIN = (408, 409, 425, 429)  # and all of 500 and above
 _ONE_PROMPT = (400, 413, 415, 422)  # all else, such as 401, 402, 404 and redirects, is wrong with every prompt
 _LONGEST_WAIT_S = 120.0
-_RETRY_TEMPERATURE = 0.7
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
@@ -56,7 +55,7 @@ class HTTPBackend:
     """Asks an OpenAI-compatible endpoint.
 
     429, 5xx, timeouts, cut connections and answers that are no JSON are asked again, after `backoff_s * 2**k` seconds or
-    what `Retry-After` says. Other refusals of one prompt (400, 413, 422) become a [`Failure`]; those of every prompt
+    what `Retry-After` says. Other refusals of one prompt (400, 413, 415, 422) become a [`Failure`]; those of every prompt
     (a wrong key, no such address) stop the run.
 
     Args:
@@ -76,7 +75,7 @@ class HTTPBackend:
 
     Raises:
         ValueError: If the address is not http(s) or holds a password, or an option is out of range.
-        BackendError: If the environment variable is empty.
+        BackendError: If the environment variable is empty, or holds what no header can carry.
     """
 
     def __init__(
@@ -114,6 +113,12 @@ class HTTPBackend:
             self._key = os.environ.get(api_key_env, "").strip()
             if not self._key:
                 raise BackendError(f"The environment variable {api_key_env} is empty. Put the endpoint's key into it.")
+            # http.client would print the key in its own refusal.
+            if not all("!" <= letter <= "~" for letter in self._key):
+                raise BackendError(
+                    f"The environment variable {api_key_env} holds blanks, line breaks or letters beyond ASCII between its "
+                    "ends, which no key has. Put the endpoint's key alone into it."
+                )
         self._url = base_url.rstrip("/") + "/chat/completions"
         self.model, self.sees_images = model, sees_images
         self.revision = "; ".join(
@@ -142,7 +147,7 @@ class HTTPBackend:
                 {"type": "image_url", "image_url": {"url": image_url(prompt.image)}},
             ]
             turns[-1] = {"role": "user", "content": content}
-        temperature = max(self._temperature, _RETRY_TEMPERATURE) if prompt.attempt else self._temperature
+        temperature = max(self._temperature, RETRY_TEMPERATURE) if prompt.attempt else self._temperature
         body = {"model": self.model, "messages": turns, "temperature": temperature, **self._settings}
         return json.dumps(body | {"seed": self._seed + prompt.attempt}).encode("utf-8")
 
@@ -156,7 +161,7 @@ class HTTPBackend:
         return bytes(data)
 
     def _send(self, body: bytes) -> str | Cut:
-        """One request. Raises `_AgainError` where another may do, `Failure`'s reason where not."""
+        """One request. Raises `_AgainError` where another may do, else `_RejectedError` or, for every prompt, `BackendError`."""
         headers = {"Content-Type": "application/json", "Accept": "application/json"}
         if self._key:
             headers["Authorization"] = f"Bearer {self._key}"
@@ -176,7 +181,7 @@ class HTTPBackend:
             after = error.headers.get("Retry-After", "")
             message = f"HTTP {error.code}: {said}"
             if error.code in _AGAIN or error.code >= 500:
-                raise _AgainError(message, float(after) if after.replace(".", "", 1).isdigit() else None) from None
+                raise _AgainError(message, float(after) if after.replace(".", "", 1).isdecimal() else None) from None
             if error.code in _ONE_PROMPT:
                 raise _RejectedError(message) from None
             raise BackendError(

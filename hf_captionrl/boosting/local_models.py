@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from hf_captionrl.boosting.backend import RETRY_TEMPERATURE
 from hf_captionrl.boosting.prompts import Prompt
 
 __all__ = ["by_attempt", "chat_text", "decoding", "folder_revision", "loaded_revision", "revision_line", "seed_draws"]
@@ -88,7 +89,7 @@ def decoding(attempt: int, max_new_tokens: int) -> dict[str, Any]:
     """
     if attempt == 0:
         return {"do_sample": False, "num_beams": 1, "max_new_tokens": max_new_tokens}
-    return {"do_sample": True, "temperature": 0.7, "num_beams": 1, "max_new_tokens": max_new_tokens}
+    return {"do_sample": True, "temperature": RETRY_TEMPERATURE, "num_beams": 1, "max_new_tokens": max_new_tokens}
 
 
 def by_attempt(prompts: Sequence[Prompt], batch_size: int) -> Iterator[list[int]]:
@@ -109,7 +110,7 @@ def by_attempt(prompts: Sequence[Prompt], batch_size: int) -> Iterator[list[int]
 def seed_draws(prompts: Sequence[Prompt]) -> None:
     """Let samples depend on what is asked and on the attempt, not on what was asked before.
 
-    A resumed run then draws the same.
+    A batch draws the same in a resumed run; prompts that come in other batches there draw anew.
 
     Args:
         prompts (`Sequence[Prompt]`): Of one batch.

@@ -12,6 +12,7 @@ from typing import Any
 
 import datasets
 
+from hf_captionrl.boosting.answers import ANSWER_WAYS_OUT
 from hf_captionrl.boosting.backend import Backend
 from hf_captionrl.boosting.conflicts import scene_conflicts, text_conflicts
 from hf_captionrl.boosting.journal import journals, read_journal
@@ -19,6 +20,7 @@ from hf_captionrl.boosting.pipeline import INPUT
 from hf_captionrl.boosting.prompts import STAGES
 from hf_captionrl.boosting.rows import Known, Row
 from hf_captionrl.data.columns import CAPTIONS, replace_column, undecoded
+from hf_captionrl.data.images import ImageError, image_bytes, verify_image
 from hf_captionrl.data.quarantine import check_captions
 from hf_captionrl.io import atomic_write_bytes, atomic_write_text
 
@@ -59,12 +61,11 @@ class MergeReport:
 
 def _image_value(value: Any, embed: bool) -> Any:
     """An image as it is stored: its bytes, or a path that holds from any folder."""
-    if not isinstance(value, dict) or value.get("bytes") is not None:
+    if not isinstance(value, dict):
         return value
-    path = os.path.abspath(value["path"])
-    return (
-        {"bytes": Path(path).read_bytes(), "path": os.path.basename(path)} if embed else {"bytes": None, "path": path}
-    )
+    if embed or value.get("bytes") is not None:
+        return image_bytes(value)
+    return {"bytes": None, "path": os.path.abspath(value["path"])}
 
 
 def _public(source: dict[str, Any]) -> dict[str, Any]:
@@ -73,14 +74,25 @@ def _public(source: dict[str, Any]) -> dict[str, Any]:
     return {**source, "model": os.path.basename(model.rstrip("/")) if os.path.isabs(model) else model}
 
 
-def _last_fault(row: Row, known: Known, backends: dict[str, Backend], inputs: dict[str, Any]) -> dict[str, Any] | None:
-    """Why a row is not done; None if it was not tried."""
+def _last_fault(
+    row: Row, known: Known, backends: dict[str, Backend], inputs: dict[str, Any], images: datasets.Dataset, at: int
+) -> dict[str, Any] | None:
+    """Why a row is not done; None if it was not tried. The fault of an image holds until the image is mended."""
+    tried: list[dict[str, Any]] = []
+    broken = [inputs[row.image_id]] if row.image_id in inputs else []
     for stage in STAGES:
         if stage in row.answers or (stage == "holistic" and len(row.answers) < 2):
             continue
-        if faults := known.faults(row.prompt(stage), backends[stage]):
-            return faults[-1]
-    return inputs.get(row.image_id)
+        for fault in known.faults(row.prompt(stage), backends[stage]):
+            (tried if fault["reason"] in ANSWER_WAYS_OUT else broken).append(fault)
+        if tried:
+            break
+    if broken:
+        try:
+            verify_image(images[at]["image"])
+        except ImageError:
+            return broken[-1]
+    return tried[-1] if tried else None
 
 
 def _conflicts(row: Row, facts: Any) -> list[str]:
@@ -135,13 +147,14 @@ def merge_journals(
     rows: list[Row] = []
     missing: list[str] = []
     pairs = zip(good["image_id"][:], good["captions"][:], strict=True)
+    images = undecoded(good).select_columns("image")
     for at, (image_id, references) in enumerate(pairs):
         row = Row(number_of[str(image_id)], str(image_id), references)
         row.recall(known, backends)
         if row.is_done:
             kept.append(at)
             rows.append(row)
-        elif (fault := _last_fault(row, known, backends, inputs)) is not None:
+        elif (fault := _last_fault(row, known, backends, inputs, images, at)) is not None:
             row.fault = fault
             quarantined.append(row.quarantine_entry(split))
         else:

@@ -14,7 +14,7 @@ from typing import Any
 
 import datasets
 
-from hf_captionrl.boosting.answers import MAX_ANSWER_WORDS, answer_fault, clean_answer, is_cut
+from hf_captionrl.boosting.answers import ANSWER_WAYS_OUT, MAX_ANSWER_WORDS, answer_fault, clean_answer, is_cut
 from hf_captionrl.boosting.backend import Backend, BackendError, Cut, Failure
 from hf_captionrl.boosting.journal import JournalWriter, journal_name, journals, read_journal
 from hf_captionrl.boosting.prompts import STAGES
@@ -84,7 +84,9 @@ class _Shard:
             if (known := self.known.answer(question, backend)) is not None:
                 row.answers[stage] = known
                 continue
-            answers = [e for e in self.known.faults(question, backend) if e["reason"] != "backend_failed"]
+            # Neither a broken image nor a backend that was away is an answer.
+            faults = self.known.faults(question, backend)
+            answers = [e for e in faults if e["reason"] in ANSWER_WAYS_OUT and e["reason"] != "backend_failed"]
             given_up = len(answers) >= self.attempts or any(e["reason"] == "backend_rejected" for e in answers)
             if given_up and not self.retry_quarantined:
                 row.fault = answers[-1]

@@ -190,13 +190,17 @@ class TransformersVisionBackend(TransformersBackend):
         """
         import torch
 
+        from hf_captionrl.captioners.tokens import start_token_settings
+
         for positions in by_attempt(prompts, self._batch_size):
             batch = [prompts[i] for i in positions]
+            texts = [self._text(prompt) for prompt in batch]
             inputs = self._processor(
                 images=[prompt.image.convert("RGB") for prompt in batch],
-                text=[self._text(prompt) for prompt in batch],
+                text=texts,
                 padding=True,
                 return_tensors="pt",
+                **start_token_settings(self._processor, texts[0]),
             ).to(self._device)
             for name, value in inputs.items():
                 if torch.is_tensor(value) and value.is_floating_point():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from hf_captionrl.boosting.backend import Answer, Cut
+from hf_captionrl.boosting.backend import RETRY_TEMPERATURE, Answer, Cut
 from hf_captionrl.boosting.http_backend import image_url
 from hf_captionrl.boosting.local_models import by_attempt, folder_revision, revision_line
 from hf_captionrl.boosting.prompts import Prompt
@@ -46,7 +46,8 @@ class VLLMBackend:
                 "endpoint."
             ) from error
         self._vllm = vllm
-        self._engine = vllm.LLM(model=model, revision=revision, dtype=dtype, seed=seed)
+        # Of itself vLLM would fall back to pickled weights.
+        self._engine = vllm.LLM(model=model, revision=revision, dtype=dtype, seed=seed, load_format="safetensors")
         self._max_new_tokens, self._seed = max_new_tokens, seed
         self.model, self.sees_images = model, sees_images
         self.revision = revision_line(folder_revision(model, revision), max_new_tokens, engine="vllm")
@@ -70,7 +71,9 @@ class VLLMBackend:
                 chats.append(turns)
             attempt = prompts[positions[0]].attempt
             settings = self._vllm.SamplingParams(
-                temperature=0.7 if attempt else 0.0, max_tokens=self._max_new_tokens, seed=self._seed + attempt
+                temperature=RETRY_TEMPERATURE if attempt else 0.0,
+                max_tokens=self._max_new_tokens,
+                seed=self._seed + attempt,
             )
             for position, found in zip(positions, self._engine.chat(chats, settings, use_tqdm=False), strict=True):
                 said = found.outputs[0]

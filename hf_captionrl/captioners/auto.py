@@ -72,20 +72,26 @@ def load_captioner(
         revision (`str`, *optional*): Branch, tag or commit on the Hub.
         base_model (*optional*): What an adapter belongs to, where that is not where its configuration says. A path there
             that begins with a dot is looked for from the adapter's folder first.
-        kwargs: For `from_pretrained`.
+        kwargs: For `from_pretrained`; like `dtype` only where there is a model to load.
 
     Returns:
         [`Captioner`]: In eval mode if it was loaded.
 
     Raises:
         FileNotFoundError: If there is no such folder or repository, or it lacks a processor.
-        ValueError: If it is not a captioner, has no output head, brings code of its own, or the parts do not belong
-            together.
+        ValueError: If it is not a captioner, has no output head, brings code of its own, the parts do not belong
+            together, or settings of loading are given with a model that is loaded already.
     """
     if kwargs.pop("trust_remote_code", None):
         raise ValueError(
             "trust_remote_code is never taken: no code that a checkpoint brings is run here. Leave it out, and load "
             "checkpoints of model types that transformers knows."
+        )
+    unused = [*([] if dtype is None else ["dtype"]), *kwargs]
+    if unused and not isinstance(model, (str, os.PathLike)):
+        raise ValueError(
+            f"{', '.join(unused)} cannot be set on a {type(model).__name__} object, which is loaded already. Give them where "
+            "it is loaded, or convert it with model.to(dtype)."
         )
     if isinstance(model, Captioner):
         captioner = model
@@ -348,7 +354,7 @@ def _load_adapter(
         adapt = functools.partial(with_adapter, name=name, file=file, base=place, revision=revision)
         captioner = _load(place, processor, prompt, dtype, None, None, kwargs, adapt)
     else:
-        captioner = load_captioner(base, processor=processor, prompt=prompt)
+        captioner = load_captioner(base, processor=processor, prompt=prompt, dtype=dtype, **kwargs)
         captioner.model = with_adapter(captioner.model, name, file, type(captioner.base_model).__name__, revision)
     captioner.model.eval()
     return captioner

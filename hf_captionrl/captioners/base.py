@@ -327,7 +327,7 @@ class Captioner(Writing, Adapting, Saving):
         """Identifies what the image tower computes: its weights and the preparation of images.
 
         Returns:
-            `str`: Model name, `@` and a hash of weights and image processor; equal weights have equal signatures.
+            `str`: Model name, `@` and a hash of weights and image processor; under one name equal if these are.
         """
         digest = hashlib.blake2b(digest_size=12)
         for name, value in self.vision_state().items():

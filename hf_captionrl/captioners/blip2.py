@@ -9,7 +9,7 @@ from torch import Tensor
 from hf_captionrl.captioners.auto import register
 from hf_captionrl.captioners.base import Captioner
 from hf_captionrl.captioners.fitting import check_special_tokens
-from hf_captionrl.captioners.placeholders import PlaceholderCaptioner
+from hf_captionrl.captioners.placeholders import PlaceholderCaptioner, configured_ids
 from hf_captionrl.captioners.prefix import repeat_rows
 
 __all__ = ["Blip2Captioner", "Blip2EncoderDecoderCaptioner"]
@@ -70,12 +70,8 @@ class Blip2Captioner(PlaceholderCaptioner):
         # The language model writes on its own, by its own settings. OPT ends with a newline, not with </s>.
         config, generation = self.base_model.config.text_config, self.base_model.language_model.generation_config
         start = "decoder_start_token_id" if self.is_encoder_decoder else "bos_token_id"
-        found = {}
-        for name in (start, "eos_token_id", "pad_token_id"):
-            value = getattr(generation, name, None)
-            found[name] = getattr(config, name, None) if value is None else value
-        pad = self.tokenizer.pad_token_id if found["pad_token_id"] is None else found["pad_token_id"]
-        return self.require_ids(found[start], found["eos_token_id"], pad)
+        first, end, pad = configured_ids((start, "eos_token_id", "pad_token_id"), generation, config)
+        return self.require_ids(first, end, self.tokenizer.pad_token_id if pad is None else pad)
 
     def check_tokens(self) -> None:
         # An ordinary token, the newline, ends captions of OPT.

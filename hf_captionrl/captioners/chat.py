@@ -22,6 +22,7 @@ from hf_captionrl.captioners.base import Captioner
 from hf_captionrl.captioners.chat_video import PLACES_OF_VIDEOS, VideoInputs, as_videos, pixel_kind
 from hf_captionrl.captioners.fitting import blank_image, check_chat_processor, check_chat_row, check_image_size
 from hf_captionrl.captioners.prefix import join_prefix, left_padded, repeat_rows, stack_rows
+from hf_captionrl.captioners.tokens import start_token_settings
 
 __all__ = ["ChatCaptioner"]
 
@@ -168,11 +169,12 @@ class ChatCaptioner(VideoInputs, Captioner):
         if tokenizer.eos_token_id not in ends:
             ends.append(tokenizer.eos_token_id)
         own = tokenizer(end, add_special_tokens=False).input_ids[:1] if end.strip() else []
-        # What ends an answer in the chat's format, where the model knows it for an end; else what ends any text.
-        known = [token for token in (*own, *ends) if token is not None and (token in ends or token in own)]
-        self._end_ids = tuple(dict.fromkeys(known))
+        # What ends an answer in the chat's format, unless it is a word; else what ends any text.
+        special = {*ends, *tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
+        known = [*(token for token in own if token in special), *ends]
+        self._end_ids = tuple(dict.fromkeys(token for token in known if token is not None))
         pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else config.pad_token_id
-        start = self._prefix_of(Image.new("RGB", (32, 32)))["input_ids"][-1]
+        start = self._prefix_of(blank_image())["input_ids"][-1]
         return self.require_ids(start, list(self._end_ids), self._end_ids[0] if pad is None else pad)
 
     @property
@@ -226,10 +228,7 @@ class ChatCaptioner(VideoInputs, Captioner):
     @property
     def processor_settings(self) -> dict[str, Any]:
         """More arguments of the processor's call."""
-        special = getattr(self.tokenizer, "bos_token", None)
-        # Templates write the start token themselves.
-        templated = getattr(self.processor, "chat_template", None) is not None
-        return {"add_special_tokens": False} if templated and special and self._turns()[0].startswith(special) else {}
+        return start_token_settings(self.processor, self._turns()[0])
 
     def encode_images(self, images: Sequence[Image.Image]) -> dict[str, Tensor]:
         return self._stacked([self._prefix_of(image.convert("RGB")) for image in images])
@@ -281,10 +280,10 @@ class ChatCaptioner(VideoInputs, Captioner):
     def native_inputs(cls, model: Any, inputs: dict[str, Any]) -> dict[str, Any]:
         if "prefix_ids" not in inputs:
             return dict(inputs)
-        rows, leading = len(inputs["input_ids"]), inputs.get("labels")
+        rows = len(inputs["input_ids"])
         types = repeat_rows(inputs["prefix_types"], rows)
         native = join_prefix(inputs)
-        text = cls.text_types(inputs["input_ids"], leading)
+        text = cls.text_types(inputs["input_ids"])
         found = inspect.signature(model.forward).parameters
         name = next((name for name in TOKEN_TYPES if name in found), None)
         native = {k: v for k, v in native.items() if k not in cls.side_inputs and k != "pixel_values"}
@@ -297,12 +296,11 @@ class ChatCaptioner(VideoInputs, Captioner):
         return native
 
     @classmethod
-    def text_types(cls, input_ids: Tensor, labels: Tensor | None) -> Tensor:
+    def text_types(cls, input_ids: Tensor) -> Tensor:
         """Kinds of the tokens of the text.
 
         Args:
             input_ids (`torch.Tensor` of shape `(N, T)`): Of a batch.
-            labels (`torch.Tensor` of shape `(N, T)`, *optional*): Likewise.
 
         Returns:
             `torch.Tensor` of shape `(N, T)`.

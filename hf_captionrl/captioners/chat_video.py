@@ -19,6 +19,7 @@ from PIL import Image
 from torch import Tensor
 
 from hf_captionrl.captioners.encoding import Encoding
+from hf_captionrl.captioners.fitting import blank_image
 
 __all__ = ["PLACES_OF_VIDEOS", "VideoInputs", "as_videos", "pixel_kind"]
 
@@ -73,7 +74,7 @@ class VideoInputs(Encoding):
                 f"frame_pooling is 'native', but {name} has no video inputs: its {type(self.processor).__name__} has no "
                 "video_processor. Use frame_pooling='mean'."
             )
-        last = self._prefix_of_video([Image.new("RGB", (32, 32))] * num_frames)["input_ids"][-1]
+        last = self._prefix_of_video([blank_image()] * num_frames)["input_ids"][-1]
         if last != self.start_token_id:
             raise ValueError(
                 f"frame_pooling is 'native', but the chat template of {name} does not end alike with a video (token {last}) "

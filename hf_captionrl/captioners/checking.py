@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from hf_captionrl.captioners.head import mean_cross_entropy
+from hf_captionrl.captioners.modes import evaluating
 
 __all__ = ["check_tap"]
 
@@ -29,24 +30,18 @@ def check_tap(captioner: Any, batch: dict[str, Any], atol: float | None = None) 
     if atol is None:
         half = torch.is_autocast_enabled(captioner.device.type) or next(model.parameters()).element_size() < 4
         atol = 0.05 if half else 1e-3
-    training = [module for module in model.modules() if module.training]
-    model.eval()  # dropout would make any two forwards differ
-    try:
-        with torch.no_grad():
-            own = float(captioner.own_loss(batch))
-            try:
-                tapped = float(model(**batch, head_objective=mean_cross_entropy).loss)
-            except (RuntimeError, TypeError, AttributeError) as error:
-                logger.warning("The head tap failed: %s", error)
-                tapped = float("nan")
-            difference = abs(tapped - own)
-            if difference <= atol:
-                return difference
-            was_full, captioner.use_full_logits = captioner.use_full_logits, True
-            full = float(model(**batch, head_objective=mean_cross_entropy).loss)
-    finally:
-        for module in training:
-            module.training = True
+    with evaluating(model), torch.no_grad():  # dropout would make any two forwards differ
+        own = float(captioner.own_loss(batch))
+        try:
+            tapped = float(model(**batch, head_objective=mean_cross_entropy).loss)
+        except (RuntimeError, TypeError, AttributeError) as error:
+            logger.warning("The head tap failed: %s", error)
+            tapped = float("nan")
+        difference = abs(tapped - own)
+        if difference <= atol:
+            return difference
+        was_full, captioner.use_full_logits = captioner.use_full_logits, True
+        full = float(model(**batch, head_objective=mean_cross_entropy).loss)
     name = type(captioner.base_model).__name__
     if abs(full - tapped) <= atol:
         captioner.use_full_logits = was_full

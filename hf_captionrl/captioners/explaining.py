@@ -18,6 +18,7 @@ from torch import Tensor
 
 from hf_captionrl.captioners.base import Captioner
 from hf_captionrl.captioners.head import HeadInputs, LogProbsObjective
+from hf_captionrl.captioners.modes import evaluating
 from hf_captionrl.losses.linear import head_logits
 from hf_captionrl.losses.policy_gradient import LogProbReduction, policy_gradient_loss
 from hf_captionrl.losses.smile import IGNORE_INDEX, fused_smile_loss, smile_loss
@@ -207,14 +208,8 @@ def explain_caption(
         raise ValueError(f"top_k ({top_k}) must be at least 1. Each token needs an alternative to be held against.")
     batch = captioner.collate([image], [caption], max_length=max_length)
     batch = {name: value.to(captioner.device) for name, value in batch.items()}
-    training = [module for module in captioner.model.modules() if module.training]
-    captioner.model.eval()
-    try:
-        with torch.no_grad():
-            output = captioner.model(**batch, head_objective=DistributionObjective(first_token))
-    finally:
-        for module in training:
-            module.training = True
+    with evaluating(captioner.model), torch.no_grad():
+        output = captioner.model(**batch, head_objective=DistributionObjective(first_token))
     labels = captioner.align_labels(batch["labels"])[0]  # (T of the row,)
     supervised = labels != IGNORE_INDEX
     ids = labels[supervised].cpu()  # (T,)

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
-from PIL import Image
 from torch import Tensor
 
 from hf_captionrl.captioners.auto import register
-from hf_captionrl.captioners.placeholders import PlaceholderCaptioner
+from hf_captionrl.captioners.fitting import blank_image
+from hf_captionrl.captioners.placeholders import PlaceholderCaptioner, configured_ids
 
 __all__ = ["Florence2Captioner"]
 
@@ -40,20 +40,17 @@ class Florence2Captioner(PlaceholderCaptioner):
 
     def special_token_ids(self) -> tuple[int, int, int]:
         config, generation = self.base_model.config.text_config, self.base_model.generation_config
-        found = {}
-        for name in ("decoder_start_token_id", "eos_token_id", "pad_token_id"):
-            value = getattr(generation, name, None)
-            found[name] = getattr(config, name, None) if value is None else value
+        names = ("decoder_start_token_id", "eos_token_id", "pad_token_id")
         # Every target of BART begins with <s>, behind the start token.
         forced, begins = generation.forced_bos_token_id, self.tokenizer("").input_ids[:1]
         self.forced_token_ids = (self.tokenizer.bos_token_id,) if begins == [self.tokenizer.bos_token_id] else ()
         if forced is not None:
             self.forced_token_ids = (forced,)
-        return self.require_ids(*found.values())
+        return self.require_ids(*configured_ids(names, generation, config))
 
     def prefix_token_ids(self) -> list[int]:
         # The wording of a task depends on the text alone.
-        read = self.processor(images=Image.new("RGB", (32, 32)), text=self.prompt)
+        read = self.processor(images=blank_image(), text=self.prompt)
         return list(read["input_ids"][0])
 
     @classmethod

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from PIL import Image
-
 from hf_captionrl.captioners.auto import register
+from hf_captionrl.captioners.fitting import blank_image
 from hf_captionrl.captioners.placeholders import PlaceholderCaptioner
 
 __all__ = ["Kosmos2Captioner"]
@@ -36,7 +35,7 @@ class Kosmos2Captioner(PlaceholderCaptioner):
 
     def prefix_token_ids(self) -> list[int]:
         number = self.base_model.config.latent_query_num
-        read = self.processor(text="a", images=Image.new("RGB", (32, 32)), num_image_tokens=number)
+        read = self.processor(text="a", images=blank_image(), num_image_tokens=number)
         ids = list(read["input_ids"])
         return ids[: ids.index(self.start_token_id)]
 

@@ -27,7 +27,7 @@ class PaliGemmaCaptioner(ChatCaptioner):
         return f"{self.processor.image_token}{self.prompt}"
 
     @classmethod
-    def text_types(cls, input_ids: Tensor, labels: Tensor | None) -> Tensor:
+    def text_types(cls, input_ids: Tensor) -> Tensor:
         # 0 is read in both directions: the start token, which is the last of the prompt. The rest is the answer.
         types = torch.ones_like(input_ids)
         types[:, 0] = 0

@@ -14,7 +14,22 @@ from torch import Tensor
 from hf_captionrl.captioners.base import Captioner
 from hf_captionrl.captioners.prefix import join_prefix, left_padded, repeat_rows, split_prefix
 
-__all__ = ["PlaceholderCaptioner"]
+__all__ = ["PlaceholderCaptioner", "configured_ids"]
+
+
+def configured_ids(names: Sequence[str], generation: Any, config: Any) -> list[Any]:
+    """Ids of special tokens as `generate` knows them.
+
+    Args:
+        names (`Sequence[str]`): Such as `"eos_token_id"`.
+        generation (`GenerationConfig`): Of the model that writes.
+        config (`PreTrainedConfig`): Of the same; counts where the other is silent.
+
+    Returns:
+        `list`: For each name an id, a list of ids, or None.
+    """
+    said = [getattr(generation, name, None) for name in names]
+    return [getattr(config, name, None) if value is None else value for name, value in zip(names, said, strict=True)]
 
 
 class PlaceholderCaptioner(Captioner):

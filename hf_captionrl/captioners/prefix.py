@@ -50,12 +50,11 @@ def left_padded(rows: Sequence[Sequence[int]], pad_id: int) -> dict[str, Tensor]
     return {"prefix_ids": ids, "prefix_mask": mask}
 
 
-def stack_rows(parts: Sequence[Tensor], value: Any = 0) -> Tensor:
-    """Stack tensors of different sizes, filling up at the end of each dimension.
+def stack_rows(parts: Sequence[Tensor]) -> Tensor:
+    """Stack tensors of different sizes, filling up with zeros at the end of each dimension.
 
     Args:
         parts (`Sequence[torch.Tensor]`): B tensors of the same number of dimensions.
-        value: What fills up.
 
     Returns:
         `torch.Tensor` of shape `(B, ...)`.
@@ -65,7 +64,7 @@ def stack_rows(parts: Sequence[Tensor], value: Any = 0) -> Tensor:
     for part in parts:
         missing = [sizes[d] - part.size(d) for d in range(part.dim())]
         # F.pad counts dimensions from the last.
-        padded.append(F.pad(part, [n for size in reversed(missing) for n in (0, size)], value=value))
+        padded.append(F.pad(part, [n for size in reversed(missing) for n in (0, size)]))
     return torch.stack(padded)
 
 

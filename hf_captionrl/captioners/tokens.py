@@ -11,7 +11,22 @@ from torch import Tensor
 
 from hf_captionrl.losses.linear import IGNORE_INDEX
 
-__all__ = ["completion_mask", "encode", "pad_rows", "prompt_token_ids"]
+__all__ = ["completion_mask", "encode", "pad_rows", "prompt_token_ids", "start_token_settings"]
+
+
+def start_token_settings(processor: Any, chat: str) -> dict[str, Any]:
+    """What keeps a processor from writing the start token of a chat twice.
+
+    Args:
+        processor: Of transformers.
+        chat (`str`): What is to be read; chat templates may write the start token themselves.
+
+    Returns:
+        `dict`: More arguments of the processor's call.
+    """
+    start = getattr(getattr(processor, "tokenizer", processor), "bos_token", None)
+    templated = getattr(processor, "chat_template", None) is not None
+    return {"add_special_tokens": False} if templated and start and chat.startswith(start) else {}
 
 
 def _split_prompt(prompt: str) -> tuple[str, str]:

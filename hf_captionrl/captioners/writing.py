@@ -13,6 +13,7 @@ from torch import Tensor
 
 from hf_captionrl.captioners.encoding import Encoding
 from hf_captionrl.captioners.head import bypass_image_tower
+from hf_captionrl.captioners.modes import evaluating
 from hf_captionrl.captioners.sharding import is_sharded, with_gathered_weights
 from hf_captionrl.captioners.tokens import completion_mask
 
@@ -126,21 +127,15 @@ class Writing(Encoding):
         """
         if (pixel_values is None) == (image_features is None):
             raise ValueError("Give generate either pixel_values or image_features.")
-        training = [module for module in self.model.modules() if module.training]
-        self.model.eval()
-        try:
-            with torch.no_grad():
-                images = {name: kwargs.pop(name) for name in self.side_inputs if name in kwargs}
-                if pixel_values is not None:
-                    images["pixel_values"] = pixel_values
-                elif image_features is not None:
-                    images["image_features"] = image_features
-                images |= self.fixed_side_inputs_missing_in(images)
-                settings = {"max_new_tokens": max_new_tokens, **kwargs}
-                ids = with_gathered_weights(self.model, lambda: self._write(images, settings))
-        finally:
-            for module in training:
-                module.training = True
+        with evaluating(self.model), torch.no_grad():
+            images = {name: kwargs.pop(name) for name in self.side_inputs if name in kwargs}
+            if pixel_values is not None:
+                images["pixel_values"] = pixel_values
+            elif image_features is not None:
+                images["image_features"] = image_features
+            images |= self.fixed_side_inputs_missing_in(images)
+            settings = {"max_new_tokens": max_new_tokens, **kwargs}
+            ids = with_gathered_weights(self.model, lambda: self._write(images, settings))
         mask, ended = completion_mask(ids, end_ids=self.end_token_ids, pad_id=self.pad_token_id)
         return GenerationOutput(ids=ids, captions=self.decode(ids, mask), ended=ended, mask=mask)
 

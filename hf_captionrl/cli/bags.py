@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from hf_captionrl.cli.arguments import add_common, add_dataset, load_split, positive
-from hf_captionrl.cli.features import similarity_features
 
 __all__ = ["add_parser", "run"]
 
@@ -137,22 +136,18 @@ def run(arguments: argparse.Namespace) -> None:
 
     import torch
 
-    from hf_captionrl.retrieval import load_scorer
+    from hf_captionrl.cli.look_alikes import features_of, similarity_scorer
     from hf_captionrl.retrieval.bag_files import BagFile, NeighbourFile, save_bags, save_neighbours
     from hf_captionrl.retrieval.bags import bag_similarities, candidate_bags, curate_bags, training_bags
     from hf_captionrl.retrieval.neighbours import approximate_neighbours, nearest_neighbours
-    from hf_captionrl.scenes.models import model_path
 
     split = load_split(arguments, quarantine_path=output.with_suffix(".quarantine.jsonl"))
     ids = [str(i) for i in split.dataset["image_id"][:]]
     least = max(sizes, default=2)
     if len(ids) < least:
         raise ValueError(f"the split has {len(ids)} images, and a bag takes {least}. Lower --bag_sizes.")
-    name = arguments.scorer or (
-        "scenes:clip-reward" if arguments.dataset == "scenes" else "openai/clip-vit-base-patch32"
-    )
-    scorer = load_scorer(model_path(name), device=arguments.device, batch_size=arguments.batch_size)
-    features = similarity_features(arguments, split.dataset, scorer)
+    scorer = similarity_scorer(arguments)
+    features = features_of(arguments, split.dataset, scorer, arguments.features)
     device = arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")
     summary: dict[str, Any] = {
         "output": str(output),

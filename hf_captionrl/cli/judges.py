@@ -46,7 +46,6 @@ def load_judges(arguments: argparse.Namespace) -> tuple[Any, Any, dict[str, str]
         ValueError: If what was named is something else than was asked for.
     """
     from hf_captionrl.recipe import EvaluationArguments, optional_scorer
-    from hf_captionrl.scenes.models import model_path
 
     wanted = EvaluationArguments(judge_name_or_path=arguments.scorer, perplexity_name_or_path=arguments.language_model)
     wanted.resolve(arguments.dataset, trains=False)
@@ -60,15 +59,10 @@ def load_judges(arguments: argparse.Namespace) -> tuple[Any, Any, dict[str, str]
         print(f"captionrl evaluate: {' '.join(str(error).split())}", file=sys.stderr)
     name = str(wanted.perplexity_name_or_path)
     if name != "none":
-        import torch
-        from transformers import AutoModelForCausalLM, AutoTokenizer
+        from hf_captionrl.evaluate_modules.inputs import load_language_model
 
-        path = model_path(name)
         try:
-            model = AutoModelForCausalLM.from_pretrained(
-                path, dtype=torch.float32, use_safetensors=True, trust_remote_code=False
-            )
-            language_model = (model, AutoTokenizer.from_pretrained(path, trust_remote_code=False))
+            language_model = load_language_model(name)
         except OSError as error:
             reasons["no language model"] = f"the language model {_shown(name)} cannot be loaded"
             print(f"captionrl evaluate: {' '.join(str(error).split())[:300]}", file=sys.stderr)

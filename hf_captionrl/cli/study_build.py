@@ -141,21 +141,15 @@ def _settings(arguments: argparse.Namespace, **more: Any) -> dict[str, Any]:
 
 
 def _retrieval(arguments: argparse.Namespace, consent: str) -> None:
-    from hf_captionrl.cli.features import similarity_features
+    from hf_captionrl.cli.look_alikes import features_of, similarity_scorer
     from hf_captionrl.data.studies import draw_controls, draw_sets, retrieval_parts
-    from hf_captionrl.retrieval import load_scorer
-    from hf_captionrl.scenes.models import model_path
 
     split = load_split(arguments, quarantine_path=arguments.output / "quarantine.jsonl")
     dataset = split.dataset
     ids = [str(i) for i in dataset["image_id"][:]]
     systems = _systems(arguments, ids, split.all_ids, dataset)
-    name = arguments.scorer or (
-        "scenes:clip-reward" if arguments.dataset == "scenes" else "openai/clip-vit-base-patch32"
-    )
-    scorer: Any = load_scorer(model_path(name), device=arguments.device, batch_size=arguments.batch_size)
-    arguments.features = "image"
-    features = similarity_features(arguments, dataset, scorer)
+    scorer = similarity_scorer(arguments)
+    features = features_of(arguments, dataset, scorer, "image")
     size, wanted = arguments.set_size, arguments.num_sets or _PAPER_SETS
     order = random.Random(f"images {arguments.seed}").sample(range(len(ids)), len(ids))
     # Twice the controls of one block and the example: not every group of images makes a control.

@@ -137,12 +137,10 @@ def build(arguments: argparse.Namespace) -> None:
     """
     sizes = _check(arguments)
 
-    from hf_captionrl.cli.features import similarity_features
+    from hf_captionrl.cli.look_alikes import features_of, similarity_scorer
     from hf_captionrl.cli.truematch_card import write_truematch_card
     from hf_captionrl.hub import public_values
     from hf_captionrl.reports.versions import installed_versions
-    from hf_captionrl.retrieval import load_scorer
-    from hf_captionrl.scenes.models import model_path
 
     output: Path = arguments.output
     dataset = load_splits(arguments, output / "quarantine.jsonl").dataset
@@ -150,11 +148,7 @@ def build(arguments: argparse.Namespace) -> None:
     if len(ids) < sizes[-1]:
         raise ValueError(f"the split has {len(ids)} images, and a bag takes {sizes[-1]}. Lower --bag_sizes.")
     embedded = arguments.dataset == "scenes"
-    scorer = load_scorer(
-        model_path(arguments.scorer or ("scenes:clip-reward" if embedded else "openai/clip-vit-base-patch32")),
-        device=arguments.device,
-        batch_size=arguments.batch_size,
-    )
+    scorer = similarity_scorer(arguments)
     settings = {
         "source": public_values(arguments.dataset),
         "split": arguments.split,
@@ -177,7 +171,8 @@ def build(arguments: argparse.Namespace) -> None:
     # From here on the folder is unfinished, until its last file is written.
     (output / MANIFEST_FILE).unlink(missing_ok=True)
     write_data(output, dataset, embed_images=not arguments.no_images)
-    bags = _mine(arguments, sizes, ids, similarity_features(arguments, dataset, scorer), scorer.signature)
+    features = features_of(arguments, dataset, scorer, arguments.features)
+    bags = _mine(arguments, sizes, ids, features, scorer.signature)
     manifest = {
         "format": 1,
         **settings,

@@ -29,11 +29,12 @@ def hash_split(ds: datasets.Dataset, fractions: dict[str, float], *, seed: int =
     """Divide a data set by the hash of its image ids.
 
     Images are ranked by hash and cut at the fractions: the sizes are exact, the order of the rows does not matter, and
-    adding images moves only those at the cuts. A fraction above 0 gets one image at least, if there are enough.
+    adding images moves only those at the cuts. A fraction above 0 gets one image at least, if there are enough; one of 0
+    gets none.
 
     Args:
         ds (`datasets.Dataset`): Data set with unique `image_id`s.
-        fractions (`dict[str, float]`): Share of each part in [0, 1]; they add up to 1. The first takes the remainder.
+        fractions (`dict[str, float]`): Share of each part in [0, 1]; they add up to 1. The first above 0 takes the remainder.
         seed (`int`): Seed of the hash.
 
     Returns:
@@ -42,24 +43,27 @@ def hash_split(ds: datasets.Dataset, fractions: dict[str, float], *, seed: int =
     Raises:
         ValueError: If the fractions are not in [0, 1] or do not add up to 1.
     """
-    if not all(0 <= share <= 1 for share in fractions.values()) or abs(sum(fractions.values()) - 1) > 1e-6:
-        raise ValueError(f"Split fractions {fractions} must lie in [0, 1] and add up to 1. Correct split_fractions.")
+    _check_fractions(fractions)
 
     def rank(row: int) -> bytes:
         return hashlib.blake2b(f"{seed}/{ids[row]}".encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
     ids = ds["image_id"][:]
     order = sorted(range(len(ds)), key=rank)
-    names = list(fractions)
+    names = [name for name, share in fractions.items() if share > 0]
     parts = {}
     start = 0
     for name in reversed(names[1:]):
-        share = fractions[name]
-        size = min(round(share * len(ds)) or int(share > 0), max(0, len(order) - start - 1))
+        size = min(round(fractions[name] * len(ds)) or 1, max(0, len(order) - start - 1))
         parts[name] = order[start : start + size]
         start += size
     parts[names[0]] = order[start:]
     return {name: ds.select(sorted(parts[name])) for name in names if parts[name]}
+
+
+def _check_fractions(fractions: dict[str, float]) -> None:
+    if not all(0 <= share <= 1 for share in fractions.values()) or abs(sum(fractions.values()) - 1) > 1e-6:
+        raise ValueError(f"Split fractions {fractions} must lie in [0, 1] and add up to 1. Correct split_fractions.")
 
 
 def _carve_missing(
@@ -70,8 +74,11 @@ def _carve_missing(
     missing = [name for name in SPLITS[1:] if name not in splits]
     if "train" not in splits or not any(shares[name] for name in missing):
         return splits
+    _check_fractions(shares)
     wanted = {name: shares[name] for name in missing}
-    parts = hash_split(splits["train"], {"train": 1 - sum(wanted.values()), **wanted}, seed=seed)
+    # The share of a split that is there stays in train.
+    train = shares["train"] + sum(shares[name] for name in SPLITS[1:] if name not in missing)
+    parts = hash_split(splits["train"], {"train": train, **wanted}, seed=seed)
     sizes = {name: len(part) for name, part in parts.items()}
     logger.info("%s lacks %s: taken out of train by the hash of image_id: %s.", where, missing, sizes)
     return {**splits, **parts}

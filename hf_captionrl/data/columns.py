@@ -50,7 +50,8 @@ def undecoded(ds: datasets.Dataset, column: str = "image") -> datasets.Dataset:
 def replace_column(ds: datasets.Dataset, name: str, values: Sequence[Any], feature: Any) -> datasets.Dataset:
     """Set one column and leave all others where they are, on disk or in memory.
 
-    `Dataset.map` and `add_column` after `select` would rewrite every image to change one string.
+    `Dataset.map` and `add_column` after `select` would rewrite every image to change one string; here that happens only to
+    selections that repeat rows.
 
     Args:
         ds (`datasets.Dataset`): Any data set, also a selection of a larger one.
@@ -67,10 +68,14 @@ def replace_column(ds: datasets.Dataset, name: str, values: Sequence[Any], featu
     if len(values) != len(ds):
         raise ValueError(f"{len(values)} values for {len(ds)} rows of column {name!r}. Give one a row.")
     table, indices = ds.data, ds._indices
-    if indices is not None:
+    shown = [] if indices is None else indices.column(0).to_pylist()
+    if len(set(shown)) < len(shown):
+        # A row that is shown twice may get two values, so it has to be there twice.
+        table, indices = InMemoryTable(ds.with_format("arrow")[:]), None
+    elif indices is not None:
         # A selection shows some rows of its table: the values go to those, the hidden ones stay empty.
         spread: list[Any] = [None] * table.num_rows
-        for row, value in zip(indices.column(0).to_pylist(), values, strict=True):
+        for row, value in zip(shown, values, strict=True):
             spread[row] = value
         values = spread
     if name in table.column_names:
@@ -147,8 +152,9 @@ def _with_images(
     # Joined here, since the reader of a row does not know the root. An absolute path or an address stays itself.
     paths = [_join(root, path) for path in ds[column][:]] if is_text else paths_without_bytes(ds.data.column(column))
     refuse_outside(paths, root, f"{where}, column {column!r}")
-    # datasets.Image would fetch an address as soon as somebody looks at the row; open_image refuses it.
-    fetches = any(path and is_address(path) for path in paths)
+    # datasets.Image would fetch an address as soon as somebody looks at the row, and takes more for one than open_image,
+    # which refuses it.
+    fetches = any(path and "://" in path for path in paths)
     result = datasets.Image(decode=not (num_frames or fetches))
     if is_text:
         film = next((path for path in paths if path and Path(path).suffix.lower() in VIDEO_SUFFIXES), None)
@@ -253,8 +259,8 @@ def to_caption_columns(
     clash = [name for name, chosen in taken.items() if name in ds.column_names and name != chosen]
     if clash:
         logger.info("%s: the columns %s are dropped; image_column and caption_column chose others.", where, clash)
-        ds = ds.remove_columns([name for name in clash if name not in (image_column, caption_column)])
-    ds = ds.remove_columns([name for name in {caption_column, image_id_column} - {image_column, None} if name])
+    used = {*clash, caption_column, image_id_column} - {image_column}
+    ds = ds.remove_columns([name for name in ds.column_names if name in used])
     ds = _with_images(ds, image_column, image_root, where, num_frames)
     ds = replace_column(ds, "image_id", ids, datasets.Value("string"))
     if num_frames:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from PIL import Image
 
+from hf_captionrl.data.columns import undecoded
 from hf_captionrl.data.images import MAX_PIXELS, ImageError, open_image
 from hf_captionrl.data.video import frames_of
 
@@ -110,10 +111,7 @@ class CaptionDataset(torch.utils.data.Dataset):
                 f"Compute the features again from this data set."
             )
         # Other columns (and, with features, the image's bytes) are never read.
-        rows = ds.select_columns(sorted(needed)).with_format(None)
-        if isinstance(rows.features.get("image"), datasets.Image):
-            rows = rows.cast_column("image", datasets.Image(decode=False))
-        self._rows = rows
+        self._rows = undecoded(ds.select_columns(sorted(needed)).with_format(None))
         self._image_features = image_features
         self._transform = transform
         self._max_pixels = max_pixels

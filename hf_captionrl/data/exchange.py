@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import logging
 import os
 from pathlib import Path
@@ -40,7 +41,7 @@ def exchange_captions(
         )
     if not path.is_file():
         raise FileNotFoundError(f"There is no file {str(path)!r} with captions.")
-    rows = datasets.load_dataset(_READERS[path.suffix], data_files=str(path), split="train")
+    rows = datasets.load_dataset(_READERS[path.suffix], data_files=glob.escape(str(path)), split="train")
     missing = [name for name in ("image_id", column) if name not in rows.column_names]
     if missing:
         raise ValueError(f"{path.name} lacks the column(s) {missing}; it has {rows.column_names}. Name the right one.")

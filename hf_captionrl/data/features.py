@@ -13,6 +13,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from hf_captionrl.data.columns import undecoded
 from hf_captionrl.data.images import open_image
 from hf_captionrl.data.video import frames_of, sample_frames, video_hash
 from hf_captionrl.retrieval import FeatureCache, FeatureView, image_hash
@@ -33,8 +34,11 @@ def iterate_images(dataset: datasets.Dataset) -> Iterator[Image.Image]:
 
     Returns:
         `Iterator[PIL.Image.Image]`: RGB images; only one is held at a time.
+
+    Raises:
+        ImageError: If an image cannot be read.
     """
-    for row in dataset.select_columns("image"):
+    for row in undecoded(dataset).select_columns("image"):
         yield open_image(row["image"])
 
 
@@ -113,7 +117,7 @@ def cached_features(
     """
     if frames_of(dataset):
         return _video_features(cache, dataset, encode, batch_size, progress, unit_length, pooling)
-    column = dataset.select_columns("image")
+    column = undecoded(dataset).select_columns("image")
     keys = [image_hash(image) for image in iterate_images(dataset)]
 
     def compute(rows: list[int]) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -13,6 +14,8 @@ import pyarrow.compute as pc
 
 __all__ = ["is_address", "paths_without_bytes", "refuse_outside", "resolved"]
 
+_ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+::)*[A-Za-z][A-Za-z0-9+.-]+://")
+
 
 def is_address(path: str) -> bool:
     """Whether a path names something that is not a local file: a URL, or a member of an archive (`zip://a::b`).
@@ -21,9 +24,9 @@ def is_address(path: str) -> bool:
         path (`str`): As a row has it.
 
     Returns:
-        `bool`: True for anything with a scheme.
+        `bool`: True for anything that begins with a scheme of two letters or more, or a chain of such (`simplecache::http://`).
     """
-    return "://" in path
+    return _ADDRESS.match(path) is not None
 
 
 def resolved(path: str, folders: dict[str, str]) -> str:

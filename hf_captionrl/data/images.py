@@ -6,12 +6,13 @@ import contextlib
 import functools
 import io
 import os
-import re
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 from PIL import Image, ImageOps, JpegImagePlugin, UnidentifiedImageError
+
+from hf_captionrl.data.image_paths import is_address
 
 __all__ = ["IMAGE_WAYS_OUT", "MAX_PIXELS", "MIN_SIDE", "ImageError", "open_image", "verify_image"]
 
@@ -34,7 +35,6 @@ IMAGE_WAYS_OUT: dict[str, str] = {
 
 # Raster formats only: Pillow hands EPS to Ghostscript, and icon and font formats hold no photographs.
 _FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "DIB", "TIFF", "PPM", "TGA", "JPEG2000", "AVIF")
-_REMOTE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 _CUT_SHORT = ("truncated", "broken data stream", "unrecognized data stream", "incomplete", "unexpected end", "eof")
 # JPEG's decoder can skip the fine detail: the whole stream is still read, so a cut file is still found.
 _DRAFT_SIDE = 32
@@ -98,7 +98,7 @@ def media_source(value: Any, kind: str = "image") -> tuple[str | io.BytesIO | Im
         path = os.fspath(value)
         if not isinstance(path, str):
             path = os.fsdecode(path)
-        if _REMOTE.match(path):
+        if is_address(path):
             raise ImageError("image_remote", f"{kind} {path!r} is an address, not a file")
         try:
             is_file = os.path.isfile(path)  # not exists(): opening a pipe or a device would hang
@@ -111,7 +111,8 @@ def media_source(value: Any, kind: str = "image") -> tuple[str | io.BytesIO | Im
         return path, f"{kind} {path!r}"
     raise ImageError(
         "image_unreadable",
-        f"an image is a path, bytes, a PIL image or {{bytes, path}}, not a {type(value).__name__}",
+        f"the {kind} is a {type(value).__name__}, and must be a path, bytes, "
+        f"{'a PIL image ' if kind == 'image' else ''}or {{bytes, path}}",
     )
 
 
@@ -154,6 +155,25 @@ def opened_image(value: Any, max_pixels: int, kind: str = "image") -> Iterator[I
         cut = any(sign in text.lower() for sign in _CUT_SHORT)
         reason = "image_truncated" if cut else "image_unreadable"
         raise ImageError(reason, f"{name} does not decode ({text})") from error
+
+
+def image_bytes(value: Mapping[str, Any]) -> dict[str, Any]:
+    """An image with the bytes of its file as they are; no folder of this machine goes into what may be published.
+
+    Args:
+        value (`Mapping`): The `{"bytes": ..., "path": ...}` of an undecoded `datasets.Image`.
+
+    Returns:
+        `dict`: `bytes`, and as `path` the name of the file alone, where it has one.
+
+    Raises:
+        OSError: If the file cannot be read.
+    """
+    path, data = value.get("path"), value.get("bytes")
+    if data is None:
+        with open(value["path"], "rb") as file:
+            data = file.read()
+    return {"bytes": data, "path": None if path is None else os.path.basename(path)}
 
 
 def check_size(size: tuple[int, int], name: str, max_pixels: int) -> None:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 from torch.utils.data import Sampler
 
-from hf_captionrl.retrieval.bags import check_neighbours, training_bags
+from hf_captionrl.retrieval.bags import TOP_NEIGHBOURS, check_neighbours, training_bags
 
 __all__ = ["PAPER_SCHEDULE", "BagCurriculumSampler"]
 
@@ -51,7 +51,7 @@ class BagCurriculumSampler(Sampler[list[int]]):
 
     Args:
         neighbours (array or tensor of shape `(N, k)`): Ranked rows of the most similar images, the image itself left
-            out; `None` with random distractors.
+            out; the first 200 count. `None` with random distractors.
         batch_size: Images of a global batch, at most.
         schedule: Bag sizes by the last epoch they are used in, counted from 1 (the last size stays afterwards), or one
             size for all epochs. The paper's by default.
@@ -134,10 +134,11 @@ class BagCurriculumSampler(Sampler[list[int]]):
                 f"processes cannot share, and bags stay whole. Raise batch_size to {size * self.num_processes}, or choose "
                 "a schedule with smaller bags."
             )
-        if self.distractors == "nearest" and width is not None and size - 1 > width:
+        # Bags are made of the nearest alone, however many are ranked.
+        if self.distractors == "nearest" and width is not None and size - 1 > min(width, TOP_NEIGHBOURS):
             raise ValueError(
-                f"a bag of {size} needs {size - 1} ranked neighbours an image, and there are {width}. Pass more (the "
-                "paper: 200), or choose a schedule with smaller bags."
+                f"a bag of {size} needs {size - 1} ranked neighbours an image, and there are {width}, of which "
+                f"{TOP_NEIGHBOURS} at most count. Pass more, or choose a schedule with smaller bags."
             )
 
     def bag_size_at(self, epoch: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import glob
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from typing import Any
 
 import datasets
 
-__all__ = ["SPLIT_NAMES", "Row", "Source", "read_source"]
+__all__ = ["SPLIT_NAMES", "Row", "Source", "read_source", "read_text"]
 
 Row = dict[str, Any]
 
@@ -100,7 +101,18 @@ def read_source(
 # --- rows ---------------------------------------------------------------------------------------------------------
 
 
-def _text_of(path: Path) -> str:
+def read_text(path: Path) -> str:
+    """The text of a file.
+
+    Args:
+        path (`Path`): In UTF-8, with or without a mark of it.
+
+    Returns:
+        `str`: The text.
+
+    Raises:
+        ValueError: If it is not UTF-8.
+    """
     try:
         return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
@@ -117,7 +129,7 @@ def _parse(text: str, where: str) -> Any:
 def _read_json_lines(path: Path) -> list[Row]:
     rows = []
     # Not splitlines(): it would also cut at U+2028 inside a caption.
-    for number, line in enumerate(_text_of(path).split("\n"), start=1):
+    for number, line in enumerate(read_text(path).split("\n"), start=1):
         if line.strip():
             row = _parse(line, f"Line {number} of {path}")
             if not isinstance(row, dict):
@@ -128,14 +140,28 @@ def _read_json_lines(path: Path) -> list[Row]:
     return rows
 
 
+def _read_csv(path: Path) -> list[Row]:
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        lines = csv.reader(file)
+        try:
+            names = next(lines, [])
+            rows: list[Row] = []
+            for values in lines:
+                if values and len(values) != len(names):
+                    raise ValueError(
+                        f"Line {lines.line_num} of {path} has {len(values)} fields, and the first line {len(names)}. Put "
+                        'captions with commas into quotes: a.jpg,"a dog, running".'
+                    )
+                rows += [dict(zip(names, values, strict=True))] if values else []
+        except (csv.Error, UnicodeDecodeError) as error:
+            raise ValueError(f"{path} is not valid CSV in UTF-8 ({error}). Mend it.") from error
+    return rows
+
+
 def _read_rows(path: Path) -> list[Row]:
     suffix = path.suffix.lower()
     if suffix == ".csv":
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            try:
-                return [{str(key): value for key, value in row.items()} for row in csv.DictReader(file)]
-            except (csv.Error, UnicodeDecodeError) as error:
-                raise ValueError(f"{path} is not valid CSV in UTF-8 ({error}). Mend it.") from error
+        return _read_csv(path)
     if suffix == ".parquet":
         import pyarrow.parquet
 
@@ -144,12 +170,19 @@ def _read_rows(path: Path) -> list[Row]:
 
 
 def _by_split(rows: Iterable[Row], where: str) -> dict[str, datasets.Dataset | list[Row]]:
-    """Rows under our split names, where all of them name one; otherwise all are `train`."""
+    """Rows under our split names; all are `train` where none of them names one."""
     rows = list(rows)
     if not rows:
         raise ValueError(f"{where} holds no rows. Check that it is the right file.")
-    if not all(isinstance(row.get("split"), str) and row["split"] in SPLIT_NAMES for row in rows):
+    known = [isinstance(row.get("split"), str) and row["split"] in SPLIT_NAMES for row in rows]
+    if not any(known):
         return {"train": rows}
+    if not all(known):
+        odd = known.index(False)
+        raise ValueError(
+            f"{where}: row {odd + 1} (the first is 1) has the split {rows[odd].get('split')!r}; others name one of "
+            f"{sorted(SPLIT_NAMES)}. Name one there, too, or rename the column."
+        )
     splits: dict[str, datasets.Dataset | list[Row]] = {}
     for row in rows:
         split = splits.setdefault(SPLIT_NAMES[row["split"]], [])
@@ -159,7 +192,7 @@ def _by_split(rows: Iterable[Row], where: str) -> dict[str, datasets.Dataset | l
 
 def _read_row_file(path: Path, root: Path | None) -> Source:
     if path.suffix.lower() == ".json":
-        text = _text_of(path)
+        text = read_text(path)
         # Many files called .json hold one object a line.
         lines = text.lstrip().startswith("{") and _is_json_lines(text)
         content = _read_json_lines(path) if lines else _parse(text, str(path))
@@ -280,7 +313,7 @@ def _read_with_datasets(
             if kind not in ("parquet", "arrow"):
                 # load_dataset would take any other kind for the name of a data set on the Hub.
                 raise ValueError(f"a file {path.suffix or 'without a suffix'} holds no table")
-            loaded = datasets.load_dataset(kind, data_files=str(path))
+            loaded = datasets.load_dataset(kind, data_files=glob.escape(str(path)))  # a name, no pattern
             root = root or path.parent
         else:
             folder = None if data_dir is None else str(data_dir)

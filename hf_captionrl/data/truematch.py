@@ -20,6 +20,7 @@ from typing import Any
 import datasets
 
 from hf_captionrl.data.columns import replace_column, undecoded
+from hf_captionrl.data.images import image_bytes
 from hf_captionrl.io import atomic_write_bytes, write_json
 from hf_captionrl.retrieval.bag_decisions import (
     Decision,
@@ -112,13 +113,6 @@ def bags_fingerprint(bags: BagFile) -> str:
     return hashlib.sha256(names.encode("ascii")).hexdigest()[:16]
 
 
-def _image_bytes(value: Any) -> dict[str, Any]:
-    """An image with its bytes, as they are; no path of this machine goes into a file that may be published."""
-    if value.get("bytes") is None:
-        return {"bytes": Path(value["path"]).read_bytes(), "path": Path(value["path"]).name}
-    return {"bytes": value["bytes"], "path": None if value.get("path") is None else Path(value["path"]).name}
-
-
 def _content(dataset: datasets.Dataset) -> str:
     """Fingerprint of ids and captions, in their order."""
     digest = hashlib.sha256()
@@ -164,7 +158,7 @@ def write_data(folder: str | Path, dataset: datasets.Dataset, *, embed_images: b
             continue
         part = table.select(range(i * _ROWS_A_FILE, min((i + 1) * _ROWS_A_FILE, len(table))))
         if "image" in columns:
-            part = replace_column(part, "image", [_image_bytes(v) for v in part["image"]], datasets.Image())
+            part = replace_column(part, "image", [image_bytes(v) for v in part["image"]], datasets.Image())
         buffer = io.BytesIO()
         part.to_parquet(buffer)
         atomic_write_bytes(path, buffer.getvalue())

@@ -20,7 +20,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from hf_captionrl.data.sources import SPLIT_NAMES, Row, Source
+from hf_captionrl.data.sources import SPLIT_NAMES, Row, Source, read_text
 from hf_captionrl.data.video import VIDEO_SUFFIXES
 
 __all__ = ["find_video_source", "read_video_source"]
@@ -90,10 +90,7 @@ def _folder(path: Path, name: str) -> Path:
 
 
 def _lines(path: Path) -> list[str]:
-    try:
-        return [line.rstrip("\r") for line in path.read_text(encoding="utf-8-sig").split("\n")]
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8 ({error}). Save it as UTF-8.") from error
+    return [line.rstrip("\r") for line in read_text(path).split("\n")]
 
 
 def _local(address: str) -> str:
@@ -109,6 +106,10 @@ def _read_tgif(path: Path, root: Path) -> Source:
         address, tab, caption = line.partition("\t")
         if not tab:
             raise ValueError(f"Line {number} of {path} has no tab. Write an address or path, a tab and a caption.")
+        if not Path(_local(address.strip())).name:
+            raise ValueError(
+                f"Line {number} of {path} names no file: {address!r}. Write an address or path before the tab."
+            )
         captions.setdefault(address.strip(), []).append(caption)
     files: dict[str, str] = {}
     for address in captions:
@@ -138,7 +139,7 @@ def _read_tgif(path: Path, root: Path) -> Source:
 def _read_json(path: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Videos and sentences of a file of MSR-VTT."""
     try:
-        content = json.loads("\n".join(_lines(path)))
+        content = json.loads(read_text(path))
     except (json.JSONDecodeError, RecursionError) as error:
         raise ValueError(f"{path} is not valid JSON ({error}). Mend it.") from error
     parts: Any = [content.get(key) for key in ("videos", "sentences")] if isinstance(content, dict) else [None]
@@ -159,10 +160,13 @@ def _read_msr_vtt(paths: list[Path], root: Path) -> Source:
         videos, sentences = _read_json(path)
         for row in videos:
             name = str(row["video_id"])
-            if file_of.setdefault(name, path) != path:
+            if name in file_of:
                 raise ValueError(
-                    f"{name} is in {file_of[name]} and in {path}. Give the one file that is meant as dataset_name."
+                    f"{name} is twice in {path}. Remove one of the two."
+                    if file_of[name] == path
+                    else f"{name} is in {file_of[name]} and in {path}. Give the one file that is meant as dataset_name."
                 )
+            file_of[name] = path
             split_of[name] = row.get("split", "train")
         for row in sentences:
             captions.setdefault(str(row["video_id"]), []).append(row.get("caption"))

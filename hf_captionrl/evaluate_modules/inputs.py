@@ -59,15 +59,18 @@ def resolve_scorer(scorer: Any) -> Any:
 
 @functools.lru_cache(maxsize=2)
 def _named_language_model(name: str) -> tuple[Any, Any]:
+    import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     folder = model_path(name)
-    model = AutoModelForCausalLM.from_pretrained(folder, use_safetensors=True, trust_remote_code=False)
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, use_safetensors=True, trust_remote_code=False
+    )
     return model.eval(), AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
 
 
 def load_language_model(model: Any, tokenizer: Any = None) -> tuple[Any, Any]:
-    """A causal language model and its tokenizer; a name asked for twice is loaded once.
+    """A causal language model, in fp32, and its tokenizer; a name asked for twice is loaded once.
 
     Args:
         model: Name of a shipped model (`"scenes:gpt2-perplexity"`), of one on the Hub, a folder, or a model.

@@ -41,9 +41,11 @@ class _OnFirstUse(dict[Any, Any]):
             self._waiting[key] = load
 
     def __getitem__(self, key: Any) -> Any:
-        if key in self._waiting:
-            self[key] = self._waiting[key]()
-            del self._waiting[key]
+        # Another thread may ask at the same time: it gets the same class, and either may be done first.
+        load = self._waiting.get(key)
+        if load is not None:
+            self[key] = load()
+            self._waiting.pop(key, None)
         return super().__getitem__(key)
 
     def values(self) -> Any:

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import datasets
-import torch
 
+from hf_captionrl.evaluate_modules.inputs import load_language_model
 from hf_captionrl.metrics import caption_perplexity, self_retrieval
 from hf_captionrl.metrics.suites import smile_suite
 from hf_captionrl.metrics.suites.row import spoken
@@ -18,7 +18,6 @@ from hf_captionrl.recipe.loading import optional_scorer
 from hf_captionrl.reports.table import Column
 from hf_captionrl.retrieval import Scorer
 from hf_captionrl.scenes import BAG_SIZES, bags, check
-from hf_captionrl.scenes.models import model_path
 from hf_captionrl.trainers.captioning import scorer_features
 from hf_captionrl.trainers.completion_statistics import degenerate
 
@@ -107,13 +106,7 @@ class Evaluator:
         language_model = None
         name = arguments.perplexity_name_or_path
         if name and name != "none":
-            from transformers import AutoModelForCausalLM, AutoTokenizer
-
-            path = model_path(name)
-            language_model = (
-                AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, trust_remote_code=False),
-                AutoTokenizer.from_pretrained(path, trust_remote_code=False),
-            )
+            language_model = load_language_model(name)
         return cls(
             dataset,
             optional_scorer(arguments.judge_name_or_path),

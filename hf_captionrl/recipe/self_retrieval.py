@@ -13,15 +13,15 @@ import datasets
 import torch
 from torch import Tensor
 
-from hf_captionrl.data import cached_features
 from hf_captionrl.recipe.arguments import DataArguments, EvaluationArguments, ModelArguments, parse_arguments
 from hf_captionrl.recipe.comparison import Run, alone_in, defer_push, finish, resumes, train_runs
 from hf_captionrl.recipe.evaluation import REWARD_COLUMNS, Evaluator
 from hf_captionrl.recipe.loading import load_data, optional_scorer
+from hf_captionrl.recipe.similarity import similarity_features
 from hf_captionrl.reports.table import COLUMNS
-from hf_captionrl.retrieval import FeatureCache, Scorer
+from hf_captionrl.retrieval import Scorer
 from hf_captionrl.retrieval.bag_files import load_neighbours
-from hf_captionrl.retrieval.neighbours import multimodal_features, nearest_neighbours
+from hf_captionrl.retrieval.neighbours import nearest_neighbours
 from hf_captionrl.trainers import SelfRetrievalConfig, SelfRetrievalTrainer
 
 __all__ = ["BagArguments", "SelfRetrievalRecipeConfig", "main", "parse_args", "run_name"]
@@ -158,13 +158,7 @@ def neighbours_of(train: datasets.Dataset, scorer: Scorer, arguments: BagArgumen
         signature = getattr(scorer, "signature", None)
         ids = [str(i) for i in train["image_id"]]
         return torch.as_tensor(load_neighbours(arguments.neighbours, image_ids=ids, signature=signature).indices)
-    cache = FeatureCache.for_scorer(scorer, cache_dir)
-    features = cached_features(cache, train, scorer.image_features, unit_length=True).tensor().float()
-    if arguments.bag_features == "multimodal":
-        captions = [list(c) for c in train["captions"]]
-        flat = scorer.text_features([text for texts in captions for text in texts]).cpu()  # (R, D)
-        means = torch.stack([part.mean(0) for part in flat.split([len(texts) for texts in captions])])
-        features = multimodal_features(features, means)
+    features = similarity_features(train, scorer, arguments.bag_features, cache_dir=cache_dir)
     indices, _ = nearest_neighbours(features, min(arguments.num_neighbours, len(train) - 1))
     return indices
 

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from hf_captionrl.reports.table import Column, Row, check_rows, escape_markdown, format_cell
+from hf_captionrl.reports.table import Column, Row, check_rows, encodable, escape_markdown, format_cell
 
 __all__ = ["Section", "comparison_markdown", "print_comparison"]
 
@@ -94,13 +94,9 @@ def print_comparison(sections: Sequence[Section], *, file: IO[str] | None = None
     """
     names = _check(sections)
     console = Console(file=file, highlight=False)
-    encoding = "utf-8" if console.encoding.lower().startswith("utf") else console.encoding
 
     def shown(text: str) -> str:
-        if encoding != "utf-8":
-            for character, stand_in in {"↑": "^", "↓": "v", "±": "+-", "–": "-"}.items():
-                text = text.replace(character, stand_in)
-        return text.encode(encoding, errors="backslashreplace").decode(encoding)
+        return encodable(text, console)
 
     label_width = max(len(column.title) for section in sections for column in section.columns)
     # Text and not str everywhere: a name or a reason with [brackets] is no markup.

@@ -27,6 +27,7 @@ __all__ = [
     "COLUMNS",
     "Column",
     "check_rows",
+    "encodable",
     "escape_markdown",
     "format_cell",
     "print_table",
@@ -199,7 +200,7 @@ def print_table(
     for note in notes:
         console.print(Text(note, style="dim"))
     legend = _LEGEND + (f" {_INTERVAL_LEGEND}" if _has_intervals(rows, columns) else "")
-    console.print(Text(_encodable(legend, console), style="dim"))
+    console.print(Text(encodable(legend, console), style="dim"))
 
 
 def _fit(rows: Sequence[Row], columns: Sequence[Column], console: Console, notes: list[str]) -> list[Table]:
@@ -226,10 +227,10 @@ def _rich_table(rows: Sequence[Row], columns: Sequence[Column], console: Console
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("", no_wrap=True, vertical="top")
     for column in columns:
-        heading = Text(_encodable(column.header, console), justify="right")
+        heading = Text(encodable(column.header, console), justify="right")
         if column.arrow:
             space = "" if column.header.endswith("\n") else " "
-            heading.append(_encodable(space + column.arrow, console), style="cyan")
+            heading.append(encodable(space + column.arrow, console), style="cyan")
         table.add_column(heading, justify="right", no_wrap=True, vertical="top")
     for index, row in enumerate(rows):
         # Text and not str: a name or a reason with [brackets] is no markup.
@@ -238,21 +239,29 @@ def _rich_table(rows: Sequence[Row], columns: Sequence[Column], console: Console
             reason = row.get(f"{column.key}_reason")
             if row[column.key] is None and reason:
                 note = f"not run ({row['name']}, {column.title}): {reason}"
-                notes.append(_encodable(note, console))
+                notes.append(encodable(note, console))
                 cells.append(Text("not run", style="dim"))
                 continue
             value, _, interval = format_cell(row, column, separator="\n").partition("\n")
-            cell = Text(_encodable(value, console), justify="right")
+            cell = Text(encodable(value, console), justify="right")
             if interval:
-                cell.append(_encodable(f"\n{interval}", console), style="dim")
+                cell.append(encodable(f"\n{interval}", console), style="dim")
             cells.append(cell)
         last_captioner = index + 1 < len(rows) and rows[index + 1]["name"] == REFERENCES
-        table.add_row(Text(_encodable(row["name"], console)), *cells, end_section=last_captioner)
+        table.add_row(Text(encodable(row["name"], console)), *cells, end_section=last_captioner)
     return table
 
 
-def _encodable(text: str, console: Console) -> str:
-    """ASCII stand-ins where the terminal cannot show more."""
+def encodable(text: str, console: Console) -> str:
+    """Text as a terminal can show it.
+
+    Args:
+        text: Any.
+        console: The terminal.
+
+    Returns:
+        `str`: With ASCII in place of what it cannot encode.
+    """
     if console.encoding.lower().startswith("utf"):
         return text
     for character, stand_in in {"↑": "^", "↓": "v", "±": "+-", "–": "-", "≥": ">=", "≤": "<="}.items():

@@ -15,7 +15,16 @@ from typing import Any, NamedTuple
 
 from hf_captionrl.scenes.grammar import plural
 from hf_captionrl.scenes.motion import MOTION_PHRASES, MotionReader, MovingFacts
-from hf_captionrl.scenes.world import BACKGROUNDS, CATEGORIES, EMOJI_KINDS, SHAPE_KINDS, Facts
+from hf_captionrl.scenes.world import (
+    BACKGROUNDS,
+    CATEGORIES,
+    EMOJI_KINDS,
+    OPPOSITES,
+    POSITIONS,
+    ROWS_TO_SECOND,
+    SHAPE_KINDS,
+    Facts,
+)
 
 __all__ = ["CheckResult", "Claim", "check"]
 
@@ -53,11 +62,10 @@ class CheckResult:
     unknown_words: tuple[str, ...]
 
 
-_OPPOSITE = {"left of": "right of", "right of": "left of", "above": "below", "below": "above"}
 _FILLER = frozenset(
     (
-        "a an the of on in at to is are there it its this that picture image photo scene with and some against "
-        "background backdrop row part side standing sitting placed shown which very just"
+        "of in at to is are there it its this that picture image photo scene row part side standing sitting placed "
+        "shown which very just"
     ).split()
 )
 
@@ -132,11 +140,30 @@ def _read(caption: str, moving: bool = False) -> tuple[list[tuple[str, str, str]
     return tokens, unknown
 
 
+def _names(noun: str, kind: str) -> bool:
+    """Whether a noun is the kind, or its category."""
+    return bool(kind) and (noun == kind or kind in CATEGORIES.get(noun, ()))
+
+
+def _begins_with_second(tokens: list[tuple[str, str, str]], facts: Facts) -> bool:
+    """Whether a category in first place, which both objects have, means the second: the noun after it is the main one's.
+
+    "An animal right of a pig" is true of a pig left of a duck. There is one second object, so several never mean it.
+    """
+    nouns = [at for at, (token, _, _) in enumerate(tokens) if token in ("kind", "kinds")][:2]
+    if len(nouns) < 2 or tokens[nouns[1]][1] != facts.kind:
+        return False
+    token, noun, _ = tokens[nouns[0]]
+    several = token == "kinds" or any(token == "count" and value != "1" for token, value, _ in tokens[: nouns[0]])
+    return noun in CATEGORIES and not several and _names(noun, facts.kind) and _names(noun, facts.second)
+
+
 class _Reader:
     """Collects claims; knows which of the two objects each noun phrase means."""
 
-    def __init__(self, facts: Facts) -> None:
+    def __init__(self, facts: Facts, begins_with_second: bool) -> None:
         self.facts = facts
+        self.begins_with_second = begins_with_second
         self.right: dict[tuple[str, str], Claim] = {}
         self.wrong: dict[tuple[str, str], Claim] = {}
         self.subject: str | None = None  # "main", "second" or "nothing": what the latest noun phrase means
@@ -146,18 +173,15 @@ class _Reader:
         claim = Claim(attribute, value, text)
         (self.right if truth else self.wrong).setdefault((attribute, value), claim)
 
-    @staticmethod
-    def _names(noun: str, kind: str) -> bool:
-        """Whether a noun is the kind, or its category."""
-        return bool(kind) and (noun == kind or kind in CATEGORIES.get(noun, ()))
-
     def noun_phrase(self, kind: str, text: str, is_plural: bool, modifiers: list[tuple[str, str, str]]) -> None:
         facts = self.facts
         first = self.subject is None
-        meant = "main" if self._names(kind, facts.kind) else "second" if self._names(kind, facts.second) else "nothing"
+        meant = "main" if _names(kind, facts.kind) else "second" if _names(kind, facts.second) else "nothing"
+        if first and self.begins_with_second:
+            meant = "second"
         if not first and meant == "main" and self.subject in ("main", "nothing"):
             # "a pig left of a pig": the other object is never of the same kind, but "a pig left of an animal" may be true.
-            meant = "second" if kind in CATEGORIES and self._names(kind, facts.second) else "nothing"
+            meant = "second" if kind in CATEGORIES and _names(kind, facts.second) else "nothing"
         if meant == "nothing":
             self.claim("kind" if first else "second", kind, text, False)
         else:
@@ -196,8 +220,8 @@ class _Reader:
         self.relation = None
         facts = self.facts
         if meant == "main" and self.subject == "second":
-            truth = _OPPOSITE.get(facts.relation, "")
-            self.claim("relation", _OPPOSITE[value] if value == truth else value, text, value == truth)
+            truth = OPPOSITES.get(facts.relation, "")
+            self.claim("relation", OPPOSITES[value] if value == truth else value, text, value == truth)
         else:
             # Judged by the relation itself when the noun is wrong: one mistake is counted once.
             self.claim("relation", value, text, bool(facts.relation) and value == facts.relation)
@@ -206,18 +230,18 @@ class _Reader:
         if not self.facts.position:  # moves through all of them
             self.claim("position", value, text, False)
             return
-        row = ("top", "middle", "bottom").index(self.facts.position)
+        row = POSITIONS.index(self.facts.position)
         if self.subject == "second" and not {"kind", "category of kind"} & {a for a, _ in self.right}:
-            row += {"above": 1, "below": -1}.get(self.facts.relation, 0)
-        truth = ("top", "middle", "bottom")[row]
+            row += ROWS_TO_SECOND.get(self.facts.relation, 0)
+        truth = POSITIONS[row]
         self.claim("position", value, text, value == truth)
 
 
 class _Reading:
     """Takes tokens from left to right, and holds back the words that wait for what they belong to."""
 
-    def __init__(self, facts: Facts) -> None:
-        self.reader = _Reader(facts)
+    def __init__(self, facts: Facts, begins_with_second: bool) -> None:
+        self.reader = _Reader(facts, begins_with_second)
         self.motion = MotionReader(facts, self.reader.claim) if isinstance(facts, MovingFacts) else None
         self.modifiers: list[tuple[str, str, str]] = []  # numbers and adjectives before their noun
         self.colour: tuple[str, str] | None = None  # one that may turn out to be the background's
@@ -323,7 +347,7 @@ def check(caption: str, facts: Facts | Mapping[str, Any]) -> CheckResult:
         known = MovingFacts if "motion" in facts else Facts
         facts = known(**{name: facts[name] for name in known.__dataclass_fields__})
     tokens, unknown = _read(caption, isinstance(facts, MovingFacts))
-    reading = _Reading(facts)
+    reading = _Reading(facts, _begins_with_second(tokens, facts))
     for token in tokens:
         reading.take(*token)
     reading.close()

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
-from hf_captionrl.scenes.grammar import ANNOTATORS, plural
+from hf_captionrl.scenes.grammar import ANNOTATORS, POSITION_PHRASES, article, plural
 from hf_captionrl.scenes.world import BACKGROUNDS, CATEGORIES, EMOJI_KINDS, RELATIONS, SHAPE_KINDS, category_of
 
 __all__ = ["ALONE", "SceneClaims", "blend_claims", "combine_claims", "read_claims", "write_claims"]
@@ -20,7 +20,6 @@ ALONE = "alone"
 """Value of `second` where a caption says that there is no second object."""
 
 _NUMBERS = {"a": 1, "an": 1, "two": 2, "three": 3, "some": 0}
-_POSITIONS = {"top": "at the top", "middle": "in the middle", "bottom": "at the bottom"}
 
 
 @dataclass(frozen=True)
@@ -72,7 +71,7 @@ def _grammar() -> re.Pattern[str]:
         rf"(?P<number>{one_of(_NUMBERS)}) (?:(?P<size>{one_of(_sizes())}) )?(?:(?P<orientation>sideways|upside down) )?"
         rf"(?P<noun>{one_of(_nouns())})"
         rf"(?: (?:with|(?P<relation>{one_of(RELATIONS)})) an? (?P<second>{one_of(_nouns())})| (?P<alone>alone))?"
-        rf"(?: (?P<position>{one_of(_POSITIONS.values())}))?"
+        rf"(?: (?P<position>{one_of(POSITION_PHRASES.values())}))?"
         rf"(?: on (?:an? )?(?P<background>{one_of(BACKGROUNDS)})(?: background)?)?"
     )
 
@@ -101,7 +100,7 @@ second='mushroom', relation='left of')
         several=number == 0,
         size=_sizes().get(found["size"] or "", ""),
         orientation=found["orientation"] or "",
-        position=next((name for name, phrase in _POSITIONS.items() if phrase == found["position"]), ""),
+        position=next((name for name, phrase in POSITION_PHRASES.items() if phrase == found["position"]), ""),
         background=found["background"] or "",
         second=ALONE if found["alone"] else nouns.get(found["second"] or "", ""),
         relation=found["relation"] or "",
@@ -115,12 +114,8 @@ def write_claims(claims: SceneClaims) -> str:
         claims ([`SceneClaims`]): What to say; the kind must be there.
 
     Returns:
-        `str`: The caption; [`read_claims`] gives the claims back.
+        `str`: The caption; [`read_claims`] gives the claims back, and a count of 1 where no number was to be said.
     """
-
-    def article(word: str) -> str:
-        return "an" if word[0] in "aeiou" else "a"
-
     one = claims.count == 1 or (claims.count == 0 and not claims.several)
     words = [w for w in (claims.size, claims.orientation, claims.kind if one else plural(claims.kind)) if w]
     number = article(words[0]) if one else {0: "some", 2: "two", 3: "three"}[claims.count]
@@ -130,7 +125,7 @@ def write_claims(claims: SceneClaims) -> str:
     elif claims.second:
         parts += [claims.relation or "with", article(claims.second), claims.second]
     if claims.position:
-        parts.append(_POSITIONS[claims.position])
+        parts.append(POSITION_PHRASES[claims.position])
     if claims.background:
         parts += ["on", article(claims.background), claims.background, "background"]
     return " ".join(parts)

@@ -19,6 +19,9 @@ BAG_SIZES: tuple[int, ...] = (3, 5, 7)
 """Sizes of the near-duplicate bags of the test split, as in TrueMatch."""
 
 
+_DRAWS_A_SCENE = 100
+
+
 def facts_features(kind: type[Facts], *, decode: bool = True) -> datasets.Features:
     """Columns of a split.
 
@@ -65,12 +68,24 @@ def scene_stream(seed: int, kinds: tuple[str, ...] = EMOJI_KINDS) -> Iterator[Sc
 
 
 def _unique(draw: Callable[[], Any], seen: set[Facts], number: int) -> list[Any]:
+    """Scenes that were not seen before.
+
+    It gives up after 100 draws in vain for each scene that was seen: where one is missing that is drawn a third as often as
+    the others are on average, the chance to give up wrongly is exp(-100 / 3).
+    """
     scenes: list[Any] = []
+    in_vain = 0
     while len(scenes) < number:
         scene = draw()
         if scene.facts not in seen:
             seen.add(scene.facts)
             scenes.append(scene)
+            in_vain = 0
+        elif (in_vain := in_vain + 1) > _DRAWS_A_SCENE * len(seen):
+            raise ValueError(
+                f"This world has {len(seen)} different scenes, and more are asked for. Lower num_train, num_validation or "
+                "num_test."
+            )
     return scenes
 
 
@@ -141,7 +156,7 @@ def compose_splits(
         `datasets.DatasetDict`: `train`, `validation` and `test`.
 
     Raises:
-        ValueError: If a size is negative.
+        ValueError: If a size is negative, or the world has fewer scenes.
     """
     if min(num_train, num_validation, num_test) < 0:
         raise ValueError(f"Split sizes are {(num_train, num_validation, num_test)}. Use sizes of 0 or more.")

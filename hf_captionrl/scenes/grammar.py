@@ -9,7 +9,7 @@ import numpy as np
 from hf_captionrl.scenes.motion import MovingFacts, motion_words
 from hf_captionrl.scenes.world import Facts, category_of
 
-__all__ = ["ANNOTATORS", "Annotator", "annotate", "full_caption", "plural"]
+__all__ = ["ANNOTATORS", "POSITION_PHRASES", "Annotator", "annotate", "article", "full_caption", "plural"]
 
 _NUMBER = {1: "a", 2: "two", 3: "three"}
 _IRREGULAR = {
@@ -34,7 +34,15 @@ def plural(kind: str) -> str:
     return _IRREGULAR.get(kind, kind + "s")
 
 
-def _article(next_word: str) -> str:
+def article(next_word: str) -> str:
+    """The indefinite article.
+
+    Args:
+        next_word (`str`): What follows it.
+
+    Returns:
+        `str`: "a" or "an".
+    """
     return "an" if next_word[0] in "aeiou" else "a"
 
 
@@ -43,7 +51,7 @@ def _noun_phrase(facts: Facts, *, number: bool, size: str, orientation: str, gen
     noun = noun if facts.count == 1 else plural(noun)
     words = [w for w in (size, orientation, noun) if w]
     if facts.count == 1:
-        return " ".join([_article(words[0]), *words])
+        return " ".join([article(words[0]), *words])
     return " ".join([_NUMBER[facts.count] if number else "some", *words])
 
 
@@ -52,7 +60,8 @@ def _orientation(facts: Facts) -> str:
     return "" if facts.orientation == "upright" else facts.orientation
 
 
-_POSITION = {"top": "at the top", "middle": "in the middle", "bottom": "at the bottom"}
+POSITION_PHRASES = {"top": "at the top", "middle": "in the middle", "bottom": "at the bottom"}
+"""What is said of each position."""
 
 
 def full_caption(facts: Facts) -> str:
@@ -74,10 +83,10 @@ def full_caption(facts: Facts) -> str:
     if isinstance(facts, MovingFacts):
         parts.append(motion_words(facts))
     else:
-        parts.append(f"{facts.relation} {_article(facts.second)} {facts.second}" if facts.second else "alone")
+        parts.append(f"{facts.relation} {article(facts.second)} {facts.second}" if facts.second else "alone")
     if facts.position:
-        parts.append(_POSITION[facts.position])
-    parts.append(f"on {_article(facts.background)} {facts.background} background")
+        parts.append(POSITION_PHRASES[facts.position])
+    parts.append(f"on {article(facts.background)} {facts.background} background")
     return " ".join(parts)
 
 
@@ -138,12 +147,12 @@ def annotate(rng: np.random.Generator, facts: Facts, annotator: Annotator) -> st
             parts.append(words)
     elif facts.second and (second or relation):
         # Whoever states the relation names the other object too; the converse does not hold.
-        parts.append(f"{facts.relation if relation else 'with'} {_article(facts.second)} {facts.second}")
+        parts.append(f"{facts.relation if relation else 'with'} {article(facts.second)} {facts.second}")
     elif not facts.second and second:
         parts.append("alone")
     if position and facts.position:
-        parts.append(_POSITION[facts.position])
+        parts.append(POSITION_PHRASES[facts.position])
     if background:
         colour = facts.background
-        parts.append(f"on {colour}" if annotator.short_background else f"on {_article(colour)} {colour} background")
+        parts.append(f"on {colour}" if annotator.short_background else f"on {article(colour)} {colour} background")
     return " ".join(parts)

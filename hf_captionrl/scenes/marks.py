@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from hf_captionrl.scenes.checker import CheckResult, Claim, check
-from hf_captionrl.scenes.world import POSITIONS, Facts
+from hf_captionrl.scenes.world import OPPOSITES, POSITIONS, ROWS_TO_SECOND, Facts
 
 __all__ = ["ClaimMark", "binding_owner", "mark_caption"]
 
-_OTHER_SIDE = {"left of": "right of", "right of": "left of", "above": "below", "below": "above"}
 _MOST_BETWEEN = 4
 """Words that may stand between two of one claim, as in "on a very pale blue background"."""
 
@@ -66,10 +65,10 @@ def binding_owner(claim: Claim, facts: Facts | Mapping[str, Any]) -> str:
         return second if value == "upright" else ""  # as every second object is
     if attribute == "relation":
         # What holds of the group is only wrong where it was said of the other object.
-        return {_OTHER_SIDE.get(str(known["relation"])): second, known["relation"]: kind}.get(value, "")
+        return {OPPOSITES.get(str(known["relation"])): second, known["relation"]: kind}.get(value, "")
     if attribute == "position" and known["position"]:
         row = POSITIONS.index(str(known["position"]))
-        other = row + {"above": 1, "below": -1}.get(str(known["relation"]), 0)
+        other = row + ROWS_TO_SECOND.get(str(known["relation"]), 0)
         # The claim is wrong of the object that it is about, so whoever is there is the other one.
         places = {POSITIONS[row]: kind, POSITIONS[other]: second}
         return places.get(value, "")

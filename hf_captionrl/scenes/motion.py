@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from hf_captionrl.scenes.world import BACKGROUNDS, EMOJI_KINDS, ORIENTATIONS, POSITIONS, SIZES, Facts
+from hf_captionrl.scenes.world import BACKGROUNDS, EMOJI_KINDS, ORIENTATIONS, POSITIONS, SIZES, Facts, choose
 
 __all__ = [
     "DIRECTIONS",
@@ -102,14 +102,10 @@ def _starts(facts: MovingFacts) -> list[tuple[int, int]]:
     return [(r, c) for r in rows for c in range(3) if 0 <= r + down <= 2 and 0 <= c + right <= 2]
 
 
-def _choose(rng: np.random.Generator, values: tuple[Any, ...]) -> Any:
-    return values[int(rng.integers(len(values)))]
-
-
 def _consistent(rng: np.random.Generator, facts: MovingFacts) -> MovingFacts:
     """The same facts, whose speed and position go with the motion."""
-    speed = "" if facts.motion == STILL else facts.speed or _choose(rng, SPEEDS)
-    position = "" if facts.motion in ("up", "down") else facts.position or _choose(rng, POSITIONS)
+    speed = "" if facts.motion == STILL else facts.speed or choose(rng, SPEEDS)
+    position = "" if facts.motion in ("up", "down") else facts.position or choose(rng, POSITIONS)
     return replace(facts, speed=speed, position=position)
 
 
@@ -124,16 +120,16 @@ def sample_clip(rng: np.random.Generator, kinds: tuple[str, ...] = EMOJI_KINDS) 
         [`Clip`]: A possible clip.
     """
     facts = MovingFacts(
-        kind=_choose(rng, kinds),
+        kind=choose(rng, kinds),
         count=1,
-        size=_choose(rng, SIZES),
-        orientation=_choose(rng, ORIENTATIONS),
+        size=choose(rng, SIZES),
+        orientation=choose(rng, ORIENTATIONS),
         position="",
-        background=_choose(rng, BACKGROUNDS),
-        motion=STILL if rng.random() < _P_STILL else _choose(rng, DIRECTIONS),
+        background=choose(rng, BACKGROUNDS),
+        motion=STILL if rng.random() < _P_STILL else choose(rng, DIRECTIONS),
     )
     facts = _consistent(rng, facts)
-    return Clip(facts, *_choose(rng, tuple(_starts(facts))))
+    return Clip(facts, *choose(rng, tuple(_starts(facts))))
 
 
 def vary_clip(rng: np.random.Generator, clip: Clip, kinds: tuple[str, ...] = EMOJI_KINDS) -> Clip:
@@ -158,14 +154,14 @@ def vary_clip(rng: np.random.Generator, clip: Clip, kinds: tuple[str, ...] = EMO
     values |= {"position": POSITIONS} if facts.position else {}
     values |= {"speed": SPEEDS} if facts.speed else {}
     while True:
-        name = _choose(rng, tuple(values))
-        value = _choose(rng, values[name])
+        name = choose(rng, tuple(values))
+        value = choose(rng, values[name])
         if value != getattr(facts, name):
             changed = _consistent(rng, replace(facts, **{name: value}))
             starts = _starts(changed)
             # The cell stays if it can: a nuisance must not give the duplicate away.
             start = (clip.row, clip.column)
-            return Clip(changed, *(start if start in starts else _choose(rng, tuple(starts))))
+            return Clip(changed, *(start if start in starts else choose(rng, tuple(starts))))
 
 
 def motion_words(facts: MovingFacts, *, motion: bool = True, speed: bool = True) -> str:

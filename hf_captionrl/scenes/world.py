@@ -17,14 +17,17 @@ __all__ = [
     "CATEGORIES",
     "COUNTS",
     "EMOJI_KINDS",
+    "OPPOSITES",
     "ORIENTATIONS",
     "POSITIONS",
     "RELATIONS",
+    "ROWS_TO_SECOND",
     "SHAPE_KINDS",
     "SIZES",
     "Facts",
     "Scene",
     "category_of",
+    "choose",
     "sample_scene",
     "vary_scene",
 ]
@@ -92,6 +95,10 @@ ORIENTATIONS: tuple[str, ...] = ("upright", "sideways", "upside down")
 POSITIONS: tuple[str, ...] = ("top", "middle", "bottom")
 BACKGROUNDS: tuple[str, ...] = ("black", "blue", "gray", "green", "pink", "purple", "white", "yellow")
 RELATIONS: tuple[str, ...] = ("left of", "right of", "above", "below")
+OPPOSITES: dict[str, str] = {"left of": "right of", "right of": "left of", "above": "below", "below": "above"}
+"""Where the second object stands seen from the main group."""
+ROWS_TO_SECOND: dict[str, int] = {"above": 1, "below": -1}
+"""Rows from the main group down to the second object, where they differ."""
 
 _P_SECOND = 0.6
 """Probability that a scene has a second object."""
@@ -187,7 +194,16 @@ def _columns(facts: Facts) -> list[int]:
     return list(range(first, last + 1))
 
 
-def _choose(rng: np.random.Generator, values: tuple[Any, ...]) -> Any:
+def choose(rng: np.random.Generator, values: tuple[Any, ...]) -> Any:
+    """Draw one of some values, each as likely as the others.
+
+    Args:
+        rng (`numpy.random.Generator`): Source of randomness.
+        values (`tuple`): One or more.
+
+    Returns:
+        One of them.
+    """
     return values[int(rng.integers(len(values)))]
 
 
@@ -202,24 +218,24 @@ def sample_scene(rng: np.random.Generator, kinds: tuple[str, ...] = EMOJI_KINDS)
         [`Scene`]: A possible scene.
     """
     while True:
-        kind = _choose(rng, kinds)
+        kind = choose(rng, kinds)
         second = relation = ""
         if rng.random() < _P_SECOND:
-            second = _choose(rng, tuple(k for k in kinds if k != kind))
-            relation = _choose(rng, RELATIONS)
+            second = choose(rng, tuple(k for k in kinds if k != kind))
+            relation = choose(rng, RELATIONS)
         facts = Facts(
             kind=kind,
-            count=_choose(rng, COUNTS),
-            size=_choose(rng, SIZES),
-            orientation=_choose(rng, ORIENTATIONS),
-            position=_choose(rng, POSITIONS),
-            background=_choose(rng, BACKGROUNDS),
+            count=choose(rng, COUNTS),
+            size=choose(rng, SIZES),
+            orientation=choose(rng, ORIENTATIONS),
+            position=choose(rng, POSITIONS),
+            background=choose(rng, BACKGROUNDS),
             second=second,
             relation=relation,
         )
         columns = _columns(facts)
         if columns:
-            return Scene(facts, _choose(rng, tuple(columns)))
+            return Scene(facts, choose(rng, tuple(columns)))
 
 
 def vary_scene(rng: np.random.Generator, scene: Scene, kinds: tuple[str, ...] = EMOJI_KINDS) -> Scene:
@@ -245,18 +261,18 @@ def vary_scene(rng: np.random.Generator, scene: Scene, kinds: tuple[str, ...] = 
         "relation": RELATIONS,
     }
     while True:
-        name = _choose(rng, tuple(values))
+        name = choose(rng, tuple(values))
         if name == "relation" and not facts.second:
             continue
-        value = _choose(rng, values[name])
+        value = choose(rng, values[name])
         if value == getattr(facts, name):
             continue
         changed = replace(facts, **{name: value})
         if name == "second":
-            relation = "" if not value else facts.relation or _choose(rng, RELATIONS)
+            relation = "" if not value else facts.relation or choose(rng, RELATIONS)
             changed = replace(changed, relation=relation)
         columns = _columns(changed)
         if columns:
             # The column stays if it can: a nuisance must not give the duplicate away.
-            column = scene.column if scene.column in columns else _choose(rng, tuple(columns))
+            column = scene.column if scene.column in columns else choose(rng, tuple(columns))
             return Scene(changed, column)

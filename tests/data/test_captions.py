@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 import hf_captionrl.scenes
-from hf_captionrl.data import check_captions, load_caption_splits, load_captions, open_image
+from hf_captionrl.data import check_captions, exchange_captions, load_caption_splits, load_captions, open_image
 from hf_captionrl.data.columns import undecoded
 from tests.data.photos import captions, embedded, make_folder, png
 
@@ -70,6 +70,18 @@ def test_csv_and_parquet_metadata(tmp_path):
     ds = load_captions("imagefolder", data_dir=folder, split_fractions=ALL)
     assert ds["captions"][:] == [["x", "y"]]
     assert pixels(ds, 0) == of_png(1)
+
+
+@pytest.mark.parametrize(
+    ("line", "number"), [("1.png,a dog, running\n", 5), ("1.png\n", 5), ('1.png,"a\ndog",3\n', 6)]
+)
+def test_a_csv_row_of_another_length_is_refused(tmp_path, line, number):
+    """What an unquoted comma cuts off would be lost, and what is missing would be no caption."""
+    folder = make_folder(tmp_path / "a", 2)
+    (folder / "metadata.jsonl").unlink()
+    (folder / "metadata.csv").write_text('file_name,caption\n\n0.png,"a cat,\nasleep"\n' + line)
+    with pytest.raises(ValueError, match=rf"^Line {number} of .*metadata.csv has [13] fields.* into quotes"):
+        load_captions("imagefolder", data_dir=folder)
 
 
 def test_split_folders_keep_their_splits(tmp_path):
@@ -290,6 +302,24 @@ def test_columns_in_the_way_are_dropped(tmp_path):
     assert pixels(loaded, 0) == of_png(3)
     default = load_captions(str(tmp_path / "a.parquet"), image_column="photo", split_fractions=ALL)
     assert (default[0]["image_id"], default[0]["captions"]) == ("7", ["old"])
+
+
+def test_an_id_column_in_the_image_s_place(tmp_path):
+    rows = [{"file": f"{n}.png", "image": f"id {n}", "caption": "a"} for n in range(2)]
+    (tmp_path / "r.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    ds = load_captions(str(tmp_path / "r.jsonl"), image_column="file", image_id_column="image", split_fractions=ALL)
+    assert_shape(ds)
+    assert ds["image_id"][:] == ["id 0", "id 1"]
+
+
+def test_a_file_is_no_pattern(tmp_path):
+    for name in ("run[1].parquet", "run1.parquet"):
+        table = datasets.Dataset.from_dict({"image": ["a.png"], "caption": [name], "image_id": ["1"]})
+        table.to_parquet(str(tmp_path / name))
+    ds = load_captions(str(tmp_path / "run[1].parquet"), split_fractions=ALL)
+    assert ds["captions"][:] == [["run[1].parquet"]]
+    found = exchange_captions(ds, tmp_path / "run[1].parquet", column="caption")
+    assert found["captions"][:] == [["run[1].parquet"]]
 
 
 def test_what_the_hub_does_not_have_is_one_clear_error(monkeypatch):

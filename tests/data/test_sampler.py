@@ -267,6 +267,13 @@ def test_bad_input_is_refused_at_the_start(neighbours, arguments, message):
         BagCurriculumSampler(**{"neighbours": neighbours, "batch_size": 100, **arguments})
 
 
+def test_neighbours_beyond_those_that_count_fill_no_bag():
+    ranked = np.array([[i for i in range(300) if i != row] for row in range(300)])
+    with pytest.raises(ValueError, match=r"there are 299, of which 200 at most count"):
+        BagCurriculumSampler(ranked, 300, schedule=250)
+    assert len(next(iter(BagCurriculumSampler(ranked, 300, schedule=201)))) == 201
+
+
 def test_bad_input_later(neighbours):
     sampler = BagCurriculumSampler(neighbours, 100)
     with pytest.raises(ValueError, match="goes by epochs"):

@@ -97,6 +97,24 @@ def test_small_sets_get_a_bit_of_everything():
         hash_split(embedded(3), {"train": 0.9, "test": 0.2})
 
 
+@pytest.mark.parametrize("number", [1, 9, 10, 11])
+def test_a_part_without_a_share_gets_no_image(number):
+    parts = hash_split(embedded(number), {"train": 0.0, "validation": 0.5, "test": 0.5})
+    assert "train" not in parts
+    assert sum(map(len, parts.values())) == number
+    assert max(map(len, parts.values())) - min(map(len, parts.values())) <= 1
+
+
+@pytest.mark.parametrize("fractions", [(0.8, 0.3, 0.1), (0.5, 0.1, 0.1), (1.1, -0.1, 0.0)])
+def test_fractions_are_checked_whichever_split_is_missing(tmp_path, fractions):
+    for name in ("train", "validation"):
+        make_folder(tmp_path / name, 5, rows={n: {"image_id": f"{name}{n}"} for n in range(5)})
+    if fractions[2] == 0:
+        (tmp_path / "validation").rename(tmp_path / "test")
+    with pytest.raises(ValueError, match=r"add up to 1\. Correct split_fractions"):
+        load_caption_splits("imagefolder", data_dir=tmp_path, split_fractions=fractions)
+
+
 def test_only_missing_splits_are_taken_out_of_train(tmp_path):
     for name, count in (("train", 20), ("test", 5)):
         make_folder(tmp_path / name, count, rows={n: {"image_id": f"{name}{n}"} for n in range(count)})
@@ -116,15 +134,28 @@ def test_a_split_column_is_honoured(tmp_path):
     assert {name: len(ds) for name, ds in splits.items()} == {"train": 2, "validation": 2, "test": 2}
 
 
+@pytest.mark.parametrize("odd", ["Test", None, 3])
+def test_one_split_name_that_is_not_known_is_refused(tmp_path, odd):
+    folder = make_folder(tmp_path, 4, rows={n: {"split": odd if n == 2 else "train"} for n in range(4)})
+    with pytest.raises(ValueError, match=rf"row 3 \(the first is 1\) has the split {odd!r}; others name one of"):
+        load_caption_splits("imagefolder", data_dir=folder)
+    # Where none is known, the column is about something else.
+    folder = make_folder(tmp_path, 4, rows={n: {"split": odd} for n in range(4)})
+    assert len(load_captions("imagefolder", data_dir=folder, split_fractions=ALL)) == 4
+
+
 # --- columns ---
 
 
 def test_replace_column_of_a_selection():
     ds = embedded(10).select([7, 2, 2, 5])
-    out = replace_column(ds, "captions", [["a"], ["b"], ["b"], ["c"]], datasets.List(datasets.Value("string")))
-    assert out["captions"][:] == [["a"], ["b"], ["b"], ["c"]]
+    out = replace_column(ds, "captions", [["a"], ["b"], ["d"], ["c"]], datasets.List(datasets.Value("string")))
+    assert out["captions"][:] == [["a"], ["b"], ["d"], ["c"]]  # a row that is there twice may get two values
     assert out["image_id"][:] == ["id-7", "id-2", "id-2", "id-5"]
     assert out.select([3])[0]["captions"] == ["c"]
+    assert out["image"][1] == ds["image"][1]
+    few = replace_column(embedded(10).select([7, 2]), "captions", [["a"], ["b"]], out.features["captions"])
+    assert few.data.num_rows == 10  # otherwise nothing is copied
     assert out.data.nbytes < 2 * ds.data.nbytes
     with pytest.raises(ValueError, match="3 values for 4 rows"):
         replace_column(ds, "captions", [["a"]] * 3, datasets.List(datasets.Value("string")))

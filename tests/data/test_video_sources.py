@@ -57,6 +57,9 @@ def test_tgif_without_splits_and_what_is_wrong_with_it(tmp_path, caplog):
     table.write_text("https://other.example/t0.gif something else\n")
     with pytest.raises(ValueError, match=r"Line 1 of .* has no tab"):
         load_caption_splits("tgif", data_dir=folder, num_frames=2)
+    table.write_text("a.gif\ta cat\n\ta dog\n")
+    with pytest.raises(ValueError, match=r"Line 2 of .* names no file"):
+        load_caption_splits("tgif", data_dir=folder, num_frames=2)
     table.unlink()
     with pytest.raises(FileNotFoundError, match=r"holds no tgif\*.tsv"):
         load_caption_splits("tgif", data_dir=folder, num_frames=2)
@@ -107,6 +110,10 @@ def test_msr_vtt(tmp_path):
     (tmp_path / "two" / "old_videodatainfo.json").write_text(json.dumps(content))
     with pytest.raises(ValueError, match=r"video\d is in .* and in .* as dataset_name"):
         load_caption_splits("msr-vtt", data_dir=tmp_path / "two", num_frames=3)
+    twice = content | {"videos": [*content["videos"], content["videos"][0]]}
+    (tmp_path / "videodatainfo.json").write_text(json.dumps(twice))
+    with pytest.raises(ValueError, match=r"video0 is twice in .*videodatainfo.json"):
+        load_caption_splits("msr-vtt", data_dir=tmp_path, num_frames=3)
     (tmp_path / "videodatainfo.json").write_text(json.dumps({"videos": [1]}))
     with pytest.raises(ValueError, match="no lists 'videos' and 'sentences'"):
         load_caption_splits("msr-vtt", data_dir=tmp_path, num_frames=3)

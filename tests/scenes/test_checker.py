@@ -5,6 +5,8 @@ import pytest
 from hf_captionrl.scenes import Facts, check
 
 PIGS = Facts("pig", 2, "small", "sideways", "top", "blue", "mushroom", "left of")
+DUCK = Facts("pig", 1, "small", "upright", "middle", "blue", "duck", "left of")
+TREES = Facts("tree", 2, "large", "upright", "top", "blue", "cactus", "above")
 APPLE = Facts("apple", 1, "large", "upright", "bottom", "gray")
 
 
@@ -73,6 +75,61 @@ CASES = [
     ),
     ("some plants", PIGS, set(), {("kind", "plant")}),
     ("an animal", APPLE, {("count", "1")}, {("kind", "animal")}),
+    # a category of both objects means the second where the noun after it is the main one's
+    (
+        "an animal right of a pig",
+        DUCK,
+        {("category of second", "animal"), ("kind", "pig"), ("count", "1"), ("relation", "left of")},
+        set(),
+    ),
+    (
+        "a small animal left of a pig",
+        DUCK,
+        {("category of second", "animal"), ("second size", "small"), ("kind", "pig"), ("count", "1")},
+        {("relation", "left of")},
+    ),
+    (
+        "an animal with a pig left of a duck",
+        DUCK,
+        {
+            ("category of second", "animal"),
+            ("kind", "pig"),
+            ("count", "1"),
+            ("second", "duck"),
+            ("relation", "left of"),
+        },
+        set(),
+    ),
+    (
+        "a plant in the middle below two trees",
+        TREES,
+        {
+            ("category of second", "plant"),
+            ("position", "middle"),
+            ("kind", "tree"),
+            ("count", "2"),
+            ("relation", "above"),
+        },
+        set(),
+    ),
+    (
+        "an animal left of a duck",
+        DUCK,
+        {("category of kind", "animal"), ("count", "1"), ("second", "duck"), ("relation", "left of")},
+        set(),
+    ),
+    (
+        "an animal left of an animal",
+        DUCK,
+        {("category of kind", "animal"), ("count", "1"), ("category of second", "animal"), ("relation", "left of")},
+        set(),
+    ),
+    (
+        "two plants above a tree",
+        TREES,
+        {("category of kind", "plant"), ("count", "2"), ("relation", "above")},
+        {("second", "tree")},
+    ),
     # said twice, counted once; said both ways, counted both ways
     ("some pigs on blue on a blue background on blue", PIGS, {("kind", "pig"), ("background", "blue")}, set()),
     ("a blue and blue blue blue and yellow blue", PIGS, {("background", "blue")}, {("background", "yellow")}),

@@ -2,14 +2,16 @@
 
 import hashlib
 import io
+import itertools
 import time
 
 import numpy as np
 import pytest
 
 from hf_captionrl.scenes import bags, check, load_scenes, sample_scene, vary_scene
+from hf_captionrl.scenes.dataset import FEATURES, compose_splits
 from hf_captionrl.scenes.render import IMAGE_SIZE, SPRITES_DIR
-from hf_captionrl.scenes.world import EMOJI_KINDS, SHAPE_KINDS, Facts
+from hf_captionrl.scenes.world import EMOJI_KINDS, SHAPE_KINDS, Facts, Scene
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +52,20 @@ def test_deterministic_in_the_seed(scenes):
 
     assert digest(0) == digest(0)
     assert digest(0) != digest(1)
+
+
+def test_a_world_with_fewer_scenes_than_asked_for_is_refused():
+    drawn = itertools.cycle([*all_sides("pig"), *all_sides("duck")])
+    options = {"encode": lambda scene: {"bytes": b"", "path": None}, "features": FEATURES, "seed": 0}
+    sizes = {"num_validation": 0, "num_test": 0}
+    splits = compose_splits(lambda: next(drawn), None, num_train=6, **sizes, **options)
+    assert len(set(facts_of(splits["train"]))) == 6
+    with pytest.raises(ValueError, match=r"has 6 different scenes, and more are asked for\. Lower num_train"):
+        compose_splits(lambda: next(drawn), None, num_train=7, **sizes, **options)
+
+
+def all_sides(kind):
+    return [Scene(Facts(kind, 1, "small", "upright", place, "blue"), 0) for place in ("top", "middle", "bottom")]
 
 
 def test_no_two_scenes_share_their_facts(scenes):

@@ -1,0 +1,56 @@
+"""Features by which images look alike."""
+
+from __future__ import annotations
+
+import datasets
+import numpy as np
+import torch
+from torch import Tensor
+
+from hf_captionrl.data import cached_features
+from hf_captionrl.retrieval import FeatureCache, Scorer
+from hf_captionrl.retrieval.bags import multimodal_features
+
+__all__ = ["similarity_features"]
+
+
+def similarity_features(
+    dataset: datasets.Dataset, scorer: Scorer, kind: str, *, cache_dir: str | None = None, batch_size: int = 64
+) -> Tensor:
+    """What images are alike by: one vector an image, of the image alone or of image and captions.
+
+    Reference: Gaur et al. 2024 (No Detail Left Behind), section 3: the feature of an image beside the mean of those of its
+    captions.
+
+    Args:
+        dataset: N images, for `"multimodal"` with captions.
+        scorer: Whose features.
+        kind: `"multimodal"` or `"image"`.
+        cache_dir: Folder of the feature cache; None for the default one.
+        batch_size: Images looked at at a time.
+
+    Returns:
+        `torch.Tensor` of shape `(N, D)`, for `"multimodal"` `(N, 2 D)`: fp32.
+
+    Raises:
+        ValueError: If captions are wanted, and an image has none.
+    """
+    cache = FeatureCache.for_scorer(scorer, cache_dir)
+    images = cached_features(
+        cache, dataset, scorer.image_features, unit_length=True, batch_size=batch_size, progress=False
+    )
+    if kind == "image":
+        return images.tensor().float()
+    captions = dataset["captions"][:]
+    means = []
+    for start in range(0, len(captions), 1024):  # all captions at once would be five times the image features
+        groups = captions[start : start + 1024]
+        for i, group in enumerate(groups, start):
+            if not group:
+                raise ValueError(
+                    f"image {dataset['image_id'][i]!r} has no caption. Use features of the image alone: 'image'."
+                )
+        rows = scorer.text_features([caption for group in groups for caption in group]).float().cpu()
+        splits = np.cumsum([len(group) for group in groups])[:-1].tolist()
+        means.append(torch.stack([part.mean(dim=0) for part in rows.tensor_split(splits)]))
+    return multimodal_features(images.tensor().float(), torch.cat(means))
