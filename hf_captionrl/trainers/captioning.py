@@ -15,10 +15,10 @@ from PIL import Image
 from torch import Tensor
 
 from hf_captionrl.captioners.base import Captioner
+from hf_captionrl.captioners.modes import evaluating
 from hf_captionrl.data import cached_features, frames_of, open_image, sample_frames
 from hf_captionrl.data.features import VideoPooling, pool_frames
 from hf_captionrl.retrieval import FeatureCache, Scorer
-from hf_captionrl.trainers.reference_model import evaluating
 
 __all__ = ["LazyImages", "VideoFeatures", "generate_captions", "image_tower_features", "scorer_features"]
 

@@ -10,27 +10,9 @@ from typing import Any
 from torch import nn
 
 from hf_captionrl.captioners.base import Captioner
+from hf_captionrl.captioners.modes import evaluating
 
-__all__ = ["evaluating", "make_reference", "reference_policy", "refuse_shared_parameters"]
-
-
-@contextmanager
-def evaluating(module: nn.Module) -> Iterator[None]:
-    """Put a module into eval mode for a while, and each of its parts back into its own mode.
-
-    Args:
-        module (`nn.Module`): Any.
-
-    Returns:
-        A context manager.
-    """
-    training = [part for part in module.modules() if part.training]
-    module.eval()
-    try:
-        yield
-    finally:
-        for part in training:
-            part.training = True
+__all__ = ["make_reference", "reference_policy", "refuse_shared_parameters"]
 
 
 def make_reference(captioner: Captioner) -> Captioner:

