@@ -238,6 +238,33 @@ def test_rows_are_checked_once_and_failures_again(tmp_path):
     assert json.loads((tmp_path / "checks.json").read_text())["a"]["exit_code"] == 0
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_a_row_reads_is_made_first(tmp_path, monkeypatch, fails):
+    monkeypatch.setattr(checks, "ROOT", tmp_path)
+    read = "captionrl gallery --captions mle.jsonl outputs/smile_blip/model --output_dir outputs/gallery"
+    rows = [
+        {"id": "a", "status": "runs", "command": read},
+        {"id": "b", "status": "runs", "command": checks.MADE_BY["outputs/smile_blip/model"]},
+    ]
+    called = []
+
+    def caller(words, folder=tmp_path):
+        called.append(" ".join(map(str, words)))
+        if "--output" in words:
+            (folder / words[words.index("--output") + 1]).touch()
+        if words[-1].endswith("smile_blip.py"):
+            (tmp_path / "outputs/smile_blip/model").mkdir(parents=True)
+            return int(fails)
+        return 0
+
+    found = tmp_path / "checks.json"
+    assert checks.check_rows(rows, found, tmp_path / "runs", caller=caller, told=lambda text: None) == {}
+    assert (tmp_path / "runs/rows/mle.jsonl").exists()
+    assert sum("smile_blip.py" in words for words in called) == 1  # for both rows
+    assert sum("gallery" in words for words in called) == (not fails)
+    assert {name: row["exit_code"] for name, row in json.loads(found.read_text()).items()} == {"a": fails, "b": fails}
+
+
 # --- pages --------------------------------------------------------------------------------------------------------
 
 

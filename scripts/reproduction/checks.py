@@ -16,14 +16,23 @@ from typing import Any
 from hf_captionrl.io import write_json
 from scripts.reproduction.runs import ROOT, Caller, call, words_of
 
-__all__ = ["check_rows", "missing_files", "outcomes"]
+__all__ = ["MADE_BY", "check_rows", "missing_files", "outcomes"]
+
+MADE_BY = {
+    "outputs/smile_blip/model": "accelerate launch recipes/smile_blip.py",
+    "outputs/self_retrieval_blip/model": "accelerate launch recipes/self_retrieval_blip.py",
+    "mle.jsonl": "captionrl caption scenes:blip-mle --output mle.jsonl",
+    "smile.jsonl": "captionrl caption scenes:blip-smile --output smile.jsonl",
+}
+"""Captions and captioners that commands of rows read, and what makes them."""
 
 
-def missing_files(command: str) -> list[str]:
-    """Captions and captioners that a command reads and that other rows make.
+def missing_files(command: str, runs_dir: Path) -> list[str]:
+    """Captions and captioners that a command reads and that other commands make.
 
     Args:
         command: Of a row.
+        runs_dir: In whose folder `rows` commands of `captionrl` run.
 
     Returns:
         `list[str]`: Those that are not there.
@@ -33,7 +42,13 @@ def missing_files(command: str) -> list[str]:
         for before, word in itertools.pairwise(shlex.split(command))
         if before not in ("--output", "--output_dir") and (word.endswith(".jsonl") or word.startswith("outputs/"))
     ]
-    return [word for word in read if not (ROOT / word).exists()]
+    return [
+        word for word in read if not ((ROOT if word.startswith("outputs/") else _folder(runs_dir)) / word).exists()
+    ]
+
+
+def _folder(runs_dir: Path) -> Path:
+    return runs_dir / "rows"
 
 
 def outcomes(report: str, tests: Sequence[str]) -> tuple[int, int]:
@@ -61,7 +76,7 @@ def _outside(command: str, runs_dir: Path, caller: Caller) -> int:
     words = words_of(command)
     if not command.startswith("captionrl "):
         return caller(words)
-    folder = runs_dir / "rows"
+    folder = _folder(runs_dir)
     folder.mkdir(parents=True, exist_ok=True)
     return caller([str(ROOT / word) if word.startswith("outputs/") else word for word in words], folder)
 
@@ -100,14 +115,17 @@ def check_rows(
         if row.get("numbers") or row["status"] != "runs" or _same(found.get(row["id"]), row["command"]):
             continue
         command = row["command"]
-        missing = missing_files(command)
-        if missing:
-            reasons[row["id"]] = f"needs {', '.join(missing)}"
+        unknown = [name for name in missing_files(command, runs_dir) if name not in MADE_BY]
+        if unknown:
+            reasons[row["id"]] = f"needs {', '.join(unknown)}"
             continue
-        if command not in done:
-            told(f"{row['id']}: {command}")
-            done[command] = _outside(command, runs_dir, caller)
-        found[row["id"]] = {"command": command, "exit_code": done[command], **made}
+        for step in (*(MADE_BY[name] for name in missing_files(command, runs_dir)), command):
+            if done.get(step) is None:
+                told(f"{row['id']}: {step}")
+                done[step] = _outside(step, runs_dir, caller)
+            if done[step]:
+                break
+        found[row["id"]] = {"command": command, "exit_code": done[step], **made}
         write_json(path, found)
     left = [row for row in rows if not row.get("numbers") and row["status"] == "tested"]
     commands = {row["id"]: " ".join(row["tests"]) for row in left}

@@ -97,7 +97,7 @@ def _checked(rows: Sequence[Mapping[str, Any]], checks: Mapping[str, Any]) -> li
             continue
         check = checks.get(row["id"])
         if check is None:
-            command, outcome = "", "not run here: takes minutes, or needs captions and captioners that other rows make"
+            command, outcome = "", "not run here: `python scripts/reproduce.py` runs it"
             if row["status"] == "not run":
                 outcome = f"not run: {row['note']}"
         else:
