@@ -21,7 +21,7 @@ $(BIN)/python:
 define INSTALL
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv 2>/dev/null || true
 	if [ -x $(BIN)/uv ]; then \
-		$(BIN)/uv pip install --quiet --python $(BIN)/python --constraints constraints.txt $(1); \
+		$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python --constraints constraints.txt $(1); \
 	else \
 		$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt $(1); \
 	fi
