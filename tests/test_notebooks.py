@@ -60,7 +60,11 @@ def test_a_notebook_is_committed_without_outputs(path):
     nbformat.validate(nbformat.read(path, as_version=4))
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    # Each takes a kernel that imports everything; one is enough for every day.
+    [pytest.param(p, id=p.stem, marks=[] if p.stem == "quickstart" else pytest.mark.slow) for p in NOTEBOOKS],
+)
 def test_a_notebook_runs(path, tmp_path):
     notebook = nbformat.read(path, as_version=4)
     seconds = run(notebook, tmp_path)

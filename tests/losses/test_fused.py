@@ -253,16 +253,18 @@ def test_without_gradients(head: Head, options):
     assert loss == pytest.approx(smile_loss(reference_logits(*head.leaves()), head.labels, **options).item())
 
 
+RANDOM = torch.tensor([[1, 3], [0, 5], [1, 2], [6, 6]])
+
+
 @pytest.mark.parametrize(
     "options",
     [
-        {},
-        {"mle_weight": 0.3, "label_smoothing": 0.1},
-        {"subset": "reverse"},
-        {"subset": "random", "random_ids": torch.tensor([[1, 3], [0, 5], [1, 2], [6, 6]])},
-        {"mle_weight": 0.3, "reduction": "none"},
+        pytest.param({}, id="smile"),
+        pytest.param({"mle_weight": 0.3, "reduction": "none"}, id="per-token"),
+        pytest.param({"mle_weight": 0.3, "label_smoothing": 0.1}, id="mixture", marks=pytest.mark.slow),
+        pytest.param({"subset": "reverse"}, id="reverse", marks=pytest.mark.slow),
+        pytest.param({"subset": "random", "random_ids": RANDOM}, id="random", marks=pytest.mark.slow),
     ],
-    ids=["smile", "mixture", "reverse", "random", "per-token"],
 )
 def test_compiles_without_graph_breaks(options):
     compare_compiled(options, backend="aot_eager")

@@ -161,7 +161,8 @@ def test_a_missing_tensor_is_named(parts, tmp_path):
 
 
 # Not without being asked to, and then with it.
-REMOTE = """
+REMOTE = (
+    """
 from transformers import AutoModelForImageTextToText
 import sys
 try:
@@ -170,7 +171,9 @@ try:
 except ValueError as error:
     assert "trust_remote_code" in str(error), error
 OPTIONS = {"trust_remote_code": True}
-""" + WRITE
+"""
+    + WRITE
+)
 
 
 def run(code, folder, cwd, home):

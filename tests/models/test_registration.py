@@ -21,7 +21,8 @@ print(loaded, mapping[ClipCapConfig].__name__, PROCESSOR_MAPPING[ClipCapConfig].
 
 
 # Models import modules that the Auto classes' own modules are in the middle of.
-@pytest.mark.parametrize("first", ["GitForCausalLM", pytest.param("AutoProcessor", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("first", ["GitForCausalLM", "AutoProcessor"])
 def test_clipcap_is_known_whatever_is_imported_first(first):
     run = subprocess.run([sys.executable, "-c", CODE.format(first=first)], capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr[-2000:]

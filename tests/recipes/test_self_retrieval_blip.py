@@ -17,7 +17,17 @@ recipe = importlib.import_module("recipes.self_retrieval_blip")
 SHORT = [
     *("--max_train_images", "24", "--max_eval_images", "12", "--max_test_images", "105", "--num_train_epochs", "2"),
     *("--per_device_train_batch_size", "8", "--per_device_eval_batch_size", "32", "--max_completion_length", "10"),
-    *("--generation_max_new_tokens", "12", "--use_cpu", "--disable_tqdm", "true", "--gallery_size", "4"),
+    *(
+        "--generation_max_new_tokens",
+        "12",
+        "--generation_num_beams",
+        "2",
+        "--use_cpu",
+        "--disable_tqdm",
+        "true",
+        "--gallery_size",
+        "4",
+    ),
     *("--bag_schedule", '{"1": 2, "2": 4}', "--num_neighbours", "8", "--logging_steps", "1"),
 ]
 

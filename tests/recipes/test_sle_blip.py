@@ -26,7 +26,18 @@ SHORT = [
     *("--max_train_images", "16", "--max_eval_images", "8", "--max_test_images", "105", "--sample_images", "6"),
     *("--max_steps", "2", "--per_device_train_batch_size", "8", "--num_generations", "3", "--num_samples", "3"),
     *("--generation_max_new_tokens", "12", "--use_cpu", "--disable_tqdm", "true", "--gallery_size", "4"),
-    *("--eval_steps", "2", "--save_steps", "2", "--sample_temperatures", "0.5", "--panel_images", "2"),
+    *(
+        "--generation_num_beams",
+        "2",
+        "--eval_steps",
+        "2",
+        "--save_steps",
+        "2",
+        "--sample_temperatures",
+        "0.5",
+        "--panel_images",
+        "2",
+    ),
 ]
 
 

@@ -19,7 +19,17 @@ from scripts.make_small_blip import make_small_blip
 RECIPES = Path(__file__).parents[2] / "recipes"
 SHORT = [
     *("--num_train_epochs", "1", "--per_device_train_batch_size", "8", "--per_device_eval_batch_size", "32"),
-    *("--generation_max_new_tokens", "12", "--use_cpu", "--disable_tqdm", "true", "--gallery_size", "4"),
+    *(
+        "--generation_max_new_tokens",
+        "12",
+        "--generation_num_beams",
+        "2",
+        "--use_cpu",
+        "--disable_tqdm",
+        "true",
+        "--gallery_size",
+        "4",
+    ),
 ]
 
 

@@ -73,6 +73,7 @@ def test_contract_only_compute_loss_is_overridden():
     assert own == {"__init__", "compute_loss"}
 
 
+@pytest.mark.slow
 def test_package_does_not_import_trl():
     code = "import sys, hf_captionrl, hf_captionrl.trainers as t; assert 'SmileSFTTrainer' in t.__all__; print('trl' in sys.modules)"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
