@@ -1,42 +1,51 @@
-"""Nothing that a checkpoint brings is run, as a check of `check_house.py`.
+"""Nothing that a checkpoint brings is run, and no pickle opened, as a check of `check_house.py`.
 
 Where transformers is left to find the class of a model, tokenizer or processor (`Auto*`, or a class that is looked up
-while the program runs), it asks on the terminal whether to run code that lies beside the weights, unless it is told.
+while the program runs), it asks on the terminal whether to run code that lies beside the weights, unless it is told. Where there
+are no weights in safetensors, it takes a pickle, unless it is told.
 """
 
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 from scripts.house_docstrings import PACKAGE, Fault, parse, python_files, relative
 
+_MODEL = re.compile(r"^(?!Peft).*(Model|For[A-Z]\w+|WithProjection)$")
+
+
+def owner_of(called: ast.expr) -> str | None:
+    """The name before `.from_pretrained`; empty where it is looked up, None where another function is called."""
+    if not isinstance(called, ast.Attribute) or called.attr != "from_pretrained":
+        return None
+    owner = called.value
+    return owner.id if isinstance(owner, ast.Name) else owner.attr if isinstance(owner, ast.Attribute) else ""
+
 
 def finds_its_class(called: ast.expr) -> bool:
     """Whether a call is `from_pretrained` of an `Auto*` class, or of one that is no name of a class in the source."""
-    if not isinstance(called, ast.Attribute) or called.attr != "from_pretrained":
+    name = owner_of(called)
+    if name is None or ast.unparse(called).startswith("type("):  # the class of something that is loaded already
         return False
-    owner = called.value
-    if (
-        isinstance(owner, ast.Call) and ast.unparse(owner.func) == "type"
-    ):  # the class of something that is loaded already
-        return False
-    name = owner.id if isinstance(owner, ast.Name) else owner.attr if isinstance(owner, ast.Attribute) else ""
     return name.startswith("Auto") or (not name[:1].isupper() and name not in ("cls", "self"))
 
 
 def check_loading(root: Path) -> list[Fault]:
-    """Every such call says trust_remote_code=False."""
+    """Every such call says trust_remote_code=False, and every one of a model use_safetensors=True."""
     faults: list[Fault] = []
     for path in python_files(root, PACKAGE, "recipes", "scripts"):
         name = relative(root, path)
         for node in ast.walk(parse(path)):
-            if not isinstance(node, ast.Call) or not finds_its_class(node.func):
+            if not isinstance(node, ast.Call):
                 continue
-            given = [k.value for k in node.keywords if k.arg == "trust_remote_code"]
-            if not any(isinstance(value, ast.Constant) and value.value is False for value in given):
-                called = ast.unparse(node.func)
+            given = {k.arg: k.value.value for k in node.keywords if isinstance(k.value, ast.Constant)}
+            called = ast.unparse(node.func)
+            if finds_its_class(node.func) and given.get("trust_remote_code") is not False:
                 faults.append(
                     Fault(name, node.lineno, f"{called} may run a checkpoint's code: trust_remote_code=False.")
                 )
+            if _MODEL.match(owner_of(node.func) or "") and given.get("use_safetensors") is not True:
+                faults.append(Fault(name, node.lineno, f"{called} may open a pickle: use_safetensors=True."))
     return faults

@@ -172,7 +172,8 @@ class ReliableTraining:
         """
         if self._renamed:
             inner = self.accelerator.unwrap_model(self.model)  # type: ignore[attr-defined]
-            inner.load_state_dict(type(inner).from_pretrained(checkpoint, dtype="auto").state_dict())
+            saved = type(inner).from_pretrained(checkpoint, dtype="auto", use_safetensors=True)
+            inner.load_state_dict(saved.state_dict())
 
     def _load_best_model(self) -> None:
         best = self.state.best_model_checkpoint

@@ -135,7 +135,7 @@ def train_clipcap(name: str, seed: int, tower: str, steps: int) -> dict[str, Any
     """
     torch.manual_seed(seed)
     tokenizer = make_tokenizer(48, bos_token="[CLS]", eos_token="[SEP]")
-    scorer = CLIPModel.from_pretrained(CHECKPOINTS / tower)
+    scorer = CLIPModel.from_pretrained(CHECKPOINTS / tower, use_safetensors=True)
     vision_config = scorer.config.vision_config
     vision_config.projection_dim = scorer.config.projection_dim
     config = ClipCapConfig(
