@@ -8,7 +8,7 @@ import logging
 import re
 import shutil
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -109,15 +109,8 @@ class ReliableTraining:
             checkpoint = self._of_main_process(choose)
             if self.args.save_on_signal:
                 stack.enter_context(StopOnSignal(self))
-            try:
+            with _dead_workers_named():
                 return super().train(checkpoint, *args, **kwargs)  # type: ignore[misc]
-            except (ConnectionError, EOFError, RuntimeError) as error:
-                if not _is_of_dead_worker(error):
-                    raise
-                raise RuntimeError(
-                    f"A DataLoader worker, which loads images, has died ({error}). Memory may have run out: lower "
-                    "dataloader_num_workers, and go on with resume_from_checkpoint=True."
-                ) from error
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
         super()._save(output_dir, state_dict)  # type: ignore[misc]
@@ -186,13 +179,33 @@ class ReliableTraining:
             logger.warning("%s, the best checkpoint, is broken: %s. The last weights are kept instead.", best, fault)
 
 
-def _is_of_dead_worker(error: Exception) -> bool:
-    """Whether a worker was killed; an error in its own code comes as what it is."""
-    if isinstance(error, RuntimeError):
-        return "DataLoader worker (pid" in str(error)
-    # A broken pipe, if it was just being read from.
+@contextlib.contextmanager
+def _dead_workers_named() -> Iterator[None]:
+    """Say in one sentence that a worker was killed; an error in its own code comes as what it is."""
+    try:
+        try:
+            yield
+        except (ConnectionError, EOFError) as error:  # a broken pipe, if it was just being read from
+            if not _reads_from_worker(error):
+                raise
+            raise _dead_worker(error) from error
+    except RuntimeError as error:
+        # PyTorch raises it in the handler of a signal, wherever the program is just then: above as well.
+        if "DataLoader worker (pid" not in str(error):
+            raise
+        raise _dead_worker(error) from error
+
+
+def _reads_from_worker(error: Exception) -> bool:
     frames = traceback.walk_tb(error.__traceback__)
     return any(frame.f_globals.get("__name__") == "torch.utils.data.dataloader" for frame, _ in frames)
+
+
+def _dead_worker(error: Exception) -> RuntimeError:
+    return RuntimeError(
+        f"A DataLoader worker, which loads images, has died ({error}). Memory may have run out: lower "
+        "dataloader_num_workers, and go on with resume_from_checkpoint=True."
+    )
 
 
 def _is_of_disk(error: Exception) -> bool:

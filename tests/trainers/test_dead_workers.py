@@ -1,0 +1,42 @@
+"""A killed worker is named, whenever PyTorch says so: its signal's handler may speak at any moment."""
+
+import pytest
+
+from hf_captionrl.trainers import reliable
+
+KILLED = RuntimeError("DataLoader worker (pid 3) is killed by signal: Killed. ")
+
+
+def fail(error):
+    with reliable._dead_workers_named():
+        raise error
+
+
+def test_the_error_of_the_signal():
+    with pytest.raises(
+        RuntimeError, match=r"^A DataLoader worker, which loads images, has died \(DataLoader worker \(pid 3"
+    ):
+        fail(KILLED)
+
+
+def test_a_broken_pipe_of_a_worker(monkeypatch):
+    monkeypatch.setattr(reliable, "_reads_from_worker", lambda error: True)
+    with pytest.raises(RuntimeError, match=r"has died \(reset by peer\).*resume_from_checkpoint=True") as caught:
+        fail(ConnectionResetError("reset by peer"))
+    assert isinstance(caught.value.__cause__, ConnectionResetError)
+
+
+def test_the_signal_comes_while_a_broken_pipe_is_looked_at(monkeypatch):
+    def interrupted(error):
+        raise KILLED
+
+    monkeypatch.setattr(reliable, "_reads_from_worker", interrupted)
+    with pytest.raises(RuntimeError, match=r"^A DataLoader worker, which loads images, has died"):
+        fail(EOFError())
+
+
+@pytest.mark.parametrize("error", [ConnectionResetError("of a tracker"), RuntimeError("shapes"), ValueError("x")])
+def test_other_errors_come_as_they_are(error):
+    with pytest.raises(type(error)) as caught:
+        fail(error)
+    assert caught.value is error
