@@ -39,10 +39,12 @@ class Recorder:
 
     Args:
         path (`Path`): The log.
+        asked (`Sequence[str]`): Files or folders that are run.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, asked: Sequence[str] = ("tests",)) -> None:
         self.path = path
+        self.asked = list(asked)
         self.tests: dict[str, dict[str, Any]] = {}
         self.begun = time.monotonic()
         self.ended = False
@@ -73,7 +75,14 @@ class Recorder:
         """Write the log."""
         made = {"python": platform.python_version(), "machine": platform.machine(), "cpus": os.cpu_count()}
         seconds = round(time.monotonic() - self.begun)
-        log = {"ended": self.ended, "seconds": seconds, "versions": versions(), **made, "tests": self.tests}
+        log = {
+            "ended": self.ended,
+            "asked": self.asked,
+            "seconds": seconds,
+            "versions": versions(),
+            **made,
+            "tests": self.tests,
+        }
         write_json(self.path, log)
 
 
@@ -113,6 +122,8 @@ def write_page(path: Path) -> None:
     log = json.loads(path.read_text(encoding="utf-8"))
     if not log["ended"]:
         raise ValueError(f"The run of {path.name} was broken off. Run `make test-slow` to its end.")
+    if log.get("asked", ["tests"]) != ["tests"]:
+        raise ValueError(f"{path.name} is of {' '.join(log['asked'])} alone. Run `make test-slow`.")
     failed = [name for name, test in log["tests"].items() if test["outcome"] == "failed"]
     if failed:
         raise ValueError(f"{len(failed)} tests failed, the first is {failed[0]}. Mend them, and run `make test-slow`.")
@@ -141,7 +152,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         write_page(arguments.log)
         return 0
     options = ["-m", "slow", "--timeout", "3600", "--durations", "10"]
-    return int(pytest.main([*options, *arguments.tests], plugins=[Recorder(arguments.log)]))
+    return int(pytest.main([*options, *arguments.tests], plugins=[Recorder(arguments.log, arguments.tests)]))
 
 
 if __name__ == "__main__":

@@ -54,6 +54,14 @@ def test_the_log_is_there_before_the_end(recorder):
     assert "tests/a.py::test_two[x::y]" in log["tests"]
 
 
+def test_a_part_of_the_tests_is_not_taken_over(tmp_path):
+    recorder = Recorder(tmp_path / "log.json", ["tests/faults"])
+    reported(recorder, "tests/faults/a.py::test_one", "passed", "passed", "passed")
+    recorder.pytest_sessionfinish(0)
+    with pytest.raises(ValueError, match=r"log\.json is of tests/faults alone"):
+        main(["--page", "--log", str(recorder.path)])
+
+
 @pytest.mark.parametrize(
     ("status", "message"), [(2, "broken off"), (1, "3 tests failed, the first is tests/a.py::test_two")]
 )

@@ -66,7 +66,7 @@ class HTTPBackend:
         sees_images (`bool`): Whether to send images.
         max_new_tokens (`int`): Longest answer.
         temperature (`float`): Of sampling; later attempts at a bad answer take 0.7 where this is less.
-        seed (`int`): Sent along, plus the number of the attempt.
+        seed (`int`, *optional*): Sent along, plus the number of the attempt; `None` for servers that know none.
         concurrency (`int`): Requests in flight.
         timeout_s (`float`): Of one request: of connecting, of each wait for the first byte, and of the whole answer.
         tries (`int`): How often a request is sent at most.
@@ -88,7 +88,7 @@ class HTTPBackend:
         sees_images: bool = False,
         max_new_tokens: int = 256,
         temperature: float = 0.0,
-        seed: int = 0,
+        seed: int | None = 0,
         concurrency: int = 4,
         timeout_s: float = 120.0,
         tries: int = 6,
@@ -149,7 +149,8 @@ class HTTPBackend:
             turns[-1] = {"role": "user", "content": content}
         temperature = max(self._temperature, RETRY_TEMPERATURE) if prompt.attempt else self._temperature
         body = {"model": self.model, "messages": turns, "temperature": temperature, **self._settings}
-        return json.dumps(body | {"seed": self._seed + prompt.attempt}).encode("utf-8")
+        seed = {} if self._seed is None else {"seed": self._seed + prompt.attempt}
+        return json.dumps(body | seed).encode("utf-8")
 
     def _read(self, response: Any, most: int, deadline: float) -> bytes:
         """Up to `most` bytes before the deadline: a socket's timeout alone starts anew with every byte that drips in."""

@@ -144,9 +144,9 @@ def _read_bags(path: Path, ids: Sequence[str]) -> dict[int, list[list[int]]]:
                 raise ValueError(
                     f"{path}: bag {number} of size {size} holds image {unknown[0]!r}, which is not used here."
                 )
-            if len(set(map(str, bag))) != int(size):
+            if not len(bag) == len(set(map(str, bag))) == int(size):
                 raise ValueError(
-                    f"{path}: bag {number} of size {size} holds {len(set(map(str, bag)))} different images."
+                    f"{path}: bag {number} of size {size} holds {len(bag)} images, {len(set(map(str, bag)))} different."
                 )
             found.setdefault(int(size), []).append([row[str(i)] for i in bag])
     return found

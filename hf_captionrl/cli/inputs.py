@@ -34,7 +34,12 @@ def source_names(sources: Sequence[str | Path], names: Sequence[str] | None) -> 
     if not names and len(set(found)) < len(found):
         # runs/a/captions.jsonl and runs/b/captions.jsonl
         folders = [Path(source).resolve().parent.name for source in sources]
-        found = [f"{folder}/{name}" for folder, name in zip(folders, found, strict=True)]
+        here = [Path(source).exists() or Path(source).suffix == ".jsonl" for source in sources]
+        shared = {name for name in found if found.count(name) > 1}
+        found = [
+            f"{folder}/{name}" if is_file and name in shared else name
+            for folder, is_file, name in zip(folders, here, found, strict=True)
+        ]
     for name in found:
         if found.count(name) > 1:
             raise ValueError(f"Two sources of captions are called {name!r}. Pass different --names.")

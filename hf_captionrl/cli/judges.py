@@ -109,12 +109,12 @@ def clip_prefix(arguments: argparse.Namespace) -> str:
     Returns:
         `str`: The paper's text, or nothing for scorers of the embedded world.
     """
-    from hf_captionrl.metrics.clip import CLIP_SCORE_PRESETS
+    from hf_captionrl.metrics.clip import score_prefix
 
     if arguments.clip_prefix is not None:
-        return str(arguments.clip_prefix)
+        return score_prefix("hessel", str(arguments.clip_prefix))
     embedded = arguments.dataset == "scenes" if arguments.scorer is None else arguments.scorer.startswith("scenes:")
-    return "" if embedded else CLIP_SCORE_PRESETS["hessel"].prefix
+    return "" if embedded else score_prefix("hessel")
 
 
 def add_clip_features(judged: Sequence[Judged], scorer: Any, prefix: str) -> None:

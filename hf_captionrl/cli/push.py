@@ -92,7 +92,7 @@ def run(arguments: argparse.Namespace) -> None:
     before = read_push_state(arguments.folder)
     kind = arguments.type or before.get("repo_type") or _kind(Path(arguments.folder))
     repo_id = arguments.repo_id or before.get("repo_id")
-    if repo_id != before.get("repo_id"):
+    if repo_id not in (before.get("repo_id"), str(before.get("repo_id")).rpartition("/")[2]):
         before = {}  # how another repository was pushed to, in public perhaps, says nothing about this one
     if arguments.dry_run:
         contents = folder_contents(arguments.folder, kind)

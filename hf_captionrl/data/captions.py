@@ -81,7 +81,8 @@ def _carve_missing(
     parts = hash_split(splits["train"], {"train": train, **wanted}, seed=seed)
     sizes = {name: len(part) for name, part in parts.items()}
     logger.info("%s lacks %s: taken out of train by the hash of image_id: %s.", where, missing, sizes)
-    return {**splits, **parts}
+    # With a share of 0 nothing is left in train.
+    return {**{name: split for name, split in splits.items() if name != "train"}, **parts}
 
 
 def _tell_splits_apart(splits: dict[str, datasets.Dataset], where: str) -> dict[str, datasets.Dataset]:

@@ -148,9 +148,10 @@ def _read_csv(path: Path) -> list[Row]:
             rows: list[Row] = []
             for values in lines:
                 if values and len(values) != len(names):
+                    cure = 'Put captions with commas into quotes: a.jpg,"a dog, running".'
                     raise ValueError(
-                        f"Line {lines.line_num} of {path} has {len(values)} fields, and the first line {len(names)}. Put "
-                        'captions with commas into quotes: a.jpg,"a dog, running".'
+                        f"Line {lines.line_num} of {path} has {len(values)} fields, and the first line {len(names)}. "
+                        f"{cure if len(values) > len(names) else 'Write a comma for each empty field too.'}"
                     )
                 rows += [dict(zip(names, values, strict=True))] if values else []
         except (csv.Error, UnicodeDecodeError) as error:

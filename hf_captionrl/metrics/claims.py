@@ -134,6 +134,8 @@ _IRREGULAR |= {
     "calves": "calf",
     "sheep": "sheep",
     "canvas": "canvas",
+    "alias": "alias",
+    "atlas": "atlas",
     "lens": "lens",
     "tvs": "tv",
     "busses": "bus",
@@ -147,7 +149,10 @@ _IRREGULAR |= {
 }
 _IRREGULAR |= {
     f"{word}es": word
-    for word in "bus cactus campus circus hippopotamus minibus octopus platypus trolleybus walrus".split()
+    for word in (
+        "alias atlas bonus bus cactus campus circus crocus eucalyptus focus genius hibiscus hippopotamus lotus minibus "
+        "octopus platypus status surplus trolleybus virus walrus"
+    ).split()
 }
 _IRREGULAR |= {
     f"{word}s": word

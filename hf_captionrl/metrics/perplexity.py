@@ -102,7 +102,7 @@ def caption_perplexity(
             f"The model gives caption {int(torch.nonzero(~torch.isfinite(nats))[0])} a loss that is not finite."
         )
     name = getattr(model.config, "_name_or_path", "") or getattr(model.config, "model_type", "")
-    if Path(name).is_dir():
+    if name and Path(name).is_dir():
         name = Path(name).resolve().name  # a machine's paths say nothing elsewhere
     return {
         "perplexity": float(torch.exp(nats.sum() / scored.sum())),  # infinite, not an error, above e^709

@@ -171,21 +171,25 @@ class Evaluator:
         if all(others):
             return self.row("references", captions, others), captions
         row = self.row("references", captions)
-        return {**row, "cider_d": None, "cider_d_reason": "an image has one reference only"}, captions
+        for key in ("cider_d", "emscore_references"):
+            if row.get(key) is not None:
+                row |= {key: None, f"{key}_reason": "an image has one reference only"}
+                row.pop(f"{key}_ci", None)
+        return row, captions
 
 
 def draw_references(references: Sequence[Sequence[str]], seed: int) -> tuple[list[str], list[list[str]]]:
     """One reference of each image, drawn at random, and the others (SMILE, Table 1).
 
     Args:
-        references: For each image one caption or more.
+        references: For each image its captions.
         seed: Of the draw.
 
     Returns:
-        `tuple`: N captions, and for each image the rest, which is empty where there was one only.
+        `tuple`: N captions, and for each image the rest, which is empty where there was one only, or none.
     """
     rng = random.Random(seed)
-    chosen = [rng.randrange(len(group)) for group in references]
-    captions = [group[i] for group, i in zip(references, chosen, strict=True)]
+    chosen = [rng.randrange(len(group)) if group else 0 for group in references]
+    captions = [group[i] if group else "" for group, i in zip(references, chosen, strict=True)]
     others = [[c for j, c in enumerate(group) if j != i] for group, i in zip(references, chosen, strict=True)]
     return captions, others

@@ -170,6 +170,7 @@ class EndpointJudge:
                 model,
                 api_key_env=api_key_env,
                 max_new_tokens=max_tokens,
+                seed=None,
                 concurrency=1,
                 timeout_s=timeout,
                 tries=retries + 1,
@@ -196,7 +197,10 @@ class EndpointJudge:
                 f"The judge at {self._url} failed: {answer.detail}. Check --judge_base_url and --judge_model, or try again "
                 "later: the answers are kept in answers.jsonl."
             )
-        return answer.text if isinstance(answer, Cut) else answer
+        text = answer.text if isinstance(answer, Cut) else answer
+        if not text:
+            raise JudgeError(f"The judge at {self._url} replied nothing. Is {self.name!r} a model that chats?")
+        return text
 
     def rate(self, model: str, questions: Sequence[Question], answers: Sequence[str]) -> Ratings:
         """See [`Judge`].

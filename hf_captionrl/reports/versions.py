@@ -16,8 +16,10 @@ __all__ = ["installed_versions", "is_secret", "plain_config"]
 PACKAGES = ("torch", "transformers", "peft", "trl", "datasets", "accelerate")
 """Packages whose version can change a result."""
 
-_SECRET = re.compile(r"(?<!^first)(^|_)(token|secret|password|api_key)s?$", re.IGNORECASE)
+_SECRET = re.compile(r"(?<!^first_)(token|secret|password|api_?key)s?$", re.IGNORECASE)
 """`first_token`, a setting of SMILE, is none."""
+_LIMIT = re.compile(r"(^|_)(max|min|num)_(\w+_)?tokens?$")
+"""Numbers of tokens are none either."""
 
 
 def is_secret(name: str, value: object) -> bool:
@@ -25,13 +27,15 @@ def is_secret(name: str, value: object) -> bool:
 
     Args:
         name: Of the setting, or of the option of a command line that sets it.
-        value: Its value. A number is none, such as that of `max_new_tokens`.
+        value: Its value. A limit such as that of `max_new_tokens` is none.
 
     Returns:
         `bool`: True for tokens, keys, secrets and passwords.
     """
-    named = _SECRET.search(name.lstrip("-").replace("-", "_"))
-    return bool(named) and isinstance(value, str) and not value.isdecimal()
+    name = name.lstrip("-").replace("-", "_")
+    if not isinstance(value, str) or (_LIMIT.search(name) and value.isdecimal()):
+        return False
+    return _SECRET.search(name) is not None
 
 
 def installed_versions() -> dict[str, str]:

@@ -363,7 +363,7 @@ def _first_rows(images: Tensor) -> Tensor:
     """[`duplicate_images`] of features that were checked."""
     rows = images.cpu().contiguous().numpy()
     # Equal rows have equal sums of their bits: most rows have a sum of their own and need not be compared.
-    word = np.uint64 if rows.strides[0] % 8 == 0 else np.uint32
+    word = np.uint64 if rows.shape[1] * rows.itemsize % 8 == 0 else np.uint32
     _, group, size = np.unique(rows.view(word).sum(axis=1, dtype=np.uint64), return_inverse=True, return_counts=True)
     found = np.arange(len(rows))
     first: dict[bytes, int] = {}

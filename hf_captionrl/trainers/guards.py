@@ -304,6 +304,7 @@ class GuardCallback(TrainerCallback):
             control (`TrainerControl`): Unused.
             kwargs (`Any`): Unused.
         """
+        self.rolled_back_to = None  # another run of the same trainer may save again
         self.on_save(args, state, control, **kwargs)
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:

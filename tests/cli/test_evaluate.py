@@ -211,6 +211,7 @@ def test_the_prefix_of_clip_score_is_asked_for_and_told(files, cache, tmp_path):
     assert clip_prefix(parse(command)) == ""
     assert clip_prefix(parse([*command, "--scorer", "openai/clip"])) == "A photo depicts "
     assert clip_prefix(parse([*command, "--dataset", "a.json"])) == "A photo depicts "
+    assert clip_prefix(parse([*command, "--clip_prefix", "A photo"])) == "A photo "
 
 
 def test_given_bags_are_used_and_bad_ones_named(files, cache, tmp_path, capsys):
@@ -230,10 +231,11 @@ def test_given_bags_are_used_and_bad_ones_named(files, cache, tmp_path, capsys):
     assert main(command) == 2
     assert "bags.json" in capsys.readouterr().err
     for value, said in [
-        ({"3": [ids[:2]]}, "bag 0 of size 3 holds 2 different images"),
+        ({"3": [ids[:2]]}, "bag 0 of size 3 holds 2 images, 2 different"),
         ({"3": [[*ids[:2], "nobody"]]}, "holds image 'nobody'"),
         ([ids], "must hold"),
-        ({"3": [[ids[0], ids[0], ids[1]]]}, "bag 0 of size 3 holds 2 different images"),
+        ({"3": [[ids[0], ids[0], ids[1]]]}, "bag 0 of size 3 holds 3 images, 2 different"),
+        ({"3": [[*ids[:3], ids[0]]]}, "bag 0 of size 3 holds 4 images, 3 different"),
     ]:
         bags.write_text(json.dumps(value))
         assert main(command) == 2

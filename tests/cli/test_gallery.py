@@ -9,6 +9,7 @@ import pytest
 
 import hf_captionrl.scenes
 from hf_captionrl.cli import main
+from hf_captionrl.cli.inputs import source_names
 from hf_captionrl.metrics import cider_d
 from hf_captionrl.retrieval import load_scorer
 from hf_captionrl.scenes import check
@@ -191,3 +192,14 @@ def test_commands_of_the_page_run(tmp_path, monkeypatch, capsys):
     assert main(shlex.split(shown[1])[1:]) == 0, capsys.readouterr().err
     found = json.loads((tmp_path / "outputs/gallery/gallery.json").read_text())["unrewarded"]
     assert found["unrewarded"] > found["right_captions"] / 2  # right, and short of the long references
+
+
+def test_only_names_that_two_sources_share_get_their_folders(tmp_path):
+    files = [tmp_path / folder / "a.jsonl" for folder in "xy"]
+    for file in files:
+        file.parent.mkdir()
+        file.touch()
+    sources = [*map(str, files), "scenes:blip-mle", "Salesforce/blip"]
+    assert source_names(sources, None) == ["x/a", "y/a", "scenes:blip-mle", "Salesforce/blip"]
+    with pytest.raises(ValueError, match=r"Two sources of captions are called 'scenes:blip-mle'"):
+        source_names(["scenes:blip-mle"] * 2, None)

@@ -80,7 +80,9 @@ def test_a_csv_row_of_another_length_is_refused(tmp_path, line, number):
     folder = make_folder(tmp_path / "a", 2)
     (folder / "metadata.jsonl").unlink()
     (folder / "metadata.csv").write_text('file_name,caption\n\n0.png,"a cat,\nasleep"\n' + line)
-    with pytest.raises(ValueError, match=rf"^Line {number} of .*metadata.csv has [13] fields.* into quotes"):
+    with pytest.raises(
+        ValueError, match=rf"^Line {number} of .*metadata.csv has [13] fields.* (into quotes|for each empty field)"
+    ):
         load_captions("imagefolder", data_dir=folder)
 
 
@@ -362,3 +364,11 @@ def test_scenes(monkeypatch):
     assert good["test"]["captions"][:] == splits["test"]["captions"][:]
     assert load_captions(split=None).keys() == splits.keys()
     assert load_captions(split="validation")["image_id"][:] == splits["validation"]["image_id"][:]
+
+
+@pytest.mark.parametrize("fractions", [(0.0, 0.5, 0.5), (0.0, 0.0, 1.0)])
+def test_without_a_share_of_train_nothing_stays_in_it(tmp_path, fractions):
+    splits = load_caption_splits("imagefolder", data_dir=make_folder(tmp_path, 10), split_fractions=fractions)
+    assert "train" not in splits
+    ids = [image_id for split in splits.values() for image_id in split["image_id"][:]]
+    assert len(ids) == len(set(ids)) == 10

@@ -202,8 +202,15 @@ def test_how_another_repository_was_pushed_to_is_not_taken_over(checkpoint, hub)
 def test_numbers_and_settings_of_smile_are_no_secrets():
     command = ["smile.py", "--first_token", "shift", "--generation_max_new_tokens", "20", "--max_tokens=30"]
     assert public_command(command) == command
+    assert public_command(["a", "--authtoken", "x", "--password", "12345", "--mytoken=abc"]) == (
+        ["a", "--authtoken", "***", "--password", "***", "--mytoken=***"]
+    )
+    assert public_values({"password": "12345", "max_new_tokens": "20", "pin": "1"}) == {
+        "max_new_tokens": "20",
+        "pin": "1",
+    }
     assert public_command(["a", "--api-key", "20", "--hub_token=x", "--hub-token", "y"]) == (
-        ["a", "--api-key", "20", "--hub_token=***", "--hub-token", "***"]
+        ["a", "--api-key", "***", "--hub_token=***", "--hub-token", "***"]
     )
 
 

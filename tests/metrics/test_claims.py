@@ -92,6 +92,14 @@ def test_plurals_of_what_is_in_photographs(many):
     assert found["per_sample"] == {"wrong": [[], []], "mentioned": [[one], [one]]}
 
 
+@pytest.mark.parametrize(
+    "one", ["virus", "status", "bonus", "lotus", "atlas", "horse", "vase", "house", "cookie", "movie"]
+)
+def test_words_that_end_alike(one):
+    many = f"{one}es" if one.endswith("s") else f"{one}s"
+    assert chair([f"two {many}"], [[one]])["per_sample"] == {"wrong": [[]], "mentioned": [[one]]}
+
+
 def test_objects_alone_are_names_too():
     assert chair(["a cat and a dog", "a dog"], [["cat"], ["dog"]])["chair_i"] == 1 / 3
 

@@ -71,13 +71,14 @@ def test_a_reference_is_held_against_the_others():
     row, captions = evaluator_of(references).reference_row()
     assert captions == [group[0] for group in references]
     assert row["cider_d"] == pytest.approx(7.5)  # no word is the fourth of four
-    assert draw_references([["a", "b"], ["c"]], 0)[1][1] == []
+    assert draw_references([["a", "b"], ["c"], []], 0)[1][1:] == [[], []]
 
 
 def test_a_single_reference_is_not_held_against_itself():
     row, captions = evaluator_of([["a dog runs"], ["a cat sits", "a cat"], ["two birds fly"]]).reference_row()
     assert len(captions) == 3
     assert row["cider_d"] is None
+    assert "cider_d_ci" not in row
     assert row["cider_d_reason"] == "an image has one reference only"
     assert row["length"] > 2
 

@@ -66,6 +66,7 @@ def test_both_orders_are_asked_and_undone(monkeypatch):
     assert headers["Authorization"] == "Bearer secret"
     assert body["model"] == "m"
     assert body["temperature"] == 0
+    assert "seed" not in body  # some servers refuse what they do not know
     prompts = [request[2]["messages"][0]["content"] for request in server.requests]
     assert prompts[0] == judge_prompt("Why?", "Mine.", "Because.")
     assert prompts[1] == judge_prompt("Why?", "Because.", "Mine.")
@@ -93,6 +94,7 @@ def test_busy_servers_are_asked_again():
         ((200, {}, "<html>hello</html>"), "no chat completion", 3),
         ((200, {}, b"\xff\xfe\x00"), "no chat completion", 3),
         ((200, {}, '{"choices": []}'), "no chat completion", 3),
+        ((200, {}, '{"choices": [{"message": {"content": null}}]}'), "replied nothing", 1),
         ((200, {"Content-Length": "1000"}, '{"choices"'), "no answer in 3 tries", 3),  # broken off
     ],
 )

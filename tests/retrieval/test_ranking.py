@@ -266,3 +266,9 @@ def test_bad_numbers_are_named():
         recall_at_k(rank[:0], 1)
     with pytest.raises(ValueError, match="no ranks"):
         random_distractor_recall(rank[:0], 200)
+
+
+def test_one_row_out_of_a_wider_matrix():
+    pool = torch.randn(4, 8)[:1, :3]
+    assert ranks(torch.randn(1, 3), pool).tolist() == [1]
+    assert duplicate_images(pool).tolist() == [0]

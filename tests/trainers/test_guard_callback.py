@@ -61,6 +61,18 @@ def test_rollback_loads_the_newest_good_checkpoint(tmp_path, caplog):
     assert HACKED in caplog.text
 
 
+def test_another_run_of_the_same_trainer_saves_again(tmp_path):
+    trainer, callback = make_trainer(
+        tmp_path, "rollback", 10, max_steps=-1, num_train_epochs=3, save_strategy="epoch", hacked_until=11
+    )
+    trainer.train()
+    assert callback.rolled_back_to is not None
+    trainer.train()  # from step 1 again, and hacked at 10 again
+    assert callback.rolled_back_to == str(tmp_path / "checkpoint-8")
+    callback.on_train_begin(trainer.args, trainer.state, trainer.control)
+    assert callback.rolled_back_to is None
+
+
 @pytest.mark.parametrize("hacked_from", [10, 12])
 def test_rollback_leaves_no_checkpoint_of_the_epoch(tmp_path, hacked_from):
     """After a stop the Trainer ends the epoch, and saves where it does so after every epoch (of 8 steps here)."""
