@@ -161,6 +161,12 @@ class Browser:
             raise RuntimeError(f"{url}: {result['errorText']}")
         self.wait_for_event("Page.loadEventFired")
 
+    def forget(self):
+        """Leave the page, and what was said of it: its requests may still fail when its server is gone."""
+        self.open("about:blank")
+        self.evaluate("1")
+        self.events.clear()
+
     def evaluate(self, js):
         """The value of an expression in the page; a promise is waited for."""
         result = self.call("Runtime.evaluate", expression=js, returnByValue=True, awaitPromise=True)

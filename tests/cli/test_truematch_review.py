@@ -66,9 +66,16 @@ def server(folder):
 
 
 @pytest.fixture(scope="module")
-def browser():
+def running_browser():
     with Browser() as opened:
         yield opened
+
+
+@pytest.fixture
+def browser(running_browser):
+    """One for all tests, that has forgotten the page of the last one."""
+    running_browser.forget()
+    return running_browser
 
 
 def decided(page):
