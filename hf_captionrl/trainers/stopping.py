@@ -101,7 +101,7 @@ class StopOnSignal(TrainerCallback):
     def on_epoch_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Save if a signal came; after the evaluation, where one is due.
+        """Save if a signal came; after the evaluation, where one is due, or during it.
 
         Args:
             args (`TrainingArguments`): Knows how many steps share a rollout.
@@ -111,18 +111,7 @@ class StopOnSignal(TrainerCallback):
         """
         self._maybe_save(args, state, control)
 
-    def on_evaluate(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        """Save if a signal came during the evaluation.
-
-        Args:
-            args (`TrainingArguments`): Knows how many steps share a rollout.
-            state (`TrainerState`): Knows the step.
-            control (`TrainerControl`): Told to save.
-            kwargs (`Any`): Unused.
-        """
-        self._maybe_save(args, state, control)
+    on_evaluate = on_epoch_end
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Leave, once the checkpoint is there.

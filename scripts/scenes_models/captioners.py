@@ -16,7 +16,6 @@ from transformers import (
     BlipProcessor,
     CLIPImageProcessor,
     CLIPModel,
-    GPT2Config,
 )
 
 from hf_captionrl.models.clipcap import ClipCapConfig, ClipCapForConditionalGeneration, ClipCapProcessor
@@ -31,6 +30,7 @@ from scripts.scenes_models.parts import (
     MLP,
     STD,
     fit,
+    gpt2_config,
     learn_facts,
     make_tokenizer,
     to_pixels,
@@ -140,20 +140,7 @@ def train_clipcap(name: str, seed: int, tower: str, steps: int) -> dict[str, Any
     vision_config.projection_dim = scorer.config.projection_dim
     config = ClipCapConfig(
         vision_config,
-        GPT2Config(
-            vocab_size=len(tokenizer),
-            n_positions=52,
-            n_embd=HIDDEN,
-            n_layer=3,
-            n_head=HEADS,
-            n_inner=MLP,
-            resid_pdrop=0.0,
-            embd_pdrop=0.0,
-            attn_pdrop=0.0,
-            bos_token_id=tokenizer.cls_token_id,
-            eos_token_id=tokenizer.sep_token_id,
-            pad_token_id=tokenizer.pad_token_id,
-        ),
+        gpt2_config(tokenizer, positions=52, layers=3),
         prefix_length=5,
         normalize_image_embeds=True,
     )

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import BertTokenizer
+from transformers import BertTokenizer, GPT2Config
 
 from hf_captionrl.scenes.grammar import Annotator, annotate, full_caption
 from hf_captionrl.scenes.render import render_scene
@@ -41,6 +41,7 @@ __all__ = [
     "STD",
     "caption_batches",
     "fit",
+    "gpt2_config",
     "learn_facts",
     "make_tokenizer",
     "one_cycle",
@@ -77,6 +78,33 @@ def make_tokenizer(max_length: int, **special: str) -> BertTokenizer:
         file = Path(folder) / "vocab.txt"
         file.write_text("\n".join(vocabulary()) + "\n", encoding="utf-8")
         return BertTokenizer(str(file), model_max_length=max_length, do_lower_case=True, **special)
+
+
+def gpt2_config(tokenizer: BertTokenizer, *, positions: int, layers: int) -> GPT2Config:
+    """A tiny GPT-2 without dropout.
+
+    Args:
+        tokenizer (`BertTokenizer`): The shared one.
+        positions (`int`): Longest input.
+        layers (`int`): Blocks.
+
+    Returns:
+        `GPT2Config`: Its configuration.
+    """
+    return GPT2Config(
+        vocab_size=len(tokenizer),
+        n_positions=positions,
+        n_embd=HIDDEN,
+        n_layer=layers,
+        n_head=HEADS,
+        n_inner=MLP,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        bos_token_id=tokenizer.cls_token_id,
+        eos_token_id=tokenizer.sep_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
 
 
 def to_pixels(scenes: list[Scene]) -> Tensor:

@@ -13,7 +13,6 @@ from transformers import (
     CLIPImageProcessor,
     CLIPModel,
     CLIPProcessor,
-    GPT2Config,
     GPT2LMHeadModel,
 )
 
@@ -28,6 +27,7 @@ from scripts.scenes_models.parts import (
     STD,
     caption_batches,
     fit,
+    gpt2_config,
     learn_facts,
     make_tokenizer,
     random_caption,
@@ -116,20 +116,7 @@ def train_language_model(name: str, seed: int, steps: int) -> dict[str, Any]:
     """
     torch.manual_seed(seed)
     tokenizer = make_tokenizer(64, bos_token="[CLS]", eos_token="[SEP]")
-    config = GPT2Config(
-        vocab_size=len(tokenizer),
-        n_positions=64,
-        n_embd=HIDDEN,
-        n_layer=2,
-        n_head=HEADS,
-        n_inner=MLP,
-        resid_pdrop=0.0,
-        embd_pdrop=0.0,
-        attn_pdrop=0.0,
-        bos_token_id=tokenizer.cls_token_id,
-        eos_token_id=tokenizer.sep_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
+    config = gpt2_config(tokenizer, positions=64, layers=2)
     model = GPT2LMHeadModel(config)
     rng = np.random.default_rng((seed, 2))
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=0.01)
