@@ -41,8 +41,9 @@ install-test: $(VENV)/.installed-test  ## Make .venv with the package and what t
 demo: $(VENV)/.installed  ## Finetune the embedded captioner with SMILE and print the table (3 minutes on 2 cores)
 	$(OFFLINE) $(BIN)/accelerate launch --num_processes 1 --num_machines 1 --mixed_precision no --dynamo_backend no recipes/smile_blip.py
 
+# By files: what a file's tests share is made in one worker.
 test: $(VENV)/.installed-test  ## All tests, offline
-	$(TESTING) $(BIN)/python -m pytest -n 2 -m "not slow" --durations 10
+	$(TESTING) $(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow" --durations 10
 
 test-slow: $(VENV)/.installed-test  ## The long campaigns
 	$(TESTING) $(BIN)/python scripts/slow_tests.py

@@ -1,5 +1,7 @@
 """The modules as users get them, and a few scenes with their judge."""
 
+import sys
+
 import pytest
 
 from hf_captionrl.evaluate_modules.inputs import resolve_scorer
@@ -8,7 +10,7 @@ from tests.evaluate_modules.judges import JUDGE
 from tests.evaluate_modules.nursery import Nursery
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="session")
 def nursery():
     with Nursery() as running:
         yield running
@@ -26,9 +28,13 @@ def evaluate(tmp_path_factory):
         patch.setattr(evaluate.config, "HF_MODULES_CACHE", home / "modules")
         patch.setattr(evaluate.config, "HF_METRICS_CACHE", home / "metrics")
         patch.setattr(evaluate.config, "HF_EVALUATE_OFFLINE", True)
+        patch.setattr(sys, "path", list(sys.path))  # to which `evaluate` adds this home
         evaluate.logging.set_verbosity_error()
         assert len(install()) == 7
         yield evaluate
+    # Its package of modules looks into this home as long as the process remembers it; the next one has another.
+    for name in [name for name in sys.modules if name.partition(".")[0] == "evaluate_modules"]:
+        del sys.modules[name]
 
 
 @pytest.fixture(scope="package")
