@@ -3,7 +3,10 @@
 import gc
 import importlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 # Before torch is imported: threads of tiny matrices wait for one another longer than they multiply.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -21,6 +24,15 @@ def pytest_collection_finish() -> None:
     """Keep what was imported out of later garbage collections, of which every `Trainer` makes several."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+    """Likewise what the tests of a file have imported, and what they keep."""
+    yield
+    if nextitem is None or nextitem.path != item.path:
+        gc.collect()
+        gc.freeze()
 
 
 def pytest_sessionfinish() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import datasets
 import pyarrow as pa
+from datasets.fingerprint import Hasher
 from datasets.table import InMemoryTable, concat_tables
 
 from hf_captionrl.data.cleaning import to_caption_list
@@ -81,11 +82,14 @@ def replace_column(ds: datasets.Dataset, name: str, values: Sequence[Any], featu
     if name in table.column_names:
         table = table.drop([name])
     schema = datasets.Features({name: feature}).arrow_schema
-    table = concat_tables([table, InMemoryTable.from_pydict({name: list(values)}, schema=schema)], axis=1)
+    column = InMemoryTable.from_pydict({name: list(values)}, schema=schema)
+    table = concat_tables([table, column], axis=1)
     info = ds.info.copy()
     kept = {column: kind for column, kind in ds.features.items() if column != name}
     info.features = datasets.Features({**kept, name: feature})
-    return datasets.Dataset(table, info=info, split=ds.split, indices_table=indices)
+    # Of the old one's and of what is new: without one given, `datasets` would read every image in memory for it.
+    fingerprint = Hasher.hash((ds._fingerprint, column))
+    return datasets.Dataset(table, info=info, split=ds.split, indices_table=indices, fingerprint=fingerprint)
 
 
 def with_split(ds: datasets.Dataset, split: str) -> datasets.Dataset:
@@ -98,7 +102,13 @@ def with_split(ds: datasets.Dataset, split: str) -> datasets.Dataset:
     Returns:
         `datasets.Dataset`: A view with `.split` set.
     """
-    return datasets.Dataset(ds.data, info=ds.info, split=datasets.NamedSplit(split), indices_table=ds._indices)
+    return datasets.Dataset(
+        ds.data,
+        info=ds.info,
+        split=datasets.NamedSplit(split),
+        indices_table=ds._indices,
+        fingerprint=Hasher.hash((ds._fingerprint, split)),
+    )
 
 
 def _pick_column(names: Sequence[str], wanted: str, argument: str, where: str) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import io
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
@@ -210,6 +212,13 @@ def load_scenes(
     """
     if kind not in KINDS:
         raise ValueError(f"kind is {kind!r}. Use one of {sorted(KINDS)}.")
+    # Copies of what says how a table is shown; tables never change, and are shared.
+    return copy.deepcopy(_composed(kind, seed, num_train, num_validation, num_test))
+
+
+@functools.lru_cache(maxsize=4)
+def _composed(kind: str, seed: int, num_train: int, num_validation: int, num_test: int) -> datasets.DatasetDict:
+    """What [`load_scenes`] gives, made once a process: drawing and encoding it takes seconds."""
     rng = np.random.default_rng(seed)
     kinds = KINDS[kind]
     return compose_splits(

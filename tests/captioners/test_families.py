@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import gc
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -70,15 +69,6 @@ def timed(name: str, clock: Callable[[], float] = time.process_time) -> Iterator
 def name(request):
     with timed(request.param):
         yield request.param
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _imports_are_no_garbage():
-    """The Trainer collects garbage behind every training; what was imported till here is none, and much to look through."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture

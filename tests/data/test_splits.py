@@ -8,7 +8,7 @@ import datasets
 import pytest
 
 from hf_captionrl.data import hash_split, load_caption_splits, load_captions
-from hf_captionrl.data.columns import replace_column
+from hf_captionrl.data.columns import replace_column, with_split
 from tests.data.photos import embedded, make_folder, png
 
 ALL = (1, 0, 0)  # no split is taken out of train
@@ -159,3 +159,23 @@ def test_replace_column_of_a_selection():
     assert out.data.nbytes < 2 * ds.data.nbytes
     with pytest.raises(ValueError, match="3 values for 4 rows"):
         replace_column(ds, "captions", [["a"]] * 3, datasets.List(datasets.Value("string")))
+
+
+def test_equal_data_are_known_by_equal_fingerprints():
+    """`map` looks for its cached results under them."""
+    ds, texts = embedded(4), ["a", "b", "c", "d"]
+
+    def fingerprint(ds=ds, name="note", values=texts, kind="string"):
+        return replace_column(ds, name, values, datasets.Value(kind))._fingerprint
+
+    assert fingerprint() == fingerprint(embedded(4)) != ds._fingerprint
+    others = {
+        fingerprint(ds.select([0, 1, 3, 2])),
+        fingerprint(name="image_id"),
+        fingerprint(values=["a", "b", "c", "e"]),
+        fingerprint(kind="large_string"),
+        with_split(ds, "note")._fingerprint,
+        with_split(ds, "test")._fingerprint,
+    }
+    assert len(others - {fingerprint(), ds._fingerprint}) == 6
+    assert with_split(embedded(4), "test")._fingerprint in others

@@ -37,17 +37,17 @@ def evaluate(tmp_path_factory):
         del sys.modules[name]
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="session")
 def scenes():
     return load_scenes(num_train=0, num_validation=0, num_test=15)["test"]
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="session")
 def judge():
     return resolve_scorer(JUDGE)
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="session")
 def features(scenes, judge):
     """Of first references and of images, by the judge."""
     return judge.text_features([row[0] for row in scenes["captions"]]), judge.image_features(list(scenes["image"]))

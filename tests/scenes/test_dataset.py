@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hf_captionrl.scenes import bags, check, load_scenes, sample_scene, vary_scene
-from hf_captionrl.scenes.dataset import FEATURES, compose_splits
+from hf_captionrl.scenes.dataset import FEATURES, _composed, compose_splits
 from hf_captionrl.scenes.render import IMAGE_SIZE, SPRITES_DIR
 from hf_captionrl.scenes.world import EMOJI_KINDS, SHAPE_KINDS, Facts, Scene
 
@@ -31,14 +31,24 @@ def test_shape_and_columns(scenes):
     assert len(row["captions"]) == 5
 
 
-def test_made_in_seconds():
+def test_made_in_seconds_and_once(scenes):
+    _composed.cache_clear()
     start = time.process_time()
-    load_scenes()
-    assert time.process_time() - start < 10
+    made = load_scenes()
+    assert 0.1 < time.process_time() - start < 10
+    start = time.process_time()
+    again = load_scenes()
+    assert time.process_time() - start < 0.1
+    # What somebody does to one is not done to the next.
+    again["test"].set_format("numpy")
+    again.pop("train")
+    assert load_scenes().keys() == made.keys() == scenes.keys()
+    assert load_scenes()["test"].format == made["test"].format != again["test"].format
 
 
 def test_deterministic_in_the_seed(scenes):
     def digest(seed):
+        _composed.cache_clear()
         small = load_scenes(seed=seed, num_train=50, num_validation=20, num_test=30)
         data = hashlib.sha256()
         for split in small.values():
@@ -121,6 +131,7 @@ def test_unknown_bag_size_is_refused(scenes):
 
 def test_shapes_need_no_asset(monkeypatch):
     monkeypatch.setattr("hf_captionrl.scenes.render.SPRITES_DIR", SPRITES_DIR / "nowhere")
+    _composed.cache_clear()
     shapes = load_scenes("shapes", num_train=10, num_validation=5, num_test=15)
     for row in shapes["test"]:
         result = check(row["full_caption"], row["facts"])

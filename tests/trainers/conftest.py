@@ -14,17 +14,17 @@ def scenes():
     return load_scenes(num_train=16, num_validation=12, num_test=0)
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="session")
 def scorer():
     return load_scorer(model_path("scenes:clip-reward"))
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="session")
 def judge():
     return load_scorer(model_path("scenes:clip-judge"))
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="session")
 def parts():
     """A tiny LLaMA and its tokenizer."""
     return tiny_llama([text for row in ROWS for text in row.values()], vocab_size=300, width=32, layers=1, seed=3)
