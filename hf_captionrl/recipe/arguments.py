@@ -253,13 +253,6 @@ def parse_arguments(
     *parsed, run = TrlParser((*dataclass_types, RunArguments)).parse_args_and_config(arguments)
     if run.deterministic:
         be_deterministic()
-    for one in parsed:
-        asked = {"trust_remote_code": getattr(one, "trust_remote_code", False)}  # TRL's configurations have it
-        if (asked | (getattr(one, "model_init_kwargs", None) or {}))["trust_remote_code"]:
-            raise ValueError(
-                "trust_remote_code is set, but no code that a checkpoint brings is run here. Take it out, and name a model of "
-                "a class that transformers has."
-            )
     return tuple(parsed)
 
 

@@ -23,6 +23,8 @@ SEAL_FILE = "seal.json"
 """Written last: size and SHA-256 of every other file of the checkpoint."""
 
 _NAME = re.compile(r"checkpoint-(\d+)")
+# Weights that Trainers of old wrote, and that transformers' still reads where there are no others.
+_PICKLED_WEIGHTS = re.compile(r"(pytorch|adapter)_model(-\d+-of-\d+)?\.bin(\.index\.json)?")
 
 
 def _digest(path: Path) -> str:
@@ -51,7 +53,7 @@ def seal_checkpoint(folder: str | os.PathLike[str]) -> Path:
 
 
 def checkpoint_fault(folder: str | os.PathLike[str]) -> str | None:
-    """What is wrong with a checkpoint.
+    """What is wrong with a checkpoint: it is not whole, or holds weights as pickles, which run code when opened.
 
     Args:
         folder: The checkpoint.
@@ -67,6 +69,9 @@ def checkpoint_fault(folder: str | os.PathLike[str]) -> str | None:
         expected = {str(name): (int(file["size"]), str(file["sha256"])) for name, file in files.items()}
     except (ValueError, KeyError, TypeError, AttributeError):
         return f"its {SEAL_FILE} is damaged"
+    for path in sorted(folder.rglob("*")):
+        if _PICKLED_WEIGHTS.fullmatch(path.name):
+            return f"{path.relative_to(folder).as_posix()} is a pickle; weights are taken from safetensors alone"
     # Sizes first: what is cut off or missing is found without reading gigabytes.
     for name, (size, _) in expected.items():
         path = folder / name

@@ -47,6 +47,16 @@ class ReliableArguments:
         },
     )
 
+    def __post_init__(self) -> None:
+        super().__post_init__()  # type: ignore[misc]
+        # TRL's configurations have both, and its trainers would load a named model with them.
+        asked = {"trust_remote_code": getattr(self, "trust_remote_code", False)}
+        if (asked | (getattr(self, "model_init_kwargs", None) or {}))["trust_remote_code"]:
+            raise ValueError(
+                "trust_remote_code is set, but no code that a checkpoint brings is run here. Take it out, and name a model of "
+                "a class that transformers has."
+            )
+
 
 class ReliableTraining:
     """The part of a trainer that survives; stands before `transformers.Trainer` among the bases.
@@ -58,6 +68,12 @@ class ReliableTraining:
     args: Any
     accelerator: Any
     state: Any
+
+    @staticmethod
+    def _safetensors_only(model: Any, args: Any) -> None:
+        """Have TRL load a model that is named, and not given, from safetensors alone: other formats run code when opened."""
+        if isinstance(model, str):
+            args.model_init_kwargs = {**(args.model_init_kwargs or {}), "use_safetensors": True}
 
     def _of_main_process(self, function: Callable[[], _Found]) -> _Found:
         """What a function gives on the main process, or its error, on every process."""

@@ -147,6 +147,7 @@ class SelfRetrievalGRPOTrainer(ReliableTraining, GRPOTrainer):
                 "processes. Change one of them."
             )
         self.bags = self._make_bags(neighbours, images, args)
+        self._safetensors_only(model, args)
         super().__init__(
             model,
             reward_funcs=[_named(reward.name) for reward in self.rewards.rewards],

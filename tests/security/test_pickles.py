@@ -3,6 +3,7 @@
 import pickle
 import shutil
 
+import datasets
 import numpy as np
 import pytest
 import torch
@@ -15,13 +16,17 @@ from hf_captionrl.data import load_captions
 from hf_captionrl.data.benchmarks import load_hard_pool
 from hf_captionrl.models.clipcap.assembly import assemble
 from hf_captionrl.recipe.judges import LocalJudge
+from hf_captionrl.recipe.tiny_llama import tiny_llama
 from hf_captionrl.retrieval import FeatureCache, load_bags, load_scorer
 from hf_captionrl.scenes import load_scenes
 from hf_captionrl.scenes.models import model_path
+from hf_captionrl.trainers import SmileSFTConfig, SmileSFTTrainer
 from hf_captionrl.trainers.checkpoints import seal_checkpoint
 from scripts.convert_clipcap import read_checkpoint
 from tests.security.pickles import FORMS
 from tests.tiny import tiny_captioner
+from tests.tiny_chat import tiny_chat
+from tests.trainers.grpo_worker import make_trainer
 from tests.trainers.one_step import train
 
 
@@ -174,13 +179,55 @@ def test_resume(name, checkpoint, trap, tmp_path):
         train(tmp_path / "run", rows, captioner=tiny_captioner("blip"), resume=str(copy), max_steps=2)
 
 
-def test_resume_does_not_take_weights_from_a_pickle(checkpoint, trap, tmp_path):
+@pytest.mark.parametrize(
+    "name", ["pytorch_model.bin", "pytorch_model-00001-of-00002.bin", "adapter/adapter_model.bin"]
+)
+def test_resume_takes_no_weights_from_pickles_harmless_or_not(name, checkpoint, tmp_path):
     folder, rows = checkpoint
     copy = tmp_path / "run" / folder.name
-    without_weights(folder, copy, trap, "pytorch_model.bin")
+    shutil.copytree(folder, copy)
+    (copy / name).parent.mkdir(exist_ok=True)
+    torch.save(load_file(copy / "model.safetensors"), copy / name)
+    (copy / "model.safetensors").unlink()
     seal_checkpoint(copy)
-    with pytest.raises((pickle.UnpicklingError, ValueError, OSError)):
+    with pytest.raises(
+        ValueError, match=rf"No checkpoint in .* is whole: checkpoint-1 \({name} is a pickle; weights are"
+    ):
         train(tmp_path / "run", rows, captioner=tiny_captioner("blip"), resume=str(copy), max_steps=2)
+
+
+@pytest.fixture(scope="module")
+def named(tmp_path_factory):
+    """Folders of a text model and of a chat model that sees, and how a trainer loads each by its name."""
+    text, chat = (tmp_path_factory.mktemp(kind) for kind in ("text", "chat"))
+    for parts, folder in (
+        (tiny_llama(["a dog", "a cat"], vocab_size=300, width=32, layers=1), text),
+        (tiny_chat("llava"), chat),
+    ):
+        for part in parts:
+            part.save_pretrained(folder)
+
+    def sft(folder):
+        settings = {"use_cpu": True, "bf16": False, "report_to": [], "max_length": 32}
+        rows = datasets.Dataset.from_list([{"text": "a dog"}])
+        return SmileSFTTrainer(
+            str(folder), SmileSFTConfig(str(tmp_path_factory.mktemp("out")), **settings), train_dataset=rows
+        )
+
+    def grpo(folder):
+        return make_trainer(str(tmp_path_factory.mktemp("out")), model=str(folder), per_device_train_batch_size=16)
+
+    return {"sft": (text, sft), "grpo": (chat, grpo)}
+
+
+@pytest.mark.parametrize("kind", ["sft", "grpo"])
+def test_models_that_trl_loads_by_name(kind, named, tmp_path):
+    folder, make = named[kind]
+    assert make(folder).model is not None
+    copy = without_weights(folder, tmp_path / "copy", b"", "unused")
+    torch.save(load_file(folder / "model.safetensors"), copy / "pytorch_model.bin")  # one without any harm in it
+    with pytest.raises(OSError, match=r"safetensors"):
+        make(copy)
 
 
 def test_safetensors_hold_nothing_to_run(trap, tmp_path):

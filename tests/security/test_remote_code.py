@@ -2,6 +2,7 @@
 
 import json
 
+import datasets
 import pytest
 import yaml
 
@@ -10,7 +11,7 @@ from hf_captionrl.models.clipcap.assembly import assemble
 from hf_captionrl.recipe.arguments import parse_arguments
 from hf_captionrl.recipe.judges import LocalJudge
 from hf_captionrl.retrieval import load_scorer
-from hf_captionrl.trainers import SmileConfig
+from hf_captionrl.trainers import SelfRetrievalGRPOConfig, SmileConfig, SmileSFTConfig, SmileSFTTrainer
 
 LOADERS = {
     "captioner": load_captioner,
@@ -49,6 +50,29 @@ def test_code_beside_weights(load, folder):
 def test_asking_for_it_does_not_help(load, folder):
     with pytest.raises((ValueError, TypeError, OSError)):
         load(folder, trust_remote_code=True)
+
+
+@pytest.mark.parametrize("config", [SmileSFTConfig, SelfRetrievalGRPOConfig])
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"trust_remote_code": True},
+        {"model_init_kwargs": {"trust_remote_code": True}},
+        {"model_init_kwargs": '{"trust_remote_code": true}'},
+    ],
+)
+def test_trainers_of_trl_are_not_asked_for_it(config, asked, tmp_path):
+    with pytest.raises(
+        ValueError, match=r"^trust_remote_code is set, but no code that a checkpoint brings is run here"
+    ):
+        config(str(tmp_path), use_cpu=True, bf16=False, **asked)
+
+
+def test_a_text_model_by_name_brings_none(folder, tmp_path):
+    rows = datasets.Dataset.from_list([{"text": "a dog"}])
+    config = SmileSFTConfig(str(tmp_path / "out"), use_cpu=True, bf16=False, report_to=[])
+    with pytest.raises((ValueError, OSError)):
+        SmileSFTTrainer(folder, config, train_dataset=rows)
 
 
 def test_the_code_would_run(folder, tmp_path):

@@ -19,6 +19,7 @@ def make_trainer(folder: str, rows: int = 8, **settings):
     """A trainer of a tiny LLaVA on some scenes; a rollout is all of them."""
     data = load_scenes(num_train=rows, num_validation=1, num_test=1)["train"]
     model, processor = tiny_chat("llava")
+    model = settings.pop("model", model)
     defaults = {
         "num_generations": 2,
         "max_completion_length": 6,
