@@ -38,11 +38,15 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     Returns:
         `str`: The table.
     """
-    lines = ["| fault | tried | survived | lost | made twice | seconds |", "|:--|--:|--:|--:|--:|--:|"]
+    lines = [
+        "| fault | tried | survived | lost | made twice | longest wait, s | seconds |",
+        "|:--|--:|--:|--:|--:|--:|--:|",
+    ]
     names = ("faults", "survived", "lost", "repeated", "seconds")
     for row in [*rows, {"title": "**all**", **{name: sum(row[name] for row in rows) for name in names}}]:
         counts = " | ".join(f"{row[name]:,}" for name in names[:-1])
-        lines.append(f"| {row['title']} | {counts} | {row['seconds']:.0f} |")
+        wait = row.get("longest_wait_s")
+        lines.append(f"| {row['title']} | {counts} | {'' if wait is None else wait} | {row['seconds']:.0f} |")
     return "\n".join(lines)
 
 

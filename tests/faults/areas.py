@@ -11,6 +11,7 @@ _ORDER = (
     "saving",
     "checkpoint",
     "signals",
+    "signal_rank",
     "two_runs",
     "worker",
     "rank",

@@ -16,6 +16,9 @@ from pathlib import Path
 
 from tests.faults.nursery import Nursery
 
+IN_TIME = 30.0
+"""Seconds that `accelerate launch`, and many a scheduler, leaves between SIGTERM and SIGKILL."""
+
 
 @dataclass
 class Trial:
@@ -26,12 +29,14 @@ class Trial:
         lost: Rows, steps or files that were there before the fault and not after.
         repeated: Rows, steps or files that were made twice.
         note: What went wrong.
+        waited: Seconds from the fault until it was acted on, where that has to be soon.
     """
 
     survived: bool
     lost: int = 0
     repeated: int = 0
     note: str = ""
+    waited: float | None = None
 
 
 Area = Callable[[Nursery, Path, random.Random, int], Iterator[Trial]]
@@ -104,6 +109,7 @@ def run_area(nursery: Nursery, name: str, kills: int, seed: int) -> dict:
         "survived": sum(trial.survived for trial in trials),
         "lost": sum(trial.lost for trial in trials),
         "repeated": sum(trial.repeated for trial in trials),
+        "longest_wait_s": max((round(t.waited, 1) for t in trials if t.waited is not None), default=None),
         "seconds": round(time.monotonic() - began, 1),
         "notes": [trial.note for trial in trials if not trial.survived],
     }

@@ -14,7 +14,7 @@ import zlib
 from pathlib import Path
 from typing import Any
 
-from tests.faults.nursery import Moment
+from tests.faults.nursery import Moment, send
 
 IMAGES = 12
 KEYS = [f"image {i}" for i in range(60)]
@@ -169,28 +169,30 @@ def train_with_workers(folder, *, kill_worker):
     class KillWorker(TrainerCallback):
         def on_step_end(self, args, state, control, **kwargs):
             children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
-            os.kill(int(children[0]), signal.SIGKILL)
+            send(int(children[0]), signal.SIGKILL)
 
     callbacks = [KillWorker()] if kill_worker else []
     changes = {"dataloader_num_workers": 1, "dataloader_prefetch_factor": 1, "max_steps": 30, "save_strategy": "no"}
     trainer_of("smile", folder, callbacks=callbacks, **changes).train()
 
 
-def train_rank(folder, *, kill_at=None, steps_file=None, **changes):
-    """One of two processes; perhaps it is killed after a step."""
+def train_rank(folder, *, kill_at=None, name="SIGKILL", steps_file=None, **changes):
+    """One of two processes; perhaps it gets a signal after a step."""
     from transformers import TrainerCallback
+
+    from hf_captionrl.trainers.checkpoints import has_checkpoint
 
     class Die(TrainerCallback):
         def on_step_end(self, args, state, control, **kwargs):
             if state.global_step == kill_at:
-                os.kill(os.getpid(), signal.SIGKILL)
+                send(os.getpid(), signal.Signals[name])
 
     os.environ["ACCELERATE_USE_CPU"] = "true"
     callbacks = [Die(), *([_progress(steps_file)] if steps_file else [])]
     trainer = trainer_of("smile", folder, callbacks=callbacks, per_device_train_batch_size=2, **changes)
     moment = Moment()
-    trainer.train()
-    return {"calls": moment.calls, "step": trainer.state.global_step}
+    trainer.train(resume_from_checkpoint=has_checkpoint(folder))
+    return {"digest": digest(trainer), "calls": moment.calls, "step": trainer.state.global_step}
 
 
 def hold_folder(folder, ready):

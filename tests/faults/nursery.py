@@ -8,7 +8,9 @@ loaded machine, and so that every one of them falls into the job.
 import contextlib
 import importlib
 import json
+import math
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -22,7 +24,14 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_EVALUATE_OFFLINE": "1"}
+SIGNAL = "A signal is sent at"
 QUIET = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_DISABLE_XET": "1", "NO_PROXY": "*"}
+
+
+def send(process: int, number: int) -> None:
+    """A signal whose moment is said, for how long it takes to act on it."""
+    os.write(2, f"{SIGNAL} {time.monotonic():.3f}\n".encode())
+    os.kill(process, number)
 
 
 class Moment:
@@ -35,7 +44,7 @@ class Moment:
         if event in ("call", "c_call"):
             self.calls += 1
             if self.calls == self.at:
-                os.kill(os.getpid(), self.number)
+                send(os.getpid(), self.number)
 
     def __enter__(self):
         if self.at is not None:
@@ -52,17 +61,23 @@ class Moment:
 class Ended:
     """How a job ended.
 
-    `code` is that of the process, negative for a signal, None where it had to be ended because it hung.
+    `code` is that of the process, negative for a signal, None where it had to be ended because it hung; `at` is seconds on
+    the machine's monotonic clock.
     """
 
     code: int | None
     output: str
     value: Any
-    seconds: float
+    at: float
 
     @property
     def killed(self):
         return self.code == -signal.SIGKILL
+
+    def seconds_since(self, sender: "Ended | None" = None) -> float:
+        """From the signal that this process sent, or another one, to its end; infinite where there was none."""
+        said = re.search(rf"{SIGNAL} ([\d.]+)", (sender or self).output)
+        return self.at - float(said[1]) if said else math.inf
 
 
 class Nursery:
@@ -143,7 +158,7 @@ def child(request, folder):
     os._exit(code)
 
 
-def wait_for(number, folder, started, timeout):
+def wait_for(number, folder, timeout):
     """How a child ended; killed after the time given."""
     deadline, status, hung = time.monotonic() + timeout, None, False
     while status is None:
@@ -155,10 +170,10 @@ def wait_for(number, folder, started, timeout):
             hung = True
         else:
             time.sleep(0.005)
+    ended = time.monotonic()
     value = json.loads((folder / "value").read_text()) if (folder / "value").exists() and status == 0 else None
     said = (folder / "output").read_text(errors="replace") if (folder / "output").exists() else ""
-    seconds = time.monotonic() - started
-    return {"code": None if hung else status, "output": said, "value": value, "seconds": seconds}
+    return {"code": None if hung else status, "output": said, "value": value, "at": ended}
 
 
 def main():
@@ -174,7 +189,7 @@ def main():
             number = os.fork()
             if number == 0:
                 child(request, folder)
-            running[number] = (folder, time.monotonic())
+            running[number] = folder
             answer = number
         elif "warm" in request:
             try:
@@ -182,7 +197,7 @@ def main():
             except Exception as error:
                 answer = repr(error)
         else:
-            answer = wait_for(request["wait"], *running.pop(request["wait"]), request["timeout"])
+            answer = wait_for(request["wait"], running.pop(request["wait"]), request["timeout"])
         answers.write(json.dumps(answer) + "\n")
         answers.flush()
 

@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.faults.campaign import Trial, area, sealed, steps_of
+from tests.faults.campaign import IN_TIME, Trial, area, sealed, steps_of
 
 
 @area("worker", "a worker that loads images is killed")
@@ -19,7 +19,10 @@ def worker(nursery, folder, rng, kills):
     for number in range(kills):
         ended = nursery.run("train_with_workers", folder=str(folder / str(number)), kill_worker=True, timeout=90)
         said = "RuntimeError: A DataLoader worker, which loads images, has died" in ended.output and ended.code == 1
-        yield Trial(said, note="" if said else f"{ended.code}: {ended.output[-300:]}")
+        waited = ended.seconds_since()
+        yield Trial(
+            said and waited < IN_TIME, note="" if said else f"{ended.code}: {ended.output[-300:]}", waited=waited
+        )
 
 
 def free_port() -> int:
@@ -29,7 +32,7 @@ def free_port() -> int:
 
 
 def two_ranks(nursery, folder, *, kill_at=None, kill_rank=1, timeout=90.0, **changes):
-    """Two processes over gloo, of which one is perhaps killed; how both ended."""
+    """Two processes over gloo, of which one perhaps gets a signal; how both ended."""
     port = free_port()
     numbers = []
     for rank in range(2):
@@ -55,8 +58,27 @@ def rank(nursery, folder, rng, kills):
         victim = number % 2
         ended = two_ranks(nursery, folder / str(number), kill_at=rng.randint(1, 5), kill_rank=victim)
         other = ended[1 - victim]
-        noticed = ended[victim].killed and other.code not in (0, None)
-        yield Trial(noticed, note="" if noticed else f"{other.code}: {other.output[-300:]}")
+        # What gloo says, at the end of a traceback that leads to the exchange.
+        said = "Connection closed by peer" in other.output or "Connection reset by peer" in other.output
+        waited = other.seconds_since(ended[victim])
+        noticed = ended[victim].killed and other.code == 1 and said and waited < IN_TIME
+        yield Trial(noticed, note="" if noticed else f"{other.code}: {other.output[-300:]}", waited=waited)
+
+
+@area("signal_rank", "SIGTERM or SIGINT to one of two processes: both stop, saved, exit 0, gone on with")
+def signal_rank(nursery, folder, rng, kills):
+    whole = two_ranks(nursery, folder / "whole", max_steps=4)
+    assert [ended.code for ended in whole] == [0, 0], whole
+    for number in range(kills):
+        run, sent_to = folder / str(number), number % 2
+        signal = {"kill_at": rng.randint(1, 3), "kill_rank": sent_to, "name": rng.choice(["SIGTERM", "SIGINT"])}
+        stopped = two_ranks(nursery, run, **signal, save_on_signal=True, save_steps=500, max_steps=4)
+        waited = max(ended.seconds_since(stopped[sent_to]) for ended in stopped)
+        orderly = [ended.code for ended in stopped] == [0, 0] and waited < IN_TIME and bool(sealed(run))
+        again = two_ranks(nursery, run, max_steps=4)
+        same = [a.value and a.value["digest"] for a in again] == [ended.value["digest"] for ended in whole]
+        note = "" if orderly and same else f"{stopped[1 - sent_to].output[-300:]} {again[0].output[-300:]}"
+        yield Trial(orderly and same, note=note, waited=waited)
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.faults.campaign import Trial, area, damage, sealed, steps_of, wait_until
+from tests.faults.campaign import IN_TIME, Trial, area, damage, sealed, steps_of, wait_until
 from tests.faults.jobs import TRAINERS
 
 
@@ -101,7 +101,13 @@ def signals(nursery, folder, rng, kills):
         name = rng.choice(["SIGTERM", "SIGINT"])
         stopped = nursery.run("train", folder=str(run), at=at, name=name, steps_file=str(steps), **settings)
         done, saved = steps_of(steps), sealed(run)
-        orderly = stopped.code == 0 and stopped.value is None and f"Stopped after step {done[-1]}" in stopped.output
+        waited = stopped.seconds_since()
+        orderly = (
+            waited < IN_TIME
+            and stopped.code == 0
+            and stopped.value is None
+            and f"Stopped after step {done[-1]}" in stopped.output
+        )
         again = nursery.run("train", folder=str(run), steps_file=str(steps), **settings)
         same = again.code == 0 and again.value["digest"] == whole[kind]["digest"]
         made = steps_of(steps)
@@ -111,7 +117,7 @@ def signals(nursery, folder, rng, kills):
             if orderly and same
             else f"{kind} {name} at {at}: {stopped.code} {stopped.output[-300:]} {again.output[-300:]}"
         )
-        yield Trial(orderly and same and not lost, lost, len(made) - len(set(made)), note)
+        yield Trial(orderly and same and not lost, lost, len(made) - len(set(made)), note, waited)
         shutil.rmtree(run, ignore_errors=True)
 
 

@@ -12,7 +12,18 @@ from tests.faults.areas import AREAS, run_area
 
 ROOT = Path(__file__).parents[2]
 # Killed writers of captions, features, answers and pushes have quick tests of their own, beside what they write.
-QUICK = ("training", "checkpoint", "signals", "two_runs", "worker", "rank", "full_disk", "read_only", "cache")
+QUICK = (
+    "training",
+    "checkpoint",
+    "signals",
+    "signal_rank",
+    "two_runs",
+    "worker",
+    "rank",
+    "full_disk",
+    "read_only",
+    "cache",
+)
 
 
 @pytest.mark.parametrize("name", QUICK)

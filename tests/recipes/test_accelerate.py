@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -16,6 +19,8 @@ from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
 from safetensors.torch import load_file
 from torch.distributed.fsdp import CPUOffloadPolicy
 
+from hf_captionrl.trainers.checkpoints import checkpoint_fault
+from tests.faults.campaign import IN_TIME, wait_until
 from tests.offline import python_path
 
 ROOT = Path(__file__).parents[2]
@@ -83,3 +88,28 @@ def test_ddp_launched_with_its_file_ends_with_the_weights_of_one_process(tmp_pat
     for name in one:
         torch.testing.assert_close(two[name], one[name], atol=1e-6, rtol=1e-5)
     assert together["loss"] == pytest.approx(alone["loss"], abs=1e-5)
+
+
+@pytest.mark.slow  # tests/faults signals forked processes
+def test_sigterm_to_the_launcher_of_two_processes_saves_and_ends_in_time(tmp_path):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": python_path(ROOT), "ACCELERATE_USE_CPU": "true"}
+    launch = ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1"]
+    more = ["--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"]
+    command = [sys.executable, *launch, *more, str(WORKER.with_name("signal_worker.py")), str(tmp_path)]
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    ) as launcher:
+        try:
+            wait_until((tmp_path / "steps").exists, timeout=120)
+            began = time.monotonic()
+            launcher.terminate()
+            said, _ = launcher.communicate(timeout=60)
+            waited = time.monotonic() - began
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(launcher.pid, signal.SIGKILL)
+    assert "Stopped after step" in said, said[-3000:]
+    assert waited < IN_TIME
+    [seal] = (tmp_path / "run").glob("checkpoint-*/seal.json")
+    assert checkpoint_fault(seal.parent) is None
+    assert launcher.returncode != 0  # torchrun's own: its processes ended with 0
