@@ -2,17 +2,19 @@
 
     OMP_NUM_THREADS=1 python scripts/deterministic_cost.py --steps 60
 
-writes `docs/results/deterministic.json`. Every other step is deterministic, so that whatever else the machine does falls on
+writes `docs/results/deterministic.json` and its table in `docs/reproducibility.md`. Every other step is deterministic, so that whatever else the machine does falls on
 both. The first two steps of a trainer are left out.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import platform
+import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,18 +22,21 @@ import numpy as np
 import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a program, only scripts/ is on the path
 from hf_captionrl.captioners import load_captioner
-from hf_captionrl.io import write_json
+from hf_captionrl.io import atomic_write_text, write_json
 from hf_captionrl.metrics import bootstrap_interval
 from hf_captionrl.recipe.arguments import be_deterministic
 from hf_captionrl.retrieval import load_scorer
 from hf_captionrl.scenes import load_scenes
 from hf_captionrl.scenes.models import model_path
 from hf_captionrl.trainers import SelfRetrievalConfig, SelfRetrievalTrainer, SmileConfig, SmileTrainer
+from scripts.benchmark import replace_section
 
-__all__ = ["InTurn", "main", "measure"]
+__all__ = ["PAGE", "InTurn", "main", "measure", "table"]
 
 ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "reproducibility.md"
 BATCH = 8
 WARM_UP = 2
 
@@ -117,6 +122,26 @@ def measure(kind: str, steps: int) -> dict[str, Any]:
     }
 
 
+def table(found: Mapping[str, Any]) -> str:
+    """What was measured, as Markdown.
+
+    Args:
+        found: The results.
+
+    Returns:
+        `str`: A row for each trainer's step, and one for the GPU if there was none.
+    """
+    lines = ["| step | device | without | with | ratio, 95 % interval |", "|:--|:--|--:|--:|:--|"]
+    for row in found["rows"]:
+        low, high = row["ratio_interval"]
+        times = f"{row['without_ms']:.1f} ms | {row['with_ms']:.1f} ms"
+        name = row["step"].replace("_", "-").replace("smile", "SMILE")
+        lines.append(f"| {name} | {found['device']} | {times} | {row['ratio']:.2f} ({low:.2f} to {high:.2f}) |")
+    if found["device"].startswith("CPU"):
+        lines.append("| both | GPU | not run | not run | no GPU was at hand |")
+    return "\n".join(lines)
+
+
 def main(argv: Sequence[str] | None = None) -> Path:
     """Measure and write.
 
@@ -129,7 +154,16 @@ def main(argv: Sequence[str] | None = None) -> Path:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=60, help="Steps of each trainer, half of them deterministic.")
     parser.add_argument("--output", type=Path, default=ROOT / "docs" / "results" / "deterministic.json")
+    parser.add_argument("--page_only", action="store_true", help="Write the page from the results that are there.")
     arguments = parser.parse_args(argv)
+    if not arguments.page_only:
+        _measure_all(arguments)
+    page, found = PAGE.read_text(encoding="utf-8"), json.loads(arguments.output.read_text(encoding="utf-8"))
+    atomic_write_text(PAGE, replace_section(page, "deterministic", table(found)))
+    return arguments.output
+
+
+def _measure_all(arguments: argparse.Namespace) -> None:
     be_deterministic()  # the workspace of cuBLAS is the same for both: it is read once
     found = {
         "command": f"OMP_NUM_THREADS={torch.get_num_threads()} python scripts/deterministic_cost.py --steps {arguments.steps}",
@@ -142,7 +176,6 @@ def main(argv: Sequence[str] | None = None) -> Path:
     write_json(arguments.output, found)
     for row in found["rows"]:
         print(row)
-    return arguments.output
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ What to run stands in docs/paper_index.yaml. A finished result of the same comma
 from __future__ import annotations
 
 import argparse
-import json
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -27,9 +27,10 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # `python scripts/reproduce.py` puts scripts/ there, not the folder that holds it
 
 from hf_captionrl.io import atomic_write_text  # noqa: E402
+from scripts.benchmark import replace_section  # noqa: E402
 from scripts.make_paper_index import ROWS, load_index, load_rows  # noqa: E402
 from scripts.reproduction import findings  # noqa: E402
-from scripts.reproduction.checks import check_rows  # noqa: E402
+from scripts.reproduction.checks import check_rows, current_checks, has_figure  # noqa: E402
 from scripts.reproduction.page import to_markdown  # noqa: E402
 from scripts.reproduction.real import missing_of, result_path, run_preset  # noqa: E402
 from scripts.reproduction.runs import Run, execute, finished  # noqa: E402
@@ -39,6 +40,7 @@ __all__ = ["load_runs", "main", "pages"]
 DOCS = ROOT / "docs"
 RESULTS = DOCS / "results"
 CHECKS = "reproduction_rows.json"
+_SHOWN = re.compile(r"<!-- begin (results/\w+\.md) -->")
 
 
 def load_runs(path: Path = ROWS) -> dict[str, Run]:
@@ -73,14 +75,24 @@ def pages(
         reasons: Why runs and presets were not run, by name.
 
     Returns:
-        `dict[str, str]`: Markdown by file name.
+        `dict[str, str]`: Markdown by file name; of docs/results, also the pages that show its tables.
     """
     rows, runs = load_rows(), load_runs()
     results = _results(runs, output, seeds)
-    path = output / CHECKS
-    checks = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    checks = current_checks(rows, output / CHECKS)
     made = {"reproduction.md": to_markdown(rows, runs, results, output, checks=checks, reasons=reasons)}
-    return made | findings.pages(results)
+    return made | findings.pages(results) | (_with_tables() if output.resolve() == RESULTS.resolve() else {})
+
+
+def _with_tables() -> dict[str, str]:
+    """The pages that show a whole table of docs/results between two markers with its name."""
+    made = {}
+    for path in sorted(DOCS.glob("*.md")):
+        text = path.read_text(encoding="utf-8")
+        for name in _SHOWN.findall(text):
+            text = replace_section(text, name, (DOCS / name).read_text(encoding="utf-8"))
+            made[path.name] = text
+    return made
 
 
 def _asked(
@@ -112,8 +124,7 @@ def _presets(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _listing(rows: Sequence[dict[str, Any]], runs: Mapping[str, Run], args: argparse.Namespace) -> Table:
     results = _results(runs, args.output, args.seeds)
-    path = args.output / CHECKS
-    checks = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    checks = current_checks(rows, args.output / CHECKS)
     table = Table("row", "status", "embedded world", "the paper's data")
     for row in rows:
         names = dict.fromkeys(entry["run"] for entry in row.get("numbers", ()) if "run" in entry)
@@ -121,7 +132,7 @@ def _listing(rows: Sequence[dict[str, Any]], runs: Mapping[str, Run], args: argp
             f"{name}: {'finished' if name in results else f'to run, about {runs[name].minutes} minutes'}"
             for name in names
         ]
-        if not row.get("numbers") and row["status"] in ("runs", "tested"):
+        if not has_figure(row) and row["status"] in ("runs", "tested"):
             said = ["done" if row["id"] in checks else "to run"]
         presets = _presets([row])
         missing = list(dict.fromkeys(path for preset in presets for path in missing_of(preset, args.data_root)))

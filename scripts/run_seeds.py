@@ -92,6 +92,15 @@ def _cell(mean: float, error: float | None, digits: int) -> str:
     return f"{mean:.{digits}f}" if error is None else f"{mean:.{digits}f} ±{error:.{digits}f}"
 
 
+def _of_any_machine(words: Sequence[str]) -> list[str]:
+    """Arguments without the folder of runs where that is a place of this machine."""
+    said = list(words)
+    for at in reversed([i for i, word in enumerate(said[:-1]) if word == "--runs_dir"]):
+        if Path(said[at + 1]).is_absolute():
+            del said[at : at + 2]
+    return said
+
+
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -113,8 +122,16 @@ def main() -> None:
             subprocess.run([*command, "--output_dir", str(folder), *further], check=True)
         runs.append(json.loads((folder / "results.json").read_text()))
     rows = aggregate([run["rows"] for run in runs])
-    again = " ".join(["python", "scripts/run_seeds.py", *sys.argv[1:]])
-    record = {"rows": rows, "seeds": args.seeds, "command": again, "versions": runs[0]["versions"]}
+    again = " ".join(["python", "scripts/run_seeds.py", *_of_any_machine(sys.argv[1:])])
+    # Seeds may have been run days apart: each tells of which revision it is.
+    revisions = [run["versions"].get("git_revision") for run in runs]
+    record = {
+        "rows": rows,
+        "seeds": args.seeds,
+        "command": again,
+        "versions": runs[0]["versions"],
+        "revisions": revisions,
+    }
     write_json(f"{args.output}.json", record)
     atomic_write_text(f"{args.output}.md", to_markdown(rows, args.seeds, again))
 

@@ -104,8 +104,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     write_jsonl(full, [{"image_id": i, "caption": caption} for i, caption in pairs])
     results = folder.parent / "results"
     _run(
-        *("evaluate", str(folder), "--captions", str(full), "--names", "every fact", "--models", *MODELS),
-        *("--references", "--output_dir", str(results)),
+        *("evaluate", str(folder), "--captions", str(full), "--models", *MODELS),
+        *("--names", "every fact", *MODELS, "--references", "--output_dir", str(results)),
     )
     _run("leaderboard", str(folder), str(results / "results.json"))
     measured = json.loads((results / "results.json").read_text(encoding="utf-8"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from importlib.metadata import version
 from pathlib import Path
@@ -12,8 +11,8 @@ import pytest
 
 from scripts import reproduce
 from scripts.make_paper_index import PAPERS, load_rows
-from scripts.reproduction import checks, findings, numbers, real, runs
-from scripts.reproduction.numbers import Measured, difference, look_up, measured, seed_interval, shown
+from scripts.reproduction import checks, findings, real, runs
+from scripts.reproduction.numbers import measured, shown
 from scripts.reproduction.runs import Run, execute, finished
 
 ROOT = Path(__file__).parents[1]
@@ -26,68 +25,6 @@ TINY = Run(
     seeds=[0, 1],
     steps=["python make.py --first", "for each seed s: python train.py --seed s --output_dir {folder}/seed-s"],
 )
-
-
-# --- numbers ------------------------------------------------------------------------------------------------------
-
-
-def test_the_interval_is_students():
-    found = seed_interval([1.0, 2.0, 4.0])
-    error = math.sqrt(((1 - 7 / 3) ** 2 + (2 - 7 / 3) ** 2 + (4 - 7 / 3) ** 2) / 2 / 3)
-    assert found.value == pytest.approx(7 / 3)
-    assert found.high - found.value == pytest.approx(4.302653 * error, rel=1e-5)
-    assert seed_interval([2.0]).low is None
-    assert seed_interval([2.0, 2.0]).low is None
-    with pytest.raises(ValueError, match="values is empty"):
-        seed_interval([])
-
-
-def test_the_quantiles_are_those_of_students_distribution():
-    """The density, integrated step by step up to the quantile, is 0.475 above 0."""
-    for freedom in (1, 2, 5, 10, 11, 20, 40):
-        scale = math.gamma((freedom + 1) / 2) / (math.sqrt(freedom * math.pi) * math.gamma(freedom / 2))
-        end, steps = numbers._t(freedom), 20_000
-        heights = [
-            scale * (1 + (end * (i + 0.5) / steps) ** 2 / freedom) ** (-(freedom + 1) / 2) for i in range(steps)
-        ]
-        assert math.fsum(heights) * end / steps == pytest.approx(0.475, abs=2e-5), freedom
-
-
-def test_places_of_a_result():
-    record = {
-        "rows": [{"name": "MLE", "x": 1}, {"name": "SR", "x": {"values": [1, 3]}}, {"name": "references", "x": 9}]
-    }
-    assert look_up("rows/MLE/x", record) == look_up("start/x", record) == 1
-    assert measured("trained/x", record).value == 2
-    assert measured("a", {"a": 0.5, "a_ci": [0.4, 0.7]}) == Measured(0.5, 0.4, 0.7)
-    assert measured("a", {"a": {"value": 0.5, "interval": [0.4, 0.7]}}) == Measured(0.5, 0.4, 0.7)
-    with pytest.raises(KeyError, match="leads nowhere at 'GAN'"):
-        look_up("rows/GAN/x", record)
-
-
-def test_differences_are_paired_by_seed():
-    one, other = seed_interval([1.0, 2.0, 3.0]), seed_interval([0.5, 1.5, 2.4])
-    paired, wanted = difference(one, other), seed_interval([0.5, 0.5, 0.6])
-    assert (paired.value, paired.low, paired.high) == pytest.approx((wanted.value, wanted.low, wanted.high))
-    apart = difference(Measured(0.9, 0.8, 1.0), Measured(0.2, 0.1, 0.3))
-    assert (apart.low, apart.high) == pytest.approx((0.5, 0.9))
-    near = difference(Measured(0.5, 0.3, 0.7), Measured(0.4, 0.2, 0.6))
-    assert near.low < 0 < near.high
-
-
-def test_verdicts():
-    up, down, both = Measured(1, 0.5, 1.5), Measured(-1, -1.5, -0.5), Measured(0.1, -0.1, 0.3)
-    same = seed_interval([0.0, 0.0])
-    answers = {
-        ">": ["holds", "does not hold", "open", "does not hold"],
-        "<": ["does not hold", "holds", "open", "does not hold"],
-        "=": ["does not hold", "does not hold", "no difference seen", "no difference seen"],
-    }
-    for expected, wanted in answers.items():
-        assert [findings.verdict(found, expected) for found in (up, down, both, same)] == wanted
-    assert findings.verdict(Measured(1.0), ">") == "open"
-    with pytest.raises(ValueError, match="must be"):
-        findings.verdict(up, "!")
 
 
 # --- runs ---------------------------------------------------------------------------------------------------------
@@ -148,19 +85,19 @@ def test_the_folder_changes_with_the_commands(tmp_path):
 
 def test_rows_are_gathered_from_the_runs_of_the_seeds(tmp_path, monkeypatch):
     monkeypatch.setattr(runs, "ROOT", tmp_path)
-    for seed in (0, 1):
-        folder = tmp_path / "outputs/sr" / f"seed-{seed}"
-        folder.mkdir(parents=True)
-        rows = [{"name": "MLE", "x": 1.0}, {"name": "SR", "x": 2.0 + seed}, {"name": "references", "x": 7.0}]
-        (folder / "results.json").write_text(json.dumps({"rows": rows}))
     run = Run(
         "g",
         "",
         1,
         seeds=[0, 1],
         steps=["python x.py"],
-        rows={"before": ["outputs/sr", "start"], "after": ["outputs/sr", "trained"]},
+        rows={"before": ["{folder}/sr", "start"], "after": ["{folder}/sr", "trained"]},
     )
+    for seed in (0, 1):
+        folder = run.folder(tmp_path) / "sr" / f"seed-{seed}"
+        folder.mkdir(parents=True)
+        rows = [{"name": "MLE", "x": 1.0}, {"name": "SR", "x": 2.0 + seed}, {"name": "references", "x": 7.0}]
+        (folder / "results.json").write_text(json.dumps({"rows": rows}))
     assert (
         execute(run, [0, 1], output=tmp_path, runs_dir=tmp_path, others={}, caller=lambda w: 0, told=lambda t: None)
         is None
@@ -332,6 +269,33 @@ def test_findings_say_what_the_numbers_say():
     )
     with pytest.raises(KeyError, match="leads nowhere"):
         findings.pages({**RESULTS, "smile_blip_seeds": {"rows": []}})
+
+
+def test_an_outcome_of_another_command_is_none(tmp_path):
+    rows = [
+        {"id": "a", "status": "runs", "command": "captionrl x"},
+        {"id": "b", "status": "tested", "tests": ["tests/t.py::test_b"]},
+        {"id": "c", "status": "runs", "command": "captionrl y", "numbers": [{"what": "w", "paper": 1.0}]},
+        {"id": "d", "status": "reproduced", "command": "z", "numbers": [{"what": "w", "run": "r", "at": "x"}]},
+    ]
+    assert [checks.has_figure(row) for row in rows] == [False, False, False, True]
+    made = {"version": version("hf_captionrl"), "exit_code": 0}
+    path = tmp_path / "checks.json"
+    found = {"a": {"command": "captionrl x", **made}, "b": {"command": "tests/old.py::test_b", **made}}
+    found |= {"c": {"command": "captionrl y", **made, "version": "0.0.0"}, "d": {"command": "z", **made}}
+    path.write_text(json.dumps(found))
+    assert set(checks.current_checks(rows, path)) == {"a"}
+    called = []
+
+    def caller(words, *folder):
+        called.append(words[-1])
+        return 0
+
+    checks.check_rows(rows, path, tmp_path, caller=caller, told=lambda text: None)
+    assert called == [
+        "y",
+        "tests/t.py::test_b",
+    ]  # of a row whose figures stand nowhere, the command; never that of a run
 
 
 def test_another_output_folder_has_its_own_pages(tmp_path, capsys):

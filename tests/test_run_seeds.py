@@ -3,7 +3,7 @@
 import pytest
 
 from hf_captionrl.io import write_json
-from scripts.run_seeds import aggregate, to_markdown
+from scripts.run_seeds import _of_any_machine, aggregate, to_markdown
 
 
 def rows(length, other="SMILE"):
@@ -38,3 +38,20 @@ def test_markdown_shows_what_is_missing():
     assert "| SMILE | 11.00 ±1.00 |" in text
     assert "–" in text
     assert "seeds 0, 1" in text
+
+
+def test_a_place_of_this_machine_is_not_told():
+    words = [
+        "smile_blip",
+        "--runs_dir",
+        "outputs/a",
+        "--runs_dir",
+        "/somewhere/b",
+        "--seeds",
+        "0",
+        "--",
+        "--config",
+        "c",
+    ]
+    assert _of_any_machine(words) == ["smile_blip", "--runs_dir", "outputs/a", "--seeds", "0", "--", "--config", "c"]
+    assert _of_any_machine(["--runs_dir"]) == ["--runs_dir"]

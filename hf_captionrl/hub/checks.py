@@ -16,7 +16,11 @@ _PLACEHOLDER = re.compile(
     r"|\{\{|\{%|^\W*$"
 )
 _MACHINE_PATH = re.compile(r"^(/|~|[A-Za-z]:[\\/]|\\\\|file:)|(^|/)\.\.(/|$)")
-_TOKEN = re.compile(r"\bhf_[A-Za-z0-9]{20,}\b")
+# What services that such runs use give out: Hugging Face, language models behind an endpoint, GitHub, AWS; and private keys.
+_TOKEN = re.compile(
+    r"\bhf_[A-Za-z0-9]{20,}\b|\bsk-(?=[\w-]*\d)[\w-]{20,}|\bgh[pousr]_[A-Za-z0-9]{30,}\b|\bgithub_pat_\w{20,}"
+    r"|\bAKIA[0-9A-Z]{16}\b|-----BEGIN [A-Z ]*PRIVATE KEY-----"
+)
 # A run of backticks is closed by one of the same length.
 _CODE = re.compile(r"^(```|~~~).*?^\1[^\n]*$|(?<!`)(`+)(?!`)[^\n]+?(?<!`)\2(?!`)", re.MULTILINE | re.DOTALL)
 # Of one line, and without a blank inside of its dollars: "from $5 to $6" is none.
@@ -27,7 +31,7 @@ _LINK = re.compile(r"\]\(\s*<?([^)\s>]+)|^\s{0,3}\[[^\]\n]+\]:\s*<?(\S+?)>?\s*$"
 
 
 def check_secret(name: str, text: str, token: str | None = None) -> None:
-    """Refuse a text that holds an access token.
+    """Refuse a text that holds an access token or a private key.
 
     Args:
         name: What the text is called.
@@ -38,7 +42,9 @@ def check_secret(name: str, text: str, token: str | None = None) -> None:
         ValueError: If it does. The message does not repeat the token: it may end in a public log.
     """
     if _TOKEN.search(text) or (token and token in text):
-        raise ValueError(f"{name} holds an access token. Remove it, and revoke the token if it was shown to anybody.")
+        raise ValueError(
+            f"{name} holds an access token or a private key. Remove it, and revoke it if it was shown to anybody."
+        )
 
 
 def redact(text: str, token: str | None = None) -> str:
@@ -49,9 +55,9 @@ def redact(text: str, token: str | None = None) -> str:
         token: A token that need not look like one.
 
     Returns:
-        `str`: With `hf_***` in place of each.
+        `str`: With `***` in place of each.
     """
-    return _TOKEN.sub("hf_***", text.replace(token, "hf_***") if token else text)
+    return _TOKEN.sub("***", text.replace(token, "***") if token else text)
 
 
 def check_text(name: str, value: str) -> None:

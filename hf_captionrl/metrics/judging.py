@@ -41,7 +41,8 @@ as in the paper."""
 WORST, BEST = 1.0, 10.0
 """Ends of the judge's scale."""
 
-_NUMBER = re.compile(r"(?<![\w.])\d+(?:\.\d+)?(?:\s*/\s*10\b)?(?![\w]|\.\d)")
+# With its sign, so that "-1" is no score; a hyphen between two numbers is none.
+_NUMBER = re.compile(r"(?<![\w.])(?:(?<!\S)[-\u2212])?[0-9]+(?:\.[0-9]+)?(?:\s*/\s*10\b)?(?![\w]|\.\d)")
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ def parse_scores(reply: str) -> tuple[float, float] | None:
         `tuple[float, float]`: Scores of the answer shown first and of the one shown second; None if there are none.
     """
     for line in reply.splitlines():
-        numbers = [float(found.split("/")[0]) for found in _NUMBER.findall(line)]
+        numbers = [float(found.split("/")[0].replace("\u2212", "-")) for found in _NUMBER.findall(line)]
         if len(numbers) == 2 and all(WORST <= number <= BEST for number in numbers):
             return numbers[0], numbers[1]
     return None

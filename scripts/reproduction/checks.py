@@ -16,7 +16,7 @@ from typing import Any
 from hf_captionrl.io import write_json
 from scripts.reproduction.runs import ROOT, Caller, call, words_of
 
-__all__ = ["MADE_BY", "check_rows", "missing_files", "outcomes"]
+__all__ = ["MADE_BY", "check_rows", "current_checks", "has_figure", "missing_files", "outcomes"]
 
 MADE_BY = {
     "outputs/smile_blip/model": "accelerate launch recipes/smile_blip.py",
@@ -81,10 +81,37 @@ def _outside(command: str, runs_dir: Path, caller: Caller) -> int:
     return caller([str(ROOT / word) if word.startswith("outputs/") else word for word in words], folder)
 
 
-def _same(check: Mapping[str, Any] | None, command: str) -> bool:
-    """Whether a row ended well with this very command and version."""
-    wanted = (command, version("hf_captionrl"), 0)
-    return check is not None and (check["command"], check["version"], check["exit_code"]) == wanted
+def has_figure(row: Mapping[str, Any]) -> bool:
+    """Whether a run of the embedded world measures a figure of a row; else its command or its tests are run.
+
+    Args:
+        row: Of docs/paper_index.yaml.
+
+    Returns:
+        `bool`: True if it does.
+    """
+    return any("run" in entry for entry in row.get("numbers", ()))
+
+
+def _stands_for(row: Mapping[str, Any]) -> str:
+    """What is run for a row without a figure: its command, or its tests."""
+    return row["command"] if row["status"] == "runs" else " ".join(row["tests"])
+
+
+def current_checks(rows: Sequence[Mapping[str, Any]], path: Path) -> dict[str, Any]:
+    """How rows ended, of those that ended with what stands for them today, in this version.
+
+    Args:
+        rows: Of docs/paper_index.yaml.
+        path: JSON of [`check_rows`]; need not be there.
+
+    Returns:
+        `dict`: By id of the row.
+    """
+    found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    wanted = {row["id"]: _stands_for(row) for row in rows if row["status"] in ("runs", "tested")}
+    made = version("hf_captionrl")
+    return {i: c for i, c in found.items() if c["command"] == wanted.get(i) and c["version"] == made}
 
 
 def check_rows(
@@ -108,11 +135,12 @@ def check_rows(
         `dict[str, str]`: Why a row was not run, by its id.
     """
     found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    ended_well = {i for i, check in current_checks(rows, path).items() if check["exit_code"] == 0}
     reasons: dict[str, str] = {}
     made = {"version": version("hf_captionrl")}
     done: dict[str, int] = {}
     for row in rows:
-        if row.get("numbers") or row["status"] != "runs" or _same(found.get(row["id"]), row["command"]):
+        if has_figure(row) or row["status"] != "runs" or row["id"] in ended_well:
             continue
         command = row["command"]
         unknown = [name for name in missing_files(command, runs_dir) if name not in MADE_BY]
@@ -127,9 +155,7 @@ def check_rows(
                 break
         found[row["id"]] = {"command": command, "exit_code": done[step], **made}
         write_json(path, found)
-    left = [row for row in rows if not row.get("numbers") and row["status"] == "tested"]
-    commands = {row["id"]: " ".join(row["tests"]) for row in left}
-    left = [row for row in left if not _same(found.get(row["id"]), commands[row["id"]])]
+    left = [row for row in rows if not has_figure(row) and row["status"] == "tested" and row["id"] not in ended_well]
     if left:
         tests = sorted({test for row in left for test in row["tests"]})
         told(f"{len(tests)} tests of {len(left)} rows")
@@ -139,6 +165,6 @@ def check_rows(
             text = report.read_text(encoding="utf-8") if report.exists() else "<none/>"
         for row in left:
             passed, failed = outcomes(text, row["tests"])
-            found[row["id"]] = {"command": commands[row["id"]], "exit_code": int(failed > 0), "tests": passed, **made}
+            found[row["id"]] = {"command": _stands_for(row), "exit_code": int(failed > 0), "tests": passed, **made}
         write_json(path, found)
     return reasons

@@ -61,12 +61,22 @@ def verdict(found: Measured, expected: str) -> str:
     return HOLDS if above == (expected == ">") else FAILS
 
 
-def _sides(compare: Mapping[str, Any], record: Any) -> tuple[str, str, Measured]:
-    """Both numbers as text, and their difference."""
+def _sides(compare: Mapping[str, Any], results: Mapping[str, Any]) -> tuple[str, str, Measured]:
+    """Both numbers as text, and their difference; of two runs seed by seed as well."""
+    record = results[compare["run"]]
     if "difference" in compare:
         return "", "", measured(compare["difference"], record)
-    first, second = (measured(compare[side], record) for side in ("first", "second"))
+    other = results[compare.get("second_run", compare["run"])]
+    if record.get("seeds") != other.get("seeds"):
+        raise ValueError(
+            f"{compare['run']} and {compare['second_run']} have different seeds. Run both with the same ones."
+        )
+    first, second = measured(compare["first"], record), measured(compare["second"], other)
     return shown(first.value), shown(second.value), difference(first, second)
+
+
+def _runs_of(compare: Mapping[str, Any]) -> list[str]:
+    return [compare[key] for key in ("run", "second_run") if key in compare]
 
 
 def _of_all(verdicts: Sequence[str]) -> str:
@@ -93,9 +103,9 @@ def _filled(text: str, results: Mapping[str, Any]) -> str:
 def _lines(finding: Mapping[str, Any], results: Mapping[str, Any]) -> tuple[str, list[str]]:
     lines, verdicts = [], []
     for compare in finding.get("compare", ()):
-        if compare["run"] not in results:
+        if not set(_runs_of(compare)) <= results.keys():
             continue
-        first, second, found = _sides(compare, results[compare["run"]])
+        first, second, found = _sides(compare, results)
         verdicts.append(verdict(found, compare["expect"]))
         interval = "no interval"
         if found.low is not None and found.high is not None:
@@ -121,6 +131,7 @@ def pages(results: Mapping[str, Any], findings: Mapping[str, Any] | None = None)
 
     Raises:
         KeyError: If a finding names a place that a result does not have.
+        ValueError: If a finding compares runs of different seeds.
     """
     made = {}
     for paper, page in (load_findings() if findings is None else findings).items():
@@ -135,7 +146,8 @@ def pages(results: Mapping[str, Any], findings: Mapping[str, Any] | None = None)
                 *lines,
                 f"**{said.capitalize()}.** {_filled(finding['why'], results)}",
             ]
-        runs = dict.fromkeys(compare["run"] for finding in page["findings"] for compare in finding.get("compare", ()))
+        compared = [compare for finding in page["findings"] for compare in finding.get("compare", ())]
+        runs = dict.fromkeys(run for compare in compared for run in _runs_of(compare))
         made[f"findings_{paper}.md"] = "\n".join(
             [
                 f"# Findings: {page['title']}",

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from scripts.make_paper_index import PAPERS
+from scripts.reproduction.checks import has_figure
 from scripts.reproduction.numbers import Measured, measured, shown
 from scripts.reproduction.real import missing_of, result_path
 from scripts.reproduction.runs import Run
@@ -93,7 +94,7 @@ def _checked(rows: Sequence[Mapping[str, Any]], checks: Mapping[str, Any]) -> li
         "|:--|:--|:--|:--|",
     ]
     for row in rows:
-        if row.get("numbers") or row["status"] == "not applicable":
+        if has_figure(row) or (row.get("numbers") and row["status"] == "not run") or row["status"] == "not applicable":
             continue
         check = checks.get(row["id"])
         if check is None:

@@ -44,7 +44,7 @@ class Run:
         seeds: Those of the committed result.
         command: What the result records.
         steps: What is run instead of the command.
-        rows: Where the steps' rows stand.
+        rows: Where the steps' rows stand: the result's row to its folder and which of its rows.
         after: Runs whose folders it reads.
         needs: Programs it needs.
     """
@@ -230,14 +230,17 @@ def execute(
         if code:
             return f"exit code {code} of `{command}`"
         write_json(done, {"command": command, "seconds": time.monotonic() - start, "versions": installed_versions()})
-    _complete(run, seeds, place.with_suffix(".json"), name)
+    _complete(run, seeds, place.with_suffix(".json"), name, folder)
     return None
 
 
-def _complete(run: Run, seeds: Sequence[int], path: Path, name: str) -> None:
+def _complete(run: Run, seeds: Sequence[int], path: Path, name: str, folder: Path) -> None:
     """Put rows together where the steps do not, and say what made the result."""
     if run.rows:
-        runs = [[_row(title, where[0], where[1], seed) for title, where in run.rows.items()] for seed in seeds]
+        places = {
+            title: (Path(where.replace("{folder}", str(folder))), which) for title, (where, which) in run.rows.items()
+        }
+        runs = [[_row(title, *place, seed) for title, place in places.items()] for seed in seeds]
         record: dict[str, Any] = {"commands": list(run.steps), "rows": aggregate(runs)}
     else:
         record = json.loads(path.read_text(encoding="utf-8"))
@@ -248,7 +251,7 @@ def _complete(run: Run, seeds: Sequence[int], path: Path, name: str) -> None:
     write_json(path, record | {"hardware": hardware()})
 
 
-def _row(title: str, folder: str, which: str, seed: int) -> dict[str, Any]:
-    path = ROOT / folder / f"seed-{seed}" / "results.json"
+def _row(title: str, folder: Path, which: str, seed: int) -> dict[str, Any]:
+    path = folder / f"seed-{seed}" / "results.json"
     row = look_up(which, json.loads(path.read_text(encoding="utf-8")))
     return {**row, "name": title}

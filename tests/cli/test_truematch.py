@@ -20,7 +20,9 @@ from hf_captionrl.io import write_json, write_jsonl
 from hf_captionrl.retrieval import load_bags, load_scorer
 from hf_captionrl.retrieval.bag_decisions import bag_id, read_decisions
 from hf_captionrl.scenes.models import model_path
+from scripts import truematch_scenes
 from scripts.truematch_scenes import is_kept
+from tests.browser import CHROMIUM
 from tests.cli.truematch_commands import IMAGES, build, truematch
 
 ROOT = Path(__file__).parents[2]
@@ -297,6 +299,20 @@ def test_the_table_of_the_page_is_the_measured_one():
     for size, counts in result["review"].items():
         assert f"| {size} | {counts['bags']} | {counts['kept']} | {counts['dropped']} |" in PAGE
         assert counts["undecided"] == 0
+
+
+@pytest.mark.slow  # a browser and two captioners; its parts have quick tests
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
+def test_the_script_makes_such_a_result(tmp_path):
+    folder, output = tmp_path / "truematch-scenes", tmp_path / "result.json"
+    truematch_scenes.main(["--folder", str(folder), "--output", str(output), "--max_images", "60"])
+    found = json.loads(output.read_text(encoding="utf-8"))
+    committed = json.loads((ROOT / "docs/results/truematch_scenes.json").read_text(encoding="utf-8"))
+    assert found.keys() == committed.keys() - {"hardware"}
+    assert [row["name"] for row in found["rows"]] == [row["name"] for row in committed["rows"]]
+    assert found["rows"][0]["bag_3_recall_at_1"] > found["rows"][-1]["bag_3_recall_at_1"]
+    assert found["review"].keys() == committed["review"].keys()
+    assert (folder / "leaderboard.md").is_file()
 
 
 def test_the_rule_of_the_script():

@@ -22,7 +22,7 @@ CASES = {
         WRITE,
         {"results.json": f" {WRITE}"},
         "smile",
-        r"results.json holds an access token\. Remove it",
+        r"results.json holds an access token or a private key\. Remove it",
     ),
     "a placeholder": (WRITE, {"README.md": "TODO"}, "smile", r"'TODO', a placeholder\. State the fact"),
 }

@@ -115,6 +115,27 @@ def test_a_token_in_a_file_stops_the_push_and_is_not_repeated(checkpoint, hub, n
     assert hub.calls == []
 
 
+@pytest.mark.parametrize(
+    "secret",
+    [
+        "sk-proj-" + "aB3" * 10,
+        "ghp_" + "a1" * 18,
+        "github_pat_" + "a1_" * 10,
+        "AKIA" + "ABCD1234" * 2,
+        "-----BEGIN OPENSSH PRIVATE KEY-----",
+    ],
+    ids=lambda secret: secret[:6],
+)
+def test_keys_of_other_services_stop_the_push_too(checkpoint, hub, secret):
+    (checkpoint / "notes.json").write_text(json.dumps({"command": f"run --key {secret}"}))
+    with pytest.raises(ValueError, match=r"notes.json holds an access token or a private key\. Remove it") as error:
+        push_folder(checkpoint, "smile")
+    assert secret not in str(error.value)
+    assert hub.calls == []
+    (checkpoint / "notes.json").write_text(json.dumps({"note": "sk-learn-contrib-is-a-library, AKIA, ghp_x"}))
+    push_folder(checkpoint, "smile")
+
+
 def test_a_link_out_of_the_folder_is_not_followed(checkpoint, hub, tmp_path):
     (tmp_path / "private.json").write_text("{}")
     (checkpoint / "extra.json").symlink_to(tmp_path / "private.json")
@@ -245,7 +266,7 @@ def test_the_manifest_says_nothing_of_this_machine(tmp_path):
         "photos",
         "--x=1",
     ]
-    assert found["config"]["Model"] == {"path": "model", "note": "with hf_***"}
+    assert found["config"]["Model"] == {"path": "model", "note": "with ***"}
     assert found["seeds"] == {"seed": 3}
     assert {"torch", "transformers", "python", "hf_captionrl"} <= set(found["versions"])
     assert public_command(["a", "--out=../x/y"]) == ["a", "--out=y"]

@@ -17,6 +17,7 @@ from hf_captionrl.scenes import load_scenes
 from hf_captionrl.trainers import SmileConfig, SmileTrainer
 from tests.tiny import tiny_captioner
 from tests.tiny_chat import tiny_chat
+from tests.trainers.bits import bits, different
 from tests.trainers.grpo_worker import make_trainer
 
 STEPS = {"save_strategy": "steps", "logging_steps": 1, "report_to": "none", "use_cpu": True, "disable_tqdm": True}
@@ -47,19 +48,6 @@ def maximum_likelihood(folder: Path, **settings: Any) -> Any:
 def grpo(folder: Path, **settings: Any) -> Any:
     """TRL's trainer with this package's rewards and sampler, sampling its captions."""
     return make_trainer(str(folder), per_device_train_batch_size=8, **{**STEPS, **LEARNING, **settings})
-
-
-def bits(trainer: Any) -> dict[str, torch.Tensor]:
-    """Parameters, and what the optimizer remembers of them."""
-    found = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
-    for index, state in trainer.optimizer.state_dict()["state"].items():
-        found |= {f"{index}/{name}": value.clone() for name, value in state.items()}
-    return found
-
-
-def different(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> list[str]:
-    assert a.keys() == b.keys()
-    return [name for name in a if not torch.equal(a[name], b[name])]
 
 
 @pytest.mark.parametrize("make", [maximum_likelihood, grpo], ids=["MLE", "GRPO"])

@@ -1,0 +1,97 @@
+"""Numbers of results, their intervals and differences, and what these say of a finding."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from scripts.reproduction import findings, numbers
+from scripts.reproduction.numbers import Measured, difference, look_up, measured, seed_interval
+
+
+def test_the_interval_is_students():
+    found = seed_interval([1.0, 2.0, 4.0])
+    error = math.sqrt(((1 - 7 / 3) ** 2 + (2 - 7 / 3) ** 2 + (4 - 7 / 3) ** 2) / 2 / 3)
+    assert found.value == pytest.approx(7 / 3)
+    assert found.high - found.value == pytest.approx(4.302653 * error, rel=1e-5)
+    assert seed_interval([2.0]).low is None
+    assert seed_interval([2.0, 2.0]).low is None
+    with pytest.raises(ValueError, match="values is empty"):
+        seed_interval([])
+
+
+def test_the_quantiles_are_those_of_students_distribution():
+    """The density, integrated step by step up to the quantile, is 0.475 above 0."""
+    for freedom in (1, 2, 5, 10, 11, 20, 40):
+        scale = math.gamma((freedom + 1) / 2) / (math.sqrt(freedom * math.pi) * math.gamma(freedom / 2))
+        end, steps = numbers._t(freedom), 20_000
+        heights = [
+            scale * (1 + (end * (i + 0.5) / steps) ** 2 / freedom) ** (-(freedom + 1) / 2) for i in range(steps)
+        ]
+        assert math.fsum(heights) * end / steps == pytest.approx(0.475, abs=2e-5), freedom
+
+
+def test_places_of_a_result():
+    record = {
+        "rows": [{"name": "MLE", "x": 1}, {"name": "SR", "x": {"values": [1, 3]}}, {"name": "references", "x": 9}]
+    }
+    assert look_up("rows/MLE/x", record) == look_up("start/x", record) == 1
+    assert measured("trained/x", record).value == 2
+    assert measured("a", {"a": 0.5, "a_ci": [0.4, 0.7]}) == Measured(0.5, 0.4, 0.7)
+    assert measured("a", {"a": {"value": 0.5, "interval": [0.4, 0.7]}}) == Measured(0.5, 0.4, 0.7)
+    with pytest.raises(KeyError, match="leads nowhere at 'GAN'"):
+        look_up("rows/GAN/x", record)
+
+
+def test_differences_are_paired_by_seed():
+    one, other = seed_interval([1.0, 2.0, 3.0]), seed_interval([0.5, 1.5, 2.4])
+    paired, wanted = difference(one, other), seed_interval([0.5, 0.5, 0.6])
+    assert (paired.value, paired.low, paired.high) == pytest.approx((wanted.value, wanted.low, wanted.high))
+    apart = difference(Measured(0.9, 0.8, 1.0), Measured(0.2, 0.1, 0.3))
+    assert (apart.low, apart.high) == pytest.approx((0.5, 0.9))
+    near = difference(Measured(0.5, 0.3, 0.7), Measured(0.4, 0.2, 0.6))
+    assert near.low < 0 < near.high
+
+
+def test_verdicts():
+    up, down, both = Measured(1, 0.5, 1.5), Measured(-1, -1.5, -0.5), Measured(0.1, -0.1, 0.3)
+    same = seed_interval([0.0, 0.0])
+    answers = {
+        ">": ["holds", "does not hold", "open", "does not hold"],
+        "<": ["does not hold", "holds", "open", "does not hold"],
+        "=": ["does not hold", "does not hold", "no difference seen", "no difference seen"],
+    }
+    for expected, wanted in answers.items():
+        assert [findings.verdict(found, expected) for found in (up, down, both, same)] == wanted
+    assert findings.verdict(Measured(1.0), ">") == "open"
+    with pytest.raises(ValueError, match="must be"):
+        findings.verdict(up, "!")
+
+
+def test_a_finding_may_compare_two_runs_seed_by_seed():
+    def result(*values, seeds=(0, 1, 2)):
+        return {"seeds": list(seeds), "rows": [{"name": "A", "x": {"values": list(values)}}]}
+
+    compare = {
+        "what": "x",
+        "run": "one",
+        "second_run": "other",
+        "first": "rows/A/x",
+        "second": "rows/A/x",
+        "expect": ">",
+    }
+    finding = {"claim": "More", "compare": [compare], "why": "So."}
+    page = {"smile": {"title": "S", "intro": "I", "findings": [finding]}}
+
+    def said(**results):
+        return findings.pages(results, page)["findings_smile.md"]
+
+    # Pairs of seeds: apart, the two intervals would overlap by far.
+    text = said(one=result(1.0, 5.0, 9.0), other=result(0.9, 4.8, 8.9))
+    assert "| x | 5.00 | 4.87 | 0.133 [-0.010 to 0.277] | first is more | open |" in text
+    assert "**Holds.** So." in said(one=result(1.0, 5.0, 9.0), other=result(0.9, 4.9, 8.91))
+    assert "[one](results/one.json), [other](results/other.json)" in text
+    assert "**Not tested.**" in said(one=result(1.0, 2.0, 3.0))
+    with pytest.raises(ValueError, match="one and other have different seeds"):
+        said(one=result(1.0, 2.0, 3.0), other=result(1.0, 2.0, seeds=(0, 1)))
