@@ -93,5 +93,11 @@ def test_a_finding_may_compare_two_runs_seed_by_seed():
     assert "**Holds.** So." in said(one=result(1.0, 5.0, 9.0), other=result(0.9, 4.9, 8.91))
     assert "[one](results/one.json), [other](results/other.json)" in text
     assert "**Not tested.**" in said(one=result(1.0, 2.0, 3.0))
+    # More, but not three times as much.
+    compare["times"] = 3
+    thrice = said(one=result(1.0, 5.0, 9.0), other=result(0.4, 1.6, 3.1))
+    assert "| x | 5.00 | 5.10 | -0.100 [" in thrice
+    assert "**Open.**" in thrice
+    del compare["times"]
     with pytest.raises(ValueError, match="one and other have different seeds"):
         said(one=result(1.0, 2.0, 3.0), other=result(1.0, 2.0, seeds=(0, 1)))

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from scripts.reproduction.numbers import Measured, difference, measured, shown
+from scripts.reproduction.numbers import Measured, difference, measured, scaled, shown
 from scripts.reproduction.runs import ROOT
 
 __all__ = ["load_findings", "pages", "verdict"]
@@ -62,7 +62,7 @@ def verdict(found: Measured, expected: str) -> str:
 
 
 def _sides(compare: Mapping[str, Any], results: Mapping[str, Any]) -> tuple[str, str, Measured]:
-    """Both numbers as text, and their difference; of two runs seed by seed as well."""
+    """Both numbers as text, the second as often as is claimed, and their difference; of two runs seed by seed as well."""
     record = results[compare["run"]]
     if "difference" in compare:
         return "", "", measured(compare["difference"], record)
@@ -71,7 +71,8 @@ def _sides(compare: Mapping[str, Any], results: Mapping[str, Any]) -> tuple[str,
         raise ValueError(
             f"{compare['run']} and {compare['second_run']} have different seeds. Run both with the same ones."
         )
-    first, second = measured(compare["first"], record), measured(compare["second"], other)
+    times = compare.get("times", 1)
+    first, second = measured(compare["first"], record), scaled(measured(compare["second"], other), times)
     return shown(first.value), shown(second.value), difference(first, second)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Measured", "difference", "look_up", "measured", "seed_interval", "shown"]
+__all__ = ["Measured", "difference", "look_up", "measured", "scaled", "seed_interval", "shown"]
 
 # Student's t, the 97.5 % quantile for 1 to 10 degrees of freedom; above, the first terms of its series in 1/df.
 _T = (12.706205, 4.302653, 3.182446, 2.776445, 2.570582, 2.446912, 2.364624, 2.306004, 2.262157, 2.228139)
@@ -121,6 +121,20 @@ def measured(place: str, record: Any) -> Measured:
     except KeyError:
         return Measured(float(found))
     return Measured(float(found), float(low), float(high))
+
+
+def scaled(number: Measured, times: float) -> Measured:
+    """A number and its interval times a factor.
+
+    Args:
+        number: The number.
+        times: The factor, above 0.
+
+    Returns:
+        `Measured`: The product.
+    """
+    ends = (None if end is None else times * end for end in (number.low, number.high))
+    return Measured(times * number.value, *ends, tuple(times * value for value in number.values))
 
 
 def difference(more: Measured, less: Measured) -> Measured:
