@@ -20,6 +20,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a program, only scripts/ is on the path
 from hf_captionrl.io import atomic_write_text, write_json
+from hf_captionrl.reports.versions import installed_versions
 from scripts.benchmark import replace_section
 
 __all__ = ["main", "table"]
@@ -77,10 +78,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     before = json.loads(RESULTS.read_text(encoding="utf-8"))["areas"] if RESULTS.exists() else []
     rows = {row["area"]: row for row in before}
     if not arguments.page_only:
+        revision = installed_versions().get("git_revision")
         with Nursery() as nursery:
             for name in arguments.areas:
                 row = run_area(nursery, name, arguments.kills, arguments.seed)
-                rows[name] = {**row, "seed": arguments.seed}
+                rows[name] = {**row, "seed": arguments.seed, "revision": revision}
                 print(
                     f"{name}: {row['survived']} of {row['faults']}, lost {row['lost']}, {row['seconds']} s", flush=True
                 )

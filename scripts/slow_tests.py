@@ -23,6 +23,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a program, only scripts/ is on the path
 from hf_captionrl.io import atomic_write_text, write_json
+from hf_captionrl.reports.versions import installed_versions
 from scripts.benchmark import replace_section
 from scripts.fault_campaign import versions
 
@@ -47,6 +48,7 @@ class Recorder:
         self.asked = list(asked)
         self.tests: dict[str, dict[str, Any]] = {}
         self.begun = time.monotonic()
+        self.revision = installed_versions().get("git_revision")
         self.ended = False
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -80,6 +82,7 @@ class Recorder:
             "asked": self.asked,
             "seconds": seconds,
             "versions": versions(),
+            "revision": self.revision,
             **made,
             "tests": self.tests,
         }
