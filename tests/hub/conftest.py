@@ -14,6 +14,7 @@ from tests.hub.server import READ, WRITE, WRONG, HubServer
 def running_hub(cache):
     """A Hub that the real client in this process talks to, without waiting between tries."""
     import huggingface_hub.utils._http as client_http
+    import transformers.utils.hub
     from huggingface_hub import constants, hf_api
 
     with HubServer() as server, pytest.MonkeyPatch.context() as patch:
@@ -22,6 +23,7 @@ def running_hub(cache):
             constants, "HUGGINGFACE_CO_URL_TEMPLATE", server.url + "/{repo_id}/resolve/{revision}/{filename}"
         )
         patch.setattr(hf_api.api, "endpoint", server.url)  # of the functions without an HfApi, which peft calls
+        patch.setattr(transformers.utils.hub, "_hf_api", None)  # made once, of the place that was the Hub then
         patch.setattr(constants, "HF_HUB_OFFLINE", False)
         patch.setattr(constants, "HF_HUB_DISABLE_XET", True)
         patch.setattr(constants, "HF_HUB_CACHE", str(cache / "cache"))
