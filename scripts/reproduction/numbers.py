@@ -133,8 +133,8 @@ def scaled(number: Measured, times: float) -> Measured:
     Returns:
         `Measured`: The product.
     """
-    ends = (None if end is None else times * end for end in (number.low, number.high))
-    return Measured(times * number.value, *ends, tuple(times * value for value in number.values))
+    low, high = (None if end is None else times * end for end in (number.low, number.high))
+    return Measured(times * number.value, low, high, tuple(times * value for value in number.values))
 
 
 def difference(more: Measured, less: Measured) -> Measured:
