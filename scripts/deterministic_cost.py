@@ -37,6 +37,7 @@ __all__ = ["PAGE", "InTurn", "main", "measure", "table"]
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "reproducibility.md"
+RESULTS = ROOT / "docs" / "results" / "deterministic.json"
 BATCH = 8
 WARM_UP = 2
 
@@ -131,14 +132,16 @@ def table(found: Mapping[str, Any]) -> str:
     Returns:
         `str`: A row for each trainer's step, and one for the GPU if there was none.
     """
+    threads = found["command"].split("OMP_NUM_THREADS=")[-1].split()[0]
+    device = f"{found['device']}, threads: {threads}" if found["device"].startswith("CPU") else found["device"]
     lines = ["| step | device | without | with | ratio, 95 % interval |", "|:--|:--|--:|--:|:--|"]
     for row in found["rows"]:
         low, high = row["ratio_interval"]
         times = f"{row['without_ms']:.1f} ms | {row['with_ms']:.1f} ms"
         name = row["step"].replace("_", "-").replace("smile", "SMILE")
-        lines.append(f"| {name} | {found['device']} | {times} | {row['ratio']:.2f} ({low:.2f} to {high:.2f}) |")
+        lines.append(f"| {name} | {device} | {times} | {row['ratio']:.2f} ({low:.2f} to {high:.2f}) |")
     if found["device"].startswith("CPU"):
-        lines.append("| both | GPU | not run | not run | no GPU was at hand |")
+        lines.append("| both | GPU | not run | not run | not run |")
     return "\n".join(lines)
 
 
@@ -153,13 +156,14 @@ def main(argv: Sequence[str] | None = None) -> Path:
     """
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=60, help="Steps of each trainer, half of them deterministic.")
-    parser.add_argument("--output", type=Path, default=ROOT / "docs" / "results" / "deterministic.json")
+    parser.add_argument("--output", type=Path, default=RESULTS)
     parser.add_argument("--page_only", action="store_true", help="Write the page from the results that are there.")
     arguments = parser.parse_args(argv)
     if not arguments.page_only:
         _measure_all(arguments)
-    page, found = PAGE.read_text(encoding="utf-8"), json.loads(arguments.output.read_text(encoding="utf-8"))
-    atomic_write_text(PAGE, replace_section(page, "deterministic", table(found)))
+    if arguments.output.resolve() == RESULTS:  # a trial leaves the page alone
+        page, found = PAGE.read_text(encoding="utf-8"), json.loads(RESULTS.read_text(encoding="utf-8"))
+        atomic_write_text(PAGE, replace_section(page, "deterministic", table(found)))
     return arguments.output
 
 

@@ -98,7 +98,9 @@ def _of_any_machine(words: Sequence[str]) -> list[str]:
     for at in reversed([i for i, word in enumerate(said[:-1]) if word == "--runs_dir"]):
         if Path(said[at + 1]).is_absolute():
             del said[at : at + 2]
-    return said
+    return [
+        word for word in said if not (word.startswith("--runs_dir=") and Path(word.partition("=")[2]).is_absolute())
+    ]
 
 
 def main() -> None:

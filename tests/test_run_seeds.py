@@ -55,3 +55,4 @@ def test_a_place_of_this_machine_is_not_told():
     ]
     assert _of_any_machine(words) == ["smile_blip", "--runs_dir", "outputs/a", "--seeds", "0", "--", "--config", "c"]
     assert _of_any_machine(["--runs_dir"]) == ["--runs_dir"]
+    assert _of_any_machine(["x", "--runs_dir=/b", "--runs_dir=b"]) == ["x", "--runs_dir=b"]

@@ -18,8 +18,10 @@ _PLACEHOLDER = re.compile(
 _MACHINE_PATH = re.compile(r"^(/|~|[A-Za-z]:[\\/]|\\\\|file:)|(^|/)\.\.(/|$)")
 # What services that such runs use give out: Hugging Face, language models behind an endpoint, GitHub, AWS; and private keys.
 _TOKEN = re.compile(
-    r"\bhf_[A-Za-z0-9]{20,}\b|\bsk-(?=[\w-]*\d)[\w-]{20,}|\bgh[pousr]_[A-Za-z0-9]{30,}\b|\bgithub_pat_\w{20,}"
-    r"|\bAKIA[0-9A-Z]{16}\b|-----BEGIN [A-Z ]*PRIVATE KEY-----"
+    r"\bhf_[A-Za-z0-9]{20,}\b|(?<![A-Za-z0-9])sk-(?=[\w-]*?\w{16})(?=[\w-]*\d)[\w-]{20,}|\bgh[pousr]_[A-Za-z0-9]{30,}\b"
+    r"|\bgithub_pat_\w{20,}|\bA(?:KIA|SIA)[0-9A-Z]{16}\b"
+    r"|-----BEGIN [A-Z ]*PRIVATE KEY(?: BLOCK)?-----(?:.*?-----END [A-Z ]*PRIVATE KEY(?: BLOCK)?-----|.*)",
+    re.DOTALL,
 )
 # A run of backticks is closed by one of the same length.
 _CODE = re.compile(r"^(```|~~~).*?^\1[^\n]*$|(?<!`)(`+)(?!`)[^\n]+?(?<!`)\2(?!`)", re.MULTILINE | re.DOTALL)
@@ -55,9 +57,9 @@ def redact(text: str, token: str | None = None) -> str:
         token: A token that need not look like one.
 
     Returns:
-        `str`: With `***` in place of each.
+        `str`: With `[removed]` in place of each; of a private key without an end, in place of all that follows.
     """
-    return _TOKEN.sub("***", text.replace(token, "***") if token else text)
+    return _TOKEN.sub("[removed]", text.replace(token, "[removed]") if token else text)
 
 
 def check_text(name: str, value: str) -> None:

@@ -42,7 +42,7 @@ WORST, BEST = 1.0, 10.0
 """Ends of the judge's scale."""
 
 # With its sign, so that "-1" is no score; a hyphen between two numbers is none.
-_NUMBER = re.compile(r"(?<![\w.])(?:(?<!\S)[-\u2212])?[0-9]+(?:\.[0-9]+)?(?:\s*/\s*10\b)?(?![\w]|\.\d)")
+_NUMBER = re.compile(r"(?<![\w.])[-\u2212]?[0-9]+(?:\.[0-9]+)?(?:\s*/\s*10\b)?(?![\w]|\.\d)")
 
 
 @dataclass(frozen=True)

@@ -69,7 +69,9 @@ def checkpoint_fault(folder: str | os.PathLike[str]) -> str | None:
         expected = {str(name): (int(file["size"]), str(file["sha256"])) for name, file in files.items()}
     except (ValueError, KeyError, TypeError, AttributeError):
         return f"its {SEAL_FILE} is damaged"
-    for path in sorted(folder.rglob("*")):
+    # Where a Trainer looks: in the folder, and one below it for each adapter.
+    inner = (path for place in folder.iterdir() if place.is_dir() for path in place.iterdir())
+    for path in sorted([*folder.iterdir(), *inner]):
         if _PICKLED_WEIGHTS.fullmatch(path.name):
             return f"{path.relative_to(folder).as_posix()} is a pickle; weights are taken from safetensors alone"
     # Sizes first: what is cut off or missing is found without reading gigabytes.

@@ -49,13 +49,17 @@ class ReliableArguments:
 
     def __post_init__(self) -> None:
         super().__post_init__()  # type: ignore[misc]
-        # TRL's configurations have both, and its trainers would load a named model with them.
-        asked = {"trust_remote_code": getattr(self, "trust_remote_code", False)}
-        if (asked | (getattr(self, "model_init_kwargs", None) or {}))["trust_remote_code"]:
-            raise ValueError(
-                "trust_remote_code is set, but no code that a checkpoint brings is run here. Take it out, and name a model of "
-                "a class that transformers has."
-            )
+        _refuse_foreign_code(self)
+
+
+def _refuse_foreign_code(args: Any) -> None:
+    """TRL's configurations have two places to ask for it, and its trainers read either."""
+    places = (vars(args), getattr(args, "model_init_kwargs", None) or {})
+    if any(place.get("trust_remote_code") for place in places):
+        raise ValueError(
+            "trust_remote_code is set, but no code that a checkpoint brings is run here. Take it out, and name a model of "
+            "a class that transformers has."
+        )
 
 
 class ReliableTraining:
@@ -70,9 +74,10 @@ class ReliableTraining:
     state: Any
 
     @staticmethod
-    def _safetensors_only(model: Any, args: Any) -> None:
-        """Have TRL load a model that is named, and not given, from safetensors alone: other formats run code when opened."""
-        if isinstance(model, str):
+    def _load_safely(args: Any, *, by_name: bool) -> None:
+        """Have TRL load models by their names from safetensors alone, and run no code of theirs."""
+        _refuse_foreign_code(args)  # it may have been set since
+        if by_name:
             args.model_init_kwargs = {**(args.model_init_kwargs or {}), "use_safetensors": True}
 
     def _of_main_process(self, function: Callable[[], _Found]) -> _Found:

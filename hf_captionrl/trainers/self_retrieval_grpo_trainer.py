@@ -147,7 +147,8 @@ class SelfRetrievalGRPOTrainer(ReliableTraining, GRPOTrainer):
                 "processes. Change one of them."
             )
         self.bags = self._make_bags(neighbours, images, args)
-        self._safetensors_only(model, args)
+        # With a penalty TRL loads the reference by its name, wherever the policy comes from.
+        self._load_safely(args, by_name=isinstance(model, str) or args.beta != 0.0)
         super().__init__(
             model,
             reward_funcs=[_named(reward.name) for reward in self.rewards.rewards],

@@ -238,7 +238,7 @@ def _complete(run: Run, seeds: Sequence[int], path: Path, name: str, folder: Pat
     """Put rows together where the steps do not, and say what made the result."""
     if run.rows:
         places = {
-            title: (Path(where.replace("{folder}", str(folder))), which) for title, (where, which) in run.rows.items()
+            title: (ROOT / where.replace("{folder}", str(folder)), which) for title, (where, which) in run.rows.items()
         }
         runs = [[_row(title, *place, seed) for title, place in places.items()] for seed in seeds]
         record: dict[str, Any] = {"commands": list(run.steps), "rows": aggregate(runs)}

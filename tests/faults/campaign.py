@@ -6,6 +6,7 @@ many faults as it is told and draws their moments from the seed. `scripts/fault_
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import tempfile
@@ -109,7 +110,9 @@ def run_area(nursery: Nursery, name: str, kills: int, seed: int) -> dict:
         "survived": sum(trial.survived for trial in trials),
         "lost": sum(trial.lost for trial in trials),
         "repeated": sum(trial.repeated for trial in trials),
-        "longest_wait_s": max((round(t.waited, 1) for t in trials if t.waited is not None), default=None),
+        "longest_wait_s": max(
+            (round(t.waited, 1) for t in trials if t.waited is not None and math.isfinite(t.waited)), default=None
+        ),
         "seconds": round(time.monotonic() - began, 1),
         "notes": [trial.note for trial in trials if not trial.survived],
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -20,9 +21,8 @@ def worker(nursery, folder, rng, kills):
         ended = nursery.run("train_with_workers", folder=str(folder / str(number)), kill_worker=True, timeout=90)
         said = "RuntimeError: A DataLoader worker, which loads images, has died" in ended.output and ended.code == 1
         waited = ended.seconds_since()
-        yield Trial(
-            said and waited < IN_TIME, note="" if said else f"{ended.code}: {ended.output[-300:]}", waited=waited
-        )
+        fine = said and waited < IN_TIME
+        yield Trial(fine, note="" if fine else f"{ended.code}, {waited} s: {ended.output[-300:]}", waited=waited)
 
 
 def free_port() -> int:
@@ -59,10 +59,10 @@ def rank(nursery, folder, rng, kills):
         ended = two_ranks(nursery, folder / str(number), kill_at=rng.randint(1, 5), kill_rank=victim)
         other = ended[1 - victim]
         # What gloo says, at the end of a traceback that leads to the exchange.
-        said = "Connection closed by peer" in other.output or "Connection reset by peer" in other.output
+        said = re.search(r"connection (closed|reset) by peer|broken pipe", other.output, re.IGNORECASE) is not None
         waited = other.seconds_since(ended[victim])
         noticed = ended[victim].killed and other.code == 1 and said and waited < IN_TIME
-        yield Trial(noticed, note="" if noticed else f"{other.code}: {other.output[-300:]}", waited=waited)
+        yield Trial(noticed, note="" if noticed else f"{other.code}, {waited} s: {other.output[-300:]}", waited=waited)
 
 
 @area("signal_rank", "SIGTERM or SIGINT to one of two processes: both stop, saved, exit 0, gone on with")

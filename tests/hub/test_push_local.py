@@ -8,6 +8,7 @@ import pytest
 
 from hf_captionrl.cli import main
 from hf_captionrl.hub import folder_contents, pin_examples, push_folder, read_push_state, write_manifest
+from hf_captionrl.hub.checks import check_secret, redact
 from hf_captionrl.hub.manifest import public_command, public_values
 from tests.hub.folders import publishable
 from tests.hub.server import WRITE
@@ -121,10 +122,13 @@ def test_a_token_in_a_file_stops_the_push_and_is_not_repeated(checkpoint, hub, n
         "sk-proj-" + "aB3" * 10,
         "ghp_" + "a1" * 18,
         "github_pat_" + "a1_" * 10,
+        "_sk-" + "aB3" * 10,
         "AKIA" + "ABCD1234" * 2,
-        "-----BEGIN OPENSSH PRIVATE KEY-----",
+        "ASIA" + "ABCD1234" * 2,
+        "-----BEGIN OPENSSH PRIVATE KEY-----\\nAAAA\\n-----END OPENSSH PRIVATE KEY-----",
+        "-----BEGIN PGP PRIVATE KEY BLOCK-----",
     ],
-    ids=lambda secret: secret[:6],
+    ids=lambda secret: secret[:12],
 )
 def test_keys_of_other_services_stop_the_push_too(checkpoint, hub, secret):
     (checkpoint / "notes.json").write_text(json.dumps({"command": f"run --key {secret}"}))
@@ -132,8 +136,15 @@ def test_keys_of_other_services_stop_the_push_too(checkpoint, hub, secret):
         push_folder(checkpoint, "smile")
     assert secret not in str(error.value)
     assert hub.calls == []
-    (checkpoint / "notes.json").write_text(json.dumps({"note": "sk-learn-contrib-is-a-library, AKIA, ghp_x"}))
+    (checkpoint / "notes.json").write_text(json.dumps({"note": "sk-learn-contrib-0-24-intelex, AKIA, ghp_x"}))
     push_folder(checkpoint, "smile")
+
+
+def test_a_private_key_is_crossed_out_whole():
+    key = "-----BEGIN RSA PRIVATE KEY-----\nMIIEow\nIBAAKC\n-----END RSA PRIVATE KEY-----"
+    assert redact(f"before\n{key}\nafter {WRITE}") == "before\n[removed]\nafter [removed]"
+    assert redact(f"before\n{key[:50]}") == "before\n[removed]"
+    check_secret("text", redact(key))
 
 
 def test_a_link_out_of_the_folder_is_not_followed(checkpoint, hub, tmp_path):
@@ -266,7 +277,7 @@ def test_the_manifest_says_nothing_of_this_machine(tmp_path):
         "photos",
         "--x=1",
     ]
-    assert found["config"]["Model"] == {"path": "model", "note": "with ***"}
+    assert found["config"]["Model"] == {"path": "model", "note": "with [removed]"}
     assert found["seeds"] == {"seed": 3}
     assert {"torch", "transformers", "python", "hf_captionrl"} <= set(found["versions"])
     assert public_command(["a", "--out=../x/y"]) == ["a", "--out=y"]

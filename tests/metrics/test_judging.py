@@ -61,6 +61,11 @@ def test_a_judge_that_only_sees_the_place_finds_no_difference():
         ("3 8 9", None),
         ("version1 of 2x", None),
         ("-1 3", None),
+        ("[-1, 3]", None),
+        ("A:-1, B:3", None),
+        ("A=-2 B=3", None),
+        ("**-1** 3", None),
+        ("[8, 7]", (8, 7)),
         ("\u22121/10 1/10", None),
         ("8-7", (8, 7)),
         ("\u0668 \u0669", None),  # digits of another script

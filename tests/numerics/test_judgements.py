@@ -1,6 +1,7 @@
 """What people and judges said: scores in any reply, shares of few answers, and captions compared pair by pair."""
 
 import math
+import re
 import string
 
 import numpy as np
@@ -27,7 +28,8 @@ replies = st.text(st.sampled_from(string.digits + " .,/-:\n\u2212\u0663AB"), max
 def test_any_reply_has_two_scores_on_the_scale_or_none(reply):
     found = parse_scores(reply)
     if found is not None:
-        assert all(1 <= score <= 10 and f"{score:g}" in reply for score in found)
+        said = [float(number) for number in re.findall(r"[0-9]+(?:\.[0-9]+)?", reply)]
+        assert all(1 <= score <= 10 and score in said for score in found)
 
 
 @few

@@ -35,10 +35,9 @@ def test_made_in_seconds_and_once(scenes):
     _composed.cache_clear()
     start = time.process_time()
     made = load_scenes()
-    assert 0.1 < time.process_time() - start < 10
-    start = time.process_time()
+    assert time.process_time() - start < 10
     again = load_scenes()
-    assert time.process_time() - start < 0.1
+    assert _composed.cache_info().hits == 1
     # What somebody does to one is not done to the next.
     again["test"].set_format("numpy")
     again.pop("train")

@@ -59,6 +59,7 @@ def test_asking_for_it_does_not_help(load, folder):
         {"trust_remote_code": True},
         {"model_init_kwargs": {"trust_remote_code": True}},
         {"model_init_kwargs": '{"trust_remote_code": true}'},
+        {"trust_remote_code": True, "model_init_kwargs": {"trust_remote_code": False}},
     ],
 )
 def test_trainers_of_trl_are_not_asked_for_it(config, asked, tmp_path):
@@ -71,7 +72,10 @@ def test_trainers_of_trl_are_not_asked_for_it(config, asked, tmp_path):
 def test_a_text_model_by_name_brings_none(folder, tmp_path):
     rows = datasets.Dataset.from_list([{"text": "a dog"}])
     config = SmileSFTConfig(str(tmp_path / "out"), use_cpu=True, bf16=False, report_to=[])
-    with pytest.raises((ValueError, OSError)):
+    with pytest.raises((ValueError, OSError), match=r"custom code|of-my-own"):
+        SmileSFTTrainer(folder, config, train_dataset=rows)
+    config.trust_remote_code = True
+    with pytest.raises(ValueError, match=r"^trust_remote_code is set"):
         SmileSFTTrainer(folder, config, train_dataset=rows)
 
 
