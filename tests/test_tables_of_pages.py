@@ -1,0 +1,65 @@
+"""Tables of the pages that stand in several results, or show some columns of one: as they were measured."""
+
+import json
+from pathlib import Path
+
+DOCS = Path(__file__).parents[1] / "docs"
+
+
+def test_tables_of_smile_are_what_was_measured():
+    """Tables 4 and 5 and Figure 4(a) of docs/smile.md, whose rows stand in several results."""
+    page = (DOCS / "smile.md").read_text()
+    rows = {}
+    for name in ("smile_blip", "smile_first_token", "smile_lambda", "smile_subset"):
+        for row in json.loads((DOCS / f"results/{name}_seeds.json").read_text())["rows"]:
+            rows[name, row["name"]] = row
+    digits = {
+        "length": 2,
+        "pool_recall_at_1": 3,
+        "rd100_recall_at_1": 3,
+        "cider_d": 3,
+        "fact_recall": 3,
+        "hallucination": 3,
+    }
+    mixtures = [("smile_lambda", f"SMILE (lambda={x})") for x in (0.5, 0.1, 0.05)]
+    before, more, smile = (("smile_blip", name) for name in ("MLE", "MLE+MLE", "SMILE"))
+    sections = {
+        "Table 4": [("smile_first_token", "none"), ("smile_first_token", "shifting"), smile],
+        "Table 5": [more, *mixtures, ("smile_blip", "SMILE (lambda=0.01)"), smile],
+        "Figure 4(a)": [before, more, smile, ("smile_subset", "random"), ("smile_subset", "reverse")],
+    }
+    for title, names in sections.items():
+        section = page.split(f"## {title}\n")[1].split("\n## ")[0]
+        shown = [line.split(" | ", 1)[1] for line in section.splitlines() if line.startswith("| ") and "±" in line]
+        cells = [
+            [f"{rows[n][k]['mean']:.{d}f} ±{rows[n][k]['standard_error']:.{d}f}" for k, d in digits.items()]
+            for n in names
+        ]
+        assert shown == [" | ".join(row) + " |" for row in cells], title
+
+
+def test_the_table_of_videos_is_what_was_measured():
+    section = (DOCS / "video.md").read_text().split("## SMILE on videos")[1].split("\n## ")[0]
+    shown = [line for line in section.splitlines() if line.startswith("| ") and "±" in line]
+    digits = {"length": 2, "pool_recall_at_1": 3, "rd100_recall_at_1": 3, "cider_d": 3, "hallucination": 3}
+    digits |= {"fact_recall": 3, "emscore": 3, "emscore_references": 3}
+    wanted = []
+    for row in json.loads((DOCS / "results/smile_video_seeds.json").read_text())["rows"]:
+        cells = [f"{row[k]['mean']:.{d}f} ±{row[k]['standard_error']:.{d}f}" for k, d in digits.items()]
+        wanted.append(f"| {row['name']} | " + " | ".join(cells) + " |")
+    assert shown == wanted
+
+
+def test_figure_4b_of_the_page_is_what_was_measured():
+    page = (DOCS / "smile.md").read_text().split("## Figure 4(b)")[1].split("##")[0]
+    length = {}
+    for level in ("simplest", "simpler"):
+        result = json.loads((DOCS / f"results/smile_blip_{level}_seeds.json").read_text())
+        for row in result["rows"]:
+            digits = {"length": 2, "rd100_recall_at_1": 3, "fact_recall": 3, "hallucination": 3}
+            cells = [f"{row[k]['mean']:.{d}f} ±{row[k]['standard_error']:.{d}f}" for k, d in digits.items()]
+            assert f"| {row['name']} | " + " | ".join(cells) + " |" in page
+            length[level, row["name"]] = row["length"]["mean"]
+    # The paper's finding.
+    assert length["simplest", "SMILE"] <= 1.01 * length["simplest", "references"]
+    assert length["simpler", "SMILE"] > 1.5 * length["simpler", "references"]
