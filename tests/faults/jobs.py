@@ -126,7 +126,7 @@ def digest(trainer):
     return found.hexdigest()
 
 
-def _progress(path):
+def progress_of(path):
     from transformers import TrainerCallback
 
     class Progress(TrainerCallback):
@@ -146,7 +146,7 @@ def train(kind, folder, *, at=None, name="SIGKILL", within=None, steps_file=None
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
     if blind:
         checkpoints.checkpoint_fault = lambda folder: None
-    trainer = trainer_of(kind, folder, callbacks=[_progress(steps_file)] if steps_file else [], **changes)
+    trainer = trainer_of(kind, folder, callbacks=[progress_of(steps_file)] if steps_file else [], **changes)
     moment = Moment(at, name)
     if within:
         original = getattr(trainer, within)
@@ -188,7 +188,7 @@ def train_rank(folder, *, kill_at=None, name="SIGKILL", steps_file=None, **chang
                 send(os.getpid(), signal.Signals[name])
 
     os.environ["ACCELERATE_USE_CPU"] = "true"
-    callbacks = [Die(), *([_progress(steps_file)] if steps_file else [])]
+    callbacks = [Die(), *([progress_of(steps_file)] if steps_file else [])]
     trainer = trainer_of("smile", folder, callbacks=callbacks, per_device_train_batch_size=2, **changes)
     moment = Moment()
     trainer.train(resume_from_checkpoint=has_checkpoint(folder))
