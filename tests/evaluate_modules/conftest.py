@@ -1,6 +1,7 @@
 """The modules as users get them, and a few scenes with their judge."""
 
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -8,6 +9,12 @@ from hf_captionrl.evaluate_modules.inputs import resolve_scorer
 from hf_captionrl.scenes import load_scenes
 from tests.evaluate_modules.judges import JUDGE
 from tests.evaluate_modules.nursery import Nursery
+
+
+def _forget_modules() -> None:
+    """The package of modules that `evaluate` makes looks into one home as long as the process remembers it."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == "evaluate_modules"]:
+        del sys.modules[name]
 
 
 @pytest.fixture(scope="session")
@@ -28,13 +35,13 @@ def evaluate(tmp_path_factory):
         patch.setattr(evaluate.config, "HF_MODULES_CACHE", home / "modules")
         patch.setattr(evaluate.config, "HF_METRICS_CACHE", home / "metrics")
         patch.setattr(evaluate.config, "HF_EVALUATE_OFFLINE", True)
-        patch.setattr(sys, "path", list(sys.path))  # to which `evaluate` adds this home
+        # To which `evaluate` adds this home; another one, of whoever loaded a metric before, would come first.
+        patch.setattr(sys, "path", [p for p in sys.path if not Path(p, "evaluate_modules").is_dir()])
+        _forget_modules()
         evaluate.logging.set_verbosity_error()
         assert len(install()) == 7
         yield evaluate
-    # Its package of modules looks into this home as long as the process remembers it; the next one has another.
-    for name in [name for name in sys.modules if name.partition(".")[0] == "evaluate_modules"]:
-        del sys.modules[name]
+    _forget_modules()
 
 
 @pytest.fixture(scope="session")
