@@ -52,7 +52,9 @@ def load_index(path: Path = ROWS) -> dict[str, Any]:
         `rows` and `runs`.
     """
     text = path.read_text(encoding="utf-8")
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the parser in C takes a tenth of the time where PyYAML has it
+    loader = getattr(
+        yaml, "CSafeLoader", yaml.SafeLoader
+    )  # the parser in C takes a tenth of the time where PyYAML has it
     return yaml.load(text, Loader=loader)  # nosec B506
 
 
