@@ -52,9 +52,8 @@ def load_index(path: Path = ROWS) -> dict[str, Any]:
         `rows` and `runs`.
     """
     text = path.read_text(encoding="utf-8")
-    loader = getattr(
-        yaml, "CSafeLoader", yaml.SafeLoader
-    )  # the parser in C takes a tenth of the time where PyYAML has it
+    # The parser in C takes a tenth of the time where PyYAML has it.
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     return yaml.load(text, Loader=loader)  # nosec B506
 
 
