@@ -9,7 +9,7 @@ OFFLINE := HF_HUB_OFFLINE=1 HF_DATASETS_OFFLINE=1 HF_EVALUATE_OFFLINE=1 TOKENIZE
 # Compiled modules are kept, whatever the shell says: the tests start many interpreters.
 TESTING := $(OFFLINE) OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=
 
-.PHONY: help demo test test-slow check check-house check-types check-pages check-lint docs format install install-test clean
+.PHONY: help demo test test-slow check check-house check-types check-pages check-lint docs format install install-test release-check clean
 
 help:  ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 16
@@ -69,6 +69,9 @@ check-lint: $(VENV)/.installed-test
 
 docs: $(VENV)/.installed-test  ## The site, into outputs/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+release-check: $(VENV)/.installed-test  ## Build wheel and sdist, and try both in fresh environments
+	$(BIN)/python scripts/release_check.py
 
 format: $(VENV)/.installed-test  ## Rewrite to the house format
 	$(BIN)/ruff check --fix .

@@ -29,14 +29,10 @@ from scripts.house_docstrings import Fault, check_docstrings, parse, python_file
 from scripts.house_layers import PACKAGE, check_diagram, check_layers, diagram, layer_table
 from scripts.house_loading import check_loading
 
-_HOSTS = (
-    r"pypi\.org/simple|pythonhosted\.org|registry\.npmjs\.org|registry\.yarnpkg\.com|conda\.anaconda\.org|index[-]url"
-)
-
 FORBIDDEN: dict[str, str] = {
     r"(?<![\w.:/])/(?:work|root|home|Users|tmp)/\w|\b[A-Z]:\\+Users\\": "a path of one machine; use a relative one",
     r"\bshared[/](?:reference|hooks|papers)\b": "a folder outside the project; copy what is needed",
-    _HOSTS: "the address of a registry; name packages and versions only",
+    r"https?://\S+\.(?:whl|tgz)\b": "the address of a package; name packages and versions only",
     r"\bhf_[A-Za-z0-9]{30,}\b": "an access token; remove it and revoke it",
 }
 """What no text of the project may hold, and what to do instead."""
@@ -120,7 +116,7 @@ def text_files(root: Path) -> Iterator[tuple[str, str]]:
 
 
 def check_texts(root: Path) -> list[Fault]:
-    """No text holds a path of one machine, an address of a registry, or a secret."""
+    """No text holds a path of one machine, an address of a package, or a secret."""
     faults: list[Fault] = []
     for name, text in text_files(root):
         for pattern, what in FORBIDDEN.items():
@@ -128,6 +124,17 @@ def check_texts(root: Path) -> list[Fault]:
                 shown = found.group(0) if "token" not in what else "..."
                 faults.append(Fault(name, text.count("\n", 0, found.start()) + 1, f"{shown!r} is {what}."))
     return faults
+
+
+def check_pins(root: Path) -> list[Fault]:
+    """Every line of constraints.txt is `name==version`: no address, no option of an installer."""
+    path = root / "constraints.txt"
+    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    return [
+        Fault("constraints.txt", number, f"{line!r} is not name==version. Pin a package by its name and version.")
+        for number, line in enumerate(lines, start=1)
+        if not re.fullmatch(r"[A-Za-z0-9._-]+==[A-Za-z0-9.+!-]+", line)
+    ]
 
 
 def check_skips(root: Path) -> list[Fault]:
@@ -184,6 +191,7 @@ CHECKS: dict[str, Callable[[Path], list[Fault]]] = {
     "docstrings": check_docstrings,
     "loading": check_loading,
     "texts": check_texts,
+    "pins": check_pins,
     "skips": check_skips,
     "lengths": check_lengths,
     "modules": check_modules,

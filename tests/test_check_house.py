@@ -8,7 +8,7 @@ import textwrap
 import pytest
 import yaml
 
-from scripts.check_house import check_docstrings, check_lengths, check_skips, check_texts
+from scripts.check_house import check_docstrings, check_lengths, check_pins, check_skips, check_texts
 from scripts.house_loading import check_loading
 from tests.planted import ROOT, messages, plant
 
@@ -164,8 +164,7 @@ def test_docstrings_off_the_template_are_faults(tmp_path, old, new, message):
         "open('/" + "tmp/x')",
         "C:" + "\\Users\\me",
         "../shared" + "/reference/coco",
-        "https://files.python" + "hosted.org/packages/x.whl",
-        "--extra-index" + "-url x",
+        "https://a.org/packages/x" + ".whl",
         "token = 'hf_" + "aB3" * 12 + "'",
     ],
 )
@@ -174,6 +173,12 @@ def test_forbidden_texts_are_faults(tmp_path, text):
     assert len(faults) == 1
     assert (faults[0].path, faults[0].line) == ("docs/a.md", 2)
     assert "aB3aB3" not in str(faults[0])
+
+
+@pytest.mark.parametrize("line", ["torch", "torch>=2", "torch @ https://a.org/torch", "--find-links x", "-e .", ""])
+def test_a_constraint_that_is_not_a_pin_is_a_fault(tmp_path, line):
+    faults = check_pins(plant(tmp_path, {"constraints.txt": f"numpy==2.3.4\n{line}\nscipy==1.16.3+cpu\n"}))
+    assert [(fault.path, fault.line) for fault in faults] == [("constraints.txt", 2)]
 
 
 def test_innocent_texts_pass(tmp_path):

@@ -1,0 +1,95 @@
+"""Workflows, hooks, citation and release check name only what exists, and agree with one another."""
+
+import re
+import tarfile
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+import yaml
+
+import hf_captionrl
+from scripts.release_check import REQUIRED, check_contents
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+
+
+def steps(path):
+    jobs = yaml.safe_load(path.read_text(encoding="utf-8"))["jobs"]
+    return [step for job in jobs.values() for step in job["steps"]]
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_workflow_runs_only_commands_that_a_developer_has(path):
+    commands = [step["run"] for step in steps(path) if "run" in step]
+    assert commands
+    for command in commands:
+        program, *arguments = command.split()
+        assert program in ("make", "gh")
+        if program == "make":
+            assert set(arguments) <= TARGETS
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_workflow_has_least_permissions_and_pinned_actions(path):
+    content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    assert content["permissions"] == {"contents": "write" if path.stem == "release" else "read"}
+    actions = [step["uses"] for step in steps(path) if "uses" in step]
+    assert all(re.fullmatch(r"actions/[a-z-]+@v\d+", action) for action in actions)
+
+
+def test_tested_python_versions_are_the_supported_ones():
+    matrix = yaml.safe_load((ROOT / ".github/workflows/check.yml").read_text(encoding="utf-8"))
+    tested = matrix["jobs"]["test"]["strategy"]["matrix"]["python"]
+    prefix = "Programming Language :: Python :: 3."
+    stated = [c.rpartition(" ")[2] for c in PROJECT["classifiers"] if c.startswith(prefix)]
+    assert tested == stated
+    assert PROJECT["requires-python"] == f">={tested[0]},<3.{int(tested[-1].split('.')[1]) + 1}"
+
+
+def test_pre_commit_runs_the_checks_of_make_check():
+    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))["repos"][0]["hooks"]
+    assert [hook["id"] for hook in hooks] == ["ruff", "ruff-format", "mypy", "house"]
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8").replace("$(BIN)/", ".venv/bin/")
+    for hook in hooks:
+        assert hook["entry"].removesuffix(" --fix") in makefile
+
+
+def test_citation_names_the_version_and_the_four_papers():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert citation["version"] == hf_captionrl.__version__ == PROJECT["version"]
+    assert citation["license"] == PROJECT["license"]
+    papers = {reference["notes"].split(";")[0].split(",")[0]: reference for reference in citation["references"]}
+    assert set(papers) == {"SMILE", "DiscriTune", "SLE", "Visual Caption Boosting"}
+    for paper in papers.values():
+        assert paper["title"]
+        assert paper["authors"]
+        assert all(set(author) == {"family-names", "given-names"} for author in paper["authors"])
+
+
+def archive(folder, names):
+    """An sdist and a wheel with empty files of these names."""
+    source = folder / "empty"
+    source.touch()
+    with tarfile.open(folder / "x-1.tar.gz", "w:gz") as sdist:
+        for name in names:
+            sdist.add(source, f"x-1/{name}")
+    with zipfile.ZipFile(folder / "x-1.whl", "w") as wheel:
+        for name in names:
+            wheel.writestr(name, "")
+    return [folder / "x-1.tar.gz", folder / "x-1.whl"]
+
+
+def test_release_check_finds_what_is_missing_and_what_should_not_be_there(tmp_path):
+    whole = [name + ("ddp.yaml" if name.endswith("/") else "") for name in REQUIRED]
+    for path in archive(tmp_path, whole):
+        assert check_contents(path) == []
+    for path in archive(tmp_path, [*whole[1:], "hf_captionrl/__pycache__/x.pyc"]):
+        faults = check_contents(path)
+        assert len(faults) == 2
+        assert REQUIRED[0] in faults[0]
+        assert "__pycache__" in faults[1]
