@@ -61,6 +61,7 @@ check-types: $(VENV)/.installed-test
 check-pages: $(VENV)/.installed-test
 	$(BIN)/python scripts/make_paper_index.py --check
 	$(OFFLINE) $(BIN)/python scripts/reproduce.py --check
+	$(OFFLINE) $(BIN)/python scripts/docs_pictures.py --check
 
 check-lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .

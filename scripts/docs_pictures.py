@@ -1,6 +1,7 @@
 """The pictures of README.md and of the site's front page.
 
     python scripts/docs_pictures.py                                    # docs/images/before_after.png, from the committed results
+    python scripts/docs_pictures.py --check                            # does it show them? part of `make check`
     captionrl gallery --captions scenes:blip-mle outputs/smile_blip/model outputs/self_retrieval_blip/model \
         --names MLE SMILE Self-retrieval --max_images 105 --bag_size 3
     python scripts/docs_pictures.py --gallery outputs/gallery/bags.html    # docs/images/gallery.png too, by a headless Chromium
@@ -14,35 +15,38 @@ import argparse
 import json
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from PIL import Image
+
 from hf_captionrl.io import atomic_write_bytes
 from hf_captionrl.reports.style import COLOURS, new_figure, save_figure
 
-__all__ = ["COLUMNS", "ROWS", "before_after", "main", "photograph"]
+__all__ = ["COLUMNS", "ROWS", "before_after", "is_current", "main", "numbers", "photograph"]
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "docs" / "results"
 IMAGES = ROOT / "docs" / "images"
 
 ROWS = (
-    ("before (MLE)", "smile_blip_seeds.json", "MLE"),
-    ("more of the same (MLE+MLE)", "smile_blip_seeds.json", "MLE+MLE"),
+    ("MLE (start)", "smile_blip_seeds.json", "MLE"),
+    ("further MLE", "smile_blip_seeds.json", "MLE+MLE"),
     ("SMILE", "smile_blip_seeds.json", "SMILE"),
-    ("self-retrieval, random", "self_retrieval_blip_seeds.json", "SR sampled"),
-    ("self-retrieval, bags", "self_retrieval_blip_seeds.json", "SR (bag curriculum)"),
+    ("self-retrieval, random distractors", "self_retrieval_blip_seeds.json", "SR sampled"),
+    ("self-retrieval, bag curriculum", "self_retrieval_blip_seeds.json", "SR (bag curriculum)"),
 )
 """What is shown, in which file, under which name."""
 
 COLUMNS = (
     ("length", "words"),
-    ("rd100_recall_at_1", "finds its image\namong 100"),
-    ("bag_7_recall_at_1", "among 7\nlook-alikes"),
-    ("fact_recall", "facts told"),
-    ("hallucination", "claims\nthat are wrong"),
+    ("rd100_recall_at_1", "R@1 among\n100 images"),
+    ("bag_7_recall_at_1", "R@1 in bags of\n7 look-alikes"),
+    ("fact_recall", "fact recall"),
+    ("hallucination", "hallucination"),
     ("cider_d", "CIDEr-D"),
 )
 """Keys of the results and what they are called."""
@@ -61,6 +65,30 @@ def before_after() -> list[tuple[str, list[tuple[float, float]]]]:
             (name, [(rows[key][column]["mean"], rows[key][column]["standard_error"]) for column, _ in COLUMNS])
         )
     return table
+
+
+def numbers() -> str:
+    """The numbers of the picture as text, which the picture carries along.
+
+    Returns:
+        `str`: JSON.
+    """
+    return json.dumps({"columns": [key for key, _ in COLUMNS], "rows": before_after()})
+
+
+def is_current(path: Path) -> bool:
+    """Whether a picture was drawn from the committed results.
+
+    Args:
+        path: A PNG of `draw`.
+
+    Returns:
+        `bool`: False also if the file is missing or carries no numbers.
+    """
+    if not path.is_file():
+        return False
+    with Image.open(path) as picture:
+        return picture.info.get("Numbers") == numbers()
 
 
 def draw(path: Path) -> Path:
@@ -91,7 +119,7 @@ def draw(path: Path) -> Path:
     for row, (name, _) in enumerate(table):
         axis.text(0, row, name, fontsize=9, color="#1d2129", va="center", weight="bold" if row > 1 else "normal")
     axis.axhline(-0.5, color="#b9b6ae", linewidth=0.8)
-    return save_figure(path, figure)
+    return save_figure(path, figure, text={"Numbers": numbers()})
 
 
 def _colour(row: int) -> Any:
@@ -123,20 +151,30 @@ def photograph(page: Path, path: Path, *, width: int = 1180, height: int = 930) 
         return atomic_write_bytes(path, shot.read_bytes())
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Make the pictures.
 
     Args:
         arguments: The command line; None for the program's own.
+
+    Returns:
+        `int`: Exit code.
     """
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gallery", type=Path, metavar="PAGE", help="bags.html of `captionrl gallery`")
     parser.add_argument("--output_dir", type=Path, default=IMAGES, metavar="DIR", help="(default: docs/images)")
+    parser.add_argument("--check", action="store_true", help="only say whether before_after.png is current; 1 if not")
     options = parser.parse_args(arguments)
+    if options.check:
+        if not is_current(path := options.output_dir / "before_after.png"):
+            print(f"{path.name} does not show the committed results. Run python scripts/docs_pictures.py.")
+            return 1
+        return 0
     print(draw(options.output_dir / "before_after.png").name)
     if options.gallery is not None:
         print(photograph(options.gallery, options.output_dir / "gallery.png").name)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -28,6 +28,15 @@ def test_numbers_are_those_of_the_results(tmp_path, monkeypatch):
         before_after()
 
 
+def test_committed_picture_was_drawn_from_the_committed_results(tmp_path, monkeypatch, capsys):
+    assert docs_pictures.main(["--check"]) == 0
+    monkeypatch.setattr(docs_pictures, "ROWS", ROWS[:-1])
+    assert docs_pictures.main(["--check"]) == 1
+    assert "does not show the committed results" in capsys.readouterr().out
+    assert not docs_pictures.is_current(tmp_path / "missing.png")
+    assert not docs_pictures.is_current(ROOT / "docs" / "images" / "gallery.png")
+
+
 def test_both_captioners_start_from_the_same(tmp_path):
     starts = []
     for file in ("smile_blip_seeds.json", "self_retrieval_blip_seeds.json"):

@@ -2,6 +2,7 @@
 
 import io
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -69,12 +70,13 @@ def new_figure(width: float, height: float, *, columns: int = 1) -> tuple[Figure
     return figure, figure.subplots(1, columns)
 
 
-def save_figure(path: str | os.PathLike[str], figure: Figure) -> Path:
+def save_figure(path: str | os.PathLike[str], figure: Figure, *, text: Mapping[str, str] | None = None) -> Path:
     """Write a picture atomically; the same numbers give the same bytes.
 
     Args:
         path: Where to write; the name must end in `.png`.
         figure: The picture.
+        text: Stored in the file beside the pixels, e.g. the numbers that the picture shows.
 
     Returns:
         `pathlib.Path`: The file written.
@@ -84,7 +86,7 @@ def save_figure(path: str | os.PathLike[str], figure: Figure) -> Path:
     """
     buffer = io.BytesIO()
     # Without matplotlib's version in the file.
-    figure.savefig(buffer, format="png", metadata={"Software": None})
+    figure.savefig(buffer, format="png", metadata={"Software": None, **(text or {})})
     return atomic_write_bytes(check_png(path), buffer.getvalue())
 
 
