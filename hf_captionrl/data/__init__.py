@@ -1,6 +1,13 @@
 """Images with captions: load from anywhere, check every row, draw one caption an epoch, collate."""
 
-from hf_captionrl.data.captions import SPLITS, hash_split, load_caption_splits, load_captions
+from hf_captionrl.data.captions import (
+    SPLITS,
+    ChosenSplit,
+    choose_split,
+    hash_split,
+    load_caption_splits,
+    load_captions,
+)
 from hf_captionrl.data.cleaning import CAPTION_WAYS_OUT, MAX_CAPTION_WORDS, clean_caption
 from hf_captionrl.data.collator import CaptionCollator
 from hf_captionrl.data.dataset import CaptionDataset, CaptionItem, draw_caption
@@ -32,6 +39,7 @@ __all__ = [
     "CaptionCollator",
     "CaptionDataset",
     "CaptionItem",
+    "ChosenSplit",
     "FramePooling",
     "ImageError",
     "QuarantineEntry",
@@ -40,6 +48,7 @@ __all__ = [
     "VideoError",
     "cached_features",
     "check_captions",
+    "choose_split",
     "clean_caption",
     "draw_caption",
     "exchange_captions",
