@@ -15,7 +15,10 @@ from hf_captionrl.data.exchange import exchange_captions
 from hf_captionrl.data.features import FramePooling, cached_features, iterate_images, pool_frames
 from hf_captionrl.data.images import IMAGE_WAYS_OUT, MAX_PIXELS, ImageError, open_image, verify_image
 from hf_captionrl.data.quarantine import QuarantineEntry, QuarantineError, QuarantineReport, check_captions
+from hf_captionrl.data.reading import ImageReader
 from hf_captionrl.data.sampler import PAPER_SCHEDULE, BagCurriculumSampler
+from hf_captionrl.data.streaming import StreamedCaptions
+from hf_captionrl.data.training_rows import evaluation_rows, training_rows
 from hf_captionrl.data.video import (
     VIDEO_WAYS_OUT,
     VideoError,
@@ -42,15 +45,18 @@ __all__ = [
     "ChosenSplit",
     "FramePooling",
     "ImageError",
+    "ImageReader",
     "QuarantineEntry",
     "QuarantineError",
     "QuarantineReport",
+    "StreamedCaptions",
     "VideoError",
     "cached_features",
     "check_captions",
     "choose_split",
     "clean_caption",
     "draw_caption",
+    "evaluation_rows",
     "exchange_captions",
     "frames_of",
     "hash_split",
@@ -62,6 +68,7 @@ __all__ = [
     "open_still",
     "pool_frames",
     "sample_frames",
+    "training_rows",
     "verify_image",
     "verify_video",
     "video_hash",

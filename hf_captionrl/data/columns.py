@@ -18,7 +18,16 @@ from hf_captionrl.data.image_paths import is_address, paths_without_bytes, refus
 from hf_captionrl.data.row_files import CAPTION_COLUMNS, Row
 from hf_captionrl.data.video import VIDEO_FRAMES, VIDEO_SUFFIXES
 
-__all__ = ["CAPTIONS", "merge_rows_of_one_image", "replace_column", "to_caption_columns", "undecoded", "with_split"]
+__all__ = [
+    "CAPTIONS",
+    "USUAL_NAMES",
+    "merge_rows_of_one_image",
+    "pick_column",
+    "replace_column",
+    "to_caption_columns",
+    "undecoded",
+    "with_split",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -26,10 +35,12 @@ CAPTIONS = datasets.List(datasets.Value("string"))
 """Feature of the `captions` column."""
 
 # Looked for, in this order, where the default name is not there; a name that the caller chose is never replaced.
-_OTHER_NAMES = {
+USUAL_NAMES = {
     "image_column": ("image", "file_name", "image_path", "img", "filename", "filepath", "jpg", "png", "video"),
     "caption_column": CAPTION_COLUMNS,
 }
+"""Usual names of columns, in the order in which they are looked for where the default is missing."""
+
 _DEFAULTS = {"image_column": "image", "caption_column": "captions"}
 
 
@@ -111,11 +122,25 @@ def with_split(ds: datasets.Dataset, split: str) -> datasets.Dataset:
     )
 
 
-def _pick_column(names: Sequence[str], wanted: str, argument: str, where: str) -> str:
+def pick_column(names: Sequence[str], wanted: str, argument: str, where: str) -> str:
+    """The column that an argument names; where its default is missing, the one column with a usual name.
+
+    Args:
+        names (`Sequence[str]`): Columns of the data.
+        wanted (`str`): Value of the argument.
+        argument (`str`): `"image_column"` or `"caption_column"`.
+        where (`str`): How to call the source in a message.
+
+    Returns:
+        `str`: One of `names`.
+
+    Raises:
+        ValueError: If there is none, or several could be meant.
+    """
     if wanted in names:
         return wanted
     if wanted == _DEFAULTS[argument]:
-        found = [name for name in _OTHER_NAMES[argument] if name in names]
+        found = [name for name in USUAL_NAMES[argument] if name in names]
         if len(found) == 1:
             logger.info("%s: no column %r, taking %r (%s).", where, wanted, found[0], argument)
             return found[0]
@@ -134,7 +159,7 @@ def _pick_captions(names: Sequence[str], wanted: str, where: str, required: bool
     if not required and wanted == _DEFAULTS["caption_column"] and wanted not in names:
         found = [name for name in CAPTION_COLUMNS if name in names]
         return found[0] if len(found) == 1 else None
-    return _pick_column(names, wanted, "caption_column", where)
+    return pick_column(names, wanted, "caption_column", where)
 
 
 def _as_text(value: Any) -> str | None:
@@ -255,7 +280,7 @@ def to_caption_columns(
         names = rows.column_names
     else:
         names = list(dict.fromkeys(name for row in rows for name in row))
-    image_column = _pick_column(names, image_column, "image_column", where)
+    image_column = pick_column(names, image_column, "image_column", where)
     chosen_captions = _pick_captions(names, caption_column, where, require_captions)
     if image_id_column is not None and image_id_column not in names:
         raise ValueError(
