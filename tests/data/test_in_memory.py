@@ -146,9 +146,9 @@ def test_trainers_take_what_load_captions_takes(tmp_path):
         ([], "has no caption"),
         (None, "has no caption"),
         (["good", ""], r"has an empty caption: captions\[1\] is ''"),
-        (["  \n"], r"captions\[0\] is '  \\n'"),
-        (["\u200b"], r"captions\[0\] is"),
-        ([None], r"captions\[0\] is None"),
+        (["  \n"], r"has an empty caption: captions\[0\] is '  \\n'"),
+        (["\u200b"], r"has an empty caption: captions\[0\] is"),
+        ([None], r"has an empty caption: captions\[0\] is None"),
     ],
 )
 def test_empty_captions_are_found_before_training_with_their_row(bad, said):
