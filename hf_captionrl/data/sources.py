@@ -7,6 +7,7 @@ import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import datasets
 
@@ -326,4 +327,19 @@ def _read_with_datasets(
         ours = SPLIT_NAMES.get(str(name), str(name))
         earlier = splits.get(ours)
         splits[ours] = rows if earlier is None else datasets.concatenate_datasets([earlier, rows])
+    if len(splits) == 1 and (parts := _by_split_column(*splits.values())):
+        splits, named = parts, True
     return Source(dataset_name, splits, path if root is None and path.is_dir() else root, names_splits=named)
+
+
+def _by_split_column(rows: Any) -> dict[str, datasets.Dataset | list[Row]]:
+    """The splits that a column `split` names, as Flickr30k on the Hub has one; empty where it names fewer than two."""
+    if getattr(rows.features.get("split"), "dtype", None) != "string":
+        return {}
+    names = rows["split"][:]
+    if not set(names) <= set(SPLIT_NAMES) or len({SPLIT_NAMES[name] for name in names}) < 2:
+        return {}
+    at: dict[str, list[int]] = {}
+    for row, name in enumerate(names):
+        at.setdefault(SPLIT_NAMES[name], []).append(row)
+    return {name: rows.select(numbers).remove_columns("split") for name, numbers in at.items()}

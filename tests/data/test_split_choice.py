@@ -162,3 +162,18 @@ def test_a_recipe_divides_by_its_shares(plain, tmp_path, caplog):
     for bad in ({"validation_share": -0.1}, {"validation_share": 0.6, "test_share": 0.4}):
         with pytest.raises(ValueError, match=r"validation_share is .* and test_share"):
             DataArguments(**bad)
+
+
+def test_a_split_column_of_a_table_is_honoured(tmp_path):
+    """Flickr30k on the Hub: one table called test, whose rows name their splits."""
+    names = ["train", "val", "test", "train"]
+    table = embedded(4).add_column("split", names)
+    datasets.DatasetDict({"test": table}).save_to_disk(tmp_path / "d")
+    table.to_parquet(tmp_path / "t.parquet")
+    for name in ("d", "t.parquet"):
+        found = choose_split(str(tmp_path / name), None)
+        assert (found.split, found.sizes) == ("test", {"train": 2, "validation": 1, "test": 1})
+        assert found.dataset["image_id"][:] == ["id-2"]
+    # A column about something else.
+    embedded(4).add_column("split", ["a", "train", "b", "c"]).to_parquet(tmp_path / "t.parquet")
+    assert len(choose_split(str(tmp_path / "t.parquet"), None).dataset) == 4
