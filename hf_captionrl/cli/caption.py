@@ -205,7 +205,7 @@ def _caption_all(
     from hf_captionrl.data import frames_of
 
     ids, done, videos = reader.ids, set(writer.done), bool(frames_of(dataset))
-    # Progress only where somebody watches.
+    # A progress bar only on a terminal.
     with tqdm(total=len(ids), initial=sum(i in done for i in ids), unit=" images", disable=None) as progress:
         for rows, wanted, seed in _batches(ids, done, arguments):
             images = {row: None if videos else reader.open(row) for row in rows}
@@ -214,8 +214,9 @@ def _caption_all(
             if good:
                 if arguments.do_sample:
                     torch.manual_seed(seed)
-                shown = [images.pop(row) for row in rows]
-                found = dict(zip(rows, _write(caption, shown, dataset, rows, decoding), strict=True))
+                # No name for the list: the images are let go before the next batch is opened.
+                texts = _write(caption, [images.pop(row) for row in rows], dataset, rows, decoding)
+                found = dict(zip(rows, texts, strict=True))
                 writer.append([ids[row] for row in good], [found[row] for row in good])
             progress.update(len(wanted))
 

@@ -170,4 +170,4 @@ def test_each_image_is_opened_once_and_no_more_than_a_batch_is_in_memory(tmp_pat
     monkeypatch.setattr(reading, "open_image", counted)
     assert caption(tmp_path / "x.jsonl", folder, "--batch_size", "2") == 0
     assert len(opened) == len(set(opened)) == 24
-    assert max(most) <= 4  # a batch, and the one before it until it is let go
+    assert 2 <= max(most) <= 3  # a batch

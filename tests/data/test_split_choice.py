@@ -91,7 +91,7 @@ def test_to_look_at_named_splits_is_to_look_at_test(named, tmp_path):
     found = choose_split(named["dataset_name"], None, data_dir=named["data_dir"])
     assert (found.split, found.sizes) == ("test", {"train": 10, "validation": 4, "test": 6})
     assert found.dataset["image_id"][:] == [f"{n}.png" for n in range(14, 20)]
-    # A named train is whole, as long as nobody asks for what it lacks.
+    # A named train is whole, as long as no one asks for what it lacks.
     folder = make_folder(tmp_path / "two", 20, rows={n: {"split": "train" if n < 15 else "val"} for n in range(20)})
     assert len(choose_split("imagefolder", "train", data_dir=folder).dataset) == 15
     with pytest.raises(ValueError, match=r"has the splits {'train': 15, 'validation': 5} and no 'test'. Set split"):
