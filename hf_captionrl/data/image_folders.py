@@ -69,7 +69,8 @@ class FolderListing:
         Returns:
             `str`: For instance `3 other files (2 .txt, 1 without a suffix)`.
         """
-        kinds = ", ".join(f"{number} {kind or 'without a suffix'}" for kind, number in self.others.most_common(_SHOWN))
+        order = sorted(self.others.items(), key=lambda item: (-item[1], not item[0], item[0]))
+        kinds = ", ".join(f"{number} {kind or 'without a suffix'}" for kind, number in order[:_SHOWN])
         more = ", ..." if len(self.others) > _SHOWN else ""
         return f"{sum(self.others.values())} other files ({kinds}{more})" if self.others else "no other files"
 

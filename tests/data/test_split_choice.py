@@ -22,7 +22,7 @@ def named(tmp_path):
     names = ["train"] * 10 + ["val"] * 4 + ["test"] * 6
     return {
         "dataset_name": "imagefolder",
-        "data_dir": make_folder(tmp_path / "photos", 20, rows={n: {"split": s} for n, s in enumerate(names)}),
+        "data_dir": make_folder(tmp_path / "named", 20, rows={n: {"split": s} for n, s in enumerate(names)}),
     }
 
 
