@@ -186,7 +186,7 @@ def train(arguments: tuple[Any, ...]) -> Path:
     push = defer_push(config, eval_args.judge_name_or_path)
     resume = resumes(config)
     with config.main_process_first(local=False, desc="loading the data"):
-        splits = load_data(data_args, output_dir=output_dir, seed=config.seed)
+        splits = load_data(data_args, output_dir=output_dir)
     evaluator = Evaluator.from_arguments(
         splits["test"], eval_args, seed=config.seed, cache_dir=config.feature_cache_dir
     )

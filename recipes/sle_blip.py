@@ -219,7 +219,7 @@ def compare(arguments: tuple[Any, ...]) -> Path:
     push = defer_push(config, eval_args.judge_name_or_path)
     resume = resumes(config)
     with config.main_process_first(local=False, desc="loading the data"):
-        splits = load_data(data_args, output_dir=output_dir, seed=config.seed)
+        splits = load_data(data_args, output_dir=output_dir)
         splits = keep_long_references(splits, sle_args.min_reference_words)
     scorer = optional_scorer(eval_args.scorer_name_or_path)
     evaluator = Evaluator.from_arguments(

@@ -141,7 +141,11 @@ def run(arguments: argparse.Namespace) -> None:
     from hf_captionrl.retrieval.bags import bag_similarities, candidate_bags, curate_bags, training_bags
     from hf_captionrl.retrieval.neighbours import approximate_neighbours, nearest_neighbours
 
-    split = load_split(arguments, quarantine_path=output.with_suffix(".quarantine.jsonl"))
+    split = load_split(
+        arguments,
+        quarantine_path=output.with_suffix(".quarantine.jsonl"),
+        require_captions=arguments.features == "multimodal",
+    )
     ids = [str(i) for i in split.dataset["image_id"][:]]
     least = max(sizes, default=2)
     if len(ids) < least:

@@ -72,9 +72,7 @@ def add_parser(subcommands: Any) -> None:
         metavar="DIR",
         help="folder to write into (default: %(default)s)",
     )
-    add_dataset(
-        parser, split_help="which split; captions to train on need --split train (default: %(default)s, for a look)"
-    )
+    add_dataset(parser)
     group = parser.add_argument_group("backends")
     group.add_argument("--text", metavar="BACKEND", help="writes BlendCap and HolisticCap, see below")
     group.add_argument("--vision", metavar="BACKEND", help="writes VisualCap, see below")
@@ -191,40 +189,16 @@ def _backend(arguments: argparse.Namespace, role: str, dataset: datasets.Dataset
 
 
 def _load(arguments: argparse.Namespace) -> datasets.Dataset:
-    """The whole split (or all of them), unchecked: each shard looks at its own rows, whose images alone need be there."""
-    if arguments.dataset == "scenes":
-        return load_split(arguments, quarantine_path=arguments.output / "quarantine.jsonl").dataset
-    import datasets
-
-    from hf_captionrl.data import load_captions
-
-    splits: Any = load_captions(
-        arguments.dataset,
-        split=None,
-        dataset_config=arguments.dataset_config,
-        revision=arguments.dataset_revision,
-        data_dir=arguments.data_dir,
-        image_root=arguments.image_root,
-        image_column=arguments.image_column,
-        caption_column=arguments.caption_column,
-        image_id_column=arguments.image_id_column,
-    )
-    sizes = {name: len(rows) for name, rows in splits.items()}
-    if arguments.split == "all":
-        rows = datasets.concatenate_datasets(list(splits.values()))
-    elif arguments.split in splits:
-        rows = splits[arguments.split]
-    else:
-        raise ValueError(f"{arguments.dataset!r} has no split {arguments.split!r}; it has {list(splits)}, and 'all'.")
-    if len(rows) < sum(sizes.values()):
-        # A source without validation and test lends them a part of its train, and nobody looks at them here.
-        shown = ", ".join(f"{name} {size}" for name, size in sizes.items())
+    """The images, unchecked: each shard looks at its own rows, whose images alone need be there."""
+    loaded = load_split(arguments, quarantine_path=None)
+    number, total = len(loaded.all_ids), sum(loaded.sizes.values())
+    if number < total and arguments.dataset != "scenes":
         print(
-            f"captionrl boost: {len(rows)} of {sum(sizes.values())} images are boosted, the split {arguments.split!r} ({shown}). "
-            "--split all boosts every one.",
+            f"captionrl boost: {number} of {total} images are boosted, the split {arguments.split!r}. Use --split train for "
+            "captions to train on, or --split all for every image.",
             file=sys.stderr,
         )
-    return rows if arguments.max_images is None else rows.select(range(min(arguments.max_images, len(rows))))
+    return loaded.dataset
 
 
 def _statistics(path: Path, tokenizer: str | None) -> dict[str, Any]:

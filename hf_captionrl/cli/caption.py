@@ -1,4 +1,4 @@
-"""`captionrl caption`: let a captioner describe a data set, one line an image, and go on where a run was stopped."""
+"""`captionrl caption`: caption a folder or data set, one line per image, and continue an interrupted run."""
 
 from __future__ import annotations
 
@@ -6,30 +6,33 @@ import argparse
 import hashlib
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hf_captionrl.cli.arguments import add_common, add_dataset, load_split, positive
+from hf_captionrl.cli.arguments import LoadedSplit, add_common, add_dataset, load_split, positive
 
 if TYPE_CHECKING:
     import datasets
 
+    from hf_captionrl.cli.caption_files import CaptionWriter
+    from hf_captionrl.data import ImageReader
     from hf_captionrl.pipelines import CaptionPipeline
 
 __all__ = ["add_parser", "run"]
 
 _DESCRIPTION = """\
-Caption every image of a split. Each line of the output is {"image_id", "caption"}, with "captions" where
---num_return_sequences asks for several. Lines are on disk as soon as they are written: after a crash or `kill -9` give
-the same command again, and it goes on. How the captions were made is kept beside them, in NAME.run.json, and a file is
-never continued with other settings.
+Caption every image of a folder or data set; captions in the data are not needed. Each line of the output is {"image_id",
+"caption"}, with "captions" where --num_return_sequences asks for several. Images that cannot be read are counted, named and
+listed in NAME.quarantine.jsonl. Lines are on disk as soon as they are written: after a crash or `kill -9` give the same
+command again, and it continues. How the captions were made is kept beside them, in NAME.run.json, and a file is never
+continued with other settings.
 """
 
 _EPILOG = """\
 examples:
   captionrl caption scenes:blip-mle --dataset scenes --output mle.jsonl
-  captionrl caption Salesforce/blip-image-captioning-base --dataset imagefolder --data_dir photos --split train
+  captionrl caption Salesforce/blip-image-captioning-base --dataset imagefolder --data_dir photos
   captionrl caption outputs/smile_blip/model --dataset dataset_coco.json --image_root coco --num_beams 3
 
 five captions an image, for the diversity suite (`captionrl evaluate --suite sle`):
@@ -149,11 +152,112 @@ def _batches(
 
 
 def _write(
-    caption: CaptionPipeline, dataset: datasets.Dataset, rows: list[int], decoding: dict[str, Any]
+    caption: CaptionPipeline,
+    images: Sequence[Any],
+    dataset: datasets.Dataset,
+    rows: list[int],
+    decoding: dict[str, Any],
 ) -> list[list[str]]:
     """Captions of some rows, all of them one batch."""
-    found = caption(dataset.select(rows), batch_size=len(rows), **decoding)
-    return found if decoding["num_return_sequences"] > 1 else [[text] for text in found]
+    from hf_captionrl.captioners.modes import evaluating
+    from hf_captionrl.data import frames_of
+
+    number = decoding["num_return_sequences"]
+    if frames_of(dataset):
+        found = caption(dataset.select(rows), batch_size=len(rows), **decoding)
+        return found if number > 1 else [[text] for text in found]
+    captioner = caption.captioner
+    with evaluating(captioner.model):
+        texts = captioner.generate(**captioner.encode_images(list(images)), **decoding).captions
+    return [texts[start : start + number] for start in range(0, len(texts), number)]
+
+
+def _settings(arguments: argparse.Namespace, caption: CaptionPipeline, decoding: dict[str, Any]) -> dict[str, Any]:
+    """How the captions are made; a file is continued only with the same."""
+    from hf_captionrl.retrieval import model_fingerprint
+
+    settings = {
+        "model": arguments.model,
+        "weights": model_fingerprint(caption.captioner.base_model),
+        "prompt": caption.captioner.prompt,
+        "dtype": arguments.dtype,
+        "dataset": arguments.dataset,
+        "split": arguments.split,
+        **decoding,
+    }
+    if arguments.do_sample:
+        settings |= {"seed": arguments.seed, "batch_size": arguments.batch_size}
+    return settings
+
+
+def _caption_all(
+    arguments: argparse.Namespace,
+    caption: CaptionPipeline,
+    reader: ImageReader,
+    dataset: datasets.Dataset,
+    writer: CaptionWriter,
+    decoding: dict[str, Any],
+) -> None:
+    """Write what is missing, batch by batch: no more images than a batch holds are in memory, and each is opened once."""
+    import torch
+    from tqdm import tqdm
+
+    from hf_captionrl.data import frames_of
+
+    ids, done, videos = reader.ids, set(writer.done), bool(frames_of(dataset))
+    # A progress bar only on a terminal.
+    with tqdm(total=len(ids), initial=sum(i in done for i in ids), unit=" images", disable=None) as progress:
+        for rows, wanted, seed in _batches(ids, done, arguments):
+            images = {row: None if videos else reader.open(row) for row in rows}
+            rows = [row for row in rows if videos or images[row] is not None]
+            good = [row for row in wanted if row in rows]
+            if good:
+                if arguments.do_sample:
+                    torch.manual_seed(seed)
+                # No name for the list: the images are let go before the next batch is opened.
+                texts = _write(caption, [images.pop(row) for row in rows], dataset, rows, decoding)
+                found = dict(zip(rows, texts, strict=True))
+                writer.append([ids[row] for row in good], [found[row] for row in good])
+            progress.update(len(wanted))
+
+
+def _summary(
+    arguments: argparse.Namespace, split: LoadedSplit, reader: ImageReader, done: Container[str]
+) -> dict[str, Any]:
+    """What was done; unreadable images are listed in a file."""
+    report = reader.report()
+    path = arguments.output.with_suffix(".quarantine.jsonl")
+    if report.entries:
+        report.write()
+    else:
+        path.unlink(missing_ok=True)
+    # An image that was captioned before and cannot be read any more still has its caption.
+    captioned = len(reader.ids) - sum(entry.image_id not in done for entry in report.entries)
+    before = sum(image_id in done for image_id in reader.ids)
+    return {
+        "output": str(arguments.output),
+        "split": arguments.split,
+        "images": captioned,
+        "of": len(split.all_ids),
+        "written": captioned - before,
+        "resumed": before,
+        "unreadable": [{"image_id": entry.image_id, "reason": entry.reason} for entry in report.entries],
+    }
+
+
+def _told(summary: dict[str, Any], arguments: argparse.Namespace) -> str:
+    """The same as a sentence."""
+    told = f"{summary['output']}: captions of {summary['images']:,} of {summary['of']:,} images"
+    if summary["resumed"]:
+        told += f", {summary['resumed']:,} of them from before"
+    if arguments.max_images is not None and arguments.max_images < summary["of"]:
+        told += f" (--max_images {arguments.max_images:,})"
+    if bad := summary["unreadable"]:
+        named = ", ".join(f"{entry['image_id']!r} ({entry['reason']})" for entry in bad[:5])
+        more = ", ..." if len(bad) > 5 else ""
+        listed = arguments.output.with_suffix(".quarantine.jsonl")
+        told += f"; {len(bad):,} cannot be read and are listed in {listed}: {named}{more}"
+    return told + "."
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -166,21 +270,21 @@ def run(arguments: argparse.Namespace) -> None:
         ValueError: If settings contradict each other or the file's, or the data are bad.
     """
     decoding = _decoding(arguments)  # before anything slow
-    if arguments.output.is_dir():
-        raise ValueError(f"--output {str(arguments.output)!r} is a folder. Name a file, such as captions.jsonl.")
+    output = arguments.output
+    if output.is_dir():
+        raise ValueError(f"--output {str(output)!r} is a folder. Name a file, such as captions.jsonl.")
 
     import torch
-    from tqdm import tqdm
 
     from hf_captionrl.cli.caption_files import CaptionWriter
+    from hf_captionrl.data import ImageReader
     from hf_captionrl.io import write_json
     from hf_captionrl.pipelines import pipeline
     from hf_captionrl.reports.versions import installed_versions
-    from hf_captionrl.retrieval import model_fingerprint
 
-    output = arguments.output
     with CaptionWriter(output, overwrite=arguments.overwrite) as writer:
-        split = load_split(arguments, quarantine_path=output.with_suffix(".quarantine.jsonl"))
+        # Captions of the data are not needed, and images are checked when they are opened.
+        split = load_split(arguments, quarantine_path=None, require_captions=False)
         caption = pipeline(
             arguments.model,
             revision=arguments.revision,
@@ -188,17 +292,7 @@ def run(arguments: argparse.Namespace) -> None:
             dtype=getattr(torch, arguments.dtype),
             device=arguments.device,
         )
-        settings = {
-            "model": arguments.model,
-            "weights": model_fingerprint(caption.captioner.base_model),
-            "prompt": caption.captioner.prompt,
-            "dtype": arguments.dtype,
-            "dataset": arguments.dataset,
-            "split": arguments.split,
-            **decoding,
-        }
-        if arguments.do_sample:
-            settings |= {"seed": arguments.seed, "batch_size": arguments.batch_size}
+        settings = _settings(arguments, caption, decoding)
         unknown = sorted(set(writer.done) - split.all_ids)
         if unknown:
             raise ValueError(f"{output} has captions of images that are not in the data set, such as {unknown[0]!r}.")
@@ -206,23 +300,15 @@ def run(arguments: argparse.Namespace) -> None:
             _check_settings(output.with_suffix(".run.json"), settings)
         if writer.torn:
             print(f"{output}: cut off {writer.torn} bytes of a torn last line.", file=sys.stderr)
+        reader = ImageReader(
+            split.dataset,
+            split=split.split,
+            quarantine_path=output.with_suffix(".quarantine.jsonl"),
+            max_bad_fraction=arguments.max_bad_fraction,
+        )
         writer.start()
         if not writer.done:
             write_json(output.with_suffix(".run.json"), {"settings": settings, "versions": installed_versions()})
-        ids = [str(i) for i in split.dataset["image_id"][:]]
-        done = set(writer.done)
-        before = sum(i in done for i in ids)
-        # Progress only where somebody watches.
-        with tqdm(total=len(ids), initial=before, unit=" images", desc="Captioning", disable=None) as progress:
-            for rows, wanted, seed in _batches(ids, done, arguments):
-                if arguments.do_sample:
-                    torch.manual_seed(seed)
-                found = dict(zip(rows, _write(caption, split.dataset, rows, decoding), strict=True))
-                writer.append([ids[row] for row in wanted], [found[row] for row in wanted])
-                progress.update(len(wanted))
-    summary = {"output": str(output), "images": len(ids), "written": len(ids) - before, "resumed": before}
-    if arguments.json:
-        print(json.dumps(summary))
-    else:
-        kept = f", {before} of them from before" if before else ""
-        print(f"{output}: captions of {len(ids)} images{kept}.")
+        _caption_all(arguments, caption, reader, split.dataset, writer, decoding)
+    summary = _summary(arguments, split, reader, writer.done)
+    print(json.dumps(summary) if arguments.json else _told(summary, arguments))

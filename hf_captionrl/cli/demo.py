@@ -32,7 +32,6 @@ examples:
 Without --model these are the embedded world's captioners, and without --images its albums of look-alikes.
 """
 
-_IMAGE_FILES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".avif")
 _EMBEDDED_IMAGES = 45
 """Three albums each of 3, 5 and 7 look-alikes."""
 
@@ -142,6 +141,7 @@ def albums_of(folder: Path | None) -> dict[str, list[Any]]:
 
     Raises:
         FileNotFoundError: If there is no such folder, or there are no images in it.
+        ValueError: If a link leads out of the folder.
     """
     if folder is None:
         from hf_captionrl.scenes import BAG_SIZES, bags, load_scenes
@@ -156,13 +156,21 @@ def albums_of(folder: Path | None) -> dict[str, list[Any]]:
         raise FileNotFoundError(
             f"There is no folder {str(folder)!r}. Name one with images, or with folders of images."
         )
+    from hf_captionrl.data.image_folders import list_images
+    from hf_captionrl.data.image_paths import refuse_outside
+
+    listing = list_images(folder)
+    listing.report(str(folder))
+    refuse_outside((str(folder / path) for path in listing.images), folder, str(folder))
     found = {}
-    for place in (folder, *sorted(path for path in folder.iterdir() if path.is_dir())):
-        files = sorted(path for path in place.iterdir() if path.is_file() and path.suffix.lower() in _IMAGE_FILES)
-        if files:
-            found[place.resolve().name] = [str(path) for path in files]
+    for path in sorted(listing.images, key=lambda path: path.rpartition("/")[::2]):
+        below, top = path.rpartition("/")[0], folder.resolve().name
+        name = f"{top}/{below}" if below == top else below or top
+        found.setdefault(name, []).append(str(folder / path))
     if not found:
-        raise FileNotFoundError(f"There are no images in {str(folder)!r} or its folders ({', '.join(_IMAGE_FILES)}).")
+        raise FileNotFoundError(
+            f"There are no images in {str(folder)!r} or its folders; there are {listing.describe_others()}."
+        )
     return found
 
 

@@ -12,7 +12,7 @@ from PIL import Image
 
 from hf_captionrl.captioners import Captioner
 from hf_captionrl.data import ImageError, open_image
-from hf_captionrl.reports.album import album_style, render_album, render_comparison
+from hf_captionrl.reports.album import album_style, album_thumbnail, render_album, render_comparison
 from hf_captionrl.retrieval import Scorer
 from hf_captionrl.trainers.album_captions import caption_album, compare_captioners
 
@@ -70,22 +70,29 @@ class AlbumDemo:
         self.num_beams = num_beams
         self.num_samples = num_samples
         self.max_new_tokens = max_new_tokens
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._shown: dict[str, str] = {}
 
-    def album(self, name: str) -> list[Image.Image]:
-        """The images of an album.
+    def album(self, name: str) -> list[Any]:
+        """The images of an album, as a page can show them.
 
         Args:
             name: One of `albums`.
 
         Returns:
-            `list[PIL.Image.Image]`: In its order.
+            `list`: In its order; images in memory as they are, files as paths of PNG files, written one at a time.
 
         Raises:
             ValueError: If there is no such album, or an image of it cannot be read.
         """
         if name not in self.albums:
             raise ValueError(f"There is no album {name!r}. Pick one of the list.")
-        return self._open(self.albums[name])
+        images = self.albums[name]
+        self._check_number(images)
+        return [
+            image if isinstance(image, Image.Image) else self._shown_file(image, number)
+            for number, image in enumerate(images, start=1)
+        ]
 
     def compare(self, images: Sequence[Any]) -> str:
         """All captioners side by side.
@@ -99,9 +106,9 @@ class AlbumDemo:
         Raises:
             ValueError: If there are no images, too many, or one that cannot be read.
         """
-        opened = self._open(images)
+        small = self._thumbnails(images)
         settings = {"num_beams": self.num_beams, "max_new_tokens": self.max_new_tokens}
-        return render_comparison(opened, compare_captioners(self.captioners, self.scorer, opened, **settings))
+        return render_comparison(small, compare_captioners(self.captioners, self.scorer, images, **settings))
 
     def distinct(self, images: Sequence[Any], name: str) -> str:
         """One caption for each image, all different.
@@ -118,20 +125,38 @@ class AlbumDemo:
         """
         if name not in self.captioners:
             raise ValueError(f"There is no captioner {name!r}. Pick one of {list(self.captioners)}.")
-        opened = self._open(images)
+        small = self._thumbnails(images)
         settings = {"num_samples": self.num_samples, "max_new_tokens": self.max_new_tokens}
-        return render_album(opened, caption_album(self.captioners[name], self.scorer, opened, **settings))
+        return render_album(small, caption_album(self.captioners[name], self.scorer, images, **settings))
 
-    def _open(self, images: Sequence[Any]) -> list[Image.Image]:
+    def _check_number(self, images: Sequence[Any]) -> None:
         if not 1 <= len(images) <= self.max_images:
             raise ValueError(f"There are {len(images)} images in the frame; the page takes 1 to {self.max_images}.")
-        opened = []
-        for number, image in enumerate(images, start=1):
-            try:
-                opened.append(open_image(image))
-            except ImageError as error:  # whose own text names a path of this machine
-                raise ValueError(f"Image {number} cannot be used. Way out: {error.way_out}.") from None
-        return opened
+
+    def _thumbnails(self, images: Sequence[Any]) -> list[Image.Image]:
+        """Every image is opened, but only one is held at a time."""
+        self._check_number(images)
+        return [album_thumbnail(_open(image, number)) for number, image in enumerate(images, start=1)]
+
+    def _shown_file(self, image: Any, number: int) -> str:
+        """An image in a format that browsers show, with all its pixels: they are what the captioners will see."""
+        path = self._shown.get(str(image))
+        if path is None or not os.path.isfile(path):
+            if self._folder is None:
+                # Where the page keeps its files, which end with it.
+                folder = os.environ.get("GRADIO_TEMP_DIR") or None
+                self._folder = tempfile.TemporaryDirectory(prefix="captionrl-album-", dir=folder)
+            path = os.path.join(self._folder.name, f"{len(self._shown)}.png")
+            _open(image, number).save(path, compress_level=1)
+            self._shown[str(image)] = path
+        return path
+
+
+def _open(image: Any, number: int) -> Image.Image:
+    try:
+        return open_image(image)
+    except ImageError as error:  # whose own text names a path of this machine
+        raise ValueError(f"Image {number} cannot be used. Way out: {error.way_out}.") from None
 
 
 def build_page(demo: AlbumDemo) -> Any:

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hf_captionrl.cli.arguments import LoadedSplit, load_split
+from hf_captionrl.cli.arguments import load_split
 from hf_captionrl.data.truematch import (
     DATA_FOLDER,
     MANIFEST_FILE,
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from hf_captionrl.retrieval import BagFile
 
-__all__ = ["build", "load_splits", "print_status"]
+__all__ = ["build", "print_status"]
 
 _CURATED = (
     "candidates by nearest neighbours, then the most similar disjoint ones (No Detail Left Behind, Algorithms 1 and 2)"
@@ -41,35 +41,6 @@ def _check(arguments: argparse.Namespace) -> list[int]:
     if sizes[0] < 2:
         raise ValueError(f"--bag_sizes {sizes[0]}: a bag needs at least 2 images.")
     return sizes
-
-
-def load_splits(arguments: argparse.Namespace, quarantine_path: Path) -> LoadedSplit:
-    """Like [`load_split`], but `--split validation+test` joins splits, as the paper joins COCO's.
-
-    Args:
-        arguments: With what `add_dataset` added.
-        quarantine_path: Where bad rows are listed; those of a second split in a file with its name.
-
-    Returns:
-        `LoadedSplit`: The images of all splits.
-
-    Raises:
-        FileNotFoundError: If the source is not there.
-        ValueError: If it cannot be read, a split is missing, or too many rows are bad.
-    """
-    names = arguments.split.split("+")
-    if len(names) == 1:
-        return load_split(arguments, quarantine_path=quarantine_path)
-    import datasets
-
-    parts = []
-    for name in names:
-        path = quarantine_path if name == names[0] else quarantine_path.with_name(f"quarantine-{name}.jsonl")
-        parts.append(load_split(argparse.Namespace(**{**vars(arguments), "split": name}), quarantine_path=path))
-    if sum(len(part.all_ids) for part in parts) > len(set().union(*(part.all_ids for part in parts))):
-        raise ValueError(f"The splits of --split {arguments.split} share images. Name each image's split once.")
-    rows = datasets.concatenate_datasets([part.dataset for part in parts])
-    return LoadedSplit(rows, set().union(*(part.all_ids for part in parts)))
 
 
 def _mine(
@@ -143,7 +114,11 @@ def build(arguments: argparse.Namespace) -> None:
     from hf_captionrl.reports.versions import installed_versions
 
     output: Path = arguments.output
-    dataset = load_splits(arguments, output / "quarantine.jsonl").dataset
+    dataset = load_split(
+        arguments,
+        quarantine_path=output / "quarantine.jsonl",
+        require_captions=arguments.features == "multimodal",
+    ).dataset
     ids = [str(i) for i in dataset["image_id"][:]]
     if len(ids) < sizes[-1]:
         raise ValueError(f"the split has {len(ids)} images, and a bag takes {sizes[-1]}. Lower --bag_sizes.")

@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hf_captionrl.cli.truematch_build import load_splits, print_status
+from hf_captionrl.cli.arguments import load_split
+from hf_captionrl.cli.truematch_build import print_status
 from hf_captionrl.data.truematch import DATA_FOLDER, TrueMatch, bags_fingerprint, load_truematch
 
 if TYPE_CHECKING:
@@ -37,25 +38,22 @@ def _split(arguments: argparse.Namespace, found: TrueMatch) -> tuple[LoadedSplit
                 "options, as for the build."
             )
         named.dataset, named.split = str((found.folder / DATA_FOLDER).resolve()), "test"
-    return load_splits(named, arguments.output_dir / "quarantine.jsonl"), named
+    return load_split(named, quarantine_path=arguments.output_dir / "quarantine.jsonl"), named
 
 
 def _caption(model: str, named: argparse.Namespace, folder: Path) -> Path:
     """Let a model caption the images, or go on with it; the same command as by hand."""
     from hf_captionrl.cli import caption
 
-    if "+" in named.split:
-        raise ValueError(
-            f"--models reads one split, not {named.split}. Caption each with `captionrl caption`, join the files and pass them "
-            "with --captions, or build the benchmark with its images."
-        )
     parser = argparse.ArgumentParser()
     caption.add_parser(parser.add_subparsers())
     file_name = "".join(c if c.isalnum() or c in "-." else "_" for c in model).strip("._") or "model"
     output = folder / "captions" / f"{file_name}.jsonl"
     own = parser.parse_args(["caption", model, "--output", str(output)])
     for name, value in vars(named).items():
-        if name in ("dataset", "split", "max_images", "max_bad_fraction") or name.startswith(("dataset_", "image_")):
+        if name in ("dataset", "max_images", "max_bad_fraction", "validation_share", "test_share") or name.startswith(
+            ("dataset_", "image_", "split")
+        ):
             setattr(own, name, value)
     own.data_dir, own.caption_column = named.data_dir, named.caption_column
     with contextlib.redirect_stdout(sys.stderr):  # the standard output may be JSON

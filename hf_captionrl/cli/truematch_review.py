@@ -15,7 +15,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hf_captionrl.cli.truematch_build import load_splits, print_status
+from hf_captionrl.cli.arguments import load_split
+from hf_captionrl.cli.truematch_build import print_status
 from hf_captionrl.data.truematch import (
     DATA_FOLDER,
     DECISIONS_FILE,
@@ -55,9 +56,9 @@ def review_images(found: TrueMatch, arguments: argparse.Namespace) -> datasets.D
 
     rows: Any
     if arguments.dataset is not None:
-        rows = load_splits(arguments, found.folder / "quarantine.jsonl").dataset
+        rows = load_split(arguments, quarantine_path=found.folder / "quarantine.jsonl", require_captions=False).dataset
     elif found.manifest.get("embed_images"):
-        rows = load_captions(str((found.folder / DATA_FOLDER).resolve()), split="test")
+        rows = load_captions(str((found.folder / DATA_FOLDER).resolve()), split="test", require_captions=False)
     else:
         raise ValueError(
             f"{found.folder} was built without images. Say where they are: --dataset {found.manifest['source']} and its "

@@ -1,6 +1,13 @@
 """Images with captions: load from anywhere, check every row, draw one caption an epoch, collate."""
 
-from hf_captionrl.data.captions import SPLITS, hash_split, load_caption_splits, load_captions
+from hf_captionrl.data.captions import (
+    SPLITS,
+    ChosenSplit,
+    choose_split,
+    hash_split,
+    load_caption_splits,
+    load_captions,
+)
 from hf_captionrl.data.cleaning import CAPTION_WAYS_OUT, MAX_CAPTION_WORDS, clean_caption
 from hf_captionrl.data.collator import CaptionCollator
 from hf_captionrl.data.dataset import CaptionDataset, CaptionItem, draw_caption
@@ -8,7 +15,10 @@ from hf_captionrl.data.exchange import exchange_captions
 from hf_captionrl.data.features import FramePooling, cached_features, iterate_images, pool_frames
 from hf_captionrl.data.images import IMAGE_WAYS_OUT, MAX_PIXELS, ImageError, open_image, verify_image
 from hf_captionrl.data.quarantine import QuarantineEntry, QuarantineError, QuarantineReport, check_captions
+from hf_captionrl.data.reading import ImageReader
 from hf_captionrl.data.sampler import PAPER_SCHEDULE, BagCurriculumSampler
+from hf_captionrl.data.streaming import StreamedCaptions
+from hf_captionrl.data.training_rows import evaluation_rows, training_rows
 from hf_captionrl.data.video import (
     VIDEO_WAYS_OUT,
     VideoError,
@@ -32,16 +42,21 @@ __all__ = [
     "CaptionCollator",
     "CaptionDataset",
     "CaptionItem",
+    "ChosenSplit",
     "FramePooling",
     "ImageError",
+    "ImageReader",
     "QuarantineEntry",
     "QuarantineError",
     "QuarantineReport",
+    "StreamedCaptions",
     "VideoError",
     "cached_features",
     "check_captions",
+    "choose_split",
     "clean_caption",
     "draw_caption",
+    "evaluation_rows",
     "exchange_captions",
     "frames_of",
     "hash_split",
@@ -53,6 +68,7 @@ __all__ = [
     "open_still",
     "pool_frames",
     "sample_frames",
+    "training_rows",
     "verify_image",
     "verify_video",
     "video_hash",

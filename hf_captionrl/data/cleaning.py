@@ -84,17 +84,23 @@ def to_caption_list(value: Any) -> list[str | None]:
 
     Args:
         value (`Any`): A string, a list of strings, a list of mappings with the text under `raw`, `caption`, `text` or
-            `sentence`, or anything else.
+            `sentence`, a mapping of such a key to a list (as `datasets` stores lists of mappings), or anything else.
 
     Returns:
         `list[str | None]`: One entry a caption, `None` for what is not a string; empty if there are no captions.
     """
     if value is None:
         return []
+    if isinstance(value, Mapping):
+        value = _text_of(value)
     captions = value if isinstance(value, list | tuple) else [value]
     clean: list[str | None] = []
     for caption in captions:
         if isinstance(caption, Mapping):
-            caption = next((caption[key] for key in _KEYS_OF_TEXT if key in caption), None)
+            caption = _text_of(caption)
         clean.append(clean_caption(caption) if isinstance(caption, str) else None)
     return clean
+
+
+def _text_of(value: Mapping[str, Any]) -> Any:
+    return next((value[key] for key in _KEYS_OF_TEXT if key in value), None)

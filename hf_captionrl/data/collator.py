@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 
 from hf_captionrl.data.dataset import CaptionItem
+from hf_captionrl.data.images import open_image
 
 __all__ = ["CaptionCollator", "Collates"]
 
@@ -73,7 +74,12 @@ class CaptionCollator:
         captions = [item["caption"] for item in items]
         features = [item["image_features"] for item in items if item["image_features"] is not None]
         if not features:
-            images = [item["image"] for item in items if item["image"] is not None]
+            # Those of a stream come as they are stored, and are opened where they are needed.
+            images = [
+                item["image"] if isinstance(item["image"], Image.Image) else open_image(item["image"])
+                for item in items
+                if item["image"] is not None
+            ]
             if len(images) != len(items):
                 raise ValueError(
                     f"{len(items) - len(images)} of {len(items)} items have neither image nor image_features, "

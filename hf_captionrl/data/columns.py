@@ -15,10 +15,19 @@ from datasets.table import InMemoryTable, concat_tables
 
 from hf_captionrl.data.cleaning import to_caption_list
 from hf_captionrl.data.image_paths import is_address, paths_without_bytes, refuse_outside
-from hf_captionrl.data.sources import Row
+from hf_captionrl.data.row_files import CAPTION_COLUMNS, Row
 from hf_captionrl.data.video import VIDEO_FRAMES, VIDEO_SUFFIXES
 
-__all__ = ["CAPTIONS", "replace_column", "to_caption_columns", "undecoded", "with_split"]
+__all__ = [
+    "CAPTIONS",
+    "USUAL_NAMES",
+    "merge_rows_of_one_image",
+    "pick_column",
+    "replace_column",
+    "to_caption_columns",
+    "undecoded",
+    "with_split",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -26,10 +35,12 @@ CAPTIONS = datasets.List(datasets.Value("string"))
 """Feature of the `captions` column."""
 
 # Looked for, in this order, where the default name is not there; a name that the caller chose is never replaced.
-_OTHER_NAMES = {
+USUAL_NAMES = {
     "image_column": ("image", "file_name", "image_path", "img", "filename", "filepath", "jpg", "png", "video"),
-    "caption_column": ("captions", "caption", "text", "sentences", "sentence", "raw"),
+    "caption_column": CAPTION_COLUMNS,
 }
+"""Usual names of columns, in the order in which they are looked for where the default is missing."""
+
 _DEFAULTS = {"image_column": "image", "caption_column": "captions"}
 
 
@@ -111,18 +122,44 @@ def with_split(ds: datasets.Dataset, split: str) -> datasets.Dataset:
     )
 
 
-def _pick_column(names: Sequence[str], wanted: str, argument: str, where: str) -> str:
+def pick_column(names: Sequence[str], wanted: str, argument: str, where: str) -> str:
+    """The column that an argument names; where its default is missing, the one column with a usual name.
+
+    Args:
+        names (`Sequence[str]`): Columns of the data.
+        wanted (`str`): Value of the argument.
+        argument (`str`): `"image_column"` or `"caption_column"`.
+        where (`str`): How to call the source in a message.
+
+    Returns:
+        `str`: One of `names`.
+
+    Raises:
+        ValueError: If there is none, or several could be meant.
+    """
     if wanted in names:
         return wanted
     if wanted == _DEFAULTS[argument]:
-        found = [name for name in _OTHER_NAMES[argument] if name in names]
+        found = [name for name in USUAL_NAMES[argument] if name in names]
         if len(found) == 1:
             logger.info("%s: no column %r, taking %r (%s).", where, wanted, found[0], argument)
             return found[0]
         if found:
-            raise ValueError(f"{where}: {argument} could be any of {found}. Set {argument} to one of them.")
+            raise ValueError(
+                f"{where}: {argument} could be any of {found}. Set {argument} (--{argument}) to one of them."
+            )
     names = sorted(names)
-    raise ValueError(f"{where} has no column {wanted!r}; its columns are {names}. Set {argument} to one of them.")
+    raise ValueError(
+        f"{where} has no column {wanted!r}; its columns are {names}. Set {argument} (--{argument}) to one of them."
+    )
+
+
+def _pick_captions(names: Sequence[str], wanted: str, where: str, required: bool) -> str | None:
+    """The column with captions; `None` where none is needed, and none or several could be meant."""
+    if not required and wanted == _DEFAULTS["caption_column"] and wanted not in names:
+        found = [name for name in CAPTION_COLUMNS if name in names]
+        return found[0] if len(found) == 1 else None
+    return pick_column(names, wanted, "caption_column", where)
 
 
 def _as_text(value: Any) -> str | None:
@@ -131,7 +168,7 @@ def _as_text(value: Any) -> str | None:
     return None if text is None else text.encode("utf-8", "replace").decode()
 
 
-def _rows_to_dataset(rows: list[Row], image_column: str, caption_column: str) -> datasets.Dataset:
+def _rows_to_dataset(rows: list[Row], image_column: str, caption_column: str | None) -> datasets.Dataset:
     """Rows of JSON, where a column may hold anything, as a table, where it may not."""
     # In order of appearance; rows need not have the same keys.
     names = list(dict.fromkeys(name for row in rows for name in row))
@@ -153,7 +190,7 @@ def _rows_to_dataset(rows: list[Row], image_column: str, caption_column: str) ->
 
 
 def _with_images(
-    ds: datasets.Dataset, column: str, root: Path | None, where: str, num_frames: int
+    ds: datasets.Dataset, column: str, root: Path | None, where: str, num_frames: int, in_memory: bool
 ) -> datasets.Dataset:
     """The column `column` as a `datasets.Image` column `image`; that of videos is never decoded as such."""
     feature = ds.features[column]
@@ -161,7 +198,9 @@ def _with_images(
     is_text = kind in {"string", "large_string"}
     # Joined here, since the reader of a row does not know the root. An absolute path or an address stays itself.
     paths = [_join(root, path) for path in ds[column][:]] if is_text else paths_without_bytes(ds.data.column(column))
-    refuse_outside(paths, root, f"{where}, column {column!r}")
+    # An image column that the calling program made is opened as it stands; text is never a path without a root.
+    if is_text or root is not None or not in_memory:
+        refuse_outside(paths, root, f"{where}, column {column!r}")
     # datasets.Image would fetch an address as soon as somebody looks at the row, and takes more for one than open_image,
     # which refuses it.
     fetches = any(path and "://" in path for path in paths)
@@ -205,6 +244,8 @@ def to_caption_columns(
     caption_column: str = "captions",
     image_id_column: str | None = None,
     num_frames: int = 0,
+    require_captions: bool = True,
+    in_memory: bool = False,
 ) -> datasets.Dataset:
     """Bring one split into the columns `image`, `image_id`, `captions` and whatever else it has.
 
@@ -223,6 +264,9 @@ def to_caption_columns(
         image_id_column (`str`, *optional*): Column with ids.
         num_frames (`int`): Where the images are videos: the frames of each that are looked at, written into the
             column `video_frames`.
+        require_captions (`bool`): Refuse rows without a column of captions; else their lists are empty.
+        in_memory (`bool`): The rows are the caller's own: without `image_root` the files of an image column may lie
+            anywhere.
 
     Returns:
         `datasets.Dataset`: The split.
@@ -236,8 +280,8 @@ def to_caption_columns(
         names = rows.column_names
     else:
         names = list(dict.fromkeys(name for row in rows for name in row))
-    image_column = _pick_column(names, image_column, "image_column", where)
-    caption_column = _pick_column(names, caption_column, "caption_column", where)
+    image_column = pick_column(names, image_column, "image_column", where)
+    chosen_captions = _pick_captions(names, caption_column, where, require_captions)
     if image_id_column is not None and image_id_column not in names:
         raise ValueError(
             f"{where} has no column {image_id_column!r}; its columns are {sorted(names)}. Set image_id_column to one "
@@ -245,13 +289,13 @@ def to_caption_columns(
         )
     if image_id_column is None and "image_id" in names:
         image_id_column = "image_id"
-    ds = rows if isinstance(rows, datasets.Dataset) else _rows_to_dataset(rows, image_column, caption_column)
+    ds = rows if isinstance(rows, datasets.Dataset) else _rows_to_dataset(rows, image_column, chosen_captions)
     ds = ds.with_format(None)
 
-    captions = [to_caption_list(value) for value in ds[caption_column][:]]
-    if len(ds) and not any(caption is not None for row in captions for caption in row):
+    captions = _captions_of(ds, chosen_captions)
+    if require_captions and len(ds) and not any(caption is not None for row in captions for caption in row):
         raise ValueError(
-            f"{where}: column {caption_column!r} holds {ds.features[caption_column]} and not one text; the columns "
+            f"{where}: column {chosen_captions!r} holds {ds.features[str(chosen_captions)]} and not one text; the columns "
             f"are {sorted(names)}. Set caption_column to one that holds captions."
         )
     if image_id_column is not None:
@@ -265,25 +309,44 @@ def to_caption_columns(
     ids = [f"{split}-{row:06d}" if value is None or value == "" else str(value) for row, value in enumerate(ids)]
 
     # A column that is in the way of one of ours and was not chosen for it has to go.
-    taken = {"image": image_column, "captions": caption_column, "image_id": image_id_column}
+    taken = {"image": image_column, "captions": chosen_captions, "image_id": image_id_column}
     clash = [name for name, chosen in taken.items() if name in ds.column_names and name != chosen]
     if clash:
         logger.info("%s: the columns %s are dropped; image_column and caption_column chose others.", where, clash)
-    used = {*clash, caption_column, image_id_column} - {image_column}
+    used = {*clash, chosen_captions, image_id_column} - {image_column}
     ds = ds.remove_columns([name for name in ds.column_names if name in used])
-    ds = _with_images(ds, image_column, image_root, where, num_frames)
+    ds = _with_images(ds, image_column, image_root, where, num_frames, in_memory)
     ds = replace_column(ds, "image_id", ids, datasets.Value("string"))
     if num_frames:
         ds = replace_column(ds, VIDEO_FRAMES, [num_frames] * len(ds), datasets.Value("int32"))
-    ds = _merge_rows_of_one_image(ds, ids, captions, where)
+    ds = merge_rows_of_one_image(ds, ids, captions, where)
     others = [name for name in ds.column_names if name not in taken]
     return ds.select_columns(["image", "image_id", "captions", *others])
 
 
-def _merge_rows_of_one_image(
+def _captions_of(ds: datasets.Dataset, column: str | None) -> list[list[str | None]]:
+    return [[] for _ in range(len(ds))] if column is None else [to_caption_list(value) for value in ds[column][:]]
+
+
+def merge_rows_of_one_image(
     ds: datasets.Dataset, ids: list[str], captions: list[list[str | None]], where: str
 ) -> datasets.Dataset:
+    """Join rows with one id to the first of them, which gets the captions of all.
+
+    Args:
+        ds (`datasets.Dataset`): With `image`.
+        ids (`list[str]`): Id of each row.
+        captions (`list[list[str | None]]`): Captions of each row.
+        where (`str`): How to call the source in a message.
+
+    Returns:
+        `datasets.Dataset`: One row per id, with `captions`.
+
+    Raises:
+        ValueError: If an id stands for two images.
+    """
     first: dict[str, int] = {}
+    joined: dict[int, list[str | None]] = {}
     repeated = []
     for row, image_id in enumerate(ids):
         if first.setdefault(image_id, row) != row:
@@ -297,7 +360,7 @@ def _merge_rows_of_one_image(
                     f"{where}: image_id {ids[row]!r} stands for different images in rows {earlier} and {row}; an id "
                     f"stands for one image. Set image_id_column to a column that tells images apart, or leave it out."
                 )
-            captions[earlier] = captions[earlier] + captions[row]
+            joined.setdefault(earlier, list(captions[earlier])).extend(captions[row])
         logger.warning("%s: %d rows repeat an image; their captions are joined to its first.", where, len(repeated))
-    ds = replace_column(ds, "captions", captions, CAPTIONS)
+    ds = replace_column(ds, "captions", [joined.get(row, mine) for row, mine in enumerate(captions)], CAPTIONS)
     return ds.select(list(first.values())) if repeated else ds

@@ -62,8 +62,12 @@ class ImageError(ValueError):
 
 
 @functools.cache
-def _formats() -> tuple[str, ...]:
-    """The accepted formats that this Pillow was built with; naming any other to `Image.open` is a KeyError."""
+def image_formats() -> tuple[str, ...]:
+    """The formats that `open_image` accepts.
+
+    Returns:
+        `tuple[str, ...]`: Those that this Pillow was built with; naming any other to `Image.open` is a KeyError.
+    """
     Image.init()
     return tuple(name for name in _FORMATS if name in Image.OPEN)
 
@@ -137,7 +141,7 @@ def opened_image(value: Any, max_pixels: int, kind: str = "image") -> Iterator[I
             check_size(source.size, name, max_pixels)
             yield source
         else:
-            with Image.open(source, formats=_formats()) as image:
+            with Image.open(source, formats=image_formats()) as image:
                 check_size(image.size, name, max_pixels)
                 yield image
     except ImageError:
@@ -148,7 +152,9 @@ def opened_image(value: Any, max_pixels: int, kind: str = "image") -> Iterator[I
     except MemoryError:
         raise ImageError("image_too_large", f"{name} does not fit into memory") from None
     except UnidentifiedImageError:
-        raise ImageError("image_unreadable", f"{name} is not in a known format ({', '.join(_formats())})") from None
+        raise ImageError(
+            "image_unreadable", f"{name} is not in a known format ({', '.join(image_formats())})"
+        ) from None
     except Exception as error:
         # Decoders of hostile files raise anything: struct.error, SyntaxError, IndexError, zlib.error, ...
         text = f"{type(error).__name__}: {error}"

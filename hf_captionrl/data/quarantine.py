@@ -20,7 +20,14 @@ from hf_captionrl.data.images import IMAGE_WAYS_OUT, MAX_PIXELS, ImageError, ver
 from hf_captionrl.data.video import VIDEO_FRAMES, VIDEO_WAYS_OUT, verify_video
 from hf_captionrl.io import atomic_write_text
 
-__all__ = ["QuarantineEntry", "QuarantineError", "QuarantineReport", "check_captions"]
+__all__ = [
+    "QuarantineEntry",
+    "QuarantineError",
+    "QuarantineReport",
+    "check_captions",
+    "quarantine_entry",
+    "stop_if_too_many",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -128,6 +135,12 @@ class QuarantineReport:
     def __str__(self) -> str:
         return self.summary()
 
+    def write(self) -> None:
+        """Write one JSON object per entry to `path`, if there is one."""
+        if self.path is not None:
+            # ASCII escapes keep U+2028 and half surrogates of a hostile caption from breaking lines or the encoding.
+            atomic_write_text(self.path, "".join(json.dumps(asdict(entry)) + "\n" for entry in self.entries))
+
 
 class QuarantineError(ValueError):
     """Too many bad rows to train on.
@@ -188,6 +201,7 @@ def _check_split(
     check_images: Literal["header", "full"] | None,
     max_pixels: int,
     num_workers: int,
+    require_captions: bool,
 ) -> tuple[datasets.Dataset, list[QuarantineEntry]]:
     missing = sorted({"image", "image_id", "captions"} - set(ds.column_names))
     if missing:
@@ -213,24 +227,38 @@ def _check_split(
     for row, (value, fault) in enumerate(zip(raw, image_faults, strict=True)):
         good, bad = _caption_faults(to_caption_list(value), max_caption_words)
         captions.append(good)
-        if fault is None and good:
+        if fault is None and (good or not require_captions):
             kept.append(row)
             for reason, detail in bad:
-                entries.append(_entry(row, ids[row], split, "captions", reason, detail, "caption"))
+                entries.append(quarantine_entry(row, ids[row], split, "captions", reason, detail, "caption"))
         elif fault is not None:
-            entries.append(_entry(row, ids[row], split, "image", fault.reason, fault.detail, "row"))
+            entries.append(quarantine_entry(row, ids[row], split, "image", fault.reason, fault.detail, "row"))
         else:
             reason = bad[0][0] if bad else "caption_missing"
             detail = "; ".join(detail for _, detail in bad) or "the row has no caption"
-            entries.append(_entry(row, ids[row], split, "captions", reason, detail, "row"))
+            entries.append(quarantine_entry(row, ids[row], split, "captions", reason, detail, "row"))
     if captions != raw:
         ds = replace_column(ds, "captions", captions, CAPTIONS)
     return (ds if len(kept) == len(ds) else ds.select(kept)), entries
 
 
-def _entry(
+def quarantine_entry(
     row: int, image_id: str, split: str, column: str, reason: str, detail: str, dropped: Literal["row", "caption"]
 ) -> QuarantineEntry:
+    """One thing that was left out, with its remedy.
+
+    Args:
+        row (`int`): As for `QuarantineEntry`.
+        image_id (`str`): Likewise.
+        split (`str`): Likewise.
+        column (`str`): Likewise.
+        reason (`str`): Likewise; the remedy follows from it.
+        detail (`str`): Likewise.
+        dropped (`str`): Likewise.
+
+    Returns:
+        `QuarantineEntry`: The entry.
+    """
     return QuarantineEntry(row, image_id, split, column, reason, detail, _WAYS_OUT[reason], dropped)
 
 
@@ -243,6 +271,7 @@ def check_captions(
     check_images: bool | Literal["header", "full"] = True,
     max_pixels: int = MAX_PIXELS,
     num_workers: int = 0,
+    require_captions: bool = True,
 ) -> tuple[Any, QuarantineReport]:
     """Leave out what cannot be trained on, and say what and why.
 
@@ -260,6 +289,7 @@ def check_captions(
             and size only and misses truncated files; `False` does not look at images.
         max_pixels (`int`): Largest width * height of a good image.
         num_workers (`int`): Threads that decode images; 0 and 1 decode in the caller's.
+        require_captions (`bool`): False also keeps rows without a good caption, whose bad captions are left out.
 
     Returns:
         `tuple[datasets.Dataset | datasets.DatasetDict, QuarantineReport]`: The good rows, and what was left out.
@@ -284,21 +314,31 @@ def check_captions(
     good: dict[str, datasets.Dataset] = {}
     entries: list[QuarantineEntry] = []
     for name, rows in splits.items():
-        good[name], found = _check_split(rows, name, max_caption_words, mode, max_pixels, num_workers)
+        good[name], found = _check_split(
+            rows, name, max_caption_words, mode, max_pixels, num_workers, require_captions
+        )
         entries += found
     path = None if quarantine_path is None else Path(quarantine_path)
     report = QuarantineReport({name: len(rows) for name, rows in splits.items()}, tuple(entries), path)
-    if path is not None:
-        # ASCII escapes keep U+2028 and half surrogates of a hostile caption from breaking lines or the encoding.
-        atomic_write_text(path, "".join(json.dumps(asdict(entry)) + "\n" for entry in entries))
+    report.write()
     for name in splits:
-        _stop_if_too_many(report, name, max_bad_fraction)
+        stop_if_too_many(report, name, max_bad_fraction)
     if entries:
         logger.warning("%s", report.summary())
     return (good[next(iter(good))] if single else datasets.DatasetDict(good)), report
 
 
-def _stop_if_too_many(report: QuarantineReport, split: str, max_bad_fraction: float) -> None:
+def stop_if_too_many(report: QuarantineReport, split: str, max_bad_fraction: float) -> None:
+    """Refuse a split with too many bad rows.
+
+    Args:
+        report (`QuarantineReport`): What was found, perhaps not all of it yet.
+        split (`str`): Which of its splits.
+        max_bad_fraction (`float`): Largest accepted share, in [0, 1].
+
+    Raises:
+        QuarantineError: If more rows are bad, or all are, or there are none.
+    """
     total, bad, fraction = report.rows[split], report.bad_rows(split), report.bad_fraction(split)
     if total and bad < total and fraction <= max_bad_fraction:
         return

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
-import csv
 import glob
-import json
+import logging
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import datasets
 
+from hf_captionrl.data.image_folders import (
+    METADATA_FILES,
+    FolderListing,
+    list_images,
+    metadata_file,
+    metadata_rows,
+    report_unnamed,
+)
+from hf_captionrl.data.row_files import Row, is_json_lines, parse_json, read_json_lines, read_rows, read_text
+
 __all__ = ["SPLIT_NAMES", "Row", "Source", "read_source", "read_text"]
 
-Row = dict[str, Any]
+logger = logging.getLogger(__name__)
 
 SPLIT_NAMES: dict[str, str] = {
     "train": "train",
@@ -30,8 +39,10 @@ SPLIT_NAMES: dict[str, str] = {
 }
 """Names that data sets give to their splits, and ours for them."""
 
-_METADATA_FILES = ("metadata.jsonl", "metadata.csv", "metadata.parquet")
 _ROW_FILES = {".json", ".jsonl", ".ndjson", ".csv"}
+_SAVED_FILES = ("state.json", "dataset_dict.json")  # of `save_to_disk`
+_DATA_SUFFIXES = _ROW_FILES | {".parquet", ".arrow", ".tar", ".zip", ".py"}
+_SUFFIXES = ".jpg, .png, .webp"
 
 
 @dataclass
@@ -44,6 +55,9 @@ class Source:
         root (`Path`, *optional*): Folder that the paths in the image column are relative to, and must not leave.
         image_column (`str`, *optional*): The column where this kind of source keeps its images.
         holds_videos (`bool`): True where that is known to hold videos.
+        names_splits (`bool`): False where the source does not say which rows are for training and which for testing;
+            all are then `train`.
+        has_captions (`bool`): False for a folder of images without metadata.
     """
 
     name: str
@@ -51,6 +65,8 @@ class Source:
     root: Path | None = None
     image_column: str | None = None
     holds_videos: bool = False
+    names_splits: bool = True
+    has_captions: bool = True
 
 
 def read_source(
@@ -60,6 +76,7 @@ def read_source(
     revision: str | None = None,
     data_dir: str | Path | None = None,
     image_root: str | Path | None = None,
+    require_captions: bool = True,
 ) -> Source:
     """Find out what `dataset_name` is and read it.
 
@@ -69,6 +86,7 @@ def read_source(
         revision (`str`, *optional*): Revision of a Hub data set.
         data_dir (`str` or `Path`, *optional*): The folder of `"imagefolder"`; passed on for others.
         image_root (`str` or `Path`, *optional*): Folder that image paths are relative to.
+        require_captions (`bool`): Refuse a folder of images without metadata.
 
     Returns:
         `Source`: Raw splits under our split names.
@@ -85,14 +103,16 @@ def read_source(
     path = Path(dataset_name).expanduser()
     if dataset_name == "imagefolder":
         if data_dir is None:
-            raise ValueError("dataset_name 'imagefolder' needs a folder. Set data_dir to one with a metadata.jsonl.")
-        return _read_image_folder(Path(data_dir).expanduser(), root)
+            raise ValueError("dataset_name 'imagefolder' needs a folder. Set data_dir to a folder of images.")
+        return _read_image_folder(Path(data_dir).expanduser(), root, require_captions)
     if video_source := find_video_source(dataset_name, path, data_dir):
         return read_video_source(video_source, root)
     if path.is_file() and path.suffix.lower() in _ROW_FILES:
         return _read_row_file(path, root or (None if data_dir is None else Path(data_dir)))
-    if path.is_dir() and _is_image_folder(path):
-        return _read_image_folder(path, root)
+    if path.is_dir() and _holds_metadata(path):
+        return _read_image_folder(path, root, require_captions)
+    if path.is_dir() and (listing := _is_bare_folder(path)) is not None:
+        return _read_bare_folder(path, listing, root, require_captions)
     if path.suffix.lower() in _ROW_FILES | {".parquet"} and not path.is_file():
         raise FileNotFoundError(f"dataset_name ({dataset_name!r}) is not a file. Check the path.")
     return _read_with_datasets(dataset_name, path, dataset_config, revision, data_dir, root)
@@ -101,73 +121,13 @@ def read_source(
 # --- rows ---------------------------------------------------------------------------------------------------------
 
 
-def read_text(path: Path) -> str:
-    """The text of a file.
-
-    Args:
-        path (`Path`): In UTF-8, with or without a mark of it.
-
-    Returns:
-        `str`: The text.
-
-    Raises:
-        ValueError: If it is not UTF-8.
-    """
-    try:
-        return path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8 ({error}). Save it as UTF-8.") from error
-
-
-def _parse(text: str, where: str) -> Any:
-    try:
-        return json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise ValueError(f"{where} is not valid JSON ({error}). Mend or remove it.") from error
-
-
-def _read_json_lines(path: Path) -> list[Row]:
-    rows = []
-    # Not splitlines(): it would also cut at U+2028 inside a caption.
-    for number, line in enumerate(read_text(path).split("\n"), start=1):
-        if line.strip():
-            row = _parse(line, f"Line {number} of {path}")
-            if not isinstance(row, dict):
-                raise ValueError(
-                    f'Line {number} of {path} holds a {type(row).__name__}, not an object. Write {{"file_name": ...}}.'
-                )
-            rows.append(row)
-    return rows
-
-
-def _read_csv(path: Path) -> list[Row]:
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        lines = csv.reader(file)
-        try:
-            names = next(lines, [])
-            rows: list[Row] = []
-            for values in lines:
-                if values and len(values) != len(names):
-                    cure = 'Put captions with commas into quotes: a.jpg,"a dog, running".'
-                    raise ValueError(
-                        f"Line {lines.line_num} of {path} has {len(values)} fields, and the first line {len(names)}. "
-                        f"{cure if len(values) > len(names) else 'Write a comma for each empty field too.'}"
-                    )
-                rows += [dict(zip(names, values, strict=True))] if values else []
-        except (csv.Error, UnicodeDecodeError) as error:
-            raise ValueError(f"{path} is not valid CSV in UTF-8 ({error}). Mend it.") from error
-    return rows
-
-
-def _read_rows(path: Path) -> list[Row]:
-    suffix = path.suffix.lower()
-    if suffix == ".csv":
-        return _read_csv(path)
-    if suffix == ".parquet":
-        import pyarrow.parquet
-
-        return pyarrow.parquet.read_table(path).to_pylist()
-    return _read_json_lines(path)
+def _source_of_rows(
+    name: str, rows: list[Row], where: str, root: Path | None, image_column: str | None = None
+) -> Source:
+    """A source whose rows may name their splits."""
+    splits = _by_split(rows, where)
+    named = any(isinstance(row.get("split"), str) and row["split"] in SPLIT_NAMES for row in rows)
+    return Source(name, splits, root, image_column, names_splits=named)
 
 
 def _by_split(rows: Iterable[Row], where: str) -> dict[str, datasets.Dataset | list[Row]]:
@@ -194,26 +154,17 @@ def _by_split(rows: Iterable[Row], where: str) -> dict[str, datasets.Dataset | l
 def _read_row_file(path: Path, root: Path | None) -> Source:
     if path.suffix.lower() == ".json":
         text = read_text(path)
-        # Many files called .json hold one object a line.
-        lines = text.lstrip().startswith("{") and _is_json_lines(text)
-        content = _read_json_lines(path) if lines else _parse(text, str(path))
+        # Many files called .json hold one object per line.
+        lines = text.lstrip().startswith("{") and is_json_lines(text)
+        content = read_json_lines(path) if lines else parse_json(text, str(path))
         if isinstance(content, dict):
             return _read_karpathy(content, path, root)
         if not isinstance(content, list) or not all(isinstance(row, dict) for row in content):
             raise ValueError(f"{path} must hold a list of objects, one an image. Write it so, or as JSON lines.")
         rows = content
     else:
-        rows = _read_rows(path)
-    return Source(str(path), _by_split(rows, str(path)), root or path.parent)
-
-
-def _is_json_lines(text: str) -> bool:
-    first, _, rest = text.strip().partition("\n")
-    try:
-        json.loads(first)
-    except (json.JSONDecodeError, RecursionError):
-        return False
-    return bool(rest.strip())
+        rows = read_rows(path)
+    return _source_of_rows(str(path), rows, str(path), root or path.parent)
 
 
 def _read_karpathy(content: Row, path: Path, root: Path | None) -> Source:
@@ -248,51 +199,91 @@ def _read_karpathy(content: Row, path: Path, root: Path | None) -> Source:
                 "split": image.get("split", "train"),
             }
         )
-    return Source(str(path), _by_split(rows, str(path)), root, "image")
+    return _source_of_rows(str(path), rows, str(path), root, "image")
 
 
 # --- folders ------------------------------------------------------------------------------------------------------
-
-
-def _metadata(folder: Path) -> Path | None:
-    return next((folder / name for name in _METADATA_FILES if (folder / name).is_file()), None)
 
 
 def _split_folders(folder: Path) -> dict[str, Path]:
     return {
         child.name: metadata
         for child in sorted(folder.iterdir())
-        if child.is_dir() and child.name in SPLIT_NAMES and (metadata := _metadata(child)) is not None
+        if child.is_dir() and child.name in SPLIT_NAMES and (metadata := metadata_file(child)) is not None
     }
 
 
-def _is_image_folder(folder: Path) -> bool:
-    return _metadata(folder) is not None or bool(_split_folders(folder))
+def _holds_metadata(folder: Path) -> bool:
+    return metadata_file(folder) is not None or bool(_split_folders(folder))
 
 
-def _read_image_folder(folder: Path, root: Path | None) -> Source:
+def _read_image_folder(folder: Path, root: Path | None, require_captions: bool) -> Source:
     if not folder.is_dir():
-        raise FileNotFoundError(f"data_dir ({str(folder)!r}) is not a folder. Set it to one with a metadata.jsonl.")
-    metadata = _metadata(folder)
+        raise FileNotFoundError(f"data_dir ({str(folder)!r}) is not a folder. Set it to a folder of images.")
+    metadata, parts = metadata_file(folder), _split_folders(folder)
+    if metadata is not None and parts:
+        others = " and ".join(str(path.relative_to(folder)) for path in parts.values())
+        raise ValueError(f"{folder} has {metadata.name} and {others}, and only one can be read. Keep those meant.")
     if metadata is not None:
-        return Source(str(folder), _by_split(_read_rows(metadata), str(metadata)), root or folder, "file_name")
-    parts = _split_folders(folder)
+        rows = metadata_rows(metadata)
+        if root is None:
+            report_unnamed(folder, {metadata: rows})
+        return _source_of_rows(str(folder), rows, str(metadata), root or folder, "file_name")
     if not parts:
-        found = sorted(child.name for child in folder.iterdir())
-        raise ValueError(
-            f"data_dir ({str(folder)!r}) has no {', '.join(_METADATA_FILES)}, nor train/, validation/, test/ with "
-            f"one; it has {found[:10]}{' ...' if len(found) > 10 else ''}. Write a line an image into metadata.jsonl: "
-            f'{{"file_name": "a.jpg", "captions": ["...", "..."]}}.'
-        )
+        return _read_bare_folder(folder, list_images(folder), root, require_captions)
     splits: dict[str, datasets.Dataset | list[Row]] = {}
+    rows_of: dict[Path, list[Row]] = {}
     for name, metadata in parts.items():
-        rows = _read_rows(metadata)
+        rows = rows_of[metadata] = metadata_rows(metadata)
         for row in rows:
             # Paths are relative to their metadata file; with the folder in front they stay unique over splits.
             if root is None and isinstance(row.get("file_name"), str):
                 row["file_name"] = f"{name}/{row['file_name']}"
         splits.setdefault(SPLIT_NAMES[name], []).extend(rows)  # type: ignore[union-attr]
+    if root is None:
+        report_unnamed(folder, rows_of)
     return Source(str(folder), splits, root or folder, "file_name")
+
+
+def _read_bare_folder(folder: Path, listing: FolderListing, root: Path | None, require_captions: bool) -> Source:
+    """Every image of a folder without metadata, none with a caption."""
+    found = sorted(child.name for child in folder.iterdir())
+    content = f"{found[:10]}{' ...' if len(found) > 10 else ''}" if found else "nothing"
+    if not listing.images:
+        raise ValueError(
+            f"data_dir ({str(folder)!r}) has no {', '.join(METADATA_FILES)} and no images ({_SUFFIXES} and others); it has "
+            f"{content}, {listing.describe_others()}. Set data_dir to a folder of images."
+        )
+    if require_captions:
+        raise ValueError(
+            f"data_dir ({str(folder)!r}) has no {', '.join(METADATA_FILES)}, nor train/, validation/, test/ with "
+            f"one, so its {len(listing.images)} images have no captions; it has {content}. Write one line per image into "
+            f'metadata.jsonl: {{"file_name": "a.jpg", "captions": ["...", "..."]}}.'
+        )
+    listing.report(str(folder))
+    if listing.metadata:
+        logger.warning(
+            "%s: %s is not read. Set data_dir to its folder to use it.", folder, " and ".join(listing.metadata)
+        )
+    rows: list[Row] = []
+    for path in listing.images:
+        # image_root, where links may lead, need not be where the names start.
+        file_name = path if root is None else str((folder / path).absolute())
+        rows.append({"file_name": file_name, "image_id": path})
+    tops = {path.partition("/")[0] if "/" in path else "" for path in listing.images}
+    if tops <= set(SPLIT_NAMES):
+        for row in rows:
+            row["split"] = row["image_id"].partition("/")[0]
+    source = _source_of_rows(str(folder), rows, str(folder), root or folder, "file_name")
+    return replace(source, has_captions=False)
+
+
+def _is_bare_folder(folder: Path) -> FolderListing | None:
+    """What is in a folder that holds images and no data of another kind; None for any other folder."""
+    if any((folder / name).is_file() for name in _SAVED_FILES):
+        return None
+    listing = list_images(folder)
+    return listing if listing.images and not listing.others.keys() & _DATA_SUFFIXES else None
 
 
 # --- everything else ----------------------------------------------------------------------------------------------
@@ -320,13 +311,15 @@ def _read_with_datasets(
             folder = None if data_dir is None else str(data_dir)
             loaded = datasets.load_dataset(dataset_name, dataset_config, revision=revision, data_dir=folder)
     except Exception as error:
-        # From a missing file to no network to a script: the Hub's errors are many, and the way out is one.
+        # From a missing file to no network to a script: the Hub's errors are many, and the remedy is one.
         reason = f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
         raise ValueError(
             f"dataset_name {dataset_name!r} could not be loaded ({reason}). "
             f"It must be 'scenes', 'imagefolder' with data_dir, a Karpathy-split JSON with image_root, a .jsonl, .csv "
             f"or .parquet file, a folder, or a data set on the Hub (dataset_config chooses its configuration)."
         ) from error
+    # A file, and a data set that was saved alone, are called "train" for lack of another name.
+    named = isinstance(loaded, dict) and not path.is_file()
     if not isinstance(loaded, dict):
         loaded = {"train": loaded}
     splits: dict[str, datasets.Dataset | list[Row]] = {}
@@ -334,4 +327,19 @@ def _read_with_datasets(
         ours = SPLIT_NAMES.get(str(name), str(name))
         earlier = splits.get(ours)
         splits[ours] = rows if earlier is None else datasets.concatenate_datasets([earlier, rows])
-    return Source(dataset_name, splits, path if root is None and path.is_dir() else root)
+    if len(splits) == 1 and (parts := _by_split_column(*splits.values())):
+        splits, named = parts, True
+    return Source(dataset_name, splits, path if root is None and path.is_dir() else root, names_splits=named)
+
+
+def _by_split_column(rows: Any) -> dict[str, datasets.Dataset | list[Row]]:
+    """The splits that a column `split` names, as Flickr30k on the Hub has one; empty where it names fewer than two."""
+    if getattr(rows.features.get("split"), "dtype", None) != "string":
+        return {}
+    names = rows["split"][:]
+    if not set(names) <= set(SPLIT_NAMES) or len({SPLIT_NAMES[name] for name in names}) < 2:
+        return {}
+    at: dict[str, list[int]] = {}
+    for row, name in enumerate(names):
+        at.setdefault(SPLIT_NAMES[name], []).append(row)
+    return {name: rows.select(numbers).remove_columns("split") for name, numbers in at.items()}

@@ -116,6 +116,17 @@ class DataArguments:
     caption_column: str = field(
         default="captions", metadata={"help": "Column with the captions, a text or a list of texts."}
     )
+    validation_share: float = field(
+        default=0.1,
+        metadata={
+            "help": "Of data without a validation split: the share of train, in [0, 1), that is taken out for it by the hash "
+            "of the image ids. The sizes are printed."
+        },
+    )
+    test_share: float = field(default=0.1, metadata={"help": "Likewise of data without a test split."})
+    split_seed: int = field(
+        default=0, metadata={"help": "Seed of that hash, the same for runs with different seeds and for `captionrl`."}
+    )
     train_captions: str | None = field(
         default=None,
         metadata={
@@ -150,6 +161,12 @@ class DataArguments:
     def __post_init__(self) -> None:
         if self.simplify not in (None, *LEVELS):
             raise ValueError(f"simplify is {self.simplify!r}. Use one of {list(LEVELS)}, or leave it out.")
+        shares = (self.validation_share, self.test_share)
+        if min(shares) < 0 or sum(shares) >= 1:
+            raise ValueError(
+                f"validation_share is {shares[0]} and test_share {shares[1]}; both must be at least 0, and together below 1. "
+                "Use 0.1 for a tenth."
+            )
         if self.num_frames < 0:
             raise ValueError(
                 f"num_frames is {self.num_frames}. Use 0 for images, or the frames to look at of a video."

@@ -21,13 +21,17 @@ __all__ = ["describe_data", "load_data", "optional_scorer"]
 logger = logging.getLogger(__name__)
 
 
-def load_data(arguments: DataArguments, *, output_dir: str | os.PathLike[str], seed: int) -> datasets.DatasetDict:
+def load_data(
+    arguments: DataArguments, *, output_dir: str | os.PathLike[str], seed: int | None = None
+) -> datasets.DatasetDict:
     """Load, check and cut the data; bad rows go to `quarantine.jsonl`.
+
+    Data that name no splits are divided by `validation_share` and `test_share`; the sizes are logged.
 
     Args:
         arguments: Which data.
         output_dir: Where the quarantine file goes.
-        seed: Of the split, where the data bring none.
+        seed: Of the division, in place of `arguments.split_seed`.
 
     Returns:
         `datasets.DatasetDict`: `train`, `validation`, `test`.
@@ -40,6 +44,7 @@ def load_data(arguments: DataArguments, *, output_dir: str | os.PathLike[str], s
             f"data_dir or image_root is set, but dataset_name is {arguments.dataset_name!r}. Set --dataset_name imagefolder "
             "too."
         )
+    validation, test = arguments.validation_share, arguments.test_share
     splits = load_caption_splits(
         arguments.dataset_name,
         data_dir=arguments.data_dir,
@@ -48,7 +53,8 @@ def load_data(arguments: DataArguments, *, output_dir: str | os.PathLike[str], s
         caption_column=arguments.caption_column,
         dataset_config=arguments.dataset_config,
         revision=arguments.dataset_revision,
-        seed=seed,
+        split_fractions=(1 - validation - test, validation, test),
+        seed=arguments.split_seed if seed is None else seed,
         num_frames=arguments.num_frames,
     )
     missing = [name for name in SPLITS if name not in splits or not len(splits[name])]
@@ -56,12 +62,14 @@ def load_data(arguments: DataArguments, *, output_dir: str | os.PathLike[str], s
         sizes = {name: len(rows) for name, rows in splits.items()}
         raise ValueError(
             f"{arguments.dataset_name!r} has no images for {missing}; it has {sizes}. Give data with a train split, large "
-            "enough that a tenth of it can be validation and a tenth test."
+            f"enough for the shares of validation ({validation:g}) and test ({test:g}), or raise --validation_share and "
+            "--test_share."
         )
     if arguments.train_captions is not None:
         splits["train"] = exchange_captions(
             splits["train"], arguments.train_captions, column=arguments.train_captions_column
         )
+    logger.info("%s: %s.", arguments.dataset_name, ", ".join(f"{len(rows):,} {name}" for name, rows in splits.items()))
     limits = {
         "train": arguments.max_train_images,
         "validation": arguments.max_eval_images,

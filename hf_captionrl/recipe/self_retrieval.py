@@ -199,7 +199,7 @@ def _compare(arguments: tuple[Any, ...]) -> Path:
     for name, changes in bag_args.named_variants.items():
         configs[name] = changed(config, changes)
     with config.main_process_first(local=False, desc="loading the data"):
-        splits = load_data(data_args, output_dir=output_dir, seed=config.seed)
+        splits = load_data(data_args, output_dir=output_dir)
     scorers = [optional_scorer(name) for name in (eval_args.scorer_name_or_path, *bag_args.more_scorers)]
     evaluator = Evaluator.from_arguments(
         splits["test"], eval_args, seed=config.seed, cache_dir=config.feature_cache_dir, reward_scorer=scorers[0]

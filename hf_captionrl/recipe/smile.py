@@ -132,7 +132,7 @@ def _compare(
         )
     resume = resumes(config)
     with config.main_process_first(local=False, desc="loading the data"):
-        splits = load_data(data_args, output_dir=output_dir, seed=config.seed)
+        splits = load_data(data_args, output_dir=output_dir)
     scorer = optional_scorer(eval_args.scorer_name_or_path)
     evaluator = make_evaluator(splits["test"], eval_args, seed=config.seed, cache_dir=config.feature_cache_dir)
     first_folder = output_dir / "model-mle"

@@ -12,7 +12,7 @@ from hf_captionrl.reports.gallery import embedded_image
 from hf_captionrl.reports.templating import TEMPLATES, html_templates
 from hf_captionrl.retrieval.album import AlbumCaptions, Finding
 
-__all__ = ["album_style", "render_album", "render_comparison", "spoken_list"]
+__all__ = ["album_style", "album_thumbnail", "render_album", "render_comparison", "spoken_list"]
 
 _SIDE = 256
 _SMALL_SIDE = 72
@@ -28,11 +28,25 @@ def album_style() -> str:
     return (TEMPLATES / "album.css").read_text(encoding="utf-8")
 
 
+def album_thumbnail(image: Image.Image) -> Image.Image:
+    """An image as large as the pages show it.
+
+    Args:
+        image: Of any size.
+
+    Returns:
+        `PIL.Image.Image`: A copy that takes less than 200 kB.
+    """
+    copy = image.copy()
+    copy.thumbnail((_SIDE, _SIDE))
+    return copy
+
+
 def render_comparison(images: Sequence[Image.Image], findings: Mapping[str, Sequence[Finding]]) -> str:
     """Captions of several captioners side by side, each with its rank and with what it finds.
 
     Args:
-        images: M images of the album.
+        images: M images of the album, or their thumbnails.
         findings: For each captioner M findings.
 
     Returns:
@@ -56,7 +70,7 @@ def render_album(images: Sequence[Image.Image], captions: AlbumCaptions) -> str:
     """One caption for each image, and which images were not told apart.
 
     Args:
-        images: M images of the album.
+        images: M images of the album, or their thumbnails.
         captions: Of `distinct_captions`.
 
     Returns:

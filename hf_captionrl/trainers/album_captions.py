@@ -5,10 +5,12 @@ Legend: M images, G candidates of an image.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from PIL import Image
+from torch import Tensor
 
 from hf_captionrl.captioners.base import Captioner
 from hf_captionrl.data import open_image
@@ -20,6 +22,8 @@ from hf_captionrl.trainers.completion_statistics import degenerate
 
 __all__ = ["album_candidates", "caption_album", "compare_captioners"]
 
+_BATCH_SIZE = 16
+
 
 def compare_captioners(
     captioners: Mapping[str, Captioner],
@@ -28,7 +32,7 @@ def compare_captioners(
     *,
     num_beams: int = 3,
     max_new_tokens: int = 40,
-    batch_size: int = 16,
+    batch_size: int = _BATCH_SIZE,
 ) -> dict[str, list[Finding]]:
     """What several captioners write about the images of an album, and which image each caption finds in it.
 
@@ -38,7 +42,7 @@ def compare_captioners(
         images: M of anything that `open_image` opens.
         num_beams: Of the search for a caption.
         max_new_tokens: Longest caption.
-        batch_size: Images a batch.
+        batch_size: Images per batch; no more are decoded at a time.
 
     Returns:
         `dict[str, list[Finding]]`: For each captioner M findings.
@@ -47,13 +51,12 @@ def compare_captioners(
         ImageError: If an image cannot be read.
         ValueError: If there is no image.
     """
-    opened = _open(images)
-    image_features = scorer.image_features(opened)
+    image_features = _image_features(scorer, images, batch_size)
     result = {}
     for name, captioner in captioners.items():
         captions = generate_captions(
             captioner,
-            opened,
+            images,
             batch_size=batch_size,
             do_sample=False,
             num_beams=num_beams,
@@ -73,7 +76,7 @@ def album_candidates(
     temperature: float = 0.7,
     seed: int = 0,
     max_new_tokens: int = 40,
-    batch_size: int = 16,
+    batch_size: int = _BATCH_SIZE,
 ) -> list[list[str]]:
     """Candidate captions of each image: the ends of all beams, then samples. The caller's random numbers stay as they are.
 
@@ -85,7 +88,7 @@ def album_candidates(
         temperature: Of the samples.
         seed: Of the samples.
         max_new_tokens: Longest caption.
-        batch_size: Images a batch.
+        batch_size: Images per batch; no more are decoded at a time.
 
     Returns:
         `list[list[str]]`: M lists of G = `num_beams + num_samples` captions, of which some may be the same.
@@ -96,7 +99,7 @@ def album_candidates(
     """
     if num_beams < 1 or num_samples < 0:
         raise ValueError(f"num_beams is {num_beams} and num_samples {num_samples}; use at least 1 and 0.")
-    opened = _open(images)
+    _refuse_none(images)
     shared: dict[str, Any] = {"batch_size": batch_size, "max_new_tokens": max_new_tokens}
     # All is said, so that the checkpoint's own defaults decide nothing.
     sampling = {"do_sample": True, "num_beams": 1, "temperature": temperature, "top_p": 1.0, "top_k": 0}
@@ -104,15 +107,18 @@ def album_candidates(
         {"do_sample": False, "num_beams": num_beams, "num_return_sequences": num_beams},
         {**sampling, "num_return_sequences": num_samples},
     ]
-    candidates: list[list[str]] = [[] for _ in opened]
+    candidates: list[list[str]] = []
     device = captioner.device
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
-        for way in ways[: 1 + (num_samples > 0)]:
-            written = generate_captions(captioner, opened, **shared, **way)
-            each = len(written) // len(opened)
-            for row, mine in enumerate(candidates):
-                mine += written[row * each : (row + 1) * each]
+        for opened in _opened_batches(images, batch_size):
+            batch: list[list[str]] = [[] for _ in opened]
+            for way in ways[: 1 + (num_samples > 0)]:
+                written = generate_captions(captioner, opened, **shared, **way)
+                each = len(written) // len(opened)
+                for row, mine in enumerate(batch):
+                    mine += written[row * each : (row + 1) * each]
+            candidates += batch
     return candidates
 
 
@@ -144,16 +150,27 @@ def caption_album(captioner: Captioner, scorer: Scorer, images: Sequence[Any], *
         >>> len({found.caption for found in caption_album(captioner, scorer, album).captions})
         3
     """
-    opened = _open(images)
     candidates = []
-    for mine in album_candidates(captioner, opened, **settings):
+    for mine in album_candidates(captioner, images, **settings):
         kept = [text for text, bad in zip(mine, degenerate(mine), strict=True) if not bad and text.strip()]
         candidates.append(kept or mine)
     texts = spoken([text for mine in candidates for text in mine])
-    return distinct_captions(candidates, scorer.text_features(texts), scorer.image_features(opened))
+    image_features = _image_features(scorer, images, settings.get("batch_size", _BATCH_SIZE))
+    return distinct_captions(candidates, scorer.text_features(texts), image_features)
 
 
-def _open(images: Sequence[Any]) -> list[Any]:
+def _refuse_none(images: Sequence[Any]) -> None:
     if len(images) == 0:
         raise ValueError("The album has no images. Give it one or more.")
-    return [open_image(image) for image in images]
+
+
+def _opened_batches(images: Sequence[Any], batch_size: int) -> Iterator[list[Image.Image]]:
+    """Decoded images, a batch at a time: a photograph of 24 megapixels takes 72 MB."""
+    for start in range(0, len(images), batch_size):
+        yield [open_image(images[row]) for row in range(start, min(start + batch_size, len(images)))]
+
+
+def _image_features(scorer: Scorer, images: Sequence[Any], batch_size: int) -> Tensor:
+    """`(M, D)`."""
+    _refuse_none(images)
+    return torch.cat([scorer.image_features(opened) for opened in _opened_batches(images, batch_size)])

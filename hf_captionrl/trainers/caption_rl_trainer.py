@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, TrainerCallback
 
 from hf_captionrl.captioners.base import Captioner
+from hf_captionrl.data import training_rows
 from hf_captionrl.io import write_json
 from hf_captionrl.losses import IGNORE_INDEX, policy_gradient_loss
 from hf_captionrl.retrieval import Scorer
@@ -99,6 +100,9 @@ class CaptionRLTrainer(RolloutSteps, CaptionTrainer):
         callbacks: list[TrainerCallback] | None = None,
         optimizers: tuple[Any, Any] = (None, None),
     ) -> None:
+        train_dataset = training_rows(
+            train_dataset, args, whole_set_for="rewards, bags and the curriculum are prepared from all images"
+        )
         self.rewards = resolve_rewards(reward_funcs, args.reward_weights)
         assert args.baseline is not None
         names = {reward.baseline or args.baseline for reward in self.rewards.rewards}

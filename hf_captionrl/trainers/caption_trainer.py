@@ -20,7 +20,14 @@ from transformers import (
 
 from hf_captionrl.captioners.auto import load_captioner
 from hf_captionrl.captioners.base import Captioner
-from hf_captionrl.data import CaptionCollator, CaptionDataset, frames_of
+from hf_captionrl.data import (
+    CaptionCollator,
+    CaptionDataset,
+    StreamedCaptions,
+    evaluation_rows,
+    frames_of,
+    training_rows,
+)
 from hf_captionrl.losses import IGNORE_INDEX
 from hf_captionrl.retrieval import Scorer
 from hf_captionrl.trainers.caption_config import CaptionConfig
@@ -71,8 +78,10 @@ class CaptionTrainer(CaptionEvaluation, ReliableTraining, Trainer):
         model (`Captioner`, `PreTrainedModel` or `str`): The policy; what is not a captioner yet goes through
             `load_captioner`.
         args ([`CaptionConfig`]): Configuration.
-        train_dataset (`datasets.Dataset`, *optional*): Columns `image`, `image_id` and `captions` (a list a row).
-        eval_dataset (`datasets.Dataset`, *optional*): Likewise.
+        train_dataset (`datasets.Dataset`, *optional*): What `load_captions` makes or accepts: images with captions under
+            usual names of columns, with or without `image_id`. [`SmileTrainer`] also trains on a
+            `datasets.IterableDataset`, with `max_steps`.
+        eval_dataset (`datasets.Dataset`, *optional*): Likewise, but never iterable.
         processing_class (processor, *optional*): Where `model` brings none.
         scorer ([`Scorer`], *optional*): Frozen image-text model that judges retrieval at evaluation. Without it only the
             text is described.
@@ -100,6 +109,7 @@ class CaptionTrainer(CaptionEvaluation, ReliableTraining, Trainer):
         callbacks: list[TrainerCallback] | None = None,
         optimizers: tuple[Any, Any] = (None, None),
     ) -> None:
+        train_dataset, eval_dataset = training_rows(train_dataset, args), evaluation_rows(eval_dataset)
         set_seed(args.seed)  # before an adapter draws its weights; the Trainer itself seeds too late for that
         if isinstance(model, Captioner):
             self.captioner = model
@@ -158,13 +168,9 @@ class CaptionTrainer(CaptionEvaluation, ReliableTraining, Trainer):
 
     # Data
 
-    def _caption_dataset(self, dataset: datasets.Dataset, args: CaptionConfig) -> CaptionDataset:
-        missing = [c for c in ("image", "image_id", "captions") if c not in dataset.column_names]
-        if missing:
-            raise ValueError(
-                f"The training data lack the column(s) {missing}; there are {dataset.column_names}. "
-                "Load them with hf_captionrl.data.load_captions, which names the columns so."
-            )
+    def _caption_dataset(self, dataset: Any, args: CaptionConfig) -> CaptionDataset | StreamedCaptions:
+        if isinstance(dataset, StreamedCaptions):
+            return dataset
         features = self._image_tower_features(dataset, args)
         if number := frames_of(dataset):
             # Saved with it: who captions videos with it must look at them in the same way.

@@ -17,7 +17,7 @@ from torch.utils.data import Sampler
 from trl import GRPOTrainer
 
 from hf_captionrl.captioners.tokens import completion_mask
-from hf_captionrl.data import BagCurriculumSampler
+from hf_captionrl.data import BagCurriculumSampler, training_rows
 from hf_captionrl.retrieval import Scorer
 from hf_captionrl.rewards import RewardContext, RewardData, RewardLike, resolve_rewards
 from hf_captionrl.trainers.caption_trainer import EpochCallback
@@ -122,12 +122,9 @@ class SelfRetrievalGRPOTrainer(ReliableTraining, GRPOTrainer):
                 f"reward_weights is {args.reward_weights}, which is not read here: rewards bring their weights. Set "
                 "retrieval_weight, cider_weight and the like, or pass reward_funcs=[(reward, weight), ...]."
             )
-        missing = [c for c in ("image", "image_id", "captions") if c not in train_dataset.column_names]
-        if missing:
-            raise ValueError(
-                f"The training data lack the column(s) {missing}; there are {train_dataset.column_names}. "
-                "Load them with hf_captionrl.data.load_captions, which names the columns so."
-            )
+        train_dataset = training_rows(
+            train_dataset, args, whole_set_for="rewards, bags and the curriculum are prepared from all images"
+        )
         self.rewards = resolve_rewards(
             SelfRetrievalTrainer.rewards_of(args, scorers) if reward_funcs is None else reward_funcs, None
         )

@@ -1,6 +1,7 @@
 """`captionrl demo`: clicked in headless Chromium, what it shows against plain loops; and the functions behind the page."""
 
 import os
+import weakref
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ from PIL import Image
 
 from hf_captionrl import load_captioner, load_scorer, pipeline
 from hf_captionrl.cli import demo as command
-from hf_captionrl.cli import main
+from hf_captionrl.cli import demo_page, main
 from hf_captionrl.cli.demo_page import AlbumDemo, serve
 from hf_captionrl.cli.main import build_parser
 from hf_captionrl.scenes import load_scenes
@@ -180,6 +181,48 @@ def test_albums_of_a_folder(tmp_path):
         command.albums_of(tmp_path / "c")
     with pytest.raises(FileNotFoundError, match="There is no folder"):
         command.albums_of(tmp_path / "d")
+
+
+def test_albums_of_a_folder_as_systems_leave_it(tmp_path, caplog):
+    for name in ("a/x.JP2", "a/.x.jpg", "a/deep/y.tiff", "__MACOSX/a/._x.jpg", "a/Thumbs.db", "a/z.heic"):
+        (tmp_path / "p" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "p" / name).write_bytes(b"")
+    found = command.albums_of(tmp_path / "p")
+    assert {name: [Path(file).name for file in files] for name, files in found.items()} == {
+        "a": ["x.JP2"],
+        "a/deep": ["y.tiff"],
+    }
+    assert "1 other files (1 .heic)" in caplog.text
+    (tmp_path / "secret.png").write_bytes(b"")
+    (tmp_path / "p" / "a" / "link.png").symlink_to(tmp_path / "secret.png")
+    with pytest.raises(ValueError, match=r"link\.png.* is not below"):
+        command.albums_of(tmp_path / "p")
+
+
+def test_an_album_of_files_is_held_as_files(small, rows, tmp_path, monkeypatch):
+    """Decoded, an album of photographs would not fit into memory."""
+    paths = []
+    for number in range(3):
+        paths.append(str(tmp_path / f"{number}.tiff"))
+        rows[number]["image"].save(paths[-1])
+    monkeypatch.setenv("GRADIO_TEMP_DIR", str(tmp_path))
+    demo = AlbumDemo(small.captioners, small.scorer, {"files": paths}, max_images=3, num_samples=2, max_new_tokens=8)
+    shown = demo.album("files")
+    assert [Path(path).suffix for path in shown] == [".png"] * 3
+    assert [Image.open(path).tobytes() for path in shown] == [Image.open(path).tobytes() for path in paths]
+    assert demo.album("files") == shown  # written once
+    assert demo.compare(shown) == demo.compare(paths)
+    held, opened = [], demo_page.open_image
+
+    def counted(value, **settings):
+        image = opened(value, **settings)
+        held.append(weakref.ref(image))
+        assert sum(reference() is not None for reference in held) <= 2
+        return image
+
+    monkeypatch.setattr(demo_page, "open_image", counted)
+    demo.compare(paths)
+    assert len(held) == 3
 
 
 def test_embedded_albums(rows):

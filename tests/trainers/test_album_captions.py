@@ -1,13 +1,17 @@
 """Captions of an album, with the embedded captioners: candidates, their seed, and what is chosen of them."""
 
+import weakref
+
 import pytest
 import torch
+from PIL import Image
 
 from hf_captionrl import load_captioner, load_scorer
+from hf_captionrl.data import ImageError
 from hf_captionrl.retrieval.album import same_text
 from hf_captionrl.scenes import load_scenes
 from hf_captionrl.scenes.models import model_path
-from hf_captionrl.trainers import album_captions
+from hf_captionrl.trainers import album_captions, captioning
 from hf_captionrl.trainers.album_captions import album_candidates, caption_album, compare_captioners
 
 
@@ -69,3 +73,61 @@ def test_bad_settings(captioner, images, settings, message):
         album_candidates(captioner, [])
     with pytest.raises(ValueError, match="no images"):
         compare_captioners({"MLE": captioner}, None, [])
+
+
+class Counted:
+    """Counts decoded images that are held at one time."""
+
+    def __init__(self, monkeypatch):
+        self.most, self._held = 0, []
+        for module in (album_captions, captioning):
+            monkeypatch.setattr(module, "open_image", self._wrap(module.open_image))
+
+    def _wrap(self, open_image):
+        def opened(value, **settings):
+            image = open_image(value, **settings)
+            self._held = [reference for reference in self._held if reference() is not None]
+            self._held.append(weakref.ref(image))
+            self.most = max(self.most, len(self._held))
+            return image
+
+        return opened
+
+
+@pytest.fixture
+def files(tmp_path):
+    """Photographs of 2 megapixels, as files."""
+    paths = []
+    for number in range(9):
+        paths.append(tmp_path / f"{number}.jpg")
+        Image.new("RGB", (1600, 1200), (number * 25, 90, 40)).save(paths[-1])
+    return paths
+
+
+def test_an_album_of_files_is_decoded_in_batches(captioner, scorer, files, monkeypatch):
+    counted = Counted(monkeypatch)
+    found = caption_album(captioner, scorer, files, batch_size=2, num_beams=1, num_samples=1, max_new_tokens=3)
+    assert len(found.captions) == 9
+    # A batch, its copies that are being encoded, and the one before until it is let go: never the album.
+    assert 2 <= counted.most <= 6
+    counted = Counted(monkeypatch)
+    compare_captioners(
+        {"MLE": captioner, "again": captioner}, scorer, files, batch_size=2, num_beams=1, max_new_tokens=3
+    )
+    assert 2 <= counted.most <= 4
+
+
+def test_batches_change_nothing(captioner, scorer, images):
+    one = caption_album(captioner, scorer, images, batch_size=1)
+    whole = caption_album(captioner, scorer, images)
+    assert len(one.captions) == len(whole.captions) == 3
+    # Beams and images are the same however the batch is cut; samples are drawn batch by batch.
+    settings = {"num_beams": 2, "num_samples": 0, "max_new_tokens": 8}
+    by_one = album_candidates(captioner, images, batch_size=1, **settings)
+    assert by_one == album_candidates(captioner, images, batch_size=3, **settings)
+
+
+def test_an_unreadable_image_of_an_album_is_named(captioner, scorer, files):
+    files[4].write_bytes(b"no image")
+    with pytest.raises(ImageError, match=r"4\.jpg"):
+        compare_captioners({"MLE": captioner}, scorer, files, batch_size=2)

@@ -1,0 +1,205 @@
+"""Folders of images: what is in them, with a metadata file or without one."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import posixpath
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from PIL import Image
+
+from hf_captionrl.data.images import image_formats
+from hf_captionrl.data.row_files import Row, read_rows
+
+__all__ = [
+    "METADATA_FILES",
+    "FolderListing",
+    "image_suffixes",
+    "list_images",
+    "metadata_file",
+    "metadata_rows",
+    "report_unnamed",
+]
+
+logger = logging.getLogger(__name__)
+
+METADATA_FILES = ("metadata.jsonl", "metadata.csv", "metadata.parquet")
+"""Files that may say what the images of a folder show."""
+
+# What systems put beside photographs: resource forks of macOS, thumbnails of NAS boxes, the bin of Windows.
+_SYSTEM_NAMES = {"__macosx", "@eadir", "$recycle.bin", "system volume information", "thumbs.db", "desktop.ini"}
+_SHOWN = 5
+
+
+@functools.cache
+def image_suffixes() -> frozenset[str]:
+    """Suffixes of the files that `open_image` can open.
+
+    Returns:
+        `frozenset[str]`: In lower case, with the dot.
+    """
+    known = set(image_formats())
+    return frozenset(suffix for suffix, kind in Image.registered_extensions().items() if kind in known)
+
+
+@dataclass
+class FolderListing:
+    """Files of a folder and its subfolders; none was opened.
+
+    Args:
+        images (`list[str]`): Paths relative to the folder, sorted, with `/`.
+        metadata (`list[str]`): Metadata files, likewise.
+        others (`Counter[str]`): Number of other files by suffix; hidden files and those of systems are not counted.
+        left_out (`dict[str, list[str]]`): What could not be looked at, by the reason.
+    """
+
+    images: list[str] = field(default_factory=list)
+    metadata: list[str] = field(default_factory=list)
+    others: Counter[str] = field(default_factory=Counter)
+    left_out: dict[str, list[str]] = field(default_factory=dict)
+
+    def describe_others(self) -> str:
+        """The other files.
+
+        Returns:
+            `str`: For instance `3 other files (2 .txt, 1 without a suffix)`.
+        """
+        order = sorted(self.others.items(), key=lambda item: (-item[1], not item[0], item[0]))
+        kinds = ", ".join(f"{number} {kind or 'without a suffix'}" for kind, number in order[:_SHOWN])
+        more = ", ..." if len(self.others) > _SHOWN else ""
+        return f"{sum(self.others.values())} other files ({kinds}{more})" if self.others else "no other files"
+
+    def report(self, where: str) -> None:
+        """Log what is not used.
+
+        Args:
+            where (`str`): How to call the folder.
+        """
+        for reason, names in self.left_out.items():
+            logger.warning("%s: %d %s, such as %s.", where, len(names), reason, names[0])
+        if self.others:
+            logger.warning("%s: %s are not images and are not used.", where, self.describe_others())
+
+
+def _is_hidden(name: str) -> bool:
+    return name.startswith(".") or name.lower() in _SYSTEM_NAMES
+
+
+def list_images(folder: Path) -> FolderListing:
+    """Look through a folder and its subfolders.
+
+    Hidden files and folders and those that systems make (`__MACOSX`, `Thumbs.db`, ...) are skipped. Links to files are
+    listed, and whoever opens them checks where they lead; links to folders are not followed, but named.
+
+    Args:
+        folder (`Path`): An existing folder.
+
+    Returns:
+        `FolderListing`: Its files.
+    """
+    found = FolderListing()
+    suffixes = image_suffixes()
+    waiting = [""]
+    while waiting:
+        below = waiting.pop()
+        try:
+            with os.scandir(folder / below) as scanned:
+                entries = list(scanned)
+        except OSError as error:
+            found.left_out.setdefault("folders cannot be read", []).append(f"{below!r} ({error.strerror})")
+            continue
+        for entry in entries:
+            if _is_hidden(entry.name):
+                continue
+            path = below + entry.name
+            if not _is_text(path):
+                found.left_out.setdefault("names are not UTF-8 (rename them)", []).append(ascii(path))
+            elif entry.is_dir(follow_symlinks=False):
+                waiting.append(path + "/")
+            elif entry.is_symlink() and entry.is_dir():
+                found.left_out.setdefault("links to folders are not followed", []).append(repr(path))
+            elif entry.name in METADATA_FILES:
+                found.metadata.append(path)
+            elif (suffix := os.path.splitext(entry.name)[1].lower()) in suffixes:
+                found.images.append(path)
+            else:
+                found.others[suffix] += 1
+    found.images.sort()
+    found.metadata.sort()
+    return found
+
+
+def _is_text(path: str) -> bool:
+    # A name of other bytes has no place in a table of text.
+    try:
+        path.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def metadata_file(folder: Path) -> Path | None:
+    """The metadata file of a folder.
+
+    Args:
+        folder (`Path`): An existing folder.
+
+    Returns:
+        `Path | None`: The file, or `None` if there is none.
+
+    Raises:
+        ValueError: If there are several: one would be read and the rows of the others lost.
+    """
+    found = [folder / name for name in METADATA_FILES if (folder / name).is_file()]
+    if len(found) > 1:
+        names = " and ".join(path.name for path in found)
+        raise ValueError(f"{folder} has {names}, and only one can be read. Keep the one that is meant.")
+    return found[0] if found else None
+
+
+def report_unnamed(folder: Path, rows_of: Mapping[Path, Iterable[Row]]) -> None:
+    """Log images of a folder that no row of its metadata names, and metadata files that are not read.
+
+    Args:
+        folder (`Path`): The folder.
+        rows_of (`Mapping[Path, Iterable[dict]]`): Metadata files in use, with their rows. Any text of a row may name the
+            image, relative to `folder`.
+    """
+    listing = list_images(folder)
+    texts = {value for rows in rows_of.values() for row in rows for value in row.values() if isinstance(value, str)}
+    named = {posixpath.normpath(text) for text in texts}
+    unnamed = [path for path in listing.images if path not in named]
+    if unnamed:
+        logger.warning(
+            "%s: %d of %d images are named by no row of %s and are not used, such as %r.",
+            *(folder, len(unnamed), len(listing.images)),
+            *(" and ".join(str(path.relative_to(folder)) for path in rows_of), unnamed[0]),
+        )
+    used = {path.relative_to(folder).as_posix() for path in rows_of}
+    if unread := [path for path in listing.metadata if path not in used]:
+        logger.warning("%s: %s is not read. Set data_dir to its folder to use it.", folder, " and ".join(unread))
+    for reason, names in listing.left_out.items():
+        logger.warning("%s: %d %s, such as %s.", folder, len(names), reason, names[0])
+
+
+def metadata_rows(path: Path) -> list[Row]:
+    """The rows of a metadata file.
+
+    Args:
+        path (`Path`): The file.
+
+    Returns:
+        `list[dict]`: At least one.
+
+    Raises:
+        ValueError: If it holds none, or cannot be read completely.
+    """
+    rows = read_rows(path)
+    if not rows:
+        raise ValueError(f"{path} holds no rows. Check that it is the right file.")
+    return rows

@@ -1,0 +1,201 @@
+"""Splits: which of a data set's images are for training, validation and testing, and which of them are asked for."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import logging
+from collections.abc import Iterable, Mapping
+
+import datasets
+
+from hf_captionrl.data.columns import merge_rows_of_one_image, replace_column, undecoded, with_split
+from hf_captionrl.data.sources import SPLIT_NAMES
+
+__all__ = ["ALL", "SPLITS", "carve_missing", "hash_split", "join_splits", "parse_split", "tell_splits_apart"]
+
+logger = logging.getLogger(__name__)
+
+SPLITS = ("train", "validation", "test")
+"""The splits that every recipe uses."""
+
+ALL = "all"
+"""What stands for every split together."""
+
+# Enough to tell two numberings apart, without reading a data set of images through.
+_OVERLAP_PROBES = 100
+
+
+def parse_split(split: str) -> tuple[str, ...]:
+    """What `--split` and `split=` name: a split, several (`"validation+test"`), or `"all"`.
+
+    Args:
+        split (`str`): As written; other usual names (`"val"`, `"dev"`, ...) stand for ours.
+
+    Returns:
+        `tuple[str, ...]`: Names of splits in the order given; empty for all of them.
+
+    Raises:
+        ValueError: If a name is empty or there twice, or `"all"` stands beside another.
+    """
+    names = [name.strip() for name in split.split("+")]
+    if names == [ALL]:
+        return ()
+    # Karpathy's restval is a part of train, and not another name of it.
+    names = [name if name == "restval" else SPLIT_NAMES.get(name, name) for name in names]
+    if not all(names):
+        raise ValueError(f"split is {split!r}, which has an empty name. Use a split, 'validation+test', or 'all'.")
+    if ALL in names or len(set(names)) < len(names):
+        raise ValueError(f"split is {split!r}, which names images twice. Name each split once, or 'all' alone.")
+    return tuple(names)
+
+
+def join_splits(splits: Mapping[str, datasets.Dataset], names: Iterable[str], where: str) -> datasets.Dataset:
+    """Several splits as one data set.
+
+    Args:
+        splits (`Mapping[str, datasets.Dataset]`): As `load_caption_splits` makes them.
+        names (`Iterable[str]`): Which, in their order; none for all.
+        where (`str`): How to call the source in a message.
+
+    Returns:
+        `datasets.Dataset`: Their rows one after the other. An image of two splits is there once, with the captions of
+        both. Columns that have different types in two splits are left out.
+
+    Raises:
+        ValueError: If a split is missing.
+    """
+    names = list(names) or list(splits)
+    for name in names:
+        if name not in splits:
+            raise ValueError(
+                f"{where} has no split {name!r}; it has {list(splits)}. Use one of them, several ('a+b') or 'all'."
+            )
+    if len(names) == 1:
+        return with_split(splits[names[0]], names[0])
+    parts = [splits[name] for name in names]
+    # Where one has addresses among its paths, none is decoded on access.
+    if not all(getattr(part.features["image"], "decode", False) for part in parts):
+        parts = [undecoded(part) for part in parts]
+    different = {
+        column
+        for one, other in itertools.combinations(parts, 2)
+        for column in set(one.column_names) & set(other.column_names)
+        if one.features[column] != other.features[column]
+    }
+    if different:
+        logger.warning("%s: the columns %s differ between splits and are left out.", where, sorted(different))
+    parts = [part.remove_columns([name for name in part.column_names if name in different]) for part in parts]
+    joined = datasets.concatenate_datasets(parts)
+    joined = merge_rows_of_one_image(joined, joined["image_id"][:], joined["captions"][:], where)
+    return with_split(joined, "+".join(names))
+
+
+def hash_split(ds: datasets.Dataset, fractions: dict[str, float], *, seed: int = 0) -> dict[str, datasets.Dataset]:
+    """Divide a data set by the hash of its image ids.
+
+    Images are ranked by hash and cut at the fractions: the sizes are exact, the order of the rows does not matter, and
+    adding images moves only those at the cuts. A fraction above 0 gets one image at least, if there are enough; one of 0
+    gets none.
+
+    Args:
+        ds (`datasets.Dataset`): Data set with unique `image_id`s.
+        fractions (`dict[str, float]`): Share of each part in [0, 1]; they add up to 1. The first above 0 takes the remainder.
+        seed (`int`): Seed of the hash.
+
+    Returns:
+        `dict[str, datasets.Dataset]`: The parts that are not empty, rows in the order they had.
+
+    Raises:
+        ValueError: If the fractions are not in [0, 1] or do not add up to 1.
+    """
+    _check_fractions(fractions)
+
+    def rank(row: int) -> bytes:
+        return hashlib.blake2b(f"{seed}/{ids[row]}".encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+    ids = ds["image_id"][:]
+    order = sorted(range(len(ds)), key=rank)
+    names = [name for name, share in fractions.items() if share > 0]
+    parts = {}
+    start = 0
+    for name in reversed(names[1:]):
+        size = min(round(fractions[name] * len(ds)) or 1, max(0, len(order) - start - 1))
+        parts[name] = order[start : start + size]
+        start += size
+    parts[names[0]] = order[start:]
+    return {name: ds.select(sorted(parts[name])) for name in names if parts[name]}
+
+
+def _check_fractions(fractions: dict[str, float]) -> None:
+    if not all(0 <= share <= 1 for share in fractions.values()) or abs(sum(fractions.values()) - 1) > 1e-6:
+        raise ValueError(f"Split fractions {fractions} must lie in [0, 1] and add up to 1. Correct split_fractions.")
+
+
+def carve_missing(
+    splits: dict[str, datasets.Dataset], fractions: tuple[float, float, float], seed: int, where: str
+) -> dict[str, datasets.Dataset]:
+    """Take `validation` and `test`, where the source has none, out of its `train`, and log the sizes.
+
+    Args:
+        splits (`dict[str, datasets.Dataset]`): As the source names them.
+        fractions (`tuple[float, float, float]`): Shares of train, validation and test, in [0, 1].
+        seed (`int`): Seed of the hash.
+        where (`str`): How to call the source in a message.
+
+    Returns:
+        `dict[str, datasets.Dataset]`: With the new splits.
+
+    Raises:
+        ValueError: If the fractions are not in [0, 1] or do not add up to 1.
+    """
+    shares = dict(zip(SPLITS, fractions, strict=True))
+    missing = [name for name in SPLITS[1:] if name not in splits]
+    if "train" not in splits or not any(shares[name] for name in missing):
+        return splits
+    _check_fractions(shares)
+    wanted = {name: shares[name] for name in missing}
+    # The share of a split that is there stays in train.
+    train = shares["train"] + sum(shares[name] for name in SPLITS[1:] if name not in missing)
+    used = {"train": train, **wanted}
+    parts = hash_split(splits["train"], used, seed=seed)
+    logger.warning(
+        "%s has no split %s: its %d images are divided by the hash of image_id (seed %d) into %s.",
+        *(where, " and ".join(missing), len(splits["train"]), seed),
+        ", ".join(f"{len(part)} {name} ({used[name]:.3g})" for name, part in parts.items()),
+    )
+    # With a share of 0 nothing is left in train.
+    return {**{name: split for name, split in splits.items() if name != "train"}, **parts}
+
+
+def tell_splits_apart(splits: dict[str, datasets.Dataset], where: str) -> dict[str, datasets.Dataset]:
+    """Make ids unique over the splits: cached features and reports know an image by its id alone.
+
+    Args:
+        splits (`dict[str, datasets.Dataset]`): Each with unique ids.
+        where (`str`): How to call the source in a message.
+
+    Returns:
+        `dict[str, datasets.Dataset]`: The same, or with ids that begin with the split's name.
+    """
+    rows = {name: {image_id: row for row, image_id in enumerate(ds["image_id"][:])} for name, ds in splits.items()}
+    shared = {}
+    for one, other in itertools.combinations(splits, 2):
+        common = [image_id for image_id in rows[one] if image_id in rows[other]]
+        if common:
+            shared[one, other] = common
+    for (one, other), common in shared.items():
+        left, right = (undecoded(splits[name]).select_columns("image") for name in (one, other))
+        if any(left[rows[one][i]] != right[rows[other][i]] for i in common[:_OVERLAP_PROBES]):
+            logger.warning("%s: splits number their images alike; image_id becomes '<split>/<id>'.", where)
+            return {
+                name: replace_column(
+                    ds, "image_id", [f"{name}/{i}" for i in ds["image_id"][:]], datasets.Value("string")
+                )
+                for name, ds in splits.items()
+            }
+        logger.warning(
+            "%s: %d images are in %s and in %s (%s, ...): what is measured on one was seen in the other.",
+            *(where, len(common), one, other, common[0]),
+        )
+    return splits

@@ -1,0 +1,87 @@
+"""Captions from a stream: rows that come one after the other and are never all there."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import datasets
+import torch
+
+from hf_captionrl.data.cleaning import clean_caption, to_caption_list
+from hf_captionrl.data.columns import pick_column
+from hf_captionrl.data.dataset import draw_caption
+
+__all__ = ["StreamedCaptions"]
+
+
+class StreamedCaptions(torch.utils.data.IterableDataset):
+    """Images of an iterable data set with one caption each, as `CaptionDataset` gives them.
+
+    An image is opened by the collator, not here: with several processes accelerate lets each read the whole stream and keep
+    its own rows. The workers of a DataLoader share the shards of the stream, as `datasets` does.
+
+    Args:
+        rows (`datasets.IterableDataset`): An image column and one of captions. Ids come from `image_id`, else they are the
+            row numbers.
+        seed (`int`): Seed of the draw of a caption.
+        name (`str`): How to call the data in a message.
+
+    Raises:
+        ValueError: If a column is missing or could be one of several, or images are paths in a column of text.
+    """
+
+    def __init__(self, rows: datasets.IterableDataset, *, seed: int = 0, name: str = "train_dataset") -> None:
+        names = rows.column_names
+        if names is None:  # a generator without features: its first row shows them
+            names = list(next(iter(rows.take(1)), {}))
+        self._name = name
+        self._image = pick_column(names, "image", "image_column", name)
+        self._captions = pick_column(names, "captions", "caption_column", name)
+        if isinstance((rows.features or {}).get(self._image), datasets.Image):
+            rows = rows.cast_column(self._image, datasets.Image(decode=False))
+        self._rows = rows
+        self._seed = seed
+        self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()
+
+    @property
+    def epoch(self) -> int:
+        """The epoch whose captions are drawn."""
+        return int(self._epoch)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch, which also shuffles the stream anew where it is shuffled.
+
+        Args:
+            epoch (`int`): Epoch, from 0.
+        """
+        self._epoch.fill_(int(epoch))
+        self._rows.set_epoch(int(epoch))
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        for number, row in zip(itertools.count(), self._rows):
+            yield self._item(number, row)
+
+    def _item(self, number: int, row: dict[str, Any]) -> dict[str, Any]:
+        image, image_id = row[self._image], row.get("image_id")
+        image_id = str(number) if image_id is None else str(image_id)
+        where = f"{self._name}: row {number} (image_id {image_id!r})"
+        if isinstance(image, str):
+            raise ValueError(
+                f"{where} holds text as its image, and a stream has no folder that paths must stay in. Load the rows with "
+                "load_captions and image_root, or cast the column to datasets.Image."
+            )
+        captions = [text for text in to_caption_list(row[self._captions]) if text is not None and clean_caption(text)]
+        if not captions:
+            raise ValueError(
+                f"{where} has no caption: {row[self._captions]!r:.60}. Filter such rows out of the stream."
+            )
+        drawn = draw_caption(len(captions), seed=self._seed, epoch=self.epoch, image_id=image_id)
+        return {
+            "image": image,
+            "image_features": None,
+            "caption": captions[drawn],
+            "image_id": image_id,
+            "index": number,
+        }

@@ -1,0 +1,133 @@
+"""What a trainer is given, in the columns that it reads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import datasets
+
+from hf_captionrl.data.captions import load_captions
+from hf_captionrl.data.cleaning import clean_caption
+from hf_captionrl.data.columns import USUAL_NAMES
+from hf_captionrl.data.streaming import StreamedCaptions
+
+__all__ = ["evaluation_rows", "training_rows"]
+
+_COLUMNS = {"image", "image_id", "captions"}
+_Stream = datasets.IterableDataset | datasets.IterableDatasetDict
+_checked: set[str] = set()
+
+
+def training_rows(dataset: Any, args: Any = None, *, whole_set_for: str | None = None) -> Any:
+    """Training data as a trainer reads them; before anything is trained, every row has captions.
+
+    Args:
+        dataset (`Any`): What `load_captions` accepts: a `datasets.Dataset`, also with other usual names of columns and
+            without ids; a `DatasetDict`, of which `train` is taken; a name or path, likewise. Or a `datasets.IterableDataset`.
+            None stays None.
+        args (`TrainingArguments`, *optional*): `max_steps` must be set for an iterable data set; its
+            `accelerator_config.dispatch_batches` becomes False, since batches of captions differ in length.
+        whole_set_for (`str`, *optional*): What the whole set is needed for; iterable data are then refused.
+
+    Returns:
+        `datasets.Dataset` with `image`, `image_id` and `captions`, the same object where it has them; or
+        [`StreamedCaptions`].
+
+    Raises:
+        ValueError: If a column is missing or ambiguous, a row has no caption or an empty one (it is named), or iterable data
+            cannot be used.
+    """
+    if dataset is None or isinstance(dataset, StreamedCaptions):
+        return dataset
+    if isinstance(dataset, _Stream):
+        return _stream(dataset, args, whole_set_for)
+    rows = _with_columns(dataset, "training", "train")
+    if rows._fingerprint not in _checked:
+        _refuse_empty(rows)
+        _checked.add(rows._fingerprint)
+    return rows
+
+
+def evaluation_rows(dataset: Any) -> Any:
+    """Evaluation data as a trainer reads them; captions may be missing.
+
+    Args:
+        dataset (`Any`): As for `training_rows`; of a `DatasetDict` `validation` is taken. A plain dict of several data sets
+            is brought into form one by one. None stays None.
+
+    Returns:
+        `datasets.Dataset`, or a dict of such.
+
+    Raises:
+        ValueError: If a column is missing or ambiguous, or the data are iterable.
+    """
+    if dataset is None or (isinstance(dataset, str) and not Path(dataset).exists()):
+        return dataset  # transformers' `eval_dataset` may also be the name of one of several
+    if isinstance(dataset, Mapping) and not isinstance(dataset, datasets.DatasetDict | datasets.IterableDatasetDict):
+        return {name: evaluation_rows(rows) for name, rows in dataset.items()}
+    if isinstance(dataset, _Stream):
+        raise ValueError(_refused("eval_dataset", dataset, "evaluation finds each image among all others"))
+    return _with_columns(dataset, "evaluation", "validation", require_captions=False)
+
+
+def _with_columns(dataset: Any, data: str, split: str, **source: Any) -> datasets.Dataset:
+    if isinstance(dataset, datasets.Dataset):
+        if set(dataset.column_names) >= _COLUMNS:
+            return dataset
+        missing = [
+            name
+            for name, names in (("image", USUAL_NAMES["image_column"]), ("captions", USUAL_NAMES["caption_column"]))
+            if not set(names) & set(dataset.column_names) and (name == "image" or source.get("require_captions", True))
+        ]
+        if missing:
+            raise ValueError(
+                f"The {data} data lack the column(s) {missing}; there are {dataset.column_names}. Rename the columns, or "
+                "load the data with hf_captionrl.data.load_captions, which takes image_column and caption_column."
+            )
+        split = "all"
+    found: Any = load_captions(dataset, split=split, **source)
+    return found
+
+
+def _refused(name: str, dataset: Any, reason: str) -> str:
+    return (
+        f"{name} is an {type(dataset).__name__}, whose rows come one after the other, but {reason}. Use a Dataset: "
+        "load_dataset without streaming=True, or Dataset.from_list(list(rows.take(n)))."
+    )
+
+
+def _stream(dataset: Any, args: Any, whole_set_for: str | None) -> StreamedCaptions:
+    if isinstance(dataset, datasets.IterableDatasetDict):
+        raise ValueError(
+            f"train_dataset is an IterableDatasetDict of {list(dataset)}. Pass one of them: ['train'], say."
+        )
+    if getattr(args, "cache_image_features", False):
+        whole_set_for = whole_set_for or "cache_image_features encodes every image before training"
+    if whole_set_for is not None:
+        raise ValueError(_refused("train_dataset", dataset, whole_set_for))
+    if args is None or args.max_steps <= 0:
+        raise ValueError(
+            "train_dataset is an IterableDataset, whose length is unknown, and max_steps is not set. Set max_steps to the "
+            "number of optimizer steps."
+        )
+    if args.accelerator_config.dispatch_batches is None:
+        # Otherwise accelerate reads on the main process alone and joins batches, whose texts differ in length.
+        args.accelerator_config.dispatch_batches = False
+    seed = args.seed if args.data_seed is None else args.data_seed
+    return StreamedCaptions(dataset, seed=seed)
+
+
+def _refuse_empty(rows: datasets.Dataset) -> None:
+    """Every row has a caption, and no caption is empty: training would meet it in the middle of an epoch."""
+    for row, captions in enumerate(rows.with_format(None)["captions"][:]):
+        texts = [captions] if isinstance(captions, str) else captions or []
+        empty = next((n for n, text in enumerate(texts) if not isinstance(text, str) or not clean_caption(text)), None)
+        if texts and empty is None:
+            continue
+        fault = "has no caption" if empty is None else f"has an empty caption: captions[{empty}] is {texts[empty]!r}"
+        raise ValueError(
+            f"train_dataset: row {row} (image_id {rows[row : row + 1]['image_id'][0]!r}) {fault}. Write one, or let "
+            "hf_captionrl.data.check_captions leave such rows and captions out."
+        )

@@ -1,0 +1,110 @@
+"""Every command that looks at images looks at all of a folder that names no splits, and takes `all` and `a+b`."""
+
+import argparse
+import json
+
+import pytest
+from PIL import Image
+
+from hf_captionrl.cli import main
+from hf_captionrl.cli.arguments import add_dataset, load_split
+from hf_captionrl.cli.main import build_parser
+from hf_captionrl.data import load_captions
+
+WITH_DATA = {
+    "caption": ["m"],
+    "evaluate": ["--captions", "x"],
+    "gallery": ["--captions", "x"],
+    "bags": [],
+    "boost": [],
+    "truematch build": [],
+    "truematch evaluate": ["folder"],
+    "truematch review": ["folder"],
+    "study build retrieval": ["--captions", "x"],
+    "study build rating": ["--captions", "x"],
+}
+
+
+def folder_of(path, number=12, names=None):
+    path.mkdir(exist_ok=True)
+    rows = []
+    for n in range(number):
+        Image.new("RGB", (32, 24), (n * 20 % 256, 90, 255 - n * 15 % 256)).save(path / f"{n}.png")
+        row = {"file_name": f"{n}.png", "captions": [f"a plain square number {n}", "a square"]}
+        rows.append({**row, **({"split": names[n % len(names)]} if names else {})})
+    (path / "metadata.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.mark.parametrize("command", WITH_DATA)
+def test_every_command_takes_the_same_split_arguments(command):
+    parse = build_parser().parse_args
+    words = [*command.split(), *WITH_DATA[command]]
+    plain = parse(words)
+    assert (plain.split, plain.validation_share, plain.test_share, plain.split_seed) == (None, 0.1, 0.1, 0)
+    given = parse([*words, "--split", "val+test", "--test_share", "0.3", "--split_seed", "7"])
+    assert (given.split, given.test_share, given.split_seed) == ("val+test", 0.3, 7)
+
+
+@pytest.mark.parametrize("bad", ["-0.1", "1", "10", "x", "nan"])
+def test_a_share_is_a_fraction(bad, capsys):
+    assert main(["caption", "m", "--test_share", bad]) == 2
+    assert "share of at least 0 and below 1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("split", "names", "wanted"),
+    [
+        (None, None, range(12)),
+        ("all", None, range(12)),
+        (None, ["train", "val", "test"], range(2, 12, 3)),
+        ("all", ["train", "val", "test"], range(12)),
+        ("train+test", ["train", "val", "test"], [n for n in range(12) if n % 3 != 1]),
+    ],
+)
+def test_what_load_split_loads(tmp_path, capsys, split, names, wanted):
+    parser = argparse.ArgumentParser()
+    add_dataset(parser)
+    arguments = parser.parse_args(["--dataset", str(folder_of(tmp_path / "photos", names=names))])
+    arguments.split = split
+    found = load_split(arguments, quarantine_path=tmp_path / "q.jsonl")
+    assert {int(image_id[:-4]) for image_id in found.dataset["image_id"]} == set(wanted)
+    assert found.all_ids == set(found.dataset["image_id"])
+    assert arguments.split == found.split == (split or ("test" if names else "all"))
+    assert f"{len(found.dataset)} images" in capsys.readouterr().err
+
+
+def test_a_named_split_that_is_not_there_is_that_of_training(tmp_path, capsys):
+    photos = folder_of(tmp_path / "photos", 20)
+    parser = argparse.ArgumentParser()
+    add_dataset(parser)
+    arguments = parser.parse_args(["--dataset", str(photos), "--split", "test", "--test_share", "0.25"])
+    found = load_split(arguments, quarantine_path=None)
+    trained = load_captions(str(photos), split="train", split_fractions=(0.65, 0.1, 0.25))
+    assert len(found.dataset) == 5
+    assert not found.all_ids & set(trained["image_id"])
+    assert "5 images, split 'test' (there are 20 all)" in capsys.readouterr().err
+
+
+def test_bags_are_mined_from_the_whole_folder_also_without_captions(tmp_path, capsys):
+    photos = folder_of(tmp_path / "photos")
+    options = ["--scorer", "scenes:clip-judge", "--bag_sizes", "3", "--cache_dir", str(tmp_path / "c"), "--json"]
+    options += ["--output", str(tmp_path / "b.parquet"), "--dataset", str(photos)]
+    assert main(["bags", *options]) == 0
+    assert json.loads(capsys.readouterr().out)["images"] == 12
+    (photos / "metadata.jsonl").unlink()
+    assert main(["bags", *options]) == 2
+    assert "have no captions" in capsys.readouterr().err
+    assert main(["bags", *options, "--features", "image"]) == 0
+    assert json.loads(capsys.readouterr().out)["images"] == 12
+
+
+def test_captions_of_all_are_evaluated_on_all(tmp_path, capsys):
+    photos = folder_of(tmp_path / "photos")
+    lines = [json.dumps({"image_id": f"{n}.png", "caption": f"a square {n}"}) for n in range(12)]
+    (tmp_path / "x.jsonl").write_text("\n".join(lines) + "\n")
+    options = ["--captions", str(tmp_path / "x.jsonl"), "--dataset", str(photos), "--scorer", "scenes:clip-judge"]
+    options += ["--language_model", "none", "--suite", "smile", "--output_dir", str(tmp_path / "out"), "--json"]
+    assert main(["evaluate", *options, "--cache_dir", str(tmp_path / "c")]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["num_images"], found["config"]["split"]) == (12, "all")

@@ -1,0 +1,150 @@
+"""Iterable data: SMILE trains on them, alone and on two processes; what needs every image refuses them."""
+
+import datasets
+import pytest
+import torch
+from accelerate.data_loader import IterableDatasetShard
+from PIL import Image
+from safetensors.torch import load_file, save_file
+
+from hf_captionrl.data import CaptionDataset, StreamedCaptions, load_captions
+from hf_captionrl.trainers import SelfRetrievalConfig, SelfRetrievalTrainer, SmileConfig, SmileTrainer
+from tests.data.photos import embedded
+from tests.processes import run_in_processes
+from tests.tiny import tiny_captioner
+
+from .one_step import PLAIN_SGD, train, weights
+
+WORDS = "a red cat on the tree and two small birds near house".split()
+
+
+def say(number):
+    return [" ".join(WORDS[k : k + 3 + number % 3]) for k in range(number % 4, number % 4 + 2)]
+
+
+@pytest.fixture(scope="module")
+def data():
+    return embedded(16, captions_of=say)
+
+
+def fit(folder, dataset, **more):
+    """One plain step of a tiny captioner."""
+    return weights(train(folder, dataset, captioner=tiny_captioner("blip", seed=1), **more))
+
+
+def close(a, b):
+    """Largest difference in units of the largest weight."""
+    assert a.keys() == b.keys()
+    return max(((a[n] - b[n]).abs().max() / a[n].abs().max().clamp(min=1e-3)).item() for n in a)
+
+
+def test_a_stream_trains_as_the_same_rows_in_memory(tmp_path, data):
+    whole = fit(tmp_path / "whole", data, per_device_train_batch_size=16)
+    stream = data.to_iterable_dataset(num_shards=3)
+    assert isinstance(stream, datasets.IterableDataset)
+    streamed = fit(tmp_path / "stream", stream, per_device_train_batch_size=16)
+    assert close(whole, streamed) < 1e-5
+    start = dict(tiny_captioner("blip", seed=1).model.named_parameters())
+    assert close({n: v.detach() for n, v in start.items()}, streamed) > 1e-3  # it did train
+    accumulated = fit(tmp_path / "split", stream, per_device_train_batch_size=4, gradient_accumulation_steps=4)
+    assert close(whole, accumulated) < 1e-4
+
+
+def test_workers_share_the_shards(tmp_path, data):
+    items = StreamedCaptions(data.to_iterable_dataset(num_shards=4))
+    loaded = list(torch.utils.data.DataLoader(items, batch_size=None, num_workers=2))
+    assert sorted(item["image_id"] for item in loaded) == sorted(data["image_id"])
+    assert len(fit(tmp_path, data.to_iterable_dataset(num_shards=4), dataloader_num_workers=2)) > 0
+
+
+def test_two_processes_see_different_rows_and_open_only_their_own(data):
+    items = StreamedCaptions(data.to_iterable_dataset())
+    shards = [list(IterableDatasetShard(items, 4, num_processes=2, process_index=rank)) for rank in range(2)]
+    ids = [[item["image_id"] for item in shard] for shard in shards]
+    assert ids[0] == [f"id-{n}" for n in (0, 1, 2, 3, 8, 9, 10, 11)]
+    assert ids[1] == [f"id-{n}" for n in (4, 5, 6, 7, 12, 13, 14, 15)]
+    assert not any(isinstance(item["image"], Image.Image) for shard in shards for item in shard)
+
+
+def one_of_two(output, data):
+    trainer = train(
+        output.parent,
+        data.to_iterable_dataset(num_shards=2),
+        captioner=tiny_captioner("blip", seed=1),
+        per_device_train_batch_size=4,
+    )
+    if trainer.accelerator.is_main_process:
+        save_file(weights(trainer), output)
+
+
+def test_two_processes_give_the_gradient_of_one(tmp_path, data):
+    alone = fit(tmp_path / "alone", data.to_iterable_dataset(num_shards=2), per_device_train_batch_size=8)
+    run_in_processes(2, one_of_two, tmp_path / "weights.safetensors", data, folder=tmp_path)
+    assert close(alone, load_file(tmp_path / "weights.safetensors")) < 1e-4
+
+
+def test_each_epoch_draws_captions_as_in_memory(data):
+    items, memory = StreamedCaptions(data.to_iterable_dataset(), seed=5), CaptionDataset(data, seed=5)
+    drawn = []
+    for epoch in range(3):
+        items.set_epoch(epoch)
+        memory.set_epoch(epoch)
+        drawn.append([item["caption"] for item in items])
+        assert drawn[-1] == [memory[row]["caption"] for row in range(len(memory))]
+    assert len({tuple(captions) for captions in drawn}) == 3
+
+
+def test_columns_of_a_stream_are_found(data):
+    raw = data.rename_column("captions", "sentences").remove_columns("image_id")
+    items = list(StreamedCaptions(raw.to_iterable_dataset()))
+    assert [item["image_id"] for item in items] == [str(n) for n in range(16)]
+    assert all(item["caption"] in say(n) for n, item in enumerate(items))
+
+    def rows():
+        for n in range(3):
+            yield {"img": Image.new("RGB", (8, 8)), "text": f"cat {n}"}
+
+    unknown = datasets.IterableDataset.from_generator(rows)
+    assert unknown.features is None
+    assert [item["caption"] for item in StreamedCaptions(unknown)] == ["cat 0", "cat 1", "cat 2"]
+    both = raw.add_column("text", ["x"] * 16).to_iterable_dataset()
+    with pytest.raises(ValueError, match=r"caption_column could be any of \['text', 'sentences'\]"):
+        StreamedCaptions(both)
+    with pytest.raises(ValueError, match="no column 'image'"):
+        StreamedCaptions(raw.remove_columns("image").to_iterable_dataset())
+
+
+def test_bad_rows_of_a_stream_are_named(data):
+    empty = embedded(3, captions_of=lambda n: [" "] if n == 1 else say(n)).to_iterable_dataset()
+    with pytest.raises(ValueError, match=r"train_dataset: row 1 \(image_id 'id-1'\) has no caption"):
+        list(StreamedCaptions(empty))
+    paths = datasets.Dataset.from_dict({"image": ["/etc/hostname"], "text": ["x"]}).to_iterable_dataset()
+    with pytest.raises(ValueError, match=r"row 0 .* holds text as its image.*image_root"):
+        list(StreamedCaptions(paths))
+
+
+def test_what_cannot_be_done_with_a_stream_is_refused_with_the_reason(tmp_path, data, scorer):
+    stream = data.to_iterable_dataset()
+    captioner = tiny_captioner("blip")
+    plain = {**PLAIN_SGD, "output_dir": str(tmp_path)}
+    with pytest.raises(ValueError, match=r"IterableDataset, whose length is unknown.*Set max_steps"):
+        SmileTrainer(captioner, SmileConfig(**{**plain, "max_steps": -1}), train_dataset=stream)
+    with pytest.raises(ValueError, match=r"cache_image_features encodes every image before training.* Use a Dataset"):
+        SmileTrainer(captioner, SmileConfig(**plain, cache_image_features=True), train_dataset=stream)
+    with pytest.raises(ValueError, match="eval_dataset is an IterableDataset"):
+        SmileTrainer(captioner, SmileConfig(**plain), train_dataset=data, eval_dataset=stream)
+    with pytest.raises(ValueError, match="rewards, bags and the curriculum are prepared from all images"):
+        SelfRetrievalTrainer(
+            captioner, scorer, SelfRetrievalConfig(str(tmp_path), use_cpu=True, max_steps=1), train_dataset=stream
+        )
+    both = datasets.IterableDatasetDict({"train": stream})
+    with pytest.raises(ValueError, match=r"IterableDatasetDict of \['train'\]"):
+        SmileTrainer(captioner, SmileConfig(**plain), train_dataset=both)
+
+
+def test_trainers_take_raw_columns(tmp_path, data):
+    raw = data.rename_column("captions", "text").remove_columns("image_id")
+    named = load_captions(raw)
+    assert close(fit(tmp_path / "raw", raw), fit(tmp_path / "named", named)) == 0
+    with pytest.raises(ValueError, match=r"row 3 \(image_id 'id-3'\) has an empty caption"):
+        fit(tmp_path, embedded(5, captions_of=lambda n: ["cat", ""] if n == 3 else ["cat"]))
