@@ -90,6 +90,10 @@ class CaptionConfig(ReliableArguments, TrainingArguments):
     )
 
     def __post_init__(self) -> None:
+        if isinstance(self.model_init_kwargs, str) and not self.model_init_kwargs.startswith(
+            "{"
+        ):  # JSON is read below
+            check_model_init_kwargs(self.model_init_kwargs)
         if self.cache_image_features and not self.freeze_image_tower:
             raise ValueError(
                 "cache_image_features encodes each image once, which is only right for a frozen image tower. "

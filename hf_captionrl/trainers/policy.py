@@ -11,7 +11,7 @@ from hf_captionrl.captioners.auto import load_captioner
 from hf_captionrl.captioners.base import Captioner
 from hf_captionrl.data import CaptionCollator
 from hf_captionrl.trainers.argument_support import refuse_unsupported
-from hf_captionrl.trainers.precision import keep_adapters_in_fp32, refuse_trainable_16_bit
+from hf_captionrl.trainers.precision import require_fp32
 
 __all__ = ["PolicyMaking", "check_model_init_kwargs", "default_output_dir", "make_policy"]
 
@@ -120,8 +120,7 @@ def make_policy(model: Any, args: Any, *, processor: Any = None, peft_config: An
         captioner.add_adapter(peft_config)
     if args.freeze_image_tower:
         _freeze_tower(captioner)
-    keep_adapters_in_fp32(captioner.model)
-    refuse_trainable_16_bit(captioner.model, args)
+    require_fp32(captioner.model, args)
     return captioner
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["keep_adapters_in_fp32", "refuse_trainable_16_bit"]
+__all__ = ["keep_adapters_in_fp32", "refuse_trainable_16_bit", "require_fp32"]
 
 logger = logging.getLogger(__name__)
 
@@ -141,3 +141,19 @@ def refuse_trainable_16_bit(model: nn.Module, args: Any) -> None:
         f"{len(low)} of {len(trainable)} trainable weights are {kind} ({name}, ...). So few bits round nearly every update "
         f"away: the loss is logged and almost nothing is learned. {remedy}."
     )
+
+
+def require_fp32(model: nn.Module, args: Any) -> None:
+    """Keep adapters in fp32, and refuse what else would be trained in 16 bits.
+
+    Args:
+        model (`nn.Module`): As it will be trained; changed in place.
+        args (`TrainingArguments`): Tell DeepSpeed and FSDP. DeepSpeed's ZeRO-3 wants adapters in the dtype of the base, and
+            updates an fp32 copy.
+
+    Raises:
+        ValueError: If there is such a weight, naming it and what to do.
+    """
+    if getattr(args, "deepspeed_plugin", None) is None:
+        keep_adapters_in_fp32(model)
+    refuse_trainable_16_bit(model, args)

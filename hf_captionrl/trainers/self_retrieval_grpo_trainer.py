@@ -23,7 +23,7 @@ from hf_captionrl.rewards import RewardContext, RewardData, RewardLike, resolve_
 from hf_captionrl.trainers.caption_trainer import EpochCallback
 from hf_captionrl.trainers.captioning import scorer_features
 from hf_captionrl.trainers.policy import default_output_dir
-from hf_captionrl.trainers.precision import keep_adapters_in_fp32, refuse_trainable_16_bit
+from hf_captionrl.trainers.precision import require_fp32
 from hf_captionrl.trainers.reliable import ReliableTraining
 from hf_captionrl.trainers.self_retrieval_grpo_config import SelfRetrievalGRPOConfig
 from hf_captionrl.trainers.self_retrieval_trainer import SelfRetrievalTrainer
@@ -164,8 +164,7 @@ class SelfRetrievalGRPOTrainer(ReliableTraining, GRPOTrainer):
             train_dataset=self._with_prompts(train_dataset, args.prompt),
             **kwargs,
         )
-        keep_adapters_in_fp32(self.model)
-        refuse_trainable_16_bit(self.model, args)
+        require_fp32(self.model, args)
         self.reward_weights = torch.tensor(self.rewards.weights, dtype=torch.float32)
         repeat_count = self.num_iterations * self.args.steps_per_generation
         self._sampler = BagRepeatSampler(self.bags, self.num_generations, repeat_count)

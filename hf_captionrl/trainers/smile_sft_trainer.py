@@ -10,7 +10,7 @@ from trl import SFTTrainer
 from trl.trainer.utils import FusedCausalLMOutput
 
 from hf_captionrl.trainers.policy import default_output_dir
-from hf_captionrl.trainers.precision import keep_adapters_in_fp32, refuse_trainable_16_bit
+from hf_captionrl.trainers.precision import require_fp32
 from hf_captionrl.trainers.reliable import ReliableTraining
 from hf_captionrl.trainers.smile_sft_config import SmileSFTConfig
 from hf_captionrl.trainers.smile_sft_head import add_smile_head, plain_head_for_checks, uses_trl_head
@@ -64,8 +64,7 @@ class SmileSFTTrainer(ReliableTraining, SFTTrainer):
         self._load_safely(args, by_name=isinstance(model, str))
         with plain_head_for_checks(model):
             super().__init__(model, args, **kwargs)
-        keep_adapters_in_fp32(self.model)
-        refuse_trainable_16_bit(self.model, args)
+        require_fp32(self.model, args)
         base = self.accelerator.unwrap_model(self.model)
         base = base.get_base_model() if hasattr(base, "get_base_model") else base
         ends = None

@@ -70,7 +70,7 @@ def test_eval_loss_equals_a_loop(tmp_path, scenes, mle_weight, batch):
 
 
 def test_eval_loss_of_reinforcement_is_the_cross_entropy_of_the_references(tmp_path, scenes, scorer):
-    config = SelfRetrievalConfig(str(tmp_path), **SMALL, guard="off")
+    config = SelfRetrievalConfig(str(tmp_path), **SMALL, guard="off", max_completion_length=4)
     trainer = SelfRetrievalTrainer(tiny_captioner("git"), scorer, config, scenes["train"], scenes["validation"])
     expected = looped_loss(trainer.captioner, scenes["validation"], 42, smile=False)
     assert trainer.evaluate()["eval_loss"] == pytest.approx(expected, rel=1e-5)
