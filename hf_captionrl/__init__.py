@@ -27,13 +27,16 @@ __all__ = [
     "SmileSFTTrainer",
     "SmileTrainer",
     "__version__",
+    "both_lora",
     "fused_smile_loss",
+    "language_lora",
     "load_captioner",
     "load_captions",
     "load_scenes",
     "load_scorer",
     "pipeline",
     "smile_loss",
+    "vision_lora",
 ]
 
 # Where each public name lives. Resolved on first use: importing the package must not import torch.
@@ -53,17 +56,20 @@ _HOME = {
     "SmileSFTConfig": "trainers",
     "SmileSFTTrainer": "trainers",
     "SmileTrainer": "trainers",
+    "both_lora": "captioners",
     "fused_smile_loss": "losses",
+    "language_lora": "captioners",
     "load_captioner": "captioners",
     "load_captions": "data",
     "load_scenes": "scenes",
     "load_scorer": "retrieval.scorer",
     "pipeline": "pipelines",
     "smile_loss": "losses",
+    "vision_lora": "captioners",
 }
 
 if TYPE_CHECKING:
-    from hf_captionrl.captioners import Captioner, load_captioner
+    from hf_captionrl.captioners import Captioner, both_lora, language_lora, load_captioner, vision_lora
     from hf_captionrl.data import load_captions
     from hf_captionrl.losses import fused_smile_loss, smile_loss
     from hf_captionrl.pipelines import pipeline

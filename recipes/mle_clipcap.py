@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import set_seed
 
 from hf_captionrl.captioners import Captioner, load_captioner
@@ -88,6 +89,11 @@ class ClipCapArguments(ModelArguments):
         """
         if self.model_name_or_path:
             return super().load(prompt)
+        if self.attn_implementation or self.model_init_kwargs:
+            raise ValueError(
+                "attn_implementation and model_init_kwargs are for a ClipCap that is loaded, and this one is made of two models. "
+                "Set model_name_or_path, or leave them out."
+            )
         model, processor = assemble(
             model_path(self.vision_model),
             model_path(self.language_model),
@@ -99,6 +105,8 @@ class ClipCapArguments(ModelArguments):
             normalize_image_embeds=self.normalize_image_embeds,
             stop_at_period=self.stop_at_period,
         )
+        if self.dtype != "auto":
+            model = model.to(getattr(torch, self.dtype))
         return load_captioner(model, processor=processor, prompt=prompt or "")
 
     @property

@@ -11,6 +11,7 @@ from hf_captionrl.captioners.florence2 import Florence2Captioner
 from hf_captionrl.captioners.git import GitCaptioner
 from hf_captionrl.captioners.head import HeadInputs, HeadObjective, HeadOutput, LogProbsObjective, mean_cross_entropy
 from hf_captionrl.captioners.kosmos2 import Kosmos2Captioner
+from hf_captionrl.captioners.lora_presets import both_lora, language_lora, vision_lora
 from hf_captionrl.captioners.paligemma import PaliGemmaCaptioner
 from hf_captionrl.captioners.pix2struct import Pix2StructCaptioner
 from hf_captionrl.captioners.saving import ProcessorPair
@@ -35,7 +36,10 @@ __all__ = [
     "PaliGemmaCaptioner",
     "Pix2StructCaptioner",
     "ProcessorPair",
+    "both_lora",
+    "language_lora",
     "load_captioner",
     "mean_cross_entropy",
     "register",
+    "vision_lora",
 ]

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import re
 import warnings
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+if TYPE_CHECKING:
+    from peft import LoraConfig, PeftConfig
 
 __all__ = ["Adapting"]
 
@@ -47,7 +51,7 @@ class Adapting:
                 )
         return "|".join(f"(?:{pattern})" for pattern in patterns[tune])
 
-    def add_lora(
+    def lora_config(
         self,
         tune: Literal["language", "vision", "both"] = "language",
         r: int = 32,
@@ -56,8 +60,10 @@ class Adapting:
         *,
         target_modules: str | list[str] | None = None,
         modules_to_save: list[str] | None = None,
-    ) -> None:
-        """Wrap the model with LoRA; only the adapter and `modules_to_save` are trained then.
+    ) -> LoraConfig:
+        """The LoRA of the paper for this model, as a configuration of PEFT.
+
+        Reference: "No Detail Left Behind", SR-L, SR-V and SR-LV (`tune="language"`, `"vision"`, `"both"`).
 
         Args:
             tune: The part to adapt.
@@ -67,14 +73,20 @@ class Adapting:
             target_modules (`str` or `list[str]`, *optional*): In place of `lora_targets(tune)`.
             modules_to_save (`list[str]`, *optional*): Trained whole; by default the modules between image tower and
                 language model, where there are any.
+
+        Returns:
+            `peft.LoraConfig`: For `peft_config` of a trainer, or for `peft.get_peft_model`.
+
+        Raises:
+            ValueError: If `tune` is none of the three, or nothing in this model matches.
         """
-        from peft import LoraConfig, get_peft_model
+        from peft import LoraConfig
 
         whole = list(self.connector_paths) if modules_to_save is None else modules_to_save
         present = {name for name, _ in self.base_model.named_modules()}
         if modules_to_save is None:
             whole = [name for name in whole if name in present]
-        config = LoraConfig(
+        return LoraConfig(
             r=r,
             lora_alpha=alpha,
             lora_dropout=dropout,
@@ -83,7 +95,51 @@ class Adapting:
             # The task types' wrappers expect text-only inputs.
             task_type=None,
         )
+
+    def add_lora(self, tune: Literal["language", "vision", "both"] = "language", **settings: Any) -> None:
+        """Wrap the model with LoRA; only the adapter and `modules_to_save` are trained then.
+
+        Args:
+            tune: The part to adapt.
+            settings (`Any`): The other arguments of `lora_config`.
+        """
+        self.add_adapter(self.lora_config(tune, **settings))
+
+    def add_adapter(self, config: PeftConfig) -> None:
+        """Wrap the model with an adapter of PEFT.
+
+        Args:
+            config (`peft.PeftConfig`): What to adapt, as given. Without `target_modules` PEFT's own choice for the model
+                type holds, and where it has none, the language model's modules of `lora_targets`. `task_type` is
+                left out: the wrappers of the task types expect text-only inputs.
+
+        Raises:
+            ValueError: If the model has an adapter already, the adapter is a prompt, or its `target_modules` are not in
+                the model.
+        """
+        from peft import get_peft_model
+
+        if hasattr(self.model, "peft_config"):
+            raise ValueError(
+                "The model has an adapter already, and peft_config asks for another one. Train the one that it has "
+                "(leave peft_config out), or merge it first (model.merge_and_unload())."
+            )
+        if config.is_prompt_learning:
+            raise ValueError(
+                f"peft_config is a {type(config).__name__}. A captioner's batch has no room for a learned prompt. Use "
+                "peft.LoraConfig or another adapter of weights."
+            )
+        config = copy.deepcopy(config)  # PEFT writes into it, and a configuration may serve several models
+        config.task_type = None
+        if getattr(config, "target_modules", "") is None and not self._peft_knows_targets(config):
+            config.target_modules = self.lora_targets("language")  # type: ignore[attr-defined]
         with warnings.catch_warnings():
             # PEFT finds out by itself, layer by layer, that GPT-2 stores its weights transposed.
             warnings.filterwarnings("ignore", message="fan_in_fan_out is set to")
             self.model = get_peft_model(self.model, config)
+
+    def _peft_knows_targets(self, config: PeftConfig) -> bool:
+        from peft.utils import constants
+
+        known = constants.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
+        return self.base_model.config.model_type in known or config.peft_type != "LORA"

@@ -277,6 +277,9 @@ def _run_objective(
         return HeadOutput(head(captured[-1]))
 
 
+_ADDED_BY_PEFT = ("inputs_embeds", "output_attentions", "output_hidden_states", "return_dict")
+
+
 @functools.cache
 def _tapped_class(cls: Any, family: Any) -> Any:
     original = cls.forward
@@ -294,6 +297,8 @@ def _tapped_class(cls: Any, family: Any) -> Any:
             if head_objective is not None or image_features is not None:
                 raise TypeError("Pass the inputs by name together with head_objective or image_features.")
             return original(self, *args, **kwargs)
+        # PEFT's wrappers of task types pass these whether the model knows them or not.
+        kwargs = {name: value for name, value in kwargs.items() if value is not None or name not in _ADDED_BY_PEFT}
         return _tapped_forward(self, original, family, head_objective, image_features, kwargs)
 
     def reduce(self: Any, protocol: Any) -> Any:

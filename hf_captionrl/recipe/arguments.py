@@ -15,6 +15,7 @@ import torch
 from hf_captionrl.captioners import Captioner, load_captioner
 from hf_captionrl.data.simplify import LEVELS
 from hf_captionrl.scenes.models import PREFIX, model_path
+from hf_captionrl.trainers.policy import check_model_init_kwargs
 
 __all__ = [
     "DataArguments",
@@ -47,6 +48,18 @@ class ModelArguments:
         },
     )
     model_revision: str | None = field(default=None, metadata={"help": "Branch, tag or commit on the Hub."})
+    dtype: str = field(
+        default="float32",
+        metadata={
+            "help": "Type of the weights. 'bfloat16' or 'float16' only with --tune, for the frozen base: weights that are "
+            "trained are fp32. 'auto' is the checkpoint's."
+        },
+    )
+    attn_implementation: str | None = field(
+        default=None, metadata={"help": "'sdpa', 'eager', 'flash_attention_2', ...; None: transformers' choice."}
+    )
+    # Of the trainer's configuration, where the recipe loads the model: no argument of its own.
+    model_init_kwargs: dict[str, Any] = field(default_factory=dict, init=False)
     tune: str | None = field(
         default=None, metadata={"help": "Train a LoRA on 'language', 'vision' or 'both'. None: train all weights."}
     )
@@ -61,7 +74,7 @@ class ModelArguments:
     )
 
     def load(self, prompt: str | None = None) -> Captioner:
-        """Load the captioner anew, in fp32.
+        """Load the captioner anew, in fp32 unless told otherwise.
 
         Args:
             prompt: Text that every caption continues; None for the family's own.
@@ -69,9 +82,14 @@ class ModelArguments:
         Returns:
             [`Captioner`]: The captioner.
         """
-        return load_captioner(
-            model_path(self.model_name_or_path), revision=self.model_revision, prompt=prompt, dtype=torch.float32
-        )
+        settings: dict[str, Any] = {"revision": self.model_revision, "dtype": self.dtype}
+        if self.attn_implementation is not None:
+            settings["attn_implementation"] = self.attn_implementation
+        settings |= self.model_init_kwargs
+        return load_captioner(model_path(self.model_name_or_path), prompt=prompt, **settings)
+
+    def __post_init__(self) -> None:
+        check_model_init_kwargs({"dtype": self.dtype})
 
     @property
     def public_name(self) -> str:
@@ -270,6 +288,11 @@ def parse_arguments(
     *parsed, run = TrlParser((*dataclass_types, RunArguments)).parse_args_and_config(arguments)
     if run.deterministic:
         be_deterministic()
+    models = [arguments for arguments in parsed if isinstance(arguments, ModelArguments)]
+    for config in parsed if models else ():
+        # Recipes load the model themselves, and hand the trainer a loaded one.
+        if getattr(config, "field_support", None) is not None and config.model_init_kwargs:
+            models[0].model_init_kwargs, config.model_init_kwargs = config.model_init_kwargs, None
     return tuple(parsed)
 
 

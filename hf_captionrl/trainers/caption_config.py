@@ -1,11 +1,15 @@
-"""What every captioning trainer is told, whatever its objective."""
+"""Arguments shared by all captioning trainers."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 from transformers import TrainingArguments
 
+from hf_captionrl.trainers.argument_support import BASE_FIELDS, Support, refuse_unsupported
+from hf_captionrl.trainers.policy import check_model_init_kwargs
 from hf_captionrl.trainers.reliable import ReliableArguments
 
 __all__ = ["CaptionConfig"]
@@ -15,9 +19,20 @@ __all__ = ["CaptionConfig"]
 class CaptionConfig(ReliableArguments, TrainingArguments):
     r"""Arguments shared by all captioning trainers; a `transformers.TrainingArguments` with captioning defaults.
 
-    Only what differs from `TrainingArguments` is listed.
+    Only what differs from `TrainingArguments` is listed. What each of its fields does here is in
+    `trainers.argument_support.BASE_FIELDS`; a value without an effect is refused.
     """
 
+    _VALID_DICT_FIELDS: ClassVar[list[str]] = [*TrainingArguments._VALID_DICT_FIELDS, "model_init_kwargs"]
+    field_support: ClassVar[Mapping[str, Support]] = BASE_FIELDS
+
+    model_init_kwargs: dict[str, Any] | str | None = field(
+        default=None,
+        metadata={
+            "help": "How a model given by name is loaded: a dict or JSON of from_pretrained's arguments, e.g. dtype, "
+            "attn_implementation, revision, quantization_config. The dtype is float32 unless set."
+        },
+    )
     prompt: str | None = field(
         default=None,
         metadata={"help": "Text that every caption continues, e.g. 'a picture of '. None: the model family's own."},
@@ -75,8 +90,10 @@ class CaptionConfig(ReliableArguments, TrainingArguments):
     )
 
     def __post_init__(self) -> None:
-        if self.remove_unused_columns:
-            raise ValueError("remove_unused_columns is True, which drops the images. Leave it False.")
+        if isinstance(self.model_init_kwargs, str) and not self.model_init_kwargs.startswith(
+            "{"
+        ):  # JSON is read below
+            check_model_init_kwargs(self.model_init_kwargs)
         if self.cache_image_features and not self.freeze_image_tower:
             raise ValueError(
                 "cache_image_features encodes each image once, which is only right for a frozen image tower. "
@@ -92,3 +109,5 @@ class CaptionConfig(ReliableArguments, TrainingArguments):
             # Caption likelihood and CIDEr prefer generic captions; the papers select by retrieval.
             self.metric_for_best_model = "recall_at_1"
         super().__post_init__()
+        self.model_init_kwargs = check_model_init_kwargs(self.model_init_kwargs)
+        refuse_unsupported(self, self.field_support)

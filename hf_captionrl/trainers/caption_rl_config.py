@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from hf_captionrl.losses.policy_gradient import REDUCTIONS
 from hf_captionrl.rewards import BASELINES, make_baseline
+from hf_captionrl.trainers.argument_support import RL_FIELDS, Support
 from hf_captionrl.trainers.caption_config import CaptionConfig
 
 __all__ = ["GUARD_ACTIONS", "CaptionRLConfig"]
@@ -25,6 +27,7 @@ class CaptionRLConfig(CaptionConfig):
     """
 
     _VALID_DICT_FIELDS: ClassVar[list[str]] = [*CaptionConfig._VALID_DICT_FIELDS, "generation_kwargs", "bag_schedule"]
+    field_support: ClassVar[Mapping[str, Support]] = RL_FIELDS
 
     num_generations: int = field(default=1, metadata={"help": "G, captions written for each image in training."})
     do_sample: bool = field(default=True, metadata={"help": "Sample captions in training; False: greedy decoding."})

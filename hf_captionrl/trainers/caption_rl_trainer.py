@@ -26,7 +26,6 @@ from hf_captionrl.rewards import (
     RewardData,
     RewardLike,
     SelfRetrieval,
-    make_baseline,
     resolve_rewards,
 )
 from hf_captionrl.trainers.caption_rl_config import CaptionRLConfig
@@ -56,10 +55,10 @@ class CaptionRLTrainer(RolloutSteps, CaptionTrainer):
     exist; those of the policy that wrote are remembered from its own update, never computed again.
 
     Args:
-        model (`Captioner`, `PreTrainedModel` or `str`): The policy.
+        model (`Captioner`, `PreTrainedModel` or `str`, *optional*): The policy. None only with `model_init`.
         reward_funcs: A [`Reward`], a function of a [`RewardContext`], a name (`"self_retrieval"`, `"cider"`, ...), or a
             list of them, with weights as `(reward, weight)` or in `args.reward_weights`.
-        args ([`CaptionRLConfig`]): Configuration.
+        args ([`CaptionRLConfig`], *optional*): Configuration. None: the defaults, in the folder `{model name}-{method}`.
         train_dataset (`datasets.Dataset`, *optional*): Columns `image`, `image_id` and `captions`.
         eval_dataset (`datasets.Dataset`, *optional*): Likewise.
         processing_class (processor, *optional*): Where `model` brings none.
@@ -73,6 +72,8 @@ class CaptionRLTrainer(RolloutSteps, CaptionTrainer):
         peft_config (`dict` or `peft.PeftConfig`, *optional*): Adapter to train.
         callbacks (`list[TrainerCallback]`, *optional*): More callbacks.
         optimizers (`tuple`): Optimizer and scheduler, as for `Trainer`.
+        kwargs (`Any`): For [`CaptionTrainer`]: `data_collator`, `model_init`, `compute_metrics`. `eval_loss` is the
+            cross-entropy of the references.
 
     Raises:
         ValueError: If rewards, data and configuration do not fit each other; before any training.
@@ -83,12 +84,14 @@ class CaptionRLTrainer(RolloutSteps, CaptionTrainer):
     """
 
     args: CaptionRLConfig
+    config_class = CaptionRLConfig
+    method_name = "CaptionRL"
 
     def __init__(
         self,
-        model: Captioner | PreTrainedModel | str,
+        model: Captioner | PreTrainedModel | str | None,
         reward_funcs: RewardLike | Sequence[RewardLike | tuple[RewardLike, float]],
-        args: CaptionRLConfig,
+        args: CaptionRLConfig | None = None,
         train_dataset: datasets.Dataset | None = None,
         eval_dataset: datasets.Dataset | None = None,
         processing_class: Any | None = None,
@@ -99,22 +102,20 @@ class CaptionRLTrainer(RolloutSteps, CaptionTrainer):
         peft_config: Any | None = None,
         callbacks: list[TrainerCallback] | None = None,
         optimizers: tuple[Any, Any] = (None, None),
+        **kwargs: Any,
     ) -> None:
+        args = self.resolve_args(model, args)
         train_dataset = training_rows(
             train_dataset, args, whole_set_for="rewards, bags and the curriculum are prepared from all images"
         )
         self.rewards = resolve_rewards(reward_funcs, args.reward_weights)
-        assert args.baseline is not None
-        names = {reward.baseline or args.baseline for reward in self.rewards.rewards}
-        self.baselines = {n: make_baseline(n, args.num_generations, do_sample=args.explores) for n in sorted(names)}
         self.judge = judge
         self.reward_scorer = scorer
         self._step_inputs: list[dict[str, Any]] = []
-        self._kept: list[dict[str, Any]] = []  # micro-batches of the rollout, for further iterations over it
         self._due = False
         self._normalizer: Tensor | float = 1.0
         self.guard: GuardCallback | None = None
-        self._recalls: list[float] = []  # of the rollouts of this epoch, for an adaptive curriculum
+        self._forget_rollouts(args)
         super().__init__(
             model,
             args,
@@ -125,6 +126,7 @@ class CaptionRLTrainer(RolloutSteps, CaptionTrainer):
             peft_config=peft_config,
             callbacks=callbacks,
             optimizers=optimizers,
+            **kwargs,
         )
         refuse_shared_parameters(self.captioner.model, self._scorers())
         self.reference = make_reference(self.captioner) if args.beta else None
@@ -193,18 +195,8 @@ class CaptionRLTrainer(RolloutSteps, CaptionTrainer):
             raise ValueError("Training needs a train_dataset. Pass one to the trainer.")
         args = self.args
         batches = RolloutBatches(self.batch_sampler, args.gradient_accumulation_steps, args.num_iterations)
-        workers = {"num_workers": args.dataloader_num_workers}
-        if args.dataloader_num_workers:
-            workers |= {
-                "persistent_workers": args.dataloader_persistent_workers,
-                "prefetch_factor": args.dataloader_prefetch_factor or 2,
-            }
         return DataLoader(
-            self.train_dataset,
-            batch_sampler=batches,
-            collate_fn=self.data_collator,
-            pin_memory=args.dataloader_pin_memory,
-            **workers,
+            self.train_dataset, batch_sampler=batches, collate_fn=self.data_collator, **self.loader_settings()
         )
 
     def get_batch_samples(

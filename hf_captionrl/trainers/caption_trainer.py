@@ -1,14 +1,16 @@
-"""The ground that every captioning trainer stands on: data, frozen towers, counting, evaluation by what is written."""
+"""Base class of the captioning trainers: data, frozen towers, token counts, evaluation by captions."""
 
 from __future__ import annotations
 
 import inspect
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
 
 import datasets
 import torch
 from torch import Tensor
 from transformers import (
+    EvalPrediction,
     PreTrainedModel,
     Trainer,
     TrainerCallback,
@@ -18,7 +20,6 @@ from transformers import (
     set_seed,
 )
 
-from hf_captionrl.captioners.auto import load_captioner
 from hf_captionrl.captioners.base import Captioner
 from hf_captionrl.data import (
     CaptionCollator,
@@ -30,9 +31,11 @@ from hf_captionrl.data import (
 )
 from hf_captionrl.losses import IGNORE_INDEX
 from hf_captionrl.retrieval import Scorer
+from hf_captionrl.trainers.best_metric import check_best_metric
 from hf_captionrl.trainers.caption_config import CaptionConfig
 from hf_captionrl.trainers.caption_evaluation import CaptionEvaluation
 from hf_captionrl.trainers.captioning import image_tower_features
+from hf_captionrl.trainers.policy import PolicyMaking
 from hf_captionrl.trainers.reliable import ReliableTraining
 
 __all__ = ["CaptionTrainer", "EpochCallback"]
@@ -66,7 +69,7 @@ class EpochCallback(TrainerCallback):
         self.dataset.set_epoch(int((state.epoch or 0.0) + 1e-6))
 
 
-class CaptionTrainer(CaptionEvaluation, ReliableTraining, Trainer):
+class CaptionTrainer(CaptionEvaluation, PolicyMaking, ReliableTraining, Trainer):
     """`transformers.Trainer` for image captioners.
 
     It adapts any [`Captioner`] to the Trainer's world, draws one caption an image and epoch, encodes images of a frozen
@@ -74,97 +77,105 @@ class CaptionTrainer(CaptionEvaluation, ReliableTraining, Trainer):
     itself: the Trainer scales the gradients of several captioners by accumulation x processes (transformers #47688).
     Subclasses say what the loss is.
 
+    Trainable weights are fp32: a model given by name is loaded so whatever its checkpoint is stored in, adapters and their
+    `modules_to_save` are kept so over a base in 16 bits, whoever added them, and other trainable weights in 16 bits are
+    refused.
+
     Args:
-        model (`Captioner`, `PreTrainedModel` or `str`): The policy; what is not a captioner yet goes through
-            `load_captioner`.
-        args ([`CaptionConfig`]): Configuration.
+        model (`Captioner`, `PreTrainedModel` or `str`, *optional*): The policy; what is not a captioner yet goes through
+            `load_captioner`. None only with `model_init`.
+        args ([`CaptionConfig`], *optional*): Configuration. None: the defaults, in the folder `{model name}-{method}`.
         train_dataset (`datasets.Dataset`, *optional*): What `load_captions` makes or accepts: images with captions under
             usual names of columns, with or without `image_id`. [`SmileTrainer`] also trains on a
             `datasets.IterableDataset`, with `max_steps`.
-        eval_dataset (`datasets.Dataset`, *optional*): Likewise, but never iterable.
+        eval_dataset (`datasets.Dataset` or `dict` of them, *optional*): Likewise, but never iterable; of several, metrics
+            are called `eval_{name}_...`.
         processing_class (processor, *optional*): Where `model` brings none.
         scorer ([`Scorer`], *optional*): Frozen image-text model that judges retrieval at evaluation. Without it only the
             text is described.
-        peft_config (`dict` or `peft.PeftConfig`, *optional*): Adapter to train; a dict holds the arguments of
-            `Captioner.add_lora`.
+        peft_config (`peft.PeftConfig` or `dict`, *optional*): Adapter to train: a `LoraConfig`, for instance of
+            [`language_lora`]; a dict holds the arguments of `Captioner.lora_config`.
         callbacks (`list[TrainerCallback]`, *optional*): More callbacks.
         optimizers (`tuple`): Optimizer and scheduler, as for `Trainer`.
+        data_collator (`Callable`, *optional*): From a list of [`CaptionItem`] to a batch, in place of a
+            [`CaptionCollator`]; what it returns must hold the keys of `Captioner.collate`.
+        model_init (`Callable`, *optional*): In place of `model`: makes what `model` may be, anew for each `train()`. It may
+            take the trial of a hyperparameter search.
+        compute_metrics (`Callable`, *optional*): From an `EvalPrediction` to a dict of numbers. `predictions` are the
+            captions, one for each image, `label_ids` lists of references; with `include_for_metrics=["inputs"]` `inputs` are
+            the image ids.
+        preprocess_logits_for_metrics (*optional*): Refused: captions are evaluated, not logits.
 
     Raises:
-        ValueError: If a data set lacks a column, or the best model is to be chosen by retrieval without a scorer.
+        TypeError: If `args` is not a configuration of this trainer.
+        ValueError: If a data set lacks a column, a field is not supported, trainable weights hold 16 bits, or the best model
+            is to be chosen by a metric that evaluation does not give.
     """
 
     args: CaptionConfig
+    config_class: ClassVar[type[CaptionConfig]] = CaptionConfig
+    method_name: ClassVar[str] = "Captioning"
+    """Names the output folder of a run without a configuration."""
     _tap_checked = False
 
     def __init__(
         self,
-        model: Captioner | PreTrainedModel | str,
-        args: CaptionConfig,
+        model: Captioner | PreTrainedModel | str | None = None,
+        args: CaptionConfig | None = None,
         train_dataset: datasets.Dataset | None = None,
-        eval_dataset: datasets.Dataset | None = None,
+        eval_dataset: datasets.Dataset | Mapping[str, datasets.Dataset] | None = None,
         processing_class: Any | None = None,
         scorer: Scorer | None = None,
         peft_config: Any | None = None,
         callbacks: list[TrainerCallback] | None = None,
         optimizers: tuple[Any, Any] = (None, None),
+        *,
+        data_collator: Callable[[list[Any]], dict[str, Any]] | None = None,
+        model_init: Callable[..., Any] | None = None,
+        compute_metrics: Callable[[EvalPrediction], dict[str, Any]] | None = None,
+        preprocess_logits_for_metrics: Any | None = None,
     ) -> None:
+        args = self.resolve_args(model, args)
         train_dataset, eval_dataset = training_rows(train_dataset, args), evaluation_rows(eval_dataset)
-        set_seed(args.seed)  # before an adapter draws its weights; the Trainer itself seeds too late for that
-        if isinstance(model, Captioner):
-            self.captioner = model
-            if args.prompt is not None:
-                self.captioner.prompt = args.prompt
-        else:
-            self.captioner = load_captioner(model, processor=processing_class, prompt=args.prompt)
-        self.scorer = scorer
-        if args.load_best_model_at_end and "recall_at" in str(args.metric_for_best_model) and scorer is None:
+        if preprocess_logits_for_metrics is not None:
             raise ValueError(
-                f"The best model is chosen by {args.metric_for_best_model!r}, which needs a scorer. "
-                "Pass scorer=load_scorer(...), or choose another metric_for_best_model."
+                "preprocess_logits_for_metrics has nothing to process: evaluation writes captions, and logits are never kept. "
+                "Use compute_metrics, which gets captions and references."
             )
-        if peft_config is not None:
-            if (
-                args.freeze_image_tower
-                and isinstance(peft_config, dict)
-                and peft_config.get("tune") in ("vision", "both")
-            ):
-                raise ValueError(
-                    f"tune={peft_config['tune']!r} puts an adapter into the image tower, and freeze_image_tower keeps it from "
-                    "learning. Use tune='language', or freeze_image_tower=False."
-                )
-            self._add_adapter(peft_config)
-        if args.freeze_image_tower:
-            self.captioner.freeze_vision()
+        set_seed(args.seed)  # before an adapter draws its weights; the Trainer itself seeds too late for that
+        self._policy_settings = {"processor": processing_class, "peft_config": peft_config}
+        self.captioner = self._first_policy(model, args, model_init, optimizers)
+        self.scorer = scorer
         # By id of a data set, which is held so that the id stays its own: features of image tower and scorer.
         self._features_of: dict[int, tuple[datasets.Dataset, Any]] = {}
         self._scorer_features_of: dict[tuple[int, int], tuple[Any, Any, Tensor]] = {}
         self.caption_eval_dataset = eval_dataset
+        is_complete = compute_metrics is None and type(self).evaluate is CaptionEvaluation.evaluate
+        check_best_metric(args, eval_dataset, has_scorer=scorer is not None, is_complete=is_complete)
+        self._train_source = train_dataset
+        self.caption_collator: Any = data_collator or CaptionCollator(
+            self.captioner, max_length=args.max_caption_length
+        )
         items = None
         if train_dataset is not None:
             items = self._caption_dataset(train_dataset, args)
-            callbacks = [*(callbacks or []), EpochCallback(items)]
+            self._epochs = EpochCallback(items)
+            callbacks = [*(callbacks or []), self._epochs]
         super().__init__(
             model=self.captioner.model,
             args=args,
-            data_collator=CaptionCollator(self.captioner, max_length=args.max_caption_length),
+            data_collator=self.caption_collator,
             train_dataset=items,
             # The Trainer only asks whether there is one: `evaluate` below does the work.
             eval_dataset=eval_dataset,
             processing_class=processing_class or self.captioner.processor,
+            compute_metrics=compute_metrics,
             callbacks=callbacks,
             optimizers=optimizers,
         )
+        self.model_init = model_init
         # Losses here are divided by num_items_in_batch; declared, or the Trainer would divide by the accumulation too.
         self.model_accepts_loss_kwargs = True
-
-    def _add_adapter(self, peft_config: Any) -> None:
-        if isinstance(peft_config, dict):
-            self.captioner.add_lora(**peft_config)
-        else:
-            from peft import get_peft_model
-
-            self.captioner.model = get_peft_model(self.captioner.model, peft_config)
 
     # Data
 
@@ -199,7 +210,36 @@ class CaptionTrainer(CaptionEvaluation, ReliableTraining, Trainer):
             self._features_of[id(dataset)] = (dataset, features)
         return self._features_of[id(dataset)][1]
 
+    def loader_settings(self) -> dict[str, Any]:
+        """The arguments of a `DataLoader` that the configuration names.
+
+        Returns:
+            `dict`: Of workers and memory.
+        """
+        args = self.args
+        settings: dict[str, Any] = {
+            "num_workers": args.dataloader_num_workers,
+            "pin_memory": args.dataloader_pin_memory,
+            "in_order": args.dataloader_in_order,
+        }
+        if args.dataloader_num_workers:
+            settings |= {
+                "persistent_workers": args.dataloader_persistent_workers,
+                "prefetch_factor": args.dataloader_prefetch_factor or 2,
+                "multiprocessing_context": args.dataloader_multiprocessing_context,
+            }
+        return settings
+
     # Loss
+
+    def _track_num_input_tokens(self, inputs: dict[str, Any]) -> None:
+        """Count tokens of text; the Trainer would count the pixels of models whose main input is an image."""
+        kind = self.args.include_num_input_tokens_seen
+        if kind == "no":
+            return
+        number = inputs["attention_mask"].sum() if kind == "non_padding" else inputs["input_ids"].numel()
+        mine = torch.as_tensor(number, device=self.args.device, dtype=torch.int64)
+        self.state.num_input_tokens_seen += int(self.accelerator.gather(mine.reshape(1)).sum())
 
     def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
         # The Trainer has just put the whole model into training mode. Dropout in a frozen tower would make its output
@@ -252,6 +292,19 @@ class CaptionTrainer(CaptionEvaluation, ReliableTraining, Trainer):
             return total / (labels != IGNORE_INDEX).sum().clamp(min=1)
         # DDP and FSDP average over processes; undo it.
         return total / num_items_in_batch * self.accelerator.num_processes
+
+    def loss_sum(self, inputs: dict[str, Any]) -> Tensor:
+        """What `eval_loss` adds up: here the cross-entropy of the references.
+
+        Args:
+            inputs (`dict`): A batch of captions with labels, on the device.
+
+        Returns:
+            `torch.Tensor`: Scalar sum over the supervised tokens, in nats.
+        """
+        log_probs = self.captioner.log_probs(inputs, model=self.model)
+        assert isinstance(log_probs, Tensor)
+        return -log_probs.sum()
 
     # Saving and loading
 

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from hf_captionrl.captioners.base import Captioner
-from hf_captionrl.rewards import RewardContext
+from hf_captionrl.rewards import RewardContext, make_baseline
 from hf_captionrl.trainers.caption_rl_config import CaptionRLConfig
-from hf_captionrl.trainers.reference_model import reference_policy
+from hf_captionrl.trainers.reference_model import make_reference, reference_policy, refuse_shared_parameters
 from hf_captionrl.trainers.rollout import Completions, advantages_of, image_inputs, write_completions
 
 __all__ = ["RolloutSteps"]
@@ -43,11 +43,36 @@ class RolloutSteps:
 
         def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]: ...
 
+        def _scorers(self) -> list[Any]: ...
+
         def _mean_over_processes(self, value: float) -> float: ...
 
         def _log_probs(
             self, captioner: Captioner, inputs: dict[str, Any], model: Any
         ) -> tuple[Tensor, Tensor | None]: ...
+
+    def _forget_rollouts(self, args: CaptionRLConfig) -> None:
+        """Start as a policy does that has not written yet."""
+        assert args.baseline is not None
+        names = {reward.baseline or args.baseline for reward in self.rewards.rewards}
+        self.baselines = {n: make_baseline(n, args.num_generations, do_sample=args.explores) for n in sorted(names)}
+        self._kept = []  # micro-batches of the rollout, for further iterations over it
+        self._recalls = []  # of the rollouts of this epoch, for an adaptive curriculum
+
+    def call_model_init(self, trial: Any = None) -> Any:
+        """Make the policy anew for another `train()`, with its reference and fresh baselines.
+
+        Args:
+            trial (*optional*): Of a hyperparameter search.
+
+        Returns:
+            `nn.Module`: The model.
+        """
+        model = super().call_model_init(trial)  # type: ignore[misc]
+        refuse_shared_parameters(self.captioner.model, self._scorers())
+        self.reference = make_reference(self.captioner) if self.args.beta else None
+        self._forget_rollouts(self.args)
+        return model
 
     def begin_step(self) -> None:
         """Write and reward the captions of the optimizer step, or take the rollout of the iteration before."""

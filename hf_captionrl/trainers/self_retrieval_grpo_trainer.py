@@ -22,6 +22,8 @@ from hf_captionrl.retrieval import Scorer
 from hf_captionrl.rewards import RewardContext, RewardData, RewardLike, resolve_rewards
 from hf_captionrl.trainers.caption_trainer import EpochCallback
 from hf_captionrl.trainers.captioning import scorer_features
+from hf_captionrl.trainers.policy import default_output_dir
+from hf_captionrl.trainers.precision import require_fp32
 from hf_captionrl.trainers.reliable import ReliableTraining
 from hf_captionrl.trainers.self_retrieval_grpo_config import SelfRetrievalGRPOConfig
 from hf_captionrl.trainers.self_retrieval_trainer import SelfRetrievalTrainer
@@ -82,7 +84,7 @@ class SelfRetrievalGRPOTrainer(ReliableTraining, GRPOTrainer):
     Args:
         model (`str`, `PreTrainedModel` or `PeftModel`): A chat model that sees.
         scorer ([`Scorer`] or a list of them): Frozen; rewards. Several are an ensemble.
-        args ([`SelfRetrievalGRPOConfig`]): Configuration.
+        args ([`SelfRetrievalGRPOConfig`], *optional*): Configuration. None: the defaults, in `{model name}-SelfRetrieval`.
         train_dataset (`datasets.Dataset`): Columns `image`, `image_id` and `captions`.
         neighbours (array of shape `(N, k)`, *optional*): Training rows most similar to each, best first, of `captionrl
             bags`; then rollouts are made of bags.
@@ -103,8 +105,8 @@ class SelfRetrievalGRPOTrainer(ReliableTraining, GRPOTrainer):
         self,
         model: Any,
         scorer: Scorer | Sequence[Scorer],
-        args: SelfRetrievalGRPOConfig,
-        train_dataset: datasets.Dataset,
+        args: SelfRetrievalGRPOConfig | None = None,
+        train_dataset: datasets.Dataset | None = None,
         neighbours: Any | None = None,
         reward_funcs: RewardLike | Sequence[RewardLike | tuple[RewardLike, float]] | None = None,
         **kwargs: Any,
@@ -112,6 +114,12 @@ class SelfRetrievalGRPOTrainer(ReliableTraining, GRPOTrainer):
         scorers = list(scorer) if isinstance(scorer, (list, tuple)) else [scorer]
         if not scorers or scorers[0] is None:
             raise ValueError("Self-retrieval needs a scorer. Pass scorer=load_scorer(name).")
+        if args is None:
+            args = SelfRetrievalGRPOConfig(default_output_dir(model, "SelfRetrieval"))
+        if not isinstance(args, SelfRetrievalGRPOConfig):
+            raise TypeError(f"args is a {type(args).__name__}. Use a SelfRetrievalGRPOConfig.")
+        if train_dataset is None:
+            raise ValueError("Training needs a train_dataset. Pass one to the trainer.")
         if kwargs.get("eval_dataset") is not None:
             raise ValueError(
                 "Rewards know the training images only. Evaluate checkpoints with `captionrl caption` and `captionrl "
@@ -153,6 +161,7 @@ class SelfRetrievalGRPOTrainer(ReliableTraining, GRPOTrainer):
             train_dataset=self._with_prompts(train_dataset, args.prompt),
             **kwargs,
         )
+        require_fp32(self.model, args)
         self.reward_weights = torch.tensor(self.rewards.weights, dtype=torch.float32)
         repeat_count = self.num_iterations * self.args.steps_per_generation
         self._sampler = BagRepeatSampler(self.bags, self.num_generations, repeat_count)

@@ -30,16 +30,16 @@ class SelfRetrievalTrainer(CaptionRLTrainer):
 
     References: Dessi et al. 2023, "Cross-Domain Image Captioning with Discriminative Finetuning"; "No Detail Left Behind:
     Revisiting Self-Retrieval for Fine-Grained Image Captioning". Give `neighbours` (of `captionrl bags`) for BagCurri, and
-    `peft_config={"tune": "language" | "vision" | "both"}` for SR-L, SR-V, SR-LV.
+    `peft_config=language_lora(model)`, `vision_lora(model)` or `both_lora(model)` for SR-L, SR-V, SR-LV.
 
     Args:
         model (`Captioner`, `PreTrainedModel` or `str`): The policy.
         scorer ([`Scorer`] or a list of them): Frozen; rewards. Several are an ensemble.
-        args ([`SelfRetrievalConfig`]): Configuration.
+        args ([`SelfRetrievalConfig`], *optional*): Configuration. None: the defaults, in `{model name}-SelfRetrieval`.
         train_dataset (`datasets.Dataset`, *optional*): Columns `image`, `image_id` and `captions`.
         eval_dataset (`datasets.Dataset`, *optional*): Likewise.
         reward_funcs (*optional*): In place of the rewards that the configuration makes.
-        kwargs: For [`CaptionRLTrainer`]: `judge`, `neighbours`, `peft_config`, ...
+        kwargs: For [`CaptionRLTrainer`]: `judge`, `neighbours`, `peft_config`, `model_init`, `compute_metrics`, ...
 
     Raises:
         ValueError: If there is no scorer, or something does not fit; before any training.
@@ -50,12 +50,14 @@ class SelfRetrievalTrainer(CaptionRLTrainer):
     """
 
     args: SelfRetrievalConfig
+    config_class = SelfRetrievalConfig
+    method_name = "SelfRetrieval"
 
     def __init__(
         self,
-        model: Captioner | Any,
+        model: Captioner | Any | None,
         scorer: Scorer | Sequence[Scorer],
-        args: SelfRetrievalConfig,
+        args: SelfRetrievalConfig | None = None,
         train_dataset: datasets.Dataset | None = None,
         eval_dataset: datasets.Dataset | None = None,
         *,
@@ -65,6 +67,7 @@ class SelfRetrievalTrainer(CaptionRLTrainer):
         scorers = list(scorer) if isinstance(scorer, (list, tuple)) else [scorer]
         if not scorers or scorers[0] is None:
             raise ValueError("Self-retrieval needs a scorer. Pass scorer=load_scorer(name).")
+        args = self.resolve_args(model, args)
         super().__init__(
             model,
             self.rewards_of(args, scorers) if reward_funcs is None else reward_funcs,

@@ -29,7 +29,7 @@ class SLETrainer(CaptionRLTrainer):
 
     Args:
         model (`Captioner`, `PreTrainedModel` or `str`): The policy.
-        args ([`SLEConfig`]): Configuration.
+        args ([`SLEConfig`], *optional*): Configuration. None: the defaults, in `{model name}-SLE`.
         train_dataset (`datasets.Dataset`, *optional*): Columns `image`, `image_id` and `captions`.
         eval_dataset (`datasets.Dataset`, *optional*): Likewise.
         distance (`Callable`, *optional*): In place of `args.distance`: from a [`RewardContext`] to distances
@@ -37,7 +37,7 @@ class SLETrainer(CaptionRLTrainer):
         text_encoder (`Callable`, *optional*): From captions to vectors `(N, D)`, for `args.distance="embedding"`; by
             default the text tower of `scorer`.
         reward_funcs (*optional*): In place of the rewards that the configuration makes.
-        kwargs: For [`CaptionRLTrainer`]: `scorer`, `judge`, `peft_config`, ...
+        kwargs: For [`CaptionRLTrainer`]: `scorer`, `judge`, `peft_config`, `model_init`, `compute_metrics`, ...
 
     Raises:
         ValueError: If something does not fit; before any training.
@@ -48,11 +48,13 @@ class SLETrainer(CaptionRLTrainer):
     """
 
     args: SLEConfig
+    config_class = SLEConfig
+    method_name = "SLE"
 
     def __init__(
         self,
-        model: Captioner | Any,
-        args: SLEConfig,
+        model: Captioner | Any | None,
+        args: SLEConfig | None = None,
         train_dataset: datasets.Dataset | None = None,
         eval_dataset: datasets.Dataset | None = None,
         *,
@@ -61,6 +63,7 @@ class SLETrainer(CaptionRLTrainer):
         reward_funcs: RewardLike | Sequence[RewardLike | tuple[RewardLike, float]] | None = None,
         **kwargs: Any,
     ) -> None:
+        args = self.resolve_args(model, args)
         if reward_funcs is None:
             reward_funcs = self.rewards_of(args, distance=distance, text_encoder=text_encoder)
         super().__init__(model, reward_funcs, args, train_dataset=train_dataset, eval_dataset=eval_dataset, **kwargs)

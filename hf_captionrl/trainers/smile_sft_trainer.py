@@ -9,6 +9,8 @@ from transformers import PreTrainedModel
 from trl import SFTTrainer
 from trl.trainer.utils import FusedCausalLMOutput
 
+from hf_captionrl.trainers.policy import default_output_dir
+from hf_captionrl.trainers.precision import require_fp32
 from hf_captionrl.trainers.reliable import ReliableTraining
 from hf_captionrl.trainers.smile_sft_config import SmileSFTConfig
 from hf_captionrl.trainers.smile_sft_head import add_smile_head, plain_head_for_checks, uses_trl_head
@@ -29,15 +31,18 @@ class SmileSFTTrainer(ReliableTraining, SFTTrainer):
     projection is allowed where `model` is a loaded model. TRL's entropy and token accuracy need the whole
     vocabulary; they are logged where TRL's own head computes the loss, at `mle_weight=1`.
 
+    Trainable weights are fp32: TRL loads a model so that is given by name, adapters and their `modules_to_save` are kept so
+    over a base in 16 bits (QLoRA's too, which TRL trains in bf16), and other trainable weights in 16 bits are refused.
+
     Args:
         model (`PreTrainedModel`, `PeftModel` or `str`): The causal language model, or its name.
-        args ([`SmileSFTConfig`], *optional*): Configuration.
+        args ([`SmileSFTConfig`], *optional*): Configuration. None: the defaults, in `{model name}-SMILE`.
         kwargs (`Any`): As for `trl.SFTTrainer`: `train_dataset`, `eval_dataset`, `processing_class`, `peft_config`, ...
 
     Raises:
         TypeError: If `args` are no [`SmileSFTConfig`].
-        ValueError: If `compute_loss_func` is given beside a `mle_weight` below 1, or the output projection cannot be
-            read.
+        ValueError: If `compute_loss_func` is given beside a `mle_weight` below 1, the output projection cannot be read, or
+            trainable weights hold 16 bits.
 
     Example:
         >>> trainer = SmileSFTTrainer(model, SmileSFTConfig("out"), train_dataset=rows)  # doctest: +SKIP
@@ -51,7 +56,7 @@ class SmileSFTTrainer(ReliableTraining, SFTTrainer):
         if not isinstance(args, SmileSFTConfig):
             if args is not None:
                 raise TypeError(f"args is a {type(args).__name__}. Pass a SmileSFTConfig.")
-            args = SmileSFTConfig()
+            args = SmileSFTConfig(default_output_dir(model, "SMILE"))
         if kwargs.get("compute_loss_func") is not None and args.mle_weight < 1.0:
             raise ValueError(
                 "compute_loss_func replaces the loss, and with it SMILE. Leave it out, or set mle_weight=1."
@@ -59,6 +64,7 @@ class SmileSFTTrainer(ReliableTraining, SFTTrainer):
         self._load_safely(args, by_name=isinstance(model, str))
         with plain_head_for_checks(model):
             super().__init__(model, args, **kwargs)
+        require_fp32(self.model, args)
         base = self.accelerator.unwrap_model(self.model)
         base = base.get_base_model() if hasattr(base, "get_base_model") else base
         ends = None

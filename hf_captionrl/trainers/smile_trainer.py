@@ -123,6 +123,8 @@ class SmileTrainer(CaptionTrainer):
     """
 
     args: SmileConfig
+    config_class = SmileConfig
+    method_name = "SMILE"
 
     def compute_loss(
         self,
@@ -145,23 +147,41 @@ class SmileTrainer(CaptionTrainer):
         Raises:
             ValueError: If no token of the batch is supervised.
         """
-        inputs = dict(inputs)
-        labels = inputs["labels"]
         self.check_supervised(model, inputs)
-        if self.args.first_token == "shift":
-            inputs["input_ids"], inputs["labels"] = shift_first_token(
-                inputs["input_ids"], labels, self.captioner.tokenizer
-            )
-        outputs = model(**inputs, head_objective=self.objective())
-        loss = self.token_mean(outputs["loss"], labels, num_items_in_batch)
+        outputs = self._run_head(model, inputs, self.objective())
+        loss = self.token_mean(outputs["loss"], inputs["labels"], num_items_in_batch)
         return (loss, outputs) if return_outputs else loss
 
-    def objective(self) -> SmileObjective:
-        """The loss of the current epoch, as configured.
+    def loss_sum(self, inputs: dict[str, Any]) -> Tensor:
+        """What `eval_loss` adds up: the objective that is trained, with the random words of the first epoch.
+
+        Args:
+            inputs (`dict`): A batch of captions with labels, on the device.
+
+        Returns:
+            `torch.Tensor`: Scalar sum over the supervised tokens, in nats.
+        """
+        return self._run_head(self.model, inputs, self.objective(epoch=0))["loss"]
+
+    def _run_head(self, model: Any, inputs: dict[str, Any], objective: SmileObjective) -> Any:
+        inputs = dict(inputs)
+        if self.args.first_token == "shift":
+            inputs["input_ids"], inputs["labels"] = shift_first_token(
+                inputs["input_ids"], inputs["labels"], self.captioner.tokenizer
+            )
+        return model(**inputs, head_objective=objective)
+
+    def objective(self, epoch: int | None = None) -> SmileObjective:
+        """The loss as configured.
+
+        Args:
+            epoch (`int`, *optional*): Whose random words are drawn. None: the current one.
 
         Returns:
             [`SmileObjective`]: For the head.
         """
+        if epoch is None:
+            epoch = int((self.state.epoch or 0.0) + 1e-6)
         args = self.args
         assert args.random_draw is not None
         return SmileObjective(
@@ -171,5 +191,5 @@ class SmileTrainer(CaptionTrainer):
             label_smoothing=args.mle_label_smoothing or 0.0,
             num_random=args.num_random,
             random_draw=args.random_draw,
-            seed=f"{args.seed}/{int((self.state.epoch or 0.0) + 1e-6)}",
+            seed=f"{args.seed}/{epoch}",
         )

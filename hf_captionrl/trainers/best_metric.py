@@ -1,0 +1,79 @@
+"""Which metrics an evaluation will give, known before training."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+__all__ = ["check_best_metric", "metrics_of_evaluation", "references_of"]
+
+
+def references_of(dataset: Any) -> list[list[str]] | None:
+    """The captions of a data set.
+
+    Args:
+        dataset (`datasets.Dataset`): Images, with or without captions.
+
+    Returns:
+        `list[list[str]]`: A list for each image; None where there is no column `captions`.
+    """
+    if not _has_references(dataset):
+        return None
+    return [[c] if isinstance(c, str) else list(c or []) for c in dataset["captions"]]
+
+
+def _has_references(dataset: Any) -> bool:
+    return "captions" in (getattr(dataset, "column_names", None) or ())
+
+
+def metrics_of_evaluation(args: Any, datasets: Any, *, has_scorer: bool) -> list[str]:
+    """Names that [`CaptionTrainer`]'s evaluation gives, without the prefix.
+
+    Args:
+        args ([`CaptionConfig`]): Whether more than the loss is measured.
+        datasets (`datasets.Dataset` or `dict` of them, *optional*): The evaluation data.
+        has_scorer (`bool`): Whether retrieval is measured.
+
+    Returns:
+        `list[str]`: Of several data sets, each name begins with that of the data set.
+    """
+    sets: Mapping[str, Any] = datasets if isinstance(datasets, Mapping) else {"": datasets}
+    found = []
+    for name, rows in sets.items():
+        own = ["loss"] if _has_references(rows) else []
+        if not args.prediction_loss_only:
+            own += ["length", "lexical_diversity"]
+            own += ["recall_at_1", "recall_at_5"] if has_scorer else []
+            own += ["rd100_recall_at_1"] if has_scorer and rows is not None and len(rows) >= 100 else []
+        own += ["runtime", "samples_per_second", "steps_per_second"]
+        found += [f"{name}_{metric}" if name else metric for metric in own]
+    return found
+
+
+def check_best_metric(args: Any, datasets: Any, *, has_scorer: bool, is_complete: bool) -> None:
+    """Refuse, before training, to choose the best model by a metric that evaluation will not give.
+
+    Args:
+        args ([`CaptionConfig`]): Which metric, and whether it is looked at.
+        datasets (`datasets.Dataset` or `dict` of them, *optional*): The evaluation data.
+        has_scorer (`bool`): Whether retrieval is measured.
+        is_complete (`bool`): False where the user's own code gives more metrics, whose names are not known yet.
+
+    Raises:
+        ValueError: Naming the metric and those there are.
+    """
+    wanted = str(args.metric_for_best_model or "").removeprefix("eval_")
+    used = args.load_best_model_at_end or args.save_strategy == "best"
+    if not wanted or not (used or args.lr_scheduler_type in ("reduce_lr_on_plateau", "greedy")):
+        return
+    if "recall_at" in wanted and not has_scorer and is_complete:
+        raise ValueError(
+            f"The best model is chosen by {args.metric_for_best_model!r}, which needs a scorer. "
+            "Pass scorer=load_scorer(...), or choose another metric_for_best_model."
+        )
+    known = metrics_of_evaluation(args, datasets, has_scorer=has_scorer)
+    if is_complete and wanted not in known:
+        raise ValueError(
+            f"The best model is chosen by {args.metric_for_best_model!r}, which evaluation does not give. Use one of "
+            f"{', '.join(known)}, or compute it in compute_metrics."
+        )

@@ -1,0 +1,351 @@
+"""Evaluation as users of transformers know it: eval_loss, several data sets, predict, compute_metrics, model_init."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from peft import LoraConfig
+
+from hf_captionrl.captioners import Captioner, load_captioner
+from hf_captionrl.data import CaptionDataset
+from hf_captionrl.trainers import (
+    CaptionRLConfig,
+    CaptionRLTrainer,
+    SelfRetrievalConfig,
+    SelfRetrievalTrainer,
+    SLETrainer,
+    SmileConfig,
+    SmileTrainer,
+)
+from hf_captionrl.trainers.policy import default_output_dir
+from tests.tiny import tiny_blip, tiny_captioner
+from tests.trainers.one_step import PLAIN_SGD, weights
+
+SMALL = {**PLAIN_SGD, "per_device_train_batch_size": 8, "generation_max_new_tokens": 4, "generation_num_beams": 1}
+
+
+def make(folder, scenes, *, trainer_arguments=None, **settings):
+    given = {"eval_dataset": scenes["validation"], **(trainer_arguments or {})}
+    config = SmileConfig(str(folder), **{**SMALL, **settings})
+    model = given.pop("model", None) or (None if "model_init" in given else tiny_captioner("blip"))
+    return SmileTrainer(model, config, scenes["train"], **given)
+
+
+def looped_loss(captioner, dataset, seed, *, smile):
+    """Mean nats per token, one image and one token at a time, from full logits of one drawn caption each."""
+    items = CaptionDataset(dataset, seed=seed)
+    total, number = 0.0, 0
+    for item in (items[i] for i in range(len(items))):
+        batch = captioner.collate([item["image"]], [item["caption"]])
+        labels = batch.pop("labels")[0, 1:]
+        with torch.no_grad():
+            logits = captioner.model(**batch).logits[0, :-1].double()
+        words = sorted({int(w) for w in labels if w != -100})
+        first = True
+        for scores, word in zip(logits, labels.tolist(), strict=True):
+            if word == -100:
+                continue
+            whole = -float(F.log_softmax(scores, -1)[word])
+            subset = -float(F.log_softmax(scores[words], -1)[words.index(word)])
+            total += subset if smile and not first else whole
+            number += 1
+            first = False
+    return total / number
+
+
+# The loss
+
+
+@pytest.mark.parametrize("mle_weight", [0.0, 1.0])
+@pytest.mark.parametrize("batch", [5, 12])
+def test_eval_loss_equals_a_loop(tmp_path, scenes, mle_weight, batch):
+    trainer = make(tmp_path, scenes, mle_weight=mle_weight, per_device_eval_batch_size=batch)
+    expected = looped_loss(trainer.captioner, scenes["validation"], 42, smile=mle_weight == 0.0)
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(expected, rel=1e-5)
+    trainer.state.epoch = 3.0  # the same captions in each epoch
+    trainer.accelerator.step = 7
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_eval_loss_of_reinforcement_is_the_cross_entropy_of_the_references(tmp_path, scenes, scorer):
+    config = SelfRetrievalConfig(str(tmp_path), **SMALL, guard="off", max_completion_length=4)
+    trainer = SelfRetrievalTrainer(tiny_captioner("git"), scorer, config, scenes["train"], scenes["validation"])
+    expected = looped_loss(trainer.captioner, scenes["validation"], 42, smile=False)
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_random_words_of_the_evaluation_stay_the_same(tmp_path, scenes):
+    trainer = make(tmp_path, scenes, subset="random", prediction_loss_only=True)
+    first = trainer.evaluate()["eval_loss"]
+    trainer.state.epoch = 2.0
+    assert trainer.evaluate()["eval_loss"] == first
+
+
+def test_images_without_captions_are_left_out_of_the_loss(tmp_path, scenes):
+    some = scenes["validation"].map(lambda row, i: {"captions": row["captions"] if i % 2 else []}, with_indices=True)
+    trainer = make(tmp_path, scenes, mle_weight=1.0)
+    metrics = trainer.evaluate(some)
+    odd = some.select(range(1, len(some), 2))
+    assert metrics["eval_loss"] == pytest.approx(looped_loss(trainer.captioner, odd, 42, smile=False), rel=1e-5)
+    assert "eval_loss" not in trainer.evaluate(scenes["validation"].remove_columns("captions"))
+    trainer.args.prediction_loss_only = True
+    with pytest.raises(ValueError, match="prediction_loss_only"):
+        trainer.evaluate(scenes["validation"].remove_columns("captions"))
+
+
+def test_processes_run_equally_many_forwards_and_share_one_loss(tmp_path, scenes, monkeypatch):
+    """12 images, batches of 2, of 4 processes: 3 images each, so 2 forwards each. Of 5: 3 or 2 images, 2 forwards each."""
+    trainer = make(tmp_path, scenes, mle_weight=1.0, per_device_eval_batch_size=2)
+    whole = trainer.evaluation_loss(scenes["validation"])
+    loss_sum, real = trainer.loss_sum, trainer.accelerator
+    for processes in (4, 5):
+        sums, forwards = [], []
+        for index in range(processes):
+            number = []
+            monkeypatch.setattr(trainer, "loss_sum", lambda b, n=number: (n.append(1), loss_sum(b))[1])
+            fake = SimpleNamespace(
+                num_processes=processes,
+                process_index=index,
+                device=real.device,
+                autocast=real.autocast,
+                gather=lambda pair, sums=sums: (sums.append(pair), pair)[1],
+            )
+            monkeypatch.setattr(trainer, "accelerator", fake)
+            trainer.evaluation_loss(scenes["validation"])
+            forwards.append(len(number))
+        assert len(set(forwards)) == 1
+        total = torch.cat(sums).sum(0)
+        assert float(total[0] / total[1]) == pytest.approx(whole, rel=1e-6)
+
+
+def test_the_best_epoch_may_be_chosen_by_the_loss(tmp_path, scenes):
+    trainer = make(
+        tmp_path,
+        scenes,
+        max_steps=-1,
+        num_train_epochs=2,
+        learning_rate=3.0,  # ruins the captioner
+        eval_strategy="epoch",
+        save_strategy="epoch",
+        load_best_model_at_end=True,
+        metric_for_best_model="loss",
+        prediction_loss_only=True,
+    )
+    trainer.train()
+    losses = [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry]
+    assert len(losses) == 2
+    assert trainer.state.best_metric == min(losses)
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(min(losses), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("settings", "extra", "message"),
+    [
+        ({"metric_for_best_model": "bleu"}, {}, "Use one of loss, length"),
+        ({"metric_for_best_model": "loss", "eval": {"a": 0}}, {}, "Use one of a_loss"),
+        ({"metric_for_best_model": "length", "prediction_loss_only": True}, {}, "Use one of loss, runtime"),
+        ({"metric_for_best_model": "recall_at_1"}, {}, "needs a scorer"),
+    ],
+)
+def test_a_metric_that_evaluation_does_not_give_is_refused(tmp_path, scenes, settings, extra, message):
+    settings = {"eval_strategy": "epoch", "save_strategy": "epoch", "load_best_model_at_end": True, **settings}
+    data = {"a": scenes["validation"]} if settings.pop("eval", None) else scenes["validation"]
+    with pytest.raises(ValueError, match=message):
+        make(tmp_path, scenes, trainer_arguments={"eval_dataset": data}, **settings)
+    # Names that the user's own function gives are not known before.
+    settings["metric_for_best_model"] = "bleu"
+    make(tmp_path, scenes, trainer_arguments={"eval_dataset": data, "compute_metrics": lambda p: {}}, **settings)
+
+
+# Several data sets, predictions, metrics
+
+
+def test_several_evaluation_sets_have_names(tmp_path, scenes):
+    a, b = scenes["validation"].select(range(4)), scenes["validation"].select(range(4, 12))
+    trainer = make(tmp_path, scenes, trainer_arguments={"eval_dataset": {"a": a, "b": b}})
+    metrics = trainer.evaluate()
+    assert {"eval_a_loss", "eval_b_loss", "eval_a_length", "eval_b_length"} <= metrics.keys()
+    assert "eval_loss" not in metrics
+    alone = make(tmp_path, scenes).evaluate(a)
+    assert metrics["eval_a_loss"] == pytest.approx(alone["eval_loss"], rel=1e-6)
+    assert metrics["eval_a_length"] == alone["eval_length"]
+    assert trainer.evaluate("b")["eval_loss"] == pytest.approx(metrics["eval_b_loss"], rel=1e-6)
+    assert "eval_c_loss" in trainer.evaluate({"c": a})
+    with pytest.raises(ValueError, match="'nothing'"):
+        trainer.evaluate("nothing")
+
+
+def test_predict_gives_captions_references_and_metrics(tmp_path, scenes):
+    trainer = make(tmp_path, scenes, prediction_loss_only=True)
+    rows = scenes["validation"].select(range(5))
+    logged = len(trainer.state.log_history)
+    found = trainer.predict(rows)
+    assert found.predictions == trainer.generate_captions(rows)
+    assert found.label_ids == [list(captions) for captions in rows["captions"]]
+    assert {"test_loss", "test_length", "test_runtime"} <= found.metrics.keys()
+    assert len(trainer.state.log_history) == logged
+    bare = trainer.predict(rows.remove_columns("captions"), metric_key_prefix="bare")
+    assert bare.predictions == found.predictions
+    assert bare.label_ids is None
+    assert "bare_loss" not in bare.metrics
+
+
+def test_compute_metrics_gets_captions_and_references(tmp_path, scenes):
+    seen = []
+
+    def measure(prediction):
+        seen.append(prediction)
+        return {
+            "words": np.float64(sum(len(c.split()) for c in prediction.predictions)),
+            "eval_named": torch.tensor(2.0),
+        }
+
+    trainer = make(tmp_path, scenes, trainer_arguments={"compute_metrics": measure}, include_for_metrics=["inputs"])
+    metrics = trainer.evaluate()
+    rows = scenes["validation"]
+    assert seen[0].predictions == trainer.generate_captions(rows)
+    assert seen[0].label_ids == [list(captions) for captions in rows["captions"]]
+    assert seen[0].inputs == [str(i) for i in rows["image_id"]]
+    assert metrics["eval_words"] == sum(len(c.split()) for c in seen[0].predictions)
+    assert metrics["eval_named"] == 2.0
+    assert {type(metrics["eval_words"]), type(metrics["eval_named"])} == {float}
+    assert trainer.predict(rows).metrics["test_words"] == metrics["eval_words"]
+    trainer.compute_metrics = lambda prediction: 3.0
+    with pytest.raises(TypeError, match="Return a dict"):
+        trainer.evaluate()
+
+
+def test_logits_are_not_processed(tmp_path, scenes):
+    with pytest.raises(ValueError, match="Use compute_metrics"):
+        make(tmp_path, scenes, trainer_arguments={"preprocess_logits_for_metrics": lambda logits, labels: logits})
+
+
+def test_a_data_collator_makes_the_batches_of_training_and_evaluation(tmp_path, scenes, scorer):
+    captioner, calls = tiny_captioner("blip"), []
+
+    def collate(items):
+        calls.append([item["index"] for item in items])
+        return captioner.collate([item["image"] for item in items], ["a red cat"] * len(items))
+
+    trainer = make(tmp_path, scenes, trainer_arguments={"model": captioner, "data_collator": collate}, mle_weight=1.0)
+    trainer.train()
+    assert [len(call) for call in calls] == [8]
+    calls.clear()
+    captions = [["a red cat"]] * 12
+    expected = looped_loss(
+        captioner, scenes["validation"].remove_columns("captions").add_column("captions", captions), 0, smile=False
+    )
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(expected, rel=1e-5)
+    assert sorted(index for call in calls for index in call) == list(range(12))
+
+    config = SelfRetrievalConfig(str(tmp_path), **SMALL, guard="off", max_completion_length=4)
+    calls.clear()
+    SelfRetrievalTrainer(captioner, scorer, config, scenes["train"], data_collator=collate).train()
+    assert [len(call) for call in calls] == [8]
+
+
+# model_init and a run without a configuration
+
+
+@pytest.mark.parametrize("kind", ["captioner", "model", "name"])
+def test_model_init_makes_what_a_model_may_be(kind, tmp_path, scenes):
+    model, processor = tiny_blip()
+    model.save_pretrained(tmp_path / "m")
+    processor.save_pretrained(tmp_path / "m")
+    trials = []
+
+    def init(trial):
+        trials.append(trial)
+        if kind == "name":
+            return str(tmp_path / "m")
+        model, processor = tiny_blip()
+        return load_captioner(model, processor=processor) if kind == "captioner" else model
+
+    trainer = make(tmp_path / "out", scenes, trainer_arguments={"model_init": init, "processing_class": processor})
+    assert trials == [None]
+    trainer.train(trial={"learning_rate": 0.1})
+    assert trials == [None, {"learning_rate": 0.1}]
+    assert isinstance(trainer.captioner, Captioner)
+    assert trainer.captioner.model is trainer.accelerator.unwrap_model(trainer.model)
+    assert trainer.caption_collator.captioner is trainer.captioner
+    plain = make(tmp_path / "plain", scenes)
+    plain.train()
+    assert all(torch.equal(weights(trainer)[name], value) for name, value in weights(plain).items())
+
+
+def test_each_train_starts_anew_with_adapter_and_cached_features(tmp_path, scenes):
+    seeds = iter([0, 0, 1])
+    trainer = make(
+        tmp_path,
+        scenes,
+        trainer_arguments={
+            "model_init": lambda: tiny_captioner("blip", seed=next(seeds)),
+            "peft_config": LoraConfig(r=2, target_modules=r"text_decoder\.bert\..*\.query"),
+        },
+        cache_image_features=True,
+        feature_cache_dir=str(tmp_path / "cache"),
+    )
+    trainer.train()
+    first, features = weights(trainer), trainer.train_dataset[0]["image_features"]
+    trainer.train()
+    other = trainer.train_dataset[0]["image_features"]
+    assert any("lora" in name for name in first)
+    assert not torch.equal(features, other)  # of the tower that came with the new model
+    pixels = trainer.captioner.encode_images([scenes["train"][0]["image"]])
+    torch.testing.assert_close(other[None], trainer.captioner.image_features(**pixels).detach())
+
+
+def test_reinforcement_starts_anew_too(tmp_path, scenes, scorer):
+    seeds = iter([0, 1])
+    config = CaptionRLConfig(str(tmp_path), **SMALL, guard="off", max_completion_length=4, beta=0.1)
+    trainer = CaptionRLTrainer(
+        None,
+        "self_retrieval",
+        config,
+        scenes["train"],
+        scorer=scorer,
+        model_init=lambda: tiny_captioner("git", seed=next(seeds)),
+    )
+    first, reference = trainer.captioner, trainer.reference
+    trainer.train()
+    assert trainer.captioner is not first
+    assert trainer.reference is not reference
+    fresh = dict(tiny_captioner("git", seed=1).model.named_parameters())
+    for name, value in trainer.reference.model.named_parameters():
+        assert torch.equal(value, fresh[name])
+
+
+def test_model_and_model_init_exclude_each_other(tmp_path, scenes):
+    given = {"model": tiny_captioner("blip"), "model_init": lambda: tiny_captioner("blip")}
+    with pytest.raises(ValueError, match="exactly one"):
+        make(tmp_path, scenes, trainer_arguments=given)
+    with pytest.raises(ValueError, match="exactly one"):
+        SmileTrainer(None, SmileConfig(str(tmp_path), use_cpu=True), scenes["train"])
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], 0.1)
+    given = {"model_init": lambda: tiny_captioner("blip"), "optimizers": (optimizer, None)}
+    with pytest.raises(ValueError, match="Use one of them"):
+        make(tmp_path, scenes, trainer_arguments=given)
+
+
+def test_without_a_configuration_the_folder_bears_the_models_name(tmp_path, scenes, scorer, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    model, processor = tiny_blip()
+    model.save_pretrained(tmp_path / "my-blip")
+    processor.save_pretrained(tmp_path / "my-blip")
+    data = scenes["train"].select([0] * 1)
+    trainer = SmileTrainer(str(tmp_path / "my-blip"), train_dataset=data)
+    assert trainer.args.output_dir == "my-blip-SMILE"
+    assert isinstance(trainer.args, SmileConfig)
+    assert SelfRetrievalTrainer("my-blip", scorer).args.output_dir == "my-blip-SelfRetrieval"
+    assert SLETrainer("my-blip").args.output_dir == "my-blip-SLE"
+    assert CaptionRLTrainer("my-blip", "cider").args.output_dir == "my-blip-CaptionRL"
+    assert default_output_dir("Salesforce/blip-base", "SMILE") == "blip-base-SMILE"
+    assert default_output_dir(model, "SMILE") == "blip-SMILE"
+    assert default_output_dir(None, "SMILE") == "captioner-SMILE"
+
+
+def test_a_configuration_of_another_trainer_is_refused(tmp_path, scenes):
+    with pytest.raises(TypeError, match="Use a SmileConfig"):
+        SmileTrainer(tiny_captioner("blip"), CaptionRLConfig(str(tmp_path), use_cpu=True), scenes["train"])

@@ -1,0 +1,312 @@
+"""Trainable weights are fp32: a checkpoint in bf16 trains like the same values in fp32, and nothing else trains silently."""
+
+import copy
+import json
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from torch import nn
+
+from hf_captionrl.captioners import load_captioner
+from hf_captionrl.recipe.tiny_llama import tiny_llama
+from hf_captionrl.rewards import SelfRetrieval
+from hf_captionrl.scenes.models import model_path
+from hf_captionrl.trainers import (
+    CaptionRLConfig,
+    CaptionRLTrainer,
+    SelfRetrievalConfig,
+    SelfRetrievalTrainer,
+    SLEConfig,
+    SLETrainer,
+    SmileConfig,
+    SmileTrainer,
+)
+from hf_captionrl.trainers.precision import keep_adapters_in_fp32, refuse_trainable_16_bit
+from tests.tiny import tiny_blip, tiny_captioner, tiny_clipcap, tiny_vit_gpt2
+from tests.tiny_chat import tiny_chat
+from tests.trainers.documents import ROWS
+from tests.trainers.grpo_worker import make_trainer as make_grpo
+from tests.trainers.sft_runs import make as make_sft
+
+STEPS = {
+    "max_steps": 3,
+    "use_cpu": True,
+    "disable_tqdm": True,
+    "save_strategy": "no",
+    "logging_strategy": "no",
+    "per_device_train_batch_size": 8,
+}
+ROLLOUT = {**STEPS, "max_completion_length": 8, "guard": "off"}
+DTYPES = (torch.bfloat16, torch.float16)
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory):
+    """One captioner's weights, rounded to bf16, in two folders: stored in bf16 and stored in fp32."""
+    folders = {}
+    captioner = load_captioner(model_path("scenes:blip-mle"), dtype=torch.bfloat16)
+    for dtype in (torch.bfloat16, torch.float32):
+        folder = tmp_path_factory.mktemp(str(dtype).removeprefix("torch."))
+        captioner.model.to(dtype).save_pretrained(folder)
+        captioner.processor.save_pretrained(folder)
+        folders[dtype] = str(folder)
+    assert (
+        json.loads((tmp_path_factory.getbasetemp() / "bfloat160" / "config.json").read_text())["dtype"] == "bfloat16"
+    )
+    return folders
+
+
+def make(kind, name, folder, scenes, scorer):
+    if kind == "smile":
+        return SmileTrainer(name, SmileConfig(folder, **STEPS), scenes["train"])
+    if kind == "self_retrieval":
+        return SelfRetrievalTrainer(name, scorer, SelfRetrievalConfig(folder, **ROLLOUT), scenes["train"])
+    if kind == "caption_rl":
+        settings = {**ROLLOUT, "learning_rate": 1e-6}
+        return CaptionRLTrainer(name, SelfRetrieval(scorer), CaptionRLConfig(folder, **settings), scenes["train"])
+    return SLETrainer(name, SLEConfig(folder, **{**ROLLOUT, "num_generations": 3}), scenes["train"])
+
+
+def values(model):
+    return {name: p.detach().clone() for name, p in model.named_parameters()}
+
+
+def share_changed(trainer):
+    before = values(trainer.model)
+    trainer.train()
+    after = values(trainer.accelerator.unwrap_model(trainer.model))
+    assert before.keys() == after.keys()
+    changed = sum(int((after[name] != before[name]).sum()) for name in before)
+    return changed / sum(value.numel() for value in before.values())
+
+
+@pytest.mark.parametrize("kind", ["smile", "caption_rl", "self_retrieval", "sle"])
+def test_a_bf16_checkpoint_by_name_changes_as_many_weights_as_fp32(kind, stored, tmp_path, scenes, scorer):
+    low = make(kind, stored[torch.bfloat16], str(tmp_path / "low"), scenes, scorer)
+    full = make(kind, stored[torch.float32], str(tmp_path / "full"), scenes, scorer)
+    assert {p.dtype for p in low.model.parameters()} == {torch.float32}
+    share = share_changed(low)
+    assert share == pytest.approx(share_changed(full), abs=1e-3)
+    assert share > 0.5
+
+
+def test_smile_sft_by_name_changes_as_many_weights_as_fp32(tmp_path):
+    model, tokenizer = tiny_llama(
+        [text for row in ROWS for text in row.values()], vocab_size=300, width=32, layers=1, seed=3
+    )
+    shares = []
+    model.to(torch.bfloat16)
+    for dtype in (torch.bfloat16, torch.float32):
+        folder = tmp_path / str(dtype)
+        model.to(dtype).save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        shares.append(share_changed(make_sft((str(folder), tokenizer), tmp_path, max_steps=3, learning_rate=2e-5)))
+    assert shares[0] == pytest.approx(shares[1], abs=1e-3)
+    assert shares[0] > 0.5
+
+
+def test_grpo_by_name_loads_fp32_and_refuses_a_16_bit_object(tmp_path):
+    model, processor = tiny_chat("llava")
+    model.to(torch.bfloat16).save_pretrained(tmp_path / "chat")
+    processor.save_pretrained(tmp_path / "chat")
+    trainer = make_grpo(str(tmp_path / "a"), per_device_train_batch_size=16, model=str(tmp_path / "chat"))
+    assert {p.dtype for p in trainer.model.parameters()} == {torch.float32}
+    with pytest.raises(ValueError, match="trainable weights are bfloat16"):
+        make_grpo(str(tmp_path / "b"), per_device_train_batch_size=16, model=model)
+
+
+def test_smile_sft_refuses_a_16_bit_object_and_upcasts_modules_to_save(parts, tmp_path):
+    model, tokenizer = parts
+    low = copy.deepcopy(model).to(torch.bfloat16)
+    with pytest.raises(ValueError, match="trainable weights are bfloat16"):
+        make_sft((low, tokenizer), tmp_path)
+    lora = LoraConfig(r=2, target_modules=["q_proj"], modules_to_save=["embed_tokens"], task_type="CAUSAL_LM")
+    trainer = make_sft((low, tokenizer), tmp_path, peft=lora)
+    assert {p.dtype for p in trainer.model.parameters() if p.requires_grad} == {torch.float32}
+    assert {p.dtype for p in trainer.model.parameters() if not p.requires_grad} == {torch.bfloat16}
+    before = {name: p.detach().clone() for name, p in trainer.model.named_parameters() if p.requires_grad}
+    trainer.train()
+    assert all(torch.isfinite(p).all() for p in trainer.model.parameters())
+    assert any(not torch.equal(before[n], p) for n, p in trainer.model.named_parameters() if "modules_to_save" in n)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_16_bit_object_is_refused_with_the_remedy(dtype, tmp_path, scenes):
+    captioner = tiny_captioner("blip")
+    captioner.model.to(dtype)
+    with pytest.raises(ValueError, match=r"float16 .*dtype='float32'.*LoraConfig") as error:
+        SmileTrainer(captioner, SmileConfig(str(tmp_path), use_cpu=True), scenes["train"])
+    assert "trainable weights are" in str(error.value)
+    model, processor = tiny_blip()
+    with pytest.raises(ValueError, match="trainable weights are"):
+        SmileTrainer(
+            model.to(dtype), SmileConfig(str(tmp_path), use_cpu=True), scenes["train"], processing_class=processor
+        )
+
+
+def test_a_frozen_16_bit_part_beside_fp32_is_allowed(tmp_path, scenes):
+    captioner = tiny_captioner("blip")
+    captioner.model.vision_model.to(torch.bfloat16)
+    config = SmileConfig(str(tmp_path), **STEPS, freeze_image_tower=True, cache_image_features=False)
+    trainer = SmileTrainer(captioner, config, scenes["train"])
+    assert next(trainer.captioner.vision_tower.parameters()).dtype == torch.bfloat16
+
+
+def test_the_dtype_asked_for_is_refused_without_an_adapter(stored, tmp_path, scenes):
+    config = SmileConfig(str(tmp_path), use_cpu=True, model_init_kwargs={"dtype": "bfloat16"})
+    with pytest.raises(ValueError, match="trainable weights are bfloat16"):
+        SmileTrainer(stored[torch.float32], config, scenes["train"])
+
+
+BASES = {
+    # The modules saved whole are a connector, an output head, and a norm.
+    "vit-gpt2": (tiny_vit_gpt2, ["enc_to_dec_proj"], r"decoder\..*c_attn"),
+    "clipcap": (tiny_clipcap, ["mapper"], r"language_model\..*c_attn"),
+    "blip": (tiny_blip, ["text_decoder.cls.predictions.decoder"], r"text_decoder\.bert\..*\.query"),
+}
+
+
+@pytest.mark.parametrize("mixed", [False, True], ids=["plain", "bf16=True"])
+@pytest.mark.parametrize("family", BASES)
+def test_lora_over_a_16_bit_base_trains_adapters_and_saved_modules_in_fp32(family, mixed, tmp_path, scenes):
+    build, whole, targets = BASES[family]
+    model, processor = build()
+    lora = LoraConfig(r=2, target_modules=targets, modules_to_save=whole, lora_alpha=4)
+    config = SmileConfig(str(tmp_path), **STEPS, bf16=mixed, generation_max_new_tokens=4)
+    trainer = SmileTrainer(
+        load_captioner(model.to(torch.bfloat16), processor=processor),
+        config,
+        scenes["train"],
+        eval_dataset=scenes["validation"],
+        peft_config=lora,
+    )
+    trainable = {n: p for n, p in trainer.model.named_parameters() if p.requires_grad}
+    assert {p.dtype for p in trainable.values()} == {torch.float32}
+    assert {p.dtype for p in trainer.model.parameters() if not p.requires_grad} == {torch.bfloat16}
+    assert {"lora" in n for n in trainable} == {True, False}
+    before = {n: p.detach().clone() for n, p in trainable.items()}
+    trainer.train()
+    changed = {n for n, p in trainable.items() if not torch.equal(before[n], p)}
+    assert {"lora" in n for n in changed} == {True, False}
+    assert torch.isfinite(torch.tensor(trainer.evaluate()["eval_loss"]))
+
+
+def test_an_adapter_that_the_user_added_is_kept_in_fp32_too(tmp_path, scenes):
+    model, processor = tiny_blip()
+    model.to(torch.bfloat16)
+    lora = LoraConfig(
+        r=2,
+        target_modules=r"text_decoder\.bert\..*\.query",
+        modules_to_save=["text_decoder.cls.predictions.transform"],
+    )
+    adapted = get_peft_model(model, lora, autocast_adapter_dtype=False)
+    assert {p.dtype for p in adapted.parameters() if p.requires_grad} == {torch.bfloat16}
+    trainer = SmileTrainer(adapted, SmileConfig(str(tmp_path), **STEPS), scenes["train"], processing_class=processor)
+    assert {p.dtype for p in trainer.model.parameters() if p.requires_grad} == {torch.float32}
+    trainer.train()
+
+
+def test_a_trainable_base_weight_beside_an_adapter_is_refused(tmp_path, scenes):
+    model, processor = tiny_blip()
+    lora = LoraConfig(r=2, target_modules=r"text_decoder\.bert\..*\.query", bias="all")
+    with pytest.raises(ValueError, match="bias='none'"):
+        SmileTrainer(
+            model.to(torch.bfloat16),
+            SmileConfig(str(tmp_path), use_cpu=True),
+            scenes["train"],
+            processing_class=processor,
+            peft_config=lora,
+        )
+
+
+def test_upcasting_keeps_the_values_and_the_parameter_objects():
+    model, _ = tiny_blip()
+    adapted = get_peft_model(
+        model.to(torch.bfloat16),
+        LoraConfig(r=2, target_modules=["query"], modules_to_save=["text_decoder.cls.predictions.transform"]),
+        autocast_adapter_dtype=False,
+    )
+    before = {n: (p, p.detach().clone()) for n, p in adapted.named_parameters() if p.requires_grad}
+    changed = keep_adapters_in_fp32(adapted)
+    assert len(changed) == len(before)
+    for name, parameter in adapted.named_parameters():
+        if name in before:
+            assert parameter is before[name][0]
+            assert torch.equal(parameter, before[name][1].float())
+    assert keep_adapters_in_fp32(adapted) == []
+    assert keep_adapters_in_fp32(model.float()) == []
+
+
+def test_master_copies_and_quantised_weights_are_not_refused(tmp_path, monkeypatch):
+    class Quantised(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.zeros(4, dtype=torch.uint8), requires_grad=False)
+            self.scale = nn.Parameter(torch.zeros(4, dtype=torch.bfloat16), requires_grad=False)
+            self.adapter = nn.Parameter(torch.zeros(4))
+
+    config = SmileConfig(str(tmp_path), use_cpu=True, bf16=True)
+    refuse_trainable_16_bit(Quantised(), config)
+    low = nn.Linear(2, 2, dtype=torch.bfloat16)
+    with pytest.raises(ValueError, match="2 of 2 trainable weights"):
+        refuse_trainable_16_bit(low, config)
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    refuse_trainable_16_bit(low, config)  # accelerate keeps the shards in fp32 in mixed precision
+    with pytest.raises(ValueError, match="trainable weights"):
+        refuse_trainable_16_bit(low, SmileConfig(str(tmp_path), use_cpu=True))
+    monkeypatch.delenv("ACCELERATE_USE_FSDP")
+    config.deepspeed_plugin = object()
+    refuse_trainable_16_bit(low, config)
+
+
+# How a model given by name is loaded
+
+
+def test_model_init_kwargs_reach_from_pretrained(stored, tmp_path, scenes, monkeypatch):
+    seen = {}
+
+    def spy(model, **settings):
+        seen.update(settings, model=model)
+        return tiny_captioner("blip")
+
+    monkeypatch.setattr("hf_captionrl.trainers.policy.load_captioner", spy)
+    quantised = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
+    given = {"attn_implementation": "eager", "revision": "abc", "quantization_config": quantised}
+    SmileTrainer("owner/name", SmileConfig(str(tmp_path), use_cpu=True, model_init_kwargs=given), scenes["train"])
+    assert seen == {"model": "owner/name", "processor": None, "prompt": None, "dtype": "float32", **given}
+
+
+@pytest.mark.parametrize(
+    "given", ['{"attn_implementation": "eager", "dtype": "float32"}', {"attn_implementation": "eager"}]
+)
+def test_model_init_kwargs_as_json_or_dict(given, stored, tmp_path, scenes):
+    config = SmileConfig(str(tmp_path), use_cpu=True, model_init_kwargs=given)
+    trainer = SmileTrainer(stored[torch.bfloat16], config, scenes["train"])
+    assert trainer.captioner.base_model.config._attn_implementation == "eager"
+    assert {p.dtype for p in trainer.model.parameters()} == {torch.float32}
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"dtype": "bf16"}, "Use one of 'float32', 'bfloat16', 'float16', 'auto'"),
+        ("sdpa", "Use a dict or JSON"),
+        ({"trust_remote_code": True}, "trust_remote_code"),
+    ],
+)
+def test_bad_model_init_kwargs_are_refused(given, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        SmileConfig(str(tmp_path), model_init_kwargs=given)
+
+
+def test_model_init_kwargs_with_a_loaded_model_are_refused(tmp_path, scenes):
+    config = SmileConfig(str(tmp_path), use_cpu=True, model_init_kwargs={"revision": "main"})
+    with pytest.raises(ValueError, match="loaded already"):
+        SmileTrainer(tiny_captioner("blip"), config, scenes["train"])
+
+
+def test_a_configuration_with_model_init_kwargs_can_be_written_as_json(tmp_path):
+    config = SmileConfig(str(tmp_path), model_init_kwargs={"torch_dtype": torch.bfloat16})
+    assert config.model_init_kwargs == {"dtype": "bfloat16"}
+    assert json.loads(config.to_json_string())["model_init_kwargs"] == {"dtype": "bfloat16"}

@@ -1,0 +1,378 @@
+"""Each field of the installed TrainingArguments works, is refused when a configuration is made, or is none of training."""
+
+import ast
+import dataclasses
+import inspect
+import re
+import textwrap
+
+import pytest
+import torch
+from accelerate.parallelism_config import ParallelismConfig
+from transformers import Trainer, TrainingArguments
+
+from hf_captionrl.data import CaptionDataset
+from hf_captionrl.trainers import (
+    CaptionRLConfig,
+    SelfRetrievalConfig,
+    SelfRetrievalTrainer,
+    SLEConfig,
+    SLETrainer,
+    SmileConfig,
+    SmileTrainer,
+)
+from hf_captionrl.trainers.argument_support import BASE_FIELDS, RL_FIELDS
+from tests.tiny import tiny_captioner
+from tests.trainers.one_step import PLAIN_SGD, weights
+
+FIELDS = {field.name for field in dataclasses.fields(TrainingArguments)}
+RL_CONFIGS = (CaptionRLConfig, SelfRetrievalConfig, SLEConfig)
+
+REFUSED = {
+    "average_tokens_across_devices": False,
+    "label_smoothing_factor": 0.1,
+    "bf16_full_eval": True,
+    "fp16_full_eval": True,
+    "use_liger_kernel": True,
+    "liger_kernel_config": {"rope": True},
+    "include_for_metrics": ["loss"],
+    "batch_eval_metrics": True,
+    "eval_do_concat_batches": False,
+    "enable_jit_checkpoint": True,
+    "hub_strategy": "all_checkpoints",
+    "hub_always_push": True,
+    "parallelism_config": ParallelismConfig(tp_size=2),
+    "remove_unused_columns": True,
+    "label_names": ["targets"],
+    "train_sampling_strategy": "group_by_length",
+    "length_column_name": "number_of_words",
+}
+"""A value of each refused field that is an error."""
+
+REFUSED_RL = {
+    **REFUSED,
+    "auto_find_batch_size": True,
+    "neftune_noise_alpha": 5.0,
+    "ignore_data_skip": True,
+    "accelerator_config": {"split_batches": True},
+    "train_sampling_strategy": "sequential",
+}
+
+TESTED = {
+    "auto_find_batch_size": "test_a_batch_that_does_not_fit_is_halved",
+    "data_seed": "test_the_data_seed_draws_batches_and_captions",
+    "dataloader_drop_last": "test_the_incomplete_last_batch",
+    "dataloader_in_order": "test_loader_settings",
+    "dataloader_multiprocessing_context": "test_loader_settings",
+    "dataloader_num_workers": "test_loader_settings",
+    "dataloader_persistent_workers": "test_loader_settings",
+    "dataloader_pin_memory": "test_loader_settings",
+    "dataloader_prefetch_factor": "test_loader_settings",
+    "eval_on_start": "test_evaluation_at_the_start_and_by_plateau",
+    "include_num_input_tokens_seen": "test_tokens_of_text_are_counted",
+    "metric_for_best_model": "test_evaluation_at_the_start_and_by_plateau",
+    "neftune_noise_alpha": "test_neftune_adds_noise_to_the_words",
+    "per_device_eval_batch_size": "test_the_batch_size_of_evaluation",
+    "prediction_loss_only": "test_the_loss_alone",
+    "skip_memory_metrics": "test_memory_is_measured",
+    "torch_compile": "test_a_compiled_model_learns_the_same",
+    "torch_compile_backend": "test_a_compiled_model_learns_the_same",
+    "use_cache": "test_caches_do_not_matter_in_training",
+}
+"""Fields that this package reads itself, or that could meet its own code, and the test of each in this file."""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_folder(tmp_path_factory):
+    """Configurations write nothing; one folder does for all."""
+    return tmp_path_factory.mktemp("arguments")
+
+
+# The table
+
+
+@pytest.mark.parametrize("table", [BASE_FIELDS, RL_FIELDS], ids=["base", "rl"])
+def test_every_field_is_decided_upon(table):
+    undecided = FIELDS - table.keys()
+    assert not undecided, (
+        f"TrainingArguments of the installed transformers has new fields: {sorted(undecided)}. Decide in "
+        "hf_captionrl/trainers/argument_support.py whether each works, is refused or is none of training."
+    )
+    gone = table.keys() - FIELDS
+    assert not gone, f"TrainingArguments has no longer {sorted(gone)}. Remove them from argument_support.py."
+
+
+@pytest.mark.parametrize("table", [BASE_FIELDS, RL_FIELDS], ids=["base", "rl"])
+def test_each_status_comes_with_its_evidence(table):
+    examples = REFUSED if table is BASE_FIELDS else REFUSED_RL
+    assert {name for name, support in table.items() if support.status == "refused"} == examples.keys()
+    own = {name for name, support in table.items() if support.status == "own"}
+    assert own <= TESTED.keys()
+    assert all(test in globals() for test in TESTED.values())
+    assert all(support.reason for support in table.values() if support.status in ("refused", "unrelated"))
+
+
+def reads(function) -> set[str]:
+    """Fields of `args` or `self.args` that a function reads."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and node.attr in FIELDS:
+            owner = node.value
+            name = owner.attr if isinstance(owner, ast.Attribute) else getattr(owner, "id", "")
+            if name == "args":
+                found.add(node.attr)
+    return found
+
+
+def replaced(cls) -> set[str]:
+    """Methods of the Trainer that our classes replace without calling what they replace."""
+    found = set()
+    for owner in cls.__mro__[: cls.__mro__.index(Trainer)]:
+        for name, method in vars(owner).items():
+            if inspect.isfunction(method) and hasattr(Trainer, name):
+                found |= set() if f"super().{name}(" in inspect.getsource(method) else {name}
+    return found
+
+
+def never_run(cls) -> set[str]:
+    """Methods of the Trainer that are replaced, and those that only such methods use."""
+    methods = {name: inspect.getsource(method) for name, method in vars(Trainer).items() if inspect.isfunction(method)}
+    ours = "".join(inspect.getsource(owner) for owner in cls.__mro__[: cls.__mro__.index(Trainer)])
+    dead = replaced(cls) & methods.keys()
+    users = {
+        name: {other for other, text in methods.items() if other != name and re.search(rf"self\.{name}\b", text)}
+        for name in methods
+    }
+    while more := {
+        name
+        for name in methods.keys() - dead
+        if users[name] and users[name] <= dead and not re.search(rf"(self|super\(\))\.{name}\b", ours)
+    }:
+        dead |= more
+    return dead
+
+
+@pytest.mark.parametrize("cls", [SmileTrainer, SelfRetrievalTrainer, SLETrainer])
+def test_what_is_left_to_the_trainer_is_read_by_code_that_runs(cls):
+    """A field that the Trainer reads only in code that never runs here must be read, tested or refused by us."""
+    table = cls.config_class.field_support
+    dead = never_run(cls)
+    assert {"evaluate", "evaluation_loop", "prediction_step"} <= dead  # the test sees what is replaced
+    assert ("_get_train_sampler" in dead) == (cls is not SmileTrainer)
+    methods = {name: method for name, method in vars(Trainer).items() if inspect.isfunction(method)}
+    alive = set().union(*(reads(method) for name, method in methods.items() if name not in dead))
+    lost = set().union(*(reads(methods[name]) for name in dead)) - alive
+    assert "eval_accumulation_steps" in lost
+    assert {name for name in lost if table[name].status == "trainer" and name not in TESTED} == set()
+
+
+# Refused
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused_by_a_smile_configuration(name, one_folder):
+    with pytest.raises(ValueError, match=rf"(?s)^{name} is .* not supported here"):
+        SmileConfig(str(one_folder), use_cpu=True, **{name: REFUSED[name]})
+
+
+@pytest.mark.parametrize("config", RL_CONFIGS)
+@pytest.mark.parametrize("name", REFUSED_RL)
+def test_refused_by_configurations_of_reinforcement_learning(config, name, one_folder):
+    with pytest.raises(ValueError, match=rf"(?s)^{name} is .* not supported here"):
+        config(str(one_folder), use_cpu=True, **{name: REFUSED_RL[name]})
+
+
+def test_a_field_set_later_is_refused_by_the_trainer(one_folder, scenes):
+    config = SmileConfig(str(one_folder), use_cpu=True)
+    config.label_smoothing_factor = 0.1
+    with pytest.raises(ValueError, match="mle_label_smoothing"):
+        SmileTrainer(tiny_captioner("blip"), config, scenes["train"])
+
+
+@pytest.mark.parametrize("config", [SmileConfig, *RL_CONFIGS])
+def test_defaults_are_accepted(config, one_folder):
+    config(str(one_folder), use_cpu=True)
+    config(str(one_folder), use_cpu=True, label_names=None, include_for_metrics=["inputs"], hub_strategy="end")
+
+
+# Works
+
+
+def trainer_of(folder, scenes, *, cls=SmileTrainer, **arguments):
+    settings = {**PLAIN_SGD, "per_device_train_batch_size": 8, "generation_max_new_tokens": 4, **arguments}
+    return cls(
+        tiny_captioner("blip"),
+        SmileConfig(str(folder), **settings),
+        train_dataset=scenes["train"],
+        eval_dataset=scenes["validation"],
+    )
+
+
+def trained(folder, scenes, **arguments):
+    trainer = trainer_of(folder, scenes, **arguments)
+    trainer.train()
+    return trainer
+
+
+def rl_trainer(folder, scenes, scorer, **arguments):
+    settings = {**PLAIN_SGD, "per_device_train_batch_size": 8, "max_completion_length": 6, "guard": "off", **arguments}
+    return SelfRetrievalTrainer(
+        tiny_captioner("blip"), scorer, SelfRetrievalConfig(str(folder), **settings), scenes["train"]
+    )
+
+
+def same(a, b):
+    a, b = weights(a), weights(b)
+    return all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_a_batch_that_does_not_fit_is_halved(tmp_path, scenes):
+    sizes = []
+
+    class Small(SmileTrainer):
+        def compute_loss(self, model, inputs, **kwargs):
+            if len(inputs["labels"]) > 4:
+                raise RuntimeError("CUDA out of memory.")
+            sizes.append(len(inputs["labels"]))
+            return super().compute_loss(model, inputs, **kwargs)
+
+    trainer = trainer_of(tmp_path, scenes, cls=Small, auto_find_batch_size=True)
+    trainer.train()
+    assert sizes
+    assert max(sizes) <= 4
+    assert trainer.state.global_step == 1
+
+
+def test_neftune_adds_noise_to_the_words(tmp_path, scenes):
+    plain, noisy = trained(tmp_path / "a", scenes), trained(tmp_path / "b", scenes, neftune_noise_alpha=5.0)
+    assert not same(plain, noisy)
+    embeddings = noisy.captioner.base_model.get_input_embeddings()
+    assert embeddings is noisy.captioner.base_model.text_decoder.get_input_embeddings()
+    assert not embeddings._forward_hooks  # taken off at the end
+
+
+def test_a_compiled_model_learns_the_same(tmp_path, scenes):
+    plain = trained(tmp_path / "a", scenes)
+    compiled = trained(tmp_path / "b", scenes, torch_compile=True, torch_compile_backend="eager")
+    a, b = weights(plain), weights(compiled)
+    for name in a:
+        torch.testing.assert_close(b[name.removeprefix("_orig_mod.")], a[name])
+    assert hasattr(compiled.model_wrapped, "_orig_mod")
+
+
+def test_caches_do_not_matter_in_training(tmp_path, scenes):
+    assert same(trained(tmp_path / "a", scenes), trained(tmp_path / "b", scenes, use_cache=True))
+
+
+def test_the_data_seed_draws_batches_and_captions(tmp_path, scenes):
+    first = trained(tmp_path / "a", scenes, data_seed=1)
+    assert same(first, trained(tmp_path / "b", scenes, data_seed=1))
+    assert not same(first, trained(tmp_path / "c", scenes, data_seed=2))
+    drawn = CaptionDataset(scenes["train"], seed=1)
+    assert [first.train_dataset[i]["caption"] for i in range(16)] == [drawn[i]["caption"] for i in range(16)]
+
+
+def test_sequential_sampling(tmp_path, scenes):
+    seen = []
+
+    class Spy(SmileTrainer):
+        def compute_loss(self, model, inputs, **kwargs):
+            seen.extend(self.captioner.decode(inputs["input_ids"][:, 1:]))
+            return super().compute_loss(model, inputs, **kwargs)
+
+    trainer = trainer_of(tmp_path, scenes, cls=Spy, train_sampling_strategy="sequential", max_steps=2)
+    trainer.train()
+    items = [trainer.train_dataset[i] for i in range(16)]
+    batches = [trainer.caption_collator(items[start : start + 8]) for start in (0, 8)]
+    assert seen == [text for batch in batches for text in trainer.captioner.decode(batch["input_ids"][:, 1:])]
+
+
+def test_the_incomplete_last_batch(tmp_path, scenes, scorer):
+    settings = {"max_steps": -1, "num_train_epochs": 1, "per_device_train_batch_size": 6}
+    assert trained(tmp_path / "a", scenes, **settings).state.global_step == 3
+    assert trained(tmp_path / "b", scenes, **settings, dataloader_drop_last=True).state.global_step == 2
+    for drop in (False, True):
+        trainer = rl_trainer(tmp_path / "c", scenes, scorer, **settings, dataloader_drop_last=drop)
+        assert [len(batch) for batch in trainer.get_train_dataloader().batch_sampler] == [6, 6]
+
+
+def test_loader_settings(tmp_path, scenes, scorer):
+    workers = {
+        "dataloader_num_workers": 1,
+        "dataloader_persistent_workers": True,
+        "dataloader_prefetch_factor": 3,
+        "dataloader_multiprocessing_context": "spawn",
+        "dataloader_in_order": False,
+    }
+    for trainer in (trainer_of(tmp_path, scenes, **workers), rl_trainer(tmp_path, scenes, scorer, **workers)):
+        trainer.args.dataloader_pin_memory = True  # use_cpu switches it off
+        loader = trainer.get_train_dataloader()
+        assert (loader.num_workers, loader.prefetch_factor, loader.in_order) == (1, 3, False)
+        assert (loader.persistent_workers, loader.pin_memory) == (True, True)
+        assert loader.multiprocessing_context.get_start_method() == "spawn"
+
+
+def test_tokens_of_text_are_counted(tmp_path, scenes, scorer):
+    counted = {"all": 0, "non_padding": 0}
+
+    class Spy(SmileTrainer):
+        def compute_loss(self, model, inputs, **kwargs):
+            counted["all"] += inputs["input_ids"].numel()
+            counted["non_padding"] += int(inputs["attention_mask"].sum())
+            return super().compute_loss(model, inputs, **kwargs)
+
+    for kind in ("all", "non_padding"):
+        counted.update(dict.fromkeys(counted, 0))
+        trainer = trainer_of(tmp_path, scenes, cls=Spy, include_num_input_tokens_seen=kind, max_steps=2)
+        trainer.train()
+        assert trainer.state.num_input_tokens_seen == counted[kind] > 0
+    assert counted["all"] > counted["non_padding"]
+
+    trainer = rl_trainer(tmp_path, scenes, scorer, include_num_input_tokens_seen="non_padding", num_generations=2)
+    trainer.train()
+    assert 0 < trainer.state.num_input_tokens_seen == int(sum(b["attention_mask"].sum() for b in trainer._step_inputs))
+
+
+def test_evaluation_at_the_start_and_by_plateau(tmp_path, scenes):
+    trainer = trained(
+        tmp_path,
+        scenes,
+        eval_on_start=True,
+        eval_strategy="steps",
+        eval_steps=1,
+        max_steps=2,
+        lr_scheduler_type="reduce_lr_on_plateau",
+    )
+    entries = [entry for entry in trainer.state.log_history if "eval_loss" in entry]
+    assert [entry["step"] for entry in entries] == [0, 1, 2]
+    assert trainer.args.metric_for_best_model == "loss"
+    assert trainer.lr_scheduler.best == min(entry["eval_loss"] for entry in entries[1:])
+
+
+def test_the_batch_size_of_evaluation(tmp_path, scenes, monkeypatch):
+    trainer = trainer_of(tmp_path, scenes, per_device_eval_batch_size=5)
+    sizes = {"loss": [], "generate": []}
+    loss_sum, generate = trainer.loss_sum, trainer.captioner.generate
+    monkeypatch.setattr(trainer, "loss_sum", lambda b: (sizes["loss"].append(len(b["labels"])), loss_sum(b))[1])
+    monkeypatch.setattr(
+        trainer.captioner,
+        "generate",
+        lambda **k: (sizes["generate"].append(len(k["pixel_values"])), generate(**k))[1],
+    )
+    trainer.evaluate()
+    assert sizes == {"loss": [5, 5, 2], "generate": [5, 5, 2]}
+
+
+def test_the_loss_alone(tmp_path, scenes):
+    whole = trainer_of(tmp_path, scenes).evaluate()
+    alone = trainer_of(tmp_path, scenes, prediction_loss_only=True).evaluate()
+    assert "eval_length" in whole
+    assert not {"eval_length", "eval_lexical_diversity"} & alone.keys()
+    assert alone["eval_loss"] == whole["eval_loss"]
+
+
+def test_memory_is_measured(tmp_path, scenes):
+    pytest.importorskip("psutil")
+    metrics = trainer_of(tmp_path, scenes, skip_memory_metrics=False, prediction_loss_only=True).evaluate()
+    assert "eval_mem_cpu_alloc_delta" in metrics
