@@ -37,7 +37,12 @@ from hf_captionrl.trainers.reference_model import (
 )
 from hf_captionrl.trainers.rollout import reference_ids
 from hf_captionrl.trainers.rollout_monitor import RolloutMonitor
-from hf_captionrl.trainers.rollout_sampler import RolloutBatches, RolloutCollator, batch_sampler_for
+from hf_captionrl.trainers.rollout_sampler import (
+    CurriculumCallback,
+    RolloutBatches,
+    RolloutCollator,
+    batch_sampler_for,
+)
 from hf_captionrl.trainers.rollout_steps import RolloutSteps
 
 __all__ = ["CaptionRLTrainer"]
@@ -137,6 +142,7 @@ class CaptionRLTrainer(RolloutSteps, CaptionTrainer):
                 process_index=self.accelerator.process_index,
                 num_processes=self.accelerator.num_processes,
             )
+            self.add_callback(CurriculumCallback(self.batch_sampler))
             # The others find the features of the training images in the cache.
             with args.main_process_first(local=False, desc="encoding the training images for the scorers"):
                 self.rewards.prepare(self._reward_data())

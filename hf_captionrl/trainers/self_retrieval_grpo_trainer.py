@@ -20,9 +20,9 @@ from hf_captionrl.captioners.tokens import completion_mask
 from hf_captionrl.data import BagCurriculumSampler
 from hf_captionrl.retrieval import Scorer
 from hf_captionrl.rewards import RewardContext, RewardData, RewardLike, resolve_rewards
-from hf_captionrl.trainers.caption_trainer import EpochCallback
 from hf_captionrl.trainers.captioning import scorer_features
 from hf_captionrl.trainers.reliable import ReliableTraining
+from hf_captionrl.trainers.rollout_sampler import CurriculumCallback
 from hf_captionrl.trainers.self_retrieval_grpo_config import SelfRetrievalGRPOConfig
 from hf_captionrl.trainers.self_retrieval_trainer import SelfRetrievalTrainer
 
@@ -35,7 +35,8 @@ class BagRepeatSampler(Sampler[int]):
     """Rows in the order that TRL's GRPO wants them: each image G times, each rollout as often as it is used.
 
     A rollout is a batch of bags. TRL wants the same number of images in every rollout, so where bags do not fill it,
-    images of no bag are added as further distractors; other ones each time, the same on every process.
+    images of no bag are added as further distractors; other ones each time, the same on every process. It has no
+    `set_epoch`, which accelerate would call too: [`CurriculumCallback`] sets the epoch of the bags.
 
     Args:
         bags ([`BagCurriculumSampler`]): Of whole rollouts; asked for its batches by a single process.
@@ -47,14 +48,6 @@ class BagRepeatSampler(Sampler[int]):
         self.bags = bags
         self.num_generations = num_generations
         self.repeat_count = repeat_count
-
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch.
-
-        Args:
-            epoch (`int`): From 0.
-        """
-        self.bags.set_epoch(epoch)
 
     def __len__(self) -> int:
         return len(self.bags) * self.bags.batch_size * self.num_generations * self.repeat_count
@@ -159,7 +152,7 @@ class SelfRetrievalGRPOTrainer(ReliableTraining, GRPOTrainer):
         self.reward_weights = torch.tensor(self.rewards.weights, dtype=torch.float32)
         repeat_count = self.num_iterations * self.args.steps_per_generation
         self._sampler = BagRepeatSampler(self.bags, self.num_generations, repeat_count)
-        self.add_callback(EpochCallback(self._sampler))
+        self.add_callback(CurriculumCallback(self.bags))
         with args.main_process_first(local=False, desc="encoding the training images for the scorers"):
             self.rewards.prepare(self._reward_data())
 
