@@ -12,6 +12,7 @@ from typing import Any
 
 import datasets
 import torch
+from accelerate.utils import gather_object
 from torch import Tensor
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, TrainerCallback
@@ -61,8 +62,9 @@ class CaptionRLTrainer(RolloutSteps, CaptionTrainer):
 
     Args:
         model (`Captioner`, `PreTrainedModel` or `str`): The policy.
-        reward_funcs: A [`Reward`], a function of a [`RewardContext`], a name (`"self_retrieval"`, `"cider"`, ...), or a
-            list of them, with weights as `(reward, weight)` or in `args.reward_weights`.
+        reward_funcs: A [`Reward`], a function of a [`RewardContext`], a function with TRL's signature
+            (`def reward(completions, **columns)`, see [`CompletionReward`]), a name (`"self_retrieval"`, `"cider"`, ...), or
+            a list of them, with weights as `(reward, weight)` or in `args.reward_weights`.
         args ([`CaptionRLConfig`]): Configuration.
         train_dataset (`datasets.Dataset`, *optional*): Columns `image`, `image_id` and `captions`.
         eval_dataset (`datasets.Dataset`, *optional*): Likewise.
@@ -112,6 +114,7 @@ class CaptionRLTrainer(RolloutSteps, CaptionTrainer):
         self.reward_scorer = scorer
         self._step_inputs: list[dict[str, Any]] = []
         self._kept: list[dict[str, Any]] = []  # micro-batches of the rollout, for further iterations over it
+        self._resumed_rollout: tuple[list[dict[str, Any]], float] | None = None
         self._due = False
         self._normalizer: Tensor | float = 1.0
         self.guard: GuardCallback | None = None
@@ -166,6 +169,7 @@ class CaptionRLTrainer(RolloutSteps, CaptionTrainer):
             scorer=self.reward_scorer,
             max_completion_length=self.args.max_completion_length,
             bags=min(self.batch_sampler.schedule.values()) > 1,
+            columns=self._train_images.column_names,
         )
 
     def _make_monitor(self, thresholds: GuardThresholds) -> RolloutMonitor:
@@ -178,7 +182,7 @@ class CaptionRLTrainer(RolloutSteps, CaptionTrainer):
             if self.judge is not None:
                 judging = SelfRetrieval(self.judge, kind="accuracy", allow_cut=True)
                 judging.prepare(self._reward_data())
-        return RolloutMonitor(self.rewards, self._means_over_processes, guard, judging)
+        return RolloutMonitor(self.rewards, self._means_over_processes, guard, judging, self._gathered)
 
     # Data
 
@@ -326,6 +330,10 @@ class CaptionRLTrainer(RolloutSteps, CaptionTrainer):
         mine = torch.tensor([values], dtype=torch.float64, device=self.accelerator.device)
         return self.accelerator.gather(mine).mean(0).tolist()
 
+    def _gathered(self, value: Any) -> list[Any]:
+        """A value of each process, on every process."""
+        return [value] if self.accelerator.num_processes == 1 else gather_object([value])
+
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Log, with the means of what was measured in training since the last time.
 
@@ -349,11 +357,13 @@ class CaptionRLTrainer(RolloutSteps, CaptionTrainer):
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         super()._save_optimizer_and_scheduler(output_dir)
+        rollout = self.save_rollout(output_dir)
         if self.args.should_save:
             state = {
                 "baselines": {name: b.state_dict() for name, b in self.baselines.items()},
                 "batch_sampler": self.batch_sampler.state_dict(),
                 "recalls": self._recalls,
+                "rollout": rollout,
                 "guard": None if self.guard is None else self.guard.state_dict(),
             }
             write_json(Path(output_dir) / STATE_FILE, state)
@@ -368,6 +378,7 @@ class CaptionRLTrainer(RolloutSteps, CaptionTrainer):
             baseline.load_state_dict(state["baselines"].get(name) or BASELINES[name]().state_dict())
         self.batch_sampler.load_state_dict(state["batch_sampler"])
         self._recalls = list(state["recalls"])
+        self.load_rollout(str(checkpoint), state.get("rollout"))
         if self.guard is not None and state["guard"] is not None:
             self.guard.load_state_dict(state["guard"])
 

@@ -26,6 +26,7 @@ from hf_captionrl.retrieval import Scorer
 from hf_captionrl.trainers.caption_config import CaptionConfig
 from hf_captionrl.trainers.caption_evaluation import CaptionEvaluation
 from hf_captionrl.trainers.captioning import image_tower_features
+from hf_captionrl.trainers.devices import refuse_data_parallel
 from hf_captionrl.trainers.reliable import ReliableTraining
 
 __all__ = ["CaptionTrainer", "EpochCallback"]
@@ -82,7 +83,7 @@ class CaptionTrainer(CaptionEvaluation, ReliableTraining, Trainer):
         optimizers (`tuple`): Optimizer and scheduler, as for `Trainer`.
 
     Raises:
-        ValueError: If a data set lacks a column, or the best model is to be chosen by retrieval without a scorer.
+        ValueError: If a data set lacks a column, one process sees several GPUs, or the best model is to be chosen by retrieval without a scorer.
     """
 
     args: CaptionConfig
@@ -107,6 +108,7 @@ class CaptionTrainer(CaptionEvaluation, ReliableTraining, Trainer):
                 self.captioner.prompt = args.prompt
         else:
             self.captioner = load_captioner(model, processor=processing_class, prompt=args.prompt)
+        refuse_data_parallel(args, self.captioner.model)
         self.scorer = scorer
         if args.load_best_model_at_end and "recall_at" in str(args.metric_for_best_model) and scorer is None:
             raise ValueError(

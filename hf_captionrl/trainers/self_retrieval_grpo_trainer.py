@@ -21,6 +21,7 @@ from hf_captionrl.data import BagCurriculumSampler
 from hf_captionrl.retrieval import Scorer
 from hf_captionrl.rewards import RewardContext, RewardData, RewardLike, resolve_rewards
 from hf_captionrl.trainers.captioning import scorer_features
+from hf_captionrl.trainers.devices import refuse_data_parallel
 from hf_captionrl.trainers.reliable import ReliableTraining
 from hf_captionrl.trainers.rollout_sampler import CurriculumCallback
 from hf_captionrl.trainers.self_retrieval_grpo_config import SelfRetrievalGRPOConfig
@@ -83,7 +84,7 @@ class SelfRetrievalGRPOTrainer(ReliableTraining, GRPOTrainer):
         kwargs: For TRL's trainer: `processing_class`, `peft_config`, `callbacks`, `optimizers`, ...
 
     Raises:
-        ValueError: If there is no scorer, `reward_weights` is set, a column is missing, a rollout cannot be divided, or `eval_dataset` is given.
+        ValueError: If there is no scorer, `reward_weights` is set without `reward_funcs`, a column is missing, a rollout cannot be divided, or `eval_dataset` is given.
 
     Example:
         >>> args = SelfRetrievalGRPOConfig("out", per_device_train_batch_size=100, num_generations=5)  # doctest: +SKIP
@@ -110,10 +111,10 @@ class SelfRetrievalGRPOTrainer(ReliableTraining, GRPOTrainer):
                 "Rewards know the training images only. Evaluate checkpoints with `captionrl caption` and `captionrl "
                 "evaluate`, and leave eval_dataset out."
             )
-        if args.reward_weights is not None:
+        if args.reward_weights is not None and reward_funcs is None:
             raise ValueError(
                 f"reward_weights is {args.reward_weights}, which is not read here: rewards bring their weights. Set "
-                "retrieval_weight, cider_weight and the like, or pass reward_funcs=[(reward, weight), ...]."
+                "retrieval_weight, cider_weight and the like, or pass reward_funcs too."
             )
         missing = [c for c in ("image", "image_id", "captions") if c not in train_dataset.column_names]
         if missing:
@@ -122,7 +123,7 @@ class SelfRetrievalGRPOTrainer(ReliableTraining, GRPOTrainer):
                 "Load them with hf_captionrl.data.load_captions, which names the columns so."
             )
         self.rewards = resolve_rewards(
-            SelfRetrievalTrainer.rewards_of(args, scorers) if reward_funcs is None else reward_funcs, None
+            SelfRetrievalTrainer.rewards_of(args, scorers) if reward_funcs is None else reward_funcs, args.reward_weights
         )
         self.caption_data = train_dataset
         self._scorer = scorers[0]
@@ -140,6 +141,7 @@ class SelfRetrievalGRPOTrainer(ReliableTraining, GRPOTrainer):
                 "processes. Change one of them."
             )
         self.bags = self._make_bags(neighbours, images, args)
+        refuse_data_parallel(args, model)
         # With a penalty TRL loads the reference by its name, wherever the policy comes from.
         self._load_safely(args, by_name=isinstance(model, str) or args.beta != 0.0)
         super().__init__(
@@ -207,6 +209,7 @@ class SelfRetrievalGRPOTrainer(ReliableTraining, GRPOTrainer):
             scorer=self._scorer,
             max_completion_length=args.max_completion_length,
             bags=min(self.bags.schedule.values()) > 1,
+            columns=[name for name in data.column_names if name != "prompt"],
         )
 
     @staticmethod
@@ -233,14 +236,23 @@ class SelfRetrievalGRPOTrainer(ReliableTraining, GRPOTrainer):
         self, inputs: list[dict[str, Any]], prompts: Any, completions: list[Any], completion_ids_list: list[list[int]]
     ) -> Tensor:
         """Rewards `(N * P, R)` of the whole rollout, each process its own captions with all images in sight."""
-        context = self.reward_context(inputs, completions, completion_ids_list)
+        context = self.reward_context(inputs, completions, completion_ids_list, prompts)
         mine = self.rewards(context).to(self.accelerator.device, torch.float32)  # (N, R)
         for name, value in context.statistics.items():
             self._log_metric(name, float(value))
+        for name, values in context.metrics.items():
+            for number in values:
+                self._log_metric(name, number)
+        for column, cells in context.extra.items():
+            self._log_completion_extra(column, cells)
         return gather(mine)
 
     def reward_context(
-        self, inputs: list[dict[str, Any]], completions: list[Any], completion_ids_list: list[list[int]]
+        self,
+        inputs: list[dict[str, Any]],
+        completions: list[Any],
+        completion_ids_list: list[list[int]],
+        prompts: list[Any] | None = None,
     ) -> RewardContext:
         """What rewards see of a rollout.
 
@@ -248,6 +260,7 @@ class SelfRetrievalGRPOTrainer(ReliableTraining, GRPOTrainer):
             inputs (`list[dict]`): N rows of the data, those of an image in a row.
             completions (`list`): N texts or answers of a chat.
             completion_ids_list (`list[list[int]]`): Their ids.
+            prompts (`list`, *optional*): N prompts, as TRL passes them to reward functions.
 
         Returns:
             [`RewardContext`]: With the images of all processes as candidates.
@@ -269,6 +282,13 @@ class SelfRetrievalGRPOTrainer(ReliableTraining, GRPOTrainer):
             positions=self.accelerator.process_index * len(rows) + torch.arange(len(rows), device=device),
             bag_size=self.bags.bag_size if self.bags.bag_size > 1 else 0,
             step=self._rollout_number(),
+            columns={
+                name: [row[name] for row in inputs[::G]] for name in inputs[0] if name not in ("prompt", _ROW)
+            },
+            prompts=prompts,
+            completions=completions,
+            completion_ids=completion_ids_list,
+            trainer_state=self.state,
         )
 
     def _rollout_number(self) -> int:

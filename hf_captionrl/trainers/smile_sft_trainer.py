@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 from trl import SFTTrainer
 from trl.trainer.utils import FusedCausalLMOutput
 
+from hf_captionrl.trainers.devices import refuse_data_parallel
 from hf_captionrl.trainers.reliable import ReliableTraining
 from hf_captionrl.trainers.smile_sft_config import SmileSFTConfig
 from hf_captionrl.trainers.smile_sft_head import add_smile_head, plain_head_for_checks, uses_trl_head
@@ -56,6 +57,7 @@ class SmileSFTTrainer(ReliableTraining, SFTTrainer):
             raise ValueError(
                 "compute_loss_func replaces the loss, and with it SMILE. Leave it out, or set mle_weight=1."
             )
+        refuse_data_parallel(args, model)
         self._load_safely(args, by_name=isinstance(model, str))
         with plain_head_for_checks(model):
             super().__init__(model, args, **kwargs)
