@@ -386,3 +386,5 @@ class CaptionRLTrainer(RolloutSteps, CaptionTrainer):
         # The best checkpoint by R@1 may be one whose captions have degenerated.
         if self.guard is None or self.guard.rolled_back_to is None:
             super()._load_best_model()
+        else:
+            self.note_selection(f"the guard went back to step {self.guard.rolled_back_to}")
