@@ -311,6 +311,9 @@ class CompletionReward(FunctionReward):
 
 def _is_list_of_lists(annotation: Any) -> bool:
     if isinstance(annotation, str):
-        return re.match(r"(typing\.)?([Ll]ist|Sequence)\[\s*(typing\.)?([Ll]ist|Sequence)\b", annotation.strip()) is not None
+        return (
+            re.match(r"(typing\.)?([Ll]ist|Sequence)\[\s*(typing\.)?([Ll]ist|Sequence)\b", annotation.strip())
+            is not None
+        )
     inner = get_args(annotation)
     return bool(inner) and (get_origin(inner[0]) or inner[0]) is list

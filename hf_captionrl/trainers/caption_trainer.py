@@ -28,6 +28,7 @@ from hf_captionrl.trainers.caption_evaluation import CaptionEvaluation
 from hf_captionrl.trainers.captioning import image_tower_features
 from hf_captionrl.trainers.devices import refuse_data_parallel
 from hf_captionrl.trainers.reliable import ReliableTraining
+from hf_captionrl.trainers.training_facts import write_training_facts
 
 __all__ = ["CaptionTrainer", "EpochCallback"]
 
@@ -261,6 +262,7 @@ class CaptionTrainer(CaptionEvaluation, ReliableTraining, Trainer):
         super()._save(output_dir, state_dict)
         # Some families have an image processor and a tokenizer but no processor that joins them.
         self.captioner.save_processor(output_dir or self.args.output_dir)
+        write_training_facts(self, output_dir or self.args.output_dir)
 
 
 def _contract() -> None:

@@ -139,7 +139,9 @@ class RolloutMonitor:
         everyone = [mine] if self.gathered is None else self.gathered(mine)
         for name in sorted({name for one in everyone for name in one}):
             if name in known:
-                raise ValueError(f"log_metric({name!r}, ...): the trainer logs a number of this name. Use another name.")
+                raise ValueError(
+                    f"log_metric({name!r}, ...): the trainer logs a number of this name. Use another name."
+                )
             sums, counts = zip(*(one[name] for one in everyone if name in one), strict=True)
             self._values[name].append(math.fsum(sums) / sum(counts))
 

@@ -123,7 +123,8 @@ class SelfRetrievalGRPOTrainer(ReliableTraining, GRPOTrainer):
                 "Load them with hf_captionrl.data.load_captions, which names the columns so."
             )
         self.rewards = resolve_rewards(
-            SelfRetrievalTrainer.rewards_of(args, scorers) if reward_funcs is None else reward_funcs, args.reward_weights
+            SelfRetrievalTrainer.rewards_of(args, scorers) if reward_funcs is None else reward_funcs,
+            args.reward_weights,
         )
         self.caption_data = train_dataset
         self._scorer = scorers[0]
@@ -282,9 +283,7 @@ class SelfRetrievalGRPOTrainer(ReliableTraining, GRPOTrainer):
             positions=self.accelerator.process_index * len(rows) + torch.arange(len(rows), device=device),
             bag_size=self.bags.bag_size if self.bags.bag_size > 1 else 0,
             step=self._rollout_number(),
-            columns={
-                name: [row[name] for row in inputs[::G]] for name in inputs[0] if name not in ("prompt", _ROW)
-            },
+            columns={name: [row[name] for row in inputs[::G]] for name in inputs[0] if name not in ("prompt", _ROW)},
             prompts=prompts,
             completions=completions,
             completion_ids=completion_ids_list,

@@ -161,7 +161,9 @@ def test_positional_only_parameters_are_refused():
 
 
 def test_names():
-    names = [resolve_rewards(f).names[0] for f in (of_ids, functools.partial(of_context_and_limit, 2), OfCompletions())]
+    names = [
+        resolve_rewards(f).names[0] for f in (of_ids, functools.partial(of_context_and_limit, 2), OfCompletions())
+    ]
     assert names == ["of_ids", "of_context_and_limit", "OfCompletions"]
     assert resolve_rewards(CompletionReward(of_ids, name="tokens")).names == ["tokens"]
     with pytest.raises(ValueError, match=r"one name.*CompletionReward\(function, name=...\)"):
@@ -212,7 +214,6 @@ def test_function_gets_only_what_it_names(context):
         *(40, 40),
         *(70, 70),
     ]
-
 
 
 def test_images_are_decoded_only_when_they_are_read(context):
@@ -312,7 +313,11 @@ def test_wrong_results_are_refused(context, returned, message, signature):
     async def asynchronous(completions, **kwargs):
         return returned
 
-    functions = {"completions": lambda completions, **k: returned, "context": lambda c: returned, "async": asynchronous}
+    functions = {
+        "completions": lambda completions, **k: returned,
+        "context": lambda c: returned,
+        "async": asynchronous,
+    }
     function = functions[signature]
     function.__name__ = "reward"
     with pytest.raises(ValueError, match=message):

@@ -17,7 +17,13 @@ MESSAGE = r"sees 2 GPUs.*Use one process per GPU: `accelerate launch --num_proce
 @pytest.fixture
 def two_gpus(monkeypatch):
     """What `TrainingArguments` finds on such a machine."""
-    for config in (SmileConfig, SmileSFTConfig, SelfRetrievalGRPOConfig, rewarding.CaptionRLConfig, rewarding.SLEConfig):
+    for config in (
+        SmileConfig,
+        SmileSFTConfig,
+        SelfRetrievalGRPOConfig,
+        rewarding.CaptionRLConfig,
+        rewarding.SLEConfig,
+    ):
         monkeypatch.setattr(config, "n_gpu", 2)
     monkeypatch.setattr(rewarding.SelfRetrievalConfig, "n_gpu", 2)
 

@@ -9,7 +9,7 @@ import torch
 from hf_captionrl.captioners import load_captioner
 from hf_captionrl.data import open_image
 from hf_captionrl.retrieval import load_scorer
-from hf_captionrl.rewards import CompletionReward
+from hf_captionrl.rewards import CompletionReward, FunctionReward
 from hf_captionrl.scenes import load_scenes
 from hf_captionrl.scenes.models import model_path
 from hf_captionrl.trainers import (
@@ -22,6 +22,7 @@ from hf_captionrl.trainers import (
 )
 from hf_captionrl.trainers.reward_columns import RowColumns
 from tests.processes import run_in_processes
+from tests.test_docs import blocks
 from tests.trainers.grpo_worker import make_trainer
 from tests.trainers.one_step import PLAIN_SGD
 from tests.trainers.rl_step import neighbours
@@ -176,6 +177,22 @@ def test_grpo_passes_what_trl_passes(tmp_path):
     logged = [entry["mark"] for entry in trainer.state.log_history if "mark" in entry]
     assert logged == [reward.seen[0][1], reward.seen[8][1]]
     assert "doubled" in trainer._logs["extra"]
+
+
+def test_example_of_the_documentation_runs(tmp_path):
+    page = Path(__file__).parents[2] / "docs" / "self_retrieval.md"
+    code = next(block for block in blocks(page, "python") if "def names_label" in block)
+    names: dict = {}
+    exec(code, names)
+    labels = ["cat", None] * 4
+    functions = [names["names_label"], (names["fewer_words"], 0.5), names["of_the_rollout"]]
+    trainer = caption_rl(tmp_path, marked().add_column("label", labels), functions)
+    assert [type(reward) for reward in trainer.rewards.rewards] == [CompletionReward, CompletionReward, FunctionReward]
+    trainer.train()
+    logged = next(entry for entry in trainer.state.log_history if "reward" in entry)
+    unlabelled = logged["rewards/names_label/undefined"]
+    assert logged["labelled"] == pytest.approx(1 - unlabelled / 8)
+    assert logged["rewards/fewer_words/mean"] < 0 < logged["rewards/of_the_rollout/mean"]
 
 
 # Two processes

@@ -104,7 +104,9 @@ def test_broken_best_checkpoint_is_said(tmp_path, capsys):
     scenes = load_scenes(num_train=4, num_validation=1, num_test=0)
     settings = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1, "max_steps": 2}
     best = {"load_best_model_at_end": True, "metric_for_best_model": "score", "greater_is_better": True}
-    args = SmileConfig(str(tmp_path), per_device_train_batch_size=2, use_cpu=True, report_to="none", **settings, **best)
+    args = SmileConfig(
+        str(tmp_path), per_device_train_batch_size=2, use_cpu=True, report_to="none", **settings, **best
+    )
     trainer = Breaks(tiny_captioner("blip"), args, scenes["train"], scenes["validation"])
     trainer.values = [0.0, 2.0, 1.0]
     trainer.train()
