@@ -387,4 +387,4 @@ class CaptionRLTrainer(RolloutSteps, CaptionTrainer):
         if self.guard is None or self.guard.rolled_back_to is None:
             super()._load_best_model()
         else:
-            self.note_selection(f"the guard went back to step {self.guard.rolled_back_to}")
+            self.note_selection(f"the guard went back to {Path(self.guard.rolled_back_to).name}")

@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from hf_captionrl.trainers import CaptionRLConfig, CaptionRLTrainer
 from hf_captionrl.trainers.checkpoints import seal_checkpoint
 from tests.processes import run_in_processes
 from tests.trainers.bits import bits, different
-from tests.trainers.policies import SAMPLED
+from tests.trainers.policies import SAMPLED, captioner
 
-from .rl_step import build
+from .rl_step import GREEDY, build
 
 STEPS = {
     **SAMPLED,
@@ -44,31 +45,30 @@ def through(tmp_path_factory, scenes):
     return trainer
 
 
-def copied(through, step, folder):
-    """A used folder whose newest checkpoint is that of a step."""
-    shutil.copytree(Path(through.args.output_dir) / f"checkpoint-{step}", folder / f"checkpoint-{step}")
-    return folder
+def checkpoint(trainer, step):
+    return str(Path(trainer.args.output_dir) / f"checkpoint-{step}")
 
 
 @pytest.mark.parametrize("step", [1, 2, 3, 5])
 def test_resumed_run_ends_with_the_same_bits(tmp_path, scenes, through, step):
-    resumed = build(copied(through, step, tmp_path), scenes["train"], **{**SAVED, "save_steps": 100})
+    resumed = build(tmp_path, scenes["train"], **{**SAVED, "save_steps": 100})
     written = []
     roll_out = resumed.roll_out
     resumed.roll_out = lambda batches: written.append(resumed.state.global_step) or roll_out(batches)
-    resumed.train(resume_from_checkpoint=True)
+    resumed.train(resume_from_checkpoint=checkpoint(through, step))
     assert resumed.state.global_step == 8
     assert written == [at for at in (0, 3, 6) if at >= step]  # no captions are written anew between two iterations
     assert not different(bits(resumed), bits(through))
     assert losses(resumed) == losses(through)
 
 
-def test_frozen_tower_and_features_resume_too(tmp_path, scenes):
-    settings = {**SAVED, "freeze_image_tower": True, "max_steps": 5}
+def test_trained_vision_tower_resumes_too(tmp_path, scenes):
+    """Images then come as pixels, and a frozen tower's as features."""
+    settings = {**SAVED, "freeze_image_tower": False, "max_steps": 5}
     alone = build(tmp_path / "through", scenes["train"], **settings)
     alone.train()
-    resumed = build(copied(alone, 2, tmp_path / "resumed"), scenes["train"], **settings)
-    resumed.train(resume_from_checkpoint=True)
+    resumed = build(tmp_path / "resumed", scenes["train"], **settings)
+    resumed.train(resume_from_checkpoint=checkpoint(alone, 2))
     assert not different(bits(resumed), bits(alone))
 
 
@@ -80,31 +80,37 @@ def test_rollout_is_stored_only_between_iterations(through):
 
 def test_checkpoint_without_its_rollout_writes_a_new_one(tmp_path, scenes, through, caplog):
     """As those of earlier versions, or of another number of processes."""
-    copied(through, 2, tmp_path)
-    state = tmp_path / "checkpoint-2" / "caption_rl_state.json"
+    copy = Path(shutil.copytree(checkpoint(through, 2), tmp_path / "checkpoint-2"))
+    state = copy / "caption_rl_state.json"
     state.write_text(json.dumps({**json.loads(state.read_text()), "rollout": 2}))
-    seal_checkpoint(state.parent)
+    seal_checkpoint(copy)
     resumed = build(tmp_path, scenes["train"], **{**SAVED, "save_steps": 100})
     with caplog.at_level(logging.WARNING):
-        resumed.train(resume_from_checkpoint=True)
+        resumed.train(resume_from_checkpoint=str(copy))
     assert "New captions are written" in caplog.text
     assert resumed.state.global_step == 8
     assert different(bits(resumed), bits(through))
 
 
-@pytest.mark.parametrize("strategy", [{"save_strategy": "epoch"}, {"save_strategy": "best"}])
-def test_other_save_strategies_are_accepted(tmp_path, scenes, strategy):
-    settings = {**STEPS, **strategy, "max_steps": 2}
-    if strategy["save_strategy"] == "best":
-        settings |= {"metric_for_best_model": "length", "greater_is_better": True, "eval_strategy": "steps"}
-        settings |= {"eval_steps": 1, "generation_num_beams": 1, "generation_max_new_tokens": 4}
-    trainer = build(tmp_path, scenes["train"], **settings)
-    trainer.caption_eval_dataset = trainer.eval_dataset = scenes["validation"].select(range(2))
-    trainer.train()
-    newest = max(tmp_path.glob("checkpoint-*"))
-    resumed = build(tmp_path, scenes["train"], **{**STEPS, "max_steps": 4})
-    resumed.train(resume_from_checkpoint=str(newest))
-    assert resumed.state.global_step == 4
+@pytest.mark.parametrize("strategy", ["epoch", "best"])
+def test_other_save_strategies_resume_between_iterations(tmp_path, scenes, strategy):
+    def make(folder, max_steps):
+        settings = {**GREEDY, **STEPS, "save_strategy": strategy, "max_steps": max_steps}
+        if strategy == "best":  # the first evaluation is the best so far, between two iterations
+            settings |= {"metric_for_best_model": "length", "greater_is_better": True, "eval_strategy": "steps"}
+            settings |= {"eval_steps": 1, "generation_num_beams": 1, "generation_max_new_tokens": 4}
+        args = CaptionRLConfig(str(folder), **settings)
+        return CaptionRLTrainer(
+            captioner(), "repetition", args, scenes["train"], scenes["validation"].select(range(2))
+        )
+
+    make(tmp_path / "stopped", 2).train()
+    first = min((tmp_path / "stopped").glob("checkpoint-*"))
+    assert first.name == {"epoch": "checkpoint-2", "best": "checkpoint-1"}[strategy]
+    resumed, through = make(tmp_path / "resumed", 4), make(tmp_path / "through", 4)
+    resumed.train(resume_from_checkpoint=str(first))
+    through.train()
+    assert not different(bits(resumed), bits(through))
 
 
 def _run(folder: str) -> None:

@@ -119,10 +119,10 @@ def test_rolled_back_run_says_what_it_kept(tmp_path, scenes, capsys):
     trainer = build(tmp_path, scenes["train"], per_device_train_batch_size=4, guard="rollback")
     trainer.state.best_global_step, trainer.state.best_metric = 3, 0.5
     trainer.args.metric_for_best_model = "recall_at_1"
-    trainer.guard.rolled_back_to = 2
+    trainer.guard.rolled_back_to = str(tmp_path / "checkpoint-2")
     trainer._load_best_model()
-    assert trainer.selection["kept_instead"] == "the guard went back to step 2"
-    assert "It was not loaded: the guard went back to step 2." in capsys.readouterr().out
+    assert trainer.selection["kept_instead"] == "the guard went back to checkpoint-2"
+    assert "It was not loaded: the guard went back to checkpoint-2." in capsys.readouterr().out
 
 
 def test_report_of_a_recipe_holds_it(tmp_path):
