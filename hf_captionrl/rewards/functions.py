@@ -117,7 +117,7 @@ class FunctionReward(Reward):
     """
 
     def __init__(self, function: Callable[[RewardContext], Any], name: str | None = None) -> None:
-        self.function = function
+        self.function: Callable[..., Any] = function
         self.name = str(name or callable_name(function))
         self.is_async = _is_async(function)
 

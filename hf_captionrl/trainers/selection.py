@@ -85,6 +85,15 @@ class CheckpointSelection:
             print(selection_sentence(self.selection))
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
+        """Train; nothing is selected yet.
+
+        Args:
+            args (`Any`): For the Trainer.
+            kwargs (`Any`): For the Trainer.
+
+        Returns:
+            `TrainOutput`: Of the Trainer.
+        """
         self.selection = None
         return super().train(*args, **kwargs)  # type: ignore[misc]
 
