@@ -222,6 +222,7 @@ def train(arguments: tuple[Any, ...]) -> Path:
         rows=[evaluator.row(ROW, captions), evaluator.reference_row()[0]],
         captions={ROW: captions},
         histories={ROW: history},
+        selected={} if trainer.selection is None else {ROW: trainer.selection},
         captioner=trainer.captioner,
         main=ROW,
     )

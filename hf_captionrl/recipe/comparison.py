@@ -53,6 +53,7 @@ class Comparison:
         rows (`list[dict]`): Rows of the table.
         captions (`dict[str, list[str]]`): For each row its captions of the test split.
         histories (`dict[str, list[dict]]`): For each row its evaluations during training.
+        selected (`dict[str, dict]`): For each row the checkpoint that was selected, where one was.
         captioner ([`Captioner`], *optional*): The recipe's own model, after training.
         main (`str`): Its row.
         is_main_process (`bool`): Whether this process writes the report.
@@ -61,6 +62,7 @@ class Comparison:
     rows: list[dict[str, Any]] = field(default_factory=list)
     captions: dict[str, list[str]] = field(default_factory=dict)
     histories: dict[str, list[dict[str, float]]] = field(default_factory=dict)
+    selected: dict[str, dict[str, Any]] = field(default_factory=dict)
     captioner: Captioner | None = None
     main: str = START
     is_main_process: bool = True
@@ -132,6 +134,8 @@ def train_runs(
             if run.starts_from not in before:
                 before[run.starts_from] = trainer.evaluate()
             trainer.train(resume_from_checkpoint=resume and has_checkpoint(output_dir / run.folder))
+            if trainer.selection is not None:
+                result.selected[run.name] = trainer.selection
             history = [entry for entry in trainer.state.log_history if "eval_length" in entry]
             result.histories[run.name] = [
                 {"epoch": e.get("epoch") or 0.0, "length": e["eval_length"], "recall_at_1": e.get("eval_recall_at_1")}
@@ -191,6 +195,7 @@ def finish(
         config=describe(arguments),
         gallery_size=eval_args.gallery_size,
         columns=columns,
+        selected=result.selected,
     )
     if evaluator.judge is not None and result.captioner is not None:
         captions = result.captions[result.main]

@@ -30,6 +30,7 @@ def write_report(
     config: dict[str, Any],
     gallery_size: int,
     columns: Sequence[Column] = COLUMNS,
+    selected: dict[str, Any] | None = None,
 ) -> Path:
     """Write results.json, results.md, gallery.html and curves.png, and print the table.
 
@@ -44,12 +45,13 @@ def write_report(
         config: What the run was told, by name.
         gallery_size: Images in the gallery.
         columns: Columns of the table.
+        selected: For each finetuned captioner the checkpoint that was selected.
 
     Returns:
         `pathlib.Path`: The JSON file.
     """
     folder = Path(output_dir)
-    path = write_results(folder, rows, seed=seed, config=config, title=title, columns=columns)
+    path = write_results(folder, rows, seed=seed, config=config, title=title, columns=columns, selected=selected)
     chosen = random.Random(seed).sample(range(len(evaluator.dataset)), min(gallery_size, len(evaluator.dataset)))
     items = [gallery_item(evaluator, index, captions) for index in sorted(chosen)]
     write_gallery(folder / "gallery.html", items, title=title)

@@ -37,6 +37,11 @@ def _reward_names(rows: Sequence[CompletionRow]) -> list[str]:
     return list(dict.fromkeys(name for row in rows for name in row.get("rewards") or {}))
 
 
+def _extra_names(rows: Sequence[CompletionRow]) -> list[str]:
+    """Every further column of any row, in the order of its first appearance."""
+    return list(dict.fromkeys(str(name) for row in rows for name in row.get("extra") or {}))
+
+
 def _has_ranks(rows: Sequence[CompletionRow]) -> bool:
     return any(row.get("rank") is not None for row in rows)
 
@@ -56,7 +61,7 @@ def print_completions(rows: Sequence[CompletionRow], *, step: int, console: Cons
 
     Args:
         rows: One a caption: `image_id`, `caption` and, where known, `reference` (a human caption), `rewards` (from names
-            to numbers), `advantage`, and `rank` of the own image by the caption (1: found).
+            to numbers), `advantage`, `rank` of the own image by the caption (1: found), and `extra` (further columns).
         step: Optimizer step, for the title.
         console: Where to; standard output by default.
 
@@ -74,12 +79,16 @@ def print_completions(rows: Sequence[CompletionRow], *, step: int, console: Cons
     table = Table(box=box.SIMPLE_HEAD, title=Text(f"Captions of step {step}"), pad_edge=False)
     for heading in ("image", "caption", "reference"):
         table.add_column(heading)
+    extra = _extra_names(rows)
+    for name in extra:
+        table.add_column(cell(name))
     ranked = _has_ranks(rows)
     for name in (*names, "advantage", *(["rank"] if ranked else [])):
         table.add_column(cell(name), justify="right")
     for row in rows:
         rewards = row.get("rewards") or {}
         texts = [row["image_id"], row["caption"], row.get("reference") or ""]
+        texts += [(row.get("extra") or {}).get(name, "") for name in extra]
         numbers = [_number(rewards.get(name)) for name in names] + [_number(row.get("advantage"))]
         if ranked:
             numbers.append("-" if row.get("rank") is None else str(row["rank"]))
@@ -104,6 +113,9 @@ def _columns(rows: Sequence[CompletionRow], step: int, text: Callable[[Any], str
         "caption": [text(row["caption"]) for row in rows],
         "reference": [text(row.get("reference") or "") for row in rows],
     }
+    for name in _extra_names(rows):
+        values = [(row.get("extra") or {}).get(name, "") for row in rows]
+        columns[f"extra/{name}"] = [text(value) for value in values]
     for name in _reward_names(rows):
         values = [(row.get("rewards") or {}).get(name) for row in rows]
         columns[f"rewards/{name}"] = [None if value is None else float(value) for value in values]

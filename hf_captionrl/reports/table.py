@@ -333,6 +333,7 @@ def write_results(
     name: str = "results",
     title: str = "Results",
     columns: Sequence[Column] = COLUMNS,
+    selected: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write `<name>.json` (rows, seed, config, versions) and `<name>.md` (the table), atomically.
 
@@ -345,6 +346,7 @@ def write_results(
         name: File name without its ending.
         title: Heading of the Markdown file.
         columns: The columns, in the order in which they are shown.
+        selected: For each row that is the best checkpoint of a training which one, as `describe_selection` says it.
 
     Returns:
         `pathlib.Path`: The JSON file.
@@ -361,6 +363,8 @@ def write_results(
         "config": plain_config(config),
         "versions": installed_versions(),
     }
+    if selected:
+        value["selected"] = dict(selected)
     folder = Path(output_dir)
     atomic_write_text(folder / f"{name}.md", results_markdown(rows, title=title, columns=columns, seed=int(seed)))
     return write_json(folder / f"{name}.json", value)

@@ -5,9 +5,11 @@ Legend: B images of this process, G captions an image, N = B * G captions, T tok
 
 from __future__ import annotations
 
+import logging
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -15,7 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["FunctionReward", "Reward", "RewardContext", "RewardData", "WeightedRewards"]
+from hf_captionrl.rewards.event_loop import run_together
+
+__all__ = ["Reward", "RewardContext", "RewardData", "WeightedRewards"]
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -33,6 +39,7 @@ class RewardData:
         scorer (`Scorer`, *optional*): Given to the trainer, for rewards that bring none.
         max_completion_length (`int`, *optional*): Longest caption in the policy's tokens, the end token included.
         bags (`bool`): Whether the batches are made of bags.
+        columns (`Sequence[str]`): Names of the columns of the training data.
     """
 
     image_ids: Sequence[str]
@@ -44,6 +51,7 @@ class RewardData:
     scorer: Any | None = None
     max_completion_length: int | None = None
     bags: bool = False
+    columns: Sequence[str] = ()
 
 
 @dataclass
@@ -65,6 +73,13 @@ class RewardContext:
         statistics (`dict[str, float]`): What rewards want logged, e.g. counts of captions without a reward.
         ranks (`torch.Tensor` of shape `(N,)`, *optional*): Rank of the own image among all candidates by each caption, 1 the
             best, left there by a reward that ranks.
+        columns (`Mapping[str, Sequence]`): Columns of the data, B values each, one per image.
+        prompts (`list`, *optional*): N prompts; text, or messages in a trainer of chat models.
+        completions (`list`, *optional*): N completions as lists of messages; only in a trainer of chat models.
+        completion_ids (`list[list[int]]`, *optional*): Token ids of the completions, where they are known as lists.
+        trainer_state (`TrainerState`, *optional*): State of the trainer.
+        metrics (`dict[str, list[float]]`): What `log_metric` was given.
+        extra (`dict[str, list]`): What `log_extra` was given.
     """
 
     captions: list[str]
@@ -80,6 +95,39 @@ class RewardContext:
     step: int = 0
     statistics: dict[str, float] = field(default_factory=dict)
     ranks: Tensor | None = None
+    columns: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    prompts: list[Any] | None = None
+    completions: list[Any] | None = None
+    completion_ids: list[list[int]] | None = None
+    trainer_state: Any | None = None
+    metrics: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    extra: dict[str, list[Any]] = field(default_factory=dict)
+
+    def log_metric(self, name: str, value: float) -> None:
+        """Log a number beside the rewards, as the mean over the calls, the processes and the steps between two logs.
+
+        Args:
+            name (`str`): Name of the metric.
+            value (`float`): Its value for this rollout.
+        """
+        self.metrics[str(name)].append(float(value))
+
+    def log_extra(self, column: str, values: Sequence[Any]) -> None:
+        """Add a column to the table of completions.
+
+        Args:
+            column (`str`): Its name.
+            values (`Sequence`): N values.
+
+        Raises:
+            ValueError: If there is not one value per caption.
+        """
+        if len(values) != len(self.captions):
+            raise ValueError(
+                f"log_extra({column!r}, ...) was given {len(values)} values for {len(self.captions)} captions. Give one per "
+                "caption."
+            )
+        self.extra[str(column)] = list(values)
 
     @property
     def group_size(self) -> int:
@@ -133,25 +181,6 @@ class Reward(ABC):
         return 0.0
 
 
-class FunctionReward(Reward):
-    """Any callable as a reward.
-
-    Args:
-        function (`Callable`): From a [`RewardContext`] to N numbers; None or NaN where it does not apply.
-        name (`str`, *optional*): By default the function's.
-    """
-
-    def __init__(self, function: Callable[[RewardContext], Any], name: str | None = None) -> None:
-        self.function = function
-        self.name = str(name or getattr(function, "__name__", type(function).__name__))
-
-    def __call__(self, context: RewardContext) -> Tensor:
-        values = self.function(context)
-        if not isinstance(values, Tensor):
-            values = [math.nan if value is None else float(value) for value in values]
-        return torch.as_tensor(values, dtype=torch.float32)
-
-
 class WeightedRewards:
     """Several rewards of one rollout, each under its own name.
 
@@ -174,7 +203,10 @@ class WeightedRewards:
             raise ValueError(f"The reward weights are {self.weights}. Use finite numbers.")
         names = [reward.name for reward in self.rewards]
         if len(set(names)) < len(names):
-            raise ValueError(f"Two rewards have one name: {names}. Set the attribute name of one of them.")
+            raise ValueError(
+                f"Two rewards have one name: {names}. Set the attribute name of one of them; for a function use "
+                "FunctionReward(function, name=...) or CompletionReward(function, name=...)."
+            )
 
     @property
     def names(self) -> list[str]:
@@ -201,14 +233,15 @@ class WeightedRewards:
             `torch.Tensor` of shape `(N, R)`: float64 on the CPU, finite.
 
         Raises:
-            ValueError: If a reward does not return one number a caption.
+            ValueError: If a reward does not return one number a caption, or no caption got one.
         """
-        columns = []
+        columns, missing = [], []
+        found = self._values(context, range(len(self.rewards)) if only is None else only)
         for index, reward in enumerate(self.rewards):
-            if only is not None and index not in only:
+            if index not in found:
                 columns.append(torch.zeros(len(context.captions), dtype=torch.float64))
                 continue
-            values = reward(context).detach().double().cpu()
+            values = found[index].detach().double().cpu()
             if values.shape != (len(context.captions),):
                 raise ValueError(
                     f"The reward {reward.name!r} returned shape {tuple(values.shape)} for {len(context.captions)} "
@@ -219,4 +252,36 @@ class WeightedRewards:
                 values = torch.where(bad, reward.undefined(context), values)
             context.statistics[f"rewards/{reward.name}/undefined"] = float(bad.sum())
             columns.append(values)
+            missing.append(bad)
+        if only is None:
+            self._check_rewarded(context, torch.stack(missing, dim=1).all(1))
         return torch.stack(columns, dim=1)
+
+    def _values(self, context: RewardContext, wanted: Sequence[int]) -> dict[int, Tensor]:
+        """What rewards return, by their index; asynchronous functions run at the same time, after the others."""
+        later = [i for i in wanted if getattr(self.rewards[i], "is_async", False)]
+        found = {i: self.rewards[i](context) for i in wanted if i not in later}
+        functions: list[Any] = [self.rewards[i] for i in later]
+        answers = run_together([function.call(context) for function in functions])
+        return found | {i: f.read(answer) for i, f, answer in zip(later, functions, answers, strict=True)}
+
+    def _check_rewarded(self, context: RewardContext, unrewarded: Tensor) -> None:
+        """Captions that no reward gave a number to, `(N,)`: a warning, and an error if they are all of the rollout."""
+        has_floor = any(type(reward).undefined is not Reward.undefined for reward in self.rewards)
+        if has_floor or not unrewarded.any():
+            return
+        if unrewarded.all():
+            raise ValueError(
+                f"No reward gave a number to any of the {len(unrewarded)} captions of this rollout: {self.names} returned None "
+                "or NaN for all of them, so there is nothing to learn from. Return a number for at least one caption."
+            )
+        first = int(unrewarded.nonzero()[0])
+        image = context.image_ids[first // context.group_size]
+        logger.warning(
+            "%d of %d captions got None or NaN from every reward (%s) and count as 0; the first is %r of the image %r.",
+            int(unrewarded.sum()),
+            len(unrewarded),
+            ", ".join(self.names),
+            context.captions[first],
+            image,
+        )

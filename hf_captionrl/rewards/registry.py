@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from hf_captionrl.rewards.base import FunctionReward, Reward, RewardContext, WeightedRewards
+from hf_captionrl.rewards.base import Reward, WeightedRewards
 from hf_captionrl.rewards.cider import CiderReward
 from hf_captionrl.rewards.diversity import PairwiseDiversity
+from hf_captionrl.rewards.functions import function_reward
 from hf_captionrl.rewards.self_retrieval import SelfRetrieval
 from hf_captionrl.rewards.shape import LengthPenalty, RepetitionPenalty, UnendedPenalty
 
@@ -19,7 +20,8 @@ REWARDS: dict[str, Callable[[], Reward]] = {
 }
 """Rewards that a name stands for, with their default arguments."""
 
-RewardLike = Reward | Callable[[RewardContext], Any] | str
+RewardLike = Reward | Callable[..., Any] | str
+"""A reward, a function of a [`RewardContext`], a function with TRL's signature, or a name."""
 
 
 def resolve_rewards(
@@ -37,7 +39,7 @@ def resolve_rewards(
 
     Raises:
         ValueError: If a name is unknown, or weights are given twice.
-        TypeError: If something is no reward.
+        TypeError: If something is no reward, or a function has neither signature.
     """
     if isinstance(reward_funcs, tuple) and len(reward_funcs) == 2 and isinstance(reward_funcs[1], (int, float)):
         reward_funcs = [reward_funcs]  # one reward with its weight
@@ -54,8 +56,11 @@ def resolve_rewards(
             item = REWARDS[item]()
         if not isinstance(item, Reward):
             if not callable(item) or isinstance(item, type):
-                raise TypeError(f"{item!r} is no reward. Pass a Reward, a function of a RewardContext, or a name.")
-            item = FunctionReward(item)
+                raise TypeError(
+                    f"{item!r} is no reward. Pass a Reward, a function of a RewardContext, a function with TRL's signature, "
+                    "or a name."
+                )
+            item = function_reward(item)
         rewards.append(item)
         weights.append(1.0 if weight is None else float(weight))
     return WeightedRewards(rewards, weights if reward_weights is None else reward_weights)

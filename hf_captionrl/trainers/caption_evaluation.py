@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import datasets
@@ -17,7 +17,8 @@ from transformers.trainer_utils import PredictionOutput, denumpify_detensorize, 
 
 from hf_captionrl.captioners.base import Captioner
 from hf_captionrl.captioners.modes import evaluating
-from hf_captionrl.data import CaptionDataset, open_still
+from hf_captionrl.captioners.sharding import is_sharded
+from hf_captionrl.data import CaptionDataset, frames_of, open_still
 from hf_captionrl.losses import IGNORE_INDEX
 from hf_captionrl.metrics import caption_statistics, self_retrieval
 from hf_captionrl.metrics.suites.row import spoken
@@ -25,7 +26,7 @@ from hf_captionrl.reports.completions import log_completions, print_completions
 from hf_captionrl.retrieval import Scorer
 from hf_captionrl.trainers.best_metric import references_of
 from hf_captionrl.trainers.caption_config import CaptionConfig
-from hf_captionrl.trainers.captioning import LazyImages, generate_captions, scorer_features
+from hf_captionrl.trainers.captioning import LazyImages, VideoFeatures, generate_captions, scorer_features
 
 __all__ = ["CaptionEvaluation"]
 
@@ -48,6 +49,7 @@ class CaptionEvaluation:
     caption_collator: Any
     caption_eval_dataset: datasets.Dataset | Mapping[str, datasets.Dataset] | None
     compute_metrics: Any
+    _features_of: dict[int, tuple[datasets.Dataset, Any]]
     _memory_tracker: Any
     _scorer_features_of: dict[tuple[int, int], tuple[Any, Any, Tensor]]
 
@@ -65,9 +67,29 @@ class CaptionEvaluation:
 
         def log(self, logs: dict[str, float], start_time: float | None = None) -> None: ...
 
-    def _shard(self, number: int) -> range:
-        """Rows of this process: every world_size-th one."""
-        return range(self.accelerator.process_index, number, self.accelerator.num_processes)
+    def _shard(self, number: int) -> list[int]:
+        """Rows of this process: every world_size-th one.
+
+        Where FSDP2 shards the model, its forward needs every process. All get the same number of rows then, the last of
+        them twice where rows are missing.
+        """
+        rows = list(range(self.accelerator.process_index, number, self.accelerator.num_processes))
+        if is_sharded(self.captioner.model):
+            share = -(-number // self.accelerator.num_processes)
+            rows += [number - 1] * (share - len(rows))
+        return rows
+
+    def _known_features(self, dataset: datasets.Dataset, rows: Sequence[int]) -> Any:
+        """Output of the frozen vision tower for some rows, indexable by their position; None where images are read."""
+        cached = self._features_of.get(id(dataset))
+        if cached is None and is_sharded(self.captioner.model) and self.args.cache_image_features:
+            # Processes that fill the cache skip what another one has stored, so their numbers of forwards differ.
+            if not (number := frames_of(dataset)):
+                return None
+            videos = LazyImages(dataset, rows)
+            return VideoFeatures(self.captioner, videos, number, self.args.frame_pooling)
+        features = self._image_tower_features(dataset, self.args)
+        return None if features is None else [features[i] for i in rows]
 
     def generate_captions(self, dataset: datasets.Dataset, **generate_kwargs: Any) -> list[str]:
         """Caption a data set with the model as it is, shared among the processes.
@@ -80,7 +102,7 @@ class CaptionEvaluation:
             `list[str]`: One caption a row, the same list on every process.
         """
         rows = self._shard(len(dataset))
-        features = self._image_tower_features(dataset, self.args)
+        features = self._known_features(dataset, rows)
         settings = {
             "num_beams": self.args.generation_num_beams,
             "max_new_tokens": self.args.generation_max_new_tokens,
@@ -89,7 +111,7 @@ class CaptionEvaluation:
         mine = generate_captions(
             self.captioner,
             None if features is not None else LazyImages(dataset, rows),
-            image_features=None if features is None else [features[i] for i in rows],
+            image_features=features,
             batch_size=self.args.generation_batch_size or self.args.per_device_eval_batch_size,
             **settings,
         )
@@ -98,7 +120,7 @@ class CaptionEvaluation:
         from accelerate.utils import gather_object
 
         pairs = gather_object(list(zip(rows, mine, strict=True)))
-        return [caption for _, caption in sorted(pairs)]
+        return [caption for _, caption in sorted(dict(pairs).items())]
 
     def scorer_image_features(self, scorer: Scorer, dataset: datasets.Dataset) -> Tensor:
         """Image features of a scorer, computed once a data set; of a video the mean of its frames', at unit length.

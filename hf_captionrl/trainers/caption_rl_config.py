@@ -128,11 +128,6 @@ class CaptionRLConfig(CaptionConfig):
             raise ValueError(f"beta is {self.beta} and entropy_weight {self.entropy_weight}. Use 0 or more.")
         if self.num_iterations < 1:
             raise ValueError(f"num_iterations is {self.num_iterations}. Use 1 or more.")
-        if self.save_strategy == "steps" and self.save_steps % self.num_iterations:
-            raise ValueError(
-                f"save_steps ({self.save_steps}) must be a multiple of num_iterations ({self.num_iterations}): a checkpoint "
-                "in the middle of a rollout could not be resumed exactly."
-            )
         if not 0 < self.epsilon < 1:
             raise ValueError(f"epsilon is {self.epsilon}. Use a number between 0 and 1.")
         if self.guard not in GUARD_ACTIONS:

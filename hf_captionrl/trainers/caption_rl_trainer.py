@@ -12,6 +12,7 @@ from typing import Any
 
 import datasets
 import torch
+from accelerate.utils import gather_object
 from torch import Tensor
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, TrainerCallback
@@ -37,7 +38,12 @@ from hf_captionrl.trainers.reference_model import (
 )
 from hf_captionrl.trainers.rollout import reference_ids
 from hf_captionrl.trainers.rollout_monitor import RolloutMonitor
-from hf_captionrl.trainers.rollout_sampler import RolloutBatches, RolloutCollator, batch_sampler_for
+from hf_captionrl.trainers.rollout_sampler import (
+    CurriculumCallback,
+    RolloutBatches,
+    RolloutCollator,
+    batch_sampler_for,
+)
 from hf_captionrl.trainers.rollout_steps import RolloutSteps
 
 __all__ = ["CaptionRLTrainer"]
@@ -56,8 +62,9 @@ class CaptionRLTrainer(RolloutSteps, CaptionTrainer):
 
     Args:
         model (`Captioner`, `PreTrainedModel` or `str`, *optional*): The policy. None only with `model_init`.
-        reward_funcs: A [`Reward`], a function of a [`RewardContext`], a name (`"self_retrieval"`, `"cider"`, ...), or a
-            list of them, with weights as `(reward, weight)` or in `args.reward_weights`.
+        reward_funcs: A [`Reward`], a function of a [`RewardContext`], a function with TRL's signature
+            (`def reward(completions, **columns)`, see [`CompletionReward`]), a name (`"self_retrieval"`, `"cider"`, ...), or
+            a list of them, with weights as `(reward, weight)` or in `args.reward_weights`.
         args ([`CaptionRLConfig`], *optional*): Configuration. None: the defaults, in the folder `{model name}-{method}`.
         train_dataset (`datasets.Dataset`, *optional*): Columns `image`, `image_id` and `captions`.
         eval_dataset (`datasets.Dataset`, *optional*): Likewise.
@@ -143,6 +150,7 @@ class CaptionRLTrainer(RolloutSteps, CaptionTrainer):
                 process_index=self.accelerator.process_index,
                 num_processes=self.accelerator.num_processes,
             )
+            self.add_callback(CurriculumCallback(self.batch_sampler))
             # The others find the features of the training images in the cache.
             with args.main_process_first(local=False, desc="encoding the training images for the scorers"):
                 self.rewards.prepare(self._reward_data())
@@ -166,6 +174,7 @@ class CaptionRLTrainer(RolloutSteps, CaptionTrainer):
             scorer=self.reward_scorer,
             max_completion_length=self.args.max_completion_length,
             bags=min(self.batch_sampler.schedule.values()) > 1,
+            columns=self._train_images.column_names,
         )
 
     def _make_monitor(self, thresholds: GuardThresholds) -> RolloutMonitor:
@@ -178,7 +187,7 @@ class CaptionRLTrainer(RolloutSteps, CaptionTrainer):
             if self.judge is not None:
                 judging = SelfRetrieval(self.judge, kind="accuracy", allow_cut=True)
                 judging.prepare(self._reward_data())
-        return RolloutMonitor(self.rewards, self._means_over_processes, guard, judging)
+        return RolloutMonitor(self.rewards, self._means_over_processes, guard, judging, self._gathered)
 
     # Data
 
@@ -316,6 +325,10 @@ class CaptionRLTrainer(RolloutSteps, CaptionTrainer):
         mine = torch.tensor([values], dtype=torch.float64, device=self.accelerator.device)
         return self.accelerator.gather(mine).mean(0).tolist()
 
+    def _gathered(self, value: Any) -> list[Any]:
+        """A value of each process, on every process."""
+        return [value] if self.accelerator.num_processes == 1 else gather_object([value])
+
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Log, with the means of what was measured in training since the last time.
 
@@ -339,11 +352,13 @@ class CaptionRLTrainer(RolloutSteps, CaptionTrainer):
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         super()._save_optimizer_and_scheduler(output_dir)
+        rollout = self.save_rollout(output_dir)
         if self.args.should_save:
             state = {
                 "baselines": {name: b.state_dict() for name, b in self.baselines.items()},
                 "batch_sampler": self.batch_sampler.state_dict(),
                 "recalls": self._recalls,
+                "rollout": rollout,
                 "guard": None if self.guard is None else self.guard.state_dict(),
             }
             write_json(Path(output_dir) / STATE_FILE, state)
@@ -358,6 +373,7 @@ class CaptionRLTrainer(RolloutSteps, CaptionTrainer):
             baseline.load_state_dict(state["baselines"].get(name) or BASELINES[name]().state_dict())
         self.batch_sampler.load_state_dict(state["batch_sampler"])
         self._recalls = list(state["recalls"])
+        self.load_rollout(str(checkpoint), state.get("rollout"))
         if self.guard is not None and state["guard"] is not None:
             self.guard.load_state_dict(state["guard"])
 
@@ -365,3 +381,5 @@ class CaptionRLTrainer(RolloutSteps, CaptionTrainer):
         # The best checkpoint by R@1 may be one whose captions have degenerated.
         if self.guard is None or self.guard.rolled_back_to is None:
             super()._load_best_model()
+        else:
+            self.note_selection(f"the guard went back to {Path(self.guard.rolled_back_to).name}")

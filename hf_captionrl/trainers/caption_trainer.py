@@ -35,8 +35,10 @@ from hf_captionrl.trainers.best_metric import check_best_metric
 from hf_captionrl.trainers.caption_config import CaptionConfig
 from hf_captionrl.trainers.caption_evaluation import CaptionEvaluation
 from hf_captionrl.trainers.captioning import image_tower_features
+from hf_captionrl.trainers.devices import refuse_data_parallel
 from hf_captionrl.trainers.policy import PolicyMaking
 from hf_captionrl.trainers.reliable import ReliableTraining
+from hf_captionrl.trainers.training_facts import write_training_facts
 
 __all__ = ["CaptionTrainer", "EpochCallback"]
 
@@ -108,8 +110,8 @@ class CaptionTrainer(CaptionEvaluation, PolicyMaking, ReliableTraining, Trainer)
 
     Raises:
         TypeError: If `args` is not a configuration of this trainer.
-        ValueError: If a data set lacks a column, a field is not supported, trainable weights hold 16 bits, or the best model
-            is to be chosen by a metric that evaluation does not give.
+        ValueError: If a data set lacks a column, a field is not supported, trainable weights hold 16 bits, one process sees
+            several GPUs, or the best model is to be chosen by a metric that evaluation does not give.
     """
 
     args: CaptionConfig
@@ -145,6 +147,7 @@ class CaptionTrainer(CaptionEvaluation, PolicyMaking, ReliableTraining, Trainer)
         set_seed(args.seed)  # before an adapter draws its weights; the Trainer itself seeds too late for that
         self._policy_settings = {"processor": processing_class, "peft_config": peft_config}
         self.captioner = self._first_policy(model, args, model_init, optimizers)
+        refuse_data_parallel(args, self.captioner.model)
         self.scorer = scorer
         # By id of a data set, which is held so that the id stays its own: features of image tower and scorer.
         self._features_of: dict[int, tuple[datasets.Dataset, Any]] = {}
@@ -318,6 +321,7 @@ class CaptionTrainer(CaptionEvaluation, PolicyMaking, ReliableTraining, Trainer)
         super()._save(output_dir, state_dict)
         # Some families have an image processor and a tokenizer but no processor that joins them.
         self.captioner.save_processor(output_dir or self.args.output_dir)
+        write_training_facts(self, output_dir or self.args.output_dir)
 
 
 def _contract() -> None:

@@ -28,10 +28,10 @@ class LazyImages(Sequence[Any]):
 
     Args:
         dataset (`datasets.Dataset`): With a column `image`.
-        rows (`range`): Which of its rows.
+        rows (`Sequence[int]`): Which of its rows.
     """
 
-    def __init__(self, dataset: datasets.Dataset, rows: range) -> None:
+    def __init__(self, dataset: datasets.Dataset, rows: Sequence[int]) -> None:
         self.dataset = dataset
         self.rows = rows
 

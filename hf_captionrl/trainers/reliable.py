@@ -24,6 +24,7 @@ from hf_captionrl.trainers.checkpoints import (
     seal_checkpoint,
     whole_or_older,
 )
+from hf_captionrl.trainers.selection import CheckpointSelection
 from hf_captionrl.trainers.stopping import StopOnSignal
 
 __all__ = ["ReliableArguments", "ReliableTraining"]
@@ -62,7 +63,7 @@ def _refuse_foreign_code(args: Any) -> None:
         )
 
 
-class ReliableTraining:
+class ReliableTraining(CheckpointSelection):
     """The part of a trainer that survives; stands before `transformers.Trainer` among the bases.
 
     A checkpoint is sealed when it is finished, and older ones are removed only then. Resuming takes the newest one that
@@ -196,7 +197,10 @@ class ReliableTraining:
             self._renamed = False
             super()._load_best_model()  # type: ignore[misc]
             self._load_renamed(str(best))
-        elif self.accelerator.is_main_process:
+            self.note_selection()
+            return
+        self.note_selection(f"it is broken ({fault}), and the weights of step {self.state.global_step} are kept")
+        if self.accelerator.is_main_process:
             logger.warning("%s, the best checkpoint, is broken: %s. The last weights are kept instead.", best, fault)
 
 

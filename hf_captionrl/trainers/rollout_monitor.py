@@ -17,7 +17,7 @@ from torch import Tensor
 
 from hf_captionrl.data import open_still
 from hf_captionrl.reports.completions import log_completions, print_completions
-from hf_captionrl.rewards import RewardContext, SelfRetrieval, WeightedRewards
+from hf_captionrl.rewards import FunctionReward, RewardContext, SelfRetrieval, WeightedRewards
 from hf_captionrl.trainers.guards import RewardHackingGuard
 
 __all__ = ["RolloutMonitor", "completion_rows"]
@@ -49,6 +49,7 @@ def completion_rows(
                 "rewards": dict(zip(names, rewards[n].tolist(), strict=True)),
                 "advantage": float(advantages[n]),
                 "rank": None if context.ranks is None else int(context.ranks[n]),
+                "extra": {name: values[n] for name, values in context.extra.items()},
             }
         )
     return rows
@@ -63,6 +64,7 @@ class RolloutMonitor:
         guard ([`RewardHackingGuard`], *optional*): Sees every rollout.
         judging ([`SelfRetrieval`], *optional*): The judge as a reward that is not paid; its share of images found is held
             against that of the rewarding scorer.
+        gathered (`Callable`, *optional*): From a value of this process to those of all; None for a single process.
     """
 
     def __init__(
@@ -71,11 +73,13 @@ class RolloutMonitor:
         means_over_processes: Callable[[list[float]], list[float]],
         guard: RewardHackingGuard | None = None,
         judging: SelfRetrieval | None = None,
+        gathered: Callable[[Any], list[Any]] | None = None,
     ) -> None:
         self.rewards = rewards
         self.means_over_processes = means_over_processes
         self.guard = guard
         self.judging = judging
+        self.gathered = gathered
         self._values: dict[str, list[float]] = defaultdict(list)
         self._last: tuple[RewardContext, Tensor, Tensor] | None = None
 
@@ -121,10 +125,25 @@ class RolloutMonitor:
             named["bag_size"] = context.bag_size
         self._last = (context, rewards, advantages)
         means = self.note(named)
+        self._note_metrics(context, means)
         # The guard takes its own means over processes.
         for name, value in self._watch(context).items():
             self._values[name].append(value)
         return means
+
+    def _note_metrics(self, context: RewardContext, known: Mapping[str, float]) -> None:
+        """Keep what reward functions logged; unlike ours, these numbers may have other names on another process."""
+        if not any(isinstance(reward, FunctionReward) for reward in self.rewards.rewards):
+            return
+        mine = {name: (math.fsum(values), len(values)) for name, values in context.metrics.items()}
+        everyone = [mine] if self.gathered is None else self.gathered(mine)
+        for name in sorted({name for one in everyone for name in one}):
+            if name in known:
+                raise ValueError(
+                    f"log_metric({name!r}, ...): the trainer logs a number of this name. Use another name."
+                )
+            sums, counts = zip(*(one[name] for one in everyone if name in one), strict=True)
+            self._values[name].append(math.fsum(sums) / sum(counts))
 
     def _watch(self, context: RewardContext) -> dict[str, float]:
         if self.guard is None:

@@ -11,8 +11,17 @@ from torch import Tensor
 
 from hf_captionrl.data.sampler import BagCurriculumSampler
 from hf_captionrl.trainers.caption_rl_config import CaptionRLConfig
+from hf_captionrl.trainers.caption_trainer import EpochCallback
 
-__all__ = ["RolloutBatches", "RolloutCollator", "batch_sampler_for"]
+__all__ = ["CurriculumCallback", "RolloutBatches", "RolloutCollator", "batch_sampler_for"]
+
+
+class CurriculumCallback(EpochCallback):
+    """Sets the epoch of a [`BagCurriculumSampler`], and with it the size of the bags.
+
+    Args:
+        dataset ([`BagCurriculumSampler`]): The sampler.
+    """
 
 
 class RolloutCollator:
@@ -40,30 +49,25 @@ class RolloutCollator:
 class RolloutBatches:
     """Cuts each rollout of a batch sampler into the micro-batches of an optimizer step.
 
+    It has neither `set_epoch` nor an attribute `batch_sampler`: Trainer and accelerate look for these names and would set
+    the epoch too. The epoch comes from [`CurriculumCallback`] alone.
+
     Args:
-        batch_sampler: Yields the rows of one rollout of this process.
+        rollouts: Batch sampler that yields the rows of one rollout of this process.
         pieces (`int`): Micro-batches a step, of sizes that differ by one at most.
         repeats (`int`): Optimizer steps a rollout is used for.
     """
 
-    def __init__(self, batch_sampler: Any, pieces: int, repeats: int = 1) -> None:
-        self.batch_sampler = batch_sampler
+    def __init__(self, rollouts: Any, pieces: int, repeats: int = 1) -> None:
+        self.rollouts = rollouts
         self.pieces = pieces
         self.repeats = repeats
 
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch.
-
-        Args:
-            epoch (`int`): From 0.
-        """
-        self.batch_sampler.set_epoch(epoch)
-
     def __len__(self) -> int:
-        return len(self.batch_sampler) * self.pieces * self.repeats
+        return len(self.rollouts) * self.pieces * self.repeats
 
     def __iter__(self) -> Iterator[list[int]]:
-        for rows in self.batch_sampler:
+        for rows in self.rollouts:
             size, rest = divmod(len(rows), self.pieces)
             if not size:
                 raise ValueError(

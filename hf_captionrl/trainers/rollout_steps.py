@@ -5,19 +5,25 @@ Legend: B images of this process, G captions an image, N = B * G captions, C ima
 
 from __future__ import annotations
 
+import logging
 import math
 from typing import TYPE_CHECKING, Any
 
+import datasets
 import torch
 from torch import Tensor
 
 from hf_captionrl.captioners.base import Captioner
 from hf_captionrl.rewards import RewardContext, make_baseline
 from hf_captionrl.trainers.caption_rl_config import CaptionRLConfig
+from hf_captionrl.trainers.kept_rollout import load_rollout, save_rollout
 from hf_captionrl.trainers.reference_model import make_reference, reference_policy, refuse_shared_parameters
+from hf_captionrl.trainers.reward_columns import RowColumns
 from hf_captionrl.trainers.rollout import Completions, advantages_of, image_inputs, write_completions
 
 __all__ = ["RolloutSteps"]
+
+logger = logging.getLogger(__name__)
 
 
 class RolloutSteps:
@@ -34,10 +40,12 @@ class RolloutSteps:
     reference: Any
     _step_inputs: list[dict[str, Any]]
     _kept: list[dict[str, Any]]
+    _resumed_rollout: tuple[list[dict[str, Any]], float] | None
     _normalizer: Tensor | float
     _recalls: list[float]
     _image_ids: list[str]
     _references: list[list[str]]
+    _train_images: datasets.Dataset
 
     if TYPE_CHECKING:  # what the trainer has
 
@@ -57,6 +65,7 @@ class RolloutSteps:
         names = {reward.baseline or args.baseline for reward in self.rewards.rewards}
         self.baselines = {n: make_baseline(n, args.num_generations, do_sample=args.explores) for n in sorted(names)}
         self._kept = []  # micro-batches of the rollout, for further iterations over it
+        self._resumed_rollout = None
         self._recalls = []  # of the rollouts of this epoch, for an adaptive curriculum
 
     def call_model_init(self, trial: Any = None) -> Any:
@@ -76,7 +85,10 @@ class RolloutSteps:
 
     def begin_step(self) -> None:
         """Write and reward the captions of the optimizer step, or take the rollout of the iteration before."""
-        if self.args.num_iterations > 1 and self.state.global_step % self.args.num_iterations:
+        within = self.state.global_step % self.args.num_iterations
+        if within and not self._kept:  # resumed between two iterations
+            self._kept = self._restored(self._step_inputs)
+        if within and self._kept:
             for inputs, kept in zip(self._step_inputs, self._kept, strict=True):
                 inputs.clear()
                 inputs.update(kept)
@@ -84,16 +96,67 @@ class RolloutSteps:
         self.roll_out(self._step_inputs)
         self._kept = self._step_inputs if self.args.num_iterations > 1 else []
 
+    def _restored(self, micro_batches: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The rollout of the checkpoint with the images of the data loader; empty where the checkpoint holds none."""
+        if self._resumed_rollout is None:
+            logger.warning(
+                "The checkpoint lies between two iterations over one rollout, and does not hold the rollout of %d process(es). "
+                "New captions are written, so this run differs from one that was not interrupted.",
+                self.accelerator.num_processes,
+            )
+            return []
+        self._prepare_micro_batches(micro_batches)
+        image_inputs(self.captioner, micro_batches)
+        kept, self._normalizer = self._resumed_rollout
+        images = self._image_names()
+        self._resumed_rollout = None
+        return [
+            {**{name: inputs[name] for name in images if name in inputs}, **stored}
+            for inputs, stored in zip(micro_batches, kept, strict=True)
+        ]
+
+    def _image_names(self) -> set[str]:
+        return {"pixel_values", "image_features", *self.captioner.image_inputs}
+
+    def _prepare_micro_batches(self, micro_batches: list[dict[str, Any]]) -> None:
+        for inputs in micro_batches:
+            prepared = self._prepare_inputs(inputs)
+            inputs.clear()
+            inputs.update(prepared)
+
+    def save_rollout(self, checkpoint: str) -> int | None:
+        """Store the rollout in use in a checkpoint, if there are further iterations over it.
+
+        Args:
+            checkpoint (`str`): Its folder.
+
+        Returns:
+            `int`: Number of processes that stored it; None if it is used up.
+        """
+        if not self._kept or not self.state.global_step % self.args.num_iterations:
+            return None
+        process = self.accelerator.process_index
+        save_rollout(checkpoint, process, self._kept, self._normalizer, self._image_names())
+        return self.accelerator.num_processes
+
+    def load_rollout(self, checkpoint: str, num_processes: int | None) -> None:
+        """Take the rollout in use from a checkpoint.
+
+        Args:
+            checkpoint (`str`): Its folder.
+            num_processes (`int`, *optional*): Number of processes that stored it.
+        """
+        self._kept, self._resumed_rollout = [], None
+        if num_processes == self.accelerator.num_processes:
+            self._resumed_rollout = load_rollout(checkpoint, self.accelerator.process_index, self.args.device)
+
     def roll_out(self, micro_batches: list[dict[str, Any]]) -> None:
         """Write captions for all micro-batches, reward them, and put completions and advantages into the micro-batches.
 
         Args:
             micro_batches (`list[dict]`): Of the collator; changed in place.
         """
-        for inputs in micro_batches:
-            prepared = self._prepare_inputs(inputs)
-            inputs.clear()
-            inputs.update(prepared)
+        self._prepare_micro_batches(micro_batches)
         images = image_inputs(self.captioner, micro_batches)
         completions = self._write(images)
         context = self.reward_context(micro_batches, completions)
@@ -155,6 +218,9 @@ class RolloutSteps:
             positions=own,
             bag_size=self.batch_sampler.bag_size if self.batch_sampler.bag_size > 1 else 0,
             step=self.state.global_step // self.args.num_iterations,
+            columns=RowColumns(self._train_images, listed),
+            prompts=[self.captioner.prompt or ""] * len(completions.captions),
+            trainer_state=self.state,
         )
 
     def _fill(self, micro_batches: list[dict[str, Any]], completions: Completions, advantages: Tensor) -> None:

@@ -20,11 +20,12 @@ from hf_captionrl.captioners.tokens import completion_mask
 from hf_captionrl.data import BagCurriculumSampler, training_rows
 from hf_captionrl.retrieval import Scorer
 from hf_captionrl.rewards import RewardContext, RewardData, RewardLike, resolve_rewards
-from hf_captionrl.trainers.caption_trainer import EpochCallback
 from hf_captionrl.trainers.captioning import scorer_features
+from hf_captionrl.trainers.devices import refuse_data_parallel
 from hf_captionrl.trainers.policy import default_output_dir
 from hf_captionrl.trainers.precision import require_fp32
 from hf_captionrl.trainers.reliable import ReliableTraining
+from hf_captionrl.trainers.rollout_sampler import CurriculumCallback
 from hf_captionrl.trainers.self_retrieval_grpo_config import SelfRetrievalGRPOConfig
 from hf_captionrl.trainers.self_retrieval_trainer import SelfRetrievalTrainer
 
@@ -37,7 +38,8 @@ class BagRepeatSampler(Sampler[int]):
     """Rows in the order that TRL's GRPO wants them: each image G times, each rollout as often as it is used.
 
     A rollout is a batch of bags. TRL wants the same number of images in every rollout, so where bags do not fill it,
-    images of no bag are added as further distractors; other ones each time, the same on every process.
+    images of no bag are added as further distractors; other ones each time, the same on every process. It has no
+    `set_epoch`, which accelerate would call too: [`CurriculumCallback`] sets the epoch of the bags.
 
     Args:
         bags ([`BagCurriculumSampler`]): Of whole rollouts; asked for its batches by a single process.
@@ -49,14 +51,6 @@ class BagRepeatSampler(Sampler[int]):
         self.bags = bags
         self.num_generations = num_generations
         self.repeat_count = repeat_count
-
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch.
-
-        Args:
-            epoch (`int`): From 0.
-        """
-        self.bags.set_epoch(epoch)
 
     def __len__(self) -> int:
         return len(self.bags) * self.bags.batch_size * self.num_generations * self.repeat_count
@@ -92,7 +86,7 @@ class SelfRetrievalGRPOTrainer(ReliableTraining, GRPOTrainer):
         kwargs: For TRL's trainer: `processing_class`, `peft_config`, `callbacks`, `optimizers`, ...
 
     Raises:
-        ValueError: If there is no scorer, `reward_weights` is set, a column is missing, a rollout cannot be divided, or `eval_dataset` is given.
+        ValueError: If there is no scorer, `reward_weights` is set without `reward_funcs`, a column is missing, a rollout cannot be divided, or `eval_dataset` is given.
 
     Example:
         >>> args = SelfRetrievalGRPOConfig("out", per_device_train_batch_size=100, num_generations=5)  # doctest: +SKIP
@@ -125,16 +119,17 @@ class SelfRetrievalGRPOTrainer(ReliableTraining, GRPOTrainer):
                 "Rewards know the training images only. Evaluate checkpoints with `captionrl caption` and `captionrl "
                 "evaluate`, and leave eval_dataset out."
             )
-        if args.reward_weights is not None:
+        if args.reward_weights is not None and reward_funcs is None:
             raise ValueError(
                 f"reward_weights is {args.reward_weights}, which is not read here: rewards bring their weights. Set "
-                "retrieval_weight, cider_weight and the like, or pass reward_funcs=[(reward, weight), ...]."
+                "retrieval_weight, cider_weight and the like, or pass reward_funcs too."
             )
         train_dataset = training_rows(
             train_dataset, args, whole_set_for="rewards, bags and the curriculum are prepared from all images"
         )
         self.rewards = resolve_rewards(
-            SelfRetrievalTrainer.rewards_of(args, scorers) if reward_funcs is None else reward_funcs, None
+            SelfRetrievalTrainer.rewards_of(args, scorers) if reward_funcs is None else reward_funcs,
+            args.reward_weights,
         )
         self.caption_data = train_dataset
         self._scorer = scorers[0]
@@ -152,6 +147,7 @@ class SelfRetrievalGRPOTrainer(ReliableTraining, GRPOTrainer):
                 "processes. Change one of them."
             )
         self.bags = self._make_bags(neighbours, images, args)
+        refuse_data_parallel(args, model)
         # With a penalty TRL loads the reference by its name, wherever the policy comes from.
         self._load_safely(args, by_name=isinstance(model, str) or args.beta != 0.0)
         super().__init__(
@@ -165,7 +161,7 @@ class SelfRetrievalGRPOTrainer(ReliableTraining, GRPOTrainer):
         self.reward_weights = torch.tensor(self.rewards.weights, dtype=torch.float32)
         repeat_count = self.num_iterations * self.args.steps_per_generation
         self._sampler = BagRepeatSampler(self.bags, self.num_generations, repeat_count)
-        self.add_callback(EpochCallback(self._sampler))
+        self.add_callback(CurriculumCallback(self.bags))
         with args.main_process_first(local=False, desc="encoding the training images for the scorers"):
             self.rewards.prepare(self._reward_data())
 
@@ -220,6 +216,7 @@ class SelfRetrievalGRPOTrainer(ReliableTraining, GRPOTrainer):
             scorer=self._scorer,
             max_completion_length=args.max_completion_length,
             bags=min(self.bags.schedule.values()) > 1,
+            columns=[name for name in data.column_names if name != "prompt"],
         )
 
     @staticmethod
@@ -246,14 +243,23 @@ class SelfRetrievalGRPOTrainer(ReliableTraining, GRPOTrainer):
         self, inputs: list[dict[str, Any]], prompts: Any, completions: list[Any], completion_ids_list: list[list[int]]
     ) -> Tensor:
         """Rewards `(N * P, R)` of the whole rollout, each process its own captions with all images in sight."""
-        context = self.reward_context(inputs, completions, completion_ids_list)
+        context = self.reward_context(inputs, completions, completion_ids_list, prompts)
         mine = self.rewards(context).to(self.accelerator.device, torch.float32)  # (N, R)
         for name, value in context.statistics.items():
             self._log_metric(name, float(value))
+        for name, values in context.metrics.items():
+            for number in values:
+                self._log_metric(name, number)
+        for column, cells in context.extra.items():
+            self._log_completion_extra(column, cells)
         return gather(mine)
 
     def reward_context(
-        self, inputs: list[dict[str, Any]], completions: list[Any], completion_ids_list: list[list[int]]
+        self,
+        inputs: list[dict[str, Any]],
+        completions: list[Any],
+        completion_ids_list: list[list[int]],
+        prompts: list[Any] | None = None,
     ) -> RewardContext:
         """What rewards see of a rollout.
 
@@ -261,6 +267,7 @@ class SelfRetrievalGRPOTrainer(ReliableTraining, GRPOTrainer):
             inputs (`list[dict]`): N rows of the data, those of an image in a row.
             completions (`list`): N texts or answers of a chat.
             completion_ids_list (`list[list[int]]`): Their ids.
+            prompts (`list`, *optional*): N prompts, as TRL passes them to reward functions.
 
         Returns:
             [`RewardContext`]: With the images of all processes as candidates.
@@ -282,6 +289,11 @@ class SelfRetrievalGRPOTrainer(ReliableTraining, GRPOTrainer):
             positions=self.accelerator.process_index * len(rows) + torch.arange(len(rows), device=device),
             bag_size=self.bags.bag_size if self.bags.bag_size > 1 else 0,
             step=self._rollout_number(),
+            columns={name: [row[name] for row in inputs[::G]] for name in inputs[0] if name not in ("prompt", _ROW)},
+            prompts=prompts,
+            completions=completions,
+            completion_ids=completion_ids_list,
+            trainer_state=self.state,
         )
 
     def _rollout_number(self) -> int:

@@ -38,7 +38,7 @@ class SelfRetrievalTrainer(CaptionRLTrainer):
         args ([`SelfRetrievalConfig`], *optional*): Configuration. None: the defaults, in `{model name}-SelfRetrieval`.
         train_dataset (`datasets.Dataset`, *optional*): Columns `image`, `image_id` and `captions`.
         eval_dataset (`datasets.Dataset`, *optional*): Likewise.
-        reward_funcs (*optional*): In place of the rewards that the configuration makes.
+        reward_funcs (*optional*): In place of the rewards that the configuration makes; as for [`CaptionRLTrainer`].
         kwargs: For [`CaptionRLTrainer`]: `judge`, `neighbours`, `peft_config`, `model_init`, `compute_metrics`, ...
 
     Raises:

@@ -36,7 +36,7 @@ class SLETrainer(CaptionRLTrainer):
             `(B, s, s)`.
         text_encoder (`Callable`, *optional*): From captions to vectors `(N, D)`, for `args.distance="embedding"`; by
             default the text tower of `scorer`.
-        reward_funcs (*optional*): In place of the rewards that the configuration makes.
+        reward_funcs (*optional*): In place of the rewards that the configuration makes; as for [`CaptionRLTrainer`].
         kwargs: For [`CaptionRLTrainer`]: `scorer`, `judge`, `peft_config`, `model_init`, `compute_metrics`, ...
 
     Raises:

@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 from trl import SFTTrainer
 from trl.trainer.utils import FusedCausalLMOutput
 
+from hf_captionrl.trainers.devices import refuse_data_parallel
 from hf_captionrl.trainers.policy import default_output_dir
 from hf_captionrl.trainers.precision import require_fp32
 from hf_captionrl.trainers.reliable import ReliableTraining
@@ -61,6 +62,7 @@ class SmileSFTTrainer(ReliableTraining, SFTTrainer):
             raise ValueError(
                 "compute_loss_func replaces the loss, and with it SMILE. Leave it out, or set mle_weight=1."
             )
+        refuse_data_parallel(args, model)
         self._load_safely(args, by_name=isinstance(model, str))
         with plain_head_for_checks(model):
             super().__init__(model, args, **kwargs)

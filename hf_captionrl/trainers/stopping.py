@@ -78,7 +78,7 @@ class StopOnSignal(TrainerCallback):
         if not self._asked() or state.global_step == 0:
             return
         if state.global_step % (getattr(args, "num_iterations", None) or 1):
-            return  # in the middle of a rollout, which no checkpoint holds
+            return  # in the middle of a rollout, which TRL's checkpoints do not hold
         if control.should_training_stop and state.global_step < state.max_steps:
             return  # somebody else ends training and has said what is saved
         control.should_save = self._saves = True

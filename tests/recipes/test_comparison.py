@@ -18,6 +18,7 @@ class Counting:
         self.length, self.gain, self.evaluated = length, gain, 0
         self.state = SimpleNamespace(log_history=[])
         self.captioner = None
+        self.selection = {"step": gain} if gain > 1 else None
 
     def evaluate(self):
         self.evaluated += 1
@@ -50,6 +51,7 @@ def test_a_curve_begins_at_the_captioner_that_the_run_starts_from(tmp_path):
         "SLE": [(0.0, 5.0), (1.0, 6.0)],
         "SLL": [(0.0, 5.0), (1.0, 7.0)],
     }
+    assert found.selected == {"XE": {"step": 3}, "alone": {"step": 7}, "SLL": {"step": 2}}
     # Runs from the same captioner begin at the same point, which is looked at once.
     assert {name: trainer.evaluated for name, trainer in trainers.items()} == {"XE": 1, "SLE": 1, "SLL": 0, "alone": 0}
 

@@ -172,3 +172,15 @@ def test_a_tracker_without_a_run_is_skipped_with_one_warning(monkeypatch, caplog
     assert not module.logged
     assert len(caplog.records) == 1
     assert "no run is active" in caplog.text
+
+
+def test_further_columns_are_printed_and_logged():
+    rows = [{**ROWS[0], "extra": {"words": 2, "judge": HOSTILE}}, ROWS[1]]
+    text = printed(rows)
+    assert "words" in text
+    assert "judge" in text
+    assert "\x1b" not in text
+    columns = completions._columns(rows, 3, completions._escaped)
+    assert columns["extra/words"] == ["2", ""]
+    assert "<script>" not in columns["extra/judge"][0]
+    assert not any(name.startswith("extra/") for name in completions._columns(ROWS, 3, str))

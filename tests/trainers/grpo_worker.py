@@ -18,6 +18,7 @@ from tests.tiny_chat import tiny_chat
 def make_trainer(folder: str, rows: int = 8, **settings):
     """A trainer of a tiny LLaVA on some scenes; a rollout is all of them."""
     data = load_scenes(num_train=rows, num_validation=1, num_test=1)["train"]
+    data = data.add_column("mark", [100 + row for row in range(len(data))])
     model, processor = tiny_chat("llava")
     model = settings.pop("model", model)
     defaults = {

@@ -189,16 +189,16 @@ def test_bags_stay_whole_and_the_rest_is_filled_with_others():
     bags = bags_of(40, 10, {2: 3, 4: 5})
     sampler = BagRepeatSampler(bags, 2, 1)
     for epoch, size in ((0, 3), (2, 5)):
-        sampler.set_epoch(epoch)
+        bags.set_epoch(epoch)
         assert bags.bag_size == size
         rollouts = np.array(list(sampler)).reshape(4, 10, 2)[..., 0]
         for rollout, batch in zip(rollouts, bags, strict=True):
             assert rollout[: len(batch)].tolist() == batch
             assert len(set(rollout.tolist())) == 10
     again = BagRepeatSampler(bags_of(40, 10, {2: 3, 4: 5}), 2, 1)
-    again.set_epoch(2)
+    again.bags.set_epoch(2)
     assert list(again) == list(sampler)
-    sampler.set_epoch(3)
+    bags.set_epoch(3)
     assert list(again) != list(sampler)
 
 

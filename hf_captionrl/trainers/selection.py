@@ -1,0 +1,103 @@
+"""Which checkpoint a run selected, by what, and with which ties: said at the end of training and stored with the model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from hf_captionrl.io import write_json
+
+__all__ = ["SELECTION_FILE", "CheckpointSelection", "describe_selection", "selection_sentence"]
+
+SELECTION_FILE = "selected_checkpoint.json"
+"""Beside the saved model: the selected checkpoint."""
+
+
+def describe_selection(args: Any, state: Any, kept_instead: str | None = None) -> dict[str, Any]:
+    """The checkpoint with the best metric.
+
+    Args:
+        args (`TrainingArguments`): The metric, and whether more is better.
+        state (`TrainerState`): The evaluations and the best of them.
+        kept_instead (`str`, *optional*): Which weights the model has if not those of the checkpoint, and why.
+
+    Returns:
+        `dict`: `step`, `metric`, `value`, `greater_is_better`, `evaluations` (how many had the metric), `ties` (other steps
+        with the same value; the Trainer keeps the earliest), `tie_rule`, and `kept_instead` where it is given.
+    """
+    metric = str(args.metric_for_best_model)
+    metric = metric if metric.startswith("eval_") else f"eval_{metric}"
+    # What was evaluated before the first step has no checkpoint.
+    values = {e["step"]: e[metric] for e in state.log_history if metric in e and e.get("step", 0) > 0}
+    step = state.best_global_step
+    found = {
+        "step": step,
+        "metric": metric,
+        "value": None if state.best_metric is None else float(state.best_metric),
+        "greater_is_better": bool(args.greater_is_better),
+        "evaluations": len(values),
+        "ties": sorted(other for other, value in values.items() if value == state.best_metric and other != step),
+        "tie_rule": "earliest",
+    }
+    return found if kept_instead is None else {**found, "kept_instead": kept_instead}
+
+
+def selection_sentence(selection: dict[str, Any]) -> str:
+    """One line for the terminal.
+
+    Args:
+        selection (`dict`): Of [`describe_selection`].
+
+    Returns:
+        `str`: With step, metric, value and ties.
+    """
+    best = "highest" if selection["greater_is_better"] else "lowest"
+    value = "?" if selection["value"] is None else f"{selection['value']:.6g}"
+    ties = selection["ties"]
+    tied = f"{len(ties)} tied (steps {', '.join(map(str, ties))}): the earliest is taken" if ties else "no ties"
+    text = (
+        f"checkpoint-{selection['step']}: {selection['metric']} = {value}, the {best} of {selection['evaluations']} "
+        f"evaluations; {tied}."
+    )
+    instead = selection.get("kept_instead")
+    return f"Selected {text}" if instead is None else f"Best was {text} It was not loaded: {instead}."
+
+
+class CheckpointSelection:
+    """The part of a trainer that says which checkpoint was selected.
+
+    Attributes:
+        selection (`dict`, *optional*): Of [`describe_selection`], after a training with `load_best_model_at_end`.
+    """
+
+    args: Any
+    state: Any
+    selection: dict[str, Any] | None = None
+
+    def note_selection(self, kept_instead: str | None = None) -> None:
+        """Print and keep what was selected.
+
+        Args:
+            kept_instead (`str`, *optional*): Which weights the model has if not those of the checkpoint, and why.
+        """
+        self.selection = describe_selection(self.args, self.state, kept_instead)
+        if self.state.is_world_process_zero:
+            print(selection_sentence(self.selection))
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        """Train; nothing is selected yet.
+
+        Args:
+            args (`Any`): For the Trainer.
+            kwargs (`Any`): For the Trainer.
+
+        Returns:
+            `TrainOutput`: Of the Trainer.
+        """
+        self.selection = None
+        return super().train(*args, **kwargs)  # type: ignore[misc]
+
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
+        super()._save(output_dir, state_dict)  # type: ignore[misc]
+        if self.selection is not None:
+            write_json(Path(output_dir or self.args.output_dir) / SELECTION_FILE, self.selection)

@@ -1,0 +1,299 @@
+"""Reward functions of both signatures: which is which, what they are given, and what they may return."""
+
+import asyncio
+import functools
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from trl.rewards import get_repetition_penalty_reward, get_soft_overlong_punishment, think_format_reward
+
+from hf_captionrl.rewards import (
+    CompletionReward,
+    LengthPenalty,
+    WeightedRewards,
+    resolve_rewards,
+)
+
+
+def of_completions_and_columns(completions, length, **kwargs):
+    return [float(value) for value in length]
+
+
+async def async_of_completions(completions, **kwargs):
+    return [1.0 for _ in completions]
+
+
+async def async_of_context(context):
+    return [2.0 for _ in context.captions]
+
+
+class AsyncOfCompletions:
+    async def __call__(self, completions, **kwargs):
+        return [5.0 for _ in completions]
+
+
+# What a function of completions is given
+
+
+class Recorder:
+    """A function of completions that keeps its arguments."""
+
+    def __call__(self, completions, **kwargs):
+        self.given: dict[str, Any] = {"completions": completions, **kwargs}
+        return [0.0 for _ in completions]
+
+
+@pytest.fixture
+def context(rollouts):
+    return rollouts.context(
+        ["a cat", "a red cat", "a dog", "dogs"],
+        [4, 7],
+        columns={"image_id": ["i4", "i7"], "length": [40, 70], "prompt": ["x", "y"]},
+        prompts=["a "] * 4,
+        trainer_state="state",
+    )
+
+
+def test_columns_are_repeated_for_each_caption(context):
+    record = Recorder()
+    WeightedRewards([CompletionReward(record)])(context)
+    given = record.given
+    assert given["completions"] == ["a cat", "a red cat", "a dog", "dogs"]
+    assert given["length"] == [40, 40, 70, 70]
+    assert given["image_id"] == ["i4", "i4", "i7", "i7"]
+    assert given["prompts"] == ["a "] * 4
+    assert given["trainer_state"] == "state"
+    assert [len(ids) for ids in given["completion_ids"]] == [3, 4, 3, 2]  # words and the end token
+    assert given["completion_ids"][0] == context.ids[0][context.mask[0]].tolist()
+    assert set(given) == {
+        *("prompts", "completions", "completion_ids", "trainer_state", "log_metric", "log_extra"),
+        *("image_id", "length"),  # TRL passes no column `prompt`
+    }
+
+
+def test_function_gets_only_what_it_names(context):
+    assert WeightedRewards([CompletionReward(lambda length, completions: length)])(context)[:, 0].tolist() == [
+        *(40, 40),
+        *(70, 70),
+    ]
+
+
+def test_images_are_decoded_only_when_they_are_read(context):
+    class Images:
+        read = 0
+
+        def __len__(self):
+            return 2
+
+        def __getitem__(self, index):
+            Images.read += 1
+            return f"picture {index}"
+
+    context.columns = {"image": Images()}
+    record = Recorder()
+    WeightedRewards([CompletionReward(record)])(context)
+    images = record.given["image"]
+    assert Images.read == 0
+    assert len(images) == 4
+    assert list(images) == ["picture 0", "picture 0", "picture 1", "picture 1"]
+    assert images[-1] == "picture 1"
+    assert images[1:3] == ["picture 0", "picture 1"]
+    with pytest.raises(IndexError):
+        images[4]
+
+
+def test_completions_are_text_or_messages(context):
+    def plain(completions, **kwargs):
+        return [float(isinstance(completion, str)) for completion in completions]
+
+    def of_lists(completions: list[list[dict[str, str]]], **kwargs):
+        return [float(len(completion[0]["content"])) for completion in completions]
+
+    def of_strings(completions: "list[str]", **kwargs):
+        return plain(completions)
+
+    def quoted(completions: "list[list[dict]]", **kwargs):
+        return of_lists(completions)
+
+    def values(reward):
+        return WeightedRewards([reward])(context)[:, 0].tolist()
+
+    assert values(CompletionReward(plain)) == values(CompletionReward(of_strings)) == [1.0] * 4
+    assert values(CompletionReward(plain, conversational=True)) == [0.0] * 4
+    assert values(CompletionReward(of_lists)) == values(CompletionReward(quoted)) == [5.0, 9.0, 5.0, 4.0]
+    context.completions = [[{"role": "assistant", "content": "chat"}]] * 4
+    assert values(CompletionReward(plain)) == [0.0] * 4  # as in TRL, whatever is annotated
+    assert values(CompletionReward(of_lists)) == [4.0] * 4
+    assert values(CompletionReward(plain, conversational=False)) == [1.0] * 4
+
+
+def test_rewards_of_trl(rollouts):
+    context = rollouts.context(["a b c d", "a a a a", "<think>x</think> y"], [0, 1, 2])
+    rewards = [think_format_reward, get_repetition_penalty_reward(2), get_soft_overlong_punishment(5, 2)]
+    values = resolve_rewards(rewards)(context)
+    ids = [row[mine].tolist() for row, mine in zip(context.ids, context.mask, strict=True)]
+    assert values[:, 0].tolist() == [0.0, 0.0, 1.0]
+    assert values[:, 1].tolist() == pytest.approx(rewards[1](completion_ids=ids))
+    assert values[:, 2].tolist() == pytest.approx(rewards[2](completion_ids=ids))
+    assert values[1, 1] < 0
+    assert values[0, 2] < 0
+
+
+def test_missing_columns_are_found_before_training(rollouts):
+    rewards = resolve_rewards(of_completions_and_columns)
+    with pytest.raises(ValueError, match=r"requires \['length'\].*they have \['captions', 'image'\]"):
+        rewards.prepare(rollouts.data([["a"]], columns=["image", "captions"]))
+    rewards.prepare(rollouts.data([["a"]], columns=["length"]))
+    with pytest.raises(ValueError, match=r"have the column\(s\) \['completions'\]"):
+        rewards.prepare(rollouts.data([["a"]], columns=["length", "completions"]))
+    with pytest.raises(ValueError, match=r"requires \['length'\]"):
+        rewards(rollouts.context(["a"], [0]))
+
+
+# What a function returns
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        (None, r"'reward' returned None. Return a list with one number, or None, per caption"),
+        (1.0, "'reward' returned 1.0"),
+        ("1234", "'reward' returned '1234'"),
+        ({"a": 1}, r"'reward' returned \{'a': 1\}"),
+        ([1.0, 2.0, 3.0], r"'reward' returned shape \(3,\) for 4 captions"),
+        ([], r"'reward' returned shape \(0,\) for 4 captions"),
+        (torch.zeros(4, 1), r"'reward' returned shape \(4, 1\) for 4 captions"),
+        (["1", 2.0, 3.0, 4.0], "'reward' returned '1' for caption 0"),
+        ([1.0, [2.0], 3.0, 4.0], r"'reward' returned \[2.0\] for caption 1"),
+        ([1.0, 2.0, torch.zeros(2), 4.0], "for caption 2"),
+        ([None] * 4, "No reward gave a number to any of the 4 captions"),
+        ([float("nan")] * 4, "No reward gave a number to any of the 4 captions"),
+    ],
+)
+@pytest.mark.parametrize("signature", ["completions", "context", "async"])
+def test_wrong_results_are_refused(context, returned, message, signature):
+    async def asynchronous(completions, **kwargs):
+        return returned
+
+    functions = {
+        "completions": lambda completions, **k: returned,
+        "context": lambda c: returned,
+        "async": asynchronous,
+    }
+    function = functions[signature]
+    function.__name__ = "reward"
+    with pytest.raises(ValueError, match=message):
+        resolve_rewards(function)(context)
+
+
+@pytest.mark.parametrize(
+    "returned",
+    [
+        [1, 2.0, True, None],
+        (1, 2, 1, None),
+        np.array([1.0, 2.0, 1.0, np.nan]),
+        torch.tensor([1.0, 2.0, 1.0, torch.nan], dtype=torch.float64),
+        [torch.tensor(1.0), np.float32(2.0), 1, float("inf")],
+        (float(value) for value in (1, 2, 1, "nan")),
+    ],
+)
+def test_sequences_of_numbers_are_rewards(context, returned):
+    values = resolve_rewards(lambda completions, **kwargs: returned)(context)
+    assert values[:, 0].tolist() == [1.0, 2.0, 1.0, 0.0]  # None counts as 0, as in TRL
+    assert context.statistics["rewards/<lambda>/undefined"] == 1.0
+
+
+def test_captions_without_any_reward_are_warned_of(context, caplog):
+    def first(completions, **kwargs):
+        return [1.0, None, None, None]
+
+    def second(context):
+        return [None, 2.0, None, None]
+
+    assert resolve_rewards([first, second])(context).sum(1).tolist() == [1.0, 2.0, 0.0, 0.0]
+    assert "2 of 4 captions got None or NaN from every reward (first, second)" in caplog.text
+    assert "'a dog' of the image 'i7'" in caplog.text
+    caplog.clear()
+    # With a reward that always applies beside it, a function may leave out what it likes.
+    resolve_rewards([lambda c: [None] * 4, LengthPenalty()])(context)
+    assert not caplog.text
+
+
+# Asynchronous functions
+
+
+def test_asynchronous_functions_run_at_the_same_time(context):
+    started = []
+
+    def waiting_for(other, value):
+        async def reward(completions, **kwargs):
+            started.append(value)
+            mine.set()
+            await asyncio.wait_for(theirs.wait(), 20)  # neither ends before the other has begun
+            return [value] * len(completions)
+
+        mine, theirs = other
+        reward.__name__ = f"reward_{value}"
+        return reward
+
+    a, b = asyncio.Event(), asyncio.Event()
+    values = resolve_rewards([waiting_for((a, b), 1), waiting_for((b, a), 2), async_of_context])(context)
+    assert values.tolist() == [[1.0, 2.0, 2.0]] * 4
+    assert sorted(started) == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("function", "value"),
+    [
+        (async_of_completions, 1.0),
+        (AsyncOfCompletions(), 5.0),
+        (functools.partial(async_of_completions, extra=1), 1.0),
+        (lambda completions, **kwargs: async_of_completions(completions), 1.0),
+    ],
+)
+def test_every_kind_of_asynchronous_callable(context, function, value):
+    assert resolve_rewards(function)(context)[:, 0].tolist() == [value] * 4
+
+
+def test_asynchronous_functions_share_one_loop_also_inside_another(context):
+    loops = []
+
+    async def reward(completions, **kwargs):
+        loops.append((asyncio.get_running_loop(), threading.current_thread()))
+        return [0.0] * len(completions)
+
+    async def notebook():  # whose main thread already runs a loop
+        return resolve_rewards(reward)(context)
+
+    asyncio.run(notebook())
+    resolve_rewards(reward)(context)
+    assert loops[0] == loops[1]
+    assert loops[0][1] is not threading.main_thread()
+
+
+def test_error_of_an_asynchronous_function_is_its_own(context):
+    async def reward(completions, **kwargs):
+        raise KeyError("solution")
+
+    with pytest.raises(KeyError, match="solution"):
+        resolve_rewards(reward)(context)
+
+
+# Logging
+
+
+def test_functions_log_metrics_and_columns(context):
+    def reward(completions, log_metric, log_extra, **kwargs):
+        log_metric("long", 1)
+        log_metric("long", 0)
+        log_extra("words", [len(completion.split()) for completion in completions])
+        return [0.0] * len(completions)
+
+    resolve_rewards(reward)(context)
+    assert context.metrics == {"long": [1.0, 0.0]}
+    assert context.extra == {"words": [2, 3, 2, 1]}
+    with pytest.raises(ValueError, match="1 values for 4 captions"):
+        context.log_extra("words", [1])

@@ -1,0 +1,250 @@
+"""Reward functions with TRL's signature in every trainer that rewards, also in bags and on two processes."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from hf_captionrl.captioners import load_captioner
+from hf_captionrl.data import open_image
+from hf_captionrl.retrieval import load_scorer
+from hf_captionrl.rewards import CompletionReward, FunctionReward
+from hf_captionrl.scenes import load_scenes
+from hf_captionrl.scenes.models import model_path
+from hf_captionrl.trainers import (
+    CaptionRLConfig,
+    CaptionRLTrainer,
+    SelfRetrievalConfig,
+    SelfRetrievalTrainer,
+    SLEConfig,
+    SLETrainer,
+)
+from hf_captionrl.trainers.reward_columns import RowColumns
+from tests.processes import run_in_processes
+from tests.test_docs import blocks
+from tests.trainers.grpo_worker import make_trainer
+from tests.trainers.one_step import PLAIN_SGD
+from tests.trainers.rl_step import neighbours
+
+SHORT = {"max_completion_length": 4, "guard": "off", "num_generations": 2, "per_device_train_batch_size": 4}
+LOGGED = {"logging_strategy": "steps", "logging_steps": 1, "report_to": "none"}
+
+
+def marked(rows=8):
+    """Scenes with a column of their own: a number that belongs to the image."""
+    data = load_scenes(num_train=rows, num_validation=1, num_test=0)["train"]
+    return data.add_column("mark", [100 + row for row in range(len(data))])
+
+
+class Recorder:
+    """A reward with TRL's signature that keeps what belongs together."""
+
+    __name__ = "marks"
+
+    def __init__(self):
+        self.seen = []
+        self.images = []
+        self.states = []
+
+    def __call__(self, completions, mark, image_id, captions, trainer_state, log_metric, log_extra, **kwargs):
+        self.seen += zip(image_id, mark, completions, kwargs["completion_ids"], captions, strict=True)
+        self.images += list(kwargs["image"])[:1]
+        self.states.append(trainer_state.global_step)
+        assert len(kwargs["prompts"]) == len(completions)
+        log_metric("mark", mark[0])
+        log_extra("doubled", [2 * value for value in mark])
+        return [float(value) for value in mark]
+
+
+def caption_rl(folder, data, reward, **settings):
+    args = CaptionRLConfig(str(folder), **{**PLAIN_SGD, **SHORT, **LOGGED, **settings})
+    return CaptionRLTrainer(load_captioner(model_path("scenes:blip-mle"), dtype=torch.float32), reward, args, data)
+
+
+def sle(folder, data, reward, **settings):
+    args = SLEConfig(str(folder), **{**PLAIN_SGD, **SHORT, **LOGGED, "num_generations": 3, **settings})
+    captioner = load_captioner(model_path("scenes:blip-mle"), dtype=torch.float32)
+    return SLETrainer(captioner, args, data, reward_funcs=[reward])
+
+
+def self_retrieval(folder, data, reward, **settings):
+    args = SelfRetrievalConfig(
+        str(folder), **{**PLAIN_SGD, **SHORT, **LOGGED, "baseline": "leave_one_out", "bag_schedule": 2, **settings}
+    )
+    captioner = load_captioner(model_path("scenes:blip-mle"), dtype=torch.float32)
+    scorer = load_scorer(model_path("scenes:clip-reward"))
+    ranked, rewards = neighbours(len(data), 3), ["self_retrieval", reward]
+    return SelfRetrievalTrainer(captioner, scorer, args, data, neighbours=ranked, reward_funcs=rewards)
+
+
+@pytest.mark.parametrize("make", [caption_rl, sle, self_retrieval])
+def test_columns_reach_the_function_with_their_captions(tmp_path, make):
+    data, reward = marked(), Recorder()
+    trainer = make(tmp_path, data, reward, max_steps=2)
+    written = []
+    roll_out = trainer.reward_context
+
+    def spy(*given):
+        context = roll_out(*given)
+        written.append(context)
+        return context
+
+    trainer.reward_context = spy
+    trainer.train()
+    G = trainer.args.num_generations
+    sampled = [context for context in written if context.group_size == G]
+    assert len(sampled) == 2
+    rows = {row["image_id"]: row for row in data}
+    # SLE's baseline rewards the greedy captions of the same images too.
+    assert len(reward.seen) == 2 * 4 * (G + 1 if make is sle else G)
+    for image_id, mark, completion, ids, captions in reward.seen:
+        assert mark == rows[image_id]["mark"]
+        assert captions == list(rows[image_id]["captions"])
+        assert isinstance(completion, str)
+        assert trainer.captioner.decode(torch.tensor([ids]), torch.ones(1, len(ids), dtype=torch.bool)) == [completion]
+    pairs = {(seen[0], seen[2]) for seen in reward.seen}
+    for context in sampled:
+        images = [image_id for image_id in context.image_ids for _ in range(G)]
+        assert set(zip(images, context.captions, strict=True)) <= pairs
+    assert set(reward.states) == {0, 1}
+    first = next(i for i, seen in enumerate(reward.seen) if i == 0)
+    assert reward.images[0].tobytes() == rows[reward.seen[first][0]]["image"].tobytes()
+    logged = [entry for entry in trainer.state.log_history if "mark" in entry]
+    assert [entry["mark"] for entry in logged] == [100 + int(context.rows[0]) for context in sampled]
+    means = [sum(100 + int(row) for row in context.rows) / 4 for context in sampled]
+    assert [entry["rewards/marks/mean"] for entry in logged] == pytest.approx(means)
+
+
+def test_table_of_completions_has_the_logged_columns(tmp_path, capsys):
+    trainer = caption_rl(tmp_path, marked(), Recorder(), log_completions=True, num_completions_to_print=2)
+    trainer.train()
+    shown = capsys.readouterr().out
+    assert "doubled" in shown
+    assert str(2 * (100 + int(trainer.monitor._last[0].rows[0]))) in shown
+
+
+def test_a_missing_column_is_named_before_training(tmp_path):
+    with pytest.raises(ValueError, match=r"'reward' requires \['solution'\]"):
+        caption_rl(tmp_path, marked(), CompletionReward(lambda completions, solution: [0.0], name="reward"))
+    with pytest.raises(ValueError, match=r"column\(s\) \['log_metric'\]"):
+        caption_rl(tmp_path, marked().rename_column("mark", "log_metric"), CompletionReward(lambda **k: [0.0], "r"))
+
+
+def test_columns_of_rows(tmp_path):
+    data = marked().with_format("torch")
+    columns = RowColumns(data, [5, 2, 5])
+    assert columns["mark"] == [105, 102, 105]
+    assert set(columns) == set(data.column_names)
+    images = columns["image"]
+    assert [image.tobytes() for image in images] == [open_image(marked()[r]["image"]).tobytes() for r in (5, 2, 5)]
+    assert images[0] is images[2]  # decoded once
+    assert len(images[:2]) == 2
+    with pytest.raises(KeyError):
+        columns["nothing"]
+
+
+def test_grpo_passes_what_trl_passes(tmp_path):
+    reward, asked = Recorder(), []
+
+    async def words(completions, **columns):
+        asked.append(set(columns))
+        return [float(len(completion[0]["content"].split())) for completion in completions]
+
+    def per_image(context):
+        return [float(row) for row in context.rows.repeat_interleave(context.group_size)]
+
+    trainer = make_trainer(
+        str(tmp_path),
+        per_device_train_batch_size=8,
+        max_steps=2,
+        reward_weights=[1.0, 0.5, 0.0],
+        trainer_arguments={"reward_funcs": [reward, words, per_image]},
+    )
+    assert trainer.reward_func_names == ["marks", "words", "per_image"]
+    assert trainer.reward_weights.tolist() == [1.0, 0.5, 0.0]
+    trainer.train()
+    rows = {row["image_id"]: row for row in trainer.caption_data}
+    assert len(reward.seen) == 16
+    for image_id, mark, completion, ids, captions in reward.seen:
+        assert completion[0]["role"] == "assistant"  # TRL's conversational format
+        assert mark == rows[image_id]["mark"]
+        assert captions == list(rows[image_id]["captions"])
+        assert all(isinstance(token, int) for token in ids)
+    assert reward.states == [0, 1]
+    assert {"prompts", "completion_ids", "image", "mark", "trainer_state", "log_extra"} <= asked[0]
+    assert "caption_row" not in asked[0]
+    logged = [entry["mark"] for entry in trainer.state.log_history if "mark" in entry]
+    assert logged == [reward.seen[0][1], reward.seen[8][1]]
+    assert "doubled" in trainer._logs["extra"]
+
+
+def test_example_of_the_documentation_runs(tmp_path):
+    page = Path(__file__).parents[2] / "docs" / "self_retrieval.md"
+    code = next(block for block in blocks(page, "python") if "def names_label" in block)
+    names: dict = {}
+    exec(code, names)
+    labels = ["cat", None] * 4
+    functions = [names["names_label"], (names["fewer_words"], 0.5), names["of_the_rollout"]]
+    trainer = caption_rl(tmp_path, marked().add_column("label", labels), functions)
+    assert [type(reward) for reward in trainer.rewards.rewards] == [CompletionReward, CompletionReward, FunctionReward]
+    trainer.train()
+    logged = next(entry for entry in trainer.state.log_history if "reward" in entry)
+    unlabelled = logged["rewards/names_label/undefined"]
+    assert logged["labelled"] == pytest.approx(1 - unlabelled / 8)
+    assert logged["rewards/fewer_words/mean"] < 0 < logged["rewards/of_the_rollout/mean"]
+
+
+# Two processes
+
+
+class Unequal(Recorder):
+    """Logs one metric everywhere and one on the second process only."""
+
+    def __call__(self, completions, log_metric, mark, **kwargs):
+        if torch.distributed.get_rank() == 1:
+            log_metric("second", 7.0)
+        return super().__call__(completions, log_metric=log_metric, mark=mark, **kwargs)
+
+
+def _two(folder: str) -> None:
+    rank = torch.distributed.get_rank()
+    found = {}
+    for name, make in (("bags", self_retrieval), ("grpo", None)):
+        reward, where = Unequal(), Path(folder) / name
+        if make is not None:
+            trainer = make(where, marked(), reward, max_steps=2)
+        else:
+            data = {"per_device_train_batch_size": 4, "max_steps": 2, "logging_steps": 1}
+            trainer = make_trainer(str(where), **data, trainer_arguments={"reward_funcs": reward})
+        trainer.train()
+        seen = [(image_id, mark) for image_id, mark, *_ in reward.seen]
+        found[name] = {"seen": seen, "log": trainer.state.log_history}
+    (Path(folder) / f"{rank}.json").write_text(json.dumps(found))
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("two")
+    run_in_processes(2, _two, str(folder), folder=folder)
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
+
+
+@pytest.mark.parametrize("name", ["bags", "grpo"])
+def test_columns_stay_with_their_captions_on_two_processes(two, name):
+    marks = {row["image_id"]: row["mark"] for row in marked()}
+    seen = [found[name]["seen"] for found in two]
+    assert all(marks[image_id] == mark for mine in seen for image_id, mark in mine)
+    share = len(seen[0]) // 2  # of each rollout
+    for step in range(2):
+        here = [{image_id for image_id, _ in mine[step * share : (step + 1) * share]} for mine in seen]
+        assert len(here[0]) == len(here[1]) == share // 2
+        assert not here[0] & here[1]  # each process rewards its own images
+    logged = [entry for entry in two[0][name]["log"] if "mark" in entry]
+    assert len(logged) == 2
+    for step, entry in enumerate(logged):
+        firsts = [mine[step * share][1] for mine in seen]
+        assert entry["mark"] == pytest.approx(sum(firsts) / 2)
+        assert entry["second"] == 7.0
+        every = [mark for mine in seen for _, mark in mine[step * share : (step + 1) * share]]
+        assert entry["rewards/marks/mean"] == pytest.approx(sum(every) / len(every))
