@@ -14,7 +14,9 @@ _PAGE = "docs/skips.md"
 def skip_commands(root: Path) -> dict[str, str]:
     """The table of docs/skips.md: each reason, and the command in its second column."""
     page = root / _PAGE
-    rows = re.findall(r"^\| *([^|`]+?) *\| *`([^`|]+)` *\|", page.read_text(encoding="utf-8") if page.is_file() else "", re.M)
+    rows = re.findall(
+        r"^\| *([^|`]+?) *\| *`([^`|]+)` *\|", page.read_text(encoding="utf-8") if page.is_file() else "", re.M
+    )
     return dict(rows)
 
 

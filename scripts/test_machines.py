@@ -20,7 +20,6 @@ import platform
 import random
 import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,7 +34,7 @@ from scripts.benchmark import replace_section
 from scripts.fault_campaign import versions
 from scripts.slow_tests import Recorder
 
-__all__ = ["CONFIGURATIONS", "LEFT_OUT", "Configuration", "main", "section", "test_paths"]
+__all__ = ["CONFIGURATIONS", "LEFT_OUT", "Configuration", "chosen_files", "main", "section"]
 
 ROOT = Path(__file__).resolve().parents[1]
 OUTPUT = ROOT / "outputs" / "machines"
@@ -86,7 +85,7 @@ LEFT_OUT: dict[str, str] = {}
 """Folders and files of tests that compute nothing which the processor could change, or too long, and why."""
 
 
-def test_paths(root: Path = ROOT, seed: int | None = None) -> list[str]:
+def chosen_files(root: Path = ROOT, seed: int | None = None) -> list[str]:
     """Test files of everything that computes.
 
     Args:
@@ -141,7 +140,7 @@ def run_here(name: str, log: Path, tests: Sequence[str]) -> int:
     """
     import torch
 
-    asked = list(tests) or test_paths(seed=CONFIGURATIONS[name].seed)
+    asked = list(tests) or chosen_files(seed=CONFIGURATIONS[name].seed)
     recorder = _Log(log, asked)
     options = ["-m", "not slow", "-n", str(WORKERS), "--dist", "loadfile", "-p", "no:cacheprovider"]
     status = int(pytest.main([*options, *asked], plugins=[recorder]))
@@ -232,7 +231,9 @@ def merge(results: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
     failed = {name: result["failures"] for name, result in results.items() if result.get("failures")}
     if failed:
         name, tests = next(iter(failed.items()))
-        raise ValueError(f"{name}: {len(tests)} tests failed, the first is {tests[0]}. Repair them and run `{COMMAND}`.")
+        raise ValueError(
+            f"{name}: {len(tests)} tests failed, the first is {tests[0]}. Repair them and run `{COMMAND}`."
+        )
     return {
         "command": COMMAND,
         "machine": {"processor": processor(), "architecture": platform.machine(), "cpus": os.cpu_count()},
@@ -279,8 +280,12 @@ def section(merged: Mapping[str, Any]) -> str:
         f"{seconds / 60:.0f} minutes on {machine['processor']}, {machine['cpus']} cores, {merged['workers']} processes; "
         f"Python {merged['python']}, {named}; revision `{merged['revision'][:12]}`."
     )
-    left = "\n".join(f"- `tests/{name}`: {why}".replace("tests/tests/", "tests/") for name, why in merged["left_out"].items())
-    return "\n".join([*lines, "", made, "", "Left out, because nothing in them depends on how numbers are added up:", "", left])
+    left = "\n".join(
+        f"- `tests/{name}`: {why}".replace("tests/tests/", "tests/") for name, why in merged["left_out"].items()
+    )
+    return "\n".join(
+        [*lines, "", made, "", "Left out, because nothing in them depends on how numbers are added up:", "", left]
+    )
 
 
 def page_with(merged: Mapping[str, Any]) -> str:
@@ -332,8 +337,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _check() -> int:
-    """Whether the page shows the results."""
-    if page_with(json.loads(RESULTS.read_text(encoding="utf-8"))) == PAGE.read_text(encoding="utf-8"):
+    """Whether the page shows the results; there may be none yet."""
+    page = PAGE.read_text(encoding="utf-8")
+    made = page_with(json.loads(RESULTS.read_text(encoding="utf-8"))) if RESULTS.is_file() else page
+    if made == page:
         return 0
     print(f"{PAGE.name} does not show {RESULTS.name}. Run python scripts/test_machines.py --page.")
     return 1
