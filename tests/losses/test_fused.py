@@ -110,11 +110,11 @@ def test_the_vocabulary_in_pieces(monkeypatch, dtype, scale, softcap):
     ours, theirs = head.leaves(), [leaf.detach().double().requires_grad_() for leaf in head.leaves()]
     loss = fused_smile_loss(ours[0], ours[1], head.labels, bias=ours[2], softcap=softcap)
     expected = smile_loss(reference_logits(*theirs, softcap), head.labels)
-    tolerance = {"dtype": dtype, "ulps": 256 if dtype == torch.float64 else 4}
+    tolerance = {"dtype": dtype, "ulps": 32 if dtype == torch.float64 else 4}
     assert_close(loss.double(), expected, **tolerance)
     if dtype == torch.float64 or scale == 1.0:  # in bf16 the rounding of large logits decides between words
         for mine, other in zip(gradients(loss, ours), gradients(expected, theirs), strict=True):
-            assert_close(mine.double(), other, **tolerance)
+            assert_close(mine.double(), other, **tolerance, magnitude=1)  # of p - 1 times a hidden state
 
 
 def test_tied_weights(head: Head):
