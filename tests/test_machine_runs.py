@@ -66,6 +66,11 @@ def test_slow(): assert False
     assert not (tmp_path / "aten-default.json").exists()  # a part is no result
 
 
+def test_every_configuration_has_an_order_of_its_own():
+    configurations = machines.CONFIGURATIONS.values()
+    assert len({configuration.seed for configuration in configurations}) == len(configurations) == 6
+
+
 def test_what_the_processor_lacks_is_not_run(tmp_path, monkeypatch):
     monkeypatch.setattr(machines, "_has", lambda flag: flag != "avx512bw")
     monkeypatch.setattr(machines, "revision", lambda: RESULT["revision"])
@@ -94,21 +99,19 @@ def test_a_stopped_run_continues_with_what_is_missing(tmp_path, monkeypatch):
     monkeypatch.setattr(machines, "revision", lambda: RESULT["revision"])
     monkeypatch.setattr(machines, "PAGE", page)
     monkeypatch.setattr(machines, "RESULTS", tmp_path / "results.json")
-    here = ["--output", str(tmp_path)]
-    assert machines.main([*here, "--only", "native", "two-threads"]) == 0
-    assert ran == ["native", "two-threads"]
+    here, first = ["--output", str(tmp_path)], ["aten-avx512", "two-threads"]
+    assert machines.main([*here, "--only", *first]) == 0
+    assert ran == first
     assert not machines.RESULTS.exists()
     (tmp_path / "aten-avx2.json").write_text(json.dumps({**RESULT, "revision": "b" * 40}))  # of another revision
     with pytest.raises(ValueError, match=r"aten-default, aten-avx2, .*has no result"):
         machines.main([*here, "--page"])
     assert machines.main(here) == 0
-    assert ran == [
-        "native",
-        "two-threads",
-        *(n for n in machines.CONFIGURATIONS if n not in ("native", "two-threads")),
-    ]
+    assert ran == [*first, *(name for name in machines.CONFIGURATIONS if name not in first)]
     assert machines.main(["--check"]) == 0
-    assert "| native: as the machine is |  | AVX2 | 3 | 0 | 1 | 61 |" in page.read_text()
+    assert (
+        "| aten-avx2: torch with AVX2 | `ATEN_CPU_CAPABILITY=avx2` | 2 | AVX2 | 3 | 0 | 1 | 61 |" in page.read_text()
+    )
     page.write_text(page.read_text().replace("| 3 |", "| 4 |", 1))
     assert machines.main(["--check"]) == 1
 
@@ -116,12 +119,12 @@ def test_a_stopped_run_continues_with_what_is_missing(tmp_path, monkeypatch):
 def test_changed_files_are_no_revision(monkeypatch, tmp_path):
     monkeypatch.setattr(machines, "installed_versions", lambda: {"git_revision": "abc+changes"})
     assert machines.revision() is None
-    plant(tmp_path, {"native.json": json.dumps({**RESULT, "revision": None})})
+    plant(tmp_path, {"two-threads.json": json.dumps({**RESULT, "revision": None})})
     assert machines.finished(tmp_path) == {}
 
 
 def test_failures_and_gaps_make_no_page():
     with pytest.raises(ValueError, match=r"two-threads: 1 tests failed, the first is tests/a.py::test_b"):
         machines.merge(results(**{"two-threads": {**RESULT, "failures": ["tests/a.py::test_b"]}}))
-    with pytest.raises(ValueError, match="native has no result"):
-        machines.merge({name: result for name, result in results().items() if name != "native"})
+    with pytest.raises(ValueError, match="two-threads has no result"):
+        machines.merge({name: result for name, result in results().items() if name != "two-threads"})
