@@ -25,9 +25,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a program, only scripts/ is on the path
+from scripts.house_closeness import check_closeness
 from scripts.house_docstrings import Fault, check_docstrings, parse, python_files, relative
 from scripts.house_layers import PACKAGE, check_diagram, check_layers, diagram, layer_table
 from scripts.house_loading import check_loading
+from scripts.house_skips import check_skips
 
 FORBIDDEN: dict[str, str] = {
     r"(?<![\w.:/])/(?:work|root|home|Users|tmp)/\w|\b[A-Z]:\\+Users\\": "a path of one machine; use a relative one",
@@ -137,28 +139,6 @@ def check_pins(root: Path) -> list[Fault]:
     ]
 
 
-def check_skips(root: Path) -> list[Fault]:
-    """Every reason for which a test may be skipped stands in docs/skips.md."""
-    listed = (root / "docs" / "skips.md").read_text(encoding="utf-8") if (root / "docs" / "skips.md").is_file() else ""
-    faults: list[Fault] = []
-    for path in python_files(root, "tests"):
-        for node in ast.walk(parse(path)):
-            if not isinstance(node, ast.Call):
-                continue
-            called = ast.unparse(node.func)
-            if not called.endswith(("pytest.skip", "mark.skip", "mark.skipif", "importorskip")):
-                continue
-            given = [k.value for k in node.keywords if k.arg == "reason"]
-            given += node.args[:1] if called.endswith(("pytest.skip", "mark.skip")) else []
-            reason = given[0].value if given and isinstance(given[0], ast.Constant) else None
-            if not isinstance(reason, str) or reason not in listed:
-                message = (
-                    f"may be skipped for {reason!r}; write the reason as a literal, and list it in docs/skips.md."
-                )
-                faults.append(Fault(relative(root, path), node.lineno, message))
-    return faults
-
-
 def check_lengths(root: Path) -> list[Fault]:
     """No file has more than 400 lines, and no function more than 80 beside its docstring: a longer one is two things."""
     faults: list[Fault] = []
@@ -193,6 +173,7 @@ CHECKS: dict[str, Callable[[Path], list[Fault]]] = {
     "texts": check_texts,
     "pins": check_pins,
     "skips": check_skips,
+    "closeness": check_closeness,
     "lengths": check_lengths,
     "modules": check_modules,
     "configs": check_configs,

@@ -8,7 +8,7 @@ import textwrap
 import pytest
 import yaml
 
-from scripts.check_house import check_docstrings, check_lengths, check_pins, check_skips, check_texts
+from scripts.check_house import check_docstrings, check_lengths, check_pins, check_texts
 from scripts.house_loading import check_loading
 from tests.planted import ROOT, messages, plant
 
@@ -153,7 +153,7 @@ def test_docstrings_off_the_template_are_faults(tmp_path, old, new, message):
     assert any(re.search(message, fault) for fault in faults), faults
 
 
-# --- texts and skips ------------------------------------------------------------------------------------------------
+# --- texts ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -216,23 +216,6 @@ def test_in_a_checkout_only_the_projects_own_texts_count(tmp_path):
 def test_calls_that_may_run_a_checkpoints_code_are_faults(tmp_path, call, faulty):
     root = plant(tmp_path, {"hf_captionrl/a.py": f"def f():\n    return {call}\n"})
     assert {fault.line for fault in check_loading(root)} == ({2} if faulty else set())
-
-
-@pytest.mark.parametrize(
-    "code",
-    [
-        "import pytest\npytest.skip('no Java')",
-        "import pytest\n@pytest.mark.skipif(True, reason='no Java')\ndef test_x(): ...",
-        "import pytest\nx = pytest.importorskip('spacy', reason='no Java')",
-        "import pytest\nx = pytest.importorskip('spacy')",
-        "import pytest\nwhy = 'no Java'\npytest.skip(why)",
-    ],
-)
-def test_unlisted_skips_are_faults(tmp_path, code):
-    root = plant(tmp_path, {"tests/test_a.py": code, "docs/skips.md": "nothing"})
-    assert len(check_skips(root)) == 1
-    plant(root, {"docs/skips.md": "| no Java | ... |"})
-    assert len(check_skips(root)) == (0 if "'no Java'" in code and "why" not in code else 1)
 
 
 def test_long_files_and_functions_are_faults(tmp_path):

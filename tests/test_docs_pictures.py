@@ -8,6 +8,7 @@ from PIL import Image
 
 from scripts import docs_pictures
 from scripts.docs_pictures import COLUMNS, ROWS, before_after, draw, photograph
+from tests.closeness import close
 
 ROOT = Path(__file__).parents[1]
 
@@ -22,7 +23,7 @@ def test_numbers_are_those_of_the_results(tmp_path, monkeypatch):
             seeds = row[column]["values"]
             assert mean == pytest.approx(sum(seeds) / len(seeds))
             spread = sum((value - mean) ** 2 for value in seeds) / (len(seeds) - 1)
-            assert error == pytest.approx((spread / len(seeds)) ** 0.5, abs=1e-12)
+            assert error == close((spread / len(seeds)) ** 0.5)
     monkeypatch.setattr(docs_pictures, "ROWS", (("nobody", "smile_blip_seeds.json", "nobody"),))
     with pytest.raises(KeyError, match="nobody"):
         before_after()

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from scripts.ndlb_order import COMMANDS, SR_L, SR_LV, collect, differences, main, to_markdown
+from tests.closeness import close
 
 DOCS = Path(__file__).parents[1] / "docs"
 KEYS = ("length", "rd100_recall_at_1", "bag_3_recall_at_1", "bag_5_recall_at_1", "bag_7_recall_at_1", "cider_d")
@@ -38,7 +39,7 @@ def test_differences_are_of_pairs_of_one_seed(tmp_path):
     half = 4.302653 * math.sqrt(sum((gap - mean) ** 2 for gap in gaps) / 2 / 3)
     found = record["sr_lv_minus_sr_l"]["bag_7_recall_at_1"]
     assert found["values"] == pytest.approx(gaps)
-    assert found["interval"] == pytest.approx([mean - half, mean + half], abs=1e-4)
+    assert found["interval"] == close([mean - half, mean + half], dtype="float32")
     assert [row["name"] for row in record["rows"]][1::2] == [SR_L, SR_LV]
     assert record["commands"] == list(COMMANDS)
     assert "| R@1 bags of 7 ↑ | .333 | [.046, .620] | more |" in to_markdown(record)

@@ -2,7 +2,6 @@
 
 import json
 
-import numpy as np
 import pytest
 import torch
 
@@ -14,6 +13,7 @@ from hf_captionrl.recipe.samples import SampleArguments, Sampler
 from hf_captionrl.scenes import load_moving_scenes
 from hf_captionrl.trainers import SmileConfig, SmileTrainer
 from hf_captionrl.trainers.captioning import VideoFeatures
+from tests.closeness import assert_close
 from tests.tiny import tiny_captioner
 from tests.tiny_chat import tiny_chat
 
@@ -66,7 +66,7 @@ def test_the_pooling_of_the_training_is_that_of_the_captions(clips, tmp_path, po
     assert caption(films) == want
     assert caption(clips) == want
     (seen,) = VideoFeatures(captioner, films[:1], F)
-    np.testing.assert_allclose(seen, features(captioner, clips[0], pooling)[0], atol=1e-6)
+    assert_close(seen, features(captioner, clips[0], pooling)[0])
     # What is said goes before what is remembered.
     told = pipeline(captioner, num_frames=2, frame_pooling="mean", **SETTINGS)
     assert told.num_frames == 2

@@ -8,6 +8,7 @@ import pytest
 
 from scripts.reproduction import findings, numbers
 from scripts.reproduction.numbers import Measured, difference, look_up, measured, seed_interval
+from tests.closeness import within
 
 
 def test_the_interval_is_students():
@@ -29,7 +30,7 @@ def test_the_quantiles_are_those_of_students_distribution():
         heights = [
             scale * (1 + (end * (i + 0.5) / steps) ** 2 / freedom) ** (-(freedom + 1) / 2) for i in range(steps)
         ]
-        assert math.fsum(heights) * end / steps == pytest.approx(0.475, abs=2e-5), freedom
+        assert math.fsum(heights) * end / steps == within(0.475, 2e-5), freedom
 
 
 def test_places_of_a_result():

@@ -7,6 +7,7 @@ import re
 import pytest
 
 from scripts.scaling import PAGE, RESULTS, STAGES, exponent, measure, render
+from tests.closeness import within
 
 ROW = re.compile(r"^\| (?P<what>[^|]+?) \| `(?P<sum>[^`]+)` \| (?P<result>[\d,.]+) (?P<unit>[^|]+?) \|$", re.MULTILINE)
 TEXT = PAGE.read_text(encoding="utf-8")
@@ -24,7 +25,7 @@ def wrong(row):
     """Whether a result is not its sum, rounded as it is written."""
     written = row["result"].replace(",", "")
     digits = len(written.partition(".")[2])
-    return not math.isclose(calculate(row["sum"]), float(written), abs_tol=0.5000001 * 10**-digits)
+    return calculate(row["sum"]) != within(float(written), 0.5000001 * 10**-digits, dtype="float64")
 
 
 def result(what, after=""):
@@ -64,7 +65,7 @@ def test_the_sums_say_what_is_assumed():
     lists, _ = result("Lists")
     assert lists == 4 * math.isqrt(400_000_000)
     assert result("Codes looked at")[0] == 4e8 * 32 / lists
-    assert result("... a shard of 8")[0] * 8 == pytest.approx(result("IVF-PQ")[0], abs=0.1)
+    assert result("... a shard of 8")[0] * 8 == within(result("IVF-PQ")[0], 0.1)
 
 
 def test_the_text_uses_its_tables():

@@ -14,6 +14,7 @@ from hf_captionrl.losses import fused_smile_loss, smile_loss
 from hf_captionrl.scenes import load_scenes
 from hf_captionrl.trainers import CaptionRLConfig, CaptionRLTrainer
 from hf_captionrl.trainers.rollout import drawing_from_the_policy
+from tests.closeness import assert_close, resolution
 from tests.tiny import tiny_images
 from tests.tiny_families import tiny_family
 from tests.trainers.one_step import PLAIN_SGD
@@ -47,7 +48,7 @@ def assert_same(left: dict[str, Tensor], right: dict[str, Tensor]) -> None:
     assert len(left) > 10
     assert max(value.abs().max() for value in left.values()) > 1e-3
     for name in left:
-        torch.testing.assert_close(left[name], right[name], atol=2e-5, rtol=1e-3, msg=lambda m, n=name: f"{n}: {m}")
+        assert_close(left[name], right[name], ulps=64, magnitude=1, msg=name)
 
 
 def log_probs_of(logits: Tensor, ids: Tensor) -> Tensor:
@@ -86,7 +87,7 @@ class FamilySuite:
         supervised = captioner.align_labels(batch["labels"]) != -100
         for row, image, caption in zip(range(2), images, CAPTIONS[:2], strict=True):
             theirs = self.own_log_probs(plain, processor, image, caption).detach()
-            torch.testing.assert_close(ours[row][supervised[row]], theirs, atol=2e-5, rtol=0)
+            assert_close(ours[row][supervised[row]], theirs)
         assert (ours[~supervised] == 0).all()
         # The control: the image does matter.
         swapped = captioner.log_probs(captioner.collate(images[::-1], CAPTIONS[:2])).detach()
@@ -102,7 +103,7 @@ class FamilySuite:
             log_probs = captioner.log_probs(batch)
             (log_probs * torch.arange(1.0, 7.0)[:, None]).sum().backward()
             results.append((log_probs.detach(), gradients(captioner.model)))
-        torch.testing.assert_close(results[0][0], results[1][0], atol=2e-5, rtol=0)
+        assert_close(results[0][0], results[1][0])
         assert_same(results[0][1], results[1][1])
         with pytest.raises(ValueError, match="cannot be shared among"):
             captioner.log_probs(captioner.collate(images, CAPTIONS))
@@ -114,19 +115,17 @@ class FamilySuite:
         text = captioner.encode_captions([*CAPTIONS, *CAPTIONS])
         pixels = captioner.log_probs({**text, **encoded})
         known = captioner.log_probs({**text, "image_features": features})
-        torch.testing.assert_close(known, pixels, atol=2e-5, rtol=0)
-        torch.testing.assert_close(
+        assert_close(known, pixels)
+        assert_close(
             captioner.log_probs(captioner.collate(None, CAPTIONS[:2], image_features=features)),
             captioner.log_probs(captioner.collate(images, CAPTIONS[:2])),
-            atol=2e-5,
-            rtol=0,
         )
         written = captioner.generate(**encoded, max_new_tokens=5, **GREEDY)
         assert torch.equal(captioner.generate(image_features=features, max_new_tokens=5, **GREEDY).ids, written.ids)
 
     def test_smile_and_mle_through_the_tap(self, captioner, images):
         batch = captioner.collate(images, CAPTIONS[:2])
-        assert captioner.self_check(batch) < 1e-4
+        assert captioner.self_check(batch) < resolution(10)
         assert not captioner.use_full_logits
         results = []
         for full in (False, True):
@@ -135,7 +134,7 @@ class FamilySuite:
             loss.backward()
             results.append((loss.detach(), gradients(captioner.model)))
         captioner.use_full_logits = False
-        torch.testing.assert_close(results[0][0], results[1][0], atol=1e-5, rtol=0)
+        assert_close(results[0][0], results[1][0])
         assert_same(results[0][1], results[1][1])
         captioner.model(**batch, head_objective=mean_cross_entropy).loss.backward()
         tapped = gradients(captioner.model)
@@ -172,8 +171,8 @@ class FamilySuite:
         trained = {name for name, p in captioner.model.named_parameters() if p.requires_grad}
         assert all("lora_" in name or "modules_to_save" in name for name in trained)
         batch = captioner.collate(images, CAPTIONS[:2])
-        torch.testing.assert_close(captioner.log_probs(batch).detach(), frozen, atol=2e-5, rtol=0)
-        assert captioner.self_check(batch) < 1e-4
+        assert_close(captioner.log_probs(batch).detach(), frozen)
+        assert captioner.self_check(batch) < resolution(10)
         captioner.log_probs(captioner.collate(images, [*CAPTIONS, *CAPTIONS])).sum().backward()
         found = gradients(captioner.model)
         adapters = {name for name in trained if "lora_B" in name}
@@ -209,7 +208,7 @@ class FamilySuite:
         assert features.dtype == torch.bfloat16
         # Features of a cache are in fp32.
         known = {**captioner.encode_captions([*CAPTIONS, *CAPTIONS]), "image_features": features.float()}
-        torch.testing.assert_close(captioner.log_probs(known), half, atol=0.1, rtol=0)
+        assert_close(captioner.log_probs(known), half, dtype="bfloat16", ulps=1)
         captioner.generate(**captioner.encode_images(images), max_new_tokens=4, do_sample=True, num_return_sequences=2)
 
     def test_gradient_checkpointing_changes_nothing(self, captioner, images):
@@ -254,9 +253,7 @@ class FamilySuite:
         moved = set()
         for name, parameter in captioner.model.named_parameters():
             in_tower = name.startswith(f"{captioner.vision_path}.")
-            torch.testing.assert_close(
-                parameter.detach(), expected[name], atol=2e-5, rtol=1e-4, msg=lambda m, n=name: f"{n}: {m}"
-            )
+            assert_close(parameter.detach(), expected[name], ulps=64, msg=name)
             if not torch.equal(parameter, before[name]):
                 moved.add("tower" if in_tower else "rest")
         assert moved == {"rest", "tower"}

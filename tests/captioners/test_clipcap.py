@@ -10,6 +10,7 @@ from hf_captionrl.captioners import ClipCapCaptioner, load_captioner
 from hf_captionrl.models.clipcap.assembly import assemble
 from hf_captionrl.rewards import CiderReward, RewardContext, RewardData
 from hf_captionrl.scenes.models import model_path
+from tests.closeness import assert_close
 from tests.tiny import HIDDEN, tiny_captioner, tiny_clipcap, tiny_images
 
 
@@ -82,7 +83,7 @@ def test_log_probs_run_up_to_and_including_the_stop_token():
             embeds = torch.cat([prefix[row // 60], model.get_input_embeddings()(tokens)])
             logits = model.language_model(inputs_embeds=embeds[None]).logits[0, model.config.prefix_length - 1 : -1]
             expected = logits.log_softmax(-1)[torch.arange(len(tokens)), tokens].mean()
-            torch.testing.assert_close(got[row].sum() / counts[row], expected, atol=1e-5, rtol=1e-5)
+            assert_close(got[row].sum() / counts[row], expected)
 
 
 def test_the_rule_is_an_argument_and_is_saved(tmp_path):

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from hf_captionrl.captioners import load_captioner
 from hf_captionrl.captioners.explaining import explain_caption, token_pushes
 from hf_captionrl.losses import smile_loss
+from tests.closeness import close, within
 from tests.tiny import FAMILIES, tiny_captioner, tiny_images
 from tests.tiny_chat import tiny_chat
 
@@ -56,17 +57,19 @@ def test_every_number_is_that_of_the_models_own_logits(name, first_token):
         whole = t == 0 and first_token == "mle"
         assert token.whole_vocabulary == whole
         expected = math.exp(scores[ids[t]]) / total
-        assert token.mle_probability == pytest.approx(expected, abs=2e-6)
-        assert token.mle_loss == pytest.approx(-math.log(expected), abs=1e-5)
+        assert token.mle_probability == close(expected, ulps=32, dtype="float32")
+        assert token.mle_loss == close(-math.log(expected), dtype="float32")
         smile = expected if whole else math.exp(scores[ids[t]]) / among
-        assert token.smile_probability == pytest.approx(smile, abs=2e-6)
-        assert token.smile_loss == pytest.approx(-math.log(smile), abs=1e-5)
-        assert token.outside == pytest.approx(1 - among / total, abs=1e-5)
+        assert token.smile_probability == close(smile, ulps=64, dtype="float32")
+        assert token.smile_loss == close(-math.log(smile), dtype="float32")
+        assert token.outside == close(1 - among / total, ulps=32, dtype="float32")
         entropy = -math.fsum(math.exp(z) / total * (z - math.log(total)) for z in scores)
-        assert token.entropy == pytest.approx(entropy, abs=1e-5)
+        assert token.entropy == close(entropy, dtype="float32")
         if not whole:
             # SMILE pays less by what the model gives to words outside the caption.
-            assert token.mle_loss - token.smile_loss == pytest.approx(-math.log1p(-token.outside), abs=1e-5)
+            assert token.mle_loss - token.smile_loss == close(
+                -math.log1p(-token.outside), ulps=64, magnitude=5, dtype="float32"
+            )
         order = sorted(range(len(scores)), key=lambda i: -scores[i])
         assert [other.token_id for other in token.mle_top] == order[:4]
         inside = order if whole else [i for i in order if i in subset]
@@ -76,7 +79,7 @@ def test_every_number_is_that_of_the_models_own_logits(name, first_token):
             assert other.text
         for other in token.smile_top:
             share = math.exp(scores[other.token_id]) / (total if whole else among)
-            assert other.probability == pytest.approx(share, abs=2e-6)
+            assert other.probability == close(share, ulps=32, dtype="float32")
 
 
 @pytest.mark.parametrize("name", ["blip", "clipcap"])
@@ -85,12 +88,12 @@ def test_losses_are_those_of_training_and_distributions_sum_to_one(name):
     view = explain_caption(captioner, image, CAPTION, top_k=10**6)
     logits, ids = own_logits(captioner, image, CAPTION)
     labels = torch.tensor([ids])
-    assert view.smile_loss == pytest.approx(float(smile_loss(logits[None], labels)), abs=1e-5)
-    assert view.mle_loss == pytest.approx(float(F.cross_entropy(logits, labels[0])), abs=1e-5)
-    assert view.mle_loss == pytest.approx(captioner.own_loss(captioner.collate([image], [CAPTION])).item(), abs=1e-4)
+    assert view.smile_loss == close(float(smile_loss(logits[None], labels)), dtype="float32")
+    assert view.mle_loss == close(float(F.cross_entropy(logits, labels[0])), dtype="float32")
+    assert view.mle_loss == close(captioner.own_loss(captioner.collate([image], [CAPTION])).item(), dtype="float32")
     assert view.log_prob == pytest.approx(-view.mle_loss * len(ids))
     # Another subset is another loss: the comparison can fail.
-    assert view.smile_loss != pytest.approx(float(smile_loss(logits[None], labels, first_token="smile")), abs=1e-3)
+    assert view.smile_loss != within(float(smile_loss(logits[None], labels, first_token="smile")), 1e-3)
     for token in view.tokens:
         assert math.fsum(other.probability for other in token.mle_top) == pytest.approx(1)
         assert math.fsum(other.probability for other in token.smile_top) == pytest.approx(1)
@@ -105,9 +108,9 @@ def test_full_logits_give_the_same_view(name):
     captioner.use_full_logits = True
     full = explain_caption(captioner, image, CAPTION)
     for a, b in zip(tapped.tokens, full.tokens, strict=True):
-        assert a.mle_loss == pytest.approx(b.mle_loss, abs=1e-5)
-        assert a.smile_loss == pytest.approx(b.smile_loss, abs=1e-5)
-        assert a.outside == pytest.approx(b.outside, abs=1e-5)
+        assert a.mle_loss == close(b.mle_loss, dtype="float32")
+        assert a.smile_loss == close(b.smile_loss, dtype="float32")
+        assert a.outside == close(b.outside, dtype="float32")
 
 
 def test_the_model_is_left_as_it_was():
@@ -135,7 +138,7 @@ def test_pushes_are_the_gradient_at_the_tokens_own_logits(reduction):
     assert logits.grad is not None
     for t, token in enumerate(ids):
         assert weights[t] == pytest.approx(advantage if reduction == "sum" else advantage / len(ids))
-        assert pushes[t] == pytest.approx(-float(logits.grad[t, token]), abs=1e-6)
+        assert pushes[t] == close(-float(logits.grad[t, token]), dtype="float32")
         assert pushes[t] < 0
 
 

@@ -22,6 +22,7 @@ from hf_captionrl.captioners import Captioner, LogProbsObjective, load_captioner
 from hf_captionrl.losses import fused_smile_loss, smile_loss
 from hf_captionrl.scenes import load_scenes
 from hf_captionrl.trainers import CaptionRLConfig, CaptionRLTrainer, SmileConfig, SmileTrainer
+from tests.closeness import assert_close, resolution
 from tests.tiny import FAMILIES, tiny_images, tiny_model
 from tests.tiny_chat import CHAT_TYPES, tiny_chat
 from tests.tiny_families import FAMILY_NAMES, tiny_family
@@ -151,18 +152,18 @@ def test_smile(name, captioner):
                 "loss": fused_smile_loss(head.hidden, head.weight, head.labels, bias=head.bias, softcap=head.softcap)
             },
         ).loss
-    torch.testing.assert_close(fused, smile_loss(logits, labels), atol=2e-5, rtol=1e-5)
+    assert_close(fused, smile_loss(logits, labels))
 
 
 def test_mle(name, captioner):
     """Log-probabilities are the own class's, cross-entropy its loss, and full logits are not fallen back to."""
     batch = batch_of(captioner)
-    assert captioner.self_check(batch) < 1e-4
+    assert captioner.self_check(batch) < resolution(10)
     assert not captioner.use_full_logits
     logits, labels = own_logits(name)
     expected = -F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none").view(labels.shape)
     with torch.no_grad():
-        torch.testing.assert_close(captioner.log_probs(batch), expected, atol=5e-5, rtol=1e-5)
+        assert_close(captioner.log_probs(batch), expected)
 
 
 def test_generate(captioner):
@@ -187,7 +188,7 @@ def test_generate(captioner):
     assert len(beams.captions) == 4
     log_probs = captioner.log_probs({**captioner.encode_completions(many.ids, many.mask), **images})
     assert log_probs.shape[0] == 6
-    assert (log_probs <= 1e-6).all()
+    assert (log_probs <= resolution(1)).all()
     assert (log_probs < 0).any()
 
 
@@ -238,9 +239,7 @@ def test_rl_step(name, captioner, tmp_path, scenes):
     for path, parameter in plain.model.named_parameters():
         step = torch.zeros(()) if parameter.grad is None else -args.learning_rate * parameter.grad
         moved = max(moved, float(step.abs().max()))
-        torch.testing.assert_close(
-            trained[path].detach(), parameter.detach() + step, atol=2e-5, rtol=1e-4, msg=lambda m, n=path: f"{n}: {m}"
-        )
+        assert_close(trained[path].detach(), parameter.detach() + step, msg=path)
     assert moved > 1e-3
     assert all(parameter.grad is None for parameter in plain.vision_tower.parameters())
 
@@ -316,7 +315,7 @@ def test_checkpointing(name, captioner):
     assert runs[0] - once > once
     assert found.keys() == expected.keys()
     for key in expected:
-        torch.testing.assert_close(found[key], expected[key], atol=1e-5, rtol=1e-4)
+        assert_close(found[key], expected[key], ulps=64, magnitude=1)
 
 
 def test_save_and_load(captioner, tmp_path):

@@ -5,6 +5,7 @@ import torch
 
 from hf_captionrl.captioners import mean_cross_entropy
 from tests.captioners.test_head import assert_same_gradients, gradients
+from tests.closeness import assert_close
 from tests.tiny import FAMILIES, tiny_captioner, tiny_captions, tiny_images, tiny_model
 
 DECODINGS = {
@@ -101,7 +102,7 @@ def test_what_was_written_scores_as_the_model_says(family):
     assert torch.equal(batch["labels"][batch["labels"] != -100], written.ids[written.mask])
     got = captioner.log_probs({**batch, "pixel_values": pixel_values}, temperature=0.8)
     single = captioner.log_probs({**batch, "pixel_values": pixel_values.repeat_interleave(3, 0)}, temperature=0.8)
-    torch.testing.assert_close(got, single, atol=1e-5, rtol=0)
+    assert_close(got, single)
     if has_bias:
         assert written.ended.any()
     prompt = processor.tokenizer("a picture of", add_special_tokens=False).input_ids
@@ -114,7 +115,7 @@ def test_what_was_written_scores_as_the_model_says(family):
             logits = untouched(**{name: sequence, "pixel_values": pixel_values[row // 3 : row // 3 + 1]}).logits
         log_softmax = (logits[0, -sequence.size(1) :] / 0.8).log_softmax(-1)
         for t, token in enumerate(kept):
-            torch.testing.assert_close(got[row, P - 1 + t], log_softmax[P - 1 + t, token], atol=1e-5, rtol=0)
+            assert_close(got[row, P - 1 + t], log_softmax[P - 1 + t, token], ulps=64)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -128,8 +129,8 @@ def test_image_features_give_the_loss_and_gradient_of_the_text_side(family):
     cached = right.collate(None, captions, image_features=features)
     ours = left.model(**batch, head_objective=mean_cross_entropy).loss
     theirs = right.model(**cached, head_objective=mean_cross_entropy).loss
-    torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=0)
-    torch.testing.assert_close(right.model(**cached).loss, ours, atol=1e-5, rtol=0)
+    assert_close(ours, theirs)
+    assert_close(right.model(**cached).loss, ours)
     ours.backward()
     theirs.backward()
     assert_same_gradients(gradients(left.model), gradients(right.model))
@@ -137,7 +138,7 @@ def test_image_features_give_the_loss_and_gradient_of_the_text_side(family):
     # Several captions an image share its features.
     twice = {**right.encode_captions(captions), "image_features": cached["image_features"][:2]}
     apart = {**twice, "image_features": twice["image_features"].repeat_interleave(2, 0)}
-    torch.testing.assert_close(right.log_probs(twice), right.log_probs(apart), atol=1e-5, rtol=0)
+    assert_close(right.log_probs(twice), right.log_probs(apart))
 
 
 def test_modes_are_left_as_they_were_and_misuse_is_refused():

@@ -24,6 +24,7 @@ from scripts import truematch_scenes
 from scripts.truematch_scenes import is_kept
 from tests.browser import CHROMIUM
 from tests.cli.truematch_commands import IMAGES, build, truematch
+from tests.closeness import close
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "truematch.md").read_text(encoding="utf-8")
@@ -64,7 +65,7 @@ def test_bags_are_those_of_a_plain_loop(built, scenes):
                 kept.append((alpha, [ids[row] for row in bag]))
         found = [(s, bag) for s, bag in zip(file.similarities, file.bags, strict=True) if len(bag) == size]
         assert [sorted(bag) for _, bag in found] == [sorted(bag) for _, bag in kept]
-        assert [s for s, _ in found] == pytest.approx([alpha for alpha, _ in kept], abs=1e-5)
+        assert [s for s, _ in found] == close([alpha for alpha, _ in kept], ulps=32, dtype="float32")
 
 
 def test_the_folder_is_a_data_set_with_a_card(built, scenes, tmp_path, monkeypatch):

@@ -12,6 +12,7 @@ import pytest
 from PIL import Image
 
 from hf_captionrl.data import IMAGE_WAYS_OUT, ImageError, open_image, verify_image
+from tests.closeness import within
 
 RED, WHITE = (255, 0, 0), (255, 255, 255)
 
@@ -120,7 +121,7 @@ def test_transparency_is_laid_over_white():
     assert out.getpixel((0, 0)) == WHITE
     assert out.getpixel((3, 0)) == RED
     half = open_image(Image.new("RGBA", (2, 2), (0, 0, 0, 127))).getpixel((0, 0))
-    assert half[0] == pytest.approx(128, abs=1)
+    assert half[0] == within(128, 1)
 
 
 def test_palette_with_transparent_colour():

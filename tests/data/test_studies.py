@@ -23,6 +23,7 @@ from hf_captionrl.data.study_files import (
     read_answers,
     read_key,
 )
+from tests.closeness import resolution
 
 
 @pytest.fixture
@@ -49,7 +50,7 @@ def test_sets_against_a_loop(features, limit):
     used = [row for images in sets for row in images]
     assert len(set(used)) == len(used) == 120
     near = [float(unit[a] @ unit[images[0]]) for images in sets for a in images[1:]]
-    assert max(near) <= limit + 1e-6
+    assert max(near) <= limit + resolution(1)
     assert (max(near) > 0.8) == (limit == 1.0)  # without the limit look-alikes do come in
 
 

@@ -4,6 +4,7 @@ import json
 
 import hf_captionrl.metrics as metrics
 from hf_captionrl.evaluate_modules import MODULES
+from tests.closeness import close
 from tests.evaluate_modules.test_install import job
 from tests.evaluate_modules.test_spaces import two_rows
 
@@ -54,7 +55,7 @@ def test_two_processes_and_two_experiments(nursery, tmp_path):
         captions = CAPTIONS[shift:]
         expected = metrics.caption_diversity(captions[0::2] + captions[1::2])
         for key in ("div_1", "div_2", "mbleu_4", "unique_captions", "length"):
-            assert abs(diversity[key] - expected[key]) < 1e-9, key
+            assert diversity[key] == close(expected[key]), key
         assert diversity["per_image"]["div_1"] == expected["per_image"]["div_1"].tolist()
         # Captions of both, each with its own id: first finds b, second finds c before a, third finds c.
         assert retrieval["ranks"] == [1, 3, 1]

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 from hf_captionrl.losses import IGNORE_INDEX, fused, fused_smile_loss, smile_loss
+from tests.closeness import assert_close
 from tests.losses.conftest import Head, loop_smile, make_head
 from tests.losses.test_smile import OPTIONS
 
@@ -35,11 +36,11 @@ def test_equals_a_plain_loop_under_any_upstream_gradient(head: Head, options, so
         ours[0], ours[1], head.labels, bias=ours[2], softcap=softcap, reduction="none", chunk_size=4, **options
     )
     expected = loop_smile(reference_logits(*theirs, softcap), head.labels, **options)
-    torch.testing.assert_close(losses, expected, atol=1e-10, rtol=0)
+    assert_close(losses, expected)
     for mine, other in zip(
         gradients((losses * upstream).sum(), ours), gradients((expected * upstream).sum(), theirs), strict=True
     ):
-        torch.testing.assert_close(mine, other, atol=1e-10, rtol=0)
+        assert_close(mine, other, ulps=32)
 
 
 @pytest.mark.parametrize("weighted", [False, True])
@@ -54,10 +55,10 @@ def test_scalar_reductions_and_token_weights(head: Head, options, reduction, wei
     expected = (losses if weights is None else losses * weights).sum()
     if reduction == "mean":
         expected = expected / (head.labels != IGNORE_INDEX).sum()
-    torch.testing.assert_close(loss, expected, atol=1e-10, rtol=0)
+    assert_close(loss, expected, ulps=32)
     # Not 1: a gradient scaler's factor must reach every gradient.
     for mine, other in zip(gradients(3 * loss, ours), gradients(3 * expected, theirs), strict=True):
-        torch.testing.assert_close(mine, other, atol=1e-10, rtol=0)
+        assert_close(mine, other, ulps=64)
 
 
 @pytest.mark.parametrize("options", [{}, {"mle_weight": 0.3, "label_smoothing": 0.1}, {"subset": "reverse"}])
@@ -109,11 +110,11 @@ def test_the_vocabulary_in_pieces(monkeypatch, dtype, scale, softcap):
     ours, theirs = head.leaves(), [leaf.detach().double().requires_grad_() for leaf in head.leaves()]
     loss = fused_smile_loss(ours[0], ours[1], head.labels, bias=ours[2], softcap=softcap)
     expected = smile_loss(reference_logits(*theirs, softcap), head.labels)
-    tolerance = {"atol": 1e-10, "rtol": 1e-10} if dtype == torch.float64 else {"atol": 0.05, "rtol": 0.05}
-    torch.testing.assert_close(loss.double(), expected, **tolerance)
+    tolerance = {"dtype": dtype, "ulps": 32 if dtype == torch.float64 else 4}
+    assert_close(loss.double(), expected, **tolerance)
     if dtype == torch.float64 or scale == 1.0:  # in bf16 the rounding of large logits decides between words
         for mine, other in zip(gradients(loss, ours), gradients(expected, theirs), strict=True):
-            torch.testing.assert_close(mine.double(), other, **tolerance)
+            assert_close(mine.double(), other, **tolerance, magnitude=1)  # of p - 1 times a hidden state
 
 
 def test_tied_weights(head: Head):
@@ -192,10 +193,10 @@ def test_half_precision(dtype, options):
     loss = fused_smile_loss(ours[0], ours[1], head.labels, bias=ours[2], **options)
     expected = smile_loss(reference_logits(*theirs), head.labels, **options)
     assert loss.dtype == torch.float32
-    torch.testing.assert_close(loss, expected, atol=0.02, rtol=0.02)
+    assert_close(loss, expected, dtype=dtype, ulps=1)
     for mine, other in zip(gradients(loss, ours), gradients(expected, theirs), strict=True):
         assert mine.dtype == dtype
-        torch.testing.assert_close(mine.float(), other, atol=0.02, rtol=0.05)
+        assert_close(mine.float(), other, dtype=dtype, ulps=4)
 
 
 def test_repeated_words_are_summed_in_full_precision():
@@ -231,7 +232,7 @@ def test_autocast(options):
     other = gradients(smile_loss(reference_logits(*theirs), head.labels, **options), theirs)
     for a, b in zip(mine, other, strict=True):
         assert a.dtype == torch.float32
-        torch.testing.assert_close(a, b, atol=0.02, rtol=0.05)
+        assert_close(a, b, dtype="bfloat16", ulps=4)
 
 
 @pytest.mark.parametrize("options", [{}, {"mle_weight": 0.3}, {"subset": "reverse"}, {"reduction": "none"}])
@@ -282,7 +283,7 @@ def compare_compiled(options: dict[str, Any], backend: str) -> None:
     expected = step(*eager)
     torch.testing.assert_close(loss, expected)
     for mine, other in zip(gradients(loss, compiled), gradients(expected, eager), strict=True):
-        torch.testing.assert_close(mine, other, atol=1e-5, rtol=1e-4)
+        assert_close(mine, other)
 
 
 @pytest.mark.slow

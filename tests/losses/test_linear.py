@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from hf_captionrl.losses import IGNORE_INDEX, linear_log_probs
+from tests.closeness import assert_close
 from tests.losses.conftest import Head, make_head
 from tests.losses.test_fused import allocations
 
@@ -43,10 +44,10 @@ def test_equals_a_plain_loop_under_any_upstream_gradient(head: Head, case, with_
     )
     log_probs, entropies = result if with_entropy else (result, None)
     expected, expected_entropies = loop_log_probs(*theirs, head.labels, **case)
-    torch.testing.assert_close(log_probs, expected, atol=1e-10, rtol=0)
+    assert_close(log_probs, expected)
     loss, other = (log_probs * upstream).sum(), (expected * upstream).sum()
     if entropies is not None:
-        torch.testing.assert_close(entropies, expected_entropies, atol=1e-10, rtol=0)
+        assert_close(entropies, expected_entropies, ulps=32)
         loss, other = (
             loss + (entropies * upstream.flip(0)).sum(),
             other + (expected_entropies * upstream.flip(0)).sum(),
@@ -54,7 +55,7 @@ def test_equals_a_plain_loop_under_any_upstream_gradient(head: Head, case, with_
     loss.backward()
     other.backward()
     for mine, reference in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(mine.grad, reference.grad, atol=1e-10, rtol=0)
+        assert_close(mine.grad, reference.grad, ulps=128)
 
 
 def test_gradcheck(head: Head):
@@ -99,7 +100,7 @@ def test_half_precision_is_finite_and_close(dtype):
     (log_probs.sum() + entropy.sum()).backward()
     assert log_probs.dtype == torch.float32
     expected = linear_log_probs(exact.hidden, exact.weight, exact.labels, bias=exact.bias, temperature=0.3)
-    torch.testing.assert_close(log_probs.double(), expected, atol=0.2, rtol=0.02)
+    assert_close(log_probs.double(), expected, dtype=dtype, ulps=2)
     for leaf in (hidden, weight, bias):
         assert leaf.grad.dtype == dtype
         assert torch.isfinite(leaf.grad).all()
@@ -140,7 +141,7 @@ def test_compiles_without_graph_breaks(with_entropy):
     loss.backward()
     expected.backward()
     for mine, other in zip(compiled, eager, strict=True):
-        torch.testing.assert_close(mine.grad, other.grad, atol=1e-5, rtol=1e-4)
+        assert_close(mine.grad, other.grad)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from hf_captionrl.losses import caption_log_probs, policy_gradient_loss
+from tests.closeness import assert_close, close, within
 
 
 def batch(seed: int = 0, dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
@@ -69,7 +70,7 @@ def test_equals_a_plain_loop(reduction, old, clip, beta, entropy_weight):
     if clip is None:
         expected.pop("clipped_share")
         assert "clipped_share" not in found
-    assert {name: float(value) for name, value in found.items()} == pytest.approx(expected, abs=1e-12)
+    assert {name: float(value) for name, value in found.items()} == close(expected)
     if clip is not None:
         assert expected["clipped_share"] > 0
 
@@ -81,7 +82,7 @@ def test_log_probs_of_captions_equal_a_plain_loop(reduction):
     for n in range(4):
         kept = [float(b["log_probs"][n, t]) for t in range(5) if b["mask"][n, t]]
         expected = sum(kept) / (len(kept) if reduction == "mean" and kept else 1)
-        assert float(found[n]) == pytest.approx(expected, abs=1e-12)
+        assert float(found[n]) == close(expected)
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "token_mean"])
@@ -102,9 +103,9 @@ def test_micro_batches_add_up_to_the_step(reduction):
 
     number = b["mask"].sum() if reduction == "token_mean" else torch.tensor(4.0)
     parts = [of(rows, number) for rows in (slice(0, 1), slice(1, 4))]
-    assert sum(parts) == pytest.approx(of(slice(None), None), abs=1e-12)
+    assert sum(parts) == close(of(slice(None), None))
     # Each part by its own number is something else.
-    assert sum(of(rows, None) for rows in (slice(0, 1), slice(1, 4))) != pytest.approx(sum(parts), abs=1e-3)
+    assert sum(of(rows, None) for rows in (slice(0, 1), slice(1, 4))) != within(sum(parts), 1e-3)
 
 
 @pytest.mark.parametrize("junk", [math.nan, -math.inf, math.inf])
@@ -196,7 +197,7 @@ def test_the_penalty_estimates_one_divergence_and_pulls_along_the_other():
         for i in range(3)
     ]
     mean = sum(chance[i] * found[i] for i in range(3))
-    torch.testing.assert_close(mean, (p.exp() * (p - ref)).sum(), rtol=0, atol=1e-12)
+    assert_close(mean, (p.exp() * (p - ref)).sum())
     (gradient,) = torch.autograd.grad(mean, logits, retain_graph=True)
     (reverse,) = torch.autograd.grad((ref.exp() * (ref - p)).sum(), logits, retain_graph=True)
     (forward,) = torch.autograd.grad((p.exp() * (p - ref)).sum(), logits)

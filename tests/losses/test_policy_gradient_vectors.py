@@ -9,6 +9,7 @@ from torch import Tensor
 
 from hf_captionrl.losses import caption_log_probs, policy_gradient_loss
 from hf_captionrl.rewards import RunningMeanBaseline, make_baseline
+from tests.closeness import assert_close, close
 
 VECTORS = json.loads((Path(__file__).parents[1] / "vectors" / "policy_gradient.json").read_text())
 
@@ -26,11 +27,11 @@ def test_reward_criterion():
     _, log_probs, mask = criterion_inputs()
     rewards = torch.tensor(given["reward"]).double()
     found = policy_gradient_loss(log_probs, rewards, mask, logprob_reduction="token_mean")["loss"]
-    assert float(found) == pytest.approx(given["mean"], abs=1e-6)
+    assert float(found) == close(given["mean"], dtype="float32")
     for n, expected in enumerate(given["none"]):
         rows = slice(n, n + 1)
-        assert float(policy_gradient_loss(log_probs[rows], rewards[rows], mask[rows])["loss"]) == pytest.approx(
-            expected, abs=1e-6
+        assert float(policy_gradient_loss(log_probs[rows], rewards[rows], mask[rows])["loss"]) == close(
+            expected, dtype="float32"
         )
 
 
@@ -43,7 +44,7 @@ def test_self_critical_with_leave_one_out(key, weight):
     scores = torch.tensor(given["scores"]).double() + weight * (entropy * mask).sum(1) / mask.sum(1)
     advantages = make_baseline("leave_one_out", 2)(scores.view(2, 2)).flatten()
     found = policy_gradient_loss(log_probs, advantages, mask, logprob_reduction="token_mean")["loss"]
-    assert float(found) == pytest.approx(VECTORS[key]["loss_mean"], abs=1e-6)
+    assert float(found) == close(VECTORS[key]["loss_mean"], dtype="float32")
 
 
 def test_sle_surrogate():
@@ -51,7 +52,7 @@ def test_sle_surrogate():
     found = policy_gradient_loss(
         *(torch.tensor(given[n]) for n in ("log_probs", "rewards", "mask")), logprob_reduction="token_mean"
     )
-    assert float(found["loss"]) == pytest.approx(given["loss"], abs=1e-6)
+    assert float(found["loss"]) == close(given["loss"], dtype="float32")
 
 
 def own_log_probs(logits: list, ids: Tensor) -> Tensor:
@@ -67,13 +68,13 @@ def test_log_probs_of_clipcap_captions():
     expected = given["ndlb_T0.3"]
     lengths = torch.tensor(expected["msg_lengths"])
     found = caption_log_probs(own_log_probs((logits / 0.3).tolist(), ids), steps < lengths[:, None])
-    torch.testing.assert_close(found, torch.tensor(expected["log_probs"]).double(), rtol=0, atol=1e-5)
+    assert_close(found, torch.tensor(expected["log_probs"]).double(), dtype="float32")
 
     expected = given["discritune"]
     mask, divisor = torch.tensor(expected["mask"]).bool(), torch.tensor(expected["msg_lengths"])
     assert torch.equal(mask.sum(1), lengths)
     found = caption_log_probs(own_log_probs(given["logits"], ids), mask) * lengths / divisor
-    torch.testing.assert_close(found, torch.tensor(expected["log_probs"]).double(), rtol=0, atol=1e-5)
+    assert_close(found, torch.tensor(expected["log_probs"]).double(), dtype="float32")
 
 
 def test_log_probs_of_blip_captions():
@@ -83,7 +84,7 @@ def test_log_probs_of_blip_captions():
     mask = (torch.arange(6) >= given["prefix_len"] - 1) & (torch.arange(6) < ends[:, None])
     logits = torch.tensor(given["logits"])[:, :-1]
     found = caption_log_probs(own_log_probs(logits.tolist(), ids), mask)
-    torch.testing.assert_close(found, torch.tensor(given["log_probs"]).double(), rtol=0, atol=1e-5)
+    assert_close(found, torch.tensor(given["log_probs"]).double(), dtype="float32")
 
 
 @pytest.mark.parametrize(
@@ -102,10 +103,10 @@ def test_running_mean_in_both_orders(key, update_first):
         rewards = -torch.tensor(losses).unsqueeze(1)
         if update_first:
             baseline.update(float(rewards.mean()))
-        assert -baseline.mean == pytest.approx(expected["baseline_used"], abs=1e-6)
+        assert -baseline.mean == close(expected["baseline_used"], dtype="float32")
         advantages = baseline(rewards).flatten()
-        torch.testing.assert_close(-advantages, torch.tensor(expected["reward"]), rtol=0, atol=1e-6)
+        assert_close(-advantages, torch.tensor(expected["reward"]))
         found = policy_gradient_loss(log_probs, advantages, torch.ones(4, 1))["loss"]
-        assert float(found) == pytest.approx(expected["policy_loss"], abs=1e-6)
+        assert float(found) == close(expected["policy_loss"], dtype="float32")
         if not update_first:
             baseline.update(float(rewards.mean()))

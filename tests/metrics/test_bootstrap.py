@@ -5,14 +5,15 @@ import pytest
 import torch
 
 from hf_captionrl.metrics import bootstrap, bootstrap_interval, paired_test
+from tests.closeness import within
 
 
 def test_interval_of_a_mean_is_near_the_normal_one():
     values = np.random.default_rng(0).normal(3.0, 2.0, size=2000)
     low, high = bootstrap_interval(values, num_resamples=4000)
     error = values.std() / np.sqrt(len(values))
-    assert low == pytest.approx(values.mean() - 1.96 * error, abs=0.2 * error)
-    assert high == pytest.approx(values.mean() + 1.96 * error, abs=0.2 * error)
+    assert low == within(values.mean() - 1.96 * error, 0.2 * error)
+    assert high == within(values.mean() + 1.96 * error, 0.2 * error)
 
 
 def test_interval_covers_the_truth_about_as_often_as_it_says():
@@ -68,7 +69,7 @@ def test_paired_test_equals_enumeration():
     ]
     exact = sum(s >= abs(sum(differences)) for s in sums) / 16
     found = paired_test(differences, [0.0] * 4, num_resamples=20_000)
-    assert found["p_value"] == pytest.approx(exact, abs=0.01)
+    assert found["p_value"] == within(exact, 0.01)
 
 
 def test_p_values_under_the_null_are_uniform():
@@ -77,7 +78,7 @@ def test_p_values_under_the_null_are_uniform():
         paired_test(generator.normal(size=30), generator.normal(size=30), num_resamples=200, seed=i)["p_value"]
         for i in range(200)
     ]
-    assert np.mean(np.array(values) < 0.1) == pytest.approx(0.1, abs=0.06)
+    assert np.mean(np.array(values) < 0.1) == within(0.1, 0.06)
 
 
 def test_bad_input():
@@ -112,8 +113,8 @@ def exact_quantile(n, p, q):
 def test_the_interval_of_hits_is_the_binomial_one():
     values = np.r_[np.ones(60), np.zeros(240)]
     low, high = bootstrap_interval(values, num_resamples=200_000)
-    assert low == pytest.approx(exact_quantile(300, 0.2, 0.025), abs=1.01 / 300)
-    assert high == pytest.approx(exact_quantile(300, 0.2, 0.975), abs=1.01 / 300)
+    assert low == within(exact_quantile(300, 0.2, 0.025), 1.01 / 300)
+    assert high == within(exact_quantile(300, 0.2, 0.975), 1.01 / 300)
 
 
 def test_drawing_counts_of_values_and_drawing_samples_are_one_bootstrap(monkeypatch):
@@ -124,7 +125,7 @@ def test_drawing_counts_of_values_and_drawing_samples_are_one_bootstrap(monkeypa
     monkeypatch.setattr(bootstrap, "_SAMPLES_A_VALUE", 10**9)
     samples = bootstrap_interval(values, **options)
     assert counts != samples  # they are two ways
-    assert counts == pytest.approx(samples, abs=0.05 * (samples[1] - samples[0]))
+    assert counts == within(samples, 0.05 * (samples[1] - samples[0]))
 
 
 @pytest.mark.parametrize(("wins", "losses"), [(30, 30), (40, 22), (50, 20)])
@@ -134,7 +135,7 @@ def test_paired_test_of_hits_equals_the_sign_test(wins, losses):
     tosses, least = wins + losses, abs(wins - losses)
     exact = sum(math.comb(tosses, k) for k in range(tosses + 1) if abs(2 * k - tosses) >= least) / 2**tosses
     found = paired_test(a, b, num_resamples=100_000)
-    assert found["p_value"] == pytest.approx(exact, abs=0.006)
+    assert found["p_value"] == within(exact, 0.006)
     assert found["difference"] == pytest.approx((wins - losses) / 500)
 
 

@@ -18,6 +18,7 @@ from transformers import (
 )
 
 from hf_captionrl.models.clipcap import ClipCapConfig, ClipCapForConditionalGeneration
+from tests.closeness import assert_close
 from tests.tiny import HIDDEN, IMAGE_SIZE, tiny_clipcap, tiny_images
 
 ROOT = Path(__file__).parents[2]
@@ -83,8 +84,8 @@ def test_forward_is_that_of_the_published_code(mapper):
     tokens = batch["input_ids"][:, 1:]
     expected = published_logits(model, batch["pixel_values"], tokens)  # (B, T - 1, V)
     kept = batch["attention_mask"][:, 1:].bool()
-    torch.testing.assert_close(output.logits[:, :-1][kept], expected[kept], atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(output.loss, F.cross_entropy(expected[kept], tokens[kept]), atol=1e-5, rtol=0)
+    assert_close(output.logits[:, :-1][kept], expected[kept], ulps=64)
+    assert_close(output.loss, F.cross_entropy(expected[kept], tokens[kept]))
     # The start token's own embedding is never looked at; the image is.
     with torch.no_grad():
         other = model(**{**batch, "input_ids": torch.cat([torch.full_like(tokens[:, :1], 7), tokens], 1)}).logits
@@ -136,7 +137,7 @@ def test_generation_with_cache_equals_without(mapper):
     whole = model(
         pixel_values=batch["pixel_values"], input_ids=torch.cat([batch["input_ids"], token], 1), use_cache=False
     ).logits[:, -1]
-    torch.testing.assert_close(again, whole, atol=1e-5, rtol=1e-5)
+    assert_close(again, whole, ulps=64)
 
 
 def test_beams_samples_and_lengths():
@@ -160,7 +161,7 @@ def test_beams_samples_and_lengths():
         ids = torch.tensor([[row[0].item(), *new]])
         logits = model(pixel_values=batch["pixel_values"][index // 2][None], input_ids=ids).logits[0, :-1]
         log_probs = logits.log_softmax(-1)[torch.arange(len(new)), torch.tensor(new)]
-        torch.testing.assert_close(score, log_probs.mean(), atol=1e-5, rtol=0)
+        assert_close(score, log_probs.mean(), ulps=32)
     assert (beams.sequences_scores[::2] >= beams.sequences_scores[1::2]).all()
     torch.manual_seed(0)
     samples = model.generate(batch["pixel_values"], do_sample=True, top_k=0, num_return_sequences=3, max_new_tokens=5)

@@ -30,6 +30,7 @@ from hf_captionrl.metrics import (
     self_retrieval,
 )
 from hf_captionrl.metrics.agreement import krippendorff_alpha
+from tests.closeness import assert_close, close, resolution
 from tests.numerics.drawn import DTYPES, V, few, fewer, seeds
 
 texts = st.lists(st.sampled_from(["red", "cat", "sits", "a"]), min_size=1, max_size=6).map(" ".join)
@@ -94,15 +95,15 @@ def test_texts_against_references(images, seed):
         for key, value in found.items():
             if not isinstance(value, float):
                 continue
-            assert 0 <= value <= most + 1e-9, key
-            assert moved[key] == pytest.approx(value, abs=1e-9), key
+            assert 0 <= value <= most + resolution(most, dtype="float64"), key
+            assert moved[key] == close(value, magnitude=most), key
         assert np.isfinite(found["per_sample"]).all()
-        np.testing.assert_allclose(moved["per_sample"], found["per_sample"][order], atol=1e-9)
+        assert_close(moved["per_sample"], found["per_sample"][order], magnitude=most)
         if len(images) == 1 and metric in (cider, cider_d):
             assert found[metric.__name__] == 0  # of one document nothing is rare
     same = [texts[0] for texts in references]
     assert rouge_l(same, references)["rouge_l"] == pytest.approx(1.0)
-    assert bleu(same, references)["bleu_1"] == pytest.approx(1.0, abs=1e-6)
+    assert bleu(same, references)["bleu_1"] == close(1.0, dtype="float32")
     assert bleu(captions, references)["bleu_1"] <= 1.0
 
 
@@ -112,10 +113,10 @@ def test_texts_against_each_other(groups):
     found = caption_diversity(groups, training_captions=[groups[0][0]])
     for key in ("div_1", "div_2", "mbleu_1", "mbleu_4", "mbleu_4_per_image", "unique_captions", "novel_captions"):
         assert 0 <= found[key] <= 1, key
-    assert found["mbleu_4"] <= found["mbleu_1"] + 1e-6  # as far as pycocoevalcap's constants go
+    assert found["mbleu_4"] <= found["mbleu_1"] + resolution(1)  # as far as pycocoevalcap's constants go
     back = caption_diversity([group[::-1] for group in groups[::-1]], training_captions=[groups[0][0]])
     for key in ("div_1", "div_2", "unique_captions", "mbleu_4_per_image", "novel_captions", "vocabulary_size"):
-        assert back[key] == pytest.approx(found[key], abs=1e-9), key
+        assert back[key] == close(found[key]), key
     flat = [text for group in groups for text in group]
     counted, lengths = caption_statistics(flat), length_statistics(flat)
     assert counted["length"] == pytest.approx(lengths["mean_words"])
@@ -132,17 +133,19 @@ def test_clip_scores_of_features_of_any_length(N, dtype, seed, size):
     text, images = features(N, seed, dtype), features(N, seed + 1, dtype)
     references = [features(1 + row % 3, seed + 2 + row, dtype) for row in range(N)]
     found = clip_score(text, images)
-    assert 0 <= found["clip_score"] <= 2.5 + 1e-6
+    assert 0 <= found["clip_score"] <= 2.5 + resolution(2.5)
     raw = clip_score(text, images, preset="ndlb")["per_sample"]
-    assert (np.abs(raw) <= 100 + 1e-4).all()
+    assert (np.abs(raw) <= 100 + resolution(100)).all()
     assert clip_score(text, text, preset="ndlb")["clip_score"] == pytest.approx(100, rel=1e-6)
     if dtype in (torch.float32, torch.float64):  # a half is another number after scaling
-        np.testing.assert_allclose(clip_score(text * size, images)["per_sample"], found["per_sample"], atol=1e-5)
+        assert_close(
+            clip_score(text * size, images)["per_sample"], found["per_sample"], dtype="float32", magnitude=2.5
+        )
     both = ref_clip_score(text, images, references)
     assert np.isfinite(both["per_sample"]).all()
-    assert ((both["per_sample"] >= 0) & (both["per_sample"] <= 2.5 + 1e-6)).all()
+    assert ((both["per_sample"] >= 0) & (both["per_sample"] <= 2.5 + resolution(2.5))).all()
     # A harmonic mean lies between its two parts, here 2.5 cos and the best cosine with a reference.
-    assert (both["per_sample"] <= 2 * found["per_sample"] + 1e-6).all()
+    assert (both["per_sample"] <= 2 * found["per_sample"] + resolution(2.5)).all()
     opposite = ref_clip_score(text, -text, [text[row : row + 1] for row in range(N)])
     assert (opposite["per_sample"] == 0).all()
 
@@ -153,24 +156,24 @@ def test_emscore_of_one_token_and_one_frame_and_more(N, T, F, dtype, seed, size)
     tokens = [features(T, seed + i, dtype, size) for i in range(N)]
     frames = [features(F, seed + 9 + i, dtype) for i in range(N)]
     found = emscore(tokens, frames)
+    off = resolution(1, dtype="float64")
     for key in ("precision", "recall", "fine_precision", "fine_recall", "coarse"):
-        assert -1 - 1e-9 <= found[key] <= 1 + 1e-9, key
+        assert -1 - off <= found[key] <= 1 + off, key
         assert np.isfinite(found["per_sample"][key]).all()
     turned = emscore(tokens, [rows.flip(0) for rows in frames])
-    assert turned["precision"] == pytest.approx(found["precision"], abs=1e-9)
-    assert turned["recall"] == pytest.approx(found["recall"], abs=1e-9)
+    assert turned["precision"] == close(found["precision"], magnitude=1)
+    assert turned["recall"] == close(found["recall"], magnitude=1)
     own = emscore(tokens, [rows[-1:] for rows in tokens])
-    assert own["coarse"] == pytest.approx(1.0, abs=1e-6)
+    assert own["coarse"] == close(1.0, dtype="float32")
     if T == 1:
-        assert own["f"] == pytest.approx(1.0, abs=1e-6)
-        assert found["fine_precision"] == pytest.approx(
-            float(np.mean([self_cosines(t, f).max() for t, f in zip(tokens, frames, strict=True)])), abs=1e-6
-        )
+        assert own["f"] == close(1.0, dtype="float32")
+        cosines = [self_cosines(t, f).max() for t, f in zip(tokens, frames, strict=True)]
+        assert found["fine_precision"] == close(float(np.mean(cosines)), magnitude=1, dtype="float32")
     # F is a mean of P and R where both are positive; where they cancel it has no bound, and is still a number.
     positive = (found["per_sample"]["fine_precision"] > 0) & (found["per_sample"]["fine_recall"] > 0)
     pair = np.stack([found["per_sample"]["fine_precision"], found["per_sample"]["fine_recall"]])[:, positive]
     fine = found["per_sample"]["fine_f"][positive]
-    assert ((fine >= pair.min(0) - 1e-9) & (fine <= pair.max(0) + 1e-9)).all()
+    assert ((fine >= pair.min(0) - off) & (fine <= pair.max(0) + off)).all()
 
 
 def self_cosines(a: Tensor, b: Tensor) -> np.ndarray:
@@ -211,7 +214,7 @@ def test_perplexity_of_a_sure_and_wrong_model_is_infinite_and_no_error(captions,
     found = caption_perplexity(captions, Fixed(row), Letters(), bos="prepend", batch_size=2)
     log_probs = row.float().double().log_softmax(0)
     nats = [-sum(float(log_probs[1 + ord(letter) % (V - 1)]) for letter in text) for text in captions]
-    np.testing.assert_allclose(found["nats"], nats, rtol=1e-4, atol=1e-4)
+    assert_close(found["nats"], nats, dtype="float32", magnitude=scale, summands=V)
     mean = sum(nats) / sum(map(len, captions))
     assert found["perplexity"] == (pytest.approx(math.exp(mean), rel=1e-3) if mean < 709 else math.inf)
     assert not math.isnan(found["mean_perplexity"])
@@ -240,7 +243,10 @@ def test_shares_of_claims(pairs):
     told = faithfulness(captions, objects, check)
     assert 0 <= told["hallucination"] <= 1
     assert 0 <= told["fact_recall"] <= 1
-    assert told["wrong_captions"] >= told["hallucination"] - 1 + 1e-9 or told["wrong_captions"] > 0
+    assert (
+        told["wrong_captions"] >= told["hallucination"] - 1 + resolution(1, dtype="float64")
+        or told["wrong_captions"] > 0
+    )
 
 
 counts = st.dictionaries(st.sampled_from("abc"), st.integers(0, 10**6), max_size=3)
@@ -256,7 +262,8 @@ def test_association_of_words(one, other):
     assert all(math.isfinite(score) for words in found.values() for score in words.values())
     # The sum over the whole table is N times a Kullback-Leibler divergence, never negative.
     total = sum(score for words in found.values() for score in words.values())
-    assert total >= -1e-6 * (sum(one.values()) + sum(other.values()))
+    counted = sum(one.values()) + sum(other.values())
+    assert total >= -resolution(counted * math.log(counted + 1), dtype="float64")
 
 
 @few
@@ -270,7 +277,8 @@ def test_agreement_of_any_ratings(ratings, level):
     if found["alpha"] is None:
         assert found["alpha_reason"]
         return
-    assert -1 - 1e-9 <= found["alpha"] <= 1 + 1e-9
+    off = resolution(1, dtype="float64")
+    assert -1 - off <= found["alpha"] <= 1 + off
     renamed = [(unit, 2 - person, value + 5) for unit, person, value in unique[::-1]]
     assert krippendorff_alpha(renamed, level=level)["alpha"] == pytest.approx(found["alpha"])
 
@@ -286,7 +294,8 @@ values = st.lists(st.floats(-1e12, 1e12), min_size=1, max_size=12)
 def test_intervals_lie_within_their_numbers(numbers, resamples, seed, confidence):
     size = max(map(abs, numbers))
     low, high = bootstrap_interval(numbers, num_resamples=resamples, seed=seed, confidence=confidence)
-    assert min(numbers) - 1e-9 * size <= low <= high <= max(numbers) + 1e-9 * size
+    off = resolution(size, dtype="float64")
+    assert min(numbers) - off <= low <= high <= max(numbers) + off
     assert (low, high) == bootstrap_interval(numbers, num_resamples=resamples, seed=seed, confidence=confidence)
     constant = bootstrap_interval([numbers[0]] * 40, num_resamples=resamples, seed=seed)
     assert constant == pytest.approx((numbers[0], numbers[0]), rel=1e-9)

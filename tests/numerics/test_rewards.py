@@ -24,6 +24,7 @@ from hf_captionrl.rewards import (
     repeated_share,
     retrieval_rewards,
 )
+from tests.closeness import assert_close, close, resolution
 from tests.numerics.drawn import dtypes, few, fewer, kinds, seeds
 from tests.numerics.drawn import extreme as extreme_logits
 from tests.rewards.conftest import EOS, Rollouts, TableScorer
@@ -46,22 +47,20 @@ def test_retrieval_rewards_of_any_similarities(seed, kind, dtype, N, K, scale):
     assert (log_prob <= 0).all()
     assert set(found.tolist()) <= {0.0, 1.0}
     expected = (scale * scores.double()).log_softmax(1).gather(1, own[:, None])[:, 0]
-    off = 1e-5 + 1e-6 * scale * float(scores.abs().max())
-    torch.testing.assert_close(log_prob.double(), expected, atol=off, rtol=1e-5)
+    size = max(1.0, scale * float(scores.abs().max()))
+    assert_close(log_prob.double(), expected, dtype="float32", magnitude=size)
     torch.testing.assert_close(retrieval_rewards(scores, own, "cosine"), scores[torch.arange(N), own])
     # Other distractors first, and the own image elsewhere: the same reward.
     order = torch.randperm(K, generator=torch.Generator().manual_seed(seed + 1))
     moved = torch.argsort(order)[own]
-    torch.testing.assert_close(
-        retrieval_rewards(scores[:, order], moved, "log_prob", scale), log_prob, atol=off, rtol=1e-5
-    )
+    assert_close(retrieval_rewards(scores[:, order], moved, "log_prob", scale), log_prob, magnitude=size)
     assert torch.equal(retrieval_rewards(scores[:, order], moved, "accuracy", scale), found)
     # One more distractor never helps.
     more = torch.cat([scores, scores[:, :1]], dim=1)
-    assert (retrieval_rewards(more, own, "log_prob", scale) <= log_prob + off).all()
+    assert (retrieval_rewards(more, own, "log_prob", scale) <= log_prob + resolution(size)).all()
     assert (retrieval_rewards(more, own, "accuracy", scale) <= found).all()
     if kind == "equal":
-        torch.testing.assert_close(log_prob, torch.full((N,), -math.log(K)), atol=1e-5, rtol=0)
+        assert_close(log_prob, torch.full((N,), -math.log(K)), magnitude=size)
         assert (found == (1.0 if K == 1 else 0.0)).all()
 
 
@@ -101,18 +100,18 @@ def test_cider_of_any_captions(references, data):
     reward.prepare(rollouts.data(references))
     found = reward(rollouts.context(captions, rows))
     assert found.isfinite().all()
-    assert ((found >= 0) & (found <= 10 + 1e-9)).all()
+    assert ((found >= 0) & (found <= 10 + resolution(10, dtype="float64"))).all()
     # References in another order, and images in another order.
     other = CiderReward(variant=variant)
     other.prepare(rollouts.data([texts[::-1] for texts in references[::-1]]))
     again = other(rollouts.context(captions[::-1], rows))
-    torch.testing.assert_close(again, found.flip(0), rtol=0, atol=1e-9)
+    assert_close(again, found.flip(0), magnitude=10)
     # Saying a lone reference word for word is as good as can be: 10 / 4 for each order of n-grams that tells anything.
     alone = [texts[0] for texts in references]
     best = CiderReward(variant=variant)
     best.prepare(rollouts.data([[text] for text in alone]))
     perfect = best(rollouts.context(alone, rows))
-    assert (best(rollouts.context(captions, rows)) <= perfect + 1e-9).all()
+    assert (best(rollouts.context(captions, rows)) <= perfect + resolution(10, dtype="float64")).all()
     grams = [
         [{tuple(w[i : i + n]) for i in range(len(w) - n + 1)} for w in ([*text.split(), "<end>"] for text in alone)]
         for n in (1, 2, 3, 4)
@@ -142,7 +141,7 @@ def test_distances_of_any_captions(B, G, data):
         order = torch.randperm(G, generator=torch.Generator().manual_seed(B))
         rows = (torch.arange(B)[:, None] * G + order).flatten()
         moved = distance(context.ids[rows], mask[rows], G)
-        torch.testing.assert_close(moved, found[:, order][:, :, order], rtol=0, atol=1e-12)
+        assert_close(moved, found[:, order][:, :, order], magnitude=1)
     far = edit_distance(context.ids, mask, G)
     assert torch.equal(far, far.transpose(1, 2))
 
@@ -163,12 +162,13 @@ def test_diversity_rewards_of_any_captions(B, G, distance, data):
     assert found.shape == (B * G,)
     assert found.isfinite().all()
     low, high = (-1.0, 0.0) if distance == "2018" else (0.0, 2.0)
-    assert ((found >= low - 1e-9) & (found <= high + 1e-9)).all()
+    off = resolution(2, dtype="float64")
+    assert ((found >= low - off) & (found <= high + off)).all()
     copies = reward(rollouts.context([captions[0] or "red"] * (B * G), list(range(B))))
     worst = -1.0 if distance == "2018" and len((captions[0] or "red").split()) >= 4 else copies.min()
-    torch.testing.assert_close(copies, torch.full_like(copies, float(worst)), atol=1e-6, rtol=0)
+    assert_close(copies, torch.full_like(copies, float(worst)), dtype="float32", magnitude=1)
     if distance != "2018":
-        assert copies.abs().max() < 1e-6
+        assert copies.abs().max() < resolution(1)
 
 
 # Shape
@@ -203,15 +203,15 @@ def test_advantages_of_any_rewards(name, B, G, seed, kind):
     size = float(rewards.abs().max()) if B else 0.0
     if name in ("group", "group_mean", "leave_one_out"):
         # In fp64 a mean is off by the 52nd bit of what it is of; of equal rewards it may not be off at all.
-        torch.testing.assert_close(found.sum(1), torch.zeros(B, dtype=torch.float64), atol=1e-9 + 1e-12 * size, rtol=0)
+        assert_close(found.sum(1), torch.zeros(B, dtype=torch.float64), magnitude=max(1.0, size), summands=G)
         if kind in ("normal", "wide"):
-            torch.testing.assert_close(make_baseline(name, G)(rewards + 7.0), found, atol=1e-7, rtol=1e-7)
+            assert_close(make_baseline(name, G)(rewards + 7.0), found, ulps=1024, magnitude=size + 7)
             order = torch.randperm(G, generator=torch.Generator().manual_seed(seed))
-            torch.testing.assert_close(make_baseline(name, G)(rewards[:, order]), found[:, order], atol=1e-9, rtol=0)
+            assert_close(make_baseline(name, G)(rewards[:, order]), found[:, order], magnitude=max(1.0, size))
     if name == "group":
         assert found.abs().max() < math.sqrt(G) if B else True
     if kind == "equal" and name in ("group_mean", "leave_one_out", "greedy"):
-        assert found.abs().max() <= 1e-9 if B else True
+        assert found.abs().max() <= resolution(size, dtype="float64") if B else True
 
 
 @fewer
@@ -222,7 +222,9 @@ def test_the_running_mean_is_the_mean(values):
         baseline.update(value)
     expected = math.fsum(values) / len(values)
     zero = torch.zeros(1, 2, dtype=torch.float64)
-    assert float(baseline(zero)[0, 0]) == pytest.approx(-expected, rel=1e-9, abs=1e-6)
+    assert float(baseline(zero)[0, 0]) == close(
+        -expected, ulps=64, magnitude=max(map(abs, values)), summands=len(values)
+    )
 
 
 def test_a_reward_in_half_precision_would_be_found():
@@ -232,4 +234,4 @@ def test_a_reward_in_half_precision_would_be_found():
     exact = (100 * scores.double()).log_softmax(1)[0, 0]
     half = retrieval_rewards(scores.bfloat16(), own, "log_prob", 100.0)
     full = retrieval_rewards(scores, own, "log_prob", 100.0)
-    assert abs(float(full) - float(exact)) < 1e-4 < 1e-2 < abs(float(half) - float(exact))
+    assert abs(float(full) - float(exact)) < resolution(100) < 1e-2 < abs(float(half) - float(exact))

@@ -1,5 +1,7 @@
 """SMILE in every precision and at the edge of it: against fp64, and by what must hold for any logits."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -11,6 +13,7 @@ from torch import Tensor
 from hf_captionrl.losses import fused_smile_loss, linear_log_probs, smile_loss
 from hf_captionrl.trainers.smile_sft_head import segment_loss
 from hf_captionrl.trainers.smile_sft_segments import document_ids
+from tests.closeness import assert_close, close, resolution
 from tests.numerics.drawn import DTYPES, IGNORE, Drawn, V, captions, dtypes, extreme, few, fewer, log_sum_exp, seeds
 
 OPTIONS = [
@@ -73,13 +76,13 @@ def test_any_logits_give_the_loss_of_fp64(drawn, how):
     how = with_draw(how, drawn)
     expected = torch.from_numpy(slowly(drawn, how))
     # fp32 keeps 24 bits of the largest logit; nothing is lost in fp16 and bf16 beyond what the logits lost themselves.
-    tolerance = {"atol": 1e-5 + 1e-6 * drawn.size, "rtol": 1e-5}
+    size = max(1.0, drawn.size)
     for loss in (smile_loss, fused):
         logits = drawn.logits.clone().requires_grad_()
         found = loss(logits, drawn.labels, reduction="none", **how)
         assert found.dtype == torch.float32
-        torch.testing.assert_close(found.detach().double(), expected, **tolerance)
-        assert (found >= -tolerance["atol"]).all()
+        assert_close(found.detach().double(), expected, dtype="float32", magnitude=size)
+        assert (found >= -resolution(size)).all()
         assert (found[~drawn.supervised] == 0).all()
         found.sum().backward()
         assert logits.grad.isfinite().all()
@@ -119,14 +122,14 @@ def test_what_changes_nothing(drawn, how, seed):
 @few
 @given(captions(least=1), st.floats(0, 1))
 def test_lambda_goes_from_smile_to_maximum_likelihood(drawn, weight):
-    tolerance = {"atol": 1e-5 + 1e-6 * drawn.size, "rtol": 1e-5}
+    size = max(1.0, drawn.size)
     for loss in (smile_loss, fused):
         smile, mle = (loss(drawn.logits, drawn.labels, mle_weight=w, reduction="none") for w in (0.0, 1.0))
         plain = F.cross_entropy(drawn.logits.float().transpose(1, 2), drawn.labels, reduction="none")
-        torch.testing.assert_close(mle, plain, **tolerance)
+        assert_close(mle, plain, magnitude=size)
         between = loss(drawn.logits, drawn.labels, mle_weight=weight, reduction="none")
-        torch.testing.assert_close(between, weight * mle + (1 - weight) * smile, **tolerance)
-        assert (smile <= mle + tolerance["atol"]).all()
+        assert_close(between, weight * mle + (1 - weight) * smile, magnitude=size)
+        assert (smile <= mle + resolution(size)).all()
 
 
 @few
@@ -139,16 +142,14 @@ def test_one_word_alone_in_its_subset_costs_nothing(drawn):
         for loss in (smile_loss, fused):
             logits = drawn.logits.clone().requires_grad_()
             found = loss(logits, labels, first_token="smile")
-            assert found.item() == pytest.approx(0.0, abs=1e-5)
+            assert found.item() == close(0.0, magnitude=max(1.0, drawn.size), dtype="float32")
             found.backward()
             assert logits.grad.isfinite().all()
             if drawn.size <= LARGE:
-                assert logits.grad.abs().max() < 1e-5 + 1e-7 * drawn.size
+                assert logits.grad.abs().max() < resolution(max(1.0, drawn.size))
             # With the first token by maximum likelihood, a caption of one token is plain cross-entropy.
             single = torch.where((labels != IGNORE).cumsum(1) == 1, labels, IGNORE)
-            torch.testing.assert_close(
-                loss(drawn.logits, single), loss(drawn.logits, single, mle_weight=1.0), atol=1e-5, rtol=1e-5
-            )
+            assert_close(loss(drawn.logits, single), loss(drawn.logits, single, mle_weight=1.0), magnitude=1)
 
 
 @fewer
@@ -196,12 +197,12 @@ def test_log_probs_and_entropies_of_any_logits(drawn, temperature, softcap):
     capped = (capped if softcap is None else softcap * torch.tanh(capped / softcap)) / temperature
     every = capped.log_softmax(-1)
     expected = every.gather(-1, drawn.labels.clamp(min=0).unsqueeze(-1))[..., 0] * drawn.supervised
-    off = 1e-5 + 1e-6 * float(capped.abs().max())
-    torch.testing.assert_close(log_probs.detach().double(), expected, atol=off, rtol=1e-5)
-    assert (log_probs <= off).all()
+    size = max(1.0, float(capped.abs().max()))
+    assert_close(log_probs.detach().double(), expected, dtype="float32", magnitude=size)
+    assert (log_probs <= resolution(size)).all()
     # However large the logits: once an entropy of 9.9 nats was found here, and 11 words have 2.4 at most.
     surprise = -(every.exp() * every).sum(-1) * drawn.supervised
-    torch.testing.assert_close(entropy.detach().double(), surprise, atol=1e-4, rtol=0)
+    assert_close(entropy.detach().double(), surprise, dtype="float32", ulps=256, magnitude=math.log(V))
     (log_probs.sum() + entropy.sum()).backward()
     assert logits.grad.isfinite().all()
 
@@ -228,7 +229,7 @@ def test_segments_are_captions_of_their_own(drawn, window, mle_weight, first_tok
     eye = torch.eye(V, dtype=drawn.logits.dtype)
     ends = torch.arange(V) % 3 == 0
     documents = document_ids(drawn.labels, None)
-    off = {"atol": 1e-4 + 1e-5 * drawn.size, "rtol": 1e-5}
+    size = max(1.0, drawn.size)
     for scope in ("document", "window", "sentence"):
         logits = drawn.logits.clone().requires_grad_()
         found = segment_loss(logits, eye, drawn.labels, documents, scope=scope, window_tokens=window, ends=ends, **how)
@@ -238,7 +239,7 @@ def test_segments_are_captions_of_their_own(drawn, window, mle_weight, first_tok
             for piece in pieces([int(label[t]) for t in where], scope, window, ends):
                 at = [where[i] for i in piece]
                 expected = expected + smile_loss(row[None, at], label[None, at], reduction="sum", **how)
-        torch.testing.assert_close(found.detach(), expected, **off)
+        assert_close(found.detach(), expected, magnitude=size, summands=drawn.labels.numel())
         found.backward()
         assert logits.grad.isfinite().all()
         assert (logits.grad[~drawn.supervised] == 0).all()
@@ -281,6 +282,6 @@ def test_a_sum_in_half_precision_would_be_found(dtype):
     careless = F.cross_entropy((10 * logits[0]).to(dtype), torch.tensor([3])).double()
     drawn = Drawn((10 * logits).to(dtype), torch.tensor([[3]]))
     exact = float(slowly(drawn, {"mle_weight": 1.0})[0, 0])
-    off = 1e-5 + 1e-6 * drawn.size
+    off = resolution(max(1.0, drawn.size))
     assert abs(float(careless) - exact) > 10 * off
     assert abs(float(smile_loss(drawn.logits, drawn.labels, mle_weight=1.0)) - exact) < off

@@ -8,6 +8,7 @@ import torch
 
 from hf_captionrl.retrieval.album import distinct_captions, found_images, same_text
 from hf_captionrl.retrieval.assignment import best_assignment
+from tests.closeness import close
 
 
 def unit(rng, rows, size=6):
@@ -51,7 +52,7 @@ def test_no_choice_is_better(seed):
         if key := same_text(caption.caption):
             margins[key] = max(caption.margin, margins.get(key, -np.inf))
     mine = (len(margins), sum(margin > 0 for margin in margins.values()), sum(margins.values()))
-    assert mine == pytest.approx(best_by_enumeration(candidates, text, images), abs=1e-9)
+    assert mine == close(best_by_enumeration(candidates, text, images))
     texts = [same_text(caption.caption) for caption in found.captions]
     assert [caption.is_distinct for caption in found.captions] == [bool(t) and texts.count(t) == 1 for t in texts]
     for caption, offered in zip(found.captions, candidates, strict=True):

@@ -24,6 +24,7 @@ from hf_captionrl.retrieval.bags import (
     training_bags,
 )
 from scripts.benchmarks import bags as benchmark
+from tests.closeness import close
 from tests.retrieval.clusters import clustered, cosine, plain_neighbours
 
 SIGNATURE = "clip@0123456789ab|float32|text:77"
@@ -54,8 +55,8 @@ def test_algorithm_1_and_2_line_by_line():
         alphas.append(sum(cosine(unit[r], unit[j]) for j in bags[r][1:]) / 4)
     found, similarities = candidate_bags(features, 5)
     assert found.tolist() == bags
-    assert similarities.tolist() == pytest.approx(alphas, abs=1e-6)
-    assert bag_similarities(features, found).tolist() == pytest.approx(alphas, abs=1e-6)
+    assert similarities.tolist() == close(alphas, dtype="float32")
+    assert bag_similarities(features, found).tolist() == close(alphas, dtype="float32")
 
     visited, chosen = set(), []
     for _, r in sorted((-alpha, r) for r, alpha in enumerate(alphas)):

@@ -10,6 +10,7 @@ from hf_captionrl.retrieval.bags import (
     nearest_neighbours,
 )
 from hf_captionrl.retrieval.neighbours import approximate_neighbours, neighbour_recall
+from tests.closeness import assert_close, close, within
 from tests.retrieval.clusters import clustered, cosine, plain_neighbours
 
 # --- neighbours -----------------------------------------------------------------------------------------------------
@@ -21,7 +22,7 @@ def test_neighbours_are_those_of_a_plain_loop(block_size):
     indices, similarities = nearest_neighbours(features, 12, block_size=block_size)
     expected = plain_neighbours(features, 12)
     assert indices.tolist() == [[j for j, _ in row] for row in expected]
-    assert similarities.numpy() == pytest.approx(np.array([[s for _, s in row] for row in expected]), abs=1e-6)
+    assert similarities.numpy() == close(np.array([[s for _, s in row] for row in expected]), dtype="float32")
     assert similarities.dtype == torch.float32
 
 
@@ -97,7 +98,7 @@ def test_multimodal_cosine_is_the_mean_of_both():
             expected = (
                 cosine(images[i].tolist(), images[j].tolist()) + cosine(text[i].tolist(), text[j].tolist())
             ) / 2
-            assert float(joined[i] @ joined[j]) == pytest.approx(expected, abs=1e-6)
+            assert float(joined[i] @ joined[j]) == close(expected, dtype="float32")
     assert torch.equal(joined, multimodal_features(images, text))
     assert torch.allclose(joined, multimodal_features(images, list(captions)))
 
@@ -118,9 +119,9 @@ def test_faiss_finds_nearly_all_and_says_how_many():
     assert (indices != torch.arange(1500)[:, None]).all()
     assert all(len(set(row)) == 10 for row in indices.tolist())
     assert recall > 0.9
-    assert recall == pytest.approx(neighbour_recall(indices, exact), abs=0.05)
+    assert recall == within(neighbour_recall(indices, exact), 0.05)
     hit = indices == exact
-    assert torch.allclose(similarities[hit], scores[hit], atol=1e-5)
+    assert_close(similarities[hit], scores[hit], magnitude=1)
     few = approximate_neighbours(features, 10, num_clusters=38, num_probes=1)[2]
     assert few < recall  # the measure can fail
     whole = approximate_neighbours(features, 10, num_clusters=4, num_probes=4)

@@ -4,7 +4,6 @@ import math
 import pickle
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -22,6 +21,7 @@ from hf_captionrl.retrieval.ranking import (
     sampled_ranks,
     set_ranks,
 )
+from tests.closeness import close, within
 
 VECTORS = Path(__file__).parents[1] / "vectors"
 SEEDS = st.integers(0, 10_000)
@@ -61,7 +61,7 @@ def test_ranks_equal_a_plain_loop_for_any_block(seed, captions, images, block_si
 def test_ranks_equal_the_code_of_no_detail_left_behind():
     vectors = json.loads((VECTORS / "ndlb_ranks.json").read_text())
     found = ranks(vectors["text_feats_unit"], vectors["image_feats_unit"])
-    assert found.double().mean().item() == pytest.approx(vectors["ndlb_eval"]["mean_rank"], abs=1e-6)
+    assert found.double().mean().item() == close(vectors["ndlb_eval"]["mean_rank"], dtype="float32")
     assert found.median().item() == vectors["ndlb_eval"]["median_rank"]
     assert (found == 1).double().tolist() == vectors["ndlb_eval"]["acc"]
     images = torch.tensor(vectors["imagecode_images"])
@@ -135,7 +135,7 @@ def test_distractor_recall_equals_enumeration(pool, drawn, k):
     for rank in range(1, pool + 1):
         draws = list(itertools.combinations(range(pool - 1), drawn))  # the rank - 1 better images come first
         successes = sum(sum(image < rank - 1 for image in draw) < k for draw in draws)
-        assert found[rank - 1].item() == pytest.approx(successes / len(draws), abs=1e-12)
+        assert found[rank - 1].item() == close(successes / len(draws))
 
 
 def test_distractor_recall_is_exact_in_a_large_pool():
@@ -150,7 +150,7 @@ def test_sampled_ranks_agree_with_the_closed_form():
     assert drawn.shape == (20_000, 4)
     for k in (1, 5):
         chance = distractor_recall(rank, 60, k=k, num_distractors=20)
-        np.testing.assert_allclose((drawn <= k).double().mean(0), chance, atol=0.012)
+        assert (drawn <= k).double().mean(0).numpy() == within(chance.numpy(), 0.012)
     assert torch.equal(drawn[:5], sampled_ranks(rank, 60, num_distractors=20, repeats=20_000, seed=0)[:5])
     assert not torch.equal(drawn, sampled_ranks(rank, 60, num_distractors=20, repeats=20_000, seed=1))
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from hf_captionrl.rewards import BASELINES, RunningMeanBaseline, make_baseline
+from tests.closeness import assert_close
 
 REWARDS = torch.tensor([[1.0, 2.0, 6.0], [-4.0, -1.0, -1.0]], dtype=torch.float64)
 
@@ -35,7 +36,7 @@ def test_equals_a_plain_loop(name):
     greedy = torch.tensor([0.3, -2.0], dtype=torch.float64)
     found = baseline(REWARDS, greedy)
     expected = [plain(name, row, g) for row, g in zip(REWARDS.tolist(), greedy.tolist(), strict=True)]
-    torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64), rtol=0, atol=1e-12)
+    assert_close(found, torch.tensor(expected, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("name", ["leave_one_out", "group", "group_mean"])

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from hf_captionrl.rewards import PairwiseDiversity, bleu34_distance, edit_distance, make_baseline
+from tests.closeness import assert_close, close, resolution
 from tests.rewards.conftest import Operations
 
 VECTORS = json.loads((Path(__file__).parents[1] / "vectors" / "diversity.json").read_text())
@@ -70,7 +71,7 @@ def test_distances_equal_plain_loops(distance, plain, seed):
     for b in range(6):
         for j in range(4):
             for k in range(4):
-                assert float(found[b, j, k]) == pytest.approx(plain(rows[4 * b + j], rows[4 * b + k]), abs=1e-9)
+                assert float(found[b, j, k]) == close(plain(rows[4 * b + j], rows[4 * b + k]))
     assert found.min() >= 0
     assert found.max() <= 1
     assert torch.diagonal(found, dim1=1, dim2=2).abs().max() == 0
@@ -106,7 +107,7 @@ def test_bleu_equals_the_authors_numbers(rollouts):
     # "a dog" has no 3-gram, so its BLEU-3 with itself is nearly 0; its distance from itself is 0 here.
     assert expected[2, 0, 0] > 0.99
     expected[2, 0, 0] = 0
-    torch.testing.assert_close(bleu34_distance(context.ids, words, 5), expected, rtol=0, atol=1e-6)
+    assert_close(bleu34_distance(context.ids, words, 5), expected, dtype="float32")
 
 
 def test_two_words_are_equal_to_themselves():
@@ -114,7 +115,7 @@ def test_two_words_are_equal_to_themselves():
     ids = torch.tensor([[1, 2], [1, 2], [1, 3]])
     found = bleu34_distance(ids, torch.ones(3, 2), 3)
     assert found[0, 0, 1] == 0
-    assert float(found[0, 0, 2]) == pytest.approx(1, abs=1e-4)
+    assert float(found[0, 0, 2]) == close(1, dtype="float32")
 
 
 # The reward
@@ -132,8 +133,10 @@ def test_reward_and_baseline_are_those_of_sle(rollouts, name, plain, include_eos
         distances = [[plain(a, c) for c in rows] for a in rows]
         mean = 2 / 5**2 * sum(map(sum, distances))
         for j in range(5):
-            assert float(found[b, j]) == pytest.approx(2 / 5 * sum(distances[j]), abs=1e-9)
-            assert float(advantages[b, j]) == pytest.approx(2 / 5 * sum(distances[j]) - mean, abs=1e-9)
+            assert float(found[b, j]) == close(2 / 5 * sum(distances[j]))
+            assert float(advantages[b, j]) == close(
+                2 / 5 * sum(distances[j]) - mean, ulps=32, magnitude=2, dtype="float64"
+            )
     assert found[1].abs().max() == 0
 
 
@@ -141,18 +144,16 @@ def test_multi_reference_equals_the_authors_numbers(rollouts):
     reward = ready(rollouts, variant="multi_reference")
     found = reward(rollouts.context(FLAT, [0, 1, 2])).view(3, 5)
     expected = torch.tensor(VECTORS["code_diverse_reward"], dtype=torch.float64)
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
+    assert_close(found, expected, dtype="float32")
     assert reward.baseline == "group_floor"
     advantages = make_baseline(reward.baseline, 5)(found)
-    torch.testing.assert_close(
-        (found - advantages)[:, 0], torch.tensor(VECTORS["code_baseline"]).double(), rtol=0, atol=1e-6
-    )
+    assert_close((found - advantages)[:, 0], torch.tensor(VECTORS["code_baseline"]).double(), dtype="float32")
     expected = torch.tensor(VECTORS["code_diverse_advantage"], dtype=torch.float64)
-    torch.testing.assert_close(advantages, expected, rtol=0, atol=1e-6)
+    assert_close(advantages, expected, dtype="float32")
     # alpha = .75: their weights are on the advantages, not on the rewards under the floor.
     quality = torch.tensor(VECTORS["quality_advantage"], dtype=torch.float64)
     expected = torch.tensor(VECTORS["combined_reward_alpha_div_0.25"], dtype=torch.float64)
-    torch.testing.assert_close(0.75 * quality + 0.25 * advantages, expected, rtol=0, atol=1e-6)
+    assert_close(0.75 * quality + 0.25 * advantages, expected, dtype="float32")
     wrong = 0.75 * quality + make_baseline(reward.baseline, 5)(0.25 * found)
     assert (wrong - expected).abs().max() > 0.05
 
@@ -169,8 +170,8 @@ def test_embedding_distance(rollouts):
     for b, captions in enumerate(SETS):
         for j, caption in enumerate(captions):
             total = sum(1 - float(torch.cosine_similarity(table[caption], table[c], dim=0)) for c in captions)
-            assert float(found[b, j]) == pytest.approx(2 / 5 * total, abs=1e-5)
-    assert found[1].abs().max() < 1e-6
+            assert float(found[b, j]) == close(2 / 5 * total, magnitude=1.0, dtype="float32")
+    assert found[1].abs().max() < resolution(1)
 
 
 def test_embedding_distance_takes_the_scorers_text_tower(rollouts):
@@ -205,14 +206,14 @@ def test_one_caption_has_no_diversity(rollouts, kwargs):
 def test_empty_captions_have_a_reward(rollouts, kwargs):
     found = ready(rollouts, **kwargs)(rollouts.context(["", "", "a cat sat here", "", "", ""], [0, 1]))
     assert found.isfinite().all()
-    assert found[3:].abs().max() < 1e-5
+    assert found[3:].abs().max() < resolution(1, ulps=64)
 
 
 def test_samples_of_another_image_do_not_matter(rollouts):
     for kwargs in ({}, {"distance": "edit"}, {"variant": "multi_reference"}):
         reward = ready(rollouts, **kwargs)
         both = reward(rollouts.context(FLAT[:5] + FLAT[10:], [0, 2]))
-        torch.testing.assert_close(both[:5], reward(rollouts.context(FLAT[:5], [0])), rtol=0, atol=1e-12)
+        assert_close(both[:5], reward(rollouts.context(FLAT[:5], [0])))
 
 
 @pytest.mark.parametrize("kwargs", [{}, {"distance": "edit"}, {"variant": "multi_reference"}])

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from hf_captionrl.rewards import SelfRetrieval, WeightedRewards, retrieval_rewards
+from tests.closeness import assert_close, close
 from tests.rewards.conftest import TableScorer
 
 VECTORS = json.loads((Path(__file__).parents[1] / "vectors" / "self_retrieval_reward.json").read_text())
@@ -55,7 +56,7 @@ def test_equals_the_authors_numbers(kind, key, scale):
     similarity = torch.tensor(VECTORS["text_features"]) @ torch.tensor(VECTORS["image_features"]).T
     found = retrieval_rewards(similarity, torch.arange(6), kind, scale)
     expected = -torch.tensor(VECTORS[key][KINDS[kind]]["loss"])
-    torch.testing.assert_close(found, expected / scale if kind == "cosine" else expected, rtol=1e-5, atol=1e-5)
+    assert_close(found, expected / scale if kind == "cosine" else expected, ulps=32)
 
 
 def test_a_tie_is_not_a_success():
@@ -65,7 +66,7 @@ def test_a_tie_is_not_a_success():
     similarity = torch.tensor([[0.5, 0.5, 0.1], [0.5, 0.4, 0.1]])
     assert retrieval_rewards(similarity, torch.tensor([0, 0]), "accuracy").tolist() == [0, 1]
     tied = retrieval_rewards(similarity, torch.tensor([0, 1]), "log_prob", 100.0)
-    assert float(tied[0]) == pytest.approx(-math.log(2), abs=1e-6)
+    assert float(tied[0]) == close(-math.log(2), dtype="float32")
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
@@ -103,7 +104,7 @@ def test_every_scope_equals_a_plain_loop(rollouts, kind, scope):
         alike = sorted((r for r in ROWS if r != own), key=lambda r: -float(scorer.images[own] @ scorer.images[r]))
         compared = {"batch": ROWS, "bag": bag, "hard": [own, *alike[:2]]}[scope]
         expected.append(plain(scorer, caption, own, compared, kind))
-    assert found.tolist() == pytest.approx(expected, abs=2e-5)
+    assert found.tolist() == close(expected, dtype="float32")
     assert context.statistics["recall_at_1"] == pytest.approx(
         sum(plain(scorer, c, ROWS[n // G], ROWS, "accuracy") for n, c in enumerate(captions)) / len(captions)
     )
@@ -122,7 +123,7 @@ def test_similarity_scale(rollouts, given, scale):
     scorer, captions = world()
     found = ready(rollouts, scorer, similarity_scale=given)(rollouts.context(captions, ROWS))
     expected = [plain(scorer, c, ROWS[n // G], ROWS, "log_prob", scale) for n, c in enumerate(captions)]
-    assert found.tolist() == pytest.approx(expected, abs=2e-5)
+    assert found.tolist() == close(expected, dtype="float32")
 
 
 @pytest.mark.parametrize("scope", ["batch", "bag", "hard"])
@@ -143,7 +144,7 @@ def test_two_processes_reward_as_one(rollouts, scope):
         )
         for start in (0, 3)
     ]
-    torch.testing.assert_close(torch.cat(parts), whole, rtol=0, atol=1e-5)
+    assert_close(torch.cat(parts), whole, magnitude=100)  # cosines times 100
     if scope == "batch":  # negative control: a process alone has easier distractors
         alone = reward(rollouts.context(captions[: 3 * G], ROWS[:3]))
         assert (alone > parts[0] + 1e-3).any()
@@ -154,7 +155,7 @@ def test_one_and_several_captions_an_image_agree(rollouts):
     reward = ready(rollouts, scorer)
     both = reward(rollouts.context(captions, ROWS)).view(6, G)
     for g in range(G):
-        torch.testing.assert_close(reward(rollouts.context(captions[g::G], ROWS)), both[:, g], rtol=0, atol=1e-5)
+        assert_close(reward(rollouts.context(captions[g::G], ROWS)), both[:, g], magnitude=100)
 
 
 @pytest.mark.parametrize(("kind", "floor"), [("log_prob", -2 * math.log(6)), ("cosine", -1.0), ("accuracy", 0.0)])
@@ -174,7 +175,7 @@ def test_empty_captions_and_nan_features_get_the_floor_and_are_counted(rollouts,
     clean = world()
     expected = ready(rollouts, clean[0], kind=kind)(rollouts.context(clean[1], ROWS)).double()
     others = [n for n in range(12) if n not in (0, 3, 5)]
-    torch.testing.assert_close(values[others], expected[others], rtol=0, atol=1e-5)
+    assert_close(values[others], expected[others], dtype="float32", magnitude=100)
 
 
 def test_the_floor_is_of_the_images_compared(rollouts):

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from hf_captionrl.rewards import LengthPenalty, RepetitionPenalty, UnendedPenalty, repeated_share
+from tests.closeness import close
 
 
 def plain_share(tokens: list[int], order: int) -> float:
@@ -22,7 +23,7 @@ def test_repeated_share_equals_a_plain_loop(order):
     mask = torch.arange(12) < torch.tensor([len(row) for row in rows])[:, None]
     ids = torch.tensor([row + [1] * (12 - len(row)) for row in rows])
     found = repeated_share(ids, mask, order)
-    assert found.tolist() == pytest.approx([plain_share(row, order) for row in rows], abs=1e-12)
+    assert found.tolist() == close([plain_share(row, order) for row in rows])
     assert found.max() < 1
 
 

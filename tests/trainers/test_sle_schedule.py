@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from hf_captionrl.trainers import SLEConfig, SLETrainer
+from tests.closeness import resolution
 from tests.trainers.sle_runs import SLE, captioner, largest_difference, train
 
 from .one_step import train as train_smile
@@ -15,7 +16,7 @@ def test_the_first_epochs_are_maximum_likelihood(tmp_path, scenes):
     theirs = train_smile(tmp_path / "b", scenes["train"], mle_weight=1.0, per_device_train_batch_size=16)
     # Two steps of 8 images are an epoch; one step of all 16 does not depend on their order.
     whole = train(tmp_path / "c", scenes["train"], rl_start_epoch=1, per_device_train_batch_size=16)
-    assert largest_difference(weights(whole), weights(theirs)) < 2e-6
+    assert largest_difference(weights(whole), weights(theirs)) < resolution(1)
     assert largest_difference(weights(ours), weights(theirs)) > 1e-3
 
 
@@ -23,7 +24,9 @@ def test_the_split_of_a_step_does_not_matter_in_the_first_epochs_either(tmp_path
     arguments = {"rl_start_epoch": 1, "per_device_train_batch_size": 16}
     whole = train(tmp_path / "a", scenes["train"], **arguments)
     arguments |= {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 4}
-    assert largest_difference(weights(train(tmp_path / "b", scenes["train"], **arguments)), weights(whole)) < 2e-6
+    assert largest_difference(
+        weights(train(tmp_path / "b", scenes["train"], **arguments)), weights(whole)
+    ) < resolution(1)
 
 
 SWITCHED = {

@@ -3,10 +3,12 @@
 import os
 import signal
 import threading
+import time
 
 import pytest
 from transformers import TrainerCallback
 
+from hf_captionrl.trainers.stopping import StopOnSignal
 from tests.faults.jobs import trainer_of
 
 
@@ -21,13 +23,26 @@ class At(TrainerCallback):
             self.action()
 
 
+def send_and_wait(number, is_handled):
+    """Signals that are pending are one signal: the next may be sent when this one was handled, or has raised."""
+    os.kill(os.getpid(), number)
+    end = time.monotonic() + 60
+    while not is_handled():
+        assert time.monotonic() < end, f"{signal.Signals(number).name} was not handled"
+
+
 def signalled(folder, step=4, number=signal.SIGTERM, kind="smile", times=1, **changes):
+    def received():
+        return [c.received for c in trainer.callback_handler.callbacks if isinstance(c, StopOnSignal)] == [number]
+
     def send():
-        for _ in range(times):
-            os.kill(os.getpid(), number)
+        send_and_wait(number, received)
+        if times == 2:
+            send_and_wait(number, lambda: False)
 
     settings = {"save_on_signal": True, "save_steps": 500, **changes}
-    return trainer_of(kind, folder, callbacks=[At(step, send)], **settings)
+    trainer = trainer_of(kind, folder, callbacks=[At(step, send)], **settings)
+    return trainer
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,393 @@
+"""Run the tests as other machines would compute: `make test-machines`.
+
+    python scripts/test_machines.py                        # what has no result of this revision yet, then the page
+    python scripts/test_machines.py --only aten-default    # one configuration; the others stay
+    python scripts/test_machines.py --only two-threads --tests tests/losses    # a part, to find a fault; keeps no result
+    python scripts/test_machines.py --page                 # the results that are there, into docs/
+    python scripts/test_machines.py --check                # whether docs/reproducibility.md shows the results
+
+Another processor adds the same numbers up in another order, with vectors of other widths. Environment variables make
+torch, oneDNN and MKL do so here. A configuration's result goes to outputs/machines/, so that a run that was stopped
+continues with the next one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import random
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a program, only scripts/ is on the path
+from hf_captionrl.io import atomic_write_text, write_json
+from hf_captionrl.reports.versions import installed_versions
+from scripts.benchmark import replace_section
+from scripts.fault_campaign import versions
+from scripts.slow_tests import Recorder
+
+__all__ = ["CONFIGURATIONS", "LEFT_OUT", "Configuration", "chosen_files", "main", "section"]
+
+ROOT = Path(__file__).resolve().parents[1]
+OUTPUT = ROOT / "outputs" / "machines"
+RESULTS = ROOT / "docs" / "results" / "test_machines.json"
+PAGE = ROOT / "docs" / "reproducibility.md"
+COMMAND = "make test-machines"
+WORKERS = 2
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """One way to compute.
+
+    Args:
+        what (`str`): Said in the table.
+        environment (`Mapping[str, str]`): Variables that the libraries read when they are loaded.
+        seed (`int`): Of the order of the test files.
+        needs (`str`): A flag of the processor without which it cannot run.
+    """
+
+    what: str
+    environment: Mapping[str, str] = field(default_factory=dict)
+    seed: int = 0
+    needs: str = ""
+
+
+CONFIGURATIONS: dict[str, Configuration] = {
+    "aten-default": Configuration("torch without AVX", {"ATEN_CPU_CAPABILITY": "default"}, seed=1),
+    "aten-avx2": Configuration("torch with AVX2", {"ATEN_CPU_CAPABILITY": "avx2"}, seed=2, needs="avx2"),
+    "aten-avx512": Configuration("torch with AVX-512", {"ATEN_CPU_CAPABILITY": "avx512"}, seed=3, needs="avx512bw"),
+    "libraries-avx2": Configuration(
+        "oneDNN and MKL with AVX2",
+        {"ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2", "MKL_CBWR": "AVX2"},
+        seed=4,
+        needs="avx2",
+    ),
+    "libraries-sse4": Configuration(
+        "oneDNN with SSE4.1, MKL with SSE4.2",
+        {"ONEDNN_MAX_CPU_ISA": "SSE41", "MKL_ENABLE_INSTRUCTIONS": "SSE4_2", "MKL_CBWR": "SSE4_2"},
+        seed=5,
+    ),
+    "two-threads": Configuration("2 threads each", {"OMP_NUM_THREADS": "2", "MKL_NUM_THREADS": "2"}, seed=6),
+}
+"""Each has an order of the files of its own, so that every test runs six times in six orders: tests that fail now and
+then, or after another one, are found too."""
+
+_TEXT = "Text, files and pages."
+_WHOLE = "Whole programs in processes of their own; what they compute is computed in the folders that are run."
+LEFT_OUT: dict[str, str] = {
+    "tests/boosting": "Prompts, journals and answers of servers.",
+    "tests/captioners/test_auto.py": "Which class a folder is loaded as.",
+    "tests/captioners/test_distributed.py": "Sums over processes, which tests/invariance compares too.",
+    "tests/cli": _WHOLE,
+    "tests/data": "Files, rows, image files and sampling: integers.",
+    "tests/faults": _WHOLE,
+    "tests/hub": _TEXT,
+    "tests/metrics/test_java.py": "METEOR, which a Java program computes.",
+    "tests/models/test_clipcap_scripts.py": _WHOLE,
+    "tests/recipes": _WHOLE,
+    "tests/reports": _TEXT,
+    "tests/retrieval/test_features_faults.py": "Files of features that are broken or cut off.",
+    "tests/scenes/test_dataset.py": "Pictures in 8 bits and their sentences.",
+    "tests/security": _TEXT,
+    "tests/test_check_house.py": _TEXT,
+    "tests/test_docs.py": _TEXT,
+    "tests/test_docs_pictures.py": _TEXT,
+    "tests/test_docs_site.py": _TEXT,
+    "tests/test_folder_lock.py": _TEXT,
+    "tests/test_house_closeness.py": _TEXT,
+    "tests/test_house_layers.py": _TEXT,
+    "tests/test_io.py": _TEXT,
+    "tests/test_line_file.py": _TEXT,
+    "tests/test_machine_runs.py": "These runs themselves.",
+    "tests/test_notebooks.py": _WHOLE,
+    "tests/test_paper_index.py": _TEXT,
+    "tests/test_reproduce.py": _TEXT,
+    "tests/test_run_seeds.py": _TEXT,
+    "tests/test_scaling_plan.py": _TEXT,
+    "tests/test_skips.py": _TEXT,
+    "tests/test_slow_log.py": _TEXT,
+    "tests/test_tables_of_pages.py": _TEXT,
+}
+"""Folders and files of tests in which nothing depends on how numbers are added up, or that are too long, and why."""
+
+
+def chosen_files(root: Path = ROOT, seed: int | None = None) -> list[str]:
+    """Test files of everything that computes.
+
+    Args:
+        root: Of the project.
+        seed: Of their order; None for the alphabet's.
+
+    Returns:
+        `list[str]`: Paths from the root.
+    """
+    found = sorted(path.relative_to(root).as_posix() for path in (root / "tests").rglob("test_*.py"))
+    found = [name for name in found if not any(name == out or name.startswith(f"{out}/") for out in LEFT_OUT)]
+    if seed is not None:
+        random.Random(seed).shuffle(found)
+    return found
+
+
+class _Log(Recorder):
+    """Writes once, at the end: configurations are repeated whole."""
+
+    def write(self) -> None:
+        if self.ended:
+            super().write()
+
+
+def processor() -> str:
+    """Name of the processor.
+
+    Returns:
+        `str`: As the system tells it.
+    """
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text(encoding="utf-8").splitlines() if info.is_file() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def _has(flag: str) -> bool:
+    info = Path("/proc/cpuinfo")
+    return not flag or not info.is_file() or flag in info.read_text(encoding="utf-8").split()
+
+
+def run_here(name: str, log: Path, tests: Sequence[str]) -> int:
+    """Run a configuration whose variables are set; in a process of its own.
+
+    Args:
+        name: Of the configuration.
+        log: Where its result goes.
+        tests: Files or folders; empty for everything that computes.
+
+    Returns:
+        `int`: The exit status of pytest.
+    """
+    import torch
+
+    asked = list(tests) or chosen_files(seed=CONFIGURATIONS[name].seed)
+    recorder = _Log(log, asked)
+    options = ["-m", "not slow", "-n", str(WORKERS), "--dist", "loadfile", "-p", "no:cacheprovider"]
+    status = int(pytest.main([*options, *asked], plugins=[recorder]))
+    if recorder.ended:
+        result = _summary(json.loads(log.read_text(encoding="utf-8")))
+        result |= {"status": status, "torch_capability": torch.backends.cpu.get_cpu_capability()}
+        write_json(log, result | {"threads": torch.get_num_threads()})
+    return status
+
+
+def _summary(log: Mapping[str, Any]) -> dict[str, Any]:
+    """A log of the recorder without the tests that passed."""
+    outcomes = [test["outcome"] for test in log["tests"].values()]
+    failed = sorted(name for name, test in log["tests"].items() if test["outcome"] == "failed")
+    counts = {outcome: outcomes.count(outcome) for outcome in ("passed", "failed", "skipped")}
+    return {"revision": log["revision"], **counts, "failures": failed, "seconds": log["seconds"]}
+
+
+def run(name: str, output: Path, tests: Sequence[str] = ()) -> dict[str, Any] | None:
+    """Run a configuration in a process of its own.
+
+    Args:
+        name: Of the configuration.
+        output: Folder of the results.
+        tests: Files or folders; empty for everything that computes.
+
+    Returns:
+        `dict` or `None`: Its result; None where pytest did not come to its end.
+    """
+    configuration = CONFIGURATIONS[name]
+    path = output / (f"{name}.json" if not tests else f"{name}.part.json")
+    if not _has(configuration.needs):
+        result = {"revision": revision(), "reason": f"this processor has no {configuration.needs}"}
+        write_json(path, result)
+        return result
+    path.unlink(missing_ok=True)
+    command = [sys.executable, str(Path(__file__).resolve()), "--here", name, str(path)]
+    command += ["--tests", *tests] if tests else []
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", **configuration.environment}
+    print(f"{name}: {configuration.what}", flush=True)
+    subprocess.run(command, cwd=ROOT, env=environment, check=False)
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+
+
+def revision() -> str | None:
+    """What is tested.
+
+    Returns:
+        `str` or `None`: The commit; None outside a checkout, or where files differ from it.
+    """
+    found = installed_versions().get("git_revision")
+    return None if found is None or "+" in found else found
+
+
+def finished(output: Path) -> dict[str, dict[str, Any]]:
+    """Results of this revision that are there.
+
+    Args:
+        output: Their folder.
+
+    Returns:
+        `dict`: Results by configuration.
+    """
+    found, now = {}, revision()
+    for name in CONFIGURATIONS:
+        path = output / f"{name}.json"
+        result = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+        if result is not None and now is not None and result["revision"] == now:
+            found[name] = result
+    return found
+
+
+def merge(results: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+    """All results in one.
+
+    Args:
+        results: By configuration, all of one revision.
+
+    Returns:
+        `dict`: What docs/results/test_machines.json holds.
+
+    Raises:
+        ValueError: If a configuration is missing, or a test failed in one.
+    """
+    missing = [name for name in CONFIGURATIONS if name not in results]
+    if missing:
+        raise ValueError(f"{', '.join(missing)} has no result of this revision. Commit, and run `{COMMAND}`.")
+    failed = {name: result["failures"] for name, result in results.items() if result.get("failures")}
+    if failed:
+        name, tests = next(iter(failed.items()))
+        raise ValueError(
+            f"{name}: {len(tests)} tests failed, the first is {tests[0]}. Repair them and run `{COMMAND}`."
+        )
+    return {
+        "command": COMMAND,
+        "machine": {"processor": processor(), "architecture": platform.machine(), "cpus": os.cpu_count()},
+        "python": platform.python_version(),
+        "versions": versions(),
+        "revision": next(iter(results.values()))["revision"],
+        "workers": WORKERS,
+        "left_out": LEFT_OUT,
+        "configurations": {name: _row(name, results[name]) for name in CONFIGURATIONS},
+    }
+
+
+def _row(name: str, result: Mapping[str, Any]) -> dict[str, Any]:
+    configuration = CONFIGURATIONS[name]
+    kept = {key: value for key, value in result.items() if key not in ("revision", "status")}
+    return {
+        "what": configuration.what,
+        "environment": dict(configuration.environment),
+        "seed": configuration.seed,
+        **kept,
+    }
+
+
+def section(merged: Mapping[str, Any]) -> str:
+    """The table of docs/reproducibility.md.
+
+    Args:
+        merged: As [`merge`] makes it.
+
+    Returns:
+        `str`: Markdown.
+    """
+    lines = [
+        "| configuration | environment | order | torch computes with | passed | failed | skipped | seconds |",
+        "|:--|:--|--:|:--|--:|--:|--:|--:|",
+    ]
+    seconds = 0
+    for name, row in merged["configurations"].items():
+        variables = " ".join(f"`{key}={value}`" for key, value in row["environment"].items())
+        if "reason" in row:
+            lines.append(f"| {name}: {row['what']} | {variables} | {row['seed']} | not run: {row['reason']} | | | | |")
+            continue
+        counts = " | ".join(str(row[key]) for key in ("passed", "failed", "skipped", "seconds"))
+        seconds += row["seconds"]
+        lines.append(f"| {name}: {row['what']} | {variables} | {row['seed']} | {row['torch_capability']} | {counts} |")
+    named = ", ".join(f"{name} {number}" for name, number in merged["versions"].items())
+    machine = merged["machine"]
+    made = (
+        f"{seconds / 60:.0f} minutes on {machine['processor']}, {machine['cpus']} cores, {merged['workers']} processes; "
+        f"Python {merged['python']}, {named}; revision `{merged['revision'][:12]}`."
+    )
+    left = "\n".join(f"- {why} {', '.join(names)}" for why, names in _by_reason(merged["left_out"]).items())
+    return "\n".join([*lines, "", made, "", "Not run, because of what the tests are about:", "", left])
+
+
+def _by_reason(left_out: Mapping[str, str]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for name, why in left_out.items():
+        found.setdefault(why, []).append(f"`{name}`")
+    return found
+
+
+def page_with(merged: Mapping[str, Any]) -> str:
+    """docs/reproducibility.md with the table of these results.
+
+    Args:
+        merged: As [`merge`] makes it.
+
+    Returns:
+        `str`: The page.
+    """
+    return replace_section(PAGE.read_text(encoding="utf-8"), "machines", section(merged))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run configurations, write the page, or check it.
+
+    Args:
+        argv: Arguments without the program's name; None for `sys.argv`.
+
+    Returns:
+        `int`: 0, or 1 where a test failed or the page differs.
+    """
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=CONFIGURATIONS, metavar="NAME", help=", ".join(CONFIGURATIONS))
+    parser.add_argument("--tests", nargs="+", default=[], help="files or folders (default: everything that computes)")
+    parser.add_argument("--output", type=Path, default=OUTPUT, help="folder of the results of each configuration")
+    parser.add_argument("--page", action="store_true", help="write the page from the results that are there")
+    parser.add_argument("--check", action="store_true", help="compare the page with docs/results; runs nothing")
+    parser.add_argument("--here", nargs=2, help=argparse.SUPPRESS)
+    arguments = parser.parse_args(argv)
+    if arguments.here:
+        return run_here(arguments.here[0], Path(arguments.here[1]), arguments.tests)
+    if arguments.check:
+        return _check()
+    results = finished(arguments.output)
+    if not arguments.page:
+        wanted = arguments.only or [name for name in CONFIGURATIONS if name not in results]
+        made = {name: run(name, arguments.output, arguments.tests) for name in wanted}
+        failed = [name for name, result in made.items() if result is None or result.get("failures")]
+        if failed or arguments.only:
+            print(f"failed: {', '.join(failed)}" if failed else "no failures")
+            return 1 if failed else 0
+        results = finished(arguments.output)
+    merged = merge(results)
+    write_json(RESULTS, merged)
+    atomic_write_text(PAGE, page_with(merged))
+    return 0
+
+
+def _check() -> int:
+    """Whether the page shows the results; there may be none yet."""
+    page = PAGE.read_text(encoding="utf-8")
+    made = page_with(json.loads(RESULTS.read_text(encoding="utf-8"))) if RESULTS.is_file() else page
+    if made == page:
+        return 0
+    print(f"{PAGE.name} does not show {RESULTS.name}. Run python scripts/test_machines.py --page.")
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
