@@ -56,7 +56,7 @@ class SmileSFTTrainer(ReliableTraining, SFTTrainer):
             raise ValueError(
                 "compute_loss_func replaces the loss, and with it SMILE. Leave it out, or set mle_weight=1."
             )
-        self._load_safely(args, by_name=isinstance(model, str))
+        self._load_safely(args, by_name=isinstance(model, str), model=model)
         with plain_head_for_checks(model):
             super().__init__(model, args, **kwargs)
         base = self.accelerator.unwrap_model(self.model)
