@@ -203,12 +203,14 @@ def _load_whole(
     loader = getattr(transformers, family.model_class)
     model, missing = load_pretrained(loader, name, revision=revision, config=config, **kwargs)
     _check_head(name, family, model, missing)
+    processor = _as_processor(processor, repr(name))
+    family.complete_processor(model, processor)
     if adapt is not None:
         # Before the processor, which may come from the adapter's folder, is compared with the model.
         model = adapt(model)
     if prompt is None:
         prompt = family.known_prompt(name)
-    captioner = family(model, _as_processor(processor, repr(name)), prompt=prompt)
+    captioner = family(model, processor, prompt=prompt)
     captioner.model.eval()
     return captioner
 

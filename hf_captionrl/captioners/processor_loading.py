@@ -8,7 +8,7 @@ import transformers
 from transformers import AutoImageProcessor, AutoProcessor, AutoTokenizer
 
 from hf_captionrl.captioners.saving import ProcessorPair
-from hf_captionrl.checkpoints.files import check_json_files, find_file, read_object
+from hf_captionrl.checkpoints.files import TOKENIZER_FILES, check_json_files, find_file, read_object
 from hf_captionrl.checkpoints.loading import brings_code
 
 __all__ = ["load_processor"]
@@ -20,7 +20,6 @@ _FILES = (
     "special_tokens_map.json",
     "video_preprocessor_config.json",
 )
-_TOKENIZERS = ("tokenizer.json", "vocab.txt", "vocab.json", "tokenizer.model", "spiece.model")
 
 
 def load_processor(name: str, revision: str | None) -> Any:
@@ -37,28 +36,20 @@ def load_processor(name: str, revision: str | None) -> Any:
         ValueError: If a file is damaged, or the processor brings code of its own.
     """
     check_json_files(name, revision, _FILES)
-    has_tokenizer = any(find_file(name, file, revision) for file in _TOKENIZERS)
+    has_tokenizer = any(find_file(name, file, revision) for file in TOKENIZER_FILES)
     has_image_processor = any(find_file(name, file, revision) for file in _FILES[:2])
     if not (has_tokenizer and has_image_processor):
         return None
     try:
-        processor = AutoProcessor.from_pretrained(name, revision=revision, trust_remote_code=False)
-    except (OSError, ValueError, AttributeError, TypeError, KeyError):  # the parts may load where the whole does not
-        processor = None
-    if getattr(processor, "tokenizer", None) is not None and getattr(processor, "image_processor", None) is not None:
-        return processor
-    try:
-        return ProcessorPair(
-            _load_image_processor(name, revision),
-            AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=False),
-        )
-    except Exception as error:
-        if isinstance(error, ImportError):
-            raise
+        return _joined(name, revision)
+    except ImportError:
+        raise
+    except Exception as error:  # of a validator, of a missing file, or an attribute of a wrong type
         if brings_code(name, _FILES, revision):
             raise ValueError(
                 f"The image processor or tokenizer of {name!r} brings code of its own (auto_map), which is never run here. Pass "
-                "processor=..., made of classes of transformers."
+                "processor=..., made of classes of transformers, or load a conversion of the model to them (of Florence-2, "
+                "florence-community/...)."
             ) from error
         said = " ".join(str(error).split())
         present = [file for file in _FILES if find_file(name, file, revision)]
@@ -66,6 +57,19 @@ def load_processor(name: str, revision: str | None) -> Any:
             f"The processor of {name!r} cannot be loaded from {', '.join(present)} ({type(error).__name__}: {said[:200]}). Use an "
             "intact copy of the checkpoint, or pass processor=..."
         ) from error
+
+
+def _joined(name: str, revision: str | None) -> Any:
+    try:
+        processor = AutoProcessor.from_pretrained(name, revision=revision, trust_remote_code=False)
+    except (OSError, ValueError):
+        processor = None
+    if getattr(processor, "tokenizer", None) is not None and getattr(processor, "image_processor", None) is not None:
+        return processor
+    return ProcessorPair(
+        _load_image_processor(name, revision),
+        AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=False),
+    )
 
 
 def _load_image_processor(name: str, revision: str | None) -> Any:

@@ -72,7 +72,7 @@ class ProcessorPair:
 
 
 class Saving:
-    """The part of [`Captioner`] that writes to disk and to the Hub."""
+    """The part of [`Captioner`] for checkpoints on disk and on the Hub."""
 
     family: ClassVar[str]
     model: Any
@@ -80,6 +80,15 @@ class Saving:
     prompt: str
     frame_pooling: str
     num_frames: int
+
+    @classmethod
+    def complete_processor(cls, model: Any, processor: Any) -> None:
+        """Bring model and processor of an older release to the form of newer ones; families override it.
+
+        Args:
+            model: As loaded.
+            processor: Likewise.
+        """
 
     def save_processor(self, folder: str | os.PathLike[str]) -> None:
         """Save processor, prompt and how videos were looked at, beside a model or adapter.

@@ -11,6 +11,7 @@ from typing import Any
 
 __all__ = [
     "JSON_FILES",
+    "TOKENIZER_FILES",
     "check_index",
     "check_json_files",
     "check_safetensors",
@@ -32,11 +33,21 @@ JSON_FILES = (
 )
 """Files that transformers and PEFT expect to hold a JSON object."""
 
+TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "tokenizer.model", "spiece.model")
+"""Any of them holds a vocabulary; without one transformers makes an empty tokenizer."""
+
 _SHARD = re.compile(r"[^/\\]+\.safetensors")
 
 
 def hub_name(name: str) -> str | None:
-    """The name itself if it can be one of a repository on the Hub, None for a folder or another path."""
+    """The name itself if it can be one of a repository on the Hub.
+
+    Args:
+        name: A folder, another path, or a name on the Hub.
+
+    Returns:
+        `str`: None for a folder or another path.
+    """
     from huggingface_hub.utils import HFValidationError, validate_repo_id
 
     if os.path.isdir(name):
@@ -72,7 +83,14 @@ def find_file(name: str, file: str, revision: str | None = None) -> str | None:
 
 
 def shown(path: str | os.PathLike[str]) -> str:
-    """How a file is named in an error: the last folder and the file, which say enough in a cache of the Hub too."""
+    """How a file is named in an error.
+
+    Args:
+        path: The file.
+
+    Returns:
+        `str`: The path; in a cache of the Hub the repository and the file.
+    """
     path = Path(path)
     cached = re.search(r"models--(.+)$", path.parent.parent.parent.name)  # .../models--a--b/snapshots/COMMIT/file
     return f"{cached[1].replace('--', '/')}: {path.name}" if cached else str(path)

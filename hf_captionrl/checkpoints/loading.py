@@ -53,7 +53,16 @@ def check_kwargs(kwargs: dict[str, Any]) -> dict[str, Any]:
 
 
 def brings_code(name: str, files: tuple[str, ...], revision: str | None) -> bool:
-    """Whether a checkpoint asks for Python files that lie beside it."""
+    """Whether a checkpoint asks for Python files that lie beside it.
+
+    Args:
+        name: A folder, or a name on the Hub.
+        files: JSON files in which it can ask.
+        revision: Branch, tag or commit on the Hub.
+
+    Returns:
+        `bool`: True if one of them has an `auto_map`.
+    """
     for file in files:
         path = find_file(name, file, revision)
         if path is not None and '"auto_map"' in Path(path).read_text(encoding="utf-8"):

@@ -55,7 +55,14 @@ class Weights:
 
 
 def convert_command(name: str) -> str:
-    """The command that writes safetensors from pickles, as an error shows it."""
+    """The command that writes safetensors from pickles.
+
+    Args:
+        name: The checkpoint.
+
+    Returns:
+        `str`: As an error shows it.
+    """
     return f"`captionrl convert {shlex.quote(name)} OUT`"
 
 

@@ -45,7 +45,14 @@ _DROPPED += ("vision_proj_m", "text_proj_m", "text_queue", "queue_ptr", "temp", 
 
 
 def is_blip(names: set[str]) -> bool:
-    """Whether tensors have the names of BLIP's published code."""
+    """Whether tensors have the names of BLIP's published code.
+
+    Args:
+        names: Of the tensors.
+
+    Returns:
+        `bool`: True if they do.
+    """
     return "visual_encoder.cls_token" in names
 
 

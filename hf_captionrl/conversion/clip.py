@@ -42,7 +42,14 @@ _NUMBERS = ("input_resolution", "context_length", "vocab_size")
 
 
 def is_clip(names: set[str]) -> bool:
-    """Whether tensors have the names of OpenAI's published code."""
+    """Whether tensors have the names of OpenAI's published code.
+
+    Args:
+        names: Of the tensors.
+
+    Returns:
+        `bool`: True if they do.
+    """
     return {"visual.proj", "token_embedding.weight"} <= names or "visual.layer1.0.conv1.weight" in names
 
 

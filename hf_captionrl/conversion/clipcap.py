@@ -6,14 +6,15 @@ They hold nothing else: the vision tower, the tokenizer and the shape of the lan
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from hf_captionrl.checkpoints.loading import read_config
 from hf_captionrl.checkpoints.shipped import model_path
-from hf_captionrl.models.clipcap import ClipCapForConditionalGeneration
-from hf_captionrl.models.clipcap.assembly import assemble
+
+if TYPE_CHECKING:
+    from hf_captionrl.models.clipcap import ClipCapForConditionalGeneration
 
 __all__ = ["assemble_clipcap", "check_shapes", "is_clipcap", "mapper_settings", "renamed"]
 
@@ -23,7 +24,14 @@ CAUSAL_MASK = re.compile(r"\.attn\.(masked_)?bias$")
 
 
 def is_clipcap(names: set[str]) -> bool:
-    """Whether tensors have the names of ClipCap's published code."""
+    """Whether tensors have the names of ClipCap's published code.
+
+    Args:
+        names: Of the tensors.
+
+    Returns:
+        `bool`: True if they do.
+    """
     return any(name.startswith(MAPPER) for name in names)
 
 
@@ -138,6 +146,8 @@ def assemble_clipcap(
     Raises:
         ValueError: If the checkpoint is not ClipCap's, or does not fit the two models.
     """
+    from hf_captionrl.models.clipcap.assembly import assemble
+
     found = renamed(state)
     mapper_alone = not any(name.startswith("language_model.") for name in found)
     width = read_config(model_path(language_model)).hidden_size

@@ -11,6 +11,7 @@ from torch import Tensor
 from hf_captionrl.checkpoints.loading import read_config
 from hf_captionrl.conversion.blip import blip_config, blip_names, is_blip
 from hf_captionrl.conversion.clip import clip_config, clip_names, is_clip
+from hf_captionrl.conversion.clipcap import assemble_clipcap, is_clipcap
 from hf_captionrl.conversion.report import Report
 
 __all__ = ["write_published"]
@@ -35,7 +36,7 @@ def write_published(
         ValueError: If no known code wrote such names, or shapes do not fit each other.
     """
     names = set(state)
-    if any(name.startswith("clip_project.") for name in names):
+    if is_clipcap(names):
         _write_clipcap(state, folder, report, clipcap)
     elif is_blip(names):
         _write_blip(state, folder, report, like)
@@ -49,8 +50,6 @@ def write_published(
 
 
 def _write_clipcap(state: dict[str, Tensor], folder: Path, report: Report, settings: dict[str, Any]) -> None:
-    from hf_captionrl.conversion.clipcap import assemble_clipcap
-
     report.kind = "ClipCap captioner"
     settings = {"vision_model": VISION_MODEL, "language_model": LANGUAGE_MODEL, "stop_at_period": True, **settings}
     model, processor, mapper_alone = assemble_clipcap(state, **settings)

@@ -12,7 +12,15 @@ HEAD_WIDTH = 64
 
 
 def layer_count(names: Iterable[str], prefix: str) -> int:
-    """Number of layers whose names begin with a prefix and a number."""
+    """Number of layers whose names begin with a prefix and a number.
+
+    Args:
+        names: Of tensors.
+        prefix: Up to the number.
+
+    Returns:
+        `int`: The number of layers.
+    """
     return len({name.removeprefix(prefix).partition(".")[0] for name in names if name.startswith(prefix)})
 
 
@@ -39,7 +47,18 @@ def head_count(width: int, given: int | None = None) -> int:
 
 
 def side(count: int, what: str) -> int:
-    """Length of the side of a square with that many places."""
+    """Length of the side of a square with that many places.
+
+    Args:
+        count: Places.
+        what: What they are, for an error.
+
+    Returns:
+        `int`: The length.
+
+    Raises:
+        ValueError: If they are not a square.
+    """
     root = math.isqrt(count)
     if root * root != count:
         raise ValueError(f"{what} ({count}) are not a square. Use a checkpoint as it was released.")

@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from hf_captionrl.checkpoints.files import check_json_files, hub_name
+from hf_captionrl.checkpoints.files import TOKENIZER_FILES, check_json_files, find_file, hub_name
 from hf_captionrl.checkpoints.loading import check_complete, load_pretrained
 from hf_captionrl.checkpoints.shipped import model_path
 from hf_captionrl.checkpoints.weights import usable_revision
@@ -236,13 +236,18 @@ def _from_pretrained(name: str, revision: str | None, *, with_processor: bool) -
     if not with_processor:
         return model, None
     check_json_files(name, revision)
+    remedy = (
+        "Use a folder or repository with the files of its tokenizer and image processor (processor.save_pretrained), or "
+        "'open_clip:NAME@TAG'."
+    )
+    if not any(find_file(name, file, revision) for file in TOKENIZER_FILES):
+        raise FileNotFoundError(f"The scorer {name!r} has no tokenizer. {remedy}")
     try:
         return model, AutoProcessor.from_pretrained(name, revision=revision, trust_remote_code=False)
     except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:
         said = " ".join(str(error).split())
         raise ValueError(
-            f"The scorer {name!r} has no processor that can be loaded ({said[:200]}). Use a folder or repository with the files of "
-            "its tokenizer and image processor (processor.save_pretrained), or 'open_clip:NAME@TAG'."
+            f"The scorer {name!r} has no processor that can be loaded ({said[:200]}). {remedy}"
         ) from error
 
 
