@@ -17,6 +17,7 @@ PACKAGE = "hf_captionrl"
 LAYERS: dict[int, dict[str, str]] = {
     0: {
         "io": "atomic writes",
+        "checkpoints": "names, files and safe loading of checkpoints",
         "text": "tokenisation, n-gram counting",
         "retrieval": "scorers, cached features, ranks",
         "losses": "pure functions of tensors",
@@ -24,6 +25,7 @@ LAYERS: dict[int, dict[str, str]] = {
     },
     1: {
         "captioners": "one kind of thing for every model family",
+        "conversion": "pickles and published formats to safetensors",
         "rewards": "what a rollout earns",
         "data": "loading, checking, collating, sampling",
         "scenes": "the embedded world",
@@ -45,9 +47,10 @@ LAYERS: dict[int, dict[str, str]] = {
 """A unit may import its own layer and those below. `recipes/` and `scripts/` stand above; nothing imports them."""
 
 SEPARATE: dict[str, frozenset[str]] = {
-    "io": frozenset({"text", "retrieval", "losses", "models"}),
-    "text": frozenset({"retrieval", "losses", "models"}),
-    "losses": frozenset({"text", "retrieval", "models"}),
+    "io": frozenset({"checkpoints", "text", "retrieval", "losses", "models"}),
+    "checkpoints": frozenset({"text", "retrieval", "losses", "models"}),
+    "text": frozenset({"checkpoints", "retrieval", "losses", "models"}),
+    "losses": frozenset({"checkpoints", "text", "retrieval", "models"}),
     "rewards": frozenset({"captioners"}),
     "data": frozenset({"captioners"}),
     "scenes": frozenset({"captioners"}),

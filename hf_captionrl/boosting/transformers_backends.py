@@ -15,7 +15,8 @@ from hf_captionrl.boosting.local_models import (
     seed_draws,
 )
 from hf_captionrl.boosting.prompts import Prompt
-from hf_captionrl.scenes.models import model_path
+from hf_captionrl.checkpoints.loading import check_complete, load_pretrained
+from hf_captionrl.checkpoints.shipped import model_path
 
 __all__ = ["CaptionerBackend", "TransformersBackend", "TransformersTextBackend", "TransformersVisionBackend"]
 
@@ -91,9 +92,9 @@ class TransformersBackend:
         self._tokenizer.padding_side = "left"
         if self._tokenizer.pad_token_id is None:
             self._tokenizer.pad_token = self._tokenizer.eos_token
-        loaded = getattr(transformers, self.model_class).from_pretrained(
-            path, revision=revision, dtype=dtype, use_safetensors=True, trust_remote_code=False
-        )
+        loader = getattr(transformers, self.model_class)
+        loaded, missing = load_pretrained(loader, path, revision=revision, dtype=dtype)
+        check_complete(path, loaded, missing)
         self._device = _default_device(device)
         self._model: Any = loaded.to(self._device).eval()
         settings = self._model.generation_config

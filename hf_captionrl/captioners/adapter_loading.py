@@ -2,13 +2,51 @@
 
 from __future__ import annotations
 
+import os
 import re
 import warnings
 from typing import Any
 
 from safetensors import safe_open
 
-__all__ = ["with_adapter"]
+from hf_captionrl.checkpoints.files import find_file, read_object
+
+__all__ = ["adapter_base", "with_adapter"]
+
+
+def adapter_base(name: str, revision: str | None, adapters: tuple[str, ...] = ()) -> str:
+    """Which model an adapter says it belongs to.
+
+    Args:
+        name (`str`): The adapter: a folder, or a name on the Hub.
+        revision (`str`, *optional*): Branch, tag or commit of the adapter on the Hub.
+        adapters (`tuple[str, ...]`): Adapters that are being loaded on top of this one.
+
+    Returns:
+        `str`: A folder, or a name on the Hub. A relative path that leads to a folder from the adapter's is resolved, so
+        that the two can be moved together.
+
+    Raises:
+        ValueError: If it names none, or itself, directly or through other adapters.
+    """
+    base = read_object(str(find_file(name, "adapter_config.json", revision))).get("base_model_name_or_path")
+    if not base:
+        raise ValueError(f"The adapter {name!r} does not say which model it belongs to. Pass base_model=...")
+    if not isinstance(base, str):
+        raise ValueError(
+            f"adapter_config.json of {name!r} holds {base!r} as base_model_name_or_path, but must hold a name or folder. Pass "
+            "base_model=..."
+        )
+    beside = os.path.normpath(os.path.join(name, base)) if base.startswith(".") else ""
+    if os.path.isdir(beside):
+        base = beside
+    places = {os.path.realpath(place) if os.path.isdir(place) else place for place in (*adapters, name)}
+    if (os.path.realpath(base) if os.path.isdir(base) else base) in places:
+        raise ValueError(
+            f"adapter_config.json of {name!r} names {base!r} as its base, which is the adapter itself. Pass base_model=..., the "
+            "model that it was trained on."
+        )
+    return base
 
 
 def with_adapter(model: Any, name: str, file: str, base: str, revision: str | None) -> Any:
@@ -49,7 +87,7 @@ def with_adapter(model: Any, name: str, file: str, base: str, revision: str | No
         wrong, cause = f"it lacks {lacking[1] if lacking else 'weights'}", error
     except KeyError as error:
         wrong, cause = f"it lacks {error.args[0]}", error
-    except (RuntimeError, ValueError) as error:
+    except (RuntimeError, ValueError, TypeError) as error:
         cause = error
         found = re.search(r"size mismatch for (\S+): .*?Size\((.*?)\).*?Size\((.*?)\)", str(error))
         wrong = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from torch import Tensor
+from transformers import AddedToken
 
 from hf_captionrl.captioners.auto import register
 from hf_captionrl.captioners.base import Captioner
@@ -45,6 +46,24 @@ class Blip2Captioner(PlaceholderCaptioner):
     @classmethod
     def for_config(cls, config: Any) -> type[Captioner]:
         return Blip2Captioner if config.use_decoder_only_language_model else Blip2EncoderDecoderCaptioner
+
+    @classmethod
+    def complete_processor(cls, model: Any, processor: Any) -> None:
+        """Give a checkpoint from before transformers 4.47 the image token that newer ones have.
+
+        Args:
+            model: As loaded.
+            processor: Likewise.
+        """
+        tokenizer, config = processor.tokenizer, model.config
+        if config.image_token_id is not None:
+            return
+        if "<image>" not in tokenizer.get_vocab():
+            tokenizer.add_tokens([AddedToken("<image>", normalized=False, special=True)], special_tokens=True)
+        config.image_token_index = tokenizer.convert_tokens_to_ids("<image>")
+        processor.num_query_tokens = config.num_query_tokens
+        if len(tokenizer) > model.get_input_embeddings().num_embeddings:
+            model.resize_token_embeddings(len(tokenizer), pad_to_multiple_of=64)
 
     def check_fit(self) -> None:
         super().check_fit()

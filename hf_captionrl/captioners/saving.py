@@ -7,12 +7,45 @@ import tempfile
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from hf_captionrl.checkpoints.files import find_file, read_object, shown
 from hf_captionrl.io import write_json
 
-__all__ = ["SETTINGS_FILE", "ProcessorPair", "Saving"]
+__all__ = ["SETTINGS_FILE", "ProcessorPair", "Saving", "read_settings"]
 
 SETTINGS_FILE = "captioner.json"
 """Family, prompt, and how videos were looked at; the rest is the model's and the processor's own."""
+
+_SETTINGS: dict[str, tuple[type, str]] = {
+    "family": (str, "a string"),
+    "prompt": (str, "a string"),
+    "frame_pooling": (str, "a string"),
+    "num_frames": (int, "a whole number"),
+}
+
+
+def read_settings(name: str, revision: str | None) -> dict[str, Any]:
+    """Read what a captioner was saved with.
+
+    Args:
+        name: A folder, or a name on the Hub.
+        revision: Branch, tag or commit on the Hub.
+
+    Returns:
+        `dict`: Empty for a checkpoint that this package did not save.
+
+    Raises:
+        ValueError: If the file is not a JSON object, or a value has a wrong type.
+    """
+    file = find_file(name, SETTINGS_FILE, revision)
+    if file is None:
+        return {}
+    settings = read_object(file)
+    for key, (kind, what) in _SETTINGS.items():
+        if key in settings and (not isinstance(settings[key], kind) or isinstance(settings[key], bool)):
+            raise ValueError(
+                f"{shown(file)} holds {settings[key]!r} as {key}, but must hold {what}. Use an intact copy of the checkpoint."
+            )
+    return settings
 
 
 @dataclass
@@ -39,7 +72,7 @@ class ProcessorPair:
 
 
 class Saving:
-    """The part of [`Captioner`] that writes to disk and to the Hub."""
+    """The part of [`Captioner`] for checkpoints on disk and on the Hub."""
 
     family: ClassVar[str]
     model: Any
@@ -47,6 +80,15 @@ class Saving:
     prompt: str
     frame_pooling: str
     num_frames: int
+
+    @classmethod
+    def complete_processor(cls, model: Any, processor: Any) -> None:
+        """Bring model and processor of an older release to the form of newer ones; families override it.
+
+        Args:
+            model: As loaded.
+            processor: Likewise.
+        """
 
     def save_processor(self, folder: str | os.PathLike[str]) -> None:
         """Save processor, prompt and how videos were looked at, beside a model or adapter.

@@ -15,6 +15,7 @@ from hf_captionrl.cli import (
     caption,
     card,
     completion,
+    convert,
     demo,
     doctor,
     evaluate,
@@ -36,6 +37,7 @@ examples:
   captionrl evaluate --captions mle.jsonl smile.jsonl --dataset scenes --suite smile
   captionrl bags --dataset scenes --output truematch.parquet
   captionrl push outputs/smile_blip/model --repo_id me/blip-smile
+  captionrl convert Salesforce/blip-image-captioning-base blip-base
   captionrl metrics install
   captionrl demo
   captionrl doctor
@@ -61,7 +63,7 @@ def build_parser() -> argparse.ArgumentParser:
     """
     parser = argparse.ArgumentParser(
         prog="captionrl",
-        description="Train captioners, write captions, compare captioners, mine bags of similar images, publish models, install the metrics.",
+        description="Train captioners, write captions, compare captioners, mine bags of similar images, publish and convert models, install the metrics.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -78,6 +80,7 @@ def build_parser() -> argparse.ArgumentParser:
         boost,
         card,
         push,
+        convert,
         metrics,
         demo,
         doctor,

@@ -10,10 +10,11 @@ from typing import Any
 
 from torch import Tensor
 
+from hf_captionrl.checkpoints.loading import load_language_model as read_language_model
+from hf_captionrl.checkpoints.shipped import model_path
 from hf_captionrl.metrics.captions import check_captions, check_groups
 from hf_captionrl.retrieval.checks import as_features
 from hf_captionrl.retrieval.scorer import load_scorer
-from hf_captionrl.scenes.models import model_path
 from hf_captionrl.text.frequencies import DocumentFrequencies
 from hf_captionrl.text.tokenize import ptb_tokenize
 
@@ -33,7 +34,7 @@ __all__ = [
 
 @functools.lru_cache(maxsize=2)
 def _named_scorer(name: str) -> Any:
-    return load_scorer(model_path(name))
+    return load_scorer(name)
 
 
 def resolve_scorer(scorer: Any) -> Any:
@@ -60,13 +61,10 @@ def resolve_scorer(scorer: Any) -> Any:
 @functools.lru_cache(maxsize=2)
 def _named_language_model(name: str) -> tuple[Any, Any]:
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoTokenizer
 
-    folder = model_path(name)
-    model = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, use_safetensors=True, trust_remote_code=False
-    )
-    return model.eval(), AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    model = read_language_model(name, dtype=torch.float32)
+    return model, AutoTokenizer.from_pretrained(model_path(name), trust_remote_code=False)
 
 
 def load_language_model(model: Any, tokenizer: Any = None) -> tuple[Any, Any]:

@@ -241,12 +241,14 @@ class LocalJudge:
         Returns:
             [`LocalJudge`]: The judge.
         """
-        from transformers import AutoModelForCausalLM, AutoTokenizer
+        from transformers import AutoTokenizer
 
-        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+        from hf_captionrl.checkpoints.loading import load_language_model
+
+        model = load_language_model(name)
         return cls(
-            AutoModelForCausalLM.from_pretrained(name, use_safetensors=True, trust_remote_code=False),
-            tokenizer,
+            model,
+            AutoTokenizer.from_pretrained(name, trust_remote_code=False),
             name=Path(name).name,
             **kwargs,
         )

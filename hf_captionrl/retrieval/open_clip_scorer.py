@@ -15,6 +15,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from hf_captionrl.checkpoints.weights import convert_command
+
 from .dual_encoder import DualEncoder
 from .identity import model_fingerprint
 
@@ -165,7 +167,8 @@ def _refuse_pickles(name: str, pretrained: str | None) -> None:
     if chosen and Path(chosen).suffix != ".safetensors":
         raise ValueError(
             f"the weights {chosen!r} cannot be loaded, for they are not in safetensors, and other formats run code "
-            "where they are opened. Convert them with safetensors.torch.save_file."
+            f"where they are opened. Use {convert_command((Path(name).is_dir() and name) or str(chosen))} and "
+            + ("load OUT." if Path(name).is_dir() else "pass pretrained=OUT, a name that ends in .safetensors.")
         )
 
 

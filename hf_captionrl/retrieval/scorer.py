@@ -16,6 +16,11 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from hf_captionrl.checkpoints.files import TOKENIZER_FILES, check_json_files, find_file, hub_name
+from hf_captionrl.checkpoints.loading import check_complete, load_pretrained
+from hf_captionrl.checkpoints.shipped import model_path
+from hf_captionrl.checkpoints.weights import usable_revision
+
 from .dual_encoder import DualEncoder, Scorer, TokenScorer
 from .identity import model_fingerprint
 from .open_clip_scorer import OpenClipScorer
@@ -37,7 +42,8 @@ def load_scorer(name_or_path: Any, **kwargs: Any) -> Scorer:
     """Scorer by name.
 
     Args:
-        name_or_path: A Hub name or folder of a transformers dual encoder; `"open_clip:NAME@TAG"`,
+        name_or_path: A Hub name or folder of a transformers dual encoder; a shipped scorer
+            (`"scenes:clip-judge"`); `"open_clip:NAME@TAG"`,
             `"open_clip:hf-hub:..."` or a folder with `open_clip_config.json`; a model in memory; a scorer (returned
             as it is).
         **kwargs: For `HFScorer` or `OpenClipScorer`: `dtype`, `device`, `batch_size`, ...
@@ -46,13 +52,14 @@ def load_scorer(name_or_path: Any, **kwargs: Any) -> Scorer:
         `Scorer`: `HFScorer` or `OpenClipScorer`.
 
     Raises:
-        ValueError: If what was named is not an image-text dual encoder.
+        FileNotFoundError: If nothing can be loaded under that name, or it has no weights in safetensors.
+        ValueError: If what was named is not an image-text dual encoder, or lacks weights.
     """
     if isinstance(name_or_path, torch.nn.Module):
         is_open_clip = hasattr(name_or_path, "encode_text") and hasattr(name_or_path, "encode_image")
         return OpenClipScorer(name_or_path, **kwargs) if is_open_clip else HFScorer(name_or_path, **kwargs)
     if isinstance(name_or_path, (str, os.PathLike)):
-        name = os.fspath(name_or_path)
+        name = model_path(os.fspath(name_or_path))
         if name.startswith("open_clip:"):
             name, _, tag = name.removeprefix("open_clip:").partition("@")
             return OpenClipScorer(name, tag or kwargs.pop("pretrained", None), **kwargs)
@@ -88,8 +95,9 @@ class HFScorer(DualEncoder):
             transformers pools such a model at the highest token id, so words after that one are not read.
 
     Raises:
-        ValueError: If the model is no dual encoder, the processor lacks a part, or the model would not pool at EOS.
-        OSError: If nothing can be loaded under that name.
+        ValueError: If the model is no dual encoder, weights are missing, the processor lacks a part, or the model would not
+            pool at EOS.
+        FileNotFoundError: If nothing can be loaded under that name.
     """
 
     def __init__(
@@ -113,7 +121,7 @@ class HFScorer(DualEncoder):
             model, model_id = name_or_path_or_model, type(name_or_path_or_model).__name__
             device = device if device is not None else next(model.parameters()).device
         else:
-            name = os.fspath(name_or_path_or_model)
+            name = model_path(os.fspath(name_or_path_or_model))
             model, loaded = _from_pretrained(name, revision, with_processor=processor is None)
             processor = processor if processor is not None else loaded
             is_folder = Path(name).is_dir()
@@ -220,26 +228,35 @@ class HFScorer(DualEncoder):
 def _from_pretrained(name: str, revision: str | None, *, with_processor: bool) -> tuple[Any, Any]:
     from transformers import AutoModel, AutoProcessor
 
+    _check_place(name)
+    revision = usable_revision(name, revision)
+    # "auto" keeps the stored precision: the logit scale must be read before anything is cast.
+    model, missing = load_pretrained(AutoModel, name, revision=revision, dtype="auto")
+    check_complete(name, model, missing)
+    if not with_processor:
+        return model, None
+    check_json_files(name, revision)
+    remedy = (
+        "Use a folder or repository with the files of its tokenizer and image processor (processor.save_pretrained), or "
+        "'open_clip:NAME@TAG'."
+    )
+    if not any(find_file(name, file, revision) for file in TOKENIZER_FILES):
+        raise FileNotFoundError(f"The scorer {name!r} has no tokenizer. {remedy}")
     try:
-        # "auto" keeps the stored precision: the logit scale must be read before anything is cast.
-        model = AutoModel.from_pretrained(
-            name, revision=revision, dtype="auto", use_safetensors=True, trust_remote_code=False
-        )
-        if not with_processor:
-            return model, None
         return model, AutoProcessor.from_pretrained(name, revision=revision, trust_remote_code=False)
-    except OSError as error:
-        raise OSError(
-            f"the scorer {name!r} cannot be loaded: {error}\nGive a folder with config.json, model.safetensors and "
-            "the processor's files, a Hub name, or 'open_clip:NAME@TAG'."
-        ) from error
-    except ValueError as error:
-        if "trust_remote_code" not in str(error):
-            raise
+    except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:
+        said = " ".join(str(error).split())
         raise ValueError(
-            f"the scorer {name!r} brings code of its own, which is never run here. Give one of a class of transformers', such "
-            "as CLIP or SigLIP, or 'open_clip:NAME@TAG'."
+            f"The scorer {name!r} has no processor that can be loaded ({said[:200]}). {remedy}"
         ) from error
+
+
+def _check_place(name: str) -> None:
+    if not Path(name).is_dir() and (hub_name(name) is None or name.startswith((".", "~"))):
+        raise FileNotFoundError(
+            f"The scorer {name!r} is not a folder. Use a folder with config.json, model.safetensors and the processor's files, "
+            "a Hub name, or 'open_clip:NAME@TAG'."
+        )
 
 
 def _pooled(output: Any, method: str) -> Tensor:

@@ -13,6 +13,8 @@ import os
 import re
 from pathlib import Path
 
+from hf_captionrl.checkpoints.files import check_index
+from hf_captionrl.checkpoints.weights import convert_command
 from hf_captionrl.io import write_json
 
 __all__ = ["SEAL_FILE", "checkpoint_fault", "has_checkpoint", "newest_checkpoint", "seal_checkpoint", "whole_or_older"]
@@ -73,7 +75,13 @@ def checkpoint_fault(folder: str | os.PathLike[str]) -> str | None:
     inner = (path for place in folder.iterdir() if place.is_dir() for path in place.iterdir())
     for path in sorted([*folder.iterdir(), *inner]):
         if _PICKLED_WEIGHTS.fullmatch(path.name):
-            return f"{path.relative_to(folder).as_posix()} is a pickle; weights are taken from safetensors alone"
+            where = path.relative_to(folder).as_posix()
+            return f"{where} is a pickle; weights are taken from safetensors alone: use {convert_command(str(folder))}"
+        if path.name.endswith(".safetensors.index.json"):
+            try:
+                check_index(path)
+            except ValueError as error:
+                return str(error).rstrip(".")
     # Sizes first: what is cut off or missing is found without reading gigabytes.
     for name, (size, _) in expected.items():
         path = folder / name

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from transformers.trainer import TRAINING_ARGS_NAME
 from transformers.trainer_utils import rotate_checkpoints
 
+from hf_captionrl.checkpoints.loading import check_checkpoint, check_kwargs
 from hf_captionrl.io import FolderLock
 from hf_captionrl.trainers.checkpoints import (
     SEAL_FILE,
@@ -75,11 +76,14 @@ class ReliableTraining(CheckpointSelection):
     state: Any
 
     @staticmethod
-    def _load_safely(args: Any, *, by_name: bool) -> None:
-        """Have TRL load models by their names from safetensors alone, and run no code of theirs."""
+    def _load_safely(args: Any, *, by_name: bool, model: Any = None) -> None:
+        """Have TRL load models by their names from safetensors alone, and run no code or kernel of theirs."""
         _refuse_foreign_code(args)  # it may have been set since
         if by_name:
-            args.model_init_kwargs = {**(args.model_init_kwargs or {}), "use_safetensors": True}
+            given = check_kwargs(args.model_init_kwargs or {})
+            if isinstance(model, str):
+                given["revision"] = check_checkpoint(model, given.get("revision"))["revision"]
+            args.model_init_kwargs = {"attn_implementation": None, **given, "use_safetensors": True}
 
     def _of_main_process(self, function: Callable[[], _Found]) -> _Found:
         """What a function gives on the main process, or its error, on every process."""

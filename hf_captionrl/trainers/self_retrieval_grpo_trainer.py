@@ -149,7 +149,7 @@ class SelfRetrievalGRPOTrainer(ReliableTraining, GRPOTrainer):
         self.bags = self._make_bags(neighbours, images, args)
         refuse_data_parallel(args, model)
         # With a penalty TRL loads the reference by its name, wherever the policy comes from.
-        self._load_safely(args, by_name=isinstance(model, str) or args.beta != 0.0)
+        self._load_safely(args, by_name=isinstance(model, str) or args.beta != 0.0, model=model)
         super().__init__(
             model,
             reward_funcs=[_named(reward.name) for reward in self.rewards.rewards],

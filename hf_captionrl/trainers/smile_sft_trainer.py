@@ -63,7 +63,7 @@ class SmileSFTTrainer(ReliableTraining, SFTTrainer):
                 "compute_loss_func replaces the loss, and with it SMILE. Leave it out, or set mle_weight=1."
             )
         refuse_data_parallel(args, model)
-        self._load_safely(args, by_name=isinstance(model, str))
+        self._load_safely(args, by_name=isinstance(model, str), model=model)
         with plain_head_for_checks(model):
             super().__init__(model, args, **kwargs)
         require_fp32(self.model, args)

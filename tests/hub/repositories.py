@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass
@@ -40,6 +41,15 @@ class Repo:
     commits: dict[str, Commit] = field(default_factory=dict)
     branches: dict[str, str] = field(default_factory=dict)
     tags: dict[str, str] = field(default_factory=dict)
+    pull_requests: list[dict[str, Any]] = field(default_factory=list)
+
+    def propose(self, number: int, files: dict[str, Blob], *, author: str, title: str, status: str = "open") -> str:
+        """A pull request that adds files to the main branch; returns its revision."""
+        revision = f"refs/pr/{number}"
+        self.branches[revision] = self.branches["main"]
+        self.commit(revision, title, {**self.commits[self.branches["main"]].files, **files})
+        self.pull_requests.append({"num": number, "author": {"name": author}, "title": title, "status": status})
+        return revision
 
     def commit(self, branch: str, title: str, files: dict[str, Blob]) -> Commit:
         parent = self.branches.get(branch)

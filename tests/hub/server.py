@@ -211,6 +211,19 @@ class _Handler(Answering):
             200, {"branches": listed("heads", repo.branches), "tags": listed("tags", repo.tags), "converts": []}
         )
 
+    @route(rf"GET {_API}/discussions")
+    def _discussions(self, kind: str, repo_id: str) -> None:
+        repo = self._readable(_TYPES[kind], repo_id)
+        asked = {key: values[0] for key, values in self.query.items()}
+        more = {"repo": {"name": repo_id, "type": repo.repo_type}, "createdAt": DATE, "isPullRequest": True}
+        found = [
+            {**pull_request, **more}
+            for pull_request in repo.pull_requests
+            if asked.get("author") in (None, pull_request["author"]["name"])
+            and asked.get("status") in (None, pull_request["status"])
+        ]
+        self._send(200, {"count": len(found), "start": 0, "discussions": found})
+
     @route(rf"POST {_API}/(?P<what>tag|branch)/(?P<name>[^/]+)")
     def _name(self, kind: str, repo_id: str, what: str, name: str) -> None:
         repo, asked = self._writable(kind, repo_id), json.loads(self.body or b"{}")

@@ -184,7 +184,8 @@ def test_a_repository_with_pickles_only_is_refused(world):
     run = fresh_process(["-c", PICKLE], hub, folder / "pickle", READ)
     assert run.returncode == 1
     assert "no weights in safetensors" in run.stderr.splitlines()[-1]
-    assert not any("pytorch_model.bin" in path or "discussions" in path for _, path, _ in hub.requests)
+    assert "`captionrl convert stranger/pickle OUT`" in run.stderr.splitlines()[-1]
+    assert not any("pytorch_model.bin" in path for _, path, _ in hub.requests)
 
 
 METRIC = """

@@ -2,17 +2,12 @@
 
 import pickle
 
-import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import (
     BertConfig,
     BertModel,
-    CLIPConfig,
-    CLIPImageProcessor,
-    CLIPModel,
-    CLIPProcessor,
     PreTrainedTokenizerFast,
     SiglipConfig,
     SiglipImageProcessor,
@@ -23,34 +18,7 @@ from transformers import (
 from hf_captionrl.retrieval import identity
 from hf_captionrl.retrieval.scorer import HFScorer, Scorer, TokenScorer, load_scorer
 from tests.closeness import assert_close
-from tests.retrieval.tiny_scorers import CAPTIONS, LIMIT, WORDS, assert_unit, make_images, make_tokenizer
-
-
-def make_clip(tokenizer=None, *, eos=None, seed=0):
-    # EOS has the highest id here, as in OpenAI's vocabulary, so that it is not the 2 of the legacy rule.
-    tokenizer = tokenizer or make_tokenizer(("<bos>", "<pad>"), last=("<eos>",))
-    torch.manual_seed(seed)
-    small = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
-    config = CLIPConfig(
-        text_config={
-            **small,
-            "vocab_size": len(tokenizer),
-            "max_position_embeddings": LIMIT,
-            "eos_token_id": tokenizer.eos_token_id if eos is None else eos,
-            "bos_token_id": tokenizer.bos_token_id,
-            "pad_token_id": tokenizer.pad_token_id,
-        },
-        vision_config={**small, "image_size": 32, "patch_size": 16},
-        projection_dim=8,
-        logit_scale_init_value=float(np.log(100.0)),
-    )
-    images = CLIPImageProcessor(size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32})
-    model = CLIPModel(config)
-    with torch.no_grad():  # the usual tiny initial weights hide wrong pooling behind nearly equal features
-        for parameter in model.parameters():
-            if parameter.ndim > 1:
-                parameter.mul_(8)
-    return model, CLIPProcessor(image_processor=images, tokenizer=tokenizer)
+from tests.retrieval.tiny_scorers import CAPTIONS, LIMIT, WORDS, assert_unit, make_clip, make_images, make_tokenizer
 
 
 def make_siglip():
@@ -280,7 +248,7 @@ def test_bad_input_is_named(clip, call, message):
 
 
 def test_a_missing_folder_says_what_to_give(tmp_path):
-    with pytest.raises(OSError, match=r"the scorer .*nowhere' cannot be loaded[\s\S]*open_clip:NAME@TAG"):
+    with pytest.raises(FileNotFoundError, match=r"The scorer .*nowhere' is not a folder.*open_clip:NAME@TAG"):
         load_scorer(str(tmp_path / "nowhere"))
 
 

@@ -4,9 +4,7 @@ import numpy as np
 import torch
 from PIL import Image
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
-from transformers import (
-    PreTrainedTokenizerFast,
-)
+from transformers import CLIPConfig, CLIPImageProcessor, CLIPModel, CLIPProcessor, PreTrainedTokenizerFast
 
 WORDS = "a red blue cat dog on under the mat big small two zebra".split()
 
@@ -34,6 +32,33 @@ def make_tokenizer(specials=("<bos>", "<pad>", "<eos>"), *, last=(), max_length=
         model_max_length=max_length,
         model_input_names=["input_ids", "attention_mask"] if mask else ["input_ids"],
     )
+
+
+def make_clip(tokenizer=None, *, eos=None, seed=0):
+    # EOS has the highest id here, as in OpenAI's vocabulary, so that it is not the 2 of the legacy rule.
+    tokenizer = tokenizer or make_tokenizer(("<bos>", "<pad>"), last=("<eos>",))
+    torch.manual_seed(seed)
+    small = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = CLIPConfig(
+        text_config={
+            **small,
+            "vocab_size": len(tokenizer),
+            "max_position_embeddings": LIMIT,
+            "eos_token_id": tokenizer.eos_token_id if eos is None else eos,
+            "bos_token_id": tokenizer.bos_token_id,
+            "pad_token_id": tokenizer.pad_token_id,
+        },
+        vision_config={**small, "image_size": 32, "patch_size": 16},
+        projection_dim=8,
+        logit_scale_init_value=float(np.log(100.0)),
+    )
+    images = CLIPImageProcessor(size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32})
+    model = CLIPModel(config)
+    with torch.no_grad():  # the usual tiny initial weights hide wrong pooling behind nearly equal features
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.mul_(8)
+    return model, CLIPProcessor(image_processor=images, tokenizer=tokenizer)
 
 
 def make_images(number=3):

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
 from hf_captionrl.captioners import load_captioner
+from hf_captionrl.conversion import convert
 from hf_captionrl.data import load_captions
 from hf_captionrl.data.benchmarks import load_hard_pool
 from hf_captionrl.models.clipcap.assembly import assemble
@@ -22,7 +23,6 @@ from hf_captionrl.scenes import load_scenes
 from hf_captionrl.scenes.models import model_path
 from hf_captionrl.trainers import SmileSFTConfig, SmileSFTTrainer
 from hf_captionrl.trainers.checkpoints import seal_checkpoint
-from scripts.convert_clipcap import read_checkpoint
 from tests.security.pickles import FORMS
 from tests.tiny import tiny_captioner
 from tests.tiny_chat import tiny_chat
@@ -84,7 +84,7 @@ def test_adapter(blip, trap, tmp_path):
 
 def test_scorer(trap, tmp_path):
     bad = without_weights(model_path("scenes:clip-judge"), tmp_path / "m", trap)
-    with pytest.raises(OSError, match=r"model\.safetensors"):
+    with pytest.raises(FileNotFoundError, match=r"no weights in safetensors.*Use `captionrl convert \S+ OUT`"):
         load_scorer(bad)
 
 
@@ -104,17 +104,19 @@ def test_parts_of_clipcap(blip, trap, tmp_path):
         assemble(without_weights(tower, tmp_path / "m", trap), blip)
 
 
-def test_converter_of_published_clipcaps(trap, tmp_path):
-    for name in ("c.pt", "c.bin", "c.pkl"):
-        (tmp_path / name).write_bytes(trap)
+def test_conversion(blip, trap, tmp_path):
+    folder = without_weights(blip, tmp_path / "folder", trap, "pytorch_model.bin")
+    (tmp_path / "c.pt").write_bytes(trap)
+    for source in (folder, tmp_path / "c.pt"):
         with pytest.raises(ValueError, match="not a plain file of tensors"):
-            read_checkpoint(tmp_path / name)
+            convert(source, tmp_path / "out")
+        assert not (tmp_path / "out").exists()
 
 
 def test_language_model_as_judge(trap, tmp_path):
     AutoConfig.for_model("gpt2", n_layer=1, n_embd=4, n_head=1).save_pretrained(tmp_path / "m")
     (tmp_path / "m" / "pytorch_model.bin").write_bytes(trap)
-    with pytest.raises((OSError, ValueError)):
+    with pytest.raises(FileNotFoundError, match=r"no weights in safetensors.*Use `captionrl convert"):
         LocalJudge.from_pretrained(str(tmp_path / "m"))
 
 

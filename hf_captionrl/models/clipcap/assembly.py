@@ -5,15 +5,10 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from transformers import (
-    AutoConfig,
-    AutoImageProcessor,
-    AutoModel,
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    CLIPVisionModelWithProjection,
-)
+from transformers import AutoImageProcessor, AutoModel, AutoTokenizer, CLIPVisionModelWithProjection
 
+from hf_captionrl.checkpoints.loading import load_language_model, load_pretrained, read_config
+from hf_captionrl.checkpoints.shipped import model_path
 from hf_captionrl.models.clipcap.configuration_clipcap import ClipCapConfig
 from hf_captionrl.models.clipcap.modeling_clipcap import ClipCapForConditionalGeneration
 from hf_captionrl.models.clipcap.processing_clipcap import ClipCapProcessor
@@ -23,12 +18,12 @@ __all__ = ["assemble"]
 
 def _tower(name: str) -> Any:
     """The image tower of a dual encoder, or one that stands alone; CLIP's with its projection."""
-    config = AutoConfig.from_pretrained(name, trust_remote_code=False)
+    config = read_config(name)
     if config.model_type in ("clip", "clip_vision_model"):
         vision_config = getattr(config, "vision_config", config)
         vision_config.projection_dim = config.projection_dim  # that of the vision part alone is not always kept right
-        return CLIPVisionModelWithProjection.from_pretrained(name, config=vision_config, use_safetensors=True)
-    whole = AutoModel.from_pretrained(name, trust_remote_code=False, use_safetensors=True)
+        return load_pretrained(CLIPVisionModelWithProjection, name, config=vision_config)[0]
+    whole, _ = load_pretrained(AutoModel, name)
     return whole.vision_model if hasattr(config, "vision_config") else whole
 
 
@@ -53,9 +48,9 @@ def assemble(
     Raises:
         ValueError: If captions are to stop at a full stop, and the tokenizer has no token for it.
     """
-    vision_model, language_model = os.fspath(vision_model), os.fspath(language_model)
+    vision_model, language_model = model_path(os.fspath(vision_model)), model_path(os.fspath(language_model))
     tower = _tower(vision_model)
-    text_config = AutoConfig.from_pretrained(language_model, trust_remote_code=False)
+    text_config = read_config(language_model)
     processor = ClipCapProcessor(
         AutoImageProcessor.from_pretrained(vision_model, trust_remote_code=False),
         AutoTokenizer.from_pretrained(language_model, trust_remote_code=False),
@@ -68,8 +63,6 @@ def assemble(
     model = ClipCapForConditionalGeneration(config).eval()
     model.vision_tower.encoder.load_state_dict(tower.state_dict())
     if not fresh_language_model:
-        pretrained = AutoModelForCausalLM.from_pretrained(
-            language_model, trust_remote_code=False, use_safetensors=True
-        )
+        pretrained = load_language_model(language_model)
         model.language_model.load_state_dict(pretrained.state_dict())
     return model, processor

@@ -1,6 +1,6 @@
 """Configuration of ClipCap."""
 
-# This file is also copied beside checkpoints (scripts/export_clipcap_remote.py): it imports nothing of the package
+# This file is also copied beside checkpoints (conversion/clipcap_code.py): it imports nothing of the package
 # but its neighbours, and those relatively.
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ Legend: B images or captions, N = B * captions an image, T tokens, P prefix vect
 transformer mapper, D image embedding, E width of the language model, V vocabulary.
 """
 
-# This file is also copied beside checkpoints (scripts/export_clipcap_remote.py): it imports nothing of the package
+# This file is also copied beside checkpoints (conversion/clipcap_code.py): it imports nothing of the package
 # but its neighbours, and those relatively.
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Processor of ClipCap: an image processor and a tokenizer."""
 
-# This file is also copied beside checkpoints (scripts/export_clipcap_remote.py): it imports nothing of the package
+# This file is also copied beside checkpoints (conversion/clipcap_code.py): it imports nothing of the package
 # but its neighbours, and those relatively.
 
 from __future__ import annotations

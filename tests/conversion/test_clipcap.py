@@ -1,4 +1,4 @@
-"""The converter of published checkpoints, and the copy of the code for people without the package."""
+"""Checkpoints of ClipCap's published code, and the copy of the code for people without the package."""
 
 import json
 import pickle
@@ -11,14 +11,18 @@ import torch
 from transformers import CLIPConfig, CLIPModel, CLIPVisionModelWithProjection
 
 from hf_captionrl.captioners import load_captioner
-from scripts.convert_clipcap import convert, main, read_checkpoint
-from scripts.export_clipcap_remote import MODULES, export
+from hf_captionrl.conversion import convert
+from hf_captionrl.conversion.clipcap_code import MODULES, export_code
+from hf_captionrl.conversion.unpickling import read_pickle
 from tests.closeness import assert_close
 from tests.models.test_clipcap import KINDS, MAPPERS, WRITE, inputs, published_logits
 from tests.offline import python_path
 from tests.tiny import HIDDEN, tiny_blip, tiny_clipcap, tiny_images
 
 CLIP_DIM = 24
+
+
+pytestmark = pytest.mark.usefixtures("in_this_process")
 
 
 @pytest.fixture(scope="module")
@@ -80,11 +84,12 @@ def test_a_converted_checkpoint_computes_what_the_published_code_does(kind, part
     assert not [name for name in names if name.endswith((".pt", ".bin"))]
 
 
-def test_a_mapper_alone_gets_the_language_model_as_it_stands(parts, tmp_path, capsys):
+def test_a_mapper_alone_gets_the_language_model_as_it_stands(parts, tmp_path):
     source, _ = tiny_clipcap(seed=7)
     checkpoint = published(source, tmp_path / "weights.pt", mapper_alone=True)
-    model = convert(checkpoint, tmp_path / "out", **parts, stop_at_period=False)
-    assert "mapper alone" in capsys.readouterr().out
+    report = convert(checkpoint, tmp_path / "out", **parts, stop_at_period=False)
+    assert "mapper alone" in report.notes[0]
+    model = load_captioner(tmp_path / "out").model
     reference, _ = tiny_clipcap(seed=3)
     for left, right in zip(model.language_model.parameters(), reference.language_model.parameters(), strict=True):
         assert torch.equal(left, right)
@@ -109,7 +114,7 @@ def test_pickles_are_refused_and_not_run(tmp_path):
     torch.save({"clip_project.model.0.weight": Evil(touched)}, tmp_path / "zip.pt")
     for path in (plain, tmp_path / "zip.pt"):
         with pytest.raises(ValueError, match="not a plain file of tensors"):
-            read_checkpoint(path)
+            read_pickle(path)
         assert not touched.exists()
     pickle.loads(plain.read_bytes())  # it would have done it
     assert touched.exists()
@@ -117,16 +122,20 @@ def test_pickles_are_refused_and_not_run(tmp_path):
     (tmp_path / "empty.pt").write_text("")
     for name in ("text.pt", "empty.pt"):
         with pytest.raises(ValueError, match="not a plain file of tensors") as caught:
-            read_checkpoint(tmp_path / name)
+            read_pickle(tmp_path / name)
         assert "weights_only" not in str(caught.value)
-    with pytest.raises(SystemExit, match=r"^convert_clipcap: There is no file '.*nowhere.pt'\. Give"):
-        main([str(tmp_path / "nowhere.pt"), str(tmp_path / "out")])
+    with pytest.raises(FileNotFoundError, match=r"^There is no file '.*nowhere.pt'\. Use"):
+        read_pickle(tmp_path / "nowhere.pt")
     torch.save({"epoch": 3}, tmp_path / "epoch.pt")
-    with pytest.raises(ValueError, match="no state dict"):
-        read_checkpoint(tmp_path / "epoch.pt")
+    with pytest.raises(ValueError, match=r"epoch\.pt holds 'epoch', a int, among its tensors"):
+        read_pickle(tmp_path / "epoch.pt")
+    torch.save([torch.ones(1)], tmp_path / "list.pt")
+    with pytest.raises(ValueError, match=r"list\.pt holds no state dict"):
+        read_pickle(tmp_path / "list.pt")
     torch.save({"weight": torch.ones(1)}, tmp_path / "other.pt")
-    with pytest.raises(ValueError, match="no checkpoint of the published ClipCap"):
-        read_checkpoint(tmp_path / "other.pt")
+    with pytest.raises(ValueError, match="has tensors such as weight, which the published code"):
+        convert(tmp_path / "other.pt", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(
@@ -198,7 +207,7 @@ def test_the_copy_gives_identical_outputs_without_the_package(kind, tmp_path):
     pixel_values = processor(images=tiny_images(2), return_tensors="pt")["pixel_values"]
     torch.save(pixel_values, folder / "pixels.tensor")
     written = model.generate(pixel_values, max_new_tokens=5, do_sample=False).tolist()
-    assert len(export(folder)) == len(MODULES) + 2
+    assert len(export_code(folder)) == len(MODULES) + 2
     done = run(REMOTE, folder, tmp_path, tmp_path / "home")
     assert done.returncode == 0, done.stderr[-3000:]
     ids, kinds, modules, ours = json.loads(done.stdout.splitlines()[-1])
@@ -215,9 +224,9 @@ def test_the_copy_gives_identical_outputs_without_the_package(kind, tmp_path):
 def test_only_a_clipcap_is_exported(tmp_path):
     model, processor = tiny_blip()
     with pytest.raises(ValueError, match=r"no config\.json"):
-        export(tmp_path)
+        export_code(tmp_path)
     model.save_pretrained(tmp_path)
     processor.save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="'blip', not 'clipcap'"):
-        export(tmp_path)
+        export_code(tmp_path)
     assert not list(tmp_path.glob("*.py"))

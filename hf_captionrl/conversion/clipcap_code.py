@@ -1,20 +1,19 @@
-"""Put the code of ClipCap beside a checkpoint, for people who do not have this package.
+"""ClipCap's code beside a checkpoint, for people who do not have this package.
 
-    python scripts/export_clipcap_remote.py FOLDER
-
-FOLDER is one that `save_pretrained` wrote, with the processor in it. Afterwards, transformers alone loads it with
-`trust_remote_code=True`; where hf_captionrl is imported, its own classes are used and nothing in the folder is run.
+transformers alone then loads the folder with `trust_remote_code=True`; where hf_captionrl is imported, its own classes are
+used and nothing in the folder is run.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
 from typing import Any
 
 from hf_captionrl.io import atomic_write_text, write_json
 from hf_captionrl.models import clipcap
+
+__all__ = ["AUTO_MAPS", "MODULES", "export_code"]
 
 AUTO_MAPS: dict[str, dict[str, str]] = {
     "config.json": {
@@ -26,7 +25,7 @@ AUTO_MAPS: dict[str, dict[str, str]] = {
 MODULES = ("configuration_clipcap", "modeling_clipcap", "processing_clipcap")
 
 
-def export(folder: Path) -> list[Path]:
+def export_code(folder: Path) -> list[Path]:
     """Write the code, and name it in the configurations.
 
     Args:
@@ -55,15 +54,3 @@ def export(folder: Path) -> list[Path]:
     for path, config in configs.items():
         write_json(path, config)
     return [*(folder / f"{module}.py" for module in MODULES), *configs]
-
-
-def main(argv: list[str] | None = None) -> None:
-    """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, help="folder of a ClipCap checkpoint with its processor")
-    for path in export(parser.parse_args(argv).folder):
-        print(path)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,187 @@
+"""Files of a checkpoint: found in a folder or on the Hub, and checked before transformers reads them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+__all__ = [
+    "JSON_FILES",
+    "TOKENIZER_FILES",
+    "check_index",
+    "check_json_files",
+    "check_safetensors",
+    "find_file",
+    "hub_name",
+    "read_object",
+    "shown",
+]
+
+JSON_FILES = (
+    "config.json",
+    "generation_config.json",
+    "preprocessor_config.json",
+    "processor_config.json",
+    "video_preprocessor_config.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "adapter_config.json",
+)
+"""Files that transformers and PEFT expect to hold a JSON object."""
+
+TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "tokenizer.model", "spiece.model")
+"""Any of them holds a vocabulary; without one transformers makes an empty tokenizer."""
+
+_SHARD = re.compile(r"[^/\\]+\.safetensors")
+
+
+def hub_name(name: str) -> str | None:
+    """The name itself if it can be one of a repository on the Hub.
+
+    Args:
+        name: A folder, another path, or a name on the Hub.
+
+    Returns:
+        `str`: None for a folder or another path.
+    """
+    from huggingface_hub.utils import HFValidationError, validate_repo_id
+
+    if os.path.isdir(name):
+        return None
+    try:
+        validate_repo_id(name)
+    except HFValidationError:
+        return None
+    return name
+
+
+def find_file(name: str, file: str, revision: str | None = None) -> str | None:
+    """Path of a file of a checkpoint, downloaded where that is needed and possible.
+
+    Args:
+        name (`str`): A folder, or a name on the Hub.
+        file (`str`): Such as `config.json`.
+        revision (`str`, *optional*): Branch, tag or commit on the Hub.
+
+    Returns:
+        `str`: None where the checkpoint lacks the file or the Hub cannot be reached.
+    """
+    from transformers.utils import cached_file
+
+    return cached_file(
+        name,
+        file,
+        revision=revision,
+        _raise_exceptions_for_gated_repo=False,
+        _raise_exceptions_for_missing_entries=False,
+        _raise_exceptions_for_connection_errors=False,
+    )
+
+
+def shown(path: str | os.PathLike[str]) -> str:
+    """How a file is named in an error.
+
+    Args:
+        path: The file.
+
+    Returns:
+        `str`: The path; in a cache of the Hub the repository and the file.
+    """
+    path = Path(path)
+    cached = re.search(r"models--(.+)$", path.parent.parent.parent.name)  # .../models--a--b/snapshots/COMMIT/file
+    return f"{cached[1].replace('--', '/')}: {path.name}" if cached else str(path)
+
+
+def read_object(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Read a JSON file whose content must be an object.
+
+    Args:
+        path: The file.
+
+    Returns:
+        `dict`: The object.
+
+    Raises:
+        ValueError: If it is not valid JSON, or another type than an object.
+    """
+    try:
+        value = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        reason = str(error).partition("\n")[0] or "it is nested too deeply"
+        raise ValueError(
+            f"{shown(path)} is not valid JSON ({reason}). Use an intact copy of the checkpoint."
+        ) from error
+    if not isinstance(value, dict):
+        kind = {type(None): "null", list: "a list", str: "a string", bool: "true or false"}.get(
+            type(value), "a number"
+        )
+        raise ValueError(
+            f"{shown(path)} holds {kind}, but must hold a JSON object. Use an intact copy of the checkpoint."
+        )
+    return value
+
+
+def check_json_files(name: str, revision: str | None = None, files: Iterable[str] = JSON_FILES) -> None:
+    """Refuse a checkpoint with a configuration that is not a JSON object.
+
+    Args:
+        name: A folder, or a name on the Hub.
+        revision: Branch, tag or commit on the Hub.
+        files: Which; those that are not there are passed over.
+
+    Raises:
+        ValueError: If a file holds anything else; it is named.
+    """
+    for file in files:
+        path = find_file(name, file, revision)
+        if path is not None:
+            read_object(path)
+
+
+def check_index(path: str | os.PathLike[str]) -> list[str]:
+    """Shards of an index, each of which must be a plain `*.safetensors` name in the same folder.
+
+    Args:
+        path: A `*.safetensors.index.json`.
+
+    Returns:
+        `list[str]`: Their names.
+
+    Raises:
+        ValueError: If the index is not one, or an entry names a file of another format or of another folder.
+    """
+    content = read_object(path)
+    weight_map = content.get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise ValueError(f"{shown(path)} has no weight_map. Use an intact copy of the checkpoint.")
+    for tensor, file in weight_map.items():
+        if not isinstance(file, str) or not _SHARD.fullmatch(file):
+            raise ValueError(
+                f"{shown(path)} maps {tensor!r} to {file!r}, but every entry must be the plain name of a *.safetensors file "
+                "beside it. Use a checkpoint that save_pretrained or `captionrl convert` wrote."
+            )
+    return sorted(set(weight_map.values()))
+
+
+def check_safetensors(path: str | os.PathLike[str]) -> None:
+    """Refuse a file that is empty, truncated, or of another format; only its header is read.
+
+    Args:
+        path: A `*.safetensors` file.
+
+    Raises:
+        ValueError: If it cannot be opened; the file is named.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, "pt"):
+            pass
+    except (SafetensorError, ValueError) as error:
+        size = os.path.getsize(path)
+        state = "is empty" if not size else f"({size:,} bytes) is truncated or not a safetensors file: {error}"
+        raise ValueError(f"{shown(path)} {state}. Use an intact copy of the checkpoint.") from error

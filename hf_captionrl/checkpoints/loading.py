@@ -1,0 +1,265 @@
+"""Loading a configuration or a model: from safetensors alone, and without code or kernels that a checkpoint names."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from hf_captionrl.checkpoints.files import check_json_files, find_file, read_object
+from hf_captionrl.checkpoints.shipped import model_path
+from hf_captionrl.checkpoints.weights import ADAPTER_FILES, find_weights, usable_revision
+
+__all__ = [
+    "brings_code",
+    "check_checkpoint",
+    "check_complete",
+    "check_kwargs",
+    "load_language_model",
+    "load_pretrained",
+    "read_config",
+    "without_kernels",
+]
+
+_FIXED = {"trust_remote_code": False, "use_safetensors": True}
+"""Arguments of `from_pretrained` that have one value here."""
+
+
+def check_kwargs(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Arguments for `from_pretrained` without those that have one value here.
+
+    Args:
+        kwargs: As a caller gave them.
+
+    Returns:
+        `dict`: The rest.
+
+    Raises:
+        ValueError: If one of them has another value.
+    """
+    if kwargs.get("trust_remote_code"):
+        raise ValueError(
+            "trust_remote_code is never taken: no code that a checkpoint brings is run here. Leave it out, and load "
+            "checkpoints of model types that transformers knows."
+        )
+    if kwargs.get("use_safetensors", True) not in (True, None):
+        raise ValueError(
+            f"use_safetensors is {kwargs['use_safetensors']!r}, but weights are read from safetensors alone. Leave it out, and "
+            "use `captionrl convert` on a checkpoint that has pickles."
+        )
+    if kwargs.get("output_loading_info"):
+        raise ValueError("output_loading_info is not supported: the result is not a tuple. Leave it out.")
+    return {k: v for k, v in kwargs.items() if k not in (*_FIXED, "output_loading_info")}
+
+
+def brings_code(name: str, files: tuple[str, ...], revision: str | None) -> bool:
+    """Whether a checkpoint asks for Python files that lie beside it.
+
+    Args:
+        name: A folder, or a name on the Hub.
+        files: JSON files in which it can ask.
+        revision: Branch, tag or commit on the Hub.
+
+    Returns:
+        `bool`: True if one of them has an `auto_map`.
+    """
+    for file in files:
+        path = find_file(name, file, revision)
+        if path is not None and '"auto_map"' in Path(path).read_text(encoding="utf-8"):
+            return True
+    return False
+
+
+def without_kernels(config: Any) -> Any:
+    """Remove from a configuration what makes transformers fetch kernels, or weights of another name.
+
+    `attn_implementation` and `experts_implementation` in a `config.json` may name a repository of compiled code, and
+    `flash_attention_2` is replaced by one where the library is missing. `transformers_weights` may name a pickle.
+
+    Args:
+        config (`PreTrainedConfig`): Changed in place, with the configurations of its parts.
+
+    Returns:
+        `PreTrainedConfig`: The same.
+    """
+    config._attn_implementation_internal = None
+    config._experts_implementation_internal = None
+    if getattr(config, "transformers_weights", None) is not None:
+        config.transformers_weights = None
+    for part in getattr(config, "sub_configs", {}):
+        inner = getattr(config, part, None)
+        if hasattr(inner, "to_dict"):
+            without_kernels(inner)
+    return config
+
+
+def read_config(name: str, revision: str | None = None, *, hint: str = "") -> Any:
+    """Read the configuration of a checkpoint.
+
+    Args:
+        name: A folder, or a name on the Hub.
+        revision: Branch, tag or commit on the Hub.
+        hint: Added to an error about the model type.
+
+    Returns:
+        `PreTrainedConfig`: Without kernels.
+
+    Raises:
+        FileNotFoundError: If there is none.
+        ValueError: If it is not a configuration that the installed transformers can read, or brings code.
+    """
+    import transformers
+    from transformers import AutoConfig
+
+    if os.path.isdir(name) and not os.path.isfile(os.path.join(name, "config.json")):
+        raise FileNotFoundError(f"The folder {name!r} has no config.json. Pass the folder that save_pretrained wrote.")
+    path = find_file(name, "config.json", revision)
+    content = {} if path is None else read_object(path)
+    try:
+        return without_kernels(AutoConfig.from_pretrained(name, revision=revision, trust_remote_code=False))
+    except OSError as error:
+        raise FileNotFoundError(
+            f"{name!r} is neither a folder nor a reachable model on the Hub with a readable config.json. Check the "
+            "name; offline, only folders and models that were downloaded before can be loaded."
+        ) from error
+    except Exception as error:  # a validator of transformers, of huggingface_hub, or an attribute of a wrong type
+        kind = content.get("model_type")
+        known = isinstance(kind, str) and kind in transformers.CONFIG_MAPPING
+        if brings_code(name, ("config.json",), revision) and not known:
+            reason = (
+                "brings code of its own (auto_map in config.json), which is never run here. Load a checkpoint of the same "
+                "model in a class of transformers' own (often there is one whose name ends in -hf), or convert it to one"
+            )
+        elif known or (kind is not None and not isinstance(kind, str)):
+            said = " ".join(str(error).split())
+            reason = (
+                f"has a config.json with values of a wrong type ({type(error).__name__}: {said[:200]}). Use an intact copy of the "
+                "checkpoint"
+            )
+        else:
+            reason = (
+                f"is of a model type that the installed transformers ({transformers.__version__}) does not know. Update "
+                "transformers, or check model_type in its config.json"
+            )
+        raise ValueError(f"{name!r} {reason}. {hint}".rstrip()) from error
+
+
+def check_checkpoint(name: str, revision: str | None = None, config: Any | None = None) -> dict[str, Any]:
+    """Check the files of a model that is loaded next, and say where they are.
+
+    Args:
+        name: A folder, or a name on the Hub.
+        revision: Branch, tag or commit on the Hub.
+        config: In place of the checkpoint's.
+
+    Returns:
+        `dict`: `config`, `revision` and, where it is elsewhere, `generation_config`: arguments for `from_pretrained`.
+
+    Raises:
+        FileNotFoundError: If there is no such checkpoint, or no safetensors.
+        ValueError: If its files are damaged, or name weights elsewhere.
+    """
+    from transformers import GenerationConfig
+
+    revision = usable_revision(name, revision, ("config.json", "adapter_config.json"))
+    if path := find_file(name, "adapter_config.json", revision):
+        # transformers puts it on its base by itself: both are checked, and the base's configuration is used.
+        base = read_object(path).get("base_model_name_or_path")
+        if not isinstance(base, str) or os.path.realpath(base) == os.path.realpath(name):
+            raise ValueError(
+                f"adapter_config.json of {name!r} names {base!r} as its base. Use the name or folder of the model that it "
+                "was trained on."
+            )
+        find_weights(name, revision, ADAPTER_FILES)
+        return {"config": check_checkpoint(base, None, config)["config"], "revision": revision}
+    check_json_files(name, revision, ("config.json", "generation_config.json"))
+    config = read_config(name, revision) if config is None else config
+    weights = find_weights(name, revision)
+    config._commit_hash = weights.commit
+    found = {"config": config, "revision": weights.revision}
+    if weights.revision != revision and find_file(name, "generation_config.json", revision):
+        found["generation_config"] = GenerationConfig.from_pretrained(name, revision=revision)
+    return found
+
+
+def load_pretrained(
+    loader: Any, name: str, *, revision: str | None = None, config: Any | None = None, **kwargs: Any
+) -> tuple[Any, set[str]]:
+    """Load a model of transformers from safetensors.
+
+    Args:
+        loader: A model class or Auto class of transformers.
+        name: A folder, a name on the Hub, or a shipped model.
+        revision: Branch, tag or commit on the Hub.
+        config: In place of the checkpoint's.
+        kwargs: For `from_pretrained`.
+
+    Returns:
+        `tuple`: The model, and the names of the weights that the checkpoint lacks, which are random.
+
+    Raises:
+        FileNotFoundError: If there is no such checkpoint, or no safetensors.
+        ValueError: If its files are damaged, do not fit each other, or name weights elsewhere.
+    """
+    name, kwargs = model_path(name), check_kwargs(kwargs)
+    checked = check_checkpoint(name, revision, config)
+    try:
+        model, info = loader.from_pretrained(
+            name,
+            trust_remote_code=False,
+            use_safetensors=True,
+            output_loading_info=True,
+            **{**checked, **kwargs},
+        )
+    except (RuntimeError, TypeError, AttributeError, KeyError) as error:
+        if "out of memory" in str(error):
+            raise
+        said = " ".join(str(error).split())
+        raise ValueError(
+            f"The weights of {name!r} cannot be loaded as its config.json says ({said[:300]}). Use an intact copy of the "
+            "checkpoint."
+        ) from error
+    except ImportError as error:
+        said = " ".join(str(error).split())
+        raise ValueError(f"{name!r} needs a library that is not installed: {said[:300]}") from error
+    return model, set(info["missing_keys"])
+
+
+def load_language_model(name: str, *, revision: str | None = None, **kwargs: Any) -> Any:
+    """Load a causal language model, complete.
+
+    Args:
+        name: A folder, a name on the Hub, or a shipped model.
+        revision: Branch, tag or commit on the Hub.
+        kwargs: For `from_pretrained`.
+
+    Returns:
+        `PreTrainedModel`: In eval mode.
+
+    Raises:
+        FileNotFoundError: If there is no such model, or no safetensors.
+        ValueError: If weights are missing or damaged.
+    """
+    from transformers import AutoModelForCausalLM
+
+    model, missing = load_pretrained(AutoModelForCausalLM, name, revision=revision, **kwargs)
+    check_complete(name, model, missing)
+    return model.eval()
+
+
+def check_complete(name: str, model: Any, missing: set[str]) -> None:
+    """Refuse a model some of whose weights are random because its checkpoint lacks them.
+
+    Args:
+        name: The checkpoint.
+        model: As loaded.
+        missing: Of `load_pretrained`.
+
+    Raises:
+        ValueError: If there are any; the first is named.
+    """
+    if missing:
+        raise ValueError(
+            f"{name!r} lacks {len(missing)} weights of {type(model).__name__}, such as {min(missing)}, which would be random. "
+            "Use a checkpoint of a complete model of this kind."
+        )

@@ -1,0 +1,241 @@
+"""From a checkpoint that holds pickles, or that published code wrote, to a folder that `load_captioner` and `load_scorer` take.
+
+Pickles are opened in `unpickling.py` alone, in another process. What is done here reads safetensors.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from hf_captionrl.checkpoints.files import hub_name, read_object
+from hf_captionrl.conversion.published import write_published
+from hf_captionrl.conversion.report import FileRecord, Report
+from hf_captionrl.conversion.unpickling import unpickle
+from hf_captionrl.io import write_json
+
+__all__ = ["convert"]
+
+_COPIED = ("*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken", "README*", "LICENSE*", "NOTICE*")
+"""Configuration, tokenizer, processor and papers; never code, nor weights of another format."""
+_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+_STATE = re.compile(r"(training_args|optimizer|scheduler|scaler|rng_state\S*)\.(bin|pt|pth)")
+"""Pickles of a Trainer, which are not weights."""
+_SHARD = re.compile(r"[^/\\]+\.bin")
+
+
+def convert(
+    source: str | os.PathLike[str],
+    output: str | os.PathLike[str],
+    *,
+    revision: str | None = None,
+    config: str | None = None,
+    with_code: bool = False,
+    **clipcap: Any,
+) -> Report:
+    """Convert a checkpoint to safetensors.
+
+    Args:
+        source: A folder, a name on the Hub, or a file: weights of transformers or PEFT as pickles, of open_clip, or a
+            checkpoint of the published code of BLIP (captioners), CLIP or ClipCap.
+        output: Folder to write; or a file that ends in `.safetensors`, for the tensors of one file under their own names.
+        revision: Branch, tag or commit on the Hub.
+        config: Folder or name of a checkpoint of the same kind, for a file of BLIP or CLIP: its configuration has what
+            shapes do not tell, and its tokenizer and processor are copied.
+        with_code: Put ClipCap's code beside the result, for people without this package.
+        clipcap: For a checkpoint of ClipCap: `vision_model`, `language_model` and fields of [`ClipCapConfig`].
+
+    Returns:
+        [`Report`]: Sizes and hashes of what was read and written.
+
+    Raises:
+        FileNotFoundError: If there is no such checkpoint.
+        FileExistsError: If the output exists.
+        ValueError: If the source holds no weights that can be converted.
+    """
+    source, output = os.fspath(source), Path(output)
+    if output.exists() and not (output.is_dir() and not any(output.iterdir())):
+        raise FileExistsError(f"{str(output)!r} exists. Use another output, or remove it first.")
+    place = Path(source) if os.path.exists(source) else _downloaded(source, revision, with_weights=True)
+    if place.is_dir() and not any(
+        (place / name).is_file() for name in ("config.json", "adapter_config.json", "open_clip_config.json")
+    ):
+        place = _only_file(place, source)
+    report = Report("tensors", source, str(output))
+    if output.suffix == ".safetensors":
+        _write_file(place, output, report)
+        return report
+    with _new_folder(output) as folder:
+        if place.is_dir():
+            _write_folder(place, folder, report, with_code)
+        else:
+            _write_checkpoint(place, folder, report, config, clipcap)
+        if with_code:
+            from hf_captionrl.conversion.clipcap_code import export_code
+
+            export_code(folder)
+            report.notes.append(
+                "ClipCap's code is beside the weights: transformers loads it with trust_remote_code=True."
+            )
+        if not report.written:
+            report.written = [FileRecord.of(path) for path in sorted(folder.glob("*.safetensors"))]
+    return report
+
+
+@contextlib.contextmanager
+def _new_folder(output: Path) -> Iterator[Path]:
+    """A folder that takes its name when everything in it is written, and is removed otherwise."""
+    output.parent.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix=f".{output.name}-", dir=output.parent))
+    try:
+        yield folder
+        folder.chmod(0o777 & ~_umask())
+        if output.is_dir():
+            output.rmdir()
+        folder.rename(output)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def _downloaded(name: str, revision: str | None, *, with_weights: bool) -> Path:
+    """A repository on the Hub as a folder, pickles included if they are to be converted."""
+    import httpx
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    if hub_name(name) is None or name.startswith((".", "~")):
+        raise FileNotFoundError(
+            f"There is no file or folder {name!r}. Check the path, or pass a name on the Hub (owner/name)."
+        )
+    patterns = [*_COPIED, *(_PICKLES if with_weights else ())]
+    try:
+        return Path(snapshot_download(name, revision=revision, allow_patterns=patterns, ignore_patterns=["*/*"]))
+    except (HfHubHTTPError, LocalEntryNotFoundError, httpx.HTTPError, OSError) as error:
+        said = " ".join(str(error).split())
+        raise FileNotFoundError(
+            f"{name!r} is neither a file, a folder, nor a reachable repository on the Hub ({said[:200]}). Check the name; "
+            "offline, only what was downloaded before can be converted."
+        ) from error
+
+
+def _only_file(folder: Path, source: str) -> Path:
+    """The one checkpoint in a folder without a configuration."""
+    found = [path for path in _pickles(folder) if path.is_file()]
+    if len(found) != 1:
+        names = ", ".join(path.name for path in found) or "none"
+        raise ValueError(
+            f"{source!r} has no config.json, and its checkpoints are: {names}. Use the path of one file, or a folder that "
+            "save_pretrained wrote."
+        )
+    return found[0]
+
+
+def _pickles(folder: Path) -> list[Path]:
+    return sorted(p for pattern in _PICKLES for p in folder.glob(pattern) if not _STATE.fullmatch(p.name))
+
+
+def _write_file(place: Path, output: Path, report: Report) -> None:
+    """The tensors of one file under their own names."""
+    if not place.is_file():
+        raise ValueError(f"{str(output)!r} is a file, but {report.source!r} is a folder. Use a folder as output.")
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=output.parent) as scratch:
+        _unpickle(place, Path(scratch) / output.name, report)
+        (Path(scratch) / output.name).rename(output)
+    report.written = [FileRecord.of(output)]
+
+
+def _unpickle(place: Path, output: Path, report: Report) -> list[str]:
+    """One pickle to safetensors; names of its tensors."""
+    found = unpickle(place, output)
+    report.read.append(FileRecord(place.name, found["bytes"], found["sha256"]))
+    if found["others"]:
+        report.notes.append(f"{place.name}: left out {', '.join(found['others'])}, which are not weights.")
+    return list(found["tensors"])
+
+
+def _write_folder(place: Path, folder: Path, report: Report, with_code: bool) -> None:
+    """A folder of transformers, PEFT or open_clip: the same files, with weights in safetensors."""
+    if (place / "adapter_config.json").is_file():
+        report.kind, source, target = "adapter", "adapter_model.bin", "adapter_model.safetensors"
+    elif (place / "open_clip_config.json").is_file():
+        report.kind, source, target = "open_clip model", "open_clip_pytorch_model.bin", "open_clip_model.safetensors"
+    else:
+        report.kind, source, target = "transformers model", "pytorch_model.bin", "model.safetensors"
+    index = place / "pytorch_model.bin.index.json"
+    safe = sorted(place.glob("*.safetensors"))
+    if safe and with_code:
+        for path in safe:
+            shutil.copyfile(path, folder / path.name)
+    elif safe:
+        raise ValueError(f"{report.source!r} has {safe[0].name} already. Load it as it is.")
+    elif (place / source).is_file():
+        _unpickle(place / source, folder / target, report)
+    elif report.kind == "transformers model" and index.is_file():
+        _write_shards(index, folder, report)
+    else:
+        others = ", ".join(path.name for path in _pickles(place)) or "no weights"
+        raise ValueError(
+            f"{report.source!r} has no {source}; it has {others}. Use the path of the file with its weights."
+        )
+    report.copied = _copy(place, folder)
+
+
+def _write_shards(index: Path, folder: Path, report: Report) -> None:
+    """Weights in several files, one after the other."""
+    weight_map = read_object(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(
+        isinstance(f, str) and _SHARD.fullmatch(f) for f in weight_map.values()
+    ):
+        raise ValueError(
+            f"{index.name} must map every tensor to the plain name of a *.bin file beside it. Use an intact copy."
+        )
+    where: dict[str, str] = {}
+    for shard in sorted(set(weight_map.values())):
+        target = re.sub(r"^pytorch_model", "model", shard).removesuffix(".bin") + ".safetensors"
+        where |= dict.fromkeys(_unpickle(index.parent / shard, folder / target, report), target)
+    if missing := sorted(weight_map.keys() - where.keys()):
+        raise ValueError(
+            f"{index.name} names {missing[0]}, which is in none of its files. Use an intact copy of the checkpoint."
+        )
+    size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    write_json(folder / "model.safetensors.index.json", {"metadata": {"total_size": size}, "weight_map": where})
+
+
+def _copy(place: Path, folder: Path) -> list[str]:
+    """Copy configuration, tokenizer, processor and papers that are not written yet."""
+    copied = []
+    for path in sorted({path for pattern in _COPIED for path in place.glob(pattern)}):
+        if path.is_file() and not path.name.endswith(".index.json") and not (folder / path.name).exists():
+            shutil.copyfile(path, folder / path.name)
+            copied.append(path.name)
+    return copied
+
+
+def _write_checkpoint(place: Path, folder: Path, report: Report, config: str | None, clipcap: dict[str, Any]) -> None:
+    """A file of published code: tensors renamed, with a configuration."""
+    from safetensors.torch import load_file
+
+    with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+        safe = Path(scratch) / "tensors.safetensors"
+        _unpickle(place, safe, report)
+        like = None
+        if config is not None:
+            like = Path(config) if os.path.isdir(config) else _downloaded(config, None, with_weights=False)
+        write_published(load_file(safe), folder, report, like=like, clipcap=clipcap)
+        if like is not None and report.kind != "ClipCap captioner":
+            report.copied = _copy(like, folder)
+        if not (folder / "tokenizer_config.json").is_file():
+            report.notes.append("The folder has no tokenizer. Use --config with a folder or name that has one.")

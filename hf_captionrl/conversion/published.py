@@ -1,0 +1,127 @@
+"""Checkpoints of the published code of BLIP, CLIP and ClipCap, told apart by the names of their tensors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hf_captionrl.checkpoints.loading import read_config
+from hf_captionrl.conversion.blip import blip_config, blip_names, is_blip
+from hf_captionrl.conversion.clip import clip_config, clip_names, is_clip
+from hf_captionrl.conversion.clipcap import assemble_clipcap, is_clipcap
+from hf_captionrl.conversion.report import Report
+
+__all__ = ["write_published"]
+
+VISION_MODEL, LANGUAGE_MODEL = "openai/clip-vit-base-patch32", "openai-community/gpt2"
+"""What ClipCap's published checkpoints were trained with."""
+
+
+def write_published(
+    state: dict[str, Tensor], folder: Path, report: Report, *, like: Path | None, clipcap: dict[str, Any]
+) -> None:
+    """Write model, configuration and image processor of a published checkpoint.
+
+    Args:
+        state: Tensors by their published names.
+        folder: Where to.
+        report: Gets the kind and notes.
+        like: Folder of a checkpoint of the same kind, with a configuration.
+        clipcap: Arguments of `assemble_clipcap`.
+
+    Raises:
+        ValueError: If no known code wrote such names, or shapes do not fit each other.
+    """
+    names = set(state)
+    if is_clipcap(names):
+        _write_clipcap(state, folder, report, clipcap)
+    elif is_blip(names):
+        _write_blip(state, folder, report, like)
+    elif is_clip(names):
+        _write_clip(state, folder, report, like)
+    else:
+        raise ValueError(
+            f"{report.source!r} has tensors such as {min(names)}, which the published code of BLIP, CLIP and ClipCap does not "
+            "name so. Use an output that ends in .safetensors to keep the names, or a folder with a config.json."
+        )
+
+
+def _write_clipcap(state: dict[str, Tensor], folder: Path, report: Report, settings: dict[str, Any]) -> None:
+    report.kind = "ClipCap captioner"
+    settings = {"vision_model": VISION_MODEL, "language_model": LANGUAGE_MODEL, "stop_at_period": True, **settings}
+    model, processor, mapper_alone = assemble_clipcap(state, **settings)
+    if mapper_alone:
+        report.notes.append(
+            f"The checkpoint holds the mapper alone; the language model is {settings['language_model']} as published."
+        )
+    model.save_pretrained(folder)
+    processor.save_pretrained(folder)
+
+
+def _write_blip(state: dict[str, Tensor], folder: Path, report: Report, like: Path | None) -> None:
+    from transformers import BlipForConditionalGeneration, BlipImageProcessor
+
+    report.kind = "BLIP captioner"
+    found, dropped = blip_names(state)
+    if dropped:
+        report.notes.append(f"Left out {', '.join(dropped)}, which captioning does not use.")
+    config = blip_config(found, _config_of(like, "blip"))
+    _save(found, config, BlipForConditionalGeneration, folder)
+    if like is None:
+        size = config.vision_config.image_size
+        BlipImageProcessor(size={"height": size, "width": size}).save_pretrained(folder)
+
+
+def _write_clip(state: dict[str, Tensor], folder: Path, report: Report, like: Path | None) -> None:
+    from transformers import CLIPImageProcessor, CLIPModel
+
+    report.kind = "CLIP scorer"
+    found = clip_names(state)
+    config = clip_config(found, _config_of(like, "clip"))
+    _save(found, config, CLIPModel, folder)
+    if like is None:
+        report.notes.append("The activation is quick_gelu, as in OpenAI's models. Use --config for another one.")
+        size = config.vision_config.image_size
+        crop = {"height": size, "width": size}
+        CLIPImageProcessor(size={"shortest_edge": size}, crop_size=crop).save_pretrained(folder)
+
+
+def _config_of(like: Path | None, model_type: str) -> Any:
+    if like is None:
+        return None
+    config = read_config(str(like))
+    if config.model_type != model_type:
+        raise ValueError(
+            f"--config {str(like)!r} is of model type {config.model_type!r}, but the checkpoint is {model_type!r}. Use a checkpoint of "
+            "the same kind."
+        )
+    config._name_or_path = ""
+    return config
+
+
+def _save(state: dict[str, Tensor], config: Any, model_class: Any, folder: Path) -> None:
+    """Write weights and configuration, if they are those of a model of the class."""
+    from safetensors.torch import save_file
+
+    config.dtype = next(iter(state.values())).dtype
+    with torch.device("meta"):
+        expected = {name: value.shape for name, value in model_class(config).state_dict().items()}
+    wrong = [f"{name} is missing" for name in sorted(expected.keys() - state.keys())]
+    wrong += [f"{name} is unknown" for name in sorted(state.keys() - expected.keys())]
+    wrong += [
+        f"{name} is {tuple(state[name].shape)} instead of {tuple(expected[name])}"
+        for name in sorted(expected.keys() & state.keys())
+        if state[name].shape != expected[name]
+    ]
+    if wrong:
+        raise ValueError(
+            f"The checkpoint does not fit {model_class.__name__}: {'; '.join(wrong[:5])}. Use a checkpoint as it was released, and "
+            "--config of the same model."
+        )
+    save_file(
+        {name: value.contiguous() for name, value in state.items()}, folder / "model.safetensors", {"format": "pt"}
+    )
+    config.save_pretrained(folder)

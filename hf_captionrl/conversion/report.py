@@ -1,0 +1,82 @@
+"""What a conversion read and wrote."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+__all__ = ["FileRecord", "Report"]
+
+
+@dataclass(frozen=True)
+class FileRecord:
+    """A file by content.
+
+    Args:
+        name (`str`): Its name.
+        bytes (`int`): Its size.
+        sha256 (`str`): Hash of its content.
+    """
+
+    name: str
+    bytes: int
+    sha256: str
+
+    @classmethod
+    def of(cls, path: Path, name: str | None = None) -> FileRecord:
+        """Read a file.
+
+        Args:
+            path: The file.
+            name: In place of its own.
+
+        Returns:
+            [`FileRecord`]: Size and hash.
+        """
+        with open(path, "rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        return cls(name or path.name, path.stat().st_size, digest)
+
+
+@dataclass
+class Report:
+    """What a conversion read and wrote.
+
+    Args:
+        kind (`str`): What the source is, such as `"transformers"` or `"blip"`.
+        source (`str`): As it was named.
+        output (`str`): Folder or file that was written.
+        read (`list[FileRecord]`): Pickles.
+        written (`list[FileRecord]`): Weights.
+        copied (`list[str]`): Names of other files.
+        notes (`list[str]`): What the user should know.
+    """
+
+    kind: str
+    source: str
+    output: str
+    read: list[FileRecord] = field(default_factory=list)
+    written: list[FileRecord] = field(default_factory=list)
+    copied: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as plain values.
+
+        Returns:
+            `dict`: For JSON.
+        """
+        return asdict(self)
+
+    def lines(self) -> list[str]:
+        """The report as text.
+
+        Returns:
+            `list[str]`: One line per file, then notes.
+        """
+        lines = [f"read   {f.name}  {f.bytes:,} bytes  sha256 {f.sha256}" for f in self.read]
+        lines += [f"wrote  {f.name}  {f.bytes:,} bytes  sha256 {f.sha256}" for f in self.written]
+        lines += [f"copied {', '.join(self.copied)}"] if self.copied else []
+        return [*lines, *self.notes, f"{self.output}: {self.kind}."]

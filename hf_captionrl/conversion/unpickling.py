@@ -1,0 +1,140 @@
+"""Reads one pickle of tensors and writes it as safetensors: the only place where a pickle of weights is opened.
+
+    python -P -m hf_captionrl.conversion.unpickling SOURCE OUTPUT
+
+It runs in a process of its own, without the Hub's token, and torch reads tensors alone (`weights_only=True`). The
+result stands on the standard output as one JSON object.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle  # for the name of its error # nosec B403
+import subprocess  # nosec B404
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+__all__ = ["read_pickle", "unpickle"]
+
+_WRAPPERS = ("state_dict", "model", "model_state_dict", "module")
+"""Where published training code puts the weights, beside optimizers and settings."""
+
+_SECRETS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_TOKEN_PATH", "OPENAI_API_KEY", "WANDB_API_KEY")
+
+
+def read_pickle(path: Path) -> tuple[dict[str, Any], list[str]]:
+    """Read the tensors of a pickle, running no code that may be in it.
+
+    Args:
+        path: A file that `torch.save` wrote.
+
+    Returns:
+        `tuple`: Tensors by name, and the names of what else the file holds.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        ValueError: If it is not a plain file of tensors.
+    """
+    import torch
+
+    if not path.is_file():
+        raise FileNotFoundError(f"There is no file {str(path)!r}. Use the name of a checkpoint's weights.")
+    is_zip = zipfile.is_zipfile(path)
+    if is_zip:
+        with zipfile.ZipFile(path) as archive:
+            if any(name.endswith("/constants.pkl") for name in archive.namelist()):
+                raise ValueError(
+                    f"{path.name} is a TorchScript archive, which holds code. Use a file with its state dict alone: "
+                    "torch.save(torch.jit.load(FILE).state_dict(), OUT), where you trust it."
+                )
+    try:
+        loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
+    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError, IndexError, AttributeError) as error:
+        raise ValueError(
+            f"{path.name} is not a plain file of tensors, and anything else in a pickle could run code. Use a file with the "
+            "state dict alone, torch.save(model.state_dict(), ...)."
+        ) from error
+    others: list[str] = []
+    for key in _WRAPPERS:
+        if isinstance(loaded, dict) and isinstance(loaded.get(key), dict):
+            others += [str(name) for name in loaded if name != key]
+            loaded = loaded[key]
+    if not isinstance(loaded, dict) or not loaded:
+        raise ValueError(f"{path.name} holds no state dict. Use one of torch.save(model.state_dict(), ...).")
+    for name, value in loaded.items():
+        if not isinstance(name, str) or not isinstance(value, torch.Tensor) or value.layout != torch.strided:
+            raise ValueError(
+                f"{path.name} holds {name!r}, a {type(value).__name__}, among its tensors. Use a file with the state dict alone, "
+                "torch.save(model.state_dict(), ...)."
+            )
+    if all(name.startswith("module.") for name in loaded):  # of DistributedDataParallel
+        loaded = {name.removeprefix("module."): value for name, value in loaded.items()}
+    return dict(loaded), others
+
+
+def _write(source: Path, output: Path) -> dict[str, Any]:
+    """Write the tensors of one file under their own names; those that share memory are all written out."""
+    from safetensors.torch import save_file
+
+    from hf_captionrl.conversion.report import FileRecord
+
+    state, others = read_pickle(source)
+    seen: set[int] = set()
+    whole = {}
+    for name, value in state.items():
+        place = value.untyped_storage().data_ptr()
+        fresh = place not in seen and value.is_contiguous() and value.untyped_storage().nbytes() == value.nbytes
+        whole[name] = value.detach() if fresh else value.detach().clone().contiguous()
+        seen.add(place)
+    save_file(whole, output, metadata={"format": "pt"})
+    record = FileRecord.of(source)
+    return {"bytes": record.bytes, "sha256": record.sha256, "tensors": list(whole), "others": others}
+
+
+def unpickle(source: Path, output: Path) -> dict[str, Any]:
+    """Write the tensors of a pickle as safetensors, in a process of its own.
+
+    Args:
+        source: The pickle.
+        output: The file to write.
+
+    Returns:
+        `dict`: `bytes` and `sha256` of the source, the names of its `tensors`, and of the `others` that were left out.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        ValueError: If it is not a plain file of tensors, or the process ended early.
+    """
+    environment = {k: v for k, v in os.environ.items() if k not in _SECRETS} | {"HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, "-P", "-m", __name__, str(source.resolve()), str(output.resolve())]
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)  # nosec B603
+    try:
+        answer = json.loads(run.stdout.splitlines()[-1])
+    except (IndexError, ValueError) as error:
+        said = run.stderr.strip().splitlines()[-1:] or [f"exit code {run.returncode}"]
+        raise ValueError(
+            f"The process that reads {source.name} ended early ({said[0]}). Use a machine with more memory, or an intact file."
+        ) from error
+    if "error" in answer:
+        raise (FileNotFoundError if answer["missing"] else ValueError)(answer["error"])
+    return answer
+
+
+def main(argv: list[str]) -> None:
+    """Convert one file, and print what was read.
+
+    Args:
+        argv: Source and output.
+    """
+    try:
+        answer = _write(Path(argv[0]), Path(argv[1]))
+    except (OSError, ValueError) as error:
+        answer = {"error": str(error), "missing": isinstance(error, FileNotFoundError)}
+    print(json.dumps(answer))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,165 @@
+"""Sixteen published layouts with tiny weights: load, caption, one step of each kind, save, reload; or the error that they deserve."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from hf_captionrl.captioners import load_captioner
+from hf_captionrl.checkpoints.loading import load_language_model
+from hf_captionrl.conversion import convert
+from hf_captionrl.evaluate_modules.inputs import load_language_model as language_model_of_metrics
+from hf_captionrl.metrics.perplexity import caption_perplexity
+from hf_captionrl.models.clipcap.assembly import assemble
+from hf_captionrl.retrieval import load_scorer
+from hf_captionrl.scenes import load_scenes
+from tests.captioners.published import PLACE, shrunken
+from tests.tiny import tiny_images
+from tests.trainers import one_step, rl_step
+
+pytestmark = [
+    pytest.mark.skipif(not PLACE.is_dir(), reason="no published configurations on this machine"),
+    pytest.mark.usefixtures("pickles_in_this_process"),
+]
+
+IMAGES = tiny_images(2, size=24)
+CAPTIONERS = {
+    "Salesforce__blip-image-captioning-base": (torch.float32, "bin"),
+    "Salesforce__blip-image-captioning-large--resaved-tf5.5.4": (torch.float32, "safetensors"),
+    "Salesforce__blip2-flan-t5-xl": (torch.float32, "sharded safetensors"),
+    "Salesforce__blip2-flan-t5-xl--pre4.47": (torch.float32, "sharded bin"),
+    "HuggingFaceTB__SmolVLM-256M-Instruct": (torch.bfloat16, "safetensors"),
+    "Qwen__Qwen2-VL-2B-Instruct-AWQ": (torch.float16, "safetensors"),
+    "Qwen__Qwen2.5-VL-7B-Instruct": (torch.bfloat16, "sharded safetensors"),
+    "Qwen__Qwen3-VL-4B-Instruct": (torch.bfloat16, "safetensors"),
+    "Qwen__Qwen3-VL-8B-Instruct": (torch.bfloat16, "sharded safetensors"),
+}
+SLOW = ("SmolVLM-256M", "Qwen3-VL-4B", "blip2-flan-t5-xl--pre")
+"""Long sequences, and layouts that another one stands for."""
+
+INCOMPLETE = {
+    "HuggingFaceTB__SmolVLM2-256M-Video-Instruct--partial": (FileNotFoundError, "no tokenizer or no image processor"),
+    "microsoft__Florence-2-base": (ValueError, r"brings code of its own \(auto_map\).*florence-community"),
+    "florence-community__Florence-2-large": (ValueError, r"cannot be loaded from processor_config\.json"),
+    "google__pix2struct-textcaps-base": (FileNotFoundError, "no tokenizer or no image processor"),
+}
+
+
+@pytest.fixture
+def pickles_in_this_process(monkeypatch):
+    import importlib
+
+    from hf_captionrl.conversion import unpickling
+
+    monkeypatch.setattr(importlib.import_module("hf_captionrl.conversion.convert"), "unpickle", unpickling._write)
+
+
+def test_every_published_layout_is_tested():
+    tested = {*CAPTIONERS, *INCOMPLETE, "openai-community__gpt2", *SCORERS}
+    assert {path.name for path in PLACE.iterdir() if path.is_dir()} == tested
+
+
+def captions(captioner):
+    batch = captioner.encode_images(IMAGES)
+    settings = {"max_new_tokens": 4, "min_new_tokens": 2, "do_sample": False, "num_beams": 1}
+    return captioner.generate(**batch, **settings).captions
+
+
+def published(name, folder):
+    """A layout with weights; pickles are refused, and converted as the error says."""
+    dtype, formats = CAPTIONERS[name]
+    drop = ("quantization_config",) if "AWQ" in name else ()
+    shrunken(name, folder, dtype=dtype, formats=formats, drop=drop)
+    if not formats.endswith("bin"):
+        return folder
+    with pytest.raises(FileNotFoundError, match=r"it has pytorch_model\S*\.bin.*Use `captionrl convert \S+ OUT`"):
+        load_captioner(folder)
+    convert(folder, folder.parent / "converted")
+    return folder.parent / "converted"
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow) if any(s in n for s in SLOW) else n for n in CAPTIONERS]
+)
+def test_captioner(name, tmp_path):
+    folder = published(name, tmp_path / "published")
+    captioner = load_captioner(folder)
+    assert {p.dtype for p in captioner.model.parameters()} == {CAPTIONERS[name][0]}
+    assert len(captions(captioner)) == len(IMAGES)
+    del captioner
+    rows = load_scenes(num_train=2, num_validation=0, num_test=0)["train"]
+    step = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 1, "learning_rate": 1e-3}
+    captioner = load_captioner(folder, dtype=torch.float32)
+    before = one_step_weights(captioner)
+    one_step.train(tmp_path / "smile", rows, captioner=captioner, **step)
+    after = one_step_weights(captioner)
+    assert changed(before, after)
+    rl = {**step, "num_generations": 1, "max_completion_length": 4, "do_sample": True}
+    rl_step.train(tmp_path / "rl", rows, captioner=captioner, **rl)
+    assert all(torch.isfinite(p).all() for p in captioner.model.parameters())
+    captioner.model.eval()
+    written = captions(captioner)
+    captioner.save_pretrained(tmp_path / "saved")
+    again = load_captioner(tmp_path / "saved")
+    assert captions(again) == written
+    assert {p.dtype for p in again.model.parameters()} == {torch.float32}
+    assert (tmp_path / "saved" / "model.safetensors").is_file()
+
+
+def one_step_weights(captioner):
+    return {name: value.detach().clone() for name, value in captioner.model.named_parameters() if value.requires_grad}
+
+
+def changed(before, after):
+    return any(not torch.equal(value, after[name]) for name, value in before.items())
+
+
+def test_a_quantization_whose_library_is_missing(tmp_path):
+    folder = shrunken("Qwen__Qwen2-VL-2B-Instruct-AWQ", tmp_path / "m", dtype=torch.float16, formats="safetensors")
+    with pytest.raises(ValueError, match=r"needs a library that is not installed|is quantized with 'awq'"):
+        load_captioner(folder)
+
+
+@pytest.mark.parametrize("name", INCOMPLETE)
+def test_incomplete_folders_say_what_is_missing(name):
+    kind, message = INCOMPLETE[name]
+    with pytest.raises(kind, match=message):
+        load_captioner(PLACE / name)
+
+
+SCORERS = {"google__siglip-base-patch16-256": "float32", "google__siglip2-base-patch16-224": "float32"}
+
+
+@pytest.mark.parametrize("name", SCORERS)
+def test_scorer(name, tmp_path):
+    """Their tokenizers are not there: without one the error says so; with another one features can be computed."""
+    from tests.retrieval.tiny_scorers import make_tokenizer
+
+    folder = shrunken(name, tmp_path / "m", dtype=torch.float32, formats="safetensors")
+    with pytest.raises(FileNotFoundError, match=r"^The scorer '\S+' has no tokenizer"):
+        load_scorer(folder)
+    from transformers import AutoImageProcessor, SiglipProcessor
+
+    processor = SiglipProcessor(AutoImageProcessor.from_pretrained(folder), make_tokenizer())
+    scorer = load_scorer(folder, processor=processor)
+    texts, images = ["a cat", "a red dog"], IMAGES
+    for features in (scorer.text_features(texts), scorer.image_features(images)):
+        torch.testing.assert_close(features.norm(dim=-1), torch.ones(2))
+    scorer.model.save_pretrained(tmp_path / "saved")
+    again = load_scorer(tmp_path / "saved", processor=processor)
+    assert torch.equal(again.text_features(texts), scorer.text_features(texts))
+
+
+def test_language_model(tmp_path):
+    """GPT-2: as the language model of ClipCap, and as the one that judges fluency."""
+    folder = shrunken("openai-community__gpt2", tmp_path / "m", dtype=torch.float32, formats="safetensors")
+    torch.save({"a": torch.ones(1)}, folder / "pytorch_model.bin")  # beside the safetensors, as published
+    model, tokenizer = language_model_of_metrics(str(folder))
+    found = caption_perplexity(["a red cat", "two dogs"], model, tokenizer)
+    assert all(value > 1 for value in found.values() if isinstance(value, float))
+    clipcap, processor = assemble("scenes:clip-judge", folder, prefix_length=2)
+    captioner = load_captioner(clipcap, processor=processor)
+    written = captions(captioner)
+    captioner.save_pretrained(tmp_path / "saved")
+    assert captions(load_captioner(Path(tmp_path / "saved"))) == written
+    assert load_language_model(str(folder)).dtype == torch.float32

@@ -1,0 +1,297 @@
+"""Damaged and hostile files of a checkpoint: one sentence with the file's name, exit code 2 from the command line."""
+
+import json
+import shutil
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from hf_captionrl.captioners import load_captioner
+from hf_captionrl.checkpoints.loading import load_language_model, read_config
+from hf_captionrl.cli.main import main
+from hf_captionrl.retrieval import load_scorer
+from hf_captionrl.scenes.models import model_path
+from hf_captionrl.trainers.checkpoints import checkpoint_fault, seal_checkpoint
+from tests.tiny import tiny_captioner
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """A folder of a small captioner, with the processor in files of their own as the Hub has them."""
+    folder = tmp_path_factory.mktemp("saved")
+    tiny_captioner("blip").save_pretrained(folder)
+    processor = json.loads((folder / "processor_config.json").read_text())
+    (folder / "preprocessor_config.json").write_text(json.dumps(processor["image_processor"]))
+    return folder
+
+
+@pytest.fixture
+def copy(saved, tmp_path):
+    return shutil.copytree(saved, tmp_path / "model")
+
+
+def refused(folder, capsys, **kwargs):
+    """The one sentence of `load_captioner`, which is that of `captionrl caption` too."""
+    with pytest.raises((ValueError, FileNotFoundError)) as caught:
+        load_captioner(folder, **kwargs)
+    said = str(caught.value)
+    capsys.readouterr()
+    assert main(["caption", str(folder), "--max_images", "1", "--output", str(folder.parent / "c.jsonl")]) == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last == f"captionrl caption: error: {' '.join(said.split())}"
+    return said
+
+
+JSON_FILES = (
+    "config.json",
+    "captioner.json",
+    "processor_config.json",
+    "preprocessor_config.json",
+    "tokenizer_config.json",
+    "generation_config.json",
+)
+
+
+@pytest.mark.parametrize("file", JSON_FILES)
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("null", "null"),
+        ("[1]", "a list"),
+        ('"text"', "a string"),
+        ("3", "a number"),
+        ("{", "not valid JSON"),
+        ("", "not valid"),
+    ],
+    ids=["null", "list", "string", "number", "truncated", "empty"],
+)
+def test_json_that_is_not_an_object(file, text, what, copy):
+    (copy / file).write_text(text)
+    with pytest.raises(ValueError, match=rf"{file} (holds|is) .*Use an intact copy of the checkpoint\.$") as caught:
+        load_captioner(copy)
+    assert what in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("file", "change"),
+    [
+        ("config.json", {"vision_config": []}),
+        ("config.json", {"model_type": 5}),
+        ("config.json", {"text_config": {"hidden_size": "wide"}}),
+        ("config.json", {"text_config": {"num_hidden_layers": None}}),
+        ("captioner.json", {"prompt": None}),
+        ("captioner.json", {"num_frames": "8"}),
+        ("captioner.json", {"frame_pooling": 3}),
+        ("preprocessor_config.json", {"image_processor_type": 3}),
+        ("processor_config.json", {"image_processor": 3}),
+    ],
+    ids=str,
+)
+def test_values_of_a_wrong_type(file, change, copy):
+    content = json.loads((copy / file).read_text())
+    if file == "preprocessor_config.json":
+        (copy / "processor_config.json").unlink()
+    for name, value in change.items():
+        content[name] = {**content[name], **value} if isinstance(value, dict) else value
+    (copy / file).write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=rf"{file}.* Use an intact copy of the checkpoint"):
+        load_captioner(copy)
+
+
+@pytest.mark.parametrize("damage", ["empty", "header", "half", "one byte"])
+def test_damaged_weights(damage, copy, capsys):
+    path = copy / "model.safetensors"
+    data = path.read_bytes()
+    path.write_bytes(
+        {"empty": b"", "header": data[:100], "half": data[: len(data) // 2], "one byte": data[:-1]}[damage]
+    )
+    said = refused(copy, capsys)
+    assert f"{path} " in said
+    assert ("is empty" if damage == "empty" else "is truncated or not a safetensors file") in said
+
+
+def test_a_null_configuration_from_the_command_line(copy, capsys):
+    (copy / "captioner.json").write_text("null")
+    assert f"{copy / 'captioner.json'} holds null" in refused(copy, capsys)
+
+
+def test_use_safetensors(copy):
+    assert load_captioner(copy, use_safetensors=True).family == "blip"
+    with pytest.raises(ValueError, match=r"^use_safetensors is False, but .*`captionrl convert`"):
+        load_captioner(copy, use_safetensors=False)
+    with pytest.raises(ValueError, match=r"^output_loading_info is not supported"):
+        load_captioner(copy, output_loading_info=True)
+
+
+def test_weights_of_another_size_than_the_configuration(copy, capsys):
+    config = json.loads((copy / "config.json").read_text())
+    config["text_config"]["intermediate_size"] = 48
+    (copy / "config.json").write_text(json.dumps(config))
+    assert "cannot be loaded as its config.json says" in refused(copy, capsys)
+
+
+def test_an_adapter_that_is_its_own_base(saved, tmp_path, capsys):
+    captioner = load_captioner(saved)
+    captioner.add_lora("language", r=2)
+    captioner.save_pretrained(tmp_path / "a")
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    for name, bases in {"a": [str(tmp_path / "a"), "../a", "."], "b": ["../a"]}.items():
+        for base in bases:
+            for folder, its_base in {"a": "../b" if name == "b" else base, name: base}.items():
+                path = tmp_path / folder / "adapter_config.json"
+                config = json.loads(path.read_text())
+                path.write_text(json.dumps({**config, "base_model_name_or_path": its_base}))
+            said = refused(tmp_path / name, capsys)
+            assert "adapter_config.json of " in said
+            assert "as its base, which is the adapter itself. Pass base_model=" in said
+
+
+@pytest.mark.parametrize("base", [3, ["a"], {}])
+def test_a_base_of_a_wrong_type(base, saved, tmp_path):
+    captioner = load_captioner(saved)
+    captioner.add_lora("language", r=2)
+    captioner.save_pretrained(tmp_path / "a")
+    path = tmp_path / "a" / "adapter_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "base_model_name_or_path": base}))
+    with pytest.raises(ValueError, match=r"adapter_config\.json of .*must hold a name|does not say which model"):
+        load_captioner(tmp_path / "a")
+
+
+def sharded(folder, change=None):
+    """Two shards and an index, one of whose entries is changed."""
+    state = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    names = sorted(state)
+    files = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
+    weight_map = {}
+    for number, file in enumerate(files):
+        save_file({n: state[n] for n in names[number::2]}, folder / file, {"format": "pt"})
+        weight_map |= dict.fromkeys(names[number::2], file)
+    torch.save({names[0]: state[names[0]]}, folder / "weights.bin")
+    save_file({names[0]: state[names[0]]}, folder.parent / "outside.safetensors", {"format": "pt"})
+    if change is not None:
+        weight_map[names[0]] = change
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+
+
+def test_shards_load(copy, saved):
+    sharded(copy)
+    expected = load_captioner(saved).model.state_dict()
+    for name, value in load_captioner(copy).model.state_dict().items():
+        assert torch.equal(value, expected[name])
+
+
+HOSTILE = ["weights.bin", "../outside.safetensors", "sub/a.safetensors", "..\\outside.safetensors", 3, True, ["a"]]
+
+
+@pytest.mark.parametrize("entry", HOSTILE, ids=str)
+def test_index_entries_are_plain_names_of_safetensors(entry, copy, monkeypatch):
+    sharded(copy, entry)
+    monkeypatch.setattr(torch, "load", lambda *args, **kwargs: pytest.fail("a pickle was opened"))
+    with pytest.raises(ValueError, match=r"index\.json (maps|holds).*plain name of a \*\.safetensors file"):
+        load_captioner(copy)
+    seal_checkpoint(copy)
+    assert "plain name of a *.safetensors" in checkpoint_fault(copy)
+
+
+@pytest.mark.parametrize("entry", HOSTILE[:2])
+@pytest.mark.parametrize("kind", ["scorer", "language model", "clipcap"])
+def test_index_entries_of_other_models(kind, entry, tmp_path):
+    name = {"scorer": "clip-judge", "language model": "gpt2-perplexity", "clipcap": "clipcap-mle"}[kind]
+    shutil.copytree(model_path(f"scenes:{name}"), tmp_path / "model")
+    sharded(tmp_path / "model", entry)
+    load = {"scorer": load_scorer, "language model": load_language_model, "clipcap": load_captioner}[kind]
+    with pytest.raises(ValueError, match="plain name of a"):
+        load(str(tmp_path / "model"))
+
+
+@pytest.mark.parametrize(("content", "message"), [({}, "has no weight_map"), ([], "holds a list")], ids=str)
+def test_an_index_without_a_map(content, message, copy):
+    sharded(copy)
+    (copy / "model.safetensors.index.json").write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=rf"model\.safetensors\.index\.json {message}"):
+        load_captioner(copy)
+
+
+def test_a_missing_and_a_truncated_shard(copy):
+    sharded(copy)
+    shard = copy / "model-00002-of-00002.safetensors"
+    shard.write_bytes(shard.read_bytes()[:-1])
+    with pytest.raises(ValueError, match=r"model-00002-of-00002\.safetensors .* is truncated"):
+        load_captioner(copy)
+    shard.unlink()
+    with pytest.raises(FileNotFoundError, match=r"names model-00002-of-00002\.safetensors, which is missing"):
+        load_captioner(copy)
+
+
+def test_a_configuration_cannot_name_a_pickle(copy):
+    """`transformers_weights` lets a configuration choose the file that is loaded."""
+    state = load_file(copy / "model.safetensors")
+    torch.save({name: value * 0 for name, value in state.items()}, copy / "adapter_model.bin")
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps({**config, "transformers_weights": "adapter_model.bin"}))
+    name, value = next(iter(state.items()))
+    assert torch.equal(load_captioner(copy).model.state_dict()[name], value)
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"attn_implementation": "kernels-community/flash-attn"},
+        {"_attn_implementation": "flash_attention_2"},
+        {"text_config": {"attn_implementation": "someone/kernel@main:attend"}},
+        {"vision_config": {"_attn_implementation": "someone/kernel"}},
+        {"experts_implementation": "someone/kernel"},
+    ],
+    ids=str,
+)
+def test_a_configuration_cannot_fetch_a_kernel(setting, copy, monkeypatch):
+    from transformers.integrations import hub_kernels
+
+    config = json.loads((copy / "config.json").read_text())
+    for name, value in setting.items():
+        config[name] = {**config[name], **value} if isinstance(value, dict) else value
+    (copy / "config.json").write_text(json.dumps(config))
+    asked = []
+    for module in (hub_kernels, transformers.modeling_utils, transformers.modeling_flash_attention_utils):
+        for function in (
+            "load_and_register_attn_kernel",
+            "get_kernel",
+            "lazy_import_flash_attention",
+            "lazy_load_kernel",
+        ):
+            if hasattr(module, function):
+                monkeypatch.setattr(module, function, lambda *args, _f=function, **kwargs: asked.append((_f, args)))
+    loaded = load_captioner(copy).model
+    assert asked == []
+    used = {module.config._attn_implementation for module in loaded.modules() if hasattr(module, "config")}
+    assert used <= {"sdpa", "eager"}
+    # A user who asks for it by name still gets what was asked for.
+    assert load_captioner(copy, attn_implementation="eager").model.config._attn_implementation == "eager"
+    plain = read_config(str(copy))
+    assert plain._attn_implementation is None
+    assert plain.text_config._attn_implementation is None
+
+
+def test_a_captioner_is_not_a_scorer(saved):
+    with pytest.raises(ValueError, match=r"lacks \d+ weights of BlipModel, such as \S+, which would be random"):
+        load_scorer(saved)
+
+
+def test_a_scorer_without_a_weight_is_refused(tmp_path):
+    shutil.copytree(model_path("scenes:clip-judge"), tmp_path / "m")
+    state = load_file(tmp_path / "m" / "model.safetensors")
+    del state["text_projection.weight"]
+    save_file(state, tmp_path / "m" / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ValueError, match=r"lacks 1 weights of CLIPModel, such as text_projection\.weight"):
+        load_scorer(tmp_path / "m")
+
+
+def test_shipped_names_load_without_resolving_them():
+    assert load_captioner("scenes:blip-mle").family == "blip"
+    assert load_scorer("scenes:clip-judge").model_id == "clip-judge"
+    for load in (load_captioner, load_scorer):
+        with pytest.raises(ValueError, match="There is no shipped model 'scenes:nothing'"):
+            load("scenes:nothing")

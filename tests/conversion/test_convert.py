@@ -1,0 +1,239 @@
+"""`captionrl convert`: pickles of transformers, PEFT and open_clip become safetensors, and load."""
+
+import hashlib
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from hf_captionrl.captioners import load_captioner
+from hf_captionrl.cli.main import main
+from hf_captionrl.conversion import convert
+from hf_captionrl.conversion.unpickling import read_pickle, unpickle
+from hf_captionrl.retrieval import load_scorer
+from hf_captionrl.scenes.models import model_path
+from tests.tiny import tiny_blip, tiny_captioner, tiny_images
+
+in_this_process = pytest.mark.usefixtures("in_this_process")
+
+
+def captions(captioner):
+    batch = captioner.encode_images(tiny_images(3, size=24))
+    return captioner.generate(**batch, max_new_tokens=6, do_sample=False).captions
+
+
+def pickled(folder, captioner, shards=1):
+    """The folder of a captioner whose weights are pickles; returns its tensors."""
+    captioner.save_pretrained(folder)
+    state = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    if shards == 1:
+        torch.save(state, folder / "pytorch_model.bin")
+        return state
+    names, weight_map = sorted(state), {}
+    for number in range(shards):
+        file = f"pytorch_model-{number + 1:05}-of-{shards:05}.bin"
+        part = names[number::shards]
+        torch.save({name: state[name] for name in part}, folder / file)
+        weight_map |= dict.fromkeys(part, file)
+    index = {"metadata": {"total_size": 1}, "weight_map": weight_map}
+    (folder / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+    return state
+
+
+def sha256(path):
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def test_command_prints_sizes_and_hashes_and_the_result_loads(tmp_path, capsys):
+    """In a process of its own, as users run it."""
+    captioner = tiny_captioner("blip", prompt="a ")
+    state = pickled(tmp_path / "old", captioner)
+    (tmp_path / "old" / "modeling.py").write_text("raise SystemExit")
+    torch.save({"lr": 1.0}, tmp_path / "old" / "training_args.bin")
+    assert main(["convert", str(tmp_path / "old"), str(tmp_path / "new"), "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    source, target = tmp_path / "old" / "pytorch_model.bin", tmp_path / "new" / "model.safetensors"
+    for key, path in (("read", source), ("written", target)):
+        assert report[key] == [{"name": path.name, "bytes": path.stat().st_size, "sha256": sha256(path)}]
+    assert {"config.json", "captioner.json", "tokenizer.json"} <= set(report["copied"])
+    assert not {"modeling.py", "training_args.bin"} & {path.name for path in (tmp_path / "new").iterdir()}
+    found = load_file(target)
+    assert found.keys() == state.keys()
+    assert all(torch.equal(found[name], state[name]) for name in state)
+    again = load_captioner(tmp_path / "new")
+    assert captions(again) == captions(captioner)
+    assert again.prompt == "a "
+    # A second time it stops, and says so in one line.
+    assert main(["convert", str(tmp_path / "old"), str(tmp_path / "new")]) == 2
+    assert re.fullmatch(
+        r"captionrl convert: error: '\S+new' exists\. Use .*", capsys.readouterr().err.splitlines()[-1]
+    )
+
+
+@in_this_process
+def test_text_output_names_files_sizes_and_hashes(tmp_path, capsys):
+    pickled(tmp_path / "old", tiny_captioner("blip"))
+    assert main(["convert", str(tmp_path / "old"), str(tmp_path / "new")]) == 0
+    said = capsys.readouterr().out
+    source = tmp_path / "old" / "pytorch_model.bin"
+    assert f"read   pytorch_model.bin  {source.stat().st_size:,} bytes  sha256 {sha256(source)}" in said
+    assert f"sha256 {sha256(tmp_path / 'new' / 'model.safetensors')}" in said
+
+
+@in_this_process
+def test_shards_are_converted_one_by_one(tmp_path):
+    captioner = tiny_captioner("blip")
+    state = pickled(tmp_path / "old", captioner, shards=3)
+    report = convert(tmp_path / "old", tmp_path / "new")
+    assert [f.name for f in report.written] == [f"model-{n:05}-of-00003.safetensors" for n in (1, 2, 3)]
+    assert len(report.read) == 3
+    index = json.loads((tmp_path / "new" / "model.safetensors.index.json").read_text())
+    assert index["weight_map"].keys() == state.keys()
+    for name, file in index["weight_map"].items():
+        assert torch.equal(load_file(tmp_path / "new" / file)[name], state[name])
+    assert captions(load_captioner(tmp_path / "new")) == captions(captioner)
+
+
+@in_this_process
+@pytest.mark.parametrize("entry", ["../pytorch_model.bin", "sub/pytorch_model.bin", "weights.safetensors", 3])
+def test_shards_elsewhere_are_refused(entry, tmp_path):
+    pickled(tmp_path / "old", tiny_captioner("blip"), shards=2)
+    path = tmp_path / "old" / "pytorch_model.bin.index.json"
+    index = json.loads(path.read_text())
+    index["weight_map"][min(index["weight_map"])] = entry
+    path.write_text(json.dumps(index))
+    with pytest.raises(ValueError, match=r"plain name of a \*\.bin file"):
+        convert(tmp_path / "old", tmp_path / "new")
+
+
+@in_this_process
+def test_adapter(tmp_path):
+    base = tiny_captioner("blip")
+    base.save_pretrained(tmp_path / "base")
+    captioner = load_captioner(tmp_path / "base")
+    captioner.add_lora("both", r=2)
+    with torch.no_grad():
+        for name, parameter in captioner.model.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(0, 0.5)
+    captioner.save_pretrained(tmp_path / "adapter")
+    file = tmp_path / "adapter" / "adapter_model.safetensors"
+    torch.save(load_file(file), tmp_path / "adapter" / "adapter_model.bin")
+    file.unlink()
+    with pytest.raises(
+        FileNotFoundError, match=r"no adapter_model\.safetensors.*Use `captionrl convert \S+adapter OUT`"
+    ):
+        load_captioner(tmp_path / "adapter")
+    assert convert(tmp_path / "adapter", tmp_path / "new").kind == "adapter"
+    found = captions(load_captioner(tmp_path / "new"))
+    assert found == captions(captioner)
+    assert found != captions(base)
+
+
+@in_this_process
+def test_scorer_of_pickles(tmp_path):
+    import shutil
+
+    source = model_path("scenes:clip-judge")
+    shutil.copytree(source, tmp_path / "old", ignore=shutil.ignore_patterns("*.safetensors"))
+    torch.save(load_file(f"{source}/model.safetensors"), tmp_path / "old" / "pytorch_model.bin")
+    convert(tmp_path / "old", tmp_path / "new")
+    texts = ["a red pig", "two small trees"]
+    assert torch.equal(load_scorer(tmp_path / "new").text_features(texts), load_scorer(source).text_features(texts))
+
+
+@in_this_process
+def test_open_clip_folder_and_single_file(tmp_path):
+    import open_clip
+
+    config = {
+        "embed_dim": 16,
+        "vision_cfg": {"image_size": 16, "layers": 1, "width": 64, "patch_size": 8},
+        "text_cfg": {"context_length": 16, "vocab_size": 49408, "width": 64, "heads": 1, "layers": 1},
+    }
+    (tmp_path / "old").mkdir()
+    settings = {"mean": [0.5] * 3, "std": [0.5] * 3}
+    content = {"model_cfg": config, "preprocess_cfg": settings}
+    (tmp_path / "old" / "open_clip_config.json").write_text(json.dumps(content))
+    torch.manual_seed(0)
+    model = open_clip.CLIP(**config)
+    torch.save(model.state_dict(), tmp_path / "old" / "open_clip_pytorch_model.bin")
+    with pytest.raises(ValueError, match=r"Use `captionrl convert \S+old OUT` and load OUT"):
+        load_scorer(tmp_path / "old")
+    assert convert(tmp_path / "old", tmp_path / "new").kind == "open_clip model"
+    texts = ["a cat", "a dog"]
+    expected = load_scorer(model.eval()).text_features(texts)
+    torch.testing.assert_close(load_scorer(tmp_path / "new").text_features(texts), expected)
+    convert(tmp_path / "old" / "open_clip_pytorch_model.bin", tmp_path / "weights.safetensors")
+    found = load_file(tmp_path / "weights.safetensors")
+    assert all(torch.equal(found[name], value) for name, value in model.state_dict().items())
+
+
+@in_this_process
+def test_tied_weights_are_all_written(tmp_path):
+    shared = torch.randn(4, 3)
+    torch.save({"a": shared, "b": shared, "c": shared.T, "d": shared[:2]}, tmp_path / "w.bin")
+    convert(tmp_path / "w.bin", tmp_path / "w.safetensors")
+    found = load_file(tmp_path / "w.safetensors")
+    for name, value in {"a": shared, "b": shared, "c": shared.T, "d": shared[:2]}.items():
+        assert torch.equal(found[name], value)
+
+
+def test_the_process_has_no_token_and_no_current_folder(tmp_path, monkeypatch):
+    torch.save({"a": torch.ones(2)}, tmp_path / "w.bin")
+    seen = {}
+
+    def run(command, env, **kwargs):
+        seen.update(command=command, env=env)
+        return subprocess.CompletedProcess(command, 1, "", "MemoryError\n")
+
+    monkeypatch.setattr("hf_captionrl.conversion.unpickling.subprocess.run", run)
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    with pytest.raises(ValueError, match=r"reads w\.bin ended early \(MemoryError\)"):
+        unpickle(tmp_path / "w.bin", tmp_path / "w.safetensors")
+    assert seen["command"][:2] == [sys.executable, "-P"]
+    assert "secret" not in seen["env"].values()
+
+
+def test_wrappers_and_their_other_parts(tmp_path):
+    state = {"a": torch.ones(2)}
+    torch.save({"model": state, "epoch": 3, "optimizer": {"lr": 1.0}}, tmp_path / "w.pth")
+    assert read_pickle(tmp_path / "w.pth")[1] == ["epoch", "optimizer"]
+    torch.save({"state_dict": {"module.a": torch.ones(2)}}, tmp_path / "v.pth")
+    assert set(read_pickle(tmp_path / "v.pth")[0]) == {"a"}
+
+
+def test_torchscript_is_refused_by_name(tmp_path):
+    torch.jit.save(torch.jit.script(torch.nn.Linear(2, 2)), tmp_path / "ViT-B-32.pt")
+    with pytest.raises(
+        ValueError, match=r"ViT-B-32\.pt is a TorchScript archive, which holds code\. Use a file with its state"
+    ):
+        read_pickle(tmp_path / "ViT-B-32.pt")
+
+
+@in_this_process
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda f: tiny_captioner("blip").save_pretrained(f), r"has model\.safetensors already\. Load it as it is"),
+        (lambda f: tiny_blip()[0].config.save_pretrained(f), r"has no pytorch_model\.bin; it has no weights"),
+        (lambda f: f.mkdir(), r"has no config\.json, and its checkpoints are: none"),
+    ],
+    ids=["safetensors", "no weights", "empty"],
+)
+def test_folders_without_anything_to_convert(make, message, tmp_path):
+    make(tmp_path / "old")
+    with pytest.raises(ValueError, match=message):
+        convert(tmp_path / "old", tmp_path / "new")
+    assert not [path for path in tmp_path.iterdir() if path.name != "old"]
+
+
+def test_a_name_that_cannot_be_reached(tmp_path, capsys):
+    for name in ("nobody/nothing", "./nowhere"):
+        assert main(["convert", name, str(tmp_path / "new")]) == 2
+        assert f"'{name}'" in capsys.readouterr().err

@@ -1,0 +1,201 @@
+"""Checkpoints of the published code of BLIP and CLIP: tensors and outputs are those of the same model in transformers."""
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import CLIPConfig, CLIPModel
+
+from hf_captionrl.captioners import load_captioner
+from hf_captionrl.conversion import convert
+from hf_captionrl.retrieval import load_scorer
+from tests.retrieval.tiny_scorers import make_clip
+from tests.tiny import tiny_blip, tiny_images
+
+pytestmark = pytest.mark.usefixtures("in_this_process")
+
+BLIP_NAMES = [
+    ("vision_model.embeddings.class_embedding", "visual_encoder.cls_token"),
+    ("vision_model.embeddings.position_embedding", "visual_encoder.pos_embed"),
+    ("vision_model.embeddings.patch_embedding", "visual_encoder.patch_embed.proj"),
+    ("vision_model.post_layernorm", "visual_encoder.norm"),
+    ("vision_model.encoder.layers", "visual_encoder.blocks"),
+    ("self_attn.qkv", "attn.qkv"),
+    ("self_attn.projection", "attn.proj"),
+    ("layer_norm", "norm"),
+]
+CLIP_NAMES = [
+    ("vision_model.embeddings.class_embedding", "visual.class_embedding"),
+    ("vision_model.embeddings.patch_embedding", "visual.conv1"),
+    ("vision_model.embeddings.position_embedding.weight", "visual.positional_embedding"),
+    ("vision_model.pre_layrnorm", "visual.ln_pre"),
+    ("vision_model.post_layernorm", "visual.ln_post"),
+    ("vision_model.encoder.layers", "visual.transformer.resblocks"),
+    ("text_model.encoder.layers", "transformer.resblocks"),
+    ("text_model.embeddings.token_embedding", "token_embedding"),
+    ("text_model.embeddings.position_embedding.weight", "positional_embedding"),
+    ("text_model.final_layer_norm", "ln_final"),
+    ("layer_norm", "ln_"),
+    ("self_attn.out_proj", "attn.out_proj"),
+    ("mlp.fc1", "mlp.c_fc"),
+    ("mlp.fc2", "mlp.c_proj"),
+]
+
+
+def original_blip(model):
+    """The tensors of a captioner as BLIP's code names them: other names only in the image tower."""
+    found = {}
+    for name, value in model.state_dict().items():
+        if name.startswith("vision_model."):
+            for ours, theirs in BLIP_NAMES:
+                name = name.replace(ours, theirs)
+        found[name] = value.clone()
+    found["text_decoder.bert.embeddings.position_ids"] = torch.arange(8)[None]
+    return found
+
+
+def original_clip(model):
+    """The tensors of a scorer as OpenAI's code names them."""
+    found = {}
+    for name, value in model.state_dict().items():
+        for ours, theirs in CLIP_NAMES:
+            name = name.replace(ours, theirs)
+        if name.endswith("_projection.weight"):
+            name, value = ("visual.proj" if name.startswith("visual") else "text_projection"), value.T
+        found[name] = value.clone()
+    for kind in ("weight", "bias"):
+        for name in [n for n in found if n.endswith(f"self_attn.q_proj.{kind}")]:
+            layer = name.removesuffix(f"self_attn.q_proj.{kind}")
+            parts = [found.pop(f"{layer}self_attn.{letter}_proj.{kind}") for letter in "qkv"]
+            found[f"{layer}attn.in_proj_{kind}"] = torch.cat(parts)
+    return {**found, "input_resolution": torch.tensor(16), "context_length": torch.tensor(8)}
+
+
+def assert_same_tensors(folder, model):
+    found, expected = load_file(folder / "model.safetensors"), model.state_dict()
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        assert torch.equal(found[name], value), name
+
+
+def test_blip_with_a_configuration(tmp_path):
+    model, processor = tiny_blip(seed=3)
+    model.config.save_pretrained(tmp_path / "like")
+    processor.save_pretrained(tmp_path / "like")
+    torch.save({"model": original_blip(model), "epoch": 5}, tmp_path / "model_base_caption.pth")
+    report = convert(tmp_path / "model_base_caption.pth", tmp_path / "new", config=str(tmp_path / "like"))
+    assert report.kind == "BLIP captioner"
+    assert report.notes == ["model_base_caption.pth: left out epoch, which are not weights."]
+    assert_same_tensors(tmp_path / "new", model)
+    again, source = load_captioner(tmp_path / "new"), load_captioner(model, processor=processor)
+    batch = source.encode_images(tiny_images(3, size=24))
+    assert torch.equal(again.encode_images(tiny_images(3, size=24))["pixel_values"], batch["pixel_values"])
+    settings = {"max_new_tokens": 6, "do_sample": False}
+    assert again.generate(**batch, **settings).captions == source.generate(**batch, **settings).captions
+
+
+def test_blip_pretraining_checkpoint_keeps_the_captioner(tmp_path):
+    model, _ = tiny_blip()
+    model.config.save_pretrained(tmp_path / "like")
+    more = {
+        f"{part}.weight": torch.ones(2) for part in ("text_encoder", "itm_head", "visual_encoder_m", "vision_proj")
+    }
+    torch.save({"model": {**original_blip(model), **more}}, tmp_path / "model_base.pth")
+    report = convert(tmp_path / "model_base.pth", tmp_path / "new", config=str(tmp_path / "like"))
+    assert_same_tensors(tmp_path / "new", model)
+    assert (
+        report.notes[0]
+        == "Left out itm_head, text_encoder, vision_proj, visual_encoder_m, which captioning does not use."
+    )
+    assert "no tokenizer" in report.notes[1]
+
+
+@pytest.mark.parametrize("part", ["retrieval", "question answering"])
+def test_other_models_of_blip_are_refused(part, tmp_path):
+    state = {f"text_encoder.{i}.weight": torch.ones(1) for i in range(2)}
+    state["visual_encoder.cls_token"] = torch.ones(1)
+    state |= {"itm_head.weight": torch.ones(1)} if part == "retrieval" else {"text_decoder.weight": torch.ones(1)}
+    torch.save({"model": state}, tmp_path / "w.pth")
+    with pytest.raises(ValueError, match="so it is not a captioner of BLIP"):
+        convert(tmp_path / "w.pth", tmp_path / "new")
+
+
+def test_sizes_of_blip_come_from_the_shapes(tmp_path):
+    """Without a configuration heads are 64 wide; a width that this does not divide needs one."""
+    model, _ = tiny_blip(
+        hidden_size=128, intermediate_size=48, num_hidden_layers=3, num_attention_heads=2, max_position_embeddings=24
+    )
+    vision = model.config.vision_config
+    torch.save({"model": original_blip(model)}, tmp_path / "w.pth")
+    with pytest.raises(ValueError, match=r"A width of 32 cannot be split into heads of 64\. Use --config"):
+        convert(tmp_path / "w.pth", tmp_path / "new")
+    vision.hidden_size = 64
+    vision.num_attention_heads = 1
+    vision.intermediate_size = 40
+    model.config.text_config.encoder_hidden_size = 64
+    model = type(model)(model.config)
+    torch.save({"model": original_blip(model)}, tmp_path / "w.pth")
+    convert(tmp_path / "w.pth", tmp_path / "new")
+    found = type(model).from_pretrained(tmp_path / "new").eval()
+    for part, names in {
+        "vision_config": ("hidden_size", "intermediate_size", "image_size", "patch_size", "num_hidden_layers"),
+        "text_config": ("hidden_size", "intermediate_size", "vocab_size", "num_hidden_layers", "encoder_hidden_size"),
+    }.items():
+        for name in (*names, "num_attention_heads"):
+            assert getattr(getattr(found.config, part), name) == getattr(getattr(model.config, part), name), name
+    inputs = {"pixel_values": torch.randn(2, 3, 16, 16), "input_ids": torch.arange(8).reshape(2, 4)}
+    with torch.no_grad():
+        torch.testing.assert_close(found(**inputs).logits, model.eval()(**inputs).logits)
+
+
+def test_clip_with_a_configuration(tmp_path):
+    model, processor = make_clip()
+    model.config.save_pretrained(tmp_path / "like")
+    processor.save_pretrained(tmp_path / "like")
+    torch.save({"state_dict": {f"module.{k}": v for k, v in original_clip(model).items()}}, tmp_path / "clip.pt")
+    report = convert(tmp_path / "clip.pt", tmp_path / "new", config=str(tmp_path / "like"))
+    assert report.kind == "CLIP scorer"
+    assert_same_tensors(tmp_path / "new", model)
+    texts, images = ["a cat", "a red dog"], tiny_images(2, size=24)
+    again, source = load_scorer(tmp_path / "new"), load_scorer(model, processor=processor)
+    assert torch.equal(again.text_features(texts), source.text_features(texts))
+    assert torch.equal(again.image_features(images), source.image_features(images))
+    assert again.logit_scale == source.logit_scale
+
+
+def test_sizes_of_clip_come_from_the_shapes(tmp_path):
+    part = {"hidden_size": 64, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 1}
+    config = CLIPConfig(
+        text_config={**part, "vocab_size": 40, "max_position_embeddings": 12, "eos_token_id": 39},
+        vision_config={**part, "image_size": 24, "patch_size": 8, "num_hidden_layers": 3},
+        projection_dim=20,
+    )
+    torch.manual_seed(0)
+    model = CLIPModel(config).eval()
+    torch.save(original_clip(model), tmp_path / "clip.pth")
+    convert(tmp_path / "clip.pth", tmp_path / "new")
+    found = CLIPModel.from_pretrained(tmp_path / "new").eval()
+    assert_same_tensors(tmp_path / "new", model)
+    pixels = torch.randn(2, 3, 24, 24)
+    with torch.no_grad():
+        expected = model.get_image_features(pixels).pooler_output
+        torch.testing.assert_close(found.get_image_features(pixels).pooler_output, expected)
+
+
+def test_a_resnet_and_other_checkpoints_are_refused(tmp_path):
+    torch.save({"visual.layer1.0.conv1.weight": torch.ones(1)}, tmp_path / "RN50.pth")
+    with pytest.raises(ValueError, match=r"image tower is a ResNet.*open_clip:RN50@openai"):
+        convert(tmp_path / "RN50.pth", tmp_path / "new")
+    model, _ = tiny_blip()
+    model.config.save_pretrained(tmp_path / "like")
+    state = original_blip(model)
+    for change, message in [
+        ({"visual_encoder.blocks.0.attn.qkv.weight": torch.ones(3)}, r"qkv.weight is \(3,\) instead of \(96, 32\)"),
+        ({"visual_encoder.strange": torch.ones(3)}, "visual_encoder.strange is not a tensor of BLIP"),
+    ]:
+        torch.save({"model": {**state, **change}}, tmp_path / "w.pth")
+        with pytest.raises(ValueError, match=message):
+            convert(tmp_path / "w.pth", tmp_path / "new", config=str(tmp_path / "like"))
+    clip, _ = make_clip()
+    torch.save(original_clip(clip), tmp_path / "clip.pth")
+    with pytest.raises(ValueError, match="is of model type 'blip', but the checkpoint is 'clip'"):
+        convert(tmp_path / "clip.pth", tmp_path / "new", config=str(tmp_path / "like"))

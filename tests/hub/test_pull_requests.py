@@ -1,0 +1,152 @@
+"""Repositories with pickles on the main revision: the Hub's bot has proposed the same weights in safetensors."""
+
+import io
+from pathlib import Path
+
+import pytest
+import torch
+from huggingface_hub import constants
+from safetensors.torch import load_file
+
+from hf_captionrl.captioners import load_captioner
+from hf_captionrl.checkpoints.loading import load_language_model
+from hf_captionrl.conversion import convert
+from hf_captionrl.retrieval import load_scorer
+from hf_captionrl.scenes.models import model_path
+from tests.hub.conftest import holders_of_tokens, running_hub
+from tests.hub.repositories import Blob
+
+NAME = "openai/clip-vit-base-patch32"
+BOT = {"author": "SFconvertbot", "title": "Adding `safetensors` variant of this model"}
+TEXTS = ["a red pig", "two small trees"]
+
+
+def pickles(shipped):
+    """Files of a shipped model with its weights as a pickle, and the safetensors."""
+    folder = Path(model_path(f"scenes:{shipped}"))
+    files = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+    safe = files.pop("model.safetensors")
+    data = io.BytesIO()
+    torch.save(load_file(folder / "model.safetensors"), data)
+    return {**files, "pytorch_model.bin": data.getvalue()}, {"model.safetensors": Blob(safe, True)}
+
+
+@pytest.fixture
+def repository(hub):
+    """The default scorer's repository as it is, before anything is proposed."""
+    files, proposed = pickles("clip-judge")
+    return hub.add(NAME, files), proposed
+
+
+def features(scorer):
+    return scorer.text_features(TEXTS)
+
+
+def downloads(hub):
+    return [path for _, path, _ in hub.requests if "/resolve/" in path]
+
+
+def test_scorer_online_and_then_offline(hub, repository, monkeypatch, caplog):
+    repo, proposed = repository
+    repo.propose(14, {}, author="someone", title="Update README")
+    repo.propose(15, proposed, **BOT)
+    expected = features(load_scorer("scenes:clip-judge"))
+    scorer = load_scorer(NAME)
+    assert torch.equal(features(scorer), expected)
+    assert scorer.revision == repo.branches["refs/pr/15"][:12]
+    assert "the weights of refs/pr/15 are used" in caplog.text
+    assert not any(path.endswith("pytorch_model.bin") for path in downloads(hub))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    hub.fail(".*", 500)
+    before = len(hub.requests)
+    again = load_scorer(NAME)
+    assert torch.equal(features(again), expected)
+    assert again.fingerprint == scorer.fingerprint
+    assert len(hub.requests) == before
+
+
+def test_the_hub_fails_after_a_download(hub, repository):
+    """Not told to be offline, and without a connection."""
+    repo, proposed = repository
+    repo.propose(15, proposed, **BOT)
+    load_scorer(NAME)
+    hub.fail("discussions", 500)
+    assert torch.equal(features(load_scorer(NAME)), features(load_scorer("scenes:clip-judge")))
+
+
+def test_a_download_of_the_pull_request_alone(hub, repository, monkeypatch):
+    from huggingface_hub import snapshot_download
+
+    repo, proposed = repository
+    revision = repo.propose(15, proposed, **BOT)
+    snapshot_download(NAME, revision=revision, ignore_patterns=["*.bin"])
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert torch.equal(features(load_scorer(NAME)), features(load_scorer("scenes:clip-judge")))
+
+
+def test_a_captioner_a_language_model_and_parts_of_clipcap(hub):
+    from hf_captionrl.models.clipcap.assembly import assemble
+
+    files, proposed = pickles("blip-mle")
+    hub.add("Salesforce/blip-image-captioning-base", files).propose(42, proposed, **BOT)
+    found = load_captioner("Salesforce/blip-image-captioning-base").model.state_dict()
+    expected = load_captioner("scenes:blip-mle").model.state_dict()
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
+    files, proposed = pickles("gpt2-perplexity")
+    hub.add("openai-community/gpt2", files).propose(1, proposed, **BOT)
+    found = load_language_model("openai-community/gpt2").state_dict()
+    expected = load_language_model("scenes:gpt2-perplexity").state_dict()
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
+    files, proposed = pickles("clip-judge")
+    hub.add(NAME, files).propose(3, proposed, **BOT)
+    model, _ = assemble(NAME, "openai-community/gpt2")
+    assert torch.equal(model.language_model.lm_head.weight, expected["lm_head.weight"])
+
+
+@pytest.mark.parametrize("kind", ["another author", "another title", "closed", "other weights", "nothing in it"])
+def test_other_proposals_are_not_taken(kind, hub, repository):
+    repo, proposed = repository
+    changes = {
+        "another author": {"author": "stranger"},
+        "another title": {"title": "Better weights"},
+        "closed": {"status": "closed"},
+    }.get(kind, {})
+    if kind == "other weights":
+        proposed = {**proposed, "pytorch_model.bin": Blob(b"of another training", True)}
+    repo.propose(15, {} if kind == "nothing in it" else proposed, **{**BOT, **changes})
+    with pytest.raises(FileNotFoundError) as caught:
+        load_scorer(NAME)
+    said = str(caught.value)
+    assert f"Use `captionrl convert {NAME} OUT` and load OUT." in said
+    assert "refs/pr" not in said
+    # What a user of a recipe cannot set is not named.
+    assert not any(word in said for word in ("use_safetensors", "trust_remote_code", "revision=", "from_tf"))
+
+
+def test_a_revision_that_was_asked_for_is_not_replaced(hub, repository):
+    repo, proposed = repository
+    revision = repo.propose(15, proposed, **BOT)
+    commit = repo.branches["main"]
+    with pytest.raises(FileNotFoundError) as caught:
+        load_scorer(NAME, revision=commit)
+    assert f"on revision '{commit}'" in str(caught.value)
+    assert "Revision 'refs/pr/15' has the same weights in safetensors." in str(caught.value)
+    assert f"`captionrl convert {NAME} OUT`" in str(caught.value)
+    assert torch.equal(features(load_scorer(NAME, revision=revision)), features(load_scorer("scenes:clip-judge")))
+
+
+def test_conversion_of_a_repository(hub, repository, tmp_path, monkeypatch):
+    report = convert(NAME, tmp_path / "clip")
+    assert report.read[0].name == "pytorch_model.bin"
+    assert torch.equal(features(load_scorer(tmp_path / "clip")), features(load_scorer("scenes:clip-judge")))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    again = convert(NAME, tmp_path / "offline")
+    assert again.written == report.written
+
+
+def test_the_cache_and_the_hub_hold_no_token(tmp_path):
+    files, proposed = pickles("clip-judge")
+    with running_hub(tmp_path) as server:
+        server.add(NAME, files).propose(15, proposed, **BOT)
+        load_scorer(NAME)
+        assert holders_of_tokens(server, tmp_path) == []
