@@ -10,6 +10,7 @@ from peft import LoraConfig, PromptTuningConfig, get_peft_model
 import hf_captionrl
 from hf_captionrl.captioners import both_lora, language_lora, load_captioner, vision_lora
 from hf_captionrl.trainers import SelfRetrievalConfig, SelfRetrievalTrainer, SmileConfig, SmileTrainer
+from tests.closeness import resolution
 from tests.tiny import FAMILIES, tiny_blip, tiny_captioner, tiny_captions, tiny_images, tiny_model
 from tests.trainers.one_step import PLAIN_SGD
 
@@ -46,7 +47,7 @@ def test_lora_goes_where_it_is_told_and_trains(task_type, tmp_path, scenes):
     assert changed
     assert all("lora" in name for name in changed)
     batch = trainer.captioner.collate(tiny_images(3), tiny_captions(3))
-    assert trainer.captioner.self_check(batch) < 1e-4  # the tap sees the adapter
+    assert trainer.captioner.self_check(batch) < resolution(10.0, ulps=64)  # the tap sees the adapter
     assert not trainer.captioner.use_full_logits
     trainer.save_model()
     images = trainer.captioner.encode_images(tiny_images(3))
