@@ -373,6 +373,5 @@ def test_the_loss_alone(tmp_path, scenes):
 
 
 def test_memory_is_measured(tmp_path, scenes):
-    pytest.importorskip("psutil")
     metrics = trainer_of(tmp_path, scenes, skip_memory_metrics=False, prediction_loss_only=True).evaluate()
     assert "eval_mem_cpu_alloc_delta" in metrics
