@@ -86,7 +86,9 @@ class SelfRetrievalGRPOTrainer(ReliableTraining, GRPOTrainer):
         kwargs: For TRL's trainer: `processing_class`, `peft_config`, `callbacks`, `optimizers`, ...
 
     Raises:
-        ValueError: If there is no scorer, `reward_weights` is set without `reward_funcs`, a column is missing, a rollout cannot be divided, or `eval_dataset` is given.
+        TypeError: If `args` is not a [`SelfRetrievalGRPOConfig`].
+        ValueError: If there is no scorer, `reward_weights` is set without `reward_funcs`, a column is missing, a rollout
+            cannot be divided, `eval_dataset` is given, or trainable weights hold 16 bits.
 
     Example:
         >>> args = SelfRetrievalGRPOConfig("out", per_device_train_batch_size=100, num_generations=5)  # doctest: +SKIP

@@ -41,7 +41,7 @@ def looped_loss(captioner, dataset, seed, *, smile):
         batch = captioner.collate([item["image"]], [item["caption"]])
         labels = batch.pop("labels")[0, 1:]
         with torch.no_grad():
-            logits = captioner.model(**batch).logits[0, :-1].double()
+            logits = captioner.model(**batch).logits[0, -len(labels) - 1 : -1].double()  # GIT's begin with the image
         words = sorted({int(w) for w in labels if w != -100})
         first = True
         for scores, word in zip(logits, labels.tolist(), strict=True):
