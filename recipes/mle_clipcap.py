@@ -26,6 +26,7 @@ from typing import Any
 from transformers import set_seed
 
 from hf_captionrl.captioners import Captioner, load_captioner
+from hf_captionrl.console import run_main
 from hf_captionrl.models.clipcap.assembly import assemble
 from hf_captionrl.recipe import (
     Comparison,
@@ -222,4 +223,4 @@ def train(arguments: tuple[Any, ...]) -> Path:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

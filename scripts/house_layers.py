@@ -17,6 +17,8 @@ PACKAGE = "hf_captionrl"
 LAYERS: dict[int, dict[str, str]] = {
     0: {
         "io": "atomic writes",
+        "console": "exit codes and error messages",
+        "lazy_import": "code that runs after another library is imported",
         "text": "tokenisation, n-gram counting",
         "retrieval": "scorers, cached features, ranks",
         "losses": "pure functions of tensors",
@@ -46,6 +48,8 @@ LAYERS: dict[int, dict[str, str]] = {
 
 SEPARATE: dict[str, frozenset[str]] = {
     "io": frozenset({"text", "retrieval", "losses", "models"}),
+    "console": frozenset({"io", "lazy_import", "text", "retrieval", "losses", "models"}),
+    "lazy_import": frozenset({"io", "text", "retrieval", "losses", "models"}),
     "text": frozenset({"retrieval", "losses", "models"}),
     "losses": frozenset({"text", "retrieval", "models"}),
     "rewards": frozenset({"captioners"}),
@@ -58,7 +62,7 @@ SEPARATE: dict[str, frozenset[str]] = {
 
 TRL_ALLOWED = frozenset(
     {
-        f"{PACKAGE}/recipe/arguments.py",
+        f"{PACKAGE}/recipe/parsing.py",
         f"{PACKAGE}/trainers/self_retrieval_grpo_config.py",
         f"{PACKAGE}/trainers/self_retrieval_grpo_trainer.py",
         f"{PACKAGE}/trainers/smile_sft_config.py",
