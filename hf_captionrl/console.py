@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import logging
 import os
 import sys
@@ -182,7 +183,7 @@ def run_main(main: Callable[[], object], program: str | None = None) -> NoReturn
     sys.argv = [argument for argument in sys.argv if argument != "--traceback"]
     program = program or Path(sys.argv[0]).name
     announce_offline_waits()
-    output = CheckedOutput(sys.stdout if sys.stdout is not None else open(os.devnull, "w", encoding="utf-8"))
+    output = CheckedOutput(sys.stdout or io.StringIO())  # without a stdout the output is discarded, as Python does
     code = 0
     try:
         with contextlib.redirect_stdout(output):

@@ -102,11 +102,11 @@ def _apply_config(parser: Any, types: Sequence[type], path: str) -> None:
     actions: dict[str, argparse.Action] = {}
     for action in parser._actions:  # the first of a name: after `--flag` comes `--no_flag`
         actions.setdefault(action.dest, action)
-    annotations = {key: str(hint) for kind in types for key, hint in typing.get_type_hints(kind).items()}
+    hints = {key: hint for kind in types for key, hint in typing.get_type_hints(kind).items()}
     for key, value in config.items():
-        if key not in annotations or key not in actions:
+        if key not in hints or key not in actions:
             raise ValueError(f"{name} holds the unknown argument {key!r}.{_suggestion(parser, str(key))}")
-        config[key] = _checked(name, actions[key], annotations[key], value)
+        config[key] = _checked(name, actions[key], hints[key], value)
     parser.set_defaults_with_config(**config)
 
 
@@ -122,46 +122,49 @@ def _read_config(path: str) -> dict[str, Any]:
     return config
 
 
-def _checked(name: str, action: argparse.Action, annotation: str, value: Any) -> Any:
+def _checked(name: str, action: argparse.Action, hint: Any, value: Any) -> Any:
     """A value of a YAML file as the parser would have made it of the command line."""
+    kind = _kind(hint)
     if value is None:
-        if action.type in (int, float) and "None" not in annotation and "Optional" not in annotation:
+        if kind in (int, float, bool) and type(None) not in typing.get_args(hint):
             raise ValueError(
-                f"{action.dest} in {name} is empty. Use a value of type {_type_name(action)}, or leave it out."
+                f"{action.dest} in {name} is empty. Use a value of type {kind.__name__}, or leave it out."
             )
         return None
     if action.nargs in ("+", "*"):
         if not isinstance(value, list):
             raise ValueError(f"{action.dest} in {name} is {value!r}. Use a list, such as [{value!r}].")
-        return [_scalar(name, action, item) for item in value]
+        return [_scalar(name, action, kind, item) for item in value]
     if isinstance(value, list | dict):
-        kind = type(value).__name__
-        if kind not in annotation and "Any" not in annotation:
-            raise ValueError(f"{action.dest} in {name} is a {kind}. Use a single value of type {_type_name(action)}.")
+        found = type(value).__name__
+        if found not in str(hint) and "Any" not in str(hint):
+            raise ValueError(f"{action.dest} in {name} is a {found}. Use a single value of type {kind.__name__}.")
         return value
-    return _scalar(name, action, value)
+    return _scalar(name, action, kind, value)
 
 
-def _scalar(name: str, action: argparse.Action, value: Any) -> Any:
-    convert: Any = action.type
-    is_number, is_bool = convert in (int, float), convert is not None and "bool" in repr(convert)
-    if not (is_number or is_bool or action.choices):
-        return value
+def _scalar(name: str, action: argparse.Action, kind: type, value: Any) -> Any:
+    from transformers.hf_argparser import string_to_bool
+
     try:
-        if isinstance(value, bool) and is_number:
+        if kind in (int, float):
+            if isinstance(value, bool):
+                raise ValueError
+            return kind(str(value))
+        if kind is bool:
+            string_to_bool(str(value))
+        elif action.choices is not None and str(value) not in map(str, action.choices):
             raise ValueError
-        converted = convert(str(value))
-        if action.choices is not None and converted not in action.choices:
-            raise ValueError
-    except (ValueError, TypeError, argparse.ArgumentTypeError, KeyError):
-        rule = (
-            f"one of {[str(c) for c in action.choices]}" if action.choices else f"a value of type {_type_name(action)}"
-        )
+    except (ValueError, argparse.ArgumentTypeError):
+        rule = f"one of {list(map(str, action.choices))}" if action.choices else f"a value of type {kind.__name__}"
         raise ValueError(f"{action.dest} in {name} is {value!r}. Use {rule}.") from None
     # Other values stay what YAML made of them: `false` is a value of some arguments that also take text.
-    return converted if is_number else value
+    return value
 
 
-def _type_name(action: argparse.Action) -> str:
-    kind: Any = action.type
-    return kind.__name__ if kind in (int, float) else "bool" if "bool" in repr(kind) else "str"
+def _kind(hint: Any) -> type:
+    """The one type of an argument or of the items of its list; `str` where several are possible."""
+    if typing.get_origin(hint) is list:
+        return _kind(typing.get_args(hint)[0])
+    kinds = [kind for kind in typing.get_args(hint) or (hint,) if kind is not type(None)]
+    return kinds[0] if len(kinds) == 1 and kinds[0] in (int, float, bool) else str

@@ -1,6 +1,8 @@
 """Bad input to a recipe: one line on stderr that names value and remedy, exit code 2, and a traceback only if asked for."""
 
 import json
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -118,19 +120,29 @@ def test_one_line_and_exit_code_2(kind, tmp_path, monkeypatch, capsys):
     assert len(lines) == 1
     assert said.rstrip().endswith(lines[0])
     assert said.count("usage:") == 0
-    monkeypatch.undo()
-    import re
-
     assert re.search(message, lines[0]), lines[0]
 
 
-def test_bags_that_do_not_divide_the_batch(tmp_path, monkeypatch, capsys):
-    argv = ["--bag_schedule", "7", "--per_device_train_batch_size", "8", "--output_dir", str(tmp_path / "out")]
-    code, said = run(self_retrieval_blip.main, [*argv, "--variants", "{}"], monkeypatch, capsys)
+BAGS = {
+    "bags": (["--bag_schedule", "7:x"], r"bag_schedule is '7:x'\. Use 'paper', 'adaptive', a bag size"),
+    "baseline": (["--baseline", "best"], r"no baseline 'best'\. Use one of"),
+    "variants": (["--variants", "{"], r"variants is '\{'\. Use a JSON object"),
+    "no judge": (["--judge_name_or_path", "none"], r"needs a scorer that rewards and a judge"),
+    "a bag larger than the batch": (
+        ["--bag_schedule", "99", "--per_device_train_batch_size", "8", "--gradient_accumulation_steps", "1"],
+        r"a bag of 99 is larger than the batch of 8.*Raise batch_size",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", BAGS)
+def test_bad_input_to_self_retrieval(kind, tmp_path, monkeypatch, capsys):
+    argv, message = BAGS[kind]
+    own = [*SMALL[:8], "--perplexity_name_or_path", "none", "--output_dir", str(tmp_path / "out"), "--variants", "{}"]
+    own += ["--max_train_images", "16", "--max_steps", "1", "--feature_cache_dir", str(tmp_path / "cache")]
+    code, said = run(self_retrieval_blip.main, [*own, *argv], monkeypatch, capsys)
     assert code == 2
-    assert "7" in said.splitlines()[-1]
-    code, said = run(self_retrieval_blip.main, [*argv, "--variants", "{"], monkeypatch, capsys)
-    assert "variants is '{'. Use a JSON object" in said.splitlines()[-1]
+    assert re.search(message, said.splitlines()[-1]), said.splitlines()[-1]
 
 
 def test_a_folder_of_another_run(tmp_path, monkeypatch, capsys):
@@ -215,8 +227,6 @@ def test_output_that_cannot_be_written(output, monkeypatch, capsys):
     if output == "/dev/full":
         stream = open("/dev/full", "w")  # noqa: SIM115
     else:
-        import os
-
         reader, writer = os.pipe()
         os.close(reader)
         stream = os.fdopen(writer, "w")
