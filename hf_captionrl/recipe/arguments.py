@@ -170,6 +170,10 @@ class EvaluationArguments:
         default=None, metadata={"help": "Causal language model for perplexity, or 'none'."}
     )
     gallery_size: int = field(default=48, metadata={"help": "Images shown in gallery.html."})
+    push_gallery: bool = field(
+        default=False,
+        metadata={"help": "With push_to_hub, also upload gallery.html where it shows images of this machine."},
+    )
 
     def resolve(self, dataset_name: str, *, trains: bool = True) -> None:
         """Fill in who was not named: the shipped models on the embedded world, the papers' models elsewhere.
