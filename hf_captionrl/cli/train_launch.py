@@ -28,6 +28,7 @@ def launch(argv: Sequence[str]) -> int:
     """
     import accelerate.utils.launch
     from accelerate.commands.launch import launch_command, launch_command_parser
+    from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
     from hf_captionrl.console import ERROR_FOLDER
@@ -48,6 +49,8 @@ def launch(argv: Sequence[str]) -> int:
             code = failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode
             if not list(Path(folder).iterdir()):
                 print(f"captionrl train: error: process {rank} ended with exit code {code}.", file=sys.stderr)
+        except SignalException as error:  # the processes were told, and have saved
+            code = 128 + int(error.sigval)
         except subprocess.CalledProcessError as error:
             code = error.returncode if error.returncode > 0 else 128 - error.returncode
         for line in sorted({file.read_text(encoding="utf-8") for file in Path(folder).iterdir()}):

@@ -4,9 +4,9 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
-import tempfile
 import tomllib
 from pathlib import Path
 
@@ -134,8 +134,9 @@ def planted(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("processes", ["1", "2"])
-def test_no_process_imports_from_the_working_folder(called, planted, processes):
-    options = ["--accelerate_config", str(cpu_config(processes))] if processes == "2" else []
+def test_no_process_imports_from_the_working_folder(called, planted, processes, tmp_path):
+    (tmp_path / "two.yaml").write_text(two_processes())
+    options = ["--accelerate_config", str(tmp_path / "two.yaml")] if processes == "2" else []
     done, said = planted(called, "--processes", processes, *options, "smile", "--bad")
     assert len(said) == int(processes)
     for file, on_path, argv in said:
@@ -151,23 +152,21 @@ def test_no_process_imports_from_the_working_folder(called, planted, processes):
     assert done.stdout == ""
 
 
-def cpu_config(processes):
-    folder = Path(tempfile.mkdtemp())
-    lines = [
-        "compute_environment: LOCAL_MACHINE",
-        "distributed_type: MULTI_CPU",
-        f"num_processes: {processes}",
-        "use_cpu: true",
-    ]
-    (folder / "cpu.yaml").write_text(
-        "\n".join([*lines, "num_machines: 1", "machine_rank: 0", "mixed_precision: 'no'", ""])
-    )
-    return folder / "cpu.yaml"
+def two_processes():
+    """A configuration as of `accelerate config`; ACCELERATE_USE_CPU takes it to the processor."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    text = recipe_path("accelerate", "ddp.yaml").read_text()
+    for key, value in {"num_processes": 2, "main_process_port": port, "mixed_precision": "'no'"}.items():
+        text = re.sub(rf"^{key}:.*\n", "", text, flags=re.MULTILINE) + f"{key}: {value}\n"
+    return text
 
 
 def test_the_launcher_passes_exit_codes_on(monkeypatch, capsys, tmp_path):
     import accelerate.commands.launch as accelerate_launch
     import accelerate.utils.launch
+    from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
     from hf_captionrl.cli.train_launch import launch
@@ -186,6 +185,7 @@ def test_the_launcher_passes_exit_codes_on(monkeypatch, capsys, tmp_path):
     for error, code in (
         (ChildFailedError("w", {1: ProcessFailure(1, 11, 2, str(tmp_path / "none"))}), 2),
         (ChildFailedError("w", {1: ProcessFailure(1, 11, -9, str(tmp_path / "none"))}), 137),
+        (SignalException("ended", signal.SIGTERM), 143),
         (subprocess.CalledProcessError(2, ["x"]), 2),
         (subprocess.CalledProcessError(-15, ["x"]), 143),
     ):
