@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from hf_captionrl.evaluate_modules.shims import install_on_import
-from hf_captionrl.models.registration import register_on_import
+from hf_captionrl.evaluate_modules.shims import extend_evaluate
+from hf_captionrl.models.registration import register_auto_classes
 
 __version__ = "0.1.0"
 
@@ -93,10 +93,10 @@ if TYPE_CHECKING:
     )
 
 
-# Makes the literal evaluate.load("self_retrieval") work; CAPTIONRL_NO_INSTALL=1 turns it off.
-install_on_import()
-# Makes AutoModelForImageTextToText and its like know ClipCap.
-register_on_import()
+# evaluate.load("self_retrieval") then works; CAPTIONRL_NO_INSTALL=1 turns it off.
+extend_evaluate()
+# AutoModelForImageTextToText and the other Auto classes then know ClipCap.
+register_auto_classes()
 
 
 def __getattr__(name: str) -> Any:

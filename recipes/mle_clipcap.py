@@ -27,6 +27,7 @@ import torch
 from transformers import set_seed
 
 from hf_captionrl.captioners import Captioner, load_captioner
+from hf_captionrl.console import run_main
 from hf_captionrl.models.clipcap.assembly import assemble
 from hf_captionrl.recipe import (
     Comparison,
@@ -231,4 +232,4 @@ def train(arguments: tuple[Any, ...]) -> Path:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from hf_captionrl.console import run_main
 from hf_captionrl.recipe import self_retrieval
 
 __all__ = ["main", "parse_args"]
@@ -54,4 +55,4 @@ def main(argv: Sequence[str] | None = None) -> Path:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

@@ -30,6 +30,7 @@ from typing import Any
 import torch
 
 from hf_captionrl.captioners import Captioner, load_captioner
+from hf_captionrl.console import run_main
 from hf_captionrl.recipe import (
     START,
     DataArguments,
@@ -285,4 +286,4 @@ def compare(arguments: tuple[Any, ...]) -> Path:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

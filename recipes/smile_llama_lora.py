@@ -24,6 +24,7 @@ from typing import Any
 
 from transformers.utils import is_torch_bf16_gpu_available
 
+from hf_captionrl.console import run_main
 from hf_captionrl.recipe import alone_in, describe, parse_arguments, resumes
 from hf_captionrl.recipe.answers import (
     ANSWER_COLUMNS,
@@ -337,4 +338,4 @@ def train_and_answer(
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

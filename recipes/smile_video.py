@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hf_captionrl.console import run_main
 from hf_captionrl.recipe import DataArguments, EvaluationArguments, ModelArguments, parse_arguments
 from hf_captionrl.recipe.smile import SmileArguments, SmileRecipeConfig, compare_smile
 from hf_captionrl.recipe.video import VIDEO_COLUMNS, VideoEvaluator
@@ -82,4 +83,4 @@ def main(argv: Sequence[str] | None = None) -> Path:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

@@ -18,6 +18,8 @@ LAYERS: dict[int, dict[str, str]] = {
     0: {
         "io": "atomic writes",
         "checkpoints": "names, files and safe loading of checkpoints",
+        "console": "exit codes and error messages",
+        "lazy_import": "code that runs after another library is imported",
         "text": "tokenisation, n-gram counting",
         "retrieval": "scorers, cached features, ranks",
         "losses": "pure functions of tensors",
@@ -48,7 +50,9 @@ LAYERS: dict[int, dict[str, str]] = {
 
 SEPARATE: dict[str, frozenset[str]] = {
     "io": frozenset({"checkpoints", "text", "retrieval", "losses", "models"}),
-    "checkpoints": frozenset({"text", "retrieval", "losses", "models"}),
+    "checkpoints": frozenset({"console", "lazy_import", "text", "retrieval", "losses", "models"}),
+    "console": frozenset({"io", "checkpoints", "lazy_import", "text", "retrieval", "losses", "models"}),
+    "lazy_import": frozenset({"io", "checkpoints", "text", "retrieval", "losses", "models"}),
     "text": frozenset({"checkpoints", "retrieval", "losses", "models"}),
     "losses": frozenset({"checkpoints", "text", "retrieval", "models"}),
     "rewards": frozenset({"captioners"}),
@@ -61,7 +65,7 @@ SEPARATE: dict[str, frozenset[str]] = {
 
 TRL_ALLOWED = frozenset(
     {
-        f"{PACKAGE}/recipe/arguments.py",
+        f"{PACKAGE}/recipe/parsing.py",
         f"{PACKAGE}/trainers/self_retrieval_grpo_config.py",
         f"{PACKAGE}/trainers/self_retrieval_grpo_trainer.py",
         f"{PACKAGE}/trainers/smile_sft_config.py",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
 import os
-import tempfile
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -111,21 +111,21 @@ class Saving:
         self.model.save_pretrained(folder)
         self.save_processor(folder)
 
-    def push_to_hub(self, repo_id: str, *, private: bool | None = None, token: str | None = None) -> str:
-        """Save to a repository on the Hub.
+    def push_to_hub(
+        self, repo_id: str, *, private: bool | None = None, token: str | None = None, overwrite: bool = False
+    ) -> str:
+        """Save with a card and push to the Hub, checked like every push: safetensors only, no secrets.
 
         Args:
             repo_id (`str`): `owner/name`; created if missing.
-            private (`bool`, *optional*): Of a new repository.
+            private (`bool`, *optional*): Whether a new repository is private; None for yes.
             token (`str`, *optional*): Of the Hub; by default the one stored by `hf auth login`.
+            overwrite (`bool`): Push also into a repository that holds other content.
 
         Returns:
             `str`: Address of the commit.
         """
-        from huggingface_hub import HfApi
-
-        api = HfApi(token=token)
-        repository = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
-        with tempfile.TemporaryDirectory() as folder:
-            self.save_pretrained(folder)
-            return str(api.upload_folder(repo_id=repository, folder_path=folder, commit_message="Add captioner"))
+        # Publishing stands above this layer; it is looked up when it is called, which makes no import cycle.
+        hub = importlib.import_module("hf_captionrl.hub")
+        is_private = private is None or private
+        return str(hub.push_captioner(self, repo_id, private=is_private, token=token, overwrite=overwrite))

@@ -14,8 +14,8 @@ __all__ = ["add_parser", "run"]
 _DESCRIPTION = """\
 Render DIR/README.md from DIR/results.json (or that of the folder above) and the facts in DIR/card.json, which a recipe
 writes; of boosted captions from DIR/boosting.json, of a benchmark from DIR/truematch.json. What is given here replaces a
-fact. A card with a placeholder, a missing metric, a path of this machine or a token
-is refused.
+fact. A model that a trainer saved without a recipe has neither; its card says that nothing was measured. A card with a
+placeholder, a missing metric, a path of this machine or a token is refused.
 """
 
 _EPILOG = """\
@@ -23,10 +23,11 @@ examples:
   captionrl card outputs/smile_blip/model
   captionrl card outputs/smile_blip/model --model_id me/blip-smile --license bsd-3-clause
   captionrl card outputs/smile_blip/model --check
+  captionrl card outputs/smile --base_model Salesforce/blip-image-captioning-base --license bsd-3-clause
   captionrl card boosted --dataset_id me/scenes-boosted --license cc-by-4.0
 """
 
-_FACTS = ("model_id", "license", "dataset", "dataset_id", "dataset_description", "language")
+_FACTS = ("model_id", "base_model", "license", "dataset", "dataset_id", "dataset_description", "language")
 
 
 def add_parser(subcommands: Any) -> None:
@@ -74,16 +75,25 @@ def _rewritten(folder: Path, given: dict[str, str]) -> bool:
     return True
 
 
-def _write_of_model(folder: Path, given: dict[str, str]) -> None:
+def _write_of_model(folder: Path, given: dict[str, str]) -> str:
+    """Write the card of a model; what is to be said of it."""
     from dataclasses import replace
 
-    from hf_captionrl.hub import read_facts, write_model_card
+    from hf_captionrl.hub import read_facts, write_model_card, write_unmeasured_card
+    from hf_captionrl.hub.model_card import FACTS_FILE
 
+    if not folder.is_dir():
+        raise FileNotFoundError(f"There is no folder {str(folder)!r}. Use the one with the finished model.")
+    if not (folder / FACTS_FILE).is_file():
+        write_unmeasured_card(folder, **given)
+        licence = "" if "license" in given else " The licence is given as 'other'; use --license to name it."
+        return f"written, without results: no recipe has measured this model.{licence}"
     facts = replace(read_facts(folder), **given)  # type: ignore[arg-type]
     found = [path for path in (folder / "results.json", folder.parent / "results.json") if path.is_file()]
     if not found:
         raise FileNotFoundError(f"Neither {folder} nor the folder above has results.json. Evaluate the model first.")
     write_model_card(folder, json.loads(found[0].read_text(encoding="utf-8")), facts)
+    return "written."
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -104,9 +114,9 @@ def run(arguments: argparse.Namespace) -> None:
         if not card.is_file():
             raise FileNotFoundError(f"{folder} has no README.md. Write it: captionrl card {folder}")
         check_card(card.read_text(encoding="utf-8"))
+        said = "checked."
     else:
         given = {name: value for name in _FACTS if (value := getattr(arguments, name)) is not None}
-        if not _rewritten(folder, given):
-            _write_of_model(folder, given)
+        said = "written." if _rewritten(folder, given) else _write_of_model(folder, given)
     done = "checked" if arguments.check else "written"
-    print(json.dumps({"card": str(card), "state": done}) if arguments.json else f"{card}: {done}.")
+    print(json.dumps({"card": str(card), "state": done}) if arguments.json else f"{card}: {said}")

@@ -88,6 +88,14 @@ def add_parser(subcommands: Any) -> None:
         metavar="ADDRESS",
         help="where to listen (default: %(default)s, for this machine only)",
     )
+    group.add_argument(
+        "--allow_host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="answer requests for this name, too; may be given several times (default: localhost and IP addresses; with "
+        "--share, also the public name)",
+    )
     group.add_argument("--port", type=positive, metavar="N", help="(default: the first free one from 7860)")
     group.add_argument("--no_browser", action="store_true", help="do not open a browser")
     group.add_argument(
@@ -241,4 +249,5 @@ def run(arguments: argparse.Namespace) -> None:
         share=arguments.share,
         browser=not arguments.no_browser,
         announce=announce,
+        allow_hosts=arguments.allow_host,
     )

@@ -7,20 +7,26 @@ import signal
 import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Any
+from urllib.parse import urlsplit
 
 from PIL import Image
 
 from hf_captionrl.captioners import Captioner
+from hf_captionrl.cli.own_hosts import OwnHosts
 from hf_captionrl.data import ImageError, open_image
 from hf_captionrl.reports.album import album_style, album_thumbnail, render_album, render_comparison
 from hf_captionrl.retrieval import Scorer
 from hf_captionrl.trainers.album_captions import caption_album, compare_captioners
 
-__all__ = ["AlbumDemo", "build_page", "serve"]
+__all__ = ["AlbumDemo", "build_page", "own_hosts", "serve"]
 
 _POLICY = "default-src 'self' data: blob: 'unsafe-inline' 'unsafe-eval'; object-src 'none'; base-uri 'self'"
 """What a browser may load for the page: only what this server sends. gradio's scripts stand in the page and compile
 templates, so these two must be allowed."""
+
+_REFUSAL = (
+    b"The demo does not answer to this name. Start it with --allow_host NAME to use another name than localhost."
+)
 
 _INTRO = """# Which image does the caption mean?
 
@@ -228,12 +234,17 @@ def build_page(demo: AlbumDemo) -> Any:
 
 
 class _OnlyFromHere:
-    """Tells browsers to load nothing from elsewhere."""
+    """Answers this server's own names only, and tells browsers to load nothing from elsewhere."""
 
-    def __init__(self, app: Any) -> None:
+    def __init__(self, app: Any, hosts: OwnHosts) -> None:
         self.app = app
+        self.hosts = hosts
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] in ("http", "websocket") and not self._is_ours(scope["headers"]):
+            await self._refuse(scope["type"], send)
+            return
+
         async def with_policy(message: Any) -> None:
             if message["type"] == "http.response.start":
                 policy = (b"content-security-policy", _POLICY.encode())
@@ -242,9 +253,30 @@ class _OnlyFromHere:
 
         await self.app(scope, receive, with_policy if scope["type"] == "http" else send)
 
+    def _is_ours(self, headers: Any) -> bool:
+        def values(name: bytes) -> list[str]:
+            return [value.decode("latin-1") for key, value in headers if key == name]
+
+        return self.hosts.accepts(values(b"host"), values(b"origin"))
+
+    async def _refuse(self, kind: str, send: Any) -> None:
+        if kind == "websocket":
+            await send({"type": "websocket.close", "code": 1008})
+            return
+        headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"content-length", str(len(_REFUSAL)).encode())]
+        await send({"type": "http.response.start", "status": 403, "headers": headers})
+        await send({"type": "http.response.body", "body": _REFUSAL})
+
 
 def serve(
-    demo: AlbumDemo, *, host: str, port: int | None, share: bool = False, browser: bool = False, announce: Any = print
+    demo: AlbumDemo,
+    *,
+    host: str,
+    port: int | None,
+    share: bool = False,
+    browser: bool = False,
+    announce: Any = print,
+    allow_hosts: Sequence[str] = (),
 ) -> None:
     """Serve the page until it is interrupted. Uploads are gone afterwards, and gradio reports nothing to anybody.
 
@@ -255,6 +287,8 @@ def serve(
         share: Let gradio's servers make the page public.
         browser: Open it in a browser.
         announce: Called with the page's address when it answers.
+        allow_hosts: Names by which the page may be addressed, beside `localhost`, 127.0.0.1 and the address it listens at;
+            other names are refused, so that no other site can read the page by DNS rebinding.
 
     Raises:
         ValueError: If the port is taken.
@@ -262,12 +296,28 @@ def serve(
     # A server is ended by SIGTERM, which must delete the uploads too.
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        _serve(demo, host, port, share, browser, announce)
+        _serve(demo, host, port, share, browser, announce, own_hosts(host, allow_hosts))
     finally:
         signal.signal(signal.SIGTERM, before)
 
 
-def _serve(demo: AlbumDemo, host: str, port: int | None, share: bool, browser: bool, announce: Any) -> None:
+def own_hosts(host: str, allow_hosts: Sequence[str] = ()) -> OwnHosts:
+    """Names that a demo answers to.
+
+    Args:
+        host: Address to listen at.
+        allow_hosts: Further names.
+
+    Returns:
+        [`OwnHosts`]: Where it listens for other machines, every IP address belongs to it, and the name that it listens at.
+    """
+    is_local = host in ("127.0.0.1", "localhost", "::1")
+    return OwnHosts([host, *allow_hosts], any_address=not is_local)
+
+
+def _serve(
+    demo: AlbumDemo, host: str, port: int | None, share: bool, browser: bool, announce: Any, hosts: OwnHosts
+) -> None:
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # read where gradio is imported, and asked for a newer version
     with tempfile.TemporaryDirectory(prefix="captionrl-demo-") as uploads:
         os.environ["GRADIO_TEMP_DIR"] = uploads
@@ -292,9 +342,11 @@ def _serve(demo: AlbumDemo, host: str, port: int | None, share: bool, browser: b
                     font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"], primary_hue="blue"
                 ),
                 css=album_style() + "#frame .grid-wrap { overflow-y: auto !important; }",
-                app_kwargs={"middleware": [Middleware(_OnlyFromHere)]},
+                app_kwargs={"middleware": [Middleware(_OnlyFromHere, hosts=hosts)]},
             )
         except OSError as error:
             raise ValueError(f"The page cannot listen at {host}, port {port or 'from 7860'}: {error}") from error
+        if public:
+            hosts.add(urlsplit(public).hostname or "")
         announce((public or local).rstrip("/"))
         page.block_thread()

@@ -26,6 +26,9 @@ Ends with 0 if everything that the package itself needs is there, else with 1. W
 """
 
 
+_HUB_TIMEOUT_S = 5.0
+
+
 @dataclass
 class Finding:
     """What was found out about one thing.
@@ -50,7 +53,7 @@ def add_parser(subcommands: Any) -> None:
     parser = subcommands.add_parser(
         "doctor",
         help="say what is installed, and what will and will not work",
-        description="Look at versions, devices, Java, spaCy, browser, caches and the shipped models.",
+        description="Look at versions, devices, Java, spaCy, browser, caches, the Hub (one request) and the shipped models.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -141,10 +144,30 @@ def _places() -> list[Finding]:
         writable = os.access(parent, os.W_OK)
         what = f"{folder}, {free:.1f} GiB free" if writable else f"{folder} cannot be written; set HF_HOME"
         found.append(Finding(name, "ok" if writable else "broken", what))
-    offline = bool(constants.HF_HUB_OFFLINE)
-    found.append(Finding("Hub", "ok", "offline (HF_HUB_OFFLINE)" if offline else constants.ENDPOINT))
-    found.append(Finding("metrics", "ok", f"evaluate.load knows {len(MODULES)}: {', '.join(sorted(MODULES))}"))
+    found.append(_hub())
+    what = f"after `import hf_captionrl` evaluate.load knows {len(MODULES)}: {', '.join(sorted(MODULES))}"
+    found.append(Finding("metrics", "ok", what))
     return found
+
+
+def _hub() -> Finding:
+    """Ask the Hub for something small: an address alone says nothing about whether it can be reached."""
+    from huggingface_hub import constants, get_session
+
+    if constants.HF_HUB_OFFLINE:
+        return Finding("Hub", "ok", "offline (HF_HUB_OFFLINE): only folders and what was downloaded before")
+    remedy = "Use HF_HUB_OFFLINE=1 to work from the cache without waiting, or check network, proxy and HF_ENDPOINT"
+    place = constants.ENDPOINT
+    try:
+        answer = get_session().get(f"{place}/api/models", params={"limit": 1}, timeout=_HUB_TIMEOUT_S)
+        if answer.status_code == 200 and isinstance(answer.json(), list):
+            return Finding("Hub", "ok", f"{place} answers")
+        reason = f"answered {answer.status_code} without a list of models"
+    except ValueError:
+        reason = "answered with a page that is not the Hub's"
+    except Exception as error:  # the client's libraries raise a dozen unrelated types for a failed connection
+        reason = f"does not answer ({type(error).__name__})"
+    return Finding("Hub", "missing", f"{place} {reason}. {remedy}")
 
 
 def _shipped_models() -> list[Finding]:

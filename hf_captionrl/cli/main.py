@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 import traceback
@@ -27,6 +28,7 @@ from hf_captionrl.cli import (
     train,
     truematch,
 )
+from hf_captionrl.console import CheckedOutput, announce_offline_waits, is_input_error, one_line
 
 __all__ = ["build_parser", "console", "main"]
 
@@ -44,15 +46,6 @@ examples:
 
 Each command has its own --help, with more examples. Exit codes: 0 done, 2 usage or bad input, 1 anything else.
 """
-
-_INPUT_ERRORS = (
-    ValueError,
-    FileNotFoundError,
-    FileExistsError,
-    IsADirectoryError,
-    NotADirectoryError,
-    PermissionError,
-)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -99,16 +92,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         `int`: Exit code.
     """
+    if sys.stdout is None:
+        print("captionrl: error: stdout is closed. Use > /dev/null to discard the output.", file=sys.stderr)
+        return 2
+    output = CheckedOutput(sys.stdout)
+    with contextlib.redirect_stdout(output):
+        code = _run(argv)
+    return output.finish("captionrl", code)
+
+
+def _run(argv: Sequence[str] | None) -> int:
     try:
         arguments = build_parser().parse_args(argv)
     except SystemExit as stop:  # argparse has said why
         return stop.code if isinstance(stop.code, int) else 2
     try:
         arguments.run(arguments)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        # Whoever read the output (`head`) has enough. What is left must not fail again when Python flushes at its end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # whoever reads the output (`head`) has enough
         return 0
     except SystemExit as stop:  # a program beneath this one has said why
         return stop.code if isinstance(stop.code, int) else 1
@@ -117,12 +117,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"captionrl: interrupted{hint}.", file=sys.stderr)
         return 1
     except Exception as error:
-        is_input = isinstance(error, _INPUT_ERRORS)
+        is_input = is_input_error(error)
         if arguments.traceback:
             traceback.print_exc()
         kind = "" if is_input else f"{type(error).__name__}: "
         hint = "" if is_input or arguments.traceback else " (--traceback shows where)"
-        print(f"captionrl {arguments.command}: error: {kind}{' '.join(str(error).split())}{hint}", file=sys.stderr)
+        print(f"captionrl {arguments.command}: error: {kind}{one_line(error)}{hint}", file=sys.stderr)
         return 2 if is_input else 1
     return 0
 
@@ -137,4 +137,5 @@ def console() -> NoReturn:
         "TOKENIZERS_PARALLELISM": "false",
     }.items():
         os.environ.setdefault(name, value)
+    announce_offline_waits()
     sys.exit(main())

@@ -55,6 +55,11 @@ def add_parser(subcommands: Any) -> None:
     parser.add_argument(
         "--merged", action="store_true", help="merge an adapter into its base model, and add it in adapter/"
     )
+    parser.add_argument(
+        "--gallery",
+        action="store_true",
+        help="upload gallery.html, too, where it shows images of this machine (default: only images that are public already)",
+    )
     parser.add_argument("--overwrite", action="store_true", help="push also where other content is")
     parser.add_argument(
         "--dry_run", action="store_true", help="check the folder and list what would go up; send nothing"
@@ -95,7 +100,9 @@ def run(arguments: argparse.Namespace) -> None:
     if repo_id not in (before.get("repo_id"), str(before.get("repo_id")).rpartition("/")[2]):
         before = {}  # how another repository was pushed to, in public perhaps, says nothing about this one
     if arguments.dry_run:
-        contents = folder_contents(arguments.folder, kind)
+        contents = folder_contents(
+            arguments.folder, kind, gallery=True if arguments.gallery else before.get("gallery")
+        )
         found: dict[str, Any] = {"published": list(contents.published), "left_out": list(contents.left_out)}
         text = "\n".join([*(f"+ {name}" for name in found["published"]), *(f"- {name}" for name in found["left_out"])])
         print(json.dumps(found) if arguments.json else text)
@@ -132,6 +139,7 @@ def run(arguments: argparse.Namespace) -> None:
             merged=True if arguments.merged else before.get("merged"),
             overwrite=arguments.overwrite,
             marker=before.get("marker"),
+            gallery=True if arguments.gallery else before.get("gallery"),
             **({"commit_message": before["commit_message"]} if "commit_message" in before else {}),
         )
     print(json.dumps({"repo_id": repo_id, "commit": address}) if arguments.json else f"Pushed: {address}")

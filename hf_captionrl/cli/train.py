@@ -117,7 +117,8 @@ def _run_for_json(arguments: argparse.Namespace, command: list[str], recipe: str
     with tempfile.TemporaryDirectory() as folder:
         said = Path(folder, "results.json")
         start = command.index(recipe)
-        wrapped = [*command[:start], str(Path(__file__).with_name("train_recipe.py")), str(said), recipe, *own]
+        script = str(Path(__file__).with_name("train_recipe.py"))
+        wrapped = [*command[:start], script, str(said), *command[start:]]
         running = subprocess.Popen(wrapped, stdout=2)
         # Who ends this process means the training, which saves first. Ctrl-C reaches both by itself.
         wanted = {signal.SIGTERM: lambda *_: running.terminate(), signal.SIGINT: lambda *_: None}
@@ -151,14 +152,18 @@ def run(arguments: argparse.Namespace) -> None:
     file = METHODS[arguments.method][0]
     recipe = str(recipe_path(file))
     own = _with_config(arguments.arguments, file)
-    command = [sys.executable, recipe, *own]
+    # -P: a file in the working folder, such as accelerate.py, must not take the place of an installed module.
+    start = [sys.executable, "-P"]
+    passed = [*own, "--traceback"] if arguments.traceback else own
+    command = [*start, recipe, *passed]
     if arguments.processes > 1 or arguments.accelerate_config:
-        command = [sys.executable, "-m", "accelerate.commands.launch", "--num_processes", str(arguments.processes)]
+        launcher = str(Path(__file__).with_name("train_launch.py"))
+        command = [*start, launcher, "--num_processes", str(arguments.processes)]
         if arguments.accelerate_config:
             config = arguments.accelerate_config
             named = config if Path(config).exists() or os.sep in config else str(recipe_path("accelerate", config))
             command += ["--config_file", named]
-        command += [recipe, *own]
+        command += [recipe, *passed]
     if arguments.json:
         _run_for_json(arguments, command, recipe, own)
         return

@@ -44,6 +44,8 @@ def run_recipe(said: str, recipe: str, arguments: Sequence[str]) -> Path | None:
 
 
 if __name__ == "__main__":
-    # Not this file's folder, whose `metrics.py` and others would hide packages, but the recipe's, as if it were called.
-    sys.path[0] = str(Path(sys.argv[2]).resolve().parent)
-    run_recipe(sys.argv[1], sys.argv[2], sys.argv[3:])
+    if not sys.flags.safe_path:  # else this file's folder, whose `metrics.py` and others would hide packages
+        del sys.path[0]
+    from hf_captionrl.console import run_main
+
+    run_main(lambda: run_recipe(sys.argv[1], sys.argv[2], sys.argv[3:]), Path(sys.argv[2]).name)

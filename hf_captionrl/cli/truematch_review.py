@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hf_captionrl.cli.arguments import load_split
+from hf_captionrl.cli.own_hosts import OwnHosts
 from hf_captionrl.cli.truematch_build import print_status
 from hf_captionrl.data.truematch import (
     DATA_FOLDER,
@@ -150,6 +151,7 @@ class ReviewServer:
         self._pages = _Pages(folder, rows)
         self._known = {bag_id(bag) for bag in load_truematch(folder).bags.bags}
         self._token = secrets.token_urlsafe(24)
+        self._hosts = OwnHosts()
         self._lock = threading.Lock()
         self._writer = DecisionWriter(folder / DECISIONS_FILE)
         try:
@@ -202,8 +204,7 @@ class ReviewServer:
                 pass
 
             def _is_ours(self) -> bool:
-                """A name that another site lets point here (DNS rebinding) is not ours."""
-                if self.headers.get("Host") in (f"{_ADDRESS}:{server.port}", f"localhost:{server.port}"):
+                if server._hosts.accepts(self.headers.get_all("Host", []), self.headers.get_all("Origin", [])):
                     return True
                 self._answer(HTTPStatus.FORBIDDEN, "text/plain", b"This page is served to 127.0.0.1 only.")
                 return False
@@ -226,7 +227,7 @@ class ReviewServer:
                 if self.path == "/":
                     page = pages.render(server._token).encode("utf-8", "xmlcharrefreplace")
                     self._answer(HTTPStatus.OK, "text/html", page)
-                elif name == "image" and number.isdecimal() and int(number) < len(pages.ids):
+                elif name == "image" and _number(number, len(pages.ids) - 1) is not None:
                     with server._lock:  # a data set is not made for threads
                         kind, body = pages.file(int(number))
                     self._answer(HTTPStatus.OK, kind, body)
@@ -236,15 +237,15 @@ class ReviewServer:
             def do_POST(self) -> None:
                 if not self._is_ours():
                     return
-                length = self.headers.get("Content-Length", "")
+                length = _number(self.headers.get("Content-Length", ""), _MAX_BODY)
                 given = self.headers.get("X-Review-Token", "")
-                if self.path != "/decisions" or not length.isdecimal() or int(length) > _MAX_BODY:
+                if self.path != "/decisions" or length is None:
                     self._answer(HTTPStatus.BAD_REQUEST, "text/plain", b"This is no decision.")
                 elif not secrets.compare_digest(given.encode(), server._token.encode()):
                     self._answer(HTTPStatus.FORBIDDEN, "text/plain", b"The review was started again. Reload the page.")
                 else:
                     try:
-                        server.decide(json.loads(self.rfile.read(int(length))))
+                        server.decide(json.loads(self.rfile.read(length)))
                     except (ValueError, RecursionError) as error:
                         self._answer(HTTPStatus.BAD_REQUEST, "text/plain", str(error).encode("utf-8", "replace"))
                     except OSError as error:
@@ -254,6 +255,13 @@ class ReviewServer:
                         self._answer(HTTPStatus.OK, "application/json", b"{}")
 
         return Handler
+
+
+def _number(text: str, largest: int) -> int | None:
+    """A number of a request, or None if it is none or too large; Python refuses to read one of thousands of digits."""
+    if not (text.isascii() and text.isdecimal()) or len(text) > 12 or int(text) > largest:
+        return None
+    return int(text)
 
 
 def _finish(arguments: argparse.Namespace, decisions: Path | None = None) -> None:

@@ -1,8 +1,9 @@
 """Thin `evaluate` modules over `hf_captionrl.metrics`, one folder each, and each folder a complete Space.
 
-After `hf_captionrl.evaluate_modules.install()` (which `import hf_captionrl` calls, unless `CAPTIONRL_NO_INSTALL` is set)
-`evaluate.load("self_retrieval")` and the other bare names of `MODULES` work from any folder, online and offline.
-`evaluate.load(path("self_retrieval"))` works without it. Importing this package costs nothing: no torch, no `evaluate`.
+After `import hf_captionrl` (unless `CAPTIONRL_NO_INSTALL` is set) `evaluate.load("self_retrieval")` and the other bare names
+of `MODULES` work from any folder, online and offline. Programs that do not import the package find them after
+`captionrl metrics install`. `evaluate.load(path("self_retrieval"))` works without either. Importing this package is fast: no
+torch, no `evaluate`.
 """
 
 from hf_captionrl.evaluate_modules.shims import MODULES, install, modules_cache, path

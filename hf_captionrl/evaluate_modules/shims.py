@@ -1,5 +1,9 @@
-"""Makes `evaluate.load("self_retrieval")` find the installed module, without touching `evaluate`.
+"""Makes `evaluate.load("self_retrieval")` find the installed module.
 
+In a process that imports `hf_captionrl`, [`extend_evaluate`] adds our names to the function of `evaluate` that looks modules
+up. Nothing is written, and nothing is asked of the Hub.
+
+For processes that do not import it, [`install`] (`captionrl metrics install`) writes into the modules cache of `evaluate`:
 `evaluate` looks for a bare name in the working folder, then on the Hub as `evaluate-metric/NAME`, and when the Hub has
 no answer (offline, 401, 404, 503) in its modules cache, in
 `$HF_MODULES_CACHE/evaluate_modules/metrics/evaluate-metric--NAME/<64 characters>/NAME.py`. There a file of one line is
@@ -8,6 +12,7 @@ same folder under a name of its own; the folder's `__init__.py`, also one line, 
 module too, so that foreign code under our name is not run.
 """
 
+import functools
 import hashlib
 import os
 import sys
@@ -15,8 +20,11 @@ import types
 import warnings
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
-__all__ = ["MODULES", "install", "install_on_import", "modules_cache", "path", "use_installed"]
+from hf_captionrl.lazy_import import call_after_import
+
+__all__ = ["MODULES", "extend_evaluate", "install", "modules_cache", "path", "use_installed"]
 
 MODULES: dict[str, str] = {
     "caption_diversity": "CaptionDiversity",
@@ -66,8 +74,8 @@ def path(name: str) -> str:
 def install() -> list[Path]:
     """Make the bare names of `MODULES` known to `evaluate`.
 
-    Costs a few looks at files where everything is in place; safe in many processes at once. A cache that cannot be
-    written gives one warning. To leave it out at `import hf_captionrl`, set `CAPTIONRL_NO_INSTALL=1`.
+    This is for processes that do not import `hf_captionrl`. Costs a few looks at files where everything is in place; safe
+    in many processes at once. A cache that cannot be written gives one warning.
 
     Returns:
         `list[pathlib.Path]`: The files in place, one a module; empty where the cache cannot be written.
@@ -82,18 +90,38 @@ def install() -> list[Path]:
     except OSError as error:
         warnings.warn(
             f"evaluate's modules cache {str(cache)!r} cannot be written ({error}), so that evaluate.load does not find "
-            f"{', '.join(MODULES)} by name. Set HF_MODULES_CACHE or HF_HOME to a folder that can be written, or set "
-            f"{_OFF}=1 if you do not need them.",
+            f"{', '.join(MODULES)} by name. Set HF_MODULES_CACHE or HF_HOME to a folder that can be written.",
             stacklevel=2,
         )
         return []
     return found
 
 
-def install_on_import() -> None:
-    """What `import hf_captionrl` calls: `install`, unless `CAPTIONRL_NO_INSTALL` is set."""
+def extend_evaluate() -> None:
+    """Make `evaluate.load` of this process know the bare names of `MODULES`; `import hf_captionrl` calls this.
+
+    Happens at once where `evaluate` is imported, else when it is. Does nothing where `CAPTIONRL_NO_INSTALL` is set.
+    """
     if os.environ.get(_OFF, "").lower() in ("", "0", "false", "no", "off"):
-        install()
+        call_after_import("evaluate.loading", _extend_lookup)
+
+
+def _extend_lookup() -> None:
+    loading: Any = sys.modules["evaluate.loading"]
+    look_up = loading.evaluation_module_factory
+    if hasattr(look_up, "captionrl_modules"):
+        return
+
+    @functools.wraps(look_up)
+    def extended(path: str, module_type: str | None = None, *arguments: Any, **options: Any) -> Any:
+        # A script in the working folder comes first, as for every name.
+        is_local = os.path.isfile(os.path.join(path, f"{path}.py"))
+        if path not in MODULES or module_type not in (None, "metric") or is_local:
+            return look_up(path, module_type, *arguments, **options)
+        return loading.ImportableModule(f"{__package__}.{path}.{path}", _digest(_shim(path)))
+
+    extended.captionrl_modules = tuple(MODULES)  # type: ignore[attr-defined]
+    loading.evaluation_module_factory = extended
 
 
 def use_installed(package: str, folders: Iterable[str]) -> None:

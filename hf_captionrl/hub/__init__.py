@@ -19,6 +19,7 @@ from hf_captionrl.hub.model_card import (
     write_model_card,
 )
 from hf_captionrl.hub.push import STATE_FILE, pin_examples, push_folder, read_push_state
+from hf_captionrl.hub.unmeasured import push_captioner, write_unmeasured_card
 
 __all__ = [
     "MANIFEST_FILE",
@@ -35,6 +36,7 @@ __all__ = [
     "pin_examples",
     "public_command",
     "public_values",
+    "push_captioner",
     "push_demo",
     "push_folder",
     "push_metric",
@@ -48,4 +50,5 @@ __all__ = [
     "write_manifest",
     "write_model_card",
     "write_space",
+    "write_unmeasured_card",
 ]

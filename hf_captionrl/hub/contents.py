@@ -55,13 +55,21 @@ def _files(folder: Path) -> Iterator[str]:
             yield path.relative_to(folder).as_posix()
 
 
-def folder_contents(folder: str | os.PathLike[str], repo_type: str = "model", *, token: str | None = None) -> Contents:
+def folder_contents(
+    folder: str | os.PathLike[str],
+    repo_type: str = "model",
+    *,
+    token: str | None = None,
+    gallery: bool | None = None,
+) -> Contents:
     """Look through a folder before anything of it leaves this machine.
 
     Args:
         folder: What is to be published.
         repo_type: `model`, `dataset` or `space`.
         token: The token that is about to be used.
+        gallery: Whether HTML pages of a model, such as `gallery.html`, are published: they hold pictures of the test images.
+            None: only where the manifest says that these are public.
 
     Returns:
         [`Contents`]: What is published and what is left out.
@@ -75,12 +83,15 @@ def folder_contents(folder: str | os.PathLike[str], repo_type: str = "model", *,
         raise FileNotFoundError(f"There is no folder {str(folder)!r}. Name the one with the finished model.")
     published: list[str] = []
     left_out: list[str] = []
+    shows_images = _has_public_images(folder) if gallery is None else gallery
     for name in _files(folder):
         # fnmatch lets * run over a slash, which only the patterns with a folder in front may do.
         kinds = [kind for kind in _PUBLISHED[repo_type] if kind.count("/") == name.count("/")]
         allowed = any(fnmatch(name, kind) for kind in kinds) and not any(
             fnmatch(name, never) or fnmatch(name.rpartition("/")[2], never) for never in NEVER
         )
+        if repo_type == "model" and name.endswith(".html"):
+            allowed = allowed and shows_images
         (published if allowed else left_out).append(name)
     for name in published:
         path = folder / name
@@ -94,6 +105,15 @@ def folder_contents(folder: str | os.PathLike[str], repo_type: str = "model", *,
             _check_image_paths(name, path)
     _check_complete(folder, repo_type, published)
     return Contents(published, left_out)
+
+
+def _has_public_images(folder: Path) -> bool:
+    """Whether the manifest says that everybody may see the images of the run."""
+    try:
+        manifest = json.loads((folder / MANIFEST_FILE).read_text(encoding="utf-8"))
+        return manifest["data"]["public_images"] is True
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
 
 
 def _check_image_paths(name: str, path: Path) -> None:
@@ -117,7 +137,7 @@ def _check_image_paths(name: str, path: Path) -> None:
 def _check_complete(folder: Path, repo_type: str, published: Sequence[str]) -> None:
     if "README.md" not in published:
         raise FileNotFoundError(
-            f"{folder} has no README.md, so it is not complete. Write its card first (`captionrl card`)."
+            f"{folder} has no README.md, so it is not complete. Write its card first: captionrl card {folder}"
         )
     if repo_type == "model":
         if not any(fnmatch(name, "*.safetensors") for name in published):
@@ -133,11 +153,13 @@ def _check_complete(folder: Path, repo_type: str, published: Sequence[str]) -> N
                 )
         if MANIFEST_FILE not in published:
             raise FileNotFoundError(
-                f"{folder} has no {MANIFEST_FILE}, which says how the model was made. Write it with "
-                "hf_captionrl.hub.write_manifest."
+                f"{folder} has no {MANIFEST_FILE}, which says how the model was made. Write it with hf_captionrl.hub.write_manifest, "
+                f"or both card and manifest: captionrl card {folder}"
             )
     metadata = check_card((folder / "README.md").read_text(encoding="utf-8"))
-    if repo_type == "model" and not _metrics(metadata):
+    # A model that was never measured has a card that says so, and no results.
+    is_measured = "model-index" in metadata or "results.json" in published
+    if repo_type == "model" and is_measured and not _metrics(metadata):
         raise ValueError(
             f"The card in {folder} has no retrieval number in its model-index, so it says nothing about the model. Write it "
             "from results.json with `captionrl card`."

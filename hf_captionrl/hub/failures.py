@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+
+from hf_captionrl.console import error_chain
 
 __all__ = ["PushError", "explain", "is_transient"]
 
@@ -16,17 +17,9 @@ class PushError(RuntimeError):
     """A push that the Hub refused or that never got through; the folder is as it was."""
 
 
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        yield error
-        error = error.__cause__ or error.__context__  # type: ignore[assignment]
-
-
 def _status(error: BaseException) -> int | None:
     """HTTP status behind an error, wherever in its chain it stands."""
-    for link in _chain(error):
+    for link in error_chain(error):
         status = getattr(getattr(link, "response", None), "status_code", None)
         if isinstance(status, int):
             return status
@@ -42,14 +35,14 @@ def is_transient(error: BaseException) -> bool:
     Returns:
         `bool`: True for a busy or broken server and for lost connections; False for what was refused.
     """
-    if any(type(link).__name__ == "OfflineModeIsEnabled" for link in _chain(error)):
+    if any(type(link).__name__ == "OfflineModeIsEnabled" for link in error_chain(error)):
         return False
     status = _status(error)
     if status is not None and status != 200:
         return status in _TRANSIENT_STATUS
     return any(
         isinstance(link, json.JSONDecodeError) or {kind.__name__ for kind in type(link).__mro__} & _TRANSIENT_KINDS
-        for link in _chain(error)
+        for link in error_chain(error)
     )
 
 
@@ -65,7 +58,7 @@ def explain(error: BaseException, repo_id: str, *, has_token: bool) -> str:
         `str`: Without addresses and headers.
     """
     status = _status(error)
-    if any(type(link).__name__ == "OfflineModeIsEnabled" for link in _chain(error)):
+    if any(type(link).__name__ == "OfflineModeIsEnabled" for link in error_chain(error)):
         return "HF_HUB_OFFLINE is set, so nothing is sent. Unset it."
     if status == 401:
         if not has_token:
@@ -77,5 +70,5 @@ def explain(error: BaseException, repo_id: str, *, has_token: bool) -> str:
         return f"The Hub has no {repo_id!r}, or hides it from this token (404). Check name and token."
     if status is not None and status != 200:
         return f"The Hub answered {status}."
-    last = list(_chain(error))[-1]
+    last = list(error_chain(error))[-1]
     return f"{type(last).__name__}: {' '.join(str(last).split()) or 'the connection was lost'}"

@@ -19,7 +19,7 @@ import yaml
 from huggingface_hub import EvalResult, EvalResultEntry, ModelCardData, eval_result_entries_to_yaml
 from huggingface_hub.utils import HFValidationError, validate_repo_id
 
-from hf_captionrl.hub.checks import check_text
+from hf_captionrl.hub.checks import check_card, check_text
 from hf_captionrl.hub.templates import render_template
 from hf_captionrl.io import atomic_write_text, write_json
 from hf_captionrl.reports.table import COLUMNS, check_rows, format_cell, results_markdown
@@ -188,13 +188,13 @@ def render_model_card(results: Mapping[str, Any], facts: ModelCardFacts) -> str:
 
     Raises:
         ValueError: If the results are malformed, lack a row or a metric without a reason, hold no retrieval number
-            for this model, or a text is a placeholder.
+            for this model, or a text must not be published (see `check_card`).
         FileNotFoundError: If the template cannot be found.
     """
     rows, row = _measured(results, facts)
     others = {entry["name"]: entry for entry in rows}
     columns = {column.key: column for column in COLUMNS}
-    return render_template(
+    card = render_template(
         "model.md",
         metadata=_metadata(row, facts),
         facts=facts,
@@ -207,6 +207,8 @@ def render_model_card(results: Mapping[str, Any], facts: ModelCardFacts) -> str:
         seed=results["seed"],
         versions={k: v for k, v in results.get("versions", {}).items() if k != "git_revision"},
     )
+    check_card(card)
+    return card
 
 
 def eval_results_yaml(results: Mapping[str, Any], facts: ModelCardFacts) -> str | None:

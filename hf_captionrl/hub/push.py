@@ -41,6 +41,7 @@ def push_folder(
     merged: bool | None = None,
     overwrite: bool = False,
     marker: str | None = None,
+    gallery: bool | None = None,
     attempts: int = 5,
     first_wait_s: float = 1.0,
     sleep: Callable[[float], object] = time.sleep,
@@ -63,6 +64,8 @@ def push_folder(
             base model is a folder of this machine, which nobody else has.
         overwrite: Push also into a repository that holds other content.
         marker: File by which a repository is known as one of ours; by default that of its type.
+        gallery: Whether the HTML pages of a model are uploaded, which hold pictures of the test images. None: only where the
+            manifest says that these are public.
         attempts: Tries in all.
         first_wait_s: Seconds before the second try; each further wait is twice as long, at most a minute.
         sleep: What waits, for tests.
@@ -84,9 +87,9 @@ def push_folder(
     _check_name(repo_id)
     _check_token(token)
     sent = token or get_token()
-    contents = folder_contents(folder, repo_type, token=sent)
+    contents = folder_contents(folder, repo_type, token=sent, gallery=gallery)
     state = {"repo_id": repo_id, "repo_type": repo_type, "private": private, "revision": revision}
-    state |= {"commit_message": commit_message, "merged": merged, "marker": marker}
+    state |= {"commit_message": commit_message, "merged": merged, "marker": marker, "gallery": gallery}
     _remember(folder, {**state, "state": "started"})
     merge = repo_type == "model" and (local_base_model(folder) is not None if merged is None else merged)
     try:
@@ -95,7 +98,7 @@ def push_folder(
             if merge and (folder / "adapter_config.json").is_file():
                 source = Path(stack.enter_context(tempfile.TemporaryDirectory()))
                 write_merged(folder, source, contents.published)
-                contents = folder_contents(source, repo_type, token=sent)
+                contents = folder_contents(source, repo_type, token=sent, gallery=gallery)
             upload = _Upload(folder, source, contents, state, token, overwrite)
             for attempt in range(1, attempts + 1):
                 try:

@@ -1,20 +1,18 @@
 """Makes the Auto classes of transformers know our models, without importing transformers for it.
 
-`import hf_captionrl` must stay fast, and a model class cannot be registered without importing torch. So each of the
-modules in which an Auto class lives is waited for: once it has been imported, by whomever, our class is registered
-with it, under a promise: it is imported when it is first asked for. Where the module has been imported before, that happens at
-once.
+`import hf_captionrl` must stay fast, and the Auto classes cannot be imported without torch. `lazy_import` therefore
+registers our classes when the modules of the Auto classes are first used, or at once where they are imported already.
+What is registered is lazy too: the model class is imported when it is first asked for.
 """
 
 from __future__ import annotations
 
-import importlib
-import sys
-from collections.abc import Callable, Sequence
-from importlib.machinery import ModuleSpec, PathFinder
+from collections.abc import Callable
 from typing import Any
 
-__all__ = ["register_on_import"]
+from hf_captionrl.lazy_import import call_after_import
+
+__all__ = ["register_auto_classes"]
 
 
 def _register_config() -> None:
@@ -93,38 +91,10 @@ _REGISTER = {
     "transformers.models.auto.modeling_auto": _register_model,
     "transformers.models.auto.processing_auto": _register_processor,
 }
-"""Modules of transformers, and what is to be done once they have been imported."""
+"""Modules of transformers, and what is called after they are imported."""
 
 
-class _AfterImport:
-    """A finder that finds each module where Python would, and lets its loader register when it is done."""
-
-    @staticmethod
-    def find_spec(name: str, path: Sequence[str] | None = None, target: Any = None) -> ModuleSpec | None:
-        if name not in _REGISTER:
-            return None
-        spec = PathFinder.find_spec(name, path, target)
-        if spec is None or spec.loader is None:
-            return spec
-        loader: Any = spec.loader
-        execute = loader.exec_module
-
-        def exec_module(module: Any) -> None:
-            execute(module)
-            del loader.exec_module
-            _REGISTER[name]()
-
-        loader.exec_module = exec_module
-        return spec
-
-
-def register_on_import() -> None:
-    """What `import hf_captionrl` calls: register with the Auto classes, now or as soon as they are imported."""
-    if not any(finder is _AfterImport for finder in sys.meta_path):
-        sys.meta_path.insert(0, _AfterImport)
+def register_auto_classes() -> None:
+    """Register with the Auto classes, now or as soon as they are imported; `import hf_captionrl` calls this."""
     for name, register in _REGISTER.items():
-        module = sys.modules.get(name)
-        if module is not None:
-            # Another thread may be in the middle of it.
-            importlib.import_module(name)
-            register()
+        call_after_import(name, register)

@@ -5,11 +5,11 @@ from hf_captionrl.recipe.arguments import (
     EvaluationArguments,
     ModelArguments,
     describe,
-    parse_arguments,
 )
 from hf_captionrl.recipe.comparison import START, Comparison, Run, alone_in, defer_push, finish, resumes, train_runs
 from hf_captionrl.recipe.evaluation import Evaluator, draw_references
 from hf_captionrl.recipe.loading import describe_data, load_data, optional_scorer
+from hf_captionrl.recipe.parsing import parse_arguments
 from hf_captionrl.recipe.report import write_report
 
 __all__ = [

@@ -24,7 +24,6 @@ __all__ = [
     "RunArguments",
     "be_deterministic",
     "describe",
-    "parse_arguments",
 ]
 
 logger = logging.getLogger(__name__)
@@ -206,6 +205,10 @@ class EvaluationArguments:
         default=None, metadata={"help": "Causal language model for perplexity, or 'none'."}
     )
     gallery_size: int = field(default=48, metadata={"help": "Images shown in gallery.html."})
+    push_gallery: bool = field(
+        default=False,
+        metadata={"help": "With push_to_hub, also upload gallery.html where it shows images of this machine."},
+    )
 
     def resolve(self, dataset_name: str, *, trains: bool = True) -> None:
         """Fill in who was not named: the shipped models on the embedded world, the papers' models elsewhere.
@@ -230,7 +233,7 @@ class EvaluationArguments:
 
 @dataclass
 class RunArguments:
-    """What every recipe may be told about the run itself; `parse_arguments` adds it to a recipe's own."""
+    """What every recipe may be told about the run itself; `recipe.parsing` adds it to a recipe's own."""
 
     deterministic: bool = field(
         default=False,
@@ -253,47 +256,6 @@ def be_deterministic() -> None:
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.backends.cudnn.deterministic = True
     torch.backends.cudnn.benchmark = False
-
-
-def parse_arguments(
-    dataclass_types: Sequence[type],
-    argv: Sequence[str] | None,
-    *,
-    default_config: str | os.PathLike[str] | None = None,
-) -> tuple[Any, ...]:
-    """Parse a recipe's arguments: defaults, then `--config file.yaml`, then the command line.
-
-    Args:
-        dataclass_types: The dataclasses to fill.
-        argv: Arguments without the program's name; None for `sys.argv`.
-        default_config: YAML file used where the command line names no config, model or data set of its own.
-
-    Returns:
-        One filled dataclass for each type.
-
-    Raises:
-        ValueError: If the YAML file holds an argument that no dataclass has, or trust_remote_code is set.
-    """
-    import sys
-
-    from trl import TrlParser
-
-    arguments = list(sys.argv[1:] if argv is None else argv)
-    arguments = [part for a in arguments for part in (a.split("=", 1) if a.startswith("--config=") else [a])]
-    # Whoever brings a model or data of his own gets the paper's settings, not those of a tiny model.
-    own = ("--config", "--model_name_or_path", "--dataset_name", "--data_dir", "--image_root")
-    given = {a.split("=")[0].replace("-", "_").replace("__", "--", 1) for a in arguments if a.startswith("--")}
-    if default_config is not None and not given & set(own):
-        arguments = ["--config", os.fspath(default_config), *arguments]
-    *parsed, run = TrlParser((*dataclass_types, RunArguments)).parse_args_and_config(arguments)
-    if run.deterministic:
-        be_deterministic()
-    models = [arguments for arguments in parsed if isinstance(arguments, ModelArguments)]
-    for config in parsed if models else ():
-        # Recipes load the model themselves, and hand the trainer a loaded one.
-        if getattr(config, "field_support", None) is not None and config.model_init_kwargs:
-            models[0].model_init_kwargs, config.model_init_kwargs = config.model_init_kwargs, None
-    return tuple(parsed)
 
 
 def describe(arguments: Sequence[Any]) -> dict[str, Any]:

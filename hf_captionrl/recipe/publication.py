@@ -22,7 +22,7 @@ from hf_captionrl.hub import (
     write_model_card,
 )
 from hf_captionrl.io import write_json
-from hf_captionrl.recipe.arguments import EMBEDDED, DataArguments, ModelArguments, describe
+from hf_captionrl.recipe.arguments import EMBEDDED, DataArguments, EvaluationArguments, ModelArguments, describe
 from hf_captionrl.recipe.evaluation import Evaluator
 from hf_captionrl.recipe.loading import describe_data
 from hf_captionrl.trainers import CaptionConfig
@@ -124,6 +124,9 @@ def write_publication(
         **objective,
     )
     write_model_card(folder, results, card)
+    eval_args = next((a for a in arguments if isinstance(a, EvaluationArguments)), None)
+    # Pictures of somebody's photographs leave this machine only when that is asked for.
+    shows_images = name in EMBEDDED or on_hub or (eval_args is not None and eval_args.push_gallery)
     write_manifest(
         folder,
         command=sys.argv,
@@ -132,13 +135,14 @@ def write_publication(
             "name": name,
             "config": data_args.dataset_config,
             "revision": data_args.dataset_revision,
+            "public_images": shows_images,
             "rows": {split: len(rows) for split, rows in splits.items()},
             "fingerprints": {split: rows._fingerprint for split, rows in splits.items()},
         },
         config=describe(arguments),
     )
     write_json(folder / "results.json", public_values(results))
-    for file in ("results.md", "gallery.html", "curves.png"):
+    for file in ("results.md", *(["gallery.html"] if shows_images else []), "curves.png"):
         if (output_dir / file).exists():
             shutil.copy(output_dir / file, folder / file)
 

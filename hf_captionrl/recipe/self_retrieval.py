@@ -13,10 +13,11 @@ import datasets
 import torch
 from torch import Tensor
 
-from hf_captionrl.recipe.arguments import DataArguments, EvaluationArguments, ModelArguments, parse_arguments
+from hf_captionrl.recipe.arguments import DataArguments, EvaluationArguments, ModelArguments
 from hf_captionrl.recipe.comparison import Run, alone_in, defer_push, finish, resumes, train_runs
 from hf_captionrl.recipe.evaluation import REWARD_COLUMNS, Evaluator
 from hf_captionrl.recipe.loading import load_data, optional_scorer
+from hf_captionrl.recipe.parsing import parse_arguments
 from hf_captionrl.recipe.similarity import similarity_features
 from hf_captionrl.reports.table import COLUMNS
 from hf_captionrl.retrieval import Scorer
@@ -60,8 +61,12 @@ class BagArguments:
     @property
     def named_variants(self) -> dict[str, Any]:
         """The further runs, parsed."""
-        variants = json.loads(self.variants) if isinstance(self.variants, str) else self.variants
-        return dict(variants or {})
+        try:
+            return dict((json.loads(self.variants) if isinstance(self.variants, str) else self.variants) or {})
+        except (ValueError, TypeError):
+            raise ValueError(
+                f"variants is {self.variants!r}. Use a JSON object: {{row name: {{argument: value}}}}."
+            ) from None
 
 
 @dataclass

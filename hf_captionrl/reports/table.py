@@ -306,6 +306,7 @@ def results_markdown(
 
 
 _END_OF_LINK = re.compile(r"\](?=[(\[:])")
+_ADDRESS = re.compile(r"(?<=\w):(?=/)|(?i:(?<=\bwww))\.|@(?=\w)|&(?=#?\w+;)")
 
 
 def escape_markdown(text: str) -> str:
@@ -320,6 +321,8 @@ def escape_markdown(text: str) -> str:
     text = " ".join(text.split())
     for character in "\\|*_`<>":
         text = text.replace(character, f"\\{character}")
+    # Addresses, which pages turn into links by themselves, mail addresses and mentions, and entities.
+    text = _ADDRESS.sub(r"\\\g<0>", text)
     # Links and images, which a page would fetch; a bracket by itself, as around an interval, says nothing.
     return _END_OF_LINK.sub(r"\\]", text)
 

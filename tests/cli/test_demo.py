@@ -268,6 +268,8 @@ def test_defaults_keep_it_on_this_machine(small, monkeypatch):
     told = []
     serve(small, host="127.0.0.1", port=None, share=True, announce=told.append)
     assert told == ["https://x.test"]
+    (guard,) = given["app_kwargs"]["middleware"]
+    assert not guard.kwargs["hosts"].accepts(["evil.test"])
 
 
 def test_a_port_that_is_taken(small, monkeypatch):

@@ -1,6 +1,10 @@
 """`captionrl doctor` tells what is there, and says so with its exit code."""
 
+import http.server
 import json
+import logging
+import socket
+import threading
 
 import pytest
 
@@ -69,3 +73,89 @@ def test_without_a_browser_it_is_only_missing(monkeypatch):
     monkeypatch.setattr(doctor.shutil, "which", lambda name: None)
     browser = next(f for f in doctor._programs() if f.name == "Chromium")
     assert (browser.state, browser.what) == ("missing", "some tests of the HTML pages are skipped")
+
+
+def hub_finding(monkeypatch, answer, status=200):
+    """What doctor says of a Hub on this machine that answers so."""
+    import huggingface_hub
+    from huggingface_hub import constants
+
+    class Hub(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            asked.append(self.path)
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(answer)))
+            self.end_headers()
+            self.wfile.write(answer)
+
+        def log_message(self, *_):
+            pass
+
+    asked = []
+    server = http.server.HTTPServer(("127.0.0.1", 0), Hub)
+    threading.Thread(target=server.handle_request, daemon=True).start()
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+    huggingface_hub.close_session()
+    finding = doctor._hub()
+    server.server_close()
+    huggingface_hub.close_session()
+    assert asked == ["/api/models?limit=1"]
+    return finding
+
+
+def test_the_hub_is_asked_before_it_is_called_ok(monkeypatch):
+    assert hub_finding(monkeypatch, b"[]").state == "ok"
+    for answer, status, what in (
+        (b"<html>Sign in", 200, "not the Hub's"),
+        (b"{}", 200, "200 without"),
+        (b"", 503, "503"),
+    ):
+        finding = hub_finding(monkeypatch, answer, status)
+        assert finding.state == "missing"
+        assert what in finding.what
+        assert "Use HF_HUB_OFFLINE=1" in finding.what
+
+
+def test_a_hub_that_does_not_answer_is_named_with_the_setting(monkeypatch):
+    import huggingface_hub
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert doctor._hub().state == "ok"
+    assert "offline" in doctor._hub().what
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{free.getsockname()[1]}")  # nothing listens
+        huggingface_hub.close_session()
+        finding = doctor._hub()
+    huggingface_hub.close_session()
+    assert finding.state == "missing"
+    assert "does not answer" in finding.what
+    assert "HF_HUB_OFFLINE=1" in finding.what
+
+
+def test_waits_of_the_hubs_client_name_the_setting_once(monkeypatch, capsys):
+    import huggingface_hub.utils._http as client
+    from huggingface_hub import constants
+
+    from hf_captionrl import console
+
+    waits = []
+    monkeypatch.setattr(client.time, "sleep", waits.append)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(console._NameTheSetting, "was_said", False)
+    logger = logging.getLogger("huggingface_hub.utils._http")
+    monkeypatch.setattr(logger, "filters", [])
+    console.announce_offline_waits()
+    console.announce_offline_waits()
+    client.close_session()
+    for _ in range(2):
+        with pytest.raises(Exception, match=r"refused|failed|connect"):
+            client.http_backoff("GET", "http://127.0.0.1:9/nothing-listens", max_retries=2)
+    client.close_session()
+    said = capsys.readouterr().err
+    assert len(waits) == 4
+    assert said.count("HF_HUB_OFFLINE=1") == 1
+    assert len(said.splitlines()) == 1

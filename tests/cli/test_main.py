@@ -1,6 +1,7 @@
 """Help that answers at once, exit codes, and the metrics."""
 
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -113,3 +114,34 @@ def test_metrics_path_and_install(tmp_path, monkeypatch, capsys):
 def test_the_console_script_is_declared():
     scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"].get("scripts", {})
     assert scripts.get("captionrl") == "hf_captionrl.cli:console"
+
+
+@pytest.mark.parametrize(
+    "argv", [["metrics", "path", "clip_score"], ["metrics", "path", "clip_score", "--json"], ["--help"]]
+)
+def test_a_full_stdout_is_one_line_and_exit_code_1(argv, monkeypatch, capsys):
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        assert main(argv) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("captionrl: error: stdout cannot be written (No space left on device)")
+    assert len(said.splitlines()) == 1
+
+
+def test_a_closed_stdout_is_refused_at_once(monkeypatch, capsys):
+    called = []
+    monkeypatch.setattr("hf_captionrl.cli.metrics.run_path", called.append)
+    monkeypatch.setattr(sys, "stdout", None)
+    assert main(["metrics", "path", "clip_score"]) == 2
+    assert capsys.readouterr().err == "captionrl: error: stdout is closed. Use > /dev/null to discard the output.\n"
+    assert called == []
+
+
+def test_a_reader_that_stops_early_is_no_error(monkeypatch, capsys):
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as pipe:
+        monkeypatch.setattr(sys, "stdout", pipe)
+        assert main(["metrics", "path", "clip_score"]) == 0
+        assert main(["--help"]) == 0
+    assert capsys.readouterr().err == ""

@@ -339,6 +339,25 @@ def test_images_and_nothing_else_are_served(server):
         assert ask(server, "GET", path)[0] == 404
 
 
+def test_other_sites_and_giant_numbers_are_refused_in_a_sentence(server, folder, capsys):
+    page = f"http://127.0.0.1:{server.port}"
+    assert ask(server, "GET", "/", Origin=page)[0] == 200
+    for origin in ("http://evil.test", "null", "http://127.0.0.1:1"):
+        assert ask(server, "GET", "/", Origin=origin)[0] == 403
+    digits = "9" * 5000  # more than Python reads as a number
+    assert ask(server, "GET", f"/image/{digits}") == (404, b"There is nothing here.")
+    assert ask(server, "GET", f"/image/{'0' * 5000}")[0] == 404
+    for length in (digits, "-1", "1e3", "\u0661", ""):
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
+        connection.putrequest("POST", "/decisions")
+        connection.putheader("Content-Length", length.encode())
+        connection.endheaders()
+        assert connection.getresponse().status == 400
+        connection.close()
+    assert lines(folder) == []
+    assert "Traceback" not in capsys.readouterr().err
+
+
 def test_one_review_at_a_time_and_taken_ports(server, folder, capsys):
     rows = review_images(load_truematch(folder), Namespace(dataset=None))
     with pytest.raises(ValueError, match="Another process is writing"):

@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 
 from hf_captionrl.evaluate_modules import MODULES, install, path
-from hf_captionrl.evaluate_modules.shims import install_on_import, modules_cache
+from hf_captionrl.evaluate_modules.shims import modules_cache
 from tests.offline import python_path
 
 LOAD = """
+import os
+os.environ["CAPTIONRL_NO_INSTALL"] = "1"  # only what is installed counts
 import hf_captionrl.evaluate_modules as modules
 modules.install()
 import evaluate
@@ -98,15 +100,11 @@ def test_every_bare_name_offline_in_a_new_process_and_folder(nursery, tmp_path):
     bare = "import hf_captionrl.metrics, evaluate; evaluate.load('caption_diversity')"
     # The package's own folder holds a package with the name of the cache's.
     inside = job(tmp_path, LOAD, "inside", HF_EVALUATE_OFFLINE="1") | {"cwd": str(Path(path("emscore")).parents[1])}
-    front_door = "import evaluate\nimport hf_captionrl\nprint('front door', evaluate.load('self_retrieval').name)"
-    (status, said), (hidden, heard), (without, error), (opened, greeted) = nursery.run(
-        job(tmp_path, code, HF_EVALUATE_OFFLINE="1"),
+    (status, said), (hidden, heard), (without, error) = nursery.run(
+        job(tmp_path, code, HF_EVALUATE_OFFLINE="1", CAPTIONRL_NO_INSTALL="1"),
         inside,
         job(tmp_path, bare, "bare", HF_EVALUATE_OFFLINE="1", CAPTIONRL_NO_INSTALL="1"),
-        job(tmp_path, front_door, "front", HF_EVALUATE_OFFLINE="1"),
     )
-    assert opened == 0, greeted
-    assert "front door self_retrieval" in greeted
     assert status == 0, said
     assert OURS in said
     assert "loaded 7" in said
@@ -115,6 +113,50 @@ def test_every_bare_name_offline_in_a_new_process_and_folder(nursery, tmp_path):
     # Without the shims there is nothing to find: the test above would notice.
     assert without == 1
     assert "FileNotFoundError" in error
+
+
+FRONT_DOORS = {
+    "evaluate first": "import evaluate\nimport hf_captionrl\n",
+    "package first": "import hf_captionrl\nimport evaluate\n",
+    "a name of it": "from evaluate import load\nimport hf_captionrl\nimport evaluate\nevaluate.load = load\n",
+    "a notebook": "import hf_captionrl.metrics\nfrom evaluate.loading import load\nimport evaluate\nevaluate.load = load\n",
+}
+KNOWN = """
+import os, pathlib, sys
+metric = evaluate.load("self_retrieval")
+written = [p.name for p in pathlib.Path(os.environ["HF_HOME"]).rglob("*") if p.is_file()]
+print("found", metric.name, type(metric).__module__.startswith("hf_captionrl."), written)
+assert not [f for f in sys.meta_path if getattr(f, "__module__", "").startswith("hf_captionrl")]
+try:
+    evaluate.load("no_such_metric")
+except FileNotFoundError:
+    print("others as before")
+"""
+
+
+@pytest.mark.parametrize("online", [False, True])
+def test_after_the_import_alone_bare_names_are_known(nursery, hub, tmp_path, online):
+    settings = {"HF_EVALUATE_OFFLINE": "1"}
+    if online:  # a Hub that would answer with somebody else's module
+        settings = {"HF_ENDPOINT": f"http://127.0.0.1:{hub.server_port}/200-foreign"}
+    tail = KNOWN if not online else KNOWN.partition("try:")[0]
+    found = nursery.run(*[job(tmp_path, code + tail, name, **settings) for name, code in FRONT_DOORS.items()])
+    for name, (status, said) in zip(FRONT_DOORS, found, strict=True):
+        assert status == 0, (name, said)
+        assert "found self_retrieval True []" in said, (name, said)
+        assert ("others as before" in said) is not online, (name, said)
+        assert "FOREIGN" not in said, name
+
+
+def test_a_script_in_the_working_folder_comes_first_as_for_every_name(nursery, tmp_path):
+    work = job(tmp_path, "import hf_captionrl\nimport evaluate\nevaluate.load('caption_diversity')", "own")
+    own = Path(work["cwd"], "caption_diversity")
+    own.mkdir()
+    (own / "caption_diversity.py").write_bytes(FOREIGN)
+    work["env"]["HF_EVALUATE_OFFLINE"] = "1"
+    ((status, said),) = nursery.run(work)
+    assert status == 0, said
+    assert "FOREIGN CODE WAS RUN" in said
 
 
 def test_whatever_the_hub_answers(nursery, hub, tmp_path):
@@ -206,13 +248,8 @@ def test_a_cache_that_cannot_be_written_only_warns(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setitem(sys.modules, "evaluate.config", None)
     monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "file"))
-    monkeypatch.delenv("CAPTIONRL_NO_INSTALL", raising=False)
     with pytest.warns(UserWarning, match=r"cannot be written .*Set HF_MODULES_CACHE"):
         assert install() == []
-    with pytest.warns(UserWarning, match="cannot be written"):
-        install_on_import()
-    monkeypatch.setenv("CAPTIONRL_NO_INSTALL", "1")
-    install_on_import()  # pytest would show the warning as an error below
     with contextlib.suppress(OSError):
         assert not list((tmp_path / "file").iterdir())
 

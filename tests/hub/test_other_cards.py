@@ -88,7 +88,7 @@ def test_boosted_captions_say_that_a_model_wrote_them():
     [
         ({"description": "TODO"}, "placeholder"),
         ({"checked": " "}, "placeholder"),
-        ({"source": "/" + "home/me/coco"}, "a path on this machine"),
+        ({"source": "/" + "home/me/coco"}, "a path of this machine"),
         ({"made_with": {}}, "made_with is empty"),
         ({"made_with": {"prompt": "{{ prompt }}"}}, "placeholder"),
         ({"columns": {"a": "hf_" + "b" * 30}}, "access token"),

@@ -111,7 +111,7 @@ def test_a_token_in_a_file_stops_the_push_and_is_not_repeated(checkpoint, hub, n
     path = checkpoint / name
     path.write_text((path.read_text() if path.exists() else "") + f"\n{WRITE}\n")
     with pytest.raises(ValueError, match=f"{name} holds an access token") as error:
-        push_folder(checkpoint, "smile")
+        push_folder(checkpoint, "smile", gallery=True)
     assert WRITE not in str(error.value)
     assert hub.calls == []
 

@@ -1,4 +1,4 @@
-"""Whatever of transformers is imported first, the Auto classes know ClipCap, and nothing goes round in circles."""
+"""Whatever of transformers is imported first, the Auto classes know ClipCap, without an import cycle or an import hook."""
 
 import subprocess
 import sys
@@ -7,8 +7,10 @@ import pytest
 
 CODE = """
 import sys
+before = list(sys.meta_path)
 import hf_captionrl
 assert "transformers" not in sys.modules
+assert sys.meta_path == before
 from transformers import {first}
 from transformers import AutoConfig, AutoModelForImageTextToText
 from transformers.models.auto.processing_auto import PROCESSOR_MAPPING

@@ -1,0 +1,66 @@
+"""Starts the processes of `captionrl train --processes N`: `python -P train_launch.py OPTIONS RECIPE ARGUMENTS`.
+
+As `accelerate launch`, except that no process has the working folder on its path, that an error of the user is printed once
+for all processes, and that the exit code is that of the process which failed first.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+__all__ = ["launch"]
+
+
+def launch(argv: Sequence[str]) -> int:
+    """Run a recipe in several processes.
+
+    Args:
+        argv: Arguments of `accelerate launch`.
+
+    Returns:
+        `int`: Exit code; 128 and more for a process that a signal ended.
+    """
+    import accelerate.utils.launch
+    from accelerate.commands.launch import launch_command, launch_command_parser
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    from hf_captionrl.console import ERROR_FOLDER
+
+    os.environ["PYTHONSAFEPATH"] = "1"
+    # For DeepSpeed it would add the working folder to PYTHONPATH.
+    accelerate.utils.launch.env_var_path_add = lambda name, folder: os.environ.get(name, "")
+    # What its loggers say of a failed process is repeated below in one line.
+    for name in ("agent", "multiprocessing"):
+        logging.getLogger(f"torch.distributed.elastic.{name}").setLevel(logging.CRITICAL)
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ[ERROR_FOLDER] = folder
+        try:
+            launch_command(launch_command_parser().parse_args(list(argv)))
+            code = 0
+        except ChildFailedError as error:
+            rank, failure = error.get_first_failure()
+            code = failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode
+            if not list(Path(folder).iterdir()):
+                print(f"captionrl train: error: process {rank} ended with exit code {code}.", file=sys.stderr)
+        except SignalException as error:  # the processes were told, and have saved
+            code = 128 + int(error.sigval)
+        except subprocess.CalledProcessError as error:
+            code = error.returncode if error.returncode > 0 else 128 - error.returncode
+        for line in sorted({file.read_text(encoding="utf-8") for file in Path(folder).iterdir()}):
+            print(line, file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    if not sys.flags.safe_path:  # else this file's folder, whose `metrics.py` and others would hide packages
+        del sys.path[0]
+    from hf_captionrl.console import run_main
+
+    run_main(lambda: sys.exit(launch(sys.argv[1:])), "captionrl train")

@@ -1,0 +1,246 @@
+"""How the programs of this package end: an exit code, and one line for an error that the user can correct.
+
+Shared by the command line and the recipes. Exit codes: 0 done, 2 usage or bad input, 1 anything else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+__all__ = [
+    "ERROR_FOLDER",
+    "CheckedOutput",
+    "announce_offline_waits",
+    "error_chain",
+    "is_input_error",
+    "one_line",
+    "run_main",
+]
+
+ERROR_FOLDER = "CAPTIONRL_ERROR_FOLDER"
+"""Variable that names a folder where the processes of one run leave their errors; the launcher prints each once."""
+
+_INPUT_ERRORS = (
+    ValueError,
+    FileNotFoundError,
+    FileExistsError,
+    IsADirectoryError,
+    NotADirectoryError,
+    PermissionError,
+)
+_NETWORK_ERRORS = frozenset({"TransportError", "ConnectionError", "Timeout", "TimeoutError"})
+_PACKAGE = str(Path(__file__).parent)
+
+
+def error_chain(error: BaseException | None) -> Iterator[BaseException]:
+    """An error and those that it came from.
+
+    Args:
+        error: What was raised.
+
+    Yields:
+        `BaseException`: The error, its cause, the cause of that, ...
+    """
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def is_input_error(error: BaseException) -> bool:
+    """Whether the user can correct what was given: exit code 2 and one line, instead of 1.
+
+    Args:
+        error: What was raised.
+
+    Returns:
+        `bool`: False also for an error that a library raises within a training loop, whose place is needed to understand it.
+    """
+    kinds = {kind.__name__ for link in error_chain(error) for kind in type(link).__mro__}
+    # A Hub that does not answer is not the user's mistake; a name that is not in the cache, offline, is.
+    if isinstance(error, OSError) and kinds & _NETWORK_ERRORS and "OfflineModeIsEnabled" not in kinds:
+        return False
+    # transformers says by an OSError without a number that a model is not there or is not complete.
+    is_message = isinstance(error, OSError) and error.errno is None
+    return (isinstance(error, _INPUT_ERRORS) or is_message) and not _is_in_training_loop(error)
+
+
+def _is_in_training_loop(error: BaseException) -> bool:
+    frames = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
+    trains = any(code.co_name in ("_inner_training_loop", "training_step") for code in frames)
+    return trains and not frames[-1].co_filename.startswith(_PACKAGE + os.sep)
+
+
+def one_line(error: BaseException) -> str:
+    """The message of an error on one line.
+
+    Args:
+        error: What was raised.
+
+    Returns:
+        `str`: Without line breaks.
+    """
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+class CheckedOutput:
+    """Stands for stdout: a full disk does not end the work, and is reported at its end.
+
+    Args:
+        stream: The real stdout.
+    """
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+        self._error: OSError | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        """Write, or remember that it failed.
+
+        Args:
+            text: The text.
+
+        Returns:
+            `int`: Its length.
+
+        Raises:
+            BrokenPipeError: If nothing reads the output any more, which is no fault (`head`).
+        """
+        self._try(lambda: self._stream.write(text))
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush, or remember that it failed.
+
+        Raises:
+            BrokenPipeError: As `write`.
+        """
+        self._try(self._stream.flush)
+
+    def _try(self, action: Callable[[], object]) -> None:
+        if self._error is None:
+            try:
+                action()
+            except BrokenPipeError:
+                self._discard()
+                raise
+            except OSError as error:
+                self._error = error
+                self._discard()
+
+    def _discard(self) -> None:
+        # What is left in the buffer must not fail again when Python flushes at its end.
+        with contextlib.suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
+
+    def finish(self, program: str, code: int) -> int:
+        """Flush, and say in one line where the output could not be written.
+
+        Args:
+            program: What the message begins with.
+            code: Exit code so far.
+
+        Returns:
+            `int`: `code`, or 1 where it was 0 and output is missing.
+        """
+        with contextlib.suppress(BrokenPipeError):
+            self.flush()
+        if self._error is None:
+            return code
+        hint = " Make room, and run it again." if self._error.errno == errno.ENOSPC else ""
+        reason = self._error.strerror or str(self._error)
+        _say(f"{program}: error: stdout cannot be written ({reason}), so the output is incomplete.{hint}")
+        return code or 1
+
+
+def run_main(main: Callable[[], object], program: str | None = None) -> NoReturn:
+    """Run a recipe as a program, and end the process with its exit code.
+
+    An error that the user can correct becomes one line on stderr and exit code 2; `--traceback` on the command line shows
+    where it happened, too. Any other error is raised, with its traceback and exit code 1.
+
+    Args:
+        main: The recipe; reads its arguments from `sys.argv`.
+        program: Name of the program in messages; None for the name of its file.
+
+    Raises:
+        SystemExit: With the exit code.
+    """
+    shows_traceback = "--traceback" in sys.argv
+    sys.argv = [argument for argument in sys.argv if argument != "--traceback"]
+    program = program or Path(sys.argv[0]).name
+    announce_offline_waits()
+    output = CheckedOutput(sys.stdout or io.StringIO())  # without a stdout the output is discarded, as Python does
+    code = 0
+    try:
+        with contextlib.redirect_stdout(output):
+            main()
+    except SystemExit as stop:  # argparse has printed its help, or training has stopped on a signal
+        if isinstance(stop.code, str):
+            _say(stop.code)
+        code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+    except BrokenPipeError:
+        pass
+    except Exception as error:
+        if not is_input_error(error):
+            raise
+        if shows_traceback:
+            traceback.print_exc()
+        _report(program, f"error: {one_line(error)}")
+        code = 2
+    sys.exit(output.finish(program, code))
+
+
+def _report(program: str, message: str) -> None:
+    """Print an error once for all processes of a run: through the launcher, or with the number of the process."""
+    folder, rank = os.environ.get(ERROR_FOLDER), os.environ.get("RANK", "0")
+    if folder is not None and Path(folder).is_dir():
+        Path(folder, rank).write_text(f"{program}: {message}", encoding="utf-8")
+    else:
+        _say(f"{program}: {message}" if rank == "0" else f"{program}: process {rank}: {message}")
+
+
+def _say(line: str) -> None:
+    # stderr may be closed or full, too; the exit code is left.
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        print(line, file=sys.stderr, flush=True)
+
+
+class _NameTheSetting(logging.Filter):
+    """Replaces the warnings of the Hub's client about its retries by one line that names the way to avoid them."""
+
+    was_said = False
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        message = record.getMessage()
+        if "Retrying in" in message:
+            return False
+        if "thrown while requesting" not in message or "HTTP Error 4" in message:
+            return True
+        if not _NameTheSetting.was_said:
+            _NameTheSetting.was_said = True
+            _say(
+                "The Hub does not answer. Its client tries again for about 23 seconds per file. Use HF_HUB_OFFLINE=1 to read from "
+                "the cache without waiting."
+            )
+        return False
+
+
+def announce_offline_waits() -> None:
+    """Say once, at the first failed request, how to avoid the waits of the Hub's client; call it in a program, not a library."""
+    logger = logging.getLogger("huggingface_hub.utils._http")
+    if not any(isinstance(known, _NameTheSetting) for known in logger.filters):
+        logger.addFilter(_NameTheSetting())

@@ -1,0 +1,188 @@
+"""What a card must not hold: links that run code, however they are written, paths of a machine, and keys of any service."""
+
+import re
+import secrets
+import string
+from dataclasses import replace
+
+import pytest
+
+from hf_captionrl.hub import check_card, render_model_card
+from hf_captionrl.hub.checks import check_secret, check_text, redact
+from hf_captionrl.reports.table import escape_markdown
+from tests.hub.test_cards import FACTS, make_results
+
+CARD = "---\nlicense: mit\n---\n\nA card.\n\n{}\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[x](java&#115;cript:alert(1))",
+        "[x](&#x6a;avascript:alert(1))",
+        "[x](javascript&colon;alert(1))",
+        "[x](java&Tab;script:alert(1))",
+        "[x](java&NewLine;script:alert(1))",
+        "[x](javascript\\:alert(1))",
+        "[x](%6aavascript:alert(1))",
+        "[x](JAVASCRIPT:alert(1))",
+        "[x](\n javascript:alert)",
+        "![x](data:text/html;base64,AAAA)",
+        "[x](vbscript:a)",
+        "[x](intent:a)",
+        '[x][a]\n\n[a]: javascript:alert "a title"',
+        "> [a]: javascript:alert",
+        "- [x](javascript:a)",
+        "| a |\n|--|\n| [x](javascript:a) |",
+        "$[x](javascript:a)$",
+        "[x](&#47;etc/passwd)",
+        "[x](%2e%2e/secret)",
+        "[a]: &#46;&#46;/secret",
+    ],
+)
+def test_links_that_leave_the_folder_are_refused_however_they_are_written(text):
+    with pytest.raises(ValueError, match=r"outside its folder.*https://"):
+        check_card(CARD.format(text))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[a](results.json#part:2)", "[a](https://example.org/a/b)", "<https://example.org>", "[m](mailto:me@example.org)", "[t](#top)",
+     "`[x](javascript:a)`", "```\n[x](javascript:a)\n```"],
+)  # fmt: skip
+def test_links_that_stay_are_accepted(text):
+    assert check_card(CARD.format(text))["license"] == "mit"
+
+
+# Put together here: no text of the project holds a path of a machine.
+HOME, USERS = "/" + "home", "/" + "Users"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"Trained on {HOME}/ann/photos.",
+        f"`{USERS}/ann/x`",
+        f'```python\nopen("{HOME}/ann/x")\n```',
+        "The images lie in /data/photos.",
+        "(see ~/photos)",
+        "on D:\\photos\\a",
+        "from \\\\server\\share",
+        "file:///photos",
+    ],
+)
+def test_paths_of_a_machine_are_refused_within_a_sentence(text):
+    with pytest.raises(ValueError, match=r"path of this machine. Use the name"):
+        check_card(CARD.format(text))
+    if "```" not in text and "`" not in text:
+        with pytest.raises(ValueError, match="path of this machine"):
+            replace(FACTS, dataset_description=text)
+        assert check_card(CARD.format("fine"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "and/or/not",
+        "1/2/3 of (4/5)",
+        "https://example.org/a/b",
+        "`a/b/c`, ./a/b and a/b",
+        "12:30",
+        "10 km/h, 5 $/image",
+    ],
+)
+def test_fractions_addresses_and_relative_paths_are_no_paths_of_a_machine(text):
+    assert check_card(CARD.format(text))
+    check_text("text", f"x {text}")
+
+
+def random_text(length, alphabet=string.ascii_letters + string.digits):
+    # One of each kind in three places, so that the test does not depend on luck.
+    return "aB3cD4eF5" + "".join(secrets.choice(alphabet) for _ in range(length - 9))
+
+
+KEYS = {
+    "GitLab": lambda: f"glpat-{random_text(20)}",
+    "Google": lambda: f"AIza{random_text(35)}",
+    "Slack": lambda: f"xoxb-{random_text(24)}",
+    "Stripe": lambda: f"sk_live_{random_text(24)}",
+    "npm": lambda: f"npm_{random_text(36)}",
+    "an organisation's": lambda: f"api_org_{random_text(34)}",
+    "Groq": lambda: f"gsk_{random_text(40)}",
+    "Replicate": lambda: f"r8_{random_text(37)}",
+    "NVIDIA": lambda: f"nvapi-{random_text(40)}",
+    "JWT": lambda: f"eyJ{random_text(20)}.eyJ{random_text(20)}.{random_text(20)}",
+    "a service of tomorrow": lambda: f"newsvc_{random_text(40)}",
+    "a service with two prefixes": lambda: f"svc-live-{random_text(40)}",
+    "a value called a key": lambda: f'"api_key": "{secrets.token_hex(20)}"',
+    "a value in a header": lambda: f"Authorization: Bearer {random_text(30)}",
+    "a value of a variable": lambda: f"WANDB_API_KEY={secrets.token_hex(20)}",
+}
+
+
+@pytest.mark.parametrize("service", KEYS)
+def test_keys_of_any_service_are_found_and_crossed_out(service):
+    key = KEYS[service]()
+    with pytest.raises(ValueError, match="holds an access token or a private key") as refused:
+        check_secret("results.json", f'{{"note": 1}} {key} and more')
+    assert key not in str(refused.value)
+    crossed = redact(f"before {key} after")
+    assert "[removed]" in crossed
+    assert crossed.startswith("before ")
+    assert crossed.endswith(" after")
+    check_secret("text", crossed)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "sha256-47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU=",
+        "open_clip:ViT-B-32@laion2b_s34b_b79k",
+        "hf-captionrl-scenes-blip-mle AutoModelForImageTextToText",
+        f"fingerprint: {'0123456789abcdef' * 4}, model_{'0123456789abcdef' * 3}",
+        "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNkYPhf",
+        "password reset instructions; the secret: a caption that says more",
+        '"additional_special_tokens": ["<|endoftext|>"], "pad_token_id": 151645',
+        "hub_token: null, push_to_hub_token=None",
+    ],
+)
+def test_what_is_no_key_passes(text):
+    check_secret("text", text)
+    assert redact(text) == text
+
+
+def test_model_cards_are_checked_when_they_are_rendered(tmp_path):
+    facts = replace(FACTS, reward="")
+    assert render_model_card(make_results(), facts)
+    hostile = make_results()
+    hostile["versions"] = {"torch": f"built in {HOME}/ann/torch"}
+    with pytest.raises(ValueError, match="path of this machine"):
+        render_model_card(hostile, facts)
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "https://evil.test/x",
+        "HTTP://evil.test",
+        "ftp://evil.test",
+        "www.evil.test",
+        "WWW.evil.test",
+        "me@evil.test",
+        "hi @someone",
+    ],
+)
+def test_addresses_in_captions_do_not_become_links(address):
+    from markdown_it import MarkdownIt
+
+    shown = escape_markdown(f"a dog, {address}, and a cat")
+    # The rule of GitHub's Markdown: a scheme, `www.` or a mail address as it stands in the source.
+    assert not re.search(r"https?://|ftp://|www\.|\w@\w|(?<!\\)@", shown, re.IGNORECASE)
+    assert MarkdownIt("commonmark").render(shown) == f"<p>a dog, {address}, and a cat</p>\n"
+
+
+def test_entities_in_captions_stay_as_they_were_written():
+    from markdown_it import MarkdownIt
+
+    text = "&lt;b&gt; &#106; AT&T 12:30"
+    assert MarkdownIt("commonmark").render(escape_markdown(text)) == f"<p>{text.replace('&', '&amp;')}</p>\n"

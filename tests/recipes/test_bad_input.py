@@ -1,0 +1,263 @@
+"""Bad input to a recipe: one line on stderr that names value and remedy, exit code 2, and a traceback only if asked for."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from hf_captionrl import console
+from hf_captionrl.console import is_input_error, run_main
+from recipes import self_retrieval_blip, smile_blip
+
+ROOT = Path(__file__).parents[2]
+SMALL = [
+    *("--max_train_images", "8", "--max_eval_images", "8", "--max_test_images", "8", "--use_cpu", "--max_steps", "1"),
+    *("--perplexity_name_or_path", "none", "--scorer_name_or_path", "none", "--judge_name_or_path", "none"),
+]
+
+
+def yaml(text):
+    def make(folder):
+        (folder / "run.yaml").write_text(text)
+        return ["--config", str(folder / "run.yaml")]
+
+    return make
+
+
+def photos(captions, *more):
+    """A folder of 24 images, each with these captions."""
+
+    def make(folder):
+        (folder / "photos").mkdir()
+        rows = []
+        for number in range(24):
+            Image.new("RGB", (8, 8), (number, 0, 0)).save(folder / "photos" / f"{number}.png")
+            rows.append(json.dumps({"file_name": f"{number}.png", "captions": captions}))
+        (folder / "photos" / "metadata.jsonl").write_text("\n".join(rows))
+        data = ["--dataset_name", "imagefolder", "--data_dir", str(folder / "photos")]
+        return [*data, "--model_name_or_path", "scenes:blip-mle", *more]
+
+    return make
+
+
+def text_model(folder):
+    (folder / "text").mkdir()
+    (folder / "text" / "config.json").write_text(json.dumps({"model_type": "bert", "architectures": ["BertModel"]}))
+    return ["--model_name_or_path", str(folder / "text")]
+
+
+def taken_folder(folder):
+    (folder / "file").write_text("")
+    return ["--output_dir", str(folder / "file" / "out")]
+
+
+KINDS = {
+    "unknown flag": (["--lerning_rate", "1"], r"Unknown argument '--lerning_rate'\. Use '--learning_rate'"),
+    "flag of the wrong type": (["--learning_rate", "fast"], r"--learning_rate.*invalid float value: 'fast'.*--help"),
+    "flag without a value": (["--learning_rate"], r"--learning_rate.*expected one argument"),
+    "missing file": (["--config", "nowhere.yaml"], r"no configuration file 'nowhere\.yaml'.*Use --config"),
+    "config without a file": (["--config"], r"--config names no file\. Use"),
+    "YAML list": (yaml("- 1\n"), r"run\.yaml' holds a list\. Use a mapping"),
+    "empty YAML": (yaml(""), r"run\.yaml' holds a NoneType\. Use a mapping"),
+    "broken YAML": (yaml("a: ["), r"run\.yaml' is not valid YAML"),
+    "unknown key": (yaml("lerning_rate: 1"), r"unknown argument 'lerning_rate'\. Use 'learning_rate'"),
+    "word for a number": (
+        yaml("learning_rate: fast"),
+        r"learning_rate in run\.yaml is 'fast'\. Use a value of type float",
+    ),
+    "fraction for a count": (yaml("max_train_images: 2.5"), r"max_train_images in run\.yaml is 2\.5\. Use .* int"),
+    "yes for a number": (yaml("seed: true"), r"seed in run\.yaml is True\. Use .* int"),
+    "word for a yes": (yaml("deterministic: perhaps"), r"deterministic in run\.yaml is 'perhaps'\. Use .* bool"),
+    "list for a number": (yaml("seed: [1]"), r"seed in run\.yaml is a list\. Use a single value"),
+    "number for a list": (yaml("compare_mle_weights: 0.5"), r"compare_mle_weights in run\.yaml is 0\.5\. Use a list"),
+    "nothing for a number": (yaml("lora_r:"), r"lora_r in run\.yaml is empty\. Use a value of type int"),
+    "value out of range": (["--mle_weight", "2"], r"mle_weight is 2\.0"),
+    "arguments that contradict": (
+        ["--load_best_model_at_end", "true", "--eval_strategy", "no", "--save_strategy", "epoch"],
+        r"load_best_model_at_end requires",
+    ),
+    "push without a judge": (["--push_to_hub"], r"push_to_hub needs a judge.*Set judge_name_or_path"),
+    "missing folder": (
+        ["--dataset_name", "imagefolder", "--data_dir", "nowhere"],
+        r"\('nowhere'\) is not a folder\. Set it",
+    ),
+    "unknown data set": (["--dataset_name", "nobody/nothing"], r"'nobody/nothing' could not be loaded"),
+    "unknown column": (photos(["a red dot"], "--caption_column", "text"), r"no column 'text'.*Set caption_column"),
+    "empty captions": (photos([""]), r"caption_empty"),
+    "unknown model": (
+        ["--model_name_or_path", "nobody/nothing", "--dataset_name", "scenes"],
+        r"'nobody/nothing' is neither a folder",
+    ),
+    "model that is not a captioner": (lambda f: [*text_model(f), "--dataset_name", "scenes"], r"model type 'bert'"),
+    "output folder": (taken_folder, r"Nothing can be written to"),
+}
+
+
+def run(main, argv, monkeypatch, capsys):
+    """Exit code and stderr of a recipe as a program."""
+    monkeypatch.setattr(sys, "argv", ["recipe.py", *argv])
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as stop:
+        run_main(main)
+    return stop.value.code, capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_line_and_exit_code_2(kind, tmp_path, monkeypatch, capsys):
+    given, message = KINDS[kind]
+    monkeypatch.chdir(tmp_path)
+    argv = given(tmp_path) if callable(given) else given
+    own = ["--output_dir", str(tmp_path / "out")] if "--output_dir" not in argv else []
+    code, said = run(smile_blip.main, [*SMALL, *own, *argv], monkeypatch, capsys)
+    assert code == 2
+    assert "Traceback" not in said
+    lines = [line for line in said.splitlines() if line.startswith("recipe.py: error: ")]
+    assert len(lines) == 1
+    assert said.rstrip().endswith(lines[0])
+    assert said.count("usage:") == 0
+    assert re.search(message, lines[0]), lines[0]
+
+
+BAGS = {
+    "bags": (["--bag_schedule", "7:x"], r"bag_schedule is '7:x'\. Use 'paper', 'adaptive', a bag size"),
+    "baseline": (["--baseline", "best"], r"no baseline 'best'\. Use one of"),
+    "variants": (["--variants", "{"], r"variants is '\{'\. Use a JSON object"),
+    "no judge": (["--judge_name_or_path", "none"], r"needs a scorer that rewards and a judge"),
+    "a bag larger than the batch": (
+        ["--bag_schedule", "99", "--per_device_train_batch_size", "8", "--gradient_accumulation_steps", "1"],
+        r"a bag of 99 is larger than the batch of 8.*Raise batch_size",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", BAGS)
+def test_bad_input_to_self_retrieval(kind, tmp_path, monkeypatch, capsys):
+    argv, message = BAGS[kind]
+    own = [*SMALL[:8], "--perplexity_name_or_path", "none", "--output_dir", str(tmp_path / "out"), "--variants", "{}"]
+    own += ["--max_train_images", "16", "--max_steps", "1", "--feature_cache_dir", str(tmp_path / "cache")]
+    code, said = run(self_retrieval_blip.main, [*own, *argv], monkeypatch, capsys)
+    assert code == 2
+    assert re.search(message, said.splitlines()[-1]), said.splitlines()[-1]
+
+
+def test_a_folder_of_another_run(tmp_path, monkeypatch, capsys):
+    from hf_captionrl.io import FolderLock
+
+    with FolderLock(tmp_path / "out"):
+        code, said = run(smile_blip.main, [*SMALL, "--output_dir", str(tmp_path / "out")], monkeypatch, capsys)
+    assert code == 2
+    assert "Another run is writing" in said.splitlines()[-1]
+
+
+def test_the_traceback_is_there_for_the_asking(monkeypatch, capsys):
+    code, said = run(smile_blip.main, ["--lerning_rate", "1", "--traceback"], monkeypatch, capsys)
+    assert code == 2
+    assert "Traceback (most recent call last)" in said
+    assert said.splitlines()[-1].startswith("recipe.py: error: Unknown argument '--lerning_rate'")
+
+
+def test_help_is_printed_and_ends_with_0(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["recipe.py", "--help"])
+    with pytest.raises(SystemExit) as stop:
+        run_main(smile_blip.main)
+    assert stop.value.code == 0
+    said = capsys.readouterr().out
+    assert "--mle_weight" in said
+    assert "--traceback" in said
+
+
+def test_a_fault_keeps_its_traceback(monkeypatch):
+    def broken():
+        raise TypeError("a fault")
+
+    monkeypatch.setattr(sys, "argv", ["recipe.py"])
+    with pytest.raises(TypeError, match="a fault"):
+        run_main(broken)
+
+
+def test_errors_of_libraries_within_training_are_faults():
+    def training_step():
+        raise ValueError("of a library")
+
+    def error_of(function):
+        try:
+            function()
+        except ValueError as error:
+            return error
+
+    assert not is_input_error(error_of(training_step))
+    assert is_input_error(error_of(lambda: int("x")))
+    # The package's own errors say what to change, wherever they come from.
+    source = "def training_step():\n    raise ValueError('of the package')\n"
+    names = {}
+    exec(compile(source, str(Path(console.__file__).with_name("trainers") / "x.py"), "exec"), names)
+    assert is_input_error(error_of(names["training_step"]))
+
+
+def test_a_hub_that_does_not_answer_is_not_bad_input():
+    class ConnectError(ConnectionError):
+        pass
+
+    def error_of(cause):
+        try:
+            raise OSError("We couldn't connect to the Hub") from cause
+        except OSError as error:
+            return error
+
+    assert not is_input_error(error_of(ConnectError("refused")))
+    assert is_input_error(error_of(None))
+    assert not is_input_error(OSError(28, "No space left on device"))
+    offline = type("OfflineModeIsEnabled", (ConnectionError,), {})
+    assert is_input_error(error_of(offline("HF_HUB_OFFLINE=1")))
+
+
+@pytest.mark.parametrize("output", ["/dev/full", "closed pipe"])
+def test_output_that_cannot_be_written(output, monkeypatch, capsys):
+    def main():
+        print("x" * 100_000)
+        done.append(True)
+
+    done = []
+    monkeypatch.setattr(sys, "argv", ["recipe.py"])
+    if output == "/dev/full":
+        stream = open("/dev/full", "w")  # noqa: SIM115
+    else:
+        reader, writer = os.pipe()
+        os.close(reader)
+        stream = os.fdopen(writer, "w")
+    monkeypatch.setattr(sys, "stdout", stream)
+    with pytest.raises(SystemExit) as stop:
+        run_main(main)
+    stream.close()
+    said = capsys.readouterr().err
+    if output == "/dev/full":
+        assert stop.value.code == 1
+        assert said.startswith("recipe.py: error: stdout cannot be written (No space left on device)")
+        assert len(said.splitlines()) == 1
+        assert done == [True]  # the work itself is done
+    else:
+        assert stop.value.code == 0
+        assert said == ""
+
+
+def test_every_recipe_ends_like_this():
+    for file in (ROOT / "recipes").glob("*.py"):
+        assert file.read_text().endswith('if __name__ == "__main__":\n    run_main(main)\n'), file.name
+
+
+def test_a_recipe_called_directly(tmp_path):
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "recipes" / "sle_blip.py"), "--config", "nowhere.yaml"],
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert [line for line in done.stderr.splitlines() if "error" in line] == [
+        "sle_blip.py: error: There is no configuration file 'nowhere.yaml'. Use --config with the path of a YAML file."
+    ]
+    assert "Traceback" not in done.stderr
