@@ -113,7 +113,6 @@ def differences(rows: Sequence[Mapping[str, Any]], more: str, less: str) -> dict
     return found
 
 
-
 def to_markdown(record: Mapping[str, Any]) -> str:
     """The two tables of docs/boosting.md.
 

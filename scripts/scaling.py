@@ -155,7 +155,11 @@ def _boosting(count: int, folder: Path) -> Part:
 
 
 STAGES: dict[str, tuple[str, Callable[[int, Path], Part], tuple[int, int, int]]] = {
-    "features_write": ("Features: written to the cache, 512 numbers per row", _write_features, (8_000, 32_000, 128_000)),
+    "features_write": (
+        "Features: written to the cache, 512 numbers per row",
+        _write_features,
+        (8_000, 32_000, 128_000),
+    ),
     "features_read": ("Features: read and checked", _read_features, (8_000, 32_000, 128_000)),
     "bags_exact": ("Bags: exact neighbours of 256 numbers, bags of 7", _exact_bags, (4_000, 16_000, 64_000)),
     "bags_faiss": ("Bags: faiss instead", _faiss_bags, (4_000, 16_000, 64_000)),
