@@ -113,11 +113,6 @@ def differences(rows: Sequence[Mapping[str, Any]], more: str, less: str) -> dict
     return found
 
 
-def _number(value: float) -> str:
-    """Three digits; below 1 without the 0 in front."""
-    return f"{value:.3f}".replace("0.", ".", 1) if abs(value) < 1 else f"{value:.3f}"
-
-
 def to_markdown(record: Mapping[str, Any]) -> str:
     """The two tables of docs/boosting.md.
 
@@ -132,7 +127,7 @@ def to_markdown(record: Mapping[str, Any]) -> str:
         cells = []
         for key in _COLUMNS:
             mean, error = row[key]["mean"], row[key]["standard_error"]
-            cells.append(f"{mean:.1f} ±{error:.1f}" if key == "length" else f"{_number(mean)} ±{_number(error)}")
+            cells.append(f"{mean:.1f} ±{error:.1f}" if key == "length" else f"{mean:.3f} ±{error:.3f}")
         lines.append(f"| {_FROM.get(row['name'], row['name'])} | " + " | ".join(cells) + " |")
     lines += ["", "| SR-LV minus SR-L | Mean | 95 % interval | Shown |", "|:--|--:|--:|:--|"]
     for key, title in _COLUMNS.items():
@@ -140,7 +135,7 @@ def to_markdown(record: Mapping[str, Any]) -> str:
         low, high = found["interval"] or (found["mean"], found["mean"])
         shown = "more" if low > 0 else "less" if high < 0 else "nothing"
         named = {"bag_5_recall_at_1": "R@1 bags of 5 ↑", "bag_7_recall_at_1": "R@1 bags of 7 ↑"}.get(key, title)
-        lines.append(f"| {named} | {_number(found['mean'])} | [{_number(low)}, {_number(high)}] | {shown} |")
+        lines.append(f"| {named} | {found['mean']:.3f} | [{low:.3f}, {high:.3f}] | {shown} |")
     return "\n".join(lines)
 
 

@@ -155,13 +155,17 @@ def _boosting(count: int, folder: Path) -> Part:
 
 
 STAGES: dict[str, tuple[str, Callable[[int, Path], Part], tuple[int, int, int]]] = {
-    "features_write": ("Features: written to the cache, 512 numbers a row", _write_features, (8_000, 32_000, 128_000)),
+    "features_write": (
+        "Features: written to the cache, 512 numbers per row",
+        _write_features,
+        (8_000, 32_000, 128_000),
+    ),
     "features_read": ("Features: read and checked", _read_features, (8_000, 32_000, 128_000)),
     "bags_exact": ("Bags: exact neighbours of 256 numbers, bags of 7", _exact_bags, (4_000, 16_000, 64_000)),
     "bags_faiss": ("Bags: faiss instead", _faiss_bags, (4_000, 16_000, 64_000)),
     "retrieval": ("Evaluation: ranks in the whole pool, RD100, bootstrap", _retrieval, (4_000, 16_000, 64_000)),
     "cider": ("Evaluation: CIDEr-D with five references", _cider, (1_000, 4_000, 16_000)),
-    "boosting": ("Boosting: three captions an image by rule", _boosting, (100, 400, 1_600)),
+    "boosting": ("Boosting: three captions per image by rule", _boosting, (100, 400, 1_600)),
 }
 """Name: what it is, how a size is prepared, and the sizes in rows."""
 

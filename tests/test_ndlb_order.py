@@ -42,10 +42,10 @@ def test_differences_are_of_pairs_of_one_seed(tmp_path):
     assert found["interval"] == close([mean - half, mean + half], dtype="float32")
     assert [row["name"] for row in record["rows"]][1::2] == [SR_L, SR_LV]
     assert record["commands"] == list(COMMANDS)
-    assert "| R@1 bags of 7 ↑ | .333 | [.046, .620] | more |" in to_markdown(record)
+    assert "| R@1 bags of 7 ↑ | 0.333 | [0.046, 0.620] | more |" in to_markdown(record)
     wide = differences([{"name": "a", **row(0.9, 0.5)}, {"name": "b", **row(0.3, 0.6)}], "a", "b")
     assert wide["cider_d"]["interval"][0] < 0 < wide["cider_d"]["mean"]
-    assert "| CIDEr-D ↑ | .250 | [-4.197, 4.697] | nothing |" in to_markdown({"rows": [], "sr_lv_minus_sr_l": wide})
+    assert "| CIDEr-D ↑ | 0.250 | [-4.197, 4.697] | nothing |" in to_markdown({"rows": [], "sr_lv_minus_sr_l": wide})
 
 
 def row(*values):

@@ -129,8 +129,8 @@ def markdown(result: dict[str, Any]) -> str:
     lines = [
         "## On a GPU",
         "",
-        f"`{result['command']}` on {result['device']}{cuda}, {versions}; {result['dtype']}, random weights. Milliseconds of "
-        f"{result['rounds']} rounds in turn: median [quartiles]; memory is the allocator's peak above what was there before.",
+        f"`{result['command']}` on {result['device']}{cuda}, {versions}; {result['dtype']}, random weights. Milliseconds over "
+        f"{result['rounds']} alternating rounds: median [quartiles]. Memory is the allocator's peak minus its value before.",
     ]
     missing: dict[str, None] = {}
     for part, shapes in result["parts"].items():

@@ -259,9 +259,9 @@ def markdown(result: dict[str, Any]) -> str:
         "## `metrics`: rewards and ranks",
         "",
         f"`python scripts/benchmark.py --write metrics`: seed {result['seed']}, one thread of {result['processor']}, torch "
-        f"{result['versions']['torch']}, numpy {result['versions']['numpy']}. Both sides run in turn in one process; "
-        "CPU-milliseconds, and within a round the ratio, above 1 where ours is faster for the first two and where ours "
-        "is slower for the others: median [quartiles].",
+        f"{result['versions']['torch']}, numpy {result['versions']['numpy']}. Both sides alternate in one process. "
+        "Times are CPU-milliseconds. Ratios are computed within a round, median [quartiles]: in the first two rows a ratio "
+        "above 1 means that ours is faster, in the others that ours is slower.",
         "",
         "| what | against | ours / theirs, ms | ratio | wanted | rounds |",
         "|---|---|---|---|---|---|",
@@ -274,12 +274,13 @@ def markdown(result: dict[str, Any]) -> str:
         lines.append(f"| {what} | {against} | {times} | {ratio} | {wanted} | {row['rounds']} |")
     lines += [
         "",
-        f"Largest difference from pycocoevalcap's CIDEr-D {result['cider_d']['largest_difference']:.0e}, from the loop's "
-        f"BLEU {result['pairwise_bleu']['largest_difference']:.0e}; a loop that counts each caption's n-grams once only is "
-        f"{result['pairwise_bleu']['ratio_to_loop_with_counts_kept']:.1f} times as slow as ours. Document frequencies of "
-        f"{result['cider_d']['training_images']:,} images are counted before. The largest size of the process, which making the "
-        f"features had set, grew by {result['ranks']['more_memory_mib']:.0f} MiB for the ranks and by "
-        f"{result['self_retrieval']['more_memory_mib']:.0f} MiB for the whole metric (wanted: 1 GiB at most).",
+        f"The largest difference is {result['cider_d']['largest_difference']:.0e} from pycocoevalcap's CIDEr-D and "
+        f"{result['pairwise_bleu']['largest_difference']:.0e} from the loop's BLEU. A loop that counts each caption's "
+        f"n-grams only once takes {result['pairwise_bleu']['ratio_to_loop_with_counts_kept']:.1f} times as long as ours. "
+        f"Document frequencies of {result['cider_d']['training_images']:,} images are counted before the timing. The peak "
+        f"memory of the process, measured from its peak after generating the features, grew by "
+        f"{result['ranks']['more_memory_mib']:.0f} MiB for the ranks and by "
+        f"{result['self_retrieval']['more_memory_mib']:.0f} MiB for the whole metric (limit: 1 GiB).",
     ]
     return "\n".join(lines)
 

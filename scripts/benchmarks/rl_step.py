@@ -226,15 +226,19 @@ def markdown(result: dict[str, Any]) -> str:
         "## `rl_step`: the whole reinforcement step",
         "",
         "`python scripts/benchmark.py rl_step`: sample B x G captions, reward them by self-retrieval among the B images, "
-        "forward, backward and AdamW in fp32; the image tower is frozen. *Ours* is `SelfRetrievalTrainer` itself (`roll_out`, "
-        "`compute_loss`; its guard is off): the tower runs once an image, or never where the run-long cache holds its output; captions of an image share its "
-        "keys and values where there is cross-attention; log-probabilities come from chunks of logits, without a pass for "
-        "the policy that wrote; the scorer pads to the longest caption, and knew the images before the step. *Naive* is "
-        "transformers alone, with models nothing of the package was attached to: each image is repeated for its captions and encoded in all three passes (generate, old "
-        "log-probabilities, update), logits are full, the scorer encodes the images in the step and pads to its full "
-        "length (77, `scenes`: 40). Both train the same weights on the same images and take turns in one process. Ratios "
-        "are of the whole step within a round, above 1 where ours is faster: median [quartiles] of CPU-seconds; once more "
-        "with ours charged for the scorer's images; and the median of wall time. Measured on a CPU only.",
+        "forward, backward and AdamW in fp32; the vision tower is frozen.",
+        "",
+        "- *Ours* is `SelfRetrievalTrainer` (`roll_out`, `compute_loss`) with its guard off. The vision tower runs once per "
+        "image, or never if the run-long cache holds its output. With cross-attention, the captions of an image share its "
+        "keys and values. Log-probabilities are computed from chunks of logits, without a separate pass for the sampling "
+        "policy. The scorer pads to the longest caption and has encoded the images before the step.",
+        "- *Naive* uses transformers alone, with models to which the package attached nothing. Each image is repeated for its "
+        "captions and encoded in all three passes (generate, old log-probabilities, update). Logits are full. The scorer "
+        "encodes the images in the step and pads to its full length (77; `scenes`: 40).",
+        "",
+        "Both train the same weights on the same images and alternate in one process. Ratios are those of the whole step "
+        "within a round, above 1 if ours is faster: median [quartiles] of CPU-seconds; the same with the scorer's images "
+        "added to the time of ours; and the median of wall time. Measured on a CPU only.",
         "",
         "| shape | step | B x G | tokens a caption | images encoded | generate + score + update, CPU-s | step, CPU-s "
         "| naive / ours | at least | with the scorer's images | wall |",
@@ -254,12 +258,12 @@ def markdown(result: dict[str, Any]) -> str:
     rounds = ", ".join(f"{shape['rounds']} ({name})" for name, shape in shapes.items())
     lines += [
         "",
-        f"{'; '.join(sorted(made_with))}; rounds: {rounds}. Before the timing, both steps updated from one rollout: the "
+        f"{'; '.join(sorted(made_with))}; rounds: {rounds}. Before the timing, both steps computed an update from the same rollout. The "
         f"gradients of all weights differ by at most {worst['gradients']:.0e} (relative norm; equal in float64, see the "
-        f"tests), the advantages by {worst['advantages']:.0e} nats. *Images encoded* counts calls of the captioner's own "
-        "tower with a hook on its embeddings. `blip-base` (ViT-B/16, 224 px) and `clipcap` (CLIP ViT-B/32, 10 prefix "
-        "vectors, GPT-2 small) have random weights, and captions of one length, the end token being forbidden; their "
-        "scorer has the shape of CLIP ViT-B/32. `scenes` is the shipped captioner of 0.9 M weights, with captions as "
-        "long as it likes: there the calls cost more than the arithmetic.",
+        f"tests), the advantages by {worst['advantages']:.0e} nats. *Images encoded* is counted by a hook on the embeddings "
+        "of the captioner's vision tower. `blip-base` (ViT-B/16, 224 px) and `clipcap` (CLIP ViT-B/32, 10 prefix "
+        "vectors, GPT-2 small) have random weights. Their captions have a fixed length, because the end token is "
+        "suppressed. Their scorer has the shape of CLIP ViT-B/32. `scenes` is the shipped captioner with 0.9 M weights and "
+        "captions of any length; in this model the overhead of the calls exceeds the arithmetic.",
     ]
     return "\n".join(lines)

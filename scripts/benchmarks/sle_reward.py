@@ -283,10 +283,10 @@ def markdown(result: dict[str, Any]) -> str:
         f"`{name}` {1000 * found['median']:.0f} ms" for name, found in result["reward"].items() if name != "bleu34"
     )
     lines = [
-        "## `sle_reward`: what SLE's reward costs",
+        "## `sle_reward`: the cost of SLE's reward",
         "",
-        "`python scripts/benchmark.py sle_reward`: CPU-seconds of one thread, fp32, random weights. The reward of 100 images "
-        "x 5 samples of 12 to 20 tokens, 5 references an image, and the CIDEr-D of 100 greedy captions take "
+        "`python scripts/benchmark.py sle_reward`: CPU-seconds on one thread, fp32, random weights. The reward of 100 images "
+        "x 5 samples of 12 to 20 tokens, 5 references per image, and the CIDEr-D of 100 greedy captions take "
         f"**{1000 * bleu['median']:.0f} ms** [{low:.0f}, {high:.0f}] with `bleu34`; {others}. Document frequencies of "
         f"{result['training_images']:,} images are counted once, before training.",
         "",
@@ -306,10 +306,10 @@ def markdown(result: dict[str, Any]) -> str:
     lines += [
         "",
         f"{result['processor']}, torch {result['versions']['torch']}, transformers {result['versions']['transformers']}, "
-        f"{result['date']}. The steps of BLIP's shape were measured with {counts} images; the fixed part (AdamW over "
+        f"{result['date']}. The steps of BLIP's shape were measured with {counts} images. The fixed part (AdamW over "
         f"{blip['parameters'] / 1e6:.0f} M weights) was kept and the rest scaled to 100 images. Larger batches use a "
-        "processor better than that, so the true share is somewhat higher. On a GPU the reward runs on the GPU too, which "
-        "was not measured here. The embedded captioner is the hard case, since its 0.7 M weights make the step cheap; its "
-        "step was measured with 100 images, its own captions and its own rewards.",
+        "processor more efficiently, so the true share is somewhat higher. With a GPU, the reward also runs on the GPU, "
+        "which was not measured. The embedded captioner is the hardest case, because its 0.7 M weights make the step "
+        "cheap; its step was measured with 100 images and its own captions and rewards.",
     ]
     return "\n".join(lines)

@@ -305,13 +305,13 @@ def markdown(result: dict[str, Any]) -> str:
     worst = max(max(shape["gradient_difference"].values()) for shape in result["shapes"].values())
     lines += [
         "",
-        "Transient memory: the most bytes live at once in torch's allocator during a step (allocation events of "
-        "`torch.profiler`, on a step that is not timed), without the gradient of the weight, with that of the hidden "
-        "states; work space inside the matrix library is not seen. In brackets the share of Algorithm 1's.",
+        "Transient memory is the peak of torch's allocator during a step, from the allocation events of `torch.profiler` "
+        "on a step that is not timed. It includes the gradient of the hidden states, but neither the gradient of the "
+        "weight nor workspace inside the matrix library. The share of Algorithm 1's memory is in parentheses.",
         "",
         *memory,
         "",
-        f"Gradients of the fused forms differ from the naive ones by at most {worst:.0e} (relative norm). The mixture "
-        "multiplies supervised rows only; the ratio without padding supervises every position.",
+        f"The gradients of the fused losses differ from the naive ones by at most {worst:.0e} (relative norm). The mixture "
+        "multiplies supervised rows only; for the ratio without padding, every position is supervised.",
     ]
     return "\n".join(lines)

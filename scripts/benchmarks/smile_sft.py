@@ -301,14 +301,14 @@ def markdown(result: dict[str, Any]) -> str:
     """
     shapes = {name: result["shapes"][name] for name in SHAPES if name in result["shapes"]}
     lines = [
-        "## `smile_sft`: SMILE for text through LoRA, beside TRL",
+        "## `smile_sft`: SMILE for text with LoRA, compared with TRL",
         "",
         "`python scripts/benchmark.py smile_sft`: forward, backward and AdamW of a LoRA (r 8, queries and values) in "
-        "fp32 on one thread, random weights, documents of Alpaca's lengths packed into rows. All trainers take turns "
-        "in one process with the same batches. Tokens are all tokens of the rows. Speedups are ratios of CPU-seconds "
-        "within a batch, above 1 where the path is faster than `trl.SFTTrainer`: median [quartiles], then an interval "
-        "of the median (95 % from 6 batches on). Memory: the most bytes live at once in torch's allocator during a "
-        "step, beyond weights and optimizer.",
+        "fp32 on one thread, random weights, documents of Alpaca's lengths packed into rows. All trainers alternate "
+        "in one process on the same batches. Tokens are all tokens of the rows. Speedups are ratios of CPU-seconds "
+        "within a batch, above 1 if the path is faster than `trl.SFTTrainer`: median [quartiles], then an interval "
+        "of the median (95 % from 6 batches on). Peak memory is that of torch's allocator during a step, without "
+        "weights and optimizer.",
         "",
         "| shape | path | tokens a second | over trl | interval | peak memory | batches |",
         "|---|---|--:|--:|--:|--:|--:|",
@@ -333,9 +333,9 @@ def markdown(result: dict[str, Any]) -> str:
     versions = next(iter(shapes.values()))["versions"]
     lines += [
         "",
-        f"{next(iter(shapes.values()))['processor']}, torch {versions['torch']}. `trl` scores every position on a CPU, "
-        "supervised or not; on a GPU its kernel scores supervised ones only, so the ratios there will differ. The mixture "
-        "(lambda = 0.01) reads the whole vocabulary for the supervised tokens: smile against mixture is what the subset "
-        "itself saves.",
+        f"{next(iter(shapes.values()))['processor']}, torch {versions['torch']}. On a CPU, `trl` computes logits for "
+        "every position, supervised or not; on a GPU its kernel does so only for supervised positions, so the ratios there "
+        "will differ. The mixture (lambda = 0.01) uses the whole vocabulary for the supervised tokens; the difference "
+        "between smile and mixture is therefore the saving of the subset itself.",
     ]
     return "\n".join(lines)

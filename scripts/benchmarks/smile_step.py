@@ -261,11 +261,11 @@ def markdown(result: dict[str, Any]) -> str:
         "## `smile_step`: the whole training step",
         "",
         "`python scripts/benchmark.py smile_step`: forward, backward and AdamW in fp32 on one thread, random weights, "
-        "captions of COCO's lengths. SMILE goes through the captioner's tap with `SmileObjective`, MLE through the "
-        "model's own forward and loss over full logits; *MLE, tapped* is `mle_weight=1` through the same tap, which "
-        "computes logits of supervised tokens only. Model and batch are the same, the paths take turns in one process. "
-        "Speedups are ratios of CPU-seconds within a repetition, above 1 where SMILE is faster: median [quartiles], and "
-        "an interval that holds the true median with at least 95 % where there are 6 repetitions or more.",
+        "captions of COCO's lengths. SMILE uses the captioner's tap with `SmileObjective`. MLE uses the model's own "
+        "forward and loss over full logits. *MLE, tapped* is `mle_weight=1` through the same tap, which computes logits of "
+        "supervised tokens only. All paths train the same model on the same batches, alternating in one process. "
+        "Speedups are ratios of CPU-seconds within a repetition, above 1 if SMILE is faster: median [quartiles], and "
+        "an interval that contains the true median with at least 95 % from 6 repetitions on.",
         "",
         "| shape | B | supervised tokens | trained | MLE / tapped MLE / SMILE, s | over MLE | interval | at least "
         "| over MLE, tapped | repetitions (seeds) |",
@@ -297,14 +297,13 @@ def markdown(result: dict[str, Any]) -> str:
         "",
         f"{'; '.join(sorted(made_with))}. Before the timing, the losses of all paths were compared with plain "
         f"computations from full logits: they differ by at most {worst:.0e} nats. `blip-base` (224 px) and `vit-gpt2` "
-        "train everything, image tower included; `llama-32k` is one layer of a 7B LLaMA with its embeddings and head, "
-        "and reads text only (with image tokens the ordinary step computes logits for these too); `clipcap` is GPT-2 "
-        "small behind 10 prefix embeddings of cached features, and `clipcap-frozen` trains nothing of it but the "
-        "mapping network.",
+        "train all weights, including the vision tower. `llama-32k` is one layer of a 7B LLaMA with its embeddings and "
+        "head, and reads text only; with image tokens, the ordinary step would compute logits for these, too. `clipcap` is "
+        "GPT-2 small with 10 prefix embeddings from cached features; `clipcap-frozen` trains only its mapping network.",
         "",
-        "How to read it: an interval that reaches below 1 shows no difference between the steps, not that SMILE is "
-        "faster; one that reaches below its bar leaves open whether the true median clears it. Where captions are "
-        "many, most of the gain over the ordinary step is the tap's, which leaves out the logits of prefix and padding: "
-        "*over MLE, tapped* is what SMILE's loss adds to that.",
+        "How to read it: if the interval contains 1, no difference between the steps was shown. If it contains the value "
+        "in *at least*, it is open whether the true median reaches that value. In large batches, most of the gain over the "
+        "ordinary step comes from the tap, which skips the logits of prefix and padding: *over MLE, tapped* is the gain "
+        "that SMILE's loss adds.",
     ]
     return "\n".join(lines)
