@@ -182,6 +182,7 @@ def run_here(name: str, log: Path, tests: Sequence[str]) -> int:
     asked = list(tests) or chosen_files(seed=CONFIGURATIONS[name].seed)
     recorder = _Log(log, asked)
     options = ["-m", "not slow", "-n", str(WORKERS), "--dist", "loadfile", "-p", "no:cacheprovider"]
+    options += ["--no-loadscope-reorder"]  # else xdist starts with the largest files, whatever their order
     status = int(pytest.main([*options, *asked], plugins=[recorder]))
     if recorder.ended:
         result = _summary(json.loads(log.read_text(encoding="utf-8")))

@@ -14,7 +14,7 @@ import yaml
 
 from hf_captionrl.evaluate_modules import MODULES, path
 from hf_captionrl.evaluate_modules.page import build_page, compute_from_json
-from tests.closeness import close
+from tests.closeness import within
 
 
 @pytest.fixture(params=sorted(MODULES))
@@ -54,10 +54,10 @@ def test_cases(name, evaluate):
         found = metric.compute(**{key: value for key, value in case.items() if key != "result"})
         assert case["result"]
         for key, value in case["result"].items():
-            assert found[key] == close(value, dtype="float32"), key
+            assert found[key] == within(value, 1e-6, dtype="float64"), key  # written with six digits
         # A wrong number would be seen.
         number = next(value for value in case["result"].values() if isinstance(value, float | int))
-        assert number + 1e-4 != close(number, dtype="float32")
+        assert number + 1e-4 != within(number, 1e-6, dtype="float64")
 
 
 def test_card_says_what_the_module_says(name):
