@@ -46,7 +46,7 @@ def test_lora_goes_where_it_is_told_and_trains(task_type, tmp_path, scenes):
     assert changed
     assert all("lora" in name for name in changed)
     batch = trainer.captioner.collate(tiny_images(3), tiny_captions(3))
-    assert trainer.captioner.self_check(batch) < 1e-4  # the tap sees the adapter
+    assert trainer.captioner.self_check(batch) < 1e-3  # the tap sees the adapter
     assert not trainer.captioner.use_full_logits
     trainer.save_model()
     images = trainer.captioner.encode_images(tiny_images(3))
