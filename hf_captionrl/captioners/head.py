@@ -277,7 +277,10 @@ def _run_objective(
         return HeadOutput(head(captured[-1]))
 
 
-_ADDED_BY_PEFT = ("inputs_embeds", "output_attentions", "output_hidden_states", "return_dict")
+_ADDED_BY_PEFT = (
+    *("inputs_embeds", "output_attentions", "output_hidden_states", "return_dict"),
+    *("decoder_input_ids", "decoder_attention_mask", "decoder_inputs_embeds"),
+)
 
 
 @functools.cache

@@ -263,14 +263,15 @@ def test_model_init_makes_what_a_model_may_be(kind, tmp_path, scenes):
         model, processor = tiny_blip()
         return load_captioner(model, processor=processor) if kind == "captioner" else model
 
-    trainer = make(tmp_path / "out", scenes, trainer_arguments={"model_init": init, "processing_class": processor})
+    given = {"model_init": init, "processing_class": processor}
+    trainer = make(tmp_path / "out", scenes, trainer_arguments=given, data_seed=42)
     assert trials == [None]
     trainer.train(trial={"learning_rate": 0.1})
     assert trials == [None, {"learning_rate": 0.1}]
     assert isinstance(trainer.captioner, Captioner)
     assert trainer.captioner.model is trainer.accelerator.unwrap_model(trainer.model)
     assert trainer.caption_collator.captioner is trainer.captioner
-    plain = make(tmp_path / "plain", scenes)
+    plain = make(tmp_path / "plain", scenes, data_seed=42)
     plain.train()
     assert all(torch.equal(weights(trainer)[name], value) for name, value in weights(plain).items())
 

@@ -47,7 +47,7 @@ def test_lora_goes_where_it_is_told_and_trains(task_type, tmp_path, scenes):
     assert changed
     assert all("lora" in name for name in changed)
     batch = trainer.captioner.collate(tiny_images(3), tiny_captions(3))
-    assert trainer.captioner.self_check(batch) < resolution(10.0, ulps=64)  # the tap sees the adapter
+    assert trainer.captioner.self_check(batch) < resolution(8.0, ulps=1024)  # the tap sees the adapter
     assert not trainer.captioner.use_full_logits
     trainer.save_model()
     images = trainer.captioner.encode_images(tiny_images(3))

@@ -59,7 +59,7 @@ REFUSED_RL = {
 }
 
 TESTED = {
-    "auto_find_batch_size": "test_a_batch_that_does_not_fit_is_halved",
+    "auto_find_batch_size": "test_a_batch_that_does_not_fit_is_made_smaller",
     "data_seed": "test_the_data_seed_draws_batches_and_captions",
     "dataloader_drop_last": "test_the_incomplete_last_batch",
     "dataloader_in_order": "test_loader_settings",
@@ -227,7 +227,7 @@ def same(a, b):
     return all(torch.equal(a[name], b[name]) for name in a)
 
 
-def test_a_batch_that_does_not_fit_is_halved(tmp_path, scenes):
+def test_a_batch_that_does_not_fit_is_made_smaller(tmp_path, scenes):
     sizes = []
 
     class Small(SmileTrainer):
@@ -347,7 +347,8 @@ def test_evaluation_at_the_start_and_by_plateau(tmp_path, scenes):
     entries = [entry for entry in trainer.state.log_history if "eval_loss" in entry]
     assert [entry["step"] for entry in entries] == [0, 1, 2]
     assert trainer.args.metric_for_best_model == "loss"
-    assert trainer.lr_scheduler.best == min(entry["eval_loss"] for entry in entries[1:])
+    # The scheduler itself overlooks gains of less than one in 10,000.
+    assert trainer.lr_scheduler.best == pytest.approx(min(entry["eval_loss"] for entry in entries[1:]), rel=2e-4)
 
 
 def test_the_batch_size_of_evaluation(tmp_path, scenes, monkeypatch):
