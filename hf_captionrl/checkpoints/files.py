@@ -70,16 +70,19 @@ def find_file(name: str, file: str, revision: str | None = None) -> str | None:
     Returns:
         `str`: None where the checkpoint lacks the file or the Hub cannot be reached.
     """
+    from huggingface_hub.utils import httpx
     from transformers.utils import cached_file
 
-    return cached_file(
-        name,
-        file,
-        revision=revision,
-        _raise_exceptions_for_gated_repo=False,
-        _raise_exceptions_for_missing_entries=False,
-        _raise_exceptions_for_connection_errors=False,
-    )
+    quiet: dict[str, Any] = {
+        "revision": revision,
+        "_raise_exceptions_for_gated_repo": False,
+        "_raise_exceptions_for_missing_entries": False,
+        "_raise_exceptions_for_connection_errors": False,
+    }
+    try:
+        return cached_file(name, file, **quiet)
+    except httpx.HTTPError:  # a connection that breaks in the middle
+        return cached_file(name, file, local_files_only=True, **quiet)
 
 
 def shown(path: str | os.PathLike[str]) -> str:

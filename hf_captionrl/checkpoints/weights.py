@@ -119,6 +119,7 @@ def find_weights(name: str, revision: str | None = None, files: Sequence[str] = 
 
 @functools.lru_cache(maxsize=64)
 def _tell(name: str, revision: str) -> None:
+    """Say once where weights come from."""
     logger.warning(
         "%s has no safetensors on its main revision: the weights of %s are used, which the Hub's bot converted.",
         name,
@@ -185,8 +186,8 @@ def _pull_request(name: str, files: Sequence[str]) -> str | None:
 
 def _open_pull_requests(name: str) -> list[str]:
     """Revisions that the Hub's bot converted from the pickles that the main revision has; newest first."""
-    import httpx
     from huggingface_hub import HfApi, constants
+    from huggingface_hub.utils import httpx
 
     if constants.HF_HUB_OFFLINE:
         return []

@@ -111,9 +111,9 @@ def _umask() -> int:
 
 def _downloaded(name: str, revision: str | None, *, with_weights: bool) -> Path:
     """A repository on the Hub as a folder, pickles included if they are to be converted."""
-    import httpx
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+    from huggingface_hub.utils import httpx
 
     if hub_name(name) is None or name.startswith((".", "~")):
         raise FileNotFoundError(

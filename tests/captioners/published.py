@@ -93,7 +93,10 @@ def shrunken(name: str, folder: Path, *, dtype: torch.dtype, formats: str, drop:
     torch.manual_seed(0)
     config.quantization_config = None
     loader = getattr(transformers, (config.architectures or ["SiglipModel"])[0])
-    model = loader(config).to(dtype)
+    model = loader(config)
+    if hasattr(model, "query_tokens"):  # zero at first, where the gradient of the layer norm behind them overflows
+        torch.nn.init.normal_(model.query_tokens, std=0.02)
+    model = model.to(dtype)
     scratch = folder / "scratch"
     size = sum(p.numel() * p.element_size() for p in model.parameters())
     model.save_pretrained(scratch, max_shard_size=size * 2 // 3 if formats.startswith("sharded") else size * 2)

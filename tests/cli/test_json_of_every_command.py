@@ -10,6 +10,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+import torch
 
 from hf_captionrl.cli import main
 from hf_captionrl.data import open_image
@@ -44,6 +45,7 @@ RUNS = {
     "boost": ["--max_images", "4", "--output", "boosted"],
     "card": ["boosted", "--license", "mit"],
     "push": ["boosted", "--dry_run"],
+    "convert": ["old.bin", "new.safetensors"],
     "demo": ["--no_browser"],
     "train": ["smile", "--steps", "3", "--hub_token", TOKEN],
 }
@@ -112,6 +114,7 @@ def world(tmp_path_factory):
         lines = [json.dumps({"image_id": i, "caption": c}) + "\n" for i, c in pairs]
         (folder / f"{name}.jsonl").write_text("".join(lines))
     open_image(scenes[0]["image"]).save(folder / "photo.png")
+    torch.save({"weight": torch.ones(2)}, folder / "old.bin")
     (folder / "recipes").mkdir()
     (folder / "recipes" / "smile_blip.py").write_text(RECIPE)
     said = {}
