@@ -138,7 +138,7 @@ BAGS = {
 @pytest.mark.parametrize("kind", BAGS)
 def test_bad_input_to_self_retrieval(kind, tmp_path, monkeypatch, capsys):
     argv, message = BAGS[kind]
-    own = [*SMALL[:8], "--perplexity_name_or_path", "none", "--output_dir", str(tmp_path / "out"), "--variants", "{}"]
+    own = [*SMALL[:7], "--perplexity_name_or_path", "none", "--output_dir", str(tmp_path / "out"), "--variants", "{}"]
     own += ["--max_train_images", "16", "--max_steps", "1", "--feature_cache_dir", str(tmp_path / "cache")]
     code, said = run(self_retrieval_blip.main, [*own, *argv], monkeypatch, capsys)
     assert code == 2
