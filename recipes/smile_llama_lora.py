@@ -38,7 +38,7 @@ from hf_captionrl.recipe.instructions import format_prompt, load_instructions
 from hf_captionrl.recipe.questions import Question, answer_questions, load_questions
 from hf_captionrl.recipe.tiny_llama import TINY_LLAMA, tiny_llama
 from hf_captionrl.reports.table import print_table, write_results
-from hf_captionrl.trainers.checkpoints import has_checkpoint
+from hf_captionrl.trainers.checkpoints import begin_run, has_checkpoint
 from hf_captionrl.trainers.smile_sft_config import SCOPES, SmileSFTConfig
 from hf_captionrl.trainers.smile_sft_trainer import SmileSFTTrainer
 
@@ -317,7 +317,12 @@ def train_and_answer(
     model, tokenizer = load_model(model_args, start)
     settings = {"max_new_tokens": judge_args.answer_max_new_tokens, "batch_size": config.per_device_eval_batch_size}
     answers = {"start": answer_questions(model.to(config.device), tokenizer, prompts, **settings)}
-    for row, run in planned_runs(config, data_args).items():
+    runs = planned_runs(config, data_args)
+    if not resume and config.process_index == 0:
+        # If the first training is killed, the others must not resume from what an earlier start of this recipe left.
+        for run in runs.values():
+            begin_run(str(run.output_dir))
+    for row, run in runs.items():
         model, _ = load_model(model_args, start)
         lora = LoraConfig(
             r=model_args.lora_r,

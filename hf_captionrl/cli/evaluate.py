@@ -35,7 +35,7 @@ SUITES = ("smile", "discritune", "sle", "ndlb", "all")
 _WORDS_TITLE = "Words that tell the sources apart (local mutual information)"
 
 _DESCRIPTION = """\
-Compare captioners on one data set. Prints the table of a paper, one column a file, with 95 % bootstrap intervals and
+Compare captioners on one data set. Prints the table of a paper, one column a file, with 95 % intervals and
 marks where a file differs from the first (paired randomisation test). Writes comparison.json, comparison.md,
 lengths.png and trade_off.png. What cannot be measured here (no Java, no network, no truth) says why in its cell.
 """

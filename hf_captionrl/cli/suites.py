@@ -148,7 +148,7 @@ def _captions(judged: Judged, evaluator: Evaluator) -> dict[str, Any]:
     else:
         row.mean("mean_tokens", found["tokens"])
         row.number("std_tokens", found["std_tokens"])
-        row.mean("captions_cut", found["tokens"] > (judged.max_text_tokens or np.inf))
+        row.mean("captions_cut", found["tokens"] > (judged.max_text_tokens or np.inf), is_share=True)
     return row.result(details=True)
 
 

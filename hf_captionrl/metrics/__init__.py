@@ -4,7 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hf_captionrl.metrics.bootstrap import bootstrap_interval, paired_test
+    from hf_captionrl.metrics.bootstrap import bootstrap_interval, exact_interval, paired_test, proportion_interval
     from hf_captionrl.metrics.claims import chair, faithfulness
     from hf_captionrl.metrics.clip import clip_score, ref_clip_score
     from hf_captionrl.metrics.diversity import caption_diversity, caption_statistics
@@ -27,12 +27,14 @@ __all__ = [
     "cider_d",
     "clip_score",
     "emscore",
+    "exact_interval",
     "faithfulness",
     "length_statistics",
     "local_mutual_information",
     "meteor",
     "paired_test",
     "path",
+    "proportion_interval",
     "ref_clip_score",
     "rouge_l",
     "self_retrieval",
@@ -51,6 +53,7 @@ _MODULES = {
     "cider_d": "nlg",
     "clip_score": "clip",
     "emscore": "video",
+    "exact_interval": "bootstrap",
     "faithfulness": "claims",
     "length_statistics": "words",
     "local_mutual_information": "words",
@@ -58,6 +61,7 @@ _MODULES = {
     "spice": "java",
     "caption_statistics": "diversity",
     "paired_test": "bootstrap",
+    "proportion_interval": "bootstrap",
     "ref_clip_score": "clip",
     "rouge_l": "nlg",
     "self_retrieval": "retrieval",

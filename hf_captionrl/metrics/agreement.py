@@ -81,6 +81,8 @@ def krippendorff_alpha(
         coincidences += (np.outer(counts, counts) - np.diag(counts)) / (len(given) - 1)
     totals = coincidences.sum(axis=1)
     numbers = np.arange(len(different)) if level == "nominal" else np.asarray(different, dtype=np.float64)
+    if level == "interval":  # alpha has no unit; by a power of two, which is exact, so that no square leaves a float
+        numbers = np.ldexp(numbers, -int(np.frexp(np.abs(numbers).max())[1]))
     distances = _distances(numbers, totals, level)
     observed = (coincidences * distances).sum()
     expected = (np.outer(totals, totals) * distances).sum() / (totals.sum() - 1)

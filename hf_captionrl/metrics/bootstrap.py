@@ -1,20 +1,24 @@
-"""Error bars: bootstrap intervals over images or bags, and a test between two captioners.
+"""Error bars: bootstrap intervals over images or bags, exact ones of proportions, and a test between two captioners.
 
 Legend: N samples (captions), R resamples.
 """
 
 from collections.abc import Sequence
+from numbers import Integral
 from typing import Any
 
 import numpy as np
 
-__all__ = ["bootstrap_interval", "paired_test"]
+__all__ = ["bootstrap_interval", "exact_interval", "paired_test", "proportion_interval"]
 
 # Draws of one slice: bounds the memory at 64 MiB whatever N and R are.
 _DRAWS = 2**22
 # Where samples take fewer different values than one in so many, how often each value was drawn is drawn instead of the
 # samples: the same distribution (multinomial), a hundred times faster for recalls, whose values are 0 and 1.
 _SAMPLES_A_VALUE = 16
+_LARGEST = (np.finfo(np.float64).min, np.finfo(np.float64).max)
+# How far two sums of the same numbers in another order may be apart, as a share of the sum of their magnitudes.
+_ROUNDING = 64 * np.finfo(np.float64).eps
 
 
 def check_values(values: Any, name: str) -> np.ndarray:
@@ -26,9 +30,16 @@ def check_values(values: Any, name: str) -> np.ndarray:
     Returns:
         `numpy.ndarray` of shape `(N,)`: float64.
     Raises:
-        ValueError: If they are not a vector, are empty or one is not finite (its index is named).
+        ValueError: If they are not a vector of numbers, are empty or one is not finite (its index is named).
     """
-    array = np.asarray(values, dtype=np.float64)
+    if hasattr(
+        values, "detach"
+    ):  # a tensor, of which NumPy knows neither bf16 nor GPUs; torch takes seconds to import
+        values = values.detach().double().cpu()
+    try:
+        array = np.asarray(values, dtype=np.float64)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ValueError(f"{name} must be a list of numbers that a float can hold: {error}.") from error
     if array.ndim != 1 or len(array) == 0:
         raise ValueError(f"{name} must be a list of numbers that is not empty, got shape {array.shape}.")
     bad = np.flatnonzero(~np.isfinite(array))
@@ -37,6 +48,21 @@ def check_values(values: Any, name: str) -> np.ndarray:
             f"{name}[{bad[0]}] is {array[bad[0]]} ({len(bad)} such of {len(array)}). Leave the sample out."
         )
     return array
+
+
+def _scaled(*vectors: np.ndarray) -> tuple[int, list[np.ndarray]]:
+    """Vectors divided by a power of two, which is exact, so that none of their sums overflows; and its exponent."""
+    largest = max(float(np.abs(vector).max()) for vector in vectors)
+    exponent = int(np.frexp(largest)[1]) + 1
+    return exponent, [np.ldexp(vector, -exponent) for vector in vectors]
+
+
+def _unscaled(value: float, exponent: int) -> float:
+    with np.errstate(over="ignore"):
+        found = float(np.ldexp(value, exponent))
+    if not np.isfinite(found):
+        raise ValueError(f"The result, {value} * 2**{exponent}, is too large for a float. Use larger units.")
+    return found
 
 
 def _by_group(values: np.ndarray, groups: Sequence[Any] | None) -> np.ndarray:
@@ -95,6 +121,7 @@ def bootstrap_interval(
         raise ValueError(f"confidence must be between 0 and 1, got {confidence}.")
     if num_resamples < 1:
         raise ValueError(f"num_resamples must be at least 1, got {num_resamples}.")
+    (above_exponent, (numbers,)), (below_exponent, (sizes,)) = _scaled(numbers), _scaled(sizes)
     numerators, denominators = _by_group(numbers, groups), _by_group(sizes, groups)
     total = len(numerators)
     pairs, times = np.unique(numerators + 1j * denominators, return_counts=True)
@@ -111,10 +138,100 @@ def bootstrap_interval(
             drawn = generator.integers(total, size=(size, total), dtype=np.int32)
             above, below = numerators[drawn].sum(axis=1), denominators[drawn].sum(axis=1)
         # A resample without any weight says nothing; it is as if it had not been drawn.
-        found.append(above[below > 0] / below[below > 0])
+        with np.errstate(over="ignore"):
+            found.append(above[below > 0] / below[below > 0])
+    ratios = np.concatenate(found)
+    if len(ratios) == 0:
+        raise ValueError(f"None of {num_resamples} resamples drew a sample with a weight. Use more resamples.")
     tail = (1 - confidence) / 2
-    low, high = np.quantile(np.concatenate(found), [tail, 1 - tail])
-    return float(low), float(high)
+    # Infinities have no quantiles between them.
+    low, high = np.quantile(np.clip(ratios, *_LARGEST), [tail, 1 - tail])
+    exponent = above_exponent - below_exponent
+    return _unscaled(low, exponent), _unscaled(high, exponent)
+
+
+def exact_interval(successes: int, trials: int, *, confidence: float = 0.95) -> tuple[float, float]:
+    """Clopper and Pearson's interval of a share: at its ends what was seen has a probability of exactly one tail.
+
+    Args:
+        successes: How many succeeded.
+        trials: Out of how many, at least 1, taken as independent.
+        confidence: Coverage, at least.
+
+    Returns:
+        `tuple[float, float]`: Lower and upper end, in [0, 1].
+
+    Raises:
+        ValueError: If a number is out of range.
+    """
+    from scipy.special import betaincinv
+
+    if (
+        not (isinstance(successes, Integral) and isinstance(trials, Integral))
+        or not 0 <= successes <= trials
+        or trials < 1
+    ):
+        raise ValueError(f"{successes} successes of {trials} trials: give at least one trial, and no more successes.")
+    if not 0 < confidence < 1:
+        raise ValueError(f"confidence must be between 0 and 1, got {confidence}.")
+    tail = (1 - confidence) / 2
+    failures = trials - successes
+    lower = 0.0 if successes == 0 else float(betaincinv(successes, failures + 1, tail))
+    # By the failures' share, whose lower tail is small as well: 1 - tail would round.
+    upper = 1.0 if failures == 0 else 1.0 - float(betaincinv(failures, successes + 1, tail))
+    return lower, upper
+
+
+def proportion_interval(
+    values: Any,
+    *,
+    weights: Any = None,
+    groups: Sequence[Any] | None = None,
+    confidence: float = 0.95,
+    num_resamples: int = 1000,
+    seed: int = 0,
+) -> tuple[float, float]:
+    """Interval of a proportion, which has a width at 0 and 1 too, where resampling always finds the same.
+
+    Where every caption is its own sample and succeeds or fails, the exact interval of [`exact_interval`]. Otherwise (chances,
+    ratios of counts, several captions of an image) [`bootstrap_interval`], but where all fail, or all succeed, the exact
+    interval of as many trials as there are independent samples, which is wide enough whatever the sizes of the groups.
+
+    Args:
+        values (sequence of `N` numbers): For each caption 0 or 1, a chance in between, or how many of its `weights`
+            succeeded.
+        weights (sequence of `N` numbers): How many were counted; `None` means 1 each.
+        groups (sequence of `N` labels): Image or bag of each caption; `None`: every caption is its own.
+        confidence: Coverage of the interval.
+        num_resamples: Of the bootstrap, at least 1.
+        seed: Of the bootstrap.
+    Returns:
+        `tuple[float, float]`: Lower and upper end, in [0, 1].
+    Raises:
+        ValueError: If a value is negative or above its weight, or as [`bootstrap_interval`].
+    """
+    numbers = check_values(values, "values")
+    sizes = np.ones_like(numbers) if weights is None else check_values(weights, "weights")
+    if len(sizes) != len(numbers):
+        raise ValueError(f"{len(numbers)} values and {len(sizes)} weights: pass one each.")
+    bad = np.flatnonzero((numbers < 0) | (numbers > sizes))
+    if len(bad):
+        i = bad[0]
+        raise ValueError(
+            f"values[{i}] is {numbers[i]}, outside [0, {sizes[i]}]: not a proportion. Use bootstrap_interval."
+        )
+    above, below = _by_group(numbers, groups), _by_group(sizes, groups)
+    independent = below == 1
+    if independent.all() and np.isin(above, (0, 1)).all():
+        return exact_interval(int(above.sum()), len(above), confidence=confidence)
+    samples = int((below > 0).sum())
+    if samples and not above.any():
+        return exact_interval(0, samples, confidence=confidence)
+    if samples and (numbers == sizes).all():
+        return exact_interval(samples, samples, confidence=confidence)
+    return bootstrap_interval(
+        numbers, weights=weights, groups=groups, confidence=confidence, num_resamples=num_resamples, seed=seed
+    )
 
 
 def paired_test(
@@ -151,12 +268,15 @@ def paired_test(
         raise ValueError(
             f"a has {len(first)} scores and b {len(second)}: a paired test needs the same images in both."
         )
+    exponent, (first, second) = _scaled(first, second)
     difference = first - second
     low, high = bootstrap_interval(
         difference, groups=groups, confidence=confidence, num_resamples=num_resamples, seed=seed
     )
     sums = _by_group(difference, groups)
     observed = abs(sums.sum())
+    # Sums of the same numbers in another order differ by rounding; that is no larger difference.
+    least = observed * (1 - 1e-12) - _ROUNDING * np.abs(sums).sum()
     generator = np.random.default_rng(seed)
     at_least = 0
     sizes, times = np.unique(np.abs(sums), return_counts=True)
@@ -169,12 +289,11 @@ def paired_test(
         else:
             signs = generator.integers(2, size=(number, len(sums)), dtype=np.int8)
             tossed = np.abs((2.0 * signs - 1.0) @ sums)
-        # Sums of the same numbers in another order differ by rounding; that is no larger difference.
-        at_least += int((tossed >= observed * (1 - 1e-12) - 1e-15).sum())
+        at_least += int((tossed >= least).sum())
     return {
-        "difference": float(difference.mean()),
+        "difference": _unscaled(float(difference.mean()), exponent),
         "p_value": (1 + at_least) / (1 + num_resamples),
-        "interval": (low, high),
+        "interval": (_unscaled(low, exponent), _unscaled(high, exponent)),
         "num_samples": len(difference),
         "signature": signature(
             test="randomisation", unit="caption" if groups is None else "group", resamples=num_resamples, seed=seed

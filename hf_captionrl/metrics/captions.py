@@ -1,9 +1,28 @@
 """Checks that every caption metric makes of its texts."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-__all__ = ["check_captions", "check_groups", "check_pairs"]
+__all__ = ["check_captions", "check_groups", "check_pairs", "listed_texts"]
+
+
+def listed_texts(texts: Any, name: str) -> list[Any]:
+    """What is given for each image, as a list.
+
+    Args:
+        texts: The texts, or lists of texts.
+        name: What to call them in an error.
+    Returns:
+        `list`: Not empty.
+    Raises:
+        ValueError: If there is nothing to go through, or nothing in it.
+    """
+    if isinstance(texts, Mapping) or not isinstance(texts, Iterable):
+        raise ValueError(f"{name} is {texts!r} ({type(texts).__name__}), where a list of strings belongs. Use a list.")
+    found = list(texts)
+    if not found:
+        raise ValueError(f"{name} is empty. Use at least one.")
+    return found
 
 
 def check_captions(captions: Any, name: str = "captions") -> list[str]:
@@ -19,9 +38,7 @@ def check_captions(captions: Any, name: str = "captions") -> list[str]:
     """
     if isinstance(captions, (str, bytes)):
         raise ValueError(f"{name} is one string, {captions!r}, whose characters are no captions. Pass a list.")
-    found = list(captions)
-    if not found:
-        raise ValueError(f"{name} is empty.")
+    found = listed_texts(captions, name)
     for i, caption in enumerate(found):
         if not isinstance(caption, str):
             raise ValueError(f"{name}[{i}] must be a string, got {type(caption).__name__} {caption!r}.")
@@ -44,9 +61,7 @@ def check_groups(groups: Any, name: str, minimum: int = 1) -> list[list[str]]:
     """
     if isinstance(groups, (str, bytes)):
         raise ValueError(f"{name} is one string. Pass a list of lists of captions, one list for each image.")
-    groups = list(groups)
-    if not groups:
-        raise ValueError(f"{name} is empty.")
+    groups = listed_texts(groups, name)
     found = []
     for i, captions in enumerate(groups):
         if isinstance(captions, (str, bytes)):
@@ -72,8 +87,9 @@ def check_pairs(candidates: Any, references: Any) -> tuple[list[list[str]], list
     """
     if isinstance(candidates, (str, bytes)):
         raise ValueError("candidates is one string. Pass a list with one caption for each image.")
-    listed: Sequence[Any] = list(candidates)
-    if listed and all(isinstance(c, str) for c in listed):
+    listed = listed_texts(candidates, "candidates")
+    # One string among them, and they are one caption for each image: what else there is, is what is wrong.
+    if any(isinstance(c, str) for c in listed) and not any(isinstance(c, list | tuple) for c in listed):
         ours = [[caption] for caption in check_captions(listed, "candidates")]
     else:
         ours = check_groups(listed, "candidates")

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from hf_captionrl.metrics.captions import check_captions
+from hf_captionrl.metrics.captions import check_captions, listed_texts
 from hf_captionrl.metrics.signature import signature
 from hf_captionrl.text.tokenize import ptb_tokenize
 
@@ -80,6 +80,7 @@ def chair(
             objects.
     """
     texts = check_captions(captions)
+    objects = listed_texts(objects, "objects")
     if len(texts) != len(objects):
         raise ValueError(
             f"{len(texts)} captions and {len(objects)} lists of objects: pass one each, in the same order."
@@ -94,8 +95,9 @@ def chair(
                 raise ValueError(f"{other!r} is a synonym of both {meaning[key]!r} and {name!r}. Keep one.")
     there = []
     for i, names in enumerate(objects):
-        if isinstance(names, str):
-            raise ValueError(f"objects[{i}] is the string {names!r}. Pass a list of names.")
+        if isinstance(names, str) or not isinstance(names, Iterable):
+            kind = "the string " if isinstance(names, str) else ""
+            raise ValueError(f"objects[{i}] is {kind}{names!r}. Pass a list of names.")
         for j, name in enumerate(names := list(names)):
             if not isinstance(name, str) or not name.strip():
                 raise ValueError(f"objects[{i}][{j}] is {name!r}; it must be the name of an object.")

@@ -3,6 +3,7 @@
 Legend: N captions, D features, R references of a caption.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from hf_captionrl.metrics.signature import signature
-from hf_captionrl.retrieval.checks import check_features
+from hf_captionrl.retrieval.checks import as_features, check_features, unit_length
 
 __all__ = ["CLIP_SCORE_PRESETS", "ClipScorePreset", "clip_score", "ref_clip_score", "score_prefix"]
 
@@ -40,7 +41,8 @@ CLIP_SCORE_PRESETS = {
 
 
 def _cosines(a: Any, b: Any, names: tuple[str, str]) -> Tensor:
-    if torch.as_tensor(a).dtype != torch.as_tensor(b).dtype:
+    a, b = as_features(a, names[0]), as_features(b, names[1])
+    if a.dtype != b.dtype:
         raise ValueError(
             f"{names[0]} and {names[1]} are of different dtypes. Convert one: features come from one scorer."
         )
@@ -49,7 +51,14 @@ def _cosines(a: Any, b: Any, names: tuple[str, str]) -> Tensor:
         raise ValueError(
             f"{names[0]} {tuple(first.shape)} and {names[1]} {tuple(second.shape)} must pair up row by row."
         )
-    return torch.nn.functional.cosine_similarity(first.double(), second.double(), dim=1)
+    # Not cosine_similarity, which takes rows shorter than 1e-8 for longer ones.
+    return (unit_length(first.double()) * unit_length(second.double())).sum(dim=1).clamp(-1, 1)
+
+
+def _check_scale(scale: float) -> float:
+    if not (math.isfinite(scale) and scale > 0):
+        raise ValueError(f"scale is {scale}; it must be a finite number above 0. Use 2.5 for the paper's.")
+    return scale
 
 
 def _preset(name: str) -> ClipScorePreset:
@@ -106,7 +115,7 @@ def clip_score(
         ValueError: If shapes or dtypes disagree, a row is NaN or zero (its index is named), or the preset is unknown.
     """
     chosen = _preset(preset)
-    factor = chosen.scale if scale is None else scale
+    factor = _check_scale(chosen.scale if scale is None else scale)
     clamped = chosen.clamp if clamp is None else clamp
     cosine = _cosines(text_features, image_features, ("text_features", "image_features"))
     scores = factor * (cosine.clamp(min=0) if clamped else cosine)
@@ -149,17 +158,19 @@ def ref_clip_score(
     Raises:
         ValueError: If shapes or dtypes disagree, or a row is NaN or zero (its index is named).
     """
-    image = scale * _cosines(text_features, image_features, ("text_features", "image_features")).clamp(min=0)
-    text = torch.as_tensor(text_features)
+    image = _check_scale(scale) * _cosines(text_features, image_features, ("text_features", "image_features")).clamp(
+        min=0
+    )
+    text = as_features(text_features, "text_features")
     if len(reference_features) != len(text):
         raise ValueError(f"{len(text)} captions and {len(reference_features)} sets of references: pass one each.")
     nearest = torch.empty_like(image)
     for i, features in enumerate(reference_features):
-        rows = torch.as_tensor(features)
+        rows = as_features(features, f"reference_features[{i}]")
         same = text[i : i + 1].expand(len(rows), -1) if rows.ndim == 2 else text[i : i + 1]
         nearest[i] = _cosines(same, rows, (f"text_features[{i}]", f"reference_features[{i}]")).max().clamp(min=0)
     total = image + nearest
-    scores = torch.where(total > 0, 2 * image * nearest / total.clamp(min=1e-300), torch.zeros_like(total))
+    scores = torch.where(total > 0, 2 * image * (nearest / total), torch.zeros_like(total))
     return {
         "ref_clip_score": float(scores.mean()),
         "clip_score": float(image.mean()),

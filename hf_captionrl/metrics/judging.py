@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hf_captionrl.metrics.bootstrap import bootstrap_interval
+from hf_captionrl.metrics.captions import listed_texts
 from hf_captionrl.metrics.diversity import caption_statistics
 from hf_captionrl.metrics.signature import signature
 
@@ -105,8 +106,9 @@ def answer_statistics(answers: Sequence[str]) -> dict[str, Any]:
     Raises:
         ValueError: If there are no answers, or one is not a string.
     """
-    if isinstance(answers, str) or len(answers) == 0:
-        raise ValueError("answers is one string or empty. Pass a list with one answer a question.")
+    if isinstance(answers, str):
+        raise ValueError("answers is one string. Pass a list with one answer a question.")
+    answers = listed_texts(answers, "answers, one answer a question,")
     spoken = [answer for answer in answers if not (isinstance(answer, str) and not answer.strip())]
     result: dict[str, Any] = {"length": 0.0, "lexical_diversity": 0.0}
     if spoken:

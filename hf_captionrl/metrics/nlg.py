@@ -18,6 +18,8 @@ from hf_captionrl.text.tokenize import ptb_tokenize
 
 __all__ = ["bleu", "cider", "cider_d", "rouge_l"]
 
+_MAX_BETA = 1e6  # recall alone counts then
+
 
 def _tokenised(candidates: Any, references: Any) -> tuple[list[list[list[str]]], list[list[list[str]]]]:
     ours, theirs = check_pairs(candidates, references)
@@ -142,8 +144,8 @@ def rouge_l(candidates: Any, references: Any, *, beta: float = 1.2) -> dict[str,
     Raises:
         ValueError: If the texts do not pair up, one is bad (its index is named), or beta is negative.
     """
-    if not beta >= 0:
-        raise ValueError(f"beta must be 0 or more, got {beta}.")
+    if not 0 <= beta <= _MAX_BETA:
+        raise ValueError(f"beta must be 0 or more, got {beta}. Use at most {_MAX_BETA:g}.")
     ours, theirs = _tokenised(candidates, references)
     scores = []
     for group, others in zip(ours, theirs, strict=True):

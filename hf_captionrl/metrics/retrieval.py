@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hf_captionrl.metrics.bootstrap import bootstrap_interval
+from hf_captionrl.metrics.bootstrap import proportion_interval
 from hf_captionrl.metrics.signature import signature
-from hf_captionrl.retrieval.checks import as_features, check_bag, check_features, check_targets
+from hf_captionrl.retrieval.checks import as_features, check_bag, check_targets, unit_rows
 from hf_captionrl.retrieval.ranking import (
     bag_ranks,
     distractor_recall,
@@ -66,7 +66,8 @@ def self_retrieval(
         seed: Seed of `"sampled"` and of the bootstrap.
         repeats: Draws per caption of `"sampled"`.
         duplicates: What to do with images of identical features: `"count"` them, or `"merge"` them into one.
-        num_bootstrap: Resamples for the `<key>_ci` intervals, over images or bags; 0 leaves them out.
+        num_bootstrap: Resamples for the `<key>_ci` intervals, over images or bags, where they are not exact (see
+            [`proportion_interval`]); 0 leaves them out.
         confidence: Share of resamples inside an interval.
         block_size: Captions ranked at a time; `None` keeps a block of scores near 64 MiB.
         scorer: Scorer and revision, for the signature.
@@ -90,8 +91,8 @@ def self_retrieval(
     dtype = str(text_features.dtype).removeprefix("torch.")
     if text_features.dtype != image_features.dtype:
         ranks(text_features, image_features, targets)  # raises, with the reason
-    text = torch.nn.functional.normalize(check_features(text_features, "text_features"), dim=1)
-    images = torch.nn.functional.normalize(check_features(image_features, "image_features"), dim=1)
+    text = unit_rows(text_features, "text_features")
+    images = unit_rows(image_features, "image_features")
     owners = check_targets(targets, len(text), len(images))
     first = duplicate_images(images)
     num_duplicates = int((first != torch.arange(len(first))).sum())
@@ -121,7 +122,7 @@ def self_retrieval(
     result |= {f"{key}_per_sample": values for key, values in recalls.items()}
     if num_bootstrap:
         for key, values in recalls.items():
-            result[f"{key}_ci"] = bootstrap_interval(
+            result[f"{key}_ci"] = proportion_interval(
                 values, groups=ranked.groups.tolist(), confidence=confidence, num_resamples=num_bootstrap, seed=seed
             )
     return result | {
@@ -254,7 +255,7 @@ def _check_options(
         raise ValueError(f"duplicates must be 'count' or 'merge', got {duplicates!r}.")
     if len(ks) == 0 or any(isinstance(k, bool) or not isinstance(k, Integral) or k < 1 for k in ks):
         raise ValueError(f"ks must be positive integers, got {tuple(ks)}.")
-    if num_distractors is not None and num_distractors < 1:
-        raise ValueError(f"num_distractors must be at least 1, got {num_distractors}.")
+    if num_distractors is not None and (not isinstance(num_distractors, Integral) or num_distractors < 1):
+        raise ValueError(f"num_distractors must be at least 1, a whole number, got {num_distractors}.")
     if num_bootstrap < 0:
         raise ValueError(f"num_bootstrap must not be negative, got {num_bootstrap}.")

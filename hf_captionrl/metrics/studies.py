@@ -5,16 +5,13 @@ Pure functions of what people answered; `hf_captionrl.data.study_files` reads th
 
 from __future__ import annotations
 
-import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from itertools import combinations
 from statistics import fmean
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from hf_captionrl.metrics.agreement import krippendorff_alpha
-from hf_captionrl.metrics.bootstrap import bootstrap_interval, paired_test
+from hf_captionrl.metrics.bootstrap import bootstrap_interval, exact_interval, paired_test, proportion_interval
 from hf_captionrl.metrics.signature import signature
 
 __all__ = ["Pick", "Rating", "exact_interval", "score_picks", "score_ratings"]
@@ -56,59 +53,21 @@ class Rating(NamedTuple):
     values: tuple[int, ...]
 
 
-def exact_interval(successes: int, trials: int, *, confidence: float = 0.95) -> tuple[float, float]:
-    """Clopper and Pearson's interval of a share: at its ends what was seen has a probability of exactly one tail.
-
-    Args:
-        successes: How many succeeded.
-        trials: Out of how many, at least 1, taken as independent.
-        confidence: Coverage, at least.
-
-    Returns:
-        `tuple[float, float]`: Lower and upper end, in [0, 1].
-
-    Raises:
-        ValueError: If a number is out of range.
-    """
-    if trials < 1 or not 0 <= successes <= trials:
-        raise ValueError(f"{successes} successes of {trials} trials: give at least one trial, and no more successes.")
-    if not 0 < confidence < 1:
-        raise ValueError(f"confidence must be between 0 and 1, got {confidence}.")
-    tail = (1 - confidence) / 2
-    counts = np.arange(trials + 1)
-    factorials = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, trials + 1)))])
-    choices = factorials[trials] - factorials - factorials[::-1]
-
-    def at_most(count: int, share: float) -> float:
-        terms = choices + counts * math.log(share) + (trials - counts) * math.log1p(-share)
-        return float(np.exp(terms[: count + 1]).sum())
-
-    def share_where(count: int, wanted: float) -> float:
-        """`at_most(count, share)` falls from 1 to 0 as the share grows."""
-        low, high = 0.0, 1.0
-        for _ in range(60):
-            middle = (low + high) / 2
-            low, high = (middle, high) if at_most(count, middle) > wanted else (low, middle)
-        return (low + high) / 2
-
-    lower = 0.0 if successes == 0 else share_where(successes - 1, 1 - tail)
-    upper = 1.0 if successes == trials else share_where(successes, tail)
-    return lower, upper
-
-
 def _intervals(
     key: str,
     values: Sequence[float],
     questions: Sequence[Hashable],
     participants: Sequence[Hashable],
     options: Mapping[str, Any],
+    *,
+    interval: Callable[..., tuple[float, float]] = bootstrap_interval,
 ) -> dict[str, Any]:
     """A mean, its interval over questions and its interval over participants; `<key>_ci` is the wider of the two."""
     found: dict[str, Any] = {key: float(fmean(values))}
     ends = {}
     for name, labels in (("questions", questions), ("participants", participants)):
         # One participant drawn again and again is always the same one: that is no interval.
-        ends[name] = bootstrap_interval(values, groups=labels, **options) if len(set(labels)) > 1 else None
+        ends[name] = interval(values, groups=labels, **options) if len(set(labels)) > 1 else None
         found[f"{key}_ci_{name}"] = ends[name]
     known = [interval for interval in ends.values() if interval is not None]
     found[f"{key}_ci"] = max(known, key=lambda interval: interval[1] - interval[0]) if known else None
@@ -219,6 +178,7 @@ def score_picks(
                 [pick.group for pick in own],
                 [pick.participant for pick in own],
                 options,
+                interval=proportion_interval,
             )
             row["accuracy_exact_ci"] = exact_interval(row["correct"], len(own), confidence=confidence)
         else:

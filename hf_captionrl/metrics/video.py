@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hf_captionrl.metrics.signature import signature
-from hf_captionrl.retrieval.checks import check_features
+from hf_captionrl.retrieval.checks import check_features, unit_length
 
 __all__ = ["emscore"]
 
@@ -90,7 +90,7 @@ def emscore(
 
 def _unit(features: Any, name: str, tokens: Tensor | None = None) -> Tensor:
     """Features at unit length, as many of them as the tokens have, and where the tokens are."""
-    rows = torch.nn.functional.normalize(check_features(features, name).double(), dim=1)
+    rows = unit_length(check_features(features, name).double())
     if tokens is not None and rows.shape[1] != tokens.shape[1]:
         owner = name[name.index("[") :].split("]")[0] + "]"
         raise ValueError(f"token_features{owner} have {tokens.shape[1]} features, {name} {rows.shape[1]}.")
@@ -100,10 +100,10 @@ def _unit(features: Any, name: str, tokens: Tensor | None = None) -> Tensor:
 def _weights(weights: Any, rows: Tensor, name: str) -> Tensor:
     """A weight for each row, where the rows are."""
     number = len(rows)
-    found = rows.new_ones(number) if weights is None else torch.as_tensor(weights).to(rows.device, rows.dtype)
-    if found.shape != (number,) or not bool((found >= 0).all()) or not float(found.sum()) > 0:
-        raise ValueError(f"{name} must hold {number} weights that are not negative and not all 0.")
-    return found
+    found = rows.new_ones(number) if weights is None else torch.as_tensor(weights, dtype=rows.dtype).to(rows.device)
+    if found.shape != (number,) or not bool(((found >= 0) & found.isfinite()).all()) or not bool((found > 0).any()):
+        raise ValueError(f"{name} must hold {number} weights that are finite, not negative and not all 0.")
+    return found / found.amax() if float(found.amax()) > 2.0**500 else found  # their sum must not overflow
 
 
 def _matching(tokens: Tensor, weights: Tensor, others: Tensor, other_weights: Tensor, whole: Tensor) -> Tensor:

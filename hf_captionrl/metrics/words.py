@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -76,8 +77,8 @@ def local_mutual_information(counts: Mapping[str, Mapping[str, int]]) -> dict[st
         raise ValueError(f"There is {len(counts)} source; words tell sources apart, so give two or more.")
     for source, words in counts.items():
         for word, count in words.items():
-            if count < 0:
-                raise ValueError(f"counts[{source!r}][{word!r}] is {count}; counts are 0 or more.")
+            if not (isinstance(count, Real) and 0 <= count < math.inf):
+                raise ValueError(f"counts[{source!r}][{word!r}] is {count}; counts are numbers of 0 or more.")
     of_word: Counter[str] = Counter()
     for words in counts.values():
         of_word.update(words)

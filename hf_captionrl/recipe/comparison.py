@@ -18,7 +18,7 @@ from hf_captionrl.recipe.publication import check_hub_strategy, defer_push, push
 from hf_captionrl.recipe.report import write_report
 from hf_captionrl.reports.table import COLUMNS, Column
 from hf_captionrl.trainers import CaptionConfig, CaptionTrainer
-from hf_captionrl.trainers.checkpoints import has_checkpoint
+from hf_captionrl.trainers.checkpoints import begin_run, has_checkpoint
 
 __all__ = ["START", "Comparison", "Run", "alone_in", "defer_push", "finish", "resumes", "train_runs"]
 
@@ -125,8 +125,13 @@ def train_runs(
     """
     result = Comparison()
     before: dict[str, dict[str, float]] = {}  # the first point of a curve, by the captioner that it starts from
-    for run in runs:
+    for number, run in enumerate(runs):
         trainer = run.make()
+        if number == 0 and not resume and trainer.is_world_process_zero():
+            # In every folder, before the first training starts: if it is killed, the others must not resume from what an
+            # earlier start of this recipe left.
+            for each in runs:
+                begin_run(output_dir / each.folder)
         if not result.captions:
             result.captions[START] = trainer.generate_captions(test)
             result.rows.append(evaluator.row(START, result.captions[START]))

@@ -21,7 +21,7 @@ WITHIN_NOISE = " ≈"
 """Stands behind a name whose difference from the best could be chance."""
 
 _LEGEND = (
-    "± or [low, high]: 95 % bootstrap interval over bags, or images where a number is not about bags. "
+    "± or [low, high]: 95 % interval over bags, or images where a number is not about bags. "
     "≈: not told apart from the first row, for the 95 % interval of their difference (paired bootstrap over bags) holds 0. "
     "Read retrieval together with the numbers for faithfulness: a caption that invents details can retrieve better than a "
     "true one."

@@ -31,7 +31,7 @@ _COLUMNS = {
 
 _LEGENDS = {
     "retrieval": (
-        "Accuracy: share of questions with the right image picked; by chance {chance:.3f}. ± or [low, high]: 95 % bootstrap "
+        "Accuracy: share of questions with the right image picked; by chance {chance:.3f}. ± or [low, high]: 95 % "
         "interval over sets of images or over participants, whichever is wider. Exact binomial: Clopper and Pearson's "
         "interval, as if all answers were independent."
     ),

@@ -212,4 +212,7 @@ def _scores(text_features: Any, image_features: Any, targets: Any) -> tuple[Tens
             "Both must come from one scorer."
         )
     columns = check_targets(targets, len(text), len(images)).to(text.device)
-    return tie_copies(text @ images.T, duplicate_images(images)), columns
+    scores = text @ images.T
+    if not bool(torch.isfinite(scores).all()):
+        raise ValueError("Products of text_features and image_features overflow. Use features of unit length.")
+    return tie_copies(scores, duplicate_images(images)), columns

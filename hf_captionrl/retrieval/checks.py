@@ -4,14 +4,18 @@ Legend: N captions, M images of the pool, D features.
 """
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["as_features", "check_bag", "check_features", "check_targets"]
+__all__ = ["as_features", "check_bag", "check_features", "check_targets", "in_range", "unit_length", "unit_rows"]
+
+# Between these magnitudes neither the squares of a row underflow or overflow in float32, nor does the smallest norm that
+# `normalize` divides by (1e-12) matter.
+_SMALL, _LARGE = 2.0**-30, 2.0**40
 
 
 def as_features(features: Any, name: str = "features") -> Tensor:
@@ -64,17 +68,71 @@ def check_features(features: Any, name: str = "features") -> Tensor:
     tensor = tensor.detach()
     if tensor.dtype not in (torch.float32, torch.float64):
         tensor = tensor.float()
-    # One sum of squares finds all three faults: it is NaN, infinite or zero exactly where a row is.
-    squares = torch.linalg.vector_norm(tensor, dim=1)
-    bad = torch.nonzero(~torch.isfinite(squares) | (squares == 0)).flatten()
+    # The largest magnitude finds all three faults: it is NaN, infinite or zero exactly where a row is. A sum of squares is
+    # not: it underflows for rows of tiny numbers and overflows for rows of huge ones.
+    largest = torch.linalg.vector_norm(tensor, ord=torch.inf, dim=1)
+    bad = torch.nonzero(~torch.isfinite(largest) | (largest == 0)).flatten()
     if len(bad):
         row = int(bad[0])
-        kind = "zero" if float(squares[row]) == 0 else "NaN or infinite"
+        kind = "zero" if float(largest[row]) == 0 else "NaN or infinite"
         raise ValueError(
             f"{name}[{row}] is {kind} ({len(bad)} such rows of {len(tensor)}). A row needs a direction to be ranked: "
             "look at the caption or image it came from and leave it out."
         )
     return tensor
+
+
+def _is_extreme(largest: Tensor) -> Tensor:
+    return (largest < _SMALL) | (largest > _LARGE)
+
+
+def unit_length(rows: Tensor) -> Tensor:
+    """Scale rows to length 1, whatever their magnitude.
+
+    Args:
+        rows (`torch.Tensor` of shape `(N, D)`): Finite float32 or float64 rows, none of them zero.
+    Returns:
+        `torch.Tensor` of shape `(N, D)`: The same directions.
+    """
+    largest = torch.linalg.vector_norm(rows, ord=torch.inf, dim=1)
+    extreme = _is_extreme(largest)
+    if bool(extreme.any()):
+        rows = rows.clone()
+        rows[extreme] = rows[extreme] / largest[extreme, None]
+    return torch.nn.functional.normalize(rows, dim=1)
+
+
+def unit_rows(features: Any, name: str = "features") -> Tensor:
+    """Features scaled to length 1; what has no direction is refused.
+
+    Args:
+        features (array or tensor of shape `(N, D)`): Features of captions or images, of any length.
+        name: What to call them in an error.
+    Returns:
+        `torch.Tensor` of shape `(N, D)`: Rows of norm 1, at least float32.
+    Raises:
+        ValueError: As [`check_features`].
+    """
+    return unit_length(check_features(features, name))
+
+
+def in_range(text: Tensor, images: Tensor) -> tuple[Tensor, Tensor]:
+    """Scale features so that their products neither underflow nor overflow; each caption ranks the images as before.
+
+    Args:
+        text (`torch.Tensor` of shape `(N, D)`): Features of the captions, checked.
+        images (`torch.Tensor` of shape `(M, D)`): Features of the images, checked.
+    Returns:
+        `tuple` of two tensors: The same where their magnitudes are ordinary.
+    """
+    largest = torch.linalg.vector_norm(text, ord=torch.inf, dim=1)
+    extreme = _is_extreme(largest)
+    if bool(extreme.any()):
+        text = text.clone()
+        text[extreme] = text[extreme] / largest[extreme, None]
+    most = torch.linalg.vector_norm(images, ord=torch.inf)
+    # All by one factor: longer images may stand before shorter ones.
+    return text, images / most if bool(_is_extreme(most)) else images
 
 
 def check_targets(targets: Any, num_captions: int, num_images: int) -> Tensor:
@@ -96,7 +154,10 @@ def check_targets(targets: Any, num_captions: int, num_images: int) -> Tensor:
                 f"{num_captions} captions and {num_images} images do not pair up. Pass targets, an image row each."
             )
         return torch.arange(num_captions)
-    rows = torch.as_tensor(targets)
+    try:
+        rows = torch.as_tensor(targets)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"targets must be integers, an image row for each caption: {error}.") from error
     if rows.ndim != 1 or len(rows) != num_captions:
         raise ValueError(
             f"targets must hold one image row for each of {num_captions} captions, got shape {tuple(rows.shape)}."
@@ -123,8 +184,9 @@ def check_bag(rows: Sequence[int], name: str, num_images: int) -> list[int]:
     Raises:
         ValueError: If a row is none of the pool or stands there twice, or there are fewer than two.
     """
-    if isinstance(rows, (str, bytes)):
-        raise ValueError(f"{name} must be a list of image rows, got the string {rows!r}.")
+    if isinstance(rows, (str, bytes)) or not isinstance(rows, Iterable):
+        kind = "the string " if isinstance(rows, str) else ""
+        raise ValueError(f"{name} must be a list of image rows, got {kind}{rows!r}.")
     found = []
     for row in rows:
         try:

@@ -13,6 +13,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from hf_captionrl.retrieval.checks import unit_length
+
 __all__ = ["DualEncoder", "Scorer", "TokenScorer"]
 
 _DTYPES = {
@@ -358,12 +360,12 @@ def _unit(features: Tensor, what: str, dtype: torch.dtype) -> Tensor:
             "Use a model with a pooled embedding, such as CLIP or SigLIP."
         )
     features = features.float()
-    norm = features.norm(dim=-1, keepdim=True)
-    good = torch.isfinite(norm) & (norm > 0)
+    largest = torch.linalg.vector_norm(features, ord=torch.inf, dim=1)
+    good = torch.isfinite(largest) & (largest > 0)
     if not bool(good.all()):
-        i = int((~good[:, 0]).nonzero()[0, 0])
+        i = int((~good).nonzero()[0, 0])
         raise ValueError(
-            f"the features of {what} {i} have norm {float(norm[i])} in {dtype}, but must be finite and not zero "
-            f"({int((~good).sum())} of {len(norm)} are wrong). Load the scorer with dtype='float32' or 'bfloat16'."
+            f"the features of {what} {i} have norm {float(features[i].norm())} in {dtype}, but must be finite and not zero "
+            f"({int((~good).sum())} of {len(good)} are wrong). Load the scorer with dtype='float32' or 'bfloat16'."
         )
-    return features / norm
+    return unit_length(features)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_captionrl.retrieval.checks import check_features
+from hf_captionrl.retrieval.checks import unit_rows
 from hf_captionrl.retrieval.ranking import default_block_size
 
 __all__ = [
@@ -40,7 +40,7 @@ def normalised(features: Any, name: str = "features") -> Tensor:
     Raises:
         ValueError: If a row is NaN, infinite or zero, or they are no matrix of floats.
     """
-    return torch.nn.functional.normalize(check_features(features, name).float(), dim=1)
+    return unit_rows(features, name).float()  # in this order: float64 may hold what float32 cannot
 
 
 def multimodal_features(image_features: Any, text_features: Any) -> Tensor:

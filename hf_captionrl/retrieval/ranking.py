@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .checks import as_features, check_bag, check_features, check_targets
+from .checks import as_features, check_bag, check_features, check_targets, in_range
 
 __all__ = [
     "bag_ranks",
@@ -61,7 +61,7 @@ def _pair(text_features: Any, image_features: Any) -> tuple[Tensor, Tensor]:
             f"text_features have {text.shape[1]} features and image_features {images.shape[1]}. "
             "Both must come from one scorer."
         )
-    return text, images
+    return in_range(text, images)
 
 
 def ranks_from_scores(scores: Tensor, columns: Tensor) -> Tensor:
@@ -197,6 +197,12 @@ def distractor_recall(rank: Tensor, pool_size: int, *, k: int = 1, num_distracto
             "Lower it or rank in the whole pool."
         )
     better = (torch.as_tensor(rank).double() - 1).cpu()
+    bad = torch.nonzero(~((better >= 0) & (better <= others))).flatten()
+    if len(bad):
+        i = int(bad[0])
+        raise ValueError(
+            f"rank[{i}] is {float(better[i]) + 1:g}; ranks in a pool of {pool_size} images are 1 to {pool_size}."
+        )
     # log x! for every x the formula needs, once; its differences are exact to about 1e-12.
     log_factorial = torch.lgamma(torch.arange(others + 1, dtype=torch.float64) + 1)
 

@@ -57,7 +57,7 @@ class CiderScorer:
             raise ValueError(
                 f"max_order ({max_order}) must be between 1 and the longest n-gram counted ({frequencies.max_order})."
             )
-        if not sigma > 0:
+        if not sigma > 1e-100:  # its square must not underflow
             raise ValueError(f"sigma must be above 0 words, got {sigma}.")
         self.frequencies = frequencies
         self.variant = variant

@@ -1,7 +1,11 @@
-"""Which checkpoints are whole: each is sealed when it is finished, and looked through before a run goes on from it.
+"""Which checkpoints are whole, and of which run: each is sealed when it is finished, and looked through before a resume.
 
 A kill while a checkpoint is written leaves a folder without a seal; a disk that fails later, or a careless hand, leaves
-one whose files differ from it. A run goes on from the newest one that is whole.
+one whose files differ from it. A run resumes from its newest checkpoint that is whole.
+
+A run begins with a `train` that does not resume, and gets an id. The output folder records the id of the run that uses it,
+and every checkpoint the id of the run that wrote it. A resumed run keeps the id of its checkpoint. Checkpoints of other runs
+in the same folder are neither used nor removed.
 """
 
 from __future__ import annotations
@@ -11,27 +15,135 @@ import json
 import logging
 import os
 import re
+import secrets
+import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 from hf_captionrl.checkpoints.files import check_index
 from hf_captionrl.checkpoints.weights import convert_command
 from hf_captionrl.io import write_json
 
-__all__ = ["SEAL_FILE", "checkpoint_fault", "has_checkpoint", "newest_checkpoint", "seal_checkpoint", "whole_or_older"]
+__all__ = [
+    "RUN_FILE",
+    "SEAL_FILE",
+    "begin_run",
+    "checkpoint_fault",
+    "has_checkpoint",
+    "last_sealed",
+    "newest_checkpoint",
+    "open_checkpoint",
+    "remove_older",
+    "resume_run",
+    "run_of_checkpoint",
+    "seal_checkpoint",
+    "whole_or_older",
+]
 
 logger = logging.getLogger(__name__)
 
 SEAL_FILE = "seal.json"
-"""Written last: size and SHA-256 of every other file of the checkpoint."""
+"""Written last: the id of the run, and size and SHA-256 of every other file of the checkpoint."""
+
+RUN_FILE = ".run.json"
+"""Written first, to a checkpoint and to an output folder: the id of the run."""
 
 _NAME = re.compile(r"checkpoint-(\d+)")
 # Weights that Trainers of old wrote, and that transformers' still reads where there are no others.
 _PICKLED_WEIGHTS = re.compile(r"(pytorch|adapter)_model(-\d+-of-\d+)?\.bin(\.index\.json)?")
+# What reading a damaged JSON file raises; RecursionError where lists are nested too deeply.
+_UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
 
 
 def _digest(path: Path) -> str:
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _read_run_id(path: Path) -> str | None:
+    """The `run_id` of a file; None where it names none. Raises one of `_UNREADABLE` where there is no such file."""
+    found = json.loads(path.read_text(encoding="utf-8"))["run_id"]
+    return None if found is None else str(found)
+
+
+def run_of_checkpoint(folder: str | os.PathLike[str]) -> str | None:
+    """The id of the run that wrote a checkpoint.
+
+    Args:
+        folder: The checkpoint, finished or not.
+
+    Returns:
+        `str`: The id; None where nothing names it: the checkpoint is of a plain `Trainer`, or older than these ids.
+    """
+    for name in (SEAL_FILE, RUN_FILE):
+        try:
+            return _read_run_id(Path(folder) / name)
+        except _UNREADABLE:
+            continue
+    return None
+
+
+def begin_run(folder: str | os.PathLike[str]) -> str:
+    """Record that a new run uses an output folder, so that checkpoints already there are those of other runs.
+
+    Args:
+        folder: Output folder of a trainer; made if missing.
+
+    Returns:
+        `str`: The id of the run.
+    """
+    run_id = secrets.token_hex(16)  # not of a seeded generator: two runs of one seed are two runs
+    write_json(Path(folder) / RUN_FILE, {"run_id": run_id})
+    return run_id
+
+
+def resume_run(folder: str | os.PathLike[str], checkpoint: str | os.PathLike[str]) -> str | None:
+    """Record that the run of a checkpoint uses an output folder; its later checkpoints there are renamed.
+
+    Args:
+        folder: Output folder of a trainer.
+        checkpoint: Where the run resumes, in this folder or elsewhere.
+
+    Returns:
+        `str`: The id of the run; None for a checkpoint without one.
+    """
+    run_id, folder = run_of_checkpoint(checkpoint), Path(folder)
+    step = int(json.loads((Path(checkpoint) / "trainer_state.json").read_text(encoding="utf-8"))["global_step"])
+    for path in _checkpoints(folder):
+        # Such are left where somebody resumes from an earlier one on purpose. Broken ones will be written again.
+        if _step(path) > step and run_of_checkpoint(path) == run_id and checkpoint_fault(path) is None:
+            logger.warning(
+                "%s is after the step that the run resumes from. It is now %s.", path.name, _set_aside(path)
+            )
+    write_json(folder / RUN_FILE, {"run_id": run_id})
+    return run_id
+
+
+def open_checkpoint(folder: str | os.PathLike[str], run_id: str | None) -> None:
+    """Make the folder that a checkpoint will be written to; a checkpoint of another run in its place is renamed.
+
+    Args:
+        folder: The checkpoint's.
+        run_id: Of the run that writes it; None where there is none.
+    """
+    folder = Path(folder)
+    if folder.is_dir() and any(folder.iterdir()) and run_of_checkpoint(folder) != run_id:
+        logger.warning("%s is of another run. It is kept as %s.", folder.name, _set_aside(folder))
+    (folder / SEAL_FILE).unlink(missing_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    if run_id is not None:
+        write_json(folder / RUN_FILE, {"run_id": run_id})
+
+
+def _set_aside(path: Path) -> str:
+    """Rename a checkpoint, so that no run takes it for its own or writes over it; its new name."""
+    stem = f"{path.name}-run-{(run_of_checkpoint(path) or 'unknown')[:8]}"
+    number, name = 1, stem
+    while (path.parent / name).exists():
+        number += 1
+        name = f"{stem}-{number}"
+    path.rename(path.parent / name)
+    return name
 
 
 def seal_checkpoint(folder: str | os.PathLike[str]) -> Path:
@@ -44,6 +156,7 @@ def seal_checkpoint(folder: str | os.PathLike[str]) -> Path:
         `pathlib.Path`: The seal.
     """
     folder = Path(folder)
+    run_id = run_of_checkpoint(folder)
     (folder / SEAL_FILE).unlink(missing_ok=True)
     files = {}
     for path in sorted(folder.rglob("*")):
@@ -51,11 +164,11 @@ def seal_checkpoint(folder: str | os.PathLike[str]) -> Path:
             with open(path, "r+b") as file:  # a loss of power must not undo what the seal says is there
                 os.fsync(file.fileno())
             files[path.relative_to(folder).as_posix()] = {"size": path.stat().st_size, "sha256": _digest(path)}
-    return write_json(folder / SEAL_FILE, {"files": files})
+    return write_json(folder / SEAL_FILE, {"run_id": run_id, "files": files})
 
 
 def checkpoint_fault(folder: str | os.PathLike[str]) -> str | None:
-    """What is wrong with a checkpoint: it is not whole, or holds weights as pickles, which run code when opened.
+    """What is wrong with a checkpoint: it is not whole, cannot be read, or holds weights as pickles, which run code.
 
     Args:
         folder: The checkpoint.
@@ -64,12 +177,24 @@ def checkpoint_fault(folder: str | os.PathLike[str]) -> str | None:
         `str`: In a few words; None for a checkpoint that is whole.
     """
     folder = Path(folder)
+    try:
+        return _fault(folder)
+    except OSError as error:  # no permission, or a disk that fails
+        place = ""
+        if error.filename is not None and Path(os.fsdecode(error.filename)) != folder:
+            place = f"{Path(os.fsdecode(error.filename)).name} "
+        return f"{place}cannot be read: {error.strerror or error}"
+
+
+def _fault(folder: Path) -> str | None:
     if not (folder / SEAL_FILE).is_file():
         return f"it was never finished, for it has no {SEAL_FILE}"
     try:
         files = json.loads((folder / SEAL_FILE).read_text(encoding="utf-8"))["files"]
         expected = {str(name): (int(file["size"]), str(file["sha256"])) for name, file in files.items()}
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except OSError:
+        raise
+    except _UNREADABLE:
         return f"its {SEAL_FILE} is damaged"
     # Where a Trainer looks: in the folder, and one below it for each adapter.
     inner = (path for place in folder.iterdir() if place.is_dir() for path in place.iterdir())
@@ -89,38 +214,90 @@ def checkpoint_fault(folder: str | os.PathLike[str]) -> str | None:
             return f"{name} is missing"
         if path.stat().st_size != size:
             return f"{name} has {path.stat().st_size} bytes instead of {size}"
-    return next((f"{n} is damaged" for n, (_, digest) in expected.items() if _digest(folder / n) != digest), None)
+    for name, (_, digest) in expected.items():
+        try:
+            if _digest(folder / name) != digest:
+                return f"{name} is damaged"
+        except OSError as error:  # a read that fails names no file
+            return f"{name} cannot be read: {error.strerror or error}"
+    return None
+
+
+def _step(path: Path) -> int:
+    match = _NAME.fullmatch(path.name)
+    return int(match[1]) if match else -1
 
 
 def _checkpoints(folder: Path, last: int | None = None) -> list[Path]:
     """Newest first, those of later steps than `last` left out."""
-    found = {}
-    for path in folder.iterdir() if folder.is_dir() else ():
-        match = _NAME.fullmatch(path.name)
-        if match and path.is_dir() and (last is None or int(match[1]) <= last):
-            found[int(match[1])] = path
-    return [found[step] for step in sorted(found, reverse=True)]
+    found = [path for path in folder.iterdir() if _step(path) >= 0 and path.is_dir()] if folder.is_dir() else []
+    return sorted((path for path in found if last is None or _step(path) <= last), key=_step, reverse=True)
+
+
+def _current_run(folder: Path) -> str | None:
+    """The id of the run that uses an output folder, where it records none that of all its checkpoints.
+
+    Raises:
+        ValueError: If it records none, and checkpoints are of several runs.
+    """
+    try:
+        return _read_run_id(folder / RUN_FILE)
+    except _UNREADABLE:
+        pass
+    runs = {run_of_checkpoint(path): path for path in _checkpoints(folder) if _is_sealed(path)}
+    if len(runs) > 1:
+        names = " and ".join(sorted(path.name for path in runs.values()))
+        raise ValueError(
+            f"{str(folder)!r} has checkpoints of {len(runs)} runs ({names}, for example) and no {RUN_FILE} that says which "
+            "one uses it. Use the path of a checkpoint as resume_from_checkpoint."
+        )
+    return next(iter(runs), None)
 
 
 def has_checkpoint(folder: str | os.PathLike[str]) -> bool:
-    """Whether a folder holds a checkpoint that was finished, whole or not; a warning if it holds only others.
+    """Whether the run that uses a folder has finished a checkpoint there, whole or not; a warning if there are only others.
 
     Args:
         folder: Output folder of a trainer; need not be there.
 
     Returns:
-        `bool`: True if a run can be expected to go on from it; False if nothing was lost that one could go on from.
+        `bool`: True if a run can be expected to resume there; False if that run lost nothing.
     """
-    found = _checkpoints(Path(folder))
-    if any((path / SEAL_FILE).is_file() for path in found):
+    folder = Path(folder)
+    found = _checkpoints(folder)
+    try:
+        run_id = _current_run(folder)
+    except ValueError:
+        return True  # whoever resumes is told why that cannot be
+    mine = [path for path in found if run_of_checkpoint(path) == run_id]
+    if any(_is_sealed(path) for path in mine):
         return True
-    if found:
-        logger.warning("%s was never finished. Training in %s starts anew.", found[0].name, folder)
+    if mine:
+        logger.warning("%s was never finished. Training in %s starts anew.", mine[0].name, folder)
+    elif found:
+        logger.warning(
+            "%s. Training in %s starts anew. Use resume_from_checkpoint='%s' to resume that run instead.",
+            _of_others(found),
+            folder,
+            found[0],
+        )
     return False
 
 
+def _is_sealed(path: Path) -> bool:
+    try:
+        return (path / SEAL_FILE).is_file()
+    except OSError:  # what cannot be read is lost rather than absent
+        return True
+
+
+def _of_others(paths: Sequence[Path]) -> str:
+    names = ", ".join(path.name for path in paths)
+    return f"{names} {'belongs' if len(paths) == 1 else 'belong'} to another run and {'is' if len(paths) == 1 else 'are'} not used"
+
+
 def newest_checkpoint(folder: str | os.PathLike[str], *, last: int | None = None) -> str:
-    """The newest checkpoint that is whole; one warning names those that are not, and why.
+    """The newest checkpoint that is whole, of the run that uses the folder; warnings name those left out, and why.
 
     Args:
         folder: Output folder of a trainer.
@@ -130,20 +307,35 @@ def newest_checkpoint(folder: str | os.PathLike[str], *, last: int | None = None
         `str`: Its folder.
 
     Raises:
-        ValueError: If there is no checkpoint, or none is whole.
+        ValueError: If that run has no checkpoint, none is whole, or nothing says which of several runs it is.
     """
+    return _newest(Path(folder), _current_run(Path(folder)), last)
+
+
+def _newest(folder: Path, run_id: str | None, last: int | None) -> str:
     broken: list[str] = []
-    for path in _checkpoints(Path(folder), last):
+    found = _checkpoints(folder, last)
+    others = [path for path in found if run_of_checkpoint(path) != run_id]
+    for path in found:
+        if path in others:
+            continue
         fault = checkpoint_fault(path)
         if fault is None:
             if broken:
                 logger.warning("Skipped %s. Training goes on from %s.", "; ".join(broken), path.name)
+            if others:
+                logger.warning("%s. Training resumes from %s.", _of_others(others), path.name)
             return str(path)
         broken.append(f"{path.name} ({fault})")
     if broken:
         raise ValueError(
             f"No checkpoint in {str(folder)!r} is whole: {'; '.join(broken)}. Start anew without "
             "resume_from_checkpoint, or bring a copy back."
+        )
+    if others:
+        raise ValueError(
+            f"The run that last started in {str(folder)!r} has no checkpoint: {_of_others(others)}. Start without "
+            f"resume_from_checkpoint, or use resume_from_checkpoint={str(others[0])!r} to resume that run."
         )
     raise ValueError(f"There is no checkpoint in {str(folder)!r}. Start without resume_from_checkpoint.")
 
@@ -155,7 +347,7 @@ def whole_or_older(checkpoint: str | os.PathLike[str]) -> str:
         checkpoint: Its folder.
 
     Returns:
-        `str`: The folder to go on from.
+        `str`: The folder to resume from.
 
     Raises:
         ValueError: If it is not there, or neither it nor any before it is whole.
@@ -165,9 +357,44 @@ def whole_or_older(checkpoint: str | os.PathLike[str]) -> str:
         raise ValueError(
             f"There is no checkpoint {str(checkpoint)!r}. Name its folder, or use True for the newest one in output_dir."
         )
-    match = _NAME.fullmatch(path.name)
-    if match:
-        return newest_checkpoint(path.parent, last=int(match[1]))
-    if fault := checkpoint_fault(path):
-        raise ValueError(f"The checkpoint {str(checkpoint)!r} is not whole: {fault}. Name another one.")
-    return str(path)
+    fault = checkpoint_fault(path)
+    if fault is None:
+        return str(path)
+    if _step(path) >= 0:
+        return _newest(path.parent, run_of_checkpoint(path), _step(path))
+    raise ValueError(f"The checkpoint {str(checkpoint)!r} is not whole: {fault}. Name another one.")
+
+
+def last_sealed(folder: str | os.PathLike[str], run_id: str | None) -> Path | None:
+    """The newest finished checkpoint of a run; what it holds is not read.
+
+    Args:
+        folder: Output folder of a trainer.
+        run_id: Of the run.
+
+    Returns:
+        `pathlib.Path`: Its folder; None where there is none.
+    """
+    found = _checkpoints(Path(folder))
+    return next((path for path in found if _is_sealed(path) and run_of_checkpoint(path) == run_id), None)
+
+
+def remove_older(newest: str | os.PathLike[str], *, limit: int | None, best: str | os.PathLike[str] | None) -> None:
+    """Remove the oldest checkpoints of a run, never the one just written, the best one, or one of another run.
+
+    Args:
+        newest: The checkpoint just written.
+        limit: How many to keep; None or 0 for all.
+        best: The best checkpoint.
+    """
+    if not limit or limit < 0:
+        return
+    newest = Path(newest)
+    run_id, step = run_of_checkpoint(newest), _step(newest)
+    kept = {newest.absolute(), *([] if best is None else [Path(best).absolute()])}
+    mine = [path for path in _checkpoints(newest.parent) if run_of_checkpoint(path) == run_id]
+    # The first to go are of later steps: they were broken when the run resumed before them.
+    mine.sort(key=lambda path: (_step(path) <= step, _step(path)))
+    excess = len(mine) - max(limit, len(kept & {path.absolute() for path in mine}))
+    for path in [path for path in mine if path.absolute() not in kept][: max(excess, 0)]:
+        shutil.rmtree(path, ignore_errors=True)

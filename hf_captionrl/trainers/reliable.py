@@ -14,17 +14,22 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from transformers.trainer import TRAINING_ARGS_NAME
-from transformers.trainer_utils import rotate_checkpoints
 
 from hf_captionrl.checkpoints.loading import check_checkpoint, check_kwargs
 from hf_captionrl.io import FolderLock
 from hf_captionrl.trainers.checkpoints import (
-    SEAL_FILE,
+    begin_run,
     checkpoint_fault,
+    last_sealed,
     newest_checkpoint,
+    open_checkpoint,
+    remove_older,
+    resume_run,
+    run_of_checkpoint,
     seal_checkpoint,
     whole_or_older,
 )
+from hf_captionrl.trainers.finite import first_non_finite
 from hf_captionrl.trainers.selection import CheckpointSelection
 from hf_captionrl.trainers.stopping import StopOnSignal
 
@@ -52,6 +57,11 @@ class ReliableArguments:
     def __post_init__(self) -> None:
         super().__post_init__()  # type: ignore[misc]
         _refuse_foreign_code(self)
+        if self.save_on_signal and getattr(self, "save_only_model", False):
+            logger.warning(
+                "save_only_model=True: a checkpoint saved on a signal holds the model only, and no run can resume from it. Use "
+                "save_only_model=False to resume."
+            )
 
 
 def _refuse_foreign_code(args: Any) -> None:
@@ -68,12 +78,14 @@ class ReliableTraining(CheckpointSelection):
     """The part of a trainer that survives; stands before `transformers.Trainer` among the bases.
 
     A checkpoint is sealed when it is finished, and older ones are removed only then. Resuming takes the newest one that
-    is whole. A run has its output folder for itself, and finds out before the first step whether it can write there.
+    is whole. A run has its output folder for itself, and finds out before the first step whether it can write there. It
+    neither uses nor removes checkpoints of other runs. Weights that are not finite are not saved: the run stops.
     """
 
     args: Any
     accelerator: Any
     state: Any
+    _run_id: str | None = None
 
     @staticmethod
     def _load_safely(args: Any, *, by_name: bool, model: Any = None) -> None:
@@ -106,7 +118,8 @@ class ReliableTraining(CheckpointSelection):
 
         Args:
             resume_from_checkpoint (`str` or `bool`, *optional*): True for the newest checkpoint in `args.output_dir` that is
-                whole; or a checkpoint's folder, in place of which an older one is taken if it is broken.
+                whole and of the run that last used that folder; or a checkpoint's folder, in place of which an older one
+                of the same run is taken if it is broken.
             args (`Any`): For the Trainer.
             kwargs (`Any`): For the Trainer.
 
@@ -114,8 +127,9 @@ class ReliableTraining(CheckpointSelection):
             `TrainOutput`: Of the Trainer.
 
         Raises:
-            ValueError: If another run uses the folder, or no checkpoint to resume from is whole.
+            ValueError: If another run uses the folder, no checkpoint to resume from is whole, or it holds the model only.
             OSError: If nothing can be written to the folder.
+            FloatingPointError: If weights are not finite when a checkpoint is due; nothing is saved or removed.
             RuntimeError: If a process that loads data has died.
             SystemExit: With 0, if `args.save_on_signal` and a signal came.
         """
@@ -124,15 +138,19 @@ class ReliableTraining(CheckpointSelection):
             def take_folder() -> None:
                 stack.enter_context(FolderLock(self.args.output_dir))
 
-            def choose() -> str | None:
+            def choose() -> tuple[str | None, str | None]:
+                folder = self.args.output_dir
                 if not resume_from_checkpoint:
-                    return None
+                    return None, begin_run(folder)
                 if resume_from_checkpoint is True:
-                    return newest_checkpoint(self.args.output_dir)
-                return whole_or_older(resume_from_checkpoint)
+                    checkpoint = newest_checkpoint(folder)
+                else:
+                    checkpoint = whole_or_older(resume_from_checkpoint)
+                _refuse_model_only(checkpoint)
+                return checkpoint, resume_run(folder, checkpoint)
 
             self._of_main_process(take_folder)
-            checkpoint = self._of_main_process(choose)
+            checkpoint, self._run_id = self._of_main_process(choose)
             if self.args.save_on_signal:
                 stack.enter_context(StopOnSignal(self))
             with _dead_workers_named():
@@ -150,10 +168,12 @@ class ReliableTraining(CheckpointSelection):
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         run = Path(self._get_output_dir(trial=trial))  # type: ignore[attr-defined]
         folder = run / f"checkpoint-{self.state.global_step}"
-        if self.args.should_save:
-            (folder / SEAL_FILE).unlink(missing_ok=True)
+        self._refuse_diverged(model, folder)
         limit, self.args.save_total_limit = self.args.save_total_limit, None
         try:
+            if self.args.should_save:
+                open_checkpoint(folder, self._run_id)
+            self.accelerator.wait_for_everyone()
             super()._save_checkpoint(model, trial)  # type: ignore[misc]
             self.accelerator.wait_for_everyone()
             if self.args.should_save:
@@ -164,14 +184,44 @@ class ReliableTraining(CheckpointSelection):
             raise _without_torn(folder, error) from error
         finally:
             self.args.save_total_limit = limit
-        # Not by the Trainer, which removes older checkpoints before the new one is sealed.
+        # Not by the Trainer, which removes older checkpoints before the new one is sealed, and those of other runs.
         if self.args.should_save:
-            rotate_checkpoints(
-                output_dir=str(run),
-                save_total_limit=limit,
-                best_model_checkpoint=self.state.best_model_checkpoint,
-                use_mtime=True,
+            remove_older(folder, limit=limit, best=self.state.best_model_checkpoint)
+
+    def _refuse_diverged(self, model: Any, folder: Path) -> None:
+        """Stop before a checkpoint of weights that are NaN or infinite takes the place of a good one."""
+        name = first_non_finite(model)
+        found = [name]
+        if self.accelerator.num_processes > 1:  # where weights are sharded, one process may hold all the bad ones
+            from accelerate.utils import gather_object
+
+            found = gather_object(found)
+        name = next((name for name in found if name is not None), None)
+        if name is None:
+            return
+        good = last_sealed(folder.parent, self._run_id)
+        remedy = "This run has no checkpoint from before. Start again with a lower learning_rate or max_grad_norm."
+        if good is not None:
+            remedy = (
+                f"The last checkpoint is {str(good)!r}. Start from it, with a lower learning_rate or max_grad_norm: use it as "
+                "the model of a new run."
             )
+        raise FloatingPointError(
+            f"Training has diverged: {name} is NaN or infinite after step {self.state.global_step}. {folder.name} is not saved, "
+            f"and no checkpoint is removed. {remedy}"
+        )
+
+    def _finalize_training(self, *args: Any, **kwargs: Any) -> Any:
+        # With save_total_limit=1 the Trainer removes here what is not the best, of whatever run.
+        limit, self.args.save_total_limit = self.args.save_total_limit, None
+        try:
+            output = super()._finalize_training(*args, **kwargs)  # type: ignore[misc]
+        finally:
+            self.args.save_total_limit = limit
+        best = self.state.best_model_checkpoint
+        if self.args.should_save and limit == 1 and best is not None and run_of_checkpoint(best) == self._run_id:
+            remove_older(best, limit=1, best=None)
+        return output
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:
         self._renamed = bool(load_result.unexpected_keys)
@@ -196,7 +246,13 @@ class ReliableTraining(CheckpointSelection):
 
     def _load_best_model(self) -> None:
         best = self.state.best_model_checkpoint
-        fault = self._of_main_process(lambda: checkpoint_fault(best))
+
+        def find_fault() -> str | None:
+            # The Trainer knows it by its path, where another run may have left a checkpoint of the same step.
+            other = run_of_checkpoint(best) != self._run_id
+            return "it is of another run" if other else checkpoint_fault(best)
+
+        fault = self._of_main_process(find_fault)
         if fault is None:
             self._renamed = False
             super()._load_best_model()  # type: ignore[misc]
@@ -206,6 +262,16 @@ class ReliableTraining(CheckpointSelection):
         self.note_selection(f"it is broken ({fault}), and the weights of step {self.state.global_step} are kept")
         if self.accelerator.is_main_process:
             logger.warning("%s, the best checkpoint, is broken: %s. The last weights are kept instead.", best, fault)
+
+
+def _refuse_model_only(checkpoint: str) -> None:
+    """A run that resumes without the states of optimizer, schedule and random numbers is another run."""
+    if not any(Path(checkpoint).glob("rng_state*.pth")):
+        raise ValueError(
+            f"{checkpoint!r} holds the model only (save_only_model=True): without the states of optimizer, schedule and random "
+            "numbers no run can resume from it exactly. Use it as the model of a new run, or another checkpoint; use "
+            "save_only_model=False for checkpoints that runs resume from."
+        )
 
 
 @contextlib.contextmanager
@@ -248,10 +314,9 @@ def _is_of_disk(error: Exception) -> bool:
 
 def _without_torn(folder: Path, error: Exception) -> OSError:
     """What to say when a checkpoint cannot be written; its remains are removed, so that others find room."""
+    run_id = run_of_checkpoint(folder)
     shutil.rmtree(folder, ignore_errors=True)
     cause = (isinstance(error, OSError) and error.strerror) or "the disk is full, or a limit on files is reached"
-    whole = sorted(folder.parent.glob(f"checkpoint-*/{SEAL_FILE}"), key=lambda path: path.stat().st_mtime)
-    way = "start again"
-    if whole:
-        way = f"resume_from_checkpoint=True goes on from {whole[-1].parent.name}"
+    last = last_sealed(folder.parent, run_id)
+    way = "start again" if last is None else f"resume_from_checkpoint=True goes on from {last.name}"
     return OSError(f"{folder.name} cannot be written to {str(folder.parent)!r} ({cause}). Make room there, and {way}.")

@@ -8,6 +8,7 @@ import pytest
 
 from hf_captionrl.recipe import Evaluator, Run, draw_references, train_runs
 from hf_captionrl.recipe.smile import SmileArguments, SmileRecipeConfig, _first
+from hf_captionrl.trainers.checkpoints import begin_run, open_checkpoint, seal_checkpoint
 from recipes.sle_blip import SLEBlipConfig, describe_reward
 
 
@@ -97,3 +98,36 @@ def test_the_card_of_sle_says_what_was_rewarded(tmp_path):
     assert "over the baseline leave_one_out" in other
     assert "bleu34" not in other
     assert said(alpha=1.0, baseline="none") == "1 times the CIDEr-D of 5 sampled captions an image."
+
+
+def test_a_recipe_killed_in_its_first_training_does_not_resume_the_second_from_an_earlier_start(tmp_path):
+    """The second training's folder still holds what the recipe made there when it was started before."""
+    for name in ("first", "second"):
+        open_checkpoint(tmp_path / name / "checkpoint-9", begin_run(tmp_path / name))
+        seal_checkpoint(tmp_path / name / "checkpoint-9")
+
+    class Kill(Counting):
+        def train(self, resume_from_checkpoint=None):
+            raise KeyboardInterrupt
+
+    resumed = []
+
+    class Resumed(Counting):
+        def train(self, resume_from_checkpoint=None):
+            resumed.append(resume_from_checkpoint)
+            super().train()
+
+    def start(kind, resume):
+        runs = [Run(name, name, lambda: kind(1, 1)) for name in ("first", "second")]
+        evaluator = SimpleNamespace(
+            row=lambda name, captions: {"name": name}, reference_row=lambda: ({"name": "r"}, [])
+        )
+        train_runs(runs, evaluator, None, resume=resume, output_dir=tmp_path)
+
+    start(Resumed, True)
+    assert resumed == [True, True]  # both were finished: going on is right
+    with pytest.raises(KeyboardInterrupt):
+        start(Kill, False)
+    start(Resumed, True)
+    assert resumed[2:] == [False, False]
+    assert (tmp_path / "second" / "checkpoint-9").is_dir()

@@ -1,6 +1,8 @@
 """Which checkpoints are whole, and which one a run goes on from."""
 
+import builtins
 import errno
+import io
 import json
 import os
 
@@ -133,3 +135,86 @@ def test_the_remains_of_a_checkpoint_are_removed_and_the_one_before_named(tmp_pa
     assert said.startswith(f"checkpoint-4 cannot be written to '{tmp_path}' (No space left on device). Make room")
     assert said.endswith("resume_from_checkpoint=True goes on from checkpoint-2.")
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-2"]
+
+
+def nested(path):
+    (path / SEAL_FILE).write_text('{"files": ' + "[" * 100_000 + "]" * 100_000 + "}")
+
+
+def infinite(path):
+    (path / SEAL_FILE).write_text('{"files": {"a": {"size": 1e999, "sha256": ""}}}')
+
+
+def failing_disk(path):
+    """Reading the memory of a process at 0 is an I/O error, whoever reads."""
+    (path / "trainer_state.json").unlink()
+    (path / "trainer_state.json").symlink_to("/proc/self/mem")
+    seal = json.loads((path / SEAL_FILE).read_text())
+    seal["files"]["trainer_state.json"]["size"] = 0
+    (path / SEAL_FILE).write_text(json.dumps(seal))
+
+
+def failing_seal(path):
+    (path / SEAL_FILE).unlink()
+    (path / SEAL_FILE).symlink_to("/proc/self/mem")
+
+
+# Linux alone has files that fail when they are read.
+FAILING = [
+    (failing_disk, "trainer_state.json cannot be read: Input/output error"),
+    (failing_seal, "cannot be read: Input/output error"),
+] * os.path.exists("/proc/self/mem")
+
+
+def circular(path):
+    (path / SEAL_FILE).unlink()
+    (path / SEAL_FILE).symlink_to(SEAL_FILE)
+
+
+@pytest.mark.parametrize(
+    ("harm", "said"),
+    [
+        (nested, "its seal.json is damaged"),
+        (infinite, "its seal.json is damaged"),
+        (circular, "it was never finished"),
+        *FAILING,
+    ],
+)
+def test_an_unreadable_checkpoint_is_skipped_like_a_broken_one(tmp_path, caplog, harm, said):
+    made(tmp_path, 2, 4)
+    harm(tmp_path / "checkpoint-4")
+    assert said in checkpoint_fault(tmp_path / "checkpoint-4")
+    assert has_checkpoint(tmp_path)
+    assert newest_checkpoint(tmp_path) == str(tmp_path / "checkpoint-2")
+    assert said in caplog.text
+    assert whole_or_older(tmp_path / "checkpoint-4") == str(tmp_path / "checkpoint-2")
+
+
+@pytest.mark.parametrize("name", ["", "shards", "shards/weights.safetensors", SEAL_FILE])
+def test_a_checkpoint_without_permission_is_skipped(tmp_path, monkeypatch, name):
+    made(tmp_path, 2, 4)
+    denied = str(tmp_path / "checkpoint-4" / name) if name else str(tmp_path / "checkpoint-4")
+    if os.geteuid() != 0:
+        os.chmod(denied, 0)
+    else:  # root may read everything: the system calls fail as they do for others
+        stat = os.stat
+
+        def refuse(function):
+            def call(path, *args, **kwargs):
+                inside = str(path).startswith(denied + "/")
+                opens = function is not stat and str(path) == denied
+                if inside or opens:
+                    raise PermissionError(errno.EACCES, "Permission denied", str(path))
+                return function(path, *args, **kwargs)
+
+            return call
+
+        for module, function in ((os, "stat"), (os, "listdir"), (os, "scandir"), (io, "open"), (builtins, "open")):
+            monkeypatch.setattr(module, function, refuse(getattr(module, function)))
+    try:
+        assert "cannot be read: Permission denied" in checkpoint_fault(tmp_path / "checkpoint-4")
+        assert has_checkpoint(tmp_path)
+        assert newest_checkpoint(tmp_path) == str(tmp_path / "checkpoint-2")
+    finally:
+        if os.geteuid() != 0:
+            os.chmod(denied, 0o700)

@@ -12,7 +12,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from hf_captionrl.metrics import bootstrap_interval, cider_d, clip_score, faithfulness, self_retrieval
+from hf_captionrl.metrics import (
+    bootstrap_interval,
+    cider_d,
+    clip_score,
+    faithfulness,
+    proportion_interval,
+    self_retrieval,
+)
 from hf_captionrl.text.bleu import bleu_matches, bleu_scores, corpus_bleu
 from hf_captionrl.text.ngrams import encode_words
 from hf_captionrl.text.tokenize import ptb_tokenize
@@ -118,6 +125,7 @@ class SuiteRow:
         value: float | None = None,
         groups: Sequence[Any] | None = None,
         signature: str = "",
+        is_share: bool = False,
     ) -> None:
         """Put down a mean, or a ratio of sums, with its interval over images.
 
@@ -129,6 +137,7 @@ class SuiteRow:
                 along.
             groups: Bag or image of each value, where they are not independent.
             signature: How it was made.
+            is_share: Whether it is a share of captions, or of what they tell, so that its interval is a proportion's.
         """
         array = np.asarray(values, dtype=np.float64)
         below = np.ones_like(array) if weights is None else np.asarray(weights, dtype=np.float64)
@@ -139,7 +148,8 @@ class SuiteRow:
         if not total:
             return
         shift = self.numbers[key] - mean
-        bounds = bootstrap_interval(array, weights=weights, groups=groups, seed=self.seed)
+        interval = proportion_interval if is_share else bootstrap_interval
+        bounds = interval(array, weights=weights, groups=groups, seed=self.seed)
         self.numbers[f"{key}_ci"] = [bound + shift for bound in bounds]
         if weights is not None:
             rest = total - below
@@ -271,7 +281,7 @@ class SuiteRow:
         counts = {name: np.asarray(values) for name, values in found["per_sample"].items()}
         for key, above, beside in (("hallucination", "wrong", "right"), ("fact_recall", "recalled", "missed")):
             weights = counts[above] + counts[beside]
-            self.mean(key, counts[above], weights=weights, signature=found["signature"])
+            self.mean(key, counts[above], weights=weights, signature=found["signature"], is_share=True)
 
     def result(self, details: bool) -> dict[str, Any]:
         """The row.

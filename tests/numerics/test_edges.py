@@ -1,0 +1,156 @@
+"""Features of any magnitude and precision: what has a direction is ranked by it, and all else is refused by name."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hf_captionrl.metrics import (
+    clip_score,
+    emscore,
+    ref_clip_score,
+    self_retrieval,
+)
+from hf_captionrl.retrieval.checks import check_features, unit_rows
+from hf_captionrl.retrieval.dual_encoder import _unit
+from hf_captionrl.retrieval.neighbours import normalised
+from hf_captionrl.retrieval.ranking import bag_ranks, ranks, set_ranks
+from tests.numerics.drawn import few, fewer, seeds
+
+# Powers of two by which small whole numbers can be scaled exactly in each dtype.
+POWERS = {
+    torch.float16: st.integers(-20, 10),
+    torch.bfloat16: st.integers(-120, 120),
+    torch.float32: st.integers(-140, 120),
+    torch.float64: st.integers(-1060, 1010),
+}
+scaled_dtypes = st.sampled_from(sorted(POWERS, key=str))
+
+
+def whole(rows, seed, columns=6):
+    """Rows of small whole numbers, none of them zero: their products are exact."""
+    generator = torch.Generator().manual_seed(seed)
+    drawn = torch.randint(-8, 9, (rows, columns), generator=generator).double()
+    drawn[:, 0] = torch.where(drawn[:, 0] == 0, 1.0, drawn[:, 0])
+    return drawn
+
+
+def times(rows, dtype, powers):
+    return torch.from_numpy(np.ldexp(rows.numpy(), np.array(powers)[:, None])).to(dtype)
+
+
+def cosines(a, b):
+    return torch.nn.functional.normalize(a, dim=1) @ torch.nn.functional.normalize(b, dim=1).T
+
+
+# Rows of any magnitude
+
+
+@few
+@given(scaled_dtypes, seeds, st.data())
+def test_self_retrieval_sees_directions_only(dtype, seed, data):
+    text, images = whole(5, seed), whole(5, seed + 1)
+    small, large = (times(rows, dtype, [data.draw(POWERS[dtype]) for _ in rows]) for rows in (text, images))
+    found = self_retrieval(small, large, num_bootstrap=0)["ranks"].tolist()
+    scores = cosines(text, images)
+    own = scores.diagonal()[:, None]
+    # A tie or a near tie may fall on either side.
+    most = (scores >= own - 1e-5).sum(1)
+    least = (scores > own + 1e-5).sum(1) + 1
+    assert all(low <= rank <= high for low, rank, high in zip(least.tolist(), found, most.tolist(), strict=True))
+
+
+@few
+@given(scaled_dtypes, seeds, st.data())
+def test_clip_score_sees_directions_only(dtype, seed, data):
+    text, images = whole(4, seed), whole(4, seed + 1)
+    small, large = (times(rows, dtype, [data.draw(POWERS[dtype]) for _ in rows]) for rows in (text, images))
+    wanted = cosines(text, images).diagonal()
+    found = clip_score(small, large, preset="ndlb")["per_sample"]
+    assert found == pytest.approx(100 * wanted.numpy(), rel=1e-9, abs=1e-9)
+    nearest = cosines(text, images).amax(1).clamp(min=0)
+    score = 2.5 * wanted.clamp(min=0)
+    harmonic = [
+        2 * a * b / (a + b) if a + b > 0 else 0.0 for a, b in zip(score.tolist(), nearest.tolist(), strict=True)
+    ]
+    # The images stand for references.
+    found = ref_clip_score(small, large, [large] * 4)["per_sample"]
+    assert found == pytest.approx(np.array(harmonic), rel=1e-9, abs=1e-9)
+
+
+@few
+@given(scaled_dtypes, seeds, st.data())
+def test_every_use_of_features_sees_directions_only(dtype, seed, data):
+    rows = whole(4, seed)
+    small = times(rows, dtype, [data.draw(POWERS[dtype]) for _ in rows])
+    unit = torch.nn.functional.normalize(rows, dim=1)
+    resolution = torch.finfo(torch.float32).eps
+    for found in (
+        unit_rows(small),
+        normalised(small),
+        *([_unit(small, "text", dtype)] if dtype != torch.float64 else []),
+    ):
+        assert torch.allclose(found.double(), unit, rtol=4 * resolution, atol=4 * resolution)
+    em, wanted = emscore([small], [small.flip(0)]), emscore([rows], [rows.flip(0)])
+    for key in ("precision", "recall", "f", "coarse"):
+        assert em[key] == pytest.approx(wanted[key], rel=1e-9, abs=1e-9)
+
+
+@fewer
+@given(scaled_dtypes, seeds, st.data())
+def test_ranks_of_raw_products_do_not_leave_the_range_of_floats(dtype, seed, data):
+    text, images = whole(5, seed), whole(5, seed + 1)
+    small = times(text, dtype, [data.draw(POWERS[dtype]) for _ in text])
+    large = times(images, dtype, [data.draw(POWERS[dtype])] * 5)
+    scores = text @ images.T  # whole numbers: ties are ties
+    wanted = (scores >= scores.diagonal()[:, None]).sum(1).tolist()
+    if data.draw(st.booleans()):
+        small = small / 1  # a copy: the caller's features are never changed
+    before = small.clone()
+    assert ranks(small, large).tolist() == wanted
+    assert bag_ranks(small, large, [list(range(5))])[0].tolist() == wanted
+    assert set_ranks(small, large, [list(range(5))] * 5, list(range(5))).tolist() == wanted
+    assert torch.equal(small, before)
+
+
+def test_rows_of_1e_30_rank_as_rows_of_1():
+    """With squares of 1e-60, which float32 lacks, such rows once were zero, or all ranked alike."""
+    rows = torch.eye(4)
+    for size in (1e-44, 1e-38, 1e-30, 1e-20, 1e20, 1e38):
+        found = self_retrieval(rows * size, rows, num_bootstrap=0)
+        assert found["recall_at_1"] == 1.0, size
+        assert clip_score(rows * size, rows * size, preset="hessel")["clip_score"] == pytest.approx(2.5)
+
+
+def test_rows_of_ordinary_size_are_scaled_as_before():
+    rows = torch.randn(50, 16, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(unit_rows(rows), torch.nn.functional.normalize(rows, dim=1))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize(("value", "said"), [(math.nan, "NaN or inf"), (math.inf, "NaN or inf"), (0.0, "zero")])
+def test_rows_without_a_direction_are_named(dtype, value, said):
+    rows = torch.ones(3, 4, dtype=dtype)
+    rows[1] = value
+    good = torch.ones(3, 4, dtype=dtype)
+    for call in (
+        lambda: check_features(rows),
+        lambda: self_retrieval(rows, good),
+        lambda: clip_score(good, rows),
+        lambda: ref_clip_score(good, good, [rows] * 3),
+        lambda: emscore([good], [rows]),
+        lambda: ranks(good, rows),
+        lambda: normalised(rows),
+    ):
+        with pytest.raises(ValueError, match=rf"\[1\] is {said}"):
+            call()
+
+
+@pytest.mark.parametrize("empty", [torch.empty(0, 4), torch.empty(4, 0), [], [[]], None, "ab", [None, None]])
+def test_empty_features_are_refused(empty):
+    for call in (self_retrieval, clip_score, ranks):
+        with pytest.raises(ValueError, match="text_features"):
+            call(empty, empty)
