@@ -18,6 +18,7 @@ from hf_captionrl.retrieval.checks import check_features, unit_rows
 from hf_captionrl.retrieval.dual_encoder import _unit
 from hf_captionrl.retrieval.neighbours import normalised
 from hf_captionrl.retrieval.ranking import bag_ranks, ranks, set_ranks
+from tests.closeness import assert_close, close
 from tests.numerics.drawn import few, fewer, seeds
 
 # Powers of two by which small whole numbers can be scaled exactly in each dtype.
@@ -70,7 +71,7 @@ def test_clip_score_sees_directions_only(dtype, seed, data):
     small, large = (times(rows, dtype, [data.draw(POWERS[dtype]) for _ in rows]) for rows in (text, images))
     wanted = cosines(text, images).diagonal()
     found = clip_score(small, large, preset="ndlb")["per_sample"]
-    assert found == pytest.approx(100 * wanted.numpy(), rel=1e-9, abs=1e-9)
+    assert found == close(100 * wanted.numpy(), ulps=4096, magnitude=100)
     nearest = cosines(text, images).amax(1).clamp(min=0)
     score = 2.5 * wanted.clamp(min=0)
     harmonic = [
@@ -78,7 +79,7 @@ def test_clip_score_sees_directions_only(dtype, seed, data):
     ]
     # The images stand for references.
     found = ref_clip_score(small, large, [large] * 4)["per_sample"]
-    assert found == pytest.approx(np.array(harmonic), rel=1e-9, abs=1e-9)
+    assert found == close(np.array(harmonic), ulps=4096, magnitude=2.5)
 
 
 @few
@@ -87,16 +88,15 @@ def test_every_use_of_features_sees_directions_only(dtype, seed, data):
     rows = whole(4, seed)
     small = times(rows, dtype, [data.draw(POWERS[dtype]) for _ in rows])
     unit = torch.nn.functional.normalize(rows, dim=1)
-    resolution = torch.finfo(torch.float32).eps
     for found in (
         unit_rows(small),
         normalised(small),
         *([_unit(small, "text", dtype)] if dtype != torch.float64 else []),
     ):
-        assert torch.allclose(found.double(), unit, rtol=4 * resolution, atol=4 * resolution)
+        assert_close(found.double(), unit, ulps=8, magnitude=1, dtype="float32")
     em, wanted = emscore([small], [small.flip(0)]), emscore([rows], [rows.flip(0)])
     for key in ("precision", "recall", "f", "coarse"):
-        assert em[key] == pytest.approx(wanted[key], rel=1e-9, abs=1e-9)
+        assert em[key] == close(wanted[key], ulps=4096, magnitude=1)
 
 
 @fewer
