@@ -94,5 +94,5 @@ def test_what_it_costs_stands_on_the_page():
 
 
 def test_a_wish_that_is_no_yes_or_no_is_refused():
-    with pytest.raises(SystemExit):
+    with pytest.raises(ValueError, match=r"--deterministic.*--help"):
         parse_arguments((EvaluationArguments,), ["--deterministic", "perhaps"])
