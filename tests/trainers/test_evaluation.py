@@ -252,7 +252,7 @@ def test_a_data_collator_makes_the_batches_of_training_and_evaluation(tmp_path, 
 @pytest.mark.parametrize("kind", ["captioner", "model", "name"])
 def test_model_init_makes_what_a_model_may_be(kind, tmp_path, scenes, monkeypatch):
     # A trial is of a library for searches, of which none is installed.
-    monkeypatch.setattr("transformers.trainer_callback.hp_params", dict)
+    monkeypatch.setattr("transformers.integrations.hp_params", dict)
     model, processor = tiny_blip()
     model.save_pretrained(tmp_path / "m")
     processor.save_pretrained(tmp_path / "m")
