@@ -31,7 +31,7 @@ _INSIDE = {
     "mlp.fc1": "mlp.fc1",
     "mlp.fc2": "mlp.fc2",
 }
-_DROPPED = (
+_DROPPED: tuple[str, ...] = (
     "text_encoder",
     "vision_proj",
     "text_proj",

@@ -146,15 +146,17 @@ class Evaluator:
             self.ranks[name] = numbers.pop("ranks")
         return {"name": name, **numbers, **self._by_the_reward(captions)}
 
-    def _by_the_reward(self, captions: Sequence[str]) -> dict[str, float]:
+    def _by_the_reward(self, captions: Sequence[str]) -> dict[str, Any]:
         """What the rewarding scorer says of the captions, and how many repeat themselves."""
         if self.reward_scorer is None:
             return {}
         text, images = self.reward_scorer.text_features(spoken(captions)), self.reward_image_features
-        numbers = {"degenerate": sum(degenerate(captions)) / max(len(captions), 1)}
+        numbers: dict[str, Any] = {"degenerate": sum(degenerate(captions)) / max(len(captions), 1)}
         if len(captions) >= 100:
             found = self_retrieval(text, images, num_distractors=99, ks=(1,))
             numbers["reward_rd100_recall_at_1"] = float(found["recall_at_1"])
+        else:
+            numbers |= {"reward_rd100_recall_at_1": None, "reward_rd100_recall_at_1_reason": "fewer than 100 images"}
         for size, members in self.bags.items():
             found = self_retrieval(text, images, bags=members, ks=(1,))
             numbers[f"reward_bag_{size}_recall_at_1"] = float(found["recall_at_1"])

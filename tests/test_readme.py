@@ -1,0 +1,128 @@
+"""Every block of README.md runs, on small stand-ins for the models and photographs that it names."""
+
+import importlib
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+
+from hf_captionrl.cli.main import main
+from hf_captionrl.cli.train import METHODS, _with_config
+from hf_captionrl.scenes import load_scenes
+from tests.test_docs import blocks
+from tests.tiny_chat import tiny_chat
+
+README = Path(__file__).parents[1] / "README.md"
+BLIP, CLIP, SMOL = (
+    "Salesforce/blip-image-captioning-base",
+    "openai/clip-vit-base-patch32",
+    "HuggingFaceTB/SmolVLM-256M-Instruct",
+)
+# The smallest training that still passes through every part of a recipe.
+SHORT = [
+    *("--max_steps", "1", "--per_device_train_batch_size", "4", "--gradient_accumulation_steps", "1"),
+    *("--max_test_images", "4", "--generation_max_new_tokens", "6", "--report_to", "none"),
+    *("--scorer_name_or_path", "scenes:clip-reward", "--judge_name_or_path", "scenes:clip-judge"),
+    *("--perplexity_name_or_path", "none"),
+]
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    """Photographs with captions in metadata.jsonl, the same ones without, and a Karpathy-split JSON."""
+    root = tmp_path_factory.mktemp("readme")
+    scenes = load_scenes(num_train=0, num_validation=0, num_test=30)["test"]
+    karpathy, lines = [], []
+    for folder in ("captioned/photos", "bare/photos/sub", "karpathy/coco/images"):
+        (root / folder).mkdir(parents=True)
+    for index, row in enumerate(scenes):
+        for folder in ("captioned/photos", "bare/photos/sub", "karpathy/coco/images"):
+            row["image"].save(root / folder / f"{index}.png")
+        lines.append(json.dumps({"file_name": f"{index}.png", "captions": row["captions"]}))
+        sentences = [{"raw": caption, "tokens": caption.split()} for caption in row["captions"]]
+        split = "train" if index < 18 else "val" if index < 24 else "test"
+        karpathy.append({"filename": f"{index}.png", "imgid": index, "split": split, "sentences": sentences})
+    (root / "captioned/photos/metadata.jsonl").write_text("\n".join(lines))
+    (root / "karpathy/dataset_coco.json").write_text(json.dumps({"images": karpathy}))
+    model, processor = tiny_chat("idefics3")
+    model.save_pretrained(root / "smol")
+    processor.save_pretrained(root / "smol")
+    return root
+
+
+def run(line, root):
+    """Run one command of the page in this process."""
+    words = shlex.split(line.replace(BLIP, "scenes:blip-mle").replace(SMOL, str(root / "smol")))
+    assert words[0] == "captionrl"
+    if words[1] != "train":
+        extra = ["--scorer", "scenes:clip-judge", "--language_model", "none"] if words[1] == "evaluate" else []
+        assert main([*words[1:], *extra]) == 0
+        return
+    recipe = METHODS[words[2]][0]
+    arguments = _with_config(words[3:], recipe)
+    if "--model_name_or_path" not in arguments:
+        arguments += ["--model_name_or_path", "scenes:blip-mle"]
+    module = importlib.import_module(f"recipes.{recipe.removesuffix('.py')}")
+    assert module.main([*arguments, *SHORT]).is_file()
+
+
+def commands(block):
+    lines = block.replace("\\\n", " ").splitlines()
+    return [line for line in lines if line.strip()]
+
+
+SHELL = [block for block in blocks(README, "bash") if "make demo" not in block]
+PYTHON = blocks(README, "python")
+
+
+def test_the_paths_have_a_block_each():
+    assert [len(SHELL), len(PYTHON)] == [5, 2]
+    assert len(README.read_text(encoding="utf-8").splitlines()) <= 120
+
+
+def test_photos_without_captions(photos, monkeypatch, capsys):
+    monkeypatch.chdir(photos / "bare")
+    run(SHELL[0].strip(), photos)
+    assert "captions of 30 of 30 images" in capsys.readouterr().out
+    rows = [json.loads(line) for line in Path("captions.jsonl").read_text().splitlines()]
+    assert {row["image_id"] for row in rows} == {f"sub/{index}.png" for index in range(30)}
+
+
+def test_photos_with_captions_and_measuring(photos, monkeypatch, capsys):
+    monkeypatch.chdir(photos / "captioned")
+    train, caption = commands(SHELL[1])
+    run(train, photos)
+    assert Path("outputs/photos/model/model.safetensors").is_file()
+    run(caption, photos)
+    run(commands(SHELL[0])[0], photos)
+    run(commands(SHELL[2])[0], photos)
+    assert "smile" in capsys.readouterr().out
+
+
+def test_rewards_in_python(photos, monkeypatch):
+    monkeypatch.chdir(photos / "captioned")
+    code = PYTHON[0].replace(BLIP, "scenes:blip-mle").replace(CLIP, "scenes:clip-reward")
+    small = "max_steps=2, per_device_train_batch_size=4, gradient_accumulation_steps=1, report_to='none', max_completion_length=20, logging_steps=1, "
+    assert "freeze_image_tower=True" in code
+    space = {}
+    exec(code.replace("freeze_image_tower=True", small + "freeze_image_tower=True"), space)
+    assert {"rewards/short_enough/mean", "rewards/self_retrieval/mean"} <= set().union(*space["trainer"].state.log_history)
+    few = ["--dataset", "imagefolder", "--data_dir", "photos", "--max_images", "2", "--output", "sr.jsonl"]
+    assert main(["caption", "outputs/sr", *few]) == 0
+
+
+def test_metrics_in_python(capsys):
+    exec(PYTHON[1], {})
+    assert "div_1" in capsys.readouterr().out
+
+
+def test_a_row_of_a_paper(photos, monkeypatch):
+    monkeypatch.chdir(photos / "karpathy")
+    run(commands(SHELL[3])[0], photos)
+
+
+def test_a_chat_model(photos, monkeypatch):
+    monkeypatch.chdir(photos / "captioned")
+    run(commands(SHELL[4])[0], photos)
+    assert Path("outputs/chat/model/adapter_model.safetensors").is_file()
