@@ -9,7 +9,7 @@ from typing import Any
 import datasets
 import torch
 
-from hf_captionrl import SelfRetrievalConfig, SelfRetrievalTrainer, load_scenes, load_scorer
+from hf_captionrl import SelfRetrievalConfig, SelfRetrievalTrainer, SmileTrainer, load_scenes, load_scorer
 
 __all__ = ["brevity", "main"]
 
@@ -54,16 +54,19 @@ def raw_dataset(number: int) -> datasets.Dataset:
 
 def main() -> None:
     """Train three steps, and write down what happened."""
-    train = raw_dataset(32)
+    train = raw_dataset(120)  # a step takes 100 images by default
     Path("photos").mkdir(exist_ok=True)
     for number in range(8):
         train[number]["image"].save(f"photos/{number}.png")
     scorer = load_scorer("scenes:clip-reward")
-    default = SelfRetrievalTrainer("scenes:blip-mle", scorer, train_dataset=train)
+    default = SmileTrainer("scenes:blip-mle", train_dataset=train)
     trainer = SelfRetrievalTrainer(
         "scenes:blip-mle",
         scorer,
-        SelfRetrievalConfig("outputs/sr", max_steps=3, learning_rate=1e-4, report_to="none", logging_steps=1),
+        # The shipped scorer reads 38 tokens; CLIP reads 75.
+        SelfRetrievalConfig(
+            "outputs/sr", max_steps=3, learning_rate=1e-4, max_completion_length=20, report_to="none", logging_steps=1
+        ),
         train_dataset=train,
         reward_funcs=["self_retrieval", brevity],
     )
