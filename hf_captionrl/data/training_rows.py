@@ -10,7 +10,7 @@ import datasets
 
 from hf_captionrl.data.captions import load_captions
 from hf_captionrl.data.cleaning import clean_caption
-from hf_captionrl.data.columns import USUAL_NAMES
+from hf_captionrl.data.columns import USUAL_NAMES, replace_column
 from hf_captionrl.data.streaming import StreamedCaptions
 
 __all__ = ["evaluation_rows", "training_rows"]
@@ -88,7 +88,18 @@ def _with_columns(dataset: Any, data: str, split: str, **source: Any) -> dataset
             )
         split = "all"
     found: Any = load_captions(dataset, split=split, **source)
-    return found
+    given = dataset.get(split) if isinstance(dataset, datasets.DatasetDict) else dataset
+    return _with_own_names(found, given) if isinstance(given, datasets.Dataset) else found
+
+
+def _with_own_names(rows: datasets.Dataset, given: datasets.Dataset) -> datasets.Dataset:
+    """Rows with the captions under the caller's name too: reward functions name the columns of the data."""
+    names = [name for name in USUAL_NAMES["caption_column"] if name in set(given.column_names) - set(rows.column_names)]
+    if len(rows) != len(given):  # rows of one image were joined, and none of their texts stands for all
+        return rows
+    for name in names:
+        rows = replace_column(rows, name, given[name][:], given.features[name])
+    return rows
 
 
 def _refused(name: str, dataset: Any, reason: str) -> str:

@@ -126,6 +126,7 @@ def test_trainers_take_what_load_captions_takes(tmp_path):
     for data in (ds, DatasetDict({"train": ds, "test": ds})):
         rows = training_rows(data)
         assert rows["captions"][:] == [["a"], ["b"]]
+        assert rows["text"][:] == ["a", "b"]  # reward functions name the columns of the data
         assert rows["image_id"][:] == ["train-000000", "train-000001"]
     folder = make_folder(tmp_path, 10)
     assert len(training_rows(str(folder))) == 8
