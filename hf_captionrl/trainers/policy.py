@@ -63,7 +63,9 @@ def default_output_dir(model: Any, method: str) -> str:
     else:
         inner = model.base_model if isinstance(model, Captioner) else model
         name = getattr(inner, "name_or_path", "") or getattr(getattr(inner, "config", None), "model_type", "")
-    return f"{os.path.basename(str(name).rstrip('/')) or 'captioner'}-{method}"
+    # Of "scenes:blip-mle" the part after the colon, which is not allowed in every file system.
+    name = os.path.basename(str(name).rstrip("/")).rpartition(":")[2]
+    return f"{name or 'captioner'}-{method}"
 
 
 def _loaded(model: Any, args: Any, processor: Any) -> Captioner:

@@ -346,6 +346,7 @@ def test_without_a_configuration_the_folder_bears_the_models_name(tmp_path, scen
     assert CaptionRLTrainer("my-blip", "cider").args.output_dir == "my-blip-CaptionRL"
     assert default_output_dir("Salesforce/blip-base", "SMILE") == "blip-base-SMILE"
     assert default_output_dir(model, "SMILE") == "blip-SMILE"
+    assert default_output_dir("scenes:blip-mle", "SMILE") == "blip-mle-SMILE"  # no file system refuses it
     assert default_output_dir(None, "SMILE") == "captioner-SMILE"
 
 
