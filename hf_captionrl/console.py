@@ -72,6 +72,8 @@ def is_input_error(error: BaseException) -> bool:
         return False
     # transformers says by an OSError without a number that a model is not there or is not complete.
     is_message = isinstance(error, OSError) and error.errno is None
+    # An option that needs a library which is not installed; a broken installation names a module of this package.
+    is_message |= isinstance(error, ImportError) and "hf_captionrl" not in str(error)
     return (isinstance(error, _INPUT_ERRORS) or is_message) and not _is_in_training_loop(error)
 
 

@@ -107,7 +107,9 @@ def test_rewards_in_python(photos, monkeypatch):
     assert "freeze_image_tower=True" in code
     space = {}
     exec(code.replace("freeze_image_tower=True", small + "freeze_image_tower=True"), space)
-    assert {"rewards/short_enough/mean", "rewards/self_retrieval/mean"} <= set().union(*space["trainer"].state.log_history)
+    assert {"rewards/short_enough/mean", "rewards/self_retrieval/mean"} <= set().union(
+        *space["trainer"].state.log_history
+    )
     few = ["--dataset", "imagefolder", "--data_dir", "photos", "--max_images", "2", "--output", "sr.jsonl"]
     assert main(["caption", "outputs/sr", *few]) == 0
 

@@ -22,7 +22,7 @@ from hf_captionrl.captioners.base import Captioner
 from hf_captionrl.captioners.processor_loading import load_processor
 from hf_captionrl.captioners.saving import read_settings
 from hf_captionrl.checkpoints.files import find_file, hub_name
-from hf_captionrl.checkpoints.loading import check_kwargs, load_pretrained, read_config
+from hf_captionrl.checkpoints.loading import check_complete, check_kwargs, load_pretrained, read_config
 from hf_captionrl.checkpoints.shipped import model_path
 from hf_captionrl.checkpoints.weights import ADAPTER_FILES, find_weights, usable_revision
 
@@ -203,6 +203,8 @@ def _load_whole(
     loader = getattr(transformers, family.model_class)
     model, missing = load_pretrained(loader, name, revision=revision, config=config, **kwargs)
     _check_head(name, family, model, missing)
+    # Captioners read the last hidden state; published ones leave out the poolers that nothing reads.
+    check_complete(name, model, missing, unused=("pooler", "position_ids"))
     processor = _as_processor(processor, repr(name))
     family.complete_processor(model, processor)
     if adapt is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,13 @@ def check_kwargs(kwargs: dict[str, Any]) -> dict[str, Any]:
             f"use_safetensors is {kwargs['use_safetensors']!r}, but weights are read from safetensors alone. Leave it out, and "
             "use `captionrl convert` on a checkpoint that has pickles."
         )
+    for name in ("variant", "subfolder", "gguf_file", "weights_only"):
+        if kwargs.get(name) not in (None, ""):
+            raise ValueError(
+                f"{name} is {kwargs[name]!r}, which is not supported: files of other names or folders are not checked before they "
+                "are opened. Use a folder or revision that holds the checkpoint itself."
+            )
+    kwargs = {k: v for k, v in kwargs.items() if k not in ("variant", "subfolder", "gguf_file", "weights_only")}
     if kwargs.get("output_loading_info"):
         raise ValueError("output_loading_info is not supported: the result is not a tuple. Leave it out.")
     return {k: v for k, v in kwargs.items() if k not in (*_FIXED, "output_loading_info")}
@@ -144,13 +152,16 @@ def read_config(name: str, revision: str | None = None, *, hint: str = "") -> An
         raise ValueError(f"{name!r} {reason}. {hint}".rstrip()) from error
 
 
-def check_checkpoint(name: str, revision: str | None = None, config: Any | None = None) -> dict[str, Any]:
+def check_checkpoint(
+    name: str, revision: str | None = None, config: Any | None = None, *, adapters: tuple[str, ...] = ()
+) -> dict[str, Any]:
     """Check the files of a model that is loaded next, and say where they are.
 
     Args:
         name: A folder, or a name on the Hub.
         revision: Branch, tag or commit on the Hub.
         config: In place of the checkpoint's.
+        adapters: Adapters that are loaded on top of this checkpoint.
 
     Returns:
         `dict`: `config`, `revision` and, where it is elsewhere, `generation_config`: arguments for `from_pretrained`.
@@ -165,13 +176,18 @@ def check_checkpoint(name: str, revision: str | None = None, config: Any | None 
     if path := find_file(name, "adapter_config.json", revision):
         # transformers puts it on its base by itself: both are checked, and the base's configuration is used.
         base = read_object(path).get("base_model_name_or_path")
-        if not isinstance(base, str) or os.path.realpath(base) == os.path.realpath(name):
+        if isinstance(base, str) and base.startswith("."):
+            base = os.path.normpath(os.path.join(name, base))  # relative to the adapter, so that both can be moved
+        if not isinstance(base, str) or os.path.realpath(base) in map(os.path.realpath, (*adapters, name)):
             raise ValueError(
                 f"adapter_config.json of {name!r} names {base!r} as its base. Use the name or folder of the model that it "
                 "was trained on."
             )
         find_weights(name, revision, ADAPTER_FILES)
-        return {"config": check_checkpoint(base, None, config)["config"], "revision": revision}
+        return {
+            "config": check_checkpoint(base, None, config, adapters=(*adapters, name))["config"],
+            "revision": revision,
+        }
     check_json_files(name, revision, ("config.json", "generation_config.json"))
     config = read_config(name, revision) if config is None else config
     weights = find_weights(name, revision)
@@ -202,6 +218,7 @@ def load_pretrained(
         ValueError: If its files are damaged, do not fit each other, or name weights elsewhere.
     """
     name, kwargs = model_path(name), check_kwargs(kwargs)
+    loader_name = getattr(loader, "__name__", str(loader))
     checked = check_checkpoint(name, revision, config)
     try:
         model, info = loader.from_pretrained(
@@ -215,10 +232,19 @@ def load_pretrained(
         if "out of memory" in str(error):
             raise
         said = " ".join(str(error).split())
+        if unknown := re.search(r"unexpected keyword argument '(\w+)'", said):
+            raise ValueError(
+                f"{loader_name} takes no argument {unknown[1]!r} (model_init_kwargs). Use arguments of from_pretrained."
+            ) from error
         raise ValueError(
             f"The weights of {name!r} cannot be loaded as its config.json says ({said[:300]}). Use an intact copy of the "
             "checkpoint."
         ) from error
+    except ValueError as error:
+        if "Unrecognized configuration class" not in str(error):
+            raise
+        kind = getattr(checked.get("config"), "model_type", None)
+        raise ValueError(f"{name!r} is of model type {kind!r}, which {loader_name} does not load.") from error
     except ImportError as error:
         said = " ".join(str(error).split())
         raise ValueError(f"{name!r} needs a library that is not installed: {said[:300]}") from error
@@ -247,17 +273,19 @@ def load_language_model(name: str, *, revision: str | None = None, **kwargs: Any
     return model.eval()
 
 
-def check_complete(name: str, model: Any, missing: set[str]) -> None:
+def check_complete(name: str, model: Any, missing: set[str], *, unused: tuple[str, ...] = ()) -> None:
     """Refuse a model some of whose weights are random because its checkpoint lacks them.
 
     Args:
         name: The checkpoint.
         model: As loaded.
         missing: Of `load_pretrained`.
+        unused: Parts of names of weights that are never used, and may be missing.
 
     Raises:
         ValueError: If there are any; the first is named.
     """
+    missing = {weight for weight in missing if not any(part in weight for part in unused)}
     if missing:
         raise ValueError(
             f"{name!r} lacks {len(missing)} weights of {type(model).__name__}, such as {min(missing)}, which would be random. "

@@ -164,6 +164,10 @@ def load_split(
     from hf_captionrl.data import check_captions, choose_split
 
     embedded = arguments.dataset == "scenes"
+    if embedded and (arguments.data_dir is not None or arguments.image_root is not None):
+        raise ValueError(
+            "--data_dir or --image_root is given, but --dataset is 'scenes', which needs no folder. Use --dataset imagefolder."
+        )
     source: dict[str, Any] = {}
     if not embedded:
         source = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import os
 import sys
 from collections.abc import Container, Iterator, Sequence
 from pathlib import Path
@@ -182,6 +183,10 @@ def _settings(arguments: argparse.Namespace, caption: CaptionPipeline, decoding:
         "prompt": caption.captioner.prompt,
         "dtype": arguments.dtype,
         "dataset": arguments.dataset,
+        # Two folders may hold the same file names.
+        "source": [
+            None if place is None else os.path.realpath(place) for place in (arguments.data_dir, arguments.image_root)
+        ],
         "split": arguments.split,
         **decoding,
     }

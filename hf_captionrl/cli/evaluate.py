@@ -250,7 +250,9 @@ def run(arguments: argparse.Namespace) -> None:
     from hf_captionrl.reports.versions import installed_versions, plain_config
 
     folder = arguments.output_dir
-    split = load_split(arguments, quarantine_path=folder / "quarantine.jsonl")
+    split = load_split(
+        arguments, quarantine_path=folder / "quarantine.jsonl", require_captions=not arguments.no_references
+    )
     ids = [str(i) for i in split.dataset["image_id"][:]]
     aligned = [file.aligned(ids, split.all_ids) for file in files]
     given_bags = None if arguments.bags is None else _read_bags(arguments.bags, ids)

@@ -9,7 +9,7 @@ from typing import Any
 import datasets
 
 from hf_captionrl.data.columns import replace_column, to_caption_columns, with_split
-from hf_captionrl.data.sources import SPLIT_NAMES, Source, read_source
+from hf_captionrl.data.sources import SPLIT_NAMES, Source, by_split_column, read_source
 from hf_captionrl.data.splits import (
     ALL,
     SPLITS,
@@ -98,7 +98,8 @@ def _source_in_memory(data: Any, image_root: str | Path | None) -> Source:
             "Pass it to SmileTrainer with max_steps, or make a Dataset of it: Dataset.from_list(list(data.take(n)))."
         )
     if isinstance(data, datasets.Dataset):
-        return Source("the data set", {"train": data}, root, names_splits=False)
+        parts = by_split_column(data)
+        return Source("the data set", parts or {"train": data}, root, names_splits=bool(parts))
     if not isinstance(data, datasets.DatasetDict):
         raise ValueError(
             f"The data are a {type(data).__name__}. Use a datasets.Dataset or DatasetDict, a folder, a file or a name."
@@ -109,6 +110,8 @@ def _source_in_memory(data: Any, image_root: str | Path | None) -> Source:
         if ours in splits:
             raise ValueError(f"The data have two splits for {ours!r}: {list(data)}. Rename or join them.")
         splits[ours] = rows
+    if len(splits) == 1:
+        splits = by_split_column(*splits.values()) or splits
     return Source("the data set", splits, root)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import logging
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ __all__ = [
     "read_rows",
     "read_text",
 ]
+
+logger = logging.getLogger(__name__)
 
 Row = dict[str, Any]
 
@@ -145,6 +148,7 @@ def read_csv(path: Path) -> list[Row]:
                         f"{cure if len(values) > len(names) else 'Write a comma for each empty field too.'}"
                     )
                 if values:
+                    _warn_of_rows_inside(values, names, f"Line {lines.line_num} of {path}")
                     rows.append(_csv_row(names, values, repeated, f"Line {lines.line_num} of {path}"))
                 finished = lines.line_num
         except UnicodeDecodeError as error:
@@ -172,6 +176,16 @@ def _repeated_columns(names: list[str], path: Path) -> frozenset[str]:
             f"could be read. Give the columns different names; several columns 'caption' are several captions."
         )
     return repeated
+
+
+def _warn_of_rows_inside(values: list[str], names: list[str], where: str) -> None:
+    """A quote that is closed in a later row makes one text of all rows between: legal CSV, and seldom meant."""
+    for value in values:
+        inner = [line for line in value.splitlines()[1:] if line.count(",") == len(names) - 1]
+        if inner and len(names) > 1:
+            logger.warning(
+                "%s ends a text of several lines, of which %r looks like a row. Check its quotes.", where, inner[0]
+            )
 
 
 def _csv_row(names: list[str], values: list[str], repeated: frozenset[str], where: str) -> Row:

@@ -21,7 +21,7 @@ from hf_captionrl.data.image_folders import (
 )
 from hf_captionrl.data.row_files import Row, is_json_lines, parse_json, read_json_lines, read_rows, read_text
 
-__all__ = ["SPLIT_NAMES", "Row", "Source", "read_source", "read_text"]
+__all__ = ["SPLIT_NAMES", "Row", "Source", "by_split_column", "read_source", "read_text", "split_name"]
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ SPLIT_NAMES: dict[str, str] = {
 
 _ROW_FILES = {".json", ".jsonl", ".ndjson", ".csv"}
 _SAVED_FILES = ("state.json", "dataset_dict.json")  # of `save_to_disk`
-_DATA_SUFFIXES = _ROW_FILES | {".parquet", ".arrow", ".tar", ".zip", ".py"}
+_DATA_SUFFIXES = {".parquet", ".arrow", ".tar"}  # beside images these hold a data set; a .csv or .zip may be anything
 _SUFFIXES = ".jpg, .png, .webp"
 
 
@@ -118,6 +118,18 @@ def read_source(
     return _read_with_datasets(dataset_name, path, dataset_config, revision, data_dir, root)
 
 
+def split_name(name: Any) -> str | None:
+    """Our name for a split.
+
+    Args:
+        name (`Any`): What a data set calls it, in any case.
+
+    Returns:
+        `str`: `"train"`, `"validation"` or `"test"`; None for what is no usual name.
+    """
+    return SPLIT_NAMES.get(name.strip().lower()) if isinstance(name, str) else None
+
+
 # --- rows ---------------------------------------------------------------------------------------------------------
 
 
@@ -126,7 +138,7 @@ def _source_of_rows(
 ) -> Source:
     """A source whose rows may name their splits."""
     splits = _by_split(rows, where)
-    named = any(isinstance(row.get("split"), str) and row["split"] in SPLIT_NAMES for row in rows)
+    named = any(split_name(row.get("split")) is not None for row in rows)
     return Source(name, splits, root, image_column, names_splits=named)
 
 
@@ -135,7 +147,7 @@ def _by_split(rows: Iterable[Row], where: str) -> dict[str, datasets.Dataset | l
     rows = list(rows)
     if not rows:
         raise ValueError(f"{where} holds no rows. Check that it is the right file.")
-    known = [isinstance(row.get("split"), str) and row["split"] in SPLIT_NAMES for row in rows]
+    known = [split_name(row.get("split")) is not None for row in rows]
     if not any(known):
         return {"train": rows}
     if not all(known):
@@ -146,7 +158,7 @@ def _by_split(rows: Iterable[Row], where: str) -> dict[str, datasets.Dataset | l
         )
     splits: dict[str, datasets.Dataset | list[Row]] = {}
     for row in rows:
-        split = splits.setdefault(SPLIT_NAMES[row["split"]], [])
+        split = splits.setdefault(str(split_name(row["split"])), [])
         split.append({key: value for key, value in row.items() if key != "split"})  # type: ignore[union-attr]
     return splits
 
@@ -327,19 +339,27 @@ def _read_with_datasets(
         ours = SPLIT_NAMES.get(str(name), str(name))
         earlier = splits.get(ours)
         splits[ours] = rows if earlier is None else datasets.concatenate_datasets([earlier, rows])
-    if len(splits) == 1 and (parts := _by_split_column(*splits.values())):
+    if len(splits) == 1 and (parts := by_split_column(*splits.values())):
         splits, named = parts, True
     return Source(dataset_name, splits, path if root is None and path.is_dir() else root, names_splits=named)
 
 
-def _by_split_column(rows: Any) -> dict[str, datasets.Dataset | list[Row]]:
-    """The splits that a column `split` names, as Flickr30k on the Hub has one; empty where it names fewer than two."""
+def by_split_column(rows: Any) -> dict[str, datasets.Dataset | list[Row]]:
+    """The splits that a column `split` names, as Flickr30k on the Hub has one.
+
+    Args:
+        rows (`datasets.Dataset`): All rows.
+
+    Returns:
+        `dict[str, datasets.Dataset]`: Rows by our split names; empty where the column names fewer than two.
+    """
     if getattr(rows.features.get("split"), "dtype", None) != "string":
         return {}
     names = rows["split"][:]
-    if not set(names) <= set(SPLIT_NAMES) or len({SPLIT_NAMES[name] for name in names}) < 2:
+    ours = {name: split_name(name) for name in set(names)}
+    if None in ours.values() or len(set(ours.values())) < 2:
         return {}
     at: dict[str, list[int]] = {}
     for row, name in enumerate(names):
-        at.setdefault(SPLIT_NAMES[name], []).append(row)
+        at.setdefault(str(ours[name]), []).append(row)
     return {name: rows.select(numbers).remove_columns("split") for name, numbers in at.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,13 @@ import datasets
 from hf_captionrl.data.captions import load_captions
 from hf_captionrl.data.cleaning import clean_caption
 from hf_captionrl.data.columns import USUAL_NAMES, replace_column
+from hf_captionrl.data.sources import by_split_column
 from hf_captionrl.data.streaming import StreamedCaptions
 
 __all__ = ["evaluation_rows", "training_rows"]
 
 _COLUMNS = {"image", "image_id", "captions"}
+_TEXT = ("string", "large_string")
 _Stream = datasets.IterableDataset | datasets.IterableDatasetDict
 _checked: set[str] = set()
 
@@ -44,6 +47,14 @@ def training_rows(dataset: Any, args: Any = None, *, whole_set_for: str | None =
     if isinstance(dataset, _Stream):
         return _stream(dataset, args, whole_set_for)
     rows = _with_columns(dataset, "training", "train")
+    if not len(rows):
+        raise ValueError("The training data hold no rows. Use a data set with at least one image.")
+    if whole_set_for is not None and len(ids := rows["image_id"][:]) > len(set(map(str, ids))):
+        repeated = next(i for i, count in Counter(map(str, ids)).items() if count > 1)
+        raise ValueError(
+            f"image_id {repeated!r} stands in several rows of the training data, and {whole_set_for}: an image would be its own "
+            "distractor. Use one row per image, or load the data with load_captions, which joins such rows."
+        )
     if rows._fingerprint not in _checked:
         _refuse_empty(rows)
         _checked.add(rows._fingerprint)
@@ -74,7 +85,7 @@ def evaluation_rows(dataset: Any) -> Any:
 
 def _with_columns(dataset: Any, data: str, split: str, **source: Any) -> datasets.Dataset:
     if isinstance(dataset, datasets.Dataset):
-        if set(dataset.column_names) >= _COLUMNS:
+        if _is_ready(dataset):
             return dataset
         missing = [
             name
@@ -86,15 +97,26 @@ def _with_columns(dataset: Any, data: str, split: str, **source: Any) -> dataset
                 f"The {data} data lack the column(s) {missing}; there are {dataset.column_names}. Rename the columns, or "
                 "load the data with hf_captionrl.data.load_captions, which takes image_column and caption_column."
             )
-        split = "all"
+        split = split if by_split_column(dataset) else "all"
     found: Any = load_captions(dataset, split=split, **source)
     given = dataset.get(split) if isinstance(dataset, datasets.DatasetDict) else dataset
     return _with_own_names(found, given) if isinstance(given, datasets.Dataset) else found
 
 
+def _is_ready(rows: datasets.Dataset) -> bool:
+    """Whether the columns are as `load_captions` makes them: images, not paths, and texts, not mappings that hold them."""
+    if not set(rows.column_names) >= _COLUMNS:
+        return False
+    captions = rows.features["captions"]
+    texts = getattr(captions, "feature", captions)
+    return isinstance(texts, datasets.Value) and getattr(rows.features["image"], "dtype", None) not in _TEXT
+
+
 def _with_own_names(rows: datasets.Dataset, given: datasets.Dataset) -> datasets.Dataset:
     """Rows with the captions under the caller's name too: reward functions name the columns of the data."""
-    names = [name for name in USUAL_NAMES["caption_column"] if name in set(given.column_names) - set(rows.column_names)]
+    names = [
+        name for name in USUAL_NAMES["caption_column"] if name in set(given.column_names) - set(rows.column_names)
+    ]
     if len(rows) != len(given):  # rows of one image were joined, and none of their texts stands for all
         return rows
     for name in names:

@@ -22,7 +22,7 @@ _PLACEHOLDER = re.compile(
 _MACHINE_PATH = re.compile(r"^(/|~|[A-Za-z]:[\\/]|\\\\|file:)|(^|/)\.\.(/|$)")
 # A path of this machine within a sentence: two parts or more after a space, a quote or a bracket, or a drive.
 _DRIVE = r"(?<![\w/])[A-Za-z]:(?:\\{1,2}|/(?!/))\w|(?<![\w\\])\\{2,4}[\w.-]+\\{1,2}\w|\bfile:/"
-_PATH_IN_PROSE = re.compile(rf"(?<![\w/:.~)\]}}*$-])/(?:[\w@+~.-]|\\_)+/[\w@+~.-]|(?<![\w~])~\w*/[\w.]|{_DRIVE}")
+_PATH_IN_PROSE = re.compile(rf"(?<![\w/:.~)\]}}$-])/(?:[\w@+~.-]|\\_)+/[\w@+~.-]|(?<![\w~])~\w*/[\w.]|{_DRIVE}")
 _HOME = re.compile(rf"(?<![\w/:.])/(?:home|Users|root)/[\w.]|{_DRIVE}")
 # Prefixes that services give their keys: Hugging Face, OpenAI-like endpoints, GitHub, GitLab, AWS, Google, Slack, Stripe, ...
 _TOKEN = re.compile(

@@ -76,6 +76,8 @@ def load_data(
         "test": arguments.max_test_images,
     }
     for name, limit in limits.items():
+        if limit is not None and limit < 1:
+            raise ValueError(f"The limit of images of {name} is {limit}. Use 1 or more, or leave it out.")
         if limit is not None and name in splits:
             splits[name] = splits[name].select(range(min(limit, len(splits[name]))))
     if arguments.dataset_name in EMBEDDED:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import json
 import os
 import sys
 import typing
@@ -87,7 +88,12 @@ def _parse(parser: Any, arguments: list[str]) -> tuple[Any, ...]:
     if remaining:
         name = remaining[0].split("=")[0]
         raise ValueError(f"Unknown argument {name!r}.{_suggestion(parser, name.lstrip('-'), '--')}")
-    return tuple(parser.parse_args_into_dataclasses(arguments))
+    try:
+        return tuple(parser.parse_args_into_dataclasses(arguments))
+    except json.JSONDecodeError as error:
+        raise ValueError(
+            f'{error.doc[:80]!r} is not valid JSON ({error.msg}). Write such an argument as --model_init_kwargs \'{{"dtype": "float32"}}\'.'
+        ) from error
 
 
 def _suggestion(parser: Any, name: str, prefix: str = "") -> str:

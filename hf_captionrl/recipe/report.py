@@ -53,8 +53,9 @@ def write_report(
     folder = Path(output_dir)
     path = write_results(folder, rows, seed=seed, config=config, title=title, columns=columns, selected=selected)
     chosen = random.Random(seed).sample(range(len(evaluator.dataset)), min(gallery_size, len(evaluator.dataset)))
-    items = [gallery_item(evaluator, index, captions) for index in sorted(chosen)]
-    write_gallery(folder / "gallery.html", items, title=title)
+    if chosen:
+        items = [gallery_item(evaluator, index, captions) for index in sorted(chosen)]
+        write_gallery(folder / "gallery.html", items, title=title)
     if any(histories.values()):
         write_curves(folder / "curves.png", histories)
     print_table(rows, title=title, columns=columns)

@@ -243,8 +243,11 @@ def _from_pretrained(name: str, revision: str | None, *, with_processor: bool) -
     if not any(find_file(name, file, revision) for file in TOKENIZER_FILES):
         raise FileNotFoundError(f"The scorer {name!r} has no tokenizer. {remedy}")
     try:
-        return model, AutoProcessor.from_pretrained(name, revision=revision, trust_remote_code=False)
-    except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:
+        processor = AutoProcessor.from_pretrained(name, revision=revision, trust_remote_code=False)
+        if getattr(processor, "tokenizer", None) is not None:
+            processor.tokenizer(["a"])  # an unfinished tokenizer loads, and fails with a bare Exception
+        return model, processor
+    except Exception as error:
         said = " ".join(str(error).split())
         raise ValueError(
             f"The scorer {name!r} has no processor that can be loaded ({said[:200]}). {remedy}"

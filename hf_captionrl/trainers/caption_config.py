@@ -10,6 +10,7 @@ from transformers import TrainingArguments
 
 from hf_captionrl.trainers.argument_support import BASE_FIELDS, Support, refuse_unsupported
 from hf_captionrl.trainers.policy import check_model_init_kwargs
+from hf_captionrl.trainers.ranges import check_ranges
 from hf_captionrl.trainers.reliable import ReliableArguments
 
 __all__ = ["CaptionConfig"]
@@ -108,6 +109,7 @@ class CaptionConfig(ReliableArguments, TrainingArguments):
         if self.load_best_model_at_end and self.metric_for_best_model is None:  # type: ignore[has-type]
             # Caption likelihood and CIDEr prefer generic captions; the papers select by retrieval.
             self.metric_for_best_model = "recall_at_1"
+        check_ranges(self)
         super().__post_init__()
         self.model_init_kwargs = check_model_init_kwargs(self.model_init_kwargs)
         refuse_unsupported(self, self.field_support)

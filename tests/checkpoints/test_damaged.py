@@ -295,3 +295,48 @@ def test_shipped_names_load_without_resolving_them():
     for load in (load_captioner, load_scorer):
         with pytest.raises(ValueError, match="There is no shipped model 'scenes:nothing'"):
             load("scenes:nothing")
+
+
+@pytest.mark.parametrize("name", ["variant", "subfolder", "gguf_file", "weights_only"])
+def test_files_of_other_names_and_folders_are_refused(copy, capsys, name):
+    (copy / "sub").mkdir()
+    with pytest.raises(ValueError, match=rf"{name} is '.*not supported"):
+        load_captioner(copy, **{name: "sub"})
+    assert load_captioner(copy, **{name: None}).model is not None
+
+
+@pytest.mark.parametrize("part", ["vision_model.encoder", "crossattention"])
+def test_captioner_with_missing_weights_is_refused(copy, capsys, part):
+    weights = load_file(copy / "model.safetensors")
+    lost = [weight for weight in weights if part in weight]
+    assert lost
+    save_file({k: v for k, v in weights.items() if k not in lost}, copy / "model.safetensors", {"format": "pt"})
+    assert f"lacks {len(lost)} weights" in refused(copy, capsys)
+
+
+def test_unknown_argument_of_from_pretrained_is_named(copy):
+    with pytest.raises(ValueError, match="takes no argument 'nonsense'"):
+        load_captioner(copy, nonsense=1)
+
+
+def test_adapters_that_name_each_other_are_refused_as_scorers(tmp_path):
+    for name, base in (("a", "b"), ("b", "a")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": f"../{base}"}))
+        save_file({"x": torch.zeros(1)}, tmp_path / name / "adapter_model.safetensors")
+    with pytest.raises(ValueError, match="as its base"):
+        load_scorer(str(tmp_path / "a"))
+
+
+def test_captioner_of_a_kind_that_is_no_scorer_is_one_sentence():
+    with pytest.raises(ValueError, match="is of model type 'clipcap', which AutoModel does not load") as caught:
+        load_scorer("scenes:clipcap-mle")
+    assert len(str(caught.value)) < 400
+    assert "\n" not in str(caught.value)
+
+
+def test_scorer_with_an_unfinished_tokenizer_is_one_sentence(tmp_path):
+    folder = shutil.copytree(model_path("scenes:clip-reward"), tmp_path / "scorer")
+    (folder / "tokenizer_config.json").unlink()
+    with pytest.raises(ValueError, match="no processor that can be loaded"):
+        load_scorer(str(folder))

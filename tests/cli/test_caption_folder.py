@@ -171,3 +171,29 @@ def test_each_image_is_opened_once_and_no_more_than_a_batch_is_in_memory(tmp_pat
     assert caption(tmp_path / "x.jsonl", folder, "--batch_size", "2") == 0
     assert len(opened) == len(set(opened)) == 24
     assert 2 <= max(most) <= 3  # a batch
+
+
+def test_another_folder_with_the_same_names_is_not_taken_for_done(tmp_path, capsys):
+    for folder, shade in (("100", 10), ("101", 200)):
+        photograph(tmp_path / folder / "IMG_0001.jpg", shade=shade)
+    assert caption(tmp_path / "c.jsonl", tmp_path / "100") == 0
+    assert caption(tmp_path / "c.jsonl", tmp_path / "101") == 2
+    assert "source" in capsys.readouterr().err
+    assert caption(tmp_path / "c.jsonl", tmp_path / "100") == 0
+
+
+def test_other_files_beside_the_photographs_hide_none(tmp_path, capsys):
+    for name in ("test_me.jpg", "holiday.jpg", "b.jpg"):
+        photograph(tmp_path / "photos" / name)
+    (tmp_path / "photos" / "gps.csv").write_text("a,b\n1,2\n")
+    (tmp_path / "photos" / "backup.zip").write_bytes(b"PK")
+    few = ["--output", str(tmp_path / "c.jsonl"), *QUICK]
+    assert main(["caption", "scenes:blip-mle", "--dataset", str(tmp_path / "photos"), *few]) == 0
+    assert "captions of 3 of 3 images" in capsys.readouterr().out
+
+
+def test_folder_without_its_kind_of_data_set_is_refused(tmp_path, capsys):
+    photograph(tmp_path / "photos" / "a.jpg")
+    few = ["--output", str(tmp_path / "c.jsonl"), *QUICK]
+    assert main(["caption", "scenes:blip-mle", "--data_dir", str(tmp_path / "photos"), *few]) == 2
+    assert "--dataset imagefolder" in capsys.readouterr().err

@@ -163,3 +163,28 @@ def test_empty_captions_are_found_before_training_with_their_row(bad, said):
     if bad is not None:
         with pytest.raises(ValueError, match=r"^train_dataset: row 2 \(image_id 'train-000002'\)"):
             training_rows(raw)
+
+
+def test_a_split_column_is_used_in_memory_as_on_disk():
+    ds = of({"text": ["a", "b", "c", "d"], "split": ["train", "test", "train", "test"]})
+    assert training_rows(ds)["captions"][:] == [["a"], ["c"]]
+    assert load_captions(ds, split="test")["captions"][:] == [["b"], ["d"]]
+    assert load_captions(DatasetDict({"test": ds}), split="train")["captions"][:] == [["a"], ["c"]]
+
+
+def test_what_only_looks_like_our_columns_is_read_as_load_captions_does(tmp_path):
+    nested = of({"captions": [[{"raw": "a b"}], [{"raw": "c"}]], "image_id": ["x", "y"]})
+    assert training_rows(nested)["captions"][:] == [["a b"], ["c"]]
+    paths = Dataset.from_dict({"image": ["/etc/a.png"], "image_id": ["x"], "captions": [["a"]]})
+    with pytest.raises(ValueError, match="image_root"):
+        training_rows(paths)
+
+
+def test_empty_data_and_repeated_ids_are_found_before_training():
+    ds = embedded(3)
+    with pytest.raises(ValueError, match="hold no rows"):
+        training_rows(ds.select([]))
+    twice = ds.select([0, 1, 0])
+    assert len(training_rows(twice)) == 3
+    with pytest.raises(ValueError, match="stands in several rows"):
+        training_rows(twice, whole_set_for="rewards are prepared from all images")

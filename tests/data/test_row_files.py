@@ -123,3 +123,20 @@ def test_rows_in_are_rows_used_and_rows_quarantined(tmp_path, suffix):
     usable = sum(any(map(str.isalnum, text)) and len(text) <= 4000 for i in good["image_id"][:] for text in given[i])
     assert used == usable
     assert 50 < len(good) < 200
+
+
+def test_split_names_count_in_any_case(tmp_path):
+    written(tmp_path, "file_name,caption,split\na.png,x,Train\nb.png,y,TEST\nc.png,z,train\n")
+    for name in "abc":
+        (tmp_path / f"{name}.png").write_bytes(png(ord(name)))
+    assert load_captions("imagefolder", data_dir=tmp_path, split="train", split_fractions=(1, 0, 0)).num_rows == 2
+    assert load_captions("imagefolder", data_dir=tmp_path, split="test")["captions"][:] == [["y"]]
+
+
+def test_rows_inside_a_quoted_text_are_named(tmp_path, caplog):
+    path = written(tmp_path, 'file_name,caption\na.jpg,"a dog\nb.jpg,a cat"\nc.jpg,x\n')
+    assert len(read_csv(path)) == 2
+    assert "'b.jpg,a cat' looks like a row" in caplog.text
+    caplog.clear()
+    read_csv(written(tmp_path, 'file_name,caption\na.jpg,"a dog,\non a lawn"\n', "b.csv"))
+    assert not caplog.text
