@@ -32,6 +32,7 @@ from hf_captionrl.io import atomic_write_text, write_json
 from hf_captionrl.reports.versions import installed_versions
 from scripts.benchmark import replace_section
 from scripts.fault_campaign import versions
+from scripts.machines_left_out import LEFT_OUT
 from scripts.slow_tests import Recorder
 
 __all__ = ["CONFIGURATIONS", "LEFT_OUT", "Configuration", "chosen_files", "main", "section"]
@@ -80,48 +81,6 @@ CONFIGURATIONS: dict[str, Configuration] = {
 }
 """Each has an order of the files of its own, so that every test runs six times in six orders: tests that fail now and
 then, or after another one, are found too."""
-
-_TEXT = "Text, files and pages."
-_WHOLE = "Whole programs in processes of their own; what they compute is computed in the folders that are run."
-LEFT_OUT: dict[str, str] = {
-    "tests/boosting": "Prompts, journals and answers of servers.",
-    "tests/captioners/test_auto.py": "Which class a folder is loaded as.",
-    "tests/captioners/test_blip2.py": "The checks of tests/captioners/test_families.py on larger models.",
-    "tests/captioners/test_distributed.py": "Sums over processes, which tests/invariance compares too.",
-    "tests/cli": _WHOLE,
-    "tests/data": "Files, rows, image files and sampling: integers.",
-    "tests/evaluate_modules": "Thin modules over what tests/metrics computes.",
-    "tests/faults": _WHOLE,
-    "tests/hub": _TEXT,
-    "tests/metrics/test_java.py": "METEOR, which a Java program computes.",
-    "tests/models/test_clipcap.py": "Imports in new processes, and a model that tests/captioners computes with.",
-    "tests/models/test_clipcap_scripts.py": _WHOLE,
-    "tests/recipes": _WHOLE,
-    "tests/reports": _TEXT,
-    "tests/retrieval/test_features_faults.py": "Files of features that are broken or cut off.",
-    "tests/scenes/test_dataset.py": "Pictures in 8 bits and their sentences.",
-    "tests/security": _TEXT,
-    "tests/trainers/test_caption_rl_guarded.py": "Decisions of the guards.",
-    "tests/test_check_house.py": _TEXT,
-    "tests/test_docs.py": _TEXT,
-    "tests/test_docs_pictures.py": _TEXT,
-    "tests/test_docs_site.py": _TEXT,
-    "tests/test_folder_lock.py": _TEXT,
-    "tests/test_house_closeness.py": _TEXT,
-    "tests/test_house_layers.py": _TEXT,
-    "tests/test_io.py": _TEXT,
-    "tests/test_line_file.py": _TEXT,
-    "tests/test_machine_runs.py": "These runs themselves.",
-    "tests/test_notebooks.py": _WHOLE,
-    "tests/test_paper_index.py": _TEXT,
-    "tests/test_reproduce.py": _TEXT,
-    "tests/test_run_seeds.py": _TEXT,
-    "tests/test_scaling_plan.py": _TEXT,
-    "tests/test_skips.py": _TEXT,
-    "tests/test_slow_log.py": _TEXT,
-    "tests/test_tables_of_pages.py": _TEXT,
-}
-"""Folders and files of tests in which nothing depends on how numbers are added up, or that are too long, and why."""
 
 
 def chosen_files(root: Path = ROOT, seed: int | None = None) -> list[str]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hf_captionrl.cli.main import build_parser
-from hf_captionrl.cli.train import METHODS
+from hf_captionrl.cli.train import METHODS, _with_config
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")])
@@ -80,7 +80,8 @@ def parse(words: list[str]) -> None:
         return
     if words[:2] == ["captionrl", "train"]:
         arguments = build_parser().parse_args(words[1:])
-        words = [f"recipes/{METHODS[arguments.method][0]}", *arguments.arguments]
+        recipe_file = METHODS[arguments.method][0]
+        words = [f"recipes/{recipe_file}", *_with_config(arguments.arguments, recipe_file)]
     recipe = next((i for i, word in enumerate(words) if re.fullmatch(r"recipes/\w+\.py", word)), None)
     if recipe is not None:
         module = importlib.import_module(words[recipe].removesuffix(".py").replace("/", "."))

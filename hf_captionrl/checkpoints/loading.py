@@ -22,6 +22,7 @@ __all__ = [
     "without_kernels",
 ]
 
+_FOR_MODEL = ("dtype", "torch_dtype", "quantization_config", "attn_implementation", "experts_implementation")
 _FIXED = {"trust_remote_code": False, "use_safetensors": True}
 """Arguments of `from_pretrained` that have one value here."""
 
@@ -220,6 +221,9 @@ def load_pretrained(
     name, kwargs = model_path(name), check_kwargs(kwargs)
     loader_name = getattr(loader, "__name__", str(loader))
     checked = check_checkpoint(name, revision, config)
+    # from_pretrained takes settings of the configuration too, but not beside a configuration.
+    for key in [key for key in kwargs if key in checked["config"].to_dict() and key not in _FOR_MODEL]:
+        setattr(checked["config"], key, kwargs.pop(key))
     try:
         model, info = loader.from_pretrained(
             name,

@@ -18,7 +18,7 @@ from hf_captionrl.data.quarantine import QuarantineEntry, QuarantineError, Quara
 from hf_captionrl.data.reading import ImageReader
 from hf_captionrl.data.sampler import PAPER_SCHEDULE, BagCurriculumSampler
 from hf_captionrl.data.streaming import StreamedCaptions
-from hf_captionrl.data.training_rows import evaluation_rows, training_rows
+from hf_captionrl.data.trainer_rows import evaluation_rows, training_rows
 from hf_captionrl.data.video import (
     VIDEO_WAYS_OUT,
     VideoError,

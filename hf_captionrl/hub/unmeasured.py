@@ -11,7 +11,6 @@ from typing import Any
 
 from huggingface_hub import ModelCardData
 
-from hf_captionrl.captioners.saving import SETTINGS_FILE
 from hf_captionrl.hub.checks import check_card, check_text
 from hf_captionrl.hub.contents import local_base_model
 from hf_captionrl.hub.manifest import MANIFEST_FILE, write_manifest
@@ -102,6 +101,8 @@ def write_unmeasured_card(
 
 
 def _settings(folder: Path) -> dict[str, Any]:
+    from hf_captionrl.captioners.saving import SETTINGS_FILE  # which imports torch
+
     path = folder / SETTINGS_FILE
     if not path.is_file():
         raise FileNotFoundError(

@@ -256,6 +256,6 @@ def _check_options(
     if len(ks) == 0 or any(isinstance(k, bool) or not isinstance(k, Integral) or k < 1 for k in ks):
         raise ValueError(f"ks must be positive integers, got {tuple(ks)}.")
     if num_distractors is not None and (not isinstance(num_distractors, Integral) or num_distractors < 1):
-        raise ValueError(f"num_distractors must be at least 1, a whole number, got {num_distractors}.")
+        raise ValueError(f"num_distractors must be a whole number of at least 1, got {num_distractors}.")
     if num_bootstrap < 0:
         raise ValueError(f"num_bootstrap must not be negative, got {num_bootstrap}.")

@@ -306,7 +306,7 @@ def results_markdown(
 
 
 _END_OF_LINK = re.compile(r"\](?=[(\[:])")
-_ADDRESS = re.compile(r"(?<=\w):(?=/)|(?i:(?<=\bwww))\.|@(?=\w)|&(?=#?\w+;)")
+_ADDRESS = re.compile(r"(?<=\w):(?=/)|(?i:(?<=\bwww))\.|(?<!\w)@(?=\w)|@(?=[\w-]+\.\w)|&(?=#?\w+;)")
 
 
 def escape_markdown(text: str) -> str:

@@ -68,7 +68,7 @@ def measure_rl(name: str, device: str, dtype: torch.dtype, *, rounds: int, warm_
     Args:
         name: Of [`RL_SHAPES`].
         device: `"cuda"` or `"cpu"`.
-        dtype: Of the policy; the scorer is fp32.
+        dtype: Of autocast; the weights of policy and scorer are fp32.
         rounds: Timed ones.
         warm_up: Rounds before them.
         seed: Of weights, images and order.
@@ -85,11 +85,13 @@ def measure_rl(name: str, device: str, dtype: torch.dtype, *, rounds: int, warm_
         difference = check_equal(build(shape, seed, folder, device=device))
     gc.collect()
     with tempfile.TemporaryDirectory() as folder:
-        world = build(shape, seed, folder, dtype, device)
+        world = build(shape, seed, folder, device=device)
     optimizer = torch.optim.AdamW(list(world.parameters.values()), lr=1e-7)
 
     def step(which: str) -> None:
-        STEPS[which](world, Clock())
+        # Trainable weights are fp32; 16 bits are those of autocast.
+        with torch.autocast(torch.device(device).type, dtype, enabled=dtype != torch.float32):
+            STEPS[which](world, Clock())
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 

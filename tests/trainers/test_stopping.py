@@ -47,9 +47,12 @@ def signalled(folder, step=4, number=signal.SIGTERM, kind="smile", times=1, **ch
 
 @pytest.fixture(autouse=True)
 def _handlers_are_given_back():
+    # A shell starts programs in the background with SIGINT ignored; what is tested is how a program in front behaves.
+    found = signal.signal(signal.SIGINT, signal.default_int_handler)
     before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
     yield
     assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
+    signal.signal(signal.SIGINT, found)
 
 
 def saved(folder):

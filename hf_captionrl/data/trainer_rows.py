@@ -32,7 +32,8 @@ def training_rows(dataset: Any, args: Any = None, *, whole_set_for: str | None =
             None stays None.
         args (`TrainingArguments`, *optional*): `max_steps` must be set for an iterable data set; its
             `accelerator_config.dispatch_batches` becomes False, since batches of captions differ in length.
-        whole_set_for (`str`, *optional*): What the whole set is needed for; iterable data are then refused.
+        whole_set_for (`str`, *optional*): What the whole set is needed for, by a trainer of rewards; iterable data are then
+            refused, and captions may be missing.
 
     Returns:
         `datasets.Dataset` with `image`, `image_id` and `captions`, the same object where it has them; or
@@ -46,7 +47,9 @@ def training_rows(dataset: Any, args: Any = None, *, whole_set_for: str | None =
         return dataset
     if isinstance(dataset, _Stream):
         return _stream(dataset, args, whole_set_for)
-    rows = _with_columns(dataset, "training", "train")
+    # Rewards look at the captions themselves, if at all: self-retrieval needs none.
+    rewarded = whole_set_for is not None
+    rows = _with_columns(dataset, "training", "train", require_captions=not rewarded)
     if not len(rows):
         raise ValueError("The training data hold no rows. Use a data set with at least one image.")
     if whole_set_for is not None and len(ids := rows["image_id"][:]) > len(set(map(str, ids))):
@@ -55,7 +58,7 @@ def training_rows(dataset: Any, args: Any = None, *, whole_set_for: str | None =
             f"image_id {repeated!r} stands in several rows of the training data, and {whole_set_for}: an image would be its own "
             "distractor. Use one row per image, or load the data with load_captions, which joins such rows."
         )
-    if rows._fingerprint not in _checked:
+    if not rewarded and rows._fingerprint not in _checked:
         _refuse_empty(rows)
         _checked.add(rows._fingerprint)
     return rows

@@ -1,0 +1,61 @@
+"""Tests that `make test-machines` leaves out, and why."""
+
+from __future__ import annotations
+
+__all__ = ["LEFT_OUT"]
+
+_TEXT = "Text, files and pages."
+_WHOLE = "Whole programs in processes of their own; what they compute is computed in the folders that are run."
+LEFT_OUT: dict[str, str] = {
+    "tests/boosting": "Prompts, journals and answers of servers.",
+    "tests/captioners/test_auto.py": "Which class a folder is loaded as.",
+    "tests/captioners/test_blip2.py": "The checks of tests/captioners/test_families.py on larger models.",
+    "tests/captioners/test_distributed.py": "Sums over processes, which tests/invariance compares too.",
+    "tests/cli": _WHOLE,
+    "tests/data": "Files, rows, image files and sampling: integers.",
+    "tests/evaluate_modules": "Thin modules over what tests/metrics computes.",
+    "tests/faults": _WHOLE,
+    "tests/hub": _TEXT,
+    "tests/metrics/test_java.py": "METEOR, which a Java program computes.",
+    "tests/models/test_clipcap.py": "Imports in new processes, and a model that tests/captioners computes with.",
+    "tests/conversion": "Files of weights under other names, compared bitwise.",
+    "tests/checkpoints": "Files of a checkpoint that are damaged or hostile.",
+    "tests/captioners/test_layouts.py": "Which files a checkpoint has; the models compute in tests/captioners/test_families.py.",
+    "tests/captioners/test_published_checkpoints.py": "The same, of published checkpoints.",
+    "tests/trainers/test_training_arguments.py": "Which arguments are taken.",
+    "tests/trainers/test_saved_models.py": "Files of a saved model.",
+    "tests/trainers/test_runs.py": "Identifiers of runs.",
+    "tests/trainers/test_stopping.py": "Signals and processes.",
+    "tests/trainers/test_dead_workers.py": "Signals and processes.",
+    "tests/trainers/test_checkpoints.py": "Files of a checkpoint.",
+    "tests/trainers/test_tracking.py": _TEXT,
+    "tests/test_first_hour.py": _WHOLE,
+    "tests/test_readme.py": _WHOLE,
+    "tests/test_project_files.py": _TEXT,
+    "tests/test_lazy_import.py": _TEXT,
+    "tests/recipes": _WHOLE,
+    "tests/reports": _TEXT,
+    "tests/retrieval/test_features_faults.py": "Files of features that are broken or cut off.",
+    "tests/scenes/test_dataset.py": "Pictures in 8 bits and their sentences.",
+    "tests/security": _TEXT,
+    "tests/trainers/test_caption_rl_guarded.py": "Decisions of the guards.",
+    "tests/test_check_house.py": _TEXT,
+    "tests/test_docs.py": _TEXT,
+    "tests/test_docs_pictures.py": _TEXT,
+    "tests/test_docs_site.py": _TEXT,
+    "tests/test_folder_lock.py": _TEXT,
+    "tests/test_house_closeness.py": _TEXT,
+    "tests/test_house_layers.py": _TEXT,
+    "tests/test_io.py": _TEXT,
+    "tests/test_line_file.py": _TEXT,
+    "tests/test_machine_runs.py": "These runs themselves.",
+    "tests/test_notebooks.py": _WHOLE,
+    "tests/test_paper_index.py": _TEXT,
+    "tests/test_reproduce.py": _TEXT,
+    "tests/test_run_seeds.py": _TEXT,
+    "tests/test_scaling_plan.py": _TEXT,
+    "tests/test_skips.py": _TEXT,
+    "tests/test_slow_log.py": _TEXT,
+    "tests/test_tables_of_pages.py": _TEXT,
+}
+"""Folders and files of tests in which nothing depends on how numbers are added up, or that are too long, and why."""
