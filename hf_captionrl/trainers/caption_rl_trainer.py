@@ -93,6 +93,7 @@ class CaptionRLTrainer(RolloutSteps, CaptionTrainer):
     args: CaptionRLConfig
     config_class = CaptionRLConfig
     method_name = "CaptionRL"
+    whole_set_for = "rewards, bags and the curriculum are prepared from all images"
 
     def __init__(
         self,
@@ -112,9 +113,7 @@ class CaptionRLTrainer(RolloutSteps, CaptionTrainer):
         **kwargs: Any,
     ) -> None:
         args = self.resolve_args(model, args)
-        train_dataset = training_rows(
-            train_dataset, args, whole_set_for="rewards, bags and the curriculum are prepared from all images"
-        )
+        train_dataset = training_rows(train_dataset, args, whole_set_for=self.whole_set_for)
         self.rewards = resolve_rewards(reward_funcs, args.reward_weights)
         self.judge = judge
         self.reward_scorer = scorer

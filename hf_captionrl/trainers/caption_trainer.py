@@ -118,6 +118,8 @@ class CaptionTrainer(CaptionEvaluation, PolicyMaking, ReliableTraining, Trainer)
     config_class: ClassVar[type[CaptionConfig]] = CaptionConfig
     method_name: ClassVar[str] = "Captioning"
     """Names the output folder of a run without a configuration."""
+    whole_set_for: ClassVar[str | None] = None
+    """Why every training image must be known before the first step; None where a stream will do."""
     _tap_checked = False
 
     def __init__(
@@ -138,7 +140,8 @@ class CaptionTrainer(CaptionEvaluation, PolicyMaking, ReliableTraining, Trainer)
         preprocess_logits_for_metrics: Any | None = None,
     ) -> None:
         args = self.resolve_args(model, args)
-        train_dataset, eval_dataset = training_rows(train_dataset, args), evaluation_rows(eval_dataset)
+        train_dataset = training_rows(train_dataset, args, whole_set_for=self.whole_set_for)
+        eval_dataset = evaluation_rows(eval_dataset)
         if preprocess_logits_for_metrics is not None:
             raise ValueError(
                 "preprocess_logits_for_metrics has nothing to process: evaluation writes captions, and logits are never kept. "
