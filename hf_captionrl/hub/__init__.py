@@ -19,6 +19,7 @@ from hf_captionrl.hub.model_card import (
     write_model_card,
 )
 from hf_captionrl.hub.push import STATE_FILE, pin_examples, push_folder, read_push_state
+from hf_captionrl.hub.trained import push_trained, write_trained_card
 from hf_captionrl.hub.unmeasured import push_captioner, write_unmeasured_card
 
 __all__ = [
@@ -40,6 +41,7 @@ __all__ = [
     "push_demo",
     "push_folder",
     "push_metric",
+    "push_trained",
     "read_facts",
     "read_push_state",
     "render_dataset_card",
@@ -50,5 +52,6 @@ __all__ = [
     "write_manifest",
     "write_model_card",
     "write_space",
+    "write_trained_card",
     "write_unmeasured_card",
 ]

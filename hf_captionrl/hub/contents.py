@@ -12,7 +12,7 @@ from pathlib import Path
 from hf_captionrl.hub.checks import check_card, check_secret
 from hf_captionrl.hub.manifest import MANIFEST_FILE
 
-__all__ = ["NEVER", "Contents", "folder_contents", "local_base_model"]
+__all__ = ["NEVER", "PROCESSORS", "Contents", "folder_contents", "local_base_model"]
 
 _PUBLISHED = {
     "model": (
@@ -30,7 +30,8 @@ NEVER = (
 )
 """Left out whatever their kind: pickles run code where they are opened, and a Trainer's state is nobody's business."""
 
-_PROCESSORS = ("processor_config.json", "preprocessor_config.json")
+PROCESSORS = ("processor_config.json", "preprocessor_config.json")
+"""Files of an image processor."""
 _TOKENIZERS = ("tokenizer.json", "vocab.txt", "vocab.json", "tokenizer.model")
 _MAX_SCANNED = 64 * 2**20
 _BINARY = (".safetensors", ".parquet", ".png")
@@ -139,13 +140,16 @@ def _check_complete(folder: Path, repo_type: str, published: Sequence[str]) -> N
         raise FileNotFoundError(
             f"{folder} has no README.md, so it is not complete. Write its card first: captionrl card {folder}"
         )
+    metadata = check_card((folder / "README.md").read_text(encoding="utf-8"))
     if repo_type == "model":
         if not any(fnmatch(name, "*.safetensors") for name in published):
             raise FileNotFoundError(
                 f"{folder} has no *.safetensors, so it is not complete, and weights in other formats are not uploaded: "
                 "a pickle runs code where it is opened. Save with save_pretrained."
             )
-        for parts, what in ((_PROCESSORS, "image processor"), (_TOKENIZERS, "tokenizer")):
+        for parts, what in ((PROCESSORS, "image processor"), (_TOKENIZERS, "tokenizer")):
+            if parts is PROCESSORS and metadata.get("pipeline_tag") == "text-generation":
+                continue  # it reads text alone
             if not any(part in published for part in parts):
                 raise FileNotFoundError(
                     f"{folder} has no {what} ({', '.join(parts)}), so nobody could use its model. "
@@ -156,7 +160,6 @@ def _check_complete(folder: Path, repo_type: str, published: Sequence[str]) -> N
                 f"{folder} has no {MANIFEST_FILE}, which says how the model was made. Write it with hf_captionrl.hub.write_manifest, "
                 f"or both card and manifest: captionrl card {folder}"
             )
-    metadata = check_card((folder / "README.md").read_text(encoding="utf-8"))
     # A model that was never measured has a card that says so, and no results.
     is_measured = "model-index" in metadata or "results.json" in published
     if repo_type == "model" and is_measured and not _metrics(metadata):

@@ -19,7 +19,7 @@ from hf_captionrl.hub.manifest import MANIFEST_FILE
 from hf_captionrl.hub.merge import write_merged
 from hf_captionrl.io import atomic_write_text, write_json
 
-__all__ = ["STATE_FILE", "pin_examples", "push_folder", "read_push_state"]
+__all__ = ["STATE_FILE", "check_name", "pin_examples", "push_folder", "read_push_state"]
 
 STATE_FILE = "push_state.json"
 """What became of the last push, and where it went; kept beside the model, never uploaded."""
@@ -84,7 +84,7 @@ def push_folder(
     from huggingface_hub import get_token
 
     folder = Path(folder)
-    _check_name(repo_id)
+    check_name(repo_id)
     _check_token(token)
     sent = token or get_token()
     contents = folder_contents(folder, repo_type, token=sent, gallery=gallery)
@@ -235,7 +235,15 @@ def _remember(folder: Path, state: Mapping[str, Any]) -> None:
         write_json(folder / STATE_FILE, state)
 
 
-def _check_name(repo_id: str) -> None:
+def check_name(repo_id: str) -> None:
+    """Refuse a name of a repository that the Hub does not accept.
+
+    Args:
+        repo_id: `owner/name` or `name`.
+
+    Raises:
+        ValueError: If it is none.
+    """
     from huggingface_hub.utils import HFValidationError, validate_repo_id
 
     try:

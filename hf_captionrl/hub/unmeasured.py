@@ -19,9 +19,10 @@ from hf_captionrl.hub.templates import render_template
 from hf_captionrl.io import atomic_write_text
 from hf_captionrl.reports.versions import installed_versions
 
-__all__ = ["push_captioner", "write_unmeasured_card"]
+__all__ = ["HUB_NAME", "push_captioner", "write_unmeasured_card"]
 
-_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+"""`owner/name`."""
 
 
 def write_unmeasured_card(
@@ -76,7 +77,7 @@ def write_unmeasured_card(
         license=license or "other",
         library_name="peft" if is_adapter else "transformers",
         pipeline_tag="image-text-to-text" if settings["family"] == "chat" else "image-to-text",
-        base_model=base_model if base_model and _HUB_NAME.fullmatch(base_model) else None,
+        base_model=base_model if base_model and HUB_NAME.fullmatch(base_model) else None,
         datasets=[dataset_id] if dataset_id else None,
         tags=["image-captioning", "hf_captionrl"],
         **more,

@@ -201,6 +201,7 @@ class WeightedRewards:
             raise ValueError(f"{len(self.weights)} reward weights for {len(self.rewards)} rewards. Pass one each.")
         if not all(math.isfinite(weight) for weight in self.weights):
             raise ValueError(f"The reward weights are {self.weights}. Use finite numbers.")
+        self._has_warned = False
         names = [reward.name for reward in self.rewards]
         if len(set(names)) < len(names):
             raise ValueError(
@@ -233,9 +234,9 @@ class WeightedRewards:
             `torch.Tensor` of shape `(N, R)`: float64 on the CPU, finite.
 
         Raises:
-            ValueError: If a reward does not return one number a caption, or no caption got one.
+            ValueError: If a reward does not return one number a caption.
         """
-        columns, missing = [], []
+        columns, missing, has_infinite = [], [], False
         found = self._values(context, range(len(self.rewards)) if only is None else only)
         for index, reward in enumerate(self.rewards):
             if index not in found:
@@ -248,13 +249,16 @@ class WeightedRewards:
                     "captions. Return one number a caption."
                 )
             bad = ~values.isfinite()
+            has_infinite |= bool(values.isinf().any())
             if bad.any():
                 values = torch.where(bad, reward.undefined(context), values)
             context.statistics[f"rewards/{reward.name}/undefined"] = float(bad.sum())
             columns.append(values)
             missing.append(bad)
         if only is None:
-            self._check_rewarded(context, torch.stack(missing, dim=1).all(1))
+            self._check_rewarded(
+                context, torch.stack(missing, dim=1).all(1), "None, NaN or infinity" if has_infinite else "None or NaN"
+            )
         return torch.stack(columns, dim=1)
 
     def _values(self, context: RewardContext, wanted: Sequence[int]) -> dict[int, Tensor]:
@@ -265,22 +269,30 @@ class WeightedRewards:
         answers = run_together([function.call(context) for function in functions])
         return found | {i: f.read(answer) for i, f, answer in zip(later, functions, answers, strict=True)}
 
-    def _check_rewarded(self, context: RewardContext, unrewarded: Tensor) -> None:
-        """Captions that no reward gave a number to, `(N,)`: a warning, and an error if they are all of the rollout."""
+    def _check_rewarded(self, context: RewardContext, unrewarded: Tensor, returned: str) -> None:
+        """Warn of captions that no reward gave a number to, `(N,)`; once where they are all captions of a rollout."""
         has_floor = any(type(reward).undefined is not Reward.undefined for reward in self.rewards)
         if has_floor or not unrewarded.any():
             return
         if unrewarded.all():
-            raise ValueError(
-                f"No reward gave a number to any of the {len(unrewarded)} captions of this rollout: {self.names} returned None "
-                "or NaN for all of them, so there is nothing to learn from. Return a number for at least one caption."
-            )
+            # As in TRL: of several tasks, a process may hold images of one that no reward is for.
+            if not self._has_warned:
+                logger.warning(
+                    "No reward gave a number to any of the %d captions of this rollout: %s returned %s for all of them, and "
+                    "they count as 0, from which nothing is learnt. Return a number for at least one caption. Said once.",
+                    len(unrewarded),
+                    self.names,
+                    returned,
+                )
+            self._has_warned = True
+            return
         first = int(unrewarded.nonzero()[0])
         image = context.image_ids[first // context.group_size]
         logger.warning(
-            "%d of %d captions got None or NaN from every reward (%s) and count as 0; the first is %r of the image %r.",
+            "%d of %d captions got %s from every reward (%s) and count as 0; the first is %r of the image %r.",
             int(unrewarded.sum()),
             len(unrewarded),
+            returned,
             ", ".join(self.names),
             context.captions[first],
             image,

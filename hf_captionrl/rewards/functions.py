@@ -142,7 +142,7 @@ class FunctionReward(Reward):
             values: Numbers and None, a tensor, or an awaitable of them.
 
         Returns:
-            `torch.Tensor`: float32; NaN for None.
+            `torch.Tensor`: float64; NaN for None.
 
         Raises:
             ValueError: If it is something else.
@@ -150,13 +150,13 @@ class FunctionReward(Reward):
         if inspect.isawaitable(values):
             values = run_together([values])[0]
         if isinstance(values, Tensor):
-            return values.float()
+            return values.double()
         if values is None or isinstance(values, (str, bytes, Mapping)) or not isinstance(values, Iterable):
             raise ValueError(
                 f"The reward function {self.name!r} returned {_short(values)}. Return a list with one number, or None, per "
                 "caption."
             )
-        return torch.tensor([self._number(index, value) for index, value in enumerate(values)], dtype=torch.float32)
+        return torch.tensor([self._number(index, value) for index, value in enumerate(values)], dtype=torch.float64)
 
     def _number(self, index: int, value: Any) -> float:
         if value is None:

@@ -8,7 +8,7 @@ from typing import Any
 from hf_captionrl.rewards.base import Reward, WeightedRewards
 from hf_captionrl.rewards.cider import CiderReward
 from hf_captionrl.rewards.diversity import PairwiseDiversity
-from hf_captionrl.rewards.functions import function_reward
+from hf_captionrl.rewards.functions import FunctionReward, function_reward
 from hf_captionrl.rewards.self_retrieval import SelfRetrieval
 from hf_captionrl.rewards.shape import LengthPenalty, RepetitionPenalty, UnendedPenalty
 
@@ -30,6 +30,8 @@ def resolve_rewards(
 ) -> WeightedRewards:
     """Rewards from what a user writes: a reward, a callable, a name, or a list of them with or without weights.
 
+    Of callables with one name, such as two lambdas, later ones are called `name_2`, `name_3`, ...
+
     Args:
         reward_funcs: One of them, or a list; in a list also `(reward, weight)`.
         reward_weights (`Sequence[float]`, *optional*): One each, in place of weights in the list.
@@ -46,6 +48,7 @@ def resolve_rewards(
     items = list(reward_funcs) if isinstance(reward_funcs, (list, tuple)) else [reward_funcs]
     weights: list[float] = []
     rewards: list[Reward] = []
+    plain: list[FunctionReward] = []
     for item in items:
         item, weight = item if isinstance(item, tuple) else (item, None)
         if weight is not None and reward_weights is not None:
@@ -61,6 +64,20 @@ def resolve_rewards(
                     "or a name."
                 )
             item = function_reward(item)
+            plain.append(item)
         rewards.append(item)
         weights.append(1.0 if weight is None else float(weight))
+    _make_unique(rewards, plain)
     return WeightedRewards(rewards, weights if reward_weights is None else reward_weights)
+
+
+def _make_unique(rewards: Sequence[Reward], plain: Sequence[FunctionReward]) -> None:
+    """Number the names of callables that came without one of their own; a chosen name stays."""
+    made = {id(reward) for reward in plain}
+    taken = {reward.name for reward in rewards if id(reward) not in made}
+    for reward in plain:
+        base, number = reward.name, 1
+        while reward.name in taken:
+            number += 1
+            reward.name = f"{base}_{number}"
+        taken.add(reward.name)

@@ -64,7 +64,7 @@ BASE_FIELDS: dict[str, Support] = {
         "auto_find_batch_size logging_strategy logging_steps logging_first_step log_on_each_node logging_nan_inf_filter "
         "log_level log_level_replica disable_tqdm report_to run_name project trackio_space_id trackio_bucket_id "
         "trackio_static_space_id eval_strategy eval_steps eval_delay eval_on_start save_only_model save_strategy save_steps "
-        "save_on_each_node save_total_limit push_to_hub hub_token hub_private_repo hub_model_id hub_revision "
+        "save_on_each_node save_total_limit "
         "load_best_model_at_end greater_is_better ignore_data_skip restore_callback_states_from_checkpoint full_determinism "
         "seed use_cpu accelerator_config dataloader_drop_last per_device_train_batch_size ddp_find_unused_parameters "
         "ddp_bucket_cap_mb ddp_broadcast_buffers ddp_static_graph ddp_backend ddp_timeout fsdp fsdp_config deepspeed debug",
@@ -73,7 +73,8 @@ BASE_FIELDS: dict[str, Support] = {
         "own",
         "per_device_eval_batch_size prediction_loss_only include_num_input_tokens_seen metric_for_best_model data_seed "
         "skip_memory_metrics dataloader_num_workers dataloader_pin_memory dataloader_persistent_workers "
-        "dataloader_prefetch_factor dataloader_multiprocessing_context dataloader_in_order",
+        "dataloader_prefetch_factor dataloader_multiprocessing_context dataloader_in_order push_to_hub hub_token hub_private_repo "
+        "hub_model_id hub_revision",
     ),
     **_all("unrelated", "do_train do_eval do_predict resume_from_checkpoint local_rank", "Flags for scripts."),
     **_all(

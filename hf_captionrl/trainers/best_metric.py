@@ -15,11 +15,12 @@ def references_of(dataset: Any) -> list[list[str]] | None:
         dataset (`datasets.Dataset`): Images, with or without captions.
 
     Returns:
-        `list[list[str]]`: A list for each image; None where there is no column `captions`.
+        `list[list[str]]`: A list for each image; None where there is no column `captions`, or no caption in it.
     """
     if not _has_references(dataset):
         return None
-    return [[c] if isinstance(c, str) else list(c or []) for c in dataset["captions"]]
+    found = [[c] if isinstance(c, str) else list(c or []) for c in dataset["captions"]]
+    return found if any(found) else None
 
 
 def _has_references(dataset: Any) -> bool:

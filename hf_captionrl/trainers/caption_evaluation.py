@@ -18,7 +18,7 @@ from transformers.trainer_utils import PredictionOutput, denumpify_detensorize, 
 from hf_captionrl.captioners.base import Captioner
 from hf_captionrl.captioners.modes import evaluating
 from hf_captionrl.captioners.sharding import is_sharded
-from hf_captionrl.data import CaptionDataset, frames_of, open_still
+from hf_captionrl.data import CaptionDataset, evaluation_rows, frames_of, open_still
 from hf_captionrl.losses import IGNORE_INDEX
 from hf_captionrl.metrics import caption_statistics, self_retrieval
 from hf_captionrl.metrics.suites.row import spoken
@@ -51,6 +51,7 @@ class CaptionEvaluation:
     compute_metrics: Any
     _features_of: dict[int, tuple[datasets.Dataset, Any]]
     _memory_tracker: Any
+    _read_rows: dict[int, tuple[Any, datasets.Dataset]]
     _scorer_features_of: dict[tuple[int, int], tuple[Any, Any, Tensor]]
 
     if TYPE_CHECKING:  # what the trainer has
@@ -148,8 +149,8 @@ class CaptionEvaluation:
         """Measure the loss, caption the evaluation data, describe the captions and, with a scorer, find the images again.
 
         Args:
-            eval_dataset (`datasets.Dataset`, a `dict` of them or `str`, *optional*): Instead of the one given at construction;
-                a name picks one of several. Of several, keys begin with the prefix and the name.
+            eval_dataset (`datasets.Dataset`, a `dict` of them or `str`, *optional*): Instead of the one given at construction,
+                with the same names of columns; a name picks one of several. Of several, keys begin with the prefix and the name.
             ignore_keys (`list[str]`, *optional*): Unused; part of the Trainer's signature.
             metric_key_prefix (`str`): Prefix of every key.
 
@@ -168,6 +169,7 @@ class CaptionEvaluation:
             for name, rows in dataset.items():
                 found |= self.evaluate(rows, ignore_keys, f"{metric_key_prefix}_{name}")
             return found
+        dataset = self._rows_as_read(dataset)
         self._memory_tracker.start()
         start = time.time()
         captions, ranks, metrics = self._measure(dataset, metric_key_prefix)
@@ -186,7 +188,7 @@ class CaptionEvaluation:
         """Caption a data set and measure the captions as `evaluate` does, without logging.
 
         Args:
-            test_dataset (`datasets.Dataset`): With an `image` column; with `captions` the loss and `compute_metrics` are
+            test_dataset (`datasets.Dataset`): As `eval_dataset` at construction; with captions the loss and `compute_metrics` are
                 computed too.
             ignore_keys (`list[str]`, *optional*): Unused; part of the Trainer's signature.
             metric_key_prefix (`str`): Prefix of every key.
@@ -194,6 +196,7 @@ class CaptionEvaluation:
         Returns:
             `PredictionOutput`: `predictions`, one caption an image; `label_ids`, lists of references or None; `metrics`.
         """
+        test_dataset = self._rows_as_read(test_dataset)
         self._memory_tracker.start()
         start = time.time()
         captions, _, metrics = self._measure(test_dataset, metric_key_prefix, writes=True)
@@ -202,6 +205,13 @@ class CaptionEvaluation:
         self.control = control
         self._memory_tracker.stop_and_update_metrics(metrics)
         return PredictionOutput(predictions=captions, label_ids=references_of(test_dataset), metrics=metrics)  # type: ignore[arg-type]
+
+    def _rows_as_read(self, dataset: Any) -> datasets.Dataset:
+        """Images and captions under the names that are read here; of the same data the same object, for the caches."""
+        if id(dataset) not in self._read_rows:
+            # Held so that the id stays its own.
+            self._read_rows[id(dataset)] = (dataset, evaluation_rows(dataset))
+        return self._read_rows[id(dataset)][1]
 
     def _named_eval_dataset(self, dataset: Any) -> Any:
         if isinstance(dataset, str):

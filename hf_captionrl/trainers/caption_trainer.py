@@ -155,6 +155,7 @@ class CaptionTrainer(CaptionEvaluation, PolicyMaking, ReliableTraining, Trainer)
         # By id of a data set, which is held so that the id stays its own: features of image tower and scorer.
         self._features_of: dict[int, tuple[datasets.Dataset, Any]] = {}
         self._scorer_features_of: dict[tuple[int, int], tuple[Any, Any, Tensor]] = {}
+        self._read_rows: dict[int, tuple[Any, datasets.Dataset]] = {}
         self.caption_eval_dataset = eval_dataset
         is_complete = compute_metrics is None and type(self).evaluate is CaptionEvaluation.evaluate
         check_best_metric(args, eval_dataset, has_scorer=scorer is not None, is_complete=is_complete)

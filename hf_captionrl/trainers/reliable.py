@@ -30,6 +30,7 @@ from hf_captionrl.trainers.checkpoints import (
     whole_or_older,
 )
 from hf_captionrl.trainers.finite import first_non_finite
+from hf_captionrl.trainers.publishing import CheckedPush
 from hf_captionrl.trainers.selection import CheckpointSelection
 from hf_captionrl.trainers.stopping import StopOnSignal
 
@@ -57,6 +58,8 @@ class ReliableArguments:
     def __post_init__(self) -> None:
         super().__post_init__()  # type: ignore[misc]
         _refuse_foreign_code(self)
+        if getattr(self, "hub_private_repo", None) is None:
+            self.hub_private_repo = True  # also of the repository to which TRL's GRPO logs completions
         if self.save_on_signal and getattr(self, "save_only_model", False):
             logger.warning(
                 "save_only_model=True: a checkpoint saved on a signal holds the model only, and no run can resume from it. Use "
@@ -74,7 +77,7 @@ def _refuse_foreign_code(args: Any) -> None:
         )
 
 
-class ReliableTraining(CheckpointSelection):
+class ReliableTraining(CheckedPush, CheckpointSelection):
     """The part of a trainer that survives; stands before `transformers.Trainer` among the bases.
 
     A checkpoint is sealed when it is finished, and older ones are removed only then. Resuming takes the newest one that
@@ -103,7 +106,7 @@ class ReliableTraining(CheckpointSelection):
         if self.accelerator.is_main_process:
             try:
                 found[0] = function()
-            except (OSError, ValueError) as error:
+            except (OSError, ValueError, RuntimeError) as error:
                 found[1] = error
         if self.accelerator.num_processes > 1:
             from accelerate.utils import broadcast_object_list
@@ -129,7 +132,7 @@ class ReliableTraining(CheckpointSelection):
         Raises:
             ValueError: If another run uses the folder, no checkpoint to resume from is whole, or it holds the model only.
             OSError: If nothing can be written to the folder.
-            FloatingPointError: If weights are not finite when a checkpoint is due; nothing is saved or removed.
+            FloatingPointError: If weights are not finite at a checkpoint or the end; nothing is saved or removed.
             RuntimeError: If a process that loads data has died.
             SystemExit: With 0, if `args.save_on_signal` and a signal came.
         """
@@ -154,7 +157,30 @@ class ReliableTraining(CheckpointSelection):
             if self.args.save_on_signal:
                 stack.enter_context(StopOnSignal(self))
             with _dead_workers_named():
-                return super().train(checkpoint, *args, **kwargs)  # type: ignore[misc]
+                output = super().train(checkpoint, *args, **kwargs)
+                self.refuse_diverged_model()
+                return output
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Save the model, as `transformers.Trainer.save_model` does, if its weights are finite.
+
+        Args:
+            output_dir (`str`, *optional*): Folder; None for `args.output_dir`.
+
+        Raises:
+            FloatingPointError: If weights are not finite; nothing is saved.
+        """
+        if not _internal_call:
+            self.refuse_diverged_model()
+        super().save_model(output_dir, _internal_call)  # type: ignore[misc]
+
+    def refuse_diverged_model(self) -> None:
+        """Stop before weights that are NaN or infinite are taken for a trained model.
+
+        Raises:
+            FloatingPointError: Naming the step and the last good checkpoint.
+        """
+        self._refuse_diverged(self.model, Path(self.args.output_dir), "The model")  # type: ignore[attr-defined]
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
         super()._save(output_dir, state_dict)  # type: ignore[misc]
@@ -168,7 +194,7 @@ class ReliableTraining(CheckpointSelection):
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         run = Path(self._get_output_dir(trial=trial))  # type: ignore[attr-defined]
         folder = run / f"checkpoint-{self.state.global_step}"
-        self._refuse_diverged(model, folder)
+        self._refuse_diverged(model, run, folder.name)
         limit, self.args.save_total_limit = self.args.save_total_limit, None
         try:
             if self.args.should_save:
@@ -188,8 +214,8 @@ class ReliableTraining(CheckpointSelection):
         if self.args.should_save:
             remove_older(folder, limit=limit, best=self.state.best_model_checkpoint)
 
-    def _refuse_diverged(self, model: Any, folder: Path) -> None:
-        """Stop before a checkpoint of weights that are NaN or infinite takes the place of a good one."""
+    def _refuse_diverged(self, model: Any, run: Path, what: str) -> None:
+        """Stop before weights that are NaN or infinite take the place of good ones."""
         name = first_non_finite(model)
         found = [name]
         if self.accelerator.num_processes > 1:  # where weights are sharded, one process may hold all the bad ones
@@ -199,7 +225,7 @@ class ReliableTraining(CheckpointSelection):
         name = next((name for name in found if name is not None), None)
         if name is None:
             return
-        good = last_sealed(folder.parent, self._run_id)
+        good = last_sealed(run, self._run_id)
         remedy = "This run has no checkpoint from before. Start again with a lower learning_rate or max_grad_norm."
         if good is not None:
             remedy = (
@@ -207,7 +233,7 @@ class ReliableTraining(CheckpointSelection):
                 "the model of a new run."
             )
         raise FloatingPointError(
-            f"Training has diverged: {name} is NaN or infinite after step {self.state.global_step}. {folder.name} is not saved, "
+            f"Training has diverged: {name} is NaN or infinite after step {self.state.global_step}. {what} is not saved, "
             f"and no checkpoint is removed. {remedy}"
         )
 

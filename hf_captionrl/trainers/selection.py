@@ -67,7 +67,8 @@ class CheckpointSelection:
     """The part of a trainer that says which checkpoint was selected.
 
     Attributes:
-        selection (`dict`, *optional*): Of [`describe_selection`], after a training with `load_best_model_at_end`.
+        selection (`dict`, *optional*): Of [`describe_selection`], after a training with `load_best_model_at_end` or
+            `save_strategy="best"`.
     """
 
     args: Any
@@ -85,7 +86,7 @@ class CheckpointSelection:
             print(selection_sentence(self.selection))
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
-        """Train; nothing is selected yet.
+        """Train; with `save_strategy="best"`, say at the end which checkpoint was the best.
 
         Args:
             args (`Any`): For the Trainer.
@@ -95,7 +96,15 @@ class CheckpointSelection:
             `TrainOutput`: Of the Trainer.
         """
         self.selection = None
-        return super().train(*args, **kwargs)  # type: ignore[misc]
+        output = super().train(*args, **kwargs)  # type: ignore[misc]
+        strategy = getattr(self.args.save_strategy, "value", self.args.save_strategy)
+        if self.selection is None and strategy == "best" and self.state.best_model_checkpoint is not None:
+            step = self.state.global_step
+            is_last = self.state.best_global_step == step
+            self.note_selection(
+                None if is_last else f"load_best_model_at_end is False, and the weights of step {step} are kept"
+            )
+        return output
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
         super()._save(output_dir, state_dict)  # type: ignore[misc]

@@ -247,6 +247,13 @@ class SelfRetrievalGRPOTrainer(ReliableTraining, GRPOTrainer):
         """Rewards `(N * P, R)` of the whole rollout, each process its own captions with all images in sight."""
         context = self.reward_context(inputs, completions, completion_ids_list, prompts)
         mine = self.rewards(context).to(self.accelerator.device, torch.float32)  # (N, R)
+        if not mine.isfinite().all():
+            names = [
+                name for name, bad in zip(self.rewards.names, (~mine.isfinite()).any(0).tolist(), strict=True) if bad
+            ]
+            raise ValueError(
+                f"The reward(s) {names} are beyond 3.4e38, the largest number in fp32, in which TRL computes. Use smaller rewards."
+            )
         for name, value in context.statistics.items():
             self._log_metric(name, float(value))
         for name, values in context.metrics.items():

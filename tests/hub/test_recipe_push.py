@@ -86,6 +86,7 @@ def test_text_models_are_published_without_pickles_and_tokens(tmp_path, capsys):
         assert holders_of_tokens(hub, tmp_path) == []
     assert WRITE not in "".join(capsys.readouterr())
     assert repo.private
+    assert "No results: nothing was measured with this model" in repo.files["README.md"].decode()
     assert {"README.md", "adapter_config.json", "adapter_model.safetensors", "tokenizer.json"} <= set(repo.files)
     assert not [name for name in repo.files if name.endswith((".bin", ".pt", ".pth"))]
     assert not list((out / "model").glob("*.bin"))

@@ -156,4 +156,12 @@ def test_names():
     assert names == ["of_ids", "of_context_and_limit", "OfCompletions"]
     assert resolve_rewards(CompletionReward(of_ids, name="tokens")).names == ["tokens"]
     with pytest.raises(ValueError, match=r"one name.*CompletionReward\(function, name=...\)"):
-        resolve_rewards([functools.partial(of_ids), of_ids])
+        resolve_rewards([CompletionReward(of_ids), CompletionReward(of_ids)])
+    several = [
+        lambda c: [0.0],
+        functools.partial(of_ids),
+        of_ids,
+        lambda c: [1.0],
+        CompletionReward(of_ids, name="of_ids_2"),
+    ]
+    assert resolve_rewards(several).names == ["<lambda>", "of_ids", "of_ids_3", "<lambda>_2", "of_ids_2"]

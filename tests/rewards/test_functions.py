@@ -169,8 +169,6 @@ def test_missing_columns_are_found_before_training(rollouts):
         (["1", 2.0, 3.0, 4.0], "'reward' returned '1' for caption 0"),
         ([1.0, [2.0], 3.0, 4.0], r"'reward' returned \[2.0\] for caption 1"),
         ([1.0, 2.0, torch.zeros(2), 4.0], "for caption 2"),
-        ([None] * 4, "No reward gave a number to any of the 4 captions"),
-        ([float("nan")] * 4, "No reward gave a number to any of the 4 captions"),
     ],
 )
 @pytest.mark.parametrize("signature", ["completions", "context", "async"])
@@ -219,6 +217,25 @@ def test_captions_without_any_reward_are_warned_of(context, caplog):
     caplog.clear()
     # With a reward that always applies beside it, a function may leave out what it likes.
     resolve_rewards([lambda c: [None] * 4, LengthPenalty()])(context)
+    assert not caplog.text
+
+
+@pytest.mark.parametrize(
+    ("returned", "words"),
+    [([None] * 4, "None or NaN"), ([float("nan")] * 4, "None or NaN"), ([float("inf")] * 4, "None, NaN or infinity")],
+)
+def test_rollout_without_any_reward_is_warned_of_once(context, caplog, returned, words):
+    rewards = resolve_rewards(lambda completions, **kwargs: returned)
+    assert rewards(context).tolist() == rewards(context).tolist() == [[0.0]] * 4
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "No reward gave a number to any of the 4 captions" in caplog.text
+    assert f"returned {words} for all of them" in caplog.text
+
+
+def test_rewards_beyond_fp32_are_numbers(context, caplog):
+    for returned in ([1e39, 0.0, -1e39, 1.0], torch.tensor([1e39, 0.0, -1e39, 1.0], dtype=torch.float64)):
+        values = resolve_rewards(lambda completions, returned=returned, **kwargs: returned)(context)
+        assert values[:, 0].tolist() == [1e39, 0.0, -1e39, 1.0]
     assert not caplog.text
 
 

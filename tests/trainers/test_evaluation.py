@@ -353,3 +353,19 @@ def test_without_a_configuration_the_folder_bears_the_models_name(tmp_path, scen
 def test_a_configuration_of_another_trainer_is_refused(tmp_path, scenes):
     with pytest.raises(TypeError, match="Use a SmileConfig"):
         SmileTrainer(tiny_captioner("blip"), CaptionRLConfig(str(tmp_path), use_cpu=True), scenes["train"])
+
+
+def test_data_under_other_names_of_columns_are_evaluated_as_at_construction(tmp_path, scenes):
+    rows = scenes["validation"].select(range(4))
+    raw = rows.remove_columns("captions").add_column("text", [captions[0] for captions in rows["captions"]])
+    raw = raw.select_columns(["image", "text"])
+    trainer = make(tmp_path, scenes, cache_image_features=True, feature_cache_dir=str(tmp_path / "cache"))
+    first = trainer.evaluate(raw)
+    known = len(trainer._features_of)
+    predicted = trainer.predict(raw)
+    assert len(trainer._features_of) == known  # encoded once
+    assert predicted.metrics["test_loss"] == first["eval_loss"]
+    assert predicted.label_ids == [[text] for text in raw["text"]]
+    assert "eval_raw_loss" in trainer.evaluate({"raw": raw})
+    with pytest.raises(ValueError, match=r"lack the column\(s\) \['image'\]"):
+        trainer.predict(raw.remove_columns("image"))

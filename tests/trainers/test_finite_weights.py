@@ -49,6 +49,17 @@ def test_a_learning_rate_that_diverges_stops_the_run(tmp_path):
     assert names(tmp_path) == []
 
 
+def test_a_run_without_checkpoints_that_diverges_stops_at_its_end(tmp_path):
+    trainer = toy(tmp_path, save_strategy="no", max_steps=3, callbacks=[Diverge(3, math.nan)])
+    with pytest.raises(FloatingPointError, match=r"NaN or infinite after step 3\. The model is not saved"):
+        trainer.train()
+    with pytest.raises(FloatingPointError, match=r"The model is not saved.*lower learning_rate"):
+        trainer.save_model()
+    with pytest.raises(FloatingPointError, match="The model is not saved"):
+        trainer.save_model(str(tmp_path / "elsewhere"))
+    assert not list(tmp_path.rglob("*.safetensors"))
+
+
 def test_the_checkpoint_of_another_run_is_not_named(tmp_path):
     toy(tmp_path).train()
     with pytest.raises(FloatingPointError, match="This run has no checkpoint from before"):

@@ -133,3 +133,16 @@ def test_report_of_a_recipe_holds_it(tmp_path):
     assert json.loads((tmp_path / "results.json").read_text())["selected"] == {"SMILE": {"step": 2}}
     write_results(tmp_path, [make_row()], seed=0, config={}, selected={})
     assert "selected" not in json.loads((tmp_path / "results.json").read_text())
+
+
+def test_best_checkpoint_is_said_where_it_is_not_loaded(tmp_path, capsys):
+    settings = {"load_best_model_at_end": False, "save_strategy": "best"}
+    trainer = trained(tmp_path, [0.0, 1.0, 3.0, 2.0], **settings)
+    assert (trainer.selection["step"], trainer.selection["value"]) == (2, 3.0)
+    assert trainer.selection["kept_instead"] == "load_best_model_at_end is False, and the weights of step 3 are kept"
+    assert "Best was checkpoint-2: eval_score = 3" in capsys.readouterr().out
+    trainer.save_model()
+    assert json.loads((tmp_path / SELECTION_FILE).read_text()) == trainer.selection
+    trainer = trained(tmp_path / "last", [0.0, 1.0, 2.0], **settings)
+    assert "Selected checkpoint-2: eval_score = 2, the highest of 2" in capsys.readouterr().out
+    assert "kept_instead" not in trainer.selection

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -306,3 +307,17 @@ def test_data_without_a_column(tmp_path, trainer):
         )
     with pytest.raises(ValueError, match="needs a scorer"):
         SelfRetrievalGRPOTrainer(trainer.model, [], trainer.args, trainer.caption_data)
+
+
+def test_rewards_beyond_what_trl_computes_in_are_refused():
+    class Huge:
+        names = ("small", "huge")
+
+        def __call__(self, context):
+            return torch.tensor([[1.0, 1e39]], dtype=torch.float64)
+
+    trainer = SimpleNamespace(
+        rewards=Huge(), reward_context=lambda *args: None, accelerator=SimpleNamespace(device="cpu")
+    )
+    with pytest.raises(ValueError, match=r"\['huge'\] are beyond 3\.4e38"):
+        SelfRetrievalGRPOTrainer._calculate_rewards(trainer, [], [], [], [])

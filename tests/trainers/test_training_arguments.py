@@ -69,11 +69,16 @@ TESTED = {
     "dataloader_pin_memory": "test_loader_settings",
     "dataloader_prefetch_factor": "test_loader_settings",
     "eval_on_start": "test_evaluation_at_the_start_and_by_plateau",
+    "hub_model_id": "test_settings_of_a_push",
+    "hub_private_repo": "test_settings_of_a_push",
+    "hub_revision": "test_settings_of_a_push",
+    "hub_token": "test_settings_of_a_push",
     "include_num_input_tokens_seen": "test_tokens_of_text_are_counted",
     "metric_for_best_model": "test_evaluation_at_the_start_and_by_plateau",
     "neftune_noise_alpha": "test_neftune_adds_noise_to_the_words",
     "per_device_eval_batch_size": "test_the_batch_size_of_evaluation",
     "prediction_loss_only": "test_the_loss_alone",
+    "push_to_hub": "test_settings_of_a_push",
     "skip_memory_metrics": "test_memory_is_measured",
     "torch_compile": "test_a_compiled_model_learns_the_same",
     "torch_compile_backend": "test_a_compiled_model_learns_the_same",
@@ -371,6 +376,18 @@ def test_the_loss_alone(tmp_path, scenes):
     assert "eval_length" in whole
     assert not {"eval_length", "eval_lexical_diversity"} & alone.keys()
     assert alone["eval_loss"] == whole["eval_loss"]
+
+
+def test_settings_of_a_push(tmp_path, scenes, monkeypatch):
+    pushed = []
+    monkeypatch.setattr(
+        "hf_captionrl.hub.trained.push_folder", lambda *args, **settings: pushed.append((args, settings))
+    )
+    settings = {"push_to_hub": True, "hub_model_id": "me/x", "hub_token": "t", "hub_revision": "r"}
+    trainer_of(tmp_path, scenes, **settings).push_to_hub()
+    trainer_of(tmp_path, scenes, **settings, hub_private_repo=False).save_model()
+    assert [args for args, _ in pushed] == [(str(tmp_path), "me/x")] * 2
+    assert [(p["private"], p["token"], p["revision"]) for _, p in pushed] == [(True, "t", "r"), (False, "t", "r")]
 
 
 def test_memory_is_measured(tmp_path, scenes):
