@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -45,6 +46,13 @@ USERS: dict[str, Callable[[Session], None]] = {
 """What each user does."""
 
 
+def _program(name: str) -> str:
+    found = shutil.which(name)
+    if found is None:
+        raise FileNotFoundError(f"There is no program {name!r} on the path. Install it.")
+    return found
+
+
 def clone(repository: Path, folder: Path) -> Path:
     """Clone what is committed.
 
@@ -55,7 +63,7 @@ def clone(repository: Path, folder: Path) -> Path:
     Returns:
         `pathlib.Path`: The clone.
     """
-    subprocess.run(["git", "clone", "--quiet", str(repository), str(folder)], check=True)
+    subprocess.run([_program("git"), "clone", "--quiet", str(repository), str(folder)], check=True)
     return folder
 
 
@@ -68,7 +76,7 @@ def installed(source: Path) -> Path:
     Returns:
         `pathlib.Path`: The interpreter of its environment.
     """
-    subprocess.run(["make", "--silent", "install", f"PYTHON={sys.executable}"], cwd=source, check=True)
+    subprocess.run([_program("make"), "--silent", "install", f"PYTHON={sys.executable}"], cwd=source, check=True)
     return source / ".venv" / "bin" / "python"
 
 
@@ -169,7 +177,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments.keep:
             print(f"Kept: {folder}")
         else:
-            subprocess.run(["rm", "-rf", str(folder)], check=False)
+            shutil.rmtree(folder, ignore_errors=True)
     return 0 if passed else 1
 
 
