@@ -117,6 +117,20 @@ def test_grpo_by_name_loads_fp32_and_refuses_a_16_bit_object(tmp_path):
         make_grpo(str(tmp_path / "b"), per_device_train_batch_size=16, model=model)
 
 
+def test_grpo_by_name_changes_as_many_weights_as_fp32(tmp_path):
+    model, processor = tiny_chat("llava")
+    model.to(torch.bfloat16)
+    shares = []
+    for dtype in (torch.bfloat16, torch.float32):
+        folder = tmp_path / str(dtype)
+        model.to(dtype).save_pretrained(folder)
+        processor.save_pretrained(folder)
+        settings = {"model": str(folder), "per_device_train_batch_size": 16, "max_steps": 3, "learning_rate": 1e-5}
+        shares.append(share_changed(make_grpo(str(tmp_path / f"run-{dtype}"), **settings)))
+    assert shares[0] == within(shares[1], 1e-2)
+    assert shares[0] > 0.5
+
+
 def test_smile_sft_refuses_a_16_bit_object_and_upcasts_modules_to_save(parts, tmp_path):
     model, tokenizer = parts
     low = copy.deepcopy(model).to(torch.bfloat16)
