@@ -300,7 +300,10 @@ def run(arguments: argparse.Namespace) -> None:
         settings = _settings(arguments, caption, decoding)
         unknown = sorted(set(writer.done) - split.all_ids)
         if unknown:
-            raise ValueError(f"{output} has captions of images that are not in the data set, such as {unknown[0]!r}.")
+            raise ValueError(
+                f"{output} has captions of images that are not in the data set, such as {unknown[0]!r}. Use another --output, or "
+                "the data set that it was begun with."
+            )
         if writer.done:
             _check_settings(output.with_suffix(".run.json"), settings)
         if writer.torn:

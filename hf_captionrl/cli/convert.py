@@ -13,7 +13,7 @@ __all__ = ["add_parser", "run"]
 _DESCRIPTION = """\
 Write a checkpoint as safetensors, which every command loads. SOURCE is a folder or a name on the Hub with pickles
 (pytorch_model.bin, in one file or several; adapter_model.bin; open_clip_pytorch_model.bin), or a file of the published code
-of BLIP (captioners), OpenAI's CLIP or ClipCap. A process of its own opens the pickles, for tensors alone (weights_only), and
+of BLIP (captioners), OpenAI's CLIP (state dicts) or ClipCap. A process of its own opens the pickles, for tensors alone (weights_only), and
 without the Hub's token. Size and SHA-256 of every file that was read and written are printed. Configuration, tokenizer and
 processor are copied; code is not.
 """

@@ -47,8 +47,8 @@ def read_pickle(path: Path) -> tuple[dict[str, Any], list[str]]:
         with zipfile.ZipFile(path) as archive:
             if any(name.endswith("/constants.pkl") for name in archive.namelist()):
                 raise ValueError(
-                    f"{path.name} is a TorchScript archive, which holds code. Use a file with its state dict alone: "
-                    "torch.save(torch.jit.load(FILE).state_dict(), OUT), where you trust it."
+                    f"{path.name} is a TorchScript archive, which holds code. Use a file with its state dict alone. For OpenAI's "
+                    "CLIP use its model on the Hub (openai/clip-vit-base-patch32) or 'open_clip:ViT-B-32@openai'."
                 )
     try:
         loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
