@@ -69,7 +69,7 @@ def mapper_settings(state: dict[str, Tensor], width: int) -> dict[str, Any]:
         )
     if last.size(0) % width:
         raise ValueError(
-            f"The MLP's output ({last.size(0)}) is no multiple of the language model's width ({width}). Pass the right "
+            f"The MLP's output ({last.size(0)}) is not a multiple of the language model's width ({width}). Pass the right "
             "--language_model."
         )
     return {"mapping_type": "mlp", "prefix_length": last.size(0) // width}

@@ -61,7 +61,7 @@ def print_completions(rows: Sequence[CompletionRow], *, step: int, console: Cons
 
     Args:
         rows: One a caption: `image_id`, `caption` and, where known, `reference` (a human caption), `rewards` (from names
-            to numbers), `advantage`, `rank` of the own image by the caption (1: found), and `extra` (further columns).
+            to numbers), `advantage`, `rank` of the target by the caption (1: found), and `extra` (further columns).
         step: Optimizer step, for the title.
         console: Where to; standard output by default.
 

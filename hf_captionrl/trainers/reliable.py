@@ -344,5 +344,5 @@ def _without_torn(folder: Path, error: Exception) -> OSError:
     shutil.rmtree(folder, ignore_errors=True)
     cause = (isinstance(error, OSError) and error.strerror) or "the disk is full, or a limit on files is reached"
     last = last_sealed(folder.parent, run_id)
-    way = "start again" if last is None else f"resume_from_checkpoint=True goes on from {last.name}"
+    way = "start again" if last is None else f"resume_from_checkpoint=True resumes from {last.name}"
     return OSError(f"{folder.name} cannot be written to {str(folder.parent)!r} ({cause}). Make room there, and {way}.")

@@ -144,7 +144,7 @@ def test_pickles_are_refused_and_not_run(tmp_path):
         ({"gpt.transformer.wte.weight": torch.ones(9, 64)}, r"wte.weight is \(9, 64\) instead of \(270, 64\)"),
         ({"clip_project.model.0.bias": torch.ones(5)}, r"mapper.model.0.bias is \(5,\) instead of \(96,\)"),
         ({"clip_project.model.0.weight": torch.ones(96, 99)}, r"\(96, 99\) instead of \(96, 24\)"),
-        ({"clip_project.model.2.weight": torch.ones(65, 96)}, r"output \(65\) is no multiple"),
+        ({"clip_project.model.2.weight": torch.ones(65, 96)}, r"output \(65\) is not a multiple"),
         ({"gpt.transformer.h.2.ln_1.weight": torch.ones(64)}, "h.2.ln_1.weight is unknown"),
         ({"optimizer.step": torch.ones(1)}, "optimizer.step belongs to neither"),
         ({"clip_project.prefix_const": torch.ones(3, 48)}, "language model of width 48, not 64"),

@@ -133,7 +133,7 @@ def test_the_remains_of_a_checkpoint_are_removed_and_the_one_before_named(tmp_pa
     made(tmp_path, 4, sealed=False)
     said = str(_without_torn(tmp_path / "checkpoint-4", OSError(errno.ENOSPC, "No space left on device")))
     assert said.startswith(f"checkpoint-4 cannot be written to '{tmp_path}' (No space left on device). Make room")
-    assert said.endswith("resume_from_checkpoint=True goes on from checkpoint-2.")
+    assert said.endswith("resume_from_checkpoint=True resumes from checkpoint-2.")
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-2"]
 
 
