@@ -9,7 +9,6 @@ from typing import Any
 
 from huggingface_hub import ModelCardData
 
-from hf_captionrl.captioners.saving import SETTINGS_FILE
 from hf_captionrl.hub.checks import check_card, check_text
 from hf_captionrl.hub.contents import PROCESSORS, local_base_model
 from hf_captionrl.hub.manifest import MANIFEST_FILE, write_manifest
@@ -48,6 +47,8 @@ def write_trained_card(folder: str | os.PathLike[str], *, model_id: str, **facts
         write_manifest(folder, command=[], seeds={}, data={})
     if has_card:
         return card
+    from hf_captionrl.captioners.saving import SETTINGS_FILE  # which imports torch
+
     if (folder / SETTINGS_FILE).is_file():
         return write_unmeasured_card(folder, model_id=model_id, **facts)
     return _write_text_card(folder, model_id, **facts)
@@ -133,6 +134,8 @@ def push_trained(
         PushError: As [`push_folder`].
     """
     # Merging loads a captioner, which models of TRL's trainers are not.
+    from hf_captionrl.captioners.saving import SETTINGS_FILE
+
     merged = None if (Path(folder) / SETTINGS_FILE).is_file() else False
     return push_folder(
         folder,

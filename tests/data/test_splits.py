@@ -134,7 +134,7 @@ def test_a_split_column_is_honoured(tmp_path):
     assert {name: len(ds) for name, ds in splits.items()} == {"train": 2, "validation": 2, "test": 2}
 
 
-@pytest.mark.parametrize("odd", ["Test", None, 3])
+@pytest.mark.parametrize("odd", ["held out", None, 3])
 def test_one_split_name_that_is_not_known_is_refused(tmp_path, odd):
     folder = make_folder(tmp_path, 4, rows={n: {"split": odd if n == 2 else "train"} for n in range(4)})
     with pytest.raises(ValueError, match=rf"row 3 \(the first is 1\) has the split {odd!r}; others name one of"):

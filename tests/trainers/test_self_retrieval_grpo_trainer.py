@@ -301,9 +301,9 @@ def test_what_does_not_fit_is_refused_before_any_training(tmp_path, settings, me
 
 
 def test_data_without_a_column(tmp_path, trainer):
-    with pytest.raises(ValueError, match=r"lack the column\(s\) \['captions'\]"):
+    with pytest.raises(ValueError, match=r"lack the column\(s\) \['image'\]"):
         SelfRetrievalGRPOTrainer(
-            trainer.model, trainer._scorer, trainer.args, trainer.caption_data.remove_columns("captions")
+            trainer.model, trainer._scorer, trainer.args, trainer.caption_data.remove_columns("image")
         )
     with pytest.raises(ValueError, match="needs a scorer"):
         SelfRetrievalGRPOTrainer(trainer.model, [], trainer.args, trainer.caption_data)
