@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from hf_captionrl.evaluate_modules.shims import extend_evaluate
+from hf_captionrl.evaluate_modules.evaluate_load import extend_evaluate
 from hf_captionrl.models.registration import register_auto_classes
 
 __version__ = "0.1.0"

@@ -16,7 +16,7 @@ from PIL import Image
 from hf_captionrl.captioners import Captioner, load_captioner
 from hf_captionrl.data import frames_of, is_video
 from hf_captionrl.scenes.models import model_path
-from hf_captionrl.trainers.captioning import LazyImages, VideoFeatures, generate_captions
+from hf_captionrl.trainers.caption_generation import LazyImages, VideoFeatures, generate_captions
 
 __all__ = ["CaptionPipeline", "pipeline"]
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from hf_captionrl.console import run_main
-from hf_captionrl.recipe import self_retrieval
+from hf_captionrl.experiments import self_retrieval
 
 __all__ = ["main", "parse_args"]
 

@@ -25,8 +25,10 @@ from typing import Any
 from transformers.utils import is_torch_bf16_gpu_available
 
 from hf_captionrl.console import run_main
-from hf_captionrl.recipe import alone_in, describe, parse_arguments, resumes
-from hf_captionrl.recipe.answers import (
+from hf_captionrl.experiments.comparison import alone_in, resumes
+from hf_captionrl.experiments.arguments import describe
+from hf_captionrl.experiments.parsing import parse_arguments
+from hf_captionrl.instruct.answers import (
     ANSWER_COLUMNS,
     TEXT_COLUMNS,
     JudgeArguments,
@@ -34,9 +36,9 @@ from hf_captionrl.recipe.answers import (
     read_answers,
     write_answers,
 )
-from hf_captionrl.recipe.instructions import format_prompt, load_instructions
-from hf_captionrl.recipe.questions import Question, answer_questions, load_questions
-from hf_captionrl.recipe.tiny_llama import TINY_LLAMA, tiny_llama
+from hf_captionrl.instruct.instructions import format_prompt, load_instructions
+from hf_captionrl.instruct.questions import Question, answer_questions, load_questions
+from hf_captionrl.instruct.tiny_llama import TINY_LLAMA, tiny_llama
 from hf_captionrl.reports.table import print_table, write_results
 from hf_captionrl.trainers.checkpoints import begin_run, has_checkpoint
 from hf_captionrl.trainers.smile_sft_config import SCOPES, SmileSFTConfig

@@ -22,9 +22,10 @@ from pathlib import Path
 from typing import Any
 
 from hf_captionrl.console import run_main
-from hf_captionrl.recipe import DataArguments, EvaluationArguments, ModelArguments, parse_arguments
-from hf_captionrl.recipe.smile import SmileArguments, SmileRecipeConfig, compare_smile
-from hf_captionrl.recipe.video import VIDEO_COLUMNS, VideoEvaluator
+from hf_captionrl.experiments.arguments import DataArguments, EvaluationArguments, ModelArguments
+from hf_captionrl.experiments.parsing import parse_arguments
+from hf_captionrl.experiments.smile import SmileArguments, SmileRecipeConfig, compare_smile
+from hf_captionrl.experiments.video import VIDEO_COLUMNS, VideoEvaluator
 from hf_captionrl.reports.table import COLUMNS
 
 __all__ = ["main", "parse_args"]

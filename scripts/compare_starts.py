@@ -30,7 +30,7 @@ from hf_captionrl.metrics import cider_d, faithfulness, self_retrieval
 from hf_captionrl.retrieval import load_scorer
 from hf_captionrl.scenes import check, load_scenes
 from hf_captionrl.scenes.models import model_path
-from hf_captionrl.trainers.captioning import generate_captions
+from hf_captionrl.trainers.caption_generation import generate_captions
 from scripts.run_seeds import aggregate
 
 __all__ = ["main", "measure"]

@@ -16,7 +16,7 @@ from tests.planted import ROOT, messages, plant
         {"hf_captionrl/trainers/a.py": "from ..captioners import auto\nfrom . import b"},
         {"hf_captionrl/__init__.py": "from hf_captionrl.trainers import T", "hf_captionrl/hub.py": "import torch"},
         {"recipes/a.py": "from hf_captionrl import load_captioner\nimport hf_captionrl.trainers"},
-        {"hf_captionrl/recipe/parsing.py": "def f():\n    from trl import TrlParser"},
+        {"hf_captionrl/experiments/parsing.py": "def f():\n    from trl import TrlParser"},
         {"hf_captionrl/hub.py": "from hf_captionrl import __version__"},
     ],
 )

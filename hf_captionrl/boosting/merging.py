@@ -13,13 +13,13 @@ from typing import Any
 import datasets
 
 from hf_captionrl.boosting.answers import ANSWER_WAYS_OUT
-from hf_captionrl.boosting.backend import Backend
+from hf_captionrl.language_models.backend import Backend
 from hf_captionrl.boosting.conflicts import scene_conflicts, text_conflicts
 from hf_captionrl.boosting.journal import journals, read_journal
 from hf_captionrl.boosting.pipeline import INPUT
 from hf_captionrl.boosting.prompts import STAGES
 from hf_captionrl.boosting.rows import Known, Row
-from hf_captionrl.data.columns import CAPTIONS, replace_column, undecoded
+from hf_captionrl.data.caption_columns import CAPTIONS, replace_column, undecoded
 from hf_captionrl.data.images import ImageError, image_bytes, verify_image
 from hf_captionrl.data.quarantine import check_captions
 from hf_captionrl.io import atomic_write_bytes, atomic_write_text

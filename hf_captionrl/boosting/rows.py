@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from hf_captionrl.boosting.answers import ANSWER_WAYS_OUT
-from hf_captionrl.boosting.backend import Backend
+from hf_captionrl.language_models.backend import Backend
 from hf_captionrl.boosting.prompts import STAGES, Prompt, blend_prompt, holistic_prompt, visual_prompt
 
 __all__ = ["Known", "Row", "entry_of"]

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from hf_captionrl.captioners.auto import register
 from hf_captionrl.captioners.base import Captioner
-from hf_captionrl.captioners.fitting import check_special_tokens
-from hf_captionrl.captioners.grouping import spread_samples
+from hf_captionrl.captioners.processor_checks import check_special_tokens
+from hf_captionrl.captioners.shared_cross_attention import spread_samples
 
 __all__ = ["BlipCaptioner"]
 

@@ -19,7 +19,7 @@ from PIL import Image
 from torch import Tensor
 
 from hf_captionrl.captioners.encoding import Encoding
-from hf_captionrl.captioners.fitting import blank_image
+from hf_captionrl.captioners.processor_checks import blank_image
 
 __all__ = ["PLACES_OF_VIDEOS", "VideoInputs", "as_videos", "pixel_kind"]
 

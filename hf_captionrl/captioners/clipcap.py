@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hf_captionrl.captioners.auto import register
 from hf_captionrl.captioners.base import Captioner
-from hf_captionrl.captioners.fitting import check_special_tokens
+from hf_captionrl.captioners.processor_checks import check_special_tokens
 from hf_captionrl.models.clipcap.processing_clipcap import ClipCapProcessor
 
 __all__ = ["ClipCapCaptioner"]

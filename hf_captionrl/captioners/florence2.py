@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from hf_captionrl.captioners.auto import register
-from hf_captionrl.captioners.fitting import blank_image
+from hf_captionrl.captioners.processor_checks import blank_image
 from hf_captionrl.captioners.placeholders import PlaceholderCaptioner, configured_ids
 
 __all__ = ["Florence2Captioner"]

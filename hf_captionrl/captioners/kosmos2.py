@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from hf_captionrl.captioners.auto import register
-from hf_captionrl.captioners.fitting import blank_image
+from hf_captionrl.captioners.processor_checks import blank_image
 from hf_captionrl.captioners.placeholders import PlaceholderCaptioner
 
 __all__ = ["Kosmos2Captioner"]

@@ -12,7 +12,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from hf_captionrl.captioners.auto import register
 from hf_captionrl.captioners.base import Captioner
-from hf_captionrl.captioners.prefix import decoder_text
+from hf_captionrl.captioners.prompt_prefix import decoder_text
 
 __all__ = ["Pix2StructCaptioner"]
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from hf_captionrl.captioners.base import Captioner
-from hf_captionrl.captioners.prefix import join_prefix, left_padded, repeat_rows, split_prefix
+from hf_captionrl.captioners.prompt_prefix import join_prefix, left_padded, repeat_rows, split_prefix
 
 __all__ = ["PlaceholderCaptioner", "configured_ids"]
 

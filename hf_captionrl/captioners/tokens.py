@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_captionrl.losses.linear import IGNORE_INDEX
+from hf_captionrl.losses.linear_log_probs import IGNORE_INDEX
 
 __all__ = ["completion_mask", "encode", "pad_rows", "prompt_token_ids", "start_token_settings"]
 

@@ -246,7 +246,7 @@ def run(arguments: argparse.Namespace) -> None:
     from tqdm import tqdm
 
     from hf_captionrl.boosting import UnfinishedError, boost_shard, merge_journals
-    from hf_captionrl.cli.boost_card import write_boosted
+    from hf_captionrl.boosting.card import write_boosted
 
     dataset = _load(arguments)
     text, vision = _backend(arguments, "text", dataset), _backend(arguments, "vision", dataset)

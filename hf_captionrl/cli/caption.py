@@ -16,7 +16,7 @@ from hf_captionrl.cli.arguments import LoadedSplit, add_common, add_dataset, loa
 if TYPE_CHECKING:
     import datasets
 
-    from hf_captionrl.cli.caption_files import CaptionWriter
+    from hf_captionrl.evaluation.caption_files import CaptionWriter
     from hf_captionrl.data import ImageReader
     from hf_captionrl.pipelines import CaptionPipeline
 
@@ -160,7 +160,7 @@ def _write(
     decoding: dict[str, Any],
 ) -> list[list[str]]:
     """Captions of some rows, all of them one batch."""
-    from hf_captionrl.captioners.modes import evaluating
+    from hf_captionrl.captioners.eval_mode import evaluating
     from hf_captionrl.data import frames_of
 
     number = decoding["num_return_sequences"]
@@ -281,7 +281,7 @@ def run(arguments: argparse.Namespace) -> None:
 
     import torch
 
-    from hf_captionrl.cli.caption_files import CaptionWriter
+    from hf_captionrl.evaluation.caption_files import CaptionWriter
     from hf_captionrl.data import ImageReader
     from hf_captionrl.io import write_json
     from hf_captionrl.pipelines import pipeline

@@ -53,8 +53,8 @@ def add_parser(subcommands: Any) -> None:
 
 def _rewritten(folder: Path, given: dict[str, str]) -> bool:
     """Write the card of a data set, if the folder is one."""
-    from hf_captionrl.cli.boost_card import BOOSTED_FILE, rewrite_boosted_card
-    from hf_captionrl.data.truematch import MANIFEST_FILE, load_truematch
+    from hf_captionrl.boosting.card import BOOSTED_FILE, rewrite_boosted_card
+    from hf_captionrl.truematch.files import MANIFEST_FILE, load_truematch
 
     boosted = (folder / BOOSTED_FILE).is_file()
     if not boosted and not (folder / MANIFEST_FILE).is_file():
@@ -65,7 +65,7 @@ def _rewritten(folder: Path, given: dict[str, str]) -> bool:
     if boosted:
         rewrite_boosted_card(folder, given)
         return True
-    from hf_captionrl.cli.truematch_card import write_truematch_card
+    from hf_captionrl.truematch.card import write_truematch_card
     from hf_captionrl.io import write_json
 
     found = load_truematch(folder)

@@ -13,7 +13,7 @@ from hf_captionrl.cli.arguments import add_common, positive
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hf_captionrl.cli.demo_page import AlbumDemo
+    from hf_captionrl.album.page import AlbumDemo
 
 __all__ = ["add_parser", "albums_of", "load_demo", "named_models", "run"]
 
@@ -120,7 +120,7 @@ def named_models(given: Sequence[str] | None) -> dict[str, str]:
         ValueError: If a name or a model is missing, or two have the same name.
     """
     if not given:
-        from hf_captionrl.hub.demo_space import EMBEDDED_CAPTIONERS
+        from hf_captionrl.album.space import EMBEDDED_CAPTIONERS
 
         return dict(EMBEDDED_CAPTIONERS)
     found: dict[str, str] = {}
@@ -201,8 +201,8 @@ def load_demo(arguments: argparse.Namespace) -> AlbumDemo:
     import torch
 
     from hf_captionrl.captioners import load_captioner
-    from hf_captionrl.cli.demo_page import AlbumDemo
-    from hf_captionrl.hub.demo_space import demo_scorer
+    from hf_captionrl.album.page import AlbumDemo
+    from hf_captionrl.album.space import demo_scorer
     from hf_captionrl.retrieval import load_scorer
     from hf_captionrl.scenes.models import model_path
 
@@ -234,7 +234,7 @@ def run(arguments: argparse.Namespace) -> None:
         )
     demo = load_demo(arguments)
 
-    from hf_captionrl.cli.demo_page import serve
+    from hf_captionrl.album.page import serve
 
     def announce(url: str) -> None:
         print(

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hf_captionrl.cli.arguments import add_common, add_dataset, load_split
-from hf_captionrl.cli.inputs import read_files
-from hf_captionrl.cli.judges import (
+from hf_captionrl.evaluation.caption_sources import read_files
+from hf_captionrl.evaluation.scored_captions import (
     REFERENCES,
     add_clip_features,
     clip_prefix,
@@ -23,8 +23,8 @@ from hf_captionrl.cli.judges import (
 )
 
 if TYPE_CHECKING:
-    from hf_captionrl.cli.suites import Judged
-    from hf_captionrl.recipe import Evaluator
+    from hf_captionrl.evaluation.paper_tables import Judged
+    from hf_captionrl.evaluation.evaluator import Evaluator
     from hf_captionrl.reports.comparison import Section
 
 __all__ = ["SUITES", "add_parser", "run"]
@@ -211,7 +211,7 @@ def _sections(
     names: Sequence[str], judged: Sequence[Judged], evaluator: Evaluator, reasons: Mapping[str, str]
 ) -> tuple[dict[str, Section], dict[str, Any]]:
     """The tables asked for and the one of all captions, by name; and how their numbers were made."""
-    from hf_captionrl.cli.suites import CAPTIONS_TABLE, TABLES, compare_with_first
+    from hf_captionrl.evaluation.paper_tables import CAPTIONS_TABLE, TABLES, compare_with_first
     from hf_captionrl.reports.comparison import Section
 
     sections, signatures = {}, {}
@@ -242,10 +242,10 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.bags is not None and not arguments.bags.is_file():
         raise FileNotFoundError(f"There is no file {str(arguments.bags)!r} for --bags.")
 
-    from hf_captionrl.cli.suites import TABLES
+    from hf_captionrl.evaluation.paper_tables import TABLES
     from hf_captionrl.io import atomic_write_text, to_plain, write_json
-    from hf_captionrl.recipe import Evaluator
-    from hf_captionrl.reports.captions import write_length_histogram
+    from hf_captionrl.evaluation.evaluator import Evaluator
+    from hf_captionrl.reports.length_plots import write_length_histogram
     from hf_captionrl.reports.comparison import print_comparison
     from hf_captionrl.reports.versions import installed_versions, plain_config
 
@@ -309,7 +309,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 def _draw_trade_off(path: Path, sections: Sequence[Section]) -> bool:
     """Retrieval against faithfulness, or likeness to the references where there is no truth; from the first table that has both."""
-    from hf_captionrl.reports.captions import write_trade_off
+    from hf_captionrl.reports.length_plots import write_trade_off
 
     retrieval = {
         "pool_recall_at_1": "R@1 in the pool",

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hf_captionrl.cli.arguments import add_common, add_dataset, load_split, positive
-from hf_captionrl.cli.inputs import source_names
+from hf_captionrl.evaluation.caption_sources import source_names
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from hf_captionrl.cli.arguments import LoadedSplit
-    from hf_captionrl.recipe import Evaluator
+    from hf_captionrl.evaluation.evaluator import Evaluator
 
 __all__ = ["add_parser", "run"]
 
@@ -110,9 +110,9 @@ def _captions(
     import torch
 
     from hf_captionrl.captioners import load_captioner
-    from hf_captionrl.cli.caption_files import read_caption_file
+    from hf_captionrl.evaluation.caption_files import read_caption_file
     from hf_captionrl.scenes.models import model_path
-    from hf_captionrl.trainers.captioning import LazyImages, generate_captions
+    from hf_captionrl.trainers.caption_generation import LazyImages, generate_captions
 
     device = arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")
     files = {
@@ -169,8 +169,8 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.max_cider <= 0:
         raise ValueError(f"--max_cider must be above 0, got {arguments.max_cider}.")
 
-    from hf_captionrl.cli.gallery_cider import CiderScores, cider_note
-    from hf_captionrl.cli.gallery_pages import (
+    from hf_captionrl.gallery.cider import CiderScores, cider_note
+    from hf_captionrl.gallery.pages import (
         Pages,
         Shown,
         bag_items,
@@ -180,8 +180,10 @@ def run(arguments: argparse.Namespace) -> None:
         write_unrewarded,
     )
     from hf_captionrl.io import to_plain, write_json
-    from hf_captionrl.recipe import EvaluationArguments, Evaluator, optional_scorer
-    from hf_captionrl.reports.caption_errors import error_counts
+    from hf_captionrl.experiments.arguments import EvaluationArguments
+    from hf_captionrl.evaluation.evaluator import Evaluator
+    from hf_captionrl.experiments.data import optional_scorer
+    from hf_captionrl.gallery.caption_errors import error_counts
     from hf_captionrl.reports.versions import installed_versions
 
     folder = arguments.output_dir

@@ -75,8 +75,8 @@ def add_parser(subcommands: Any) -> None:
 
 def _kind(folder: Path) -> str:
     """A data set tells by its manifest that it is one."""
-    from hf_captionrl.cli.boost_card import BOOSTED_FILE
-    from hf_captionrl.data.truematch import MANIFEST_FILE
+    from hf_captionrl.boosting.card import BOOSTED_FILE
+    from hf_captionrl.truematch.files import MANIFEST_FILE
 
     return "dataset" if any((folder / name).is_file() for name in (BOOSTED_FILE, MANIFEST_FILE)) else "model"
 
@@ -92,7 +92,7 @@ def run(arguments: argparse.Namespace) -> None:
     """
     from hf_captionrl.cli.demo import named_models
     from hf_captionrl.hub import folder_contents, push_demo, push_folder, push_metric, read_push_state
-    from hf_captionrl.hub.demo_space import DEMO
+    from hf_captionrl.album.space import DEMO
 
     before = read_push_state(arguments.folder)
     kind = arguments.type or before.get("repo_type") or _kind(Path(arguments.folder))

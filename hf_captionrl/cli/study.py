@@ -159,10 +159,10 @@ def run(arguments: argparse.Namespace) -> None:
         FileNotFoundError: If a file is not there.
     """
     if arguments.action == "build":
-        from hf_captionrl.cli.study_build import build
+        from hf_captionrl.studies.build import build
 
         build(arguments)
     else:
-        from hf_captionrl.cli.study_score import score
+        from hf_captionrl.studies.score import score
 
         score(arguments)

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 from PIL import Image
 
-from hf_captionrl.data.dataset import CaptionItem
+from hf_captionrl.data.caption_dataset import CaptionItem
 from hf_captionrl.data.images import open_image
 
 __all__ = ["CaptionCollator", "Collates"]

@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 
 import datasets
 
-from hf_captionrl.data.columns import CAPTIONS, replace_column
+from hf_captionrl.data.caption_columns import CAPTIONS, replace_column
 from hf_captionrl.text.spacy_models import load_spacy
 
 __all__ = ["LEVELS", "Level", "Simplifier", "scene_simplifier", "simplify_captions", "spacy_simplifier"]

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 
 import datasets
 
-from hf_captionrl.data.columns import merge_rows_of_one_image, replace_column, undecoded, with_split
+from hf_captionrl.data.caption_columns import merge_rows_of_one_image, replace_column, undecoded, with_split
 from hf_captionrl.data.sources import SPLIT_NAMES
 
 __all__ = ["ALL", "SPLITS", "carve_missing", "hash_split", "join_splits", "parse_split", "tell_splits_apart"]

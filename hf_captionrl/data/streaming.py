@@ -10,8 +10,8 @@ import datasets
 import torch
 
 from hf_captionrl.data.cleaning import clean_caption, to_caption_list
-from hf_captionrl.data.columns import pick_column
-from hf_captionrl.data.dataset import draw_caption
+from hf_captionrl.data.caption_columns import pick_column
+from hf_captionrl.data.caption_dataset import draw_caption
 
 __all__ = ["StreamedCaptions"]
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import datasets
 
-from hf_captionrl.data.captions import load_captions
+from hf_captionrl.data.load_captions import load_captions
 from hf_captionrl.data.cleaning import clean_caption
-from hf_captionrl.data.columns import USUAL_NAMES, replace_column
+from hf_captionrl.data.caption_columns import USUAL_NAMES, replace_column
 from hf_captionrl.data.sources import by_split_column
 from hf_captionrl.data.streaming import StreamedCaptions
 

@@ -6,7 +6,7 @@ of `MODULES` work from any folder, online and offline. Programs that do not impo
 torch, no `evaluate`.
 """
 
-from hf_captionrl.evaluate_modules.shims import MODULES, install, modules_cache, path
+from hf_captionrl.evaluate_modules.evaluate_load import MODULES, install, modules_cache, path
 
 __all__ = ["MODULES", "install", "path"]
 

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hf_captionrl.evaluate_modules.columns import is_missing
+from hf_captionrl.evaluate_modules.prediction_columns import is_missing
 
 __all__ = ["as_text", "objects_and_facts", "scene_check"]
 

@@ -7,7 +7,7 @@ be repeated.
 from hf_captionrl.hub.checks import check_card
 from hf_captionrl.hub.contents import Contents, folder_contents, local_base_model
 from hf_captionrl.hub.dataset_card import DatasetCardFacts, render_dataset_card, write_dataset_card
-from hf_captionrl.hub.demo_space import demo_scorer, push_demo, write_demo_space
+from hf_captionrl.album.space import demo_scorer, push_demo, write_demo_space
 from hf_captionrl.hub.failures import PushError
 from hf_captionrl.hub.manifest import MANIFEST_FILE, public_command, public_values, write_manifest
 from hf_captionrl.hub.metric_card import push_metric, render_metric_card, write_space

@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
 
-from hf_captionrl.losses.fused import FullVocabularyLoss, SubsetLoss
-from hf_captionrl.losses.linear import (
+from hf_captionrl.losses.fused_smile import FullVocabularyLoss, SubsetLoss
+from hf_captionrl.losses.linear_log_probs import (
     IGNORE_INDEX,
     accumulation_dtype,
     check_head_inputs,
@@ -21,8 +21,8 @@ from hf_captionrl.losses.linear import (
     product_dtype,
     supervised_rows,
 )
-from hf_captionrl.losses.shifting import shift_first_token
-from hf_captionrl.losses.subset import (
+from hf_captionrl.losses.first_token_shifting import shift_first_token
+from hf_captionrl.losses.vocabulary_subset import (
     FILL,
     FirstToken,
     RandomDraw,

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from hf_captionrl.metrics.captions import check_captions, check_groups
+from hf_captionrl.metrics.caption_checks import check_captions, check_groups
 from hf_captionrl.metrics.signature import signature
 from hf_captionrl.text.bleu import bleu_scores, corpus_bleu, sibling_bleu
 from hf_captionrl.text.ngrams import count_ngrams, distinct_share, encode_words

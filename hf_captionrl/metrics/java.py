@@ -24,7 +24,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from hf_captionrl.metrics.captions import check_pairs
+from hf_captionrl.metrics.caption_checks import check_pairs
 from hf_captionrl.metrics.signature import signature
 from hf_captionrl.text.tokenize import ptb_tokenize
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from hf_captionrl.metrics.captions import check_pairs
+from hf_captionrl.metrics.caption_checks import check_pairs
 from hf_captionrl.metrics.signature import signature
 from hf_captionrl.text.bleu import bleu_matches, bleu_scores, corpus_bleu
 from hf_captionrl.text.cider import CiderScorer

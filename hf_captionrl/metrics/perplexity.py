@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import torch
 
-from hf_captionrl.metrics.captions import check_captions
+from hf_captionrl.metrics.caption_checks import check_captions
 from hf_captionrl.metrics.signature import signature
 
 __all__ = ["caption_perplexity"]

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from hf_captionrl.metrics.captions import check_captions
+from hf_captionrl.metrics.caption_checks import check_captions
 from hf_captionrl.metrics.signature import signature
 from hf_captionrl.text.spacy_models import load_spacy
 
@@ -155,7 +155,7 @@ def length_statistics(
     """Mean and spread of words and tokens of captions.
 
     Reference: Gaur et al. 2024 (No Detail Left Behind), Table 9; words are whitespace words. For Figure 4 draw
-    `words` with [`hf_captionrl.reports.captions.write_length_histogram`].
+    `words` with [`hf_captionrl.reports.length_plots.write_length_histogram`].
 
     Args:
         captions: The captions.

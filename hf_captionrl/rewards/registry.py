@@ -10,7 +10,7 @@ from hf_captionrl.rewards.cider import CiderReward
 from hf_captionrl.rewards.diversity import PairwiseDiversity
 from hf_captionrl.rewards.functions import FunctionReward, function_reward
 from hf_captionrl.rewards.self_retrieval import SelfRetrieval
-from hf_captionrl.rewards.shape import LengthPenalty, RepetitionPenalty, UnendedPenalty
+from hf_captionrl.rewards.penalties import LengthPenalty, RepetitionPenalty, UnendedPenalty
 
 __all__ = ["REWARDS", "RewardLike", "resolve_rewards"]
 

@@ -16,17 +16,17 @@ from transformers.integrations import TensorBoardCallback
 from transformers.trainer_utils import PredictionOutput, denumpify_detensorize, speed_metrics
 
 from hf_captionrl.captioners.base import Captioner
-from hf_captionrl.captioners.modes import evaluating
+from hf_captionrl.captioners.eval_mode import evaluating
 from hf_captionrl.captioners.sharding import is_sharded
 from hf_captionrl.data import CaptionDataset, evaluation_rows, frames_of, open_still
 from hf_captionrl.losses import IGNORE_INDEX
 from hf_captionrl.metrics import caption_statistics, self_retrieval
 from hf_captionrl.metrics.suites.row import spoken
-from hf_captionrl.reports.completions import log_completions, print_completions
+from hf_captionrl.reports.completion_log import log_completions, print_completions
 from hf_captionrl.retrieval import Scorer
 from hf_captionrl.trainers.best_metric import references_of
 from hf_captionrl.trainers.caption_config import CaptionConfig
-from hf_captionrl.trainers.captioning import LazyImages, VideoFeatures, generate_captions, scorer_features
+from hf_captionrl.trainers.caption_generation import LazyImages, VideoFeatures, generate_captions, scorer_features
 
 __all__ = ["CaptionEvaluation"]
 

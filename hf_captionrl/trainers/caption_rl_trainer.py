@@ -31,7 +31,7 @@ from hf_captionrl.rewards import (
 )
 from hf_captionrl.trainers.caption_rl_config import CaptionRLConfig
 from hf_captionrl.trainers.caption_trainer import CaptionTrainer
-from hf_captionrl.trainers.guards import GuardCallback, GuardThresholds, RewardHackingGuard
+from hf_captionrl.trainers.reward_hacking import GuardCallback, GuardThresholds, RewardHackingGuard
 from hf_captionrl.trainers.reference_model import (
     make_reference,
     refuse_shared_parameters,

@@ -34,10 +34,10 @@ from hf_captionrl.retrieval import Scorer
 from hf_captionrl.trainers.best_metric import check_best_metric
 from hf_captionrl.trainers.caption_config import CaptionConfig
 from hf_captionrl.trainers.caption_evaluation import CaptionEvaluation
-from hf_captionrl.trainers.captioning import image_tower_features
+from hf_captionrl.trainers.caption_generation import image_tower_features
 from hf_captionrl.trainers.devices import refuse_data_parallel
 from hf_captionrl.trainers.policy import PolicyMaking
-from hf_captionrl.trainers.reliable import ReliableTraining
+from hf_captionrl.trainers.resumable import ReliableTraining
 from hf_captionrl.trainers.training_facts import write_training_facts
 
 __all__ = ["CaptionTrainer", "EpochCallback"]

@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from hf_captionrl.captioners.base import Captioner
-from hf_captionrl.captioners.modes import evaluating
+from hf_captionrl.captioners.eval_mode import evaluating
 
 __all__ = ["make_reference", "reference_policy", "refuse_shared_parameters"]
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import GenerationConfig
 
 from hf_captionrl.captioners.base import Captioner
-from hf_captionrl.captioners.modes import evaluating
+from hf_captionrl.captioners.eval_mode import evaluating
 from hf_captionrl.losses import IGNORE_INDEX
 from hf_captionrl.rewards import Baseline, RewardContext, WeightedRewards
 

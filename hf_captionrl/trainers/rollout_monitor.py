@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from hf_captionrl.data import open_still
-from hf_captionrl.reports.completions import log_completions, print_completions
+from hf_captionrl.reports.completion_log import log_completions, print_completions
 from hf_captionrl.rewards import FunctionReward, RewardContext, SelfRetrieval, WeightedRewards
-from hf_captionrl.trainers.guards import RewardHackingGuard
+from hf_captionrl.trainers.reward_hacking import RewardHackingGuard
 
 __all__ = ["RolloutMonitor", "completion_rows"]
 

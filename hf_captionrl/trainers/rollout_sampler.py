@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_captionrl.data.sampler import BagCurriculumSampler
+from hf_captionrl.data.bag_curriculum import BagCurriculumSampler
 from hf_captionrl.trainers.caption_rl_config import CaptionRLConfig
 from hf_captionrl.trainers.caption_trainer import EpochCallback
 

@@ -20,11 +20,11 @@ from hf_captionrl.captioners.tokens import completion_mask
 from hf_captionrl.data import BagCurriculumSampler, training_rows
 from hf_captionrl.retrieval import Scorer
 from hf_captionrl.rewards import RewardContext, RewardData, RewardLike, resolve_rewards
-from hf_captionrl.trainers.captioning import scorer_features
+from hf_captionrl.trainers.caption_generation import scorer_features
 from hf_captionrl.trainers.devices import refuse_data_parallel
 from hf_captionrl.trainers.policy import default_output_dir
 from hf_captionrl.trainers.precision import require_fp32
-from hf_captionrl.trainers.reliable import ReliableTraining
+from hf_captionrl.trainers.resumable import ReliableTraining
 from hf_captionrl.trainers.rollout_sampler import CurriculumCallback
 from hf_captionrl.trainers.self_retrieval_grpo_config import SelfRetrievalGRPOConfig
 from hf_captionrl.trainers.self_retrieval_trainer import SelfRetrievalTrainer

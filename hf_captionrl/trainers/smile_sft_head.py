@@ -18,10 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hf_captionrl.captioners.head import replaced_forward
-from hf_captionrl.captioners.projection import head_projection, is_tappable
+from hf_captionrl.captioners.head_tap import replaced_forward
+from hf_captionrl.captioners.output_projection import head_projection, is_tappable
 from hf_captionrl.losses import IGNORE_INDEX, fused_smile_loss
-from hf_captionrl.losses.linear import accumulation_dtype
+from hf_captionrl.losses.linear_log_probs import accumulation_dtype
 from hf_captionrl.trainers.smile_sft_segments import document_ids, find_segments, similar_lengths
 
 __all__ = ["add_smile_head", "logit_factors", "plain_head_for_checks", "segment_loss", "uses_trl_head"]

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_captionrl.captioners.head import HeadInputs
+from hf_captionrl.captioners.head_tap import HeadInputs
 from hf_captionrl.losses import IGNORE_INDEX, fused_smile_loss, shift_first_token, smile_loss
 from hf_captionrl.trainers.caption_trainer import CaptionTrainer
 from hf_captionrl.trainers.smile_config import SmileConfig

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from hf_captionrl.data.sampler import PAPER_SCHEDULE
+from hf_captionrl.data.bag_curriculum import PAPER_SCHEDULE
 from hf_captionrl.io import write_json
 from hf_captionrl.retrieval.bags import bag_similarities, training_bags
 from hf_captionrl.retrieval.neighbours import approximate_neighbours, nearest_neighbours, normalised, rank_rows

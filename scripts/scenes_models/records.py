@@ -19,7 +19,7 @@ from hf_captionrl.retrieval import load_scorer
 from hf_captionrl.scenes import BAG_SIZES, bags, check, load_scenes
 from hf_captionrl.scenes.models import MODELS
 from hf_captionrl.scenes.vocabulary import vocabulary
-from hf_captionrl.trainers.captioning import generate_captions
+from hf_captionrl.trainers.caption_generation import generate_captions
 from scripts.scenes_models.parts import CHECKPOINTS
 
 __all__ = ["append_log", "measure", "write_card"]

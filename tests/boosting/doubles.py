@@ -3,7 +3,7 @@
 import functools
 
 from hf_captionrl.boosting import HTTPBackend, SceneDescriber, SceneWriter
-from hf_captionrl.boosting.http_backend import image_url
+from hf_captionrl.language_models.endpoint import image_url
 from hf_captionrl.boosting.prompts import Prompt
 from hf_captionrl.data import open_image
 from hf_captionrl.scenes import load_scenes

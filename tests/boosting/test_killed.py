@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from hf_captionrl.boosting.http_backend import image_url
+from hf_captionrl.language_models.endpoint import image_url
 from hf_captionrl.boosting.journal import journals, read_journal
 from hf_captionrl.boosting.prompts import blend_prompt, holistic_prompt
 from hf_captionrl.data import open_image

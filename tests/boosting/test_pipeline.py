@@ -17,7 +17,7 @@ from hf_captionrl.boosting import (
 )
 from hf_captionrl.boosting.journal import journal_name, read_journal
 from hf_captionrl.data import QuarantineError, check_captions, load_captions
-from hf_captionrl.data.columns import replace_column, undecoded
+from hf_captionrl.data.caption_columns import replace_column, undecoded
 from tests.boosting.doubles import content, facts_of, pair, scenes
 
 

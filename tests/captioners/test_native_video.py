@@ -14,7 +14,7 @@ from hf_captionrl.data import cached_features, sample_frames
 from hf_captionrl.retrieval import FeatureCache
 from hf_captionrl.scenes import load_moving_scenes
 from hf_captionrl.trainers import SmileConfig, SmileTrainer
-from hf_captionrl.trainers.captioning import image_tower_features
+from hf_captionrl.trainers.caption_generation import image_tower_features
 from tests.closeness import assert_close, resolution
 from tests.tiny import tiny_captioner
 from tests.tiny_chat import tiny_chat

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from hf_captionrl.scenes import load_scenes
-from tests.cli.truematch_commands import IMAGES, build
+from tests.truematch.truematch_commands import IMAGES, build
 
 
 @pytest.fixture(scope="session")

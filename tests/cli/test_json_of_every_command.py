@@ -17,7 +17,7 @@ from hf_captionrl.data import open_image
 from hf_captionrl.io import write_json
 from hf_captionrl.scenes import load_scenes
 from tests.cli.test_every_command import COMMANDS
-from tests.cli.test_study import answer
+from tests.studies.test_commands import answer
 
 TOKEN = "hf_" + "FAKEtoken" * 4
 IMAGES = 24
@@ -123,9 +123,9 @@ def world(tmp_path_factory):
         patch.setenv("HF_TOKEN", TOKEN)
         patch.setenv("CAPTIONRL_CACHE", str(folder / "cache"))
         patch.setattr("hf_captionrl.cli.train.recipe_path", lambda *parts: folder.joinpath("recipes", *parts))
-        patch.setattr("hf_captionrl.evaluate_modules.shims.modules_cache", lambda: folder / "modules")
+        patch.setattr("hf_captionrl.evaluate_modules.evaluate_load.modules_cache", lambda: folder / "modules")
         patch.setattr("hf_captionrl.cli.demo.load_demo", lambda arguments: None)
-        patch.setattr("hf_captionrl.cli.demo_page.serve", lambda demo, **k: k["announce"]("http://127.0.0.1:7860"))
+        patch.setattr("hf_captionrl.album.page.serve", lambda demo, **k: k["announce"]("http://127.0.0.1:7860"))
         for name, arguments in RUNS.items():
             if name == "study score" and Path("ratings/key.json").exists():
                 answer(Path("ratings"), "rater-1", "p", lambda q: [3, 4, 5], Path("answers.json").resolve())

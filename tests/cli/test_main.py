@@ -99,14 +99,14 @@ def test_metrics_path_and_install(tmp_path, monkeypatch, capsys):
     assert json.loads(capsys.readouterr().out)["path"] == str(folder)
     assert main(["metrics", "path", "nothing"]) == 2
     assert "self_retrieval" in capsys.readouterr().err
-    monkeypatch.setattr("hf_captionrl.evaluate_modules.shims.modules_cache", lambda: tmp_path)
+    monkeypatch.setattr("hf_captionrl.evaluate_modules.evaluate_load.modules_cache", lambda: tmp_path)
     assert main(["metrics", "install", "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert "self_retrieval" in result["modules"]
     assert all(Path(file).is_file() and tmp_path in Path(file).parents for file in result["files"])
     # A file where the cache's folder should be: nothing can be written there.
     (tmp_path / "file").write_text("")
-    monkeypatch.setattr("hf_captionrl.evaluate_modules.shims.modules_cache", lambda: tmp_path / "file")
+    monkeypatch.setattr("hf_captionrl.evaluate_modules.evaluate_load.modules_cache", lambda: tmp_path / "file")
     assert main(["metrics", "install"]) == 1
     assert "cannot be written" in capsys.readouterr().err
 

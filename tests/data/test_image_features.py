@@ -7,7 +7,7 @@ import torch
 from PIL import Image
 
 from hf_captionrl.data import ImageError, cached_features, iterate_images, open_image
-from hf_captionrl.data.columns import replace_column, undecoded
+from hf_captionrl.data.caption_columns import replace_column, undecoded
 from hf_captionrl.retrieval import FeatureCache
 from tests.data.photos import embedded, png
 

@@ -147,8 +147,8 @@ def test_columns_that_differ_between_splits_are_left_out_of_all(tmp_path, caplog
 
 
 def test_a_recipe_divides_by_its_shares(plain, tmp_path, caplog):
-    from hf_captionrl.recipe.arguments import DataArguments
-    from hf_captionrl.recipe.loading import load_data
+    from hf_captionrl.experiments.arguments import DataArguments
+    from hf_captionrl.experiments.data import load_data
 
     source = {"dataset_name": "imagefolder", "data_dir": str(plain["data_dir"])}
     with caplog.at_level(logging.WARNING):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hf_captionrl.evaluate_modules import MODULES, install, path
-from hf_captionrl.evaluate_modules.shims import modules_cache
+from hf_captionrl.evaluate_modules.evaluate_load import modules_cache
 from tests.offline import python_path
 
 LOAD = """

@@ -9,7 +9,7 @@ import pytest
 from hf_captionrl.cli import main
 from hf_captionrl.hub import check_card, folder_contents
 from tests.boosting.doubles import scenes
-from tests.cli.test_boost import photographs
+from tests.boosting.test_command import photographs
 from tests.hub.server import WRITE
 
 

@@ -23,8 +23,8 @@ from hf_captionrl.metrics import (
     rouge_l,
     self_retrieval,
 )
-from hf_captionrl.metrics.agreement import krippendorff_alpha
-from hf_captionrl.metrics.judging import answer_statistics
+from hf_captionrl.studies.agreement import krippendorff_alpha
+from hf_captionrl.instruct.ratings import answer_statistics
 from hf_captionrl.retrieval.ranking import distractor_recall
 from tests.numerics.test_edges import whole
 

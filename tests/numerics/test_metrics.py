@@ -29,7 +29,7 @@ from hf_captionrl.metrics import (
     rouge_l,
     self_retrieval,
 )
-from hf_captionrl.metrics.agreement import krippendorff_alpha
+from hf_captionrl.studies.agreement import krippendorff_alpha
 from tests.closeness import assert_close, close, resolution
 from tests.numerics.drawn import DTYPES, V, few, fewer, seeds
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from hf_captionrl.captioners import load_captioner
-from hf_captionrl.recipe.evaluation import REWARD_COLUMNS
-from hf_captionrl.recipe.self_retrieval import BagArguments, changed, describe_reward, run_name
+from hf_captionrl.evaluation.evaluator import REWARD_COLUMNS
+from hf_captionrl.experiments.self_retrieval import BagArguments, changed, describe_reward, run_name
 from hf_captionrl.reports.table import COLUMNS
 from hf_captionrl.scenes.models import model_path
 

@@ -13,12 +13,12 @@ import torch
 
 from hf_captionrl.captioners import load_captioner
 from hf_captionrl.data import load_captions, sample_frames
-from hf_captionrl.recipe.samples import SAMPLE_COLUMNS, SampleArguments, Sampler, keep_long_references
+from hf_captionrl.experiments.samples import SAMPLE_COLUMNS, SampleArguments, Sampler, keep_long_references
 from hf_captionrl.reports.table import COLUMNS
 from hf_captionrl.scenes import full_caption, load_scenes, render_scene, scene_stream
 from hf_captionrl.scenes.models import model_path
 from hf_captionrl.trainers import SLEConfig, SLETrainer
-from hf_captionrl.trainers.captioning import image_tower_features
+from hf_captionrl.trainers.caption_generation import image_tower_features
 from tests.closeness import assert_close
 
 RECIPES = Path(__file__).parents[2] / "recipes"

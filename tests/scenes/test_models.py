@@ -15,7 +15,7 @@ from hf_captionrl.metrics.suites import smile_suite
 from hf_captionrl.retrieval import load_scorer
 from hf_captionrl.scenes import BAG_SIZES, bags, check, load_scenes
 from hf_captionrl.scenes.models import MODELS, model_path
-from hf_captionrl.trainers.captioning import generate_captions
+from hf_captionrl.trainers.caption_generation import generate_captions
 from tests.closeness import assert_close
 
 CHECKPOINTS = Path(model_path("scenes:blip-mle")).parent

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hf_captionrl.recipe.tiny_llama import tiny_llama
+from hf_captionrl.instruct.tiny_llama import tiny_llama
 from hf_captionrl.retrieval import load_scorer
 from hf_captionrl.scenes import load_scenes
 from hf_captionrl.scenes.models import model_path

@@ -16,7 +16,7 @@ from hf_captionrl.trainers.checkpoints import (
     seal_checkpoint,
     whole_or_older,
 )
-from hf_captionrl.trainers.reliable import _is_of_disk, _without_torn
+from hf_captionrl.trainers.resumable import _is_of_disk, _without_torn
 
 
 def made(folder, *steps, sealed=True):

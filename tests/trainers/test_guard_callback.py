@@ -8,8 +8,8 @@ import torch
 from safetensors.torch import load_file
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
-from hf_captionrl.trainers.guards import GuardCallback, GuardThresholds, RewardHackingGuard
-from tests.trainers.test_guards import GOOD, HACKED
+from hf_captionrl.trainers.reward_hacking import GuardCallback, GuardThresholds, RewardHackingGuard
+from tests.trainers.test_reward_hacking import GOOD, HACKED
 
 
 class Line(torch.nn.Module):

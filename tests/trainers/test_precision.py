@@ -9,7 +9,7 @@ from peft import LoraConfig, get_peft_model
 from torch import nn
 
 from hf_captionrl.captioners import load_captioner
-from hf_captionrl.recipe.tiny_llama import tiny_llama
+from hf_captionrl.instruct.tiny_llama import tiny_llama
 from hf_captionrl.rewards import SelfRetrieval
 from hf_captionrl.scenes.models import model_path
 from hf_captionrl.trainers import (

@@ -17,7 +17,7 @@ from hf_captionrl.losses import smile_loss
 from hf_captionrl.retrieval import load_scorer
 from hf_captionrl.scenes.models import model_path
 from hf_captionrl.trainers import SmileConfig, SmileObjective, SmileTrainer
-from hf_captionrl.trainers.captioning import generate_captions
+from hf_captionrl.trainers.caption_generation import generate_captions
 from tests.closeness import assert_close, resolution
 from tests.tiny import tiny_captioner
 

@@ -3,7 +3,7 @@
 import evaluate
 
 import hf_captionrl.metrics as metrics
-from hf_captionrl.evaluate_modules.columns import CaptionColumns, column_features
+from hf_captionrl.evaluate_modules.prediction_columns import CaptionColumns, column_features
 
 __all__ = ["CaptionNLG"]
 

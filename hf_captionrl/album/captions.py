@@ -1,0 +1,176 @@
+"""Captions for an album of similar images: several captioners side by side, or one caption an image, all different.
+
+Legend: M images, G candidates of an image.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from hf_captionrl.captioners.base import Captioner
+from hf_captionrl.data import open_image
+from hf_captionrl.metrics.suites.row import spoken
+from hf_captionrl.retrieval import Scorer
+from hf_captionrl.album.choice import AlbumCaptions, Finding, distinct_captions, found_images
+from hf_captionrl.trainers.caption_generation import generate_captions
+from hf_captionrl.trainers.completion_statistics import degenerate
+
+__all__ = ["album_candidates", "caption_album", "compare_captioners"]
+
+_BATCH_SIZE = 16
+
+
+def compare_captioners(
+    captioners: Mapping[str, Captioner],
+    scorer: Scorer,
+    images: Sequence[Any],
+    *,
+    num_beams: int = 3,
+    max_new_tokens: int = 40,
+    batch_size: int = _BATCH_SIZE,
+) -> dict[str, list[Finding]]:
+    """What several captioners write about the images of an album, and which image each caption finds in it.
+
+    Args:
+        captioners: By name.
+        scorer ([`Scorer`]): Who searches.
+        images: M of anything that `open_image` opens.
+        num_beams: Of the search for a caption.
+        max_new_tokens: Longest caption.
+        batch_size: Images per batch; no more are decoded at a time.
+
+    Returns:
+        `dict[str, list[Finding]]`: For each captioner M findings.
+
+    Raises:
+        ImageError: If an image cannot be read.
+        ValueError: If there is no image.
+    """
+    image_features = _image_features(scorer, images, batch_size)
+    result = {}
+    for name, captioner in captioners.items():
+        captions = generate_captions(
+            captioner,
+            images,
+            batch_size=batch_size,
+            do_sample=False,
+            num_beams=num_beams,
+            max_new_tokens=max_new_tokens,
+        )
+        rank, found = found_images(scorer.text_features(spoken(captions)), image_features)
+        result[name] = [Finding(*row) for row in zip(captions, rank.tolist(), found.tolist(), strict=True)]
+    return result
+
+
+def album_candidates(
+    captioner: Captioner,
+    images: Sequence[Any],
+    *,
+    num_beams: int = 4,
+    num_samples: int = 12,
+    temperature: float = 0.7,
+    seed: int = 0,
+    max_new_tokens: int = 40,
+    batch_size: int = _BATCH_SIZE,
+) -> list[list[str]]:
+    """Candidate captions of each image: the ends of all beams, then samples. The caller's random numbers stay as they are.
+
+    Args:
+        captioner ([`Captioner`]): Who writes.
+        images: M of anything that `open_image` opens.
+        num_beams: Candidates from beam search.
+        num_samples: Candidates that are sampled.
+        temperature: Of the samples.
+        seed: Of the samples.
+        max_new_tokens: Longest caption.
+        batch_size: Images per batch; no more are decoded at a time.
+
+    Returns:
+        `list[list[str]]`: M lists of G = `num_beams + num_samples` captions, of which some may be the same.
+
+    Raises:
+        ImageError: If an image cannot be read.
+        ValueError: If there is no image, or a number is out of range.
+    """
+    if num_beams < 1 or num_samples < 0:
+        raise ValueError(f"num_beams is {num_beams} and num_samples {num_samples}; use at least 1 and 0.")
+    _refuse_none(images)
+    shared: dict[str, Any] = {"batch_size": batch_size, "max_new_tokens": max_new_tokens}
+    # All is said, so that the checkpoint's own defaults decide nothing.
+    sampling = {"do_sample": True, "num_beams": 1, "temperature": temperature, "top_p": 1.0, "top_k": 0}
+    ways: list[dict[str, Any]] = [
+        {"do_sample": False, "num_beams": num_beams, "num_return_sequences": num_beams},
+        {**sampling, "num_return_sequences": num_samples},
+    ]
+    candidates: list[list[str]] = []
+    device = captioner.device
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        for opened in _opened_batches(images, batch_size):
+            batch: list[list[str]] = [[] for _ in opened]
+            for way in ways[: 1 + (num_samples > 0)]:
+                written = generate_captions(captioner, opened, **shared, **way)
+                each = len(written) // len(opened)
+                for row, mine in enumerate(batch):
+                    mine += written[row * each : (row + 1) * each]
+            candidates += batch
+    return candidates
+
+
+def caption_album(captioner: Captioner, scorer: Scorer, images: Sequence[Any], **settings: Any) -> AlbumCaptions:
+    """One caption for each image of an album so that no two are the same and each finds its image, where that is possible.
+
+    Degenerate candidates, which say a phrase twice, are left out where the image has another one.
+
+    Args:
+        captioner ([`Captioner`]): Who writes the candidates.
+        scorer ([`Scorer`]): Who tells the images apart.
+        images: M of anything that `open_image` opens.
+        settings: For `album_candidates`.
+
+    Returns:
+        [`AlbumCaptions`]: The choice of `distinct_captions`.
+
+    Raises:
+        ImageError: If an image cannot be read.
+        ValueError: If there is no image, or a setting is out of range.
+
+    Example:
+        >>> from hf_captionrl import load_captioner, load_scorer
+        >>> from hf_captionrl.scenes import load_scenes
+        >>> from hf_captionrl.scenes.models import model_path
+        >>> captioner = load_captioner(model_path("scenes:blip-mle"))
+        >>> scorer = load_scorer(model_path("scenes:clip-judge"))
+        >>> album = load_scenes(num_train=0, num_validation=0, num_test=15)["test"]["image"][:3]
+        >>> len({found.caption for found in caption_album(captioner, scorer, album).captions})
+        3
+    """
+    candidates = []
+    for mine in album_candidates(captioner, images, **settings):
+        kept = [text for text, bad in zip(mine, degenerate(mine), strict=True) if not bad and text.strip()]
+        candidates.append(kept or mine)
+    texts = spoken([text for mine in candidates for text in mine])
+    image_features = _image_features(scorer, images, settings.get("batch_size", _BATCH_SIZE))
+    return distinct_captions(candidates, scorer.text_features(texts), image_features)
+
+
+def _refuse_none(images: Sequence[Any]) -> None:
+    if len(images) == 0:
+        raise ValueError("The album has no images. Give it one or more.")
+
+
+def _opened_batches(images: Sequence[Any], batch_size: int) -> Iterator[list[Image.Image]]:
+    """Decoded images, a batch at a time: a photograph of 24 megapixels takes 72 MB."""
+    for start in range(0, len(images), batch_size):
+        yield [open_image(images[row]) for row in range(start, min(start + batch_size, len(images)))]
+
+
+def _image_features(scorer: Scorer, images: Sequence[Any], batch_size: int) -> Tensor:
+    """`(M, D)`."""
+    _refuse_none(images)
+    return torch.cat([scorer.image_features(opened) for opened in _opened_batches(images, batch_size)])

@@ -1,0 +1,110 @@
+"""An album's captions as HTML to put into a page: captioners side by side, or one caption an image.
+
+Captions come from models, and names from whoever starts the page; they are escaped wherever they appear.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from PIL import Image
+
+from hf_captionrl.reports.gallery import embedded_image
+from hf_captionrl.reports.templating import TEMPLATES, html_templates
+from hf_captionrl.album.choice import AlbumCaptions, Finding
+
+__all__ = ["album_style", "album_thumbnail", "render_album", "render_comparison", "spoken_list"]
+
+_SIDE = 256
+_SMALL_SIDE = 72
+"""Longest sides of an image and of the picture of what was found instead, in pixels."""
+
+
+def album_style() -> str:
+    """The style of both views, for the page that they are put into.
+
+    Returns:
+        `str`: CSS; it takes its colours from gradio's variables where there are any.
+    """
+    return (TEMPLATES / "album.css").read_text(encoding="utf-8")
+
+
+def album_thumbnail(image: Image.Image) -> Image.Image:
+    """An image as large as the pages show it.
+
+    Args:
+        image: Of any size.
+
+    Returns:
+        `PIL.Image.Image`: A copy that takes less than 200 kB.
+    """
+    copy = image.copy()
+    copy.thumbnail((_SIDE, _SIDE))
+    return copy
+
+
+def render_comparison(images: Sequence[Image.Image], findings: Mapping[str, Sequence[Finding]]) -> str:
+    """Captions of several captioners side by side, each with its rank and with what it finds.
+
+    Args:
+        images: M images of the album, or their thumbnails.
+        findings: For each captioner M findings.
+
+    Returns:
+        `str`: HTML.
+
+    Raises:
+        ValueError: If a captioner has not one finding for each image.
+    """
+    for name, mine in findings.items():
+        if len(mine) != len(images):
+            raise ValueError(f"{name!r} has {len(mine)} findings for {len(images)} images. Pass one for each image.")
+    columns = [
+        {"name": name, "found": sum(finding.rank == 1 for finding in mine), "findings": mine}
+        for name, mine in findings.items()
+    ]
+    small = [_shown(image, _SMALL_SIDE) for image in images]
+    return _render("comparison", images, columns=columns, small=small)
+
+
+def render_album(images: Sequence[Image.Image], captions: AlbumCaptions) -> str:
+    """One caption for each image, and which images were not told apart.
+
+    Args:
+        images: M images of the album, or their thumbnails.
+        captions: Of `distinct_captions`.
+
+    Returns:
+        `str`: HTML.
+
+    Raises:
+        ValueError: If there is not one caption for each image.
+    """
+    if len(captions.captions) != len(images):
+        raise ValueError(f"There are {len(captions.captions)} captions for {len(images)} images. Pass one each.")
+    groups = [spoken_list([row + 1 for row in rows]) for rows in captions.not_told_apart]
+    return _render("album", images, album=captions, groups=groups)
+
+
+def spoken_list(items: Sequence[object]) -> str:
+    """Items as a sentence lists them.
+
+    Args:
+        items: One or more.
+
+    Returns:
+        `str`: For instance `1, 3 and 4`.
+    """
+    *before, last = map(str, items)
+    return f"{', '.join(before)} and {last}" if before else last
+
+
+def _shown(image: Image.Image, side: int) -> dict[str, Any]:
+    copy = image.copy()
+    copy.thumbnail((side, side))
+    return embedded_image(copy)
+
+
+def _render(view: str, images: Sequence[Image.Image], **values: Any) -> str:
+    environment = html_templates()
+    shown = [_shown(image, _SIDE) for image in images]
+    return environment.get_template("album.html.j2").render(view=view, images=shown, **values)

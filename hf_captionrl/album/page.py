@@ -1,0 +1,352 @@
+"""The page of `captionrl demo`: albums, captioners side by side, and one caption an image. Only here gradio is used."""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+from collections.abc import Mapping, Sequence
+from typing import Any
+from urllib.parse import urlsplit
+
+from PIL import Image
+
+from hf_captionrl.captioners import Captioner
+from hf_captionrl.album.own_hosts import OwnHosts
+from hf_captionrl.data import ImageError, open_image
+from hf_captionrl.album.html import album_style, album_thumbnail, render_album, render_comparison
+from hf_captionrl.retrieval import Scorer
+from hf_captionrl.album.captions import caption_album, compare_captioners
+
+__all__ = ["AlbumDemo", "build_page", "own_hosts", "serve"]
+
+_POLICY = "default-src 'self' data: blob: 'unsafe-inline' 'unsafe-eval'; object-src 'none'; base-uri 'self'"
+"""What a browser may load for the page: only what this server sends. gradio's scripts stand in the page and compile
+templates, so these two must be allowed."""
+
+_REFUSAL = (
+    b"The demo does not answer to this name. Start it with --allow_host NAME to use another name than localhost."
+)
+
+_INTRO = """# Which image does the caption mean?
+
+Pick an album of similar images, or put your own into the frame (arrow: upload, cross: empty it). Each caption searches the album for its image, and only one
+that says what makes this image different finds it."""
+
+
+class AlbumDemo:
+    """What the page can do, without the page.
+
+    Args:
+        captioners: By the name under which the page shows them.
+        scorer ([`Scorer`]): Who finds images by captions.
+        albums: For each name the images, anything that `open_image` opens.
+        max_images: Largest album.
+        num_beams: Of the captions side by side.
+        num_samples: Sampled candidates of an image in album mode, beside the beams.
+        max_new_tokens: Longest caption.
+
+    Raises:
+        ValueError: If there is no captioner, or an album has no image or too many.
+    """
+
+    def __init__(
+        self,
+        captioners: Mapping[str, Captioner],
+        scorer: Scorer,
+        albums: Mapping[str, Sequence[Any]],
+        *,
+        max_images: int = 24,
+        num_beams: int = 3,
+        num_samples: int = 12,
+        max_new_tokens: int = 40,
+    ) -> None:
+        if not captioners:
+            raise ValueError("There is no captioner to show. Name one or more.")
+        for name, images in albums.items():
+            if not 1 <= len(images) <= max_images:
+                raise ValueError(
+                    f"The album {name!r} has {len(images)} images; the page takes 1 to {max_images}. Take some out, or raise "
+                    "--max_images."
+                )
+        self.captioners = dict(captioners)
+        self.scorer = scorer
+        self.albums = dict(albums)
+        self.max_images = max_images
+        self.num_beams = num_beams
+        self.num_samples = num_samples
+        self.max_new_tokens = max_new_tokens
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._shown: dict[str, str] = {}
+
+    def album(self, name: str) -> list[Any]:
+        """The images of an album, as a page can show them.
+
+        Args:
+            name: One of `albums`.
+
+        Returns:
+            `list`: In its order; images in memory as they are, files as paths of PNG files, written one at a time.
+
+        Raises:
+            ValueError: If there is no such album, or an image of it cannot be read.
+        """
+        if name not in self.albums:
+            raise ValueError(f"There is no album {name!r}. Pick one of the list.")
+        images = self.albums[name]
+        self._check_number(images)
+        return [
+            image if isinstance(image, Image.Image) else self._shown_file(image, number)
+            for number, image in enumerate(images, start=1)
+        ]
+
+    def compare(self, images: Sequence[Any]) -> str:
+        """All captioners side by side.
+
+        Args:
+            images: Anything that `open_image` opens.
+
+        Returns:
+            `str`: HTML.
+
+        Raises:
+            ValueError: If there are no images, too many, or one that cannot be read.
+        """
+        small = self._thumbnails(images)
+        settings = {"num_beams": self.num_beams, "max_new_tokens": self.max_new_tokens}
+        return render_comparison(small, compare_captioners(self.captioners, self.scorer, images, **settings))
+
+    def distinct(self, images: Sequence[Any], name: str) -> str:
+        """One caption for each image, all different.
+
+        Args:
+            images: Anything that `open_image` opens.
+            name: Of the captioner.
+
+        Returns:
+            `str`: HTML.
+
+        Raises:
+            ValueError: As `compare`, or if there is no such captioner.
+        """
+        if name not in self.captioners:
+            raise ValueError(f"There is no captioner {name!r}. Pick one of {list(self.captioners)}.")
+        small = self._thumbnails(images)
+        settings = {"num_samples": self.num_samples, "max_new_tokens": self.max_new_tokens}
+        return render_album(small, caption_album(self.captioners[name], self.scorer, images, **settings))
+
+    def _check_number(self, images: Sequence[Any]) -> None:
+        if not 1 <= len(images) <= self.max_images:
+            raise ValueError(f"There are {len(images)} images in the frame; the page takes 1 to {self.max_images}.")
+
+    def _thumbnails(self, images: Sequence[Any]) -> list[Image.Image]:
+        """Every image is opened, but only one is held at a time."""
+        self._check_number(images)
+        return [album_thumbnail(_open(image, number)) for number, image in enumerate(images, start=1)]
+
+    def _shown_file(self, image: Any, number: int) -> str:
+        """An image in a format that browsers show, with all its pixels: they are what the captioners will see."""
+        path = self._shown.get(str(image))
+        if path is None or not os.path.isfile(path):
+            if self._folder is None:
+                # Where the page keeps its files, which end with it.
+                folder = os.environ.get("GRADIO_TEMP_DIR") or None
+                self._folder = tempfile.TemporaryDirectory(prefix="captionrl-album-", dir=folder)
+            path = os.path.join(self._folder.name, f"{len(self._shown)}.png")
+            _open(image, number).save(path, compress_level=1)
+            self._shown[str(image)] = path
+        return path
+
+
+def _open(image: Any, number: int) -> Image.Image:
+    try:
+        return open_image(image)
+    except ImageError as error:  # whose own text names a path of this machine
+        raise ValueError(f"Image {number} cannot be used. Way out: {error.way_out}.") from None
+
+
+def build_page(demo: AlbumDemo) -> Any:
+    """The page.
+
+    Args:
+        demo: What it shows.
+
+    Returns:
+        `gradio.Blocks`: To be launched by [`serve`].
+    """
+    import gradio
+
+    def shown(function: Any, *arguments: Any) -> Any:
+        try:
+            return function(*arguments)
+        except ValueError as error:
+            raise gradio.Error(str(error), print_exception=False) from None
+
+    def files(frame: list[tuple[str, str | None]] | None) -> list[str]:
+        return [path for path, _ in frame or []]
+
+    def pick(name: str) -> Any:
+        # What was said of the album before would stand beside the new one.
+        return shown(demo.album, name), "", ""
+
+    def compare(frame: Any) -> Any:
+        return shown(demo.compare, files(frame))
+
+    def distinct(frame: Any, name: str) -> Any:
+        return shown(demo.distinct, files(frame), name)
+
+    names, captioners = list(demo.albums), list(demo.captioners)
+    first = demo.album(names[0]) if names else None
+    # One at a time: the captioners share the machine, and samples their random numbers.
+    turn: dict[str, Any] = {"concurrency_limit": 1, "concurrency_id": "captioners"}
+    with gradio.Blocks(title="captionrl demo", analytics_enabled=False, delete_cache=(600, 3600)) as page:
+        gradio.Markdown(_INTRO)
+        picker = gradio.Dropdown(
+            names, value=names[0] if names else None, label="Album", visible=bool(names), elem_id="picker"
+        )
+        frame = gradio.Gallery(
+            first,
+            # The default would compress the images before the captioners see them.
+            format="png",
+            type="filepath",
+            file_types=["image"],
+            sources=["upload"],
+            interactive=True,
+            buttons=[],
+            columns=8,
+            fit_columns=False,
+            height=178,
+            object_fit="contain",
+            show_label=False,  # it would lie on the first images
+            elem_id="frame",
+        )
+        with gradio.Tab("Side by side", id="compare"):
+            button = gradio.Button("Caption and search", variant="primary", elem_id="compare-button")
+            compared = gradio.HTML(apply_default_css=False, elem_id="compared")
+        with gradio.Tab("One caption an image", id="album"):
+            who = gradio.Radio(captioners, value=captioners[-1], label="Captioner", elem_id="captioner")
+            album_button = gradio.Button("Choose different captions", variant="primary", elem_id="album-button")
+            album = gradio.HTML(apply_default_css=False, elem_id="album")
+        picker.input(pick, picker, [frame, compared, album], api_name="pick", **turn)
+        button.click(compare, frame, compared, api_name="compare", **turn)
+        album_button.click(distinct, [frame, who], album, api_name="distinct", **turn)
+    return page
+
+
+class _OnlyFromHere:
+    """Answers this server's own names only, and tells browsers to load nothing from elsewhere."""
+
+    def __init__(self, app: Any, hosts: OwnHosts) -> None:
+        self.app = app
+        self.hosts = hosts
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] in ("http", "websocket") and not self._is_ours(scope["headers"]):
+            await self._refuse(scope["type"], send)
+            return
+
+        async def with_policy(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                policy = (b"content-security-policy", _POLICY.encode())
+                message = {**message, "headers": [*message.get("headers", ()), policy]}
+            await send(message)
+
+        await self.app(scope, receive, with_policy if scope["type"] == "http" else send)
+
+    def _is_ours(self, headers: Any) -> bool:
+        def values(name: bytes) -> list[str]:
+            return [value.decode("latin-1") for key, value in headers if key == name]
+
+        return self.hosts.accepts(values(b"host"), values(b"origin"))
+
+    async def _refuse(self, kind: str, send: Any) -> None:
+        if kind == "websocket":
+            await send({"type": "websocket.close", "code": 1008})
+            return
+        headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"content-length", str(len(_REFUSAL)).encode())]
+        await send({"type": "http.response.start", "status": 403, "headers": headers})
+        await send({"type": "http.response.body", "body": _REFUSAL})
+
+
+def serve(
+    demo: AlbumDemo,
+    *,
+    host: str,
+    port: int | None,
+    share: bool = False,
+    browser: bool = False,
+    announce: Any = print,
+    allow_hosts: Sequence[str] = (),
+) -> None:
+    """Serve the page until it is interrupted. Uploads are gone afterwards, and gradio reports nothing to anybody.
+
+    Args:
+        demo: What it shows.
+        host: Address to listen at.
+        port: Port; None takes the first free one from 7860.
+        share: Let gradio's servers make the page public.
+        browser: Open it in a browser.
+        announce: Called with the page's address when it answers.
+        allow_hosts: Names by which the page may be addressed, beside `localhost`, 127.0.0.1 and the address it listens at;
+            other names are refused, so that no other site can read the page by DNS rebinding.
+
+    Raises:
+        ValueError: If the port is taken.
+    """
+    # A server is ended by SIGTERM, which must delete the uploads too.
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        _serve(demo, host, port, share, browser, announce, own_hosts(host, allow_hosts))
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def own_hosts(host: str, allow_hosts: Sequence[str] = ()) -> OwnHosts:
+    """Names that a demo answers to.
+
+    Args:
+        host: Address to listen at.
+        allow_hosts: Further names.
+
+    Returns:
+        [`OwnHosts`]: Where it listens for other machines, every IP address belongs to it, and the name that it listens at.
+    """
+    is_local = host in ("127.0.0.1", "localhost", "::1")
+    return OwnHosts([host, *allow_hosts], any_address=not is_local)
+
+
+def _serve(
+    demo: AlbumDemo, host: str, port: int | None, share: bool, browser: bool, announce: Any, hosts: OwnHosts
+) -> None:
+    os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # read where gradio is imported, and asked for a newer version
+    with tempfile.TemporaryDirectory(prefix="captionrl-demo-") as uploads:
+        os.environ["GRADIO_TEMP_DIR"] = uploads
+        import gradio
+        from starlette.middleware import Middleware
+
+        page = build_page(demo)
+        try:
+            _, local, public = page.launch(
+                server_name=host,
+                server_port=port,
+                share=share,
+                inbrowser=browser,
+                quiet=True,
+                ssr_mode=False,
+                prevent_thread_lock=True,
+                max_file_size="20mb",
+                footer_links=[],
+                run_history=False,
+                # The machine's own fonts; gradio's themes fetch others.
+                theme=gradio.themes.Default(
+                    font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"], primary_hue="blue"
+                ),
+                css=album_style() + "#frame .grid-wrap { overflow-y: auto !important; }",
+                app_kwargs={"middleware": [Middleware(_OnlyFromHere, hosts=hosts)]},
+            )
+        except OSError as error:
+            raise ValueError(f"The page cannot listen at {host}, port {port or 'from 7860'}: {error}") from error
+        if public:
+            hosts.add(urlsplit(public).hostname or "")
+        announce((public or local).rstrip("/"))
+        page.block_thread()

@@ -1,0 +1,173 @@
+r"""Captions out of a captioner.
+
+Legend: B images, N = B * captions an image, P tokens of start and prompt, T tokens, M image tokens, D features.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hf_captionrl.captioners.encoding import Encoding
+from hf_captionrl.captioners.head_tap import bypass_image_tower
+from hf_captionrl.captioners.eval_mode import evaluating
+from hf_captionrl.captioners.sharding import is_sharded, with_gathered_weights
+from hf_captionrl.captioners.tokens import completion_mask
+
+__all__ = ["GenerationOutput", "Writing"]
+
+
+@dataclass
+class GenerationOutput:
+    """What a captioner wrote.
+
+    Args:
+        ids (`torch.Tensor` of shape `(N, T)`): Token ids behind the prompt, the end token included, right-padded.
+        captions (`list[str]`): N captions without prompt and special tokens.
+        ended (`torch.Tensor` of shape `(N,)`): True where the end token was written, false where the length ran out.
+        mask (`torch.Tensor` of shape `(N, T)`): True for the tokens of the caption, the end token included.
+    """
+
+    ids: Tensor
+    captions: list[str]
+    ended: Tensor
+    mask: Tensor
+
+
+class Writing(Encoding):
+    """The part of [`Captioner`] that generates."""
+
+    model: Any
+    base_model: Any
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return next(self.model.parameters()).device
+
+    @classmethod
+    def image_tower(cls, model: Any) -> Any:
+        """The image tower.
+
+        Args:
+            model (`nn.Module`): The model without PEFT's outermost wrapper.
+
+        Returns:
+            `nn.Module`: Its `last_hidden_state` is what `image_features` stands for, where a family does not say
+            otherwise.
+        """
+        raise NotImplementedError
+
+    @property
+    def vision_tower(self) -> Any:
+        """The image tower."""
+        return self.image_tower(self.base_model)
+
+    @classmethod
+    def encode(cls, model: Any, inputs: dict[str, Any]) -> Tensor:
+        """What `image_features` stands for, computed.
+
+        Args:
+            model (`nn.Module`): The model without PEFT's outermost wrapper.
+            inputs (`dict`): Of `encode_images`.
+
+        Returns:
+            `torch.Tensor` of shape `(B, M, D)`.
+        """
+        raise NotImplementedError
+
+    def generate_ids(
+        self, image_features: Tensor, prompt_ids: Tensor, side_inputs: dict[str, Tensor], **kwargs: Any
+    ) -> Tensor:
+        """Let the model continue the prompt.
+
+        Args:
+            image_features (`torch.Tensor` of shape `(B, M, D)`): Output of the image tower.
+            prompt_ids (`torch.Tensor` of shape `(B, P)`): Start token and prompt.
+            side_inputs (`dict`): What else the family needs to know of the images.
+            kwargs: For the model's `generate`.
+
+        Returns:
+            `torch.Tensor` of shape `(N, P + T)`: Prompt and continuation.
+        """
+        model = self.base_model
+        with bypass_image_tower(self.image_tower(model), image_features) as pixel_values:
+            return model.generate(
+                input_ids=prompt_ids,
+                attention_mask=torch.ones_like(prompt_ids),
+                pixel_values=pixel_values,
+                **kwargs,
+            )
+
+    def generate(
+        self,
+        *,
+        pixel_values: Tensor | None = None,
+        image_features: Tensor | None = None,
+        max_new_tokens: int = 40,
+        **kwargs: Any,
+    ) -> GenerationOutput:
+        """Write captions, in eval mode. Each image is encoded once, however many captions or beams it gets.
+
+        Args:
+            pixel_values (`torch.Tensor` of shape `(B, 3, H, W)`, *optional*): Of `encode_images`.
+            image_features (`torch.Tensor` of shape `(B, M, D)`, *optional*): In place of them.
+            max_new_tokens (`int`): Longest caption, the end token included; at most what the model has positions for.
+            kwargs: The rest of `encode_images`, and settings of transformers' `generate`: `num_beams`, `do_sample`,
+                `num_return_sequences`, ...
+
+        Returns:
+            [`GenerationOutput`]: N = B * `num_return_sequences` captions, those of an image in a row.
+
+        Raises:
+            ValueError: If both or neither of `pixel_values` and `image_features` are given.
+        """
+        if (pixel_values is None) == (image_features is None):
+            raise ValueError("Give generate either pixel_values or image_features.")
+        with evaluating(self.model), torch.no_grad():
+            images = {name: kwargs.pop(name) for name in self.side_inputs if name in kwargs}
+            if pixel_values is not None:
+                images["pixel_values"] = pixel_values
+            elif image_features is not None:
+                images["image_features"] = image_features
+            images |= self.fixed_side_inputs_missing_in(images)
+            settings = {"max_new_tokens": max_new_tokens, **kwargs}
+            ids = with_gathered_weights(self.model, lambda: self._write(images, settings))
+        mask, ended = completion_mask(ids, end_ids=self.end_token_ids, pad_id=self.pad_token_id)
+        return GenerationOutput(ids=ids, captions=self.decode(ids, mask), ended=ended, mask=mask)
+
+    def fixed_side_inputs_missing_in(self, inputs: dict[str, Any]) -> dict[str, Tensor]:
+        """`fixed_side_inputs` for images that came without.
+
+        Args:
+            inputs (`dict`): With `pixel_values` or `image_features`.
+
+        Returns:
+            `dict`: Empty where nothing is missing.
+
+        Raises:
+            ValueError: If the family's differ from image to image.
+        """
+        if not self.side_inputs or any(name in inputs for name in self.side_inputs):
+            return {}
+        return self.fixed_side_inputs(len(inputs["image_features" if "image_features" in inputs else "pixel_values"]))
+
+    def _write(self, images: dict[str, Tensor], settings: dict[str, Any]) -> Tensor:
+        images = {name: value.to(self.device) for name, value in images.items()}
+        features = images.pop("image_features", None)
+        if features is None:
+            features = self.encode(self.base_model, images)
+            del images["pixel_values"]
+        dtype = next((p.dtype for p in self.vision_tower.parameters()), features.dtype)
+        features = features.to(dtype)  # (B, M, D)
+        before = self.prompt_ids()
+        prompt_ids = torch.tensor([before], device=self.device).repeat(features.size(0), 1)  # (B, P)
+        settings = {"eos_token_id": list(self.end_token_ids), "pad_token_id": self.pad_token_id, **settings}
+        settings["max_new_tokens"] = min(settings["max_new_tokens"], self.max_text_tokens - len(before))
+        if is_sharded(self.model):
+            # Every process must go on for as long as one of them writes, or its weights are gathered by no one.
+            settings.setdefault("synced_gpus", True)
+        return self.generate_ids(features, prompt_ids, images, **settings)[:, len(before) :]  # (N, T)

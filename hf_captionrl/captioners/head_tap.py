@@ -1,0 +1,358 @@
+r"""The head tap: the only place that touches a captioner's output projection.
+
+Legend: B captions, T tokens, V vocabulary, D features, M image tokens.
+
+A captioner's model gets a class of its own whose `forward` takes two more arguments. With `head_objective` the output
+projection is skipped, so that `(B, T, V)` logits never exist; the objective gets the projection's input and weight and
+returns a loss or per-token values, which become the model's output. With `image_features` the image tower is skipped.
+All of it happens inside `forward`, below DDP, FSDP and PEFT: a loss computed outside of it breaks FSDP2.
+"""
+
+import functools
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers.modeling_outputs import BaseModelOutputWithPooling
+from transformers.utils import ModelOutput
+
+from hf_captionrl.captioners.prompt_prefix import captions_an_image, repeat_rows
+from hf_captionrl.captioners.output_projection import head_projection, is_tappable
+from hf_captionrl.losses.linear_log_probs import IGNORE_INDEX, linear_log_probs
+
+__all__ = [
+    "HeadInputs",
+    "HeadObjective",
+    "HeadOutput",
+    "LogProbsObjective",
+    "bypass_image_tower",
+    "mean_cross_entropy",
+    "tap_head",
+]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class HeadInputs:
+    """What an objective is computed from: hidden states and weight, or the full logits in the fallback.
+
+    Everything is aligned: position t predicts `labels[:, t]`.
+
+    Args:
+        labels (`torch.Tensor` of shape `(B, T)`): Token ids, `IGNORE_INDEX` where nothing is supervised.
+        hidden (`torch.Tensor` of shape `(B, T, D)`, *optional*): Input of the output projection.
+        weight (`torch.Tensor` of shape `(V, D)`, *optional*): Its weight.
+        bias (`torch.Tensor` of shape `(V,)`, *optional*): Its bias.
+        softcap (`float`, *optional*): `softcap * tanh(logits / softcap)` follows the projection.
+        logits (`torch.Tensor` of shape `(B, T, V)`, *optional*): In the fallback only; then `hidden` is None.
+    """
+
+    labels: Tensor
+    hidden: Tensor | None = None
+    weight: Tensor | None = None
+    bias: Tensor | None = None
+    softcap: float | None = None
+    logits: Tensor | None = None
+
+
+HeadObjective = Callable[[HeadInputs], dict[str, Tensor]]
+"""From [`HeadInputs`] to named tensors: `loss` (a scalar), and anything else."""
+
+
+@dataclass(init=False)
+class HeadOutput(ModelOutput):
+    """The tensors an objective returned, as a model's output: `output.loss`, `output["log_probs"]`, ...
+
+    Args:
+        values (`dict`, *optional*): Names and tensors.
+        named (`torch.Tensor`): More of them.
+    """
+
+    loss: Tensor | None = None
+    """A scalar, where the objective has one."""
+
+    def __init__(self, values: dict[str, Any] | None = None, **named: Any) -> None:
+        super().__init__()
+        for name, value in {**(values or {}), **named}.items():
+            self[name] = value
+
+
+class LogProbsObjective:
+    """Per-token log-probabilities, and entropies if asked for.
+
+    Args:
+        temperature (`float`): The logits are divided by it, as in sampling.
+        return_entropy (`bool`): Also return the entropy of each distribution.
+    """
+
+    def __init__(self, temperature: float = 1.0, return_entropy: bool = False) -> None:
+        self.temperature = temperature
+        self.return_entropy = return_entropy
+
+    def __call__(self, head: HeadInputs) -> dict[str, Tensor]:
+        """Compute them.
+
+        Args:
+            head ([`HeadInputs`]): From the tap.
+
+        Returns:
+            `dict`: `log_probs` and, if asked for, `entropy`, both `(B, T)` with 0 where the label is ignored.
+        """
+        if head.hidden is not None and head.weight is not None:
+            result = linear_log_probs(
+                head.hidden,
+                head.weight,
+                head.labels,
+                bias=head.bias,
+                temperature=self.temperature,
+                softcap=head.softcap,
+                return_entropy=self.return_entropy,
+            )
+            if isinstance(result, tuple):
+                return {"log_probs": result[0], "entropy": result[1]}
+            return {"log_probs": result}
+        assert head.logits is not None
+        supervised = head.labels != IGNORE_INDEX  # (B, T)
+        log_probs = (head.logits.float() / self.temperature).log_softmax(-1)  # (B, T, V)
+        target = head.labels.masked_fill(~supervised, 0).unsqueeze(-1)
+        named = {"log_probs": log_probs.gather(-1, target).squeeze(-1).masked_fill(~supervised, 0.0)}
+        if self.return_entropy:
+            named["entropy"] = -(log_probs.exp() * log_probs).sum(-1).masked_fill(~supervised, 0.0)
+        return named
+
+
+def mean_cross_entropy(head: HeadInputs) -> dict[str, Tensor]:
+    """Plain maximum likelihood as an objective: mean nats per supervised token.
+
+    Args:
+        head ([`HeadInputs`]): From the tap.
+
+    Returns:
+        `dict`: `loss`, a scalar.
+    """
+    if head.logits is not None:
+        return {"loss": F.cross_entropy(head.logits.float().flatten(0, 1), head.labels.flatten())}
+    log_probs = LogProbsObjective()(head)["log_probs"]  # (B, T)
+    return {"loss": -log_probs.sum() / (head.labels != IGNORE_INDEX).sum().clamp(min=1)}
+
+
+@contextmanager
+def replaced_forward(module: nn.Module, function: Callable[..., Any]) -> Iterator[None]:
+    """Let a module compute something else for a while. Its hooks still run: FSDP and ZeRO gather weights in them."""
+    previous = module.__dict__.get("forward")
+    module.__dict__["forward"] = function
+    try:
+        yield
+    finally:
+        if previous is None:
+            del module.__dict__["forward"]
+        else:
+            module.__dict__["forward"] = previous
+
+
+@contextmanager
+def bypass_image_tower(tower: nn.Module, image_features: Tensor) -> Iterator[Tensor]:
+    """Let the image tower return features that are known already.
+
+    Args:
+        tower (`nn.Module`): The image tower.
+        image_features (`torch.Tensor` of shape `(B, M, D)`): Its output.
+
+    Yields:
+        `torch.Tensor` of shape `(B, 1, 1, 1)`: To be passed as `pixel_values`; where generation repeats its rows, the
+        features are repeated likewise.
+    """
+
+    def known(*args: Any, **kwargs: Any) -> BaseModelOutputWithPooling:
+        pixels = args[0] if args else kwargs["pixel_values"]
+        repeats = pixels.size(0) // image_features.size(0)
+        features = image_features if repeats == 1 else image_features.repeat_interleave(repeats, dim=0)
+        return BaseModelOutputWithPooling(last_hidden_state=features)
+
+    with replaced_forward(tower, known):
+        yield image_features.new_zeros(image_features.size(0), 1, 1, 1)
+
+
+def align(states: Tensor, labels: Tensor, shift: bool) -> tuple[Tensor, Tensor]:
+    """The states that predict each label: the last ones (images come before text), moved by one if `shift`."""
+    if states.size(1) < labels.size(1):
+        raise ValueError(
+            f"The model returned {states.size(1)} positions for {labels.size(1)} labels. "
+            "Make labels and token ids of one batch with the captioner's collate."
+        )
+    states = states[:, states.size(1) - labels.size(1) :]
+    return (states[:, :-1], labels[:, 1:]) if shift else (states, labels)
+
+
+def _image_inputs(
+    model: Any, family: Any, features: Tensor | None, batch: dict[str, Any], inputs: dict[str, Any]
+) -> Any:
+    """The context in which the image tower is skipped, or nothing; several captions an image share its features."""
+    tokens = inputs.get(family.token_argument)
+    rows = None if tokens is None else tokens.size(0)
+    pixels = batch.get("pixel_values")
+    if features is None:
+        if pixels is None or rows is None or family.is_native(model, batch):
+            return nullcontext()
+        features = family.encode(model, batch)  # (B, M, D): an image is encoded once for all its captions
+    elif pixels is not None and pixels.size(0) != features.size(0):
+        raise ValueError("Both pixel_values and image_features were given, of different batch sizes. Pass one.")
+    if rows is not None and captions_an_image(rows, features.size(0)) > 1 and not model.folds_cross_attention:
+        features = repeat_rows(features, rows)
+    dtype = next((p.dtype for p in family.image_tower(model).parameters()), features.dtype)
+    return family.known_features(model, features.to(dtype), inputs)
+
+
+def _tapped_forward(
+    model: Any,
+    original: Callable[..., Any],
+    family: Any,
+    objective: HeadObjective | None,
+    image_features: Tensor | None,
+    inputs: dict[str, Any],
+) -> Any:
+    batch, inputs = inputs, family.native_inputs(model, inputs)
+    with _image_inputs(model, family, image_features, batch, inputs):
+        if objective is None:
+            return original(model, **_with_long_labels(family, inputs))
+        labels = inputs.pop("labels", None)  # without them the model computes no loss of its own
+        if labels is None:
+            raise ValueError("A head objective needs labels. Make the batch with the captioner's collate.")
+        return _run_objective(model, original, family, objective, labels, inputs)
+
+
+def _with_long_labels(family: Any, inputs: dict[str, Any]) -> dict[str, Any]:
+    """Labels for the model's own loss, which knows of a prefix: nothing in it is supervised."""
+    labels, ids = inputs.get("labels"), inputs.get(family.token_argument)
+    if labels is not None and ids is not None and labels.size(1) < ids.size(1):
+        inputs["labels"] = F.pad(labels, (ids.size(1) - labels.size(1), 0), value=IGNORE_INDEX)
+    return inputs
+
+
+def _run_objective(
+    model: Any,
+    original: Callable[..., Any],
+    family: Any,
+    objective: HeadObjective,
+    labels: Tensor,
+    inputs: dict[str, Any],
+) -> HeadOutput:
+    shift = not family.is_encoder_decoder
+    inputs["use_cache"] = False
+    head = family.output_head(model)
+    if model.use_full_logits or not is_tappable(head):
+        if not model.use_full_logits:
+            model.use_full_logits = True
+            logger.warning("%s cannot be read as one weight: using full logits (slower).", type(head).__name__)
+        logits, labels = align(original(model, **inputs).logits, labels, shift)
+        return HeadOutput(objective(HeadInputs(labels=labels, logits=logits)))
+
+    captured: list[Tensor] = []
+
+    def capture(hidden: Tensor) -> Tensor:
+        captured.append(hidden)
+        return hidden
+
+    with replaced_forward(head, capture):
+        original(model, **inputs)
+    if not captured:
+        raise RuntimeError(
+            f"{type(model).__name__} did not call its output projection. Set captioner.use_full_logits = True."
+        )
+
+    def compute(hidden: Tensor) -> dict[str, Tensor]:
+        hidden, weight, bias = head_projection(head, hidden)
+        hidden, aligned = align(hidden, labels, shift)
+        return objective(
+            HeadInputs(labels=aligned, hidden=hidden, weight=weight, bias=bias, softcap=family.softcap(model))
+        )
+
+    # The objective runs as the head's own forward: a head that is sharded by itself has its weight only there.
+    with replaced_forward(head, compute):
+        return HeadOutput(head(captured[-1]))
+
+
+_ADDED_BY_PEFT = (
+    *("inputs_embeds", "output_attentions", "output_hidden_states", "return_dict"),
+    *("decoder_input_ids", "decoder_attention_mask", "decoder_inputs_embeds"),
+)
+
+
+@functools.cache
+def _tapped_class(cls: Any, family: Any) -> Any:
+    original = cls.forward
+
+    # generate and PEFT read the signature of the model's own forward.
+    @functools.wraps(original)
+    def forward(
+        self: Any,
+        *args: Any,
+        head_objective: HeadObjective | None = None,
+        image_features: Tensor | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        if args:
+            if head_objective is not None or image_features is not None:
+                raise TypeError("Pass the inputs by name together with head_objective or image_features.")
+            return original(self, *args, **kwargs)
+        # PEFT's wrappers of task types pass these whether the model knows them or not.
+        kwargs = {name: value for name, value in kwargs.items() if value is not None or name not in _ADDED_BY_PEFT}
+        return _tapped_forward(self, original, family, head_objective, image_features, kwargs)
+
+    def reduce(self: Any, protocol: Any) -> Any:
+        # copy and pickle look a class up by its name, where they find the model's own class.
+        reduced = super(made, self).__reduce_ex__(protocol)
+        return (_new_tapped, (cls, family), *reduced[2:]) if type(self) is made else reduced
+
+    def enable_input_require_grads(self: Any) -> None:
+        super(made, self).enable_input_require_grads()
+        # BLIP and GIT add positions in place, which autograd forbids on the leaf that the line above makes.
+        self._require_grads_hooks.append(
+            self.get_input_embeddings().register_forward_hook(lambda module, inputs, output: output.clone())
+        )
+
+    members = {
+        "forward": forward,
+        "__reduce_ex__": reduce,
+        "enable_input_require_grads": enable_input_require_grads,
+        "use_full_logits": False,
+        "folds_cross_attention": False,
+        "captioner_family": family,
+        # transformers writes the class's name into config.json and looks up what to record by its full name.
+        "__module__": cls.__module__,
+        "__qualname__": cls.__qualname__,
+        "__doc__": cls.__doc__,
+    }
+    made: Any = type(cls.__name__, (cls,), members)
+    return made
+
+
+def _new_tapped(cls: Any, family: Any) -> Any:
+    made = _tapped_class(cls, family)
+    return made.__new__(made)
+
+
+def tap_head(model: nn.Module, family: type) -> None:
+    """Give a model the `forward` described above, in place. Call it before PEFT, DDP and FSDP wrap the model.
+
+    Args:
+        model (`nn.Module`): A model of transformers.
+        family (`type`): The [`Captioner`] subclass that knows the model's parts.
+
+    Raises:
+        ValueError: If something else has replaced the `forward` of this very object already.
+    """
+    if getattr(model, "captioner_family", None) is not None:
+        return
+    if "forward" in model.__dict__:
+        raise ValueError(
+            f"The forward of this {type(model).__name__} was replaced before (accelerate's prepare, a device_map over "
+            "several devices, or a patch). Make the captioner first, then prepare captioner.model."
+        )
+    made: Any = _tapped_class(type(model), family)  # type: ignore[arg-type]
+    model.__class__ = made

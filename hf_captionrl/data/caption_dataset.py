@@ -1,0 +1,168 @@
+"""One caption of each image an epoch, the same one in every process, worker and platform."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import Any, TypedDict
+
+import datasets
+import numpy as np
+import torch
+from PIL import Image
+
+from hf_captionrl.data.caption_columns import undecoded
+from hf_captionrl.data.images import MAX_PIXELS, ImageError, open_image
+from hf_captionrl.data.video import frames_of
+
+__all__ = ["CaptionDataset", "CaptionItem", "draw_caption"]
+
+
+class CaptionItem(TypedDict):
+    """One training example.
+
+    Attributes:
+        image (`PIL.Image.Image`, *optional*): RGB; `None` where `image_features` stand in for it.
+        image_features (`torch.Tensor` of shape `(M, D)`, *optional*): Cached output of the image tower.
+        caption (`str`): The caption drawn for this epoch.
+        image_id (`str`): Id of the image.
+        index (`int`): Row of the data set.
+    """
+
+    image: Image.Image | None
+    image_features: torch.Tensor | None
+    caption: str
+    image_id: str
+    index: int
+
+
+def draw_caption(num_captions: int, *, seed: int, epoch: int, image_id: str) -> int:
+    """Which caption of an image is trained on in an epoch.
+
+    A hash, not a random state: nothing has to be carried between processes, workers or a resumed run, and an image
+    draws the same caption whatever else is in the data set.
+
+    Args:
+        num_captions (`int`): Captions the image has.
+        seed (`int`): Seed of the run.
+        epoch (`int`): Epoch, from 0.
+        image_id (`str`): Id of the image.
+
+    Returns:
+        `int`: Number of the caption in `range(num_captions)`, uniform over seeds, epochs and images.
+
+    Raises:
+        ValueError: If the image has no caption.
+    """
+    if num_captions < 1:
+        raise ValueError(f"Image {image_id!r} has {num_captions} captions and needs one. Run check_captions first.")
+    # Lengths are unambiguous: seed and epoch hold no "/".
+    key = f"{int(seed)}/{int(epoch)}/{image_id}".encode("utf-8", "surrogatepass")
+    return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "big") % num_captions
+
+
+class CaptionDataset(torch.utils.data.Dataset):
+    """Images with one caption each, drawn anew every epoch by `draw_caption`.
+
+    The epoch lies in shared memory: `set_epoch` in the main process reaches workers that are already running, so
+    `persistent_workers=True` is safe. Call it between epochs, before iterating: what workers prefetched stays.
+
+    Args:
+        ds (`datasets.Dataset`): Columns `image`, `image_id` and `captions`, as `load_captions` gives them.
+        seed (`int`): Seed of the draw.
+        image_features (`Any`, *optional*): Cached outputs of the frozen image tower, indexable by row: a tensor, an
+            array or a memory map of shape `(len(ds), M, D)`. Images are then never opened.
+        transform (`Callable`, *optional*): RGB image to image, applied after opening.
+        max_pixels (`int`): As for `open_image`.
+        resample (`bool`): `False` keeps to the draw of epoch 0 whatever `set_epoch` is told. For evaluation:
+            accelerate counts every evaluation as an epoch, and losses over other captions cannot be compared.
+
+    Raises:
+        ValueError: If a column is missing, `image_features` has another number of rows than `ds`, or `ds` holds videos
+            and there are none.
+    """
+
+    def __init__(
+        self,
+        ds: datasets.Dataset,
+        *,
+        seed: int = 0,
+        image_features: Any | None = None,
+        transform: Callable[[Image.Image], Image.Image] | None = None,
+        max_pixels: int = MAX_PIXELS,
+        resample: bool = True,
+    ) -> None:
+        needed = {"image_id", "captions"} | ({"image"} if image_features is None else set())
+        missing = sorted(needed - set(ds.column_names))
+        if missing:
+            raise ValueError(
+                f"The data set lacks the columns {missing}; it has {ds.column_names}. Load it with load_captions, "
+                f"which takes image_column, caption_column and image_id_column."
+            )
+        if image_features is None and frames_of(ds):
+            raise ValueError(
+                "The data set holds videos, which a captioner sees as the mean of what its image tower makes of their "
+                "frames. Pass image_features of cached_features; trainers do so with freeze_image_tower=True and "
+                "cache_image_features=True."
+            )
+        if image_features is not None and len(image_features) != len(ds):
+            raise ValueError(
+                f"image_features has {len(image_features)} rows and the data set {len(ds)}; each image needs its own. "
+                f"Compute the features again from this data set."
+            )
+        # Other columns (and, with features, the image's bytes) are never read.
+        self._rows = undecoded(ds.select_columns(sorted(needed)).with_format(None))
+        self._image_features = image_features
+        self._transform = transform
+        self._max_pixels = max_pixels
+        self._seed = seed
+        self._resample = resample
+        self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()
+
+    @property
+    def epoch(self) -> int:
+        """The epoch whose captions are drawn."""
+        return int(self._epoch)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch, here and in every running worker.
+
+        Args:
+            epoch (`int`): Epoch, from 0. Ignored where `resample` is `False`.
+        """
+        if self._resample:
+            self._epoch.fill_(int(epoch))
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: int) -> CaptionItem:
+        index = range(len(self))[int(index)]  # a list's rules for negative numbers and for those out of range
+        row = self._rows[index]
+        image_id = str(row["image_id"])
+        image, features = None, None
+        if self._image_features is None:
+            try:
+                image = open_image(row["image"], max_pixels=self._max_pixels)
+            except ImageError as error:
+                error.add_note(f"This is row {index}, image_id {image_id!r}. check_captions skips such rows.")
+                raise
+            if self._transform is not None:
+                image = self._transform(image)
+        else:
+            # Copied: memory maps are read-only, and a view would drag the whole map into the next process.
+            row_features = self._image_features[index]
+            if isinstance(row_features, torch.Tensor):
+                features = row_features.detach().clone()
+            else:
+                features = torch.from_numpy(np.array(row_features))
+        captions = row["captions"]
+        captions = [captions] if isinstance(captions, str) else captions or []
+        drawn = draw_caption(len(captions), seed=self._seed, epoch=self.epoch, image_id=image_id)
+        return {
+            "image": image,
+            "image_features": features,
+            "caption": captions[drawn],
+            "image_id": image_id,
+            "index": index,
+        }

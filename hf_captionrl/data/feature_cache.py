@@ -1,0 +1,149 @@
+"""Features of a data set's images or videos, each encoded once.
+
+Legend: N rows, F frames of a video, n videos of a batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Literal
+
+import datasets
+import torch
+from PIL import Image
+from torch import Tensor
+
+from hf_captionrl.data.caption_columns import undecoded
+from hf_captionrl.data.images import open_image
+from hf_captionrl.data.video import frames_of, sample_frames, video_hash
+from hf_captionrl.retrieval import FeatureCache, FeatureView, image_hash
+
+__all__ = ["FramePooling", "VideoPooling", "cached_features", "iterate_images", "pool_frames"]
+
+FramePooling = Literal["mean", "concat", "ordered"]
+"""How features of frames become features of a video."""
+VideoPooling = FramePooling | Literal["native"]
+"""The same, or a model's own way: it takes the frames of a video together and says what they are."""
+
+
+def iterate_images(dataset: datasets.Dataset) -> Iterator[Image.Image]:
+    """Open the images of a data set one after the other.
+
+    Args:
+        dataset (`datasets.Dataset`): With an `image` column.
+
+    Returns:
+        `Iterator[PIL.Image.Image]`: RGB images; only one is held at a time.
+
+    Raises:
+        ImageError: If an image cannot be read.
+    """
+    for row in undecoded(dataset).select_columns("image"):
+        yield open_image(row["image"])
+
+
+def pool_frames(features: Any, num_frames: int, pooling: FramePooling = "mean") -> Tensor:
+    r"""Features of frames -> features of their videos.
+
+    `"mean"`: $\frac1F\sum_f x_f$, position by position (Chen and Jin 2020, section 5.1). `"concat"`: the frames' image tokens
+    one after the other, $(x_1, \ldots, x_F)$, for a decoder that attends to any number of them, as BLIP does with videos
+    (Li et al. 2022, section 5.6). To cross-attention the second, like the first, is the same for a video that plays
+    backwards: nothing marks when a frame was seen. `"ordered"` marks it: as `"concat"`, with the sinusoids of Vaswani et
+    al. 2017, section 3.5, for the place of the frame added to each of its tokens. A captioner made for images has to learn
+    to read these.
+
+    Args:
+        features (`torch.Tensor` or array of shape `(n * F, M, D)` or `(n * F, D)`): The frames of a video in a row.
+        num_frames (`int`): F.
+        pooling (`"mean"`, `"concat"` or `"ordered"`): See above.
+
+    Returns:
+        `torch.Tensor` of shape `(n, M, D)` or `(n, D)`; but for `"mean"` `(n, F * M, D)` or `(n, F, D)`; fp32.
+
+    Raises:
+        ValueError: If `pooling` is none of them.
+    """
+    if pooling not in ("mean", "concat", "ordered"):
+        raise ValueError(f"frame_pooling is {pooling!r}. Use 'mean', 'concat' or 'ordered'.")
+    frames = torch.as_tensor(features).float().unflatten(0, (-1, num_frames))  # (n, F, ...)
+    if pooling == "mean":
+        return frames.mean(1)
+    if pooling == "ordered":
+        code = _place_code(num_frames, frames.size(-1)).to(frames.device)  # (F, D)
+        frames = frames + code.view(1, num_frames, *[1] * (frames.dim() - 3), -1)
+    return frames.flatten(1, 2) if frames.dim() > 3 else frames
+
+
+def _place_code(num_frames: int, width: int) -> Tensor:
+    """Sinusoids of the places 0 to F - 1, `(F, D)`; sines and cosines take turns."""
+    rates = 10000.0 ** (-(torch.arange(width) // 2 * 2) / width)  # (D,), radians a place
+    angles = torch.arange(num_frames)[:, None] * rates  # (F, D)
+    return torch.where(torch.arange(width) % 2 == 0, angles.sin(), angles.cos())
+
+
+def cached_features(
+    cache: FeatureCache,
+    dataset: datasets.Dataset,
+    encode: Callable[[list[Image.Image]], Any],
+    *,
+    batch_size: int = 64,
+    progress: str | bool = "Encoding images",
+    unit_length: bool = False,
+    pooling: VideoPooling = "mean",
+) -> FeatureView:
+    """Features of every image, from the cache where it has them; keyed by image content.
+
+    The features of a video are made of those of its frames (`sample_frames`, "uniform") by `pool_frames`; its key is the
+    hash of its file with the pooling and the number of frames.
+
+    Args:
+        cache ([`FeatureCache`]): Of one model.
+        dataset (`datasets.Dataset`): With an `image` column.
+        encode (`Callable`): From a list of images to their features, a tensor or array of as many rows; with `"native"` from
+            the frames of some videos, those of a video in a row, to features with a row a video.
+        batch_size (`int`): Images a call, or frames; a video's own are never divided.
+        progress (`str` or `bool`): Label of the progress bar, or False.
+        unit_length (`bool`): Scale the mean over a video's frames to length 1. For scorers: their features have it, and
+            the mean of several is shorter. It weights each frame alike, whatever its length before.
+        pooling (`"mean"`, `"concat"`, `"ordered"` or `"native"`): Of videos, see `pool_frames`; `"native"`: `encode` does it.
+            A cache holds features of one shape: those of another number of image tokens need another `what`.
+
+    Returns:
+        [`FeatureView`] of shape `(len(dataset), ...)`: In the order of the rows, memory-mapped.
+
+    Raises:
+        ImageError: If an image or video cannot be read.
+        ValueError: If there are no rows.
+    """
+    if frames_of(dataset):
+        return _video_features(cache, dataset, encode, batch_size, progress, unit_length, pooling)
+    column = undecoded(dataset).select_columns("image")
+    keys = [image_hash(image) for image in iterate_images(dataset)]
+
+    def compute(rows: list[int]) -> Tensor:
+        return encode([open_image(column[i]["image"]) for i in rows])
+
+    return cache.get_or_compute(keys, compute, batch_size=batch_size, progress=progress)
+
+
+def _video_features(
+    cache: FeatureCache,
+    dataset: datasets.Dataset,
+    encode: Callable[[list[Image.Image]], Any],
+    batch_size: int,
+    progress: str | bool,
+    unit_length: bool,
+    pooling: VideoPooling,
+) -> FeatureView:
+    F = frames_of(dataset)
+    column = dataset.select_columns("image")
+    name = f"unit {pooling}" if unit_length else pooling
+    keys = [f"{video_hash(row['image'])}/{name} of {F} frames" for row in column]
+
+    def compute(rows: list[int]) -> Tensor:
+        frames = [frame for i in rows for frame in sample_frames(column[i]["image"], F)]
+        found = encode(frames)
+        features = torch.as_tensor(found).float() if pooling == "native" else pool_frames(found, F, pooling)
+        return torch.nn.functional.normalize(features, dim=-1) if unit_length else features
+
+    return cache.get_or_compute(keys, compute, batch_size=max(1, batch_size // F), progress=progress)

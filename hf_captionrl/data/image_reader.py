@@ -1,0 +1,84 @@
+"""Opening the images of a data set one by one, where the bad ones are found while the others are used."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import datasets
+from PIL import Image
+
+from hf_captionrl.data.caption_columns import undecoded
+from hf_captionrl.data.images import MAX_PIXELS, ImageError, open_image
+from hf_captionrl.data.quarantine import (
+    QuarantineEntry,
+    QuarantineError,
+    QuarantineReport,
+    quarantine_entry,
+    stop_if_too_many,
+)
+
+__all__ = ["ImageReader"]
+
+
+class ImageReader:
+    """Opens the images of a data set one by one, each once, and keeps a list of those that cannot be read.
+
+    Args:
+        ds (`datasets.Dataset`): Columns `image` and `image_id`.
+        split (`str`): Its name, for the report.
+        quarantine_path (`str` or `Path`, *optional*): Where `report` writes its entries.
+        max_bad_fraction (`float`): Largest share of unreadable images, in [0, 1].
+        max_pixels (`int`): As for `open_image`.
+    """
+
+    def __init__(
+        self,
+        ds: datasets.Dataset,
+        *,
+        split: str,
+        quarantine_path: str | Path | None = None,
+        max_bad_fraction: float = 0.05,
+        max_pixels: int = MAX_PIXELS,
+    ) -> None:
+        self.ids = [str(image_id) for image_id in ds["image_id"][:]]
+        self._images = undecoded(ds.with_format(None)).select_columns("image")
+        self._split = split
+        self._path = None if quarantine_path is None else Path(quarantine_path)
+        self._max_bad_fraction = max_bad_fraction
+        self._max_pixels = max_pixels
+        self._entries: dict[int, QuarantineEntry] = {}
+
+    def open(self, row: int) -> Image.Image | None:
+        """The image of a row.
+
+        Args:
+            row (`int`): From 0.
+
+        Returns:
+            `PIL.Image.Image | None`: RGB; `None` if it cannot be read, which `report` says.
+
+        Raises:
+            QuarantineError: If more images cannot be read than `max_bad_fraction` allows. The list is written before.
+        """
+        try:
+            return open_image(self._images[row]["image"], max_pixels=self._max_pixels)
+        except ImageError as error:
+            self._entries[row] = quarantine_entry(
+                row, self.ids[row], self._split, "image", error.reason, error.detail, "row"
+            )
+        report = self.report()
+        try:
+            stop_if_too_many(report, self._split, self._max_bad_fraction)
+        except QuarantineError:
+            report.write()
+            raise
+        return None
+
+    def report(self) -> QuarantineReport:
+        """What could not be read so far.
+
+        Returns:
+            `QuarantineReport`: Not written yet.
+        """
+        entries = tuple(self._entries[row] for row in sorted(self._entries))
+        return QuarantineReport({self._split: len(self.ids)}, entries, self._path)

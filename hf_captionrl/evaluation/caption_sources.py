@@ -1,0 +1,77 @@
+"""Files of captions and captioners that several commands take, and what they are called."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hf_captionrl.evaluation.scored_captions import REFERENCES
+
+if TYPE_CHECKING:
+    from hf_captionrl.evaluation.caption_files import CaptionFile
+
+__all__ = ["read_files", "source_names"]
+
+
+def source_names(sources: Sequence[str | Path], names: Sequence[str] | None) -> list[str]:
+    """What sources of captions are called: as `--names` says, or by their own names.
+
+    Args:
+        sources: Files; folders or names of captioners.
+        names: Of `--names`; None to take their own. Where two of these are the same, their folders tell them apart.
+
+    Returns:
+        `list[str]`: One each.
+
+    Raises:
+        ValueError: If names are missing or stand there twice, or one is that of the human captions.
+    """
+    if names and len(names) != len(sources):
+        raise ValueError(f"There are {len(sources)} sources of captions and {len(names)} --names. Give one each.")
+    found = list(names or map(_own_name, sources))
+    if not names and len(set(found)) < len(found):
+        # runs/a/captions.jsonl and runs/b/captions.jsonl
+        folders = [Path(source).resolve().parent.name for source in sources]
+        here = [Path(source).exists() or Path(source).suffix == ".jsonl" for source in sources]
+        shared = {name for name in found if found.count(name) > 1}
+        found = [
+            f"{folder}/{name}" if is_file and name in shared else name
+            for folder, is_file, name in zip(folders, here, found, strict=True)
+        ]
+    for name in found:
+        if found.count(name) > 1:
+            raise ValueError(f"Two sources of captions are called {name!r}. Pass different --names.")
+        if name == REFERENCES:
+            raise ValueError(f"{name!r} is what the human captions are called. Pass another with --names.")
+    return found
+
+
+def _own_name(source: str | Path) -> str:
+    """A file without its ending; a captioner's folder without what is around it, or its whole name on the Hub."""
+    from hf_captionrl.hub import public_values
+
+    path = Path(source)
+    if path.is_file() or path.suffix == ".jsonl":
+        return path.stem
+    return path.resolve().name if path.is_dir() else str(public_values(str(source)))
+
+
+def read_files(arguments: argparse.Namespace) -> list[CaptionFile]:
+    """Read the files of `--captions` under the names of `--names`, or their own.
+
+    Args:
+        arguments: `captions` (paths) and `names` (or None) count.
+
+    Returns:
+        `list[CaptionFile]`: In the order given. Files of the same name are called by their folder too.
+
+    Raises:
+        FileNotFoundError: If a file is not there.
+        ValueError: If a file is broken, or as [`source_names`].
+    """
+    from hf_captionrl.evaluation.caption_files import read_caption_file
+
+    names = source_names(arguments.captions, arguments.names)
+    return [read_caption_file(path, name=name) for path, name in zip(arguments.captions, names, strict=True)]

@@ -1,0 +1,197 @@
+"""Who judges the captions of a recipe, and the rows of its table."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import datasets
+
+from hf_captionrl.evaluate_modules.inputs import load_language_model
+from hf_captionrl.metrics import caption_perplexity, self_retrieval
+from hf_captionrl.metrics.suites import smile_suite
+from hf_captionrl.metrics.suites.row import spoken
+from hf_captionrl.experiments.arguments import EvaluationArguments
+from hf_captionrl.experiments.data import optional_scorer
+from hf_captionrl.reports.table import Column
+from hf_captionrl.retrieval import Scorer
+from hf_captionrl.scenes import BAG_SIZES, bags, check
+from hf_captionrl.trainers.caption_generation import scorer_features
+from hf_captionrl.trainers.completion_statistics import degenerate
+
+__all__ = ["REWARD_COLUMNS", "Evaluator"]
+
+REWARD_COLUMNS: tuple[Column, ...] = (
+    *(Column(f"bag_{size}_recall_at_1", f"R@1\nbags of {size}", "higher", is_fraction=True) for size in BAG_SIZES),
+    *(
+        Column(f"reward_bag_{size}_recall_at_1", f"R@1 bags\nof {size}, own", "higher", is_fraction=True)
+        for size in BAG_SIZES
+    ),
+    Column("reward_rd100_recall_at_1", "R@1 RD100,\nown", "higher", is_fraction=True),
+    Column("degenerate", "Degene-\nrate", "lower", is_fraction=True),
+)
+"""Columns of tables after training by reward: bags by the judge, then what the rewarding scorer itself says ("own"), and
+the share of captions that repeat themselves."""
+
+
+class Evaluator:
+    """Judges captions of the test split, for the table and the gallery.
+
+    Args:
+        dataset: The test split.
+        judge: Scorer that judges retrieval, or None.
+        language_model: `(model, tokenizer)` that judges fluency, or None.
+        seed: Of bootstrap and random choice.
+        cache_dir: Folder of the feature cache; None for the default one.
+        reward_scorer: Scorer that rewarded in training, whose opinion stands beside the judge's; None for none.
+    """
+
+    def __init__(
+        self,
+        dataset: datasets.Dataset,
+        judge: Scorer | None,
+        language_model: tuple[Any, Any] | None,
+        *,
+        seed: int,
+        cache_dir: str | None = None,
+        reward_scorer: Scorer | None = None,
+    ) -> None:
+        self.dataset = dataset
+        self.judge = judge
+        self.seed = seed
+        self.ranks: dict[str, Any] = {}  # row name -> rank of each test image in the whole pool
+        self.references: list[list[str]] = [list(c) for c in dataset["captions"]]
+        columns = dataset.column_names
+        self.facts = list(dataset["facts"]) if "facts" in columns else None
+        self.bags: dict[int, list[list[int]]] = {}
+        if "bag_id" in columns:
+            ids = list(dataset["bag_id"])
+            whole = {bag_id for bag_id, n in Counter(ids).items() if bag_id.startswith(f"{n}-")}
+            sizes = [size for size in BAG_SIZES if any(bag_id.startswith(f"{size}-") for bag_id in whole)]
+            self.bags = {size: bags(ids, size) for size in sizes}
+        self.perplexity: Callable[[Sequence[str]], Mapping[str, Any]] | None = None
+        if language_model is not None:
+            model, tokenizer = language_model
+            self.perplexity = lambda captions: caption_perplexity(list(captions), model, tokenizer)
+        self.reward_scorer = reward_scorer
+        self.image_features = None if judge is None else scorer_features(judge, dataset, cache_dir=cache_dir)
+        self.reward_image_features = (
+            None if reward_scorer is None else scorer_features(reward_scorer, dataset, cache_dir=cache_dir)
+        )
+
+    @classmethod
+    def from_arguments(
+        cls,
+        dataset: datasets.Dataset,
+        arguments: EvaluationArguments,
+        *,
+        seed: int,
+        cache_dir: str | None = None,
+        reward_scorer: Scorer | None = None,
+    ) -> Evaluator:
+        """Load the judges and look at the test images once.
+
+        Args:
+            dataset: The test split.
+            arguments: Who judges.
+            seed: Of bootstrap and random choice.
+            cache_dir: Folder of the feature cache; None for the default one.
+            reward_scorer: Scorer that rewarded in training.
+
+        Returns:
+            [`Evaluator`]: Ready.
+        """
+        language_model = None
+        name = arguments.perplexity_name_or_path
+        if name and name != "none":
+            language_model = load_language_model(name)
+        return cls(
+            dataset,
+            optional_scorer(arguments.judge_name_or_path),
+            language_model,
+            seed=seed,
+            cache_dir=cache_dir,
+            reward_scorer=reward_scorer,
+        )
+
+    def row(self, name: str, captions: Sequence[str], references: list[list[str]] | None = None) -> dict[str, Any]:
+        """One row of the table.
+
+        Args:
+            name: Row name.
+            captions: One caption a test image.
+            references: Instead of all references of the test split.
+
+        Returns:
+            `dict`: Name and numbers, see `smile_suite`.
+        """
+        # The papers' prefix "A photo depicts" is left out: a judge of the embedded world has never read it.
+        text = None
+        if self.judge is not None:
+            text = self.judge.text_features(spoken(captions))
+        numbers = smile_suite(
+            captions,
+            references=references or self.references,
+            text_features=text,
+            image_features=self.image_features,
+            perplexity=self.perplexity,
+            facts=self.facts,
+            check=check if self.facts is not None else None,
+            bags=self.bags,
+            seed=self.seed,
+        )
+        if "ranks" in numbers:
+            self.ranks[name] = numbers.pop("ranks")
+        return {"name": name, **numbers, **self._by_the_reward(captions)}
+
+    def _by_the_reward(self, captions: Sequence[str]) -> dict[str, Any]:
+        """What the rewarding scorer says of the captions, and how many repeat themselves."""
+        if self.reward_scorer is None:
+            return {}
+        text, images = self.reward_scorer.text_features(spoken(captions)), self.reward_image_features
+        numbers: dict[str, Any] = {"degenerate": sum(degenerate(captions)) / max(len(captions), 1)}
+        if len(captions) >= 100:
+            found = self_retrieval(text, images, num_distractors=99, ks=(1,))
+            numbers["reward_rd100_recall_at_1"] = float(found["recall_at_1"])
+        else:
+            numbers |= {"reward_rd100_recall_at_1": None, "reward_rd100_recall_at_1_reason": "fewer than 100 images"}
+        for size, members in self.bags.items():
+            found = self_retrieval(text, images, bags=members, ks=(1,))
+            numbers[f"reward_bag_{size}_recall_at_1"] = float(found["recall_at_1"])
+        return numbers
+
+    def reference_row(self) -> tuple[dict[str, Any], list[str]]:
+        """The human row: one random reference an image, scored against the others.
+
+        Returns:
+            The row, and the chosen references. Where an image has one reference only there is none to score it against,
+            and CIDEr-D is None with the reason.
+        """
+        captions, others = draw_references(self.references, self.seed)
+        if all(others):
+            return self.row("references", captions, others), captions
+        row = self.row("references", captions)
+        for key in ("cider_d", "emscore_references"):
+            if row.get(key) is not None:
+                row |= {key: None, f"{key}_reason": "an image has one reference only"}
+                row.pop(f"{key}_ci", None)
+        return row, captions
+
+
+def draw_references(references: Sequence[Sequence[str]], seed: int) -> tuple[list[str], list[list[str]]]:
+    """One reference of each image, drawn at random, and the others (SMILE, Table 1).
+
+    Args:
+        references: For each image its captions.
+        seed: Of the draw.
+
+    Returns:
+        `tuple`: N captions, and for each image the rest, which is empty where there was one only, or none.
+    """
+    rng = random.Random(seed)
+    chosen = [rng.randrange(len(group)) if group else 0 for group in references]
+    captions = [group[i] if group else "" for group, i in zip(references, chosen, strict=True)]
+    others = [[c for j, c in enumerate(group) if j != i] for group, i in zip(references, chosen, strict=True)]
+    return captions, others

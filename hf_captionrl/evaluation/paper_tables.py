@@ -1,0 +1,253 @@
+"""The papers' tables: which numbers stand in each, and how they are computed for one file of captions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from hf_captionrl.metrics import paired_test
+from hf_captionrl.metrics.java import meteor, spice
+from hf_captionrl.metrics.suites import discritune_suite, ndlb_suite, sle_suite, smile_suite
+from hf_captionrl.metrics.suites.row import SuiteRow, spoken
+from hf_captionrl.metrics.words import length_statistics
+from hf_captionrl.evaluation.evaluator import Evaluator
+from hf_captionrl.reports.table import Column
+from hf_captionrl.scenes import check
+
+__all__ = ["CAPTIONS_TABLE", "TABLES", "Judged", "Table", "compare_with_first"]
+
+
+@dataclass
+class Judged:
+    """Captions of one captioner, with what is computed of them once.
+
+    Args:
+        name: What the captioner is called.
+        captions: For each image its captions, in the order of the data set.
+        references: For each image the references to hold the first caption against.
+        is_human: Whether the captions are the references.
+        text: Features `(N, D)` of each image's first caption, or None.
+        clip_text: The same for CLIPScore, made after `clip_prefix`, or None where that is empty.
+        clip_prefix: Put before each caption there.
+        scorer: Signature of what made them.
+        tokens: Tokens of each first caption as the scorer reads them, or None.
+        max_text_tokens: How many the scorer reads.
+        perplexity: From captions to the result of `caption_perplexity`, or None.
+        lengths: Words of each first caption, filled in by the table of captions.
+    """
+
+    name: str
+    captions: list[list[str]]
+    references: list[list[str]]
+    is_human: bool = False
+    text: Tensor | None = None
+    clip_text: Tensor | None = None
+    clip_prefix: str = ""
+    scorer: str = ""
+    tokens: list[int] | None = None
+    max_text_tokens: int | None = None
+    perplexity: Callable[[Sequence[str]], Mapping[str, Any]] | None = None
+    lengths: list[int] = field(default_factory=list)
+
+    @property
+    def first(self) -> list[str]:
+        """The first caption of each image, the best of a beam."""
+        return [group[0] for group in self.captions]
+
+
+@dataclass(frozen=True)
+class Table:
+    """A paper's table.
+
+    Args:
+        title: Heading.
+        columns: Its numbers.
+        compute: From judged captions and what they are judged by to a row with details.
+    """
+
+    title: str
+    columns: tuple[Column, ...]
+    compute: Callable[[Judged, Evaluator], dict[str, Any]]
+
+
+def _truth(evaluator: Evaluator) -> dict[str, Any]:
+    return {"facts": evaluator.facts, "check": check if evaluator.facts is not None else None}
+
+
+def _smile(judged: Judged, evaluator: Evaluator) -> dict[str, Any]:
+    return smile_suite(
+        judged.first,
+        references=judged.references,
+        text_features=judged.text,
+        image_features=evaluator.image_features,
+        scorer=judged.scorer,
+        clip_features=judged.clip_text,
+        clip_prefix=judged.clip_prefix,
+        perplexity=judged.perplexity,
+        seed=evaluator.seed,
+        details=True,
+        **_truth(evaluator),
+    )
+
+
+def _discritune(judged: Judged, evaluator: Evaluator) -> dict[str, Any]:
+    return discritune_suite(
+        judged.first,
+        references=judged.references,
+        text_features=judged.text,
+        image_features=evaluator.image_features,
+        scorer=judged.scorer,
+        meteor=meteor,
+        spice=spice,
+        seed=evaluator.seed,
+        details=True,
+        **_truth(evaluator),
+    )
+
+
+def _ndlb(judged: Judged, evaluator: Evaluator) -> dict[str, Any]:
+    return ndlb_suite(
+        judged.first,
+        references=judged.references,
+        text_features=judged.text,
+        image_features=evaluator.image_features,
+        scorer=judged.scorer,
+        bags=evaluator.bags,
+        seed=evaluator.seed,
+        details=True,
+        **_truth(evaluator),
+    )
+
+
+def _sle(judged: Judged, evaluator: Evaluator) -> dict[str, Any]:
+    if min(len(group) for group in judged.captions) < 2:
+        empty = SuiteRow(judged.first, evaluator.seed)
+        empty.missing("one caption an image; this table needs several", *(c.key for c in TABLES["sle"].columns))
+        return empty.result(details=True)
+    if not judged.is_human:
+        return sle_suite(judged.captions, references=judged.references, seed=evaluator.seed, details=True)
+    row = sle_suite(judged.captions, seed=evaluator.seed, details=True)
+    reason = "all references are captions here"
+    return row | {"cider_d_reason": reason, "best_cider_d_reason": reason}
+
+
+def _captions(judged: Judged, evaluator: Evaluator) -> dict[str, Any]:
+    tokens = judged.tokens
+    found = length_statistics(spoken(judged.first), count_tokens=None if tokens is None else lambda _: tokens)
+    judged.lengths = found["words"].tolist()
+    row = SuiteRow(judged.first, evaluator.seed)
+    row.mean("mean_words", found["words"])
+    row.number("std_words", found["std_words"])
+    row.number("max_words", found["max_words"])
+    if tokens is None:
+        row.missing("no scorer, or it does not tell its tokens", "mean_tokens", "std_tokens", "captions_cut")
+    else:
+        row.mean("mean_tokens", found["tokens"])
+        row.number("std_tokens", found["std_tokens"])
+        row.mean("captions_cut", found["tokens"] > (judged.max_text_tokens or np.inf), is_share=True)
+    return row.result(details=True)
+
+
+_FAITHFULNESS = (
+    Column("hallucination", "Hallucination", "lower", is_fraction=True),
+    Column("fact_recall", "Fact recall", "higher", is_fraction=True),
+)
+_CIDER = Column("cider_d", "CIDEr-D", "higher")
+
+TABLES: dict[str, Table] = {
+    "smile": Table(
+        "SMILE",
+        (
+            Column("length", "Length (words)", None, digits=2),
+            Column("lexical_diversity", "Lexical diversity (thousands of words)", "higher"),
+            Column("pool_recall_at_1", "R@1, whole pool", "higher", is_fraction=True),
+            Column("pool_recall_at_5", "R@5, whole pool", "higher", is_fraction=True),
+            Column("rd100_recall_at_1", "R@1, RD100", "higher", is_fraction=True),
+            Column("rd100_recall_at_5", "R@5, RD100", "higher", is_fraction=True),
+            Column("clip_score", "CLIPScore (2.5 cos)", "higher"),
+            Column("perplexity", "Perplexity", "lower", digits=2),
+            _CIDER,
+            *_FAITHFULNESS,
+        ),
+        _smile,
+    ),
+    "discritune": Table(
+        "DiscriTune",
+        (
+            Column("blocks_recall_at_1", "P@1 among 100 (blocks)", "higher", is_fraction=True),
+            Column("bleu_4", "BLEU-4", "higher", is_fraction=True),
+            Column("meteor", "METEOR", "higher", is_fraction=True),
+            _CIDER,
+            Column("spice", "SPICE", "higher", is_fraction=True),
+            *_FAITHFULNESS,
+        ),
+        _discritune,
+    ),
+    "sle": Table(
+        "SLE (several captions an image)",
+        (
+            Column("captions_per_image", "Captions an image", None, digits=0),
+            Column("cider_d", "CIDEr-D, mean of an image's captions", "higher"),
+            Column("best_cider_d", "CIDEr-D, best of an image's captions", "higher"),
+            Column("div_1", "Div-1", "higher", is_fraction=True),
+            Column("div_2", "Div-2", "higher", is_fraction=True),
+            Column("mbleu_4_per_image", "mBLEU-4, mean over captions", "lower", is_fraction=True),
+            Column("mbleu_4", "mBLEU-4, corpus", "lower", is_fraction=True),
+            Column("unique_captions", "Unique captions", "higher", is_fraction=True),
+        ),
+        _sle,
+    ),
+    "ndlb": Table(
+        "No Detail Left Behind",
+        (
+            Column("bag_3_recall_at_1", "R@1, bags of 3", "higher", is_fraction=True),
+            Column("bag_5_recall_at_1", "R@1, bags of 5", "higher", is_fraction=True),
+            Column("bag_7_recall_at_1", "R@1, bags of 7", "higher", is_fraction=True),
+            Column("rd100_recall_at_1", "R@1, RD100", "higher", is_fraction=True),
+            Column("bleu_4", "BLEU-4", "higher", is_fraction=True),
+            _CIDER,
+            Column("clip_score", "ClipSc (100 cos)", "higher", digits=2),
+            Column("vocabulary_size", "Words seen 5 times or more", "higher", digits=0),
+            *_FAITHFULNESS,
+        ),
+        _ndlb,
+    ),
+}
+"""Suites by the name that `--suite` takes."""
+
+CAPTIONS_TABLE = Table(
+    "Captions",
+    (
+        Column("mean_words", "Words, mean", None, digits=2),
+        Column("std_words", "Words, standard deviation", None, digits=2),
+        Column("max_words", "Words, longest", None, digits=0),
+        Column("mean_tokens", "Scorer's tokens, mean", None, digits=2),
+        Column("std_tokens", "Scorer's tokens, standard deviation", None, digits=2),
+        Column("captions_cut", "Cut at the scorer's text limit", "lower", is_fraction=True),
+        Column("empty_captions", "Empty captions", "lower", digits=0),
+    ),
+    _captions,
+)
+"""Stands below every suite: what the captions are like, and what the scorer did not read (NDLB Table 9)."""
+
+
+def compare_with_first(rows: Sequence[dict[str, Any]], *, seed: int) -> None:
+    """Test each row against the first; adds `<key>_p_value`, `<key>_difference` and, below .05, `<key>_mark`.
+
+    Args:
+        rows: Rows with details, changed in place.
+        seed: Of the test.
+    """
+    first = rows[0]["per_sample"]
+    for row in rows[1:]:
+        for key, values in row["per_sample"].items():
+            if key not in first or len(first[key]) != len(values):
+                continue
+            found = paired_test(values, first[key], groups=row["groups"].get(key), seed=seed)
+            row[f"{key}_difference"], row[f"{key}_p_value"] = found["difference"], found["p_value"]
+            if found["p_value"] < 0.05:
+                row[f"{key}_mark"] = "**" if found["p_value"] < 0.01 else "*"

@@ -1,0 +1,184 @@
+"""Who judges captions in `captionrl evaluate`, and what they say that several tables need."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hf_captionrl.evaluation.paper_tables import Judged
+    from hf_captionrl.evaluation.evaluator import Evaluator
+
+__all__ = [
+    "REFERENCES",
+    "add_clip_features",
+    "clip_prefix",
+    "count_copies",
+    "human_captions",
+    "judge",
+    "load_judges",
+    "perplexity_by",
+]
+
+REFERENCES = "references"
+"""What the human captions are called."""
+
+
+def _shown(name: str) -> str:
+    """A model's name for tables and files that leave this machine: of a folder only the last part."""
+    return Path(name).name if Path(name).exists() or Path(name).is_absolute() else name
+
+
+def load_judges(arguments: argparse.Namespace) -> tuple[Any, Any, dict[str, str]]:
+    """The scorer and the language model that the arguments name.
+
+    Args:
+        arguments: With `scorer`, `language_model` and `dataset`.
+
+    Returns:
+        `tuple`: Scorer or None; `(model, tokenizer)` or None; and for a table's reason the better one, where something
+        was asked for and cannot be loaded.
+
+    Raises:
+        ValueError: If what was named is something else than was asked for.
+    """
+    from hf_captionrl.experiments.arguments import EvaluationArguments
+    from hf_captionrl.experiments.data import optional_scorer
+
+    wanted = EvaluationArguments(judge_name_or_path=arguments.scorer, perplexity_name_or_path=arguments.language_model)
+    wanted.resolve(arguments.dataset, trains=False)
+    reasons: dict[str, str] = {}
+    scorer = language_model = None
+    name = str(wanted.judge_name_or_path)
+    try:
+        scorer = optional_scorer(name)
+    except OSError as error:
+        reasons["no scorer"] = f"the scorer {_shown(name)} cannot be loaded"
+        print(f"captionrl evaluate: {' '.join(str(error).split())}", file=sys.stderr)
+    name = str(wanted.perplexity_name_or_path)
+    if name != "none":
+        from hf_captionrl.evaluate_modules.inputs import load_language_model
+
+        try:
+            language_model = load_language_model(name)
+        except OSError as error:
+            reasons["no language model"] = f"the language model {_shown(name)} cannot be loaded"
+            print(f"captionrl evaluate: {' '.join(str(error).split())[:300]}", file=sys.stderr)
+        except ValueError as error:  # transformers lists all two hundred families that it knows
+            raise ValueError(
+                f"--language_model {name!r} is no causal language model. Use GPT-2, or 'none'."
+            ) from error
+    return scorer, language_model, reasons
+
+
+def judge(evaluator: Evaluator, name: str, captions: list[list[str]], references: list[list[str]]) -> Judged:
+    """Captions with what the scorer says of them, computed once for all tables.
+
+    Args:
+        evaluator: Holds the scorer, or None.
+        name: What the captioner is called.
+        captions: For each image its captions.
+        references: For each image the references to hold the first caption against.
+
+    Returns:
+        `Judged`: With features and tokens where there is a scorer.
+    """
+    from hf_captionrl.evaluation.paper_tables import Judged
+    from hf_captionrl.metrics.suites.row import spoken
+    from hf_captionrl.retrieval import TokenScorer
+
+    judged = Judged(name, captions, references)
+    scorer: Any = evaluator.judge
+    if scorer is not None:
+        texts = spoken(judged.first)
+        judged.text = scorer.text_features(texts)
+        judged.max_text_tokens, judged.scorer = scorer.max_text_tokens, scorer.signature
+        # A scorer that is not ours need not tell.
+        judged.tokens = scorer.count_tokens(texts) if isinstance(scorer, TokenScorer) else None
+    return judged
+
+
+def clip_prefix(arguments: argparse.Namespace) -> str:
+    """What to put before each caption for CLIPScore: what was asked for, or what the scorer has read in training.
+
+    Args:
+        arguments: With `clip_prefix`, `scorer` and `dataset`.
+
+    Returns:
+        `str`: The paper's text, or nothing for scorers of the embedded world.
+    """
+    from hf_captionrl.metrics.clip import score_prefix
+
+    if arguments.clip_prefix is not None:
+        return score_prefix("hessel", str(arguments.clip_prefix))
+    embedded = arguments.dataset == "scenes" if arguments.scorer is None else arguments.scorer.startswith("scenes:")
+    return "" if embedded else score_prefix("hessel")
+
+
+def add_clip_features(judged: Sequence[Judged], scorer: Any, prefix: str) -> None:
+    """Make features for CLIPScore, which papers take of captions after a prefix.
+
+    Args:
+        judged: Captions, changed in place.
+        scorer: The scorer.
+        prefix: Put before each caption; nothing is done where it is empty.
+    """
+    from hf_captionrl.metrics.suites.row import spoken
+
+    for source in judged if prefix else ():
+        source.clip_prefix = prefix
+        source.clip_text = scorer.text_features([prefix + text for text in spoken(source.first)])
+
+
+def count_copies(image_features: Any) -> int:
+    """How many images of the pool are copies of an earlier one: false negatives of its captions.
+
+    Args:
+        image_features (`torch.Tensor` of shape `(M, D)`): Features of the pool.
+
+    Returns:
+        `int`: 0 where all differ.
+    """
+    from hf_captionrl.retrieval.ranking import duplicate_images
+
+    return sum(first != row for row, first in enumerate(duplicate_images(image_features).tolist()))
+
+
+def perplexity_by(language_model: tuple[Any, Any] | None) -> Callable[[Sequence[str]], Mapping[str, Any]] | None:
+    """What measures perplexity.
+
+    Args:
+        language_model: `(model, tokenizer)`, or None.
+
+    Returns:
+        From captions to the result of `caption_perplexity`; None without a model.
+    """
+    if language_model is None:
+        return None
+    from hf_captionrl.metrics import caption_perplexity
+
+    model, tokenizer = language_model
+    return lambda captions: caption_perplexity(list(captions), model, tokenizer)
+
+
+def human_captions(evaluator: Evaluator) -> Judged | None:
+    """One reference of each image, drawn at random, held against the others (SMILE, Table 1).
+
+    Args:
+        evaluator: Holds references, scorer and seed.
+
+    Returns:
+        `Judged` or None: None where an image has one reference only.
+    """
+    from hf_captionrl.evaluation.evaluator import draw_references
+
+    first, others = draw_references(evaluator.references, evaluator.seed)
+    if not all(others):
+        return None
+    captions = [[caption, *rest] for caption, rest in zip(first, others, strict=True)]
+    judged = judge(evaluator, REFERENCES, captions, others)
+    judged.is_human = True
+    return judged

@@ -1,0 +1,211 @@
+"""Several trainings of one captioner, side by side in one table."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import datasets
+
+from hf_captionrl.captioners import Captioner
+from hf_captionrl.io import FolderLock
+from hf_captionrl.experiments.arguments import EvaluationArguments, describe
+from hf_captionrl.evaluation.evaluator import Evaluator
+from hf_captionrl.experiments.publication import check_hub_strategy, defer_push, push_model, write_publication
+from hf_captionrl.experiments.report import write_report
+from hf_captionrl.reports.table import COLUMNS, Column
+from hf_captionrl.trainers import CaptionConfig, CaptionTrainer
+from hf_captionrl.trainers.checkpoints import begin_run, has_checkpoint
+
+__all__ = ["START", "Comparison", "Run", "alone_in", "defer_push", "finish", "resumes", "train_runs"]
+
+START = "MLE"
+"""Row name of the captioner that every run starts from."""
+
+
+@dataclass
+class Run:
+    """One training.
+
+    Args:
+        name (`str`): Its row in the table.
+        folder (`str`): Folder of its checkpoints, in the recipe's; that of the recipe's own model is `model`.
+        make (`Callable`): Builds the trainer.
+        trains (`bool`): False for a captioner that is only evaluated.
+        starts_from (`str`): Name of the run whose captioner this one goes on with, by default the start of them all.
+    """
+
+    name: str
+    folder: str
+    make: Callable[[], CaptionTrainer]
+    trains: bool = True
+    starts_from: str = START
+
+
+@dataclass
+class Comparison:
+    """What the runs gave.
+
+    Args:
+        rows (`list[dict]`): Rows of the table.
+        captions (`dict[str, list[str]]`): For each row its captions of the test split.
+        histories (`dict[str, list[dict]]`): For each row its evaluations during training.
+        selected (`dict[str, dict]`): For each row the checkpoint that was selected, where one was.
+        captioner ([`Captioner`], *optional*): The recipe's own model, after training.
+        main (`str`): Its row.
+        is_main_process (`bool`): Whether this process writes the report.
+    """
+
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    captions: dict[str, list[str]] = field(default_factory=dict)
+    histories: dict[str, list[dict[str, float]]] = field(default_factory=dict)
+    selected: dict[str, dict[str, Any]] = field(default_factory=dict)
+    captioner: Captioner | None = None
+    main: str = START
+    is_main_process: bool = True
+
+
+@contextlib.contextmanager
+def alone_in(config: Any) -> Iterator[None]:
+    """Have the recipe's folder for oneself, from the first file to the last.
+
+    Args:
+        config (`TrainingArguments`): Its `output_dir`, and which process this is.
+
+    Yields:
+        `None`: Nothing.
+
+    Raises:
+        ValueError: If another run is writing there, or what it leaves must not be pushed.
+        OSError: If nothing can be written there.
+    """
+    check_hub_strategy(config)
+    with FolderLock(config.output_dir) if config.process_index == 0 else contextlib.nullcontext():
+        yield
+
+
+def resumes(config: CaptionConfig) -> bool:
+    """Whether to go on where an interrupted recipe stopped.
+
+    Args:
+        config ([`CaptionConfig`]): Its `resume_from_checkpoint` is a yes or no here.
+
+    Returns:
+        `bool`: True for yes.
+
+    Raises:
+        ValueError: If it names a checkpoint: there are several trainings.
+    """
+    value = str(config.resume_from_checkpoint or "false").lower()
+    if value not in ("true", "false"):
+        raise ValueError(
+            f"resume_from_checkpoint is {config.resume_from_checkpoint!r}. This recipe trains several captioners, each with "
+            "checkpoints of its own: use 'true' to go on from the last one of each, in the same output_dir."
+        )
+    return value == "true"
+
+
+def train_runs(
+    runs: Sequence[Run], evaluator: Evaluator, test: datasets.Dataset, *, resume: bool, output_dir: Path
+) -> Comparison:
+    """Train one after the other, and caption the test split with the start and with each of them.
+
+    Args:
+        runs (`Sequence[Run]`): In the order of the table.
+        evaluator ([`Evaluator`]): Makes the rows.
+        test (`datasets.Dataset`): The test split.
+        resume (`bool`): Each goes on from its own last checkpoint, if it has one.
+        output_dir (`pathlib.Path`): The recipe's folder.
+
+    Returns:
+        [`Comparison`]: With the row of the references at the end.
+    """
+    result = Comparison()
+    before: dict[str, dict[str, float]] = {}  # the first point of a curve, by the captioner that it starts from
+    for number, run in enumerate(runs):
+        trainer = run.make()
+        if number == 0 and not resume and trainer.is_world_process_zero():
+            # In every folder, before the first training starts: if it is killed, the others must not resume from what an
+            # earlier start of this recipe left.
+            for each in runs:
+                begin_run(output_dir / each.folder)
+        if not result.captions:
+            result.captions[START] = trainer.generate_captions(test)
+            result.rows.append(evaluator.row(START, result.captions[START]))
+        if run.trains:
+            if run.starts_from not in before:
+                before[run.starts_from] = trainer.evaluate()
+            trainer.train(resume_from_checkpoint=resume and has_checkpoint(output_dir / run.folder))
+            if trainer.selection is not None:
+                result.selected[run.name] = trainer.selection
+            history = [entry for entry in trainer.state.log_history if "eval_length" in entry]
+            result.histories[run.name] = [
+                {"epoch": e.get("epoch") or 0.0, "length": e["eval_length"], "recall_at_1": e.get("eval_recall_at_1")}
+                for e in ([{**before[run.starts_from], "epoch": 0.0}, *history])
+            ]
+            result.captions[run.name] = trainer.generate_captions(test)
+            result.rows.append(evaluator.row(run.name, result.captions[run.name]))
+        trainer.save_model()
+        if run.folder == "model":
+            result.captioner = trainer.captioner
+            result.main = run.name if run.trains else START
+        result.is_main_process = trainer.is_world_process_zero()
+    row, _ = evaluator.reference_row()
+    result.rows.append(row)
+    return result
+
+
+def finish(
+    result: Comparison,
+    evaluator: Evaluator,
+    arguments: tuple[Any, ...],
+    splits: datasets.DatasetDict,
+    *,
+    title: str,
+    push: bool,
+    objective: dict[str, Any],
+    columns: Sequence[Column] = COLUMNS,
+) -> Path:
+    """Write table, gallery, curves and card, and push the model if asked to.
+
+    Args:
+        result ([`Comparison`]): What was trained.
+        evaluator ([`Evaluator`]): Knows the test split and the judge.
+        arguments (`tuple`): The recipe's dataclasses: those of model, data and evaluation first, the trainer's last.
+        splits (`datasets.DatasetDict`): The data, for the card.
+        title (`str`): Title of the table.
+        push (`bool`): Push the model with its card to the Hub.
+        objective (`dict`): Fields of the card that say what was trained.
+        columns (`Sequence[Column]`): Columns of the table.
+
+    Returns:
+        `pathlib.Path`: results.json.
+    """
+    found: dict[type, Any] = {}
+    for kind in (EvaluationArguments, CaptionConfig):
+        found[kind] = next(a for a in arguments if isinstance(a, kind))
+    eval_args, config = found.values()
+    output_dir = Path(config.output_dir)
+    path = write_report(
+        output_dir,
+        evaluator,
+        result.rows,
+        result.captions,
+        result.histories,
+        title=title,
+        seed=config.seed,
+        config=describe(arguments),
+        gallery_size=eval_args.gallery_size,
+        columns=columns,
+        selected=result.selected,
+    )
+    if evaluator.judge is not None and result.captioner is not None:
+        captions = result.captions[result.main]
+        write_publication(path, result.captioner, captions, result.main, evaluator, arguments, splits, objective)
+    print(f"Written to {output_dir}: results.json, results.md, gallery.html, curves.png; the checkpoint is model/")
+    if push:
+        print(f"Pushed: {push_model(output_dir / 'model', config)}")
+    return path

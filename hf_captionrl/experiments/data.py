@@ -1,0 +1,136 @@
+"""The images and scorers of a recipe."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import datasets
+
+from hf_captionrl.data import SPLITS, check_captions, exchange_captions, load_caption_splits
+from hf_captionrl.data.simplify import scene_simplifier, simplify_captions, spacy_simplifier
+from hf_captionrl.experiments.arguments import EMBEDDED, DataArguments
+from hf_captionrl.retrieval import Scorer, load_scorer
+from hf_captionrl.scenes.models import model_path
+
+__all__ = ["describe_data", "load_data", "optional_scorer"]
+
+logger = logging.getLogger(__name__)
+
+
+def load_data(
+    arguments: DataArguments, *, output_dir: str | os.PathLike[str], seed: int | None = None
+) -> datasets.DatasetDict:
+    """Load, check and cut the data; bad rows go to `quarantine.jsonl`.
+
+    Data that name no splits are divided by `validation_share` and `test_share`; the sizes are logged.
+
+    Args:
+        arguments: Which data.
+        output_dir: Where the quarantine file goes.
+        seed: Of the division, in place of `arguments.split_seed`.
+
+    Returns:
+        `datasets.DatasetDict`: `train`, `validation`, `test`.
+
+    Raises:
+        ValueError: If too many rows are bad, or a column is missing.
+    """
+    if arguments.dataset_name in EMBEDDED and (arguments.data_dir or arguments.image_root):
+        raise ValueError(
+            f"data_dir or image_root is set, but dataset_name is {arguments.dataset_name!r}. Set --dataset_name imagefolder "
+            "too."
+        )
+    validation, test = arguments.validation_share, arguments.test_share
+    splits = load_caption_splits(
+        arguments.dataset_name,
+        data_dir=arguments.data_dir,
+        image_root=arguments.image_root,
+        image_column=arguments.image_column,
+        caption_column=arguments.caption_column,
+        dataset_config=arguments.dataset_config,
+        revision=arguments.dataset_revision,
+        split_fractions=(1 - validation - test, validation, test),
+        seed=arguments.split_seed if seed is None else seed,
+        num_frames=arguments.num_frames,
+    )
+    missing = [name for name in SPLITS if name not in splits or not len(splits[name])]
+    if missing:
+        sizes = {name: len(rows) for name, rows in splits.items()}
+        raise ValueError(
+            f"{arguments.dataset_name!r} has no images for {missing}; it has {sizes}. Give data with a train split, large "
+            f"enough for the shares of validation ({validation:g}) and test ({test:g}), or raise --validation_share and "
+            "--test_share."
+        )
+    if arguments.train_captions is not None:
+        splits["train"] = exchange_captions(
+            splits["train"], arguments.train_captions, column=arguments.train_captions_column
+        )
+    logger.info("%s: %s.", arguments.dataset_name, ", ".join(f"{len(rows):,} {name}" for name, rows in splits.items()))
+    limits = {
+        "train": arguments.max_train_images,
+        "validation": arguments.max_eval_images,
+        "test": arguments.max_test_images,
+    }
+    for name, limit in limits.items():
+        if limit is not None and limit < 1:
+            raise ValueError(f"The limit of images of {name} is {limit}. Use 1 or more, or leave it out.")
+        if limit is not None and name in splits:
+            splits[name] = splits[name].select(range(min(limit, len(splits[name]))))
+    if arguments.dataset_name in EMBEDDED:
+        return _simplified(splits, arguments)  # made a moment ago, checked by the tests
+    checked, report = check_captions(
+        splits,
+        quarantine_path=Path(output_dir) / "quarantine.jsonl",
+        max_bad_fraction=arguments.max_bad_fraction,
+    )
+    logger.info("%s", report)
+    return _simplified(checked, arguments)
+
+
+def _simplified(splits: datasets.DatasetDict, arguments: DataArguments) -> datasets.DatasetDict:
+    """The splits with captions cut as `arguments.simplify` says."""
+    level: Any = arguments.simplify
+    if level is None:
+        return splits
+    simplifier = scene_simplifier(level) if arguments.dataset_name in EMBEDDED else spacy_simplifier(level)
+    return datasets.DatasetDict({name: simplify_captions(rows, simplifier) for name, rows in splits.items()})
+
+
+def optional_scorer(name: str | None) -> Scorer | None:
+    """Load a scorer by name.
+
+    Args:
+        name: A name for `load_scorer`, a shipped model, or `"none"`.
+
+    Returns:
+        [`Scorer`] or None.
+    """
+    return None if name in (None, "none") else load_scorer(model_path(str(name)))
+
+
+def describe_data(arguments: DataArguments, splits: Mapping[str, datasets.Dataset]) -> str:
+    """What the model card says of the data.
+
+    Args:
+        arguments: Which data.
+        splits: The splits as used.
+
+    Returns:
+        `str`: One or two sentences.
+    """
+    sizes = ", ".join(f"{len(rows):,} {name}" for name, rows in splits.items())
+    cut = {None: "", "simplest": " cut to the subject", "simpler": " cut to subject, verb and object"}[
+        arguments.simplify
+    ]
+    if arguments.dataset_name in EMBEDDED:
+        what = "clips" if arguments.num_frames else "scenes"
+        return (
+            f"The embedded world of hf_captionrl: {what} of Noto Emoji sprites composed by rule, each with five captions "
+            f"that leave most facts out{',' * bool(cut)}{cut} ({sizes} {'videos' if arguments.num_frames else 'images'})."
+        )
+    of_frames = f" ({arguments.num_frames} frames of each)" if arguments.num_frames else ""
+    return f"{sizes} {'videos' if arguments.num_frames else 'images'} with their captions{cut}{of_frames}."

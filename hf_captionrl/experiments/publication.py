@@ -1,0 +1,166 @@
+"""What makes a finished model publishable: card, manifest and results beside its weights, and the push."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import datasets
+
+from hf_captionrl.captioners import Captioner
+from hf_captionrl.hub import (
+    ModelCardFacts,
+    local_base_model,
+    public_values,
+    push_folder,
+    write_manifest,
+    write_model_card,
+)
+from hf_captionrl.io import write_json
+from hf_captionrl.experiments.arguments import EMBEDDED, DataArguments, EvaluationArguments, ModelArguments, describe
+from hf_captionrl.evaluation.evaluator import Evaluator
+from hf_captionrl.experiments.data import describe_data
+from hf_captionrl.trainers import CaptionConfig
+
+__all__ = ["check_hub_strategy", "defer_push", "push_model", "write_publication"]
+
+
+def check_hub_strategy(config: Any) -> None:
+    """Refuse to push what must not be pushed, before anything is written.
+
+    Args:
+        config (`TrainingArguments`): Its `push_to_hub` and `hub_strategy`.
+
+    Raises:
+        ValueError: If checkpoints in between are to be pushed.
+    """
+    strategy = getattr(config.hub_strategy, "value", config.hub_strategy)
+    if config.push_to_hub and strategy in ("checkpoint", "all_checkpoints"):
+        raise ValueError(
+            f"hub_strategy is {strategy!r}, but checkpoints in between hold the optimizer as a pickle, which is never "
+            "uploaded; they stay in output_dir. Use 'end' or 'every_save': the finished model is pushed once, with its card."
+        )
+
+
+def defer_push(config: CaptionConfig, judge_name: str | None) -> bool:
+    """Take the push from the Trainer: the card needs the table, so a recipe pushes at its end.
+
+    Args:
+        config ([`CaptionConfig`]): Its `push_to_hub` is switched off.
+        judge_name (`str`, *optional*): The judge.
+
+    Returns:
+        `bool`: Whether to push at the end.
+
+    Raises:
+        ValueError: If there is to be a push, and no judge for its card, or checkpoints in between are to be pushed too.
+    """
+    check_hub_strategy(config)
+    push, config.push_to_hub = config.push_to_hub, False
+    if push and judge_name in (None, "none"):
+        raise ValueError(
+            "push_to_hub needs a judge: no card is written without retrieval numbers. Set judge_name_or_path."
+        )
+    return push
+
+
+def write_publication(
+    results_path: Path,
+    captioner: Captioner,
+    captions: list[str],
+    row: str,
+    evaluator: Evaluator,
+    arguments: tuple[Any, ...],
+    splits: datasets.DatasetDict,
+    objective: dict[str, Any],
+) -> None:
+    """Write card, manifest and results into the folder of the finished model.
+
+    Args:
+        results_path (`pathlib.Path`): results.json, beside the folder `model`.
+        captioner ([`Captioner`]): The model.
+        captions (`list[str]`): What it wrote for the test split.
+        row (`str`): Its row of the table.
+        evaluator ([`Evaluator`]): With a judge.
+        arguments (`tuple`): The recipe's dataclasses.
+        splits (`datasets.DatasetDict`): The data.
+        objective (`dict`): Fields of the card that say what was trained.
+
+    Raises:
+        ValueError: If there is no judge.
+    """
+    if evaluator.judge is None:
+        raise ValueError("There is no judge, and no card is written without retrieval numbers.")
+    model_args: ModelArguments = next(a for a in arguments if isinstance(a, ModelArguments))
+    data_args: DataArguments = next(a for a in arguments if isinstance(a, DataArguments))
+    config: CaptionConfig = next(a for a in arguments if isinstance(a, CaptionConfig))
+    output_dir, name = results_path.parent, data_args.dataset_name
+    folder = output_dir / "model"
+    results = json.loads(results_path.read_text(encoding="utf-8"))
+    on_hub = re.fullmatch(r"[\w.-]+/[\w.-]+", name) is not None and not os.path.exists(name)
+    card = ModelCardFacts(
+        model_id=config.hub_model_id or output_dir.name,
+        base_model=model_args.public_name,
+        family=captioner.family,
+        dataset=f"hf_captionrl {name}" if name in EMBEDDED else Path(name).name,
+        dataset_description=describe_data(data_args, splits),
+        dataset_id=name if on_hub else None,
+        dataset_revision=data_args.dataset_revision if on_hub else None,
+        scorer=evaluator.judge.signature,
+        scorer_max_text_tokens=evaluator.judge.max_text_tokens,
+        truncated_fraction=evaluator.judge.count_truncated(captions) / len(captions),
+        generation={"num_beams": config.generation_num_beams, "max_new_tokens": config.generation_max_new_tokens},
+        prompt=captioner.prompt,
+        row=row,
+        license=model_args.license,
+        # An adapter on a model that only this machine has is pushed merged into it.
+        is_adapter=(folder / "adapter_config.json").is_file() and local_base_model(folder) is None,
+        base_revision=model_args.model_revision or "main",
+        **objective,
+    )
+    write_model_card(folder, results, card)
+    eval_args = next((a for a in arguments if isinstance(a, EvaluationArguments)), None)
+    # Pictures of somebody's photographs leave this machine only when that is asked for.
+    shows_images = name in EMBEDDED or on_hub or (eval_args is not None and eval_args.push_gallery)
+    write_manifest(
+        folder,
+        command=sys.argv,
+        seeds={"seed": config.seed, "data_seed": config.data_seed},
+        data={
+            "name": name,
+            "config": data_args.dataset_config,
+            "revision": data_args.dataset_revision,
+            "public_images": shows_images,
+            "rows": {split: len(rows) for split, rows in splits.items()},
+            "fingerprints": {split: rows._fingerprint for split, rows in splits.items()},
+        },
+        config=describe(arguments),
+    )
+    write_json(folder / "results.json", public_values(results))
+    for file in ("results.md", *(["gallery.html"] if shows_images else []), "curves.png"):
+        if (output_dir / file).exists():
+            shutil.copy(output_dir / file, folder / file)
+
+
+def push_model(folder: Path, config: CaptionConfig) -> str:
+    """Push the finished model to where the configuration says.
+
+    Args:
+        folder (`pathlib.Path`): Folder of the model, in the recipe's.
+        config ([`CaptionConfig`]): `hub_model_id`, `hub_private_repo`, `hub_revision` and `hub_token` count.
+
+    Returns:
+        `str`: Address of the commit.
+    """
+    return push_folder(
+        folder,
+        config.hub_model_id or folder.parent.name,
+        private=True if config.hub_private_repo is None else config.hub_private_repo,
+        token=config.hub_token,
+        revision=config.hub_revision,
+    )

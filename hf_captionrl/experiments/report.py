@@ -1,0 +1,87 @@
+"""What a recipe leaves behind: table, gallery, curves, card, and what is pushed."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hf_captionrl.data import open_still
+from hf_captionrl.evaluation.evaluator import Evaluator
+from hf_captionrl.reports.curves import write_curves
+from hf_captionrl.reports.gallery import GalleryCaption, GalleryItem, write_gallery
+from hf_captionrl.reports.table import COLUMNS, Column, print_table, write_results
+from hf_captionrl.scenes import check
+
+__all__ = ["write_report"]
+
+
+def write_report(
+    output_dir: str | os.PathLike[str],
+    evaluator: Evaluator,
+    rows: list[dict[str, Any]],
+    captions: dict[str, list[str]],
+    histories: dict[str, list[dict[str, float]]],
+    *,
+    title: str,
+    seed: int,
+    config: dict[str, Any],
+    gallery_size: int,
+    columns: Sequence[Column] = COLUMNS,
+    selected: dict[str, Any] | None = None,
+) -> Path:
+    """Write results.json, results.md, gallery.html and curves.png, and print the table.
+
+    Args:
+        output_dir: Where to.
+        evaluator: Knows the test split.
+        rows: Rows of the table.
+        captions: For each captioner its captions of the test split.
+        histories: For each finetuned captioner its evaluations during training.
+        title: Title of the table.
+        seed: Seed of the run.
+        config: What the run was told, by name.
+        gallery_size: Images in the gallery.
+        columns: Columns of the table.
+        selected: For each finetuned captioner the checkpoint that was selected.
+
+    Returns:
+        `pathlib.Path`: The JSON file.
+    """
+    folder = Path(output_dir)
+    path = write_results(folder, rows, seed=seed, config=config, title=title, columns=columns, selected=selected)
+    chosen = random.Random(seed).sample(range(len(evaluator.dataset)), min(gallery_size, len(evaluator.dataset)))
+    if chosen:
+        items = [gallery_item(evaluator, index, captions) for index in sorted(chosen)]
+        write_gallery(folder / "gallery.html", items, title=title)
+    if any(histories.values()):
+        write_curves(folder / "curves.png", histories)
+    print_table(rows, title=title, columns=columns)
+    return path
+
+
+def gallery_item(evaluator: Evaluator, index: int, captions: dict[str, list[str]]) -> GalleryItem:
+    """One image of the gallery with its captions, claims judged where the truth is known.
+
+    Args:
+        evaluator: Knows the test split.
+        index: Row of the image.
+        captions: For each captioner its captions.
+
+    Returns:
+        [`GalleryItem`]: For `write_gallery`.
+    """
+    row = evaluator.dataset[index]
+    shown = []
+    for name, mine in captions.items():
+        right: list[str] = []
+        wrong: list[str] = []
+        if evaluator.facts is not None:
+            result = check(mine[index], evaluator.facts[index])
+            right, wrong = [c.text for c in result.right], [c.text for c in result.wrong]
+        ranks = evaluator.ranks.get(name)
+        rank = None if ranks is None else int(ranks[index])
+        shown.append(GalleryCaption(name, mine[index], right, wrong, rank, len(mine)))
+    return GalleryItem(open_still(row), row["image_id"], shown, list(row["captions"]))

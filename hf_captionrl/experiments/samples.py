@@ -1,0 +1,212 @@
+"""Several captions an image: the part of a recipe that asks how different they are.
+
+Legend: B images, G captions of an image.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import datasets
+import torch
+
+from hf_captionrl.captioners import Captioner
+from hf_captionrl.data import frames_of, open_still
+from hf_captionrl.io import write_json
+from hf_captionrl.metrics.suites import SAMPLE_KEYS, decoding_suite, tradeoff_points
+from hf_captionrl.reports.panel import PanelItem, write_panel
+from hf_captionrl.reports.table import Column
+from hf_captionrl.reports.tradeoff import write_diversity_tradeoff
+from hf_captionrl.text.frequencies import DocumentFrequencies
+from hf_captionrl.text.tokenize import ptb_tokenize
+from hf_captionrl.trainers.caption_generation import LazyImages, generate_captions, image_tower_features
+
+__all__ = ["SAMPLE_COLUMNS", "SampleArguments", "Sampler", "keep_long_references", "write_samples"]
+
+_TITLES = {"rs": "samples", "bs": "beam"}
+_COLUMN_OF = {
+    "cider_d": ("CIDEr-D", "higher"),
+    "div_1": ("Div-1", "higher"),
+    "div_2": ("Div-2", "higher"),
+    "mbleu_4_per_image": ("mBLEU-4", "lower"),
+}
+
+SAMPLE_COLUMNS: tuple[Column, ...] = tuple(
+    Column(f"{how}_{key}", f"{_COLUMN_OF[key][0]}\n{title}", _COLUMN_OF[key][1], is_fraction=key != "cider_d")  # type: ignore[arg-type]
+    for how, title in _TITLES.items()
+    for key in SAMPLE_KEYS
+)
+"""Columns of SLE's Table 4: random samples ("rs" in the paper), then the best captions of a beam ("bs")."""
+
+
+@dataclass
+class SampleArguments:
+    """How several captions an image are written and shown."""
+
+    num_samples: int = field(default=5, metadata={"help": "Captions an image; the paper's 5."})
+    sample_images: int | None = field(default=None, metadata={"help": "Use only so many test images for them."})
+    sample_temperatures: list[float] = field(
+        default_factory=lambda: [0.5, 0.75, 1.0, 1.25],
+        metadata={"help": "Temperatures of the trade-off plot; the table's is 1 and is always among them."},
+    )
+    panel_images: int = field(default=6, metadata={"help": "Images shown in panel.html; 0 writes none."})
+    min_reference_words: int = field(
+        default=0,
+        metadata={
+            "help": "Keep references with at least so many words (COCO asked its annotators for eight); of an image that has "
+            "none such, its longest."
+        },
+    )
+
+    def __post_init__(self) -> None:
+        if self.num_samples < 2:
+            raise ValueError(f"num_samples is {self.num_samples}. Use 2 or more: diversity is between captions.")
+        if self.sample_images is not None and self.sample_images < 1:
+            raise ValueError(f"sample_images is {self.sample_images}. Use 1 or more, or None for all test images.")
+        if not all(temperature > 0 for temperature in self.sample_temperatures):
+            raise ValueError(f"sample_temperatures are {self.sample_temperatures}. Use positive numbers.")
+
+
+def keep_long_references(splits: datasets.DatasetDict, minimum: int) -> datasets.DatasetDict:
+    """Leave out short references, in every split alike.
+
+    Args:
+        splits (`datasets.DatasetDict`): With a `captions` column of lists.
+        minimum (`int`): Fewest whitespace words; of an image that has no such reference, its longest one is kept.
+
+    Returns:
+        `datasets.DatasetDict`: The same images.
+    """
+
+    def of_row(row: dict[str, Any]) -> dict[str, list[str]]:
+        texts = list(row["captions"])
+        long = [text for text in texts if len(text.split()) >= minimum]
+        return {"captions": long or sorted(texts, key=lambda text: -len(text.split()))[:1]}
+
+    if minimum <= 1:
+        return splits
+    return datasets.DatasetDict({name: rows.map(of_row, load_from_cache_file=False) for name, rows in splits.items()})
+
+
+class Sampler:
+    """Writes several captions for each of some test images, and measures them.
+
+    Args:
+        dataset: The test split; document frequencies of CIDEr-D are those of all its references, as in the table.
+        arguments: How many of what.
+        seed: Of the sampling and of the bootstrap.
+        batch_size: Images at a time.
+        max_new_tokens: Longest caption in tokens.
+        cache_dir: Folder of the feature cache, where the data are videos; None for the default one.
+    """
+
+    def __init__(
+        self,
+        dataset: datasets.Dataset,
+        arguments: SampleArguments,
+        *,
+        seed: int,
+        batch_size: int,
+        max_new_tokens: int,
+        cache_dir: str | None = None,
+    ) -> None:
+        number = min(arguments.sample_images or len(dataset), len(dataset))
+        self.dataset = dataset.select(range(number))
+        self.arguments = arguments
+        self.seed = seed
+        self.cache_dir = cache_dir
+        self.settings: dict[str, Any] = {"batch_size": batch_size, "max_new_tokens": max_new_tokens}
+        self.references = [list(texts) for texts in self.dataset["captions"]]
+        self.frequencies = DocumentFrequencies.from_references(
+            [[ptb_tokenize(text) for text in texts] for texts in dataset["captions"]]
+        )
+        self.samples: dict[str, list[list[str]]] = {}  # row name -> captions at temperature 1
+        self.points: dict[str, list[dict[str, Any]]] = {}  # row name -> one point a temperature
+
+    def write(self, captioner: Captioner, **generate_kwargs: Any) -> list[list[str]]:
+        """Several captions an image.
+
+        Args:
+            captioner: Who writes.
+            generate_kwargs: How.
+
+        Returns:
+            `list[list[str]]`: For each image its captions.
+        """
+        G = self.arguments.num_samples
+        images: dict[str, Any]
+        if frames_of(self.dataset):
+            features = image_tower_features(captioner, self.dataset, cache_dir=self.cache_dir)
+            images = {"images": None, "image_features": features}
+        else:
+            images = {"images": LazyImages(self.dataset, range(len(self.dataset)))}
+        with torch.random.fork_rng():
+            torch.manual_seed(self.seed)
+            flat = generate_captions(captioner, **images, num_return_sequences=G, **self.settings, **generate_kwargs)
+        return [flat[start : start + G] for start in range(0, len(flat), G)]
+
+    def measure(self, name: str, captioner: Captioner) -> dict[str, Any]:
+        """The columns of one row; what was sampled is remembered for plot and panel.
+
+        Args:
+            name: Row name.
+            captioner: Who writes.
+
+        Returns:
+            `dict`: Keys of `SAMPLE_COLUMNS` and more, see `decoding_suite`.
+        """
+        by_temperature = {
+            temperature: self.write(captioner, do_sample=True, num_beams=1, top_k=0, temperature=temperature)
+            for temperature in sorted({1.0, *self.arguments.sample_temperatures})
+        }
+        settings: dict[str, Any] = {"frequencies": self.frequencies, "seed": self.seed}
+        self.samples[name] = by_temperature[1.0]
+        self.points[name] = tradeoff_points(by_temperature, references=self.references, **settings)
+        beams = self.write(captioner, do_sample=False, num_beams=self.arguments.num_samples)
+        return decoding_suite({"rs": by_temperature[1.0], "bs": beams}, references=self.references, **settings)
+
+    def not_measured(self, reason: str) -> dict[str, Any]:
+        """The columns of a row that nobody sampled.
+
+        Args:
+            reason: Why.
+
+        Returns:
+            `dict`: Nothing under each key, and the reason.
+        """
+        row: dict[str, Any] = {}
+        for column in SAMPLE_COLUMNS:
+            row |= {column.key: None, f"{column.key}_reason": reason}
+        return row
+
+
+def write_samples(output_dir: str | os.PathLike[str], sampler: Sampler, *, title: str) -> Path:
+    """Write tradeoff.png, panel.html and samples.json: every point of the plot, and every caption at temperature 1.
+
+    Args:
+        output_dir: Where to.
+        sampler: After it has measured.
+        title: Of the page and the plot.
+
+    Returns:
+        `pathlib.Path`: samples.json.
+    """
+    folder = Path(output_dir)
+    write_diversity_tradeoff(folder / "tradeoff.png", sampler.points, title=f"{title}: CIDEr-D against diversity")
+    shown = min(sampler.arguments.panel_images, len(sampler.dataset))
+    if shown:
+        items = [_panel_item(sampler.dataset[index], index, sampler.samples) for index in range(shown)]
+        note = f"{sampler.arguments.num_samples} random samples a captioner at temperature 1, not chosen."
+        write_panel(folder / "panel.html", items, title, note=note)
+    ids = [str(i) for i in sampler.dataset["image_id"]]
+    captions = {name: dict(zip(ids, groups, strict=True)) for name, groups in sampler.samples.items()}
+    return write_json(folder / "samples.json", {"points": sampler.points, "captions": captions, "seed": sampler.seed})
+
+
+def _panel_item(row: Mapping[str, Any], index: int, samples: Mapping[str, Sequence[Sequence[str]]]) -> PanelItem:
+    captions = {name: groups[index] for name, groups in samples.items()}
+    return PanelItem(open_still(row), str(row["image_id"]), captions, list(row["captions"]))

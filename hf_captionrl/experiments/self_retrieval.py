@@ -1,0 +1,289 @@
+"""Self-retrieval finetuning as a recipe, for any captioner: what `recipes/self_retrieval_*.py` share."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import datasets
+import torch
+from torch import Tensor
+
+from hf_captionrl.experiments.arguments import DataArguments, EvaluationArguments, ModelArguments
+from hf_captionrl.experiments.comparison import Run, alone_in, defer_push, finish, resumes, train_runs
+from hf_captionrl.evaluation.evaluator import REWARD_COLUMNS, Evaluator
+from hf_captionrl.experiments.data import load_data, optional_scorer
+from hf_captionrl.experiments.parsing import parse_arguments
+from hf_captionrl.evaluation.similarity import similarity_features
+from hf_captionrl.reports.table import COLUMNS
+from hf_captionrl.retrieval import Scorer
+from hf_captionrl.retrieval.bag_files import load_neighbours
+from hf_captionrl.retrieval.neighbours import nearest_neighbours
+from hf_captionrl.trainers import SelfRetrievalConfig, SelfRetrievalTrainer
+
+__all__ = ["BagArguments", "SelfRetrievalRecipeConfig", "main", "parse_args", "run_name"]
+
+
+@dataclass
+class BagArguments:
+    """Where look-alikes come from, and what is compared."""
+
+    neighbours: str | None = field(
+        default=None,
+        metadata={"help": "File of `captionrl bags --mode neighbours`. None: computed with the scorer at the start."},
+    )
+    bag_features: str = field(
+        default="multimodal",
+        metadata={"help": "Similar in image and captions, 'multimodal', or in the 'image' alone."},
+    )
+    num_neighbours: int = field(default=200, metadata={"help": "Nearest images that bags are filled from."})
+    more_scorers: list[str] = field(
+        default_factory=list, metadata={"help": "Further scorers that reward, for an ensemble (see scorer_ensemble)."}
+    )
+    variants: dict[str, Any] | str | None = field(
+        default=None,
+        metadata={"help": "Further runs: {row name: {argument of the trainer's configuration: value}}."},
+    )
+
+    def __post_init__(self) -> None:
+        if self.bag_features not in ("multimodal", "image"):
+            raise ValueError(f"bag_features is {self.bag_features!r}. Use 'multimodal' or 'image'.")
+        for name, changes in self.named_variants.items():
+            if not isinstance(changes, Mapping):
+                raise ValueError(
+                    f"The variant {name!r} is {changes!r}. Give {{argument: value}}, e.g. {{bag_schedule: 20}}."
+                )
+
+    @property
+    def named_variants(self) -> dict[str, Any]:
+        """The further runs, parsed."""
+        try:
+            return dict((json.loads(self.variants) if isinstance(self.variants, str) else self.variants) or {})
+        except (ValueError, TypeError):
+            raise ValueError(
+                f"variants is {self.variants!r}. Use a JSON object: {{row name: {{argument: value}}}}."
+            ) from None
+
+
+@dataclass
+class SelfRetrievalRecipeConfig(SelfRetrievalConfig):
+    """[`SelfRetrievalConfig`] with what a recipe adds: it evaluates each epoch by the judge."""
+
+    output_dir: str | None = field(default="outputs/self_retrieval", metadata={"help": "Where everything is written."})
+    eval_strategy: str = field(default="epoch", metadata={"help": "When to evaluate."})
+    save_strategy: str = field(default="epoch", metadata={"help": "When to save."})
+    save_total_limit: int | None = field(default=2, metadata={"help": "Checkpoints kept."})
+    save_on_signal: bool = field(default=True, metadata={"help": "On SIGTERM save a checkpoint and exit with 0."})
+
+
+def parse_args(argv: Sequence[str] | None, default_config: Path) -> tuple[Any, ...]:
+    """Parse the command line.
+
+    Args:
+        argv: Arguments without the program's name; None for `sys.argv`.
+        default_config: YAML file used where the command line names no config, model or data of its own.
+
+    Returns:
+        Model, data, evaluation, bag and trainer arguments.
+    """
+    types = (ModelArguments, DataArguments, EvaluationArguments, BagArguments, SelfRetrievalRecipeConfig)
+    return parse_arguments(types, argv, default_config=default_config)
+
+
+def run_name(config: SelfRetrievalConfig) -> str:
+    """Row name of a finetuned captioner.
+
+    Args:
+        config: Its configuration.
+
+    Returns:
+        `str`: For instance `SR (bags, CIDEr 0.5)`.
+    """
+    notes = []
+    if config.bag_schedule is None:
+        hard = config.distractor_scope == "hard"
+        notes.append(f"{config.num_hard_distractors} hard" if hard else "random")
+    else:
+        fixed = str(config.bag_schedule).isdigit()
+        kind = " of random images" if config.bag_distractors == "random" else ""
+        notes.append((f"bags of {config.bag_schedule}" if fixed else "bag curriculum") + kind)
+    if config.retrieval_weight not in (0, 1):
+        notes.append(f"SR {config.retrieval_weight:g}")
+    if config.cider_weight and config.retrieval_weight:
+        notes.append(f"CIDEr {config.cider_weight:g}")
+    if config.beta:
+        notes.append(f"KL {config.beta:g}")
+    if config.baseline not in ("running_mean", "greedy"):
+        notes.append(f"baseline {config.baseline}")
+    return f"{'SR' if config.retrieval_weight else 'CIDEr'} ({', '.join(notes)})"
+
+
+def changed(config: SelfRetrievalRecipeConfig, changes: Mapping[str, Any]) -> SelfRetrievalRecipeConfig:
+    """A configuration with some fields changed, checked as a whole.
+
+    Args:
+        config: The recipe's.
+        changes: Field names and values.
+
+    Returns:
+        [`SelfRetrievalRecipeConfig`]: Another object.
+
+    Raises:
+        ValueError: If a field is unknown or a value does not fit.
+    """
+    run = copy.deepcopy(config)  # TrainingArguments' __post_init__ must not run a second time
+    for name, value in changes.items():
+        if not hasattr(run, name):
+            raise ValueError(f"A variant changes {name!r}, which the trainer's configuration does not have.")
+        setattr(run, name, value)
+    if "baseline" not in changes and "cider_weight" in changes:
+        run.baseline = "greedy" if run.cider_weight > 0 else "running_mean"
+        run.do_sample = bool(run.do_sample or run.cider_weight)
+    run.check()
+    return run
+
+
+def neighbours_of(train: datasets.Dataset, scorer: Scorer, arguments: BagArguments, cache_dir: str | None) -> Tensor:
+    """Most similar training images of each training image, by the rewarding scorer.
+
+    Args:
+        train: The training split.
+        scorer: Who sees what is similar.
+        arguments: Which features, how many, or which file.
+        cache_dir: Folder of the feature cache.
+
+    Returns:
+        `torch.Tensor` of shape `(N, k)`: Rows, best first.
+    """
+    if arguments.neighbours is not None:
+        signature = getattr(scorer, "signature", None)
+        ids = [str(i) for i in train["image_id"]]
+        return torch.as_tensor(load_neighbours(arguments.neighbours, image_ids=ids, signature=signature).indices)
+    features = similarity_features(train, scorer, arguments.bag_features, cache_dir=cache_dir)
+    indices, _ = nearest_neighbours(features, min(arguments.num_neighbours, len(train) - 1))
+    return indices
+
+
+def main(argv: Sequence[str] | None, default_config: Path) -> Path:
+    """Run the recipe.
+
+    Args:
+        argv: Arguments without the program's name; None for `sys.argv`.
+        default_config: YAML file used where the command line names no config, model or data of its own.
+
+    Returns:
+        `pathlib.Path`: results.json.
+
+    Raises:
+        ValueError: If arguments contradict each other, or the data are not fit for training.
+    """
+    arguments = parse_args(argv, default_config)
+    with alone_in(arguments[-1]):
+        return _compare(arguments)
+
+
+def _compare(arguments: tuple[Any, ...]) -> Path:
+    model_args, data_args, eval_args, bag_args, config = arguments
+    eval_args.resolve(data_args.dataset_name)
+    output_dir = Path(config.output_dir)
+    push = defer_push(config, eval_args.judge_name_or_path)
+    if "none" in (eval_args.judge_name_or_path, eval_args.scorer_name_or_path):
+        raise ValueError(
+            "Self-retrieval needs a scorer that rewards and a judge that does not. Set scorer_name_or_path and "
+            "judge_name_or_path."
+        )
+    trains = config.num_train_epochs > 0 or config.max_steps > 0
+    if push and not trains:
+        raise ValueError("push_to_hub is set, but num_train_epochs=0 only evaluates. Leave push_to_hub out, or train.")
+    resume = resumes(config)
+    configs = {run_name(config): config}
+    for name, changes in bag_args.named_variants.items():
+        configs[name] = changed(config, changes)
+    with config.main_process_first(local=False, desc="loading the data"):
+        splits = load_data(data_args, output_dir=output_dir)
+    scorers = [optional_scorer(name) for name in (eval_args.scorer_name_or_path, *bag_args.more_scorers)]
+    evaluator = Evaluator.from_arguments(
+        splits["test"], eval_args, seed=config.seed, cache_dir=config.feature_cache_dir, reward_scorer=scorers[0]
+    )
+    wants_bags = trains and any(
+        c.bag_schedule is not None and c.bag_distractors == "nearest" for c in configs.values()
+    )
+    neighbours = None
+    if wants_bags:
+        neighbours = neighbours_of(splits["train"], scorers[0], bag_args, config.feature_cache_dir)  # type: ignore[arg-type]
+
+    def run_of(name: str, run: SelfRetrievalRecipeConfig) -> Run:
+        folder = "model" if run is config else "model-" + "".join(c if c.isalnum() else "-" for c in name.lower())
+        run = copy.deepcopy(run)
+        run.output_dir = str(output_dir / folder)
+
+        def make() -> SelfRetrievalTrainer:
+            return SelfRetrievalTrainer(
+                model_args.load(run.prompt),
+                scorers,  # type: ignore[arg-type]
+                run,
+                # Where nothing is trained, rewards need not look at the training images either.
+                train_dataset=splits["train"] if trains else None,
+                eval_dataset=splits["validation"],
+                judge=evaluator.judge,
+                neighbours=neighbours if run.bag_schedule is not None else None,
+                peft_config=model_args.peft_config,
+            )
+
+        return Run(name, folder, make, trains=trains)
+
+    main_name = next(iter(configs))
+    # The recipe's own model stands last, as the one that the others lead up to.
+    names = [*(name for name in configs if name != main_name and trains), main_name]
+    runs = [run_of(name, configs[name]) for name in names]
+    result = train_runs(runs, evaluator, splits["test"], resume=resume, output_dir=output_dir)
+    if not result.is_main_process:
+        return output_dir / "results.json"
+    if not trains:
+        result.captioner = None  # an evaluation makes no model, and so no card that says how it was made
+    return finish(
+        result,
+        evaluator,
+        arguments,
+        splits,
+        title="Self-retrieval",
+        push=push,
+        objective={"objective": "self_retrieval", "reward": describe_reward(config, scorers)},
+        columns=(*COLUMNS, *REWARD_COLUMNS) if evaluator.bags else (*COLUMNS, *REWARD_COLUMNS[-2:]),
+    )
+
+
+def describe_reward(config: SelfRetrievalConfig, scorers: Sequence[Any]) -> str:
+    """What was rewarded, in a sentence, for the model card.
+
+    Args:
+        config: Of the run.
+        scorers: Who rewarded.
+
+    Returns:
+        `str`: One or two sentences.
+    """
+    step = config.per_device_train_batch_size * config.gradient_accumulation_steps
+    what = {
+        "log_prob": "the log-probability that the scorer gives the image after reading the caption",
+        "cosine": "the cosine between caption and image under the scorer",
+        "accuracy": "1 where the scorer finds the image from the caption, else 0",
+    }[config.reward_kind]
+    weight = f"{config.retrieval_weight:g} times " if config.retrieval_weight != 1 else ""
+    parts = [f"{weight}{what}"] if config.retrieval_weight else []
+    if config.cider_weight:
+        parts.append(f"{config.cider_weight:g} times CIDEr-D")
+    if config.length_weight:
+        parts.append(f"{config.length_weight:g} times the penalty on tokens beyond the {config.max_tokens}th")
+    if config.repetition_weight:
+        parts.append(f"{config.repetition_weight:g} times the penalty on repetition")
+    reward = ", plus ".join(parts)
+    names = " and ".join(scorer.signature.split("|")[0] for scorer in scorers)
+    scorer = f"; scorer {names}" if config.retrieval_weight else ""
+    look_alikes = config.bag_schedule is not None and config.bag_distractors != "random"
+    bags = "bags of look-alikes" if look_alikes else "random images"
+    return f"{reward[0].upper()}{reward[1:]}{scorer}; batches of {step} images a process made of {bags}."

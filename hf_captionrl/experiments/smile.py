@@ -1,0 +1,180 @@
+"""The recipes that finetune with SMILE, on images and on videos."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers.trainer_utils import IntervalStrategy
+
+from hf_captionrl.captioners import Captioner, load_captioner
+from hf_captionrl.experiments.comparison import START, Run, alone_in, defer_push, finish, resumes, train_runs
+from hf_captionrl.evaluation.evaluator import Evaluator
+from hf_captionrl.experiments.data import load_data, optional_scorer
+from hf_captionrl.reports.table import COLUMNS, Column
+from hf_captionrl.trainers import SmileConfig, SmileTrainer
+
+__all__ = ["FIRST", "SmileArguments", "SmileRecipeConfig", "compare_smile", "run_name"]
+
+FIRST = "MLE first"
+"""Row name of the captioner after `mle_epochs`, from which the others go on."""
+
+
+@dataclass
+class SmileArguments:
+    """What is compared."""
+
+    compare_mle_weights: list[float] = field(
+        default_factory=lambda: [1.0, 0.01],
+        metadata={"help": "Further runs with these lambdas beside the configured one; 1 is the control, more MLE."},
+    )
+    mle_epochs: float = field(
+        default=0.0,
+        metadata={
+            "help": "Epochs of maximum likelihood before everything that is compared: SMILE is for captioners that know the "
+            "words of the data."
+        },
+    )
+    mle_learning_rate: float | None = field(
+        default=None, metadata={"help": "Peak learning rate of these epochs. None: learning_rate."}
+    )
+
+
+@dataclass
+class SmileRecipeConfig(SmileConfig):
+    """[`SmileConfig`] with what a recipe adds: it evaluates each epoch and keeps the epoch that retrieves best."""
+
+    eval_strategy: str = field(default="epoch", metadata={"help": "When to evaluate."})
+    save_strategy: str = field(default="epoch", metadata={"help": "When to save."})
+    save_total_limit: int | None = field(default=1, metadata={"help": "Checkpoints kept, besides the best one."})
+    load_best_model_at_end: bool = field(default=True, metadata={"help": "Keep the best epoch by validation R@1."})
+    save_on_signal: bool = field(default=True, metadata={"help": "On SIGTERM save a checkpoint and exit with 0."})
+
+
+def run_name(config: SmileConfig) -> str:
+    """Row name of a finetuned captioner.
+
+    Args:
+        config: Its configuration.
+
+    Returns:
+        `str`: For instance `SMILE (lambda=0.01)`.
+    """
+    if config.mle_weight == 1.0:
+        return "MLE+MLE"
+    notes = []
+    if config.mle_weight > 0:
+        notes.append(f"lambda={config.mle_weight:g}")
+    if config.subset != "caption":
+        notes.append(f"{config.subset} subset")
+    if config.first_token not in (None, "mle"):
+        notes.append(f"first token: {config.first_token}")
+    return "SMILE" + (f" ({', '.join(notes)})" if notes else "")
+
+
+def _first(config: SmileRecipeConfig, arguments: SmileArguments, folder: Path) -> SmileRecipeConfig:
+    """The configuration of the epochs of maximum likelihood before everything else."""
+    first = copy.deepcopy(config)  # TrainingArguments' __post_init__ must not run a second time
+    first.mle_weight, first.first_token, first.subset = 1.0, None, "caption"
+    first.num_train_epochs, first.learning_rate = (
+        arguments.mle_epochs,
+        arguments.mle_learning_rate or config.learning_rate,
+    )
+    first.max_steps = -1  # the limit of what comes after
+    # What is kept is its end, whatever an epoch retrieves: others go on from it.
+    first.eval_strategy, first.load_best_model_at_end = IntervalStrategy.NO, False  # type: ignore[assignment]
+    first.output_dir = str(folder)
+    return first
+
+
+def compare_smile(
+    arguments: tuple[Any, ...],
+    *,
+    title: str = "SMILE",
+    make_evaluator: Callable[..., Evaluator] = Evaluator.from_arguments,
+    columns: Sequence[Column] = COLUMNS,
+) -> Path:
+    """Train and compare what a recipe was told.
+
+    Args:
+        arguments (`tuple`): Model, data, evaluation, comparison and trainer arguments.
+        title: Title of the table.
+        make_evaluator: Makes the evaluator, like `Evaluator.from_arguments`.
+        columns: Columns of the table.
+
+    Returns:
+        `pathlib.Path`: results.json.
+
+    Raises:
+        ValueError: If arguments contradict each other, or the data are not fit for training.
+    """
+    with alone_in(arguments[-1]):
+        return _compare(arguments, title, make_evaluator, columns)
+
+
+def _compare(
+    arguments: tuple[Any, ...], title: str, make_evaluator: Callable[..., Evaluator], columns: Sequence[Column]
+) -> Path:
+    model_args, data_args, eval_args, smile_args, config = arguments
+    eval_args.resolve(data_args.dataset_name)
+    output_dir = Path(config.output_dir)
+    push = defer_push(config, eval_args.judge_name_or_path)
+    trains = config.num_train_epochs > 0 or config.max_steps > 0
+    begins = trains and smile_args.mle_epochs > 0
+    if begins and model_args.tune is not None:
+        raise ValueError(
+            f"mle_epochs is {smile_args.mle_epochs:g}, and what follows goes on with the whole model, not with a LoRA on it. "
+            "Leave out --tune, or start from a captioner that knows the data with --mle_epochs 0."
+        )
+    resume = resumes(config)
+    with config.main_process_first(local=False, desc="loading the data"):
+        splits = load_data(data_args, output_dir=output_dir)
+    scorer = optional_scorer(eval_args.scorer_name_or_path)
+    evaluator = make_evaluator(splits["test"], eval_args, seed=config.seed, cache_dir=config.feature_cache_dir)
+    first_folder = output_dir / "model-mle"
+
+    def load(run: SmileRecipeConfig) -> Captioner:
+        if begins and run.output_dir != str(first_folder):
+            return load_captioner(str(first_folder), prompt=run.prompt, dtype=torch.float32)
+        return model_args.load(run.prompt)
+
+    def made(name: str, run: SmileRecipeConfig) -> Run:
+        def make() -> SmileTrainer:
+            return SmileTrainer(
+                load(run),
+                run,
+                train_dataset=splits["train"],
+                eval_dataset=splits["validation"],
+                scorer=scorer,
+                peft_config=model_args.peft_config,
+            )
+
+        starts_from = FIRST if begins and name != FIRST else START
+        return Run(name, Path(str(run.output_dir)).name, make, trains=trains, starts_from=starts_from)
+
+    def run_of(weight: float) -> Run:
+        run = copy.deepcopy(config)
+        run.mle_weight = weight
+        if weight == 1.0:  # the control is plain maximum likelihood, whatever is done to SMILE
+            run.first_token, run.subset = None, "caption"
+        folder = "model" if weight == config.mle_weight else f"model-lambda-{weight:g}"
+        run.output_dir = str(output_dir / folder)
+        return made(run_name(run), run)
+
+    # In the order of the table: the control, what was asked for, the mixtures.
+    weights = sorted({config.mle_weight, *smile_args.compare_mle_weights}, key=lambda w: (w != 1.0, w))
+    runs = [made(FIRST, _first(config, smile_args, first_folder))] if begins else []
+    runs += [run_of(weight) for weight in (weights if trains else [config.mle_weight])]
+    result = train_runs(runs, evaluator, splits["test"], resume=resume, output_dir=output_dir)
+    if not result.is_main_process:
+        return output_dir / "results.json"
+    objective = {
+        "objective": "mle" if not trains or config.mle_weight == 1.0 else "smile",
+        "mle_weight": config.mle_weight,
+        "first_token": "mle" if config.first_token in (None, "mle") else "smile",
+    }
+    return finish(result, evaluator, arguments, splits, title=title, push=push, objective=objective, columns=columns)

@@ -1,0 +1,85 @@
+"""Judging captions of videos: EMScore beside the rest.
+
+Legend: N videos, F frames, D features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from hf_captionrl.data import cached_features, frames_of
+from hf_captionrl.metrics import emscore
+from hf_captionrl.metrics.suites.row import spoken
+from hf_captionrl.evaluation.evaluator import Evaluator
+from hf_captionrl.reports.table import Column
+from hf_captionrl.retrieval import FeatureCache
+from hf_captionrl.retrieval.dual_encoder import TokenScorer
+
+__all__ = ["VIDEO_COLUMNS", "VideoEvaluator"]
+
+VIDEO_COLUMNS: tuple[Column, ...] = (
+    Column("emscore", "EMScore", "higher", digits=3),
+    Column("emscore_references", "EMScore,\nreferences", "higher", digits=3),
+)
+"""Columns of tables on videos: EMScore without and with references, by the judge, in [-1, 1]."""
+
+
+class VideoEvaluator(Evaluator):
+    """Judges captions of videos: as [`Evaluator`], and by EMScore where the judge has features of tokens.
+
+    Args:
+        args: Those of [`Evaluator`]: the test split, the judge, the language model.
+        cache_dir: Folder of the feature cache; None for the default one.
+        kwargs: The rest of them.
+
+    Raises:
+        ValueError: If the test split is no split of videos.
+    """
+
+    def __init__(self, *args: Any, cache_dir: str | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, cache_dir=cache_dir, **kwargs)
+        number = frames_of(self.dataset)
+        if not number:
+            raise ValueError("The data are images. Set num_frames to the frames to look at of each video (8, say).")
+        self.frame_features: list[Tensor] | None = None
+        self._reference_features: list[Tensor] = []
+        if isinstance(self.judge, TokenScorer):
+            cache = FeatureCache.for_scorer(self.judge, cache_dir, what=f"image_{number}_frames")
+            found = cached_features(cache, self.dataset, self.judge.image_features, unit_length=True, pooling="concat")
+            self.frame_features = list(found.tensor().float())  # N times (F, D)
+            flat = spoken([text for texts in self.references for text in texts])
+            self._reference_features = [row.cpu() for row in self.judge.token_features(flat)]
+
+    def row(self, name: str, captions: Sequence[str], references: list[list[str]] | None = None) -> dict[str, Any]:
+        """One row of the table.
+
+        Args:
+            name: Row name.
+            captions: One caption a test video.
+            references: Instead of all references of the test split.
+
+        Returns:
+            `dict`: That of [`Evaluator`] with `emscore` and `emscore_references`, the full F.
+        """
+        row = super().row(name, captions, references)
+        if self.frame_features is None or not isinstance(self.judge, TokenScorer):
+            reason = "the judge has no features of tokens; CLIP models of transformers have"
+            return row | {c.key: None for c in VIDEO_COLUMNS} | {f"{c.key}_reason": reason for c in VIDEO_COLUMNS}
+        tokens = [r.cpu() for r in self.judge.token_features(spoken(captions))]
+        texts = self._texts(references)
+        found = emscore(tokens, self.frame_features, reference_features=texts)
+        return row | {"emscore": found["f"], "emscore_references": found["reference_f"]}
+
+    def _texts(self, references: list[list[str]] | None) -> list[list[Tensor]]:
+        """Features of the references' tokens."""
+        known = iter(self._reference_features)
+        every = [[next(known) for _ in texts] for texts in self.references]
+        if references is None:
+            return every
+        by_text = [
+            dict(zip(texts, features, strict=True)) for texts, features in zip(self.references, every, strict=True)
+        ]
+        return [[found[text] for text in texts] for found, texts in zip(by_text, references, strict=True)]

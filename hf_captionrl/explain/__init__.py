@@ -1,0 +1,1 @@
+"""One caption, token by token."""

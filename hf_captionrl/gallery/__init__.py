@@ -1,0 +1,1 @@
+"""Captions of several systems side by side, with their errors marked."""

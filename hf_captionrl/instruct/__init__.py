@@ -1,0 +1,1 @@
+"""Text models: instructions, questions, answers, judges."""

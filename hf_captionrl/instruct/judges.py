@@ -1,0 +1,351 @@
+"""Who rates answers beside reference answers: an OpenAI-compatible endpoint, a local model, or a file of ratings."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from hf_captionrl.language_models.backend import BackendError, Cut, Failure
+from hf_captionrl.language_models.endpoint import HTTPBackend
+from hf_captionrl.boosting.prompts import Prompt
+from hf_captionrl.io import read_jsonl
+from hf_captionrl.instruct.ratings import BEST, WORST, Rating, parse_scores
+from hf_captionrl.instruct.questions import Question
+
+__all__ = ["EndpointJudge", "FileJudge", "Judge", "JudgeError", "LocalJudge", "Ratings", "judge_prompt", "rate_pairs"]
+
+NO_ANSWER = "(no answer)"
+"""What the judge is shown in place of an empty answer."""
+
+
+class JudgeError(RuntimeError):
+    """A judge cannot be asked, or not understood."""
+
+
+@contextlib.contextmanager
+def _as_judge_error() -> Iterator[None]:
+    """What stops every question stops the judge."""
+    try:
+        yield
+    except BackendError as error:
+        raise JudgeError(str(error)) from None
+
+
+@dataclass
+class Ratings:
+    """What came back.
+
+    Args:
+        ratings (`list[Rating]`): Understood ones.
+        failed (`list[str]`): For each reply that was not understood the question's id and the reply's beginning.
+    """
+
+    ratings: list[Rating] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
+
+
+class Judge(Protocol):
+    """Rates the answers of one model."""
+
+    name: str
+
+    def rate(self, model: str, questions: Sequence[Question], answers: Sequence[str]) -> Ratings:
+        """Rate each answer beside its question's reference answer, in both orders.
+
+        Args:
+            model: Row name of who answered.
+            questions: With reference answers.
+            answers: One a question.
+
+        Returns:
+            [`Ratings`]: Up to two a question.
+        """
+        ...
+
+
+def judge_prompt(question: str, first: str, second: str) -> str:
+    """What a judge is asked.
+
+    Args:
+        question: The question.
+        first: The answer shown first.
+        second: The answer shown second.
+
+    Returns:
+        `str`: Asks for a line with two numbers, then an explanation.
+    """
+    return (
+        "Two assistants were given the same question. Judge how helpful, relevant, accurate and detailed each answer is, "
+        f"and give each of them one score from {WORST:g} (worst) to {BEST:g} (best). The order in which they are shown "
+        "means nothing, and a longer answer is not better for its length.\n\n"
+        f"<question>\n{question}\n</question>\n\n<answer 1>\n{first}\n</answer 1>\n\n<answer 2>\n{second}\n</answer 2>\n\n"
+        "Write the two scores on the first line, answer 1 before answer 2, as two numbers with a space between them and "
+        "nothing else. Explain them below."
+    )
+
+
+def rate_pairs(ask: Callable[[str], str], questions: Sequence[Question], answers: Sequence[str]) -> Ratings:
+    """Ask a judge that reads and writes text about every answer, in both orders.
+
+    Args:
+        ask: From a prompt to the judge's reply.
+        questions: With reference answers.
+        answers: One a question; for an empty one the judge is shown `(no answer)`.
+
+    Returns:
+        [`Ratings`]: Replies without two scores are counted as failed, not guessed.
+
+    Raises:
+        ValueError: If there is not one answer a question, or a question has no reference answer.
+    """
+    if len(questions) != len(answers):
+        raise ValueError(f"There are {len(answers)} answers to {len(questions)} questions. Pass one each.")
+    result = Ratings()
+    for question, answer in zip(questions, answers, strict=True):
+        if not question.reference.strip():
+            raise ValueError(
+                f"Question {question.question_id!r} has no reference answer to be judged beside. Pass "
+                "--reference_answers, a JSON Lines file with question_id and text."
+            )
+        shown = answer if answer.strip() else NO_ANSWER
+        for candidate_first in (True, False):
+            pair = (shown, question.reference) if candidate_first else (question.reference, shown)
+            reply = ask(judge_prompt(question.text, *pair))
+            scores = parse_scores(reply)
+            if scores is None:
+                result.failed.append(f"{question.question_id}: {reply[:80]!r}")
+                continue
+            candidate, reference = scores if candidate_first else scores[::-1]
+            result.ratings.append(
+                Rating(question.question_id, question.category, candidate, reference, candidate_first)
+            )
+    return result
+
+
+class EndpointJudge:
+    """A model behind an OpenAI-compatible address, asked at temperature 0 by an [`HTTPBackend`].
+
+    Args:
+        base_url (`str`): Address up to, and without, `/chat/completions`; nothing else is ever contacted.
+        model (`str`): Name of the model there.
+        api_key_env (`str`, *optional*): Environment variable with the key, which is sent as a bearer token.
+        retries (`int`): Further attempts after an answer of 429 or 5xx, or none at all.
+        backoff (`float`): Seconds before the first of them; each waits twice as long as the one before, or as long as the
+            server's `Retry-After` says.
+        timeout (`float`): Seconds to wait for a reply.
+        max_tokens (`int`): Longest reply.
+        sleep (`Callable`): Waits; for tests.
+
+    Raises:
+        ValueError: If the address is no http(s) address or the model has no name.
+        JudgeError: If the environment variable holds no key.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        model: str,
+        *,
+        api_key_env: str | None = None,
+        retries: int = 5,
+        backoff: float = 1.0,
+        timeout: float = 120.0,
+        max_tokens: int = 512,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        if not base_url.startswith(("http://", "https://")):
+            raise ValueError(f"judge_base_url is {base_url!r}. Use an address such as 'http://localhost:8000/v1'.")
+        if not model:
+            raise ValueError("The judge's model has no name. Set --judge_model to its name at the endpoint.")
+        self.name = model
+        self._url = base_url
+        with _as_judge_error():
+            self._backend = HTTPBackend(
+                base_url,
+                model,
+                api_key_env=api_key_env,
+                max_new_tokens=max_tokens,
+                seed=None,
+                concurrency=1,
+                timeout_s=timeout,
+                tries=retries + 1,
+                backoff_s=backoff,
+                sleep=sleep,
+            )
+
+    def ask(self, prompt: str) -> str:
+        """Send one prompt.
+
+        Args:
+            prompt: The user's message.
+
+        Returns:
+            `str`: The reply; where it was cut off, its beginning, which holds the scores.
+
+        Raises:
+            JudgeError: If the endpoint refuses, keeps failing, or replies in another shape.
+        """
+        with _as_judge_error():
+            [(_, answer)] = self._backend.complete([Prompt("judge", "", prompt)])
+        if isinstance(answer, Failure):
+            raise JudgeError(
+                f"The judge at {self._url} failed: {answer.detail}. Check --judge_base_url and --judge_model, or try again "
+                "later: the answers are kept in answers.jsonl."
+            )
+        text = answer.text if isinstance(answer, Cut) else answer
+        if not text:
+            raise JudgeError(f"The judge at {self._url} replied nothing. Is {self.name!r} a model that chats?")
+        return text
+
+    def rate(self, model: str, questions: Sequence[Question], answers: Sequence[str]) -> Ratings:
+        """See [`Judge`].
+
+        Args:
+            model: Row name of who answered; the judge is not told.
+            questions: With reference answers.
+            answers: One a question.
+
+        Returns:
+            [`Ratings`]: Up to two a question.
+        """
+        return rate_pairs(self.ask, questions, answers)
+
+
+class LocalJudge:
+    """A causal language model of transformers, asked greedily.
+
+    Args:
+        model (`PreTrainedModel`): The model.
+        tokenizer: Its tokenizer; its chat template is used if it has one.
+        name (`str`): For the results.
+        max_new_tokens (`int`): Longest reply.
+    """
+
+    def __init__(self, model: Any, tokenizer: Any, *, name: str = "local", max_new_tokens: int = 64) -> None:
+        self.name = name
+        self._model, self._tokenizer, self._max_new_tokens = model.eval(), tokenizer, max_new_tokens
+
+    @classmethod
+    def from_pretrained(cls, name: str, **kwargs: Any) -> LocalJudge:
+        """Load it.
+
+        Args:
+            name: Folder, or name on the Hub.
+            kwargs: As for the constructor.
+
+        Returns:
+            [`LocalJudge`]: The judge.
+        """
+        from transformers import AutoTokenizer
+
+        from hf_captionrl.checkpoints.loading import load_language_model
+
+        model = load_language_model(name)
+        return cls(
+            model,
+            AutoTokenizer.from_pretrained(name, trust_remote_code=False),
+            name=Path(name).name,
+            **kwargs,
+        )
+
+    def ask(self, prompt: str) -> str:
+        """Let the model continue one prompt.
+
+        Args:
+            prompt: The user's message.
+
+        Returns:
+            `str`: The reply.
+        """
+        import torch
+
+        if self._tokenizer.chat_template:
+            messages = [{"role": "user", "content": prompt}]
+            prompt = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+            encoded = self._tokenizer(prompt, return_tensors="pt", add_special_tokens=False)
+        else:
+            encoded = self._tokenizer(prompt, return_tensors="pt")
+        ids = encoded["input_ids"].to(self._model.device)
+        with torch.no_grad():
+            written = self._model.generate(
+                input_ids=ids,
+                attention_mask=torch.ones_like(ids),
+                do_sample=False,
+                max_new_tokens=self._max_new_tokens,
+            )
+        return self._tokenizer.decode(written[0, ids.size(1) :], skip_special_tokens=True)
+
+    def rate(self, model: str, questions: Sequence[Question], answers: Sequence[str]) -> Ratings:
+        """See [`Judge`].
+
+        Args:
+            model: Row name of who answered; the judge is not told.
+            questions: With reference answers.
+            answers: One a question.
+
+        Returns:
+            [`Ratings`]: Up to two a question.
+        """
+        return rate_pairs(self.ask, questions, answers)
+
+
+class FileJudge:
+    """Ratings made elsewhere, for instance by people.
+
+    Args:
+        path (`str` or `os.PathLike`): JSON Lines, a rating a line: `model` (row name), `question_id`, `candidate` and
+            `reference` (scores from 1 to 10), `candidate_first` (`true` if left out).
+
+    Raises:
+        ValueError: If a line is not such a rating; its number is named.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.name = Path(path).name
+        self._rows: list[dict[str, Any]] = []
+        for number, row in read_jsonl(path):
+            try:
+                rating = Rating(str(row["question_id"]), "", row["candidate"], row["reference"])
+                first = row.get("candidate_first", True)
+                if not isinstance(first, bool):
+                    raise ValueError("candidate_first is not true or false")
+                self._rows.append({"model": str(row["model"]), "rating": rating, "candidate_first": first})
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                raise ValueError(
+                    f"Line {number} of {self.name} is no rating ({error}). Write model, question_id, candidate and "
+                    "reference, scores from 1 to 10."
+                ) from None
+
+    def rate(self, model: str, questions: Sequence[Question], answers: Sequence[str]) -> Ratings:
+        """The ratings of one model.
+
+        Args:
+            model: Row name of who answered, as in the file.
+            questions: Ratings of other questions are left out.
+            answers: Unused: the file says what they are worth.
+
+        Returns:
+            [`Ratings`]: As many as the file has; a question without any counts as failed.
+        """
+        category = {question.question_id: question.category for question in questions}
+        result = Ratings()
+        for row in self._rows:
+            rating = row["rating"]
+            if row["model"] == model and rating.question_id in category:
+                result.ratings.append(
+                    Rating(
+                        rating.question_id,
+                        category[rating.question_id],
+                        rating.candidate,
+                        rating.reference,
+                        row["candidate_first"],
+                    )
+                )
+        rated = {rating.question_id for rating in result.ratings}
+        result.failed = [f"{i}: not in {self.name}" for i in category if i not in rated]
+        return result

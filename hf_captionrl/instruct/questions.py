@@ -1,0 +1,113 @@
+"""Questions by category with reference answers, and answering them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hf_captionrl.io import read_jsonl
+from hf_captionrl.instruct.ratings import CATEGORIES
+
+__all__ = ["Question", "answer_questions", "load_questions"]
+
+
+@dataclass(frozen=True)
+class Question:
+    """One question.
+
+    Args:
+        question_id (`str`): Its name in every file.
+        category (`str`): One of `CATEGORIES`.
+        text (`str`): What is asked.
+        reference (`str`): A good answer; empty where none is known.
+    """
+
+    question_id: str
+    category: str
+    text: str
+    reference: str = ""
+
+
+def _rows(path: str | os.PathLike[str]) -> Iterable[tuple[int, dict[str, Any]]]:
+    for number, row in read_jsonl(path):
+        if not isinstance(row, dict) or "question_id" not in row or "text" not in row:
+            raise ValueError(f"Line {number} of {Path(path).name} lacks question_id or text. Use Vicuna's format.")
+        yield number, row
+
+
+def load_questions(
+    path: str | os.PathLike[str], reference_answers: str | os.PathLike[str] | None = None
+) -> list[Question]:
+    """Read questions in the format of Vicuna's `question.jsonl`: `question_id`, `text` and `category` a line.
+
+    Questions of categories that Table 7 leaves out (coding, math) are left out here too.
+
+    Args:
+        path: The questions; a line may also hold `reference`, a good answer.
+        reference_answers: JSON Lines with `question_id` and `text`, for questions that bring none, as Vicuna's
+            `answer_gpt35.jsonl`.
+
+    Returns:
+        `list[Question]`: In the order of the file.
+
+    Raises:
+        ValueError: If a line is not in this format, an id comes twice, or no question is left.
+    """
+    answers = (
+        {}
+        if reference_answers is None
+        else {str(r["question_id"]): str(r["text"]) for _, r in _rows(reference_answers)}
+    )
+    found: dict[str, Question] = {}
+    for number, row in _rows(path):
+        name = str(row["question_id"])
+        if name in found:
+            raise ValueError(
+                f"Line {number} of {Path(path).name} has the question_id {name!r} again. Make them differ."
+            )
+        category = str(row.get("category", ""))
+        if category not in CATEGORIES:
+            continue
+        found[name] = Question(name, category, str(row["text"]), str(row.get("reference", answers.get(name, ""))))
+    if not found:
+        raise ValueError(f"{Path(path).name} holds no question of a category among {', '.join(CATEGORIES)}.")
+    return list(found.values())
+
+
+def answer_questions(
+    model: Any, tokenizer: Any, prompts: Sequence[str], *, max_new_tokens: int, batch_size: int = 8
+) -> list[str]:
+    """Answer greedily.
+
+    Args:
+        model (`PreTrainedModel` or `PeftModel`): The model.
+        tokenizer: Its tokenizer, with a padding token.
+        prompts: What the answers continue.
+        max_new_tokens: Longest answer in tokens.
+        batch_size: Prompts at a time.
+
+    Returns:
+        `list[str]`: One a prompt, without special tokens, stripped; may be empty.
+    """
+    import torch
+
+    training, side = model.training, tokenizer.padding_side
+    model.eval()
+    tokenizer.padding_side = "left"
+    answers: list[str] = []
+    try:
+        for start in range(0, len(prompts), batch_size):
+            encoded = tokenizer(list(prompts[start : start + batch_size]), return_tensors="pt", padding=True)
+            # Some tokenizers add inputs that the model does not take.
+            inputs = {name: encoded[name].to(model.device) for name in ("input_ids", "attention_mask")}
+            with torch.no_grad():
+                written = model.generate(**inputs, do_sample=False, max_new_tokens=max_new_tokens)
+            texts = tokenizer.batch_decode(written[:, inputs["input_ids"].size(1) :], skip_special_tokens=True)
+            answers += [text.strip() for text in texts]
+    finally:
+        tokenizer.padding_side = side
+        model.train(training)
+    return answers

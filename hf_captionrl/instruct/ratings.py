@@ -1,0 +1,194 @@
+"""Answers judged beside reference answers: scores relative to the references, by category, with intervals.
+
+Reference: Yue et al. 2023, "Learning Descriptive Image Captioning via Semipermeable MLE", appendix B and Table 7, after
+the evaluation of Vicuna (Chiang et al. 2023).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hf_captionrl.metrics.bootstrap import bootstrap_interval
+from hf_captionrl.metrics.caption_checks import listed_texts
+from hf_captionrl.metrics.diversity import caption_statistics
+from hf_captionrl.metrics.signature import signature
+
+__all__ = [
+    "BEST",
+    "CATEGORIES",
+    "WORST",
+    "Rating",
+    "answer_statistics",
+    "parse_scores",
+    "relative_scores",
+]
+
+CATEGORIES: dict[str, str] = {
+    "generic": "Generic",
+    "knowledge": "Knowledge",
+    "roleplay": "Roleplay",
+    "common-sense": "Common sense",
+    "fermi": "Fermi",
+    "counterfactual": "Counterfactual",
+    "writing": "Writing",
+}
+"""Categories of Table 7, in its order, by the names that Vicuna's question file gives them. Coding and math are left out
+as in the paper."""
+
+WORST, BEST = 1.0, 10.0
+"""Ends of the judge's scale."""
+
+# With its sign, so that "-1" is no score; a hyphen between two numbers is none.
+_NUMBER = re.compile(r"(?<![\w.])[-\u2212]?[0-9]+(?:\.[0-9]+)?(?:\s*/\s*10\b)?(?![\w]|\.\d)")
+
+
+@dataclass(frozen=True)
+class Rating:
+    """What the judge said when it saw one answer beside the reference answer.
+
+    Args:
+        question_id (`str`): Which question.
+        category (`str`): Its category.
+        candidate (`float`): Score of the answer, from 1 to 10.
+        reference (`float`): Score of the reference answer, likewise.
+        candidate_first (`bool`): Whether the judge read the answer before the reference.
+
+    Raises:
+        ValueError: If a score is outside the scale.
+    """
+
+    question_id: str
+    category: str
+    candidate: float
+    reference: float
+    candidate_first: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("candidate", "reference"):
+            score = getattr(self, name)
+            if isinstance(score, bool) or not isinstance(score, int | float) or not WORST <= score <= BEST:
+                raise ValueError(
+                    f"The {name} score of question {self.question_id!r} is {score!r}. Scores are numbers from "
+                    f"{WORST:g} to {BEST:g}."
+                )
+
+
+def parse_scores(reply: str) -> tuple[float, float] | None:
+    """The two scores in a judge's reply: the first line that holds exactly two numbers from 1 to 10.
+
+    Args:
+        reply: What the judge wrote; "8 7", "8/10, 7/10" and "Answer A: 8, answer B: 7" are understood.
+
+    Returns:
+        `tuple[float, float]`: Scores of the answer shown first and of the one shown second; None if there are none.
+    """
+    for line in reply.splitlines():
+        numbers = [float(found.split("/")[0].replace("\u2212", "-")) for found in _NUMBER.findall(line)]
+        if len(numbers) == 2 and all(WORST <= number <= BEST for number in numbers):
+            return numbers[0], numbers[1]
+    return None
+
+
+def answer_statistics(answers: Sequence[str]) -> dict[str, Any]:
+    """Average length and lexical diversity of answers, and how many are empty.
+
+    Args:
+        answers: The answers; empty ones count as 0 words.
+
+    Returns:
+        `dict`: `length`, mean number of whitespace words; `lexical_diversity`, different words in thousands, see
+            [`caption_statistics`]; `empty`, the share of answers without a word; `signature`.
+
+    Raises:
+        ValueError: If there are no answers, or one is not a string.
+    """
+    if isinstance(answers, str):
+        raise ValueError("answers is one string. Pass a list with one answer a question.")
+    answers = listed_texts(answers, "answers, one answer a question,")
+    spoken = [answer for answer in answers if not (isinstance(answer, str) and not answer.strip())]
+    result: dict[str, Any] = {"length": 0.0, "lexical_diversity": 0.0}
+    if spoken:
+        found = caption_statistics(spoken)
+        result = {
+            "length": found["length"] * len(spoken) / len(answers),
+            "lexical_diversity": found["lexical_diversity"],
+        }
+    return result | {
+        "empty": 1 - len(spoken) / len(answers),
+        "signature": signature(metric="answer_statistics", words="whitespace", answers=len(answers)),
+    }
+
+
+def _ratio(ratings: Sequence[Rating], **settings: Any) -> tuple[float, tuple[float, float] | None]:
+    """Sum of the answers' scores over that of the references', and its interval over questions."""
+    above, below = [r.candidate for r in ratings], [r.reference for r in ratings]
+    questions = [r.question_id for r in ratings]
+    interval = (
+        bootstrap_interval(above, weights=below, groups=questions, **settings) if len(set(questions)) > 1 else None
+    )
+    return math.fsum(above) / math.fsum(below), interval
+
+
+def relative_scores(
+    ratings: Sequence[Rating],
+    *,
+    categories: Mapping[str, str] = CATEGORIES,
+    confidence: float = 0.95,
+    num_resamples: int = 1000,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Scores of the answers as shares of the reference answers' scores: 1 is as good as the references, more is better.
+
+    Reference: Yue et al. 2023, appendix B, Table 7, which prints them times 100. Differs from it by: each pair is judged
+    in both orders, because judges prefer a place; both count. Intervals resample questions, with all their ratings.
+
+    Args:
+        ratings: Of one model; several of a question (orders, repetitions) are pooled.
+        categories: Names of the categories to report.
+        confidence: Share of resamples inside the interval.
+        num_resamples: Of the bootstrap.
+        seed: Of the bootstrap.
+
+    Returns:
+        `dict`: `overall` and one entry a category with ratings, and for each with two questions or more `<name>_ci`;
+            `first_place`, by how many points the first place is preferred (mean over pairs in both orders; None
+            without such pairs); `num_ratings`, `num_questions`, `one_order` (questions judged in one order only);
+            `signature`.
+
+    Raises:
+        ValueError: If there are no ratings, or one has an unknown category.
+    """
+    if not ratings:
+        raise ValueError("There are no ratings. Ask a judge first, or look at why all its replies failed.")
+    strange = {r.category for r in ratings} - set(categories)
+    if strange:
+        raise ValueError(f"Unknown category {sorted(strange)[0]!r}. Use one of {', '.join(categories)}.")
+    settings: dict[str, Any] = {"confidence": confidence, "num_resamples": num_resamples, "seed": seed}
+    result: dict[str, Any] = {}
+    for name in ("overall", *categories):
+        mine = [r for r in ratings if name in ("overall", r.category)]
+        if not mine:
+            continue
+        result[name], interval = _ratio(mine, **settings)
+        if interval is not None:
+            result[f"{name}_ci"] = interval
+    of_question: dict[str, dict[bool, list[float]]] = {}
+    for rating in ratings:
+        orders = of_question.setdefault(rating.question_id, {})
+        orders.setdefault(rating.candidate_first, []).append(rating.candidate - rating.reference)
+    # Candidate minus reference, seen first and seen second: half of the difference is owed to the place.
+    both = [orders for orders in of_question.values() if len(orders) == 2]
+    gaps = [sum(o[True]) / len(o[True]) - sum(o[False]) / len(o[False]) for o in both]
+    return result | {
+        "first_place": sum(gaps) / len(gaps) / 2 if gaps else None,
+        "num_ratings": len(ratings),
+        "num_questions": len(of_question),
+        "one_order": len(of_question) - len(both),
+        "signature": signature(
+            metric="relative_scores", scale="1-10", pooled="sum/sum", resampled="questions", resamples=num_resamples
+        ),
+    }

@@ -1,0 +1,1 @@
+"""Language models that answer prompts: local, vLLM, or behind an OpenAI-compatible endpoint."""

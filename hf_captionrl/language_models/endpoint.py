@@ -1,0 +1,265 @@
+"""Any endpoint that speaks OpenAI's chat completions, asked with the standard library alone.
+
+The key comes from an environment variable and goes into one header of requests to the given address; it is in no message,
+log or file, and no redirect is followed, for that would carry it elsewhere.
+"""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import io
+import json
+import os
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from itertools import islice
+from typing import Any
+
+from hf_captionrl.language_models.backend import RETRY_TEMPERATURE, Answer, BackendError, Cut, Failure
+from hf_captionrl.boosting.prompts import Prompt
+
+__all__ = ["HTTPBackend", "image_url"]
+
+_LARGEST_ANSWER = 4 * 2**20  # bytes; a caption is a few hundred
+_AGAIN = (408, 409, 425, 429)  # and all of 500 and above
+_ONE_PROMPT = (400, 413, 415, 422)  # all else, such as 401, 402, 404 and redirects, is wrong with every prompt
+_LONGEST_WAIT_S = 120.0
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, *arguments: Any) -> None:
+        return None
+
+
+def image_url(image: Any) -> str:
+    """An image as a data URL, as chat endpoints take it.
+
+    Args:
+        image (`PIL.Image.Image`): The image.
+
+    Returns:
+        `str`: `data:image/png;base64,...` for small images, JPEG of quality 90 for those above 512 x 512 pixels.
+    """
+    kind = "PNG" if image.width * image.height <= 512 * 512 else "JPEG"
+    buffer = io.BytesIO()
+    image.convert("RGB").save(buffer, kind, quality=90)
+    return f"data:image/{kind.lower()};base64,{base64.b64encode(buffer.getvalue()).decode('ascii')}"
+
+
+class HTTPBackend:
+    """Asks an OpenAI-compatible endpoint.
+
+    429, 5xx, timeouts, cut connections and answers that are no JSON are asked again, after `backoff_s * 2**k` seconds or
+    what `Retry-After` says. Other refusals of one prompt (400, 413, 415, 422) become a [`Failure`]; those of every prompt
+    (a wrong key, no such address) stop the run.
+
+    Args:
+        base_url (`str`): Address up to `/chat/completions`, for instance `http://127.0.0.1:8000/v1`.
+        model (`str`): Name of the model there.
+        revision (`str`): What to write into the provenance; endpoints do not tell.
+        api_key_env (`str`, *optional*): Environment variable that holds the key; `None` for none.
+        sees_images (`bool`): Whether to send images.
+        max_new_tokens (`int`): Longest answer.
+        temperature (`float`): Of sampling; later attempts at a bad answer take 0.7 where this is less.
+        seed (`int`, *optional*): Sent along, plus the number of the attempt; `None` for servers that know none.
+        concurrency (`int`): Requests in flight.
+        timeout_s (`float`): Of one request: of connecting, of each wait for the first byte, and of the whole answer.
+        tries (`int`): How often a request is sent at most.
+        backoff_s (`float`): First wait; doubled each time, at most two minutes.
+        sleep (`Callable`): How to wait.
+
+    Raises:
+        ValueError: If the address is not http(s) or holds a password, or an option is out of range.
+        BackendError: If the environment variable is empty, or holds what no header can carry.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        model: str,
+        *,
+        revision: str = "",
+        api_key_env: str | None = None,
+        sees_images: bool = False,
+        max_new_tokens: int = 256,
+        temperature: float = 0.0,
+        seed: int | None = 0,
+        concurrency: int = 4,
+        timeout_s: float = 120.0,
+        tries: int = 6,
+        backoff_s: float = 1.0,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        parts = urllib.parse.urlsplit(base_url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError(f"base_url is {base_url!r}. Give an address such as http://127.0.0.1:8000/v1.")
+        if parts.username or parts.password or parts.query:
+            raise ValueError(
+                "base_url holds a user, a password or a query, which would end up in logs. Put the key into an environment "
+                "variable and name that."
+            )
+        if tries < 1 or concurrency < 1 or timeout_s <= 0 or backoff_s < 0:
+            raise ValueError(
+                f"tries ({tries}) and concurrency ({concurrency}) must be at least 1, timeout_s ({timeout_s}) above 0 and "
+                f"backoff_s ({backoff_s}) not negative."
+            )
+        self._key = ""
+        if api_key_env is not None:
+            self._key = os.environ.get(api_key_env, "").strip()
+            if not self._key:
+                raise BackendError(f"The environment variable {api_key_env} is empty. Put the endpoint's key into it.")
+            # http.client would print the key in its own refusal.
+            if not all("!" <= letter <= "~" for letter in self._key):
+                raise BackendError(
+                    f"The environment variable {api_key_env} holds blanks, line breaks or letters beyond ASCII between its "
+                    "ends, which no key has. Put the endpoint's key alone into it."
+                )
+        self._url = base_url.rstrip("/") + "/chat/completions"
+        self.model, self.sees_images = model, sees_images
+        self.revision = "; ".join(
+            part
+            for part in (revision, f"temperature={temperature:g} seed={seed} max_new_tokens={max_new_tokens}")
+            if part
+        )
+        self._settings = {"max_tokens": max_new_tokens}
+        self._temperature, self._seed = temperature, seed
+        self._concurrency, self._timeout_s, self._tries = concurrency, timeout_s, tries
+        self._backoff_s, self._sleep = backoff_s, sleep
+        self._opener = urllib.request.build_opener(_NoRedirect)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._url!r}, {self.model!r})"
+
+    def _hide(self, text: str) -> str:
+        """A server may repeat the key in its complaint."""
+        return text.replace(self._key, "***") if self._key else text
+
+    def _body(self, prompt: Prompt) -> bytes:
+        turns: list[dict[str, Any]] = list(prompt.turns())
+        if prompt.image is not None and self.sees_images:
+            content = [
+                {"type": "text", "text": prompt.user},
+                {"type": "image_url", "image_url": {"url": image_url(prompt.image)}},
+            ]
+            turns[-1] = {"role": "user", "content": content}
+        temperature = max(self._temperature, RETRY_TEMPERATURE) if prompt.attempt else self._temperature
+        body = {"model": self.model, "messages": turns, "temperature": temperature, **self._settings}
+        seed = {} if self._seed is None else {"seed": self._seed + prompt.attempt}
+        return json.dumps(body | seed).encode("utf-8")
+
+    def _read(self, response: Any, most: int, deadline: float) -> bytes:
+        """Up to `most` bytes before the deadline: a socket's timeout alone starts anew with every byte that drips in."""
+        data = bytearray()
+        while len(data) < most and (part := response.read1(min(2**16, most - len(data)))):
+            data += part
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"the answer was not whole after {self._timeout_s:g} s")
+        return bytes(data)
+
+    def _send(self, body: bytes) -> str | Cut:
+        """One request. Raises `_AgainError` where another may do, else `_RejectedError` or, for every prompt, `BackendError`."""
+        headers = {"Content-Type": "application/json", "Accept": "application/json"}
+        if self._key:
+            headers["Authorization"] = f"Bearer {self._key}"
+        request = urllib.request.Request(self._url, data=body, headers=headers, method="POST")
+        deadline = time.monotonic() + self._timeout_s
+        try:
+            with self._opener.open(request, timeout=self._timeout_s) as response:
+                data = self._read(response, _LARGEST_ANSWER + 1, deadline)
+                missing = response.length
+        except urllib.error.HTTPError as error:
+            try:
+                with error:
+                    told = self._read(error, 2000, deadline)
+            except (OSError, http.client.HTTPException):
+                told = b""
+            said = self._hide(" ".join(told.decode("utf-8", "replace").split())[:200])
+            after = error.headers.get("Retry-After", "")
+            message = f"HTTP {error.code}: {said}"
+            if error.code in _AGAIN or error.code >= 500:
+                raise _AgainError(message, float(after) if after.replace(".", "", 1).isdecimal() else None) from None
+            if error.code in _ONE_PROMPT:
+                raise _RejectedError(message) from None
+            raise BackendError(
+                f"{self._url} answers {message}. Check the address, the model's name, the key and what is left to spend."
+            ) from None
+        except (OSError, http.client.HTTPException) as error:  # timeouts, refused and cut connections
+            raise _AgainError(self._hide(f"{type(error).__name__}: {error}")) from None
+        try:
+            if len(data) > _LARGEST_ANSWER:
+                raise ValueError("longer than 4 MiB")
+            if missing:
+                raise ValueError(f"{missing} bytes of it are missing")
+            choice = json.loads(data)["choices"][0]
+            content = choice["message"]["content"]
+            cut = choice.get("finish_reason") == "length"
+        except (ValueError, KeyError, IndexError, TypeError, RecursionError) as error:
+            raise _AgainError(f"no chat completion: {type(error).__name__}: {error}") from None
+        if isinstance(content, list):  # some servers answer in parts
+            content = "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
+        if not isinstance(content, str):  # null: a refusal or nothing; an empty answer either way
+            return ""
+        return Cut(content) if cut else content
+
+    def _ask(self, prompt: Prompt) -> Answer:
+        body = self._body(prompt)
+        message = ""
+        for number in range(self._tries):
+            try:
+                return self._send(body)
+            except _RejectedError as error:
+                return Failure("backend_rejected", str(error))
+            except _AgainError as error:
+                message = str(error)
+                if number + 1 < self._tries:
+                    wait = self._backoff_s * 2**number if error.after_s is None else error.after_s
+                    self._sleep(min(wait, _LONGEST_WAIT_S))
+        return Failure("backend_failed", f"no answer in {self._tries} tries, the last: {message}")
+
+    def complete(self, prompts: Sequence[Prompt]) -> Iterator[tuple[int, Answer]]:
+        """Answer prompts, several at a time.
+
+        Args:
+            prompts (`Sequence[Prompt]`): The questions.
+
+        Yields:
+            `tuple[int, Answer]`: Position of the prompt, and its answer, as answers arrive.
+
+        Raises:
+            BackendError: If the endpoint turns every prompt away.
+        """
+        fatal: BackendError | None = None
+        left: Iterator[tuple[int, Prompt]] = iter(enumerate(prompts))
+        with ThreadPoolExecutor(self._concurrency) as pool:
+            # Nothing is asked before room is made by an answer that the caller has taken: a kill costs no more than these.
+            asked = {pool.submit(self._ask, prompt): position for position, prompt in islice(left, self._concurrency)}
+            while asked:
+                done, _ = wait(asked, return_when=FIRST_COMPLETED)
+                for future in done:
+                    position = asked.pop(future)
+                    try:
+                        answer = future.result()
+                    except BackendError as error:
+                        fatal = error
+                        left = iter(())  # requests in flight may still bring answers, which are paid for
+                        continue
+                    yield position, answer
+                    for further, prompt in islice(left, 1):
+                        asked[pool.submit(self._ask, prompt)] = further
+        if fatal is not None:
+            raise fatal
+
+
+class _AgainError(Exception):
+    def __init__(self, message: str, after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.after_s = after_s
+
+
+class _RejectedError(Exception):
+    pass

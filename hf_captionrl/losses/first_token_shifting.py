@@ -1,0 +1,66 @@
+r"""First-token shifting, the second of SMILE's two ways to restrict the initial context."""
+
+from typing import Any
+
+from torch import Tensor
+
+from hf_captionrl.losses.linear_log_probs import IGNORE_INDEX
+from hf_captionrl.losses.vocabulary_subset import first_supervised
+
+__all__ = ["shift_first_token"]
+
+_PREFIX = "##"
+
+
+def _is_wordpiece(tokenizer: Any) -> bool:
+    """By the model's kind, not by its words: GPT-2's vocabulary holds "##" too, as Markdown."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is not None:
+        return type(backend.model).__name__ == "WordPiece"
+    return hasattr(tokenizer, "wordpiece_tokenizer")
+
+
+def shift_first_token(input_ids: Tensor | None, labels: Tensor, tokenizer: Any) -> tuple[Tensor | None, Tensor]:
+    r"""Replaces each caption's first word by its `##` sub-word form, in input and target.
+
+    Reference: Yue et al. 2023, "Learning Descriptive Image Captioning via Semipermeable MLE", section 3.3,
+    "First-token Shifting": "##a" rarely begins a caption, so the first position is hard even within the subset. Use it
+    with `first_token="smile"`. Captions whose first word has no `##` form in the vocabulary stay as they are.
+
+    Args:
+        input_ids (`torch.Tensor` of shape `(B, T)`, *optional*): Decoder input, not shifted against `labels`; None
+            where the model derives it from the labels (encoder-decoders).
+        labels (`torch.Tensor` of shape `(B, T)`): Token ids as a collator makes them, that is equal to `input_ids`
+            wherever they are not `IGNORE_INDEX`.
+        tokenizer: The captioner's WordPiece tokenizer.
+    Returns:
+        `tuple`: New `(input_ids, labels)`; the arguments are left alone.
+    Raises:
+        ValueError: If the tokenizer is not WordPiece, or `labels` are already shifted against `input_ids`.
+    """
+    if not _is_wordpiece(tokenizer):
+        raise ValueError(
+            f"First-token shifting needs a WordPiece tokenizer (BLIP, GIT, BERT); {type(tokenizer).__name__} is none: "
+            'its vocabulary has no "##" forms. Use first_token="mle" instead.'
+        )
+    supervised = labels != IGNORE_INDEX  # (B, T)
+    if input_ids is not None and not (input_ids[supervised] == labels[supervised]).all():
+        raise ValueError(
+            "labels must equal input_ids wherever they are supervised. Shift the first token in the collated batch, "
+            "before the model aligns labels with hidden states."
+        )
+    vocabulary: dict[str, int] = tokenizer.get_vocab()
+    first = first_supervised(supervised).tolist()
+    labels = labels.clone()
+    input_ids = None if input_ids is None else input_ids.clone()
+    for caption, position in enumerate(first):
+        if not supervised[caption, position]:
+            continue
+        word = tokenizer.convert_ids_to_tokens(int(labels[caption, position]))
+        shifted = vocabulary.get(_PREFIX + word)
+        if shifted is None:
+            continue
+        labels[caption, position] = shifted
+        if input_ids is not None:
+            input_ids[caption, position] = shifted
+    return input_ids, labels

@@ -1,0 +1,342 @@
+r"""The autograd functions behind `fused_smile_loss`.
+
+Legend: B captions, T tokens, V vocabulary, D features, K columns of a subset, R rows of one chunk.
+
+`SubsetLoss` does what SMILE alone needs: scores of the subset's words, and one full row per caption (its first token).
+It keeps the gradient of those few logits from the forward and multiplies it with the weight's gradient in the
+backward, so that any upstream gradient works and nothing of the weight's size exists in between. `FullVocabularyLoss`
+does what needs whole rows (a mixture with MLE, the reverse subset), chunk by chunk, gradients included, in the
+forward.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from hf_captionrl.losses.linear_log_probs import HeadGradients, accumulation_dtype, head_logits, uncap, without_autocast
+from hf_captionrl.losses.vocabulary_subset import FILL, first_positions, first_supervised
+
+__all__ = ["FullVocabularyLoss", "SubsetLoss"]
+
+_CACHE_BYTES = 4 * 2**20  # of the weight at a time: between 2 and 8 MiB were equally fast, less and more were slower
+
+
+def _add_rows(table: Tensor, index: Tensor, rows: Tensor) -> Tensor:
+    """`table.index_add_` that sums the rows of one index in the rows' (higher) precision first."""
+    if table.dtype == rows.dtype:
+        return table.index_add_(0, index, rows)
+    order = torch.arange(index.numel(), device=index.device)
+    # Some row of each index stands for all of them; which one does not matter.
+    representative = torch.zeros(table.size(0), dtype=torch.long, device=index.device)
+    representative = representative.index_copy_(0, index, order)[index]
+    summed = torch.zeros_like(rows).index_add_(0, representative, rows)
+    return table.index_add_(0, index, summed.to(table.dtype))
+
+
+def _first_index(supervised: Tensor) -> tuple[Tensor, Tensor]:
+    """Index of each caption's first supervised position, as a pair of `(B,)` tensors."""
+    return torch.arange(supervised.size(0), device=supervised.device), first_supervised(supervised)
+
+
+def _exponentials(logits: Tensor, *, in_place: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """`exp(logits - max)` (into the logits' own memory if allowed), log-sum-exp and sum of each row."""
+    largest = logits.amax(-1, keepdim=True)  # (R, 1)
+    powers = (logits.sub_(largest) if in_place else logits - largest).exp_()  # (R, V)
+    total = powers.sum(-1, keepdim=True)  # (R, 1)
+    return powers, largest + total.log(), total
+
+
+class FirstRows(NamedTuple):
+    """The whole vocabulary's part in the first tokens: losses and the gradient of their logits, multiplied out or not.
+
+    Args:
+        losses (`torch.Tensor` of shape `(B, 1)`): Cross-entropy.
+        d_hidden (`torch.Tensor` of shape `(B, D)`, *optional*): Gradient of the hidden states.
+        d_logits (`torch.Tensor` of shape `(V, B)`, *optional*): Gradient of the logits, for that of weight and bias.
+    """
+
+    losses: Tensor
+    d_hidden: Tensor | None
+    d_logits: Tensor | None
+
+
+def _rows_per_pass(weight: Tensor, num_captions: int) -> int:
+    """Rows of the weight that stay in a CPU's cache between the two products; all of them elsewhere."""
+    if weight.device.type != "cpu" or torch.compiler.is_compiling():
+        return weight.size(0)
+    return max(_CACHE_BYTES // (weight.size(1) * weight.element_size()), 8 * num_captions)
+
+
+def _first_rows(
+    rows: Tensor,
+    labels: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    softcap: float | None,
+    dtype: torch.dtype,
+    needs: tuple[bool, bool],
+) -> FirstRows:
+    """Softmax over the vocabulary for `(B, D)` rows, reading the weight once for the logits and what the rows need.
+
+    So thin a product takes the time of reading the weight. Therefore each piece of the weight gives its logits and,
+    while it is still in the cache, its mean under their softmax; the means are merged by log-sum-exp as the pieces
+    come.
+    """
+    needs_hidden, needs_logits = needs
+    columns = rows.t().contiguous()  # (D, B)
+    size = _rows_per_pass(weight, rows.size(0))
+    pieces: list[Tensor] = []
+    log_sum = rows.new_full((1, rows.size(0)), FILL, dtype=dtype)
+    mean = rows.new_zeros(rows.shape, dtype=dtype) if needs_hidden else None  # of the weight's rows, (B, D)
+    for start in range(0, weight.size(0), size):
+        piece = weight[start : start + size]  # (S, D)
+        logits = (piece @ columns).to(dtype)  # (S, B)
+        if bias is not None:
+            logits = logits + bias[start : start + size].to(dtype).unsqueeze(1)
+        if softcap is not None:
+            logits = softcap * torch.tanh(logits / softcap)
+        largest = logits.amax(0, keepdim=True)  # (1, B)
+        powers = (logits - largest).exp_()
+        total = powers.sum(0, keepdim=True)
+        piece_sum = largest + total.log()
+        merged = torch.logaddexp(log_sum, piece_sum)
+        if mean is not None:
+            mean.mul_((log_sum - merged).exp_().t())
+            probs = powers.mul_((piece_sum - merged).exp_().div_(total))  # of all pieces so far; (S, B)
+            slopes = uncap(probs, logits, softcap).to(weight.dtype).t()  # (B, S)
+            if weight.dtype == dtype:
+                mean.addmm_(slopes, piece)
+            else:
+                mean.add_(slopes @ piece)
+        log_sum = merged
+        pieces.append(logits)
+    logits = torch.cat(pieces) if len(pieces) > 1 else pieces[0]  # (V, B)
+    target = logits.gather(0, labels)  # (1, B)
+    d_hidden = d_logits = None
+    if mean is not None:
+        d_hidden = mean - uncap(weight[labels[0]].to(dtype), target.t(), softcap)
+    if needs_logits:
+        d_logits = (logits - log_sum).exp_().scatter_add_(0, labels, -torch.ones_like(target))
+        d_logits = uncap(d_logits, logits, softcap).to(weight.dtype)
+    return FirstRows((log_sum - target).t(), d_hidden, d_logits)
+
+
+class SubsetLoss(torch.autograd.Function):
+    """Per-token loss `(B, T)` over the subset's columns; the first tokens over the whole vocabulary if `first_mle`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        columns: Tensor,
+        column_bias: Tensor,
+        supervised: Tensor,
+        first_mle: bool,
+        softcap: float | None,
+        keep: bool,
+    ) -> Tensor:
+        dtype = accumulation_dtype(hidden, weight)
+        with without_autocast(hidden):
+            scores = torch.bmm(hidden.to(dtype), weight[columns].to(dtype).transpose(1, 2))  # (B, T, K)
+            if bias is not None:
+                scores = scores + bias[columns].to(dtype).unsqueeze(1)
+            if softcap is not None:
+                scores = softcap * torch.tanh(scores / softcap)
+            biased = scores + column_bias
+            log_sums = biased.logsumexp(-1, keepdim=True)  # (B, T, 1)
+            targets = scores.diagonal(dim1=1, dim2=2)  # (B, T): the target of position t is column t
+            losses = (log_sums.squeeze(-1) - targets).masked_fill(~supervised, 0.0)
+            in_subset, first_hidden, first_logits = supervised, None, None
+            if first_mle:
+                captions, first = _first_index(supervised)
+                is_first = first_positions(supervised)  # (B, T)
+                in_subset = supervised & ~is_first
+                # These rows are multiplied in the weight's own dtype, so that the weight is never copied.
+                rows, labels = hidden[captions, first].to(weight.dtype), columns[captions, first].unsqueeze(0)
+                needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+                needs = (keep and needs_hidden, keep and (needs_weight or needs_bias))
+                first_losses, first_hidden, first_logits = _first_rows(
+                    rows, labels, weight, bias, softcap, dtype, needs
+                )
+                losses = torch.where(is_first, first_losses, losses)
+            if keep:
+                gradient = (biased - log_sums).exp_()  # (B, T, K)
+                gradient.diagonal(dim1=1, dim2=2).sub_(1.0)
+                gradient = uncap(gradient, scores, softcap) * in_subset.unsqueeze(-1)
+                ctx.save_for_backward(hidden, weight, bias, columns, supervised, gradient, first_hidden, first_logits)
+        return losses
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, weight, bias, columns, supervised, gradient, first_hidden, first_logits = ctx.saved_tensors
+        needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+        dtype = gradient.dtype
+        d_hidden = d_weight = d_bias = None
+        with without_autocast(hidden):
+            gradient = gradient * upstream.unsqueeze(-1)  # (B, T, K)
+            captions, first = _first_index(supervised)
+            # The upstream gradient scales (B, D) tensors and never the (V, B) one; 0 for captions without a label.
+            scale = (upstream * supervised)[captions, first].unsqueeze(1).to(dtype)  # (B, 1)
+            if needs_hidden:
+                d_hidden = torch.bmm(gradient, weight[columns].to(dtype))  # (B, T, D)
+                if first_hidden is not None:
+                    d_hidden.index_put_((captions, first), first_hidden * scale, accumulate=True)
+                d_hidden = d_hidden.to(hidden.dtype)
+            if needs_weight:
+                if first_logits is not None:
+                    rows = (hidden[captions, first].to(dtype) * scale).to(weight.dtype)
+                    d_weight = first_logits @ rows  # (V, D)
+                else:
+                    d_weight = torch.zeros_like(weight)
+                d_columns = torch.bmm(gradient.transpose(1, 2), hidden.to(dtype))  # (B, K, D)
+                d_weight = _add_rows(d_weight, columns.flatten(), d_columns.flatten(0, 1))
+            if needs_bias:
+                d_bias = torch.zeros_like(bias, dtype=dtype)
+                if first_logits is not None:
+                    d_bias = (first_logits.to(dtype) @ scale).squeeze(1)
+                d_bias = d_bias.index_add_(0, columns.flatten(), gradient.sum(1).flatten()).to(bias.dtype)
+        return d_hidden, d_weight, d_bias, None, None, None, None, None, None
+
+
+class FullVocabularyLoss(torch.autograd.Function):
+    """`mle_weight * MLE + (1 - mle_weight) * SMILE`, weighted sum or per token, in one pass over chunks of rows.
+
+    With `scalar`, returns the scalar `sum(token_weights * losses)` and computes its gradient on the way. Otherwise
+    returns `(B, T)` losses, whose backward walks over the chunks a second time with the upstream gradient as weights.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        token_weights: Tensor,
+        columns: Tensor,
+        column_bias: Tensor,
+        supervised: Tensor,
+        rows: Tensor,
+        reverse: bool,
+        first_mle: bool,
+        mle_weight: float,
+        label_smoothing: float,
+        softcap: float | None,
+        chunk_size: int,
+        dtype: torch.dtype,
+        scalar: bool,
+        keep: bool,
+    ) -> Tensor:
+        settings = (reverse, first_mle, mle_weight, label_smoothing, softcap, chunk_size, dtype)
+        needs = tuple(ctx.needs_input_grad[:3]) if keep and scalar else (False, False, False)
+        losses, d_hidden, d_weight, d_bias = _full_pass(
+            hidden, weight, bias, token_weights, columns, column_bias, supervised, rows, needs, settings
+        )
+        ctx.scalar = scalar
+        ctx.settings = settings
+        ctx.save_for_backward(hidden, weight, bias, token_weights, columns, column_bias, supervised, rows)
+        ctx.gradients = (d_hidden, d_weight, d_bias) if any(needs) else None
+        return (losses * token_weights).sum() if scalar else losses
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, weight, bias, token_weights, columns, column_bias, supervised, rows = ctx.saved_tensors
+        buffers = ctx.gradients
+        if buffers is not None:
+            # Scaled in place and handed over once: a copy would be a second buffer of the weight's size.
+            ctx.gradients = None
+            buffers = [None if gradient is None else gradient.mul_(upstream) for gradient in buffers]
+        else:
+            token_weights = upstream * token_weights if ctx.scalar else upstream
+            needs = tuple(ctx.needs_input_grad[:3])
+            _, *buffers = _full_pass(
+                hidden, weight, bias, token_weights, columns, column_bias, supervised, rows, needs, ctx.settings
+            )
+        gradients = [
+            None if gradient is None else gradient.to(tensor.dtype)
+            for gradient, tensor in zip(buffers, (hidden, weight, bias), strict=True)
+        ]
+        return (*gradients, *(None,) * 14)
+
+
+def _full_pass(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    token_weights: Tensor,
+    columns: Tensor,
+    column_bias: Tensor,
+    supervised: Tensor,
+    rows: Tensor,
+    needs: tuple[bool, ...],
+    settings: tuple,
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
+    """Losses `(B, T)` and the gradients of `sum(token_weights * losses)` that are needed, chunk by chunk."""
+    reverse, first_mle, mle_weight, label_smoothing, softcap, chunk_size, dtype = settings
+    total = accumulation_dtype(hidden, weight)
+    T = supervised.size(1)
+    flat = hidden.flatten(0, 1)  # (B*T, D)
+    losses = flat.new_zeros(flat.size(0), dtype=total)
+    gradients = HeadGradients(flat.size(0), hidden, weight, (needs[0], needs[1], needs[2]))
+    is_first = first_positions(supervised).flatten()
+    token_weights = token_weights.to(total).masked_fill(~supervised, 0.0).flatten()
+    with without_autocast(hidden):
+        product_weight = weight.to(dtype)
+        for index in rows.split(chunk_size):
+            caption, position = index // T, index % T
+            chunk = flat[index].to(dtype)  # (R, D)
+            logits = head_logits(chunk, product_weight, bias, softcap, total)  # (R, V)
+            labels = columns[caption, position].unsqueeze(1)  # (R, 1)
+            scale = token_weights[index]  # (R,)
+            target = logits.gather(1, labels).squeeze(1)
+            # Share of each row that is cross-entropy over the vocabulary, and the share that is over the subset.
+            whole = torch.full_like(target, mle_weight)
+            if first_mle:
+                whole = whole.masked_fill(is_first[index], 1.0)
+            part = 1.0 - whole  # (R,)
+
+            loss = torch.zeros_like(target)
+            if label_smoothing and mle_weight:
+                loss = mle_weight * label_smoothing * (target - logits.mean(-1))
+            probs, chosen, d_chosen = None, None, None
+            if mle_weight < 1.0:
+                chosen = columns[caption]  # (R, K)
+                open_bias = column_bias[caption, position if column_bias.size(1) > 1 else 0]  # (R, K)
+                if reverse:
+                    # Close the caption's words, open the label again; columns not in use point at the label.
+                    closed = torch.where(open_bias == 0, chosen, labels)
+                    kept = logits.scatter(1, closed, FILL).scatter_(1, labels, target.unsqueeze(1))  # (R, V)
+                    powers, log_sum, row_sum = _exponentials(kept, in_place=True)
+                    subset_sum = log_sum.squeeze(1)
+                    probs = powers.mul_((part * scale).unsqueeze(1) / row_sum)
+                else:
+                    scores = logits.gather(1, chosen) + open_bias  # (R, K)
+                    subset_sum = scores.logsumexp(-1)
+                    d_chosen = (scores - subset_sum.unsqueeze(1)).exp_() * (part * scale).unsqueeze(1)
+                loss = loss + part * (subset_sum - target)
+            powers, log_sum, row_sum = _exponentials(logits, in_place=softcap is None)
+            losses = losses.index_copy(0, index, loss + whole * (log_sum.squeeze(1) - target))
+            if not any(needs):
+                continue
+
+            d_logits = powers.mul_((whole * scale).unsqueeze(1) / row_sum)  # (R, V)
+            if probs is not None:
+                d_logits += probs
+            if chosen is not None and d_chosen is not None:
+                d_logits.scatter_add_(1, chosen, d_chosen)
+            at_label = -scale
+            if label_smoothing and mle_weight:
+                smoothing = mle_weight * label_smoothing * scale
+                d_logits.sub_((smoothing / d_logits.size(1)).unsqueeze(1))
+                at_label = at_label + smoothing
+            d_logits.scatter_add_(1, labels, at_label.unsqueeze(1))
+            gradients.add(index, chunk, product_weight, uncap(d_logits, logits, softcap))
+    d_hidden, d_weight, d_bias = gradients.finish(weight, bias)
+    # Under torch.compile the ignored rows were computed too.
+    losses = losses.view_as(supervised).masked_fill(~supervised, 0.0)
+    return losses, None if d_hidden is None else d_hidden.view_as(hidden), d_weight, d_bias

@@ -1,0 +1,182 @@
+"""Do captions say what is in the image? CHAIR against object lists, and any checker of facts.
+
+Every retrieval number is printed beside one of these: richer captions that find their image can still be wrong.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from hf_captionrl.metrics.caption_checks import check_captions, listed_texts
+from hf_captionrl.metrics.signature import signature
+from hf_captionrl.text.tokenize import ptb_tokenize
+
+__all__ = ["chair", "faithfulness"]
+
+
+def faithfulness(captions: Any, facts: Sequence[Any], check: Callable[[str, Any], Any]) -> dict[str, Any]:
+    """Share of wrong claims, and of facts told, by a checker that knows the truth.
+
+    Args:
+        captions: One caption for each image.
+        facts: For each image its facts, in the form the checker takes.
+        check: Called with a caption and its facts; gives an object whose attributes `right`, `wrong`, `recalled` and
+            `missed` hold the claims that are right and wrong, and the facts told and not told
+            (`hf_captionrl.scenes.check` is one).
+    Returns:
+        `dict`: `hallucination`, wrong claims over all claims, lower is better; `fact_recall`, facts told over all
+        facts, higher is better (micro-averages, 0 where there is nothing to divide); `wrong_captions`, share of
+        captions with a wrong claim; `per_sample`, lists `right`, `wrong`, `recalled`, `missed` of numbers, to give to
+        [`bootstrap_interval`] as values and weights; `signature`.
+    Raises:
+        ValueError: If captions and facts do not pair up, or a caption or facts are bad (the index is named).
+    """
+    texts = check_captions(captions)
+    if len(texts) != len(facts):
+        raise ValueError(f"{len(texts)} captions and {len(facts)} facts: pass one each, in the same order.")
+    names = ("right", "wrong", "recalled", "missed")
+    numbers: dict[str, list[int]] = {name: [] for name in names}
+    for i, (text, truth) in enumerate(zip(texts, facts, strict=True)):
+        try:
+            result = check(text, truth)
+        except (KeyError, TypeError, IndexError) as error:
+            raise ValueError(f"facts[{i}] cannot be checked ({error!r}): {truth!r:.80}.") from error
+        for name in names:
+            numbers[name].append(len(getattr(result, name)))
+    total = {name: sum(values) for name, values in numbers.items()}
+    return {
+        "hallucination": total["wrong"] / max(total["right"] + total["wrong"], 1),
+        "fact_recall": total["recalled"] / max(total["recalled"] + total["missed"], 1),
+        "wrong_captions": sum(wrong > 0 for wrong in numbers["wrong"]) / len(texts),
+        "per_sample": numbers,
+        "signature": signature(
+            metric="faithfulness",
+            check=f"{getattr(check, '__module__', '')}.{getattr(check, '__qualname__', type(check).__name__)}",
+            average="micro",
+        ),
+    }
+
+
+def chair(
+    captions: Any, objects: Sequence[Iterable[str]], *, synonyms: Mapping[str, Iterable[str]] | None = None
+) -> dict[str, Any]:
+    """CHAIR: objects that captions name and images do not hold.
+
+    Reference: Rohrbach et al. 2018, "Object Hallucination in Image Captioning", Eq. 1-2.
+    Differs from it by: plurals are undone by spelling (`-s`, `-es`, `-ies` and a few irregular ones), not by a
+    lexicon.
+
+    Args:
+        captions: One caption for each image.
+        objects: For each image the names of what it holds (annotated objects, or objects of its references).
+        synonyms: For each object its other names, of one word or several ("hot dog"); `None`: the names in `objects`
+            alone. An object is looked for only if it is a key or stands in `objects`.
+    Returns:
+        `dict`: `chair_i`, mentions of absent objects over all mentions; `chair_s`, captions with such a mention over
+        all; lower is better; `object_recall`, objects mentioned over objects there; `per_sample`, lists `wrong`,
+        `mentioned` of names; `signature`.
+    Raises:
+        ValueError: If captions and objects do not pair up, a text is bad (its index is named), or a synonym means two
+            objects.
+    """
+    texts = check_captions(captions)
+    objects = listed_texts(objects, "objects")
+    if len(texts) != len(objects):
+        raise ValueError(
+            f"{len(texts)} captions and {len(objects)} lists of objects: pass one each, in the same order."
+        )
+    meaning: dict[tuple[str, ...], str] = {}
+    for name, others in (synonyms or {}).items():
+        if isinstance(others, str):
+            raise ValueError(f"synonyms[{name!r}] is the string {others!r}. Pass a list of names.")
+        for other in (name, *others):
+            key = _lemmas(other)
+            if meaning.setdefault(key, name) != name:
+                raise ValueError(f"{other!r} is a synonym of both {meaning[key]!r} and {name!r}. Keep one.")
+    there = []
+    for i, names in enumerate(objects):
+        if isinstance(names, str) or not isinstance(names, Iterable):
+            kind = "the string " if isinstance(names, str) else ""
+            raise ValueError(f"objects[{i}] is {kind}{names!r}. Pass a list of names.")
+        for j, name in enumerate(names := list(names)):
+            if not isinstance(name, str) or not name.strip():
+                raise ValueError(f"objects[{i}][{j}] is {name!r}; it must be the name of an object.")
+        there.append({meaning.setdefault(_lemmas(name), name) for name in names})
+    longest = max(map(len, meaning), default=0)
+    mentioned: list[list[str]] = []
+    for text in texts:
+        words, found, at = _lemmas(text), [], 0
+        while at < len(words):
+            # The longest name first: a hot dog is no dog.
+            size = next(
+                (n for n in range(longest, 0, -1) if words[at : at + n] in meaning and at + n <= len(words)), 0
+            )
+            if size:
+                found.append(meaning[words[at : at + size]])
+            at += max(size, 1)
+        mentioned.append(found)
+    wrong = [[name for name in names if name not in present] for names, present in zip(mentioned, there, strict=True)]
+    told = sum(len(present & set(names)) for names, present in zip(mentioned, there, strict=True))
+    return {
+        "chair_i": sum(map(len, wrong)) / max(sum(map(len, mentioned)), 1),
+        "chair_s": sum(bool(names) for names in wrong) / len(texts),
+        "object_recall": told / max(sum(map(len, there)), 1),
+        "per_sample": {"wrong": wrong, "mentioned": mentioned},
+        "signature": signature(metric="chair", objects=len(set(meaning.values())), names=len(meaning)),
+    }
+
+
+# What the rules of `_singular` get wrong: -ies of -ie, -ses of -s, -ches of -che, -is of -i, and true exceptions.
+_IRREGULAR = {"men": "man", "women": "woman", "people": "person", "children": "child", "feet": "foot", "mice": "mouse"}
+_IRREGULAR |= {"geese": "goose", "teeth": "tooth", "knives": "knife", "leaves": "leaf", "shelves": "shelf"}
+_IRREGULAR |= {
+    "scarves": "scarf",
+    "loaves": "loaf",
+    "wolves": "wolf",
+    "calves": "calf",
+    "sheep": "sheep",
+    "canvas": "canvas",
+    "alias": "alias",
+    "atlas": "atlas",
+    "lens": "lens",
+    "tvs": "tv",
+    "busses": "bus",
+    "gases": "gas",
+    "lenses": "lens",
+    "canvases": "canvas",
+    "irises": "iris",
+    "moustaches": "moustache",
+    "mustaches": "mustache",
+    "quiches": "quiche",
+}
+_IRREGULAR |= {
+    f"{word}es": word
+    for word in (
+        "alias atlas bonus bus cactus campus circus crocus eucalyptus focus genius hibiscus hippopotamus lotus minibus "
+        "octopus platypus status surplus trolleybus virus walrus"
+    ).split()
+}
+_IRREGULAR |= {
+    f"{word}s": word
+    for word in (
+        "beanie brownie cookie goalie hoodie magpie movie necktie onesie selfie smoothie zombie "
+        "bikini broccoli kiwi safari ski taxi zucchini"
+    ).split()
+}
+
+
+def _lemmas(text: str) -> tuple[str, ...]:
+    """Words of a text with plurals undone."""
+    return tuple(_singular(word) for word in ptb_tokenize(text))
+
+
+def _singular(word: str) -> str:
+    if word in _IRREGULAR:
+        return _IRREGULAR[word]
+    if len(word) > 4 and word.endswith("ies"):
+        return word[:-3] + "y"
+    if re.search(r"(?:ss|x|ch|sh|to)es$", word) and len(word) > 4:
+        return word[:-2]
+    if len(word) > 3 and word.endswith("s") and not re.search(r"(?:ss|us|is)$", word):
+        return word[:-1]
+    return word

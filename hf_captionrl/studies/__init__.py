@@ -1,0 +1,1 @@
+"""Human studies: design, page, files, scoring."""

@@ -1,0 +1,258 @@
+"""Files of a human study: the key, and the answers that participants send back."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hf_captionrl.studies.design import study_fingerprint
+
+__all__ = [
+    "ANSWERS_FORMAT",
+    "KEY_FILE",
+    "KEY_FORMAT",
+    "PAGES_FOLDER",
+    "PARTICIPANT",
+    "RATING_SCALES",
+    "SCORES",
+    "Answers",
+    "answers_checksum",
+    "collect_answers",
+    "read_answers",
+    "read_key",
+]
+
+KEY_FILE = "key.json"
+"""Stands beside the pages, never among them."""
+
+PAGES_FOLDER = "pages"
+"""What participants get, and nothing else."""
+
+KEY_FORMAT = "captionrl study key 1"
+"""What the key says it is."""
+
+ANSWERS_FORMAT = "captionrl study answers 1"
+"""What a file of answers says it is."""
+
+PARTICIPANT = r"[A-Za-z0-9._\-]{1,40}"
+"""A participant's name, as a regular expression that Python and browsers (with flag v) read alike: no address fits it."""
+
+RATING_SCALES = ("descriptiveness", "accuracy", "fluency")
+"""Of SMILE's rating study."""
+
+_TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z"
+
+SCORES = 5
+"""The best rating; the worst is 1."""
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What one participant answered on one page.
+
+    Args:
+        participant: As typed.
+        part: The page.
+        values: For each question id the numbers that were chosen: a position, or one rating a scale.
+        milliseconds: For each question id how long it was looked at.
+        started: When the participant began, which tells a second download from a second go.
+        exported: When the file was downloaded; ISO 8601 in UTC, as is `started`.
+        path: The file.
+    """
+
+    participant: str
+    part: str
+    values: Mapping[str, tuple[int, ...]]
+    milliseconds: Mapping[str, int]
+    started: str
+    exported: str
+    path: Path
+
+
+def read_key(folder: str | os.PathLike[str]) -> dict[str, Any]:
+    """The key of a study.
+
+    Args:
+        folder: Of the study, as `captionrl study build` made it.
+
+    Returns:
+        `dict`: `kind`, `systems`, `parts`, `settings`, `fingerprint`.
+
+    Raises:
+        FileNotFoundError: If there is no key.
+        ValueError: If it is no key, or was edited.
+    """
+    path = Path(folder) / KEY_FILE
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"There is no {KEY_FILE} in {str(folder)!r}. Name a folder of `captionrl study build`."
+        )
+    try:
+        key = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is no JSON ({error}). Build the study again with the same arguments.") from None
+    if not isinstance(key, dict) or key.get("format") != KEY_FORMAT:
+        raise ValueError(f"{path} does not say it is a {KEY_FORMAT!r}. Name a folder of `captionrl study build`.")
+    if key.get("fingerprint") != study_fingerprint(key):
+        raise ValueError(
+            f"{path} was changed after it was written: its fingerprint {key.get('fingerprint')!r} no longer fits. Build "
+            "the study again with the same arguments."
+        )
+    return key
+
+
+def answers_checksum(value: Mapping[str, Any]) -> str:
+    """FNV-1a, 32 bits, of what was answered: finds files that were damaged or edited by hand, and keeps nobody honest.
+
+    Args:
+        value: What a file of answers holds.
+
+    Returns:
+        `str`: 8 hexadecimal digits, as the page computes them.
+    """
+    lines = [str(value[name]) for name in ("study", "part", "participant", "started", "exported")]
+    lines += [f"{a['question']} {','.join(map(str, a['values']))} {a['ms']}" for a in value["answers"]]
+    state = 0x811C9DC5
+    for byte in "\n".join(lines).encode("utf-8", errors="replace"):
+        state = (state ^ byte) * 0x01000193 & 0xFFFFFFFF
+    return f"{state:08x}"
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def read_answers(path: str | os.PathLike[str], key: Mapping[str, Any]) -> Answers:
+    """One file of answers, held against the key.
+
+    Args:
+        path: The file that a participant downloaded.
+        key: From [`read_key`].
+
+    Returns:
+        [`Answers`]: Its answers; questions may be missing.
+
+    Raises:
+        ValueError: If it is no such file, of another study, edited, or answers what was not asked.
+    """
+    path = Path(path)
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"no JSON ({error}); ask for the file again") from None
+    if not isinstance(value, dict) or value.get("format") != ANSWERS_FORMAT:
+        raise ValueError("no file of answers, which a study's page downloads")
+    if value.get("study") != key["fingerprint"]:
+        raise ValueError(f"answers of another study, {value.get('study')!r:.40}; this one is {key['fingerprint']!r}")
+    part, participant, answers = value.get("part"), value.get("participant"), value.get("answers")
+    if not isinstance(part, str) or part not in key["parts"]:
+        raise ValueError(f"the page is {part!r:.40}, and this study has {', '.join(key['parts'])}")
+    if not isinstance(participant, str) or not re.fullmatch(PARTICIPANT, participant):
+        raise ValueError(f"the participant is {participant!r:.60}, but must be 1 to 40 letters, digits, '.', '_', '-'")
+    size, highest = (1, key["settings"]["set_size"]) if key["kind"] == "retrieval" else (len(RATING_SCALES), SCORES)
+    asked = {question["id"] for question in key["parts"][part]}
+    values: dict[str, tuple[int, ...]] = {}
+    milliseconds: dict[str, int] = {}
+    for number, answer in enumerate(answers if isinstance(answers, list) else [None], start=1):
+        if (
+            not isinstance(answer, dict)
+            or not isinstance(answer.get("values"), list)
+            or not (_number(answer.get("ms")) and answer["ms"] >= 0)
+        ):
+            raise ValueError(f"answer {number} is no answer: {answer!r:.60}")
+        question = answer.get("question")
+        if not isinstance(question, str) or question not in asked:
+            raise ValueError(f"answer {number} is to {question!r:.40}, which {part} does not ask")
+        if question in values:
+            raise ValueError(f"question {question!r} is answered twice")
+        given = answer["values"]
+        if len(given) != size or not all(_number(v) and 1 <= v <= highest for v in given):
+            raise ValueError(
+                f"question {question!r} is answered by {given!r:.60}; it takes {size} whole numbers from 1 to {highest}"
+            )
+        values[question], milliseconds[question] = tuple(given), answer["ms"]
+    started, exported = (str(value.get(name)) for name in ("started", "exported"))
+    if not re.fullmatch(_TIME, started) or not re.fullmatch(_TIME, exported):
+        raise ValueError(
+            f"started and exported are {started!r:.40} and {exported!r:.40}, no times as a page writes them"
+        )
+    if value.get("checksum") != answers_checksum(value):
+        raise ValueError("the checksum does not fit: the file was edited or damaged; ask for it again")
+    return Answers(participant, part, values, milliseconds, started, exported, path)
+
+
+def _files(paths: Sequence[str | os.PathLike[str]]) -> list[Path]:
+    found: list[Path] = []
+    for path in map(Path, paths):
+        if path.is_dir():
+            found += sorted(path.glob("*.json"))
+        elif path.is_file():
+            found.append(path)
+        else:
+            raise FileNotFoundError(f"There is no file or folder {str(path)!r} of answers.")
+    return list({path.resolve(): path for path in found}.values())
+
+
+def collect_answers(
+    paths: Sequence[str | os.PathLike[str]], key: Mapping[str, Any], *, allow_incomplete: bool = False
+) -> tuple[list[Answers], list[dict[str, str]]]:
+    """All answers that count, and what does not, with the reason.
+
+    Of several downloads of one go at a page the last counts. Where one name went at a page twice neither counts: they may
+    be two people, or one who knew the questions by then.
+
+    Args:
+        paths: Files, and folders of `.json` files.
+        key: From [`read_key`].
+        allow_incomplete: Count participants who did not answer everything.
+
+    Returns:
+        `tuple[list[Answers], list[dict[str, str]]]`: The answers by participant and page, and for each file that does
+        not count `file` and `reason`.
+
+    Raises:
+        FileNotFoundError: If a path is not there.
+        ValueError: If there is no file at all.
+    """
+    files = _files(paths)
+    if not files:
+        raise ValueError("There are no answers: the folder holds no .json file.")
+    rejected: list[dict[str, str]] = []
+    sessions: dict[tuple[str, str], list[Answers]] = {}
+    for path in files:
+        try:
+            found = read_answers(path, key)
+        except (OSError, ValueError) as error:
+            rejected.append({"file": path.name, "reason": str(error)})
+        else:
+            sessions.setdefault((found.participant, found.part), []).append(found)
+    kept: list[Answers] = []
+    for (participant, part), several in sorted(sessions.items()):
+        if len({found.started for found in several}) > 1:
+            reason = f"{participant} went at {part} more than once: {', '.join(found.path.name for found in several)}"
+            rejected += [{"file": found.path.name, "reason": reason} for found in several]
+            continue
+        last = max(several, key=lambda found: (found.exported, len(found.values)))
+        reason = f"another download by {participant} of the same answers; {last.path.name} is later and counts"
+        rejected += [{"file": found.path.name, "reason": reason} for found in several if found is not last]
+        total = len(key["parts"][part])
+        if len(last.values) < total and not (allow_incomplete and last.values):
+            reason = f"incomplete: {participant} answered {len(last.values)} of {total} questions of {part}"
+            rejected.append({"file": last.path.name, "reason": reason})
+            continue
+        kept.append(last)
+    if key["kind"] == "rating":
+        # All pages hold the same captions: nobody may rate them twice.
+        names = [found.participant for found in kept]
+        twice = [found for found in kept if names.count(found.participant) > 1]
+        for found in twice:
+            pages = ", ".join(other.part for other in twice if other.participant == found.participant)
+            reason = f"{found.participant} rated the same captions on several pages: {pages}"
+            rejected.append({"file": found.path.name, "reason": reason})
+        kept = [found for found in kept if found not in twice]
+    return kept, rejected

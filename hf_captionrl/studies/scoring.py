@@ -1,0 +1,298 @@
+"""What human studies found: accuracy of picks, means of ratings, intervals, agreement, differences between systems.
+
+Pure functions of what people answered; `hf_captionrl.studies.files` reads the answers and checks them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from itertools import combinations
+from statistics import fmean
+from typing import Any, NamedTuple
+
+from hf_captionrl.studies.agreement import krippendorff_alpha
+from hf_captionrl.metrics.bootstrap import bootstrap_interval, exact_interval, paired_test, proportion_interval
+from hf_captionrl.metrics.signature import signature
+
+__all__ = ["Pick", "Rating", "exact_interval", "score_picks", "score_ratings"]
+
+
+class Pick(NamedTuple):
+    """Which image somebody picked.
+
+    Args:
+        participant: Who.
+        part: The block, which is answered as a whole; controls are counted within it.
+        group: The set of images; one set is asked about once a system.
+        system: Whose caption it was; None for a control.
+        value: Position that was picked, from 1.
+        right: Position of the image that the caption belongs to.
+    """
+
+    participant: str
+    part: str
+    group: str
+    system: str | None
+    value: int
+    right: int
+
+
+class Rating(NamedTuple):
+    """How somebody rated a caption.
+
+    Args:
+        participant: Who.
+        item: The image.
+        system: Whose caption it was.
+        values: One number a scale.
+    """
+
+    participant: str
+    item: str
+    system: str
+    values: tuple[int, ...]
+
+
+def _intervals(
+    key: str,
+    values: Sequence[float],
+    questions: Sequence[Hashable],
+    participants: Sequence[Hashable],
+    options: Mapping[str, Any],
+    *,
+    interval: Callable[..., tuple[float, float]] = bootstrap_interval,
+) -> dict[str, Any]:
+    """A mean, its interval over questions and its interval over participants; `<key>_ci` is the wider of the two."""
+    found: dict[str, Any] = {key: float(fmean(values))}
+    ends = {}
+    for name, labels in (("questions", questions), ("participants", participants)):
+        # One participant drawn again and again is always the same one: that is no interval.
+        ends[name] = interval(values, groups=labels, **options) if len(set(labels)) > 1 else None
+        found[f"{key}_ci_{name}"] = ends[name]
+    known = [interval for interval in ends.values() if interval is not None]
+    found[f"{key}_ci"] = max(known, key=lambda interval: interval[1] - interval[0]) if known else None
+    return found
+
+
+def _pairs(
+    names: Sequence[str],
+    by_system: Mapping[str, Mapping[Hashable, float]],
+    key: str,
+    confidence: float,
+    seed: int,
+) -> list[dict[str, Any]]:
+    """Differences between systems on the groups (sets, images) that both were asked about."""
+    found = []
+    for first, second in combinations(names, 2):
+        common = [group for group in by_system.get(first, {}) if group in by_system.get(second, {})]
+        entry: dict[str, Any] = {"a": first, "b": second, "measure": key, "num_groups": len(common)}
+        if len(common) < 2:
+            entry.update(difference=None, difference_reason="fewer than two groups were answered for both")
+        else:
+            tested = paired_test(
+                [by_system[first][group] for group in common],
+                [by_system[second][group] for group in common],
+                confidence=confidence,
+                seed=seed,
+            )
+            entry.update(difference=tested["difference"], difference_ci=tested["interval"], p_value=tested["p_value"])
+        found.append(entry)
+    return found
+
+
+def _by_group(values: Sequence[tuple[str, Hashable, float]]) -> dict[str, dict[Hashable, float]]:
+    """For each system the mean of each group."""
+    lists: dict[str, dict[Hashable, list[float]]] = {}
+    for system, group, value in values:
+        lists.setdefault(system, {}).setdefault(group, []).append(value)
+    return {system: {group: fmean(many) for group, many in groups.items()} for system, groups in lists.items()}
+
+
+def score_picks(
+    picks: Sequence[Pick],
+    systems: Sequence[str],
+    *,
+    set_size: int = 10,
+    max_wrong_controls: int = 1,
+    confidence: float = 0.95,
+    num_resamples: int = 1000,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Accuracy of each system's captions when people pick the image (DiscriTune, section 5.3 and Appendix A).
+
+    Who gets more than `max_wrong_controls` controls of a block wrong is dropped with that block.
+
+    Args:
+        picks: All answers, controls among them.
+        systems: Names of the systems, in the order in which they are shown.
+        set_size: Images to choose from.
+        max_wrong_controls: Controls that may be wrong.
+        confidence: Of the intervals.
+        num_resamples: Of the bootstrap; the tests have their own 10,000.
+        seed: Of the bootstrap and the tests.
+
+    Returns:
+        `dict`: `rows` (`name`, `accuracy` with `accuracy_ci`, the wider of `accuracy_ci_questions` and
+        `accuracy_ci_participants`, `accuracy_exact_ci`, `correct`, `answers`), `participants`, `dropped` (each with a
+        `reason`), `agreement` (nominal alpha of the positions picked), `paired`, `chance`, `signature`.
+
+    Raises:
+        ValueError: If there are no picks, or everybody is dropped.
+    """
+    if not picks:
+        raise ValueError("There are no answers. Score at least one participant's.")
+    sessions: dict[tuple[str, str], list[Pick]] = {}
+    for pick in picks:
+        sessions.setdefault((pick.participant, pick.part), []).append(pick)
+    participants, dropped, kept = [], [], []
+    for (participant, part), answers in sorted(sessions.items()):
+        controls = [pick for pick in answers if pick.system is None]
+        others = [pick for pick in answers if pick.system is not None]
+        wrong = sum(pick.value != pick.right for pick in controls)
+        entry = {
+            "participant": participant,
+            "part": part,
+            "answers": len(others),
+            "correct": sum(pick.value == pick.right for pick in others),
+            "controls": len(controls),
+            "wrong_controls": wrong,
+        }
+        participants.append(entry)
+        if wrong > max_wrong_controls:
+            reason = f"{wrong} of {len(controls)} controls wrong; at most {max_wrong_controls} may be"
+            dropped.append({"participant": participant, "part": part, "reason": reason})
+        else:
+            kept += others
+    if not kept:
+        told = "; ".join(f"{d['participant']} in {d['part']}: {d['reason']}" for d in dropped)
+        raise ValueError(f"No answers are left to score ({told or 'controls only'}).")
+    options = {"confidence": confidence, "num_resamples": num_resamples, "seed": seed}
+    rows = []
+    for name in systems:
+        own = [pick for pick in kept if pick.system == name]
+        row: dict[str, Any] = {"name": name, "answers": len(own), "correct": sum(p.value == p.right for p in own)}
+        if own:
+            row |= _intervals(
+                "accuracy",
+                [float(pick.value == pick.right) for pick in own],
+                [pick.group for pick in own],
+                [pick.participant for pick in own],
+                options,
+                interval=proportion_interval,
+            )
+            row["accuracy_exact_ci"] = exact_interval(row["correct"], len(own), confidence=confidence)
+        else:
+            row |= {"accuracy": None, "accuracy_reason": "nobody was asked, or everybody asked was dropped"}
+        rows.append(row)
+    hits = _by_group([(str(p.system), p.group, float(p.value == p.right)) for p in kept])
+    return {
+        "rows": rows,
+        "participants": participants,
+        "dropped": dropped,
+        # Positions and not images as categories: a set's images occur nowhere else, so that chance would be nothing.
+        "agreement": [
+            {
+                "measure": "pick",
+                **krippendorff_alpha(((p.part, p.group, p.system), p.participant, p.value) for p in kept),
+            }
+        ],
+        "paired": _pairs(systems, hits, "accuracy", confidence, seed),
+        "chance": 1 / set_size,
+        "signature": signature(
+            study="retrieval",
+            images=set_size,
+            wrong_controls=max_wrong_controls,
+            interval="wider of questions and participants",
+            resamples=num_resamples,
+            seed=seed,
+        ),
+    }
+
+
+def score_ratings(
+    ratings: Sequence[Rating],
+    systems: Sequence[str],
+    *,
+    scales: Sequence[str] = ("descriptiveness", "accuracy", "fluency"),
+    confidence: float = 0.95,
+    num_resamples: int = 1000,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Mean rating of each system on each scale, and F1 of the first two (SMILE, Table 2).
+
+    F1 = 2 D A / (D + A) is taken of the means, as in the table. It is homogeneous of degree one, so it equals the mean of its own linear
+    part, `(2 A^2 d + 2 D^2 a) / (D + A)^2` for means D and A and ratings d and a; intervals and tests are of that.
+
+    Args:
+        ratings: All ratings, positive numbers.
+        systems: Names of the systems, in the order in which they are shown.
+        scales: Names of the scales; descriptiveness and accuracy first.
+        confidence: Of the intervals.
+        num_resamples: Of the bootstrap; the tests have their own 10,000.
+        seed: Of the bootstrap and the tests.
+
+    Returns:
+        `dict`: `rows` (`name`, `ratings`, each scale and `f1`, with `_ci`, the wider of `_ci_questions`, over images,
+        and `_ci_participants`), `participants`, `dropped` (nobody), `agreement` (ordinal and interval alpha a scale),
+        `paired`, `signature`.
+
+    Raises:
+        ValueError: If there are no ratings, or one has not one positive number a scale.
+    """
+    if not ratings:
+        raise ValueError("There are no ratings. Score at least one participant's.")
+    if len(scales) < 2:
+        raise ValueError(f"scales are {list(scales)}; F1 needs at least two.")
+    for rating in ratings:
+        if len(rating.values) != len(scales) or min(rating.values) < 1:
+            raise ValueError(
+                f"{rating.participant!r} rated {rating.item!r} with {rating.values}; {len(scales)} numbers of at least "
+                "1 are needed."
+            )
+    options = {"confidence": confidence, "num_resamples": num_resamples, "seed": seed}
+    measures = (*scales, "f1")
+    rows: list[dict[str, Any]] = []
+    values: dict[str, list[tuple[str, Hashable, float]]] = {measure: [] for measure in measures}
+    for name in systems:
+        own = [rating for rating in ratings if rating.system == name]
+        row: dict[str, Any] = {"name": name, "ratings": len(own)}
+        rows.append(row)
+        if not own:
+            for measure in measures:
+                row |= {measure: None, f"{measure}_reason": "nobody rated it"}
+            continue
+        columns = [[float(rating.values[place]) for rating in own] for place in range(len(scales))]
+        d, a = fmean(columns[0]), fmean(columns[1])
+        columns.append([2 * (a * a * x + d * d * y) / (d + a) ** 2 for x, y in zip(*columns[:2], strict=True)])
+        for measure, column in zip(measures, columns, strict=True):
+            row |= _intervals(measure, column, [r.item for r in own], [r.participant for r in own], options)
+            values[measure] += [(name, r.item, x) for r, x in zip(own, column, strict=True)]
+    counts: dict[str, int] = {}
+    for rating in ratings:
+        counts[rating.participant] = counts.get(rating.participant, 0) + 1
+    agreement = []
+    for place, scale in enumerate(scales):
+        triples = [((r.item, r.system), r.participant, r.values[place]) for r in ratings]
+        agreement += [
+            {"measure": scale, **krippendorff_alpha(triples, level="ordinal")},
+            {"measure": scale, **krippendorff_alpha(triples, level="interval")},
+        ]
+    return {
+        "rows": rows,
+        "participants": [{"participant": name, "answers": count} for name, count in sorted(counts.items())],
+        "dropped": [],
+        "agreement": agreement,
+        "paired": [
+            entry
+            for measure in measures
+            for entry in _pairs(systems, _by_group(values[measure]), measure, confidence, seed)
+        ],
+        "signature": signature(
+            study="rating",
+            scales=",".join(scales),
+            f1="of the means",
+            interval="wider of images and participants",
+            resamples=num_resamples,
+            seed=seed,
+        ),
+    }

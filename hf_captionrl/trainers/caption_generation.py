@@ -1,0 +1,192 @@
+"""Captioning many images, and encoding them once.
+
+Legend: N images, M image tokens, D features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import datasets
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from hf_captionrl.captioners.base import Captioner
+from hf_captionrl.captioners.eval_mode import evaluating
+from hf_captionrl.data import cached_features, frames_of, open_image, sample_frames
+from hf_captionrl.data.feature_cache import VideoPooling, pool_frames
+from hf_captionrl.retrieval import FeatureCache, Scorer
+
+__all__ = ["LazyImages", "VideoFeatures", "generate_captions", "image_tower_features", "scorer_features"]
+
+
+class LazyImages(Sequence[Any]):
+    """Images of some rows of a data set, decoded one at a time: a test split does not fit into memory.
+
+    Args:
+        dataset (`datasets.Dataset`): With a column `image`.
+        rows (`Sequence[int]`): Which of its rows.
+    """
+
+    def __init__(self, dataset: datasets.Dataset, rows: Sequence[int]) -> None:
+        self.dataset = dataset
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.dataset[self.rows[index]]["image"]
+
+
+def generate_captions(
+    captioner: Captioner,
+    images: Sequence[Any] | None,
+    *,
+    image_features: Any | None = None,
+    batch_size: int = 32,
+    progress: Callable[[int], Any] | None = None,
+    **generate_kwargs: Any,
+) -> list[str]:
+    """Caption many images, batch by batch, in eval mode.
+
+    Args:
+        captioner ([`Captioner`]): Who writes.
+        images (`Sequence`, *optional*): Anything that `open_image` opens; not needed with `image_features`.
+        image_features (array of shape `(N, M, D)`, *optional*): Cached output of the image tower, one row an image.
+        batch_size (`int`): Images a batch.
+        progress (`Callable`, *optional*): Called with the number of images done after each batch.
+        generate_kwargs: Passed to the captioner's `generate`, e.g. `num_beams`, `max_new_tokens`.
+
+    Returns:
+        `list[str]`: One caption an image, in order (times `num_return_sequences`).
+    """
+    number = len(image_features) if image_features is not None else len(images or ())
+    captions: list[str] = []
+    with evaluating(captioner.model):
+        for start in range(0, number, batch_size):
+            rows = range(start, min(start + batch_size, number))
+            inputs: dict[str, Tensor] = {}
+            if image_features is not None:
+                features = np.stack([np.asarray(image_features[i]) for i in rows])  # (B, M, D)
+                inputs["image_features"] = torch.from_numpy(features)
+            else:
+                assert images is not None
+                inputs = captioner.encode_images([open_image(images[i]) for i in rows])
+            captions += captioner.generate(**inputs, **generate_kwargs).captions
+            if progress is not None:
+                progress(rows.stop)
+    return captions
+
+
+def image_tower_features(
+    captioner: Captioner,
+    dataset: datasets.Dataset,
+    *,
+    cache_dir: str | None = None,
+    dtype: str = "float32",
+    frame_pooling: str | None = None,
+) -> Any:
+    """Output of the image tower for every row of a data set, from the cache where it has it.
+
+    Args:
+        captioner ([`Captioner`]): Whose image tower, frozen.
+        dataset (`datasets.Dataset`): Images, or videos.
+        cache_dir (`str`, *optional*): Folder of the feature cache. None: the default one.
+        dtype (`str`): `"float32"` or `"float16"` to store in.
+        frame_pooling (`str`, *optional*): How features of a video are made of those of its frames, see `data.pool_frames`;
+            `"native"`: by the model's own video inputs. None: as the captioner was trained.
+
+    Returns:
+        [`FeatureView`] of shape `(N, M, D)`, of videos with `"concat"` or `"ordered"` `(N, F * M, D)`: In the order of the
+        rows, memory-mapped.
+
+    Raises:
+        ImageError: If an image or video cannot be read.
+        ValueError: If the captioner needs more than features to know an image (tiles, or sizes of its own), or cannot
+            take frames that way.
+    """
+    num_frames = frames_of(dataset)
+    pooling: VideoPooling = "mean"
+    what = "image_tower"
+    if num_frames:
+        pooling = cast(VideoPooling, frame_pooling or captioner.frame_pooling)
+        captioner.check_frame_pooling(pooling, num_frames)
+        if pooling != "mean":
+            what = f"image_tower_{num_frames}_frames"  # of another shape
+        if pooling == "native":
+            what = f"video_inputs_{num_frames}_frames_{captioner.video_signature()}"
+    elif frame_pooling == "native":
+        raise ValueError(
+            "frame_pooling is 'native', a model's own way to read videos, but the data are images. Load videos with "
+            "num_frames, or leave frame_pooling as it was."
+        )
+    captioner.fixed_side_inputs(1)  # raises where features alone do not do
+    model, _, revision = captioner.vision_signature().rpartition("@")
+    cache = FeatureCache(cache_dir, model_id=model, revision=revision, what=what, dtype=dtype)
+
+    return cached_features(
+        cache, dataset, lambda images: _tower_output(captioner, images, num_frames, pooling), pooling=pooling
+    )
+
+
+def _tower_output(captioner: Captioner, images: list[Image.Image], num_frames: int, pooling: str) -> Tensor:
+    """Features of images, `(N, M, D)`; with `"native"` of the videos whose frames they are, a row a video."""
+    if pooling == "native":
+        starts = range(0, len(images), num_frames)
+        inputs = captioner.encode_videos([images[start : start + num_frames] for start in starts])
+    else:
+        inputs = captioner.encode_images(images)
+    with torch.no_grad():
+        return captioner.image_features(**inputs).cpu()
+
+
+class VideoFeatures(Sequence[Any]):
+    """Output of the image tower for videos that are in no data set, each looked at when it is wanted.
+
+    Args:
+        captioner ([`Captioner`]): Whose image tower.
+        videos (`Sequence`): N paths, bytes, or what an undecoded column holds.
+        num_frames (`int`): F.
+        frame_pooling (`str`, *optional*): As for [`image_tower_features`]. None: as the captioner was trained.
+
+    Raises:
+        ValueError: If the captioner cannot take frames that way.
+    """
+
+    def __init__(
+        self, captioner: Captioner, videos: Sequence[Any], num_frames: int, frame_pooling: str | None = None
+    ) -> None:
+        self.captioner = captioner
+        self.videos = videos
+        self.num_frames = num_frames
+        self.pooling = cast(VideoPooling, frame_pooling or captioner.frame_pooling)
+        captioner.check_frame_pooling(self.pooling, num_frames)
+        captioner.fixed_side_inputs(1)  # raises where features alone do not do
+
+    def __len__(self) -> int:
+        return len(self.videos)
+
+    def __getitem__(self, index: Any) -> Any:
+        """`(M, D)`, with `"concat"` or `"ordered"` `(F * M, D)`: an array, fp32."""
+        F = self.num_frames
+        features = _tower_output(self.captioner, sample_frames(self.videos[index], F), F, self.pooling).float()
+        return (features if self.pooling == "native" else pool_frames(features, F, self.pooling))[0].numpy()
+
+
+def scorer_features(scorer: Scorer, dataset: datasets.Dataset, *, cache_dir: str | None = None) -> Tensor:
+    """Image features of a scorer, from the cache where it has them; of a video the mean of its frames'.
+
+    Args:
+        scorer ([`Scorer`]): Who looks at the images.
+        dataset (`datasets.Dataset`): With an `image` column.
+        cache_dir (`str`, *optional*): Folder of the feature cache. None: the default one.
+
+    Returns:
+        `torch.Tensor` of shape `(N, D)`: Unit length, fp32.
+    """
+    cache = FeatureCache.for_scorer(scorer, cache_dir)
+    return cached_features(cache, dataset, scorer.image_features, unit_length=True).tensor().float()

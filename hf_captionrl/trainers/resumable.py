@@ -1,0 +1,348 @@
+"""What every trainer does so that a kill, a full disk or a second run costs little: seals, locks, orderly stops."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import re
+import shutil
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from transformers.trainer import TRAINING_ARGS_NAME
+
+from hf_captionrl.checkpoints.loading import check_checkpoint, check_kwargs
+from hf_captionrl.io import FolderLock
+from hf_captionrl.trainers.checkpoints import (
+    begin_run,
+    checkpoint_fault,
+    last_sealed,
+    newest_checkpoint,
+    open_checkpoint,
+    remove_older,
+    resume_run,
+    run_of_checkpoint,
+    seal_checkpoint,
+    whole_or_older,
+)
+from hf_captionrl.trainers.finite_weights import first_non_finite
+from hf_captionrl.trainers.publishing import CheckedPush
+from hf_captionrl.trainers.selection import CheckpointSelection
+from hf_captionrl.trainers.stopping import StopOnSignal
+
+__all__ = ["ReliableArguments", "ReliableTraining"]
+
+logger = logging.getLogger(__name__)
+
+_Found = TypeVar("_Found")
+_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO}
+_TORCH_WRITER = ("PytorchStreamWriter", "inline_container.cc", "iostream error", "file write failed")
+
+
+@dataclass
+class ReliableArguments:
+    """What [`ReliableTraining`] is told; stands before `transformers.TrainingArguments` among the bases."""
+
+    save_on_signal: bool = field(
+        default=False,
+        metadata={
+            "help": "On SIGTERM or Ctrl-C finish the step, save a checkpoint and exit with 0; a second signal stops at once. "
+            "Recipes do."
+        },
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()  # type: ignore[misc]
+        _refuse_foreign_code(self)
+        if getattr(self, "hub_private_repo", None) is None:
+            self.hub_private_repo = True  # also of the repository to which TRL's GRPO logs completions
+        if self.save_on_signal and getattr(self, "save_only_model", False):
+            logger.warning(
+                "save_only_model=True: a checkpoint saved on a signal holds the model only, and no run can resume from it. Use "
+                "save_only_model=False to resume."
+            )
+
+
+def _refuse_foreign_code(args: Any) -> None:
+    """TRL's configurations have two places to ask for it, and its trainers read either."""
+    places = (vars(args), getattr(args, "model_init_kwargs", None) or {})
+    if any(place.get("trust_remote_code") for place in places):
+        raise ValueError(
+            "trust_remote_code is set, but no code that a checkpoint brings is run here. Take it out, and name a model of "
+            "a class that transformers has."
+        )
+
+
+class ReliableTraining(CheckedPush, CheckpointSelection):
+    """The part of a trainer that survives; stands before `transformers.Trainer` among the bases.
+
+    A checkpoint is sealed when it is finished, and older ones are removed only then. Resuming takes the newest one that
+    is whole. A run has its output folder for itself, and finds out before the first step whether it can write there. It
+    neither uses nor removes checkpoints of other runs. Weights that are not finite are not saved: the run stops.
+    """
+
+    args: Any
+    accelerator: Any
+    state: Any
+    _run_id: str | None = None
+
+    @staticmethod
+    def _load_safely(args: Any, *, by_name: bool, model: Any = None) -> None:
+        """Have TRL load models by their names from safetensors alone, and run no code or kernel of theirs."""
+        _refuse_foreign_code(args)  # it may have been set since
+        if by_name:
+            given = check_kwargs(args.model_init_kwargs or {})
+            if isinstance(model, str):
+                given["revision"] = check_checkpoint(model, given.get("revision"))["revision"]
+            args.model_init_kwargs = {"attn_implementation": None, **given, "use_safetensors": True}
+
+    def _of_main_process(self, function: Callable[[], _Found]) -> _Found:
+        """What a function gives on the main process, or its error, on every process."""
+        found: list[Any] = [None, None]
+        if self.accelerator.is_main_process:
+            try:
+                found[0] = function()
+            except (OSError, ValueError, RuntimeError) as error:
+                found[1] = error
+        if self.accelerator.num_processes > 1:
+            from accelerate.utils import broadcast_object_list
+
+            broadcast_object_list(found)
+        if found[1] is not None:
+            raise found[1]
+        return found[0]
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
+        """Train, as `transformers.Trainer.train` does, with the output folder for itself.
+
+        Args:
+            resume_from_checkpoint (`str` or `bool`, *optional*): True for the newest checkpoint in `args.output_dir` that is
+                whole and of the run that last used that folder; or a checkpoint's folder, in place of which an older one
+                of the same run is taken if it is broken.
+            args (`Any`): For the Trainer.
+            kwargs (`Any`): For the Trainer.
+
+        Returns:
+            `TrainOutput`: Of the Trainer.
+
+        Raises:
+            ValueError: If another run uses the folder, no checkpoint to resume from is whole, or it holds the model only.
+            OSError: If nothing can be written to the folder.
+            FloatingPointError: If weights are not finite at a checkpoint or the end; nothing is saved or removed.
+            RuntimeError: If a process that loads data has died.
+            SystemExit: With 0, if `args.save_on_signal` and a signal came.
+        """
+        with contextlib.ExitStack() as stack:
+
+            def take_folder() -> None:
+                stack.enter_context(FolderLock(self.args.output_dir))
+
+            def choose() -> tuple[str | None, str | None]:
+                folder = self.args.output_dir
+                if not resume_from_checkpoint:
+                    return None, begin_run(folder)
+                if resume_from_checkpoint is True:
+                    checkpoint = newest_checkpoint(folder)
+                else:
+                    checkpoint = whole_or_older(resume_from_checkpoint)
+                _refuse_model_only(checkpoint)
+                return checkpoint, resume_run(folder, checkpoint)
+
+            self._of_main_process(take_folder)
+            checkpoint, self._run_id = self._of_main_process(choose)
+            if self.args.save_on_signal:
+                stack.enter_context(StopOnSignal(self))
+            with _dead_workers_named():
+                output = super().train(checkpoint, *args, **kwargs)
+                self.refuse_diverged_model()
+                return output
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Save the model, as `transformers.Trainer.save_model` does, if its weights are finite.
+
+        Args:
+            output_dir (`str`, *optional*): Folder; None for `args.output_dir`.
+
+        Raises:
+            FloatingPointError: If weights are not finite; nothing is saved.
+        """
+        if not _internal_call:
+            self.refuse_diverged_model()
+        super().save_model(output_dir, _internal_call)  # type: ignore[misc]
+
+    def refuse_diverged_model(self) -> None:
+        """Stop before weights that are NaN or infinite are taken for a trained model.
+
+        Raises:
+            FloatingPointError: Naming the step and the last good checkpoint.
+        """
+        self._refuse_diverged(self.model, Path(self.args.output_dir), "The model")  # type: ignore[attr-defined]
+
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
+        super()._save(output_dir, state_dict)  # type: ignore[misc]
+        # A pickle that nobody needs to use the model, and that holds the Hub's token; the configuration stands in
+        # results.json.
+        (Path(output_dir or self.args.output_dir) / TRAINING_ARGS_NAME).unlink(missing_ok=True)
+
+    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
+        """Nothing: the Trainer would upload the same pickle with every checkpoint. `push_to_hub` publishes the end."""
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        run = Path(self._get_output_dir(trial=trial))  # type: ignore[attr-defined]
+        folder = run / f"checkpoint-{self.state.global_step}"
+        self._refuse_diverged(model, run, folder.name)
+        limit, self.args.save_total_limit = self.args.save_total_limit, None
+        try:
+            if self.args.should_save:
+                open_checkpoint(folder, self._run_id)
+            self.accelerator.wait_for_everyone()
+            super()._save_checkpoint(model, trial)  # type: ignore[misc]
+            self.accelerator.wait_for_everyone()
+            if self.args.should_save:
+                seal_checkpoint(folder)
+        except Exception as error:
+            if not _is_of_disk(error):
+                raise
+            raise _without_torn(folder, error) from error
+        finally:
+            self.args.save_total_limit = limit
+        # Not by the Trainer, which removes older checkpoints before the new one is sealed, and those of other runs.
+        if self.args.should_save:
+            remove_older(folder, limit=limit, best=self.state.best_model_checkpoint)
+
+    def _refuse_diverged(self, model: Any, run: Path, what: str) -> None:
+        """Stop before weights that are NaN or infinite take the place of good ones."""
+        name = first_non_finite(model)
+        found = [name]
+        if self.accelerator.num_processes > 1:  # where weights are sharded, one process may hold all the bad ones
+            from accelerate.utils import gather_object
+
+            found = gather_object(found)
+        name = next((name for name in found if name is not None), None)
+        if name is None:
+            return
+        good = last_sealed(run, self._run_id)
+        remedy = "This run has no checkpoint from before. Start again with a lower learning_rate or max_grad_norm."
+        if good is not None:
+            remedy = (
+                f"The last checkpoint is {str(good)!r}. Start from it, with a lower learning_rate or max_grad_norm: use it as "
+                "the model of a new run."
+            )
+        raise FloatingPointError(
+            f"Training has diverged: {name} is NaN or infinite after step {self.state.global_step}. {what} is not saved, "
+            f"and no checkpoint is removed. {remedy}"
+        )
+
+    def _finalize_training(self, *args: Any, **kwargs: Any) -> Any:
+        # With save_total_limit=1 the Trainer removes here what is not the best, of whatever run.
+        limit, self.args.save_total_limit = self.args.save_total_limit, None
+        try:
+            output = super()._finalize_training(*args, **kwargs)  # type: ignore[misc]
+        finally:
+            self.args.save_total_limit = limit
+        best = self.state.best_model_checkpoint
+        if self.args.should_save and limit == 1 and best is not None and run_of_checkpoint(best) == self._run_id:
+            remove_older(best, limit=1, best=None)
+        return output
+
+    def _issue_warnings_after_load(self, load_result: Any) -> None:
+        self._renamed = bool(load_result.unexpected_keys)
+        if not self._renamed:
+            super()._issue_warnings_after_load(load_result)  # type: ignore[misc]
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        self._renamed = False
+        super()._load_from_checkpoint(resume_from_checkpoint, model)  # type: ignore[misc]
+        self._load_renamed(resume_from_checkpoint)
+
+    def _load_renamed(self, checkpoint: str) -> None:
+        """Load weights that stand in a checkpoint under other names than in the model.
+
+        transformers saves LLaVA and its like under the names of their first release. `from_pretrained` translates them,
+        and the Trainer does not: it would go on from the weights it was given, with a warning.
+        """
+        if self._renamed:
+            inner = self.accelerator.unwrap_model(self.model)  # type: ignore[attr-defined]
+            saved = type(inner).from_pretrained(checkpoint, dtype="auto", use_safetensors=True)
+            inner.load_state_dict(saved.state_dict())
+
+    def _load_best_model(self) -> None:
+        best = self.state.best_model_checkpoint
+
+        def find_fault() -> str | None:
+            # The Trainer knows it by its path, where another run may have left a checkpoint of the same step.
+            other = run_of_checkpoint(best) != self._run_id
+            return "it is of another run" if other else checkpoint_fault(best)
+
+        fault = self._of_main_process(find_fault)
+        if fault is None:
+            self._renamed = False
+            super()._load_best_model()  # type: ignore[misc]
+            self._load_renamed(str(best))
+            self.note_selection()
+            return
+        self.note_selection(f"it is broken ({fault}), and the weights of step {self.state.global_step} are kept")
+        if self.accelerator.is_main_process:
+            logger.warning("%s, the best checkpoint, is broken: %s. The last weights are kept instead.", best, fault)
+
+
+def _refuse_model_only(checkpoint: str) -> None:
+    """A run that resumes without the states of optimizer, schedule and random numbers is another run."""
+    if not any(Path(checkpoint).glob("rng_state*.pth")):
+        raise ValueError(
+            f"{checkpoint!r} holds the model only (save_only_model=True): without the states of optimizer, schedule and random "
+            "numbers no run can resume from it exactly. Use it as the model of a new run, or another checkpoint; use "
+            "save_only_model=False for checkpoints that runs resume from."
+        )
+
+
+@contextlib.contextmanager
+def _dead_workers_named() -> Iterator[None]:
+    """Say in one sentence that a worker was killed; an error in its own code comes as what it is."""
+    try:
+        try:
+            yield
+        except (ConnectionError, EOFError) as error:  # a broken pipe, if it was just being read from
+            if not _reads_from_worker(error):
+                raise
+            raise _dead_worker(error) from error
+    except RuntimeError as error:
+        # PyTorch raises it in the handler of a signal, wherever the program is just then: above as well.
+        if "DataLoader worker (pid" not in str(error):
+            raise
+        raise _dead_worker(error) from error
+
+
+def _reads_from_worker(error: Exception) -> bool:
+    frames = traceback.walk_tb(error.__traceback__)
+    return any(frame.f_globals.get("__name__") == "torch.utils.data.dataloader" for frame, _ in frames)
+
+
+def _dead_worker(error: Exception) -> RuntimeError:
+    return RuntimeError(
+        f"A DataLoader worker, which loads images, has died ({error}). Memory may have run out: lower "
+        "dataloader_num_workers, and go on with resume_from_checkpoint=True."
+    )
+
+
+def _is_of_disk(error: Exception) -> bool:
+    if isinstance(error, OSError):
+        return error.errno in _DISK
+    # safetensors and tokenizers are written in Rust and have no errno; tokenizers' errors have no class either.
+    if number := re.search(r"\(os error (\d+)\)", str(error)):
+        return int(number[1]) in _DISK
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in _TORCH_WRITER)
+
+
+def _without_torn(folder: Path, error: Exception) -> OSError:
+    """What to say when a checkpoint cannot be written; its remains are removed, so that others find room."""
+    run_id = run_of_checkpoint(folder)
+    shutil.rmtree(folder, ignore_errors=True)
+    cause = (isinstance(error, OSError) and error.strerror) or "the disk is full, or a limit on files is reached"
+    last = last_sealed(folder.parent, run_id)
+    way = "start again" if last is None else f"resume_from_checkpoint=True resumes from {last.name}"
+    return OSError(f"{folder.name} cannot be written to {str(folder.parent)!r} ({cause}). Make room there, and {way}.")

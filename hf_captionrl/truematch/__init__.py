@@ -1,0 +1,1 @@
+"""TrueMatch: build, review and evaluate benchmarks of look-alikes."""

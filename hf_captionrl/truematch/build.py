@@ -1,0 +1,173 @@
+"""`captionrl truematch build`: Algorithms 1 and 2 over a captioned set, written as a folder."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hf_captionrl.cli.arguments import load_split
+from hf_captionrl.truematch.files import (
+    DATA_FOLDER,
+    MANIFEST_FILE,
+    TrueMatch,
+    bags_fingerprint,
+    load_truematch,
+    write_data,
+    write_truematch,
+)
+
+if TYPE_CHECKING:
+    import torch
+
+    from hf_captionrl.retrieval import BagFile
+
+__all__ = ["build", "print_status"]
+
+_CURATED = (
+    "candidates by nearest neighbours, then the most similar disjoint ones (No Detail Left Behind, Algorithms 1 and 2)"
+)
+_PUBLISHED = "the paper's release, by COCO id; similarity measured here"
+
+
+def _check(arguments: argparse.Namespace) -> list[int]:
+    """The sizes; before anything slow."""
+    if arguments.output.exists() and not arguments.output.is_dir():
+        raise ValueError(f"--output {str(arguments.output)!r} is a file. Name a folder.")
+    if arguments.seed < 0:
+        raise ValueError(f"--seed is {arguments.seed}, but must be at least 0.")
+    sizes = sorted(set(arguments.bag_sizes))
+    if sizes[0] < 2:
+        raise ValueError(f"--bag_sizes {sizes[0]}: a bag needs at least 2 images.")
+    return sizes
+
+
+def _mine(
+    arguments: argparse.Namespace, sizes: list[int], ids: list[str], features: torch.Tensor, signature: str
+) -> BagFile:
+    """All bags of all sizes, the most similar first within a size."""
+    from hf_captionrl.data.benchmarks import load_published_bags, match_coco_ids
+    from hf_captionrl.retrieval import BagFile
+    from hf_captionrl.retrieval.bags import bag_similarities, candidate_bags, curate_bags
+
+    published = None
+    if arguments.published_bags is not None:
+        published = match_coco_ids(load_published_bags(arguments.published_bags, sizes), ids)
+    row = {image_id: number for number, image_id in enumerate(ids)}
+    bags: list[list[str]] = []
+    scores: list[float] = []
+    for size in sizes:
+        if published is None:
+            rows, score = curate_bags(*candidate_bags(features, size, device=arguments.device))
+            found = [[ids[i] for i in bag] for bag in rows.tolist()]
+        else:
+            found = published[size]
+            score = bag_similarities(features, [[row[i] for i in bag] for bag in found])
+        bags += found
+        scores += score.tolist()
+    return BagFile(bags, scores, signature, arguments.features, "truematch")
+
+
+def _refuse_other(output: Path, settings: dict[str, Any]) -> None:
+    """Do not touch a benchmark that was made with other settings."""
+    if not (output / MANIFEST_FILE).is_file():
+        return
+    before = load_truematch(output)
+    for name, value in settings.items():
+        if before.manifest.get(name) != value:
+            raise ValueError(
+                f"{output} holds a benchmark that was made with {name} {before.manifest.get(name)!r}, and this is {value!r}. "
+                "Pass --overwrite, which keeps decisions on bags that stay the same, or another --output."
+            )
+
+
+def print_status(found: TrueMatch) -> None:
+    """Print how many bags there are and how far the review is.
+
+    Args:
+        found: The benchmark.
+    """
+    for size, counts in found.status().items():
+        print(
+            f"  {counts['bags']} bags of {size}: {counts['kept']} kept, {counts['dropped']} dropped, "
+            f"{counts['undecided']} not looked at"
+        )
+    if found.strangers:
+        print(f"  {found.strangers} lines of decisions.jsonl are about bags that are not here, and do not count")
+
+
+def build(arguments: argparse.Namespace) -> None:
+    """Make the benchmark, or go on where an interrupted run stopped.
+
+    Args:
+        arguments: As parsed.
+
+    Raises:
+        ValueError: If arguments are bad, the data set is too small, or another benchmark is in the folder.
+    """
+    sizes = _check(arguments)
+
+    from hf_captionrl.evaluation.look_alikes import features_of, similarity_scorer
+    from hf_captionrl.truematch.card import write_truematch_card
+    from hf_captionrl.hub import public_values
+    from hf_captionrl.reports.versions import installed_versions
+
+    output: Path = arguments.output
+    dataset = load_split(
+        arguments,
+        quarantine_path=output / "quarantine.jsonl",
+        require_captions=arguments.features == "multimodal",
+    ).dataset
+    ids = [str(i) for i in dataset["image_id"][:]]
+    if len(ids) < sizes[-1]:
+        raise ValueError(f"the split has {len(ids)} images, and a bag takes {sizes[-1]}. Lower --bag_sizes.")
+    embedded = arguments.dataset == "scenes"
+    scorer = similarity_scorer(arguments)
+    settings = {
+        "source": public_values(arguments.dataset),
+        "split": arguments.split,
+        "images": len(ids),
+        "embed_images": not arguments.no_images,
+        "sizes": sizes,
+        "method": _CURATED if arguments.published_bags is None else _PUBLISHED,
+        "features": arguments.features,
+        "scorer": scorer.signature,
+        "seed": arguments.seed,
+    }
+    card = {
+        "dataset_id": arguments.repo_id or output.resolve().name,
+        "license": arguments.license,
+        "source_license": arguments.source_license or ("apache-2.0" if embedded else "see there"),
+        "language": arguments.language,
+    }
+    if not arguments.overwrite:
+        _refuse_other(output, settings)
+    # From here on the folder is unfinished, until its last file is written.
+    (output / MANIFEST_FILE).unlink(missing_ok=True)
+    write_data(output, dataset, embed_images=not arguments.no_images)
+    features = features_of(arguments, dataset, scorer, arguments.features)
+    bags = _mine(arguments, sizes, ids, features, scorer.signature)
+    manifest = {
+        "format": 1,
+        **settings,
+        "has_facts": "facts" in dataset.column_names,
+        "card": card,
+        "versions": installed_versions(),
+    }
+    found = write_truematch(output, bags, manifest)
+    write_truematch_card(found)
+    if arguments.json:
+        print(
+            json.dumps(
+                {
+                    "output": str(output),
+                    **settings,
+                    "bags": found.status(),
+                    "fingerprint": bags_fingerprint(found.kept),
+                }
+            )
+        )
+        return
+    print(f"{output}: {len(ids)} images in {DATA_FOLDER}/, {arguments.features} features of {scorer.signature}")
+    print_status(found)

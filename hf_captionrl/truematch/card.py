@@ -1,0 +1,84 @@
+"""The card of a benchmark of look-alikes, from its own folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hf_captionrl.truematch.files import BAGS_FILE, DATA_FOLDER, KEPT_FILE, TrueMatch
+
+__all__ = ["render_truematch_card", "write_truematch_card"]
+
+
+def _checked(found: TrueMatch) -> str:
+    """How far people have looked at the bags."""
+    counts = found.status().values()
+    total, undecided = sum(c["bags"] for c in counts), sum(c["undecided"] for c in counts)
+    dropped = sum(c["dropped"] for c in counts)
+    if undecided == total:
+        return (
+            "Nobody has looked at the bags yet: some may hold one image twice, or images that any caption tells apart."
+        )
+    rest = "All bags were looked at" if not undecided else f"{total - undecided} of {total} bags were looked at"
+    return f"{rest}; {dropped} were dropped, each for a reason that stands in decisions.jsonl."
+
+
+def render_truematch_card(found: TrueMatch) -> str:
+    """Render the card of a benchmark.
+
+    Args:
+        found: The benchmark.
+
+    Returns:
+        `str`: Markdown with metadata in front.
+
+    Raises:
+        ValueError: If the card must not be published: a placeholder, a path of this machine, a token.
+        FileNotFoundError: If the template cannot be found.
+    """
+    from huggingface_hub import DatasetCardData
+
+    from hf_captionrl.hub.checks import check_card, check_text
+    from hf_captionrl.hub.templates import render_template
+
+    manifest = found.manifest
+    card = manifest["card"]
+    for name, value in card.items():
+        check_text(name, value)
+    data = DatasetCardData(
+        language=card["language"],
+        license=card["license"],
+        task_categories=["image-to-text"],
+        pretty_name=card["dataset_id"].rpartition("/")[2],
+        tags=["image-captioning", "hf_captionrl", "truematch"],
+        configs=[
+            {"config_name": "default", "data_files": [{"split": "test", "path": f"{DATA_FOLDER}/*.parquet"}]},
+        ],
+    )
+    text = render_template(
+        "truematch.md",
+        metadata=data.to_yaml(),
+        card=card,
+        manifest=manifest,
+        status=found.status(),
+        checked=_checked(found),
+        files={"bags": BAGS_FILE, "kept": KEPT_FILE},
+    )
+    check_card(text)
+    return text
+
+
+def write_truematch_card(found: TrueMatch) -> Path:
+    """Render the card and write it as the folder's `README.md`, atomically.
+
+    Args:
+        found: The benchmark.
+
+    Returns:
+        `pathlib.Path`: The card.
+
+    Raises:
+        ValueError: If the card must not be published; nothing is written.
+    """
+    from hf_captionrl.io import atomic_write_text
+
+    return atomic_write_text(found.folder / "README.md", render_truematch_card(found))

@@ -1,0 +1,271 @@
+"""A benchmark of look-alikes as a folder: bags, the images and captions they come from, and what people decided.
+
+bags.json          what the algorithms found, most similar first (`retrieval.bag_files`)
+kept.json          the same without the bags that were dropped
+decisions.jsonl    keep or drop, one line a decision (`retrieval.bag_decisions`)
+data/*.parquet     image_id, captions, and where there are image and facts; rows that are in no bag are distractors
+truematch.json     how it was made; written last, so a folder without it is not finished
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import datasets
+
+from hf_captionrl.data.caption_columns import replace_column, undecoded
+from hf_captionrl.data.images import image_bytes
+from hf_captionrl.io import atomic_write_bytes, write_json
+from hf_captionrl.truematch.decisions import (
+    Decision,
+    DecisionWriter,
+    bag_id,
+    drop_bags,
+    read_decisions,
+)
+from hf_captionrl.retrieval.bag_files import BagFile, load_bags, save_bags
+
+__all__ = [
+    "BAGS_FILE",
+    "DATA_FOLDER",
+    "DECISIONS_FILE",
+    "KEPT_FILE",
+    "MANIFEST_FILE",
+    "TrueMatch",
+    "apply_decisions",
+    "bags_fingerprint",
+    "load_truematch",
+    "write_data",
+    "write_truematch",
+]
+
+BAGS_FILE, KEPT_FILE, DECISIONS_FILE = "bags.json", "kept.json", "decisions.jsonl"
+DATA_FOLDER, MANIFEST_FILE, _PLAN_FILE = "data", "truematch.json", "building.json"
+
+_ROWS_A_FILE = 1000
+"""Images of one Parquet file: some 150 MB of COCO, which is held in memory while it is written."""
+_COLUMNS = ("image", "image_id", "captions", "facts")
+
+
+@dataclass(frozen=True)
+class TrueMatch:
+    """A finished benchmark.
+
+    Args:
+        folder: Where it is.
+        manifest: How it was made, from `truematch.json`.
+        bags: All bags, before anybody looked at them.
+        decisions: Lines about these bags, the oldest first.
+        strangers: How many lines are about bags that are not here.
+    """
+
+    folder: Path
+    manifest: Mapping[str, Any]
+    bags: BagFile
+    decisions: Sequence[Decision]
+    strangers: int = 0
+
+    @property
+    def last(self) -> dict[str, Decision]:
+        """The decision that counts, by the bag's id; without bags that nobody decided on."""
+        found = {decision.bag: decision for decision in self.decisions}
+        return {bag: decision for bag, decision in found.items() if decision.decision is not None}
+
+    @property
+    def kept(self) -> BagFile:
+        """The bags without the dropped ones."""
+        return drop_bags(self.bags, self.decisions)
+
+    def status(self) -> dict[str, dict[str, int]]:
+        """How far the review is.
+
+        Returns:
+            `dict`: By bag size, as text: `bags`, `kept`, `dropped`, `undecided`.
+        """
+        found: dict[str, dict[str, int]] = {}
+        last = self.last
+        for bag in self.bags.bags:
+            counts = found.setdefault(str(len(bag)), {"bags": 0, "kept": 0, "dropped": 0, "undecided": 0})
+            decision = last.get(bag_id(bag))
+            counts["bags"] += 1
+            counts[
+                "undecided" if decision is None else {"keep": "kept", "drop": "dropped"}[str(decision.decision)]
+            ] += 1
+        return found
+
+
+def bags_fingerprint(bags: BagFile) -> str:
+    """Of the bags, whatever their order; results of different fingerprints do not belong into one table.
+
+    Args:
+        bags: Those that count.
+
+    Returns:
+        `str`: 16 hexadecimal digits.
+    """
+    names = "\n".join(sorted(bag_id(bag) for bag in bags.bags))
+    return hashlib.sha256(names.encode("ascii")).hexdigest()[:16]
+
+
+def _content(dataset: datasets.Dataset) -> str:
+    """Fingerprint of ids and captions, in their order."""
+    digest = hashlib.sha256()
+    for image_id, captions in zip(dataset["image_id"][:], dataset["captions"][:], strict=True):
+        digest.update(json.dumps([str(image_id), captions]).encode("ascii"))
+    return digest.hexdigest()[:16]
+
+
+def write_data(folder: str | Path, dataset: datasets.Dataset, *, embed_images: bool = True) -> list[Path]:
+    """Write the images and captions, a thousand a file; files that an interrupted run finished are kept.
+
+    Such files are known by ids and captions: give images that have changed another id, or begin in another folder.
+
+    Args:
+        folder: Of the benchmark.
+        dataset: With `image_id`, `captions`, and where there are `image` and `facts`; other columns are left out.
+        embed_images: Put the images in, byte by byte as they are.
+
+    Returns:
+        `list[Path]`: The files.
+
+    Raises:
+        OSError: If an image cannot be read.
+    """
+    folder = Path(folder)
+    columns = [c for c in _COLUMNS if c in dataset.column_names and (embed_images or c != "image")]
+    table = undecoded(dataset.select_columns(columns))
+    plan = {"content": _content(dataset), "embed_images": embed_images, "images": len(dataset)}
+    plan_file = folder / _PLAN_FILE
+    data = folder / DATA_FOLDER
+    try:
+        begun = json.loads(plan_file.read_text(encoding="utf-8")) == plan
+    except (OSError, ValueError):
+        begun = False
+    if not begun:
+        for path in data.glob("*.parquet"):
+            path.unlink()
+        write_json(plan_file, plan)
+    number = -(-len(table) // _ROWS_A_FILE)
+    paths = [data / f"test-{i:05d}-of-{number:05d}.parquet" for i in range(number)]
+    for i, path in enumerate(paths):
+        if path.is_file():
+            continue
+        part = table.select(range(i * _ROWS_A_FILE, min((i + 1) * _ROWS_A_FILE, len(table))))
+        if "image" in columns:
+            part = replace_column(part, "image", [image_bytes(v) for v in part["image"]], datasets.Image())
+        buffer = io.BytesIO()
+        part.to_parquet(buffer)
+        atomic_write_bytes(path, buffer.getvalue())
+    return paths
+
+
+def write_truematch(folder: str | Path, bags: BagFile, manifest: Mapping[str, Any]) -> TrueMatch:
+    """Finish a benchmark whose data are written. Decisions that are there stay.
+
+    Args:
+        folder: Of the benchmark.
+        bags: All bags.
+        manifest: How it was made; what JSON can hold.
+
+    Returns:
+        [`TrueMatch`]: As it is read back.
+
+    Raises:
+        ValueError: If the bags are bad.
+    """
+    folder = Path(folder)
+    save_bags(folder / BAGS_FILE, bags)
+    if not (folder / DECISIONS_FILE).exists():
+        atomic_write_bytes(folder / DECISIONS_FILE, b"")
+    write_json(folder / MANIFEST_FILE, manifest)
+    found = load_truematch(folder)
+    save_bags(folder / KEPT_FILE, found.kept)
+    (folder / _PLAN_FILE).unlink(missing_ok=True)
+    return found
+
+
+def load_truematch(folder: str | Path) -> TrueMatch:
+    """Read a benchmark.
+
+    Args:
+        folder: Where it is.
+
+    Returns:
+        [`TrueMatch`]: Bags, decisions and how it was made.
+
+    Raises:
+        FileNotFoundError: If the folder is none, or is not finished.
+        ValueError: If a file in it is broken.
+    """
+    folder = Path(folder)
+    path = folder / MANIFEST_FILE
+    if not path.is_file():
+        begun = (folder / _PLAN_FILE).is_file()
+        way_out = (
+            "Its build was interrupted; give the same `captionrl truematch build` command again, and it goes on."
+            if begun
+            else "Make a benchmark with `captionrl truematch build`."
+        )
+        raise FileNotFoundError(f"There is no {MANIFEST_FILE} in {str(folder)!r}. {way_out}")
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is no JSON ({error}). Build the benchmark again.") from None
+    if not isinstance(manifest, dict) or not {"source", "seed", "scorer"} <= set(manifest):
+        raise ValueError(f"{path} does not say how a benchmark was made. Build it again.")
+    bags = load_bags(folder / BAGS_FILE)
+    known = {bag_id(bag) for bag in bags.bags}
+    lines = read_decisions(folder / DECISIONS_FILE) if (folder / DECISIONS_FILE).is_file() else []
+    own = [line for line in lines if line.bag in known]
+    return TrueMatch(folder, manifest, bags, own, len(lines) - len(own))
+
+
+def apply_decisions(folder: str | Path, decisions: str | Path | None = None) -> tuple[TrueMatch, int]:
+    """Take over decisions from a file, such as the review page's download, and write `kept.json` anew.
+
+    Lines that are there already are not added again, so the same file may be given twice.
+
+    Args:
+        folder: Of the benchmark.
+        decisions: The file; None to take over nothing.
+
+    Returns:
+        `tuple`: The benchmark, and how many lines were added.
+
+    Raises:
+        FileNotFoundError: If a file is not there.
+        ValueError: If a line is broken or about another benchmark's bag (nothing is added then), or all bags would be
+            dropped.
+    """
+    folder = Path(folder)
+    found = load_truematch(folder)
+    added = 0
+    if decisions is not None:
+        new = read_decisions(decisions)
+        known = {bag_id(bag) for bag in found.bags.bags}
+        for number, line in enumerate(new, start=1):
+            if line.bag not in known:
+                raise ValueError(
+                    f"{decisions}: decision {number} is about bag {line.bag!r}, which is not in {folder}. Give the decisions "
+                    "on this benchmark's own bags."
+                )
+        drop_bags(found.bags, [*found.decisions, *new])  # all dropped: said before anything is written
+        with DecisionWriter(folder / DECISIONS_FILE) as writer:
+            there = set(writer.decisions)
+            last = {line.bag: (line.decision, line.reason) for line in writer.decisions}
+            for line in new:
+                # A line without a time cannot be recognised; it is there already if it says nothing new.
+                if line in there or (line.time is None and last.get(line.bag) == (line.decision, line.reason)):
+                    continue
+                last[line.bag] = (line.decision, line.reason)
+                writer.append(line)
+                added += 1
+        found = load_truematch(folder)
+    save_bags(folder / KEPT_FILE, found.kept)
+    return found, added

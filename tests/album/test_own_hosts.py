@@ -1,0 +1,85 @@
+"""A server on this machine answers its own names only: the rule, the demo's middleware, and the names it is started with."""
+
+import asyncio
+
+import pytest
+
+from hf_captionrl.album.page import _OnlyFromHere, own_hosts
+from hf_captionrl.cli.main import build_parser
+from hf_captionrl.album.own_hosts import OwnHosts
+
+HERE = "127.0.0.1:7860"
+
+
+@pytest.mark.parametrize("host", [HERE, "localhost:7860", "LOCALHOST:7860", "[::1]:7860", "localhost"])
+def test_own_names(host):
+    assert OwnHosts().accepts([host])
+    assert OwnHosts().accepts([host], [f"http://{host.lower()}"])
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["evil.test:7860", "evil.test", "127.0.0.1.evil.test", "localhost.evil.test:7860", "", "10.0.0.5:7860", "a@localhost",
+     "localhost/x", "localhost:port", "[::1", "localhost:99999999999999999999"],
+)  # fmt: skip
+def test_foreign_names(host):
+    assert not OwnHosts().accepts([host])
+
+
+@pytest.mark.parametrize(
+    "origin",
+    ["http://evil.test", "http://evil.test:7860", "null", "", "http://localhost:3000", "https://127.0.0.1", "file://",
+     "http://127.0.0.1:7860@evil.test", "chrome-extension://abc", "http://127.0.0.1.evil.test:7860"],
+)  # fmt: skip
+def test_foreign_origins(origin):
+    assert not OwnHosts().accepts([HERE], [origin])
+    assert not OwnHosts().accepts([HERE], [f"http://{HERE}", origin])
+
+
+def test_two_hosts_are_one_too_many():
+    assert not OwnHosts().accepts([HERE, HERE])
+    assert not OwnHosts().accepts([])
+
+
+def test_what_the_user_asks_for():
+    asked = own_hosts("0.0.0.0", ["Studio.test"])
+    assert asked.accepts(["studio.test:7860"], ["https://studio.test"])
+    assert asked.accepts(["192.168.1.7:7860"], ["http://192.168.1.7:7860"])
+    assert not asked.accepts(["evil.test:7860"])
+    assert not asked.accepts(["192.168.1.7:7860"], ["http://evil.test"])
+    assert not own_hosts("127.0.0.1").accepts(["192.168.1.7:7860"])
+    asked.add("x.share.test")
+    assert asked.accepts(["x.share.test"], ["https://x.share.test"])
+    assert build_parser().parse_args(["demo", "--allow_host", "a", "--allow_host", "b"]).allow_host == ["a", "b"]
+    assert build_parser().parse_args(["demo"]).allow_host == []
+
+
+def answer(headers, kind="http"):
+    """Messages of the demo's outermost layer, and whether the page behind it was asked."""
+    sent, asked = [], []
+
+    async def page(scope, receive, send):
+        asked.append(scope)
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    async def send(message):
+        sent.append(message)
+
+    scope = {"type": kind, "headers": [(name.encode(), value.encode()) for name, value in headers]}
+    asyncio.run(_OnlyFromHere(page, OwnHosts())(scope, None, send))
+    return sent, bool(asked)
+
+
+def test_the_demo_answers_its_own_page_only():
+    sent, asked = answer([("host", HERE), ("origin", f"http://{HERE}")])
+    assert asked
+    assert sent[0]["status"] == 200
+    assert b"content-security-policy" in dict(sent[0]["headers"])
+    for headers in ([("host", "evil.test")], [("host", HERE), ("origin", "http://evil.test")], []):
+        sent, asked = answer(headers)
+        assert not asked
+        assert sent[0]["status"] == 403
+        assert b"--allow_host" in sent[1]["body"]
+        sent, asked = answer(headers, "websocket")
+        assert not asked
+        assert sent == [{"type": "websocket.close", "code": 1008}]

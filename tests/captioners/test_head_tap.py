@@ -1,0 +1,307 @@
+"""The head tap against the untouched model: loss, gradients, memory, and the first-batch check."""
+
+import copy
+import inspect
+import logging
+import pickle
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch.distributed.tensor import DeviceMesh, Shard, distribute_tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from hf_captionrl.captioners import HeadInputs, HeadOutput, LogProbsObjective, load_captioner, mean_cross_entropy
+from hf_captionrl.captioners.head_tap import tap_head
+from hf_captionrl.captioners.output_projection import head_projection
+from hf_captionrl.losses import IGNORE_INDEX, fused_smile_loss, smile_loss
+from tests.closeness import assert_close, close, resolution
+from tests.tiny import FAMILIES, tiny_blip, tiny_captioner, tiny_captions, tiny_images, tiny_model
+
+
+def smile(head: HeadInputs) -> dict[str, torch.Tensor]:
+    if head.logits is not None:
+        return {"loss": smile_loss(head.logits, head.labels)}
+    assert head.hidden is not None
+    assert head.weight is not None
+    return {"loss": fused_smile_loss(head.hidden, head.weight, head.labels, bias=head.bias, softcap=head.softcap)}
+
+
+def native(family: str, batch: dict) -> dict:
+    """The batch in the model's own words, written out a second time."""
+    if not family.startswith("vit"):
+        return dict(batch)
+    inputs = {"pixel_values": batch["pixel_values"], "decoder_input_ids": batch["input_ids"][:, :-1]}
+    return {**inputs, "labels": batch["labels"][:, 1:]}
+
+
+def plain_logits(family: str, model, batch: dict) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits and labels, aligned by hand."""
+    inputs = native(family, batch)
+    labels = inputs.pop("labels")
+    logits = model(**inputs).logits
+    if family.startswith("vit"):
+        return logits, labels
+    return logits[:, -labels.size(1) :][:, :-1], labels[:, 1:]
+
+
+def gradients(model) -> dict[str, torch.Tensor]:
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def assert_same_gradients(left: dict, right: dict, **how) -> None:
+    assert left.keys() == right.keys()
+    assert len(left) > 10
+    for name in left:
+        # The gradient of an attention's key bias is 0: a sum whose terms cancel.
+        assert_close(left[name], right[name], msg=name, **{"ulps": 64, "magnitude": 1, **how})
+
+
+def pair(family: str, prompt: str = "a picture of "):
+    """A captioner, an untouched copy of its model, and a batch with padding and a prompt."""
+    captioner = tiny_captioner(family, prompt=prompt)
+    untouched, _ = tiny_model(family)
+    batch = captioner.collate(tiny_images(4), tiny_captions(4))
+    assert (batch["attention_mask"] == 0).any()
+    return captioner, untouched, batch
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_cross_entropy_and_gradients_equal_the_untouched_model(family):
+    captioner, untouched, batch = pair(family)
+    own = untouched(**native(family, batch)).loss
+    own.backward()
+    logits, labels = plain_logits(family, untouched, batch)
+    plain = F.cross_entropy(logits.flatten(0, 1), labels.flatten())
+    tapped = captioner.model(**batch, head_objective=mean_cross_entropy).loss
+    tapped.backward()
+    assert_close(tapped, own)
+    assert_close(tapped, plain)
+    assert_same_gradients(gradients(captioner.model), gradients(untouched))
+    # Without an objective the model is what it was, and takes the same batch.
+    torch.testing.assert_close(captioner.model(**batch).loss, own)
+    assert captioner.self_check(batch) < resolution(10)
+    assert not captioner.use_full_logits
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_smile_equals_full_logits_and_never_makes_them(family):
+    captioner, untouched, batch = pair(family)
+    T = captioner.align_labels(batch["labels"]).size(1)
+    rows = {4 * T, 4 * (T + 1)}
+
+    class Watch(TorchDispatchMode):
+        seen = 0
+
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            result = function(*args, **(kwargs or {}))
+            for tensor in torch.utils._pytree.tree_leaves(result):
+                if isinstance(tensor, torch.Tensor) and tensor.dim() > 1 and tensor.size(-1) == captioner.vocab_size:
+                    self.seen += tensor.numel() // tensor.size(-1) in rows or tensor.dim() > 2
+            return result
+
+    with Watch() as watch:
+        loss = captioner.model(**batch, head_objective=smile).loss
+        loss.backward()
+    assert watch.seen == 0
+    with Watch() as watch:  # the watch does see what it should
+        captioner.model(**batch)
+    assert watch.seen > 0
+    logits, labels = plain_logits(family, untouched, batch)
+    expected = smile_loss(logits, labels)
+    expected.backward()
+    assert_close(loss, expected)
+    assert_same_gradients(gradients(captioner.model), gradients(untouched))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_log_probs_and_entropy_equal_the_softmax(family):
+    captioner, untouched, batch = pair(family)
+    logits, labels = plain_logits(family, untouched, batch)
+    log_softmax = (logits / 0.7).log_softmax(-1)
+    got, entropy = captioner.log_probs(batch, temperature=0.7, return_entropy=True)
+    assert got.shape == labels.shape == captioner.align_labels(batch["labels"]).shape
+    for row in range(labels.size(0)):
+        for t in range(labels.size(1)):
+            label = labels[row, t]
+            if label == IGNORE_INDEX:
+                assert got[row, t] == entropy[row, t] == 0
+                continue
+            assert_close(got[row, t], log_softmax[row, t, label])
+            expected = -(log_softmax[row, t].exp() * log_softmax[row, t]).sum()
+            assert_close(entropy[row, t], expected)
+    captioner.use_full_logits = True
+    full, full_entropy = captioner.log_probs(batch, temperature=0.7, return_entropy=True)
+    assert_close(full, got)
+    assert_close(full_entropy, entropy)
+
+
+def test_label_smoothing_of_the_model_is_not_mistaken_for_a_fault(caplog):
+    model, processor = tiny_blip(label_smoothing=0.1)
+    captioner = load_captioner(model, processor=processor)
+    batch = captioner.collate(tiny_images(2), tiny_captions(2))
+    with caplog.at_level(logging.WARNING):
+        assert captioner.self_check(batch) < resolution(10)
+    assert not caplog.records
+    assert model.text_decoder.label_smoothing == 0.1
+
+
+class Scaled(torch.nn.Module):
+    """A planted fault: something follows the projection."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, hidden):
+        return self.inner(hidden) * 1.7
+
+
+class Capped(Scaled):
+    def forward(self, hidden):
+        return 2.0 * torch.tanh(self.inner(hidden) / 2.0)
+
+
+@pytest.mark.parametrize("fault", [Scaled, Capped])
+def test_self_check_finds_what_follows_the_head_and_falls_back(fault, caplog):
+    captioner, untouched, batch = pair("blip")
+    for model in (captioner.model, untouched):
+        model.text_decoder.cls.predictions = fault(model.text_decoder.cls.predictions)
+        inner = model.text_decoder.cls.predictions.inner.decoder
+        model.text_decoder.get_output_embeddings = lambda inner=inner: inner
+    wrong = captioner.model(**batch, head_objective=mean_cross_entropy).loss
+    own = untouched(**batch).loss
+    assert abs(wrong - own) > 1e-2
+    captioner.model.train()
+    with caplog.at_level(logging.WARNING):
+        assert captioner.self_check(batch) == close(abs(wrong - own).item(), magnitude=10, dtype="float32")
+    assert "SELF-CHECK FAILED" in caplog.text
+    assert captioner.use_full_logits
+    assert captioner.model.training
+    right = captioner.model(**batch, head_objective=mean_cross_entropy).loss
+    torch.testing.assert_close(right, own)
+    logits, labels = plain_logits("blip", untouched, batch)
+    torch.testing.assert_close(captioner.model(**batch, head_objective=smile).loss, smile_loss(logits, labels))
+
+
+def test_a_loss_that_is_no_plain_cross_entropy_is_told_apart(caplog):
+    captioner, _, batch = pair("git")
+    captioner.model.loss_function = lambda *args, **kwargs: torch.tensor(0.5)
+    with caplog.at_level(logging.WARNING):
+        captioner.self_check(batch)
+    assert "own loss of GitForCausalLM is 0.5" in caplog.text
+    assert not captioner.use_full_logits
+
+
+def test_a_head_that_the_tap_cannot_pass_is_caught(caplog):
+    captioner, _, batch = pair("git")
+    bias = torch.zeros(captioner.vocab_size)
+    output, captioner.model.output = captioner.model.output, torch.nn.Identity()
+    captioner.model.output = torch.nn.Sequential(output, torch.nn.Identity())
+    captioner.model.get_output_embeddings = lambda: output
+    captioner.model.output[1].forward = lambda logits: logits + bias  # (V,) onto (D,): fails while tapped
+    with caplog.at_level(logging.WARNING):
+        captioner.self_check(batch)
+    assert "head tap failed" in caplog.text
+    assert captioner.use_full_logits
+
+
+def test_known_softcap_is_applied():
+    captioner, untouched, batch = pair("git")
+    captioner.model.config.final_logit_softcapping = 1.5
+    logits, labels = plain_logits("git", untouched, batch)
+    expected = F.cross_entropy((1.5 * torch.tanh(logits / 1.5)).flatten(0, 1), labels.flatten())
+    got = captioner.model(**batch, head_objective=mean_cross_entropy).loss
+    assert_close(got, expected)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_activation_checkpointing_gives_the_same_gradient(family):
+    captioner, untouched, batch = pair(family)
+    captioner.model.train()
+    captioner.model.gradient_checkpointing_enable()
+    captioner.model(**batch, head_objective=mean_cross_entropy).loss.backward()
+    untouched.train()(**native(family, batch)).loss.backward()
+    assert_same_gradients(gradients(captioner.model), gradients(untouched))
+    # Writing needs the cache, which checkpointing forbids in train mode.
+    assert captioner.generate(pixel_values=batch["pixel_values"], max_new_tokens=3).ids.shape[0] == 4
+    assert captioner.model.training
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_bf16_weights_and_autocast(family):
+    captioner, untouched, batch = pair(family)
+    own = untouched(**native(family, batch)).loss
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = captioner.model(**batch, head_objective=mean_cross_entropy).loss
+        captioner.self_check(batch)
+    loss.backward()
+    assert abs(loss - own) < 0.05
+    assert not captioner.use_full_logits
+    captioner.model.to(torch.bfloat16)
+    batch["pixel_values"] = batch["pixel_values"].bfloat16()
+    loss = captioner.model(**batch, head_objective=smile).loss
+    loss.backward()
+    assert loss.isfinite()
+    captioner.self_check(batch)
+    assert not captioner.use_full_logits
+    assert len(captioner.generate(pixel_values=batch["pixel_values"].float(), max_new_tokens=3).captions) == 4
+
+
+def test_copies_pickles_and_signatures():
+    captioner, untouched, batch = pair("blip")
+    model = captioner.model
+    assert type(model).__name__ == type(untouched).__name__
+    assert inspect.signature(model.forward) == inspect.signature(untouched.forward)
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        torch.testing.assert_close(
+            other(**batch, head_objective=mean_cross_entropy).loss,
+            model(**batch, head_objective=mean_cross_entropy).loss,
+        )
+        with torch.no_grad():
+            for parameter in other.parameters():
+                parameter.zero_()
+        # The copy computes with its own weights, not with those of the model that it was copied from.
+        uniform = other(**batch, head_objective=mean_cross_entropy).loss
+        assert uniform.item() == close(torch.tensor(float(captioner.vocab_size)).log().item(), dtype="float32")
+
+
+def test_output_survives_what_accelerate_and_fsdp_do_to_it():
+    output = HeadOutput({"loss": torch.ones(())}, log_probs=torch.zeros(2, 3))
+    assert output.loss == 1
+    assert output["log_probs"].shape == (2, 3)
+    leaves, spec = torch.utils._pytree.tree_flatten(output)
+    again = torch.utils._pytree.tree_unflatten(leaves, spec)
+    assert isinstance(again, HeadOutput)
+    assert again["log_probs"] is output["log_probs"]
+    assert HeadOutput({k: v.double() for k, v in output.items()}).loss.dtype == torch.float64
+
+
+def test_misuse_is_refused():
+    captioner, untouched, batch = pair("blip")
+    with pytest.raises(ValueError, match="needs labels"):
+        captioner.model(
+            pixel_values=batch["pixel_values"], input_ids=batch["input_ids"], head_objective=LogProbsObjective()
+        )
+    with pytest.raises(TypeError, match="by name"):
+        captioner.model(batch["pixel_values"], head_objective=LogProbsObjective())
+    with pytest.raises(ValueError, match="positions for"):
+        captioner.model(**{**batch, "labels": torch.zeros(4, 30).long()}, head_objective=LogProbsObjective())
+    with pytest.raises(ValueError, match="cannot be shared among"):
+        captioner.model(**{**batch, "pixel_values": batch["pixel_values"][:3]}, head_objective=LogProbsObjective())
+    untouched.forward = lambda **kwargs: None
+    with pytest.raises(ValueError, match="replaced before"):
+        tap_head(untouched, type(captioner))
+
+
+def test_a_head_cut_by_tensor_parallelism_is_refused():
+    head, hidden = torch.nn.Linear(4, 6, bias=False), torch.randn(1, 2, 4)
+    assert head_projection(head, hidden)[1] is head.weight
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        head.weight = torch.nn.Parameter(distribute_tensor(head.weight.detach(), DeviceMesh("cpu", [0]), [Shard(0)]))
+        with pytest.raises(ValueError, match=r"a sharded DTensor here\. Use FSDP2 or ZeRO-3, which gather it"):
+            head_projection(head, hidden)
+    finally:
+        dist.destroy_process_group()

@@ -1,0 +1,376 @@
+"""Captions of an image share its keys and values: the same numbers as with the image repeated, and less work."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from transformers import (
+    AutoConfig,
+    GenerationConfig,
+    VisionEncoderDecoderConfig,
+    VisionEncoderDecoderModel,
+    ViTConfig,
+)
+
+from hf_captionrl.captioners import grouping, load_captioner
+from hf_captionrl.captioners.shared_cross_attention import computed_once, fold_cross_attention, spread_samples
+from tests.captioners.test_head_tap import gradients
+from tests.closeness import assert_close, resolution
+from tests.tiny import FAMILIES, HIDDEN, LAYERS, POSITIONS, tiny_captioner, tiny_captions, tiny_images, tiny_vit_bert
+
+FOLDING = ("blip", "vit-gpt2", "vit-bert")
+B, G = 2, 3
+N = B * G
+SEQ2SEQ = {
+    "d_model": HIDDEN,
+    "decoder_layers": 2,
+    "decoder_attention_heads": 4,
+    "decoder_ffn_dim": 2 * HIDDEN,
+    "dropout": 0.0,
+}
+BERT = {
+    "hidden_size": HIDDEN,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 2 * HIDDEN,
+    "hidden_dropout_prob": 0.0,
+    "attention_probs_dropout_prob": 0.0,
+    "max_position_embeddings": POSITIONS + 2,
+}
+FOLDING_DECODERS = {
+    **dict.fromkeys(("bert-generation", "camembert", "data2vec-text", "electra", "ernie", "roberta"), BERT),
+    **dict.fromkeys(("roberta-prelayernorm", "roc_bert", "xlm-roberta", "xlm-roberta-xl", "xmod"), BERT),
+    **dict.fromkeys(("bart", "blenderbot", "blenderbot-small", "marian", "mbart", "pegasus", "plbart"), SEQ2SEQ),
+    "trocr": SEQ2SEQ,
+}
+OTHER_DECODERS = {"rembert": BERT}
+
+
+def grouped(captioner, dtype=torch.float64):
+    """N captions and B images, as a trainer of RL has them; the same with N images."""
+    captioner.model.to(dtype)
+    pixel_values = captioner.encode_images(tiny_images(B))["pixel_values"].to(dtype)
+    shared = {**captioner.encode_captions(tiny_captions(N)), "pixel_values": pixel_values}
+    return shared, {**shared, "pixel_values": pixel_values.repeat_interleave(G, dim=0)}
+
+
+def scores_and_gradients(captioner, batch, **kwargs):
+    captioner.model.zero_grad(set_to_none=True)
+    scores = captioner.log_probs(batch, return_entropy=True, **kwargs)
+    weights = torch.randn(scores[0].shape, generator=torch.Generator().manual_seed(5)).to(scores[0])
+    (scores[0] * weights - 0.1 * scores[1]).sum().backward()
+    return scores, gradients(captioner.model)
+
+
+def assert_shared_equals_repeated(captioner, batches=None, *, repeat_pixels=False, **kwargs):
+    """Against N rows of features, repeated here and with their graph, or against N images."""
+    shared, repeated = batches or grouped(captioner)
+    found, found_gradients = scores_and_gradients(captioner, shared, **kwargs)
+    if not repeat_pixels:
+        repeated = dict(shared)
+        features = captioner.image_features(repeated.pop("pixel_values"))
+        repeated["image_features"] = torch.stack([features[row // G] for row in range(N)])
+    expected, expected_gradients = scores_and_gradients(captioner, repeated, **kwargs)
+    for name, left, right in zip(("log_probs", "entropy"), found, expected, strict=True):
+        assert_close(left, right, msg=name)
+    assert found_gradients.keys() == expected_gradients.keys()
+    assert found_gradients
+    assert any(gradient.abs().max() > 1e-4 for gradient in found_gradients.values())
+    for name, gradient in found_gradients.items():
+        assert_close(gradient, expected_gradients[name], ulps=64, magnitude=1, msg=name)
+
+
+def cross_keys(captioner):
+    """The modules that make keys from the image, by the names of each family."""
+    ends = ("crossattention.self.key", "crossattention.c_attn", "encoder_attn.k_proj")
+    return [module for name, module in captioner.base_model.named_modules() if name.endswith(ends)]
+
+
+def rows_seen(modules):
+    """The batch size of every call of the modules from now on."""
+    rows = []
+    for module in modules:
+        module.register_forward_pre_hook(lambda module, args: rows.append(args[0].size(0)))
+    return rows
+
+
+@pytest.mark.parametrize("mode", ["eval", "train"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_shared_equals_repeated(family, mode):
+    captioner = tiny_captioner(family, prompt="a picture of")
+    getattr(captioner.model, mode)()
+    for module in captioner.model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    assert captioner.base_model.folds_cross_attention == (family in FOLDING)
+    assert_shared_equals_repeated(captioner)
+    assert_shared_equals_repeated(captioner, temperature=0.7)
+    if family != "git":  # whose image tower works in float32 here and there
+        assert_shared_equals_repeated(captioner, repeat_pixels=True)
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("family", ["vit-gpt2", "vit-bert"])
+def test_kinds_of_attention(family, attention):
+    captioner = tiny_captioner(family)
+    captioner.model.set_attn_implementation(attention)
+    assert_shared_equals_repeated(captioner)
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("tune", ["language", "both"])
+@pytest.mark.parametrize("family", FOLDING)
+def test_lora(family, tune, checkpointing):
+    captioner = tiny_captioner(family)
+    captioner.add_lora(tune, r=2)
+    for name, parameter in captioner.model.named_parameters():
+        if "lora_B" in name:  # zero at first, which would hide the other factor
+            torch.nn.init.normal_(parameter, std=0.1)
+    if checkpointing:
+        captioner.model.enable_input_require_grads()
+        captioner.model.gradient_checkpointing_enable()
+    captioner.model.train()
+    for module in captioner.model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    batches = grouped(captioner)
+    keys = rows_seen(cross_keys(captioner))
+    towers = rows_seen([])
+    captioner.vision_tower.register_forward_pre_hook(
+        lambda module, args, kwargs: towers.append((args[0] if args else kwargs["pixel_values"]).shape),
+        with_kwargs=True,
+    )
+    captioner.log_probs(batches[0])
+    assert set(keys) == {B}
+    assert [shape[0] for shape in towers if shape[-1] > 1] == [B]
+    assert_shared_equals_repeated(captioner, batches)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("family", FOLDING)
+def test_gradient_checkpointing_folds_again_in_backward(family, reentrant):
+    captioner = tiny_captioner(family)
+    captioner.model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    captioner.model.train()
+    for module in captioner.model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    batches = grouped(captioner)
+    assert_shared_equals_repeated(captioner, batches)
+    keys = rows_seen(cross_keys(captioner))
+    captioner.log_probs(batches[0]).sum().backward()
+    assert keys == [B] * 2 * LAYERS  # once forward, once recomputed, in each layer
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+@pytest.mark.parametrize("family", FOLDING)
+def test_copies_share_too(family, copied):
+    captioner = tiny_captioner(family)
+    shared, _ = grouped(captioner)
+    expected = captioner.log_probs(shared)
+    captioner.model = copied(captioner.model)
+    assert captioner.base_model.folds_cross_attention
+    keys = rows_seen(cross_keys(captioner))
+    assert torch.equal(captioner.log_probs(shared), expected)
+    assert keys == [B] * LAYERS
+    again = load_captioner(captioner.model, processor=captioner.processor)  # the same model a second time
+    assert torch.equal(again.log_probs(shared), expected)
+    assert_shared_equals_repeated(captioner)
+
+
+@pytest.mark.parametrize("family", FOLDING)
+def test_image_features_are_shared_as_pixels_are(family):
+    captioner = tiny_captioner(family)
+    shared, repeated = grouped(captioner)
+    features = captioner.image_features(shared.pop("pixel_values")).detach()
+    keys = rows_seen(cross_keys(captioner))
+    found = captioner.log_probs({**shared, "image_features": features})
+    assert keys == [B] * LAYERS
+    assert_close(found, captioner.log_probs(repeated))
+    # The model's own output, without an objective: as many rows as captions.
+    own = captioner.model(**shared, image_features=features)
+    assert own.logits.size(0) == N
+    captioner.use_full_logits = True
+    full = captioner.log_probs({**shared, "image_features": features})  # of float32 logits
+    assert_close(full, found, check_dtype=False)
+
+
+@pytest.mark.parametrize("family", ["vit-gpt2", "vit-bert"])
+def test_recorded_attention_has_a_row_a_caption(family):
+    captioner = tiny_captioner(family)
+    captioner.model.set_attn_implementation("eager")
+    shared, repeated = grouped(captioner)
+    found = captioner.model(**shared, output_attentions=True).cross_attentions
+    expected = captioner.model(**repeated, output_attentions=True).cross_attentions
+    assert len(found) == len(expected) == LAYERS
+    for left, right in zip(found, expected, strict=True):
+        assert_close(left, right, ulps=32)
+
+
+@pytest.mark.parametrize("family", FOLDING)
+def test_captions_in_another_order_do_not_score_the_same(family):
+    """Negative control: G captions of an image stand in a row, not one of every image by turns."""
+    captioner = tiny_captioner(family)
+    shared, repeated = grouped(captioner)
+    interleaved = {**repeated, "pixel_values": shared["pixel_values"].repeat(G, 1, 1, 1)}
+    difference = (captioner.log_probs(shared) - captioner.log_probs(interleaved)).abs().amax(-1)  # (N,)
+    same = torch.arange(N) // G == torch.arange(N) % B
+    assert (difference[same] < resolution(10, dtype="float64")).all()
+    assert (difference[~same] > 1e-3).all()
+
+
+@pytest.mark.parametrize("family", FOLDING)
+def test_what_cannot_be_shared_is_refused(family):
+    captioner = tiny_captioner(family)
+    batch = captioner.encode_captions(tiny_captions(5))
+    with pytest.raises(ValueError, match="5 captions cannot be shared among 2 images"):
+        captioner.log_probs({**batch, "pixel_values": captioner.encode_images(tiny_images(2))["pixel_values"]})
+
+
+def test_a_module_refuses_too_and_repeats_where_there_is_a_mask():
+    captioner = tiny_captioner("vit-bert")
+    attention = captioner.base_model.decoder.bert.encoder.layer[0].crossattention.self
+    text, image = torch.randn(N, 4, HIDDEN), torch.randn(B, 5, HIDDEN)
+    with pytest.raises(ValueError, match="captions cannot be shared"):
+        attention(text[:5], image)
+    mask = torch.randn(N, 1, 1, 5)
+    expected = attention(text, image.repeat_interleave(G, 0), mask)[0]
+    torch.testing.assert_close(attention(text, image, mask)[0], expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("prompt", ["", "a picture of"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_samples_are_those_of_repeated_images(family, prompt, dtype):
+    captioner = tiny_captioner(family, prompt=prompt)
+    captioner.model.to(dtype)
+    pixel_values = captioner.encode_images(tiny_images(B))["pixel_values"].to(dtype)
+    settings = {"max_new_tokens": 8, "do_sample": True, "top_k": 0}
+    torch.manual_seed(3)
+    expected = captioner.generate(pixel_values=pixel_values.repeat_interleave(G, 0), **settings)
+    keys = rows_seen(cross_keys(captioner))
+    towers = rows_seen([])
+    captioner.vision_tower.register_forward_pre_hook(
+        lambda module, args, kwargs: towers.append((args[0] if args else kwargs["pixel_values"]).shape),
+        with_kwargs=True,
+    )
+    torch.manual_seed(3)
+    found = captioner.generate(pixel_values=pixel_values, num_return_sequences=G, **settings)
+    assert found.ids.tolist() == expected.ids.tolist()
+    assert found.captions == expected.captions
+    assert [shape[0] for shape in towers if shape[-1] > 1] == [B]
+    if family in FOLDING:
+        assert keys == [B] * LAYERS  # at the first token; afterwards they are remembered
+    # The same through a generation config, which the arguments are laid upon.
+    torch.manual_seed(3)
+    config = GenerationConfig(do_sample=True, top_k=0, num_return_sequences=G)
+    again = captioner.generate(pixel_values=pixel_values, generation_config=config, max_new_tokens=8)
+    assert again.ids.tolist() == expected.ids.tolist()
+
+
+@pytest.mark.parametrize("settings", [{}, {"num_beams": 3}, {"num_beams": 4, "num_return_sequences": 2}])
+@pytest.mark.parametrize("family", FOLDING)
+def test_other_decodings_are_left_alone(family, settings):
+    captioner = tiny_captioner(family)
+    pixel_values = captioner.encode_images(tiny_images(B))["pixel_values"]
+    found = captioner.generate(pixel_values=pixel_values, max_new_tokens=6, **settings).ids
+    captioner.base_model.folds_cross_attention = False
+    assert captioner.generate(pixel_values=pixel_values, max_new_tokens=6, **settings).ids.tolist() == found.tolist()
+    prompt_ids = torch.ones(B, 1).long()
+    assert spread_samples(captioner.base_model, prompt_ids, settings) == (prompt_ids, settings)
+    with pytest.raises(ValueError, match="num_return_sequences"):
+        captioner.generate(pixel_values=pixel_values, max_new_tokens=6, num_return_sequences=G)
+
+
+def test_the_models_own_beams_win_over_samples():
+    captioner = tiny_captioner("vit-gpt2")
+    captioner.base_model.generation_config.num_beams = 2
+    pixel_values = captioner.encode_images(tiny_images(B))["pixel_values"]
+    config = GenerationConfig(do_sample=True, num_return_sequences=2)
+    written = captioner.generate(pixel_values=pixel_values, generation_config=config, max_new_tokens=5)
+    assert written.ids.size(0) == 2 * B
+
+
+@pytest.mark.parametrize("decoding", [{}, {"num_beams": 3}, {"do_sample": True, "num_return_sequences": G}])
+def test_the_connector_runs_once_in_generation(decoding):
+    captioner = tiny_captioner("vit-gpt2")
+    connector = captioner.base_model.enc_to_dec_proj
+    products = []
+    forward = type(connector).forward
+
+    class Counting(type(connector)):
+        def forward(self, states):
+            products.append(states.size(0))
+            return forward(self, states)
+
+    connector.__class__ = Counting
+    captioner.generate(
+        pixel_values=captioner.encode_images(tiny_images(B))["pixel_values"], max_new_tokens=5, **decoding
+    )
+    assert products == [B * decoding.get("num_beams", 1)]
+    assert "forward" not in connector.__dict__
+    with computed_once(None):
+        pass
+
+
+def with_decoder(kind, settings):
+    """ViT and another decoder."""
+    torch.manual_seed(0)
+    _, processor = tiny_vit_bert()
+    tokenizer = processor.tokenizer
+    ids = {"bos_token_id": tokenizer.cls_token_id, "eos_token_id": tokenizer.sep_token_id}
+    ids["pad_token_id"] = tokenizer.pad_token_id
+    decoder = AutoConfig.for_model(kind, **settings, **ids, vocab_size=len(tokenizer))
+    decoder.is_decoder = decoder.add_cross_attention = True
+    encoder = ViTConfig(**{**BERT, "image_size": 16, "patch_size": 8})
+    config = VisionEncoderDecoderConfig.from_encoder_decoder_configs(encoder, decoder)
+    config.decoder_start_token_id, config.eos_token_id = tokenizer.cls_token_id, tokenizer.sep_token_id
+    config.pad_token_id = tokenizer.pad_token_id
+    model = VisionEncoderDecoderModel(config).eval()
+    if kind == "xmod":
+        model.decoder.set_default_language("en_XX")
+    return model, processor
+
+
+@pytest.mark.parametrize("kind", [*FOLDING_DECODERS, *OTHER_DECODERS])
+def test_decoders_of_transformers(kind):
+    model, processor = with_decoder(kind, {**FOLDING_DECODERS, **OTHER_DECODERS}[kind])
+    captioner = load_captioner(model, processor=processor)
+    assert captioner.base_model.folds_cross_attention == (kind in FOLDING_DECODERS)
+    batches = grouped(captioner)
+    assert_shared_equals_repeated(captioner, batches)
+    settings = {"max_new_tokens": 5, "do_sample": True, "top_k": 0}
+    torch.manual_seed(3)
+    expected = captioner.generate(pixel_values=batches[1]["pixel_values"], **settings).ids
+    keys = rows_seen(cross_keys(captioner))
+    torch.manual_seed(3)
+    found = captioner.generate(pixel_values=batches[0]["pixel_values"], num_return_sequences=G, **settings).ids
+    assert found.tolist() == expected.tolist()
+    assert keys == [B if kind in FOLDING_DECODERS else N] * 2
+
+
+def test_a_module_with_a_forward_of_its_own_is_left_alone():
+    model, _ = tiny_vit_bert()
+    attention = model.decoder.bert.encoder.layer[0].crossattention.self
+    attention.forward = attention.forward
+    assert not fold_cross_attention(model)
+    del attention.forward
+    attention.is_causal = True
+    assert not fold_cross_attention(model)
+    attention.is_causal = False
+    assert fold_cross_attention(model)
+    once = type(attention)
+    assert fold_cross_attention(model)
+    assert type(attention) is once
+
+
+@pytest.mark.parametrize("family", FOLDING)
+def test_a_wrong_fold_is_noticed(family, monkeypatch):
+    """Negative control of the comparison itself: captions folded to the wrong images."""
+    captioner = tiny_captioner(family)
+    monkeypatch.setattr(
+        grouping, "_folded", lambda states, images: states.unflatten(0, (-1, images)).transpose(0, 1).flatten(1, 2)
+    )
+    with pytest.raises(AssertionError, match="log_probs"):
+        assert_shared_equals_repeated(captioner)

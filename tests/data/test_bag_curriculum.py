@@ -1,0 +1,284 @@
+"""The bag curriculum: what is in a batch, in an epoch, on a process, and after a crash."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from hf_captionrl.data import PAPER_SCHEDULE, BagCurriculumSampler
+from hf_captionrl.retrieval import nearest_neighbours, training_bags
+
+# bagcurri of the reference vectors: bag size of each epoch from 0, and images a batch of 100.
+SIZES = [2, 2, 2, 3, 3, 3, 3, 3, 5, 5, 7, 7, 10, 10, 15, 15, 15, 20, 20, 20]
+IMAGES = {2: 100, 3: 99, 5: 100, 7: 98, 10: 100, 15: 90, 20: 100}
+COUNT = 731
+
+
+@pytest.fixture(scope="module")
+def features():
+    generator = torch.Generator().manual_seed(0)
+    centres = torch.randn(30, 12, generator=generator)
+    return centres[torch.randint(30, (COUNT,), generator=generator)] + torch.randn(COUNT, 12, generator=generator)
+
+
+@pytest.fixture(scope="module")
+def neighbours(features):
+    return nearest_neighbours(features, 60)[0]
+
+
+def batches(sampler, epoch=None):
+    if epoch is not None:
+        sampler.set_epoch(epoch)
+    return list(sampler)
+
+
+def test_the_papers_schedule_epoch_by_epoch(neighbours):
+    sampler = BagCurriculumSampler(neighbours, 100)
+    assert dict(PAPER_SCHEDULE) == {3: 2, 8: 3, 10: 5, 12: 7, 14: 10, 17: 15, 20: 20}
+    for epoch, size in enumerate([*SIZES, 20, 20]):  # afterwards the last size stays
+        found = batches(sampler, epoch)
+        assert sampler.bag_size == sampler.bag_size_at(epoch) == size
+        assert sampler.bags_per_batch == 100 // size
+        assert len(found) == len(sampler) == COUNT // 100
+        assert {len(batch) for batch in found} == {IMAGES[size]}
+        flat = [i for batch in found for i in batch]
+        assert len(set(flat)) == len(flat)
+        assert set(flat) <= set(range(COUNT))
+
+
+@pytest.mark.parametrize("epoch", [0, 9, 19])
+def test_bags_are_contiguous_and_begin_with_their_query(neighbours, epoch):
+    sampler = BagCurriculumSampler(neighbours, 100, seed=3)
+    found = batches(sampler, epoch)
+    size = sampler.bag_size
+    order = np.random.default_rng([3, epoch]).permutation(COUNT)
+    true = {tuple(bag) for bag in training_bags(neighbours, size, order=order).tolist()}
+    seen = [tuple(batch[at : at + size]) for batch in found for at in range(0, len(batch), size)]
+    assert set(seen) <= true
+    assert len(set(seen)) == len(seen)
+    # A bag holds neighbours of its first image, but for the few of leftovers.
+    lists = neighbours.tolist()
+    near = np.mean([set(bag[1:]) <= set(lists[bag[0]]) for bag in seen])
+    assert near > 0.7
+    turned = np.mean([set(bag[:-1]) <= set(lists[bag[-1]]) for bag in seen])
+    assert size == 2 or turned < near  # the last image is not the query
+
+
+def test_an_epoch_is_a_function_of_seed_and_epoch(neighbours):
+    first, second = (BagCurriculumSampler(neighbours, 50, seed=1) for _ in range(2))
+    batches(first, 0), batches(first, 7)
+    assert batches(first, 4) == batches(second, 4) == batches(second)
+    assert batches(first, 4) != batches(first, 5)
+    assert batches(first, 4) != batches(BagCurriculumSampler(neighbours, 50, seed=2), 4)
+    assert batches(first, 4) == batches(BagCurriculumSampler(neighbours.numpy().astype("int32"), 50, seed=1), 4)
+
+
+def test_leftovers_are_not_always_dropped(neighbours):
+    sampler = BagCurriculumSampler(neighbours, 100, 15)
+    counts = np.bincount([i for e in range(30) for batch in batches(sampler, e) for i in batch], minlength=COUNT)
+    assert counts.min() > 10  # 630 of 731 images an epoch: 25.9 of 30 on average
+    assert counts.max() <= 30
+
+
+@pytest.mark.parametrize("processes", [2, 3])
+@pytest.mark.parametrize("epoch", [0, 3, 8, 19])
+def test_the_parts_of_the_processes_are_the_global_batch(neighbours, processes, epoch):
+    whole = BagCurriculumSampler(neighbours, 100, seed=1)
+    parts = [
+        BagCurriculumSampler(neighbours, 100, seed=1, process_index=p, num_processes=processes)
+        for p in range(processes)
+    ]
+    size = whole.bag_size_at(epoch)
+    share = 100 // size // processes
+    # One process draws the very bags in the same order; those that cannot be shared are left out of each batch.
+    bags = [bag for batch in batches(whole, epoch) for bag in zip(*[iter(batch)] * size, strict=True)]
+    found = [batches(part, epoch) for part in parts]
+    assert {len(part) for part in found} == {len(whole)}
+    for number, pieces in enumerate(zip(*found, strict=True)):
+        assert {len(piece) for piece in pieces} == {share * size}
+        together = [i for piece in pieces for i in piece]
+        start = number * share * processes
+        assert together == [i for bag in bags[start : start + share * processes] for i in bag]
+    if 100 // size % processes == 0:
+        joined = [[i for piece in pieces for i in piece] for pieces in zip(*found, strict=True)]
+        assert joined == batches(whole, epoch)
+
+
+class Rows(Dataset):
+    def __len__(self):
+        return COUNT
+
+    def __getitem__(self, index):
+        return index
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_in_a_data_loader_the_epoch_is_always_the_right_one(neighbours, workers):
+    sampler, other = (BagCurriculumSampler(neighbours, 100, {1: 2, 2: 5}) for _ in range(2))
+    more = {"num_workers": workers, "persistent_workers": True} if workers else {}
+    loader = DataLoader(Rows(), batch_sampler=sampler, **more)
+    assert len(loader) == COUNT // 100
+    for epoch in range(3):
+        sampler.set_epoch(epoch)
+        assert [batch.tolist() for batch in loader] == batches(other, epoch)
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_resuming_in_the_middle_of_an_epoch(neighbours, processes, workers):
+    from accelerate import skip_first_batches
+
+    for p in range(processes):
+        part = {"process_index": p, "num_processes": processes}
+        straight = BagCurriculumSampler(neighbours, 50, seed=5, **part)
+        expected = [batches(straight, epoch) for epoch in range(9, 12)]
+        straight.set_epoch(9)
+        saved = json.loads(json.dumps(straight.state_dict()))  # what a checkpoint can hold
+        resumed = BagCurriculumSampler(neighbours, 50, seed=5, **part)
+        resumed.load_state_dict(saved)
+        loader = DataLoader(Rows(), batch_sampler=resumed, num_workers=workers)
+        assert resumed.epoch == 9
+        assert [b.tolist() for b in skip_first_batches(loader, 6)] == expected[0][6:]
+        for epoch in (10, 11):
+            resumed.set_epoch(epoch)
+            assert [b.tolist() for b in loader] == expected[epoch - 9]
+
+
+def test_another_interpreter_draws_the_same(neighbours, tmp_path):
+    np.save(tmp_path / "n.npy", neighbours.numpy())
+    code = (
+        "import json, sys, numpy as np; from hf_captionrl.data.bag_curriculum import BagCurriculumSampler as S;"
+        "s = S(np.load(sys.argv[1]), 100, seed=4); s.set_epoch(11); print(json.dumps(list(s)))"
+    )
+    said = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "n.npy")], capture_output=True, text=True, check=True
+    )
+    assert json.loads(said.stdout) == batches(BagCurriculumSampler(neighbours, 100, seed=4), 11)
+
+
+# --- variants -------------------------------------------------------------------------------------------------------
+
+
+def test_one_size_for_all_epochs(neighbours):
+    sampler = BagCurriculumSampler(neighbours, 100, 7)
+    assert {sampler.bag_size_at(epoch) for epoch in (0, 1, 50)} == {7}
+    assert {len(b) for b in batches(sampler, 12)} == {98}
+
+
+@pytest.mark.parametrize("size", [1, 5])
+def test_random_distractors(neighbours, size):
+    sampler = BagCurriculumSampler(None, 100, size, distractors="random", num_images=COUNT)
+    first, second = batches(sampler, 0), batches(sampler, 1)
+    assert first != second
+    assert len(first) == COUNT // 100
+    flat = [i for batch in first for i in batch]
+    assert len(set(flat)) == len(flat) == 700
+    lists = neighbours.tolist()
+    if size > 1:  # chance: 60 of 730 images are on the list
+        near = np.mean([flat[at + 1] in lists[flat[at]] for at in range(0, 700, size)])
+        assert near < 0.25
+        nearest = [i for batch in batches(BagCurriculumSampler(neighbours, 100, size)) for i in batch]
+        assert np.mean([nearest[at + 1] in lists[nearest[at]] for at in range(0, 700, size)]) > 0.7
+    # Neighbours may be given, and are not used.
+    same = BagCurriculumSampler(neighbours, 100, size, distractors="random")
+    assert batches(same, 0) == first
+
+
+def test_bags_of_one_are_a_plain_shuffle(neighbours):
+    flat = [i for batch in batches(BagCurriculumSampler(neighbours, COUNT, 1)) for i in batch]
+    assert sorted(flat) == list(range(COUNT))
+    assert flat != sorted(flat)
+
+
+def test_exact_leftovers_with_features(neighbours, features):
+    with_features = BagCurriculumSampler(neighbours, 100, 20, features=features)
+    without = BagCurriculumSampler(neighbours, 100, 20)
+    assert batches(with_features) != batches(without)
+    flat = [i for batch in batches(with_features) for i in batch]
+    assert len(set(flat)) == 700
+
+
+def test_adaptive_sizes_rise_when_recall_passes(neighbours):
+    sampler = BagCurriculumSampler(neighbours, 100, {1: 2, 2: 5, 3: 20}, adaptive=0.5)
+    sizes, said = [], []
+    for epoch, recall in enumerate([0.1, 0.49, 0.5, 0.2, 0.9, 1.0, 1.0]):
+        sampler.set_epoch(epoch)
+        sizes.append(sampler.bag_size)
+        before = batches(sampler)
+        said.append(sampler.update(recall))
+        sampler.update(recall)  # once an epoch counts
+        assert batches(sampler) == before  # the running epoch stays
+        assert len(before) == len(sampler)
+    assert sizes == [2, 2, 2, 5, 5, 20, 20]
+    assert said == [2, 2, 5, 5, 20, 20, 20]
+    assert [sampler.bag_size_at(epoch) for epoch in range(7)] == sizes
+
+
+def test_adaptive_state_survives(neighbours):
+    def build(**more):
+        return BagCurriculumSampler(neighbours, 100, {1: 2, 2: 5, 3: 20}, adaptive=0.5, **more)
+
+    sampler = build()
+    sampler.set_epoch(4)
+    sampler.update(0.8)
+    sampler.set_epoch(5)
+    resumed = build()
+    assert resumed.bag_size_at(5) == 2  # what it would be without the state
+    resumed.load_state_dict(json.loads(json.dumps(sampler.state_dict())))
+    assert (resumed.epoch, resumed.bag_size) == (5, 5)
+    assert batches(resumed) == batches(sampler)
+    with pytest.raises(ValueError, match="the saved sampler has seed 0 and this one 1"):
+        build(seed=1).load_state_dict(sampler.state_dict())
+    with pytest.raises(ValueError, match="schedule"):
+        BagCurriculumSampler(neighbours, 100, adaptive=0.5).load_state_dict(sampler.state_dict())
+
+
+# --- bad input ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"batch_size": 19}, "a bag of 20 is larger than the batch of 19"),
+        ({"batch_size": 39, "num_processes": 2}, r"holds 1 bags of 20, which 2 processes cannot share.*to 40"),
+        ({"batch_size": 0}, "which is no batch"),
+        ({"batch_size": COUNT + 1}, "which is no batch"),
+        ({"schedule": 62, "batch_size": 200}, "needs 61 ranked neighbours an image, and there are 60"),
+        ({"schedule": {}}, "schedule is empty"),
+        ({"schedule": {0: 2}}, "last epoch, counted from 1"),
+        ({"schedule": {3: 0}}, "bag size of at least 1"),
+        ({"schedule": {3: 2.5}}, "bag size of at least 1"),
+        ({"num_images": COUNT - 1}, "the data set has 730"),
+        ({"process_index": 2, "num_processes": 2}, "process_index is 2"),
+        ({"seed": -1}, "seed is -1"),
+        ({"adaptive": 50}, r"recall at 1 lies in \[0, 1\]"),
+        ({"distractors": "hard"}, "'nearest' or 'random'"),
+        ({"neighbours": None}, "need neighbours"),
+        ({"neighbours": None, "distractors": "random"}, "Pass num_images"),
+        ({"neighbours": [[0]]}, "names itself"),
+    ],
+)
+def test_bad_input_is_refused_at_the_start(neighbours, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        BagCurriculumSampler(**{"neighbours": neighbours, "batch_size": 100, **arguments})
+
+
+def test_neighbours_beyond_those_that_count_fill_no_bag():
+    ranked = np.array([[i for i in range(300) if i != row] for row in range(300)])
+    with pytest.raises(ValueError, match=r"there are 299, of which 200 at most count"):
+        BagCurriculumSampler(ranked, 300, schedule=250)
+    assert len(next(iter(BagCurriculumSampler(ranked, 300, schedule=201)))) == 201
+
+
+def test_bad_input_later(neighbours):
+    sampler = BagCurriculumSampler(neighbours, 100)
+    with pytest.raises(ValueError, match="goes by epochs"):
+        sampler.update(0.5)
+    with pytest.raises(ValueError, match="counted from 0"):
+        sampler.set_epoch(-1)
+    with pytest.raises(ValueError, match="must lie in"):
+        BagCurriculumSampler(neighbours, 100, adaptive=0.5).update(float("nan"))

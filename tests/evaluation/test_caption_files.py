@@ -1,0 +1,96 @@
+"""Reading and writing files of captions, and what is said of broken ones."""
+
+import json
+
+import pytest
+
+from hf_captionrl.evaluation.caption_files import CaptionWriter, read_caption_file
+
+GOOD = '{"image_id": "a", "caption": "a dog"}\n{"image_id": 7, "captions": ["a cat", "", "x\u2028y"]}\n'
+
+
+def test_reads_one_and_several_captions_numbers_as_ids_and_empty_ones(tmp_path):
+    path = tmp_path / "mle.jsonl"
+    path.write_text(GOOD + "\n", encoding="utf-8")
+    file = read_caption_file(path)
+    assert file.name == "mle"
+    assert file.captions == {"a": ["a dog"], "7": ["a cat", "", "x\u2028y"]}
+    assert file.aligned(["7", "a"], {"7", "a", "z"}) == [["a cat", "", "x\u2028y"], ["a dog"]]
+    assert file.aligned(["a"], {"7", "a"}) == [["a dog"]]  # --max_images: the rest of the file is left out
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (GOOD + "{broken}\n", "line 3, is no JSON"),
+        (GOOD + '{"image_id": "b", "capt', "line 3, the last, breaks off"),
+        (GOOD + '["b", "a bird"]\n', "line 3, holds a list"),
+        (GOOD + '{"caption": "a bird"}\n', "image_id is None"),
+        (GOOD + '{"image_id": true, "caption": "a bird"}\n', "image_id is True"),
+        (GOOD + '{"image_id": "b", "caption": null}\n', r"image 'b' is \[None\], not text"),
+        (GOOD + '{"image_id": "b", "captions": []}\n', r"is \[\], not text"),
+        (GOOD + '{"image_id": "b", "captions": "a bird"}\n', "is 'a bird', not text"),
+        (GOOD + '{"image_id": "7", "caption": "again"}\n', "line 3: image '7' was there already, in line 2"),
+        ("\n\n", "holds no captions"),
+    ],
+)
+def test_what_is_broken_is_named(tmp_path, text, said):
+    path = tmp_path / "x.jsonl"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(ValueError, match=said):
+        read_caption_file(path)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"none\.jsonl"):
+        read_caption_file(tmp_path / "none.jsonl")
+
+
+def test_files_that_do_not_fit_the_data_are_refused(tmp_path):
+    path = tmp_path / "x.jsonl"
+    path.write_text(GOOD, encoding="utf-8")
+    file = read_caption_file(path)
+    with pytest.raises(ValueError, match=r"1 of 2 image ids are not in the data set, such as '7'"):
+        file.aligned(["a", "b"], {"a", "b"})
+    with pytest.raises(ValueError, match=r"2 of the data set's 4 images; 2 are missing, such as 'b', 'c'"):
+        file.aligned(["a", "b", "7", "c"], {"a", "b", "7", "c"})
+
+
+def test_the_writer_goes_on_behind_a_torn_line(tmp_path):
+    path = tmp_path / "deep" / "x.jsonl"
+    with CaptionWriter(path) as writer:
+        writer.start()
+        writer.append(["a", "b"], [["\ud83d half a smile"], ["ein Hündchen", "zwei"]])
+    whole = path.read_bytes()
+    path.write_bytes(whole + b'{"image_id": "c", "cap')
+    with CaptionWriter(path) as writer:
+        assert writer.torn == 22
+        assert set(writer.done) == {"a", "b"}
+        assert path.read_bytes() != whole  # nothing is touched before start
+        writer.start()
+        assert path.read_bytes() == whole
+        writer.append(["c"], [[""]])
+    assert read_caption_file(path).captions == {"a": ["\ud83d half a smile"], "b": ["ein Hündchen", "zwei"], "c": [""]}
+    assert json.loads(path.read_bytes().splitlines()[1]) == {
+        "image_id": "b",
+        "caption": "ein Hündchen",
+        "captions": ["ein Hündchen", "zwei"],
+    }
+
+
+def test_a_broken_line_in_the_middle_is_not_built_upon(tmp_path):
+    path = tmp_path / "x.jsonl"
+    path.write_text("garbage\n" + GOOD, encoding="utf-8")
+    with pytest.raises(ValueError, match="line 1, is no JSON"):
+        CaptionWriter(path)
+    with CaptionWriter(path, overwrite=True) as writer:
+        assert not writer.done
+        assert path.read_text(encoding="utf-8").startswith("garbage")
+        writer.start()
+    assert path.read_bytes() == b""
+
+
+def test_two_writers_of_one_file_are_refused(tmp_path):
+    with CaptionWriter(tmp_path / "x.jsonl"), pytest.raises(ValueError, match="Another process"):
+        CaptionWriter(tmp_path / "x.jsonl")
+    CaptionWriter(tmp_path / "x.jsonl").close()

@@ -1,0 +1,134 @@
+"""What the recipes share, with trainers that only count: curves, limits, and the row of the references."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import datasets
+import pytest
+
+from hf_captionrl.evaluation.evaluator import Evaluator, draw_references
+from hf_captionrl.experiments.comparison import Run, train_runs
+from hf_captionrl.experiments.smile import SmileArguments, SmileRecipeConfig, _first
+from hf_captionrl.trainers.checkpoints import begin_run, open_checkpoint, seal_checkpoint
+from recipes.sle_blip import SLEBlipConfig, describe_reward
+
+
+class Counting:
+    """A trainer whose captions get longer by `gain` words in training."""
+
+    def __init__(self, length, gain):
+        self.length, self.gain, self.evaluated = length, gain, 0
+        self.state = SimpleNamespace(log_history=[])
+        self.captioner = None
+        self.selection = {"step": gain} if gain > 1 else None
+
+    def evaluate(self):
+        self.evaluated += 1
+        return {"eval_length": float(self.length)}
+
+    def train(self, resume_from_checkpoint=None):
+        self.length += self.gain
+        self.state.log_history.append({"epoch": 1.0, "eval_length": float(self.length)})
+
+    def generate_captions(self, dataset):
+        return ["word " * self.length]
+
+    def save_model(self):
+        pass
+
+    def is_world_process_zero(self):
+        return True
+
+
+def test_a_curve_begins_at_the_captioner_that_the_run_starts_from(tmp_path):
+    trainers = {"XE": Counting(2, 3), "SLE": Counting(5, 1), "SLL": Counting(5, 2), "alone": Counting(2, 7)}
+    runs = [Run(name, name, lambda name=name: trainers[name]) for name in ("XE", "alone")]
+    runs += [Run(name, name, lambda name=name: trainers[name], starts_from="XE") for name in ("SLE", "SLL")]
+    evaluator = SimpleNamespace(row=lambda name, captions: {"name": name}, reference_row=lambda: ({"name": "r"}, []))
+    found = train_runs(runs, evaluator, None, resume=False, output_dir=tmp_path)
+    curves = {name: [(p["epoch"], p["length"]) for p in points] for name, points in found.histories.items()}
+    assert curves == {
+        "XE": [(0.0, 2.0), (1.0, 5.0)],
+        "alone": [(0.0, 2.0), (1.0, 9.0)],
+        "SLE": [(0.0, 5.0), (1.0, 6.0)],
+        "SLL": [(0.0, 5.0), (1.0, 7.0)],
+    }
+    assert found.selected == {"XE": {"step": 3}, "alone": {"step": 7}, "SLL": {"step": 2}}
+    # Runs from the same captioner begin at the same point, which is looked at once.
+    assert {name: trainer.evaluated for name, trainer in trainers.items()} == {"XE": 1, "SLE": 1, "SLL": 0, "alone": 0}
+
+
+def test_the_limit_of_steps_is_not_that_of_the_epochs_before(tmp_path):
+    config = SmileRecipeConfig(str(tmp_path), max_steps=1000, use_cpu=True)
+    first = _first(config, SmileArguments(mle_epochs=2), Path(tmp_path / "first"))
+    assert (first.num_train_epochs, first.max_steps) == (2, -1)
+    assert config.max_steps == 1000
+
+
+def evaluator_of(references):
+    ids = [str(row) for row in range(len(references))]
+    return Evaluator(datasets.Dataset.from_dict({"image_id": ids, "captions": references}), None, None, seed=0)
+
+
+def test_a_reference_is_held_against_the_others():
+    references = [["a dog runs", "a dog runs"], ["a cat sits", "a cat sits"], ["two birds fly", "two birds fly"]]
+    row, captions = evaluator_of(references).reference_row()
+    assert captions == [group[0] for group in references]
+    assert row["cider_d"] == pytest.approx(7.5)  # no word is the fourth of four
+    assert draw_references([["a", "b"], ["c"], []], 0)[1][1:] == [[], []]
+
+
+def test_a_single_reference_is_not_held_against_itself():
+    row, captions = evaluator_of([["a dog runs"], ["a cat sits", "a cat"], ["two birds fly"]]).reference_row()
+    assert len(captions) == 3
+    assert row["cider_d"] is None
+    assert "cider_d_ci" not in row
+    assert row["cider_d_reason"] == "an image has one reference only"
+    assert row["length"] > 2
+
+
+def test_the_card_of_sle_says_what_was_rewarded(tmp_path):
+    def said(**changes):
+        return describe_reward(SLEBlipConfig(str(tmp_path), use_cpu=True, **changes))
+
+    assert said(alpha=0.75) == (
+        "0.75 times the CIDEr-D of 5 sampled captions an image over that of the greedy one, 0.25 times their bleu34 "
+        "distance."
+    )
+    other = said(alpha=0.5, diversity="multi_reference", baseline="leave_one_out")
+    assert "over the baseline leave_one_out" in other
+    assert "bleu34" not in other
+    assert said(alpha=1.0, baseline="none") == "1 times the CIDEr-D of 5 sampled captions an image."
+
+
+def test_a_recipe_killed_in_its_first_training_does_not_resume_the_second_from_an_earlier_start(tmp_path):
+    """The second training's folder still holds what the recipe made there when it was started before."""
+    for name in ("first", "second"):
+        open_checkpoint(tmp_path / name / "checkpoint-9", begin_run(tmp_path / name))
+        seal_checkpoint(tmp_path / name / "checkpoint-9")
+
+    class Kill(Counting):
+        def train(self, resume_from_checkpoint=None):
+            raise KeyboardInterrupt
+
+    resumed = []
+
+    class Resumed(Counting):
+        def train(self, resume_from_checkpoint=None):
+            resumed.append(resume_from_checkpoint)
+            super().train()
+
+    def start(kind, resume):
+        runs = [Run(name, name, lambda: kind(1, 1)) for name in ("first", "second")]
+        evaluator = SimpleNamespace(
+            row=lambda name, captions: {"name": name}, reference_row=lambda: ({"name": "r"}, [])
+        )
+        train_runs(runs, evaluator, None, resume=resume, output_dir=tmp_path)
+
+    start(Resumed, True)
+    assert resumed == [True, True]  # both were finished: going on is right
+    with pytest.raises(KeyboardInterrupt):
+        start(Kill, False)
+    start(Resumed, True)
+    assert resumed[2:] == [False, False]
+    assert (tmp_path / "second" / "checkpoint-9").is_dir()

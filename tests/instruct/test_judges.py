@@ -1,0 +1,234 @@
+"""Judges: an endpoint on this machine that behaves and misbehaves, a local model, files; and the questions."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import threading
+
+import pytest
+
+from hf_captionrl.instruct.judges import EndpointJudge, FileJudge, JudgeError, LocalJudge, judge_prompt, rate_pairs
+from hf_captionrl.instruct.questions import Question, answer_questions, load_questions
+from hf_captionrl.instruct.tiny_llama import tiny_llama
+
+QUESTIONS = [Question("q1", "generic", "Why?", "Because."), Question("q2", "writing", "Write.", "Once upon a time.")]
+
+
+class Server:
+    """Answers each request with the next of a list of (status, headers, body); the last one for ever."""
+
+    def __init__(self, replies):
+        self.replies, self.requests = list(replies), []
+        server = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_POST(self):
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                server.requests.append((self.path, dict(self.headers), json.loads(body)))
+                status, headers, text = server.replies.pop(0) if len(server.replies) > 1 else server.replies[0]
+                self.send_response(status)
+                for name, value in headers.items():
+                    self.send_header(name, value)
+                self.end_headers()
+                self.wfile.write(text if isinstance(text, bytes) else text.encode())
+
+            def log_message(self, *args):
+                pass
+
+        self.http = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.http.server_address[1]}/v1"
+
+    def __enter__(self):
+        self.thread = threading.Thread(target=self.http.serve_forever, kwargs={"poll_interval": 0.01})
+        self.thread.start()
+        return self
+
+    def __exit__(self, *error):
+        self.http.shutdown()
+        self.thread.join()
+        self.http.server_close()
+
+
+def said(text):
+    return (200, {}, json.dumps({"choices": [{"message": {"role": "assistant", "content": text}}]}))
+
+
+def test_both_orders_are_asked_and_undone(monkeypatch):
+    monkeypatch.setenv("JUDGE_KEY", "secret")
+    with Server([said("8 6\nGood."), said("5 9"), said("7 7"), said("2 4")]) as server:
+        judge = EndpointJudge(server.url, "m", api_key_env="JUDGE_KEY")
+        found = judge.rate("SMILE", QUESTIONS, ["Mine.", "Also mine."])
+    scores = [(r.question_id, r.candidate, r.reference, r.candidate_first) for r in found.ratings]
+    assert scores == [("q1", 8, 6, True), ("q1", 9, 5, False), ("q2", 7, 7, True), ("q2", 4, 2, False)]
+    path, headers, body = server.requests[0]
+    assert path == "/v1/chat/completions"
+    assert headers["Authorization"] == "Bearer secret"
+    assert body["model"] == "m"
+    assert body["temperature"] == 0
+    assert "seed" not in body  # some servers refuse what they do not know
+    prompts = [request[2]["messages"][0]["content"] for request in server.requests]
+    assert prompts[0] == judge_prompt("Why?", "Mine.", "Because.")
+    assert prompts[1] == judge_prompt("Why?", "Because.", "Mine.")
+    assert "SMILE" not in "".join(prompts)  # the judge is not told who answers
+
+
+def test_busy_servers_are_asked_again():
+    waits = []
+    busy = (429, {"Retry-After": "7"}, "slow down")
+    with Server([busy, (500, {}, "oops"), said("8 6")]) as server:
+        judge = EndpointJudge(server.url, "m", backoff=1.0, sleep=waits.append)
+        assert judge.ask("?") == "8 6"
+    assert waits == [7.0, 2.0]
+    assert len(server.requests) == 3
+
+
+@pytest.mark.parametrize(
+    ("reply", "message", "attempts"),
+    [
+        ((500, {}, "oops"), "no answer in 3 tries, the last: HTTP 500", 3),
+        ((429, {}, "slow down"), "no answer in 3 tries, the last: HTTP 429", 3),
+        ((400, {}, "too long"), "HTTP 400: too long. Check --judge_base_url", 1),
+        ((401, {}, "who are you"), "HTTP 401: who are you. Check the address", 1),
+        ((302, {"Location": "/elsewhere"}, ""), "HTTP 302", 1),  # the key would go along
+        ((200, {}, "<html>hello</html>"), "no chat completion", 3),
+        ((200, {}, b"\xff\xfe\x00"), "no chat completion", 3),
+        ((200, {}, '{"choices": []}'), "no chat completion", 3),
+        ((200, {}, '{"choices": [{"message": {"content": null}}]}'), "replied nothing", 1),
+        ((200, {"Content-Length": "1000"}, '{"choices"'), "no answer in 3 tries", 3),  # broken off
+    ],
+)
+def test_what_cannot_be_mended_is_said(reply, message, attempts):
+    with Server([reply]) as server:
+        judge = EndpointJudge(server.url, "m", retries=2, sleep=lambda seconds: None)
+        with pytest.raises(JudgeError, match=message):
+            judge.ask("?")
+    assert len(server.requests) == attempts
+
+
+def test_nobody_listens():
+    with Server([said("1 1")]) as server:
+        url = server.url
+    waits = []
+    with pytest.raises(JudgeError, match="no answer in 3 tries"):
+        EndpointJudge(url, "m", retries=2, backoff=80.0, sleep=waits.append).ask("?")
+    assert waits == [80.0, 120.0]  # never longer than two minutes
+
+
+def test_a_reply_that_was_cut_off_still_has_its_scores():
+    reply = {"choices": [{"message": {"content": "8 6\nBecause the"}, "finish_reason": "length"}]}
+    with Server([(200, {}, json.dumps(reply))]) as server:
+        found = EndpointJudge(server.url, "m").rate("SMILE", QUESTIONS[:1], ["Mine."])
+    assert [(r.candidate, r.reference) for r in found.ratings] == [(8, 6), (6, 8)]
+
+
+def test_a_variable_without_a_key_is_named(monkeypatch):
+    monkeypatch.setenv("JUDGE_KEY", " ")
+    with pytest.raises(JudgeError, match="JUDGE_KEY is empty"):
+        EndpointJudge("http://localhost", "m", api_key_env="JUDGE_KEY")
+
+
+def test_nonsense_is_counted_and_empty_answers_are_shown_as_such():
+    prompts = []
+
+    def ask(prompt):
+        prompts.append(prompt)
+        return "8 6" if len(prompts) == 1 else "I like both."
+
+    found = rate_pairs(ask, QUESTIONS, ["  ", "Mine."])
+    assert len(found.ratings) == 1
+    assert len(found.failed) == 3
+    assert "I like both" in found.failed[0]
+    assert "(no answer)" in prompts[0]
+    with pytest.raises(ValueError, match="1 answers to 2 questions"):
+        rate_pairs(ask, QUESTIONS, ["one"])
+    with pytest.raises(ValueError, match="no reference answer"):
+        rate_pairs(ask, [Question("q", "generic", "Why?")], ["one"])
+
+
+@pytest.mark.parametrize(("url", "model"), [("localhost:8000", "m"), ("file:///etc", "m"), ("http://localhost", "")])
+def test_bad_endpoints(url, model):
+    with pytest.raises(ValueError, match=r"judge_base_url|no name"):
+        EndpointJudge(url, model)
+
+
+def test_a_file_of_ratings(tmp_path):
+    file = tmp_path / "ratings.jsonl"
+    rows = [
+        {"model": "SMILE", "question_id": "q1", "candidate": 8, "reference": 6},
+        {"model": "SMILE", "question_id": "q1", "candidate": 7, "reference": 7, "candidate_first": False},
+        {"model": "MLE", "question_id": "q2", "candidate": 3, "reference": 7},
+        {"model": "SMILE", "question_id": "unasked", "candidate": 3, "reference": 7},
+    ]
+    file.write_text("\n".join(map(json.dumps, rows)) + "\n\n")
+    found = FileJudge(file).rate("SMILE", QUESTIONS, ["", ""])
+    assert [(r.category, r.candidate, r.candidate_first) for r in found.ratings] == [
+        ("generic", 8, True),
+        ("generic", 7, False),
+    ]
+    assert found.failed == ["q2: not in ratings.jsonl"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "no json",
+        "[]",
+        '{"model": "m", "question_id": 1}',
+        '{"model": "m", "question_id": 1, "candidate": 11, "reference": 5}',
+        '{"model": "m", "question_id": 1, "candidate": 8, "reference": 5, "candidate_first": "yes"}',
+    ],
+)
+def test_bad_ratings_name_the_line(tmp_path, line):
+    good = '{"model": "m", "question_id": 1, "candidate": 8, "reference": 5}'
+    (tmp_path / "r.jsonl").write_text(good + "\n" + line + "\n")
+    with pytest.raises(ValueError, match=r"Line 2 of r\.jsonl is no (rating|JSON)"):
+        FileJudge(tmp_path / "r.jsonl")
+
+
+@pytest.fixture(scope="module")
+def model():
+    return tiny_llama(["Why? Because. Write. 8 6 7"] * 3, vocab_size=280, width=32, layers=1)
+
+
+def test_a_local_model(model):
+    judge = LocalJudge(*model, max_new_tokens=4)
+    reply = judge.ask("8 6")
+    assert judge.ask("8 6") == reply  # greedy
+    found = judge.rate("SMILE", QUESTIONS, ["Mine.", "Mine."])
+    assert len(found.ratings) + len(found.failed) == 4  # an untrained model writes nonsense, which is counted
+
+
+def test_answers_do_not_depend_on_the_batch(model):
+    prompts = ["Why?", "Write something long, please.", "8"]
+    together = answer_questions(*model, prompts, max_new_tokens=6, batch_size=3)
+    alone = [answer_questions(*model, [prompt], max_new_tokens=6)[0] for prompt in prompts]
+    assert together == alone
+
+
+def test_vicuna_s_format(tmp_path):
+    questions, answers = tmp_path / "question.jsonl", tmp_path / "answer.jsonl"
+    rows = [
+        {"question_id": 1, "text": "Why?", "category": "generic"},
+        {"question_id": 61, "text": "Code!", "category": "coding"},
+        {"question_id": 71, "text": "Write.", "category": "writing"},
+    ]
+    questions.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    answers.write_text('{"question_id": 71, "text": "Once.", "model_id": "x"}\n')
+    found = load_questions(questions, answers)
+    assert found == [Question("1", "generic", "Why?"), Question("71", "writing", "Write.", "Once.")]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("nonsense", "Line 1 of q.jsonl is no JSON"),
+        ('{"question_id": 1}', "lacks question_id or text"),
+        ('{"question_id": 1, "text": "a", "category": "coding"}', "holds no question"),
+        ('{"question_id": 1, "text": "a", "category": "fermi"}\n' * 2, "question_id '1' again"),
+    ],
+)
+def test_bad_questions(tmp_path, text, message):
+    (tmp_path / "q.jsonl").write_text(text)
+    with pytest.raises(ValueError, match=message):
+        load_questions(tmp_path / "q.jsonl")

@@ -1,0 +1,129 @@
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from hf_captionrl.metrics import bootstrap_interval, chair, faithfulness
+from hf_captionrl.scenes import check, full_caption, sample_scene
+
+
+def word_check(caption: str, facts: dict):
+    """A checker for tests: words among the facts are right, words marked ! are wrong."""
+    words = caption.split()
+    right = tuple(word for word in words if word in facts["true"])
+    wrong = tuple(word for word in words if word.startswith("!"))
+    missed = tuple(fact for fact in facts["true"] if fact not in words)
+    return SimpleNamespace(right=right, wrong=wrong, recalled=right, missed=missed)
+
+
+FACTS = [{"true": ["red", "dog"]}, {"true": ["cat"]}, {"true": ["bus", "big"]}]
+
+
+def test_averages_are_over_claims_and_facts_not_over_captions():
+    result = faithfulness(["red dog", "!dog !red cat", "words"], FACTS, word_check)
+    assert result["hallucination"] == 2 / 5
+    assert result["fact_recall"] == 3 / 5
+    assert result["wrong_captions"] == 1 / 3
+    assert result["per_sample"] == {"right": [2, 1, 0], "wrong": [0, 2, 0], "recalled": [2, 1, 0], "missed": [0, 0, 2]}
+    assert "check:tests.metrics.test_faithfulness.word_check" in result["signature"]
+    claims = [r + w for r, w in zip(result["per_sample"]["right"], result["per_sample"]["wrong"], strict=True)]
+    low, high = bootstrap_interval(result["per_sample"]["wrong"], weights=claims)
+    assert low <= result["hallucination"] <= high
+
+
+def test_no_claims_is_no_hallucination():
+    assert faithfulness(["words"], [{"true": []}], word_check)["hallucination"] == 0.0
+
+
+def test_the_embedded_checker_fits():
+    facts = [sample_scene(np.random.default_rng(seed)).facts for seed in range(20)]
+    truth = faithfulness([full_caption(fact) for fact in facts], facts, check)
+    assert truth["hallucination"] == 0.0
+    assert truth["fact_recall"] == 1.0
+    # The truth about the next scene is no truth about this one.
+    swapped = faithfulness([full_caption(fact) for fact in facts[1:] + facts[:1]], facts, check)
+    assert swapped["hallucination"] > 0.3
+
+
+SYNONYMS = {
+    "dog": ["puppy", "hound"],
+    "hot dog": ["frankfurter"],
+    "dining table": ["table", "desk"],
+    "person": ["man", "woman"],
+}
+
+
+def test_chair_counts_mentions_and_captions():
+    captions = ["Two men and a puppy at a table.", "a hot dog on a desk", "a quiet morning"]
+    objects = [["person", "dining table"], ["hot dog", "dining table"], ["dog"]]
+    result = chair(captions, objects, synonyms=SYNONYMS)
+    assert result["per_sample"]["mentioned"] == [["person", "dog", "dining table"], ["hot dog", "dining table"], []]
+    assert result["per_sample"]["wrong"] == [["dog"], [], []]
+    assert result["chair_i"] == 1 / 5
+    assert result["chair_s"] == 1 / 3
+    assert result["object_recall"] == 4 / 5
+
+
+def test_a_hot_dog_is_no_dog_and_plurals_are_one():
+    result = chair(["three frankfurters, hot dogs and dogs", "knives, buses, benches, babies, people"], [["dog"], []],
+                   synonyms=SYNONYMS | {"knife": [], "bus": [], "bench": [], "baby": []})  # fmt: skip
+    assert result["per_sample"]["mentioned"][0] == ["hot dog", "hot dog", "dog"]
+    assert result["per_sample"]["mentioned"][1] == ["knife", "bus", "bench", "baby", "person"]
+
+
+COCO = (
+    "bicycle, car, motorcycle, airplane, train, truck, boat, traffic light, fire hydrant, stop sign, parking meter, "
+    "bird, cat, dog, horse, cow, elephant, bear, zebra, giraffe, backpack, umbrella, handbag, tie, suitcase, frisbee, "
+    "ski, snowboard, sports ball, kite, baseball bat, baseball glove, skateboard, surfboard, tennis racket, bottle, cup, "
+    "fork, spoon, bowl, banana, apple, orange, broccoli, carrot, hot dog, pizza, donut, cake, chair, potted plant, bed, "
+    "dining table, toilet, tv, laptop, remote, keyboard, cell phone, microwave, oven, toaster, sink, refrigerator, book, "
+    "clock, vase, teddy bear, hair drier"
+).split(", ")
+PLURALS = {f"{name}s": name for name in [*COCO, "house", "cookie", "movie", "nurse", "rose", "shoe", "toe"]}
+PLURALS |= {f"{name}es": name for name in ("bus", "bench", "wine glass", "sandwich", "couch", "toothbrush")}
+PLURALS |= {f"{name}es": name for name in ("box", "potato", "dish", "dress", "lens", "canvas")}
+PLURALS |= {"people": "person", "sheep": "sheep", "knives": "knife", "mice": "mouse", "scissors": "scissors"}
+
+
+@pytest.mark.parametrize("many", PLURALS)
+def test_plurals_of_what_is_in_photographs(many):
+    one = PLURALS[many]
+    found = chair([f"two {many}", f"a {one}"], [[one], [many]])
+    assert found["per_sample"] == {"wrong": [[], []], "mentioned": [[one], [one]]}
+
+
+@pytest.mark.parametrize(
+    "one", ["virus", "status", "bonus", "lotus", "atlas", "horse", "vase", "house", "cookie", "movie"]
+)
+def test_words_that_end_alike(one):
+    many = f"{one}es" if one.endswith("s") else f"{one}s"
+    assert chair([f"two {many}"], [[one]])["per_sample"] == {"wrong": [[]], "mentioned": [[one]]}
+
+
+def test_objects_alone_are_names_too():
+    assert chair(["a cat and a dog", "a dog"], [["cat"], ["dog"]])["chair_i"] == 1 / 3
+
+
+def test_facts_and_objects_that_are_none_are_named():
+    facts = sample_scene(np.random.default_rng(0)).facts
+    with pytest.raises(ValueError, match=r"facts\[1\] cannot be checked \(.*\): 5"):
+        faithfulness(["a pig", "a cat"], [facts, 5], check)
+    with pytest.raises(ValueError, match=r"facts\[0\] cannot be checked \(KeyError"):
+        faithfulness(["a pig"], [{"kind": "pig"}], check)
+    with pytest.raises(ValueError, match=r"objects\[1\]\[1\] is 3; it must be the name"):
+        chair(["a", "b"], [["dog"], ["cat", 3]])
+
+
+def test_bad_input_names_the_place():
+    with pytest.raises(ValueError, match="1 captions and 3 facts"):
+        faithfulness(["a"], FACTS, word_check)
+    with pytest.raises(ValueError, match=r"captions\[1\] is empty"):
+        faithfulness(["a", "", "b"], FACTS, word_check)
+    with pytest.raises(ValueError, match=r"objects\[0\] is the string 'dog'"):
+        chair(["a"], ["dog"])
+    with pytest.raises(ValueError, match="2 captions and 1 lists"):
+        chair(["a", "b"], [["dog"]])
+    with pytest.raises(ValueError, match="synonym of both 'dog' and 'animal'"):
+        chair(["a"], [["dog"]], synonyms={"dog": [], "animal": ["dogs"]})
+    with pytest.raises(ValueError, match=r"synonyms\['dog'\] is the string"):
+        chair(["a"], [["dog"]], synonyms={"dog": "hound"})

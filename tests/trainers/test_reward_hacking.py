@@ -1,0 +1,255 @@
+"""Hacked captions are told from ordinary ones, and training is warned, stopped or taken back."""
+
+import json
+import random
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+
+from hf_captionrl.trainers.reward_hacking import (
+    GuardCallback,
+    GuardThresholds,
+    RewardHackingGuard,
+    completion_statistics,
+    degenerate,
+)
+
+HACKED = "a blue and blue blue blue and yellow blue"
+LOOP = "a mushroom left of a pig on a blue background on a blue background on a blue background"
+GOOD = "two large red cats left of a small dog on a blue background"
+ORDINARY = [GOOD, "a man and a woman and a dog on a beach", "A red bus, a red car and a red bike.", "dog", ""]
+
+
+def random_captions(number=300, words=6, longest=14):
+    rng = random.Random(0)
+    return [" ".join(rng.choice("abcdefgh"[:words]) for _ in range(rng.randrange(longest))) for _ in range(number)]
+
+
+def longest_repeat(words):
+    best = 0
+    for i in range(len(words)):
+        for j in range(i + 1, len(words)):
+            n = 0
+            while j + n < len(words) and words[i + n] == words[j + n]:
+                n += 1
+            best = max(best, n)
+    return best
+
+
+def plainly_degenerate(words):
+    phrases = [tuple(words[i : i + 3]) for i in range(len(words) - 2)]
+    few = len(words) >= 6 and len(set(words)) <= len(words) / 2
+    return len(phrases) != len(set(phrases)) or any(a == b for a, b in pairwise(words)) or few
+
+
+def share_of_different(words, n):
+    grams = [tuple(words[i : i + n]) for i in range(len(words) - n + 1)]
+    return len(set(grams)) / len(grams) if grams else None
+
+
+@pytest.mark.parametrize(
+    "caption",
+    [HACKED, LOOP, "a cat on a blue background on a blue background", "dog dog", "a Dog on the the grass",
+     "on a blue background a cat sits on a blue background", "red and green and red or green or red"],
+)  # fmt: skip
+def test_hacked_captions_are_degenerate(caption):
+    assert degenerate([GOOD, caption, GOOD]) == [False, True, False]
+
+
+def test_ordinary_captions_are_not():
+    assert degenerate(ORDINARY) == [False] * len(ORDINARY)
+    assert degenerate([]) == []
+
+
+def test_full_captions_of_the_embedded_world_are_not(scenes):
+    captions = [*scenes["train"]["full_caption"], *scenes["validation"]["full_caption"]]
+    assert not any(degenerate(captions))
+
+
+@pytest.mark.parametrize("words", [2, 5, 8])
+def test_statistics_equal_plain_loops(words):
+    captions = random_captions(words=words)
+    cut = [c.split() for c in captions]
+    ended = [len(w) % 3 > 0 for w in cut]
+    found = completion_statistics(captions, ended=torch.tensor(ended))
+    assert degenerate(captions) == [plainly_degenerate(w) for w in cut]
+    lengths = [len(w) for w in cut]
+    repeats = [longest_repeat(w) for w in cut]
+    for q in (10, 50, 90):
+        assert found[f"length_p{q}"] == pytest.approx(np.percentile(lengths, q))
+    for n in (1, 2):
+        shares = [s for w in cut if (s := share_of_different(w, n)) is not None]
+        assert found[f"distinct_{n}"] == pytest.approx(np.mean(shares))
+    assert found["longest_repeat_max"] == max(repeats)
+    assert found["longest_repeat_mean"] == pytest.approx(np.mean(repeats))
+    assert found["degenerate"] == pytest.approx(np.mean([plainly_degenerate(w) for w in cut]))
+    assert found["empty"] == pytest.approx(np.mean([not w for w in cut]))
+    assert found["unended"] == pytest.approx(np.mean([not e for e in ended]))
+    assert found["distinct_captions"] == len(set(captions)) / len(captions)
+
+
+def test_statistics_of_silence():
+    found = completion_statistics(["", "."])
+    assert found["empty"] == 1
+    assert found["distinct_2"] == 1
+    assert found["degenerate"] == found["longest_repeat_max"] == found["length_p90"] == 0
+    assert "unended" not in found
+
+
+def test_bad_input_is_refused():
+    with pytest.raises(ValueError, match="no captions"):
+        completion_statistics([])
+    with pytest.raises(ValueError, match="one string"):
+        degenerate("a cat")
+    with pytest.raises(ValueError, match="one for each of the 2 captions"):
+        completion_statistics(["a", "b"], ended=[True])
+    with pytest.raises(ValueError, match="reward has 3 values"):
+        RewardHackingGuard().observe(["a", "b"], reward=[1, 2, 3])
+    with pytest.raises(ValueError, match="reference_captions has a word"):
+        RewardHackingGuard(reference_captions=["", "."])
+    with pytest.raises(ValueError, match="window is 0"):
+        GuardThresholds(window=0)
+    with pytest.raises(ValueError, match=r"max_degenerate is 1\.5"):
+        GuardThresholds(max_degenerate=1.5)
+    with pytest.raises(ValueError, match="max_length_growth is nan"):
+        GuardThresholds(max_length_growth=float("nan"))
+    with pytest.raises(ValueError, match="action is 'off'"):
+        GuardCallback(RewardHackingGuard(), "off")
+
+
+def test_a_guard_trips_when_the_window_is_full():
+    guard = RewardHackingGuard(GuardThresholds(window=3))
+    for _ in range(2):
+        logged = guard.observe([HACKED, GOOD])
+        assert guard.reason is None
+    assert logged["guard/degenerate"] == 0.5
+    guard.observe([GOOD, HACKED])
+    assert guard.reason is not None
+    for part in ("degenerate", "0.5", "0.1", "max_degenerate", HACKED, "3 steps"):
+        assert part in guard.reason
+    for _ in range(3):
+        guard.observe([GOOD])
+    assert guard.reason is None
+
+
+def test_ordinary_steps_never_trip():
+    guard = RewardHackingGuard(GuardThresholds(window=2), reference_captions=ORDINARY)
+    for _ in range(5):
+        guard.observe(ORDINARY, ended=[True] * 5, cut_share=0.0, reward=torch.arange(5) / 4, judge=0.5)
+        assert guard.reason is None
+        assert guard.healthy
+
+
+LONG = "one small cat two large dogs three red birds four green trees five blue cars six old houses"
+RULES = {
+    "max_degenerate": ({"captions": [LOOP]}, LOOP),
+    "max_length_growth": ({"captions": [LONG, "a cat"]}, LONG),
+    "min_distinct": ({"captions": ["a cat a cat a cat"]}, "a cat a cat"),
+    "max_unended": ({"captions": ["a dog", "a cat"], "ended": [True, False]}, "a cat"),
+    "max_cut": ({"captions": ["a cat"], "cut_share": 0.5}, "a cat"),
+    "max_gap_growth": ({"captions": ["a cat", "a dog"], "reward": [0.5, 0.9], "judge": [0.5, 0.1]}, "a dog"),
+}
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_every_limit_names_itself_and_can_be_switched_off(rule):
+    step, example = RULES[rule]
+    off = dict.fromkeys(set(RULES) - {rule})
+    start = {"captions": ["a cat", "a dog"], "ended": [True, True], "cut_share": 0.0, "reward": 0.5, "judge": 0.5}
+    for thresholds, trips in (
+        (GuardThresholds(window=1, **off), True),
+        (GuardThresholds(1, **off | {rule: None}), False),
+    ):
+        guard = RewardHackingGuard(thresholds)
+        guard.observe(**start)
+        assert guard.reason is None
+        guard.observe(**step)
+        assert (guard.reason is not None) is trips
+        if trips:
+            assert rule in guard.reason
+            assert example in guard.reason
+
+
+def test_lengths_are_held_against_the_references():
+    limits = GuardThresholds(window=1, max_length_growth=2.0)
+    short, long = ["a cat"] * 20, [GOOD] * 20  # 2 and 12 words
+    for references, trips in ((short, True), (long, False), (["a cat"] * 17 + [GOOD] * 3, False)):
+        guard = RewardHackingGuard(limits, reference_captions=references)
+        guard.observe(long)
+        assert (guard.reason is not None) is trips
+
+
+def test_rewards_that_are_no_numbers_are_counted_and_left_out():
+    guard = RewardHackingGuard(GuardThresholds(window=1))
+    logged = guard.observe(["a", "b", "c"], reward=[1.0, float("nan"), 0.5], judge=[0.5, 0.5, 0.5])
+    assert logged["guard/reward_minus_judge"] == pytest.approx(0.25)
+    assert logged["guard/nonfinite_reward"] == pytest.approx(1 / 3)
+    logged = guard.observe(["a"], reward=float("nan"), judge=0.5)
+    assert "guard/reward_minus_judge" not in logged
+    assert logged["guard/nonfinite_reward"] == 1
+    assert guard.reason is None
+    json.dumps(guard.state_dict(), allow_nan=False)
+
+
+def test_a_constant_gap_is_no_hacking():
+    guard = RewardHackingGuard(GuardThresholds(window=2))
+    for _ in range(6):
+        guard.observe(["a cat"], reward=3.0, judge=0.5)
+        assert guard.reason is None
+
+
+def test_a_judge_that_comes_late_and_seldom_still_has_a_start():
+    guard = RewardHackingGuard(GuardThresholds(window=2))
+    for step in range(12):
+        judged = {"reward": 1.0, "judge": 0.9 if step < 6 else 0.1} if step % 2 else {}
+        guard.observe(["a cat"], **judged)
+        assert (guard.reason is None) is (step < 7)
+
+
+def test_processes_decide_on_their_common_mean():
+    guards = [RewardHackingGuard(GuardThresholds(window=1, max_degenerate=0.3)) for _ in range(2)]
+    steps = [[HACKED, HACKED, HACKED, GOOD], [GOOD] * 4]
+    each = [list(RewardHackingGuard().observe(step).values()) for step in steps]
+    mean = np.mean(each, axis=0).tolist()
+    logged = [g.observe(s, mean_over_processes=lambda values: mean) for g, s in zip(guards, steps, strict=True)]
+    assert logged[0] == logged[1]
+    assert logged[0]["guard/degenerate"] == 0.375
+    assert all(g.reason is not None for g in guards)
+
+
+def test_a_resumed_guard_goes_on_exactly():
+    rng = random.Random(1)
+    steps = [[rng.choice([HACKED, GOOD, "a cat"]) for _ in range(5)] for _ in range(14)]
+
+    def run(guard, part):
+        out = []
+        for captions in part:
+            logged = guard.observe(captions, reward=len(captions[0]), judge=1.0)
+            out.append((logged, guard.reason, guard.healthy))
+        return out
+
+    limits = GuardThresholds(window=4, max_degenerate=0.4)
+    whole = run(RewardHackingGuard(limits), steps)
+    for cut in (2, 9):
+        first, second = RewardHackingGuard(limits), RewardHackingGuard(limits)
+        run(first, steps[:cut])
+        second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+        assert second.reason == first.reason
+        assert run(second, steps[cut:]) == whole[cut:]
+    assert len({reason is None for _, reason, _ in whole}) == 2  # the test sees both
+
+
+def test_a_checkpoint_of_a_late_collapse_is_not_healthy():
+    guard = RewardHackingGuard(GuardThresholds(window=8, max_degenerate=0.5))
+    for _ in range(6):
+        guard.observe([GOOD])
+    assert guard.healthy
+    for _ in range(2):
+        guard.observe([HACKED])
+    assert guard.reason is None
+    assert not guard.healthy
+
+
+# The callback, in a real Trainer
