@@ -28,12 +28,13 @@ from transformers import set_seed
 
 from hf_captionrl.captioners import Captioner, load_captioner
 from hf_captionrl.console import run_main
-from hf_captionrl.models.clipcap.assembly import assemble
-from hf_captionrl.experiments.comparison import Comparison, alone_in, defer_push, finish, resumes
-from hf_captionrl.experiments.arguments import DataArguments, EvaluationArguments, ModelArguments
+from hf_captionrl.evaluation.arguments import EvaluationArguments, optional_scorer
 from hf_captionrl.evaluation.evaluator import Evaluator
-from hf_captionrl.experiments.data import load_data, optional_scorer
+from hf_captionrl.experiments.arguments import DataArguments, ModelArguments
+from hf_captionrl.experiments.comparison import Comparison, alone_in, defer_push, finish, resumes
+from hf_captionrl.experiments.data import load_data
 from hf_captionrl.experiments.parsing import parse_arguments
+from hf_captionrl.models.clipcap.assembly import assemble
 from hf_captionrl.scenes.models import PREFIX, model_path
 from hf_captionrl.trainers import SmileConfig, SmileTrainer
 from hf_captionrl.trainers.checkpoints import has_checkpoint

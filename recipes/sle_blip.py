@@ -31,12 +31,19 @@ import torch
 
 from hf_captionrl.captioners import Captioner, load_captioner
 from hf_captionrl.console import run_main
-from hf_captionrl.experiments.comparison import START, Run, alone_in, defer_push, finish, resumes, train_runs
-from hf_captionrl.experiments.arguments import DataArguments, EvaluationArguments, ModelArguments
+from hf_captionrl.evaluation.arguments import EvaluationArguments, optional_scorer
 from hf_captionrl.evaluation.evaluator import Evaluator
-from hf_captionrl.experiments.data import load_data, optional_scorer
+from hf_captionrl.experiments.arguments import DataArguments, ModelArguments
+from hf_captionrl.experiments.comparison import START, Run, alone_in, defer_push, finish, resumes, train_runs
+from hf_captionrl.experiments.data import load_data
 from hf_captionrl.experiments.parsing import parse_arguments
-from hf_captionrl.experiments.samples import SAMPLE_COLUMNS, SampleArguments, Sampler, keep_long_references, write_samples
+from hf_captionrl.experiments.samples import (
+    SAMPLE_COLUMNS,
+    SampleArguments,
+    Sampler,
+    keep_long_references,
+    write_samples,
+)
 from hf_captionrl.reports.table import COLUMNS
 from hf_captionrl.trainers import SLEConfig, SLETrainer
 

@@ -25,8 +25,8 @@ from typing import Any
 from transformers.utils import is_torch_bf16_gpu_available
 
 from hf_captionrl.console import run_main
-from hf_captionrl.experiments.comparison import alone_in, resumes
 from hf_captionrl.experiments.arguments import describe
+from hf_captionrl.experiments.comparison import alone_in, resumes
 from hf_captionrl.experiments.parsing import parse_arguments
 from hf_captionrl.instruct.answers import (
     ANSWER_COLUMNS,

@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from hf_captionrl.console import run_main
-from hf_captionrl.experiments.arguments import DataArguments, EvaluationArguments, ModelArguments
+from hf_captionrl.evaluation.arguments import EvaluationArguments
+from hf_captionrl.experiments.arguments import DataArguments, ModelArguments
 from hf_captionrl.experiments.parsing import parse_arguments
 from hf_captionrl.experiments.smile import SmileArguments, SmileRecipeConfig, compare_smile
 from hf_captionrl.experiments.video import VIDEO_COLUMNS, VideoEvaluator

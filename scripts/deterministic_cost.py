@@ -24,9 +24,9 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a program, only scripts/ is on the path
 from hf_captionrl.captioners import load_captioner
+from hf_captionrl.experiments.arguments import be_deterministic
 from hf_captionrl.io import atomic_write_text, write_json
 from hf_captionrl.metrics import bootstrap_interval
-from hf_captionrl.experiments.arguments import be_deterministic
 from hf_captionrl.retrieval import load_scorer
 from hf_captionrl.scenes import load_scenes
 from hf_captionrl.scenes.models import model_path

@@ -113,7 +113,7 @@ def _faiss_bags(count: int, folder: Path) -> Part:
 
 
 def _retrieval(count: int, folder: Path) -> Part:
-    from hf_captionrl.metrics.self_retrieval import self_retrieval
+    from hf_captionrl.metrics.self_retrieval_recall import self_retrieval
 
     images = features_of(count, 256)
     texts = images + features_of(count, 256, seed=1)

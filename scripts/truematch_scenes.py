@@ -18,10 +18,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a program, only scripts/ is on the path
 from hf_captionrl.cli import main as captionrl
-from hf_captionrl.truematch.review_server import ReviewServer, review_images
-from hf_captionrl.truematch.files import load_truematch
 from hf_captionrl.io import write_json, write_jsonl
 from hf_captionrl.scenes import load_scenes
+from hf_captionrl.truematch.files import load_truematch
+from hf_captionrl.truematch.review_server import ReviewServer, review_images
 
 __all__ = ["decide_in_browser", "is_kept", "main"]
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from PIL import Image
 
+from hf_captionrl.album.choice import AlbumCaptions, Finding
 from hf_captionrl.reports.gallery import embedded_image
 from hf_captionrl.reports.templating import TEMPLATES, html_templates
-from hf_captionrl.album.choice import AlbumCaptions, Finding
 
 __all__ = ["album_style", "album_thumbnail", "render_album", "render_comparison", "spoken_list"]
 

@@ -11,12 +11,12 @@ from urllib.parse import urlsplit
 
 from PIL import Image
 
-from hf_captionrl.captioners import Captioner
-from hf_captionrl.album.own_hosts import OwnHosts
-from hf_captionrl.data import ImageError, open_image
-from hf_captionrl.album.html import album_style, album_thumbnail, render_album, render_comparison
-from hf_captionrl.retrieval import Scorer
 from hf_captionrl.album.captions import caption_album, compare_captioners
+from hf_captionrl.album.html import album_style, album_thumbnail, render_album, render_comparison
+from hf_captionrl.captioners import Captioner
+from hf_captionrl.data import ImageError, open_image
+from hf_captionrl.local_server import OwnHosts
+from hf_captionrl.retrieval import Scorer
 
 __all__ = ["AlbumDemo", "build_page", "own_hosts", "serve"]
 

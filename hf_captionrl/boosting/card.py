@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hf_captionrl.boosting import Backend, MergeReport
+    from hf_captionrl.boosting import MergeReport
+    from hf_captionrl.language_models import Backend
 
 __all__ = ["BOOSTED_FILE", "rewrite_boosted_card", "write_boosted"]
 

@@ -13,7 +13,6 @@ from typing import Any
 import datasets
 
 from hf_captionrl.boosting.answers import ANSWER_WAYS_OUT
-from hf_captionrl.language_models.backend import Backend
 from hf_captionrl.boosting.conflicts import scene_conflicts, text_conflicts
 from hf_captionrl.boosting.journal import journals, read_journal
 from hf_captionrl.boosting.pipeline import INPUT
@@ -23,6 +22,7 @@ from hf_captionrl.data.caption_columns import CAPTIONS, replace_column, undecode
 from hf_captionrl.data.images import ImageError, image_bytes, verify_image
 from hf_captionrl.data.quarantine import check_captions
 from hf_captionrl.io import atomic_write_bytes, atomic_write_text
+from hf_captionrl.language_models.backend import Backend
 
 __all__ = ["MERGED_FILE", "QUARANTINE_FILE", "MergeReport", "UnfinishedError", "merge_journals"]
 

@@ -15,13 +15,13 @@ from typing import Any
 import datasets
 
 from hf_captionrl.boosting.answers import ANSWER_WAYS_OUT, MAX_ANSWER_WORDS, answer_fault, clean_answer, is_cut
-from hf_captionrl.language_models.backend import Backend, BackendError, Cut, Failure
 from hf_captionrl.boosting.journal import JournalWriter, journal_name, journals, read_journal
 from hf_captionrl.boosting.prompts import STAGES
 from hf_captionrl.boosting.rows import Known, Row, entry_of
 from hf_captionrl.data.caption_columns import undecoded
 from hf_captionrl.data.images import ImageError, open_image
 from hf_captionrl.data.quarantine import QuarantineReport, check_captions
+from hf_captionrl.language_models.backend import Backend, BackendError, Cut, Failure
 
 __all__ = ["INPUT", "ShardReport", "boost_shard"]
 

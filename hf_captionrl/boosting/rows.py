@@ -8,8 +8,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 from hf_captionrl.boosting.answers import ANSWER_WAYS_OUT
+from hf_captionrl.boosting.prompts import STAGES, blend_prompt, holistic_prompt, visual_prompt
 from hf_captionrl.language_models.backend import Backend
-from hf_captionrl.boosting.prompts import STAGES, Prompt, blend_prompt, holistic_prompt, visual_prompt
+from hf_captionrl.language_models.prompt import Prompt
 
 __all__ = ["Known", "Row", "entry_of"]
 

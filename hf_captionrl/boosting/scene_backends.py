@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from hf_captionrl.language_models.backend import Failure
-from hf_captionrl.boosting.prompts import Prompt
+from hf_captionrl.language_models.prompt import Prompt
 from hf_captionrl.scenes.claims import (
     ALONE,
     SceneClaims,

@@ -8,14 +8,20 @@ from hf_captionrl.captioners.chat import ChatCaptioner
 from hf_captionrl.captioners.clipcap import ClipCapCaptioner
 from hf_captionrl.captioners.encoder_decoder import EncoderDecoderCaptioner
 from hf_captionrl.captioners.florence2 import Florence2Captioner
+from hf_captionrl.captioners.generation import GenerationOutput
 from hf_captionrl.captioners.git import GitCaptioner
-from hf_captionrl.captioners.head_tap import HeadInputs, HeadObjective, HeadOutput, LogProbsObjective, mean_cross_entropy
+from hf_captionrl.captioners.head_tap import (
+    HeadInputs,
+    HeadObjective,
+    HeadOutput,
+    LogProbsObjective,
+    mean_cross_entropy,
+)
 from hf_captionrl.captioners.kosmos2 import Kosmos2Captioner
 from hf_captionrl.captioners.lora_presets import both_lora, language_lora, vision_lora
 from hf_captionrl.captioners.paligemma import PaliGemmaCaptioner
 from hf_captionrl.captioners.pix2struct import Pix2StructCaptioner
 from hf_captionrl.captioners.saving import ProcessorPair
-from hf_captionrl.captioners.generation import GenerationOutput
 
 __all__ = [
     "Blip2Captioner",

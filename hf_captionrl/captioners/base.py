@@ -16,13 +16,13 @@ import torch
 from torch import Tensor, nn
 
 from hf_captionrl.captioners.adapters import Adapting
+from hf_captionrl.captioners.generation import Writing
+from hf_captionrl.captioners.head_tap import LogProbsObjective, bypass_image_tower, tap_head
 from hf_captionrl.captioners.head_tap_check import check_tap
 from hf_captionrl.captioners.processor_checks import check_image_size, check_special_tokens
-from hf_captionrl.captioners.shared_cross_attention import fold_cross_attention
-from hf_captionrl.captioners.head_tap import LogProbsObjective, bypass_image_tower, tap_head
 from hf_captionrl.captioners.saving import Saving
 from hf_captionrl.captioners.sharding import with_gathered_weights
-from hf_captionrl.captioners.generation import Writing
+from hf_captionrl.captioners.shared_cross_attention import fold_cross_attention
 
 __all__ = ["Captioner"]
 

@@ -9,8 +9,8 @@ from transformers import AddedToken
 
 from hf_captionrl.captioners.auto import register
 from hf_captionrl.captioners.base import Captioner
-from hf_captionrl.captioners.processor_checks import check_special_tokens
 from hf_captionrl.captioners.placeholders import PlaceholderCaptioner, configured_ids
+from hf_captionrl.captioners.processor_checks import check_special_tokens
 from hf_captionrl.captioners.prompt_prefix import repeat_rows
 
 __all__ = ["Blip2Captioner", "Blip2EncoderDecoderCaptioner"]

@@ -20,7 +20,12 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 from hf_captionrl.captioners.auto import register
 from hf_captionrl.captioners.base import Captioner
 from hf_captionrl.captioners.chat_video import PLACES_OF_VIDEOS, VideoInputs, as_videos, pixel_kind
-from hf_captionrl.captioners.processor_checks import blank_image, check_chat_processor, check_chat_row, check_image_size
+from hf_captionrl.captioners.processor_checks import (
+    blank_image,
+    check_chat_processor,
+    check_chat_row,
+    check_image_size,
+)
 from hf_captionrl.captioners.prompt_prefix import join_prefix, left_padded, repeat_rows, stack_rows
 from hf_captionrl.captioners.tokens import start_token_settings
 

@@ -11,8 +11,8 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from hf_captionrl.captioners.auto import register
 from hf_captionrl.captioners.base import Captioner
-from hf_captionrl.captioners.shared_cross_attention import computed_once, spread_samples
 from hf_captionrl.captioners.prompt_prefix import decoder_text
+from hf_captionrl.captioners.shared_cross_attention import computed_once, spread_samples
 
 __all__ = ["EncoderDecoderCaptioner"]
 

@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from hf_captionrl.captioners.auto import register
-from hf_captionrl.captioners.processor_checks import blank_image
 from hf_captionrl.captioners.placeholders import PlaceholderCaptioner, configured_ids
+from hf_captionrl.captioners.processor_checks import blank_image
 
 __all__ = ["Florence2Captioner"]
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from hf_captionrl.captioners.encoding import Encoding
-from hf_captionrl.captioners.head_tap import bypass_image_tower
 from hf_captionrl.captioners.eval_mode import evaluating
+from hf_captionrl.captioners.head_tap import bypass_image_tower
 from hf_captionrl.captioners.sharding import is_sharded, with_gathered_weights
 from hf_captionrl.captioners.tokens import completion_mask
 

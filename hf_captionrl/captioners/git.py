@@ -15,8 +15,8 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from hf_captionrl.captioners.auto import register
 from hf_captionrl.captioners.base import Captioner
-from hf_captionrl.captioners.processor_checks import check_special_tokens
 from hf_captionrl.captioners.head_tap import replaced_forward
+from hf_captionrl.captioners.processor_checks import check_special_tokens
 
 __all__ = ["GitCaptioner"]
 

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.utils import ModelOutput
 
-from hf_captionrl.captioners.prompt_prefix import captions_an_image, repeat_rows
 from hf_captionrl.captioners.output_projection import head_projection, is_tappable
+from hf_captionrl.captioners.prompt_prefix import captions_an_image, repeat_rows
 from hf_captionrl.losses.linear_log_probs import IGNORE_INDEX, linear_log_probs
 
 __all__ = [

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from hf_captionrl.captioners.head_tap import mean_cross_entropy
 from hf_captionrl.captioners.eval_mode import evaluating
+from hf_captionrl.captioners.head_tap import mean_cross_entropy
 
 __all__ = ["check_tap"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from hf_captionrl.captioners.auto import register
-from hf_captionrl.captioners.processor_checks import blank_image
 from hf_captionrl.captioners.placeholders import PlaceholderCaptioner
+from hf_captionrl.captioners.processor_checks import blank_image
 
 __all__ = ["Kosmos2Captioner"]
 

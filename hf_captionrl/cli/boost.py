@@ -9,12 +9,13 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hf_captionrl.cli.arguments import add_common, add_dataset, load_split, positive
+from hf_captionrl.cli.arguments import add_common, add_dataset, positive
+from hf_captionrl.evaluation.dataset_options import load_split
 
 if TYPE_CHECKING:
     import datasets
 
-    from hf_captionrl.boosting import Backend
+    from hf_captionrl.language_models import Backend
 
 __all__ = ["add_parser", "run"]
 
@@ -112,7 +113,7 @@ def add_parser(subcommands: Any) -> None:
     group.add_argument("--source_license", metavar="TEXT", help="of the images and references (default: see there)")
     group.add_argument("--language", default="en", metavar="CODE", help="of the captions (default: %(default)s)")
     add_common(parser)
-    parser.set_defaults(run=run, goes_on=True)
+    parser.set_defaults(run=run, resumes=True)
 
 
 def _shard(text: str) -> tuple[int, int]:

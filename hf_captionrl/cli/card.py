@@ -65,8 +65,8 @@ def _rewritten(folder: Path, given: dict[str, str]) -> bool:
     if boosted:
         rewrite_boosted_card(folder, given)
         return True
-    from hf_captionrl.truematch.card import write_truematch_card
     from hf_captionrl.io import write_json
+    from hf_captionrl.truematch.card import write_truematch_card
 
     found = load_truematch(folder)
     found.manifest["card"].update(given)

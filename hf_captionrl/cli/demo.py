@@ -200,9 +200,9 @@ def load_demo(arguments: argparse.Namespace) -> AlbumDemo:
 
     import torch
 
-    from hf_captionrl.captioners import load_captioner
     from hf_captionrl.album.page import AlbumDemo
     from hf_captionrl.album.space import demo_scorer
+    from hf_captionrl.captioners import load_captioner
     from hf_captionrl.retrieval import load_scorer
     from hf_captionrl.scenes.models import model_path
 

@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hf_captionrl.cli.arguments import add_common, add_dataset, load_split
+from hf_captionrl.cli.arguments import add_common, add_dataset
 from hf_captionrl.evaluation.caption_sources import read_files
+from hf_captionrl.evaluation.dataset_options import load_split
 from hf_captionrl.evaluation.scored_captions import (
     REFERENCES,
     add_clip_features,
@@ -23,8 +24,8 @@ from hf_captionrl.evaluation.scored_captions import (
 )
 
 if TYPE_CHECKING:
-    from hf_captionrl.evaluation.paper_tables import Judged
     from hf_captionrl.evaluation.evaluator import Evaluator
+    from hf_captionrl.evaluation.paper_tables import Judged
     from hf_captionrl.reports.comparison import Section
 
 __all__ = ["SUITES", "add_parser", "run"]
@@ -242,11 +243,11 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.bags is not None and not arguments.bags.is_file():
         raise FileNotFoundError(f"There is no file {str(arguments.bags)!r} for --bags.")
 
+    from hf_captionrl.evaluation.evaluator import Evaluator
     from hf_captionrl.evaluation.paper_tables import TABLES
     from hf_captionrl.io import atomic_write_text, to_plain, write_json
-    from hf_captionrl.evaluation.evaluator import Evaluator
-    from hf_captionrl.reports.length_plots import write_length_histogram
     from hf_captionrl.reports.comparison import print_comparison
+    from hf_captionrl.reports.length_plots import write_length_histogram
     from hf_captionrl.reports.versions import installed_versions, plain_config
 
     folder = arguments.output_dir

@@ -152,9 +152,9 @@ def _reward(
     """Reward and baseline of the caption, as `SelfRetrieval` and the trainer's baselines give them."""
     import torch
 
-    from hf_captionrl.metrics.suites.row import spoken
-    from hf_captionrl.experiments.data import optional_scorer
+    from hf_captionrl.evaluation.arguments import optional_scorer
     from hf_captionrl.explain.page import CaptionReward
+    from hf_captionrl.metrics.suites.row import spoken
     from hf_captionrl.retrieval.ranking import ranks_from_scores
     from hf_captionrl.rewards.advantages import BASELINES
     from hf_captionrl.rewards.self_retrieval import retrieval_rewards
@@ -221,9 +221,9 @@ def run(arguments: argparse.Namespace) -> None:
     import torch
 
     from hf_captionrl.captioners import load_captioner
+    from hf_captionrl.explain.page import explanation_json, write_explanation, write_explanation_picture
     from hf_captionrl.explain.token_view import explain_caption
     from hf_captionrl.io import to_plain
-    from hf_captionrl.explain.page import explanation_json, write_explanation, write_explanation_picture
     from hf_captionrl.scenes.models import model_path
 
     captioner = load_captioner(

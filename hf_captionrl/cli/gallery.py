@@ -8,13 +8,14 @@ import random
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hf_captionrl.cli.arguments import add_common, add_dataset, load_split, positive
+from hf_captionrl.cli.arguments import add_common, add_dataset, positive
 from hf_captionrl.evaluation.caption_sources import source_names
+from hf_captionrl.evaluation.dataset_options import load_split
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hf_captionrl.cli.arguments import LoadedSplit
+    from hf_captionrl.evaluation.dataset_options import LoadedSplit
     from hf_captionrl.evaluation.evaluator import Evaluator
 
 __all__ = ["add_parser", "run"]
@@ -169,6 +170,9 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.max_cider <= 0:
         raise ValueError(f"--max_cider must be above 0, got {arguments.max_cider}.")
 
+    from hf_captionrl.evaluation.arguments import EvaluationArguments, optional_scorer
+    from hf_captionrl.evaluation.evaluator import Evaluator
+    from hf_captionrl.gallery.caption_errors import error_counts
     from hf_captionrl.gallery.cider import CiderScores, cider_note
     from hf_captionrl.gallery.pages import (
         Pages,
@@ -180,10 +184,6 @@ def run(arguments: argparse.Namespace) -> None:
         write_unrewarded,
     )
     from hf_captionrl.io import to_plain, write_json
-    from hf_captionrl.experiments.arguments import EvaluationArguments
-    from hf_captionrl.evaluation.evaluator import Evaluator
-    from hf_captionrl.experiments.data import optional_scorer
-    from hf_captionrl.gallery.caption_errors import error_counts
     from hf_captionrl.reports.versions import installed_versions
 
     folder = arguments.output_dir

@@ -11,9 +11,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from hf_captionrl.cli import (
-    bags,
     boost,
-    caption,
     card,
     completion,
     convert,
@@ -28,6 +26,7 @@ from hf_captionrl.cli import (
     train,
     truematch,
 )
+from hf_captionrl.cli.commands import Command, add_commands
 from hf_captionrl.console import CheckedOutput, announce_offline_waits, is_input_error, one_line
 
 __all__ = ["build_parser", "console", "main"]
@@ -48,8 +47,29 @@ Each command has its own --help, with more examples. Exit codes: 0 done, 2 usage
 """
 
 
-def build_parser() -> argparse.ArgumentParser:
+COMMANDS: tuple[Command, ...] = (
+    Command(
+        "caption",
+        "write captions of a data set, resumable",
+        options="evaluation.write_captions:CaptionOptions",
+        function="write_captions",
+        resumes=True,
+    ),
+    Command(
+        "bags",
+        "mine bags of similar images",
+        options="evaluation.mine_bags:BagsOptions",
+        function="mine_bags",
+        resumes=True,
+    ),
+)
+
+
+def build_parser(chosen: str | None = None) -> argparse.ArgumentParser:
     """The parser of the whole command line.
+
+    Args:
+        chosen: The only command whose options are added; None for all.
 
     Returns:
         `argparse.ArgumentParser`: Its result has `run`, the function of the subcommand.
@@ -61,13 +81,12 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     subcommands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    add_commands(subcommands, COMMANDS, chosen)
     for module in (
         train,
-        caption,
         evaluate,
         explain,
         gallery,
-        bags,
         truematch,
         study,
         boost,
@@ -103,7 +122,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(argv: Sequence[str] | None) -> int:
     try:
-        arguments = build_parser().parse_args(argv)
+        words = sys.argv[1:] if argv is None else list(argv)
+        arguments = build_parser(words[0] if words else "").parse_args(words)
     except SystemExit as stop:  # argparse has said why
         return stop.code if isinstance(stop.code, int) else 2
     try:
@@ -113,7 +133,7 @@ def _run(argv: Sequence[str] | None) -> int:
     except SystemExit as stop:  # a program beneath this one has said why
         return stop.code if isinstance(stop.code, int) else 1
     except KeyboardInterrupt:
-        hint = "; the same command goes on where it stopped" if getattr(arguments, "goes_on", False) else ""
+        hint = "; the same command resumes" if getattr(arguments, "resumes", False) else ""
         print(f"captionrl: interrupted{hint}.", file=sys.stderr)
         return 1
     except Exception as error:

@@ -90,9 +90,9 @@ def run(arguments: argparse.Namespace) -> None:
     Raises:
         ValueError: If it is not known where to, or something must not be published.
     """
+    from hf_captionrl.album.space import DEMO, push_demo
     from hf_captionrl.cli.demo import named_models
-    from hf_captionrl.hub import folder_contents, push_demo, push_folder, push_metric, read_push_state
-    from hf_captionrl.album.space import DEMO
+    from hf_captionrl.hub import folder_contents, push_folder, push_metric, read_push_state
 
     before = read_push_state(arguments.folder)
     kind = arguments.type or before.get("repo_type") or _kind(Path(arguments.folder))

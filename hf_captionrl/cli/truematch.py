@@ -43,7 +43,7 @@ def add_parser(subcommands: Any) -> None:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.set_defaults(run=run, traceback=False, goes_on=True)
+    parser.set_defaults(run=run, traceback=False, resumes=True)
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     for add in (_add_build, _add_review, _add_apply, _add_evaluate, _add_leaderboard):
         add(actions)

@@ -1,6 +1,14 @@
 """Images with captions: load from anywhere, check every row, draw one caption an epoch, collate."""
 
-from hf_captionrl.data.load_captions import (
+from hf_captionrl.data.bag_curriculum import PAPER_SCHEDULE, BagCurriculumSampler
+from hf_captionrl.data.caption_dataset import CaptionDataset, CaptionItem, draw_caption
+from hf_captionrl.data.caption_exchange import exchange_captions
+from hf_captionrl.data.cleaning import CAPTION_WAYS_OUT, MAX_CAPTION_WORDS, clean_caption
+from hf_captionrl.data.collator import CaptionCollator
+from hf_captionrl.data.feature_cache import FramePooling, cached_features, iterate_images, pool_frames
+from hf_captionrl.data.image_reader import ImageReader
+from hf_captionrl.data.images import IMAGE_WAYS_OUT, MAX_PIXELS, ImageError, open_image, verify_image
+from hf_captionrl.data.loading import (
     SPLITS,
     ChosenSplit,
     choose_split,
@@ -8,15 +16,7 @@ from hf_captionrl.data.load_captions import (
     load_caption_splits,
     load_captions,
 )
-from hf_captionrl.data.cleaning import CAPTION_WAYS_OUT, MAX_CAPTION_WORDS, clean_caption
-from hf_captionrl.data.collator import CaptionCollator
-from hf_captionrl.data.caption_dataset import CaptionDataset, CaptionItem, draw_caption
-from hf_captionrl.data.exchange_captions import exchange_captions
-from hf_captionrl.data.feature_cache import FramePooling, cached_features, iterate_images, pool_frames
-from hf_captionrl.data.images import IMAGE_WAYS_OUT, MAX_PIXELS, ImageError, open_image, verify_image
 from hf_captionrl.data.quarantine import QuarantineEntry, QuarantineError, QuarantineReport, check_captions
-from hf_captionrl.data.image_reader import ImageReader
-from hf_captionrl.data.bag_curriculum import PAPER_SCHEDULE, BagCurriculumSampler
 from hf_captionrl.data.streaming import StreamedCaptions
 from hf_captionrl.data.trainer_rows import evaluation_rows, training_rows
 from hf_captionrl.data.video import (

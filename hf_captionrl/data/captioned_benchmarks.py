@@ -8,8 +8,8 @@ from typing import Any, Literal
 import datasets
 
 from hf_captionrl.data.benchmarks import read_json
-from hf_captionrl.data.cleaning import to_caption_list
 from hf_captionrl.data.caption_columns import CAPTIONS
+from hf_captionrl.data.cleaning import to_caption_list
 from hf_captionrl.data.image_paths import refuse_outside
 from hf_captionrl.data.sources import SPLIT_NAMES
 

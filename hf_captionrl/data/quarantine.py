@@ -14,8 +14,8 @@ from typing import Any, Literal
 
 import datasets
 
-from hf_captionrl.data.cleaning import CAPTION_WAYS_OUT, MAX_CAPTION_WORDS, caption_fault, to_caption_list
 from hf_captionrl.data.caption_columns import CAPTIONS, replace_column, undecoded
+from hf_captionrl.data.cleaning import CAPTION_WAYS_OUT, MAX_CAPTION_WORDS, caption_fault, to_caption_list
 from hf_captionrl.data.images import IMAGE_WAYS_OUT, MAX_PIXELS, ImageError, verify_image
 from hf_captionrl.data.video import VIDEO_FRAMES, VIDEO_WAYS_OUT, verify_video
 from hf_captionrl.io import atomic_write_text

@@ -9,9 +9,9 @@ from typing import Any
 import datasets
 import torch
 
-from hf_captionrl.data.cleaning import clean_caption, to_caption_list
 from hf_captionrl.data.caption_columns import pick_column
 from hf_captionrl.data.caption_dataset import draw_caption
+from hf_captionrl.data.cleaning import clean_caption, to_caption_list
 
 __all__ = ["StreamedCaptions"]
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import datasets
 
-from hf_captionrl.data.load_captions import load_captions
-from hf_captionrl.data.cleaning import clean_caption
 from hf_captionrl.data.caption_columns import USUAL_NAMES, replace_column
+from hf_captionrl.data.cleaning import clean_caption
+from hf_captionrl.data.loading import load_captions
 from hf_captionrl.data.sources import by_split_column
 from hf_captionrl.data.streaming import StreamedCaptions
 
@@ -98,7 +98,7 @@ def _with_columns(dataset: Any, data: str, split: str, **source: Any) -> dataset
         if missing:
             raise ValueError(
                 f"The {data} data lack the column(s) {missing}; there are {dataset.column_names}. Rename the columns, or "
-                "load the data with hf_captionrl.data.load_captions, which takes image_column and caption_column."
+                "load the data with hf_captionrl.data.loading, which takes image_column and caption_column."
             )
         split = split if by_split_column(dataset) else "all"
     found: Any = load_captions(dataset, split=split, **source)

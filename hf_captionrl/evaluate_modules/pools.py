@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from hf_captionrl.data.images import open_image
-from hf_captionrl.evaluate_modules.prediction_columns import is_missing
 from hf_captionrl.evaluate_modules.inputs import resolve_scorer
+from hf_captionrl.evaluate_modules.prediction_columns import is_missing
 from hf_captionrl.retrieval import image_hash
 from hf_captionrl.retrieval.checks import as_features
 

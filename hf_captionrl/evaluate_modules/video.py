@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from hf_captionrl.evaluate_modules.prediction_columns import is_missing
 from hf_captionrl.evaluate_modules.inputs import resolve_scorer
 from hf_captionrl.evaluate_modules.pools import image_features_of
+from hf_captionrl.evaluate_modules.prediction_columns import is_missing
 from hf_captionrl.metrics.caption_checks import check_captions
 from hf_captionrl.retrieval.scorer import TokenScorer
 

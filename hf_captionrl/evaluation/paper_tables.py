@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from hf_captionrl.evaluation.evaluator import Evaluator
 from hf_captionrl.metrics import paired_test
 from hf_captionrl.metrics.java import meteor, spice
 from hf_captionrl.metrics.suites import discritune_suite, ndlb_suite, sle_suite, smile_suite
 from hf_captionrl.metrics.suites.row import SuiteRow, spoken
 from hf_captionrl.metrics.words import length_statistics
-from hf_captionrl.evaluation.evaluator import Evaluator
 from hf_captionrl.reports.table import Column
 from hf_captionrl.scenes import check
 

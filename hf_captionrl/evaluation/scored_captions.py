@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hf_captionrl.evaluation.paper_tables import Judged
     from hf_captionrl.evaluation.evaluator import Evaluator
+    from hf_captionrl.evaluation.paper_tables import Judged
 
 __all__ = [
     "REFERENCES",
@@ -45,8 +45,7 @@ def load_judges(arguments: argparse.Namespace) -> tuple[Any, Any, dict[str, str]
     Raises:
         ValueError: If what was named is something else than was asked for.
     """
-    from hf_captionrl.experiments.arguments import EvaluationArguments
-    from hf_captionrl.experiments.data import optional_scorer
+    from hf_captionrl.evaluation.arguments import EvaluationArguments, optional_scorer
 
     wanted = EvaluationArguments(judge_name_or_path=arguments.scorer, perplexity_name_or_path=arguments.language_model)
     wanted.resolve(arguments.dataset, trains=False)

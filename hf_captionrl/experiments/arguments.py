@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -19,20 +18,11 @@ from hf_captionrl.trainers.policy import check_model_init_kwargs
 
 __all__ = [
     "DataArguments",
-    "EvaluationArguments",
     "ModelArguments",
     "RunArguments",
     "be_deterministic",
     "describe",
 ]
-
-logger = logging.getLogger(__name__)
-
-_CLIP = "openai/clip-vit-base-patch32"  # the papers' judge
-EMBEDDED = ("scenes", "moving_scenes")
-"""Data sets of the embedded world."""
-
-_GPT2 = "openai-community/gpt2"  # and their language model
 
 
 @dataclass
@@ -188,47 +178,6 @@ class DataArguments:
             raise ValueError(
                 f"num_frames is {self.num_frames}. Use 0 for images, or the frames to look at of a video."
             )
-
-
-@dataclass
-class EvaluationArguments:
-    """Who judges the captions."""
-
-    scorer_name_or_path: str | None = field(
-        default=None,
-        metadata={"help": "Dual encoder that selects checkpoints by retrieval; open_clip:NAME for open_clip, 'none'."},
-    )
-    judge_name_or_path: str | None = field(
-        default=None, metadata={"help": "Dual encoder that judges the table; better not the one that selects."}
-    )
-    perplexity_name_or_path: str | None = field(
-        default=None, metadata={"help": "Causal language model for perplexity, or 'none'."}
-    )
-    gallery_size: int = field(default=48, metadata={"help": "Images shown in gallery.html."})
-    push_gallery: bool = field(
-        default=False,
-        metadata={"help": "With push_to_hub, also upload gallery.html where it shows images of this machine."},
-    )
-
-    def resolve(self, dataset_name: str, *, trains: bool = True) -> None:
-        """Fill in who was not named: the shipped models on the embedded world, the papers' models elsewhere.
-
-        Args:
-            dataset_name: Data set of the run.
-            trains: Whether checkpoints will be selected, which their judge should not do.
-        """
-        embedded = dataset_name in EMBEDDED
-        self.scorer_name_or_path = self.scorer_name_or_path or ("scenes:clip-reward" if embedded else _CLIP)
-        self.judge_name_or_path = self.judge_name_or_path or ("scenes:clip-judge" if embedded else _CLIP)
-        if trains and self.scorer_name_or_path == self.judge_name_or_path != "none":
-            logger.warning(
-                "%s both selects checkpoints and judges them, which flatters what it selects. Set --judge_name_or_path to "
-                "another model.",
-                self.judge_name_or_path,
-            )
-        self.perplexity_name_or_path = self.perplexity_name_or_path or (
-            "scenes:gpt2-perplexity" if embedded else _GPT2
-        )
 
 
 @dataclass

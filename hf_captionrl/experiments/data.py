@@ -12,11 +12,10 @@ import datasets
 
 from hf_captionrl.data import SPLITS, check_captions, exchange_captions, load_caption_splits
 from hf_captionrl.data.simplify import scene_simplifier, simplify_captions, spacy_simplifier
-from hf_captionrl.experiments.arguments import EMBEDDED, DataArguments
-from hf_captionrl.retrieval import Scorer, load_scorer
-from hf_captionrl.scenes.models import model_path
+from hf_captionrl.evaluation.arguments import EMBEDDED
+from hf_captionrl.experiments.arguments import DataArguments
 
-__all__ = ["describe_data", "load_data", "optional_scorer"]
+__all__ = ["describe_data", "load_data"]
 
 logger = logging.getLogger(__name__)
 
@@ -98,18 +97,6 @@ def _simplified(splits: datasets.DatasetDict, arguments: DataArguments) -> datas
         return splits
     simplifier = scene_simplifier(level) if arguments.dataset_name in EMBEDDED else spacy_simplifier(level)
     return datasets.DatasetDict({name: simplify_captions(rows, simplifier) for name, rows in splits.items()})
-
-
-def optional_scorer(name: str | None) -> Scorer | None:
-    """Load a scorer by name.
-
-    Args:
-        name: A name for `load_scorer`, a shipped model, or `"none"`.
-
-    Returns:
-        [`Scorer`] or None.
-    """
-    return None if name in (None, "none") else load_scorer(model_path(str(name)))
 
 
 def describe_data(arguments: DataArguments, splits: Mapping[str, datasets.Dataset]) -> str:

@@ -13,6 +13,10 @@ from typing import Any
 import datasets
 
 from hf_captionrl.captioners import Captioner
+from hf_captionrl.evaluation.arguments import EMBEDDED, EvaluationArguments
+from hf_captionrl.evaluation.evaluator import Evaluator
+from hf_captionrl.experiments.arguments import DataArguments, ModelArguments, describe
+from hf_captionrl.experiments.data import describe_data
 from hf_captionrl.hub import (
     ModelCardFacts,
     local_base_model,
@@ -22,9 +26,6 @@ from hf_captionrl.hub import (
     write_model_card,
 )
 from hf_captionrl.io import write_json
-from hf_captionrl.experiments.arguments import EMBEDDED, DataArguments, EvaluationArguments, ModelArguments, describe
-from hf_captionrl.evaluation.evaluator import Evaluator
-from hf_captionrl.experiments.data import describe_data
 from hf_captionrl.trainers import CaptionConfig
 
 __all__ = ["check_hub_strategy", "defer_push", "push_model", "write_publication"]

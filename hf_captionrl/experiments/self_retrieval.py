@@ -13,12 +13,13 @@ import datasets
 import torch
 from torch import Tensor
 
-from hf_captionrl.experiments.arguments import DataArguments, EvaluationArguments, ModelArguments
-from hf_captionrl.experiments.comparison import Run, alone_in, defer_push, finish, resumes, train_runs
+from hf_captionrl.evaluation.arguments import EvaluationArguments, optional_scorer
 from hf_captionrl.evaluation.evaluator import REWARD_COLUMNS, Evaluator
-from hf_captionrl.experiments.data import load_data, optional_scorer
-from hf_captionrl.experiments.parsing import parse_arguments
 from hf_captionrl.evaluation.similarity import similarity_features
+from hf_captionrl.experiments.arguments import DataArguments, ModelArguments
+from hf_captionrl.experiments.comparison import Run, alone_in, defer_push, finish, resumes, train_runs
+from hf_captionrl.experiments.data import load_data
+from hf_captionrl.experiments.parsing import parse_arguments
 from hf_captionrl.reports.table import COLUMNS
 from hf_captionrl.retrieval import Scorer
 from hf_captionrl.retrieval.bag_files import load_neighbours

@@ -12,9 +12,10 @@ import torch
 from transformers.trainer_utils import IntervalStrategy
 
 from hf_captionrl.captioners import Captioner, load_captioner
-from hf_captionrl.experiments.comparison import START, Run, alone_in, defer_push, finish, resumes, train_runs
+from hf_captionrl.evaluation.arguments import optional_scorer
 from hf_captionrl.evaluation.evaluator import Evaluator
-from hf_captionrl.experiments.data import load_data, optional_scorer
+from hf_captionrl.experiments.comparison import START, Run, alone_in, defer_push, finish, resumes, train_runs
+from hf_captionrl.experiments.data import load_data
 from hf_captionrl.reports.table import COLUMNS, Column
 from hf_captionrl.trainers import SmileConfig, SmileTrainer
 

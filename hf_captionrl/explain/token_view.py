@@ -17,8 +17,8 @@ from PIL import Image
 from torch import Tensor
 
 from hf_captionrl.captioners.base import Captioner
-from hf_captionrl.captioners.head_tap import HeadInputs, LogProbsObjective
 from hf_captionrl.captioners.eval_mode import evaluating
+from hf_captionrl.captioners.head_tap import HeadInputs, LogProbsObjective
 from hf_captionrl.losses.linear_log_probs import head_logits
 from hf_captionrl.losses.policy_gradient import LogProbReduction, policy_gradient_loss
 from hf_captionrl.losses.smile import IGNORE_INDEX, fused_smile_loss, smile_loss

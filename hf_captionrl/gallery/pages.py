@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hf_captionrl.gallery.cider import CiderScores
     from hf_captionrl.evaluation.evaluator import Evaluator
+    from hf_captionrl.gallery.cider import CiderScores
     from hf_captionrl.reports.gallery import GalleryItem, Mark
 
 __all__ = ["Pages", "Shown", "bag_items", "counted", "write_cider", "write_errors", "write_unrewarded"]

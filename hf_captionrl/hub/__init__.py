@@ -7,7 +7,6 @@ be repeated.
 from hf_captionrl.hub.checks import check_card
 from hf_captionrl.hub.contents import Contents, folder_contents, local_base_model
 from hf_captionrl.hub.dataset_card import DatasetCardFacts, render_dataset_card, write_dataset_card
-from hf_captionrl.album.space import demo_scorer, push_demo, write_demo_space
 from hf_captionrl.hub.failures import PushError
 from hf_captionrl.hub.manifest import MANIFEST_FILE, public_command, public_values, write_manifest
 from hf_captionrl.hub.metric_card import push_metric, render_metric_card, write_space
@@ -30,7 +29,6 @@ __all__ = [
     "ModelCardFacts",
     "PushError",
     "check_card",
-    "demo_scorer",
     "eval_results_yaml",
     "folder_contents",
     "local_base_model",
@@ -38,7 +36,6 @@ __all__ = [
     "public_command",
     "public_values",
     "push_captioner",
-    "push_demo",
     "push_folder",
     "push_metric",
     "push_trained",
@@ -48,7 +45,6 @@ __all__ = [
     "render_metric_card",
     "render_model_card",
     "write_dataset_card",
-    "write_demo_space",
     "write_manifest",
     "write_model_card",
     "write_space",

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hf_captionrl.io import read_jsonl, write_jsonl
-from hf_captionrl.instruct.ratings import CATEGORIES, answer_statistics, relative_scores
 from hf_captionrl.instruct.judges import EndpointJudge, FileJudge, Judge, JudgeError, LocalJudge
 from hf_captionrl.instruct.questions import Question
+from hf_captionrl.instruct.ratings import CATEGORIES, answer_statistics, relative_scores
+from hf_captionrl.io import read_jsonl, write_jsonl
 from hf_captionrl.reports.table import Column
 
 __all__ = ["ANSWER_COLUMNS", "TEXT_COLUMNS", "JudgeArguments", "answer_row", "read_answers", "write_answers"]

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from hf_captionrl.instruct.questions import Question
+from hf_captionrl.instruct.ratings import BEST, WORST, Rating, parse_scores
+from hf_captionrl.io import read_jsonl
 from hf_captionrl.language_models.backend import BackendError, Cut, Failure
 from hf_captionrl.language_models.endpoint import HTTPBackend
-from hf_captionrl.boosting.prompts import Prompt
-from hf_captionrl.io import read_jsonl
-from hf_captionrl.instruct.ratings import BEST, WORST, Rating, parse_scores
-from hf_captionrl.instruct.questions import Question
+from hf_captionrl.language_models.prompt import Prompt
 
 __all__ = ["EndpointJudge", "FileJudge", "Judge", "JudgeError", "LocalJudge", "Ratings", "judge_prompt", "rate_pairs"]
 

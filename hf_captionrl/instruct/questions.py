@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hf_captionrl.io import read_jsonl
 from hf_captionrl.instruct.ratings import CATEGORIES
+from hf_captionrl.io import read_jsonl
 
 __all__ = ["Question", "answer_questions", "load_questions"]
 

@@ -1,1 +1,25 @@
-"""Language models that answer prompts: local, vLLM, or behind an OpenAI-compatible endpoint."""
+"""Language models that answer prompts: local, with vLLM, or behind an OpenAI-compatible endpoint."""
+
+from hf_captionrl.language_models.backend import Answer, Backend, BackendError, Cut, Failure
+from hf_captionrl.language_models.endpoint import HTTPBackend
+from hf_captionrl.language_models.prompt import Prompt
+from hf_captionrl.language_models.transformers_models import (
+    CaptionerBackend,
+    TransformersTextBackend,
+    TransformersVisionBackend,
+)
+from hf_captionrl.language_models.vllm_models import VLLMBackend
+
+__all__ = [
+    "Answer",
+    "Backend",
+    "BackendError",
+    "CaptionerBackend",
+    "Cut",
+    "Failure",
+    "HTTPBackend",
+    "Prompt",
+    "TransformersTextBackend",
+    "TransformersVisionBackend",
+    "VLLMBackend",
+]

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias, runtime_checkable
 
-from hf_captionrl.boosting.prompts import Prompt
+from hf_captionrl.language_models.prompt import Prompt
 
 __all__ = ["RETRY_TEMPERATURE", "Answer", "Backend", "BackendError", "Cut", "Failure"]
 

@@ -21,7 +21,7 @@ from itertools import islice
 from typing import Any
 
 from hf_captionrl.language_models.backend import RETRY_TEMPERATURE, Answer, BackendError, Cut, Failure
-from hf_captionrl.boosting.prompts import Prompt
+from hf_captionrl.language_models.prompt import Prompt
 
 __all__ = ["HTTPBackend", "image_url"]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hf_captionrl.language_models.backend import RETRY_TEMPERATURE
-from hf_captionrl.boosting.prompts import Prompt
+from hf_captionrl.language_models.prompt import Prompt
 
 __all__ = ["by_attempt", "chat_text", "decoding", "folder_revision", "loaded_revision", "revision_line", "seed_draws"]
 

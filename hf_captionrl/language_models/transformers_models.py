@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
+from hf_captionrl.checkpoints.loading import check_complete, load_pretrained
+from hf_captionrl.checkpoints.shipped import model_path
 from hf_captionrl.language_models.backend import Answer, Cut, Failure
 from hf_captionrl.language_models.local_models import (
     by_attempt,
@@ -14,9 +16,7 @@ from hf_captionrl.language_models.local_models import (
     revision_line,
     seed_draws,
 )
-from hf_captionrl.boosting.prompts import Prompt
-from hf_captionrl.checkpoints.loading import check_complete, load_pretrained
-from hf_captionrl.checkpoints.shipped import model_path
+from hf_captionrl.language_models.prompt import Prompt
 
 __all__ = ["CaptionerBackend", "TransformersBackend", "TransformersTextBackend", "TransformersVisionBackend"]
 

@@ -8,7 +8,7 @@ from typing import Any
 from hf_captionrl.language_models.backend import RETRY_TEMPERATURE, Answer, Cut
 from hf_captionrl.language_models.endpoint import image_url
 from hf_captionrl.language_models.local_models import by_attempt, folder_revision, revision_line
-from hf_captionrl.boosting.prompts import Prompt
+from hf_captionrl.language_models.prompt import Prompt
 
 __all__ = ["VLLMBackend"]
 

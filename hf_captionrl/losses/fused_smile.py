@@ -15,7 +15,13 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from hf_captionrl.losses.linear_log_probs import HeadGradients, accumulation_dtype, head_logits, uncap, without_autocast
+from hf_captionrl.losses.linear_log_probs import (
+    HeadGradients,
+    accumulation_dtype,
+    head_logits,
+    uncap,
+    without_autocast,
+)
 from hf_captionrl.losses.vocabulary_subset import FILL, first_positions, first_supervised
 
 __all__ = ["FullVocabularyLoss", "SubsetLoss"]

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
 
+from hf_captionrl.losses.first_token_shifting import shift_first_token
 from hf_captionrl.losses.fused_smile import FullVocabularyLoss, SubsetLoss
 from hf_captionrl.losses.linear_log_probs import (
     IGNORE_INDEX,
@@ -21,7 +22,6 @@ from hf_captionrl.losses.linear_log_probs import (
     product_dtype,
     supervised_rows,
 )
-from hf_captionrl.losses.first_token_shifting import shift_first_token
 from hf_captionrl.losses.vocabulary_subset import (
     FILL,
     FirstToken,

@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hf_captionrl.metrics.bootstrap import bootstrap_interval, exact_interval, paired_test, proportion_interval
-    from hf_captionrl.metrics.faithfulness import chair, faithfulness
+    from hf_captionrl.metrics.caption_faithfulness import chair, faithfulness
     from hf_captionrl.metrics.clip import clip_score, ref_clip_score
     from hf_captionrl.metrics.diversity import caption_diversity, caption_statistics
     from hf_captionrl.metrics.java import meteor, spice
     from hf_captionrl.metrics.nlg import bleu, cider, cider_d, rouge_l
     from hf_captionrl.metrics.perplexity import caption_perplexity
-    from hf_captionrl.metrics.self_retrieval import self_retrieval
+    from hf_captionrl.metrics.self_retrieval_recall import self_retrieval
     from hf_captionrl.metrics.video import emscore
     from hf_captionrl.metrics.words import characteristic_words, length_statistics, local_mutual_information
 
@@ -47,14 +47,14 @@ _MODULES = {
     "bootstrap_interval": "bootstrap",
     "caption_diversity": "diversity",
     "caption_perplexity": "perplexity",
-    "chair": "claims",
+    "chair": "caption_faithfulness",
     "characteristic_words": "words",
     "cider": "nlg",
     "cider_d": "nlg",
     "clip_score": "clip",
     "emscore": "video",
     "exact_interval": "bootstrap",
-    "faithfulness": "claims",
+    "faithfulness": "caption_faithfulness",
     "length_statistics": "words",
     "local_mutual_information": "words",
     "meteor": "java",
@@ -64,7 +64,7 @@ _MODULES = {
     "proportion_interval": "bootstrap",
     "ref_clip_score": "clip",
     "rouge_l": "nlg",
-    "self_retrieval": "retrieval",
+    "self_retrieval": "self_retrieval_recall",
 }
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .row_store import drop_rows
+from hf_captionrl.retrieval.row_store import drop_rows
 
 if TYPE_CHECKING:
     import torch

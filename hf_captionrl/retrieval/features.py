@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .feature_view import FeatureView
-from .identity import image_hash, model_fingerprint
-from .row_store import RowStore, key_digest
+from hf_captionrl.retrieval.feature_view import FeatureView
+from hf_captionrl.retrieval.identity import image_hash, model_fingerprint
+from hf_captionrl.retrieval.row_store import RowStore, key_digest
 
 if TYPE_CHECKING:
-    from .dual_encoder import Scorer
+    from hf_captionrl.retrieval.dual_encoder import Scorer
 
 __all__ = ["FeatureCache", "FeatureView", "default_cache_dir", "image_hash", "model_fingerprint"]
 

@@ -16,9 +16,8 @@ from PIL import Image
 from torch import Tensor
 
 from hf_captionrl.checkpoints.weights import convert_command
-
-from .dual_encoder import DualEncoder
-from .identity import model_fingerprint
+from hf_captionrl.retrieval.dual_encoder import DualEncoder
+from hf_captionrl.retrieval.identity import model_fingerprint
 
 __all__ = ["OpenClipScorer"]
 

@@ -20,10 +20,9 @@ from hf_captionrl.checkpoints.files import TOKENIZER_FILES, check_json_files, fi
 from hf_captionrl.checkpoints.loading import check_complete, load_pretrained
 from hf_captionrl.checkpoints.shipped import model_path
 from hf_captionrl.checkpoints.weights import usable_revision
-
-from .dual_encoder import DualEncoder, Scorer, TokenScorer
-from .identity import model_fingerprint
-from .open_clip_scorer import OpenClipScorer
+from hf_captionrl.retrieval.dual_encoder import DualEncoder, Scorer, TokenScorer
+from hf_captionrl.retrieval.identity import model_fingerprint
+from hf_captionrl.retrieval.open_clip_scorer import OpenClipScorer
 
 __all__ = ["HFScorer", "OpenClipScorer", "Scorer", "TokenScorer", "load_scorer"]
 

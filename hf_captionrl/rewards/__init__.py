@@ -1,13 +1,13 @@
 """What a rollout earns: rewards, their weighted sum, and the baselines they are held against."""
 
-from hf_captionrl.rewards.base import Reward, RewardContext, RewardData, WeightedRewards
 from hf_captionrl.rewards.advantages import BASELINES, Baseline, RunningMeanBaseline, make_baseline
+from hf_captionrl.rewards.base import Reward, RewardContext, RewardData, WeightedRewards
 from hf_captionrl.rewards.cider import CiderReward
 from hf_captionrl.rewards.diversity import PairwiseDiversity, bleu34_distance, edit_distance
 from hf_captionrl.rewards.functions import CompletionReward, FunctionReward
+from hf_captionrl.rewards.penalties import LengthPenalty, RepetitionPenalty, UnendedPenalty, repeated_share
 from hf_captionrl.rewards.registry import REWARDS, RewardLike, resolve_rewards
 from hf_captionrl.rewards.self_retrieval import SelfRetrieval, retrieval_rewards
-from hf_captionrl.rewards.penalties import LengthPenalty, RepetitionPenalty, UnendedPenalty, repeated_share
 
 __all__ = [
     "BASELINES",

@@ -9,8 +9,8 @@ from hf_captionrl.rewards.base import Reward, WeightedRewards
 from hf_captionrl.rewards.cider import CiderReward
 from hf_captionrl.rewards.diversity import PairwiseDiversity
 from hf_captionrl.rewards.functions import FunctionReward, function_reward
-from hf_captionrl.rewards.self_retrieval import SelfRetrieval
 from hf_captionrl.rewards.penalties import LengthPenalty, RepetitionPenalty, UnendedPenalty
+from hf_captionrl.rewards.self_retrieval import SelfRetrieval
 
 __all__ = ["REWARDS", "RewardLike", "resolve_rewards"]
 

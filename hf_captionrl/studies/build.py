@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hf_captionrl.cli.arguments import load_split
 from hf_captionrl.evaluation.caption_sources import read_files
+from hf_captionrl.evaluation.dataset_options import load_split
 from hf_captionrl.evaluation.scored_captions import REFERENCES
 from hf_captionrl.studies.files import (
     ANSWERS_FORMAT,
@@ -76,8 +76,8 @@ def _write(
 ) -> None:
     """Write pages and key, and say so."""
     from hf_captionrl.data import open_still
-    from hf_captionrl.studies.design import study_fingerprint
     from hf_captionrl.io import atomic_write_text, write_json
+    from hf_captionrl.studies.design import study_fingerprint
     from hf_captionrl.studies.page import render_study_page
 
     key["fingerprint"] = study_fingerprint(key)

@@ -10,9 +10,9 @@ from itertools import combinations
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from hf_captionrl.studies.agreement import krippendorff_alpha
 from hf_captionrl.metrics.bootstrap import bootstrap_interval, exact_interval, paired_test, proportion_interval
 from hf_captionrl.metrics.signature import signature
+from hf_captionrl.studies.agreement import krippendorff_alpha
 
 __all__ = ["Pick", "Rating", "exact_interval", "score_picks", "score_ratings"]
 

@@ -31,11 +31,11 @@ from hf_captionrl.rewards import (
 )
 from hf_captionrl.trainers.caption_rl_config import CaptionRLConfig
 from hf_captionrl.trainers.caption_trainer import CaptionTrainer
-from hf_captionrl.trainers.reward_hacking import GuardCallback, GuardThresholds, RewardHackingGuard
 from hf_captionrl.trainers.reference_model import (
     make_reference,
     refuse_shared_parameters,
 )
+from hf_captionrl.trainers.reward_hacking import GuardCallback, GuardThresholds, RewardHackingGuard
 from hf_captionrl.trainers.rollout import reference_ids
 from hf_captionrl.trainers.rollout_monitor import RolloutMonitor
 from hf_captionrl.trainers.rollout_sampler import (

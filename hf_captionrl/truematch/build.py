@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hf_captionrl.cli.arguments import load_split
+from hf_captionrl.evaluation.dataset_options import load_split
 from hf_captionrl.truematch.files import (
     DATA_FOLDER,
     MANIFEST_FILE,
@@ -109,9 +109,9 @@ def build(arguments: argparse.Namespace) -> None:
     sizes = _check(arguments)
 
     from hf_captionrl.evaluation.look_alikes import features_of, similarity_scorer
-    from hf_captionrl.truematch.card import write_truematch_card
     from hf_captionrl.hub import public_values
     from hf_captionrl.reports.versions import installed_versions
+    from hf_captionrl.truematch.card import write_truematch_card
 
     output: Path = arguments.output
     dataset = load_split(

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hf_captionrl.cli.arguments import load_split
+from hf_captionrl.evaluation.dataset_options import DatasetOptions, load_split
 from hf_captionrl.truematch.build import print_status
 from hf_captionrl.truematch.files import DATA_FOLDER, TrueMatch, bags_fingerprint, load_truematch
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from hf_captionrl.cli.arguments import LoadedSplit
     from hf_captionrl.evaluation.caption_files import CaptionFile
+    from hf_captionrl.evaluation.dataset_options import LoadedSplit
     from hf_captionrl.reports.table import Column
 
 __all__ = ["COLUMNS", "evaluate", "leaderboard"]
@@ -42,22 +43,15 @@ def _split(arguments: argparse.Namespace, found: TrueMatch) -> tuple[LoadedSplit
 
 
 def _caption(model: str, named: argparse.Namespace, folder: Path) -> Path:
-    """Let a model caption the images, or go on with it; the same command as by hand."""
-    from hf_captionrl.cli import caption
+    """Let a model caption the images, or resume it; the same as `captionrl caption`."""
+    from hf_captionrl.evaluation.write_captions import CaptionOptions, write_captions
 
-    parser = argparse.ArgumentParser()
-    caption.add_parser(parser.add_subparsers())
     file_name = "".join(c if c.isalnum() or c in "-." else "_" for c in model).strip("._") or "model"
     output = folder / "captions" / f"{file_name}.jsonl"
-    own = parser.parse_args(["caption", model, "--output", str(output)])
-    for name, value in vars(named).items():
-        if name in ("dataset", "max_images", "max_bad_fraction", "validation_share", "test_share") or name.startswith(
-            ("dataset_", "image_", "split")
-        ):
-            setattr(own, name, value)
-    own.data_dir, own.caption_column = named.data_dir, named.caption_column
+    images = {field.name: getattr(named, field.name) for field in dataclasses.fields(DatasetOptions)}
+    options = CaptionOptions(**{**images, "json": False, "model": model, "output": output})
     with contextlib.redirect_stdout(sys.stderr):  # the standard output may be JSON
-        caption.run(own)
+        write_captions(options)
     return output
 
 
@@ -115,10 +109,10 @@ def evaluate(arguments: argparse.Namespace) -> None:
     bags = found.bags if arguments.all_bags else found.kept
     arguments.output_dir = arguments.output_dir or Path("outputs") / found.folder.resolve().name
 
-    from hf_captionrl.evaluation.scored_captions import human_captions, judge, load_judges
-    from hf_captionrl.evaluation.paper_tables import TABLES, compare_with_first
-    from hf_captionrl.io import atomic_write_text, to_plain, write_json
     from hf_captionrl.evaluation.evaluator import Evaluator
+    from hf_captionrl.evaluation.paper_tables import TABLES, compare_with_first
+    from hf_captionrl.evaluation.scored_captions import human_captions, judge, load_judges
+    from hf_captionrl.io import atomic_write_text, to_plain, write_json
     from hf_captionrl.reports.comparison import Section, comparison_markdown, print_comparison
     from hf_captionrl.reports.versions import installed_versions
     from hf_captionrl.truematch.decisions import bag_id

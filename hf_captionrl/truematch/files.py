@@ -22,6 +22,7 @@ import datasets
 from hf_captionrl.data.caption_columns import replace_column, undecoded
 from hf_captionrl.data.images import image_bytes
 from hf_captionrl.io import atomic_write_bytes, write_json
+from hf_captionrl.retrieval.bag_files import BagFile, load_bags, save_bags
 from hf_captionrl.truematch.decisions import (
     Decision,
     DecisionWriter,
@@ -29,7 +30,6 @@ from hf_captionrl.truematch.decisions import (
     drop_bags,
     read_decisions,
 )
-from hf_captionrl.retrieval.bag_files import BagFile, load_bags, save_bags
 
 __all__ = [
     "BAGS_FILE",

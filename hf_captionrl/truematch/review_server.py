@@ -15,9 +15,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hf_captionrl.cli.arguments import load_split
-from hf_captionrl.album.own_hosts import OwnHosts
+from hf_captionrl.evaluation.dataset_options import load_split
+from hf_captionrl.local_server import OwnHosts
 from hf_captionrl.truematch.build import print_status
+from hf_captionrl.truematch.decisions import REASONS, DecisionWriter, bag_id, check_decision
 from hf_captionrl.truematch.files import (
     DATA_FOLDER,
     DECISIONS_FILE,
@@ -26,7 +27,6 @@ from hf_captionrl.truematch.files import (
     bags_fingerprint,
     load_truematch,
 )
-from hf_captionrl.truematch.decisions import REASONS, DecisionWriter, bag_id, check_decision
 
 if TYPE_CHECKING:
     import datasets

@@ -7,13 +7,13 @@ import torch
 from PIL import Image
 
 from hf_captionrl import load_captioner, load_scorer
-from hf_captionrl.data import ImageError
+from hf_captionrl.album import captions as album_captions
+from hf_captionrl.album.captions import album_candidates, caption_album, compare_captioners
 from hf_captionrl.album.choice import same_text
+from hf_captionrl.data import ImageError
 from hf_captionrl.scenes import load_scenes
 from hf_captionrl.scenes.models import model_path
-from hf_captionrl.album import captions as album_captions
 from hf_captionrl.trainers import caption_generation as captioning
-from hf_captionrl.album.captions import album_candidates, caption_album, compare_captioners
 
 
 @pytest.fixture(scope="module")

@@ -5,8 +5,8 @@ from html.parser import HTMLParser
 import pytest
 from PIL import Image
 
-from hf_captionrl.album.html import album_style, render_album, render_comparison, spoken_list
 from hf_captionrl.album.choice import AlbumCaption, AlbumCaptions, Finding
+from hf_captionrl.album.html import album_style, render_album, render_comparison, spoken_list
 from tests.reports.test_gallery import HOSTILE
 
 ALLOWED = set("section div table thead tbody tr th td p b i span bdi figure figcaption img ol li".split())

@@ -5,10 +5,11 @@ import runpy
 
 import pytest
 
+from hf_captionrl.album.space import push_demo, write_demo_space
 from hf_captionrl.cli import main
 from hf_captionrl.cli.demo import named_models
 from hf_captionrl.cli.main import build_parser
-from hf_captionrl.hub import PushError, push_demo, write_demo_space
+from hf_captionrl.hub import PushError
 from hf_captionrl.hub.checks import check_card
 from tests.hub.server import READ, WRITE
 

@@ -2,10 +2,11 @@
 
 import functools
 
-from hf_captionrl.boosting import HTTPBackend, SceneDescriber, SceneWriter
-from hf_captionrl.language_models.endpoint import image_url
-from hf_captionrl.boosting.prompts import Prompt
+from hf_captionrl.boosting import SceneDescriber, SceneWriter
 from hf_captionrl.data import open_image
+from hf_captionrl.language_models import HTTPBackend
+from hf_captionrl.language_models.endpoint import image_url
+from hf_captionrl.language_models.prompt import Prompt
 from hf_captionrl.scenes import load_scenes
 from tests.boosting.server import texts_of
 

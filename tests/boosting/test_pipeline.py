@@ -5,19 +5,11 @@ import json
 import datasets
 import pytest
 
-from hf_captionrl.boosting import (
-    BackendError,
-    Cut,
-    Failure,
-    SceneDescriber,
-    SceneWriter,
-    UnfinishedError,
-    boost_shard,
-    merge_journals,
-)
+from hf_captionrl.boosting import SceneDescriber, SceneWriter, UnfinishedError, boost_shard, merge_journals
 from hf_captionrl.boosting.journal import journal_name, read_journal
 from hf_captionrl.data import QuarantineError, check_captions, load_captions
 from hf_captionrl.data.caption_columns import replace_column, undecoded
+from hf_captionrl.language_models import BackendError, Cut, Failure
 from tests.boosting.doubles import content, facts_of, pair, scenes
 
 

@@ -10,7 +10,7 @@ from huggingface_hub import constants
 from safetensors.torch import load_file
 
 from hf_captionrl.cli.main import main
-from hf_captionrl.experiments.data import optional_scorer
+from hf_captionrl.evaluation.arguments import optional_scorer
 from hf_captionrl.retrieval import load_scorer
 from hf_captionrl.scenes.models import model_path
 

@@ -7,8 +7,8 @@ import pytest
 from PIL import Image
 
 from hf_captionrl.cli import main
-from hf_captionrl.evaluation.caption_files import read_caption_file
 from hf_captionrl.data import reading
+from hf_captionrl.evaluation.caption_files import read_caption_file
 
 QUICK = ["--num_beams", "1", "--max_new_tokens", "3"]
 KINDS = {"a.jpg": "JPEG", "b.PNG": "PNG", "c.webp": "WEBP", "d.gif": "GIF", "e.bmp": "BMP", "f.tiff": "TIFF"}

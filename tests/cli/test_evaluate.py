@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from hf_captionrl.cli import evaluate, main
+from hf_captionrl.cli.main import build_parser
 from hf_captionrl.evaluation import paper_tables as suites
 from hf_captionrl.evaluation.scored_captions import clip_prefix
-from hf_captionrl.cli.main import build_parser
 from hf_captionrl.retrieval.bag_files import BagFile, save_bags
 from hf_captionrl.scenes import load_scenes
 from hf_captionrl.scenes.models import model_path

@@ -7,9 +7,9 @@ import pytest
 from PIL import Image
 
 from hf_captionrl.cli import main
-from hf_captionrl.cli.arguments import add_dataset, load_split
 from hf_captionrl.cli.main import build_parser
 from hf_captionrl.data import load_captions
+from hf_captionrl.evaluation.dataset_options import add_dataset, load_split
 
 WITH_DATA = {
     "caption": ["m"],

@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from hf_captionrl.experiments.arguments import ModelArguments
-from hf_captionrl.experiments.arguments import describe
+from hf_captionrl.experiments.arguments import ModelArguments, describe
 from recipes import smile_blip
 
 

@@ -9,8 +9,6 @@ import re
 import pytest
 from PIL import Image
 
-from hf_captionrl.explain.token_view import explain_caption, token_pushes
-from hf_captionrl.io import to_plain
 from hf_captionrl.explain.page import (
     CaptionReward,
     explanation_json,
@@ -18,6 +16,8 @@ from hf_captionrl.explain.page import (
     write_explanation,
     write_explanation_picture,
 )
+from hf_captionrl.explain.token_view import explain_caption, token_pushes
+from hf_captionrl.io import to_plain
 from tests.closeness import within
 from tests.reports.test_gallery import HOSTILE, Page, browse, needs_chromium
 from tests.tiny import tiny_captioner, tiny_images

@@ -149,8 +149,9 @@ def test_galleries_of_local_images_stay_here_unless_asked_for(hub, tmp_path, mon
     [("scenes", False, True), ("owner/data", False, True), ("photos", False, False), ("photos", True, True)],
 )
 def test_a_recipe_says_whether_its_images_are_public(name, asked, goes_up, tmp_path, monkeypatch):
+    from hf_captionrl.evaluation.arguments import EvaluationArguments
     from hf_captionrl.experiments import publication
-    from hf_captionrl.experiments.arguments import DataArguments, EvaluationArguments, ModelArguments
+    from hf_captionrl.experiments.arguments import DataArguments, ModelArguments
     from tests.hub.test_cards import make_results
 
     monkeypatch.setattr(publication, "describe_data", lambda *_: "24 images.")

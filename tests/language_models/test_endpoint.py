@@ -7,7 +7,8 @@ import time
 import pytest
 from PIL import Image
 
-from hf_captionrl.boosting import BackendError, Cut, Failure, HTTPBackend, blend_prompt, visual_prompt
+from hf_captionrl.boosting import blend_prompt, visual_prompt
+from hf_captionrl.language_models import BackendError, Cut, Failure, HTTPBackend
 from tests.boosting.server import ChatServer, texts_of
 
 

@@ -5,8 +5,9 @@ import types
 
 import pytest
 
-from hf_captionrl.boosting import Cut, VLLMBackend, visual_prompt
+from hf_captionrl.boosting import visual_prompt
 from hf_captionrl.data import open_image
+from hf_captionrl.language_models import Cut, VLLMBackend
 from tests.boosting.doubles import scenes
 
 

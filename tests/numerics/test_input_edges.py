@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from hf_captionrl.instruct.ratings import answer_statistics
 from hf_captionrl.metrics import (
     bleu,
     bootstrap_interval,
@@ -23,9 +24,8 @@ from hf_captionrl.metrics import (
     rouge_l,
     self_retrieval,
 )
-from hf_captionrl.studies.agreement import krippendorff_alpha
-from hf_captionrl.instruct.ratings import answer_statistics
 from hf_captionrl.retrieval.ranking import distractor_recall
+from hf_captionrl.studies.agreement import krippendorff_alpha
 from tests.numerics.test_edges import whole
 
 # Texts

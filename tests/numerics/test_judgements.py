@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hf_captionrl.metrics.cider_failures import cider_failures, unrewarded
 from hf_captionrl.instruct.ratings import Rating, answer_statistics, parse_scores, relative_scores
+from hf_captionrl.metrics.cider_failures import cider_failures, unrewarded
+from hf_captionrl.metrics.words import characteristic_words
 from hf_captionrl.studies.scoring import Pick, exact_interval, score_picks, score_ratings
 from hf_captionrl.studies.scoring import Rating as StudyRating
-from hf_captionrl.metrics.words import characteristic_words
 from tests.closeness import within
 from tests.numerics.drawn import few, fewer, seeds
 

@@ -9,8 +9,8 @@ import torch
 import hf_captionrl.scenes as scenes
 from hf_captionrl.captioners import load_captioner
 from hf_captionrl.data import sample_frames
-from hf_captionrl.metrics import emscore
 from hf_captionrl.experiments.video import VIDEO_COLUMNS, VideoEvaluator
+from hf_captionrl.metrics import emscore
 from hf_captionrl.retrieval import load_scorer
 from hf_captionrl.scenes.models import model_path
 from recipes import smile_video as recipe

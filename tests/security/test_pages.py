@@ -8,24 +8,24 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from hf_captionrl.explain.token_view import explain_caption
-from hf_captionrl.studies.design import rating_parts
-from hf_captionrl.hub.checks import check_text
-from hf_captionrl.hub.model_card import render_model_card
+from hf_captionrl.album.choice import AlbumCaption, AlbumCaptions, Finding
 from hf_captionrl.album.html import album_style, render_album, render_comparison
 from hf_captionrl.explain.page import CaptionReward, write_explanation
+from hf_captionrl.explain.token_view import explain_caption
+from hf_captionrl.hub.checks import check_text
+from hf_captionrl.hub.model_card import render_model_card
 from hf_captionrl.reports.gallery import GalleryCaption, GalleryItem, write_gallery
-from hf_captionrl.truematch.leaderboard import write_leaderboard
 from hf_captionrl.reports.panel import PanelItem, write_panel
-from hf_captionrl.truematch.review_page import ReviewBag, ReviewImage, render_review
+from hf_captionrl.studies.design import rating_parts
 from hf_captionrl.studies.results import study_html
-from hf_captionrl.album.choice import AlbumCaption, AlbumCaptions, Finding
+from hf_captionrl.truematch.leaderboard import write_leaderboard
+from hf_captionrl.truematch.review_page import ReviewBag, ReviewImage, render_review
 from tests.browser import CHROMIUM, Browser
 from tests.hub.test_cards import FACTS, make_results
-from tests.truematch.test_leaderboard import COLUMNS, KEY
-from tests.studies.test_pages import pictures, write_study
 from tests.security.hostile import CAPTIONS
+from tests.studies.test_pages import pictures, write_study
 from tests.tiny import tiny_captioner, tiny_images
+from tests.truematch.test_leaderboard import COLUMNS, KEY
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
 

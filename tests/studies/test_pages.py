@@ -7,7 +7,6 @@ import re
 import pytest
 from PIL import Image
 
-from hf_captionrl.studies.score import score_answers
 from hf_captionrl.studies.design import rating_parts, retrieval_parts, study_fingerprint
 from hf_captionrl.studies.files import (
     ANSWERS_FORMAT,
@@ -18,6 +17,7 @@ from hf_captionrl.studies.files import (
 )
 from hf_captionrl.studies.page import render_study_page
 from hf_captionrl.studies.results import study_html, study_markdown
+from hf_captionrl.studies.score import score_answers
 from tests.browser import CHROMIUM, Browser
 
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")

@@ -14,17 +14,17 @@ from huggingface_hub import DatasetCard
 from hf_captionrl.cli import main
 from hf_captionrl.cli.main import build_parser
 from hf_captionrl.data import open_image
-from hf_captionrl.truematch.files import apply_decisions, load_truematch, write_data
 from hf_captionrl.hub import folder_contents
 from hf_captionrl.io import write_json, write_jsonl
 from hf_captionrl.retrieval import load_bags, load_scorer
-from hf_captionrl.truematch.decisions import bag_id, read_decisions
 from hf_captionrl.scenes.models import model_path
+from hf_captionrl.truematch.decisions import bag_id, read_decisions
+from hf_captionrl.truematch.files import apply_decisions, load_truematch, write_data
 from scripts import truematch_scenes
 from scripts.truematch_scenes import is_kept
 from tests.browser import CHROMIUM
-from tests.truematch.truematch_commands import IMAGES, build, truematch
 from tests.closeness import close
+from tests.truematch.truematch_commands import IMAGES, build, truematch
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "truematch.md").read_text(encoding="utf-8")

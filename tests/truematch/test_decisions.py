@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from hf_captionrl.retrieval.bag_files import BagFile
 from hf_captionrl.truematch.decisions import (
     REASONS,
     Decision,
@@ -17,7 +18,6 @@ from hf_captionrl.truematch.decisions import (
     drop_bags,
     read_decisions,
 )
-from hf_captionrl.retrieval.bag_files import BagFile
 
 BAGS = BagFile([["a", "b", "c"], ["d", "e", "f"], ["g", "h", "i"]], [0.9, 0.8, 0.7], "clip@1f2e")
 A, D, G = map(bag_id, BAGS.bags)

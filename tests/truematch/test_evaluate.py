@@ -8,8 +8,8 @@ from datasets import load_dataset
 from hf_captionrl.data import open_image
 from hf_captionrl.io import write_json, write_jsonl
 from hf_captionrl.retrieval import load_bags, load_scorer
-from hf_captionrl.truematch.decisions import bag_id
 from hf_captionrl.scenes.models import model_path
+from hf_captionrl.truematch.decisions import bag_id
 from tests.truematch.truematch_commands import IMAGES, build, truematch
 
 # --- evaluate -----------------------------------------------------------------------------------------------------

@@ -13,12 +13,12 @@ import pytest
 from PIL import Image
 
 from hf_captionrl.cli import main
-from hf_captionrl.truematch.review_server import ReviewServer, review_images
+from hf_captionrl.retrieval import BagFile
+from hf_captionrl.scenes import load_scenes
+from hf_captionrl.truematch.decisions import REASONS, bag_id, read_decisions
 from hf_captionrl.truematch.files import load_truematch, write_data, write_truematch
 from hf_captionrl.truematch.review_page import ReviewBag, ReviewImage, render_review
-from hf_captionrl.retrieval import BagFile
-from hf_captionrl.truematch.decisions import REASONS, bag_id, read_decisions
-from hf_captionrl.scenes import load_scenes
+from hf_captionrl.truematch.review_server import ReviewServer, review_images
 from tests.browser import CHROMIUM, Browser
 from tests.processes import Forked
 

@@ -29,7 +29,7 @@ Args:
         (a mapping, or the same as JSON), for the checker.
     objects (`list[list[str]]`, N), facts (`list[dict]`, N): Instead of references; both give both.
     synonyms (`dict[str, list[str]]`): For each object its other names.
-    check: Checker of a caption and its facts (see `hf_captionrl.metrics.faithfulness`); that of the embedded scenes,
+    check: Checker of a caption and its facts (see `hf_captionrl.metrics.caption_faithfulness`); that of the embedded scenes,
         when left out.
 Returns:
     With objects chair_i, chair_s (`float` in [0, 1], lower is better) and object_recall; with facts hallucination,

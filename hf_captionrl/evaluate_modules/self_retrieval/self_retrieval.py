@@ -96,7 +96,7 @@ Examples:
 
 
 class SelfRetrieval(CaptionColumns, evaluate.Metric):
-    """Recall at k and rank of captions that look for their own images, by `hf_captionrl.metrics.self_retrieval`."""
+    """Recall at k and rank of captions that look for their own images, by `hf_captionrl.metrics.self_retrieval_recall`."""
 
     prediction_kinds = ("text", "vector")
     reference_kinds = ("image", "text", "vector", "row", "texts")

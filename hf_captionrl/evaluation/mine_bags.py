@@ -2,100 +2,60 @@
 
 from __future__ import annotations
 
-import argparse
 import json
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Literal
 
-from hf_captionrl.cli.arguments import add_common, add_dataset, load_split, positive
+from hf_captionrl.evaluation.dataset_options import DatasetOptions, SimilarityOptions, load_split
+from hf_captionrl.options import option, positive
 
-__all__ = ["add_parser", "run"]
+__all__ = ["BagsOptions", "mine_bags"]
 
 _SIZES = {"truematch": (3, 5, 7), "training": (2, 3, 5, 7, 10, 15, 20)}
 
-_DESCRIPTION = """\
-Find images that look alike, by a scorer's features of the images alone or of images and captions. The file holds image
-ids, similarities, and the scorer's name and revision: bags of other features are refused where they are read.
-"""
 
-_EPILOG = """\
-modes:
-  truematch    the most similar bag of each visual concept, disjoint (No Detail Left Behind, Algorithms 1 and 2)
-  training     one epoch of disjoint bags over all images (section B.2), such as for a look at them
-  neighbours   the ranked neighbours of each image, from which a trainer draws other training bags every epoch
+@dataclass
+class BagsOptions(SimilarityOptions, DatasetOptions):
+    """Find images that look alike, by a scorer's features of the images alone or of images and captions.
 
-examples:
-  captionrl bags --dataset scenes --output truematch.parquet
-  captionrl bags --dataset scenes --split train --mode neighbours --output neighbours.safetensors
-  captionrl bags --dataset dataset_coco.json --image_root coco --split train --scorer openai/clip-vit-base-patch32 \\
-      --features image --mode training --bag_sizes 20 --output bags.json
-"""
-
-
-def add_parser(subcommands: Any) -> None:
-    """Add the subcommand.
-
-    Args:
-        subcommands: Of the main parser.
+    The file holds image ids, similarities, and the scorer's name and revision: bags of other features are refused where
+    they are read.
     """
-    parser = subcommands.add_parser(
-        "bags",
-        help="mine bags of similar images",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument(
-        "--output",
-        type=Path,
+
+    examples: ClassVar[str] = """
+        modes:
+          truematch    the most similar bag of each visual concept, disjoint (No Detail Left Behind, Algorithms 1 and 2)
+          training     one epoch of disjoint bags over all images (section B.2), such as for a look at them
+          neighbours   the ranked neighbours of each image, from which a trainer draws other training bags every epoch
+
+        examples:
+          captionrl bags --dataset scenes --output truematch.parquet
+          captionrl bags --dataset scenes --split train --mode neighbours --output neighbours.safetensors
+          captionrl bags --dataset dataset_coco.json --image_root coco --split train --scorer openai/clip-vit-base-patch32 \\
+              --features image --mode training --bag_sizes 20 --output bags.json
+    """
+
+    output: Path | None = option(
+        None,
         metavar="FILE",
         help="bags: .parquet or .json; neighbours: .safetensors (default: bags.parquet, neighbours.safetensors)",
     )
-    parser.add_argument(
-        "--mode",
-        choices=("truematch", "training", "neighbours"),
-        default="truematch",
-        help="what is mined, see below (default: %(default)s)",
-    )
-    add_dataset(parser)
-    group = parser.add_argument_group("similarity")
-    group.add_argument(
-        "--scorer",
-        metavar="NAME",
-        help="dual encoder: a folder, a name on the Hub, open_clip:NAME@TAG, scenes:clip-reward (default: "
-        "scenes:clip-reward on the embedded world, else openai/clip-vit-base-patch32)",
-    )
-    group.add_argument(
-        "--features",
-        choices=("multimodal", "image"),
-        default="multimodal",
-        help="images and their captions, as in the paper, or images alone (default: %(default)s)",
-    )
-    group.add_argument("--approximate", action="store_true", help="search with faiss; prints the recall it measured")
-    group.add_argument("--device", metavar="NAME", help="cpu, cuda, cuda:1, ... (default: a GPU if there is one)")
-    group.add_argument("--batch_size", type=positive, default=64, metavar="N", help="(default: %(default)s)")
-    group.add_argument("--cache_dir", metavar="DIR", help="folder of the feature cache")
-    group = parser.add_argument_group("bags")
-    group.add_argument(
-        "--bag_sizes",
-        "--bag-sizes",
-        "--bag_size",
-        "--bag-size",
-        dest="bag_sizes",
-        nargs="+",
-        type=positive,
+    mode: Literal["truematch", "training", "neighbours"] = option("truematch", help="what is mined, see below")
+    approximate: bool = option(False, group="similarity", help="search with faiss; prints the recall it measured")
+    bag_sizes: list[int] | None = option(
+        None,
+        parse=positive,
         metavar="K",
-        help="images a bag, one size or several (default: 3 5 7; for training 2 3 5 7 10 15 20)",
+        group="bags",
+        aliases=("--bag-sizes", "--bag_size", "--bag-size"),
+        help="images per bag, one size or several (default: 3 5 7; for training 2 3 5 7 10 15 20)",
     )
-    group.add_argument(
-        "--top", type=positive, default=200, metavar="N", help="neighbours of an image (default: %(default)s)"
-    )
-    group.add_argument("--seed", type=int, default=0, metavar="N", help="of training bags (default: %(default)s)")
-    add_common(parser)
-    parser.set_defaults(run=run, goes_on=True)
+    top: int = option(200, parse=positive, metavar="N", group="bags", help="neighbours per image")
+    seed: int = option(0, metavar="N", group="bags", help="of training bags")
 
 
-def _check(arguments: argparse.Namespace) -> tuple[Path, list[int]]:
+def _check(arguments: BagsOptions) -> tuple[Path, list[int]]:
     """Where to write, and which sizes; before anything slow."""
     neighbours = arguments.mode == "neighbours"
     output = arguments.output or Path("neighbours.safetensors" if neighbours else "bags.parquet")
@@ -122,11 +82,11 @@ def _check(arguments: argparse.Namespace) -> tuple[Path, list[int]]:
     return output, sizes
 
 
-def run(arguments: argparse.Namespace) -> None:
+def mine_bags(arguments: BagsOptions) -> None:
     """Mine bags or neighbours and write them.
 
     Args:
-        arguments: As parsed.
+        arguments: Options of the command.
 
     Raises:
         ValueError: If arguments contradict each other, or the data set is too small for the bags.

@@ -6,7 +6,7 @@ import pytest
 
 from hf_captionrl.album.page import _OnlyFromHere, own_hosts
 from hf_captionrl.cli.main import build_parser
-from hf_captionrl.album.own_hosts import OwnHosts
+from hf_captionrl.local_server import OwnHosts
 
 HERE = "127.0.0.1:7860"
 

@@ -2,95 +2,68 @@
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import os
 import sys
 from collections.abc import Container, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from hf_captionrl.cli.arguments import LoadedSplit, add_common, add_dataset, load_split, positive
+from hf_captionrl.evaluation.dataset_options import CaptionerOptions, DatasetOptions, LoadedSplit, load_split
+from hf_captionrl.options import option, positive
 
 if TYPE_CHECKING:
     import datasets
 
-    from hf_captionrl.evaluation.caption_files import CaptionWriter
     from hf_captionrl.data import ImageReader
+    from hf_captionrl.evaluation.caption_files import CaptionWriter
     from hf_captionrl.pipelines import CaptionPipeline
 
-__all__ = ["add_parser", "run"]
-
-_DESCRIPTION = """\
-Caption every image of a folder or data set; captions in the data are not needed. Each line of the output is {"image_id",
-"caption"}, with "captions" where --num_return_sequences asks for several. Images that cannot be read are counted, named and
-listed in NAME.quarantine.jsonl. Lines are on disk as soon as they are written: after a crash or `kill -9` give the same
-command again, and it continues. How the captions were made is kept beside them, in NAME.run.json, and a file is never
-continued with other settings.
-"""
-
-_EPILOG = """\
-examples:
-  captionrl caption scenes:blip-mle --dataset scenes --output mle.jsonl
-  captionrl caption Salesforce/blip-image-captioning-base --dataset imagefolder --data_dir photos
-  captionrl caption outputs/smile_blip/model --dataset dataset_coco.json --image_root coco --num_beams 3
-
-five captions an image, for the diversity suite (`captionrl evaluate --suite sle`):
-  captionrl caption MODEL --num_return_sequences 5 --do_sample          random samples, "rs" in the paper
-  captionrl caption MODEL --num_return_sequences 5 --num_beams 5        the five best of a beam, "bs"
-"""
+__all__ = ["CaptionOptions", "write_captions"]
 
 
-def add_parser(subcommands: Any) -> None:
-    """Add the subcommand.
+@dataclass
+class CaptionOptions(CaptionerOptions, DatasetOptions):
+    """Caption every image of a folder or data set. The data need no captions.
 
-    Args:
-        subcommands: Of the main parser.
+    Each line of the output is {"image_id", "caption"}, with "captions" where --num_return_sequences asks for several.
+    Images that cannot be read are counted, named and listed in NAME.quarantine.jsonl. Each line is on disk as soon as it
+    is written: after a crash or `kill -9` give the same command again, and it resumes. The settings are stored beside the
+    captions, in NAME.run.json, and a file is never resumed with other settings.
     """
-    parser = subcommands.add_parser(
-        "caption",
-        help="write captions of a data set, resumable",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+
+    examples: ClassVar[str] = """
+        examples:
+          captionrl caption scenes:blip-mle --dataset scenes --output mle.jsonl
+          captionrl caption Salesforce/blip-image-captioning-base --dataset imagefolder --data_dir photos
+          captionrl caption outputs/smile_blip/model --dataset dataset_coco.json --image_root coco --num_beams 3
+
+        five captions per image, for the diversity suite (`captionrl evaluate --suite sle`):
+          captionrl caption MODEL --num_return_sequences 5 --do_sample          random samples, "rs" in the paper
+          captionrl caption MODEL --num_return_sequences 5 --num_beams 5        the five best of a beam, "bs"
+    """
+
+    model: str = option(positional=True, metavar="MODEL", help="a folder, a name on the Hub, or scenes:blip-mle")
+    output: Path = option(Path("captions.jsonl"), metavar="FILE", help="file to write, or to resume")
+    overwrite: bool = option(False, help="start again if the file exists")
+    batch_size: int = option(16, parse=positive, metavar="N", group="captioner", help="images captioned at once")
+    num_beams: int | None = option(
+        None, parse=positive, metavar="N", group="decoding", help="(default: 3, or 1 with --do_sample)"
     )
-    parser.add_argument("model", metavar="MODEL", help="a folder, a name on the Hub, or scenes:blip-mle")
-    parser.add_argument(
-        "--output",
-        type=Path,
-        default=Path("captions.jsonl"),
-        metavar="FILE",
-        help="where to write, or to go on writing (default: %(default)s)",
-    )
-    parser.add_argument("--overwrite", action="store_true", help="begin anew if the file is there")
-    add_dataset(parser)
-    group = parser.add_argument_group("captioner")
-    group.add_argument("--revision", metavar="REV", help="branch, tag or commit on the Hub")
-    group.add_argument("--prompt", metavar="TEXT", help="text that every caption continues (default: the model's own)")
-    group.add_argument("--dtype", default="float32", choices=("float32", "bfloat16", "float16"), help="of the weights")
-    group.add_argument("--device", metavar="NAME", help="cpu, cuda, cuda:1, ... (default: a GPU if there is one)")
-    group.add_argument("--batch_size", type=positive, default=16, metavar="N", help="(default: %(default)s)")
-    group = parser.add_argument_group("decoding")
-    group.add_argument("--num_beams", type=positive, metavar="N", help="(default: 3, or 1 with --do_sample)")
-    group.add_argument("--max_new_tokens", type=positive, default=40, metavar="N", help="(default: %(default)s)")
-    group.add_argument("--num_return_sequences", type=positive, default=1, metavar="N", help="captions an image")
-    group.add_argument(
-        "--length_penalty", type=float, default=1.0, metavar="X", help="of beams (default: %(default)s)"
-    )
-    group.add_argument("--repetition_penalty", type=float, default=1.0, metavar="X", help="(default: %(default)s)")
-    group.add_argument("--do_sample", action="store_true", help="draw captions at random, from the whole distribution")
-    group.add_argument(
-        "--temperature", type=float, default=1.0, metavar="X", help="of sampling (default: %(default)s)"
-    )
-    group.add_argument("--top_p", type=float, default=1.0, metavar="X", help="of sampling (default: %(default)s)")
-    group.add_argument("--top_k", type=int, default=0, metavar="N", help="of sampling; 0: all words")
-    group.add_argument("--seed", type=int, default=0, metavar="N", help="of sampling (default: %(default)s)")
-    add_common(parser)
-    parser.set_defaults(run=run, goes_on=True)
+    max_new_tokens: int = option(40, parse=positive, metavar="N", group="decoding", help="longest caption in tokens")
+    num_return_sequences: int = option(1, parse=positive, metavar="N", group="decoding", help="captions per image")
+    length_penalty: float = option(1.0, metavar="X", group="decoding", help="of beams")
+    repetition_penalty: float = option(1.0, metavar="X", group="decoding", help="above 1: fewer repeated tokens")
+    do_sample: bool = option(False, group="decoding", help="sample captions from the whole distribution")
+    temperature: float = option(1.0, metavar="X", group="decoding", help="of sampling")
+    top_p: float = option(1.0, metavar="X", group="decoding", help="of sampling")
+    top_k: int = option(0, metavar="N", group="decoding", help="of sampling; 0: all tokens")
+    seed: int = option(0, metavar="N", group="decoding", help="of sampling")
 
 
-def _decoding(arguments: argparse.Namespace) -> dict[str, Any]:
+def _decoding(arguments: CaptionOptions) -> dict[str, Any]:
     """Settings for `generate`. All are said, so that the checkpoint's own defaults decide nothing."""
     beams = arguments.num_beams or (1 if arguments.do_sample else 3)
     number = arguments.num_return_sequences
@@ -137,7 +110,7 @@ def _check_settings(path: Path, settings: dict[str, Any]) -> None:
 
 
 def _batches(
-    ids: Sequence[str], done: set[str], arguments: argparse.Namespace
+    ids: Sequence[str], done: set[str], arguments: CaptionOptions
 ) -> Iterator[tuple[list[int], list[int], int]]:
     """Rows to caption together, those of them to be written, and a seed.
 
@@ -173,7 +146,7 @@ def _write(
     return [texts[start : start + number] for start in range(0, len(texts), number)]
 
 
-def _settings(arguments: argparse.Namespace, caption: CaptionPipeline, decoding: dict[str, Any]) -> dict[str, Any]:
+def _settings(arguments: CaptionOptions, caption: CaptionPipeline, decoding: dict[str, Any]) -> dict[str, Any]:
     """How the captions are made; a file is continued only with the same."""
     from hf_captionrl.retrieval import model_fingerprint
 
@@ -196,7 +169,7 @@ def _settings(arguments: argparse.Namespace, caption: CaptionPipeline, decoding:
 
 
 def _caption_all(
-    arguments: argparse.Namespace,
+    arguments: CaptionOptions,
     caption: CaptionPipeline,
     reader: ImageReader,
     dataset: datasets.Dataset,
@@ -227,7 +200,7 @@ def _caption_all(
 
 
 def _summary(
-    arguments: argparse.Namespace, split: LoadedSplit, reader: ImageReader, done: Container[str]
+    arguments: CaptionOptions, split: LoadedSplit, reader: ImageReader, done: Container[str]
 ) -> dict[str, Any]:
     """What was done; unreadable images are listed in a file."""
     report = reader.report()
@@ -250,7 +223,7 @@ def _summary(
     }
 
 
-def _told(summary: dict[str, Any], arguments: argparse.Namespace) -> str:
+def _told(summary: dict[str, Any], arguments: CaptionOptions) -> str:
     """The same as a sentence."""
     told = f"{summary['output']}: captions of {summary['images']:,} of {summary['of']:,} images"
     if summary["resumed"]:
@@ -265,11 +238,11 @@ def _told(summary: dict[str, Any], arguments: argparse.Namespace) -> str:
     return told + "."
 
 
-def run(arguments: argparse.Namespace) -> None:
+def write_captions(arguments: CaptionOptions) -> None:
     """Write the captions.
 
     Args:
-        arguments: As parsed.
+        arguments: Options of the command.
 
     Raises:
         ValueError: If settings contradict each other or the file's, or the data are bad.
@@ -281,8 +254,8 @@ def run(arguments: argparse.Namespace) -> None:
 
     import torch
 
-    from hf_captionrl.evaluation.caption_files import CaptionWriter
     from hf_captionrl.data import ImageReader
+    from hf_captionrl.evaluation.caption_files import CaptionWriter
     from hf_captionrl.io import write_json
     from hf_captionrl.pipelines import pipeline
     from hf_captionrl.reports.versions import installed_versions

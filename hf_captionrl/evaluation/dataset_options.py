@@ -1,0 +1,189 @@
+"""The images that a command works on: its options, and loading them."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from hf_captionrl.options import CommandOptions, option, positive, share
+
+if TYPE_CHECKING:
+    import datasets
+
+__all__ = ["CaptionerOptions", "DatasetOptions", "LoadedSplit", "SimilarityOptions", "load_split"]
+
+
+@dataclass
+class DatasetOptions(CommandOptions):
+    """Which images a command works on."""
+
+    heading: ClassVar[str] = "data set"
+
+    dataset: str = option(
+        "scenes",
+        metavar="NAME",
+        help="'scenes' (the embedded world), 'imagefolder' with --data_dir, a Karpathy-split JSON with --image_root, a "
+        "folder, a .jsonl/.csv/.parquet file, or any data set on the Hub",
+    )
+    split: str | None = option(
+        None,
+        metavar="SPLIT",
+        help="a split, several ('validation+test'), or 'all' (default: 'test' of data that name several splits, else "
+        "'all')",
+    )
+    validation_share: float = option(
+        0.1,
+        parse=share,
+        metavar="X",
+        help="where --split names a split that the data lack: share of train that becomes validation, by a hash of the ids",
+    )
+    test_share: float = option(0.1, parse=share, metavar="X", help="the same for test")
+    split_seed: int = option(0, metavar="N", help="seed of that hash, as in training")
+    dataset_config: str | None = option(None, metavar="NAME", help="configuration of a data set on the Hub")
+    dataset_revision: str | None = option(None, metavar="REV", help="its branch, tag or commit")
+    data_dir: str | None = option(None, metavar="DIR", help="folder of 'imagefolder', with its subfolders")
+    image_root: str | None = option(None, metavar="DIR", help="folder that image paths are relative to")
+    image_column: str = option("image", metavar="NAME", help="column with the images")
+    caption_column: str = option("captions", metavar="NAME", help="column with the references")
+    image_id_column: str | None = option(None, metavar="NAME", help="column with the ids")
+    max_images: int | None = option(None, parse=positive, metavar="N", help="use only the first N images")
+    max_bad_fraction: float = option(
+        0.05,
+        metavar="X",
+        help="largest share of unusable rows, in [0, 1]; unusable rows are left out and listed",
+    )
+
+
+@dataclass
+class CaptionerOptions(CommandOptions):
+    """Which captioner writes."""
+
+    heading: ClassVar[str] = "captioner"
+
+    revision: str | None = option(None, metavar="REV", help="branch, tag or commit on the Hub")
+    prompt: str | None = option(
+        None, metavar="TEXT", help="text that every caption continues (default: the model's own)"
+    )
+    dtype: Literal["float32", "bfloat16", "float16"] = option("float32", help="of the weights")
+    device: str | None = option(None, metavar="NAME", help="cpu, cuda, cuda:1, ... (default: a GPU if there is one)")
+
+
+@dataclass
+class SimilarityOptions(CommandOptions):
+    """Which scorer says that images look alike."""
+
+    heading: ClassVar[str] = "similarity"
+
+    scorer: str | None = option(
+        None,
+        metavar="NAME",
+        help="dual encoder: a folder, a name on the Hub, open_clip:NAME@TAG, scenes:clip-reward (default: "
+        "scenes:clip-reward on the embedded world, else openai/clip-vit-base-patch32)",
+    )
+    features: Literal["multimodal", "image"] = option(
+        "multimodal", help="images and their captions, as in the paper, or images alone"
+    )
+    device: str | None = option(None, metavar="NAME", help="cpu, cuda, cuda:1, ... (default: a GPU if there is one)")
+    batch_size: int = option(64, parse=positive, metavar="N", help="images encoded at once")
+    cache_dir: str | None = option(None, metavar="DIR", help="folder of the feature cache")
+
+
+class LoadedSplit:
+    """Images of a split, checked, perhaps only the first.
+
+    Args:
+        dataset: The images that are used.
+        all_ids: Ids of the whole split, also of what `--max_images` left out and of unusable rows.
+        split: What they are: a split, several joined by `+`, or `all`.
+        sizes: Images of every split that the source has; one entry, `all`, where it names none.
+    """
+
+    def __init__(self, dataset: datasets.Dataset, all_ids: set[str], split: str, sizes: dict[str, int]) -> None:
+        self.dataset = dataset
+        self.all_ids = all_ids
+        self.split = split
+        self.sizes = sizes
+
+
+def load_split(
+    arguments: DatasetOptions,
+    *,
+    quarantine_path: str | os.PathLike[str] | None,
+    require_captions: bool = True,
+) -> LoadedSplit:
+    """Load the images that the arguments name, and say on stderr which they are; bad rows are listed in a file.
+
+    Args:
+        arguments: Options. `split` is set to what was loaded where it is None.
+        quarantine_path: Where bad rows are listed; written only where rows are bad. None: rows are not checked.
+        require_captions: Refuse data without captions.
+
+    Returns:
+        `LoadedSplit`: The images.
+
+    Raises:
+        FileNotFoundError: If the source is not there.
+        ValueError: If it cannot be read, the split is missing, or too many rows are bad.
+    """
+    from hf_captionrl.data import check_captions, choose_split
+
+    embedded = arguments.dataset == "scenes"
+    if embedded and (arguments.data_dir is not None or arguments.image_root is not None):
+        raise ValueError(
+            "--data_dir or --image_root is given, but --dataset is 'scenes', which needs no folder. Use --dataset imagefolder."
+        )
+    source: dict[str, Any] = {}
+    if not embedded:
+        source = {
+            "dataset_config": arguments.dataset_config,
+            "revision": arguments.dataset_revision,
+            "data_dir": arguments.data_dir,
+            "image_root": arguments.image_root,
+            "image_column": arguments.image_column,
+            "caption_column": arguments.caption_column,
+            "image_id_column": arguments.image_id_column,
+            "require_captions": require_captions,
+        }
+    validation, test = arguments.validation_share, arguments.test_share
+    if validation + test >= 1:
+        raise ValueError(
+            f"--validation_share {validation} and --test_share {test} leave nothing for train. Lower one of them."
+        )
+    chosen = choose_split(
+        arguments.dataset,
+        arguments.split,
+        split_fractions=(1 - validation - test, validation, test),
+        seed=arguments.split_seed,
+        **source,
+    )
+    arguments.split = chosen.split
+    rows: Any = chosen.dataset
+    all_ids = set(map(str, rows["image_id"][:]))
+    if not embedded:
+        print(f"captionrl: {_described(arguments, len(rows), chosen.sizes)}", file=sys.stderr)
+    if arguments.max_images is not None:
+        rows = rows.select(range(min(arguments.max_images, len(rows))))
+    if not embedded and quarantine_path is not None:
+        path = Path(quarantine_path)
+        rows, report = check_captions(
+            rows,
+            quarantine_path=path,
+            max_bad_fraction=arguments.max_bad_fraction,
+            require_captions=require_captions,
+        )
+        if not report.entries:
+            path.unlink(missing_ok=True)
+    return LoadedSplit(rows, all_ids, chosen.split, chosen.sizes)
+
+
+def _described(arguments: DatasetOptions, number: int, sizes: dict[str, int]) -> str:
+    """Which images are looked at, of how many."""
+    name = Path(arguments.data_dir if arguments.dataset == "imagefolder" else arguments.dataset).name
+    which = f"all {number:,} images" if arguments.split == "all" else f"{number:,} images, split {arguments.split!r}"
+    of = ", ".join(f"{size:,} {split}" for split, size in sizes.items())
+    whole = "" if list(sizes) == ["all"] and arguments.split == "all" else f" (there are {of})"
+    first = "" if arguments.max_images is None else f"; --max_images takes the first {arguments.max_images:,}"
+    return f"{name}: {which}{whole}{first}."

@@ -1,0 +1,203 @@
+"""Options of commands, declared once: as fields of a dataclass.
+
+    @dataclass
+    class CaptionOptions(DatasetOptions):
+        '''Caption every image of a folder or data set.'''
+
+        model: str = option(metavar="MODEL", positional=True, help="a folder, a name on the Hub, or scenes:blip-mle")
+        output: Path = option(Path("captions.jsonl"), metavar="FILE", help="file to write")
+
+The field's annotation is the type, its default is shown in the help text. A command's own options are listed before
+inherited ones, each base class as a group of its own. The function that does the work takes the dataclass, so Python
+programs call it with the same names.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import types
+import typing
+from collections.abc import Callable
+from typing import Any, ClassVar, Literal, TypeVar, Union
+
+__all__ = ["CommandOptions", "add_options", "not_negative", "option", "options_from", "positive", "share"]
+
+T = TypeVar("T")
+
+
+def positive(text: str) -> int:
+    """Parse a whole number of at least 1; the type of an option."""
+    return _whole_number(text, 1)
+
+
+def not_negative(text: str) -> int:
+    """Parse a whole number of at least 0; the type of an option."""
+    return _whole_number(text, 0)
+
+
+def _whole_number(text: str, least: int) -> int:
+    try:
+        number = int(text)
+    except ValueError:
+        number = least - 1
+    if number < least:
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least {least}, got {text!r}")
+    return number
+
+
+def share(text: str) -> float:
+    """Parse a share in [0, 1); the type of an option."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
+    if not 0 <= number < 1:
+        raise argparse.ArgumentTypeError(
+            f"must be a share of at least 0 and below 1, got {text!r}. Use 0.1 for a tenth"
+        )
+    return number
+
+
+def option(
+    default: Any = dataclasses.MISSING,
+    *,
+    help: str,
+    metavar: str | None = None,
+    positional: bool = False,
+    group: str | None = None,
+    parse: Callable[[str], Any] | None = None,
+    nargs: str | int | None = None,
+    shown_default: str | None = None,
+    aliases: tuple[str, ...] = (),
+) -> Any:
+    """A field of an options dataclass.
+
+    Args:
+        default: Value if the option is left out; a list is copied. Without one the option is required.
+        help: One sentence fragment; the default is appended.
+        metavar: Placeholder of the value in the help text.
+        positional: Whether the value is given without the option's name.
+        group: Heading in the help text; None for the heading of the class.
+        parse: From the text to the value, raising `argparse.ArgumentTypeError`; None for the annotation's type.
+        nargs: As in `argparse`; `"+"` is implied for lists.
+        shown_default: What the help text says of the default; None for its value, `""` for nothing.
+        aliases: Other spellings, with their dashes.
+
+    Returns:
+        `dataclasses.Field`: Keyword-only.
+    """
+    metadata = {
+        "help": help,
+        "metavar": metavar,
+        "positional": positional,
+        "group": group,
+        "parse": parse,
+        "nargs": nargs,
+        "shown_default": shown_default,
+        "aliases": aliases,
+    }
+    if isinstance(default, list):
+        return dataclasses.field(default_factory=lambda: list(default), kw_only=True, metadata=metadata)
+    return dataclasses.field(default=default, kw_only=True, metadata=metadata)
+
+
+@dataclasses.dataclass
+class CommandOptions:
+    """Output."""
+
+    heading: ClassVar[str] = "output"
+    examples: ClassVar[str] = ""
+
+    json: bool = option(False, help="print the result as one JSON object; all else goes to stderr")
+    traceback: bool = option(False, help="on an error, show where it happened")
+
+
+def _unwrapped(annotation: Any) -> tuple[Any, bool, tuple[Any, ...]]:
+    """An annotation as (type of one value, whether there are several, choices)."""
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin in (Union, types.UnionType):
+        return _unwrapped(next(a for a in arguments if a is not type(None)))
+    if origin is list:
+        kind, _, choices = _unwrapped(arguments[0])
+        return kind, True, choices
+    if origin is Literal:
+        return type(arguments[0]), False, arguments
+    return annotation, False, ()
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return field.default
+
+
+def _help(field: dataclasses.Field[Any], default: Any) -> str:
+    shown = field.metadata["shown_default"]
+    if shown is None:
+        empty = default is dataclasses.MISSING or default is None or isinstance(default, bool) or default in ([], "")
+        values = default if isinstance(default, list) else [default]
+        shown = "" if empty else " ".join(map(str, values))
+    text = field.metadata["help"].replace("%", "%%")
+    return f"{text} (default: {shown})".strip().replace("  ", " ") if shown else text
+
+
+def add_options(parser: argparse.ArgumentParser, cls: type[Any], *, inherited: bool = True) -> None:
+    """Add the fields of an options dataclass to a parser, its own before inherited ones.
+
+    Args:
+        parser: The command's.
+        cls: Subclass of [`CommandOptions`].
+        inherited: Whether to add the options of its bases, too.
+    """
+    hints = typing.get_type_hints(cls)
+    groups: dict[str, Any] = {}
+    seen: set[str] = set()
+    for owner in cls.__mro__ if inherited else (cls,):
+        for name in vars(owner).get("__annotations__", {}):
+            field = cls.__dataclass_fields__.get(name)
+            if name in seen or field is None or "positional" not in field.metadata or not field.init:
+                continue
+            seen.add(name)
+            title = field.metadata["group"] or (vars(owner).get("heading") if owner is not cls else None)
+            if title and title not in groups:
+                groups[title] = parser.add_argument_group(title)
+            _add_option(groups[title] if title else parser, field, hints[name])
+
+
+def _add_option(group: Any, field: dataclasses.Field[Any], annotation: Any) -> None:
+    kind, is_list, choices = _unwrapped(annotation)
+    default = _default(field)
+    settings: dict[str, Any] = {"help": _help(field, default)}
+    required = default is dataclasses.MISSING
+    if not required:
+        settings["default"] = default
+    if kind is bool:
+        group.add_argument(
+            f"--{field.name}", action=argparse.BooleanOptionalAction if default else "store_true", **settings
+        )
+        return
+    parse = field.metadata["parse"] or kind
+    settings |= {"type": parse, "metavar": field.metadata["metavar"], "choices": choices or None}
+    nargs = field.metadata["nargs"] or ("+" if is_list else None)
+    if field.metadata["positional"]:
+        if nargs is None and not required:
+            nargs = "?"
+        group.add_argument(field.name, nargs=nargs, **settings)
+        return
+    names = (f"--{field.name}", *field.metadata["aliases"])
+    group.add_argument(*names, dest=field.name, nargs=nargs, required=required, **settings)
+
+
+def options_from(cls: type[T], arguments: argparse.Namespace) -> T:
+    """The options dataclass that parsed arguments fill.
+
+    Args:
+        cls: Whose fields were added with [`add_options`].
+        arguments: As parsed; other names are ignored.
+
+    Returns:
+        An instance of `cls`.
+    """
+    names = {field.name for field in dataclasses.fields(cls) if field.init}  # type: ignore[arg-type]
+    return cls(**{name: value for name, value in vars(arguments).items() if name in names})
