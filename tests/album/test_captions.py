@@ -13,7 +13,6 @@ from hf_captionrl.album.choice import same_text
 from hf_captionrl.data import ImageError
 from hf_captionrl.scenes import load_scenes
 from hf_captionrl.scenes.models import model_path
-from hf_captionrl.trainers import caption_generation as captioning
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from transformers import (
     ViTConfig,
 )
 
-from hf_captionrl.captioners import grouping, load_captioner
+from hf_captionrl.captioners import load_captioner, shared_cross_attention
 from hf_captionrl.captioners.shared_cross_attention import computed_once, fold_cross_attention, spread_samples
 from tests.captioners.test_head_tap import gradients
 from tests.closeness import assert_close, resolution
@@ -370,7 +370,9 @@ def test_a_wrong_fold_is_noticed(family, monkeypatch):
     """Negative control of the comparison itself: captions folded to the wrong images."""
     captioner = tiny_captioner(family)
     monkeypatch.setattr(
-        grouping, "_folded", lambda states, images: states.unflatten(0, (-1, images)).transpose(0, 1).flatten(1, 2)
+        shared_cross_attention,
+        "_folded",
+        lambda states, images: states.unflatten(0, (-1, images)).transpose(0, 1).flatten(1, 2),
     )
     with pytest.raises(AssertionError, match="log_probs"):
         assert_shared_equals_repeated(captioner)

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from hf_captionrl.cli import main
-from hf_captionrl.data import reading
+from hf_captionrl.data import image_reader
 from hf_captionrl.evaluation.caption_files import read_caption_file
 
 QUICK = ["--num_beams", "1", "--max_new_tokens", "3"]
@@ -156,7 +156,7 @@ def test_each_image_is_opened_once_and_no_more_than_a_batch_is_in_memory(tmp_pat
     for number in range(24):
         photograph(folder / f"{number}.jpg", (2000, 1500), number * 10)
     opened = []
-    open_image = reading.open_image
+    open_image = image_reader.open_image
     alive = []
 
     def counted(value, **settings):
@@ -167,7 +167,7 @@ def test_each_image_is_opened_once_and_no_more_than_a_batch_is_in_memory(tmp_pat
         return image
 
     most = []
-    monkeypatch.setattr(reading, "open_image", counted)
+    monkeypatch.setattr(image_reader, "open_image", counted)
     assert caption(tmp_path / "x.jsonl", folder, "--batch_size", "2") == 0
     assert len(opened) == len(set(opened)) == 24
     assert 2 <= max(most) <= 3  # a batch

@@ -1,6 +1,5 @@
 """Every command that looks at images looks at all of a folder that names no splits, and takes `all` and `a+b`."""
 
-import argparse
 import json
 
 import pytest
@@ -9,7 +8,7 @@ from PIL import Image
 from hf_captionrl.cli import main
 from hf_captionrl.cli.main import build_parser
 from hf_captionrl.data import load_captions
-from hf_captionrl.evaluation.dataset_options import add_dataset, load_split
+from hf_captionrl.evaluation.dataset_options import DatasetOptions, load_split
 
 WITH_DATA = {
     "caption": ["m"],
@@ -63,10 +62,7 @@ def test_a_share_is_a_fraction(bad, capsys):
     ],
 )
 def test_what_load_split_loads(tmp_path, capsys, split, names, wanted):
-    parser = argparse.ArgumentParser()
-    add_dataset(parser)
-    arguments = parser.parse_args(["--dataset", str(folder_of(tmp_path / "photos", names=names))])
-    arguments.split = split
+    arguments = DatasetOptions(dataset=str(folder_of(tmp_path / "photos", names=names)), split=split)
     found = load_split(arguments, quarantine_path=tmp_path / "q.jsonl")
     assert {int(image_id[:-4]) for image_id in found.dataset["image_id"]} == set(wanted)
     assert found.all_ids == set(found.dataset["image_id"])
@@ -76,9 +72,7 @@ def test_what_load_split_loads(tmp_path, capsys, split, names, wanted):
 
 def test_a_named_split_that_is_not_there_is_that_of_training(tmp_path, capsys):
     photos = folder_of(tmp_path / "photos", 20)
-    parser = argparse.ArgumentParser()
-    add_dataset(parser)
-    arguments = parser.parse_args(["--dataset", str(photos), "--split", "test", "--test_share", "0.25"])
+    arguments = DatasetOptions(dataset=str(photos), split="test", test_share=0.25)
     found = load_split(arguments, quarantine_path=None)
     trained = load_captions(str(photos), split="train", split_fractions=(0.65, 0.1, 0.25))
     assert len(found.dataset) == 5

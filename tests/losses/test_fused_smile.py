@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
-from hf_captionrl.losses import IGNORE_INDEX, fused, fused_smile_loss, smile_loss
+from hf_captionrl.losses import IGNORE_INDEX, fused_smile, fused_smile_loss, smile_loss
 from tests.closeness import assert_close
 from tests.losses.conftest import Head, loop_smile, make_head
 from tests.losses.test_smile import OPTIONS
@@ -100,7 +100,7 @@ def test_a_second_backward_gives_the_same_gradient(head: Head, options):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_the_vocabulary_in_pieces(monkeypatch, dtype, scale, softcap):
     """First tokens read the weight piece by piece (here 32 of 150 rows) and merge the pieces' means."""
-    monkeypatch.setattr(fused, "_CACHE_BYTES", 1)
+    monkeypatch.setattr(fused_smile, "_CACHE_BYTES", 1)
     generator = torch.Generator().manual_seed(0)
     head = make_head(dtype)
     head.weight = torch.randn(150, 5, generator=generator, dtype=torch.float64).to(dtype)

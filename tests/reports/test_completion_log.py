@@ -11,7 +11,6 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
-from hf_captionrl.reports import completions
 from hf_captionrl.reports.completion_log import log_completions, print_completions
 
 HOSTILE = "[bold red]a cat[/] \x1b[2J <script>x</script> | `pipe`\nnew [/nothing]"
@@ -24,7 +23,7 @@ IMAGES = [Image.new("RGB", (4, 3), "red"), Image.new("L", (4, 3), 255)]
 
 @pytest.fixture(autouse=True)
 def _forget_warnings():
-    completions._warn_once.cache_clear()
+    completion_log._warn_once.cache_clear()
 
 
 def printed(rows, **settings):
@@ -180,7 +179,7 @@ def test_further_columns_are_printed_and_logged():
     assert "words" in text
     assert "judge" in text
     assert "\x1b" not in text
-    columns = completions._columns(rows, 3, completions._escaped)
+    columns = completion_log._columns(rows, 3, completion_log._escaped)
     assert columns["extra/words"] == ["2", ""]
     assert "<script>" not in columns["extra/judge"][0]
-    assert not any(name.startswith("extra/") for name in completions._columns(ROWS, 3, str))
+    assert not any(name.startswith("extra/") for name in completion_log._columns(ROWS, 3, str))
