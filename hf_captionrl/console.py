@@ -42,14 +42,7 @@ _PACKAGE = str(Path(__file__).parent)
 
 
 def error_chain(error: BaseException | None) -> Iterator[BaseException]:
-    """An error and those that it came from.
-
-    Args:
-        error: What was raised.
-
-    Yields:
-        `BaseException`: The error, its cause, the cause of that, ...
-    """
+    """An error and those that it came from."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
@@ -58,14 +51,7 @@ def error_chain(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def is_input_error(error: BaseException) -> bool:
-    """Whether the user can correct what was given: exit code 2 and one line, instead of 1.
-
-    Args:
-        error: What was raised.
-
-    Returns:
-        `bool`: False also for an error that a library raises within a training loop, whose place is needed to understand it.
-    """
+    """Whether the user can correct what was given: exit code 2 and one line, instead of 1."""
     kinds = {kind.__name__ for link in error_chain(error) for kind in type(link).__mro__}
     # A Hub that does not answer is not the user's mistake; a name that is not in the cache, offline, is.
     if isinstance(error, OSError) and kinds & _NETWORK_ERRORS and "OfflineModeIsEnabled" not in kinds:
@@ -84,14 +70,7 @@ def _is_in_training_loop(error: BaseException) -> bool:
 
 
 def one_line(error: BaseException) -> str:
-    """The message of an error on one line.
-
-    Args:
-        error: What was raised.
-
-    Returns:
-        `str`: Without line breaks.
-    """
+    """The message of an error on one line."""
     return " ".join(str(error).split()) or type(error).__name__
 
 
@@ -110,26 +89,12 @@ class CheckedOutput:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        """Write, or remember that it failed.
-
-        Args:
-            text: The text.
-
-        Returns:
-            `int`: Its length.
-
-        Raises:
-            BrokenPipeError: If nothing reads the output any more, which is no fault (`head`).
-        """
+        """Write, or remember that it failed."""
         self._try(lambda: self._stream.write(text))
         return len(text)
 
     def flush(self) -> None:
-        """Flush, or remember that it failed.
-
-        Raises:
-            BrokenPipeError: As `write`.
-        """
+        """Flush, or remember that it failed."""
         self._try(self._stream.flush)
 
     def _try(self, action: Callable[[], object]) -> None:
@@ -149,15 +114,7 @@ class CheckedOutput:
             os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
 
     def finish(self, program: str, code: int) -> int:
-        """Flush, and say in one line where the output could not be written.
-
-        Args:
-            program: What the message begins with.
-            code: Exit code so far.
-
-        Returns:
-            `int`: `code`, or 1 where it was 0 and output is missing.
-        """
+        """Flush, and say in one line where the output could not be written."""
         with contextlib.suppress(BrokenPipeError):
             self.flush()
         if self._error is None:
@@ -173,13 +130,6 @@ def run_main(main: Callable[[], object], program: str | None = None) -> NoReturn
 
     An error that the user can correct becomes one line on stderr and exit code 2; `--traceback` on the command line shows
     where it happened, too. Any other error is raised, with its traceback and exit code 1.
-
-    Args:
-        main: The recipe; reads its arguments from `sys.argv`.
-        program: Name of the program in messages; None for the name of its file.
-
-    Raises:
-        SystemExit: With the exit code.
     """
     shows_traceback = "--traceback" in sys.argv
     sys.argv = [argument for argument in sys.argv if argument != "--traceback"]

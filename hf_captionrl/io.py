@@ -30,15 +30,7 @@ __all__ = [
 
 
 def atomic_write_bytes(path: str | os.PathLike[str], data: bytes) -> Path:
-    """Write bytes so that a reader sees the whole old file or the whole new one.
-
-    Args:
-        path: Where to write; missing parent folders are made.
-        data: The content.
-
-    Returns:
-        `pathlib.Path`: The path written.
-    """
+    """Write bytes so that a reader sees the whole old file or the whole new one."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     # The name stays short (a long target name must not overflow 255 bytes) and random (two writers must not share it).
@@ -58,66 +50,23 @@ def atomic_write_bytes(path: str | os.PathLike[str], data: bytes) -> Path:
 
 
 def atomic_write_text(path: str | os.PathLike[str], text: str) -> Path:
-    """Write UTF-8 text so that a reader sees the whole old file or the whole new one.
-
-    Args:
-        path: Where to write; missing parent folders are made.
-        text: The content; line ends are kept as given.
-
-    Returns:
-        `pathlib.Path`: The path written.
-    """
+    """Write UTF-8 text so that a reader sees the whole old file or the whole new one."""
     # A lone surrogate (half of an emoji, from a broken caption) has no UTF-8 form; the file must still be written.
     return atomic_write_bytes(path, text.encode("utf-8", errors="backslashreplace"))
 
 
 def write_json(path: str | os.PathLike[str], value: Any, *, indent: int | None = 2) -> Path:
-    """Write one value as strict JSON, atomically.
-
-    Args:
-        path: Where to write; missing parent folders are made.
-        value: Anything `to_plain` understands.
-        indent: Spaces a level, or None for one line.
-
-    Returns:
-        `pathlib.Path`: The path written.
-
-    Raises:
-        ValueError: If a number is NaN or infinite (JSON has no such number).
-        TypeError: If a value has no JSON form.
-    """
+    """Write one value as strict JSON, atomically."""
     return atomic_write_text(path, json.dumps(to_plain(value), indent=indent, ensure_ascii=False) + "\n")
 
 
 def write_jsonl(path: str | os.PathLike[str], rows: Iterable[Any]) -> Path:
-    """Write one JSON value a line, atomically.
-
-    Args:
-        path: Where to write; missing parent folders are made.
-        rows: Anything `to_plain` understands, one a line.
-
-    Returns:
-        `pathlib.Path`: The path written.
-
-    Raises:
-        ValueError: If a number is NaN or infinite (JSON has no such number).
-        TypeError: If a value has no JSON form.
-    """
+    """Write one JSON value a line, atomically."""
     return atomic_write_text(path, "".join(json.dumps(to_plain(row), ensure_ascii=False) + "\n" for row in rows))
 
 
 def read_jsonl(path: str | os.PathLike[str]) -> Iterator[tuple[int, Any]]:
-    """Read one JSON value a line; blank lines are passed over.
-
-    Args:
-        path: The file, in UTF-8.
-
-    Yields:
-        `tuple[int, Any]`: The line's number, from 1, and its value.
-
-    Raises:
-        ValueError: If a line is no JSON; the message names it.
-    """
+    """Read one JSON value a line; blank lines are passed over."""
     # Not splitlines(): it would also cut at U+2028 inside a text.
     for number, line in enumerate(Path(path).read_text(encoding="utf-8").split("\n"), start=1):
         if not line.strip():
@@ -136,9 +85,6 @@ class LineFile:
 
     Args:
         path: The file; made if missing, in a folder that is there.
-
-    Raises:
-        ValueError: If another process has it open.
     """
 
     busy = "Let it finish first."
@@ -176,12 +122,7 @@ class LineFile:
         os.ftruncate(self._file, size)
 
     def append_bytes(self, data: bytes, *, flush: bool = True) -> None:
-        """Add whole lines; when this returns, a kill of the process cannot lose them.
-
-        Args:
-            data: With its line breaks.
-            flush: Also wait for the disk itself, so that a loss of power cannot lose them either.
-        """
+        """Add whole lines; when this returns, a kill of the process cannot lose them."""
         before = os.fstat(self._file).st_size
         left = memoryview(data)
         try:
@@ -215,10 +156,6 @@ class FolderLock(LineFile):
 
     Args:
         folder: The folder; made if missing.
-
-    Raises:
-        ValueError: If another process has it.
-        OSError: If nothing can be written there.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
@@ -275,17 +212,6 @@ def to_plain(value: Any, *, where: str = "value") -> Any:
 
     Dataclasses and mappings become dicts, tuples and sets lists (sets sorted), paths strings, enums their value, and
     arrays and tensors (whatever has `tolist`) lists or numbers.
-
-    Args:
-        value: The value.
-        where: What the value is called, for the error message.
-
-    Returns:
-        The plain value.
-
-    Raises:
-        ValueError: If a number is NaN or infinite.
-        TypeError: If a value has no plain form.
     """
     if isinstance(value, enum.Enum):
         return to_plain(value.value, where=where)

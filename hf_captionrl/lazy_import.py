@@ -20,12 +20,7 @@ __all__ = ["call_after_import"]
 
 
 def call_after_import(name: str, function: Callable[[], object]) -> None:
-    """Call a function once a submodule is imported: now, if it is, else when it is first used.
-
-    Args:
-        name: Full name of a submodule; its parent package is not imported for this.
-        function: Called without arguments, each time that this is called.
-    """
+    """Call a function once a submodule is imported: now, if it is, else when it is first used."""
     module = sys.modules.get(name)
     if module is None:
         module = sys.modules[name] = _LazyModule(name)

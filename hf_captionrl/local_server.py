@@ -30,24 +30,11 @@ class OwnHosts:
         self.any_address = any_address
 
     def add(self, name: str) -> None:
-        """Accept one more name.
-
-        Args:
-            name: Without scheme and port.
-        """
+        """Accept one more name."""
         self.more.add(name.lower())
 
     def accepts(self, hosts: Iterable[str], origins: Iterable[str] = ()) -> bool:
-        """Whether to answer a request.
-
-        Args:
-            hosts: Its `Host` headers, of which there must be one.
-            origins: Its `Origin` headers, of which there may be none. A page of another server on this machine, which has
-                another port, is a foreign one.
-
-        Returns:
-            `bool`: False also for what cannot be parsed.
-        """
+        """Whether to answer a request."""
         hosts = list(hosts)
         if len(hosts) != 1:
             return False

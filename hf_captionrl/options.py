@@ -71,22 +71,7 @@ def option(
     shown_default: str | None = None,
     aliases: tuple[str, ...] = (),
 ) -> Any:
-    """A field of an options dataclass.
-
-    Args:
-        default: Value if the option is left out; a list is copied. Without one the option is required.
-        help: One sentence fragment; the default is appended.
-        metavar: Placeholder of the value in the help text.
-        positional: Whether the value is given without the option's name.
-        group: Heading in the help text; None for the heading of the class.
-        parse: From the text to the value, raising `argparse.ArgumentTypeError`; None for the annotation's type.
-        nargs: As in `argparse`; `"+"` is implied for lists.
-        shown_default: What the help text says of the default; None for its value, `""` for nothing.
-        aliases: Other spellings, with their dashes.
-
-    Returns:
-        `dataclasses.Field`: Keyword-only.
-    """
+    """A field of an options dataclass."""
     metadata = {
         "help": help,
         "metavar": metavar,
@@ -143,13 +128,7 @@ def _help(field: dataclasses.Field[Any], default: Any) -> str:
 
 
 def add_options(parser: argparse.ArgumentParser, cls: type[Any], *, inherited: bool = True) -> None:
-    """Add the fields of an options dataclass to a parser, its own before inherited ones.
-
-    Args:
-        parser: The command's.
-        cls: Subclass of [`CommandOptions`].
-        inherited: Whether to add the options of its bases, too.
-    """
+    """Add the fields of an options dataclass to a parser, its own before inherited ones."""
     hints = typing.get_type_hints(cls)
     groups: dict[str, Any] = {}
     seen: set[str] = set()
@@ -190,14 +169,6 @@ def _add_option(group: Any, field: dataclasses.Field[Any], annotation: Any) -> N
 
 
 def options_from(cls: type[T], arguments: argparse.Namespace) -> T:
-    """The options dataclass that parsed arguments fill.
-
-    Args:
-        cls: Whose fields were added with [`add_options`].
-        arguments: As parsed; other names are ignored.
-
-    Returns:
-        An instance of `cls`.
-    """
+    """The options dataclass that parsed arguments fill."""
     names = {field.name for field in dataclasses.fields(cls) if field.init}  # type: ignore[arg-type]
     return cls(**{name: value for name, value in vars(arguments).items() if name in names})

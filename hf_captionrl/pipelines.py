@@ -202,14 +202,8 @@ def _is_address(item: Any) -> bool:
 def fetch(address: str) -> bytes:
     """Download an image or a video.
 
-    Args:
-        address: With `http` or `https`.
-
     Returns:
         `bytes`: What is there.
-
-    Raises:
-        ValueError: If the address does not answer, leads elsewhere than to the web, or to too much.
     """
     try:
         with urllib.request.urlopen(address, timeout=_TIMEOUT_S) as answer:  # http(s), see _is_address # nosec B310

@@ -72,14 +72,7 @@ class ClipCapArguments(ModelArguments):
     )
 
     def load(self, prompt: str | None = None) -> Captioner:
-        """Load or make the captioner.
-
-        Args:
-            prompt: Text that every caption continues.
-
-        Returns:
-            [`Captioner`]: The captioner.
-        """
+        """Load or make the captioner."""
         if self.model_name_or_path:
             return super().load(prompt)
         if self.attn_implementation or self.model_init_kwargs:
@@ -140,47 +133,20 @@ class MleClipCapConfig(SmileConfig):
 
 
 def parse_args(argv: Sequence[str] | None = None) -> tuple[Any, ...]:
-    """Parse the command line.
-
-    Args:
-        argv: Arguments without the program's name; None for `sys.argv`.
-
-    Returns:
-        Model, data, evaluation and trainer arguments.
-    """
+    """Parse the command line."""
     types = (ClipCapArguments, DataArguments, EvaluationArguments, MleClipCapConfig)
     return parse_arguments(types, argv, default_config=CONFIGS / "scenes.yaml")
 
 
 def main(argv: Sequence[str] | None = None) -> Path:
-    """Run the recipe.
-
-    Args:
-        argv: Arguments without the program's name; None for `sys.argv`.
-
-    Returns:
-        `pathlib.Path`: results.json.
-
-    Raises:
-        ValueError: If arguments contradict each other, or the data are not fit for training.
-    """
+    """Run the recipe."""
     arguments = parse_args(argv)
     with alone_in(arguments[-1]):
         return train(arguments)
 
 
 def train(arguments: tuple[Any, ...]) -> Path:
-    """Train and measure what the recipe was told.
-
-    Args:
-        arguments: Of `parse_args`.
-
-    Returns:
-        `pathlib.Path`: results.json.
-
-    Raises:
-        ValueError: If arguments contradict each other, or the data are not fit for training.
-    """
+    """Train and measure what the recipe was told."""
     model_args, data_args, eval_args, config = arguments
     eval_args.resolve(data_args.dataset_name)
     output_dir = Path(config.output_dir)

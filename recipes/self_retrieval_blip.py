@@ -31,26 +31,12 @@ DEFAULT = Path(__file__).parent / "configs" / "self_retrieval_blip" / "scenes.ya
 
 
 def parse_args(argv: Sequence[str] | None = None) -> tuple[Any, ...]:
-    """Parse the command line.
-
-    Args:
-        argv: Arguments without the program's name; None for `sys.argv`.
-
-    Returns:
-        Model, data, evaluation, bag and trainer arguments.
-    """
+    """Parse the command line."""
     return self_retrieval.parse_args(argv, DEFAULT)
 
 
 def main(argv: Sequence[str] | None = None) -> Path:
-    """Run the recipe.
-
-    Args:
-        argv: Arguments without the program's name; None for `sys.argv`.
-
-    Returns:
-        `pathlib.Path`: results.json.
-    """
+    """Run the recipe."""
     return self_retrieval.main(argv, DEFAULT)
 
 

@@ -80,27 +80,13 @@ class SLEBlipConfig(SLEConfig):
 
 
 def parse_args(argv: Sequence[str] | None = None) -> tuple[Any, ...]:
-    """Parse the command line.
-
-    Args:
-        argv: Arguments without the program's name; None for `sys.argv`.
-
-    Returns:
-        Model, data, evaluation, comparison and trainer arguments.
-    """
+    """Parse the command line."""
     types = (ModelArguments, DataArguments, EvaluationArguments, SLEArguments, SLEBlipConfig)
     return parse_arguments(types, argv, default_config=CONFIGS / "scenes.yaml")
 
 
 def run_name(config: SLEConfig) -> str:
-    """Row name of a finetuned captioner.
-
-    Args:
-        config: Its configuration.
-
-    Returns:
-        `str`: For instance `SLE (alpha=0.75)`.
-    """
+    """Row name of a finetuned captioner."""
     entropy = f"entropy={config.entropy_weight:g}"
     if config.alpha == 1.0:
         return f"SLL-ME ({entropy})" if config.entropy_weight else "SLL"
@@ -116,13 +102,6 @@ def runs_of(config: SLEBlipConfig, arguments: SLEArguments) -> list[SLEBlipConfi
     """The configurations that are compared, the recipe's own at the end.
 
     The epochs of cross-entropy are the same for all of them, so they are trained once, in a run of their own.
-
-    Args:
-        config: The recipe's.
-        arguments: What it is compared with.
-
-    Returns:
-        `list[SLEBlipConfig]`: Each with its folder.
     """
     wanted = [(alpha, 0.0) for alpha in arguments.compare_alphas]
     wanted += [(1.0, weight) for weight in arguments.compare_entropy_weights]
@@ -148,14 +127,7 @@ def runs_of(config: SLEBlipConfig, arguments: SLEArguments) -> list[SLEBlipConfi
 
 
 def describe_reward(config: SLEConfig) -> str:
-    """What was rewarded, in a sentence, for the model card.
-
-    Args:
-        config: Of the run.
-
-    Returns:
-        `str`: A sentence.
-    """
+    """What was rewarded, in a sentence, for the model card."""
     named = "" if config.baseline in (None, "none") else f" over the baseline {config.baseline}"
     over = " over that of the greedy one" if config.baseline == "greedy" else named
     distance = (
@@ -167,17 +139,7 @@ def describe_reward(config: SLEConfig) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> Path:
-    """Run the recipe.
-
-    Args:
-        argv: Arguments without the program's name; None for `sys.argv`.
-
-    Returns:
-        `pathlib.Path`: results.json.
-
-    Raises:
-        ValueError: If arguments contradict each other, or the data are not fit for training.
-    """
+    """Run the recipe."""
     arguments = parse_args(argv)
     with alone_in(arguments[-1]):
         return compare(arguments)
@@ -198,17 +160,7 @@ def _check(model_args: ModelArguments, data_args: DataArguments, config: SLEBlip
 
 
 def compare(arguments: tuple[Any, ...]) -> Path:
-    """Train and compare what the recipe was told.
-
-    Args:
-        arguments: Of `parse_args`.
-
-    Returns:
-        `pathlib.Path`: results.json.
-
-    Raises:
-        ValueError: If arguments contradict each other, or the data are not fit for training.
-    """
+    """Train and compare what the recipe was told."""
     model_args, data_args, eval_args, sle_args, config = arguments
     _check(model_args, data_args, config)
     eval_args.resolve(data_args.dataset_name)

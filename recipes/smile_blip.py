@@ -40,30 +40,13 @@ class SmileBlipConfig(SmileRecipeConfig):
 
 
 def parse_args(argv: Sequence[str] | None = None) -> tuple[Any, ...]:
-    """Parse the command line.
-
-    Args:
-        argv: Arguments without the program's name; None for `sys.argv`.
-
-    Returns:
-        Model, data, evaluation, comparison and trainer arguments.
-    """
+    """Parse the command line."""
     types = (ModelArguments, DataArguments, EvaluationArguments, SmileArguments, SmileBlipConfig)
     return parse_arguments(types, argv, default_config=CONFIGS / "scenes.yaml")
 
 
 def main(argv: Sequence[str] | None = None) -> Path:
-    """Run the recipe.
-
-    Args:
-        argv: Arguments without the program's name; None for `sys.argv`.
-
-    Returns:
-        `pathlib.Path`: results.json.
-
-    Raises:
-        ValueError: If arguments contradict each other, or the data are not fit for training.
-    """
+    """Run the recipe."""
     return compare_smile(parse_args(argv))
 
 

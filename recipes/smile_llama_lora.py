@@ -120,27 +120,13 @@ class SmileLlamaConfig(SmileSFTConfig):
 
 
 def parse_args(argv: Sequence[str] | None = None) -> tuple[Any, ...]:
-    """Parse the command line.
-
-    Args:
-        argv: Arguments without the program's name; None for `sys.argv`.
-
-    Returns:
-        Model, data, judge and trainer arguments.
-    """
+    """Parse the command line."""
     types = (LlamaArguments, InstructionArguments, JudgeArguments, SmileLlamaConfig)
     return parse_arguments(types, argv, default_config=CONFIGS / "tiny.yaml")
 
 
 def run_name(config: SmileSFTConfig) -> str:
-    """Row name of a finetuned model.
-
-    Args:
-        config: Its configuration.
-
-    Returns:
-        `str`: For instance `SMILE (sentence)`.
-    """
+    """Row name of a finetuned model."""
     if config.mle_weight == 1.0:
         return "MLE"
     notes = [f"lambda={config.mle_weight:g}"] if config.mle_weight > 0 else []
@@ -152,15 +138,7 @@ def run_name(config: SmileSFTConfig) -> str:
 
 
 def planned_runs(config: SmileSFTConfig, compare: InstructionArguments) -> dict[str, SmileSFTConfig]:
-    """The runs by row name: the controls, the other scopes and lambdas, and last what was asked for.
-
-    Args:
-        config: What was asked for.
-        compare: What it is compared with.
-
-    Returns:
-        `dict`: Configurations; each writes to a folder of its own, the last one to `model`.
-    """
+    """The runs by row name: the controls, the other scopes and lambdas, and last what was asked for."""
     wanted = [(weight, config.subset_scope) for weight in compare.compare_mle_weights]
     wanted += [(config.mle_weight, scope) for scope in compare.compare_scopes]
     runs: dict[str, SmileSFTConfig] = {}
@@ -177,17 +155,7 @@ def planned_runs(config: SmileSFTConfig, compare: InstructionArguments) -> dict[
 
 
 def starting_point(arguments: LlamaArguments, train: Any, config: SmileSFTConfig, *, resume: bool) -> str:
-    """Where every run loads its model from; the tiny one is made, taught to speak and saved there first.
-
-    Args:
-        arguments: Which model.
-        train: Prompts and completions, from which the tiny one learns.
-        config: Of the recipe.
-        resume: Take the tiny one of the interrupted run, if it was finished.
-
-    Returns:
-        `str`: Folder, or name on the Hub.
-    """
+    """Where every run loads its model from; the tiny one is made, taught to speak and saved there first."""
     if arguments.model_name_or_path != TINY_LLAMA:
         return arguments.model_name_or_path
     folder = Path(str(config.output_dir)) / "base"
@@ -208,15 +176,7 @@ def starting_point(arguments: LlamaArguments, train: Any, config: SmileSFTConfig
 
 
 def load_model(arguments: LlamaArguments, name: str) -> tuple[Any, Any]:
-    """The model that a run starts from, and its tokenizer.
-
-    Args:
-        arguments: Revision and type.
-        name: Of `starting_point`.
-
-    Returns:
-        `tuple`: Model and tokenizer.
-    """
+    """The model that a run starts from, and its tokenizer."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     revision = None if arguments.model_name_or_path == TINY_LLAMA else arguments.model_revision
@@ -230,34 +190,14 @@ def load_model(arguments: LlamaArguments, name: str) -> tuple[Any, Any]:
 
 
 def main(argv: Sequence[str] | None = None) -> Path:
-    """Run the recipe.
-
-    Args:
-        argv: Arguments without the program's name; None for `sys.argv`.
-
-    Returns:
-        `pathlib.Path`: results.json.
-
-    Raises:
-        ValueError: If arguments contradict each other, or the data are not in Alpaca's format.
-    """
+    """Run the recipe."""
     arguments = parse_args(argv)
     with alone_in(arguments[-1]):
         return compare(arguments)
 
 
 def compare(arguments: tuple[Any, ...]) -> Path:
-    """Train, ask and judge what the recipe was told.
-
-    Args:
-        arguments: Of `parse_args`.
-
-    Returns:
-        `pathlib.Path`: results.json.
-
-    Raises:
-        ValueError: If the data are not in Alpaca's format, or a judge lacks answers to compare with.
-    """
+    """Train, ask and judge what the recipe was told."""
     *_, judge_args, config = arguments
     output_dir = Path(config.output_dir)
     push, config.push_to_hub = config.push_to_hub, False
@@ -290,17 +230,7 @@ def compare(arguments: tuple[Any, ...]) -> Path:
 def train_and_answer(
     arguments: tuple[Any, ...], questions: Sequence[Question], *, resume: bool, push: bool
 ) -> tuple[dict[str, list[str]], bool]:
-    """Train every run from the same start, and let each answer the questions.
-
-    Args:
-        arguments: Of `parse_args`.
-        questions: What to answer.
-        resume: Each goes on from its own last checkpoint, if it has one.
-        push: Push the recipe's own model.
-
-    Returns:
-        `tuple`: Answers by row name, the start's first; and whether this process writes the report.
-    """
+    """Train every run from the same start, and let each answer the questions."""
     from peft import LoraConfig
 
     model_args, data_args, judge_args, config = arguments

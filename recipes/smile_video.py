@@ -42,30 +42,13 @@ class SmileVideoConfig(SmileRecipeConfig):
 
 
 def parse_args(argv: Sequence[str] | None = None) -> tuple[Any, ...]:
-    """Parse the command line.
-
-    Args:
-        argv: Arguments without the program's name; None for `sys.argv`.
-
-    Returns:
-        Model, data, evaluation, comparison and trainer arguments.
-    """
+    """Parse the command line."""
     types = (ModelArguments, DataArguments, EvaluationArguments, SmileArguments, SmileVideoConfig)
     return parse_arguments(types, argv, default_config=CONFIGS / "moving_scenes.yaml")
 
 
 def main(argv: Sequence[str] | None = None) -> Path:
-    """Run the recipe.
-
-    Args:
-        argv: Arguments without the program's name; None for `sys.argv`.
-
-    Returns:
-        `pathlib.Path`: results.json.
-
-    Raises:
-        ValueError: If arguments contradict each other, or the data are not fit for training.
-    """
+    """Run the recipe."""
     arguments = parse_args(argv)
     _, data_args, _, _, config = arguments
     # Said before hours of reading videos, not after.

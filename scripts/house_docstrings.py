@@ -1,8 +1,9 @@
 """The docstring template, as a check of `check_house.py`.
 
-A public name is one that a module's static `__all__` lists. Its docstring has a summary of one line, `Args:` with
-every parameter and no other, `Returns:` if it returns something, and `Raises:` with what it raises itself. Every field
-of a dataclass is described in `Args:`, in `metadata={"help": ...}`, or in a line below it.
+A name that a module's static `__all__` lists has a summary of one line. What docs/reference lists, the public API, is
+documented in full: `Args:` with every parameter and no other, `Returns:` if it returns something, and `Raises:` with what
+it raises itself; every field of a dataclass in `Args:`, in `metadata={"help": ...}`, or in a line below it. A method that
+overrides a documented one needs no docstring.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
+
+from scripts.house_api import PublicAPI
 
 PACKAGE = "hf_captionrl"
 
@@ -55,8 +58,10 @@ _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def check_docstrings(root: Path) -> list[Fault]:
-    """Every module says what it is and lists its public names; every public name's docstring follows the template."""
+    """Every module says what it is and lists its public names; the public API's docstrings follow the template."""
     faults: list[Fault] = []
+    api = PublicAPI(root)
+    public_api = api.find()
     for path in python_files(root, PACKAGE, "recipes", "scripts"):
         name, tree = relative(root, path), parse(path)
         if not tree.body:
@@ -83,10 +88,14 @@ def check_docstrings(root: Path) -> list[Fault]:
             node = defined.get(entry)
             if node is None and not lazy:
                 faults.append(Fault(name, 1, f"__all__ names {entry!r}, which the module does not have."))
+            elif isinstance(node, _Function | ast.ClassDef) and (path, entry) not in public_api:
+                missing = summary_faults(ast.get_docstring(node))
+                faults += [Fault(name, node.lineno, f"{entry}: {fault}") for fault in missing]
             elif isinstance(node, _Function):
                 faults += [Fault(name, node.lineno, f"{entry}: {fault}") for fault in function_faults(node)]
             elif isinstance(node, ast.ClassDef):
-                faults += [Fault(name, line, f"{entry}{fault}") for line, fault in class_faults(node)]
+                overrides = api.inherited_methods(path, node)
+                faults += [Fault(name, line, f"{entry}{fault}") for line, fault in class_faults(node, overrides)]
     return faults
 
 
@@ -228,8 +237,8 @@ def raised(function: _Function) -> set[str]:
     return {name for name in names if name[:1].isupper()} - {"NotImplementedError"}
 
 
-def class_faults(node: ast.ClassDef) -> list[tuple[int, str]]:
-    """What a class's docstring lacks: its fields or parameters, and those of its public methods."""
+def class_faults(node: ast.ClassDef, overrides: set[str]) -> list[tuple[int, str]]:
+    """What a class's docstring lacks: its fields or parameters, and those of its public methods that it introduces."""
     docstring = ast.get_docstring(node)
     faults = [(node.lineno, f": {fault}") for fault in summary_faults(docstring)]
     found = sections(docstring or "")
@@ -243,9 +252,9 @@ def class_faults(node: ast.ClassDef) -> list[tuple[int, str]]:
             continue
         if member.name == "__init__":
             faults += [(member.lineno, f": {fault}") for fault in function_faults(member, init_of=node)]
-        # A method that may override an inherited one is described where it was introduced.
+        # An override is described where the method was introduced, perhaps in another library.
         elif not member.name.startswith("_") and (
-            ast.get_docstring(member) or not bases - {"Protocol", "ABC", "Generic"}
+            member.name not in overrides and (ast.get_docstring(member) or not bases - {"Protocol", "ABC", "Generic"})
         ):
             for fault in function_faults(member, is_method=True):
                 faults.append((member.lineno, f".{member.name}: {fault}"))

@@ -111,10 +111,13 @@ class Scorer(Base):
 '''
 
 
+REFERENCE = {"docs/reference/a.md": "::: hf_captionrl.a\n"}
+"""The page that makes the planted module public."""
+
+
 def test_the_template_passes(tmp_path):
-    root = plant(
-        tmp_path, {"hf_captionrl/a.py": GOOD, "hf_captionrl/__init__.py": "", "hf_captionrl/_b.py": '"""B."""'}
-    )
+    files = {"hf_captionrl/a.py": GOOD, "hf_captionrl/__init__.py": "", "hf_captionrl/_b.py": '"""B."""'}
+    root = plant(tmp_path, {**files, **REFERENCE})
     assert messages(check_docstrings(root)) == []
 
 
@@ -148,9 +151,39 @@ def test_the_template_passes(tmp_path):
 )
 def test_docstrings_off_the_template_are_faults(tmp_path, old, new, message):
     assert GOOD.count(old) == 1
-    faults = messages(check_docstrings(plant(tmp_path, {"hf_captionrl/a.py": GOOD.replace(old, new)})))
+    files = {"hf_captionrl/a.py": GOOD.replace(old, new)}
+    faults = messages(check_docstrings(plant(tmp_path, {**files, **REFERENCE})))
     assert faults
     assert any(re.search(message, fault) for fault in faults), faults
+
+
+@pytest.mark.parametrize(
+    ("page", "init", "public"),
+    [
+        ("::: hf_captionrl.a.ranks\n", "", True),
+        ("::: hf_captionrl\n", "from hf_captionrl.a import ranks\n\n__all__ = ['ranks']\n", True),
+        ("::: hf_captionrl\n", "_HOME = {'a': ('ranks', 'Base')}\n__all__ = ['ranks']\n", True),
+        ("::: hf_captionrl\n", "_HOME = {'ranks': 'a'}\n__all__ = ['ranks']\n", True),
+        ("::: hf_captionrl.a.Base\n", "", False),
+    ],
+)
+def test_only_the_public_api_is_documented_in_full(tmp_path, page, init, public):
+    short = GOOD.replace("        *targets: Rows.\n", "")
+    files = {"hf_captionrl/a.py": short, "hf_captionrl/__init__.py": f'"""P."""\n{init}', "docs/reference/a.md": page}
+    faults = messages(check_docstrings(plant(tmp_path, files)))
+    assert any("Args does not name targets" in fault for fault in faults) == public
+
+
+def test_other_names_need_a_summary_all_the_same(tmp_path):
+    text = GOOD.replace("Rank of each target.\n\n", "Rank of each target\n\n")
+    faults = messages(check_docstrings(plant(tmp_path, {"hf_captionrl/a.py": text})))
+    assert len(faults) == 1
+    assert "does not end in a full stop" in faults[0]
+
+
+def test_an_override_of_a_documented_method_may_be_short(tmp_path):
+    text = GOOD.replace("        return factor\n", '        """Scale this one."""\n        return factor\n')
+    assert messages(check_docstrings(plant(tmp_path, {"hf_captionrl/a.py": text, **REFERENCE}))) == []
 
 
 # --- texts ----------------------------------------------------------------------------------------------------------

@@ -21,9 +21,6 @@ def best_assignment(gains: Any) -> np.ndarray:
 
     Returns:
         `numpy.ndarray` of shape `(N,)`: int64, the column of each row.
-
-    Raises:
-        ValueError: If there are fewer columns than rows, a gain is NaN or plus infinity, or no assignment is allowed.
     """
     cost = -np.asarray(gains, dtype=np.float64)
     if cost.ndim != 2 or cost.shape[0] > cost.shape[1]:

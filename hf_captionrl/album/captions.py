@@ -34,23 +34,7 @@ def compare_captioners(
     max_new_tokens: int = 40,
     batch_size: int = _BATCH_SIZE,
 ) -> dict[str, list[Finding]]:
-    """What several captioners write about the images of an album, and which image each caption finds in it.
-
-    Args:
-        captioners: By name.
-        scorer ([`Scorer`]): Who searches.
-        images: M of anything that `open_image` opens.
-        num_beams: Of the search for a caption.
-        max_new_tokens: Longest caption.
-        batch_size: Images per batch; no more are decoded at a time.
-
-    Returns:
-        `dict[str, list[Finding]]`: For each captioner M findings.
-
-    Raises:
-        ImageError: If an image cannot be read.
-        ValueError: If there is no image.
-    """
+    """What several captioners write about the images of an album, and which image each caption finds in it."""
     image_features = _image_features(scorer, images, batch_size)
     result = {}
     for name, captioner in captioners.items():
@@ -78,25 +62,7 @@ def album_candidates(
     max_new_tokens: int = 40,
     batch_size: int = _BATCH_SIZE,
 ) -> list[list[str]]:
-    """Candidate captions of each image: the ends of all beams, then samples. The caller's random numbers stay as they are.
-
-    Args:
-        captioner ([`Captioner`]): Who writes.
-        images: M of anything that `open_image` opens.
-        num_beams: Candidates from beam search.
-        num_samples: Candidates that are sampled.
-        temperature: Of the samples.
-        seed: Of the samples.
-        max_new_tokens: Longest caption.
-        batch_size: Images per batch; no more are decoded at a time.
-
-    Returns:
-        `list[list[str]]`: M lists of G = `num_beams + num_samples` captions, of which some may be the same.
-
-    Raises:
-        ImageError: If an image cannot be read.
-        ValueError: If there is no image, or a number is out of range.
-    """
+    """Candidate captions of each image: the ends of all beams, then samples. The caller's random numbers stay as they are."""
     if num_beams < 1 or num_samples < 0:
         raise ValueError(f"num_beams is {num_beams} and num_samples {num_samples}; use at least 1 and 0.")
     _refuse_none(images)
@@ -126,19 +92,6 @@ def caption_album(captioner: Captioner, scorer: Scorer, images: Sequence[Any], *
     """One caption for each image of an album so that no two are the same and each finds its image, where that is possible.
 
     Degenerate candidates, which say a phrase twice, are left out where the image has another one.
-
-    Args:
-        captioner ([`Captioner`]): Who writes the candidates.
-        scorer ([`Scorer`]): Who tells the images apart.
-        images: M of anything that `open_image` opens.
-        settings: For `album_candidates`.
-
-    Returns:
-        [`AlbumCaptions`]: The choice of `distinct_captions`.
-
-    Raises:
-        ImageError: If an image cannot be read.
-        ValueError: If there is no image, or a setting is out of range.
 
     Example:
         >>> from hf_captionrl import load_captioner, load_scorer

@@ -91,14 +91,7 @@ class AlbumCaptions:
 
 
 def same_text(caption: str) -> str:
-    """What two captions have in common that say the same: all but case, blanks and a full stop at the end.
-
-    Args:
-        caption: A caption.
-
-    Returns:
-        `str`: Equal for captions that count as one text.
-    """
+    """What two captions have in common that say the same: all but case, blanks and a full stop at the end."""
     return " ".join(caption.casefold().split()).rstrip(" .")
 
 
@@ -108,14 +101,9 @@ def found_images(text_features: Any, image_features: Any, targets: Any = None) -
     Args:
         text_features (array or tensor of shape `(N, D)`): Features of the captions, unit length for cosine.
         image_features (array or tensor of shape `(M, D)`): Features of the album's images.
-        targets (sequence of `N` integers): Image row of each caption; `None`: caption i belongs to image i.
 
     Returns:
         `tuple` of two int64 tensors of shape `(N,)`: ranks of the own images, 1 = best, and the row of the image found:
-        the own one where its rank is 1, else the best of the others.
-
-    Raises:
-        ValueError: If features or targets are bad.
     """
     scores, columns = _scores(text_features, image_features, targets)
     rank = ranks_from_scores(scores, columns)
@@ -138,15 +126,8 @@ def distinct_captions(candidates: Sequence[Sequence[str]], text_features: Any, i
     an album of one image the own similarity stands in for the margin.
 
     Args:
-        candidates: For each image its captions, one or more. Blank ones are taken only where there is nothing else.
         text_features (array or tensor of shape `(N, D)`): Of all candidates, those of the first image first.
         image_features (array or tensor of shape `(M, D)`): Of the images.
-
-    Returns:
-        [`AlbumCaptions`]: The choice, and which images it does not tell apart.
-
-    Raises:
-        ValueError: If an image has no candidate, or numbers of candidates, images and features do not agree.
     """
     for row, texts in enumerate(candidates):
         if isinstance(texts, str) or not texts:

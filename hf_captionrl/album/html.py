@@ -20,41 +20,19 @@ _SMALL_SIDE = 72
 
 
 def album_style() -> str:
-    """The style of both views, for the page that they are put into.
-
-    Returns:
-        `str`: CSS; it takes its colours from gradio's variables where there are any.
-    """
+    """The style of both views, for the page that they are put into."""
     return (TEMPLATES / "album.css").read_text(encoding="utf-8")
 
 
 def album_thumbnail(image: Image.Image) -> Image.Image:
-    """An image as large as the pages show it.
-
-    Args:
-        image: Of any size.
-
-    Returns:
-        `PIL.Image.Image`: A copy that takes less than 200 kB.
-    """
+    """An image as large as the pages show it."""
     copy = image.copy()
     copy.thumbnail((_SIDE, _SIDE))
     return copy
 
 
 def render_comparison(images: Sequence[Image.Image], findings: Mapping[str, Sequence[Finding]]) -> str:
-    """Captions of several captioners side by side, each with its rank and with what it finds.
-
-    Args:
-        images: M images of the album, or their thumbnails.
-        findings: For each captioner M findings.
-
-    Returns:
-        `str`: HTML.
-
-    Raises:
-        ValueError: If a captioner has not one finding for each image.
-    """
+    """Captions of several captioners side by side, each with its rank and with what it finds."""
     for name, mine in findings.items():
         if len(mine) != len(images):
             raise ValueError(f"{name!r} has {len(mine)} findings for {len(images)} images. Pass one for each image.")
@@ -67,18 +45,7 @@ def render_comparison(images: Sequence[Image.Image], findings: Mapping[str, Sequ
 
 
 def render_album(images: Sequence[Image.Image], captions: AlbumCaptions) -> str:
-    """One caption for each image, and which images were not told apart.
-
-    Args:
-        images: M images of the album, or their thumbnails.
-        captions: Of `distinct_captions`.
-
-    Returns:
-        `str`: HTML.
-
-    Raises:
-        ValueError: If there is not one caption for each image.
-    """
+    """One caption for each image, and which images were not told apart."""
     if len(captions.captions) != len(images):
         raise ValueError(f"There are {len(captions.captions)} captions for {len(images)} images. Pass one each.")
     groups = [spoken_list([row + 1 for row in rows]) for rows in captions.not_told_apart]
@@ -86,14 +53,7 @@ def render_album(images: Sequence[Image.Image], captions: AlbumCaptions) -> str:
 
 
 def spoken_list(items: Sequence[object]) -> str:
-    """Items as a sentence lists them.
-
-    Args:
-        items: One or more.
-
-    Returns:
-        `str`: For instance `1, 3 and 4`.
-    """
+    """Items as a sentence lists them."""
     *before, last = map(str, items)
     return f"{', '.join(before)} and {last}" if before else last
 

@@ -45,9 +45,6 @@ class AlbumDemo:
         num_beams: Of the captions side by side.
         num_samples: Sampled candidates of an image in album mode, beside the beams.
         max_new_tokens: Longest caption.
-
-    Raises:
-        ValueError: If there is no captioner, or an album has no image or too many.
     """
 
     def __init__(
@@ -80,17 +77,7 @@ class AlbumDemo:
         self._shown: dict[str, str] = {}
 
     def album(self, name: str) -> list[Any]:
-        """The images of an album, as a page can show them.
-
-        Args:
-            name: One of `albums`.
-
-        Returns:
-            `list`: In its order; images in memory as they are, files as paths of PNG files, written one at a time.
-
-        Raises:
-            ValueError: If there is no such album, or an image of it cannot be read.
-        """
+        """The images of an album, as a page can show them."""
         if name not in self.albums:
             raise ValueError(f"There is no album {name!r}. Pick one of the list.")
         images = self.albums[name]
@@ -101,34 +88,13 @@ class AlbumDemo:
         ]
 
     def compare(self, images: Sequence[Any]) -> str:
-        """All captioners side by side.
-
-        Args:
-            images: Anything that `open_image` opens.
-
-        Returns:
-            `str`: HTML.
-
-        Raises:
-            ValueError: If there are no images, too many, or one that cannot be read.
-        """
+        """All captioners side by side."""
         small = self._thumbnails(images)
         settings = {"num_beams": self.num_beams, "max_new_tokens": self.max_new_tokens}
         return render_comparison(small, compare_captioners(self.captioners, self.scorer, images, **settings))
 
     def distinct(self, images: Sequence[Any], name: str) -> str:
-        """One caption for each image, all different.
-
-        Args:
-            images: Anything that `open_image` opens.
-            name: Of the captioner.
-
-        Returns:
-            `str`: HTML.
-
-        Raises:
-            ValueError: As `compare`, or if there is no such captioner.
-        """
+        """One caption for each image, all different."""
         if name not in self.captioners:
             raise ValueError(f"There is no captioner {name!r}. Pick one of {list(self.captioners)}.")
         small = self._thumbnails(images)
@@ -166,14 +132,7 @@ def _open(image: Any, number: int) -> Image.Image:
 
 
 def build_page(demo: AlbumDemo) -> Any:
-    """The page.
-
-    Args:
-        demo: What it shows.
-
-    Returns:
-        `gradio.Blocks`: To be launched by [`serve`].
-    """
+    """The page."""
     import gradio
 
     def shown(function: Any, *arguments: Any) -> Any:
@@ -278,21 +237,7 @@ def serve(
     announce: Any = print,
     allow_hosts: Sequence[str] = (),
 ) -> None:
-    """Serve the page until it is interrupted. Uploads are gone afterwards, and gradio reports nothing to anybody.
-
-    Args:
-        demo: What it shows.
-        host: Address to listen at.
-        port: Port; None takes the first free one from 7860.
-        share: Let gradio's servers make the page public.
-        browser: Open it in a browser.
-        announce: Called with the page's address when it answers.
-        allow_hosts: Names by which the page may be addressed, beside `localhost`, 127.0.0.1 and the address it listens at;
-            other names are refused, so that no other site can read the page by DNS rebinding.
-
-    Raises:
-        ValueError: If the port is taken.
-    """
+    """Serve the page until it is interrupted. Uploads are gone afterwards, and gradio reports nothing to anybody."""
     # A server is ended by SIGTERM, which must delete the uploads too.
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
@@ -302,15 +247,7 @@ def serve(
 
 
 def own_hosts(host: str, allow_hosts: Sequence[str] = ()) -> OwnHosts:
-    """Names that a demo answers to.
-
-    Args:
-        host: Address to listen at.
-        allow_hosts: Further names.
-
-    Returns:
-        [`OwnHosts`]: Where it listens for other machines, every IP address belongs to it, and the name that it listens at.
-    """
+    """Names that a demo answers to."""
     is_local = host in ("127.0.0.1", "localhost", "::1")
     return OwnHosts([host, *allow_hosts], any_address=not is_local)
 

@@ -25,14 +25,7 @@ EMBEDDED_CAPTIONERS = {"MLE": "scenes:blip-mle", "SMILE": "scenes:blip-smile", "
 
 
 def demo_scorer(models: Mapping[str, str]) -> str:
-    """Who finds images where nobody is named.
-
-    Args:
-        models: Captioners by name.
-
-    Returns:
-        `str`: The embedded judge for embedded captioners, which know no photographs; else OpenAI's CLIP.
-    """
+    """Who finds images where nobody is named."""
     from hf_captionrl.scenes.models import PREFIX  # brings data sets along, which a push does not need
 
     embedded = all(model.startswith(PREFIX) for model in models.values())
@@ -42,19 +35,7 @@ def demo_scorer(models: Mapping[str, str]) -> str:
 def write_demo_space(
     folder: str | os.PathLike[str], models: Mapping[str, str] | None = None, *, scorer: str | None = None
 ) -> Path:
-    """Write the demo's Space into a folder.
-
-    Args:
-        folder: Where to.
-        models: Captioners by the name that the page shows: names on the Hub, or shipped ones. None: the embedded ones.
-        scorer: Name of the dual encoder that finds images. None: [`demo_scorer`]'s.
-
-    Returns:
-        `pathlib.Path`: The folder.
-
-    Raises:
-        ValueError: If a model is a folder of this machine, which a Space does not have, or a name must not be published.
-    """
+    """Write the demo's Space into a folder."""
     from hf_captionrl.scenes.models import model_path
 
     models = dict(models or EMBEDDED_CAPTIONERS)
@@ -92,26 +73,7 @@ def push_demo(
     overwrite: bool = False,
     sleep: Callable[[float], object] | None = None,
 ) -> str:
-    """Publish the demo as a Space.
-
-    Args:
-        repo_id: `owner/name`, or `name` for the token's owner.
-        models: As for `write_demo_space`.
-        scorer: As for `write_demo_space`.
-        private: Whether a new Space is private.
-        token: Of the Hub; by default the one stored by `hf auth login`.
-        overwrite: Push also into a Space that holds other content.
-        sleep: What waits between tries, for tests.
-
-    Returns:
-        `str`: Address of the commit.
-
-    Raises:
-        ValueError: As `write_demo_space`, or as `push_folder`.
-        FileExistsError: If the Space holds other content.
-        PermissionError: If the token is missing, wrong, or may not write there.
-        PushError: If the Hub cannot be reached or refuses otherwise.
-    """
+    """Publish the demo as a Space."""
     more: dict[str, Any] = {} if sleep is None else {"sleep": sleep}
     with tempfile.TemporaryDirectory() as folder:
         return push_folder(

@@ -120,12 +120,6 @@ def is_cut(text: str) -> bool:
     """Whether the caption of an answer that stopped at the length limit lacks its end.
 
     It does not where the model had gone on to the next turn, or to an explanation, before the limit came.
-
-    Args:
-        text (`str`): As the model gave it.
-
-    Returns:
-        `bool`: True if the caption itself is cut.
     """
     return _NEXT_TURN.search(_PREAMBLE.sub("", _LABEL.sub("", text.strip()))) is None
 

@@ -40,20 +40,7 @@ def _name(folder: Path) -> str:
 
 
 def write_boosted(arguments: argparse.Namespace, merged: MergeReport, text: Backend, vision: Backend) -> Path:
-    """Write `boosting.json` and the card beside merged captions.
-
-    Args:
-        arguments: Of `captionrl boost`.
-        merged: What was merged.
-        text: Who wrote BlendCap and HolisticCap.
-        vision: Who wrote the VisualCap.
-
-    Returns:
-        `pathlib.Path`: The card.
-
-    Raises:
-        ValueError: If the card must not be published: a placeholder, a token, a name that the Hub does not accept.
-    """
+    """Write `boosting.json` and the card beside merged captions."""
     import pyarrow.parquet
 
     from hf_captionrl.hub import DatasetCardFacts, public_values
@@ -103,19 +90,7 @@ def _write(folder: Path, facts: Any, counts: Mapping[str, Any]) -> Path:
 
 
 def rewrite_boosted_card(folder: Path, changes: Mapping[str, Any]) -> Path:
-    """Render the card of boosted captions again from their manifest.
-
-    Args:
-        folder: With `boosting.json` and the captions.
-        changes: Facts to replace, by name.
-
-    Returns:
-        `pathlib.Path`: The card.
-
-    Raises:
-        FileNotFoundError: If the captions are not there.
-        ValueError: If the manifest is broken, or the card must not be published; nothing is written then.
-    """
+    """Render the card of boosted captions again from their manifest."""
     from hf_captionrl.hub import DatasetCardFacts
 
     path = folder / BOOSTED_FILE

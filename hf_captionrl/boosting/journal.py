@@ -23,27 +23,12 @@ _PATTERN = "journal-*.jsonl"
 
 
 def journal_name(shard: int, num_shards: int) -> str:
-    """File name of a shard's journal.
-
-    Args:
-        shard (`int`): Number of the shard, from 0.
-        num_shards (`int`): How many there are.
-
-    Returns:
-        `str`: For instance `journal-00000-of-00002.jsonl`.
-    """
+    """File name of a shard's journal."""
     return f"journal-{shard:05d}-of-{num_shards:05d}.jsonl"
 
 
 def journals(folder: str | os.PathLike[str]) -> list[Path]:
-    """All journals of a folder, in the order of their names.
-
-    Args:
-        folder: The output folder.
-
-    Returns:
-        `list[pathlib.Path]`: The files.
-    """
+    """All journals of a folder, in the order of their names."""
     return sorted(Path(folder).glob(_PATTERN))
 
 
@@ -63,18 +48,7 @@ def _lines(data: bytes, path: Path) -> Iterator[dict[str, Any]]:
 
 
 def read_journal(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """Every entry of a journal, also of one that another process is writing.
-
-    Args:
-        path: The journal.
-
-    Returns:
-        `list[dict]`: The entries, the oldest first.
-
-    Raises:
-        FileNotFoundError: If there is no such file.
-        ValueError: If a line other than the last is broken.
-    """
+    """Every entry of a journal, also of one that another process is writing."""
     path = Path(path)
     return list(_lines(path.read_bytes(), path))
 
@@ -87,9 +61,6 @@ class JournalWriter(LineFile):
 
     Attributes:
         torn: Bytes of a torn last line that were cut off.
-
-    Raises:
-        ValueError: If another process is writing it, or a line other than the last is broken.
     """
 
     busy = "Let it finish, or choose another shard or output."
@@ -107,11 +78,7 @@ class JournalWriter(LineFile):
         self.truncate(whole)
 
     def append(self, entry: Mapping[str, Any]) -> None:
-        """Add one entry; when this returns, a kill of the process cannot lose it.
-
-        Args:
-            entry: What JSON can hold, with `image_id` and `stage`.
-        """
+        """Add one entry; when this returns, a kill of the process cannot lose it."""
         # ASCII escapes keep half surrogates of a hostile answer from breaking the encoding.
         self.append_bytes((json.dumps(to_plain(entry)) + "\n").encode("ascii"), flush=False)
         self._waiting += 1

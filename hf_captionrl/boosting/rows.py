@@ -18,17 +18,7 @@ _FIELDS = ("model", "revision", "prompt_hash", "time", "attempt")
 
 
 def entry_of(prompt: Prompt, backend: Backend, text: str, fault: tuple[str, str] | None) -> dict[str, Any]:
-    """What the journal says of an answer: the text, what is wrong with it, and where it comes from.
-
-    Args:
-        prompt ([`Prompt`]): What was asked.
-        backend ([`Backend`]): Who answered.
-        text (`str`): The answer, cleaned; kept where it is faulty, too, for it was paid for.
-        fault (`tuple[str, str]`, *optional*): Reason and detail.
-
-    Returns:
-        `dict`: The entry, with the time in UTC.
-    """
+    """What the journal says of an answer: the text, what is wrong with it, and where it comes from."""
     entry: dict[str, Any] = {"image_id": prompt.image_id, "stage": prompt.stage, "text": text}
     entry |= {"model": backend.model, "revision": backend.revision, "prompt_hash": prompt.hash}
     entry |= {"time": datetime.now(UTC).isoformat(timespec="seconds"), "attempt": prompt.attempt}
@@ -56,11 +46,7 @@ class Known:
         return stage, image_id, model, revision, prompt_hash
 
     def add(self, entry: Mapping[str, Any]) -> None:
-        """Take in an entry; of two answers to one question the first stays.
-
-        Args:
-            entry (`Mapping`): Of a journal.
-        """
+        """Take in an entry; of two answers to one question the first stays."""
         key = self._key(*(entry.get(n, "") for n in ("stage", "image_id", "model", "revision", "prompt_hash")))
         if "reason" in entry:
             self._bad.setdefault(key, []).append(dict(entry))
@@ -68,27 +54,11 @@ class Known:
             self._good.setdefault(key, dict(entry))
 
     def answer(self, prompt: Prompt, backend: Backend) -> dict[str, Any] | None:
-        """The good answer to a prompt.
-
-        Args:
-            prompt ([`Prompt`]): The question.
-            backend ([`Backend`]): Who is asked.
-
-        Returns:
-            `dict` or None: The entry.
-        """
+        """The good answer to a prompt."""
         return self._good.get(self._key(prompt.stage, prompt.image_id, backend.model, backend.revision, prompt.hash))
 
     def faults(self, prompt: Prompt, backend: Backend) -> list[dict[str, Any]]:
-        """The bad answers to a prompt, and its failures.
-
-        Args:
-            prompt ([`Prompt`]): The question.
-            backend ([`Backend`]): Who was asked.
-
-        Returns:
-            `list[dict]`: Entries with `reason` and `detail`, the oldest first.
-        """
+        """The bad answers to a prompt, and its failures."""
         return self._bad.get(
             self._key(prompt.stage, prompt.image_id, backend.model, backend.revision, prompt.hash), []
         )
@@ -113,15 +83,7 @@ class Row:
     fault: dict[str, Any] | None = None
 
     def prompt(self, stage: str, image: Any = None) -> Prompt:
-        """The question of a stage.
-
-        Args:
-            stage (`str`): One of `STAGES`; `holistic` needs the other two answered.
-            image (`PIL.Image.Image`, *optional*): For `visual`.
-
-        Returns:
-            [`Prompt`]: The question.
-        """
+        """The question of a stage."""
         if stage == "blend":
             return blend_prompt(self.image_id, self.references)
         if stage == "visual":
@@ -129,12 +91,7 @@ class Row:
         return holistic_prompt(self.image_id, *(self.answers[s]["text"] for s in ("blend", "visual")))
 
     def recall(self, known: Known, backends: Mapping[str, Backend]) -> None:
-        """Fill in what is known already.
-
-        Args:
-            known ([`Known`]): What journals hold.
-            backends (`Mapping[str, Backend]`): Who answers each stage.
-        """
+        """Fill in what is known already."""
         for stage in STAGES:
             if stage == "holistic" and len(self.answers) < 2:
                 return
@@ -147,25 +104,11 @@ class Row:
         return len(self.answers) == len(STAGES)
 
     def provenance(self) -> dict[str, dict[str, Any]]:
-        """Where each caption comes from.
-
-        Returns:
-            `dict`: For each stage `model`, `revision`, `prompt_hash`, `time` (UTC) and `attempt`.
-        """
+        """Where each caption comes from."""
         return {stage: {name: self.answers[stage][name] for name in _FIELDS} for stage in STAGES}
 
     def quarantine_entry(self, split: str) -> dict[str, Any]:
-        """The row in the form of `hf_captionrl.data.QuarantineEntry`.
-
-        Args:
-            split (`str`): Split of the row.
-
-        Returns:
-            `dict`: Its fields.
-
-        Raises:
-            ValueError: If nothing is wrong with the row.
-        """
+        """The row in the form of `hf_captionrl.data.QuarantineEntry`."""
         if self.fault is None:
             raise ValueError(f"Image {self.image_id!r} has no fault. Quarantine only rows that have one.")
         reason = self.fault["reason"]

@@ -15,20 +15,7 @@ __all__ = ["adapter_base", "with_adapter"]
 
 
 def adapter_base(name: str, revision: str | None, adapters: tuple[str, ...] = ()) -> str:
-    """Which model an adapter says it belongs to.
-
-    Args:
-        name (`str`): The adapter: a folder, or a name on the Hub.
-        revision (`str`, *optional*): Branch, tag or commit of the adapter on the Hub.
-        adapters (`tuple[str, ...]`): Adapters that are being loaded on top of this one.
-
-    Returns:
-        `str`: A folder, or a name on the Hub. A relative path that leads to a folder from the adapter's is resolved, so
-        that the two can be moved together.
-
-    Raises:
-        ValueError: If it names none, or itself, directly or through other adapters.
-    """
+    """Which model an adapter says it belongs to."""
     base = read_object(str(find_file(name, "adapter_config.json", revision))).get("base_model_name_or_path")
     if not base:
         raise ValueError(f"The adapter {name!r} does not say which model it belongs to. Pass base_model=...")
@@ -53,19 +40,6 @@ def with_adapter(model: Any, name: str, file: str, base: str, revision: str | No
     """Load an adapter onto a model, all of it, and refuse one that was made for another.
 
     PEFT itself only warns of weights that are missing, and says nothing of those that the model has no place for.
-
-    Args:
-        model (`PreTrainedModel`): The base.
-        name (`str`): The adapter: a folder, or a name on the Hub.
-        file (`str`): Path of its `adapter_model.safetensors`.
-        base (`str`): What the base is called in errors.
-        revision (`str`, *optional*): Branch, tag or commit of the adapter on the Hub.
-
-    Returns:
-        `PeftModel`: Trainable.
-
-    Raises:
-        ValueError: If a weight is missing, too many or of another shape, or nothing in the model is to be adapted.
     """
     from peft import PeftModel, get_peft_model_state_dict
 

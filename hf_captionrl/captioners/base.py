@@ -153,9 +153,6 @@ class Captioner(Writing, Adapting, Saving):
     def image_tower(cls, model: Any) -> Any:
         """The image tower.
 
-        Args:
-            model (`nn.Module`): The model without PEFT's outermost wrapper.
-
         Returns:
             `nn.Module`: Returns `last_hidden_state` of shape `(B, M, D)` for `pixel_values`.
         """
@@ -192,10 +189,6 @@ class Captioner(Writing, Adapting, Saving):
     @classmethod
     def encode(cls, model: Any, inputs: dict[str, Any]) -> Tensor:
         """What `image_features` stands for, computed.
-
-        Args:
-            model (`nn.Module`): The model without PEFT's outermost wrapper.
-            inputs (`dict`): `pixel_values` and the family's `side_inputs`, a row an image.
 
         Returns:
             `torch.Tensor` of shape `(B, M, D)`: By default the last hidden state of the image tower.

@@ -49,12 +49,7 @@ class Blip2Captioner(PlaceholderCaptioner):
 
     @classmethod
     def complete_processor(cls, model: Any, processor: Any) -> None:
-        """Give a checkpoint from before transformers 4.47 the image token that newer ones have.
-
-        Args:
-            model: As loaded.
-            processor: Likewise.
-        """
+        """Give a checkpoint from before transformers 4.47 the image token that newer ones have."""
         tokenizer, config = processor.tokenizer, model.config
         if config.image_token_id is not None:
             return

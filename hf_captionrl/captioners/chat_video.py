@@ -33,11 +33,7 @@ def pixel_kind(model: Any, prefix_ids: Tensor) -> tuple[str, int]:
     """As what the model reads the images or videos of a batch.
 
     Args:
-        model (`nn.Module`): The model.
         prefix_ids (`torch.Tensor` of shape `(B, P)`): What stands before the text.
-
-    Returns:
-        `tuple`: `"video"` or `"image"`, and the id of the token that stands for a piece of it.
     """
     token = getattr(model.config, "video_token_id", None)
     if token is not None and bool((prefix_ids == token).any()):
@@ -137,15 +133,7 @@ class VideoInputs(Encoding):
 
 
 def as_videos(model: Any, output: Any) -> Any:
-    """Features of videos as the model's own `get_video_features` returns them.
-
-    Args:
-        model (`nn.Module`): The model.
-        output: Of `ChatCaptioner.features_output`.
-
-    Returns:
-        The same, with one tensor in place of a list where the model wants that.
-    """
+    """Features of videos as the model's own `get_video_features` returns them."""
     if model.config.model_type == "llava_onevision":
         output.pooler_output = torch.stack(output.pooler_output)
     return output

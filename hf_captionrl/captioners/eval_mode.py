@@ -12,14 +12,7 @@ __all__ = ["evaluating"]
 
 @contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
-    """Put a module into eval mode for a while, and each of its parts back into its own mode.
-
-    Args:
-        module (`nn.Module`): Any.
-
-    Yields:
-        Nothing.
-    """
+    """Put a module into eval mode for a while, and each of its parts back into its own mode."""
     training = [part for part in module.modules() if part.training]
     module.eval()
     try:

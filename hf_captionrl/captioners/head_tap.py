@@ -160,12 +160,10 @@ def bypass_image_tower(tower: nn.Module, image_features: Tensor) -> Iterator[Ten
     """Let the image tower return features that are known already.
 
     Args:
-        tower (`nn.Module`): The image tower.
         image_features (`torch.Tensor` of shape `(B, M, D)`): Its output.
 
     Yields:
         `torch.Tensor` of shape `(B, 1, 1, 1)`: To be passed as `pixel_values`; where generation repeats its rows, the
-        features are repeated likewise.
     """
 
     def known(*args: Any, **kwargs: Any) -> BaseModelOutputWithPooling:
@@ -338,15 +336,7 @@ def _new_tapped(cls: Any, family: Any) -> Any:
 
 
 def tap_head(model: nn.Module, family: type) -> None:
-    """Give a model the `forward` described above, in place. Call it before PEFT, DDP and FSDP wrap the model.
-
-    Args:
-        model (`nn.Module`): A model of transformers.
-        family (`type`): The [`Captioner`] subclass that knows the model's parts.
-
-    Raises:
-        ValueError: If something else has replaced the `forward` of this very object already.
-    """
+    """Give a model the `forward` described above, in place. Call it before PEFT, DDP and FSDP wrap the model."""
     if getattr(model, "captioner_family", None) is not None:
         return
     if "forward" in model.__dict__:

@@ -37,14 +37,7 @@ def _is_plain(module: Any) -> bool:
 
 
 def is_tappable(head: nn.Module) -> bool:
-    """Whether the projection is a linear layer, possibly with LoRA or as one of PEFT's `modules_to_save`.
-
-    Args:
-        head (`nn.Module`): The output projection as it stands in the model.
-
-    Returns:
-        `bool`: False for quantised layers, DoRA and other variants, several linear layers, ...
-    """
+    """Whether the projection is a linear layer, possibly with LoRA or as one of PEFT's `modules_to_save`."""
     module = _active(head)
     if _is_plain(module):
         return True
@@ -64,14 +57,10 @@ def head_projection(head: nn.Module, hidden: Tensor) -> tuple[Tensor, Tensor, Te
     LoRA on the head is `h W^T + s * dropout(h) A^T B^T = [h, s * dropout(h) A^T] [W, B]^T`: exact with dropout too.
 
     Args:
-        head (`nn.Module`): The output projection, for which [`is_tappable`] holds.
         hidden (`torch.Tensor` of shape `(B, T, D)`): Its input.
 
     Returns:
         `tuple`: Input `(B, T, D')`, weight `(V, D')` and bias `(V,)` or None; `D' = D` without LoRA, else `D + r`.
-
-    Raises:
-        ValueError: If the weight is sharded by tensor parallelism.
     """
     module = _active(head)
     base = module if isinstance(module, nn.Linear) else module.base_layer

@@ -18,16 +18,7 @@ __all__ = ["PlaceholderCaptioner", "configured_ids"]
 
 
 def configured_ids(names: Sequence[str], generation: Any, config: Any) -> list[Any]:
-    """Ids of special tokens as `generate` knows them.
-
-    Args:
-        names (`Sequence[str]`): Such as `"eos_token_id"`.
-        generation (`GenerationConfig`): Of the model that writes.
-        config (`PreTrainedConfig`): Of the same; counts where the other is silent.
-
-    Returns:
-        `list`: For each name an id, a list of ids, or None.
-    """
+    """Ids of special tokens as `generate` knows them."""
     said = [getattr(generation, name, None) for name in names]
     return [getattr(config, name, None) if value is None else value for name, value in zip(names, said, strict=True)]
 

@@ -37,18 +37,7 @@ PIXEL_AXES = {"idefics3": 5, "smolvlm": 5, "llava_onevision": 5}
 
 
 def check_special_tokens(tokenizer: Any, model: Any, start: int, end: int | None, *, refuse: bool = False) -> None:
-    """Refuse an end token that the tokenizer lacks; warn of start and end tokens that are ordinary words of it, or refuse.
-
-    Args:
-        tokenizer: Of the captioner.
-        model (`PreTrainedModel`): Of the captioner.
-        start (`int`): Id of the start token, by the model.
-        end (`int`, *optional*): Id of the end token, by the model; None: not looked at.
-        refuse (`bool`): Do not only warn: in no checkpoint of the family are they words.
-
-    Raises:
-        ValueError: If the tokenizer has no such end token, or, with `refuse`, takes one of the two for a word.
-    """
+    """Refuse an end token that the tokenizer lacks; warn of start and end tokens that are ordinary words of it, or refuse."""
     name, special = type(model).__name__, {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
     if end is not None and end >= len(tokenizer) and end not in special:
         raise ValueError(
@@ -76,16 +65,7 @@ def check_special_tokens(tokenizer: Any, model: Any, start: int, end: int | None
 
 
 def check_image_size(tower: Any, pixels_of: Callable[[Image.Image], Tensor | None], model: Any) -> None:
-    """Refuse images of a size that the image tower has no places for.
-
-    Args:
-        tower (`nn.Module`): The image tower.
-        pixels_of: Prepares an image: `(..., H, W)`, or None.
-        model (`PreTrainedModel`): Named in the error.
-
-    Raises:
-        ValueError: If the sizes differ or there are no pixels, and the tower is one of `FIXED_SIZE`.
-    """
+    """Refuse images of a size that the image tower has no places for."""
     config = getattr(getattr(tower, "encoder", tower), "config", getattr(tower, "config", None))  # ClipCap's wraps one
     if config is None or config.model_type not in FIXED_SIZE:
         return
@@ -106,26 +86,12 @@ def check_image_size(tower: Any, pixels_of: Callable[[Image.Image], Tensor | Non
 
 
 def blank_image() -> Image.Image:
-    """A small image to look at what a processor makes of one.
-
-    Returns:
-        `PIL.Image.Image`: Black.
-    """
+    """A small image to look at what a processor makes of one."""
     return Image.new("RGB", (32, 32))
 
 
 def check_chat_processor(processor: Any, model: Any, image_token_id: int, kind: str | None = None) -> None:
-    """Refuse a processor that cannot write the image's tokens as the model reads them.
-
-    Args:
-        processor: Of the captioner.
-        model (`PreTrainedModel`): Of the captioner.
-        image_token_id (`int`): Of the model's configuration.
-        kind (`str`, *optional*): The only class of processors that there is for the model.
-
-    Raises:
-        ValueError: If it reads no text with images, is of another class, or its image token has another id.
-    """
+    """Refuse a processor that cannot write the image's tokens as the model reads them."""
     name, own = type(model).__name__, type(processor).__name__
     token = getattr(processor, "image_token", None)  # a string, or an AddedToken
     if not callable(processor) or token is None:
@@ -146,16 +112,7 @@ def check_chat_processor(processor: Any, model: Any, image_token_id: int, kind: 
 
 
 def check_chat_row(row: dict[str, Any], model: Any, processor: Any) -> None:
-    """Refuse a processor that makes something else of an image than the model asks for.
-
-    Args:
-        row (`dict`): What the processor made of one image: tensors.
-        model (`PreTrainedModel`): Of the captioner.
-        processor: Named in the error.
-
-    Raises:
-        ValueError: If the pixels have other axes, or the image's grid or size is missing or too much.
-    """
+    """Refuse a processor that makes something else of an image than the model asks for."""
     name, own = type(model).__name__, type(processor).__name__
     axes, expected = row["pixel_values"].dim(), PIXEL_AXES.get(model.config.model_type)
     if expected is not None and axes != expected:

@@ -23,18 +23,7 @@ _FILES = (
 
 
 def load_processor(name: str, revision: str | None) -> Any:
-    """The processor in a folder or repository.
-
-    Args:
-        name (`str`): A folder, or a name on the Hub.
-        revision (`str`, *optional*): Branch, tag or commit on the Hub.
-
-    Returns:
-        A processor with a tokenizer and an image processor; None where the files of one of them are missing.
-
-    Raises:
-        ValueError: If a file is damaged, or the processor brings code of its own.
-    """
+    """The processor in a folder or repository."""
     check_json_files(name, revision, _FILES)
     has_tokenizer = any(find_file(name, file, revision) for file in TOKENIZER_FILES)
     has_image_processor = any(find_file(name, file, revision) for file in _FILES[:2])

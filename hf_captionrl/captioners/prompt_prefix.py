@@ -33,10 +33,6 @@ PREFIX_INPUTS = ("prefix_ids", "prefix_mask")
 def left_padded(rows: Sequence[Sequence[int]], pad_id: int) -> dict[str, Tensor]:
     """Prefixes as tensors.
 
-    Args:
-        rows (`Sequence`): B rows of ids.
-        pad_id (`int`): Padding.
-
     Returns:
         `dict`: `prefix_ids` and `prefix_mask`, each `(B, P)`.
     """
@@ -53,9 +49,6 @@ def left_padded(rows: Sequence[Sequence[int]], pad_id: int) -> dict[str, Tensor]
 def stack_rows(parts: Sequence[Tensor]) -> Tensor:
     """Stack tensors of different sizes, filling up with zeros at the end of each dimension.
 
-    Args:
-        parts (`Sequence[torch.Tensor]`): B tensors of the same number of dimensions.
-
     Returns:
         `torch.Tensor` of shape `(B, ...)`.
     """
@@ -69,18 +62,7 @@ def stack_rows(parts: Sequence[Tensor]) -> Tensor:
 
 
 def captions_an_image(rows: int, images: int) -> int:
-    """G.
-
-    Args:
-        rows (`int`): N.
-        images (`int`): B.
-
-    Returns:
-        `int`: N / B.
-
-    Raises:
-        ValueError: If N is no multiple of B.
-    """
+    """G."""
     if rows % images:
         raise ValueError(
             f"{rows} captions cannot be shared among {images} images. Pass one image a caption, or the same number of "
@@ -94,13 +76,9 @@ def repeat_rows(value: Tensor, rows: int) -> Tensor:
 
     Args:
         value (`torch.Tensor` of shape `(B, ...)`): A row an image.
-        rows (`int`): N.
 
     Returns:
         `torch.Tensor` of shape `(N, ...)`: Captions of an image stand in a row.
-
-    Raises:
-        ValueError: If N is no multiple of B.
     """
     times = captions_an_image(rows, value.size(0))
     return value if times == 1 else value.repeat_interleave(times, dim=0)
@@ -133,7 +111,6 @@ def decoder_text(inputs: dict[str, Any]) -> dict[str, Any]:
 
     Returns:
         `dict`: A new one with `decoder_input_ids`, `decoder_attention_mask` and `labels` `(N, T - 1)` in their place; the
-        model's own inputs stay as they are.
     """
     inputs = dict(inputs)
     if (ids := inputs.pop("input_ids", None)) is not None:
@@ -147,9 +124,6 @@ def decoder_text(inputs: dict[str, Any]) -> dict[str, Any]:
 
 def split_prefix(inputs: dict[str, Any]) -> dict[str, Any]:
     """Give the prefix to an encoder, and the text to a decoder.
-
-    Args:
-        inputs (`dict`): As of `join_prefix`, with `labels` where there are any.
 
     Returns:
         `dict`: That of `decoder_text`, with `input_ids` and `attention_mask` `(N, P)`, the prefix.

@@ -24,18 +24,7 @@ _SETTINGS: dict[str, tuple[type, str]] = {
 
 
 def read_settings(name: str, revision: str | None) -> dict[str, Any]:
-    """Read what a captioner was saved with.
-
-    Args:
-        name: A folder, or a name on the Hub.
-        revision: Branch, tag or commit on the Hub.
-
-    Returns:
-        `dict`: Empty for a checkpoint that this package did not save.
-
-    Raises:
-        ValueError: If the file is not a JSON object, or a value has a wrong type.
-    """
+    """Read what a captioner was saved with."""
     file = find_file(name, SETTINGS_FILE, revision)
     if file is None:
         return {}

@@ -14,14 +14,7 @@ Result = TypeVar("Result")
 
 
 def is_sharded(model: Any) -> bool:
-    """Whether FSDP2 shards the model.
-
-    Args:
-        model (`nn.Module`): The outermost module.
-
-    Returns:
-        `bool`: True after `fully_shard(model)`.
-    """
+    """Whether FSDP2 shards the model."""
     if not torch.distributed.is_available() or not torch.distributed.is_initialized():
         return False
     from torch.distributed.fsdp import FSDPModule
@@ -33,13 +26,6 @@ def with_gathered_weights(model: Any, function: Callable[[], Result]) -> Result:
     """Call a function as if it were the model's forward, so that FSDP2 gathers the outermost weights for it.
 
     Parts of a captioner run by themselves when it writes or encodes images; FSDP2 knows only of the whole.
-
-    Args:
-        model (`nn.Module`): The outermost module, sharded or not.
-        function (`Callable`): Calls parts of the model.
-
-    Returns:
-        What the function returns.
     """
     if not is_sharded(model):
         return function()

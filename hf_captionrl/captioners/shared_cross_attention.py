@@ -102,15 +102,7 @@ def _new_folding(cls: Any) -> Any:
 
 
 def fold_cross_attention(model: nn.Module) -> bool:
-    """Let the cross-attention of a model take B images for N captions, in place. Call it before PEFT, DDP and FSDP.
-
-    Args:
-        model (`nn.Module`): The model.
-
-    Returns:
-        `bool`: Whether it does now. If not, for want of cross-attention or because its class is not known to allow it,
-        nothing was changed, and the image features must be repeated for each caption.
-    """
+    """Let the cross-attention of a model take B images for N captions, in place. Call it before PEFT, DDP and FSDP."""
     found = [
         module
         for name, module in model.named_modules()
@@ -135,9 +127,7 @@ def spread_samples(writer: Any, prompt_ids: Tensor, settings: dict[str, Any]) ->
     other ways to write, which reorder or combine rows, are left as they are.
 
     Args:
-        writer (`PreTrainedModel`): The model whose `generate` will be called; its cross-attention is folded.
         prompt_ids (`torch.Tensor` of shape `(B, P)`): A prompt an image.
-        settings (`dict`): For its `generate`.
 
     Returns:
         `tuple`: `prompt_ids` of shape `(N, P)`, those of an image in a row, and the settings that go with them.
@@ -160,12 +150,6 @@ def computed_once(module: nn.Module | None) -> Iterator[None]:
     """Let a module compute its output once, and return it again at each later call.
 
     An encoder-decoder projects the image features anew for every token it writes, and they do not change meanwhile.
-
-    Args:
-        module (`nn.Module`, *optional*): Without one nothing happens.
-
-    Yields:
-        Nothing.
     """
     if module is None:
         yield

@@ -15,15 +15,7 @@ __all__ = ["completion_mask", "encode", "pad_rows", "prompt_token_ids", "start_t
 
 
 def start_token_settings(processor: Any, chat: str) -> dict[str, Any]:
-    """What keeps a processor from writing the start token of a chat twice.
-
-    Args:
-        processor: Of transformers.
-        chat (`str`): What is to be read; chat templates may write the start token themselves.
-
-    Returns:
-        `dict`: More arguments of the processor's call.
-    """
+    """What keeps a processor from writing the start token of a chat twice."""
     start = getattr(getattr(processor, "tokenizer", processor), "bos_token", None)
     templated = getattr(processor, "chat_template", None) is not None
     return {"add_special_tokens": False} if templated and start and chat.startswith(start) else {}
@@ -39,15 +31,7 @@ def _split_prompt(prompt: str) -> tuple[str, str]:
 
 
 def prompt_token_ids(tokenizer: Any, prompt: str) -> list[int]:
-    """Token ids of a prompt, without special tokens.
-
-    Args:
-        tokenizer: The captioner's tokenizer.
-        prompt (`str`): May be empty.
-
-    Returns:
-        `list[int]`: Ids that generation continues, and that begin each training caption.
-    """
+    """Token ids of a prompt, without special tokens."""
     text, _ = _split_prompt(prompt)
     return list(tokenizer(text, add_special_tokens=False).input_ids) if text else []
 
@@ -81,24 +65,8 @@ def encode(
 ) -> dict[str, Tensor]:
     """Token ids `[start] prompt caption [end]`, padded on the right, and their labels.
 
-    Args:
-        tokenizer: The captioner's tokenizer.
-        captions (`Sequence[str]`): B captions.
-        prompt (`str`): Stands before each of them; never cut, never supervised.
-        lead (`str`): Joins a caption to what precedes it, where there is no prompt.
-        start_id (`int`): What the decoder starts with.
-        forced_ids (`Sequence[int]`): What always follows it, before the prompt.
-        end_id (`int`): What ends a caption; missing where the caption was cut, since the text does not end there.
-        pad_id (`int`): Padding; may be equal to `end_id`.
-        max_length (`int`): Longest row in tokens, start, prompt and end included.
-
     Returns:
         `dict`: `input_ids`, `attention_mask` and `labels`, each `(B, T)`; labels are the ids of the caption and its
-        end, `IGNORE_INDEX` elsewhere.
-
-    Raises:
-        TypeError: If a caption is not a string.
-        ValueError: If there is no caption, one is empty, or the prompt leaves no room.
     """
     if not captions:
         raise ValueError("There are no captions to encode. Pass one caption an image.")
@@ -120,11 +88,6 @@ def encode(
 def pad_rows(rows: Sequence[Sequence[int]], *, ignored: int, pad_id: int) -> dict[str, Tensor]:
     """Pad rows of ids on the right and label them.
 
-    Args:
-        rows (`Sequence`): B rows of ids.
-        ignored (`int`): Ids at the beginning of each row that are not supervised.
-        pad_id (`int`): Padding.
-
     Returns:
         `dict`: `input_ids`, `attention_mask` and `labels`, each `(B, T)`.
     """
@@ -144,8 +107,6 @@ def completion_mask(ids: Tensor, *, end_ids: Sequence[int], pad_id: int) -> tupl
 
     Args:
         ids (`torch.Tensor` of shape `(B, T)`): Generated ids, without prompt.
-        end_ids (`Sequence[int]`): Each of them ends a caption.
-        pad_id (`int`): Fills rows that ended early; may be one of `end_ids`.
 
     Returns:
         `tuple`: A mask `(B, T)`, true up to and including the first end token, and `(B,)`, true where there is one.

@@ -40,14 +40,7 @@ _SHARD = re.compile(r"[^/\\]+\.safetensors")
 
 
 def hub_name(name: str) -> str | None:
-    """The name itself if it can be one of a repository on the Hub.
-
-    Args:
-        name: A folder, another path, or a name on the Hub.
-
-    Returns:
-        `str`: None for a folder or another path.
-    """
+    """The name itself if it can be one of a repository on the Hub."""
     from huggingface_hub.utils import HFValidationError, validate_repo_id
 
     if os.path.isdir(name):
@@ -60,16 +53,7 @@ def hub_name(name: str) -> str | None:
 
 
 def find_file(name: str, file: str, revision: str | None = None) -> str | None:
-    """Path of a file of a checkpoint, downloaded where that is needed and possible.
-
-    Args:
-        name (`str`): A folder, or a name on the Hub.
-        file (`str`): Such as `config.json`.
-        revision (`str`, *optional*): Branch, tag or commit on the Hub.
-
-    Returns:
-        `str`: None where the checkpoint lacks the file or the Hub cannot be reached.
-    """
+    """Path of a file of a checkpoint, downloaded where that is needed and possible."""
     from huggingface_hub.utils import httpx
     from transformers.utils import cached_file
 
@@ -86,31 +70,14 @@ def find_file(name: str, file: str, revision: str | None = None) -> str | None:
 
 
 def shown(path: str | os.PathLike[str]) -> str:
-    """How a file is named in an error.
-
-    Args:
-        path: The file.
-
-    Returns:
-        `str`: The path; in a cache of the Hub the repository and the file.
-    """
+    """How a file is named in an error."""
     path = Path(path)
     cached = re.search(r"models--(.+)$", path.parent.parent.parent.name)  # .../models--a--b/snapshots/COMMIT/file
     return f"{cached[1].replace('--', '/')}: {path.name}" if cached else str(path)
 
 
 def read_object(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Read a JSON file whose content must be an object.
-
-    Args:
-        path: The file.
-
-    Returns:
-        `dict`: The object.
-
-    Raises:
-        ValueError: If it is not valid JSON, or another type than an object.
-    """
+    """Read a JSON file whose content must be an object."""
     try:
         value = json.loads(Path(path).read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
@@ -129,16 +96,7 @@ def read_object(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def check_json_files(name: str, revision: str | None = None, files: Iterable[str] = JSON_FILES) -> None:
-    """Refuse a checkpoint with a configuration that is not a JSON object.
-
-    Args:
-        name: A folder, or a name on the Hub.
-        revision: Branch, tag or commit on the Hub.
-        files: Which; those that are not there are passed over.
-
-    Raises:
-        ValueError: If a file holds anything else; it is named.
-    """
+    """Refuse a checkpoint with a configuration that is not a JSON object."""
     for file in files:
         path = find_file(name, file, revision)
         if path is not None:
@@ -146,17 +104,7 @@ def check_json_files(name: str, revision: str | None = None, files: Iterable[str
 
 
 def check_index(path: str | os.PathLike[str]) -> list[str]:
-    """Shards of an index, each of which must be a plain `*.safetensors` name in the same folder.
-
-    Args:
-        path: A `*.safetensors.index.json`.
-
-    Returns:
-        `list[str]`: Their names.
-
-    Raises:
-        ValueError: If the index is not one, or an entry names a file of another format or of another folder.
-    """
+    """Shards of an index, each of which must be a plain `*.safetensors` name in the same folder."""
     content = read_object(path)
     weight_map = content.get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
@@ -171,14 +119,7 @@ def check_index(path: str | os.PathLike[str]) -> list[str]:
 
 
 def check_safetensors(path: str | os.PathLike[str]) -> None:
-    """Refuse a file that is empty, truncated, or of another format; only its header is read.
-
-    Args:
-        path: A `*.safetensors` file.
-
-    Raises:
-        ValueError: If it cannot be opened; the file is named.
-    """
+    """Refuse a file that is empty, truncated, or of another format; only its header is read."""
     from safetensors import SafetensorError, safe_open
 
     try:

@@ -28,17 +28,7 @@ _FIXED = {"trust_remote_code": False, "use_safetensors": True}
 
 
 def check_kwargs(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Arguments for `from_pretrained` without those that have one value here.
-
-    Args:
-        kwargs: As a caller gave them.
-
-    Returns:
-        `dict`: The rest.
-
-    Raises:
-        ValueError: If one of them has another value.
-    """
+    """Arguments for `from_pretrained` without those that have one value here."""
     if kwargs.get("trust_remote_code"):
         raise ValueError(
             "trust_remote_code is never taken: no code that a checkpoint brings is run here. Leave it out, and load "
@@ -62,16 +52,7 @@ def check_kwargs(kwargs: dict[str, Any]) -> dict[str, Any]:
 
 
 def brings_code(name: str, files: tuple[str, ...], revision: str | None) -> bool:
-    """Whether a checkpoint asks for Python files that lie beside it.
-
-    Args:
-        name: A folder, or a name on the Hub.
-        files: JSON files in which it can ask.
-        revision: Branch, tag or commit on the Hub.
-
-    Returns:
-        `bool`: True if one of them has an `auto_map`.
-    """
+    """Whether a checkpoint asks for Python files that lie beside it."""
     for file in files:
         path = find_file(name, file, revision)
         if path is not None and '"auto_map"' in Path(path).read_text(encoding="utf-8"):
@@ -84,12 +65,6 @@ def without_kernels(config: Any) -> Any:
 
     `attn_implementation` and `experts_implementation` in a `config.json` may name a repository of compiled code, and
     `flash_attention_2` is replaced by one where the library is missing. `transformers_weights` may name a pickle.
-
-    Args:
-        config (`PreTrainedConfig`): Changed in place, with the configurations of its parts.
-
-    Returns:
-        `PreTrainedConfig`: The same.
     """
     config._attn_implementation_internal = None
     config._experts_implementation_internal = None
@@ -103,20 +78,7 @@ def without_kernels(config: Any) -> Any:
 
 
 def read_config(name: str, revision: str | None = None, *, hint: str = "") -> Any:
-    """Read the configuration of a checkpoint.
-
-    Args:
-        name: A folder, or a name on the Hub.
-        revision: Branch, tag or commit on the Hub.
-        hint: Added to an error about the model type.
-
-    Returns:
-        `PreTrainedConfig`: Without kernels.
-
-    Raises:
-        FileNotFoundError: If there is none.
-        ValueError: If it is not a configuration that the installed transformers can read, or brings code.
-    """
+    """Read the configuration of a checkpoint."""
     import transformers
     from transformers import AutoConfig
 
@@ -156,21 +118,7 @@ def read_config(name: str, revision: str | None = None, *, hint: str = "") -> An
 def check_checkpoint(
     name: str, revision: str | None = None, config: Any | None = None, *, adapters: tuple[str, ...] = ()
 ) -> dict[str, Any]:
-    """Check the files of a model that is loaded next, and say where they are.
-
-    Args:
-        name: A folder, or a name on the Hub.
-        revision: Branch, tag or commit on the Hub.
-        config: In place of the checkpoint's.
-        adapters: Adapters that are loaded on top of this checkpoint.
-
-    Returns:
-        `dict`: `config`, `revision` and, where it is elsewhere, `generation_config`: arguments for `from_pretrained`.
-
-    Raises:
-        FileNotFoundError: If there is no such checkpoint, or no safetensors.
-        ValueError: If its files are damaged, or name weights elsewhere.
-    """
+    """Check the files of a model that is loaded next, and say where they are."""
     from transformers import GenerationConfig
 
     revision = usable_revision(name, revision, ("config.json", "adapter_config.json"))
@@ -202,22 +150,7 @@ def check_checkpoint(
 def load_pretrained(
     loader: Any, name: str, *, revision: str | None = None, config: Any | None = None, **kwargs: Any
 ) -> tuple[Any, set[str]]:
-    """Load a model of transformers from safetensors.
-
-    Args:
-        loader: A model class or Auto class of transformers.
-        name: A folder, a name on the Hub, or a shipped model.
-        revision: Branch, tag or commit on the Hub.
-        config: In place of the checkpoint's.
-        kwargs: For `from_pretrained`.
-
-    Returns:
-        `tuple`: The model, and the names of the weights that the checkpoint lacks, which are random.
-
-    Raises:
-        FileNotFoundError: If there is no such checkpoint, or no safetensors.
-        ValueError: If its files are damaged, do not fit each other, or name weights elsewhere.
-    """
+    """Load a model of transformers from safetensors."""
     name, kwargs = model_path(name), check_kwargs(kwargs)
     loader_name = getattr(loader, "__name__", str(loader))
     checked = check_checkpoint(name, revision, config)
@@ -256,20 +189,7 @@ def load_pretrained(
 
 
 def load_language_model(name: str, *, revision: str | None = None, **kwargs: Any) -> Any:
-    """Load a causal language model, complete.
-
-    Args:
-        name: A folder, a name on the Hub, or a shipped model.
-        revision: Branch, tag or commit on the Hub.
-        kwargs: For `from_pretrained`.
-
-    Returns:
-        `PreTrainedModel`: In eval mode.
-
-    Raises:
-        FileNotFoundError: If there is no such model, or no safetensors.
-        ValueError: If weights are missing or damaged.
-    """
+    """Load a causal language model, complete."""
     from transformers import AutoModelForCausalLM
 
     model, missing = load_pretrained(AutoModelForCausalLM, name, revision=revision, **kwargs)
@@ -278,17 +198,7 @@ def load_language_model(name: str, *, revision: str | None = None, **kwargs: Any
 
 
 def check_complete(name: str, model: Any, missing: set[str], *, unused: tuple[str, ...] = ()) -> None:
-    """Refuse a model some of whose weights are random because its checkpoint lacks them.
-
-    Args:
-        name: The checkpoint.
-        model: As loaded.
-        missing: Of `load_pretrained`.
-        unused: Parts of names of weights that are never used, and may be missing.
-
-    Raises:
-        ValueError: If there are any; the first is named.
-    """
+    """Refuse a model some of whose weights are random because its checkpoint lacks them."""
     missing = {weight for weight in missing if not any(part in weight for part in unused)}
     if missing:
         raise ValueError(

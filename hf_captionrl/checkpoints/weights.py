@@ -55,14 +55,7 @@ class Weights:
 
 
 def convert_command(name: str) -> str:
-    """The command that writes safetensors from pickles.
-
-    Args:
-        name: The checkpoint.
-
-    Returns:
-        `str`: As an error shows it.
-    """
+    """The command that writes safetensors from pickles."""
     return f"`captionrl convert {shlex.quote(name)} OUT`"
 
 
@@ -70,14 +63,6 @@ def usable_revision(name: str, revision: str | None, files: Sequence[str] = ("co
     """The revision to read a checkpoint from, where none is asked for.
 
     Offline, a repository of which only the pull request with safetensors was downloaded is read from there.
-
-    Args:
-        name: A folder, or a name on the Hub.
-        revision: The one asked for.
-        files: Any of them tells that a revision is there.
-
-    Returns:
-        `str`: The revision asked for, `refs/pr/N`, or None for the main one.
     """
     if revision is not None or hub_name(name) is None or any(find_file(name, file) for file in files):
         return revision
@@ -88,21 +73,7 @@ def usable_revision(name: str, revision: str | None, files: Sequence[str] = ("co
 
 
 def find_weights(name: str, revision: str | None = None, files: Sequence[str] = WEIGHT_FILES) -> Weights:
-    """Find the weights of a checkpoint in safetensors, and check that they are whole.
-
-    Args:
-        name: A folder, or a name on the Hub.
-        revision: Branch, tag or commit on the Hub. Without one, the pull request of the Hub's bot is used where the main
-            revision has pickles alone.
-        files: Names to look for.
-
-    Returns:
-        [`Weights`]: Where they are.
-
-    Raises:
-        FileNotFoundError: If there are none; the message names the command that converts pickles.
-        ValueError: If a file is empty, truncated or no safetensors, or an index names files of other formats or places.
-    """
+    """Find the weights of a checkpoint in safetensors, and check that they are whole."""
     found = _find(name, revision, files)
     pull_request = None
     if found is None and hub_name(name) is not None:

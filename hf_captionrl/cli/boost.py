@@ -54,11 +54,7 @@ Shards on several machines: copy their journals into one folder and give the com
 
 
 def add_parser(subcommands: Any) -> None:
-    """Add the subcommand.
-
-    Args:
-        subcommands: Of the main parser.
-    """
+    """Add the subcommand."""
     parser = subcommands.add_parser(
         "boost",
         help="write richer references with language and vision models, resumable",
@@ -228,14 +224,7 @@ def _statistics(path: Path, tokenizer: str | None) -> dict[str, Any]:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Boost the captions.
-
-    Args:
-        arguments: As parsed.
-
-    Raises:
-        ValueError: If arguments are bad, data cannot be read, or too many rows are unusable.
-    """
+    """Boost the captions."""
     shard, num_shards = _shard(arguments.shard)  # before anything slow
     tokenizer = arguments.tokenizer or ("scenes:clip-judge" if arguments.dataset == "scenes" else None)
     output = arguments.output

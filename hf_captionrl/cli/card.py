@@ -31,11 +31,7 @@ _FACTS = ("model_id", "base_model", "license", "dataset", "dataset_id", "dataset
 
 
 def add_parser(subcommands: Any) -> None:
-    """Add the subcommand.
-
-    Args:
-        subcommands: Of the main parser.
-    """
+    """Add the subcommand."""
     parser = subcommands.add_parser(
         "card",
         help="write or check the card of a model or a data set",
@@ -97,15 +93,7 @@ def _write_of_model(folder: Path, given: dict[str, str]) -> str:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Write or check the card.
-
-    Args:
-        arguments: As parsed.
-
-    Raises:
-        FileNotFoundError: If card, facts or results are not there.
-        ValueError: If the card must not be published.
-    """
+    """Write or check the card."""
     from hf_captionrl.hub import check_card
 
     folder = arguments.folder

@@ -44,13 +44,7 @@ def _load(path: str) -> Any:
 
 
 def add_commands(subparsers: Any, commands: Iterable[Command], chosen: str | None = None) -> None:
-    """Add commands to a parser.
-
-    Args:
-        subparsers: Of the parser.
-        commands: The commands.
-        chosen: The only command whose options are added, so that no other module is imported; None for all.
-    """
+    """Add commands to a parser."""
     for command in commands:
         parser = subparsers.add_parser(
             command.name, help=command.help, formatter_class=argparse.RawDescriptionHelpFormatter

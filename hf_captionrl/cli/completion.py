@@ -33,11 +33,7 @@ complete -o filenames -F _captionrl captionrl
 
 
 def add_parser(subcommands: Any) -> None:
-    """Add the subcommand.
-
-    Args:
-        subcommands: Of the main parser.
-    """
+    """Add the subcommand."""
     parser = subcommands.add_parser(
         "completion",
         help="print a completion script for bash, zsh or fish",
@@ -64,15 +60,7 @@ def _words(parser: argparse.ArgumentParser) -> list[str]:
 
 
 def completion_script(parser: argparse.ArgumentParser, shell: str) -> str:
-    """The script.
-
-    Args:
-        parser (`argparse.ArgumentParser`): Of the whole command line.
-        shell (`str`): `"bash"`, `"zsh"` or `"fish"`.
-
-    Returns:
-        `str`: To be sourced.
-    """
+    """The script."""
     inner = next(a for a in parser._actions if isinstance(a, argparse._SubParsersAction)).choices
     words = {name: _words(command) for name, command in inner.items()}
     if shell == "fish":
@@ -90,11 +78,7 @@ def completion_script(parser: argparse.ArgumentParser, shell: str) -> str:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Print the script.
-
-    Args:
-        arguments: As parsed; `build_parser` makes the parser anew.
-    """
+    """Print the script."""
     from hf_captionrl.cli.main import build_parser
 
     make: Callable[[], argparse.ArgumentParser] = build_parser

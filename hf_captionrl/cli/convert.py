@@ -32,11 +32,7 @@ examples:
 
 
 def add_parser(subcommands: Any) -> None:
-    """Add the subcommand.
-
-    Args:
-        subcommands: Of the main parser.
-    """
+    """Add the subcommand."""
     parser = subcommands.add_parser(
         "convert",
         help="write a checkpoint of pickles as safetensors",
@@ -73,16 +69,7 @@ def add_parser(subcommands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Convert, and print sizes and hashes.
-
-    Args:
-        arguments: As parsed.
-
-    Raises:
-        FileNotFoundError: If there is no such checkpoint.
-        FileExistsError: If the output exists.
-        ValueError: If the source holds no weights that can be converted.
-    """
+    """Convert, and print sizes and hashes."""
     from hf_captionrl.conversion import convert
 
     names = ("vision_model", "language_model", "num_mapper_heads")

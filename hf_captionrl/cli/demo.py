@@ -37,11 +37,7 @@ _EMBEDDED_IMAGES = 45
 
 
 def add_parser(subcommands: Any) -> None:
-    """Add the subcommand.
-
-    Args:
-        subcommands: Of the main parser.
-    """
+    """Add the subcommand."""
     parser = subcommands.add_parser(
         "demo",
         help="show captioners and what their captions find, on a page of this machine",
@@ -108,17 +104,7 @@ def add_parser(subcommands: Any) -> None:
 
 
 def named_models(given: Sequence[str] | None) -> dict[str, str]:
-    """Captioners by name.
-
-    Args:
-        given: `NAME=MODEL`, or `MODEL` alone, which is called by its last part; None for the embedded ones.
-
-    Returns:
-        `dict[str, str]`: In their order.
-
-    Raises:
-        ValueError: If a name or a model is missing, or two have the same name.
-    """
+    """Captioners by name."""
     if not given:
         from hf_captionrl.album.space import EMBEDDED_CAPTIONERS
 
@@ -139,18 +125,7 @@ def named_models(given: Sequence[str] | None) -> dict[str, str]:
 
 
 def albums_of(folder: Path | None) -> dict[str, list[Any]]:
-    """Albums by name: those of a folder, or of the embedded world.
-
-    Args:
-        folder: With images, or with folders of images, each of which is an album; None for the embedded world.
-
-    Returns:
-        `dict[str, list]`: Paths, in the order of their names, or images.
-
-    Raises:
-        FileNotFoundError: If there is no such folder, or there are no images in it.
-        ValueError: If a link leads out of the folder.
-    """
+    """Albums by name: those of a folder, or of the embedded world."""
     if folder is None:
         from hf_captionrl.scenes import BAG_SIZES, bags, load_scenes
 
@@ -183,18 +158,7 @@ def albums_of(folder: Path | None) -> dict[str, list[Any]]:
 
 
 def load_demo(arguments: argparse.Namespace) -> AlbumDemo:
-    """Load captioners and scorer.
-
-    Args:
-        arguments: As parsed.
-
-    Returns:
-        [`AlbumDemo`]: Ready to be shown.
-
-    Raises:
-        FileNotFoundError: If a model or the folder of albums is not there.
-        ValueError: If a model is no captioner, or an album is too large.
-    """
+    """Load captioners and scorer."""
     names = named_models(arguments.model)
     albums = albums_of(arguments.images)
 
@@ -219,15 +183,7 @@ def load_demo(arguments: argparse.Namespace) -> AlbumDemo:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Serve the page until it is interrupted.
-
-    Args:
-        arguments: As parsed.
-
-    Raises:
-        FileNotFoundError: If a model or the folder of albums is not there.
-        ValueError: If gradio is not installed, the port is taken, or a model is no captioner.
-    """
+    """Serve the page until it is interrupted."""
     if importlib.util.find_spec("gradio") is None:
         raise ValueError(
             "The demo needs gradio, which is not installed. Install it with: pip install 'hf-captionrl[demo]'"

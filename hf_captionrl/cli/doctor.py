@@ -45,11 +45,7 @@ class Finding:
 
 
 def add_parser(subcommands: Any) -> None:
-    """Add the subcommand.
-
-    Args:
-        subcommands: Of the main parser.
-    """
+    """Add the subcommand."""
     parser = subcommands.add_parser(
         "doctor",
         help="say what is installed, and what will and will not work",
@@ -183,11 +179,7 @@ def _shipped_models() -> list[Finding]:
 
 
 def examine() -> dict[str, list[Finding]]:
-    """Look at everything.
-
-    Returns:
-        `dict[str, list[Finding]]`: By group. A group that cannot be looked at is one broken finding.
-    """
+    """Look at everything."""
     groups: dict[str, Callable[[], list[Finding]]] = {
         "packages": _packages,
         "devices": _devices,
@@ -206,14 +198,7 @@ def examine() -> dict[str, list[Finding]]:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Print the report.
-
-    Args:
-        arguments: As parsed.
-
-    Raises:
-        RuntimeError: If something that the package needs is missing, after the report.
-    """
+    """Print the report."""
     found = examine()
     if arguments.json:
         print(json.dumps({name: [asdict(f) for f in findings] for name, findings in found.items()}, indent=1))

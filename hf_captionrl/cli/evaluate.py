@@ -62,11 +62,7 @@ for each image of the split, in any order. `captionrl caption` writes them.
 
 
 def add_parser(subcommands: Any) -> None:
-    """Add the subcommand.
-
-    Args:
-        subcommands: Of the main parser.
-    """
+    """Add the subcommand."""
     parser = subcommands.add_parser(
         "evaluate",
         help="compare files of captions, side by side",
@@ -230,15 +226,7 @@ def _sections(
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Compare the files.
-
-    Args:
-        arguments: As parsed.
-
-    Raises:
-        FileNotFoundError: If a file is not there.
-        ValueError: If a file is broken, or files and data set do not belong together.
-    """
+    """Compare the files."""
     files = read_files(arguments)  # before anything slow
     if arguments.bags is not None and not arguments.bags.is_file():
         raise FileNotFoundError(f"There is no file {str(arguments.bags)!r} for --bags.")

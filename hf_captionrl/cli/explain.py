@@ -45,11 +45,7 @@ examples:
 
 
 def add_parser(subcommands: Any) -> None:
-    """Add the subcommand.
-
-    Args:
-        subcommands: Of the main parser.
-    """
+    """Add the subcommand."""
     parser = subcommands.add_parser(
         "explain",
         help="show a caption token by token, under MLE, SMILE and self-retrieval",
@@ -201,15 +197,7 @@ def _reward(
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Write page and picture.
-
-    Args:
-        arguments: As parsed.
-
-    Raises:
-        FileNotFoundError: If an image is not there.
-        ValueError: If the caption is empty, or what was named does not exist or fit.
-    """
+    """Write page and picture."""
     if arguments.caption is not None and not arguments.caption.strip():
         raise ValueError("--caption is empty. Say something, or leave it out for the model's own caption.")
     images = _Images()

@@ -44,11 +44,7 @@ HolisticCaps as references, after `captionrl boost --dataset scenes --output boo
 
 
 def add_parser(subcommands: Any) -> None:
-    """Add the subcommand.
-
-    Args:
-        subcommands: Of the main parser.
-    """
+    """Add the subcommand."""
     parser = subcommands.add_parser(
         "gallery",
         help="show captions of several systems side by side, errors marked",
@@ -155,15 +151,7 @@ def _choose_bags(arguments: argparse.Namespace, evaluator: Evaluator, ids: list[
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Write the pages.
-
-    Args:
-        arguments: As parsed.
-
-    Raises:
-        FileNotFoundError: If a file is not there.
-        ValueError: If sources and data set do not belong together, or there is no bag of the size asked for.
-    """
+    """Write the pages."""
     names = source_names(arguments.captions, arguments.names)  # before anything slow
     if arguments.min_gap < 0:
         raise ValueError(f"--min_gap must be at least 0, got {arguments.min_gap}.")

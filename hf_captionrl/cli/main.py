@@ -66,14 +66,7 @@ COMMANDS: tuple[Command, ...] = (
 
 
 def build_parser(chosen: str | None = None) -> argparse.ArgumentParser:
-    """The parser of the whole command line.
-
-    Args:
-        chosen: The only command whose options are added; None for all.
-
-    Returns:
-        `argparse.ArgumentParser`: Its result has `run`, the function of the subcommand.
-    """
+    """The parser of the whole command line."""
     parser = argparse.ArgumentParser(
         prog="captionrl",
         description="Train captioners, write captions, compare captioners, mine bags of similar images, publish and convert models, install the metrics.",
@@ -103,14 +96,7 @@ def build_parser(chosen: str | None = None) -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line.
-
-    Args:
-        argv: Arguments without the program's name; None for `sys.argv`.
-
-    Returns:
-        `int`: Exit code.
-    """
+    """Run the command line."""
     if sys.stdout is None:
         print("captionrl: error: stdout is closed. Use > /dev/null to discard the output.", file=sys.stderr)
         return 2

@@ -19,11 +19,7 @@ examples:
 
 
 def add_parser(subcommands: Any) -> None:
-    """Add the subcommand.
-
-    Args:
-        subcommands: Of the main parser.
-    """
+    """Add the subcommand."""
     plain = argparse.RawDescriptionHelpFormatter
     parser = subcommands.add_parser(
         "metrics",
@@ -55,14 +51,7 @@ def add_parser(subcommands: Any) -> None:
 
 
 def run_install(arguments: argparse.Namespace) -> None:
-    """Install the modules.
-
-    Args:
-        arguments: As parsed.
-
-    Raises:
-        RuntimeError: If `evaluate`'s cache cannot be written.
-    """
+    """Install the modules."""
     import warnings
 
     from hf_captionrl.evaluate_modules import MODULES, install
@@ -79,11 +68,7 @@ def run_install(arguments: argparse.Namespace) -> None:
 
 
 def run_path(arguments: argparse.Namespace) -> None:
-    """Print the folder of a module.
-
-    Args:
-        arguments: As parsed.
-    """
+    """Print the folder of a module."""
     from hf_captionrl.evaluate_modules import path
 
     folder = path(arguments.name)

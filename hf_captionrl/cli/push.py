@@ -29,11 +29,7 @@ examples:
 
 
 def add_parser(subcommands: Any) -> None:
-    """Add the subcommand.
-
-    Args:
-        subcommands: Of the main parser.
-    """
+    """Add the subcommand."""
     parser = subcommands.add_parser(
         "push",
         help="publish a model or data set, or repeat a push that failed",
@@ -82,14 +78,7 @@ def _kind(folder: Path) -> str:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Push.
-
-    Args:
-        arguments: As parsed.
-
-    Raises:
-        ValueError: If it is not known where to, or something must not be published.
-    """
+    """Push."""
     from hf_captionrl.album.space import DEMO, push_demo
     from hf_captionrl.cli.demo import named_models
     from hf_captionrl.hub import folder_contents, push_folder, push_metric, read_push_state

@@ -31,11 +31,7 @@ KINDS = ("retrieval", "rating")
 
 
 def add_parser(subcommands: Any) -> None:
-    """Add the subcommand, which has subcommands of its own.
-
-    Args:
-        subcommands: Of the main parser.
-    """
+    """Add the subcommand, which has subcommands of its own."""
     parser = subcommands.add_parser(
         "study",
         help="make a study that people take part in, and score it",
@@ -149,15 +145,7 @@ def _add_score(actions: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Do what was asked for.
-
-    Args:
-        arguments: As parsed.
-
-    Raises:
-        ValueError: If arguments or files are bad.
-        FileNotFoundError: If a file is not there.
-    """
+    """Do what was asked for."""
     if arguments.action == "build":
         from hf_captionrl.studies.build import build
 

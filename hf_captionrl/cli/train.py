@@ -47,11 +47,7 @@ examples:
 
 
 def add_parser(subcommands: Any) -> None:
-    """Add the subcommand.
-
-    Args:
-        subcommands: Of the main parser.
-    """
+    """Add the subcommand."""
     methods = "\n".join(f"  {name:<24}{what}" for name, (_, what) in METHODS.items())
     parser = subcommands.add_parser(
         "train",
@@ -71,17 +67,7 @@ def add_parser(subcommands: Any) -> None:
 
 
 def recipe_path(*parts: str) -> Path:
-    """A file of `recipes/`: of the checkout, or where a wheel puts it.
-
-    Args:
-        parts: Names below `recipes/`.
-
-    Returns:
-        `pathlib.Path`: The file.
-
-    Raises:
-        FileNotFoundError: If it is in neither place.
-    """
+    """A file of `recipes/`: of the checkout, or where a wheel puts it."""
     folders = (
         Path(__file__).parents[2] / "recipes",
         Path(sysconfig.get_path("data"), "share/hf_captionrl/recipes"),
@@ -137,16 +123,7 @@ def _run_for_json(arguments: argparse.Namespace, command: list[str], recipe: str
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Replace this process by the recipe's; with `--json` wait for it, and print its results.
-
-    Args:
-        arguments: As parsed.
-
-    Raises:
-        SystemExit: With the recipe's exit code, where it failed beneath this process.
-        ValueError: If the number of processes is not positive.
-        FileNotFoundError: If the recipe, or a configuration that is only named, cannot be found.
-    """
+    """Replace this process by the recipe's; with `--json` wait for it, and print its results."""
     if arguments.processes < 1:
         raise ValueError(f"--processes is {arguments.processes}. Use 1 or more.")
     file = METHODS[arguments.method][0]

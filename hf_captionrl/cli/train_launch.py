@@ -18,14 +18,7 @@ __all__ = ["launch"]
 
 
 def launch(argv: Sequence[str]) -> int:
-    """Run a recipe in several processes.
-
-    Args:
-        argv: Arguments of `accelerate launch`.
-
-    Returns:
-        `int`: Exit code; 128 and more for a process that a signal ended.
-    """
+    """Run a recipe in several processes."""
     import accelerate.utils.launch
     from accelerate.commands.launch import launch_command, launch_command_parser
     from torch.distributed.elastic.multiprocessing.api import SignalException

@@ -15,19 +15,7 @@ __all__ = ["run_recipe"]
 
 
 def run_recipe(said: str, recipe: str, arguments: Sequence[str]) -> Path | None:
-    """Run a recipe in this process.
-
-    Args:
-        said: JSON file to write: `{"results": path}`.
-        recipe: Python file with a function `main`, which returns where its results are.
-        arguments: Of the recipe.
-
-    Returns:
-        `pathlib.Path`: The results; None if the recipe names none.
-
-    Raises:
-        ValueError: If the file is no recipe.
-    """
+    """Run a recipe in this process."""
     from hf_captionrl.io import write_json
 
     sys.argv = [recipe, *arguments]  # the manifest says how the recipe was called

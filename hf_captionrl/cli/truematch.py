@@ -31,11 +31,7 @@ _SIZES = (3, 5, 7)
 
 
 def add_parser(subcommands: Any) -> None:
-    """Add the subcommand, which has subcommands of its own.
-
-    Args:
-        subcommands: Of the main parser.
-    """
+    """Add the subcommand, which has subcommands of its own."""
     parser = subcommands.add_parser(
         "truematch",
         help="make, review and use a benchmark of images that look alike",
@@ -165,15 +161,7 @@ def _add_leaderboard(actions: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Do what was asked for.
-
-    Args:
-        arguments: As parsed.
-
-    Raises:
-        ValueError: If arguments or files are bad.
-        FileNotFoundError: If a file is not there.
-    """
+    """Do what was asked for."""
     from importlib import import_module
 
     home = {"apply": "review", "leaderboard": "evaluate"}.get(arguments.action, arguments.action)

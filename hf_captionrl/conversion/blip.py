@@ -45,29 +45,12 @@ _DROPPED += ("vision_proj_m", "text_proj_m", "text_queue", "queue_ptr", "temp", 
 
 
 def is_blip(names: set[str]) -> bool:
-    """Whether tensors have the names of BLIP's published code.
-
-    Args:
-        names: Of the tensors.
-
-    Returns:
-        `bool`: True if they do.
-    """
+    """Whether tensors have the names of BLIP's published code."""
     return "visual_encoder.cls_token" in names
 
 
 def blip_names(state: dict[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
-    """The names of transformers for a captioner's tensors.
-
-    Args:
-        state: By their published names.
-
-    Returns:
-        `tuple`: Tensors by their new names, and the parts that captioning does not use.
-
-    Raises:
-        ValueError: If it is another model of BLIP than a captioner, or a name is unknown.
-    """
+    """The names of transformers for a captioner's tensors."""
     parts = {name.partition(".")[0] for name in state}
     if "text_decoder" not in parts or ("text_encoder" in parts and "itm_head" not in parts):
         raise ValueError(
@@ -98,15 +81,7 @@ def blip_names(state: dict[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
 
 
 def blip_config(state: dict[str, Tensor], given: Any | None = None) -> Any:
-    """The configuration that fits the tensors.
-
-    Args:
-        state: Of `blip_names`.
-        given (`BlipConfig`, *optional*): Has what shapes do not tell: attention heads, special tokens, epsilons.
-
-    Returns:
-        `BlipConfig`: Sizes from the shapes.
-    """
+    """The configuration that fits the tensors."""
     from transformers import BlipConfig
 
     patch = state["vision_model.embeddings.patch_embedding.weight"]  # (D, 3, P, P)

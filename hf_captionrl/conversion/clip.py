@@ -42,29 +42,12 @@ _NUMBERS = ("input_resolution", "context_length", "vocab_size")
 
 
 def is_clip(names: set[str]) -> bool:
-    """Whether tensors have the names of OpenAI's published code.
-
-    Args:
-        names: Of the tensors.
-
-    Returns:
-        `bool`: True if they do.
-    """
+    """Whether tensors have the names of OpenAI's published code."""
     return {"visual.proj", "token_embedding.weight"} <= names or "visual.layer1.0.conv1.weight" in names
 
 
 def clip_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The names of transformers; queries, keys and values apart, projections transposed.
-
-    Args:
-        state: By their published names.
-
-    Returns:
-        `dict`: Tensors by their new names.
-
-    Raises:
-        ValueError: If the image tower is a ResNet, or a name is unknown.
-    """
+    """The names of transformers; queries, keys and values apart, projections transposed."""
     if "visual.layer1.0.conv1.weight" in state:
         raise ValueError(
             "The image tower is a ResNet, which transformers' CLIP does not have. Use a checkpoint with a vision transformer, "
@@ -101,15 +84,7 @@ def _in_block(layer: str, inner: str, value: Tensor, name: str) -> dict[str, Ten
 
 
 def clip_config(state: dict[str, Tensor], given: Any | None = None) -> Any:
-    """The configuration that fits the tensors.
-
-    Args:
-        state: Of `clip_names`.
-        given (`CLIPConfig`, *optional*): Has what shapes do not tell: attention heads, activation, special tokens.
-
-    Returns:
-        `CLIPConfig`: Sizes from the shapes; otherwise OpenAI's, whose activation is `quick_gelu`.
-    """
+    """The configuration that fits the tensors."""
     from transformers import CLIPConfig
 
     patch = state["vision_model.embeddings.patch_embedding.weight"]  # (D, 3, P, P)

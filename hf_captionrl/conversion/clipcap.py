@@ -24,30 +24,12 @@ CAUSAL_MASK = re.compile(r"\.attn\.(masked_)?bias$")
 
 
 def is_clipcap(names: set[str]) -> bool:
-    """Whether tensors have the names of ClipCap's published code.
-
-    Args:
-        names: Of the tensors.
-
-    Returns:
-        `bool`: True if they do.
-    """
+    """Whether tensors have the names of ClipCap's published code."""
     return any(name.startswith(MAPPER) for name in names)
 
 
 def mapper_settings(state: dict[str, Tensor], width: int) -> dict[str, Any]:
-    """Find out the mapper's kind and lengths from the shapes.
-
-    Args:
-        state (`dict`): By their published names.
-        width (`int`): Of the language model.
-
-    Returns:
-        `dict`: Fields of [`ClipCapConfig`].
-
-    Raises:
-        ValueError: If the mapper is of neither published kind, or was made for another width.
-    """
+    """Find out the mapper's kind and lengths from the shapes."""
     first, last, constant = (state.get(MAPPER + n) for n in ("model.0.weight", "model.2.weight", "prefix_const"))
     if constant is not None:
         layers = {name.split(".")[3] for name in state if name.startswith(MAPPER + "transformer.layers.")}
@@ -76,17 +58,7 @@ def mapper_settings(state: dict[str, Tensor], width: int) -> dict[str, Any]:
 
 
 def renamed(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Our names for the published ones.
-
-    Args:
-        state (`dict`): By their published names.
-
-    Returns:
-        `dict`: Without the causal masks.
-
-    Raises:
-        ValueError: If there is a tensor that belongs to neither mapper nor language model.
-    """
+    """Our names for the published ones."""
     found: dict[str, Tensor] = {}
     for name, value in state.items():
         if CAUSAL_MASK.search(name):
@@ -103,15 +75,7 @@ def renamed(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def check_shapes(found: dict[str, Tensor], model: ClipCapForConditionalGeneration) -> None:
-    """Refuse a checkpoint that does not fill mapper and language model exactly.
-
-    Args:
-        found (`dict`): Of `renamed`.
-        model ([`ClipCapForConditionalGeneration`]): To be filled.
-
-    Raises:
-        ValueError: If a tensor is missing, too many, or of another shape.
-    """
+    """Refuse a checkpoint that does not fill mapper and language model exactly."""
     expected = {n: v for n, v in model.state_dict().items() if not n.startswith("vision_tower.")}
     if not any(name.startswith("language_model.") for name in found):
         expected = {n: v for n, v in expected.items() if n.startswith("mapper.")}
@@ -132,20 +96,7 @@ def check_shapes(found: dict[str, Tensor], model: ClipCapForConditionalGeneratio
 def assemble_clipcap(
     state: dict[str, Tensor], *, vision_model: str, language_model: str, **settings: Any
 ) -> tuple[ClipCapForConditionalGeneration, Any, bool]:
-    """Make the model of a published checkpoint.
-
-    Args:
-        state (`dict`): By their published names.
-        vision_model (`str`): CLIP, or another tower with a pooled output; a folder or a name on the Hub.
-        language_model (`str`): Likewise.
-        settings (`Any`): Fields of [`ClipCapConfig`] that no shape tells.
-
-    Returns:
-        `tuple`: Model, processor, and whether the checkpoint holds the mapper alone.
-
-    Raises:
-        ValueError: If the checkpoint is not ClipCap's, or does not fit the two models.
-    """
+    """Make the model of a published checkpoint."""
     from hf_captionrl.models.clipcap.assembly import assemble
 
     found = renamed(state)

@@ -26,17 +26,7 @@ MODULES = ("configuration_clipcap", "modeling_clipcap", "processing_clipcap")
 
 
 def export_code(folder: Path) -> list[Path]:
-    """Write the code, and name it in the configurations.
-
-    Args:
-        folder (`pathlib.Path`): With `config.json` and `processor_config.json` of a ClipCap.
-
-    Returns:
-        `list[pathlib.Path]`: What was written.
-
-    Raises:
-        ValueError: If a configuration is missing, or the model is no ClipCap.
-    """
+    """Write the code, and name it in the configurations."""
     configs: dict[Path, dict[str, Any]] = {}
     for name, auto_map in AUTO_MAPS.items():
         path = folder / name

@@ -39,26 +39,7 @@ def convert(
     with_code: bool = False,
     **clipcap: Any,
 ) -> Report:
-    """Convert a checkpoint to safetensors.
-
-    Args:
-        source: A folder, a name on the Hub, or a file: weights of transformers or PEFT as pickles, of open_clip, or a
-            checkpoint of the published code of BLIP (captioners), CLIP or ClipCap.
-        output: Folder to write; or a file that ends in `.safetensors`, for the tensors of one file under their own names.
-        revision: Branch, tag or commit on the Hub.
-        config: Folder or name of a checkpoint of the same kind, for a file of BLIP or CLIP: its configuration has what
-            shapes do not tell, and its tokenizer and processor are copied.
-        with_code: Put ClipCap's code beside the result, for people without this package.
-        clipcap: For a checkpoint of ClipCap: `vision_model`, `language_model` and fields of [`ClipCapConfig`].
-
-    Returns:
-        [`Report`]: Sizes and hashes of what was read and written.
-
-    Raises:
-        FileNotFoundError: If there is no such checkpoint.
-        FileExistsError: If the output exists.
-        ValueError: If the source holds no weights that can be converted.
-    """
+    """Convert a checkpoint to safetensors."""
     source, output = os.fspath(source), Path(output)
     if output.exists() and not (output.is_dir() and not any(output.iterdir())):
         raise FileExistsError(f"{str(output)!r} exists. Use another output, or remove it first.")

@@ -23,18 +23,7 @@ VISION_MODEL, LANGUAGE_MODEL = "openai/clip-vit-base-patch32", "openai-community
 def write_published(
     state: dict[str, Tensor], folder: Path, report: Report, *, like: Path | None, clipcap: dict[str, Any]
 ) -> None:
-    """Write model, configuration and image processor of a published checkpoint.
-
-    Args:
-        state: Tensors by their published names.
-        folder: Where to.
-        report: Gets the kind and notes.
-        like: Folder of a checkpoint of the same kind, with a configuration.
-        clipcap: Arguments of `assemble_clipcap`.
-
-    Raises:
-        ValueError: If no known code wrote such names, or shapes do not fit each other.
-    """
+    """Write model, configuration and image processor of a published checkpoint."""
     names = set(state)
     if is_clipcap(names):
         _write_clipcap(state, folder, report, clipcap)

@@ -26,15 +26,7 @@ class FileRecord:
 
     @classmethod
     def of(cls, path: Path, name: str | None = None) -> FileRecord:
-        """Read a file.
-
-        Args:
-            path: The file.
-            name: In place of its own.
-
-        Returns:
-            [`FileRecord`]: Size and hash.
-        """
+        """Read a file."""
         with open(path, "rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         return cls(name or path.name, path.stat().st_size, digest)
@@ -63,19 +55,11 @@ class Report:
     notes: list[str] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
-        """The report as plain values.
-
-        Returns:
-            `dict`: For JSON.
-        """
+        """The report as plain values."""
         return asdict(self)
 
     def lines(self) -> list[str]:
-        """The report as text.
-
-        Returns:
-            `list[str]`: One line per file, then notes.
-        """
+        """The report as text."""
         lines = [f"read   {f.name}  {f.bytes:,} bytes  sha256 {f.sha256}" for f in self.read]
         lines += [f"wrote  {f.name}  {f.bytes:,} bytes  sha256 {f.sha256}" for f in self.written]
         lines += [f"copied {', '.join(self.copied)}"] if self.copied else []

@@ -12,31 +12,12 @@ HEAD_WIDTH = 64
 
 
 def layer_count(names: Iterable[str], prefix: str) -> int:
-    """Number of layers whose names begin with a prefix and a number.
-
-    Args:
-        names: Of tensors.
-        prefix: Up to the number.
-
-    Returns:
-        `int`: The number of layers.
-    """
+    """Number of layers whose names begin with a prefix and a number."""
     return len({name.removeprefix(prefix).partition(".")[0] for name in names if name.startswith(prefix)})
 
 
 def head_count(width: int, given: int | None = None) -> int:
-    """Number of attention heads: the one given, or that of the standard width.
-
-    Args:
-        width: Of the layer.
-        given: Of a configuration.
-
-    Returns:
-        `int`: The number.
-
-    Raises:
-        ValueError: If it does not divide the width.
-    """
+    """Number of attention heads: the one given, or that of the standard width."""
     heads = given or width // HEAD_WIDTH
     if not heads or width % heads:
         raise ValueError(
@@ -47,18 +28,7 @@ def head_count(width: int, given: int | None = None) -> int:
 
 
 def side(count: int, what: str) -> int:
-    """Length of the side of a square with that many places.
-
-    Args:
-        count: Places.
-        what: What they are, for an error.
-
-    Returns:
-        `int`: The length.
-
-    Raises:
-        ValueError: If they are not a square.
-    """
+    """Length of the side of a square with that many places."""
     root = math.isqrt(count)
     if root * root != count:
         raise ValueError(f"{what} ({count}) are not a square. Use a checkpoint as it was released.")

@@ -26,18 +26,7 @@ _SECRETS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_TOKEN_PATH", "OPENAI_API_K
 
 
 def read_pickle(path: Path) -> tuple[dict[str, Any], list[str]]:
-    """Read the tensors of a pickle, running no code that may be in it.
-
-    Args:
-        path: A file that `torch.save` wrote.
-
-    Returns:
-        `tuple`: Tensors by name, and the names of what else the file holds.
-
-    Raises:
-        FileNotFoundError: If there is no such file.
-        ValueError: If it is not a plain file of tensors.
-    """
+    """Read the tensors of a pickle, running no code that may be in it."""
     import torch
 
     if not path.is_file():
@@ -97,16 +86,8 @@ def _write(source: Path, output: Path) -> dict[str, Any]:
 def unpickle(source: Path, output: Path) -> dict[str, Any]:
     """Write the tensors of a pickle as safetensors, in a process of its own.
 
-    Args:
-        source: The pickle.
-        output: The file to write.
-
     Returns:
         `dict`: `bytes` and `sha256` of the source, the names of its `tensors`, and of the `others` that were left out.
-
-    Raises:
-        FileNotFoundError: If there is no such file.
-        ValueError: If it is not a plain file of tensors, or the process ended early.
     """
     environment = {k: v for k, v in os.environ.items() if k not in _SECRETS} | {"HF_HUB_OFFLINE": "1"}
     command = [sys.executable, "-P", "-m", __name__, str(source.resolve()), str(output.resolve())]
@@ -124,11 +105,7 @@ def unpickle(source: Path, output: Path) -> dict[str, Any]:
 
 
 def main(argv: list[str]) -> None:
-    """Convert one file, and print what was read.
-
-    Args:
-        argv: Source and output.
-    """
+    """Convert one file, and print what was read."""
     try:
         answer = _write(Path(argv[0]), Path(argv[1]))
     except (OSError, ValueError) as error:

@@ -45,15 +45,7 @@ _DEFAULTS = {"image_column": "image", "caption_column": "captions"}
 
 
 def undecoded(ds: datasets.Dataset, column: str = "image") -> datasets.Dataset:
-    """The same data set, whose images come as `{"bytes", "path"}` instead of being decoded on every access.
-
-    Args:
-        ds (`datasets.Dataset`): Any data set.
-        column (`str`): Its image column.
-
-    Returns:
-        `datasets.Dataset`: A view; no image is copied.
-    """
+    """The same data set, whose images come as `{"bytes", "path"}` instead of being decoded on every access."""
     if isinstance(ds.features.get(column), datasets.Image):
         return ds.cast_column(column, datasets.Image(decode=False))
     return ds
@@ -64,18 +56,6 @@ def replace_column(ds: datasets.Dataset, name: str, values: Sequence[Any], featu
 
     `Dataset.map` and `add_column` after `select` would rewrite every image to change one string; here that happens only to
     selections that repeat rows.
-
-    Args:
-        ds (`datasets.Dataset`): Any data set, also a selection of a larger one.
-        name (`str`): Column to replace or add.
-        values (`Sequence[Any]`): One value a row.
-        feature (`Any`): The column's `datasets` feature.
-
-    Returns:
-        `datasets.Dataset`: A data set with the column, at the end.
-
-    Raises:
-        ValueError: If there is not one value for each row.
     """
     if len(values) != len(ds):
         raise ValueError(f"{len(values)} values for {len(ds)} rows of column {name!r}. Give one a row.")
@@ -104,15 +84,7 @@ def replace_column(ds: datasets.Dataset, name: str, values: Sequence[Any], featu
 
 
 def with_split(ds: datasets.Dataset, split: str) -> datasets.Dataset:
-    """The same data set under the name of a split; a part of `train` still calls itself `train`.
-
-    Args:
-        ds (`datasets.Dataset`): Any data set.
-        split (`str`): The name.
-
-    Returns:
-        `datasets.Dataset`: A view with `.split` set.
-    """
+    """The same data set under the name of a split; a part of `train` still calls itself `train`."""
     return datasets.Dataset(
         ds.data,
         info=ds.info,
@@ -123,20 +95,7 @@ def with_split(ds: datasets.Dataset, split: str) -> datasets.Dataset:
 
 
 def pick_column(names: Sequence[str], wanted: str, argument: str, where: str) -> str:
-    """The column that an argument names; where its default is missing, the one column with a usual name.
-
-    Args:
-        names (`Sequence[str]`): Columns of the data.
-        wanted (`str`): Value of the argument.
-        argument (`str`): `"image_column"` or `"caption_column"`.
-        where (`str`): How to call the source in a message.
-
-    Returns:
-        `str`: One of `names`.
-
-    Raises:
-        ValueError: If there is none, or several could be meant.
-    """
+    """The column that an argument names; where its default is missing, the one column with a usual name."""
     if wanted in names:
         return wanted
     if wanted == _DEFAULTS[argument]:
@@ -254,26 +213,7 @@ def to_caption_columns(
     caption a row) become one row with all their captions; one id for two images is an error.
 
     Args:
-        rows (`datasets.Dataset` or `list[dict]`): The raw split.
-        split (`str`): Its name.
-        where (`str`): How to call the source in a message.
-        image_root (`Path`, *optional*): Folder that relative paths in the image column start from, and that none may
-            leave.
         image_column (`str`): Column with images, bytes or paths.
-        caption_column (`str`): Column with a caption or a list of captions.
-        image_id_column (`str`, *optional*): Column with ids.
-        num_frames (`int`): Where the images are videos: the frames of each that are looked at, written into the
-            column `video_frames`.
-        require_captions (`bool`): Refuse rows without a column of captions; else their lists are empty.
-        in_memory (`bool`): The rows are the caller's own: without `image_root` the files of an image column may lie
-            anywhere.
-
-    Returns:
-        `datasets.Dataset`: The split.
-
-    Raises:
-        ValueError: If a column is missing or holds something else, a path leads out of `image_root`, or an id stands
-            for two images.
     """
     where = f"{where}, split {split!r}"
     if isinstance(rows, datasets.Dataset):
@@ -331,20 +271,7 @@ def _captions_of(ds: datasets.Dataset, column: str | None) -> list[list[str | No
 def merge_rows_of_one_image(
     ds: datasets.Dataset, ids: list[str], captions: list[list[str | None]], where: str
 ) -> datasets.Dataset:
-    """Join rows with one id to the first of them, which gets the captions of all.
-
-    Args:
-        ds (`datasets.Dataset`): With `image`.
-        ids (`list[str]`): Id of each row.
-        captions (`list[list[str | None]]`): Captions of each row.
-        where (`str`): How to call the source in a message.
-
-    Returns:
-        `datasets.Dataset`: One row per id, with `captions`.
-
-    Raises:
-        ValueError: If an id stands for two images.
-    """
+    """Join rows with one id to the first of them, which gets the captions of all."""
     first: dict[str, int] = {}
     joined: dict[int, list[str | None]] = {}
     repeated = []

@@ -56,15 +56,7 @@ def clean_caption(caption: str) -> str:
 
 
 def caption_fault(caption: Any, *, max_words: int = MAX_CAPTION_WORDS) -> tuple[str, str] | None:
-    """What is wrong with a cleaned caption, if anything.
-
-    Args:
-        caption (`Any`): The caption after `clean_caption`, or `None` where the source held no string.
-        max_words (`int`): Longest accepted caption in whitespace words, and in characters 20 times that.
-
-    Returns:
-        `tuple[str, str] | None`: A key of `CAPTION_WAYS_OUT` and a sentence with the value, or `None` if all is well.
-    """
+    """What is wrong with a cleaned caption, if anything."""
     if not isinstance(caption, str):
         return "caption_not_text", "the caption is not a string (empty, a number, or nested too deep)"
     if not any(map(str.isalnum, caption)):
@@ -80,15 +72,7 @@ def caption_fault(caption: Any, *, max_words: int = MAX_CAPTION_WORDS) -> tuple[
 
 
 def to_caption_list(value: Any) -> list[str | None]:
-    """The captions of one row, cleaned, whatever shape the source gave them.
-
-    Args:
-        value (`Any`): A string, a list of strings, a list of mappings with the text under `raw`, `caption`, `text` or
-            `sentence`, a mapping of such a key to a list (as `datasets` stores lists of mappings), or anything else.
-
-    Returns:
-        `list[str | None]`: One entry a caption, `None` for what is not a string; empty if there are no captions.
-    """
+    """The captions of one row, cleaned, whatever shape the source gave them."""
     if value is None:
         return []
     if isinstance(value, Mapping):

@@ -29,13 +29,7 @@ class Collates(Protocol):
         """Make one batch.
 
         Args:
-            images (`Sequence[PIL.Image.Image]`, *optional*): B images.
-            captions (`Sequence[str]`): B captions.
             image_features (`torch.Tensor` of shape `(B, M, D)`, *optional*): In place of the images.
-            max_length (`int`): Longest caption in tokens, prompt included.
-
-        Returns:
-            `dict[str, Any]`: The model's inputs.
         """
         ...
 

@@ -19,24 +19,7 @@ _MAX_FILM_PIXELS = 1024 * MAX_PIXELS
 
 
 def sample_film(file: BinaryIO, kind: str, name: str, num_frames: int, how: str, max_pixels: int) -> list[Image.Image]:
-    """Take frames of a film.
-
-    Args:
-        file (`BinaryIO`): The film, at its start.
-        kind (`str`): FFmpeg's name of its format.
-        name (`str`): How to call it in a message.
-        num_frames (`int`): F.
-        how (`str`): As for `sample_frames`.
-        max_pixels (`int`): Largest accepted width * height of a frame.
-
-    Returns:
-        `list[PIL.Image.Image]`: F RGB frames in the order of time.
-
-    Raises:
-        ImageError: If a frame is too large, or all of them together are.
-        VideoError: If there are no frames, or the stream is broken or truncated.
-        ImportError: If PyAV is not there.
-    """
+    """Take frames of a film."""
     try:
         import av
     except ImportError:

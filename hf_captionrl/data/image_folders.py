@@ -38,11 +38,7 @@ _SHOWN = 5
 
 @functools.cache
 def image_suffixes() -> frozenset[str]:
-    """Suffixes of the files that `open_image` can open.
-
-    Returns:
-        `frozenset[str]`: In lower case, with the dot.
-    """
+    """Suffixes of the files that `open_image` can open."""
     known = set(image_formats())
     return frozenset(suffix for suffix, kind in Image.registered_extensions().items() if kind in known)
 
@@ -64,22 +60,14 @@ class FolderListing:
     left_out: dict[str, list[str]] = field(default_factory=dict)
 
     def describe_others(self) -> str:
-        """The other files.
-
-        Returns:
-            `str`: For instance `3 other files (2 .txt, 1 without a suffix)`.
-        """
+        """The other files."""
         order = sorted(self.others.items(), key=lambda item: (-item[1], not item[0], item[0]))
         kinds = ", ".join(f"{number} {kind or 'without a suffix'}" for kind, number in order[:_SHOWN])
         more = ", ..." if len(self.others) > _SHOWN else ""
         return f"{sum(self.others.values())} other files ({kinds}{more})" if self.others else "no other files"
 
     def report(self, where: str) -> None:
-        """Log what is not used.
-
-        Args:
-            where (`str`): How to call the folder.
-        """
+        """Log what is not used."""
         for reason, names in self.left_out.items():
             logger.warning("%s: %d %s, such as %s.", where, len(names), reason, names[0])
         if self.others:
@@ -95,12 +83,6 @@ def list_images(folder: Path) -> FolderListing:
 
     Hidden files and folders and those that systems make (`__MACOSX`, `Thumbs.db`, ...) are skipped. Links to files are
     listed, and whoever opens them checks where they lead; links to folders are not followed, but named.
-
-    Args:
-        folder (`Path`): An existing folder.
-
-    Returns:
-        `FolderListing`: Its files.
     """
     found = FolderListing()
     suffixes = image_suffixes()
@@ -144,17 +126,7 @@ def _is_text(path: str) -> bool:
 
 
 def metadata_file(folder: Path) -> Path | None:
-    """The metadata file of a folder.
-
-    Args:
-        folder (`Path`): An existing folder.
-
-    Returns:
-        `Path | None`: The file, or `None` if there is none.
-
-    Raises:
-        ValueError: If there are several: one would be read and the rows of the others lost.
-    """
+    """The metadata file of a folder."""
     found = [folder / name for name in METADATA_FILES if (folder / name).is_file()]
     if len(found) > 1:
         names = " and ".join(path.name for path in found)
@@ -163,13 +135,7 @@ def metadata_file(folder: Path) -> Path | None:
 
 
 def report_unnamed(folder: Path, rows_of: Mapping[Path, Iterable[Row]]) -> None:
-    """Log images of a folder that no row of its metadata names, and metadata files that are not read.
-
-    Args:
-        folder (`Path`): The folder.
-        rows_of (`Mapping[Path, Iterable[dict]]`): Metadata files in use, with their rows. Any text of a row may name the
-            image, relative to `folder`.
-    """
+    """Log images of a folder that no row of its metadata names, and metadata files that are not read."""
     listing = list_images(folder)
     texts = {value for rows in rows_of.values() for row in rows for value in row.values() if isinstance(value, str)}
     named = {posixpath.normpath(text) for text in texts}
@@ -188,17 +154,7 @@ def report_unnamed(folder: Path, rows_of: Mapping[Path, Iterable[Row]]) -> None:
 
 
 def metadata_rows(path: Path) -> list[Row]:
-    """The rows of a metadata file.
-
-    Args:
-        path (`Path`): The file.
-
-    Returns:
-        `list[dict]`: At least one.
-
-    Raises:
-        ValueError: If it holds none, or cannot be read completely.
-    """
+    """The rows of a metadata file."""
     rows = read_rows(path)
     if not rows:
         raise ValueError(f"{path} holds no rows. Check that it is the right file.")

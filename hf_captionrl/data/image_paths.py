@@ -18,28 +18,12 @@ _ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+::)*[A-Za-z][A-Za-z0-9+.-]+://")
 
 
 def is_address(path: str) -> bool:
-    """Whether a path names something that is not a local file: a URL, or a member of an archive (`zip://a::b`).
-
-    Args:
-        path (`str`): As a row has it.
-
-    Returns:
-        `bool`: True for anything that begins with a scheme of two letters or more, or a chain of such (`simplecache::http://`).
-    """
+    """Whether a path names something that is not a local file: a URL, or a member of an archive (`zip://a::b`)."""
     return _ADDRESS.match(path) is not None
 
 
 def resolved(path: str, folders: dict[str, str]) -> str:
-    """Where a path leads, with every link and `..` followed.
-
-    Args:
-        path (`str`): Of a file, which need not exist.
-        folders (`dict[str, str]`): Folders that were resolved before; added to. A million files in ten folders cost a
-            million looks at the files, not ten million.
-
-    Returns:
-        `str`: An absolute path.
-    """
+    """Where a path leads, with every link and `..` followed."""
     folder, name = os.path.split(path)
     if name in ("", ".", "..") or os.path.islink(path):
         return os.path.realpath(path)
@@ -61,14 +45,6 @@ def refuse_outside(paths: Iterable[str | None], root: str | Path | None, where: 
 
     Looked at are the links as they are now. The root may itself be a link, and a path may be absolute, as long as it
     leads below the root or into the caches of `datasets` and the Hub.
-
-    Args:
-        paths (`Iterable[str | None]`): As they will be opened. Addresses are left to `open_image`, which fetches none.
-        root (`str` or `Path`, *optional*): The folder of the data.
-        where (`str`): How to call the source in a message.
-
-    Raises:
-        ValueError: If a path leads anywhere else, by `..`, a link or from the top; the first such row is named.
     """
     roots = [*([] if root is None else [str(root)]), *_caches()]
     tops = tuple(os.path.join(os.path.realpath(top), "") for top in roots)

@@ -63,11 +63,7 @@ class ImageError(ValueError):
 
 @functools.cache
 def image_formats() -> tuple[str, ...]:
-    """The formats that `open_image` accepts.
-
-    Returns:
-        `tuple[str, ...]`: Those that this Pillow was built with; naming any other to `Image.open` is a KeyError.
-    """
+    """The formats that `open_image` accepts."""
     Image.init()
     return tuple(name for name in _FORMATS if name in Image.OPEN)
 
@@ -75,15 +71,8 @@ def image_formats() -> tuple[str, ...]:
 def media_source(value: Any, kind: str = "image") -> tuple[str | io.BytesIO | Image.Image, str]:
     """What to open, and how to call it in a message.
 
-    Args:
-        value (`Any`): As for `open_image`.
-        kind (`str`): What it ought to be, for the message.
-
     Returns:
         `tuple`: A path, bytes to read or a PIL image, and its name.
-
-    Raises:
-        ImageError: If there is nothing, or nothing that is a local file.
     """
     if isinstance(value, Mapping):
         if value.get("bytes") is not None:
@@ -122,19 +111,7 @@ def media_source(value: Any, kind: str = "image") -> tuple[str | io.BytesIO | Im
 
 @contextlib.contextmanager
 def opened_image(value: Any, max_pixels: int, kind: str = "image") -> Iterator[Image.Image]:
-    """The image with its header read and its size checked; whatever goes wrong inside is an `ImageError`.
-
-    Args:
-        value (`Any`): As for `open_image`.
-        max_pixels (`int`): Largest accepted width * height.
-        kind (`str`): What it ought to be, for messages.
-
-    Returns:
-        A context manager that gives the `PIL.Image.Image`, not decoded yet.
-
-    Raises:
-        ImageError: As `open_image`.
-    """
+    """The image with its header read and its size checked; whatever goes wrong inside is an `ImageError`."""
     source, name = media_source(value, kind)
     try:
         if isinstance(source, Image.Image):
@@ -171,9 +148,6 @@ def image_bytes(value: Mapping[str, Any]) -> dict[str, Any]:
 
     Returns:
         `dict`: `bytes`, and as `path` the name of the file alone, where it has one.
-
-    Raises:
-        OSError: If the file cannot be read.
     """
     path, data = value.get("path"), value.get("bytes")
     if data is None:
@@ -187,11 +161,6 @@ def check_size(size: tuple[int, int], name: str, max_pixels: int) -> None:
 
     Args:
         size (`tuple[int, int]`): Width and height in pixels.
-        name (`str`): How to call it in a message.
-        max_pixels (`int`): Largest accepted width * height.
-
-    Raises:
-        ImageError: If it is either.
     """
     width, height = size
     # Between once and twice its own limit Pillow only warns.
@@ -209,12 +178,6 @@ def check_all_frames(size: tuple[int, int], count: int, name: str, most: int) ->
 
     Args:
         size (`tuple[int, int]`): Width and height in pixels.
-        count (`int`): Frames.
-        name (`str`): How to call it in a message.
-        most (`int`): Largest accepted width * height * frames.
-
-    Raises:
-        ImageError: If it is larger.
     """
     if size[0] * size[1] * count > most:
         raise ImageError(
@@ -238,14 +201,7 @@ def _has_rgba_palette(image: Image.Image) -> bool:
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
-    """A decoded image as RGB: upright, transparency over white, 8 bits, no metadata.
-
-    Args:
-        image (`PIL.Image.Image`): Any mode; of an animation the frame it stands at.
-
-    Returns:
-        `PIL.Image.Image`: A copy.
-    """
+    """A decoded image as RGB: upright, transparency over white, 8 bits, no metadata."""
     # A damaged EXIF block does not spoil the pixels.
     with contextlib.suppress(Exception):
         image = ImageOps.exif_transpose(image)

@@ -245,20 +245,7 @@ def _check_split(
 def quarantine_entry(
     row: int, image_id: str, split: str, column: str, reason: str, detail: str, dropped: Literal["row", "caption"]
 ) -> QuarantineEntry:
-    """One thing that was left out, with its remedy.
-
-    Args:
-        row (`int`): As for `QuarantineEntry`.
-        image_id (`str`): Likewise.
-        split (`str`): Likewise.
-        column (`str`): Likewise.
-        reason (`str`): Likewise; the remedy follows from it.
-        detail (`str`): Likewise.
-        dropped (`str`): Likewise.
-
-    Returns:
-        `QuarantineEntry`: The entry.
-    """
+    """One thing that was left out, with its remedy."""
     return QuarantineEntry(row, image_id, split, column, reason, detail, _WAYS_OUT[reason], dropped)
 
 
@@ -332,12 +319,7 @@ def stop_if_too_many(report: QuarantineReport, split: str, max_bad_fraction: flo
     """Refuse a split with too many bad rows.
 
     Args:
-        report (`QuarantineReport`): What was found, perhaps not all of it yet.
-        split (`str`): Which of its splits.
         max_bad_fraction (`float`): Largest accepted share, in [0, 1].
-
-    Raises:
-        QuarantineError: If more rows are bad, or all are, or there are none.
     """
     total, bad, fraction = report.rows[split], report.bad_rows(split), report.bad_fraction(split)
     if total and bad < total and fraction <= max_bad_fraction:

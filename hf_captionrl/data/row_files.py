@@ -29,17 +29,7 @@ CAPTION_COLUMNS = ("captions", "caption", "text", "sentences", "sentence", "raw"
 
 
 def read_text(path: Path) -> str:
-    """The text of a file.
-
-    Args:
-        path (`Path`): In UTF-8, with or without a byte-order mark.
-
-    Returns:
-        `str`: The text.
-
-    Raises:
-        ValueError: If it is not UTF-8.
-    """
+    """The text of a file."""
     try:
         return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
@@ -47,18 +37,7 @@ def read_text(path: Path) -> str:
 
 
 def parse_json(text: str, where: str) -> Any:
-    """A value of JSON.
-
-    Args:
-        text (`str`): The text.
-        where (`str`): How to call it in a message.
-
-    Returns:
-        `Any`: The value.
-
-    Raises:
-        ValueError: If it is not valid JSON, or an object has one key twice, of which `json` would keep the last.
-    """
+    """A value of JSON."""
 
     def unique(pairs: list[tuple[str, Any]]) -> Row:
         row = dict(pairs)
@@ -74,14 +53,7 @@ def parse_json(text: str, where: str) -> Any:
 
 
 def is_json_lines(text: str) -> bool:
-    """Whether a text that begins with `{` holds one object per line.
-
-    Args:
-        text (`str`): Of a file that may also be one object.
-
-    Returns:
-        `bool`: True if the first line is a whole value and others follow.
-    """
+    """Whether a text that begins with `{` holds one object per line."""
     first, _, rest = text.strip().partition("\n")
     try:
         json.loads(first)
@@ -91,17 +63,7 @@ def is_json_lines(text: str) -> bool:
 
 
 def read_json_lines(path: Path) -> list[Row]:
-    """The objects of a file of JSON lines.
-
-    Args:
-        path (`Path`): The file; empty lines are skipped.
-
-    Returns:
-        `list[dict]`: One row per line.
-
-    Raises:
-        ValueError: If a line is not an object of JSON; its number is named.
-    """
+    """The objects of a file of JSON lines."""
     rows = []
     # Not splitlines(): it would also cut at U+2028 inside a caption.
     for number, line in enumerate(read_text(path).split("\n"), start=1):
@@ -120,16 +82,6 @@ def read_csv(path: Path) -> list[Row]:
 
     Several columns with the same name for captions (`caption`, `text`, ...) become a list of captions; their empty cells
     are left out where another one is filled.
-
-    Args:
-        path (`Path`): The file, in UTF-8; empty lines are skipped.
-
-    Returns:
-        `list[dict]`: One row per record; all values are `str`, repeated captions `list[str]`.
-
-    Raises:
-        ValueError: If the header repeats or lacks a name, a record has another number of fields, or a quote is not
-            closed; the line is named.
     """
     rows: list[Row] = []
     finished = 0  # lines of the records that were read completely
@@ -206,17 +158,7 @@ def _csv_row(names: list[str], values: list[str], repeated: frozenset[str], wher
 
 
 def read_rows(path: Path) -> list[Row]:
-    """The rows of a file by its suffix.
-
-    Args:
-        path (`Path`): `.csv`, `.parquet`, or anything else, which is JSON lines.
-
-    Returns:
-        `list[dict]`: The rows.
-
-    Raises:
-        ValueError: If the file cannot be read completely.
-    """
+    """The rows of a file by its suffix."""
     suffix = path.suffix.lower()
     if suffix == ".csv":
         return read_csv(path)

@@ -108,18 +108,6 @@ def spacy_simplifier(level: Level, *, model: str | None = None, batch_size: int 
     compound nouns, without adjectives and numbers. It keeps "the"; otherwise a singular gets "a" or "an", a plural
     "the". The verb is the sentence's, or the participle or relative clause of the subject ("a man riding"), without
     auxiliaries; forms of "to be" are left out. The object is the direct one, with an article only if it had one.
-
-    Args:
-        level (`str`): `"simplest"` or `"simpler"`.
-        model (`str`, *optional*): A spaCy model; by default the small English one, under either of its names.
-        batch_size (`int`): Captions at a time.
-
-    Returns:
-        `Simplifier`: From captions to what is left of each; `None` for one without a subject.
-
-    Raises:
-        ValueError: If the level is unknown.
-        ModuleNotFoundError: If spaCy or the model is not installed.
     """
     _check_level(level)
     pipeline = load_spacy(model, exclude=["ner", "lemmatizer"])
@@ -135,15 +123,6 @@ def scene_simplifier(level: Level) -> Simplifier:
 
     "two large pigs left of a mushroom on blue" becomes "some pigs" (simplest) or "some pigs left of a mushroom"
     (simpler).
-
-    Args:
-        level (`str`): `"simplest"` or `"simpler"`.
-
-    Returns:
-        `Simplifier`: From captions to what is left of each; `None` for one that is not of the grammar.
-
-    Raises:
-        ValueError: If the level is unknown.
     """
     _check_level(level)
     from hf_captionrl.scenes.claims import SceneClaims, read_claims, write_claims
@@ -164,18 +143,7 @@ def scene_simplifier(level: Level) -> Simplifier:
 
 
 def simplify_captions(dataset: datasets.Dataset, simplifier: Simplifier) -> datasets.Dataset:
-    """Cut every caption of a data set; captions of which nothing is left go, and rows without any left.
-
-    Args:
-        dataset (`datasets.Dataset`): With the column `captions`, as `check_captions` gives it.
-        simplifier (`Simplifier`): Of [`spacy_simplifier`] or [`scene_simplifier`].
-
-    Returns:
-        `datasets.Dataset`: The rows with simple captions, as many a row as were left.
-
-    Raises:
-        ValueError: If nothing is left of any caption, or the simplifier loses captions.
-    """
+    """Cut every caption of a data set; captions of which nothing is left go, and rows without any left."""
     groups = dataset["captions"][:]
     flat = [caption for group in groups for caption in group]
     cut = list(simplifier(flat))

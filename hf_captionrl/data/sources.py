@@ -78,23 +78,7 @@ def read_source(
     image_root: str | Path | None = None,
     require_captions: bool = True,
 ) -> Source:
-    """Find out what `dataset_name` is and read it.
-
-    Args:
-        dataset_name (`str`): `"imagefolder"`, a file, a folder or a name on the Hub.
-        dataset_config (`str`, *optional*): Configuration of a Hub data set.
-        revision (`str`, *optional*): Revision of a Hub data set.
-        data_dir (`str` or `Path`, *optional*): The folder of `"imagefolder"`; passed on for others.
-        image_root (`str` or `Path`, *optional*): Folder that image paths are relative to.
-        require_captions (`bool`): Refuse a folder of images without metadata.
-
-    Returns:
-        `Source`: Raw splits under our split names.
-
-    Raises:
-        FileNotFoundError: If a file or folder is not there.
-        ValueError: If the source cannot be read as captions.
-    """
+    """Find out what `dataset_name` is and read it."""
     from hf_captionrl.data.video_sources import find_video_source, read_video_source  # which builds on this module
 
     root = None if image_root is None else Path(image_root)
@@ -119,14 +103,7 @@ def read_source(
 
 
 def split_name(name: Any) -> str | None:
-    """Our name for a split.
-
-    Args:
-        name (`Any`): What a data set calls it, in any case.
-
-    Returns:
-        `str`: `"train"`, `"validation"` or `"test"`; None for what is no usual name.
-    """
+    """Our name for a split."""
     return SPLIT_NAMES.get(name.strip().lower()) if isinstance(name, str) else None
 
 
@@ -345,14 +322,7 @@ def _read_with_datasets(
 
 
 def by_split_column(rows: Any) -> dict[str, datasets.Dataset | list[Row]]:
-    """The splits that a column `split` names, as Flickr30k on the Hub has one.
-
-    Args:
-        rows (`datasets.Dataset`): All rows.
-
-    Returns:
-        `dict[str, datasets.Dataset]`: Rows by our split names; empty where the column names fewer than two.
-    """
+    """The splits that a column `split` names, as Flickr30k on the Hub has one."""
     if getattr(rows.features.get("split"), "dtype", None) != "string":
         return {}
     names = rows["split"][:]

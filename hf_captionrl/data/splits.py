@@ -27,17 +27,7 @@ _OVERLAP_PROBES = 100
 
 
 def parse_split(split: str) -> tuple[str, ...]:
-    """What `--split` and `split=` name: a split, several (`"validation+test"`), or `"all"`.
-
-    Args:
-        split (`str`): As written; other usual names (`"val"`, `"dev"`, ...) stand for ours.
-
-    Returns:
-        `tuple[str, ...]`: Names of splits in the order given; empty for all of them.
-
-    Raises:
-        ValueError: If a name is empty or there twice, or `"all"` stands beside another.
-    """
+    """What `--split` and `split=` name: a split, several (`"validation+test"`), or `"all"`."""
     names = [name.strip() for name in split.split("+")]
     if names == [ALL]:
         return ()
@@ -51,20 +41,7 @@ def parse_split(split: str) -> tuple[str, ...]:
 
 
 def join_splits(splits: Mapping[str, datasets.Dataset], names: Iterable[str], where: str) -> datasets.Dataset:
-    """Several splits as one data set.
-
-    Args:
-        splits (`Mapping[str, datasets.Dataset]`): As `load_caption_splits` makes them.
-        names (`Iterable[str]`): Which, in their order; none for all.
-        where (`str`): How to call the source in a message.
-
-    Returns:
-        `datasets.Dataset`: Their rows one after the other. An image of two splits is there once, with the captions of
-        both. Columns that have different types in two splits are left out.
-
-    Raises:
-        ValueError: If a split is missing.
-    """
+    """Several splits as one data set."""
     names = list(names) or list(splits)
     for name in names:
         if name not in splits:
@@ -138,16 +115,7 @@ def carve_missing(
     """Take `validation` and `test`, where the source has none, out of its `train`, and log the sizes.
 
     Args:
-        splits (`dict[str, datasets.Dataset]`): As the source names them.
         fractions (`tuple[float, float, float]`): Shares of train, validation and test, in [0, 1].
-        seed (`int`): Seed of the hash.
-        where (`str`): How to call the source in a message.
-
-    Returns:
-        `dict[str, datasets.Dataset]`: With the new splits.
-
-    Raises:
-        ValueError: If the fractions are not in [0, 1] or do not add up to 1.
     """
     shares = dict(zip(SPLITS, fractions, strict=True))
     missing = [name for name in SPLITS[1:] if name not in splits]
@@ -169,15 +137,7 @@ def carve_missing(
 
 
 def tell_splits_apart(splits: dict[str, datasets.Dataset], where: str) -> dict[str, datasets.Dataset]:
-    """Make ids unique over the splits: cached features and reports know an image by its id alone.
-
-    Args:
-        splits (`dict[str, datasets.Dataset]`): Each with unique ids.
-        where (`str`): How to call the source in a message.
-
-    Returns:
-        `dict[str, datasets.Dataset]`: The same, or with ids that begin with the split's name.
-    """
+    """Make ids unique over the splits: cached features and reports know an image by its id alone."""
     rows = {name: {image_id: row for row, image_id in enumerate(ds["image_id"][:])} for name, ds in splits.items()}
     shared = {}
     for one, other in itertools.combinations(splits, 2):

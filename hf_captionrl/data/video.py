@@ -150,17 +150,7 @@ def is_video(value: Any) -> bool:
 
 
 def frames_on_screen(starts: list[int], end: int, num_frames: int, how: str) -> list[int]:
-    """Frames on screen at the F moments of `sample_frames`; integers throughout: no frame is missed by a rounding.
-
-    Args:
-        starts (`list[int]`): When each of the n frames comes up, ascending from 0, in any unit.
-        end (`int`): When the last one goes.
-        num_frames (`int`): F.
-        how (`str`): `"uniform"` or `"ends"`.
-
-    Returns:
-        `list[int]`: F numbers in `range(n)`, ascending.
-    """
+    """Frames on screen at the F moments of `sample_frames`; integers throughout: no frame is missed by a rounding."""
     if how == "uniform":
         moments = [(2 * i + 1) * end // (2 * num_frames) for i in range(num_frames)]
     else:

@@ -33,20 +33,7 @@ _SPLIT_FILES = ("train", "val", "test")
 
 
 def find_video_source(dataset_name: str, path: Path, data_dir: str | Path | None) -> list[Path]:
-    """The files that describe a set of videos, if that is what is asked for.
-
-    Args:
-        dataset_name (`str`): `"tgif"`, `"msr-vtt"`, or anything else.
-        path (`Path`): That as a path: a `.tsv`, or a `.json` with "videodata" in its name, is such a file.
-        data_dir (`str` or `Path`, *optional*): Folder of `"tgif"` and `"msr-vtt"`.
-
-    Returns:
-        `list[Path]`: Several only of MSR-VTT; empty for another kind of source.
-
-    Raises:
-        FileNotFoundError: If the folder is missing or holds no such file.
-        ValueError: If no folder is given, or several files could be meant.
-    """
+    """The files that describe a set of videos, if that is what is asked for."""
     name = dataset_name.lower()
     if name not in _PATTERNS:
         known = path.suffix.lower() == ".tsv" or (path.suffix.lower() == ".json" and "videodata" in path.name)
@@ -67,19 +54,7 @@ def find_video_source(dataset_name: str, path: Path, data_dir: str | Path | None
 
 
 def read_video_source(paths: list[Path], root: Path | None) -> Source:
-    """Read the files that describe a set of videos.
-
-    Args:
-        paths (`list[Path]`): A `.tsv` in the layout of TGIF, or `.json` in that of MSR-VTT.
-        root (`Path`, *optional*): Folder of the videos. Default: `gifs/` or `videos/` beside the file, where there is
-            one, else the file's own.
-
-    Returns:
-        `Source`: Rows of `image` (path), `image_id` and `captions`.
-
-    Raises:
-        ValueError: If a file has another layout, two addresses have one file name, or a video is there twice.
-    """
+    """Read the files that describe a set of videos."""
     if paths[0].suffix.lower() == ".tsv":
         return _read_tgif(paths[0], root or _folder(paths[0], "gifs"))
     return _read_msr_vtt(paths, root or _folder(paths[0], "videos"))

@@ -42,11 +42,7 @@ _INIT = f"from {__name__} import use_installed; use_installed(__name__, __path__
 
 
 def modules_cache() -> Path:
-    """Where `evaluate` keeps modules, found without importing it (that takes seconds).
-
-    Returns:
-        `pathlib.Path`: `$HF_MODULES_CACHE`, else `modules` in `$HF_HOME`; where `evaluate` is imported, what it uses.
-    """
+    """Where `evaluate` keeps modules, found without importing it (that takes seconds)."""
     config = sys.modules.get("evaluate.config")
     if config is not None:
         return Path(config.HF_MODULES_CACHE)
@@ -129,10 +125,6 @@ def use_installed(package: str, folders: Iterable[str]) -> None:
 
     Called by the `__init__.py` of a module's folder in `evaluate`'s cache, which is imported after `evaluate` has
     written what it downloaded and before that would be run.
-
-    Args:
-        package: Name of the folder as a package, `evaluate_modules.metrics.evaluate-metric--NAME`.
-        folders: Where it is.
     """
     name = package.rpartition("--")[2]
     if name not in MODULES:

@@ -38,18 +38,7 @@ def _named_scorer(name: str) -> Any:
 
 
 def resolve_scorer(scorer: Any) -> Any:
-    """A scorer from its name; a name asked for twice is loaded once.
-
-    Args:
-        scorer: Name of a shipped model (`"scenes:clip-judge"`), of one on the Hub, a folder, `"open_clip:NAME@TAG"`,
-            a model, or a `hf_captionrl.retrieval.scorer.Scorer`.
-
-    Returns:
-        `Scorer`: The scorer.
-
-    Raises:
-        ValueError: If none was given.
-    """
+    """A scorer from its name; a name asked for twice is loaded once."""
     if scorer is None:
         raise ValueError(
             "scorer is missing: captions and images have no features without one. Pass for instance "
@@ -68,18 +57,7 @@ def _named_language_model(name: str) -> tuple[Any, Any]:
 
 
 def load_language_model(model: Any, tokenizer: Any = None) -> tuple[Any, Any]:
-    """A causal language model, in fp32, and its tokenizer; a name asked for twice is loaded once.
-
-    Args:
-        model: Name of a shipped model (`"scenes:gpt2-perplexity"`), of one on the Hub, a folder, or a model.
-        tokenizer: Its tokenizer, needed with a model in memory.
-
-    Returns:
-        `tuple`: Model and tokenizer.
-
-    Raises:
-        ValueError: If no model was given, or a model without a tokenizer.
-    """
+    """A causal language model, in fp32, and its tokenizer; a name asked for twice is loaded once."""
     if isinstance(model, str):
         loaded, own = _named_language_model(model)
         return loaded, own if tokenizer is None else tokenizer
@@ -95,16 +73,10 @@ def caption_features(captions: Sequence[str], text_features: Any, scorer: Any, p
     """Features of captions, on the CPU: those given, or the scorer's.
 
     Args:
-        captions: N captions, or already N vectors.
         text_features (array or tensor of shape `(N, D)`, or `None`): Features made before.
-        scorer: Makes them otherwise.
-        prefix: Put before each caption.
 
     Returns:
         `torch.Tensor` of shape `(N, D)`.
-
-    Raises:
-        ValueError: If a caption is bad, or features are given twice or of another number (the index is named).
     """
     if captions and isinstance(captions[0], list):
         if text_features is not None:
@@ -120,15 +92,7 @@ def caption_features(captions: Sequence[str], text_features: Any, scorer: Any, p
 
 
 def reference_texts(references: Sequence[Any] | None, given: Sequence[Any] | None) -> list[list[str]] | None:
-    """Reference captions: those given, or the references column where it holds texts.
-
-    Args:
-        references: The column.
-        given: For each caption its references, or `None`.
-
-    Returns:
-        `list[list[str]]`: Or `None`, if there are none.
-    """
+    """Reference captions: those given, or the references column where it holds texts."""
     if given is not None:
         return check_groups(given, "reference_captions")
     if references and isinstance(references[0], list) and references[0] and isinstance(references[0][0], str):
@@ -139,11 +103,6 @@ def reference_texts(references: Sequence[Any] | None, given: Sequence[Any] | Non
 def grouped_features(texts: Sequence[Sequence[str]], scorer: Any, prefix: str = "") -> list[Tensor]:
     """Features of several texts for each caption, on the CPU.
 
-    Args:
-        texts: For each of N captions R texts.
-        scorer: The scorer.
-        prefix: Put before each text.
-
     Returns:
         `list[torch.Tensor]`: N of shape `(R, D)`.
     """
@@ -152,18 +111,7 @@ def grouped_features(texts: Sequence[Sequence[str]], scorer: Any, prefix: str = 
 
 
 def captions_by_image(captions: Sequence[Any], image_ids: Sequence[Any] | None) -> list[list[str]]:
-    """Captions as one list for each image.
-
-    Args:
-        captions: B lists, or N captions.
-        image_ids: With N captions the image of each.
-
-    Returns:
-        `list[list[str]]`: In the order in which images come first.
-
-    Raises:
-        ValueError: If image_ids are missing, or given beside lists, or of another number.
-    """
+    """Captions as one list for each image."""
     nested = not isinstance(captions[0], str)
     if nested == (image_ids is not None):
         raise ValueError(
@@ -182,19 +130,7 @@ def captions_by_image(captions: Sequence[Any], image_ids: Sequence[Any] | None) 
 
 
 def choose(which: Any, names: Sequence[str], argument: str) -> list[str]:
-    """Some of several names.
-
-    Args:
-        which: A name, several, or `"all"`.
-        names: Those there are.
-        argument: What to call it in an error.
-
-    Returns:
-        `list[str]`: In the order asked for, each once.
-
-    Raises:
-        ValueError: If a name is unknown.
-    """
+    """Some of several names."""
     chosen = list(names) if which == "all" else [which] if isinstance(which, str) else list(dict.fromkeys(which))
     unknown = [name for name in chosen if name not in names]
     if unknown or not chosen:
@@ -203,18 +139,7 @@ def choose(which: Any, names: Sequence[str], argument: str) -> list[str]:
 
 
 def document_frequencies(frequencies: Any, eos: bool) -> DocumentFrequencies | None:
-    """Document frequencies for CIDEr.
-
-    Args:
-        frequencies: Counted ones, the path of a saved file, the references of a training set, or `None`.
-        eos: Whether an end-of-sequence word is counted after each reference.
-
-    Returns:
-        `DocumentFrequencies`: Or `None`, for those of the references at hand.
-
-    Raises:
-        ValueError: If references are bad (the index is named).
-    """
+    """Document frequencies for CIDEr."""
     if frequencies is None or isinstance(frequencies, DocumentFrequencies):
         return frequencies
     if isinstance(frequencies, str | os.PathLike):
@@ -224,28 +149,12 @@ def document_frequencies(frequencies: Any, eos: bool) -> DocumentFrequencies | N
 
 
 def scorer_signature(scorer: Any) -> str:
-    """A scorer's signature, where there is one.
-
-    Args:
-        scorer: What `resolve_scorer` takes, or `None` where features were given.
-
-    Returns:
-        `str`: Such as `"clip-judge@0123456789ab|float32|text:40"`, or nothing.
-    """
+    """A scorer's signature, where there is one."""
     return "" if scorer is None else str(resolve_scorer(scorer).signature)
 
 
 def truncation(captions: Sequence[Any], scorer: Any, prefix: str = "") -> dict[str, Any]:
-    """How many captions the scorer reads in part only.
-
-    Args:
-        captions: N captions, or N vectors.
-        scorer: What `resolve_scorer` takes, or `None`.
-        prefix: Put before each caption.
-
-    Returns:
-        `dict`: `num_truncated` and `truncated_share`; empty without a scorer or captions.
-    """
+    """How many captions the scorer reads in part only."""
     if scorer is None or not isinstance(captions[0], str):
         return {}
     count = int(resolve_scorer(scorer).count_truncated([prefix + caption for caption in captions]))

@@ -30,17 +30,6 @@ def compute_from_json(metric: Any, text: str, cases: Sequence[Mapping[str, Any]]
     A public page must not open the files or start the programs of its server for everybody. So it takes only the
     arguments of its examples; captions, features and what else is data as they come, but no string in their place and
     no files; and of options (names of models, of metrics) only the examples' values.
-
-    Args:
-        metric: The loaded module.
-        text: Arguments of `compute` as a JSON object.
-        cases: The examples.
-
-    Returns:
-        `dict`: The result.
-
-    Raises:
-        ValueError: If it is not a JSON object, an argument is not among the examples', or the metric refuses it.
     """
     try:
         arguments = json.loads(text)
@@ -70,15 +59,7 @@ def _holds_file(value: Any) -> bool:
 
 
 def build_page(name: str, folder: Path) -> Any:
-    """The page: description, arguments as JSON, examples, result.
-
-    Args:
-        name: Name of the module, whose file is in the folder.
-        folder: Folder of the Space, with `tests.py` for the examples.
-
-    Returns:
-        `gradio.Blocks`: To be launched.
-    """
+    """The page: description, arguments as JSON, examples, result."""
     import evaluate
     import gradio
 

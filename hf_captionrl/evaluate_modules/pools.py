@@ -27,16 +27,8 @@ def image_features_of(images: Iterable[Any], scorer: Any, name: str = "images") 
     Equal pictures are encoded once and have bit-equal features, so that copies in a pool are found and tie: in another
     place of a batch, or in another batch, a model rounds differently.
 
-    Args:
-        images: M paths, PIL images or whatever `hf_captionrl.data.open_image` takes.
-        scorer: The scorer.
-        name: What to call them in an error.
-
     Returns:
         `torch.Tensor` of shape `(M, D)`.
-
-    Raises:
-        ValueError: If there is none, or one cannot be opened (its index is named).
     """
     judge, parts, opened = resolve_scorer(scorer), [], []
     row_of: dict[str, int] = {}
@@ -78,19 +70,11 @@ def image_pool(
     (of `image_ids`, the mapping or the store), row numbers, or left out (caption i belongs to image i).
 
     Args:
-        references: The references column.
-        images: M images, or a mapping of ids to images.
         image_features: `(M, D)` features, a mapping of ids to vectors, or a store with `get(ids)`.
-        image_ids: M ids, one a row of the pool.
-        targets: N row numbers, instead of references.
-        scorer: Makes features of images.
         dtype: Of vectors that were stored as references.
 
     Returns:
         `tuple`: Features `(M, D)`, and N row numbers or `None`.
-
-    Raises:
-        ValueError: If nothing or too much was given, or an id is unknown (its index is named).
     """
     known = [] if is_missing(references) else list(references or ())
     if image_features is not None and images is not None:
@@ -188,13 +172,9 @@ def own_images(pool: Any, rows: Sequence[int] | None) -> Tensor:
 
     Args:
         pool (array or tensor of shape `(M, D)`): Features of the pool.
-        rows: N row numbers; `None`: caption i belongs to image i.
 
     Returns:
         `torch.Tensor` of shape `(N, D)`.
-
-    Raises:
-        ValueError: If a row is not in the pool (its index is named).
     """
     features = torch.as_tensor(pool)
     if rows is None:

@@ -39,15 +39,7 @@ _NAMES = {
 
 
 def column_features(predictions: Sequence[str], references: Sequence[str] = ()) -> list[datasets.Features]:
-    """Every combination of formats, as `evaluate.MetricInfo` takes them.
-
-    Args:
-        predictions: Kinds of row that predictions may be of (`"text"`, `"texts"`, ...).
-        references: The same of references; none where the module has no such column.
-
-    Returns:
-        `list[datasets.Features]`: One a combination.
-    """
+    """Every combination of formats, as `evaluate.MetricInfo` takes them."""
     columns = {"predictions": tuple(predictions)} | ({"references": tuple(references)} if references else {})
     return [
         datasets.Features({name: _FEATURES[kind] for name, kind in zip(columns, kinds, strict=True)})
@@ -56,14 +48,7 @@ def column_features(predictions: Sequence[str], references: Sequence[str] = ()) 
 
 
 def is_missing(references: Sequence[Any] | None) -> bool:
-    """Whether references were left out.
-
-    Args:
-        references: The column as `_compute` gets it.
-
-    Returns:
-        `bool`: True if there are none.
-    """
+    """Whether references were left out."""
     return references is None or all(isinstance(row, str) and row == "" for row in references)
 
 
@@ -78,16 +63,7 @@ class CaptionColumns:
     references_required: ClassVar[bool] = False
 
     def add_batch(self, *, predictions: Any = None, references: Any = None, **kwargs: Any) -> None:
-        """Add a batch of captions (and references).
-
-        Args:
-            predictions: Captions, one row each.
-            references: What they are held against, one row each, where the module takes it.
-            **kwargs: None are known; `evaluate` says which columns there are.
-
-        Raises:
-            ValueError: If a row is of another kind than the module takes or than the rows before, or numbers differ.
-        """
+        """Add a batch of captions (and references)."""
         batch = {"predictions": _rows(predictions, "predictions", self.prediction_kinds)}
         if self.reference_kinds:
             batch["references"] = self._references(references, len(batch["predictions"]))
@@ -103,16 +79,7 @@ class CaptionColumns:
         super().add_batch(**batch, **kwargs)  # type: ignore[misc]
 
     def add(self, *, prediction: Any = None, reference: Any = None, **kwargs: Any) -> None:
-        """Add one caption (and its reference).
-
-        Args:
-            prediction: The caption.
-            reference: What it is held against, where the module takes it.
-            **kwargs: `predictions` and `references` are other names of the two.
-
-        Raises:
-            ValueError: As `add_batch`.
-        """
+        """Add one caption (and its reference)."""
         prediction = kwargs.pop("predictions", prediction)
         reference = kwargs.pop("references", reference)
         self.add_batch(

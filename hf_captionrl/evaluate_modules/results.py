@@ -13,14 +13,7 @@ __all__ = ["plain_result", "warn_of_misspelling"]
 
 
 def plain_result(result: Mapping[str, Any]) -> dict[str, Any]:
-    """A result as JSON takes it: Python numbers and lists; None where a number is not finite.
-
-    Args:
-        result: With arrays, tensors and tuples.
-
-    Returns:
-        `dict`: The same.
-    """
+    """A result as JSON takes it: Python numbers and lists; None where a number is not finite."""
     return {key: to_plain(_finite(value), where=key) for key, value in result.items()}
 
 
@@ -35,12 +28,7 @@ def _finite(value: Any) -> Any:
 
 
 def warn_of_misspelling(others: Mapping[str, Any], compute: Callable[..., Any]) -> None:
-    """Arguments that a module does not know are for its siblings in `evaluate.combine`, or misspelt.
-
-    Args:
-        others: What `_compute` got beyond its own arguments.
-        compute: The `_compute`.
-    """
+    """Arguments that a module does not know are for its siblings in `evaluate.combine`, or misspelt."""
     own = [name for name in inspect.signature(compute).parameters if name not in ("self", "others")]
     for name in others:
         near = difflib.get_close_matches(name, own, n=1, cutoff=0.85)

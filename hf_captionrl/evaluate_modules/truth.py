@@ -13,14 +13,7 @@ _LONGEST_NAME = 4
 
 
 def as_text(references: Any) -> Any:
-    """Facts as JSON, which a column of strings can hold.
-
-    Args:
-        references: The column; everything else than mappings stays as it is.
-
-    Returns:
-        The column.
-    """
+    """Facts as JSON, which a column of strings can hold."""
     if references is None or isinstance(references, str | Mapping):
         return references
     return [json.dumps(row) if isinstance(row, Mapping) else row for row in references]
@@ -29,19 +22,7 @@ def as_text(references: Any) -> Any:
 def objects_and_facts(
     references: Sequence[Any] | None, objects: Sequence[Any] | None, facts: Sequence[Any] | None
 ) -> tuple[Sequence[Any] | None, Sequence[Any] | None]:
-    """Lists of objects and mappings of facts, whichever were given.
-
-    Args:
-        references: The column; not looked at where objects or facts are given, since it may be for another module.
-        objects: For each caption the objects of its image.
-        facts: For each caption its facts.
-
-    Returns:
-        `tuple`: Objects or `None`, facts or `None`; at least one of them.
-
-    Raises:
-        ValueError: If nothing was given, or references are neither (the index is named).
-    """
+    """Lists of objects and mappings of facts, whichever were given."""
     if objects is not None or facts is not None:
         return objects, facts
     if is_missing(references) or references is None:
@@ -67,15 +48,7 @@ def objects_and_facts(
 
 
 def scene_check(caption: str, facts: Mapping[str, Any]) -> Any:
-    """The exact checker of the embedded scenes.
-
-    Args:
-        caption: Any text.
-        facts: The scene's facts, as in the column `facts` of `hf_captionrl.load_scenes`.
-
-    Returns:
-        `hf_captionrl.scenes.CheckResult`: Claims right and wrong, facts told and not told.
-    """
+    """The exact checker of the embedded scenes."""
     from hf_captionrl.scenes import check
 
     return check(caption, facts)

@@ -29,17 +29,10 @@ def caption_tokens(
     """Projected features of every token, start and end of text included as in the authors' code, and their weights.
 
     Args:
-        captions: N captions.
         token_features: N arrays `(T, D)` made before, or `None`.
-        scorer: Makes them otherwise: CLIP of transformers.
-        idf: N lists of T weights, `True` to count them, or nothing.
-        idf_captions: Captions to count on.
 
     Returns:
         `tuple`: N arrays `(T, D)`, and N lists of weights or `None`.
-
-    Raises:
-        ValueError: If a caption is bad, numbers disagree, or the scorer has no features of tokens.
     """
     texts = check_captions(captions, "predictions")
     if token_features is not None:
@@ -66,13 +59,6 @@ def token_weights(rows: Sequence[Sequence[int]], corpus: Sequence[Sequence[int]]
 
     Reference: Shi et al. 2022, Section 3.3, and the authors' code, which counts the padding as one more token of no
     weight in that mean.
-
-    Args:
-        rows: Ids of each caption, the end of text last.
-        corpus: Ids of the captions to count on.
-
-    Returns:
-        `list[list[float]]`: A weight for each token.
     """
     counts = Counter(token for row in corpus for token in set(row))
     weight = {token: math.log((len(corpus) + 1) / (count + 1)) for token, count in counts.items()}
@@ -87,16 +73,10 @@ def video_frames(
     """Features of the frames of each video.
 
     Args:
-        references: The column: images, paths or features of frames, or nothing.
-        frames: Instead: lists of images or paths.
         frame_features: Instead: arrays `(F, D)`.
-        scorer: Makes features of images.
 
     Returns:
         Sequence of arrays `(F, D)`, one a caption.
-
-    Raises:
-        ValueError: If there are no frames, or a frame cannot be opened (its index is named).
     """
     if frame_features is not None:
         return frame_features

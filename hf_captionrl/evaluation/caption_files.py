@@ -36,18 +36,7 @@ class CaptionFile:
     captions: Mapping[str, list[str]]
 
     def aligned(self, image_ids: Sequence[str], all_ids: set[str]) -> list[list[str]]:
-        """Captions in the order of a data set.
-
-        Args:
-            image_ids: Ids of the images that are used.
-            all_ids: Ids of the whole split; captions of images that are not used are left out.
-
-        Returns:
-            `list[list[str]]`: For each image its captions.
-
-        Raises:
-            ValueError: If an id is unknown or an image has no caption.
-        """
+        """Captions in the order of a data set."""
         unknown = [i for i in self.captions if i not in all_ids]
         if unknown:
             raise ValueError(
@@ -102,19 +91,7 @@ def _parse_all(data: bytes, path: Path) -> dict[str, list[str]]:
 
 
 def read_caption_file(path: str | os.PathLike[str], *, name: str | None = None) -> CaptionFile:
-    """Read a whole file. Captions may be empty: that a captioner said nothing is a result.
-
-    Args:
-        path: The file.
-        name: What the captioner is called; None for the file's name without its ending.
-
-    Returns:
-        [`CaptionFile`]: Its captions.
-
-    Raises:
-        FileNotFoundError: If there is no such file.
-        ValueError: If a line is broken (it is named), an image is there twice, or there are no captions.
-    """
+    """Read a whole file. Captions may be empty: that a captioner said nothing is a result."""
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"There is no file {str(path)!r}. Write one with `captionrl caption`.")
@@ -147,9 +124,6 @@ class CaptionWriter(LineFile):
     Attributes:
         done: For each image id that the file held its captions.
         torn: Bytes of a torn last line, which a killed run left.
-
-    Raises:
-        ValueError: If another process is writing the file, or a line other than the last is broken.
     """
 
     busy = "Let it finish, or choose another --output."
@@ -170,12 +144,7 @@ class CaptionWriter(LineFile):
         self.truncate(self._whole)
 
     def append(self, image_ids: Sequence[str], captions: Sequence[Sequence[str]]) -> None:
-        """Add images; when this returns, they are on disk.
-
-        Args:
-            image_ids: Their ids.
-            captions: For each its captions, the best or first one first.
-        """
+        """Add images; when this returns, they are on disk."""
         lines = []
         for image_id, group in zip(image_ids, captions, strict=True):
             row: dict[str, Any] = {"image_id": image_id, "caption": group[0]}

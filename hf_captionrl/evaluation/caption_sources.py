@@ -16,18 +16,7 @@ __all__ = ["read_files", "source_names"]
 
 
 def source_names(sources: Sequence[str | Path], names: Sequence[str] | None) -> list[str]:
-    """What sources of captions are called: as `--names` says, or by their own names.
-
-    Args:
-        sources: Files; folders or names of captioners.
-        names: Of `--names`; None to take their own. Where two of these are the same, their folders tell them apart.
-
-    Returns:
-        `list[str]`: One each.
-
-    Raises:
-        ValueError: If names are missing or stand there twice, or one is that of the human captions.
-    """
+    """What sources of captions are called: as `--names` says, or by their own names."""
     if names and len(names) != len(sources):
         raise ValueError(f"There are {len(sources)} sources of captions and {len(names)} --names. Give one each.")
     found = list(names or map(_own_name, sources))
@@ -59,18 +48,7 @@ def _own_name(source: str | Path) -> str:
 
 
 def read_files(arguments: argparse.Namespace) -> list[CaptionFile]:
-    """Read the files of `--captions` under the names of `--names`, or their own.
-
-    Args:
-        arguments: `captions` (paths) and `names` (or None) count.
-
-    Returns:
-        `list[CaptionFile]`: In the order given. Files of the same name are called by their folder too.
-
-    Raises:
-        FileNotFoundError: If a file is not there.
-        ValueError: If a file is broken, or as [`source_names`].
-    """
+    """Read the files of `--captions` under the names of `--names`, or their own."""
     from hf_captionrl.evaluation.caption_files import read_caption_file
 
     names = source_names(arguments.captions, arguments.names)

@@ -114,20 +114,7 @@ def load_split(
     quarantine_path: str | os.PathLike[str] | None,
     require_captions: bool = True,
 ) -> LoadedSplit:
-    """Load the images that the arguments name, and say on stderr which they are; bad rows are listed in a file.
-
-    Args:
-        arguments: Options. `split` is set to what was loaded where it is None.
-        quarantine_path: Where bad rows are listed; written only where rows are bad. None: rows are not checked.
-        require_captions: Refuse data without captions.
-
-    Returns:
-        `LoadedSplit`: The images.
-
-    Raises:
-        FileNotFoundError: If the source is not there.
-        ValueError: If it cannot be read, the split is missing, or too many rows are bad.
-    """
+    """Load the images that the arguments name, and say on stderr which they are; bad rows are listed in a file."""
     from hf_captionrl.data import check_captions, choose_split
 
     embedded = arguments.dataset == "scenes"

@@ -13,14 +13,7 @@ __all__ = ["features_of", "similarity_scorer"]
 
 
 def similarity_scorer(arguments: argparse.Namespace) -> Any:
-    """The scorer of `--scorer`, or the one that fits the data.
-
-    Args:
-        arguments: `scorer`, `dataset`, `device` and `batch_size` count.
-
-    Returns:
-        `Scorer`: Loaded.
-    """
+    """The scorer of `--scorer`, or the one that fits the data."""
     from hf_captionrl.retrieval import load_scorer
     from hf_captionrl.scenes.models import model_path
 
@@ -32,12 +25,6 @@ def similarity_scorer(arguments: argparse.Namespace) -> Any:
 
 def features_of(arguments: argparse.Namespace, dataset: datasets.Dataset, scorer: Any, kind: str) -> Tensor:
     """Features by which images look alike.
-
-    Args:
-        arguments: `cache_dir` and `batch_size` count.
-        dataset: N images.
-        scorer: Whose features.
-        kind: As for [`similarity_features`].
 
     Returns:
         `torch.Tensor` of shape `(N, D)`, for `"multimodal"` `(N, 2 D)`.

@@ -83,15 +83,7 @@ def _check(arguments: BagsOptions) -> tuple[Path, list[int]]:
 
 
 def mine_bags(arguments: BagsOptions) -> None:
-    """Mine bags or neighbours and write them.
-
-    Args:
-        arguments: Options of the command.
-
-    Raises:
-        ValueError: If arguments contradict each other, or the data set is too small for the bags.
-        ImportError: If `--approximate` is given and faiss is not installed.
-    """
+    """Mine bags or neighbours and write them."""
     output, sizes = _check(arguments)
 
     import torch

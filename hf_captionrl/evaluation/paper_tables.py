@@ -236,12 +236,7 @@ CAPTIONS_TABLE = Table(
 
 
 def compare_with_first(rows: Sequence[dict[str, Any]], *, seed: int) -> None:
-    """Test each row against the first; adds `<key>_p_value`, `<key>_difference` and, below .05, `<key>_mark`.
-
-    Args:
-        rows: Rows with details, changed in place.
-        seed: Of the test.
-    """
+    """Test each row against the first; adds `<key>_p_value`, `<key>_difference` and, below .05, `<key>_mark`."""
     first = rows[0]["per_sample"]
     for row in rows[1:]:
         for key, values in row["per_sample"].items():

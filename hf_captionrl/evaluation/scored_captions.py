@@ -35,15 +35,8 @@ def _shown(name: str) -> str:
 def load_judges(arguments: argparse.Namespace) -> tuple[Any, Any, dict[str, str]]:
     """The scorer and the language model that the arguments name.
 
-    Args:
-        arguments: With `scorer`, `language_model` and `dataset`.
-
     Returns:
         `tuple`: Scorer or None; `(model, tokenizer)` or None; and for a table's reason the better one, where something
-        was asked for and cannot be loaded.
-
-    Raises:
-        ValueError: If what was named is something else than was asked for.
     """
     from hf_captionrl.evaluation.arguments import EvaluationArguments, optional_scorer
 
@@ -74,17 +67,7 @@ def load_judges(arguments: argparse.Namespace) -> tuple[Any, Any, dict[str, str]
 
 
 def judge(evaluator: Evaluator, name: str, captions: list[list[str]], references: list[list[str]]) -> Judged:
-    """Captions with what the scorer says of them, computed once for all tables.
-
-    Args:
-        evaluator: Holds the scorer, or None.
-        name: What the captioner is called.
-        captions: For each image its captions.
-        references: For each image the references to hold the first caption against.
-
-    Returns:
-        `Judged`: With features and tokens where there is a scorer.
-    """
+    """Captions with what the scorer says of them, computed once for all tables."""
     from hf_captionrl.evaluation.paper_tables import Judged
     from hf_captionrl.metrics.suites.row import spoken
     from hf_captionrl.retrieval import TokenScorer
@@ -101,14 +84,7 @@ def judge(evaluator: Evaluator, name: str, captions: list[list[str]], references
 
 
 def clip_prefix(arguments: argparse.Namespace) -> str:
-    """What to put before each caption for CLIPScore: what was asked for, or what the scorer has read in training.
-
-    Args:
-        arguments: With `clip_prefix`, `scorer` and `dataset`.
-
-    Returns:
-        `str`: The paper's text, or nothing for scorers of the embedded world.
-    """
+    """What to put before each caption for CLIPScore: what was asked for, or what the scorer has read in training."""
     from hf_captionrl.metrics.clip import score_prefix
 
     if arguments.clip_prefix is not None:
@@ -118,13 +94,7 @@ def clip_prefix(arguments: argparse.Namespace) -> str:
 
 
 def add_clip_features(judged: Sequence[Judged], scorer: Any, prefix: str) -> None:
-    """Make features for CLIPScore, which papers take of captions after a prefix.
-
-    Args:
-        judged: Captions, changed in place.
-        scorer: The scorer.
-        prefix: Put before each caption; nothing is done where it is empty.
-    """
+    """Make features for CLIPScore, which papers take of captions after a prefix."""
     from hf_captionrl.metrics.suites.row import spoken
 
     for source in judged if prefix else ():
@@ -137,9 +107,6 @@ def count_copies(image_features: Any) -> int:
 
     Args:
         image_features (`torch.Tensor` of shape `(M, D)`): Features of the pool.
-
-    Returns:
-        `int`: 0 where all differ.
     """
     from hf_captionrl.retrieval.ranking import duplicate_images
 
@@ -151,9 +118,6 @@ def perplexity_by(language_model: tuple[Any, Any] | None) -> Callable[[Sequence[
 
     Args:
         language_model: `(model, tokenizer)`, or None.
-
-    Returns:
-        From captions to the result of `caption_perplexity`; None without a model.
     """
     if language_model is None:
         return None
@@ -164,14 +128,7 @@ def perplexity_by(language_model: tuple[Any, Any] | None) -> Callable[[Sequence[
 
 
 def human_captions(evaluator: Evaluator) -> Judged | None:
-    """One reference of each image, drawn at random, held against the others (SMILE, Table 1).
-
-    Args:
-        evaluator: Holds references, scorer and seed.
-
-    Returns:
-        `Judged` or None: None where an image has one reference only.
-    """
+    """One reference of each image, drawn at random, held against the others (SMILE, Table 1)."""
     from hf_captionrl.evaluation.evaluator import draw_references
 
     first, others = draw_references(evaluator.references, evaluator.seed)

@@ -22,18 +22,8 @@ def similarity_features(
     Reference: Gaur et al. 2024 (No Detail Left Behind), section 3: the feature of an image beside the mean of those of its
     captions.
 
-    Args:
-        dataset: N images, for `"multimodal"` with captions.
-        scorer: Whose features.
-        kind: `"multimodal"` or `"image"`.
-        cache_dir: Folder of the feature cache; None for the default one.
-        batch_size: Images looked at at a time.
-
     Returns:
         `torch.Tensor` of shape `(N, D)`, for `"multimodal"` `(N, 2 D)`: fp32.
-
-    Raises:
-        ValueError: If captions are wanted, and an image has none.
     """
     cache = FeatureCache.for_scorer(scorer, cache_dir)
     images = cached_features(

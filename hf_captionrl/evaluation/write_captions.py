@@ -239,14 +239,7 @@ def _told(summary: dict[str, Any], arguments: CaptionOptions) -> str:
 
 
 def write_captions(arguments: CaptionOptions) -> None:
-    """Write the captions.
-
-    Args:
-        arguments: Options of the command.
-
-    Raises:
-        ValueError: If settings contradict each other or the file's, or the data are bad.
-    """
+    """Write the captions."""
     decoding = _decoding(arguments)  # before anything slow
     output = arguments.output
     if output.is_dir():

@@ -32,14 +32,7 @@ __all__ = ["check_hub_strategy", "defer_push", "push_model", "write_publication"
 
 
 def check_hub_strategy(config: Any) -> None:
-    """Refuse to push what must not be pushed, before anything is written.
-
-    Args:
-        config (`TrainingArguments`): Its `push_to_hub` and `hub_strategy`.
-
-    Raises:
-        ValueError: If checkpoints in between are to be pushed.
-    """
+    """Refuse to push what must not be pushed, before anything is written."""
     strategy = getattr(config.hub_strategy, "value", config.hub_strategy)
     if config.push_to_hub and strategy in ("checkpoint", "all_checkpoints"):
         raise ValueError(
@@ -80,21 +73,7 @@ def write_publication(
     splits: datasets.DatasetDict,
     objective: dict[str, Any],
 ) -> None:
-    """Write card, manifest and results into the folder of the finished model.
-
-    Args:
-        results_path (`pathlib.Path`): results.json, beside the folder `model`.
-        captioner ([`Captioner`]): The model.
-        captions (`list[str]`): What it wrote for the test split.
-        row (`str`): Its row of the table.
-        evaluator ([`Evaluator`]): With a judge.
-        arguments (`tuple`): The recipe's dataclasses.
-        splits (`datasets.DatasetDict`): The data.
-        objective (`dict`): Fields of the card that say what was trained.
-
-    Raises:
-        ValueError: If there is no judge.
-    """
+    """Write card, manifest and results into the folder of the finished model."""
     if evaluator.judge is None:
         raise ValueError("There is no judge, and no card is written without retrieval numbers.")
     model_args: ModelArguments = next(a for a in arguments if isinstance(a, ModelArguments))
@@ -149,15 +128,7 @@ def write_publication(
 
 
 def push_model(folder: Path, config: CaptionConfig) -> str:
-    """Push the finished model to where the configuration says.
-
-    Args:
-        folder (`pathlib.Path`): Folder of the model, in the recipe's.
-        config ([`CaptionConfig`]): `hub_model_id`, `hub_private_repo`, `hub_revision` and `hub_token` count.
-
-    Returns:
-        `str`: Address of the commit.
-    """
+    """Push the finished model to where the configuration says."""
     return push_folder(
         folder,
         config.hub_model_id or folder.parent.name,

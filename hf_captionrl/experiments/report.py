@@ -63,16 +63,7 @@ def write_report(
 
 
 def gallery_item(evaluator: Evaluator, index: int, captions: dict[str, list[str]]) -> GalleryItem:
-    """One image of the gallery with its captions, claims judged where the truth is known.
-
-    Args:
-        evaluator: Knows the test split.
-        index: Row of the image.
-        captions: For each captioner its captions.
-
-    Returns:
-        [`GalleryItem`]: For `write_gallery`.
-    """
+    """One image of the gallery with its captions, claims judged where the truth is known."""
     row = evaluator.dataset[index]
     shown = []
     for name, mine in captions.items():

@@ -72,15 +72,7 @@ class SampleArguments:
 
 
 def keep_long_references(splits: datasets.DatasetDict, minimum: int) -> datasets.DatasetDict:
-    """Leave out short references, in every split alike.
-
-    Args:
-        splits (`datasets.DatasetDict`): With a `captions` column of lists.
-        minimum (`int`): Fewest whitespace words; of an image that has no such reference, its longest one is kept.
-
-    Returns:
-        `datasets.DatasetDict`: The same images.
-    """
+    """Leave out short references, in every split alike."""
 
     def of_row(row: dict[str, Any]) -> dict[str, list[str]]:
         texts = list(row["captions"])
@@ -128,15 +120,7 @@ class Sampler:
         self.points: dict[str, list[dict[str, Any]]] = {}  # row name -> one point a temperature
 
     def write(self, captioner: Captioner, **generate_kwargs: Any) -> list[list[str]]:
-        """Several captions an image.
-
-        Args:
-            captioner: Who writes.
-            generate_kwargs: How.
-
-        Returns:
-            `list[list[str]]`: For each image its captions.
-        """
+        """Several captions an image."""
         G = self.arguments.num_samples
         images: dict[str, Any]
         if frames_of(self.dataset):
@@ -150,15 +134,7 @@ class Sampler:
         return [flat[start : start + G] for start in range(0, len(flat), G)]
 
     def measure(self, name: str, captioner: Captioner) -> dict[str, Any]:
-        """The columns of one row; what was sampled is remembered for plot and panel.
-
-        Args:
-            name: Row name.
-            captioner: Who writes.
-
-        Returns:
-            `dict`: Keys of `SAMPLE_COLUMNS` and more, see `decoding_suite`.
-        """
+        """The columns of one row; what was sampled is remembered for plot and panel."""
         by_temperature = {
             temperature: self.write(captioner, do_sample=True, num_beams=1, top_k=0, temperature=temperature)
             for temperature in sorted({1.0, *self.arguments.sample_temperatures})
@@ -170,14 +146,7 @@ class Sampler:
         return decoding_suite({"rs": by_temperature[1.0], "bs": beams}, references=self.references, **settings)
 
     def not_measured(self, reason: str) -> dict[str, Any]:
-        """The columns of a row that nobody sampled.
-
-        Args:
-            reason: Why.
-
-        Returns:
-            `dict`: Nothing under each key, and the reason.
-        """
+        """The columns of a row that nobody sampled."""
         row: dict[str, Any] = {}
         for column in SAMPLE_COLUMNS:
             row |= {column.key: None, f"{column.key}_reason": reason}
@@ -185,16 +154,7 @@ class Sampler:
 
 
 def write_samples(output_dir: str | os.PathLike[str], sampler: Sampler, *, title: str) -> Path:
-    """Write tradeoff.png, panel.html and samples.json: every point of the plot, and every caption at temperature 1.
-
-    Args:
-        output_dir: Where to.
-        sampler: After it has measured.
-        title: Of the page and the plot.
-
-    Returns:
-        `pathlib.Path`: samples.json.
-    """
+    """Write tradeoff.png, panel.html and samples.json: every point of the plot, and every caption at temperature 1."""
     folder = Path(output_dir)
     write_diversity_tradeoff(folder / "tradeoff.png", sampler.points, title=f"{title}: CIDEr-D against diversity")
     shown = min(sampler.arguments.panel_images, len(sampler.dataset))

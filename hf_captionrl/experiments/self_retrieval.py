@@ -82,28 +82,13 @@ class SelfRetrievalRecipeConfig(SelfRetrievalConfig):
 
 
 def parse_args(argv: Sequence[str] | None, default_config: Path) -> tuple[Any, ...]:
-    """Parse the command line.
-
-    Args:
-        argv: Arguments without the program's name; None for `sys.argv`.
-        default_config: YAML file used where the command line names no config, model or data of its own.
-
-    Returns:
-        Model, data, evaluation, bag and trainer arguments.
-    """
+    """Parse the command line."""
     types = (ModelArguments, DataArguments, EvaluationArguments, BagArguments, SelfRetrievalRecipeConfig)
     return parse_arguments(types, argv, default_config=default_config)
 
 
 def run_name(config: SelfRetrievalConfig) -> str:
-    """Row name of a finetuned captioner.
-
-    Args:
-        config: Its configuration.
-
-    Returns:
-        `str`: For instance `SR (bags, CIDEr 0.5)`.
-    """
+    """Row name of a finetuned captioner."""
     notes = []
     if config.bag_schedule is None:
         hard = config.distractor_scope == "hard"
@@ -124,18 +109,7 @@ def run_name(config: SelfRetrievalConfig) -> str:
 
 
 def changed(config: SelfRetrievalRecipeConfig, changes: Mapping[str, Any]) -> SelfRetrievalRecipeConfig:
-    """A configuration with some fields changed, checked as a whole.
-
-    Args:
-        config: The recipe's.
-        changes: Field names and values.
-
-    Returns:
-        [`SelfRetrievalRecipeConfig`]: Another object.
-
-    Raises:
-        ValueError: If a field is unknown or a value does not fit.
-    """
+    """A configuration with some fields changed, checked as a whole."""
     run = copy.deepcopy(config)  # TrainingArguments' __post_init__ must not run a second time
     for name, value in changes.items():
         if not hasattr(run, name):
@@ -151,12 +125,6 @@ def changed(config: SelfRetrievalRecipeConfig, changes: Mapping[str, Any]) -> Se
 def neighbours_of(train: datasets.Dataset, scorer: Scorer, arguments: BagArguments, cache_dir: str | None) -> Tensor:
     """Most similar training images of each training image, by the rewarding scorer.
 
-    Args:
-        train: The training split.
-        scorer: Who sees what is similar.
-        arguments: Which features, how many, or which file.
-        cache_dir: Folder of the feature cache.
-
     Returns:
         `torch.Tensor` of shape `(N, k)`: Rows, best first.
     """
@@ -170,18 +138,7 @@ def neighbours_of(train: datasets.Dataset, scorer: Scorer, arguments: BagArgumen
 
 
 def main(argv: Sequence[str] | None, default_config: Path) -> Path:
-    """Run the recipe.
-
-    Args:
-        argv: Arguments without the program's name; None for `sys.argv`.
-        default_config: YAML file used where the command line names no config, model or data of its own.
-
-    Returns:
-        `pathlib.Path`: results.json.
-
-    Raises:
-        ValueError: If arguments contradict each other, or the data are not fit for training.
-    """
+    """Run the recipe."""
     arguments = parse_args(argv, default_config)
     with alone_in(arguments[-1]):
         return _compare(arguments)
@@ -259,15 +216,7 @@ def _compare(arguments: tuple[Any, ...]) -> Path:
 
 
 def describe_reward(config: SelfRetrievalConfig, scorers: Sequence[Any]) -> str:
-    """What was rewarded, in a sentence, for the model card.
-
-    Args:
-        config: Of the run.
-        scorers: Who rewarded.
-
-    Returns:
-        `str`: One or two sentences.
-    """
+    """What was rewarded, in a sentence, for the model card."""
     step = config.per_device_train_batch_size * config.gradient_accumulation_steps
     what = {
         "log_prob": "the log-probability that the scorer gives the image after reading the caption",

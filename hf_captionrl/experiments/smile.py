@@ -57,14 +57,7 @@ class SmileRecipeConfig(SmileConfig):
 
 
 def run_name(config: SmileConfig) -> str:
-    """Row name of a finetuned captioner.
-
-    Args:
-        config: Its configuration.
-
-    Returns:
-        `str`: For instance `SMILE (lambda=0.01)`.
-    """
+    """Row name of a finetuned captioner."""
     if config.mle_weight == 1.0:
         return "MLE+MLE"
     notes = []
@@ -99,20 +92,7 @@ def compare_smile(
     make_evaluator: Callable[..., Evaluator] = Evaluator.from_arguments,
     columns: Sequence[Column] = COLUMNS,
 ) -> Path:
-    """Train and compare what a recipe was told.
-
-    Args:
-        arguments (`tuple`): Model, data, evaluation, comparison and trainer arguments.
-        title: Title of the table.
-        make_evaluator: Makes the evaluator, like `Evaluator.from_arguments`.
-        columns: Columns of the table.
-
-    Returns:
-        `pathlib.Path`: results.json.
-
-    Raises:
-        ValueError: If arguments contradict each other, or the data are not fit for training.
-    """
+    """Train and compare what a recipe was told."""
     with alone_in(arguments[-1]):
         return _compare(arguments, title, make_evaluator, columns)
 

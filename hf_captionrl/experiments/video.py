@@ -34,9 +34,6 @@ class VideoEvaluator(Evaluator):
         args: Those of [`Evaluator`]: the test split, the judge, the language model.
         cache_dir: Folder of the feature cache; None for the default one.
         kwargs: The rest of them.
-
-    Raises:
-        ValueError: If the test split is no split of videos.
     """
 
     def __init__(self, *args: Any, cache_dir: str | None = None, **kwargs: Any) -> None:
@@ -54,16 +51,7 @@ class VideoEvaluator(Evaluator):
             self._reference_features = [row.cpu() for row in self.judge.token_features(flat)]
 
     def row(self, name: str, captions: Sequence[str], references: list[list[str]] | None = None) -> dict[str, Any]:
-        """One row of the table.
-
-        Args:
-            name: Row name.
-            captions: One caption a test video.
-            references: Instead of all references of the test split.
-
-        Returns:
-            `dict`: That of [`Evaluator`] with `emscore` and `emscore_references`, the full F.
-        """
+        """One row of the table."""
         row = super().row(name, captions, references)
         if self.frame_features is None or not isinstance(self.judge, TokenScorer):
             reason = "the judge has no features of tokens; CLIP models of transformers have"

@@ -60,29 +60,13 @@ class CaptionReward:
 
 
 def visible_token(text: str) -> str:
-    """A token as a reader sees it: without blanks around it, and with what cannot be seen written out.
-
-    Args:
-        text: What the token writes.
-
-    Returns:
-        `str`: Never empty; `␣` stands for a blank that is all there is.
-    """
+    """A token as a reader sees it: without blanks around it, and with what cannot be seen written out."""
     shown = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text.strip(" "))
     return shown or "␣"
 
 
 def explanation_json(view: CaptionView, reward: CaptionReward | None = None) -> dict[str, Any]:
-    """Everything the page shows, in full precision.
-
-    Args:
-        view: Of `explain_caption`.
-        reward: Of the caption, where it was scored.
-
-    Returns:
-        `dict`: Of plain values: those of [`CaptionView`], means, and `reward` with its `weights` and `pushes`, one a
-        token (see `token_pushes`), or None.
-    """
+    """Everything the page shows, in full precision."""
     found: dict[str, Any] = {
         **asdict(view),
         "mle_loss": view.mle_loss,
@@ -151,18 +135,6 @@ def write_explanation(
     """Write the page, atomically.
 
     Reference: Yue et al. 2023 (SMILE), Figure 5.
-
-    Args:
-        path: Where to write.
-        view: Of `explain_caption`.
-        image: The image.
-        title: Heading.
-        image_name: What the image is called.
-        note: A sentence under the heading: the model.
-        reward: Of the caption, where it was scored.
-
-    Returns:
-        `pathlib.Path`: The file written.
     """
     longest = max(max(token.mle_loss, token.smile_loss) for token in view.tokens) or 1.0
     rows = [_row(number, token, longest) for number, token in enumerate(view.tokens, start=1)]
@@ -226,18 +198,6 @@ def write_explanation_picture(
     Left: what each token costs under MLE and under SMILE. Next: how the whole vocabulary's distribution is divided between
     the token, the caption's other tokens, and all others, the likeliest of which is named; SMILE does not see these.
     Right, with a reward: what a step of the policy gradient does to the token's own logit.
-
-    Args:
-        path: Where to write; the name must end in `.png`.
-        view: Of `explain_caption`.
-        title: A line above the picture; the caption by default.
-        reward: Of the caption, where it was scored.
-
-    Returns:
-        `pathlib.Path`: The file written.
-
-    Raises:
-        ValueError: If the name does not end in `.png`.
     """
     columns = 2 if reward is None else 3
     figure, axes = new_figure(3.4 * columns + 0.8, 1.5 + 0.34 * len(view.tokens), columns=columns)

@@ -126,9 +126,6 @@ class DistributionObjective:
     def __call__(self, head: HeadInputs) -> dict[str, Tensor]:
         """Compute them.
 
-        Args:
-            head ([`HeadInputs`]): From the tap, of one caption.
-
         Returns:
             `dict`: `log_probs`, `entropy` and `smile`, each `(1, T)`, and `distribution` `(1, T, V)`, all in nats.
         """
@@ -151,15 +148,7 @@ class DistributionObjective:
 
 
 def token_text(tokenizer: Any, token_id: int) -> str:
-    """What a token writes; its name in the vocabulary where it writes no whole character.
-
-    Args:
-        tokenizer: The captioner's tokenizer.
-        token_id (`int`): Any row of the head, also one behind the tokenizer's last.
-
-    Returns:
-        `str`: Never empty; with the blank in front, where the token has one.
-    """
+    """What a token writes; its name in the vocabulary where it writes no whole character."""
     text = tokenizer.decode([token_id]) if token_id < len(tokenizer) else ""
     if text.strip() and "\ufffd" not in text:
         return text
@@ -189,20 +178,6 @@ def explain_caption(
 
     Reference: Yue et al. 2023, Figure 5 and Eq. 2-3. `mle_loss = -log p(w)`; `smile_loss = -log [p(w) / sum_{v in V_D}
     p(v)]`, so the two differ by what the model gives to words that the caption does not use.
-
-    Args:
-        captioner ([`Captioner`]): Any family; it is run in eval mode and left as it was.
-        image (`PIL.Image.Image`): The image.
-        caption (`str`): The caption.
-        first_token: `"mle"`: SMILE reads the whole vocabulary at the first token, as the paper; `"smile"`: V_D there, too.
-        top_k (`int`): Alternatives listed for each token.
-        max_length (`int`): Longest row in tokens, start, prompt and end included; a longer caption is cut.
-
-    Returns:
-        [`CaptionView`]: Numbers as Python floats.
-
-    Raises:
-        ValueError: If the caption is empty, or `top_k` is below 1.
     """
     if top_k < 1:
         raise ValueError(f"top_k ({top_k}) must be at least 1. Each token needs an alternative to be held against.")
@@ -264,17 +239,6 @@ def token_pushes(
     tokens: the advantage is the caption's, and `w_t` is 1/T (`"mean"`, `"token_mean"`) or 1 (`"sum"`). The second is
     `-dL / d z_t = A w_t (1 - p_t)`, where `z_t` is the logit of the token itself (behind a softcap, if there is one): a
     token that the model was sure of is hardly moved.
-
-    Args:
-        view ([`CaptionView`]): Of `explain_caption`.
-        advantage (`float`): A, reward minus baseline of the caption.
-        logprob_reduction: What a token weighs, as in training.
-
-    Returns:
-        `tuple[list[float], list[float]]`: T numbers each; positive where the token is made likelier.
-
-    Raises:
-        ValueError: If the reduction is unknown.
     """
     log_probs = torch.tensor([[-token.mle_loss for token in view.tokens]], dtype=torch.float64, requires_grad=True)
     loss = policy_gradient_loss(

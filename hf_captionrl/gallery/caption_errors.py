@@ -16,28 +16,12 @@ def gallery_marks(caption: str, facts: Facts | Mapping[str, Any]) -> list[Mark]:
     """The claims of a caption as the gallery marks them.
 
     Reference: Gaur et al. 2024 (No Detail Left Behind), Figures 8 and 9.
-
-    Args:
-        caption: The caption.
-        facts: The scene's facts.
-
-    Returns:
-        `list[Mark]`: With exact places; see `mark_caption`.
     """
     return [Mark(m.claim.text, m.verdict, m.start, m.end, m.owner) for m in mark_caption(caption, facts)]
 
 
 def error_counts(marks: Sequence[Sequence[Mark]]) -> dict[str, int]:
-    """How many captions and claims of a captioner are wrong.
-
-    Args:
-        marks: For each caption its claims.
-
-    Returns:
-        `dict`: `captions`; `claims`; `hallucinated` claims, true of nothing in the scene, and `misbound` ones, true of
-        something else in it, both of them wrong; `wrong_captions`, with at least one of either, and
-        `misbound_captions`.
-    """
+    """How many captions and claims of a captioner are wrong."""
     verdicts = [[mark.verdict for mark in group] for group in marks]
     return {
         "captions": len(verdicts),
@@ -50,15 +34,7 @@ def error_counts(marks: Sequence[Sequence[Mark]]) -> dict[str, int]:
 
 
 def most_wrong(marks: Mapping[str, Sequence[Sequence[Mark]]], number: int) -> list[int]:
-    """The images whose captions are wrong most often, binding errors first.
-
-    Args:
-        marks: For each captioner the claims of its caption of each image.
-        number: How many images at most.
-
-    Returns:
-        `list[int]`: Rows, worst first; of equals the earlier one; none without an error.
-    """
+    """The images whose captions are wrong most often, binding errors first."""
     rows = []
     for row, groups in enumerate(zip(*marks.values(), strict=True)):
         verdicts = [mark.verdict for group in groups for mark in group]

@@ -36,37 +36,15 @@ class CiderScores:
                 self.claims[name] = faithfulness(spoken(mine), evaluator.facts, check)["per_sample"]
 
     def of(self, what: str) -> dict[str, Any]:
-        """Numbers of claims of one kind.
-
-        Args:
-            what: `right`, `wrong`, `recalled` or `missed`.
-
-        Returns:
-            `dict`: For each source a number an image.
-        """
+        """Numbers of claims of one kind."""
         return {name: counts[what] for name, counts in self.claims.items()}
 
     def numbers(self, row: int, names: Sequence[str]) -> dict[str, dict[str, str]]:
-        """What stands beside captions of an image.
-
-        Args:
-            row: The image.
-            names: Sources.
-
-        Returns:
-            `dict`: For each source its CIDEr-D.
-        """
+        """What stands beside captions of an image."""
         return {name: {"CIDEr-D": f"{self.scores[name][row]:.2f}"} for name in names}
 
     def failures(self, min_gap: float) -> dict[str, Any] | None:
-        """Where it prefers the worse of two captions.
-
-        Args:
-            min_gap: As for [`cider_failures`].
-
-        Returns:
-            `dict` or None: Its result; None where there is nothing to tell the worse by.
-        """
+        """Where it prefers the worse of two captions."""
         if len(self.scores) < 2 or not (self.claims or self.ranks):
             return None
         from hf_captionrl.metrics.cider_failures import cider_failures
@@ -75,14 +53,7 @@ class CiderScores:
         return cider_failures(self.scores, ranks=self.ranks or None, min_gap=min_gap, **known)
 
     def unrewarded(self, below: float) -> dict[str, Any] | None:
-        """Right captions that it gives next to nothing.
-
-        Args:
-            below: As for [`unrewarded`].
-
-        Returns:
-            `dict` or None: Its result; None where nobody knows what is right.
-        """
+        """Right captions that it gives next to nothing."""
         if not self.claims:
             return None
         from hf_captionrl.metrics.cider_failures import unrewarded
@@ -91,14 +62,7 @@ class CiderScores:
 
 
 def cider_note(found: Mapping[str, Any]) -> str:
-    """What was counted, in a few sentences.
-
-    Args:
-        found: Of [`cider_failures`].
-
-    Returns:
-        `str`: The sentences.
-    """
+    """What was counted, in a few sentences."""
     parts = [f"CIDEr-D differs on {found['pairs']} pairs of captions."]
     for name, said in (("faithful", "more faithful"), ("retrieval", "better retrieving")):
         if found[f"{name}_pairs"] is not None:

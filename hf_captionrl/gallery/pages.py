@@ -46,14 +46,7 @@ class Shown:
             }
 
     def bag_ranks(self, bag: list[int]) -> dict[str, list[int]]:
-        """Ranks within a bag.
-
-        Args:
-            bag: Its rows.
-
-        Returns:
-            `dict`: For each source the rank of each image of the bag in it.
-        """
+        """Ranks within a bag."""
         from hf_captionrl.retrieval.ranking import bag_ranks
 
         images: Any = self.evaluator.image_features  # there where any text has features
@@ -71,18 +64,7 @@ class Shown:
         places: Mapping[str, tuple[int, int]] | None = None,
         numbers: Mapping[str, Mapping[str, str]] | None = None,
     ) -> GalleryItem:
-        """One image and what is written about it.
-
-        Args:
-            row: The image.
-            group: Heading that it stands under.
-            names: Sources shown; `None`: all.
-            places: For a source rank and size of another pool than all images.
-            numbers: For a source what else stands beside its caption.
-
-        Returns:
-            [`GalleryItem`]: For a page.
-        """
+        """One image and what is written about it."""
         from hf_captionrl.data.video import open_still
         from hf_captionrl.reports.gallery import GalleryCaption, GalleryItem
 
@@ -121,15 +103,7 @@ class Pages:
         self.written: dict[str, str] = {}
 
     def write(self, name: str, items: Sequence[GalleryItem], *, title: str, note: str, told: str) -> None:
-        """Write a page, unless there is nothing to show.
-
-        Args:
-            name: One of `names`.
-            items: What it shows.
-            title: Its heading.
-            note: Stands below the heading, after the images in words.
-            told: What stands in it, for the terminal.
-        """
+        """Write a page, unless there is nothing to show."""
         from hf_captionrl.reports.gallery import write_gallery
 
         if items:
@@ -143,15 +117,7 @@ class Pages:
 
 
 def bag_items(shown: Shown, bags: Sequence[list[int]]) -> list[GalleryItem]:
-    """Images bag by bag, each caption with its rank in the bag.
-
-    Args:
-        shown: The captions.
-        bags: Lists of rows.
-
-    Returns:
-        `list` of [`GalleryItem`]: Under one heading a bag.
-    """
+    """Images bag by bag, each caption with its rank in the bag."""
     items = []
     for number, bag in enumerate(bags, start=1):
         ranks = shown.bag_ranks(bag)
@@ -164,14 +130,7 @@ def bag_items(shown: Shown, bags: Sequence[list[int]]) -> list[GalleryItem]:
 
 
 def write_errors(pages: Pages, shown: Shown, counts: Mapping[str, Mapping[str, int]], limit: int) -> None:
-    """Images with the most wrong claims.
-
-    Args:
-        pages: Where it is written.
-        shown: The captions.
-        counts: For each source of [`error_counts`].
-        limit: Images shown.
-    """
+    """Images with the most wrong claims."""
     from hf_captionrl.gallery.caption_errors import most_wrong
 
     rows = most_wrong(shown.marks, limit) if shown.marks else []
@@ -185,30 +144,12 @@ def write_errors(pages: Pages, shown: Shown, counts: Mapping[str, Mapping[str, i
 
 
 def counted(counts: Mapping[str, int]) -> str:
-    """Errors of a source, in words.
-
-    Args:
-        counts: Of [`error_counts`].
-
-    Returns:
-        `str`: Without a full stop.
-    """
+    """Errors of a source, in words."""
     return f"{counts['hallucinated']} hallucinated and {counts['misbound']} misbound of {counts['claims']} claims"
 
 
 def write_cider(pages: Pages, shown: Shown, cider: CiderScores, min_gap: float, limit: int) -> dict[str, Any] | None:
-    """Pairs of captions of which CIDEr-D prefers the worse.
-
-    Args:
-        pages: Where they are written.
-        shown: The captions.
-        cider: Their scores.
-        min_gap: Scores must differ by more.
-        limit: Pairs shown.
-
-    Returns:
-        `dict` or None: Counts and cases, for JSON; None where nothing says which caption is worse.
-    """
+    """Pairs of captions of which CIDEr-D prefers the worse."""
     from hf_captionrl.gallery.cider import cider_note
 
     failures = cider.failures(min_gap)
@@ -236,18 +177,7 @@ def write_cider(pages: Pages, shown: Shown, cider: CiderScores, min_gap: float, 
 def write_unrewarded(
     pages: Pages, shown: Shown, cider: CiderScores, max_cider: float, limit: int
 ) -> dict[str, Any] | None:
-    """Right captions that CIDEr-D gives next to nothing.
-
-    Args:
-        pages: Where they are written.
-        shown: The captions.
-        cider: Their scores.
-        max_cider: Scores are below.
-        limit: Captions shown.
-
-    Returns:
-        `dict` or None: Counts and cases, for JSON; None where nothing says what is right.
-    """
+    """Right captions that CIDEr-D gives next to nothing."""
     poor = cider.unrewarded(max_cider)
     if poor is None:
         return None

@@ -56,16 +56,7 @@ _SCHEMES = ("", "http", "https", "mailto")
 
 
 def check_secret(name: str, text: str, token: str | None = None) -> None:
-    """Refuse a text that holds an access token or a private key.
-
-    Args:
-        name: What the text is called.
-        text: The text.
-        token: The token that is about to be used, which need not look like one.
-
-    Raises:
-        ValueError: If it does. The message does not repeat the token: it may end in a public log.
-    """
+    """Refuse a text that holds an access token or a private key."""
     if _TOKEN.search(text) or (token and token in text) or next(_random_values(text), None) is not None:
         raise ValueError(
             f"{name} holds an access token or a private key. Remove it, and revoke it if it was shown to anybody."
@@ -73,15 +64,7 @@ def check_secret(name: str, text: str, token: str | None = None) -> None:
 
 
 def redact(text: str, token: str | None = None) -> str:
-    """A text whose tokens are crossed out.
-
-    Args:
-        text: For instance the message of an error.
-        token: A token that need not look like one.
-
-    Returns:
-        `str`: With `[removed]` in place of each; of a private key without an end, in place of all that follows.
-    """
+    """A text whose tokens are crossed out."""
     text = _TOKEN.sub("[removed]", text.replace(token, "[removed]") if token else text)
     for value in sorted(set(_random_values(text)), key=len, reverse=True):
         text = text.replace(value, "[removed]")
@@ -106,15 +89,7 @@ def _looks_random(value: str, *, strict: bool) -> bool:
 
 
 def check_text(name: str, value: str) -> None:
-    """Refuse what is unfinished, leads out of the project, or must never be published.
-
-    Args:
-        name: What the text is called.
-        value: The text.
-
-    Raises:
-        ValueError: If it is a placeholder, a path of this machine or a token.
-    """
+    """Refuse what is unfinished, leads out of the project, or must never be published."""
     check_secret(name, value)
     if _PLACEHOLDER.search(value):
         raise ValueError(

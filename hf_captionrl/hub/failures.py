@@ -27,14 +27,7 @@ def _status(error: BaseException) -> int | None:
 
 
 def is_transient(error: BaseException) -> bool:
-    """Whether another try may succeed.
-
-    Args:
-        error: What the client raised.
-
-    Returns:
-        `bool`: True for a busy or broken server and for lost connections; False for what was refused.
-    """
+    """Whether another try may succeed."""
     if any(type(link).__name__ == "OfflineModeIsEnabled" for link in error_chain(error)):
         return False
     status = _status(error)
@@ -47,16 +40,7 @@ def is_transient(error: BaseException) -> bool:
 
 
 def explain(error: BaseException, repo_id: str, *, has_token: bool) -> str:
-    """What happened and the way out, in a sentence or two.
-
-    Args:
-        error: What the client raised.
-        repo_id: Where to.
-        has_token: Whether a token was sent.
-
-    Returns:
-        `str`: Without addresses and headers.
-    """
+    """What happened and the way out, in a sentence or two."""
     status = _status(error)
     if any(type(link).__name__ == "OfflineModeIsEnabled" for link in error_chain(error)):
         return "HF_HUB_OFFLINE is set, so nothing is sent. Unset it."

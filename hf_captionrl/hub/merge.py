@@ -15,17 +15,7 @@ _ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
 
 
 def write_merged(folder: str | Path, target: str | Path, names: Sequence[str]) -> None:
-    """Write a folder with the merged model, whose adapter stands in `adapter/`.
-
-    Args:
-        folder: With adapter, processor and all that is to be published; only read.
-        target: An empty folder.
-        names: What of `folder` is published beside the weights.
-
-    Raises:
-        FileNotFoundError: If the base model is not there any more.
-        ValueError: If adapter and base model do not belong together.
-    """
+    """Write a folder with the merged model, whose adapter stands in `adapter/`."""
     from hf_captionrl.captioners import load_captioner
 
     folder, target = Path(folder), Path(target)

@@ -236,14 +236,7 @@ def _remember(folder: Path, state: Mapping[str, Any]) -> None:
 
 
 def check_name(repo_id: str) -> None:
-    """Refuse a name of a repository that the Hub does not accept.
-
-    Args:
-        repo_id: `owner/name` or `name`.
-
-    Raises:
-        ValueError: If it is none.
-    """
+    """Refuse a name of a repository that the Hub does not accept."""
     from huggingface_hub.utils import HFValidationError, validate_repo_id
 
     try:

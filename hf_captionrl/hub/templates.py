@@ -13,18 +13,7 @@ __all__ = ["render_template", "template_folder"]
 
 
 def render_template(name: str, **values: Any) -> str:
-    """Fill in a template.
-
-    Args:
-        name: File in `hub_cards/`.
-        values: What it names; all must be there.
-
-    Returns:
-        `str`: Markdown.
-
-    Raises:
-        FileNotFoundError: If there is no such template.
-    """
+    """Fill in a template."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(  # nosec B701 # escaped by filters, see below
@@ -43,17 +32,7 @@ def render_template(name: str, **values: Any) -> str:
 
 
 def template_folder(name: str) -> Path:
-    """`hub_cards/` of the checkout, or where a wheel puts it.
-
-    Args:
-        name: File in it.
-
-    Returns:
-        `pathlib.Path`: The folder.
-
-    Raises:
-        FileNotFoundError: If there is no such file.
-    """
+    """`hub_cards/` of the checkout, or where a wheel puts it."""
     folders = (
         Path(__file__).parents[2] / "hub_cards",
         Path(sysconfig.get_path("data"), "share/hf_captionrl/hub_cards"),

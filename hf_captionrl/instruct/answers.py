@@ -73,11 +73,7 @@ class JudgeArguments:
                 raise ValueError(f"judge={self.judge!r} needs --{name}.")
 
     def load(self) -> Judge | None:
-        """Make the judge.
-
-        Returns:
-            The judge, or None for 'none'.
-        """
+        """Make the judge."""
         if self.judge == "endpoint":
             variable = self.judge_key_variable if os.environ.get(self.judge_key_variable) else None
             return EndpointJudge(str(self.judge_base_url), str(self.judge_model), api_key_env=variable)
@@ -89,18 +85,7 @@ class JudgeArguments:
 def answer_row(
     name: str, questions: Sequence[Question], answers: Sequence[str], judge: Judge | None, seed: int
 ) -> dict[str, Any]:
-    """One row of the table.
-
-    Args:
-        name: Row name.
-        questions: The questions.
-        answers: One each.
-        judge: Who judges, or None.
-        seed: Of the intervals.
-
-    Returns:
-        `dict`: Keys of `ANSWER_COLUMNS` and more.
-    """
+    """One row of the table."""
     row: dict[str, Any] = {"name": name, **answer_statistics(answers)}
     row |= dict.fromkeys((*CATEGORIES, "overall"))
     reason = "no judge was asked"
@@ -123,13 +108,7 @@ def answer_row(
 
 
 def write_answers(path: Path, questions: Sequence[Question], answers: Mapping[str, Sequence[str]]) -> None:
-    """Keep the answers, so that they can be judged again, or by people.
-
-    Args:
-        path: JSON Lines file.
-        questions: The questions.
-        answers: For each row its answers.
-    """
+    """Keep the answers, so that they can be judged again, or by people."""
     rows = [
         {"model": name, "question_id": q.question_id, "category": q.category, "question": q.text, "answer": text}
         for name, texts in answers.items()
@@ -139,18 +118,7 @@ def write_answers(path: Path, questions: Sequence[Question], answers: Mapping[st
 
 
 def read_answers(path: str, questions: Sequence[Question]) -> dict[str, list[str]]:
-    """Answers of an earlier run.
-
-    Args:
-        path: Of `write_answers`.
-        questions: Of the same run.
-
-    Returns:
-        `dict`: For each row its answers.
-
-    Raises:
-        ValueError: If an answer is missing.
-    """
+    """Answers of an earlier run."""
     found: dict[str, dict[str, str]] = {}
     for _, row in read_jsonl(path):
         found.setdefault(row["model"], {})[str(row["question_id"])] = row["answer"]

@@ -22,15 +22,7 @@ _FILES = {".json", ".jsonl", ".ndjson", ".parquet"}
 
 
 def format_prompt(instruction: str, input: str = "") -> str:
-    """What an answer continues; it ends in a line break, at which no tokenizer merges prompt and answer.
-
-    Args:
-        instruction: What to do.
-        input: What to do it with; left out if blank.
-
-    Returns:
-        `str`: The prompt.
-    """
+    """What an answer continues; it ends in a line break, at which no tokenizer merges prompt and answer."""
     middle = f"Input: {input.strip()}\n" if input.strip() else ""
     return f"Instruction: {instruction.strip()}\n{middle}Answer:\n"
 
@@ -52,19 +44,7 @@ def _read_file(path: Path) -> datasets.Dataset:
 
 
 def to_prompts(rows: datasets.Dataset, *, max_bad_fraction: float = 0.05) -> datasets.Dataset:
-    """Alpaca's columns as trl's prompt and completion.
-
-    Args:
-        rows: With `instruction`, `output` and, if it has it, `input`.
-        max_bad_fraction: Share of rows with a blank instruction or answer above which nothing is made of them; fewer
-            are left out with a warning.
-
-    Returns:
-        `datasets.Dataset`: Columns `prompt` and `completion`.
-
-    Raises:
-        ValueError: If a column is missing, or too many rows are blank.
-    """
+    """Alpaca's columns as trl's prompt and completion."""
     missing = [column for column in _COLUMNS if column not in rows.column_names]
     if missing:
         raise ValueError(
@@ -102,24 +82,7 @@ def load_instructions(
     max_bad_fraction: float = 0.05,
     exclude: Sequence[str] = (),
 ) -> datasets.Dataset:
-    """Load instructions from a JSON, JSON Lines or Parquet file, or from the Hub.
-
-    Args:
-        name: A file, or a data set's name on the Hub such as `tatsu-lab/alpaca`.
-        config: Configuration of a data set on the Hub.
-        revision: Branch, tag or commit of it.
-        split: Split of it.
-        max_rows: Use only the first so many.
-        max_bad_fraction: See [`to_prompts`].
-        exclude: Prompts to leave out, for instance the questions of the evaluation.
-
-    Returns:
-        `datasets.Dataset`: Columns `prompt` and `completion`.
-
-    Raises:
-        FileNotFoundError: If a name that looks like a file is none.
-        ValueError: If the rows are not in Alpaca's format.
-    """
+    """Load instructions from a JSON, JSON Lines or Parquet file, or from the Hub."""
     path = Path(name)
     if path.suffix in _FILES:
         if not path.is_file():

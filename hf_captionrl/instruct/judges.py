@@ -55,16 +55,7 @@ class Judge(Protocol):
     name: str
 
     def rate(self, model: str, questions: Sequence[Question], answers: Sequence[str]) -> Ratings:
-        """Rate each answer beside its question's reference answer, in both orders.
-
-        Args:
-            model: Row name of who answered.
-            questions: With reference answers.
-            answers: One a question.
-
-        Returns:
-            [`Ratings`]: Up to two a question.
-        """
+        """Rate each answer beside its question's reference answer, in both orders."""
         ...
 
 
@@ -72,12 +63,7 @@ def judge_prompt(question: str, first: str, second: str) -> str:
     """What a judge is asked.
 
     Args:
-        question: The question.
-        first: The answer shown first.
         second: The answer shown second.
-
-    Returns:
-        `str`: Asks for a line with two numbers, then an explanation.
     """
     return (
         "Two assistants were given the same question. Judge how helpful, relevant, accurate and detailed each answer is, "
@@ -93,15 +79,7 @@ def rate_pairs(ask: Callable[[str], str], questions: Sequence[Question], answers
     """Ask a judge that reads and writes text about every answer, in both orders.
 
     Args:
-        ask: From a prompt to the judge's reply.
-        questions: With reference answers.
         answers: One a question; for an empty one the judge is shown `(no answer)`.
-
-    Returns:
-        [`Ratings`]: Replies without two scores are counted as failed, not guessed.
-
-    Raises:
-        ValueError: If there is not one answer a question, or a question has no reference answer.
     """
     if len(questions) != len(answers):
         raise ValueError(f"There are {len(answers)} answers to {len(questions)} questions. Pass one each.")
@@ -140,10 +118,6 @@ class EndpointJudge:
         timeout (`float`): Seconds to wait for a reply.
         max_tokens (`int`): Longest reply.
         sleep (`Callable`): Waits; for tests.
-
-    Raises:
-        ValueError: If the address is no http(s) address or the model has no name.
-        JudgeError: If the environment variable holds no key.
     """
 
     def __init__(
@@ -179,17 +153,7 @@ class EndpointJudge:
             )
 
     def ask(self, prompt: str) -> str:
-        """Send one prompt.
-
-        Args:
-            prompt: The user's message.
-
-        Returns:
-            `str`: The reply; where it was cut off, its beginning, which holds the scores.
-
-        Raises:
-            JudgeError: If the endpoint refuses, keeps failing, or replies in another shape.
-        """
+        """Send one prompt."""
         with _as_judge_error():
             [(_, answer)] = self._backend.complete([Prompt("judge", "", prompt)])
         if isinstance(answer, Failure):
@@ -203,16 +167,7 @@ class EndpointJudge:
         return text
 
     def rate(self, model: str, questions: Sequence[Question], answers: Sequence[str]) -> Ratings:
-        """See [`Judge`].
-
-        Args:
-            model: Row name of who answered; the judge is not told.
-            questions: With reference answers.
-            answers: One a question.
-
-        Returns:
-            [`Ratings`]: Up to two a question.
-        """
+        """See [`Judge`]."""
         return rate_pairs(self.ask, questions, answers)
 
 
@@ -232,15 +187,7 @@ class LocalJudge:
 
     @classmethod
     def from_pretrained(cls, name: str, **kwargs: Any) -> LocalJudge:
-        """Load it.
-
-        Args:
-            name: Folder, or name on the Hub.
-            kwargs: As for the constructor.
-
-        Returns:
-            [`LocalJudge`]: The judge.
-        """
+        """Load it."""
         from transformers import AutoTokenizer
 
         from hf_captionrl.checkpoints.loading import load_language_model
@@ -254,14 +201,7 @@ class LocalJudge:
         )
 
     def ask(self, prompt: str) -> str:
-        """Let the model continue one prompt.
-
-        Args:
-            prompt: The user's message.
-
-        Returns:
-            `str`: The reply.
-        """
+        """Let the model continue one prompt."""
         import torch
 
         if self._tokenizer.chat_template:
@@ -281,16 +221,7 @@ class LocalJudge:
         return self._tokenizer.decode(written[0, ids.size(1) :], skip_special_tokens=True)
 
     def rate(self, model: str, questions: Sequence[Question], answers: Sequence[str]) -> Ratings:
-        """See [`Judge`].
-
-        Args:
-            model: Row name of who answered; the judge is not told.
-            questions: With reference answers.
-            answers: One a question.
-
-        Returns:
-            [`Ratings`]: Up to two a question.
-        """
+        """See [`Judge`]."""
         return rate_pairs(self.ask, questions, answers)
 
 
@@ -300,9 +231,6 @@ class FileJudge:
     Args:
         path (`str` or `os.PathLike`): JSON Lines, a rating a line: `model` (row name), `question_id`, `candidate` and
             `reference` (scores from 1 to 10), `candidate_first` (`true` if left out).
-
-    Raises:
-        ValueError: If a line is not such a rating; its number is named.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -322,16 +250,7 @@ class FileJudge:
                 ) from None
 
     def rate(self, model: str, questions: Sequence[Question], answers: Sequence[str]) -> Ratings:
-        """The ratings of one model.
-
-        Args:
-            model: Row name of who answered, as in the file.
-            questions: Ratings of other questions are left out.
-            answers: Unused: the file says what they are worth.
-
-        Returns:
-            [`Ratings`]: As many as the file has; a question without any counts as failed.
-        """
+        """The ratings of one model."""
         category = {question.question_id: question.category for question in questions}
         result = Ratings()
         for row in self._rows:

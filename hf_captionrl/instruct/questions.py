@@ -44,17 +44,6 @@ def load_questions(
     """Read questions in the format of Vicuna's `question.jsonl`: `question_id`, `text` and `category` a line.
 
     Questions of categories that Table 7 leaves out (coding, math) are left out here too.
-
-    Args:
-        path: The questions; a line may also hold `reference`, a good answer.
-        reference_answers: JSON Lines with `question_id` and `text`, for questions that bring none, as Vicuna's
-            `answer_gpt35.jsonl`.
-
-    Returns:
-        `list[Question]`: In the order of the file.
-
-    Raises:
-        ValueError: If a line is not in this format, an id comes twice, or no question is left.
     """
     answers = (
         {}
@@ -80,18 +69,7 @@ def load_questions(
 def answer_questions(
     model: Any, tokenizer: Any, prompts: Sequence[str], *, max_new_tokens: int, batch_size: int = 8
 ) -> list[str]:
-    """Answer greedily.
-
-    Args:
-        model (`PreTrainedModel` or `PeftModel`): The model.
-        tokenizer: Its tokenizer, with a padding token.
-        prompts: What the answers continue.
-        max_new_tokens: Longest answer in tokens.
-        batch_size: Prompts at a time.
-
-    Returns:
-        `list[str]`: One a prompt, without special tokens, stripped; may be empty.
-    """
+    """Answer greedily."""
     import torch
 
     training, side = model.training, tokenizer.padding_side

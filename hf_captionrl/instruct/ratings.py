@@ -56,9 +56,6 @@ class Rating:
         candidate (`float`): Score of the answer, from 1 to 10.
         reference (`float`): Score of the reference answer, likewise.
         candidate_first (`bool`): Whether the judge read the answer before the reference.
-
-    Raises:
-        ValueError: If a score is outside the scale.
     """
 
     question_id: str
@@ -80,9 +77,6 @@ class Rating:
 def parse_scores(reply: str) -> tuple[float, float] | None:
     """The two scores in a judge's reply: the first line that holds exactly two numbers from 1 to 10.
 
-    Args:
-        reply: What the judge wrote; "8 7", "8/10, 7/10" and "Answer A: 8, answer B: 7" are understood.
-
     Returns:
         `tuple[float, float]`: Scores of the answer shown first and of the one shown second; None if there are none.
     """
@@ -94,18 +88,7 @@ def parse_scores(reply: str) -> tuple[float, float] | None:
 
 
 def answer_statistics(answers: Sequence[str]) -> dict[str, Any]:
-    """Average length and lexical diversity of answers, and how many are empty.
-
-    Args:
-        answers: The answers; empty ones count as 0 words.
-
-    Returns:
-        `dict`: `length`, mean number of whitespace words; `lexical_diversity`, different words in thousands, see
-            [`caption_statistics`]; `empty`, the share of answers without a word; `signature`.
-
-    Raises:
-        ValueError: If there are no answers, or one is not a string.
-    """
+    """Average length and lexical diversity of answers, and how many are empty."""
     if isinstance(answers, str):
         raise ValueError("answers is one string. Pass a list with one answer a question.")
     answers = listed_texts(answers, "answers, one answer a question,")
@@ -145,22 +128,6 @@ def relative_scores(
 
     Reference: Yue et al. 2023, appendix B, Table 7, which prints them times 100. Differs from it by: each pair is judged
     in both orders, because judges prefer a place; both count. Intervals resample questions, with all their ratings.
-
-    Args:
-        ratings: Of one model; several of a question (orders, repetitions) are pooled.
-        categories: Names of the categories to report.
-        confidence: Share of resamples inside the interval.
-        num_resamples: Of the bootstrap.
-        seed: Of the bootstrap.
-
-    Returns:
-        `dict`: `overall` and one entry a category with ratings, and for each with two questions or more `<name>_ci`;
-            `first_place`, by how many points the first place is preferred (mean over pairs in both orders; None
-            without such pairs); `num_ratings`, `num_questions`, `one_order` (questions judged in one order only);
-            `signature`.
-
-    Raises:
-        ValueError: If there are no ratings, or one has an unknown category.
     """
     if not ratings:
         raise ValueError("There are no ratings. Ask a judge first, or look at why all its replies failed.")

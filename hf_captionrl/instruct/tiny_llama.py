@@ -41,17 +41,7 @@ def tiny_llama(
     """Make the model with random weights, and a byte-level BPE tokenizer learnt from the texts.
 
     Args:
-        texts (`Iterable[str]`): What the tokenizer is learnt from; the same texts give the same tokenizer.
         vocab_size: Most tokens; fewer texts give fewer. At least 259, the bytes and three special tokens.
-        width: Of the hidden states, a multiple of 16.
-        layers: Transformer blocks.
-        seed: Of the weights.
-
-    Returns:
-        `tuple`: [`~transformers.LlamaForCausalLM`] in fp32 and its tokenizer.
-
-    Raises:
-        ValueError: If the vocabulary is too small for every text to be written in it.
     """
     if vocab_size < 259:
         raise ValueError(f"vocab_size is {vocab_size}. Use at least 259: 256 bytes and 3 special tokens.")

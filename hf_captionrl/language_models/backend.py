@@ -63,15 +63,5 @@ class Backend(Protocol):
     sees_images: bool
 
     def complete(self, prompts: Sequence[Prompt]) -> Iterator[tuple[int, Answer]]:
-        """Answer prompts, each as soon as its answer is there, so that what is paid for can be written down at once.
-
-        Args:
-            prompts (`Sequence[Prompt]`): The questions.
-
-        Yields:
-            `tuple[int, Answer]`: Position of the prompt, and its answer; each position once, in any order.
-
-        Raises:
-            BackendError: If no prompt can be answered.
-        """
+        """Answer prompts, each as soon as its answer is there, so that what is paid for can be written down at once."""
         ...

@@ -39,9 +39,6 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 def image_url(image: Any) -> str:
     """An image as a data URL, as chat endpoints take it.
 
-    Args:
-        image (`PIL.Image.Image`): The image.
-
     Returns:
         `str`: `data:image/png;base64,...` for small images, JPEG of quality 90 for those above 512 x 512 pixels.
     """
@@ -72,10 +69,6 @@ class HTTPBackend:
         tries (`int`): How often a request is sent at most.
         backoff_s (`float`): First wait; doubled each time, at most two minutes.
         sleep (`Callable`): How to wait.
-
-    Raises:
-        ValueError: If the address is not http(s) or holds a password, or an option is out of range.
-        BackendError: If the environment variable is empty, or holds what no header can carry.
     """
 
     def __init__(
@@ -222,17 +215,7 @@ class HTTPBackend:
         return Failure("backend_failed", f"no answer in {self._tries} tries, the last: {message}")
 
     def complete(self, prompts: Sequence[Prompt]) -> Iterator[tuple[int, Answer]]:
-        """Answer prompts, several at a time.
-
-        Args:
-            prompts (`Sequence[Prompt]`): The questions.
-
-        Yields:
-            `tuple[int, Answer]`: Position of the prompt, and its answer, as answers arrive.
-
-        Raises:
-            BackendError: If the endpoint turns every prompt away.
-        """
+        """Answer prompts, several at a time."""
         fatal: BackendError | None = None
         left: Iterator[tuple[int, Prompt]] = iter(enumerate(prompts))
         with ThreadPoolExecutor(self._concurrency) as pool:

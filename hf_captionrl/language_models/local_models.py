@@ -19,13 +19,6 @@ def loaded_revision(model: Any, *parts: str) -> str:
 
     Only the Hub gives a commit. A folder can hold other weights tomorrow under the same name, and an adapter's base keeps
     its commit whatever the adapter is; both get the hash.
-
-    Args:
-        model (`nn.Module`): As loaded, PEFT's wrapper included.
-        *parts (`str`): Further texts that decide what it answers, such as a chat template.
-
-    Returns:
-        `str`: The commit, or 12 hex digits.
     """
     from hf_captionrl.retrieval.identity import model_fingerprint
 
@@ -39,15 +32,7 @@ def loaded_revision(model: Any, *parts: str) -> str:
 
 
 def folder_revision(model: str, revision: str | None) -> str:
-    """The same for a model that another process holds: of a folder a hash of its files, else the commit in the cache.
-
-    Args:
-        model (`str`): A folder or a name on the Hub, already loaded.
-        revision (`str`, *optional*): Branch, tag or commit that was asked for.
-
-    Returns:
-        `str`: 12 hex digits, the commit, or, where neither is known, `revision`.
-    """
+    """The same for a model that another process holds: of a folder a hash of its files, else the commit in the cache."""
     folder = Path(model)
     if folder.is_dir():
         digest = hashlib.blake2b(digest_size=16)
@@ -64,44 +49,19 @@ def folder_revision(model: str, revision: str | None) -> str:
 
 
 def revision_line(identity: str, max_new_tokens: int, *, engine: str = "") -> str:
-    """Identity and settings that change answers, as the journal keeps them.
-
-    Args:
-        identity (`str`): Of `loaded_revision` or `folder_revision`.
-        max_new_tokens (`int`): Longest answer.
-        engine (`str`): Where it is not transformers.
-
-    Returns:
-        `str`: One line.
-    """
+    """Identity and settings that change answers, as the journal keeps them."""
     return "; ".join(filter(None, (identity, f"{engine} greedy max_new_tokens={max_new_tokens}".strip())))
 
 
 def decoding(attempt: int, max_new_tokens: int) -> dict[str, Any]:
-    """Greedy at first; a bad answer is drawn anew, for greedy decoding would give it again.
-
-    Args:
-        attempt (`int`): 0 for the first time of asking.
-        max_new_tokens (`int`): Longest answer.
-
-    Returns:
-        `dict`: Settings of transformers' `generate`.
-    """
+    """Greedy at first; a bad answer is drawn anew, for greedy decoding would give it again."""
     if attempt == 0:
         return {"do_sample": False, "num_beams": 1, "max_new_tokens": max_new_tokens}
     return {"do_sample": True, "temperature": RETRY_TEMPERATURE, "num_beams": 1, "max_new_tokens": max_new_tokens}
 
 
 def by_attempt(prompts: Sequence[Prompt], batch_size: int) -> Iterator[list[int]]:
-    """Batches of positions whose prompts are decoded alike.
-
-    Args:
-        prompts (`Sequence[Prompt]`): The questions.
-        batch_size (`int`): Most of a batch.
-
-    Yields:
-        `list[int]`: Positions of one batch.
-    """
+    """Batches of positions whose prompts are decoded alike."""
     for attempt in sorted({prompt.attempt for prompt in prompts}):
         positions = [i for i, prompt in enumerate(prompts) if prompt.attempt == attempt]
         yield from (positions[start : start + batch_size] for start in range(0, len(positions), batch_size))
@@ -111,9 +71,6 @@ def seed_draws(prompts: Sequence[Prompt]) -> None:
     """Let samples depend on what is asked and on the attempt, not on what was asked before.
 
     A batch draws the same in a resumed run; prompts that come in other batches there draw anew.
-
-    Args:
-        prompts (`Sequence[Prompt]`): Of one batch.
     """
     import torch
 
@@ -125,13 +82,6 @@ def chat_text(tokenizer: Any, prompt: Prompt) -> str:
 
     Templates without a system role (Mistral's first) get the instruction in front of the first question; a model without
     a template gets the paper's plain layout, `User : ... Assistant : ...`.
-
-    Args:
-        tokenizer: A transformers tokenizer.
-        prompt ([`Prompt`]): The question.
-
-    Returns:
-        `str`: Text that ends where the answer begins.
     """
     turns = prompt.turns()
     if not getattr(tokenizer, "chat_template", None):

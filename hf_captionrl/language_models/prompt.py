@@ -39,11 +39,7 @@ class Prompt:
         return hashlib.blake2b(read.encode(), digest_size=8).hexdigest()
 
     def turns(self) -> list[dict[str, str]]:
-        """The question as a chat: system, examples, user, without the image.
-
-        Returns:
-            `list[dict]`: Turns with `role` and `content`.
-        """
+        """The question as a chat: system, examples, user, without the image."""
         turns = [{"role": "system", "content": self.system}] if self.system else []
         for user, assistant in self.examples:
             turns += [{"role": "user", "content": user}, {"role": "assistant", "content": assistant}]

@@ -131,14 +131,7 @@ class TransformersTextBackend(TransformersBackend):
     processor_class = "AutoTokenizer"
 
     def complete(self, prompts: Sequence[Prompt]) -> Iterator[tuple[int, Answer]]:
-        """Answer prompts, a batch at a time.
-
-        Args:
-            prompts (`Sequence[Prompt]`): The questions.
-
-        Yields:
-            `tuple[int, Answer]`: Position of the prompt, and its answer; a prompt longer than the model's context fails.
-        """
+        """Answer prompts, a batch at a time."""
         longest = getattr(self._model.config, "max_position_embeddings", None)
         for positions in by_attempt(prompts, self._batch_size):
             texts = [chat_text(self._tokenizer, prompts[i]) for i in positions]
@@ -181,14 +174,7 @@ class TransformersVisionBackend(TransformersBackend):
         return str(self._processor.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
 
     def complete(self, prompts: Sequence[Prompt]) -> Iterator[tuple[int, Answer]]:
-        """Answer prompts about images.
-
-        Args:
-            prompts (`Sequence[Prompt]`): With images.
-
-        Yields:
-            `tuple[int, Answer]`: Position of the prompt, and its answer.
-        """
+        """Answer prompts about images."""
         import torch
 
         from hf_captionrl.captioners.tokens import start_token_settings
@@ -249,14 +235,7 @@ class CaptionerBackend:
         self.revision = revision_line(identity, max_new_tokens)
 
     def complete(self, prompts: Sequence[Prompt]) -> Iterator[tuple[int, Answer]]:
-        """Describe the images of prompts.
-
-        Args:
-            prompts (`Sequence[Prompt]`): With images.
-
-        Yields:
-            `tuple[int, Answer]`: Position of the prompt, and its caption.
-        """
+        """Describe the images of prompts."""
         for positions in by_attempt(prompts, self._batch_size):
             batch = [prompts[i] for i in positions]
             inputs = self._captioner.encode_images([prompt.image for prompt in batch])

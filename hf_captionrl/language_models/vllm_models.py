@@ -23,9 +23,6 @@ class VLLMBackend:
         max_new_tokens (`int`): Longest answer.
         dtype (`str`): Of the weights.
         seed (`int`): Of samples for later attempts.
-
-    Raises:
-        ModuleNotFoundError: If vLLM is not installed.
     """
 
     def __init__(
@@ -53,14 +50,7 @@ class VLLMBackend:
         self.revision = revision_line(folder_revision(model, revision), max_new_tokens, engine="vllm")
 
     def complete(self, prompts: Sequence[Prompt]) -> Iterator[tuple[int, Answer]]:
-        """Answer prompts; vLLM batches them itself, so all of them come together.
-
-        Args:
-            prompts (`Sequence[Prompt]`): The questions.
-
-        Yields:
-            `tuple[int, Answer]`: Position of the prompt, and its answer.
-        """
+        """Answer prompts; vLLM batches them itself, so all of them come together."""
         for positions in by_attempt(prompts, max(len(prompts), 1)):
             chats = []
             for prompt in (prompts[i] for i in positions):

@@ -95,10 +95,7 @@ def draw_random_ids(
 
     Args:
         labels (`torch.Tensor` of shape `(B, T)`): Gives the shape and the device.
-        vocab_size: V.
-        num_random: R, ids per draw.
-        random_draw: One draw a caption ("sequence", the paper) or a position ("position", the released code).
-        generator: Source of randomness, on the labels' device; the global one if None.
+
     Returns:
         `torch.Tensor` of shape `(B, R)` or `(B, T, R)`.
     """

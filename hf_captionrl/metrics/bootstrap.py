@@ -24,11 +24,9 @@ _ROUNDING = 64 * np.finfo(np.float64).eps
 def check_values(values: Any, name: str) -> np.ndarray:
     """A float64 vector without NaN.
 
-    Args:
-        values (sequence of `N` numbers): One for each sample.
-        name: What to call them in an error.
     Returns:
         `numpy.ndarray` of shape `(N,)`: float64.
+
     Raises:
         ValueError: If they are not a vector of numbers, are empty or one is not finite (its index is named).
     """

@@ -9,11 +9,6 @@ __all__ = ["check_captions", "check_groups", "check_pairs", "listed_texts"]
 def listed_texts(texts: Any, name: str) -> list[Any]:
     """What is given for each image, as a list.
 
-    Args:
-        texts: The texts, or lists of texts.
-        name: What to call them in an error.
-    Returns:
-        `list`: Not empty.
     Raises:
         ValueError: If there is nothing to go through, or nothing in it.
     """
@@ -28,11 +23,6 @@ def listed_texts(texts: Any, name: str) -> list[Any]:
 def check_captions(captions: Any, name: str = "captions") -> list[str]:
     """A list of captions with something in each.
 
-    Args:
-        captions: The texts.
-        name: What to call them in an error.
-    Returns:
-        `list[str]`: The same texts.
     Raises:
         ValueError: If it is one string or empty, or a caption is not a string or blank (its index is named).
     """
@@ -50,12 +40,6 @@ def check_captions(captions: Any, name: str = "captions") -> list[str]:
 def check_groups(groups: Any, name: str, minimum: int = 1) -> list[list[str]]:
     """A list of captions for each image.
 
-    Args:
-        groups: For each image the list of its texts.
-        name: What to call them in an error.
-        minimum: How many each image needs.
-    Returns:
-        `list[list[str]]`: The same texts.
     Raises:
         ValueError: If an image has a string instead of a list, or too few (its index is named).
     """
@@ -77,11 +61,6 @@ def check_groups(groups: Any, name: str, minimum: int = 1) -> list[list[str]]:
 def check_pairs(candidates: Any, references: Any) -> tuple[list[list[str]], list[list[str]]]:
     """Candidates and references of the same images.
 
-    Args:
-        candidates: For each image one caption, or a list of captions.
-        references: For each image the list of its references.
-    Returns:
-        `tuple` of two `list[list[str]]`: candidates and references of each image.
     Raises:
         ValueError: If the numbers of images disagree or a text is bad (its index is named).
     """

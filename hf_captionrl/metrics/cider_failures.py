@@ -65,18 +65,6 @@ def cider_failures(
     - CIDEr-D fails on the pair where the caption with the lower score is the better one by every rule that there are
       numbers for.
 
-    Args:
-        scores: For each captioner CIDEr-D of each of N images, `per_sample` of [`cider_d`].
-        wrong: For each captioner the number of wrong claims of each caption, `per_sample["wrong"]` of [`faithfulness`].
-        recalled: Likewise the number of facts told; goes with `wrong`.
-        ranks: For each captioner the rank of each image, 1 = best.
-        min_gap: Pairs whose scores differ by no more than this are left out, at least 0.
-    Returns:
-        `dict`: `pairs`, those whose scores differ; `faithful_pairs`, those of them of which one is more faithful, and
-        `faithful_failures`, the share of these in which it is the one with the lower CIDEr-D; `retrieval_pairs` and
-        `retrieval_failures` likewise (None without such numbers; shares are 0 where there is nothing to divide);
-        `failures`, the number of pairs on which CIDEr-D fails; `cases`, all of them as [`CiderFailure`], the widest gap
-        first; `signature`.
     Raises:
         ValueError: If there are fewer than two captioners, numbers do not pair up, or there is nothing to judge by.
     """
@@ -143,16 +131,9 @@ def unrewarded(
     reference is about 0. The paper chooses them by eye; the rule here is: at least one right claim, no wrong one, and
     CIDEr-D below a bound.
 
-    Args:
-        scores: For each captioner CIDEr-D of each of N images, `per_sample` of [`cider_d`]; usually against one detailed
-            reference an image, such as a HolisticCap.
-        right: For each captioner the number of right claims of each caption, `per_sample["right"]` of [`faithfulness`].
-        wrong: Likewise of wrong claims.
-        below: The bound, on CIDEr-D's own scale, above 0.
     Returns:
-        `dict`: `right_captions`, those with right claims only; `unrewarded`, how many of them score below the bound; `share`,
         the second over the first (0 where there is none); `cases`, (row, captioner, score) of each, those with the most right
-        claims first; `signature`.
+
     Raises:
         ValueError: If numbers do not pair up, or the bound is not above 0.
     """

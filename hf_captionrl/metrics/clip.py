@@ -68,18 +68,7 @@ def _preset(name: str) -> ClipScorePreset:
 
 
 def score_prefix(preset: str, prefix: str | None = None) -> str:
-    """What CLIPScore puts before a caption.
-
-    Args:
-        preset: A key of `CLIP_SCORE_PRESETS`.
-        prefix: Instead of the preset's, or `None`.
-
-    Returns:
-        `str`: The prefix, ending in a blank if it is not empty.
-
-    Raises:
-        ValueError: If there is no such preset.
-    """
+    """What CLIPScore puts before a caption."""
     own = _preset(preset).prefix
     before = own if prefix is None else prefix
     return before if not before or before[-1].isspace() else f"{before} "

@@ -48,11 +48,6 @@ def caption_statistics(captions: Any) -> dict[str, Any]:
 def vocabulary_size(words: Iterable[Sequence[str]], min_frequency: int) -> int:
     """How many words captions use often.
 
-    Args:
-        words: For each caption its words.
-        min_frequency: How often a word must stand in the captions to count.
-    Returns:
-        `int`: A number of words.
     Raises:
         ValueError: If `min_frequency` is below 1.
     """

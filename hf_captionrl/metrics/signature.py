@@ -9,11 +9,9 @@ __all__ = ["signature"]
 def signature(**parts: Any) -> str:
     """Join what a result depends on.
 
-    Args:
-        parts: Names and values, in the order to be printed; `None` and empty ones are left out. A signature in a
-            signature, such as a scorer's, keeps its parts with "," between them.
     Returns:
         `str`: Such as `"pool:5000|ties:against|dtype:float32|hf_captionrl:0.1.0"`.
+
     Raises:
         ValueError: If a value holds a line break.
     """

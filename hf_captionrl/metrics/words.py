@@ -34,18 +34,7 @@ PARTS_OF_SPEECH = ("NOUN", "ADJ")
 
 
 def spacy_tagger(model: str | None = None, *, batch_size: int = 256) -> Tagger:
-    """A tagger by spaCy's English model (extra `[analysis]`).
-
-    Args:
-        model: Name of a spaCy model; None for the small English one, under either of its names.
-        batch_size: Captions at a time.
-
-    Returns:
-        `Tagger`: Lower-cased lemmas with their parts of speech.
-
-    Raises:
-        ModuleNotFoundError: If spaCy or the model is not installed.
-    """
+    """A tagger by spaCy's English model (extra `[analysis]`)."""
     # Lemmas need the tagger and the lemmatizer only; parsing would take most of the time.
     pipeline = load_spacy(model, exclude=["parser", "ner"])
 

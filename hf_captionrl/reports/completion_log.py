@@ -57,17 +57,7 @@ def _number(value: Any) -> str:
 
 
 def print_completions(rows: Sequence[CompletionRow], *, step: int, console: Console | None = None) -> None:
-    """Show captions and what they earned as a table on the terminal.
-
-    Args:
-        rows: One a caption: `image_id`, `caption` and, where known, `reference` (a human caption), `rewards` (from names
-            to numbers), `advantage`, `rank` of the target by the caption (1: found), and `extra` (further columns).
-        step: Optimizer step, for the title.
-        console: Where to; standard output by default.
-
-    Raises:
-        ValueError: If a row has no `image_id` or no `caption`.
-    """
+    """Show captions and what they earned as a table on the terminal."""
     names = _reward_names(rows)
     console = console or Console()
     encoding = console.encoding
@@ -172,20 +162,6 @@ def log_completions(
 
     A tracker that is asked for but missing, or without a run, is skipped with one warning for the whole process: a table
     of captions is no reason to end a training.
-
-    Args:
-        rows: As for [`print_completions`].
-        images (`Sequence[PIL.Image.Image | None]`): One a row, or none at all.
-        step: Optimizer step.
-        report_to: As in `TrainingArguments`.
-        tensorboard_writer (`SummaryWriter`, *optional*): That of transformers' `TensorBoardCallback` (`tb_writer`).
-        tag: What the table is called there.
-
-    Returns:
-        `list[str]`: The trackers that were written to.
-
-    Raises:
-        ValueError: If a row lacks something, or there are images, but not one a row.
     """
     _reward_names(rows)
     if len(images) not in (0, len(rows)):

@@ -25,19 +25,6 @@ def write_length_histogram(
 
     Reference: Gaur et al. 2024 (No Detail Left Behind), Figure 4. Shares of captions are drawn, so that sources of
     different size compare; a dotted line marks each mean.
-
-    Args:
-        path: Where to write; the name must end in `.png`.
-        lengths: For each source the lengths of its captions.
-        unit: What is counted, `words` or `tokens`.
-        title: A line above the picture.
-
-    Returns:
-        `pathlib.Path`: The file written.
-
-    Raises:
-        ValueError: If there is no source, a source has no caption, a length is negative or no whole number, or the
-            name does not end in `.png`.
     """
     if not lengths:
         raise ValueError("There are no lengths. Give at least one source with one caption.")
@@ -81,21 +68,7 @@ def write_trade_off(
     y: tuple[str, str] = ("hallucination", "Hallucination (share of wrong claims)"),
     title: str | None = None,
 ) -> Path | None:
-    """Draw each captioner as a point between two numbers, with its 95 % intervals, and write the PNG atomically.
-
-    Args:
-        path: Where to write; the name must end in `.png`.
-        rows: Rows of a table: `name`, numbers and `<key>_ci`.
-        x: Key and label of the horizontal axis.
-        y: Key and label of the vertical axis.
-        title: A line above the picture.
-
-    Returns:
-        `pathlib.Path` or None: The file written; None where no row has both numbers.
-
-    Raises:
-        ValueError: If the name does not end in `.png`.
-    """
+    """Draw each captioner as a point between two numbers, with its 95 % intervals, and write the PNG atomically."""
     points = [row for row in rows if row.get(x[0]) is not None and row.get(y[0]) is not None]
     if not points:
         return None

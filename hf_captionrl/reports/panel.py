@@ -42,18 +42,6 @@ def write_panel(path: str | os.PathLike[str], items: Sequence[PanelItem], title:
 
     Reference: Chen and Jin 2020, Figures 1, 2 and 4. A caption that repeats an earlier one of its captioner is pale, and
     beside each captioner stands how many of its captions differ.
-
-    Args:
-        path: Where to write.
-        items: The images, in the order in which they are shown.
-        title: Heading.
-        note: A sentence under the heading: data set, split, temperature.
-
-    Returns:
-        `pathlib.Path`: The file written.
-
-    Raises:
-        ValueError: If there is no item, the items have different captioners, or one has no caption.
     """
     items = list(items)
     if not items:

@@ -24,29 +24,12 @@ LINES = ("-", "--", "-", "-.")
 
 
 def plain_label(name: str) -> str:
-    """A name as matplotlib shows it unchanged: a leading underscore would hide it, a dollar sign start a formula.
-
-    Args:
-        name: The name.
-
-    Returns:
-        `str`: What to pass as a label.
-    """
+    """A name as matplotlib shows it unchanged: a leading underscore would hide it, a dollar sign start a formula."""
     return ("\u200b" * name.startswith("_") + name).replace("$", r"\$")
 
 
 def check_png(path: str | os.PathLike[str]) -> Path:
-    """The name of a picture, before anything is drawn.
-
-    Args:
-        path: The name.
-
-    Returns:
-        `pathlib.Path`: The same.
-
-    Raises:
-        ValueError: If it does not end in `.png`.
-    """
+    """The name of a picture, before anything is drawn."""
     path = Path(path)
     if path.suffix.lower() != ".png":
         raise ValueError(f"path is {str(path)!r}; pictures are written as PNG. End the name in .png.")
@@ -58,11 +41,6 @@ def new_figure(width: float, height: float, *, columns: int = 1) -> tuple[Figure
 
     Args:
         width: In inches; 150 pixels each.
-        height: In inches.
-        columns: Panels side by side.
-
-    Returns:
-        `tuple`: The figure, and its panel, or an array of panels where there are several.
     """
     # By hand: pyplot would choose a backend for, and keep state in, the program that called.
     figure = Figure(figsize=(width, height), dpi=150, layout="constrained")
@@ -74,15 +52,7 @@ def save_figure(path: str | os.PathLike[str], figure: Figure, *, text: Mapping[s
     """Write a picture atomically; the same numbers give the same bytes.
 
     Args:
-        path: Where to write; the name must end in `.png`.
-        figure: The picture.
         text: Stored in the file beside the pixels, e.g. the numbers that the picture shows.
-
-    Returns:
-        `pathlib.Path`: The file written.
-
-    Raises:
-        ValueError: If the name does not end in `.png`.
     """
     buffer = io.BytesIO()
     # Without matplotlib's version in the file.
@@ -91,12 +61,7 @@ def save_figure(path: str | os.PathLike[str], figure: Figure, *, text: Mapping[s
 
 
 def tidy(axis: Any, *, grid: Literal["both", "x", "y"] = "both") -> None:
-    """Take away what is not data.
-
-    Args:
-        axis (`matplotlib.axes.Axes`): The panel.
-        grid: Which lines to keep behind the data.
-    """
+    """Take away what is not data."""
     axis.grid(axis=grid, color="#e2e0da", linewidth=0.8)
     axis.set_axisbelow(True)
     axis.tick_params(colors="#5d6370", length=0)

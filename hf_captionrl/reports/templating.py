@@ -15,11 +15,7 @@ TEMPLATES = Path(__file__).parent / "templates"
 
 
 def html_templates() -> Environment:
-    """The templates of HTML pages.
-
-    Returns:
-        `jinja2.Environment`: Escapes every value that is not marked as safe, and refuses names that nobody gave.
-    """
+    """The templates of HTML pages."""
     return Environment(
         loader=FileSystemLoader(TEMPLATES),
         autoescape=True,

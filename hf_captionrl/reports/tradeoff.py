@@ -20,14 +20,7 @@ _PANELS = (
 
 
 def frontier(points: Sequence[tuple[float, float]]) -> list[int]:
-    """Points that no other point beats in both coordinates.
-
-    Args:
-        points: Pairs of numbers, both better when higher.
-
-    Returns:
-        `list[int]`: Indices, first coordinate rising; of equal points the first.
-    """
+    """Points that no other point beats in both coordinates."""
     kept: list[int] = []
     best = -math.inf
     # From the right: a point counts if it is higher than everything right of it.
@@ -52,20 +45,6 @@ def write_diversity_tradeoff(
 
     Reference: Chen and Jin 2020, Section 5.4 and Table 4, which give one temperature; a comparison at one temperature
     cannot tell a better captioner from one that samples more narrowly.
-
-    Args:
-        path: Where to write; the name must end in `.png`.
-        curves: For each captioner its points: mappings with `div_2`, `mbleu_4_per_image`, the key of `precision`, and
-            `temperature`, which is written beside the point where it is not None.
-        precision: Key and label of the vertical axis.
-        title: A line above the panels.
-
-    Returns:
-        `pathlib.Path`: The file written.
-
-    Raises:
-        ValueError: If there is no captioner, one has no point, a number is missing, not finite or outside its range, or
-            the name does not end in `.png`.
     """
     path = check_png(path)
     _check(curves, precision[0])

@@ -23,15 +23,7 @@ _LIMIT = re.compile(r"(^|_)(max|min|num)_(\w+_)?tokens?$")
 
 
 def is_secret(name: str, value: object) -> bool:
-    """Whether a setting must not be written down.
-
-    Args:
-        name: Of the setting, or of the option of a command line that sets it.
-        value: Its value. A limit such as that of `max_new_tokens` is none.
-
-    Returns:
-        `bool`: True for tokens, keys, secrets and passwords.
-    """
+    """Whether a setting must not be written down."""
     name = name.lstrip("-").replace("-", "_")
     if not isinstance(value, str) or (_LIMIT.search(name) and value.isdecimal()):
         return False
@@ -39,12 +31,7 @@ def is_secret(name: str, value: object) -> bool:
 
 
 def installed_versions() -> dict[str, str]:
-    """Versions of everything that can change a result, read without importing any of it.
-
-    Returns:
-        `dict[str, str]`: Python, each package (`"not installed"` where it is missing), `hf_captionrl`, and
-        `git_revision` where the package runs from a git checkout (with `+changes` if files differ from it).
-    """
+    """Versions of everything that can change a result, read without importing any of it."""
     versions = {"python": platform.python_version()}
     for package in (*PACKAGES, "hf_captionrl"):
         try:
@@ -75,14 +62,7 @@ def _git_revision(package: Path) -> str | None:
 
 
 def plain_config(config: Any) -> Any:
-    """A configuration as JSON can hold it; secrets are left out and other objects are named by their text.
-
-    Args:
-        config: A dataclass, a mapping, or anything nested of these.
-
-    Returns:
-        Dicts, lists, numbers, text and None.
-    """
+    """A configuration as JSON can hold it; secrets are left out and other objects are named by their text."""
     if dataclasses.is_dataclass(config) and not isinstance(config, type):
         config = {field.name: getattr(config, field.name, None) for field in dataclasses.fields(config)}
     if isinstance(config, Mapping):

@@ -21,11 +21,6 @@ _SMALL, _LARGE = 2.0**-30, 2.0**40
 def as_features(features: Any, name: str = "features") -> Tensor:
     """Features as a tensor, whatever holds them.
 
-    Args:
-        features (array, tensor or list of rows): Features of captions or images.
-        name: What to call them in an error.
-    Returns:
-        `torch.Tensor`: The same numbers in the same precision.
     Raises:
         ValueError: If rows are of different lengths (the row is named), or there is something else than numbers.
     """
@@ -91,6 +86,7 @@ def unit_length(rows: Tensor) -> Tensor:
 
     Args:
         rows (`torch.Tensor` of shape `(N, D)`): Finite float32 or float64 rows, none of them zero.
+
     Returns:
         `torch.Tensor` of shape `(N, D)`: The same directions.
     """
@@ -122,8 +118,6 @@ def in_range(text: Tensor, images: Tensor) -> tuple[Tensor, Tensor]:
     Args:
         text (`torch.Tensor` of shape `(N, D)`): Features of the captions, checked.
         images (`torch.Tensor` of shape `(M, D)`): Features of the images, checked.
-    Returns:
-        `tuple` of two tensors: The same where their magnitudes are ordinary.
     """
     largest = torch.linalg.vector_norm(text, ord=torch.inf, dim=1)
     extreme = _is_extreme(largest)
@@ -138,13 +132,9 @@ def in_range(text: Tensor, images: Tensor) -> tuple[Tensor, Tensor]:
 def check_targets(targets: Any, num_captions: int, num_images: int) -> Tensor:
     """Check the image row each caption belongs to.
 
-    Args:
-        targets (sequence of `N` integers, or `None`): Row of the own image of each caption; `None` means caption i
-            belongs to image i.
-        num_captions: N.
-        num_images: M, the size of the pool.
     Returns:
         `torch.Tensor` of shape `(N,)`: int64 rows, on the CPU.
+
     Raises:
         ValueError: If the number of targets is wrong or a target is not a row of the pool (its index is named).
     """
@@ -175,12 +165,6 @@ def check_targets(targets: Any, num_captions: int, num_images: int) -> Tensor:
 def check_bag(rows: Sequence[int], name: str, num_images: int) -> list[int]:
     """Check the images of a bag, or of a set of candidates.
 
-    Args:
-        rows (sequence of integers): Rows of the pool.
-        name: What to call them in an error.
-        num_images: M, the size of the pool.
-    Returns:
-        `list[int]`: The rows.
     Raises:
         ValueError: If a row is none of the pool or stands there twice, or there are fewer than two.
     """

@@ -40,9 +40,6 @@ class StoreMismatchError(ValueError):
 def key_digest(key: str) -> bytes:
     """Fixed-size stand-in for a key.
 
-    Args:
-        key: Any string.
-
     Returns:
         `bytes`: 16 bytes, BLAKE2b of the UTF-8 form.
     """
@@ -68,9 +65,6 @@ class RowStore:
         directory: Folder of this store; made at the first `append`, never by reading.
         identity: What the rows are, JSON-able. A folder of another identity is refused.
         lock_timeout_s: Seconds to wait for another writer before `append` raises `TimeoutError`.
-
-    Raises:
-        StoreMismatchError: If the folder holds rows of another identity.
     """
 
     def __init__(self, directory: str | os.PathLike, identity: dict[str, Any], *, lock_timeout_s: float = 300.0):
@@ -106,11 +100,7 @@ class RowStore:
         return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
 
     def refresh(self) -> None:
-        """Read the records that this or another process added since the last time.
-
-        Raises:
-            StoreMismatchError: If the folder holds rows of another identity.
-        """
+        """Read the records that this or another process added since the last time."""
         if self.shape is None and not self._load_meta():
             return
         try:
@@ -179,9 +169,6 @@ class RowStore:
     def positions(self, digests: Sequence[bytes]) -> np.ndarray:
         """Where rows are.
 
-        Args:
-            digests: N key digests.
-
         Returns:
             `np.ndarray` of shape `(N,)`, int64: Row numbers, -1 where the key is unknown.
         """
@@ -204,9 +191,6 @@ class RowStore:
 
         Returns:
             `np.memmap` of shape `(rows, *shape)`: Grows with later appends only when `array` is called again.
-
-        Raises:
-            ValueError: If nothing was ever stored.
         """
         if self.shape is None or self.dtype is None:
             raise ValueError(f"{self.directory} holds no features yet. Compute some first.")
@@ -223,12 +207,7 @@ class RowStore:
         """Add rows; keys that are there already (this or another process wrote them) are left as they are.
 
         Args:
-            digests: N key digests.
             rows (`np.ndarray` of shape `(N, *shape)`): float16 or float32.
-
-        Raises:
-            OSError: If the folder cannot be written or the disk is full. What was stored before stays valid.
-            StoreMismatchError: If dtype or shape differ from the rows already stored.
         """
         self.directory.mkdir(parents=True, exist_ok=True)
         with FileLock(self.directory / "lock", timeout=self.lock_timeout_s):
@@ -255,14 +234,7 @@ class RowStore:
             self.refresh()
 
     def drop(self, positions: Sequence[int]) -> None:
-        """Give up rows, because their bytes are damaged. Their keys are unknown afterwards.
-
-        Args:
-            positions: Row numbers.
-
-        Raises:
-            OSError: If the folder cannot be written; the rows are then unknown to this process only.
-        """
+        """Give up rows, because their bytes are damaged. Their keys are unknown afterwards."""
         gone = set(positions)
         self._positions = {digest: i for digest, i in self._positions.items() if i not in gone}
         drop_rows(self.directory, sorted(gone), lock_timeout_s=self.lock_timeout_s)
@@ -306,12 +278,7 @@ def drop_rows(directory: str | os.PathLike, positions: Sequence[int], *, lock_ti
     """Make rows of a store unknown to everybody who opens it from now on.
 
     Args:
-        directory: Folder of the store.
-        positions: Row numbers.
         lock_timeout_s: Seconds to wait for another writer.
-
-    Raises:
-        OSError: If the folder cannot be written.
     """
     with FileLock(Path(directory) / "lock", timeout=lock_timeout_s):
         _overwrite(Path(directory), positions)

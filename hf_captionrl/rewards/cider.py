@@ -46,14 +46,7 @@ class CiderReward(Reward):
         self.baseline = baseline
 
     def prepare(self, data: RewardData) -> None:
-        """Encode and count the references of all training images.
-
-        Args:
-            data ([`RewardData`]): The training data.
-
-        Raises:
-            ValueError: If an image has no reference, or no reference has a token.
-        """
+        """Encode and count the references of all training images."""
         without = [i for i, references in enumerate(data.references) if not len(references)]
         if without:
             raise ValueError(

@@ -126,14 +126,7 @@ class PairwiseDiversity(Reward):
         self.baseline = "group_mean" if variant == "pairwise" else "group_floor"
 
     def prepare(self, data: RewardData) -> None:
-        """Learn the end token, and find the text encoder where one is needed.
-
-        Args:
-            data ([`RewardData`]): The training data.
-
-        Raises:
-            ValueError: If there is none.
-        """
+        """Learn the end token, and find the text encoder where one is needed."""
         self._eos = data.eos_token_id
         if self.distance == "embedding" and self.text_encoder is None:
             if data.scorer is None:

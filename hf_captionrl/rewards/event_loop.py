@@ -30,12 +30,6 @@ def run_together(awaitables: Sequence[Awaitable[Any]]) -> list[Any]:
 
     The loop stays the same for the whole run, so that a client which is bound to it can be kept from call to call. It is in
     a thread of its own, so that notebooks, whose main thread already runs a loop, work too.
-
-    Args:
-        awaitables (`Sequence[Awaitable]`): What asynchronous functions returned.
-
-    Returns:
-        `list`: Their results, in order.
     """
     if not awaitables:
         return []

@@ -39,14 +39,7 @@ def _parameters(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
 
 
 def callable_name(function: Any) -> str:
-    """The name of a callable: that of what a `functools.partial` calls, and of the class of an object.
-
-    Args:
-        function (`Callable`): A function, a partial, or an object with `__call__`.
-
-    Returns:
-        `str`: As TRL names it.
-    """
+    """The name of a callable: that of what a `functools.partial` calls, and of the class of an object."""
     while isinstance(function, functools.partial):
         function = function.func
     return str(getattr(function, "__name__", type(function).__name__))
@@ -90,15 +83,6 @@ def function_reward(function: Callable[..., Any]) -> FunctionReward:
     A parameter named as one of TRL's arguments (`completions`, `prompts`, `completion_ids`, `trainer_state`, `log_metric`,
     `log_extra`), or `**kwargs`, makes it a [`CompletionReward`]. A single positional parameter of another name, or a first
     one that is annotated as `RewardContext`, makes it a [`FunctionReward`].
-
-    Args:
-        function (`Callable`): A function, a `functools.partial`, or an object with `__call__`; `async` or not.
-
-    Returns:
-        [`FunctionReward`] or [`CompletionReward`].
-
-    Raises:
-        TypeError: If the signature is neither of the two.
     """
     if hasattr(function, "config") and isinstance(function, torch.nn.Module):
         raise TypeError(
@@ -193,15 +177,7 @@ class _Repeated(Sequence[Any]):
 
 
 def repeated(values: Sequence[Any], times: int) -> Sequence[Any]:
-    """Each value several times in a row.
-
-    Args:
-        values (`Sequence`): B values, one per image.
-        times (`int`): G.
-
-    Returns:
-        `Sequence`: B * G values; a list, or for images that are decoded on access a view.
-    """
+    """Each value several times in a row."""
     return [value for value in values for _ in range(times)] if isinstance(values, list) else _Repeated(values, times)
 
 
@@ -254,14 +230,7 @@ class CompletionReward(FunctionReward):
         self._annotated = annotated
 
     def prepare(self, data: RewardData) -> None:
-        """Compare the parameters with the columns of the data.
-
-        Args:
-            data ([`RewardData`]): The training data.
-
-        Raises:
-            ValueError: If the function requires a column that is missing, or a column has the name of an argument.
-        """
+        """Compare the parameters with the columns of the data."""
         clash = sorted(set(data.columns) & (set(_ARGUMENTS) - set(_NO_COLUMNS)))
         if clash:
             raise ValueError(

@@ -117,15 +117,7 @@ class SelfRetrieval(Reward):
         self._features: list[Tensor] = []
 
     def prepare(self, data: RewardData) -> None:
-        """Load the scorers and encode every training image once.
-
-        Args:
-            data ([`RewardData`]): The training data.
-
-        Raises:
-            ValueError: If there is no scorer, it reads less than the policy may write, bags are asked for and there are
-                none, or features do not fit the data.
-        """
+        """Load the scorers and encode every training image once."""
         if not self.scorers and data.scorer is None:
             raise ValueError("Self-retrieval needs a scorer. Pass SelfRetrieval(scorer) or the trainer's scorer.")
         if self.distractor_scope == "bag" and not data.bags:

@@ -42,13 +42,6 @@ def binding_owner(claim: Claim, facts: Facts | Mapping[str, Any]) -> str:
     orientation, or a number above 1, that the other object has; a place in the picture where the other object is; a side
     on which the other object stands; a colour of a thing that is the background's. A wrong size never counts, as both
     objects share theirs, nor does "a", which every second object is.
-
-    Args:
-        claim: A wrong claim of `check`.
-        facts: The scene's facts.
-
-    Returns:
-        `str`: The other object's kind, `"background"`, or `""` where the claim is true of nothing.
     """
     known = {n: facts[n] if isinstance(facts, Mapping) else getattr(facts, n) for n in Facts.__dataclass_fields__}
     kind, second = str(known["kind"]), str(known["second"])
@@ -105,16 +98,6 @@ def mark_caption(caption: str, facts: Facts | Mapping[str, Any]) -> list[ClaimMa
 
     Words may be said twice and claim two things ("two pigs left of two ducks"). A claim is therefore looked for up to the
     word that completes it: the one from which on the checker, reading the caption word by word, keeps making the claim.
-
-    Args:
-        caption: Any text.
-        facts: The scene's facts, as `check` takes them.
-
-    Returns:
-        `list[ClaimMark]`: All right and wrong claims of `check`, from left to right; those without a place last.
-
-    Raises:
-        TypeError: If `caption` is not a string.
     """
     result = check(caption, facts)
     placed = _placed_words(caption)

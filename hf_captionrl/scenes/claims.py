@@ -79,12 +79,6 @@ def _grammar() -> re.Pattern[str]:
 def read_claims(caption: str) -> SceneClaims | None:
     """Read a caption of the world's grammar.
 
-    Args:
-        caption (`str`): For instance a reference; case and a full stop at the end do not matter.
-
-    Returns:
-        [`SceneClaims`] or None: What it claims; None if it is not of this grammar.
-
     Example:
         >>> read_claims("Two tiny pigs left of a mushroom on blue.")
         SceneClaims(kind='pig', count=2, several=False, size='small', orientation='', position='', background='blue', \
@@ -108,14 +102,7 @@ second='mushroom', relation='left of')
 
 
 def write_claims(claims: SceneClaims) -> str:
-    """Write a caption that claims just this, in the wording of the world's full captions.
-
-    Args:
-        claims ([`SceneClaims`]): What to say; the kind must be there.
-
-    Returns:
-        `str`: The caption; [`read_claims`] gives the claims back, and a count of 1 where no number was to be said.
-    """
+    """Write a caption that claims just this, in the wording of the world's full captions."""
     one = claims.count == 1 or (claims.count == 0 and not claims.several)
     words = [w for w in (claims.size, claims.orientation, claims.kind if one else plural(claims.kind)) if w]
     number = article(words[0]) if one else {0: "some", 2: "two", 3: "three"}[claims.count]
@@ -138,17 +125,7 @@ def _most(values: Sequence[str | int]) -> str | int:
 
 
 def blend_claims(captions: Sequence[SceneClaims]) -> SceneClaims:
-    """The union of what several people say; where they differ the majority, then the first.
-
-    Args:
-        captions (`Sequence[SceneClaims]`): At least one.
-
-    Returns:
-        [`SceneClaims`]: Everything that anybody says; a kind ("pig") stands for its category ("animal").
-
-    Raises:
-        ValueError: If there is none.
-    """
+    """The union of what several people say; where they differ the majority, then the first."""
     if not captions:
         raise ValueError("There are no claims to blend. Give those of at least one caption.")
     merged = {
@@ -168,13 +145,6 @@ def combine_claims(correct: SceneClaims, new: SceneClaims) -> SceneClaims:
     As in the paper's worked examples, details of a subject that `new` calls by a wrong name are carried over ("a woman
     ... wearing a white shirt" gives the man of the correct caption a white shirt); a relation to a second object that
     the two name differently is not, because it says where that other object stands.
-
-    Args:
-        correct ([`SceneClaims`]): What people wrote.
-        new ([`SceneClaims`]): What a vision model wrote; it may be wrong.
-
-    Returns:
-        [`SceneClaims`]: Claims without a contradiction of `correct`.
     """
     merged = correct
     # "an animal" leaves open which one; "a teapot" contradicts it.

@@ -25,15 +25,7 @@ _DRAWS_A_SCENE = 100
 
 
 def facts_features(kind: type[Facts], *, decode: bool = True) -> datasets.Features:
-    """Columns of a split.
-
-    Args:
-        kind (`type`): [`Facts`] or a subclass.
-        decode (`bool`): Whether the column `image` is decoded on access: not for clips, which are videos.
-
-    Returns:
-        `datasets.Features`: Names and types.
-    """
+    """Columns of a split."""
     fields = kind.__dataclass_fields__
     return datasets.Features(
         {
@@ -145,20 +137,7 @@ def compose_splits(
     """Make the splits of a world; no two scenes share their facts.
 
     Args:
-        draw (`Callable`): Draws a scene, that is, something with `facts`.
-        vary (`Callable`): From a scene to one whose facts differ.
         encode (`Callable`): From a scene to its file, the `{"bytes": ..., "path": None}` of an image column.
-        features (`datasets.Features`): Of `facts_features`.
-        seed (`int`): Seed of the captions.
-        num_train (`int`): Scenes in `train`.
-        num_validation (`int`): Scenes in `validation`.
-        num_test (`int`): Scenes in `test`: near-duplicate bags of 3, 5 and 7 in equal numbers, a few single scenes.
-
-    Returns:
-        `datasets.DatasetDict`: `train`, `validation` and `test`.
-
-    Raises:
-        ValueError: If a size is negative, or the world has fewer scenes.
     """
     if min(num_train, num_validation, num_test) < 0:
         raise ValueError(f"Split sizes are {(num_train, num_validation, num_test)}. Use sizes of 0 or more.")

@@ -23,26 +23,12 @@ _IRREGULAR = {
 
 
 def plural(kind: str) -> str:
-    """Plural of a kind.
-
-    Args:
-        kind (`str`): Singular, of one or two words.
-
-    Returns:
-        `str`: The plural.
-    """
+    """Plural of a kind."""
     return _IRREGULAR.get(kind, kind + "s")
 
 
 def article(next_word: str) -> str:
-    """The indefinite article.
-
-    Args:
-        next_word (`str`): What follows it.
-
-    Returns:
-        `str`: "a" or "an".
-    """
+    """The indefinite article."""
     return "an" if next_word[0] in "aeiou" else "a"
 
 
@@ -120,16 +106,7 @@ ANNOTATORS: tuple[Annotator, ...] = (
 
 
 def annotate(rng: np.random.Generator, facts: Facts, annotator: Annotator) -> str:
-    """One reference caption: true, but incomplete.
-
-    Args:
-        rng (`numpy.random.Generator`): Decides what is mentioned.
-        facts ([`Facts`]): The scene's facts, or those of a clip.
-        annotator ([`Annotator`]): Who writes.
-
-    Returns:
-        `str`: A caption of 2 to 16 words; every claim in it is right.
-    """
+    """One reference caption: true, but incomplete."""
     number, size, orientation, position, background, second, relation = rng.random(7) < annotator.verbosity
     generic = bool(rng.random() < annotator.generic)
     size_word = {"small": annotator.small, "large": annotator.large}[facts.size] if size else ""

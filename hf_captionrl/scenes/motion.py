@@ -165,16 +165,7 @@ def vary_clip(rng: np.random.Generator, clip: Clip, kinds: tuple[str, ...] = EMO
 
 
 def motion_words(facts: MovingFacts, *, motion: bool = True, speed: bool = True) -> str:
-    """What is said of the motion.
-
-    Args:
-        facts ([`MovingFacts`]): The clip's facts.
-        motion (`bool`): Say in which direction, or that it rests.
-        speed (`bool`): Say how fast.
-
-    Returns:
-        `str`: For instance "moving left slowly"; empty where nothing is to be said.
-    """
+    """What is said of the motion."""
     if facts.motion == STILL:
         return "at rest" if motion else ""
     words = [facts.motion] * motion + [_ADVERB[facts.speed]] * speed
@@ -196,16 +187,7 @@ class MotionReader:
         self.unknown: list[str] = []
 
     def read(self, kind: str, value: str, text: str) -> bool:
-        """Take a token of the caption.
-
-        Args:
-            kind (`str`): Its type.
-            value (`str`): What it means.
-            text (`str`): Its words.
-
-        Returns:
-            `bool`: Whether it is about motion.
-        """
+        """Take a token of the caption."""
         if kind == "speed":  # may stand between verb and direction
             self.claim("speed", value, text, value == self.facts.speed)
             return True

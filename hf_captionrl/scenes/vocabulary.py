@@ -14,12 +14,7 @@ SPECIAL_TOKENS: tuple[str, ...] = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]",
 
 
 def vocabulary() -> list[str]:
-    """All tokens, in the order of their ids.
-
-    Returns:
-        `list[str]`: Special tokens, the words of the grammar, the `##` forms of words that can begin a caption, and
-        single characters, so that any text can be read.
-    """
+    """All tokens, in the order of their ids."""
     words = {
         "a",
         "an",

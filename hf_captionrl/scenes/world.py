@@ -173,14 +173,7 @@ class Scene:
 
 
 def category_of(kind: str) -> str:
-    """The category of a kind.
-
-    Args:
-        kind (`str`): A kind of the world.
-
-    Returns:
-        `str`: A key of `CATEGORIES`.
-    """
+    """The category of a kind."""
     return next(category for category, kinds in CATEGORIES.items() if kind in kinds)
 
 
@@ -195,15 +188,7 @@ def _columns(facts: Facts) -> list[int]:
 
 
 def choose(rng: np.random.Generator, values: tuple[Any, ...]) -> Any:
-    """Draw one of some values, each as likely as the others.
-
-    Args:
-        rng (`numpy.random.Generator`): Source of randomness.
-        values (`tuple`): One or more.
-
-    Returns:
-        One of them.
-    """
+    """Draw one of some values, each as likely as the others."""
     return values[int(rng.integers(len(values)))]
 
 

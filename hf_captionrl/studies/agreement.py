@@ -37,15 +37,6 @@ def krippendorff_alpha(
 
     Args:
         ratings: `(unit, person, value)`, each person at most once a unit; numbers for the ordinal and the interval level.
-        level: What differences mean.
-
-    Returns:
-        `dict`: `alpha` (1 = full agreement, 0 = as by chance; None where there is nothing to compare, with
-        `alpha_reason`), `level`, `units` and `ratings` that counted, `people`.
-
-    Raises:
-        ValueError: If the level is unknown, a person judged one unit twice, or a value is no finite number where one is
-            needed.
     """
     if level not in ("nominal", "ordinal", "interval"):
         raise ValueError(f"level is {level!r}, but must be 'nominal', 'ordinal' or 'interval'.")

@@ -246,15 +246,7 @@ def _rating(arguments: argparse.Namespace, consent: str) -> None:
 
 
 def build(arguments: argparse.Namespace) -> None:
-    """Make a study, or the same one again.
-
-    Args:
-        arguments: As parsed.
-
-    Raises:
-        ValueError: If arguments are bad, the data set is too small, or another study is in the folder.
-        FileNotFoundError: If a file is not there.
-    """
+    """Make a study, or the same one again."""
     consent = _check(arguments)
     read_files(arguments)  # before anything slow
     if arguments.kind == "retrieval":

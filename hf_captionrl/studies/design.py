@@ -42,16 +42,6 @@ def draw_sets(
 
     Args:
         features (array or tensor of shape `(N, D)`): Image features.
-        num_sets: Sets that are wanted; fewer are returned where there are no more.
-        rows: Images that may be used; all where left out.
-        set_size: Images of a set, the target among them.
-        max_similarity: Largest cosine between target and neighbour.
-
-    Returns:
-        `list[list[int]]`: For each set its rows, the target first, then the nearest first.
-
-    Raises:
-        ValueError: If a number is out of range or features are bad.
     """
     if set_size < 2:
         raise ValueError(f"set_size is {set_size}; there must be at least 2 images to choose from.")
@@ -97,15 +87,7 @@ def draw_controls(
 
     Args:
         features (array or tensor of shape `(N, D)`): Image features.
-        captions: For each image what people wrote about it.
         encode: From captions to text features of shape `(M, D)`.
-        num_controls: Controls that are wanted; fewer are returned where there are no more.
-        rows: Images that may be used, in random order.
-        set_size: Images of a question.
-        logit_scale: Of the scorer, which makes probabilities of cosines.
-
-    Returns:
-        `list[tuple[list[int], str]]`: For each control its rows, the target first, and the caption.
     """
     unit = normalised(features)
     groups = [list(rows[at : at + set_size]) for at in range(0, len(rows) - set_size + 1, set_size)]
@@ -126,20 +108,7 @@ def draw_controls(
 
 
 def deal_blocks(num_sets: int, num_systems: int, block_size: int, rng: random.Random) -> list[list[tuple[int, int]]]:
-    """Deal every pair of a set and a system into blocks: nobody sees a set twice, and blocks are equally large.
-
-    Args:
-        num_sets: Sets of images.
-        num_systems: Systems; each asks about each set once.
-        block_size: Largest number of questions of a block.
-        rng: Source of chance.
-
-    Returns:
-        `list[list[tuple[int, int]]]`: For each block its pairs of set and system, in random order.
-
-    Raises:
-        ValueError: If a number is below 1.
-    """
+    """Deal every pair of a set and a system into blocks: nobody sees a set twice, and blocks are equally large."""
     if min(num_sets, num_systems, block_size) < 1:
         raise ValueError(f"{num_sets} sets, {num_systems} systems, blocks of {block_size}: each must be at least 1.")
     blocks: list[list[tuple[int, int]]] = [
@@ -167,23 +136,7 @@ def retrieval_parts(
     controls_per_block: int = 5,
     seed: int = 0,
 ) -> dict[str, list[dict[str, Any]]]:
-    """The blocks of a retrieval study.
-
-    Args:
-        sets: For each set its image ids, the target first.
-        captions: For each system its caption of each set's target.
-        controls: Image ids, the target first, and caption; used in turn, each at most once a block.
-        block_size: Questions of a block without its controls, at most.
-        controls_per_block: Controls that are mixed in.
-        seed: Of all that is drawn.
-
-    Returns:
-        `dict`: For each part its questions: `id`, `group`, `system` (None for a control), `caption`, `images` in the
-        order in which they are shown, `right` (position of the target, from 1).
-
-    Raises:
-        ValueError: If there are fewer controls than a block takes, or a system has not one caption a set.
-    """
+    """The blocks of a retrieval study."""
     if len(controls) < controls_per_block:
         raise ValueError(f"There are {len(controls)} controls, and a block takes {controls_per_block}.")
     for name, texts in captions.items():
@@ -225,19 +178,6 @@ def rating_parts(
 
     The captions of an image follow one another, so that nobody has to look at it four times anew; images, and the systems
     of each image, are shuffled.
-
-    Args:
-        image_ids: The images.
-        captions: For each system its caption of each image.
-        num_raters: Pages.
-        seed: Of all that is drawn.
-
-    Returns:
-        `dict`: For each part its questions: `id` (the same on every page), `group` (the image), `system`, `caption`,
-        `images`.
-
-    Raises:
-        ValueError: If a system has not one caption an image, or there is no rater.
     """
     for name, texts in captions.items():
         if len(texts) != len(image_ids):
@@ -262,14 +202,7 @@ def rating_parts(
 
 
 def study_fingerprint(key: Mapping[str, Any]) -> str:
-    """What tells one study from another, and an edited key from the one that was written.
-
-    Args:
-        key: The key; its own fingerprint does not count.
-
-    Returns:
-        `str`: 16 hexadecimal digits.
-    """
+    """What tells one study from another, and an edited key from the one that was written."""
     counted = {name: value for name, value in key.items() if name != "fingerprint"}
     text = json.dumps(counted, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:16]

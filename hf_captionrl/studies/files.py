@@ -75,18 +75,7 @@ class Answers:
 
 
 def read_key(folder: str | os.PathLike[str]) -> dict[str, Any]:
-    """The key of a study.
-
-    Args:
-        folder: Of the study, as `captionrl study build` made it.
-
-    Returns:
-        `dict`: `kind`, `systems`, `parts`, `settings`, `fingerprint`.
-
-    Raises:
-        FileNotFoundError: If there is no key.
-        ValueError: If it is no key, or was edited.
-    """
+    """The key of a study."""
     path = Path(folder) / KEY_FILE
     if not path.is_file():
         raise FileNotFoundError(
@@ -107,14 +96,7 @@ def read_key(folder: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def answers_checksum(value: Mapping[str, Any]) -> str:
-    """FNV-1a, 32 bits, of what was answered: finds files that were damaged or edited by hand, and keeps nobody honest.
-
-    Args:
-        value: What a file of answers holds.
-
-    Returns:
-        `str`: 8 hexadecimal digits, as the page computes them.
-    """
+    """FNV-1a, 32 bits, of what was answered: finds files that were damaged or edited by hand, and keeps nobody honest."""
     lines = [str(value[name]) for name in ("study", "part", "participant", "started", "exported")]
     lines += [f"{a['question']} {','.join(map(str, a['values']))} {a['ms']}" for a in value["answers"]]
     state = 0x811C9DC5
@@ -128,18 +110,7 @@ def _number(value: Any) -> bool:
 
 
 def read_answers(path: str | os.PathLike[str], key: Mapping[str, Any]) -> Answers:
-    """One file of answers, held against the key.
-
-    Args:
-        path: The file that a participant downloaded.
-        key: From [`read_key`].
-
-    Returns:
-        [`Answers`]: Its answers; questions may be missing.
-
-    Raises:
-        ValueError: If it is no such file, of another study, edited, or answers what was not asked.
-    """
+    """One file of answers, held against the key."""
     path = Path(path)
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
@@ -205,19 +176,6 @@ def collect_answers(
 
     Of several downloads of one go at a page the last counts. Where one name went at a page twice neither counts: they may
     be two people, or one who knew the questions by then.
-
-    Args:
-        paths: Files, and folders of `.json` files.
-        key: From [`read_key`].
-        allow_incomplete: Count participants who did not answer everything.
-
-    Returns:
-        `tuple[list[Answers], list[dict[str, str]]]`: The answers by participant and page, and for each file that does
-        not count `file` and `reason`.
-
-    Raises:
-        FileNotFoundError: If a path is not there.
-        ValueError: If there is no file at all.
     """
     files = _files(paths)
     if not files:

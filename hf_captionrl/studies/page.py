@@ -47,22 +47,7 @@ def render_study_page(
     """One page for one participant.
 
     Args:
-        kind: Which design.
-        questions: In order; of each only `id`, `caption` and `images` reach the page.
-        image_of: From an image's id to the image; called once each, so that a block of photographs is never whole in memory.
-        study: Fingerprint of the study.
-        part: Which page of it.
-        answers_format: What the exported file says it is.
-        participant_pattern: What a participant may type as a name, a regular expression.
-        example: Of a retrieval study: a caption, image ids and the position of the right one, from 1, shown at the start.
-        consent: What a participant must agree to before the start; nothing is asked where it is empty.
         max_side: Longest side of an image in the page, in pixels.
-
-    Returns:
-        `str`: The page.
-
-    Raises:
-        ValueError: If there is no question, or questions show different numbers of images.
     """
     if not questions:
         raise ValueError("There are no questions. A page needs at least one.")

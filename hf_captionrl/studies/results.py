@@ -157,17 +157,7 @@ def _titles(result: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def study_markdown(result: Mapping[str, Any]) -> str:
-    """The result as Markdown.
-
-    Args:
-        result: Of `score_picks` or `score_ratings`, with `kind`, `study` (fingerprint) and `rejected` (files).
-
-    Returns:
-        `str`: Markdown, ending in a line break.
-
-    Raises:
-        ValueError: If a row is malformed.
-    """
+    """The result as Markdown."""
     title, note = _titles(result)
     parts = [f"# {title}\n\n{escape_markdown(note)}\n"]
     for table in _tables(result):
@@ -181,17 +171,7 @@ def study_markdown(result: Mapping[str, Any]) -> str:
 
 
 def study_html(result: Mapping[str, Any]) -> str:
-    """The result as one HTML page that needs nothing else.
-
-    Args:
-        result: As for [`study_markdown`].
-
-    Returns:
-        `str`: HTML.
-
-    Raises:
-        ValueError: If a row is malformed.
-    """
+    """The result as one HTML page that needs nothing else."""
     title, note = _titles(result)
     style = (TEMPLATES / "study_results.css").read_text(encoding="utf-8")
     environment = html_templates()

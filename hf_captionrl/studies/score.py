@@ -21,17 +21,8 @@ def score_answers(
 ) -> dict[str, Any]:
     """Join answers with the key, and score them.
 
-    Args:
-        key: From `read_key`.
-        answers: From `collect_answers`.
-        max_wrong_controls: Of a retrieval study.
-        seed: Of bootstrap and tests.
-
     Returns:
         `dict`: Of `score_picks` or `score_ratings`, with the median seconds a question of each participant.
-
-    Raises:
-        ValueError: If nothing is left to score.
     """
     from statistics import median
 
@@ -63,15 +54,7 @@ def score_answers(
 
 
 def score(arguments: argparse.Namespace) -> None:
-    """Score the answers, and write the tables.
-
-    Args:
-        arguments: As parsed.
-
-    Raises:
-        ValueError: If the key was edited, or no answers count.
-        FileNotFoundError: If a file is not there.
-    """
+    """Score the answers, and write the tables."""
     if arguments.max_wrong_controls < 0:
         raise ValueError(f"--max_wrong_controls is {arguments.max_wrong_controls}, but must be at least 0.")
     key = read_key(arguments.folder)

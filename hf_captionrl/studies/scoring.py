@@ -121,23 +121,6 @@ def score_picks(
     """Accuracy of each system's captions when people pick the image (DiscriTune, section 5.3 and Appendix A).
 
     Who gets more than `max_wrong_controls` controls of a block wrong is dropped with that block.
-
-    Args:
-        picks: All answers, controls among them.
-        systems: Names of the systems, in the order in which they are shown.
-        set_size: Images to choose from.
-        max_wrong_controls: Controls that may be wrong.
-        confidence: Of the intervals.
-        num_resamples: Of the bootstrap; the tests have their own 10,000.
-        seed: Of the bootstrap and the tests.
-
-    Returns:
-        `dict`: `rows` (`name`, `accuracy` with `accuracy_ci`, the wider of `accuracy_ci_questions` and
-        `accuracy_ci_participants`, `accuracy_exact_ci`, `correct`, `answers`), `participants`, `dropped` (each with a
-        `reason`), `agreement` (nominal alpha of the positions picked), `paired`, `chance`, `signature`.
-
-    Raises:
-        ValueError: If there are no picks, or everybody is dropped.
     """
     if not picks:
         raise ValueError("There are no answers. Score at least one participant's.")
@@ -222,22 +205,6 @@ def score_ratings(
 
     F1 = 2 D A / (D + A) is taken of the means, as in the table. It is homogeneous of degree one, so it equals the mean of its own linear
     part, `(2 A^2 d + 2 D^2 a) / (D + A)^2` for means D and A and ratings d and a; intervals and tests are of that.
-
-    Args:
-        ratings: All ratings, positive numbers.
-        systems: Names of the systems, in the order in which they are shown.
-        scales: Names of the scales; descriptiveness and accuracy first.
-        confidence: Of the intervals.
-        num_resamples: Of the bootstrap; the tests have their own 10,000.
-        seed: Of the bootstrap and the tests.
-
-    Returns:
-        `dict`: `rows` (`name`, `ratings`, each scale and `f1`, with `_ci`, the wider of `_ci_questions`, over images,
-        and `_ci_participants`), `participants`, `dropped` (nobody), `agreement` (ordinal and interval alpha a scale),
-        `paired`, `signature`.
-
-    Raises:
-        ValueError: If there are no ratings, or one has not one positive number a scale.
     """
     if not ratings:
         raise ValueError("There are no ratings. Score at least one participant's.")

@@ -26,6 +26,7 @@ def bleu_scores(matches: Tensor, totals: Tensor, lengths: Tensor, reference_leng
         totals (`torch.Tensor` of shape `(..., n)`): N-grams of the candidate of each order.
         lengths (`torch.Tensor` of shape `(...)`): Words of the candidate, c.
         reference_lengths (`torch.Tensor` of shape `(...)`): Words of the reference it is held against, r.
+
     Returns:
         `torch.Tensor` of shape `(..., n)`: float64, in [0, 1], higher is better.
     """
@@ -65,13 +66,13 @@ def bleu_matches(
     """The counts of candidates against all references of their image, to average or to sum.
 
     Args:
-        batch: The N candidates, then the R references.
         candidate_groups (`torch.Tensor` of shape `(N,)`): Image of each candidate.
         reference_groups (`torch.Tensor` of shape `(R,)`): Image of each reference, sorted; every image has one.
-        max_order: n, the longest n-gram.
+
     Returns:
         `tuple` of four tensors for [`bleu_scores`]: matches `(N, n)`, totals `(N, n)`, lengths `(N,)` and lengths of
         the closest references `(N,)`.
+
     Raises:
         ValueError: If the sizes disagree or a candidate's image has no reference.
     """
@@ -106,6 +107,7 @@ def corpus_bleu(matches: Tensor, totals: Tensor, lengths: Tensor, reference_leng
         totals (`torch.Tensor` of shape `(N, n)`): See [`bleu_matches`].
         lengths (`torch.Tensor` of shape `(N,)`): See [`bleu_matches`].
         reference_lengths (`torch.Tensor` of shape `(N,)`): See [`bleu_matches`].
+
     Returns:
         `torch.Tensor` of shape `(n,)`: BLEU-1 ... BLEU-n in [0, 1].
     """
@@ -115,10 +117,6 @@ def corpus_bleu(matches: Tensor, totals: Tensor, lengths: Tensor, reference_leng
 def pairwise_bleu(batch: TokenBatch, group_size: int, max_order: int = 4) -> Tensor:
     """BLEU of every caption against every single other caption of its image (SLE's distance is one minus it).
 
-    Args:
-        batch: B images times `group_size` captions, those of one image side by side.
-        group_size: G.
-        max_order: n, the longest n-gram.
     Returns:
         `torch.Tensor` of shape `(B, G, G, n)`: float64; entry (b, j, k) is BLEU-1 ... n of caption j as candidate with
         caption k as its one reference.
@@ -159,12 +157,12 @@ def sibling_bleu(batch: TokenBatch, groups: Tensor, max_order: int = 4) -> tuple
     """The counts of each caption against the other captions of its image together (mBLEU, SLE's reward of 2018).
 
     Args:
-        batch: N captions.
         groups (`torch.Tensor` of shape `(N,)`): Image of each caption, sorted; at least two captions an image.
-        max_order: n, the longest n-gram.
+
     Returns:
         `tuple` of four tensors for [`bleu_scores`] or [`corpus_bleu`]: matches `(N, n)`, totals `(N, n)`, lengths
         `(N,)` and lengths of the closest siblings `(N,)`.
+
     Raises:
         ValueError: If an image has a single caption.
     """

@@ -33,8 +33,6 @@ class CiderScorer:
         variant: `"cider_d"` or `"cider"`.
         sigma: Width of the length penalty of CIDEr-D, in words.
         max_order: Longest n-gram, averaged with all shorter ones.
-    Raises:
-        ValueError: If the variant is neither, sigma is not positive, or frequencies of shorter n-grams are given.
 
     Example:
         >>> refs = [[["a", "red", "cat"]], [["a", "dog", "runs"]]]
@@ -69,9 +67,6 @@ class CiderScorer:
     ) -> Tensor:
         """Score the candidates of each image against its references.
 
-        Args:
-            candidates: For each image, its candidates as lists of words.
-            references: For each image, its references as lists of words.
         Returns:
             `torch.Tensor` of shape `(N,)`: float64 scores in [0, 10] of all candidates, image after image; higher
             is better.

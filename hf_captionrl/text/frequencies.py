@@ -50,12 +50,6 @@ class DocumentFrequencies:
     ) -> "DocumentFrequencies":
         """Count the references of all images.
 
-        Args:
-            references: For each image its references, each a list of words.
-            eos: Whether to end every reference with an end-of-sequence word, so that endings are scored too.
-            max_order: Longest n-gram.
-        Returns:
-            `DocumentFrequencies`: On words.
         Raises:
             ValueError: If there is no image, an image has no reference, or a reference is a string.
         """
@@ -80,13 +74,8 @@ class DocumentFrequencies:
         """Count references that are integers already, such as the token ids of a captioner.
 
         Args:
-            batch: The references, EOS included if it is to be scored.
             documents (`torch.Tensor` of shape `(N,)`): Image of each reference, 0 ... M-1.
-            words: Ids of the words, where ids stand for words.
-            eos: Whether the references end with EOS, for the record.
-            max_order: Longest n-gram.
-        Returns:
-            `DocumentFrequencies`: On the CPU.
+
         Raises:
             ValueError: If there is no reference.
         """
@@ -110,13 +99,6 @@ class DocumentFrequencies:
     ) -> "DocumentFrequencies":
         """Take frequencies counted elsewhere, such as the ones the authors of CIDEr-D give for COCO.
 
-        Args:
-            counts: Documents of each n-gram, written as words with blanks between them; the beginnings of an n-gram must
-                be there too, as they are wherever whole captions were counted.
-            num_documents: Images counted.
-            eos: Whether [`EOS`] ends every caption in them.
-        Returns:
-            `DocumentFrequencies`: On words.
         Raises:
             ValueError: If there is no n-gram, or the beginning of one is missing.
         """
@@ -155,23 +137,16 @@ class DocumentFrequencies:
         return len(self.keys)
 
     def to(self, device: torch.device | str) -> "DocumentFrequencies":
-        """Move the tables.
-
-        Args:
-            device: Where to.
-        Returns:
-            `DocumentFrequencies`: With its tables on that device.
-        """
+        """Move the tables."""
         keys, counts = tuple(k.to(device) for k in self.keys), tuple(c.to(device) for c in self.counts)
         return DocumentFrequencies(self.num_documents, self.words, keys, counts, self.base, self.eos)
 
     def lookup(self, counts: NgramCounts) -> Tensor:
         """Documents that hold each distinct n-gram.
 
-        Args:
-            counts: Counts whose words have the ids of this object.
         Returns:
             `torch.Tensor` of shape `(U,)`: int64, 0 for n-grams never seen.
+
         Raises:
             ValueError: If longer n-grams are asked for than were counted.
         """
@@ -203,10 +178,6 @@ class DocumentFrequencies:
     def of(self, ngram: str) -> int:
         """Documents that hold one n-gram, for a look by hand.
 
-        Args:
-            ngram: Words with blanks between them.
-        Returns:
-            `int`: 0 if it was never seen.
         Raises:
             ValueError: If frequencies are of token ids, or the n-gram is empty or longer than was counted.
         """
@@ -219,11 +190,7 @@ class DocumentFrequencies:
         return int(self.lookup(counts)[counts.offsets[-2]])
 
     def save(self, path: str | os.PathLike) -> None:
-        """Write a safetensors file, whole or not at all.
-
-        Args:
-            path: The file.
-        """
+        """Write a safetensors file, whole or not at all."""
         tensors = {f"keys_{n}": keys.cpu().contiguous() for n, keys in enumerate(self.keys)}
         tensors |= {f"counts_{n}": counts.cpu().contiguous() for n, counts in enumerate(self.counts)}
         if self.words is not None:
@@ -239,10 +206,6 @@ class DocumentFrequencies:
     def load(cls, path: str | os.PathLike) -> "DocumentFrequencies":
         """Read what [`DocumentFrequencies.save`] wrote; nothing in the file is executed.
 
-        Args:
-            path: The file.
-        Returns:
-            `DocumentFrequencies`: Equal to the saved one.
         Raises:
             ValueError: If the file is not one, is cut or is of another version.
         """
@@ -274,14 +237,7 @@ class DocumentFrequencies:
 
 
 def check_words(groups: Sequence[Sequence[Sequence[str]]], name: str) -> None:
-    """Refuse what is no list of lists of tokenised captions.
-
-    Args:
-        groups: For each image its captions, each a list of words.
-        name: What to call them in an error.
-    Raises:
-        ValueError: If an image has none, or a string stands where a list belongs (its index is named).
-    """
+    """Refuse what is no list of lists of tokenised captions."""
     if len(groups) == 0:
         raise ValueError(f"There are no {name}. Pass a list for each image.")
     for i, captions in enumerate(groups):

@@ -38,8 +38,7 @@ class TokenBatch:
             ids (`torch.Tensor` of shape `(N, T)`): Token ids.
             mask (`torch.Tensor` of shape `(N, T)`): True (or 1) at the tokens that count: EOS if it is to be scored,
                 never padding. Tokens that count must not be negative.
-        Returns:
-            `TokenBatch`: The tokens kept, in order.
+
         Raises:
             ValueError: If shapes disagree or a kept id is negative.
         """
@@ -61,15 +60,7 @@ def encode_words(
     *,
     known: Mapping[str, int] | None = None,
 ) -> TokenBatch:
-    """Words to integers.
-
-    Args:
-        captions: Tokenised captions.
-        vocabulary: Word ids given so far; new words are added to it. `None` starts an empty one.
-        known: Ids of a fixed vocabulary 0 ... len-1, looked up first; new words in `vocabulary` are numbered after it.
-    Returns:
-        `TokenBatch`: On the CPU.
-    """
+    """Words to integers."""
     vocabulary = {} if vocabulary is None else vocabulary
     captions = list(captions)
     words = list(chain.from_iterable(captions))
@@ -107,8 +98,6 @@ def positions(mask: Tensor) -> Tensor:
 
     Args:
         mask (`torch.Tensor` of shape `(P,)`): Booleans.
-    Returns:
-        `torch.Tensor`: int64 positions, ascending.
     """
     if mask.device.type != "cpu":
         return torch.nonzero(mask).flatten()
@@ -174,13 +163,7 @@ class NgramCounts:
         return self.offsets[-1]
 
     def orders(self, ids: Tensor) -> Tensor:
-        """Order of n-grams.
-
-        Args:
-            ids (`torch.Tensor` of any shape): Their ids.
-        Returns:
-            `torch.Tensor` of the same shape: int64 orders from 0 for single words.
-        """
+        """Order of n-grams."""
         borders = torch.tensor(self.offsets[1:-1], dtype=torch.long, device=ids.device)
         return torch.bucketize(ids, borders, right=True)
 
@@ -199,6 +182,7 @@ class NgramCounts:
         Args:
             slots (`torch.Tensor` of shape `(N,)`): Where in the row of its group's columns a caption stands, unique
                 in the group; -1 leaves a caption out.
+
         Returns:
             `torch.Tensor` of shape `(C, S)`: float64 counts, S the largest slot + 1; 0 where a group has no such slot.
         """
@@ -214,11 +198,8 @@ def count_ngrams(batch: TokenBatch, max_order: int = 4, groups: Tensor | None = 
     """Count all n-grams of all captions.
 
     Args:
-        batch: Captions as integers.
-        max_order: Longest n-gram.
         groups (`torch.Tensor` of shape `(N,)`): Group (image) of each caption, not negative; `None`: one group.
-    Returns:
-        `NgramCounts`: On the device of the batch.
+
     Raises:
         ValueError: If `max_order` is not positive, or groups are not one for each caption.
     """
@@ -275,13 +256,9 @@ def count_ngrams(batch: TokenBatch, max_order: int = 4, groups: Tensor | None = 
 def distinct_share(counts: NgramCounts, order: int, num_groups: int, *, per: str = "words") -> Tensor:
     """Distinct n-grams of each group of captions over its words (Div-n).
 
-    Args:
-        counts: Counts of all captions, by group.
-        order: n.
-        num_groups: How many groups there are.
-        per: `"words"` divides by the words of the group, as SLE and its authors' code do; `"ngrams"` by its n-grams.
     Returns:
         `torch.Tensor` of shape `(num_groups,)`: float64 shares in [0, 1]; 0 for a group without words.
+
     Raises:
         ValueError: If `per` is neither, or `order` was not counted.
     """

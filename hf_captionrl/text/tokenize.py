@@ -131,10 +131,6 @@ def _cut(piece: str) -> tuple[str, ...]:
 def ptb_tokenize(caption: str) -> list[str]:
     """Cut a caption into lower-case words, punctuation dropped.
 
-    Args:
-        caption: The text.
-    Returns:
-        `list[str]`: Its words; empty for a caption of nothing but punctuation.
     Raises:
         ValueError: If it is not a string.
 
@@ -161,11 +157,6 @@ def ptb_tokenize(caption: str) -> list[str]:
 def ptb_tokenize_all(captions: Iterable[str], name: str = "captions") -> list[list[str]]:
     """Cut many captions.
 
-    Args:
-        captions: The texts; a single string is refused, since its characters would be taken for captions.
-        name: What to call them in an error.
-    Returns:
-        `list[list[str]]`: The words of each.
     Raises:
         ValueError: If `captions` is a string, or one of them is none (its index is named).
     """

@@ -19,14 +19,7 @@ _BELOW_ONE = ("adam_beta1", "adam_beta2")
 
 
 def check_ranges(args: Any) -> None:
-    """Refuse numbers with which no run makes sense.
-
-    Args:
-        args (`TrainingArguments`): Before its `__post_init__`.
-
-    Raises:
-        ValueError: If a number is outside its range; it is named.
-    """
+    """Refuse numbers with which no run makes sense."""
 
     def refuse(name: str, rule: str) -> None:
         raise ValueError(f"{name} is {getattr(args, name)}, but must be {rule}. Use --{name} with such a number.")

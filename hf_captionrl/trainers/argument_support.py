@@ -174,15 +174,7 @@ RL_FIELDS: dict[str, Support] = {
 
 
 def refuse_unsupported(args: Any, fields: Mapping[str, Support]) -> None:
-    """Refuse values that would be ignored, or do something else than they say.
-
-    Args:
-        args (`TrainingArguments`): The configuration.
-        fields (`Mapping[str, Support]`): What is done with each field.
-
-    Raises:
-        ValueError: Naming the first such field, its value, why, and what to use.
-    """
+    """Refuse values that would be ignored, or do something else than they say."""
     for name, support in fields.items():
         value = getattr(args, name, None)
         plain = value.value if isinstance(value, Enum) else value

@@ -9,14 +9,7 @@ __all__ = ["check_best_metric", "metrics_of_evaluation", "references_of"]
 
 
 def references_of(dataset: Any) -> list[list[str]] | None:
-    """The captions of a data set.
-
-    Args:
-        dataset (`datasets.Dataset`): Images, with or without captions.
-
-    Returns:
-        `list[list[str]]`: A list for each image; None where there is no column `captions`, or no caption in it.
-    """
+    """The captions of a data set."""
     if not _has_references(dataset):
         return None
     found = [[c] if isinstance(c, str) else list(c or []) for c in dataset["captions"]]
@@ -28,16 +21,7 @@ def _has_references(dataset: Any) -> bool:
 
 
 def metrics_of_evaluation(args: Any, datasets: Any, *, has_scorer: bool) -> list[str]:
-    """Names that [`CaptionTrainer`]'s evaluation gives, without the prefix.
-
-    Args:
-        args ([`CaptionConfig`]): Whether more than the loss is measured.
-        datasets (`datasets.Dataset` or `dict` of them, *optional*): The evaluation data.
-        has_scorer (`bool`): Whether retrieval is measured.
-
-    Returns:
-        `list[str]`: Of several data sets, each name begins with that of the data set.
-    """
+    """Names that [`CaptionTrainer`]'s evaluation gives, without the prefix."""
     sets: Mapping[str, Any] = datasets if isinstance(datasets, Mapping) else {"": datasets}
     found = []
     for name, rows in sets.items():
@@ -52,17 +36,7 @@ def metrics_of_evaluation(args: Any, datasets: Any, *, has_scorer: bool) -> list
 
 
 def check_best_metric(args: Any, datasets: Any, *, has_scorer: bool, is_complete: bool) -> None:
-    """Refuse, before training, to choose the best model by a metric that evaluation will not give.
-
-    Args:
-        args ([`CaptionConfig`]): Which metric, and whether it is looked at.
-        datasets (`datasets.Dataset` or `dict` of them, *optional*): The evaluation data.
-        has_scorer (`bool`): Whether retrieval is measured.
-        is_complete (`bool`): False where the user's own code gives more metrics, whose names are not known yet.
-
-    Raises:
-        ValueError: Naming the metric and those there are.
-    """
+    """Refuse, before training, to choose the best model by a metric that evaluation will not give."""
     wanted = str(args.metric_for_best_model or "").removeprefix("eval_")
     used = args.load_best_model_at_end or args.save_strategy == "best"
     if not wanted or not (used or args.lr_scheduler_type in ("reduce_lr_on_plateau", "greedy")):

@@ -54,15 +54,7 @@ def generate_captions(
     """Caption many images, batch by batch, in eval mode.
 
     Args:
-        captioner ([`Captioner`]): Who writes.
-        images (`Sequence`, *optional*): Anything that `open_image` opens; not needed with `image_features`.
         image_features (array of shape `(N, M, D)`, *optional*): Cached output of the image tower, one row an image.
-        batch_size (`int`): Images a batch.
-        progress (`Callable`, *optional*): Called with the number of images done after each batch.
-        generate_kwargs: Passed to the captioner's `generate`, e.g. `num_beams`, `max_new_tokens`.
-
-    Returns:
-        `list[str]`: One caption an image, in order (times `num_return_sequences`).
     """
     number = len(image_features) if image_features is not None else len(images or ())
     captions: list[str] = []
@@ -93,21 +85,10 @@ def image_tower_features(
     """Output of the image tower for every row of a data set, from the cache where it has it.
 
     Args:
-        captioner ([`Captioner`]): Whose image tower, frozen.
-        dataset (`datasets.Dataset`): Images, or videos.
-        cache_dir (`str`, *optional*): Folder of the feature cache. None: the default one.
         dtype (`str`): `"float32"` or `"float16"` to store in.
-        frame_pooling (`str`, *optional*): How features of a video are made of those of its frames, see `data.pool_frames`;
-            `"native"`: by the model's own video inputs. None: as the captioner was trained.
 
     Returns:
         [`FeatureView`] of shape `(N, M, D)`, of videos with `"concat"` or `"ordered"` `(N, F * M, D)`: In the order of the
-        rows, memory-mapped.
-
-    Raises:
-        ImageError: If an image or video cannot be read.
-        ValueError: If the captioner needs more than features to know an image (tiles, or sizes of its own), or cannot
-            take frames that way.
     """
     num_frames = frames_of(dataset)
     pooling: VideoPooling = "mean"
@@ -152,9 +133,6 @@ class VideoFeatures(Sequence[Any]):
         videos (`Sequence`): N paths, bytes, or what an undecoded column holds.
         num_frames (`int`): F.
         frame_pooling (`str`, *optional*): As for [`image_tower_features`]. None: as the captioner was trained.
-
-    Raises:
-        ValueError: If the captioner cannot take frames that way.
     """
 
     def __init__(
@@ -179,11 +157,6 @@ class VideoFeatures(Sequence[Any]):
 
 def scorer_features(scorer: Scorer, dataset: datasets.Dataset, *, cache_dir: str | None = None) -> Tensor:
     """Image features of a scorer, from the cache where it has them; of a video the mean of its frames'.
-
-    Args:
-        scorer ([`Scorer`]): Who looks at the images.
-        dataset (`datasets.Dataset`): With an `image` column.
-        cache_dir (`str`, *optional*): Folder of the feature cache. None: the default one.
 
     Returns:
         `torch.Tensor` of shape `(N, D)`: Unit length, fp32.

@@ -67,14 +67,7 @@ def _read_run_id(path: Path) -> str | None:
 
 
 def run_of_checkpoint(folder: str | os.PathLike[str]) -> str | None:
-    """The id of the run that wrote a checkpoint.
-
-    Args:
-        folder: The checkpoint, finished or not.
-
-    Returns:
-        `str`: The id; None where nothing names it: the checkpoint is of a plain `Trainer`, or older than these ids.
-    """
+    """The id of the run that wrote a checkpoint."""
     for name in (SEAL_FILE, RUN_FILE):
         try:
             return _read_run_id(Path(folder) / name)
@@ -84,29 +77,14 @@ def run_of_checkpoint(folder: str | os.PathLike[str]) -> str | None:
 
 
 def begin_run(folder: str | os.PathLike[str]) -> str:
-    """Record that a new run uses an output folder, so that checkpoints already there are those of other runs.
-
-    Args:
-        folder: Output folder of a trainer; made if missing.
-
-    Returns:
-        `str`: The id of the run.
-    """
+    """Record that a new run uses an output folder, so that checkpoints already there are those of other runs."""
     run_id = secrets.token_hex(16)  # not of a seeded generator: two runs of one seed are two runs
     write_json(Path(folder) / RUN_FILE, {"run_id": run_id})
     return run_id
 
 
 def resume_run(folder: str | os.PathLike[str], checkpoint: str | os.PathLike[str]) -> str | None:
-    """Record that the run of a checkpoint uses an output folder; its later checkpoints there are renamed.
-
-    Args:
-        folder: Output folder of a trainer.
-        checkpoint: Where the run resumes, in this folder or elsewhere.
-
-    Returns:
-        `str`: The id of the run; None for a checkpoint without one.
-    """
+    """Record that the run of a checkpoint uses an output folder; its later checkpoints there are renamed."""
     run_id, folder = run_of_checkpoint(checkpoint), Path(folder)
     step = int(json.loads((Path(checkpoint) / "trainer_state.json").read_text(encoding="utf-8"))["global_step"])
     for path in _checkpoints(folder):
@@ -120,12 +98,7 @@ def resume_run(folder: str | os.PathLike[str], checkpoint: str | os.PathLike[str
 
 
 def open_checkpoint(folder: str | os.PathLike[str], run_id: str | None) -> None:
-    """Make the folder that a checkpoint will be written to; a checkpoint of another run in its place is renamed.
-
-    Args:
-        folder: The checkpoint's.
-        run_id: Of the run that writes it; None where there is none.
-    """
+    """Make the folder that a checkpoint will be written to; a checkpoint of another run in its place is renamed."""
     folder = Path(folder)
     if folder.is_dir() and any(folder.iterdir()) and run_of_checkpoint(folder) != run_id:
         logger.warning("%s is of another run. It is kept as %s.", folder.name, _set_aside(folder))
@@ -151,9 +124,6 @@ def seal_checkpoint(folder: str | os.PathLike[str]) -> Path:
 
     Args:
         folder: The checkpoint. Reading it takes about a second for each gigabyte or two.
-
-    Returns:
-        `pathlib.Path`: The seal.
     """
     folder = Path(folder)
     run_id = run_of_checkpoint(folder)
@@ -168,14 +138,7 @@ def seal_checkpoint(folder: str | os.PathLike[str]) -> Path:
 
 
 def checkpoint_fault(folder: str | os.PathLike[str]) -> str | None:
-    """What is wrong with a checkpoint: it is not whole, cannot be read, or holds weights as pickles, which run code.
-
-    Args:
-        folder: The checkpoint.
-
-    Returns:
-        `str`: In a few words; None for a checkpoint that is whole.
-    """
+    """What is wrong with a checkpoint: it is not whole, cannot be read, or holds weights as pickles, which run code."""
     folder = Path(folder)
     try:
         return _fault(folder)
@@ -235,11 +198,7 @@ def _checkpoints(folder: Path, last: int | None = None) -> list[Path]:
 
 
 def _current_run(folder: Path) -> str | None:
-    """The id of the run that uses an output folder, where it records none that of all its checkpoints.
-
-    Raises:
-        ValueError: If it records none, and checkpoints are of several runs.
-    """
+    """The id of the run that uses an output folder, where it records none that of all its checkpoints."""
     try:
         return _read_run_id(folder / RUN_FILE)
     except _UNREADABLE:
@@ -255,14 +214,7 @@ def _current_run(folder: Path) -> str | None:
 
 
 def has_checkpoint(folder: str | os.PathLike[str]) -> bool:
-    """Whether the run that uses a folder has finished a checkpoint there, whole or not; a warning if there are only others.
-
-    Args:
-        folder: Output folder of a trainer; need not be there.
-
-    Returns:
-        `bool`: True if a run can be expected to resume there; False if that run lost nothing.
-    """
+    """Whether the run that uses a folder has finished a checkpoint there, whole or not; a warning if there are only others."""
     folder = Path(folder)
     found = _checkpoints(folder)
     try:
@@ -297,18 +249,7 @@ def _of_others(paths: Sequence[Path]) -> str:
 
 
 def newest_checkpoint(folder: str | os.PathLike[str], *, last: int | None = None) -> str:
-    """The newest checkpoint that is whole, of the run that uses the folder; warnings name those left out, and why.
-
-    Args:
-        folder: Output folder of a trainer.
-        last: Only checkpoints up to this step.
-
-    Returns:
-        `str`: Its folder.
-
-    Raises:
-        ValueError: If that run has no checkpoint, none is whole, or nothing says which of several runs it is.
-    """
+    """The newest checkpoint that is whole, of the run that uses the folder; warnings name those left out, and why."""
     return _newest(Path(folder), _current_run(Path(folder)), last)
 
 
@@ -341,17 +282,7 @@ def _newest(folder: Path, run_id: str | None, last: int | None) -> str:
 
 
 def whole_or_older(checkpoint: str | os.PathLike[str]) -> str:
-    """A named checkpoint if it is whole, else the newest whole one of the same run before it.
-
-    Args:
-        checkpoint: Its folder.
-
-    Returns:
-        `str`: The folder to resume from.
-
-    Raises:
-        ValueError: If it is not there, or neither it nor any before it is whole.
-    """
+    """A named checkpoint if it is whole, else the newest whole one of the same run before it."""
     path = Path(checkpoint)
     if not path.is_dir():
         raise ValueError(
@@ -366,27 +297,13 @@ def whole_or_older(checkpoint: str | os.PathLike[str]) -> str:
 
 
 def last_sealed(folder: str | os.PathLike[str], run_id: str | None) -> Path | None:
-    """The newest finished checkpoint of a run; what it holds is not read.
-
-    Args:
-        folder: Output folder of a trainer.
-        run_id: Of the run.
-
-    Returns:
-        `pathlib.Path`: Its folder; None where there is none.
-    """
+    """The newest finished checkpoint of a run; what it holds is not read."""
     found = _checkpoints(Path(folder))
     return next((path for path in found if _is_sealed(path) and run_of_checkpoint(path) == run_id), None)
 
 
 def remove_older(newest: str | os.PathLike[str], *, limit: int | None, best: str | os.PathLike[str] | None) -> None:
-    """Remove the oldest checkpoints of a run, never the one just written, the best one, or one of another run.
-
-    Args:
-        newest: The checkpoint just written.
-        limit: How many to keep; None or 0 for all.
-        best: The best checkpoint.
-    """
+    """Remove the oldest checkpoints of a run, never the one just written, the best one, or one of another run."""
     if not limit or limit < 0:
         return
     newest = Path(newest)

@@ -23,14 +23,7 @@ _MIN_DISTINCT_WORDS = 0.5
 
 
 def caption_words(captions: Sequence[str]) -> TokenBatch:
-    """Words of captions, by the Penn Treebank's rules, without punctuation and in lower case.
-
-    Args:
-        captions (`Sequence[str]`): N captions.
-
-    Returns:
-        [`TokenBatch`]: Their words as integers.
-    """
+    """Words of captions, by the Penn Treebank's rules, without punctuation and in lower case."""
     return encode_words(ptb_tokenize_all(captions))
 
 
@@ -78,15 +71,6 @@ def degenerate(captions: Sequence[str]) -> list[bool]:
     A caption is degenerate if it says three words or more twice, says a word twice in a row, or has six words or more of
     which at most half differ. Words are those of the Penn Treebank's rules, without punctuation and in lower case.
 
-    Args:
-        captions (`Sequence[str]`): N captions.
-
-    Returns:
-        `list[bool]`: One a caption; an empty caption is not degenerate, it is empty.
-
-    Raises:
-        ValueError: If `captions` is one string.
-
     Example:
         >>> degenerate(["a cat on a blue background on a blue background", "a man and a woman and a dog on a beach"])
         [True, False]
@@ -99,15 +83,10 @@ def caption_flags(name: str, values: Any, number: int) -> Tensor:
     """Yes or no for each caption.
 
     Args:
-        name (`str`): What to call it in an error.
         values (`torch.Tensor` of shape `(N,)`, or a sequence): The answers.
-        number (`int`): N.
 
     Returns:
         `torch.Tensor` of shape `(N,)`: Booleans on the CPU.
-
-    Raises:
-        ValueError: If there is not one for each caption.
     """
     flags = torch.as_tensor(values).detach().cpu().bool()
     if flags.shape != (number,):
@@ -119,14 +98,10 @@ def describe_completions(captions: Sequence[str], ended: Any) -> tuple[dict[str,
     """[`completion_statistics`], and what it knows of each caption.
 
     Args:
-        captions (`Sequence[str]`): N captions.
         ended (`torch.Tensor` of shape `(N,)`, or a sequence, *optional*): False where the length limit cut a caption.
 
     Returns:
         The statistics, which captions are degenerate `(N,)`, and how many words each has `(N,)`.
-
-    Raises:
-        ValueError: If there are no captions.
     """
     if not len(captions):
         raise ValueError("There are no captions. Describe a step that wrote at least one.")
@@ -158,17 +133,9 @@ def completion_statistics(captions: Sequence[str], *, ended: Any | None = None) 
     """Describe what was written in one step.
 
     Args:
-        captions (`Sequence[str]`): N captions.
         ended (`torch.Tensor` of shape `(N,)`, or a sequence, *optional*): False where the length limit cut a caption.
 
     Returns:
-        `dict[str, float]`: `length_p10`, `length_p50`, `length_p90` in words; `distinct_1` and `distinct_2`, the different
-        n-grams of a caption over its n-grams, averaged over captions, so that they do not depend on N;
-        `distinct_captions`, different captions over N; `longest_repeat_max` and `longest_repeat_mean`, words of the
         longest n-gram that stands twice in a caption (the two may overlap); shares in [0, 1] that are `degenerate`,
-        `empty` (no word) and, with `ended`, `unended`.
-
-    Raises:
-        ValueError: If there are no captions, `captions` is one string, or `ended` does not fit them.
     """
     return describe_completions(captions, ended)[0]

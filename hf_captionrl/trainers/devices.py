@@ -12,13 +12,6 @@ def refuse_data_parallel(args: Any, model: Any = None) -> None:
 
     The batch of a step would be torn apart after it was made: bags, rollouts and the number of supervised tokens belong to
     a process.
-
-    Args:
-        args (`TrainingArguments`): Its `n_gpu`.
-        model (`nn.Module`, *optional*): One that is itself spread over several devices is trained by one process.
-
-    Raises:
-        ValueError: If one process sees several GPUs.
     """
     spread = len(set((getattr(model, "hf_device_map", None) or {}).values())) > 1
     if args.n_gpu > 1 and not spread:

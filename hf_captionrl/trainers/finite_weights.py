@@ -32,14 +32,7 @@ def _changeable(model: nn.Module) -> Iterator[tuple[str, Tensor, bool]]:
 
 
 def first_non_finite(model: nn.Module) -> str | None:
-    """Look for NaN and infinity among the weights of this process, without a copy of them.
-
-    Args:
-        model: The model, as wrapped by accelerate.
-
-    Returns:
-        `str`: Name of the first bad parameter or buffer; None if all are finite.
-    """
+    """Look for NaN and infinity among the weights of this process, without a copy of them."""
     names: list[str] = []
     bad: list[Tensor] = []
     for name, values, may_be_infinite in _changeable(model):

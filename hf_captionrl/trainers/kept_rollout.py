@@ -30,18 +30,7 @@ def save_rollout(
     normalizer: Tensor | float,
     images: Collection[str],
 ) -> Path:
-    """Store the micro-batches of this process.
-
-    Args:
-        folder: The checkpoint.
-        process_index (`int`): This process.
-        micro_batches (`Sequence[dict]`): After the rollout.
-        normalizer (`torch.Tensor` or `float`): What the loss is divided by.
-        images (`Collection[str]`): Names of the inputs that hold images.
-
-    Returns:
-        `pathlib.Path`: The file.
-    """
+    """Store the micro-batches of this process."""
     tensors = {_NORMALIZER: torch.as_tensor(normalizer, dtype=torch.float64).reshape(1).cpu()}
     for index, inputs in enumerate(micro_batches):
         for name, value in inputs.items():
@@ -56,17 +45,7 @@ def save_rollout(
 def load_rollout(
     folder: str | os.PathLike[str], process_index: int, device: torch.device
 ) -> tuple[list[dict[str, Any]], float]:
-    """The micro-batches that [`save_rollout`] stored.
-
-    Args:
-        folder: The checkpoint.
-        process_index (`int`): This process.
-        device (`torch.device`): Where training runs.
-
-    Returns:
-        `list[dict]`: Micro-batches without their images.
-        `float`: What the loss is divided by.
-    """
+    """The micro-batches that [`save_rollout`] stored."""
     tensors = load_file(_file(folder, process_index))
     normalizer = float(tensors.pop(_NORMALIZER))
     micro_batches: dict[int, dict[str, Any]] = {}

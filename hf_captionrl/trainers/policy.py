@@ -21,14 +21,8 @@ _DTYPES = ("float32", "bfloat16", "float16", "auto")
 def check_model_init_kwargs(settings: Any) -> dict[str, Any] | None:
     """Refuse loading arguments that are not what `from_pretrained` takes.
 
-    Args:
-        settings (`dict`, *optional*): Of a configuration, after JSON was parsed.
-
     Returns:
         `dict`: The same, the dtype by its name; None stays None.
-
-    Raises:
-        ValueError: If they are no dict, or the dtype is unknown.
     """
     if settings is None:
         return None
@@ -49,15 +43,7 @@ def check_model_init_kwargs(settings: Any) -> dict[str, Any] | None:
 
 
 def default_output_dir(model: Any, method: str) -> str:
-    """Where a run without a configuration writes, as TRL names it.
-
-    Args:
-        model ([`Captioner`], `PreTrainedModel`, `str` or None): The policy.
-        method (`str`): What is done to it, for instance `"SMILE"`.
-
-    Returns:
-        `str`: For instance `blip-image-captioning-base-SMILE`.
-    """
+    """Where a run without a configuration writes, as TRL names it."""
     if isinstance(model, (str, os.PathLike)):
         name: Any = os.fspath(model)
     else:
@@ -100,21 +86,7 @@ def _freeze_tower(captioner: Captioner) -> None:
 
 
 def make_policy(model: Any, args: Any, *, processor: Any = None, peft_config: Any = None) -> Captioner:
-    """The captioner that a trainer trains.
-
-    Args:
-        model ([`Captioner`], `PreTrainedModel`, `PeftModel` or `str`): As given to the trainer.
-        args ([`CaptionConfig`]): `model_init_kwargs`, `prompt` and `freeze_image_tower` count.
-        processor (*optional*): Where `model` brings none.
-        peft_config (`peft.PeftConfig` or `dict`, *optional*): Adapter to add; a dict holds the arguments of
-            `Captioner.lora_config`.
-
-    Returns:
-        [`Captioner`]: Adapted and frozen as told; every trainable weight is fp32.
-
-    Raises:
-        ValueError: If trainable weights hold 16 bits, the adapter is in a frozen tower, or the parts do not fit.
-    """
+    """The captioner that a trainer trains."""
     captioner = _loaded(model, args, processor)
     if peft_config is not None:
         if isinstance(peft_config, dict):

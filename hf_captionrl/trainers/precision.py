@@ -61,12 +61,6 @@ def keep_adapters_in_fp32(model: nn.Module) -> list[str]:
 
     PEFT itself does so for the weights of its tuners, unless told otherwise, and leaves `modules_to_save` in the dtype of
     the base. The frozen base stays as it is; between it and a module that is saved whole, activations are cast.
-
-    Args:
-        model (`nn.Module`): The model; changed in place. Without an adapter nothing happens.
-
-    Returns:
-        `list[str]`: Names of the parameters that changed.
     """
     if not hasattr(model, "peft_config"):
         return []
@@ -114,13 +108,6 @@ def refuse_trainable_16_bit(model: nn.Module, args: Any) -> None:
 
     Quantised weights are frozen, and so never refused. With DeepSpeed, and with FSDP in mixed precision, an fp32 copy of each
     weight is what is updated.
-
-    Args:
-        model (`nn.Module`): As it will be trained, adapters and frozen parts included.
-        args (`TrainingArguments`): Tell DeepSpeed and FSDP.
-
-    Raises:
-        ValueError: If there is such a weight, naming it and what to do.
     """
     if _has_master_copy(args):
         return
@@ -147,12 +134,8 @@ def require_fp32(model: nn.Module, args: Any) -> None:
     """Keep adapters in fp32, and refuse what else would be trained in 16 bits.
 
     Args:
-        model (`nn.Module`): As it will be trained; changed in place.
         args (`TrainingArguments`): Tell DeepSpeed and FSDP. DeepSpeed's ZeRO-3 wants adapters in the dtype of the base, and
             updates an fp32 copy.
-
-    Raises:
-        ValueError: If there is such a weight, naming it and what to do.
     """
     if getattr(args, "deepspeed_plugin", None) is None:
         keep_adapters_in_fp32(model)

@@ -16,14 +16,7 @@ __all__ = ["make_reference", "reference_policy", "refuse_shared_parameters"]
 
 
 def make_reference(captioner: Captioner) -> Captioner:
-    """The captioner as it is now: itself where an adapter can be switched off, a frozen copy elsewhere.
-
-    Args:
-        captioner ([`Captioner`]): The policy, before training.
-
-    Returns:
-        [`Captioner`]: For [`reference_policy`].
-    """
+    """The captioner as it is now: itself where an adapter can be switched off, a frozen copy elsewhere."""
     if hasattr(captioner.model, "disable_adapter"):
         return captioner
     reference = copy.copy(captioner)
@@ -33,15 +26,7 @@ def make_reference(captioner: Captioner) -> Captioner:
 
 @contextmanager
 def reference_policy(reference: Captioner, policy: Captioner) -> Iterator[Captioner]:
-    """The reference, ready to be asked: on the policy's device, in eval mode, adapter off.
-
-    Args:
-        reference ([`Captioner`]): Of [`make_reference`].
-        policy ([`Captioner`]): The policy.
-
-    Returns:
-        A context manager that gives the reference, a [`Captioner`].
-    """
+    """The reference, ready to be asked: on the policy's device, in eval mode, adapter off."""
     if reference is not policy and reference.device != policy.device:
         reference.model.to(policy.device)
     without = reference.model.disable_adapter() if reference is policy else nullcontext()
@@ -50,15 +35,7 @@ def reference_policy(reference: Captioner, policy: Captioner) -> Iterator[Captio
 
 
 def refuse_shared_parameters(policy: nn.Module, scorers: Iterable[Any]) -> None:
-    """Refuse scorers that would learn along with the policy, and then reward whatever it does.
-
-    Args:
-        policy (`nn.Module`): The policy's model.
-        scorers (`Iterable[Scorer]`): Those with a `model` are looked into.
-
-    Raises:
-        ValueError: If a parameter is in both.
-    """
+    """Refuse scorers that would learn along with the policy, and then reward whatever it does."""
     names = {p.data_ptr(): name for name, p in policy.named_parameters() if p.numel()}
     for scorer in scorers:
         model = getattr(scorer, "model", None)

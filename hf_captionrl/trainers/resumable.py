@@ -117,25 +117,7 @@ class ReliableTraining(CheckedPush, CheckpointSelection):
         return found[0]
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
-        """Train, as `transformers.Trainer.train` does, with the output folder for itself.
-
-        Args:
-            resume_from_checkpoint (`str` or `bool`, *optional*): True for the newest checkpoint in `args.output_dir` that is
-                whole and of the run that last used that folder; or a checkpoint's folder, in place of which an older one
-                of the same run is taken if it is broken.
-            args (`Any`): For the Trainer.
-            kwargs (`Any`): For the Trainer.
-
-        Returns:
-            `TrainOutput`: Of the Trainer.
-
-        Raises:
-            ValueError: If another run uses the folder, no checkpoint to resume from is whole, or it holds the model only.
-            OSError: If nothing can be written to the folder.
-            FloatingPointError: If weights are not finite at a checkpoint or the end; nothing is saved or removed.
-            RuntimeError: If a process that loads data has died.
-            SystemExit: With 0, if `args.save_on_signal` and a signal came.
-        """
+        """Train, as `transformers.Trainer.train` does, with the output folder for itself."""
         with contextlib.ExitStack() as stack:
 
             def take_folder() -> None:

@@ -50,9 +50,6 @@ class GuardThresholds:
         max_cut (`float`, *optional*): Largest share of captions of which the scorer reads the beginning only.
         max_gap_growth (`float`, *optional*): By how much reward minus judge may exceed that of the first window, in units
             of the reward.
-
-    Raises:
-        ValueError: If `window` is not positive, or a limit is no finite number or could never be kept.
     """
 
     window: int = 10
@@ -104,9 +101,6 @@ class RewardHackingGuard:
         thresholds ([`GuardThresholds`]): The limits.
         reference_captions (`Sequence[str]`, *optional*): Human captions of the training data; lengths are held against
             theirs. Without them against those of the first window.
-
-    Raises:
-        ValueError: If there are reference captions, but none with a word.
     """
 
     def __init__(
@@ -142,21 +136,10 @@ class RewardHackingGuard:
         """Take in one step.
 
         Args:
-            captions (`Sequence[str]`): N captions of this process.
             ended (`torch.Tensor` of shape `(N,)`, or a sequence, *optional*): False where the length limit cut a caption.
-            cut_share (`float`, *optional*): Share of the captions of which the scorer read the beginning only.
             reward (`float`, or `torch.Tensor` of shape `(N,)`, *optional*): What the captions earned.
             judge (`float`, or `torch.Tensor` of shape `(N,)`, *optional*): What another scorer would have paid, in the
                 same units. Values that are not finite are left out and counted.
-            mean_over_processes (`Callable`, *optional*): From a list of numbers to their means over all processes, so that
-                all processes decide alike.
-
-        Returns:
-            `dict[str, float]`: What to log, as `guard/...`; see [`completion_statistics`], and `guard/cut`,
-            `guard/reward_minus_judge`, `guard/nonfinite_reward` (a share).
-
-        Raises:
-            ValueError: If there are no captions, or something is not given for each of them.
         """
         step, bad, lengths = describe_completions(captions, ended)
         number, longest = len(captions), int(lengths.argmax())
@@ -243,11 +226,7 @@ class RewardHackingGuard:
         return self.reason is None and self._broken(newest) is None
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs to go on exactly.
-
-        Returns:
-            `dict`: Of plain numbers and strings, for JSON.
-        """
+        """What a resumed run needs to go on exactly."""
         return {
             "window": list(self._window),
             "start": {name: list(values) for name, values in self._start.items()},
@@ -255,11 +234,7 @@ class RewardHackingGuard:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved state.
-
-        Args:
-            state (`Mapping`): Of `state_dict`; a larger window than the present one keeps its newest steps.
-        """
+        """Go on from a saved state."""
         self._window.clear()
         self._window.extend(dict(step) for step in state.get("window", []))
         self._start = {name: list(state.get("start", {}).get(name, [])) for name in self._start}
@@ -277,9 +252,6 @@ class GuardCallback(TrainerCallback):
 
     Attributes:
         rolled_back_to (`str` or `None`): The checkpoint that was loaded.
-
-    Raises:
-        ValueError: If the action is none of these.
     """
 
     def __init__(self, guard: RewardHackingGuard, action: str = "warn", trainer: Any | None = None) -> None:
@@ -296,26 +268,12 @@ class GuardCallback(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Count the checkpoint that a run resumes from as good if it was: its own state was written before it was known.
-
-        Args:
-            args (`TrainingArguments`): Unused.
-            state (`TrainerState`): Knows the step.
-            control (`TrainerControl`): Unused.
-            kwargs (`Any`): Unused.
-        """
+        """Count the checkpoint that a run resumes from as good if it was: its own state was written before it was known."""
         self.rolled_back_to = None  # another run of the same trainer may save again
         self.on_save(args, state, control, **kwargs)
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Mark the checkpoint just written as good, if the guard is content.
-
-        Args:
-            args (`TrainingArguments`): Unused.
-            state (`TrainerState`): Knows the step.
-            control (`TrainerControl`): Unused.
-            kwargs (`Any`): Unused.
-        """
+        """Mark the checkpoint just written as good, if the guard is content."""
         # Where a run began again from an earlier step, later checkpoints are of another past.
         self._good = [step for step in self._good if step < state.global_step]
         if state.global_step > 0 and self.guard.healthy:
@@ -324,17 +282,7 @@ class GuardCallback(TrainerCallback):
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Warn, stop or roll back if the guard has a reason.
-
-        Args:
-            args (`TrainingArguments`): Knows where checkpoints are.
-            state (`TrainerState`): Knows the step.
-            control (`TrainerControl`): Told to stop.
-            kwargs (`Any`): Unused.
-
-        Raises:
-            RuntimeError: If it is to roll back and has no trainer.
-        """
+        """Warn, stop or roll back if the guard has a reason."""
         reason = self.guard.reason
         tripped, self._tripped = self._tripped, reason is not None
         if reason is None or tripped:
@@ -352,14 +300,7 @@ class GuardCallback(TrainerCallback):
     def on_epoch_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Keep the Trainer from saving what was taken back, which `save_strategy="epoch"` would do after the stop.
-
-        Args:
-            args (`TrainingArguments`): Unused.
-            state (`TrainerState`): Unused.
-            control (`TrainerControl`): Told not to save.
-            kwargs (`Any`): Unused.
-        """
+        """Keep the Trainer from saving what was taken back, which `save_strategy="epoch"` would do after the stop."""
         if self.rolled_back_to is not None:
             control.should_save = False
 
@@ -381,19 +322,11 @@ class GuardCallback(TrainerCallback):
         return f"The policy was taken back to {folder.name}, the newest good checkpoint. Training stops."
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs to go on exactly, the guard's state included.
-
-        Returns:
-            `dict`: For JSON.
-        """
+        """What a resumed run needs to go on exactly, the guard's state included."""
         return {"guard": self.guard.state_dict(), "good": list(self._good), "tripped": self._tripped}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved state.
-
-        Args:
-            state (`Mapping`): Of `state_dict`.
-        """
+        """Go on from a saved state."""
         self.guard.load_state_dict(state.get("guard", {}))
         self._good = [int(step) for step in state.get("good", [])]
         self._tripped = bool(state.get("tripped", False))

@@ -45,12 +45,6 @@ def drawing_from_the_policy(captioner: Captioner) -> Iterator[None]:
 
     Published generation settings punish repetition, forbid n-grams or force an end. Captions written so are no samples of
     the distribution whose log-probabilities the gradient takes.
-
-    Args:
-        captioner ([`Captioner`]): The policy; its settings are put back afterwards.
-
-    Yields:
-        Nothing.
     """
     ids = {
         "bos_token_id": captioner.start_token_id,
@@ -73,11 +67,7 @@ def image_inputs(captioner: Captioner, micro_batches: Sequence[dict[str, Any]]) 
     """Images of the micro-batches for generation; a frozen tower encodes them once for it and for the update.
 
     Args:
-        captioner ([`Captioner`]): The policy.
         micro_batches (`Sequence[dict]`): Of the collator, on the device; pixels of a frozen tower become features.
-
-    Returns:
-        `list[dict]`: For each micro-batch what `generate` takes.
     """
     images = []
     frozen = not any(p.requires_grad for p in captioner.vision_tower.parameters())
@@ -94,10 +84,6 @@ def image_inputs(captioner: Captioner, micro_batches: Sequence[dict[str, Any]]) 
 
 def reference_ids(captioner: Captioner, captions: Sequence[str]) -> tuple[Tensor, Tensor]:
     """Captions of the data as if the policy had written them.
-
-    Args:
-        captioner ([`Captioner`]): The policy.
-        captions (`Sequence[str]`): N captions; one without a word is nothing but its end.
 
     Returns:
         Ids and their mask, both `(N, T)`, as in [`Completions`].
@@ -122,17 +108,7 @@ def write_completions(
     batch_size: int | None = None,
     **generate_kwargs: Any,
 ) -> Completions:
-    """Write captions for the images of several micro-batches.
-
-    Args:
-        captioner ([`Captioner`]): The policy; writes in eval mode.
-        images (`Sequence[dict]`): Of `image_inputs`.
-        batch_size (`int`, *optional*): Images in one call of generate; by default a micro-batch.
-        generate_kwargs: For the captioner's `generate`.
-
-    Returns:
-        [`Completions`]: Of all micro-batches, in order.
-    """
+    """Write captions for the images of several micro-batches."""
     if batch_size is not None:
         whole = {name: torch.cat([batch[name] for batch in images]) for name in images[0]}
         number = len(next(iter(whole.values())))
@@ -166,14 +142,6 @@ def advantages_of(
     """Rewards of a rollout and the advantages they give.
 
     Rewards that share a baseline are added up before they are held against it.
-
-    Args:
-        rewards ([`WeightedRewards`]): The rewards.
-        baselines (`dict[str, Baseline]`): By name; updated here.
-        default (`str`): Name of the baseline of rewards that have none of their own.
-        context ([`RewardContext`]): What was written.
-        greedy ([`RewardContext`], *optional*): The greedy captions of the same images, where a baseline needs them.
-        mean_over_processes (`Callable`): Mean of a number over all processes.
 
     Returns:
         Advantages `(N,)` and rewards `(N, R)`, float64 on the CPU.

@@ -29,14 +29,8 @@ def completion_rows(
     """The first captions of a rollout, as rows for `print_completions`.
 
     Args:
-        context ([`RewardContext`]): The rollout.
         rewards (`torch.Tensor` of shape `(N, R)`): What the captions earned.
         advantages (`torch.Tensor` of shape `(N,)`): Their advantages.
-        names (`Sequence[str]`): R names.
-        number (`int`): How many captions.
-
-    Returns:
-        `list[dict]`: At most `number` rows.
     """
     rows = []
     for n in range(min(number, len(context.captions))):
@@ -84,14 +78,7 @@ class RolloutMonitor:
         self._last: tuple[RewardContext, Tensor, Tensor] | None = None
 
     def note(self, named: Mapping[str, Any]) -> dict[str, float]:
-        """Keep the means over processes for the next log.
-
-        Args:
-            named (`Mapping`): Numbers of this process; all processes must have the same names.
-
-        Returns:
-            `dict[str, float]`: The means.
-        """
+        """Keep the means over processes for the next log."""
         names = sorted(named)
         means = dict(zip(names, self.means_over_processes([float(named[n]) for n in names]), strict=True))
         for name, value in means.items():
@@ -102,12 +89,8 @@ class RolloutMonitor:
         """Take in one rollout.
 
         Args:
-            context ([`RewardContext`]): The rollout, with the statistics that rewards left in it.
             rewards (`torch.Tensor` of shape `(N, R)`): What the captions earned.
             advantages (`torch.Tensor` of shape `(N,)`): Their advantages.
-
-        Returns:
-            `dict[str, float]`: What was measured, as means over all processes.
         """
         total = rewards @ torch.tensor(self.rewards.weights, dtype=rewards.dtype)
         named: dict[str, Any] = {
@@ -164,11 +147,7 @@ class RolloutMonitor:
         )
 
     def drain(self) -> dict[str, float]:
-        """Means of everything since the last time.
-
-        Returns:
-            `dict[str, float]`: To log.
-        """
+        """Means of everything since the last time."""
         means = {name: math.fsum(values) / len(values) for name, values in self._values.items() if values}
         self._values.clear()
         return means
@@ -182,15 +161,7 @@ class RolloutMonitor:
         report_to: Any = None,
         tensorboard_writer: Any | None = None,
     ) -> None:
-        """Print the first captions of the last rollout, and send them with their images to the trackers.
-
-        Args:
-            dataset (`datasets.Dataset`): The training data, for the images.
-            number (`int`): How many captions.
-            step (`int`): Optimizer step.
-            report_to: As in `TrainingArguments`.
-            tensorboard_writer (`SummaryWriter`, *optional*): Of transformers' `TensorBoardCallback`.
-        """
+        """Print the first captions of the last rollout, and send them with their images to the trackers."""
         if self._last is None:
             return
         context, rewards, advantages = self._last

@@ -37,9 +37,6 @@ class RolloutCollator:
     def __call__(self, items: Sequence[Any]) -> dict[str, Tensor]:
         """Collate one micro-batch.
 
-        Args:
-            items (`Sequence[CaptionItem]`): B items.
-
         Returns:
             `dict`: Of the captioner, and `rows` of shape `(B,)`.
         """
@@ -88,18 +85,7 @@ def batch_sampler_for(
     """The sampler that the configuration asks for.
 
     Args:
-        number (`int`): Training images.
-        args ([`CaptionRLConfig`]): Batch size, schedule, seed.
         neighbours (array of shape `(number, k)`, *optional*): Rows most similar to each.
-        process_index (`int`): This process.
-        num_processes (`int`): P.
-
-    Returns:
-        A batch sampler over whole rollouts, of which this process gets its share.
-
-    Raises:
-        ValueError: If schedule and neighbours do not go together, neighbours are of other data, or there are fewer
-            images than a rollout needs.
     """
     batch_size = args.per_device_train_batch_size * args.gradient_accumulation_steps * num_processes
     if number < batch_size:

@@ -14,17 +14,7 @@ SELECTION_FILE = "selected_checkpoint.json"
 
 
 def describe_selection(args: Any, state: Any, kept_instead: str | None = None) -> dict[str, Any]:
-    """The checkpoint with the best metric.
-
-    Args:
-        args (`TrainingArguments`): The metric, and whether more is better.
-        state (`TrainerState`): The evaluations and the best of them.
-        kept_instead (`str`, *optional*): Which weights the model has if not those of the checkpoint, and why.
-
-    Returns:
-        `dict`: `step`, `metric`, `value`, `greater_is_better`, `evaluations` (how many had the metric), `ties` (other steps
-        with the same value; the Trainer keeps the earliest), `tie_rule`, and `kept_instead` where it is given.
-    """
+    """The checkpoint with the best metric."""
     metric = str(args.metric_for_best_model)
     metric = metric if metric.startswith("eval_") else f"eval_{metric}"
     # What was evaluated before the first step has no checkpoint.
@@ -43,14 +33,7 @@ def describe_selection(args: Any, state: Any, kept_instead: str | None = None) -
 
 
 def selection_sentence(selection: dict[str, Any]) -> str:
-    """One line for the terminal.
-
-    Args:
-        selection (`dict`): Of [`describe_selection`].
-
-    Returns:
-        `str`: With step, metric, value and ties.
-    """
+    """One line for the terminal."""
     best = "highest" if selection["greater_is_better"] else "lowest"
     value = "?" if selection["value"] is None else f"{selection['value']:.6g}"
     ties = selection["ties"]

@@ -41,11 +41,7 @@ class SelfRetrievalConfig(SelfRetrievalArguments, CaptionRLConfig):
         super().__post_init__()
 
     def check(self) -> None:
-        """As of [`CaptionRLConfig`], and of the reward.
-
-        Raises:
-            ValueError: Naming the value and what to do.
-        """
+        """As of [`CaptionRLConfig`], and of the reward."""
         self.check_reward()
         if not self.retrieval_weight and self.bag_schedule == "adaptive":
             raise ValueError(

@@ -147,20 +147,7 @@ class SLETrainer(CaptionRLTrainer):
         return_outputs: bool = False,
         num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
-        """Eq. 15 of a micro-batch of rollouts, or the cross-entropy of a micro-batch of references.
-
-        Args:
-            model (`nn.Module`): The policy, as wrapped by accelerate.
-            inputs (`dict`): A micro-batch.
-            return_outputs (`bool`): Return the outputs too.
-            num_items_in_batch (`torch.Tensor` or `int`, *optional*): Supervised tokens of the references of the step.
-
-        Returns:
-            `torch.Tensor`, or a tuple of it and the outputs.
-
-        Raises:
-            ValueError: If no token of the references is supervised.
-        """
+        """Eq. 15 of a micro-batch of rollouts, or the cross-entropy of a micro-batch of references."""
         if "advantages" in inputs:
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         inputs = {name: value for name, value in inputs.items() if name != "rows"}

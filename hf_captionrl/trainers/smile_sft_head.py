@@ -28,28 +28,12 @@ __all__ = ["add_smile_head", "logit_factors", "plain_head_for_checks", "segment_
 
 
 def uses_trl_head(head: Any, mle_weight: float) -> bool:
-    """Whether the loss is plain maximum likelihood on a plain head, which TRL computes itself.
-
-    Args:
-        head (`nn.Module`): The output projection as it stands in the model.
-        mle_weight: lambda of Eq. 4.
-
-    Returns:
-        `bool`: False with an adapter on the head too, which TRL's fused head would pass by.
-    """
+    """Whether the loss is plain maximum likelihood on a plain head, which TRL computes itself."""
     return mle_weight == 1.0 and isinstance(head, nn.Linear)
 
 
 def logit_factors(config: Any) -> tuple[float, float | None]:
-    """What a model does to its logits after the output projection.
-
-    Args:
-        config (`PretrainedConfig`): Of the model.
-
-    Returns:
-        `tuple`: The factor of the logits (1 for most; Cohere, Granite and their like have another), then the soft cap
-            (Gemma) or None.
-    """
+    """What a model does to its logits after the output projection."""
     text = config.get_text_config()
     cap = getattr(text, "final_logit_softcapping", None)
     for name in ("logit_scale", "output_multiplier", "lm_head_multiplier"):
@@ -87,18 +71,11 @@ def segment_loss(
         labels (`torch.Tensor` of shape `(B, T)`): Token ids, `IGNORE_INDEX` where nothing is supervised.
         documents (`torch.Tensor` of shape `(B, T)`): Of [`document_ids`].
         bias (`torch.Tensor` of shape `(V,)`, *optional*): Of the output projection.
-        scope: `"document"`, `"sentence"` or `"window"`, see [`find_segments`].
-        window_tokens: Tokens of a window.
         ends (`torch.Tensor` of shape `(V,)`, *optional*): Of [`sentence_ends`], for sentences.
         mle_weight: lambda of Eq. 4, in [0, 1].
-        first_token: `"mle"` or `"smile"`, for the first token of each segment.
-        softcap: `softcap * tanh(logits / softcap)` follows the projection.
 
     Returns:
         `torch.Tensor`: Scalar sum over the supervised tokens, in nats; a connected 0 if there are none.
-
-    Raises:
-        ValueError: If an option is out of range.
     """
     found = find_segments(labels, documents, scope, window_tokens=window_tokens, ends=ends)
     settings: dict[str, Any] = {"mle_weight": mle_weight, "first_token": first_token, "softcap": softcap}
@@ -127,14 +104,7 @@ def add_smile_head(
     """Let a model answer TRL's call with SMILE's loss, unless `config.mle_weight` is 1 and TRL's own head will do.
 
     Args:
-        model (`PreTrainedModel`): The causal language model itself, below PEFT, after TRL's `add_fused_lm_head`.
-        config ([`SmileSFTConfig`]): Read at each call, so that a callback may change lambda.
-        make_output (`Callable`): TRL's `FusedCausalLMOutput`.
         ends (`torch.Tensor` of shape `(V,)`, *optional*): Of [`sentence_ends`], where the scope asks for them.
-        packed (`bool`): Whether batches are padding-free, that is, must come with position ids.
-
-    Raises:
-        ValueError: If the output projection is quantised or otherwise no plain linear layer.
     """
     trl_forward = model.forward
     factor, softcap = logit_factors(model.config)
@@ -203,14 +173,7 @@ def add_smile_head(
 
 @contextmanager
 def plain_head_for_checks(model: Any) -> Iterator[None]:
-    """Hide a LoRA on the output projection from TRL, which refuses it because its own fused head would not train it.
-
-    Args:
-        model (`PreTrainedModel`, `PeftModel` or `str`): As given to the trainer; by a name nothing can be hidden.
-
-    Yields:
-        None. Inside, `get_output_embeddings` gives the layer below the adapter.
-    """
+    """Hide a LoRA on the output projection from TRL, which refuses it because its own fused head would not train it."""
     if isinstance(model, str):
         yield
         return

@@ -44,10 +44,6 @@ def sentence_ends(tokenizer: Any, vocab_size: int) -> Tensor:
     not count), holds a line break, or is a special token such as the end of the text. The point of "3.14" ends a
     sentence too: ids tell no more.
 
-    Args:
-        tokenizer: Of the model.
-        vocab_size: V, rows of the output projection; ids beyond the tokenizer's end nothing.
-
     Returns:
         `torch.Tensor` of shape `(V,)`: bool.
     """
@@ -90,15 +86,7 @@ def find_segments(
     Args:
         labels (`torch.Tensor` of shape `(B, T)`): Token ids, `IGNORE_INDEX` where nothing is supervised.
         documents (`torch.Tensor` of shape `(B, T)`): Of [`document_ids`].
-        scope: `"document"`, `"sentence"` or `"window"`.
-        window_tokens: Tokens of a window, at least 2.
         ends (`torch.Tensor` of shape `(V,)`, *optional*): Of [`sentence_ends`], for sentences.
-
-    Returns:
-        [`Segments`]: Of all N supervised tokens, in order.
-
-    Raises:
-        ValueError: If the scope is unknown, or sentences are asked for without `ends`.
     """
     index = (labels != IGNORE_INDEX).flatten().nonzero().squeeze(1)  # (N,)
     tokens, document = labels.flatten()[index], documents.flatten()[index]
@@ -128,10 +116,6 @@ def similar_lengths(lengths: Tensor) -> Iterator[Tensor]:
 
     Args:
         lengths (`torch.Tensor` of shape `(K,)`): Tokens of each segment.
-
-    Yields:
-        `torch.Tensor`: Numbers of segments; each comes once. The longest of a group is less than 4 times as long as
-            the shortest, unless everything together is small.
     """
     if lengths.numel() == 0:
         return

@@ -155,9 +155,6 @@ class SmileTrainer(CaptionTrainer):
     def loss_sum(self, inputs: dict[str, Any]) -> Tensor:
         """What `eval_loss` adds up: the objective that is trained, with the random words of the first epoch.
 
-        Args:
-            inputs (`dict`): A batch of captions with labels, on the device.
-
         Returns:
             `torch.Tensor`: Scalar sum over the supervised tokens, in nats.
         """

@@ -86,14 +86,7 @@ class StopOnSignal(TrainerCallback):
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Save now if a signal came, or at the end of the epoch if this was its last step: an evaluation may be due.
-
-        Args:
-            args (`TrainingArguments`): Knows how many steps share a rollout.
-            state (`TrainerState`): Knows the step.
-            control (`TrainerControl`): Told to save.
-            kwargs (`Any`): Unused.
-        """
+        """Save now if a signal came, or at the end of the epoch if this was its last step: an evaluation may be due."""
         epoch = state.epoch or 0.0
         if abs(epoch - round(epoch)) > 1e-6:
             self._maybe_save(args, state, control)
@@ -101,31 +94,13 @@ class StopOnSignal(TrainerCallback):
     def on_epoch_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Save if a signal came; after the evaluation, where one is due, or during it.
-
-        Args:
-            args (`TrainingArguments`): Knows how many steps share a rollout.
-            state (`TrainerState`): Knows the step.
-            control (`TrainerControl`): Told to save.
-            kwargs (`Any`): Unused.
-        """
+        """Save if a signal came; after the evaluation, where one is due, or during it."""
         self._maybe_save(args, state, control)
 
     on_evaluate = on_epoch_end
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Leave, once the checkpoint is there.
-
-        Args:
-            args (`TrainingArguments`): Unused.
-            state (`TrainerState`): Knows the step.
-            control (`TrainerControl`): Unused.
-            kwargs (`Any`): Unused.
-
-        Raises:
-            SystemExit: With 0. Nothing of what follows the last step may run: it would load the best weights, delete the
-                checkpoint that is not the best, and let a program take a half-trained model for the finished one.
-        """
+        """Leave, once the checkpoint is there."""
         if not self._saves:
             return
         if state.is_world_process_zero:

@@ -49,14 +49,7 @@ def _objective(trainer: Any) -> dict[str, Any]:
 
 
 def training_facts(trainer: Any) -> dict[str, Any]:
-    """What a trainer knows about its model.
-
-    Args:
-        trainer ([`CaptionTrainer`]): Before, during or after training.
-
-    Returns:
-        `dict`: Plain values.
-    """
+    """What a trainer knows about its model."""
     captioner, args, data = trainer.captioner, trainer.args, trainer.train_dataset
     model = captioner.base_model
     facts: dict[str, Any] = {
@@ -76,13 +69,5 @@ def training_facts(trainer: Any) -> dict[str, Any]:
 
 
 def write_training_facts(trainer: Any, folder: str | os.PathLike[str]) -> Path:
-    """Write [`TRAINING_FILE`].
-
-    Args:
-        trainer ([`CaptionTrainer`]): Whose model is saved.
-        folder: Where to.
-
-    Returns:
-        `pathlib.Path`: The file.
-    """
+    """Write [`TRAINING_FILE`]."""
     return write_json(Path(folder) / TRAINING_FILE, training_facts(trainer))

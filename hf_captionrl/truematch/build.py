@@ -83,11 +83,7 @@ def _refuse_other(output: Path, settings: dict[str, Any]) -> None:
 
 
 def print_status(found: TrueMatch) -> None:
-    """Print how many bags there are and how far the review is.
-
-    Args:
-        found: The benchmark.
-    """
+    """Print how many bags there are and how far the review is."""
     for size, counts in found.status().items():
         print(
             f"  {counts['bags']} bags of {size}: {counts['kept']} kept, {counts['dropped']} dropped, "
@@ -98,14 +94,7 @@ def print_status(found: TrueMatch) -> None:
 
 
 def build(arguments: argparse.Namespace) -> None:
-    """Make the benchmark, or go on where an interrupted run stopped.
-
-    Args:
-        arguments: As parsed.
-
-    Raises:
-        ValueError: If arguments are bad, the data set is too small, or another benchmark is in the folder.
-    """
+    """Make the benchmark, or go on where an interrupted run stopped."""
     sizes = _check(arguments)
 
     from hf_captionrl.evaluation.look_alikes import features_of, similarity_scorer

@@ -23,18 +23,7 @@ def _checked(found: TrueMatch) -> str:
 
 
 def render_truematch_card(found: TrueMatch) -> str:
-    """Render the card of a benchmark.
-
-    Args:
-        found: The benchmark.
-
-    Returns:
-        `str`: Markdown with metadata in front.
-
-    Raises:
-        ValueError: If the card must not be published: a placeholder, a path of this machine, a token.
-        FileNotFoundError: If the template cannot be found.
-    """
+    """Render the card of a benchmark."""
     from huggingface_hub import DatasetCardData
 
     from hf_captionrl.hub.checks import check_card, check_text
@@ -68,17 +57,7 @@ def render_truematch_card(found: TrueMatch) -> str:
 
 
 def write_truematch_card(found: TrueMatch) -> Path:
-    """Render the card and write it as the folder's `README.md`, atomically.
-
-    Args:
-        found: The benchmark.
-
-    Returns:
-        `pathlib.Path`: The card.
-
-    Raises:
-        ValueError: If the card must not be published; nothing is written.
-    """
+    """Render the card and write it as the folder's `README.md`, atomically."""
     from hf_captionrl.io import atomic_write_text
 
     return atomic_write_text(found.folder / "README.md", render_truematch_card(found))

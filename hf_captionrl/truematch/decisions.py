@@ -51,31 +51,13 @@ class Decision:
 
 
 def bag_id(image_ids: Sequence[str]) -> str:
-    """Name of a bag, made of its images: a benchmark that is built again keeps its decisions.
-
-    Args:
-        image_ids: Ids of its images, in their order.
-
-    Returns:
-        `str`: The number of images and 12 hexadecimal digits, such as `3-0f6c2d9a41be`.
-    """
+    """Name of a bag, made of its images: a benchmark that is built again keeps its decisions."""
     names = json.dumps([str(image_id) for image_id in image_ids])
     return f"{len(image_ids)}-{hashlib.sha256(names.encode('ascii')).hexdigest()[:12]}"
 
 
 def check_decision(value: Any, where: str) -> Decision:
-    """A decision from parsed JSON.
-
-    Args:
-        value: What was parsed.
-        where: File and line, for the message.
-
-    Returns:
-        [`Decision`]: The decision.
-
-    Raises:
-        ValueError: If it is none.
-    """
+    """A decision from parsed JSON."""
     if not isinstance(value, dict) or not isinstance(value.get("bag"), str) or not value["bag"]:
         raise ValueError(f"{where} names no bag: {value!r:.80}. {_SHAPE}")
     decision, reason, time = value.get("decision"), value.get("reason"), value.get("time")
@@ -100,18 +82,7 @@ def _parse(line: bytes, where: str) -> Decision:
 
 
 def read_decisions(path: str | os.PathLike[str]) -> list[Decision]:
-    """Every line of a file of decisions, the oldest first.
-
-    Args:
-        path: The file.
-
-    Returns:
-        `list[Decision]`: A last line that breaks off is left out: it was never confirmed.
-
-    Raises:
-        FileNotFoundError: If there is no such file.
-        ValueError: If another line is broken (it is named).
-    """
+    """Every line of a file of decisions, the oldest first."""
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"There is no file {str(path)!r}. `captionrl truematch review` writes one.")
@@ -130,18 +101,7 @@ def read_decisions(path: str | os.PathLike[str]) -> list[Decision]:
 
 
 def drop_bags(file: BagFile, decisions: Iterable[Decision]) -> BagFile:
-    """The bags without those whose last decision is to drop them; undecided ones stay.
-
-    Args:
-        file: All bags.
-        decisions: The oldest first.
-
-    Returns:
-        `BagFile`: The same but for the dropped ones.
-
-    Raises:
-        ValueError: If none is left.
-    """
+    """The bags without those whose last decision is to drop them; undecided ones stay."""
     last = {decision.bag: decision.decision for decision in decisions}
     kept = [number for number, bag in enumerate(file.bags) if last.get(bag_id(bag)) != "drop"]
     if not kept:
@@ -163,9 +123,6 @@ class DecisionWriter(LineFile):
 
     Attributes:
         decisions: What the file holds, the oldest first; kept up to date.
-
-    Raises:
-        ValueError: If another process is writing the file, or a line other than the last is broken.
     """
 
     busy = "Stop that review first; two would overwrite each other."
@@ -187,14 +144,7 @@ class DecisionWriter(LineFile):
         return True
 
     def append(self, decision: Decision) -> Decision:
-        """Add a decision; when this returns, it is on the disk.
-
-        Args:
-            decision: The decision; without a time it gets the present one.
-
-        Returns:
-            [`Decision`]: As it was written.
-        """
+        """Add a decision; when this returns, it is on the disk."""
         written = Decision(
             decision.bag,
             decision.decision,

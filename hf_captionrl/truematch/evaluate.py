@@ -96,15 +96,7 @@ def _hits(row: Mapping[str, Any], bag_names: Mapping[int, Sequence[str]], ids: S
 
 
 def evaluate(arguments: argparse.Namespace) -> None:
-    """Judge captioners on the benchmark; writes results.json and results.md.
-
-    Args:
-        arguments: As parsed.
-
-    Raises:
-        ValueError: If files, images and benchmark do not belong together, or there is no scorer.
-        FileNotFoundError: If a file is not there.
-    """
+    """Judge captioners on the benchmark; writes results.json and results.md."""
     found = load_truematch(arguments.folder)
     bags = found.bags if arguments.all_bags else found.kept
     arguments.output_dir = arguments.output_dir or Path("outputs") / found.folder.resolve().name
@@ -198,16 +190,7 @@ def _read_results(path: Path) -> dict[str, Any]:
 
 
 def leaderboard(arguments: argparse.Namespace) -> None:
-    """Put results into one table, the best first; writes leaderboard.md and leaderboard.html.
-
-    Args:
-        arguments: As parsed.
-
-    Raises:
-        ValueError: If results are of different bags or scorers, a name stands there twice, or nothing was measured for
-            `--sort_by`.
-        FileNotFoundError: If a file is not there.
-    """
+    """Put results into one table, the best first; writes leaderboard.md and leaderboard.html."""
     from hf_captionrl.truematch.leaderboard import write_leaderboard
 
     found = load_truematch(arguments.folder)

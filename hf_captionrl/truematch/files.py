@@ -83,11 +83,7 @@ class TrueMatch:
         return drop_bags(self.bags, self.decisions)
 
     def status(self) -> dict[str, dict[str, int]]:
-        """How far the review is.
-
-        Returns:
-            `dict`: By bag size, as text: `bags`, `kept`, `dropped`, `undecided`.
-        """
+        """How far the review is."""
         found: dict[str, dict[str, int]] = {}
         last = self.last
         for bag in self.bags.bags:
@@ -101,14 +97,7 @@ class TrueMatch:
 
 
 def bags_fingerprint(bags: BagFile) -> str:
-    """Of the bags, whatever their order; results of different fingerprints do not belong into one table.
-
-    Args:
-        bags: Those that count.
-
-    Returns:
-        `str`: 16 hexadecimal digits.
-    """
+    """Of the bags, whatever their order; results of different fingerprints do not belong into one table."""
     names = "\n".join(sorted(bag_id(bag) for bag in bags.bags))
     return hashlib.sha256(names.encode("ascii")).hexdigest()[:16]
 
@@ -125,17 +114,6 @@ def write_data(folder: str | Path, dataset: datasets.Dataset, *, embed_images: b
     """Write the images and captions, a thousand a file; files that an interrupted run finished are kept.
 
     Such files are known by ids and captions: give images that have changed another id, or begin in another folder.
-
-    Args:
-        folder: Of the benchmark.
-        dataset: With `image_id`, `captions`, and where there are `image` and `facts`; other columns are left out.
-        embed_images: Put the images in, byte by byte as they are.
-
-    Returns:
-        `list[Path]`: The files.
-
-    Raises:
-        OSError: If an image cannot be read.
     """
     folder = Path(folder)
     columns = [c for c in _COLUMNS if c in dataset.column_names and (embed_images or c != "image")]
@@ -166,19 +144,7 @@ def write_data(folder: str | Path, dataset: datasets.Dataset, *, embed_images: b
 
 
 def write_truematch(folder: str | Path, bags: BagFile, manifest: Mapping[str, Any]) -> TrueMatch:
-    """Finish a benchmark whose data are written. Decisions that are there stay.
-
-    Args:
-        folder: Of the benchmark.
-        bags: All bags.
-        manifest: How it was made; what JSON can hold.
-
-    Returns:
-        [`TrueMatch`]: As it is read back.
-
-    Raises:
-        ValueError: If the bags are bad.
-    """
+    """Finish a benchmark whose data are written. Decisions that are there stay."""
     folder = Path(folder)
     save_bags(folder / BAGS_FILE, bags)
     if not (folder / DECISIONS_FILE).exists():
@@ -191,18 +157,7 @@ def write_truematch(folder: str | Path, bags: BagFile, manifest: Mapping[str, An
 
 
 def load_truematch(folder: str | Path) -> TrueMatch:
-    """Read a benchmark.
-
-    Args:
-        folder: Where it is.
-
-    Returns:
-        [`TrueMatch`]: Bags, decisions and how it was made.
-
-    Raises:
-        FileNotFoundError: If the folder is none, or is not finished.
-        ValueError: If a file in it is broken.
-    """
+    """Read a benchmark."""
     folder = Path(folder)
     path = folder / MANIFEST_FILE
     if not path.is_file():
@@ -230,18 +185,6 @@ def apply_decisions(folder: str | Path, decisions: str | Path | None = None) -> 
     """Take over decisions from a file, such as the review page's download, and write `kept.json` anew.
 
     Lines that are there already are not added again, so the same file may be given twice.
-
-    Args:
-        folder: Of the benchmark.
-        decisions: The file; None to take over nothing.
-
-    Returns:
-        `tuple`: The benchmark, and how many lines were added.
-
-    Raises:
-        FileNotFoundError: If a file is not there.
-        ValueError: If a line is broken or about another benchmark's bag (nothing is added then), or all bags would be
-            dropped.
     """
     folder = Path(folder)
     found = load_truematch(folder)

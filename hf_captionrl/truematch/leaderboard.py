@@ -31,21 +31,7 @@ _LEGEND = (
 def rank_rows(
     rows: Sequence[Mapping[str, Any]], values: Mapping[str, Any], *, key: str, seed: int = 0
 ) -> list[dict[str, Any]]:
-    """Sort by one number and compare each with the best, sample by sample.
-
-    Args:
-        rows: With `name` and `key`.
-        values: By name, `values` and `groups` of the number: one for each caption, and its bag or image.
-        key: The number; higher is better.
-        seed: Of the bootstrap.
-
-    Returns:
-        `list[dict]`: The rows, best first (equal ones by name), with `place`, `difference` from the best and its
-        `difference_ci`, `within_noise`, and `remark`, which marks the name.
-
-    Raises:
-        ValueError: If rows are not about the same captions' bags.
-    """
+    """Sort by one number and compare each with the best, sample by sample."""
     ordered = sorted((dict(row) for row in rows), key=lambda row: (-float(row[key]), str(row["name"])))
     best = values[ordered[0]["name"]]
     for place, row in enumerate(ordered, start=1):
@@ -77,24 +63,7 @@ def write_leaderboard(
     note: str = "",
     seed: int = 0,
 ) -> list[dict[str, Any]]:
-    """Write `leaderboard.md` and `leaderboard.html`, atomically.
-
-    Args:
-        folder: Where to write.
-        rows: As `check_rows` wants them.
-        values: As for [`rank_rows`].
-        columns: The numbers, in the order in which they are shown.
-        key: The number that decides the order.
-        title: Heading.
-        note: A sentence below it.
-        seed: Of the bootstrap.
-
-    Returns:
-        `list[dict]`: As [`rank_rows`].
-
-    Raises:
-        ValueError: If rows are malformed or cannot be paired.
-    """
+    """Write `leaderboard.md` and `leaderboard.html`, atomically."""
     check_rows(rows, columns)
     ranked = rank_rows(rows, values, key=key, seed=seed)
     folder = Path(folder)

@@ -57,23 +57,7 @@ def render_review(
     fingerprint: str,
     token: str | None = None,
 ) -> str:
-    """Render the page.
-
-    Args:
-        title: Heading.
-        bags: In the order in which they are shown.
-        images: By key, the images of the bags.
-        reasons: Why a bag may be dropped, in the order of the keys 1, 2, ...
-        decisions: By bag, what was decided before: `decision` and `reason`.
-        fingerprint: Of the bags; a page without a server keeps its decisions in the browser under it.
-        token: Secret that the server wants with each decision; None for a page without a server.
-
-    Returns:
-        `str`: HTML.
-
-    Raises:
-        ValueError: If there are no bags or more reasons than keys, or an image of a bag is missing.
-    """
+    """Render the page."""
     if not bags:
         raise ValueError("There are no bags to look at. Build a benchmark first.")
     if not 1 <= len(reasons) <= 9:

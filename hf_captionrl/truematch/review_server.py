@@ -40,18 +40,7 @@ _ADDRESS = "127.0.0.1"  # nobody else's business, and never anything else
 
 
 def review_images(found: TrueMatch, arguments: argparse.Namespace) -> datasets.Dataset:
-    """The images and captions of the bags, from the benchmark or from where the arguments say.
-
-    Args:
-        found: The benchmark.
-        arguments: With what `add_dataset` added; `dataset` is None for the benchmark's own images.
-
-    Returns:
-        `datasets.Dataset`: `image`, `image_id`, `captions`, one row for each image of a bag.
-
-    Raises:
-        ValueError: If the benchmark holds no images and none are named, or an image of a bag is not there.
-    """
+    """The images and captions of the bags, from the benchmark or from where the arguments say."""
     from hf_captionrl.data import load_captions
     from hf_captionrl.data.caption_columns import undecoded
 
@@ -142,9 +131,6 @@ class ReviewServer:
 
     Attributes:
         address: Where the page is.
-
-    Raises:
-        ValueError: If the port is taken, or another process reviews this benchmark.
     """
 
     def __init__(self, folder: Path, rows: datasets.Dataset, port: int = 0) -> None:
@@ -163,14 +149,7 @@ class ReviewServer:
         self.address = f"http://{_ADDRESS}:{self.port}/"
 
     def decide(self, value: Any) -> None:
-        """Write a decision.
-
-        Args:
-            value: As it came from the page.
-
-        Raises:
-            ValueError: If it is none, or about a bag that is not here.
-        """
+        """Write a decision."""
         decision = check_decision(value, "The decision")
         if decision.bag not in self._known:
             raise ValueError(f"There is no bag {decision.bag!r:.60} here. Reload the page.")
@@ -278,28 +257,12 @@ def _finish(arguments: argparse.Namespace, decisions: Path | None = None) -> Non
 
 
 def apply(arguments: argparse.Namespace) -> None:
-    """Take over decisions, and write `kept.json` and the card anew.
-
-    Args:
-        arguments: As parsed.
-
-    Raises:
-        ValueError: If a line is broken or about another benchmark, or all bags would be dropped.
-        FileNotFoundError: If a file is not there.
-    """
+    """Take over decisions, and write `kept.json` and the card anew."""
     _finish(arguments, arguments.decisions)
 
 
 def review(arguments: argparse.Namespace) -> None:
-    """Serve the review page until Ctrl-C, or write it as one file.
-
-    Args:
-        arguments: As parsed.
-
-    Raises:
-        ValueError: If images are missing, the port is taken, or another process reviews this benchmark.
-        FileNotFoundError: If the folder is no benchmark.
-    """
+    """Serve the review page until Ctrl-C, or write it as one file."""
     from hf_captionrl.io import atomic_write_text
 
     found = load_truematch(arguments.folder)

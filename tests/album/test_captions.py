@@ -13,6 +13,7 @@ from hf_captionrl.album.choice import same_text
 from hf_captionrl.data import ImageError
 from hf_captionrl.scenes import load_scenes
 from hf_captionrl.scenes.models import model_path
+from hf_captionrl.trainers import caption_generation
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +81,7 @@ class Counted:
 
     def __init__(self, monkeypatch):
         self.most, self._held = 0, []
-        for module in (album_captions, captioning):
+        for module in (album_captions, caption_generation):
             monkeypatch.setattr(module, "open_image", self._wrap(module.open_image))
 
     def _wrap(self, open_image):

@@ -69,13 +69,7 @@ class CaptionFaithfulness(CaptionColumns, evaluate.Metric):
         )
 
     def add_batch(self, *, predictions=None, references=None, **kwargs):
-        """Add a batch of captions, with objects or facts.
-
-        Args:
-            predictions: Captions.
-            references: Of each the objects of its image, or its facts.
-            **kwargs: None are known.
-        """
+        """Add a batch of captions, with objects or facts."""
         from hf_captionrl.evaluate_modules import truth
 
         super().add_batch(predictions=predictions, references=truth.as_text(references), **kwargs)

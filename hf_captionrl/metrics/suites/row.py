@@ -31,27 +31,12 @@ EMPTY_CAPTION = "."
 
 
 def spoken(captions: Sequence[str]) -> list[str]:
-    """Captions that every metric takes: an empty one counts as a caption that says nothing.
-
-    Args:
-        captions: Captions as they were written.
-
-    Returns:
-        `list[str]`: The same, `EMPTY_CAPTION` for those without a word.
-    """
+    """Captions that every metric takes: an empty one counts as a caption that says nothing."""
     return [caption if caption.strip() else EMPTY_CAPTION for caption in captions]
 
 
 def check_lengths(captions: Sequence[Any], **others: Any) -> None:
-    """Everything comes once an image.
-
-    Args:
-        captions: N captions, or lists of them.
-        others: What should be as many, or None.
-
-    Raises:
-        ValueError: If lengths disagree.
-    """
+    """Everything comes once an image."""
     for name, value in others.items():
         if value is not None and len(value) != len(captions):
             raise ValueError(f"There are {len(captions)} captions but {len(value)} {name}. Pass one an image.")
@@ -64,7 +49,6 @@ def leave_one_out(value: float, without: Any) -> np.ndarray:
     or corpus BLEU gets an interval and a paired test as a mean does, right to first order.
 
     Args:
-        value: The number of the whole corpus.
         without (array of shape `(N,)`): The number when image i is left out.
 
     Returns:
@@ -94,24 +78,13 @@ class SuiteRow:
         self.signatures: dict[str, str] = {}
 
     def missing(self, reason: str, *keys: str) -> None:
-        """Say why numbers are not there.
-
-        Args:
-            reason: One sentence or less.
-            keys: Names of the numbers.
-        """
+        """Say why numbers are not there."""
         for key in keys:
             self.numbers[key] = None
             self.numbers[f"{key}_reason"] = reason
 
     def number(self, key: str, value: float, *, signature: str = "") -> None:
-        """Put down a number of the whole set, which is no mean over images and has no interval.
-
-        Args:
-            key: Its name.
-            value: The number.
-            signature: How it was made.
-        """
+        """Put down a number of the whole set, which is no mean over images and has no interval."""
         self.numbers[key] = value
         if signature:
             self.signatures[key] = signature
@@ -127,18 +100,7 @@ class SuiteRow:
         signature: str = "",
         is_share: bool = False,
     ) -> None:
-        """Put down a mean, or a ratio of sums, with its interval over images.
-
-        Args:
-            key: Its name.
-            values (sequence of `N` numbers): Scores, or the numerators of a ratio of sums.
-            weights (sequence of `N` numbers): The denominators.
-            value: The number, where it is known and the mean differs from it (METEOR of a corpus); the interval moves
-                along.
-            groups: Bag or image of each value, where they are not independent.
-            signature: How it was made.
-            is_share: Whether it is a share of captions, or of what they tell, so that its interval is a proportion's.
-        """
+        """Put down a mean, or a ratio of sums, with its interval over images."""
         array = np.asarray(values, dtype=np.float64)
         below = np.ones_like(array) if weights is None else np.asarray(weights, dtype=np.float64)
         total = float(below.sum())
@@ -163,14 +125,8 @@ class SuiteRow:
         """Put down `<name>_recall_at_<k>`.
 
         Args:
-            name: Begins the keys.
-            ks: Which recalls.
             text (tensor of shape `(N, D)`): Features of the captions.
             images (tensor of shape `(N, D)`): Features of their images.
-            options: For [`self_retrieval`].
-
-        Returns:
-            `dict`: All that it gave.
         """
         found = self_retrieval(text, images, ks=ks, seed=self.seed, scorer=self.scorer, **options)
         for k in ks:
@@ -185,7 +141,6 @@ class SuiteRow:
         """Put down `rd100_recall_at_<k>`, the exact expectation against 99 random images.
 
         Args:
-            ks: Which recalls.
             text (tensor of shape `(N, D)`): Features of the captions.
             images (tensor of shape `(N, D)`): Features of their images.
         """
@@ -200,18 +155,12 @@ class SuiteRow:
         Args:
             text (tensor of shape `(N, D)`): Features of the captions.
             images (tensor of shape `(N, D)`): Features of their images.
-            preset: Whose convention, see [`clip_score`].
-            prefix: What was put before the captions when their features were made.
         """
         found = clip_score(text, images, preset=preset, prefix=prefix, scorer=self.scorer)
         self.mean("clip_score", found["per_sample"], signature=found["signature"])
 
     def cider_d(self, references: Sequence[Sequence[str]] | None) -> None:
-        """Put down `cider_d`, document frequencies counted in these references.
-
-        Args:
-            references: For each image its references, or None.
-        """
+        """Put down `cider_d`, document frequencies counted in these references."""
         if references is None:
             self.missing("no references", "cider_d")
             return
@@ -219,11 +168,7 @@ class SuiteRow:
         self.mean("cider_d", found["per_sample"], signature=found["signature"])
 
     def bleu_4(self, references: Sequence[Sequence[str]] | None) -> None:
-        """Put down `bleu_4` of the corpus; its interval is over the images' contributions, see `leave_one_out`.
-
-        Args:
-            references: For each image its references, or None.
-        """
+        """Put down `bleu_4` of the corpus; its interval is over the images' contributions, see `leave_one_out`."""
         if references is None:
             self.missing("no references", "bleu_4")
             return
@@ -245,12 +190,7 @@ class SuiteRow:
         self.numbers["bleu_4_ci"] = [max(low, 0.0), min(high, 1.0)]
 
     def perplexity(self, measure: Callable[[Sequence[str]], float | Mapping[str, Any]] | None) -> None:
-        """Put down `perplexity`; its interval is that of the mean loss of a token, over captions.
-
-        Args:
-            measure: From captions to the result of [`caption_perplexity`], or to the number alone, which then has no
-                interval; or None.
-        """
+        """Put down `perplexity`; its interval is that of the mean loss of a token, over captions."""
         if measure is None:
             self.missing("no language model", "perplexity")
             return
@@ -268,12 +208,7 @@ class SuiteRow:
         self.per_sample["perplexity"] = leave_one_out(value, np.exp(mean))
 
     def faithfulness(self, facts: Sequence[Mapping[str, Any]] | None, check: Callable[[str, Any], Any] | None) -> None:
-        """Put down `hallucination` and `fact_recall`.
-
-        Args:
-            facts: For each image what is true of it, or None.
-            check: Checks one caption against one image's facts, or None.
-        """
+        """Put down `hallucination` and `fact_recall`."""
         if facts is None or check is None:
             self.missing("no truth to check against", "hallucination", "fact_recall")
             return
@@ -284,14 +219,7 @@ class SuiteRow:
             self.mean(key, counts[above], weights=weights, signature=found["signature"], is_share=True)
 
     def result(self, details: bool) -> dict[str, Any]:
-        """The row.
-
-        Args:
-            details: Also `per_sample`, `groups` and `signatures`.
-
-        Returns:
-            `dict`: Numbers, `<key>_ci` and `<key>_reason`.
-        """
+        """The row."""
         if not details:
             return self.numbers
         return self.numbers | {"per_sample": self.per_sample, "groups": self.groups, "signatures": self.signatures}

@@ -34,20 +34,7 @@ def assemble(
     fresh_language_model: bool = False,
     **settings: Any,
 ) -> tuple[ClipCapForConditionalGeneration, ClipCapProcessor]:
-    """Join an image tower and a language model by a mapper that has learnt nothing yet.
-
-    Args:
-        vision_model (`str`): CLIP, SigLIP, or another model with a pooled image embedding; a folder or a name on the Hub.
-        language_model (`str`): A causal language model with its tokenizer, likewise.
-        fresh_language_model (`bool`): Take only its shape and tokenizer, not its weights.
-        settings (`Any`): For [`ClipCapConfig`].
-
-    Returns:
-        `tuple`: Model, in eval mode, and processor.
-
-    Raises:
-        ValueError: If captions are to stop at a full stop, and the tokenizer has no token for it.
-    """
+    """Join an image tower and a language model by a mapper that has learnt nothing yet."""
     vision_model, language_model = model_path(os.fspath(vision_model)), model_path(os.fspath(language_model))
     tower = _tower(vision_model)
     text_config = read_config(language_model)

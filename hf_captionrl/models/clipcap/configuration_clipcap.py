@@ -42,9 +42,6 @@ class ClipCapConfig(PreTrainedConfig):
         period_token_ids (`list[int]`, *optional*): Ids of the tokens that contain a full stop, that of `"."` first. A
             captioner fills them in from its tokenizer.
         kwargs (`Any`): For `PreTrainedConfig`.
-
-    Raises:
-        ValueError: If `mapping_type` is neither, or a length is not positive.
     """
 
     model_type = "clipcap"

@@ -235,16 +235,10 @@ class ClipCapForConditionalGeneration(PreTrainedModel, GenerationMixin):
                 without `pixel_values` the language model's own.
             pixel_values (`torch.Tensor` of shape `(B, 3, H, W)`, *optional*): Images.
             labels (`torch.Tensor` of shape `(B, T)`, *optional*): Not shifted; -100 is ignored.
-            past_key_values (`Cache`, *optional*): Keys and values of what came before, the prefix included.
             inputs_embeds (`torch.Tensor` of shape `(B, S, E)`, *optional*): In place of images and ids.
-            use_cache (`bool`, *optional*): Return `past_key_values`.
-            kwargs (`Any`): For the language model; `num_items_in_batch` for the loss.
 
         Returns:
             `CausalLMOutputWithPast`: `logits` of shape `(B, T, V)`; position t predicts token t + 1.
-
-        Raises:
-            ValueError: If nothing says what the image is, or what the text.
         """
         if inputs_embeds is None and (input_ids is None or (pixel_values is None and past_key_values is None)):
             raise ValueError("Give pixel_values and input_ids (a start token at least), or inputs_embeds.")
@@ -293,18 +287,9 @@ class ClipCapForConditionalGeneration(PreTrainedModel, GenerationMixin):
             input_ids (`torch.Tensor` of shape `(B, T)`, *optional*): Start token and prompt, of one length for all; by
                 default the start token alone.
             attention_mask (`torch.Tensor` of shape `(B, T)`, *optional*): By default ones.
-            generation_config (`GenerationConfig`, *optional*): In place of the model's own.
-            stop_at_period (`bool`, *optional*): In place of the configuration's.
-            kwargs (`Any`): For the language model's `generate`. `max_length` counts the prefix, as DiscriTune does;
-                `max_new_tokens` does not.
 
         Returns:
             `torch.Tensor` of shape `(N, T + new)`: Ids, those that were given included; or what `generate` returns
-            with `return_dict_in_generate`, with such `sequences`.
-
-        Raises:
-            ValueError: If there are no images, no start token, or captions are to stop at a full stop and the
-                configuration does not know which tokens contain one.
         """
         if pixel_values is None:
             raise ValueError("generate needs pixel_values: a caption is about an image.")

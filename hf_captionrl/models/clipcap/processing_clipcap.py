@@ -28,20 +28,7 @@ class ClipCapProcessor(ProcessorMixin):
     def __call__(
         self, images: Any = None, text: Any = None, *, return_tensors: str | None = None, **kwargs: Any
     ) -> BatchFeature:
-        """Images as `pixel_values`, texts as `input_ids` that begin with the start token, the image's place.
-
-        Args:
-            images (`PIL.Image.Image` or a list, *optional*): Images.
-            text (`str` or `list[str]`, *optional*): Captions or beginnings of them.
-            return_tensors (`str`, *optional*): `"pt"` for tensors.
-            kwargs (`Any`): For the tokenizer: `padding`, `truncation`, `max_length`.
-
-        Returns:
-            `BatchFeature`: What the model takes.
-
-        Raises:
-            ValueError: If there is neither image nor text, or the tokenizer has no start token.
-        """
+        """Images as `pixel_values`, texts as `input_ids` that begin with the start token, the image's place."""
         if images is None and text is None:
             raise ValueError("Give images, text, or both.")
         data: dict[str, Any] = {}
@@ -57,14 +44,7 @@ class ClipCapProcessor(ProcessorMixin):
         return BatchFeature(data)
 
     def period_token_ids(self) -> list[int]:
-        """Tokens at which a caption stops under `stop_at_period`.
-
-        Returns:
-            `list[int]`: Ids of the tokens that contain a full stop, that of `"."` first.
-
-        Raises:
-            ValueError: If the tokenizer has no token for a full stop.
-        """
+        """Tokens at which a caption stops under `stop_at_period`."""
         special = set(self.tokenizer.all_special_ids)
         ids = sorted(i for token, i in self.tokenizer.get_vocab().items() if "." in token and i not in special)
         first = self.tokenizer(".", add_special_tokens=False).input_ids
