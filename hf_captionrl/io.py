@@ -88,7 +88,7 @@ class LineFile:
     """
 
     busy = "Let it finish first."
-    """The way out where another process is writing the file."""
+    """The remedy where another process is writing the file."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)

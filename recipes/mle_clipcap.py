@@ -1,6 +1,6 @@
-"""Train a ClipCap from a pretrained image tower and a pretrained language model, by maximum likelihood.
+"""Train a ClipCap from a pretrained vision tower and a pretrained language model, by maximum likelihood.
 
-It is where DiscriTune and "No Detail Left Behind" begin: the image tower is frozen, mapper and language model are
+It is where DiscriTune and "No Detail Left Behind" begin: the vision tower is frozen, mapper and language model are
 trained. Without arguments, on the embedded world (minutes on 2 CPU cores, no network):
 
     accelerate launch recipes/mle_clipcap.py
@@ -54,7 +54,7 @@ class ClipCapArguments(ModelArguments):
     )
     vision_model: str = field(
         default="openai/clip-vit-base-patch32",
-        metadata={"help": "Image tower: CLIP, SigLIP or the like, or a shipped scorer (scenes:clip-reward)."},
+        metadata={"help": "Vision tower: CLIP, SigLIP or the like, or a shipped scorer (scenes:clip-reward)."},
     )
     language_model: str = field(
         default="openai-community/gpt2", metadata={"help": "Causal language model, with its tokenizer."}
@@ -124,7 +124,7 @@ class MleClipCapConfig(SmileConfig):
     max_steps: int = field(default=30_000, metadata={"help": "Updates."})
     warmup_steps: float = field(default=1_000, metadata={"help": "Of them, warm-up."})
     per_device_train_batch_size: int = field(default=40, metadata={"help": "Captions a device and step."})
-    freeze_image_tower: bool = field(default=True, metadata={"help": "Do not train the image tower."})
+    freeze_vision_tower: bool = field(default=True, metadata={"help": "Do not train the vision tower."})
     cache_image_features: bool = field(default=True, metadata={"help": "Encode each image once for the whole run."})
     generation_num_beams: int = field(default=5, metadata={"help": "Beams when captions are generated to evaluate."})
     # DiscriTune's 40 tokens, less the 10 of the prefix.
@@ -150,7 +150,7 @@ def train(arguments: tuple[Any, ...]) -> Path:
     model_args, data_args, eval_args, config = arguments
     eval_args.resolve(data_args.dataset_name)
     output_dir = Path(config.output_dir)
-    push = defer_push(config, eval_args.judge_name_or_path)
+    push = defer_push(config, eval_args.held_out_scorer_name_or_path)
     resume = resumes(config)
     with config.main_process_first(local=False, desc="loading the data"):
         splits = load_data(data_args, output_dir=output_dir)

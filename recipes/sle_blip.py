@@ -150,7 +150,7 @@ def _check(model_args: ModelArguments, data_args: DataArguments, config: SLEBlip
     if data_args.num_frames and not config.cache_image_features:
         raise ValueError(
             f"num_frames is {data_args.num_frames}, and the features of a video's frames are averaged once for the whole run. "
-            "Add --freeze_image_tower and --cache_image_features."
+            "Add --freeze_vision_tower and --cache_image_features."
         )
     if model_args.tune is not None and config.rl_start_epoch:
         raise ValueError(
@@ -165,7 +165,7 @@ def compare(arguments: tuple[Any, ...]) -> Path:
     _check(model_args, data_args, config)
     eval_args.resolve(data_args.dataset_name)
     output_dir = Path(config.output_dir)
-    push = defer_push(config, eval_args.judge_name_or_path)
+    push = defer_push(config, eval_args.held_out_scorer_name_or_path)
     resume = resumes(config)
     with config.main_process_first(local=False, desc="loading the data"):
         splits = load_data(data_args, output_dir=output_dir)
@@ -195,7 +195,7 @@ def compare(arguments: tuple[Any, ...]) -> Path:
                 train_dataset=splits["train"] if trains else None,
                 eval_dataset=splits["validation"],
                 scorer=scorer,
-                judge=evaluator.judge,
+                held_out_scorer=evaluator.held_out_scorer,
                 peft_config=model_args.peft_config if first else None,
             )
 

@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> Path:
     if not config.cache_image_features:
         raise ValueError(
             f"num_frames is {data_args.num_frames}, and the features of a video's frames are pooled once for the whole run. "
-            "Add --freeze_image_tower and --cache_image_features."
+            "Add --freeze_vision_tower and --cache_image_features."
         )
     return compare_smile(
         arguments,

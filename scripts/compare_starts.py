@@ -38,7 +38,7 @@ __all__ = ["main", "measure"]
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def measure(captions: list[str], test: Any, judge: Any, image_features: torch.Tensor) -> dict[str, float]:
+def measure(captions: list[str], test: Any, held_out_scorer: Any, image_features: torch.Tensor) -> dict[str, float]:
     """Numbers of one captioner.
 
     Args:
@@ -50,7 +50,9 @@ def measure(captions: list[str], test: Any, judge: Any, image_features: torch.Te
     Returns:
         `dict[str, float]`: CIDEr-D against both kinds of references, R@1 among 100, hallucination.
     """
-    ranks = self_retrieval(judge.text_features(captions), image_features, num_distractors=99, num_bootstrap=0)
+    ranks = self_retrieval(
+        held_out_scorer.text_features(captions), image_features, num_distractors=99, num_bootstrap=0
+    )
     return {
         "cider_d_annotators": float(cider_d(captions, [list(c) for c in test["captions"]])["cider_d"]),
         "cider_d_full": float(cider_d(captions, [[c] for c in test["full_caption"]])["cider_d"]),
@@ -69,8 +71,8 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=ROOT / "docs/results/detailed_start_seeds.json")
     arguments = parser.parse_args()
     test = load_scenes()["test"]
-    judge = load_scorer(model_path("scenes:clip-judge"))
-    image_features = torch.as_tensor(judge.image_features(list(test["image"])))
+    held_out_scorer = load_scorer(model_path("scenes:clip-judge"))
+    image_features = torch.as_tensor(held_out_scorer.image_features(list(test["image"])))
     runs = []
     for seed in arguments.seeds:
         folder = f"seed-{seed}"
@@ -88,7 +90,7 @@ def main() -> None:
                 captions = generate_captions(
                     load_captioner(str(path)), list(test["image"]), batch_size=100, num_beams=3, max_new_tokens=40
                 )
-                found[when] = measure(captions, test, judge, image_features)
+                found[when] = measure(captions, test, held_out_scorer, image_features)
                 rows.append({"name": f"{start}, {when}", **found[when]})
             own = "cider_d_full" if start == "detailed" else "cider_d_annotators"
             kept = {

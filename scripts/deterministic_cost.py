@@ -24,7 +24,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a program, only scripts/ is on the path
 from hf_captionrl.captioners import load_captioner
-from hf_captionrl.experiments.arguments import be_deterministic
+from hf_captionrl.experiments.arguments import enable_determinism
 from hf_captionrl.io import atomic_write_text, write_json
 from hf_captionrl.metrics import bootstrap_interval
 from hf_captionrl.retrieval import load_scorer
@@ -100,7 +100,7 @@ def measure(kind: str, steps: int) -> dict[str, Any]:
     captioner = load_captioner(model_path("scenes:blip-mle"), dtype=torch.float32)
     with tempfile.TemporaryDirectory() as folder:
         settings: dict[str, Any] = {"max_steps": steps, "per_device_train_batch_size": BATCH, "save_strategy": "no"}
-        settings |= {"report_to": "none", "disable_tqdm": True, "freeze_image_tower": True, "learning_rate": 1e-5}
+        settings |= {"report_to": "none", "disable_tqdm": True, "freeze_vision_tower": True, "learning_rate": 1e-5}
         settings |= {"feature_cache_dir": f"{folder}/cache", "use_cpu": not torch.cuda.is_available()}
         trainer: Any
         if kind == "smile":
@@ -168,7 +168,7 @@ def main(argv: Sequence[str] | None = None) -> Path:
 
 
 def _measure_all(arguments: argparse.Namespace) -> None:
-    be_deterministic()  # the workspace of cuBLAS is the same for both: it is read once
+    enable_determinism()  # the workspace of cuBLAS is the same for both: it is read once
     found = {
         "command": f"OMP_NUM_THREADS={torch.get_num_threads()} python scripts/deterministic_cost.py --steps {arguments.steps}",
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU ({platform.machine()})",

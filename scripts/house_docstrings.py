@@ -25,7 +25,7 @@ class Fault(NamedTuple):
     Args:
         path: The file, relative to the root.
         line: The line, from 1; 0 where the file as a whole is meant.
-        message: The rule and the way out.
+        message: The rule and the remedy.
     """
 
     path: str

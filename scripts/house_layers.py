@@ -110,7 +110,7 @@ def imported_modules(tree: ast.Module, package: list[str]) -> Iterator[tuple[int
 
 
 def check_layers(root: Path) -> list[Fault]:
-    """Imports point downwards, between units there is no circle, and trl stays where it is allowed."""
+    """Imports point downwards, between units there is no import cycle, and trl stays where it is allowed."""
     layer_of = {unit: layer for layer, units in LAYERS.items() for unit in units}
     faults: list[Fault] = []
     edges: dict[str, dict[str, tuple[str, int]]] = {}
@@ -147,19 +147,19 @@ def check_layers(root: Path) -> list[Fault]:
                     faults.append(Fault(name, line, f"{unit} imports {target}; these two do not know each other."))
                 else:
                     edges.setdefault(unit, {}).setdefault(target, (name, line))
-    return faults + circles(edges)
+    return faults + import_cycles(edges)
 
 
-def circles(edges: dict[str, dict[str, tuple[str, int]]]) -> list[Fault]:
+def import_cycles(edges: dict[str, dict[str, tuple[str, int]]]) -> list[Fault]:
     """Circles in the graph of units, each told once."""
     faults: list[Fault] = []
     done: set[str] = set()
 
     def visit(unit: str, trail: list[str]) -> None:
         if unit in trail:
-            circle = [*trail[trail.index(unit) :], unit]
+            cycle = [*trail[trail.index(unit) :], unit]
             path, line = edges[trail[-1]][unit]
-            faults.append(Fault(path, line, f"closes a circle of imports: {' -> '.join(circle)}."))
+            faults.append(Fault(path, line, f"closes an import cycle: {' -> '.join(cycle)}."))
             return
         if unit in done:
             return

@@ -29,7 +29,7 @@ def make_small_blip(
 
     Args:
         captions (`list[str]`): The vocabulary is learned from them.
-        hidden_size (`int`): Of image tower and decoder; 768 in BLIP-base. A multiple of 12, its number of heads.
+        hidden_size (`int`): Of vision tower and decoder; 768 in BLIP-base. A multiple of 12, its number of heads.
         num_layers (`int`): Of each; 12 in BLIP-base.
         image_size (`int`): Side of the image in pixels, a multiple of 16; 384 in BLIP-base.
         seed (`int`): Of the weights.

@@ -58,7 +58,7 @@ def test_the_committed_pictures_are_pictures(tmp_path):
         draw(tmp_path / "new.jpg")
 
 
-def test_without_a_browser_the_way_out_is_named(tmp_path, monkeypatch):
+def test_without_a_browser_the_remedy_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(docs_pictures.shutil, "which", lambda name: None)
     with pytest.raises(FileNotFoundError, match="Install chromium"):
         photograph(tmp_path / "page.html", tmp_path / "page.png")

@@ -46,7 +46,7 @@ def test_downward_imports_pass(tmp_path, files):
                 "hf_captionrl/scenes/a.py": "import hf_captionrl.data",
                 "hf_captionrl/data/a.py": "import hf_captionrl.metrics",
             },
-            "circle of imports: data -> metrics -> scenes -> data",
+            "an import cycle: data -> metrics -> scenes -> data",
         ),
     ],
 )

@@ -33,7 +33,7 @@ def trained(captioner, clips, folder, pooling):
         str(folder / "out"),
         max_steps=1,
         per_device_train_batch_size=2,
-        freeze_image_tower=True,
+        freeze_vision_tower=True,
         cache_image_features=True,
         feature_cache_dir=str(folder / "cache"),
         frame_pooling=pooling,

@@ -23,7 +23,7 @@ BLIP, CLIP, SMOL = (
 SHORT = [
     *("--max_steps", "1", "--per_device_train_batch_size", "4", "--gradient_accumulation_steps", "1"),
     *("--max_test_images", "4", "--generation_max_new_tokens", "6", "--report_to", "none"),
-    *("--scorer_name_or_path", "scenes:clip-reward", "--judge_name_or_path", "scenes:clip-judge"),
+    *("--scorer_name_or_path", "scenes:clip-reward", "--held_out_scorer_name_or_path", "scenes:clip-judge"),
     *("--perplexity_name_or_path", "none"),
 ]
 
@@ -104,9 +104,9 @@ def test_rewards_in_python(photos, monkeypatch):
     monkeypatch.chdir(photos / "captioned")
     code = PYTHON[0].replace(BLIP, "scenes:blip-mle").replace(CLIP, "scenes:clip-reward")
     small = "max_steps=2, per_device_train_batch_size=4, gradient_accumulation_steps=1, report_to='none', max_completion_length=20, logging_steps=1, "
-    assert "freeze_image_tower=True" in code
+    assert "freeze_vision_tower=True" in code
     space = {}
-    exec(code.replace("freeze_image_tower=True", small + "freeze_image_tower=True"), space)
+    exec(code.replace("freeze_vision_tower=True", small + "freeze_vision_tower=True"), space)
     assert {"rewards/short_enough/mean", "rewards/self_retrieval/mean"} <= set().union(
         *space["trainer"].state.log_history
     )

@@ -128,7 +128,7 @@ def _open(image: Any, number: int) -> Image.Image:
     try:
         return open_image(image)
     except ImageError as error:  # whose own text names a path of this machine
-        raise ValueError(f"Image {number} cannot be used. Way out: {error.way_out}.") from None
+        raise ValueError(f"Image {number} cannot be used. Remedy: {error.remedy}.") from None
 
 
 def build_page(demo: AlbumDemo) -> Any:

@@ -1,6 +1,6 @@
 """Visual Caption Boosting: richer references from people's captions, a language model and a vision model."""
 
-from hf_captionrl.boosting.answers import ANSWER_WAYS_OUT, answer_fault, clean_answer
+from hf_captionrl.boosting.answers import ANSWER_REMEDIES, answer_fault, clean_answer
 from hf_captionrl.boosting.caption_statistics import source_statistics, write_source_histogram
 from hf_captionrl.boosting.conflicts import Conflict, scene_conflicts, text_conflicts
 from hf_captionrl.boosting.merging import MergeReport, UnfinishedError, merge_journals
@@ -9,7 +9,7 @@ from hf_captionrl.boosting.prompts import STAGES, blend_prompt, holistic_prompt,
 from hf_captionrl.boosting.scene_backends import SceneDescriber, SceneWriter
 
 __all__ = [
-    "ANSWER_WAYS_OUT",
+    "ANSWER_REMEDIES",
     "STAGES",
     "Conflict",
     "MergeReport",

@@ -12,12 +12,12 @@ from hf_captionrl.boosting.prompts import BLEND_SYSTEM, HOLISTIC_SYSTEM, VISUAL_
 from hf_captionrl.data.cleaning import clean_caption
 from hf_captionrl.language_models.prompt import Prompt
 
-__all__ = ["ANSWER_WAYS_OUT", "MAX_ANSWER_WORDS", "answer_fault", "clean_answer", "is_cut"]
+__all__ = ["ANSWER_REMEDIES", "MAX_ANSWER_WORDS", "answer_fault", "clean_answer", "is_truncated"]
 
 MAX_ANSWER_WORDS = 120
 """Longest accepted answer in whitespace words; the paper's visual captions have 51, with a deviation of 14 (Table 9)."""
 
-ANSWER_WAYS_OUT: dict[str, str] = {
+ANSWER_REMEDIES: dict[str, str] = {
     "answer_empty": "ask another model, or leave the image out",
     "answer_refuses": "ask another model, or leave the image out",
     "answer_repeats_prompt": "use a model tuned to follow instructions, or check its chat template",
@@ -27,7 +27,7 @@ ANSWER_WAYS_OUT: dict[str, str] = {
     "backend_failed": "give the same command again once the backend answers",
     "backend_rejected": "read what the backend says of this row, mend it, and pass --retry_quarantined",
 }
-"""What can be wrong with an answer, and the way out of each."""
+"""What can be wrong with an answer, and the remedy of each."""
 
 _LABEL = re.compile(
     r"^\W*(?:assistant|answer|caption|(?:holistic|blended|improved|correct|final|generated)\s+caption)\s*:[\s*]*", re.I
@@ -116,7 +116,7 @@ def clean_answer(text: str) -> str:
     return text
 
 
-def is_cut(text: str) -> bool:
+def is_truncated(text: str) -> bool:
     """Whether the caption of an answer that stopped at the length limit lacks its end.
 
     It does not where the model had gone on to the next turn, or to an explanation, before the limit came.
@@ -173,7 +173,7 @@ def answer_fault(text: str, prompt: Prompt, *, max_words: int = MAX_ANSWER_WORDS
         max_words (`int`): Longest accepted answer.
 
     Returns:
-        `tuple[str, str] | None`: A key of `ANSWER_WAYS_OUT` and a sentence with the value, or `None` if all is well.
+        `tuple[str, str] | None`: A key of `ANSWER_REMEDIES` and a sentence with the value, or `None` if all is well.
     """
     shown = repr(text if len(text) <= 60 else text[:60] + "...")
     if not any(map(str.isalnum, text)):

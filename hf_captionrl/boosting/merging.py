@@ -12,7 +12,7 @@ from typing import Any
 
 import datasets
 
-from hf_captionrl.boosting.answers import ANSWER_WAYS_OUT
+from hf_captionrl.boosting.answers import ANSWER_REMEDIES
 from hf_captionrl.boosting.conflicts import scene_conflicts, text_conflicts
 from hf_captionrl.boosting.journal import journals, read_journal
 from hf_captionrl.boosting.pipeline import INPUT
@@ -84,7 +84,7 @@ def _last_fault(
         if stage in row.answers or (stage == "holistic" and len(row.answers) < 2):
             continue
         for fault in known.faults(row.prompt(stage), backends[stage]):
-            (tried if fault["reason"] in ANSWER_WAYS_OUT else broken).append(fault)
+            (tried if fault["reason"] in ANSWER_REMEDIES else broken).append(fault)
         if tried:
             break
     if broken:

@@ -14,14 +14,14 @@ from typing import Any
 
 import datasets
 
-from hf_captionrl.boosting.answers import ANSWER_WAYS_OUT, MAX_ANSWER_WORDS, answer_fault, clean_answer, is_cut
+from hf_captionrl.boosting.answers import ANSWER_REMEDIES, MAX_ANSWER_WORDS, answer_fault, clean_answer, is_truncated
 from hf_captionrl.boosting.journal import JournalWriter, journal_name, journals, read_journal
 from hf_captionrl.boosting.prompts import STAGES
 from hf_captionrl.boosting.rows import Known, Row, entry_of
 from hf_captionrl.data.caption_columns import undecoded
 from hf_captionrl.data.images import ImageError, open_image
 from hf_captionrl.data.quarantine import QuarantineReport, check_captions
-from hf_captionrl.language_models.backend import Backend, BackendError, Cut, Failure
+from hf_captionrl.language_models.backend import Backend, BackendError, Failure, Truncated
 
 __all__ = ["INPUT", "ShardReport", "boost_shard"]
 
@@ -67,7 +67,7 @@ class _Shard:
 
     def image_fault(self, row: Row, error: ImageError) -> None:
         prompt, backend = row.prompt("visual"), self.backends["visual"]
-        entry = entry_of(prompt, backend, "", (error.reason, error.detail)) | {"way_out": error.way_out}
+        entry = entry_of(prompt, backend, "", (error.reason, error.detail)) | {"remedy": error.remedy}
         row.fault = entry
         if all(old["reason"] != error.reason for old in self.known.faults(prompt, backend)):
             self.note(entry)
@@ -86,7 +86,7 @@ class _Shard:
                 continue
             # Neither a broken image nor a backend that was away is an answer.
             faults = self.known.faults(question, backend)
-            answers = [e for e in faults if e["reason"] in ANSWER_WAYS_OUT and e["reason"] != "backend_failed"]
+            answers = [e for e in faults if e["reason"] in ANSWER_REMEDIES and e["reason"] != "backend_failed"]
             given_up = len(answers) >= self.attempts or any(e["reason"] == "backend_rejected" for e in answers)
             if given_up and not self.retry_quarantined:
                 row.fault = answers[-1]
@@ -104,10 +104,10 @@ class _Shard:
                     self._count_failure(answer)
                     continue
                 self.failures, self.asked = 0, self.asked + 1
-                said = answer.text if isinstance(answer, Cut) else answer
+                said = answer.text if isinstance(answer, Truncated) else answer
                 text = clean_answer(said)
                 fault = answer_fault(text, prompts[position], max_words=self.max_words)
-                if fault is None and isinstance(answer, Cut) and is_cut(said):
+                if fault is None and isinstance(answer, Truncated) and is_truncated(said):
                     fault = ("answer_cut", f"the answer stops at the length limit: {('...' + text[-60:])!r}")
                 entry = entry_of(prompts[position], backend, text, fault)
                 self.note(entry)
@@ -135,7 +135,7 @@ class _Shard:
 
 def _input_faults(report: QuarantineReport) -> list[dict[str, Any]]:
     return [
-        {"image_id": e.image_id, "stage": INPUT, "reason": e.reason, "detail": e.detail, "way_out": e.way_out}
+        {"image_id": e.image_id, "stage": INPUT, "reason": e.reason, "detail": e.detail, "remedy": e.remedy}
         for e in report.entries
         if e.dropped == "row"
     ]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from hf_captionrl.boosting.answers import ANSWER_WAYS_OUT
+from hf_captionrl.boosting.answers import ANSWER_REMEDIES
 from hf_captionrl.boosting.prompts import STAGES, blend_prompt, holistic_prompt, visual_prompt
 from hf_captionrl.language_models.backend import Backend
 from hf_captionrl.language_models.prompt import Prompt
@@ -119,6 +119,6 @@ class Row:
             "column": self.fault["stage"],
             "reason": reason,
             "detail": self.fault["detail"],
-            "way_out": self.fault.get("way_out") or ANSWER_WAYS_OUT[reason],
+            "remedy": self.fault.get("remedy") or ANSWER_REMEDIES[reason],
             "dropped": "row",
         }

@@ -1,4 +1,4 @@
-"""LoRA on the language model, the image tower, or both."""
+"""LoRA on the language model, the vision tower, or both."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class Adapting:
     language_lora: ClassVar[str] = ""
     """Regular expression, matched in full: the modules of the language model that get LoRA."""
     vision_lora: ClassVar[str] = ""
-    """Likewise for the image tower."""
+    """Likewise for the vision tower."""
 
     def lora_targets(self, tune: Literal["language", "vision", "both"] = "language") -> str:
         """Which modules get LoRA.
 
         Reference: "No Detail Left Behind", SR-L, SR-V and SR-LV: attention and the MLP's output in the language model,
-        attention inputs and both layers of the MLP in the image tower.
+        attention inputs and both layers of the MLP in the vision tower.
 
         Args:
             tune: The part to adapt.
@@ -71,7 +71,7 @@ class Adapting:
             alpha (`float`): Scaling is `alpha / r`.
             dropout (`float`): Of the adapters' input, in [0, 1).
             target_modules (`str` or `list[str]`, *optional*): In place of `lora_targets(tune)`.
-            modules_to_save (`list[str]`, *optional*): Trained whole; by default the modules between image tower and
+            modules_to_save (`list[str]`, *optional*): Trained whole; by default the modules between vision tower and
                 language model, where there are any.
 
         Returns:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from hf_captionrl.captioners.adapters import Adapting
 from hf_captionrl.captioners.generation import Writing
-from hf_captionrl.captioners.head_tap import LogProbsObjective, bypass_image_tower, tap_head
+from hf_captionrl.captioners.head_tap import LogProbsObjective, bypass_vision_tower, tap_head
 from hf_captionrl.captioners.head_tap_check import check_tap
 from hf_captionrl.captioners.processor_checks import check_image_size, check_special_tokens
 from hf_captionrl.captioners.saving import Saving
@@ -53,7 +53,7 @@ class Captioner(Writing, Adapting, Saving):
     image_in_cross_attention: ClassVar[bool] = False
     """Whether the text sees the image in cross-attention only, so that captions of an image may share its keys."""
     vision_path: ClassVar[str] = ""
-    """Path of the image tower, whose `last_hidden_state` is what `image_features` stands for."""
+    """Path of the vision tower, whose `last_hidden_state` is what `image_features` stands for."""
     connector_paths: ClassVar[tuple[str, ...]] = ()
     """Paths of the modules between tower and language model, where there are any."""
     model_class: ClassVar[str] = "AutoModelForImageTextToText"
@@ -104,13 +104,13 @@ class Captioner(Writing, Adapting, Saving):
             )
 
     def check_image_size(self) -> None:
-        """Refuse an image processor that makes images of another size than the image tower takes.
+        """Refuse an image processor that makes images of another size than the vision tower takes.
 
         Raises:
             ValueError: If it does.
         """
         check_image_size(
-            self.image_tower(self.base_model),
+            self.find_vision_tower(self.base_model),
             lambda image: self.image_processor(images=[image], return_tensors="pt").get("pixel_values"),
             self.base_model,
         )
@@ -150,8 +150,8 @@ class Captioner(Writing, Adapting, Saving):
         return model.get_output_embeddings()
 
     @classmethod
-    def image_tower(cls, model: Any) -> Any:
-        """The image tower.
+    def find_vision_tower(cls, model: Any) -> Any:
+        """The vision tower.
 
         Returns:
             `nn.Module`: Returns `last_hidden_state` of shape `(B, M, D)` for `pixel_values`.
@@ -191,9 +191,9 @@ class Captioner(Writing, Adapting, Saving):
         """What `image_features` stands for, computed.
 
         Returns:
-            `torch.Tensor` of shape `(B, M, D)`: By default the last hidden state of the image tower.
+            `torch.Tensor` of shape `(B, M, D)`: By default the last hidden state of the vision tower.
         """
-        tower = cls.image_tower(model)
+        tower = cls.find_vision_tower(model)
         pixels = inputs["pixel_values"]
         device, dtype = next(((p.device, p.dtype) for p in tower.parameters()), (pixels.device, pixels.dtype))
         return tower(pixels.to(device, dtype)).last_hidden_state
@@ -212,7 +212,7 @@ class Captioner(Writing, Adapting, Saving):
         Yields:
             Nothing.
         """
-        with bypass_image_tower(cls.image_tower(model), features) as placeholder:
+        with bypass_vision_tower(cls.find_vision_tower(model), features) as placeholder:
             inputs["pixel_values"] = placeholder
             yield
 
@@ -305,7 +305,7 @@ class Captioner(Writing, Adapting, Saving):
         return int(getattr(config, "max_position_embeddings", None) or 2**20)
 
     def freeze_vision(self) -> None:
-        """Exclude the image tower from training; `image_features` may be computed once then."""
+        """Exclude the vision tower from training; `image_features` may be computed once then."""
         self.vision_tower.requires_grad_(False)
 
     def vision_state(self) -> dict[str, Tensor]:
@@ -317,7 +317,7 @@ class Captioner(Writing, Adapting, Saving):
         return self.vision_tower.state_dict()
 
     def vision_signature(self) -> str:
-        """Identifies what the image tower computes: its weights and the preparation of images.
+        """Identifies what the vision tower computes: its weights and the preparation of images.
 
         Returns:
             `str`: Model name, `@` and a hash of weights and image processor; under one name equal if these are.
@@ -333,7 +333,7 @@ class Captioner(Writing, Adapting, Saving):
         return f"{name or self.family}@{digest.hexdigest()}"
 
     def image_features(self, pixel_values: Tensor, **side_inputs: Tensor) -> Tensor:
-        """Output of the image tower, which batches and `generate` take in place of `pixel_values`.
+        """Output of the vision tower, which batches and `generate` take in place of `pixel_values`.
 
         Args:
             pixel_values (`torch.Tensor` of shape `(B, 3, H, W)`): Of `encode_images`.

@@ -22,7 +22,7 @@ QFORMER_INPUTS = ("qformer_input_ids", "qformer_attention_mask")
 class Blip2Captioner(PlaceholderCaptioner):
     """BLIP-2 and InstructBLIP with a decoder-only language model (OPT, Vicuna).
 
-    `image_features` are those of the image tower, before the Q-Former, so that Q-Former and projection may be trained.
+    `image_features` are those of the vision tower, before the Q-Former, so that Q-Former and projection may be trained.
     With LoRA both are trained whole; the queries, a parameter of the model and no module, are trained only without LoRA.
 
     InstructBLIP's Q-Former reads the prompt too.

@@ -48,7 +48,7 @@ class ChatCaptioner(VideoInputs, Captioner):
 
     Their own processor says what stands before the caption, how many tokens an image takes, and what ends the answer.
     `image_features` are what the language model sees of the image, behind the connector; so the connector counts as part
-    of the image tower. Where images differ in their number of tokens (tiles, native resolution), features are padded, and
+    of the vision tower. Where images differ in their number of tokens (tiles, native resolution), features are padded, and
     cannot be cached for a whole run.
 
     Args:
@@ -101,12 +101,12 @@ class ChatCaptioner(VideoInputs, Captioner):
     def check_image_size(self) -> None:
         row = self._prefix_of(blank_image())
         check_chat_row(row, self.base_model, self.processor)
-        check_image_size(self.image_tower(self.base_model), lambda image: row["pixel_values"], self.base_model)
+        check_image_size(self.find_vision_tower(self.base_model), lambda image: row["pixel_values"], self.base_model)
 
     # Parts of the model
 
     @classmethod
-    def image_tower(cls, model: Any) -> Any:
+    def find_vision_tower(cls, model: Any) -> Any:
         found = [getattr(model.model, name) for name in cls.towers if hasattr(model.model, name)]
         if not found:
             raise ValueError(f"{type(model).__name__} has none of {cls.towers}: it does not see.")
@@ -114,7 +114,7 @@ class ChatCaptioner(VideoInputs, Captioner):
 
     @classmethod
     def connector(cls, model: Any) -> Any:
-        """The modules between image tower and language model.
+        """The modules between vision tower and language model.
 
         Args:
             model (`nn.Module`): The model without PEFT's outermost wrapper.
@@ -314,7 +314,7 @@ class ChatCaptioner(VideoInputs, Captioner):
 
     @classmethod
     def encode(cls, model: Any, inputs: dict[str, Any]) -> Tensor:
-        tower = cls.image_tower(model)
+        tower = cls.find_vision_tower(model)
         device, dtype = next((p.device, p.dtype) for p in tower.parameters())
         rows = inputs["image_rows"].tolist()
         kind, token = pixel_kind(model, inputs["prefix_ids"])

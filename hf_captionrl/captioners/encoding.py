@@ -210,7 +210,7 @@ class Encoding:
             ValueError: If both or neither of images and features are given.
         """
         if (images is None) == (image_features is None):
-            raise ValueError("Give either images or image_features, the cached output of the image tower.")
+            raise ValueError("Give either images or image_features, the cached output of the vision tower.")
         batch = self.encode_captions(captions, max_length=max_length)
         if images is not None:
             batch |= self.encode_images(images)

@@ -21,7 +21,7 @@ class Florence2Captioner(PlaceholderCaptioner):
     """Florence-2 (`Florence2ForConditionalGeneration`): image and task stand in the encoder of a BART.
 
     `prompt` is a task such as `<CAPTION>` or `<DETAILED_CAPTION>`, which the processor words, or a sentence.
-    `image_features` are the map of the image tower, row by row.
+    `image_features` are the map of the vision tower, row by row.
     """
 
     family = "florence2"

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hf_captionrl.captioners.encoding import Encoding
 from hf_captionrl.captioners.eval_mode import evaluating
-from hf_captionrl.captioners.head_tap import bypass_image_tower
+from hf_captionrl.captioners.head_tap import bypass_vision_tower
 from hf_captionrl.captioners.sharding import is_sharded, with_gathered_weights
 from hf_captionrl.captioners.tokens import completion_mask
 
@@ -49,8 +49,8 @@ class Writing(Encoding):
         return next(self.model.parameters()).device
 
     @classmethod
-    def image_tower(cls, model: Any) -> Any:
-        """The image tower.
+    def find_vision_tower(cls, model: Any) -> Any:
+        """The vision tower.
 
         Args:
             model (`nn.Module`): The model without PEFT's outermost wrapper.
@@ -63,8 +63,8 @@ class Writing(Encoding):
 
     @property
     def vision_tower(self) -> Any:
-        """The image tower."""
-        return self.image_tower(self.base_model)
+        """The vision tower."""
+        return self.find_vision_tower(self.base_model)
 
     @classmethod
     def encode(cls, model: Any, inputs: dict[str, Any]) -> Tensor:
@@ -85,7 +85,7 @@ class Writing(Encoding):
         """Let the model continue the prompt.
 
         Args:
-            image_features (`torch.Tensor` of shape `(B, M, D)`): Output of the image tower.
+            image_features (`torch.Tensor` of shape `(B, M, D)`): Output of the vision tower.
             prompt_ids (`torch.Tensor` of shape `(B, P)`): Start token and prompt.
             side_inputs (`dict`): What else the family needs to know of the images.
             kwargs: For the model's `generate`.
@@ -94,7 +94,7 @@ class Writing(Encoding):
             `torch.Tensor` of shape `(N, P + T)`: Prompt and continuation.
         """
         model = self.base_model
-        with bypass_image_tower(self.image_tower(model), image_features) as pixel_values:
+        with bypass_vision_tower(self.find_vision_tower(model), image_features) as pixel_values:
             return model.generate(
                 input_ids=prompt_ids,
                 attention_mask=torch.ones_like(prompt_ids),

@@ -70,7 +70,7 @@ class GitCaptioner(Captioner):
 
         # Stands for the pixels: each frame is its own number.
         numbers = torch.arange(frames, device=features.device, dtype=features.dtype)
-        with replaced_forward(cls.image_tower(model), known):
+        with replaced_forward(cls.find_vision_tower(model), known):
             inputs["pixel_values"] = numbers.view(1, -1, 1, 1, 1).repeat(features.size(0), 1, 1, 1, 1)
             yield
 

@@ -4,7 +4,7 @@ Legend: B captions, T tokens, V vocabulary, D features, M image tokens.
 
 A captioner's model gets a class of its own whose `forward` takes two more arguments. With `head_objective` the output
 projection is skipped, so that `(B, T, V)` logits never exist; the objective gets the projection's input and weight and
-returns a loss or per-token values, which become the model's output. With `image_features` the image tower is skipped.
+returns a loss or per-token values, which become the model's output. With `image_features` the vision tower is skipped.
 All of it happens inside `forward`, below DDP, FSDP and PEFT: a loss computed outside of it breaks FSDP2.
 """
 
@@ -29,7 +29,7 @@ __all__ = [
     "HeadObjective",
     "HeadOutput",
     "LogProbsObjective",
-    "bypass_image_tower",
+    "bypass_vision_tower",
     "mean_cross_entropy",
     "tap_head",
 ]
@@ -156,8 +156,8 @@ def replaced_forward(module: nn.Module, function: Callable[..., Any]) -> Iterato
 
 
 @contextmanager
-def bypass_image_tower(tower: nn.Module, image_features: Tensor) -> Iterator[Tensor]:
-    """Let the image tower return features that are known already.
+def bypass_vision_tower(tower: nn.Module, image_features: Tensor) -> Iterator[Tensor]:
+    """Let the vision tower return features that are known already.
 
     Args:
         image_features (`torch.Tensor` of shape `(B, M, D)`): Its output.
@@ -190,7 +190,7 @@ def align(states: Tensor, labels: Tensor, shift: bool) -> tuple[Tensor, Tensor]:
 def _image_inputs(
     model: Any, family: Any, features: Tensor | None, batch: dict[str, Any], inputs: dict[str, Any]
 ) -> Any:
-    """The context in which the image tower is skipped, or nothing; several captions an image share its features."""
+    """The context in which the vision tower is skipped, or nothing; several captions an image share its features."""
     tokens = inputs.get(family.token_argument)
     rows = None if tokens is None else tokens.size(0)
     pixels = batch.get("pixel_values")
@@ -202,7 +202,7 @@ def _image_inputs(
         raise ValueError("Both pixel_values and image_features were given, of different batch sizes. Pass one.")
     if rows is not None and captions_an_image(rows, features.size(0)) > 1 and not model.folds_cross_attention:
         features = repeat_rows(features, rows)
-    dtype = next((p.dtype for p in family.image_tower(model).parameters()), features.dtype)
+    dtype = next((p.dtype for p in family.find_vision_tower(model).parameters()), features.dtype)
     return family.known_features(model, features.to(dtype), inputs)
 
 

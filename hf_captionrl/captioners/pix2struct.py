@@ -66,7 +66,7 @@ class Pix2StructCaptioner(Captioner):
 
     @classmethod
     def encode(cls, model: Any, inputs: dict[str, Any]) -> Tensor:
-        patches, tower = inputs["pixel_values"], cls.image_tower(model)
+        patches, tower = inputs["pixel_values"], cls.find_vision_tower(model)
         parameter = next(tower.parameters())
         mask = _is_patch(patches)
         patches = patches.to(parameter.device, parameter.dtype)

@@ -65,7 +65,7 @@ def check_special_tokens(tokenizer: Any, model: Any, start: int, end: int | None
 
 
 def check_image_size(tower: Any, pixels_of: Callable[[Image.Image], Tensor | None], model: Any) -> None:
-    """Refuse images of a size that the image tower has no places for."""
+    """Refuse images of a size that the vision tower has no places for."""
     config = getattr(getattr(tower, "encoder", tower), "config", getattr(tower, "config", None))  # ClipCap's wraps one
     if config is None or config.model_type not in FIXED_SIZE:
         return
@@ -79,7 +79,7 @@ def check_image_size(tower: Any, pixels_of: Callable[[Image.Image], Tensor | Non
     found = tuple(pixels.shape[-2:])
     if found != expected:
         raise ValueError(
-            f"The image processor makes images of {' x '.join(map(str, found))} pixels, and the image tower of "
+            f"The image processor makes images of {' x '.join(map(str, found))} pixels, and the vision tower of "
             f"{type(model).__name__} takes {' x '.join(map(str, expected))}. Pass the model's own processor, or set size (and "
             "crop_size) of its image processor."
         )

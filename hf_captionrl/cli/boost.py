@@ -133,7 +133,7 @@ def _device() -> str | None:
 
 def _backend(arguments: argparse.Namespace, role: str, dataset: datasets.Dataset) -> Backend:
     """The backend that `--text` or `--vision` names."""
-    from hf_captionrl import boosting
+    from hf_captionrl import boosting, language_models
 
     vision = role == "vision"
     spec = getattr(arguments, role) or ("scenes" if arguments.dataset == "scenes" else "")
@@ -156,7 +156,7 @@ def _backend(arguments: argparse.Namespace, role: str, dataset: datasets.Dataset
         url = getattr(arguments, f"{role}_url") or arguments.text_url
         if not url:
             raise ValueError(f"--{role} {spec!r} needs an address. Pass --{role}_url http://127.0.0.1:8000/v1, say.")
-        return boosting.HTTPBackend(
+        return language_models.HTTPBackend(
             url,
             name,
             revision=revision or "",
@@ -170,12 +170,12 @@ def _backend(arguments: argparse.Namespace, role: str, dataset: datasets.Dataset
             backoff_s=arguments.backoff_s,
         )
     if kind == "vllm":
-        return boosting.VLLMBackend(
+        return language_models.VLLMBackend(
             name, revision=revision, sees_images=vision, max_new_tokens=arguments.max_new_tokens, seed=arguments.seed
         )
-    make: Any = boosting.TransformersVisionBackend if vision else boosting.TransformersTextBackend
+    make: Any = language_models.TransformersVisionBackend if vision else language_models.TransformersTextBackend
     if kind == "captioner":
-        make = boosting.CaptionerBackend
+        make = language_models.CaptionerBackend
     return make(
         name,
         revision=revision,

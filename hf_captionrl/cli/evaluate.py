@@ -18,14 +18,14 @@ from hf_captionrl.evaluation.scored_captions import (
     clip_prefix,
     count_copies,
     human_captions,
-    judge,
-    load_judges,
+    load_evaluators,
     perplexity_by,
+    score_captions,
 )
 
 if TYPE_CHECKING:
     from hf_captionrl.evaluation.evaluator import Evaluator
-    from hf_captionrl.evaluation.paper_tables import Judged
+    from hf_captionrl.evaluation.paper_tables import ScoredCaptions
     from hf_captionrl.reports.comparison import Section
 
 __all__ = ["SUITES", "add_parser", "run"]
@@ -149,12 +149,12 @@ def _read_bags(path: Path, ids: Sequence[str]) -> dict[int, list[list[int]]]:
     return found
 
 
-def _words(judged: Sequence[Judged], references: list[list[str]]) -> dict[str, Any]:
+def _words(scored: Sequence[ScoredCaptions], references: list[list[str]]) -> dict[str, Any]:
     """Typical nouns and adjectives of each source, or why there are none."""
     from hf_captionrl.metrics.suites.row import spoken
     from hf_captionrl.metrics.words import characteristic_words, spacy_tagger
 
-    sources = {source.name: spoken(source.first) for source in judged if not source.is_human}
+    sources = {source.name: spoken(source.first) for source in scored if not source.is_human}
     sources[REFERENCES] = [caption for group in references for caption in group]
     try:
         tagger = spacy_tagger()
@@ -205,7 +205,7 @@ def _count_copies(evaluator: Evaluator, num_images: int) -> int:
 
 
 def _sections(
-    names: Sequence[str], judged: Sequence[Judged], evaluator: Evaluator, reasons: Mapping[str, str]
+    names: Sequence[str], scored: Sequence[ScoredCaptions], evaluator: Evaluator, reasons: Mapping[str, str]
 ) -> tuple[dict[str, Section], dict[str, Any]]:
     """The tables asked for and the one of all captions, by name; and how their numbers were made."""
     from hf_captionrl.evaluation.paper_tables import CAPTIONS_TABLE, TABLES, compare_with_first
@@ -213,7 +213,7 @@ def _sections(
 
     sections, signatures = {}, {}
     for name, table in [*((name, TABLES[name]) for name in names), ("captions", CAPTIONS_TABLE)]:
-        rows = [{"name": source.name, **table.compute(source, evaluator)} for source in judged]
+        rows = [{"name": source.name, **table.compute(source, evaluator)} for source in scored]
         compare_with_first(rows, seed=evaluator.seed)
         signatures[name] = rows[0]["signatures"]
         for row in rows:
@@ -245,27 +245,27 @@ def run(arguments: argparse.Namespace) -> None:
     ids = [str(i) for i in split.dataset["image_id"][:]]
     aligned = [file.aligned(ids, split.all_ids) for file in files]
     given_bags = None if arguments.bags is None else _read_bags(arguments.bags, ids)
-    scorer, language_model, reasons = load_judges(arguments)
+    scorer, language_model, reasons = load_evaluators(arguments)
     # The evaluator's own perplexity is a bare number; here every number has an interval.
     evaluator = Evaluator(split.dataset, scorer, None, seed=arguments.seed, cache_dir=arguments.cache_dir)
     evaluator.bags = evaluator.bags if given_bags is None else given_bags
-    judged = [
-        judge(evaluator, file.name, captions, evaluator.references)
+    scored = [
+        score_captions(evaluator, file.name, captions, evaluator.references)
         for file, captions in zip(files, aligned, strict=True)
     ]
     human = None if arguments.no_references else human_captions(evaluator)
     if human is not None:
-        judged.append(human)
-    for source in judged:
+        scored.append(human)
+    for source in scored:
         source.perplexity = perplexity_by(language_model)
     names = [*TABLES] if arguments.suite == "all" else [arguments.suite]
     if "smile" in names and scorer is not None:
-        add_clip_features(judged, scorer, clip_prefix(arguments))
+        add_clip_features(scored, scorer, clip_prefix(arguments))
 
     copies = _count_copies(evaluator, len(ids))
-    sections, signatures = _sections(names, judged, evaluator, reasons)
+    sections, signatures = _sections(names, scored, evaluator, reasons)
     shown = list(sections.values())
-    words = _words(judged, evaluator.references) if "discritune" in names else None
+    words = _words(scored, evaluator.references) if "discritune" in names else None
 
     result: dict[str, Any] = {
         "suite": arguments.suite,
@@ -283,7 +283,7 @@ def run(arguments: argparse.Namespace) -> None:
     write_json(folder / "comparison.json", result)
     title = f"{len(ids)} images of {Path(arguments.dataset).name}"
     atomic_write_text(folder / "comparison.md", _markdown(title, shown, words))
-    write_length_histogram(folder / "lengths.png", {source.name: source.lengths for source in judged})
+    write_length_histogram(folder / "lengths.png", {source.name: source.lengths for source in scored})
     written = ["comparison.json", "comparison.md", "lengths.png"]
     if _draw_trade_off(folder / "trade_off.png", shown):
         written.append("trade_off.png")

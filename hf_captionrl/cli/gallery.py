@@ -177,12 +177,12 @@ def run(arguments: argparse.Namespace) -> None:
     folder = arguments.output_dir
     split = load_split(arguments, quarantine_path=folder / "quarantine.jsonl")
     ids = [str(i) for i in split.dataset["image_id"][:]]
-    judge = EvaluationArguments(judge_name_or_path=arguments.scorer)
-    judge.resolve(arguments.dataset, trains=False)
+    held_out_scorer = EvaluationArguments(held_out_scorer_name_or_path=arguments.scorer)
+    held_out_scorer.resolve(arguments.dataset, trains=False)
     captions = _captions(arguments, names, split, ids)
     evaluator = Evaluator(
         split.dataset,
-        optional_scorer(judge.judge_name_or_path),
+        optional_scorer(held_out_scorer.held_out_scorer_name_or_path),
         None,
         seed=arguments.seed,
         cache_dir=arguments.cache_dir,
@@ -207,7 +207,7 @@ def run(arguments: argparse.Namespace) -> None:
     result: dict[str, Any] = {
         "num_images": len(ids),
         "sources": dict(zip(names, map(str, arguments.captions), strict=True)),
-        "scorer": None if evaluator.judge is None else evaluator.judge.signature,
+        "scorer": None if evaluator.held_out_scorer is None else evaluator.held_out_scorer.signature,
         "bags": [[ids[row] for row in bag] for bag in bags],
         "errors": errors or None,
         "cider": failures,

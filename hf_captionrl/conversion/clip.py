@@ -50,7 +50,7 @@ def clip_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
     """The names of transformers; queries, keys and values apart, projections transposed."""
     if "visual.layer1.0.conv1.weight" in state:
         raise ValueError(
-            "The image tower is a ResNet, which transformers' CLIP does not have. Use a checkpoint with a vision transformer, "
+            "The vision tower is a ResNet, which transformers' CLIP does not have. Use a checkpoint with a vision transformer, "
             "or open_clip's own weights ('open_clip:RN50@openai')."
         )
     found: dict[str, Tensor] = {}

@@ -3,11 +3,11 @@
 from hf_captionrl.data.bag_curriculum import PAPER_SCHEDULE, BagCurriculumSampler
 from hf_captionrl.data.caption_dataset import CaptionDataset, CaptionItem, draw_caption
 from hf_captionrl.data.caption_exchange import exchange_captions
-from hf_captionrl.data.cleaning import CAPTION_WAYS_OUT, MAX_CAPTION_WORDS, clean_caption
+from hf_captionrl.data.cleaning import CAPTION_REMEDIES, MAX_CAPTION_WORDS, clean_caption
 from hf_captionrl.data.collator import CaptionCollator
 from hf_captionrl.data.feature_cache import FramePooling, cached_features, iterate_images, pool_frames
 from hf_captionrl.data.image_reader import ImageReader
-from hf_captionrl.data.images import IMAGE_WAYS_OUT, MAX_PIXELS, ImageError, open_image, verify_image
+from hf_captionrl.data.images import IMAGE_REMEDIES, MAX_PIXELS, ImageError, open_image, verify_image
 from hf_captionrl.data.loading import (
     SPLITS,
     ChosenSplit,
@@ -20,7 +20,7 @@ from hf_captionrl.data.quarantine import QuarantineEntry, QuarantineError, Quara
 from hf_captionrl.data.streaming import StreamedCaptions
 from hf_captionrl.data.trainer_rows import evaluation_rows, training_rows
 from hf_captionrl.data.video import (
-    VIDEO_WAYS_OUT,
+    VIDEO_REMEDIES,
     VideoError,
     frames_of,
     is_video,
@@ -31,13 +31,13 @@ from hf_captionrl.data.video import (
 )
 
 __all__ = [
-    "CAPTION_WAYS_OUT",
-    "IMAGE_WAYS_OUT",
+    "CAPTION_REMEDIES",
+    "IMAGE_REMEDIES",
     "MAX_CAPTION_WORDS",
     "MAX_PIXELS",
     "PAPER_SCHEDULE",
     "SPLITS",
-    "VIDEO_WAYS_OUT",
+    "VIDEO_REMEDIES",
     "BagCurriculumSampler",
     "CaptionCollator",
     "CaptionDataset",

@@ -269,7 +269,7 @@ def load_hard_pool(path: str | Path) -> list[str]:
     if not path.is_file():
         raise FileNotFoundError(f"There is no file {str(path)!r}. Give the names of the pool's images.")
     suffix = path.suffix.lower()
-    way_out = "Where you trust the pickle, save its list `imgids` as JSON, and give that file."
+    remedy = "Where you trust the pickle, save its list `imgids` as JSON, and give that file."
     names: Any
     if suffix == ".json":
         names = read_json(path, "a list of names of images")
@@ -282,11 +282,11 @@ def load_hard_pool(path: str | Path) -> list[str]:
             with path.open("rb") as file:  # np.load would also take an archive of arrays
                 names = np.lib.format.read_array(file, allow_pickle=False).tolist()
         except (ValueError, OSError) as error:
-            raise ValueError(f"{path} holds no plain array of names ({error}). {way_out}") from None
+            raise ValueError(f"{path} holds no plain array of names ({error}). {remedy}") from None
     else:
-        raise ValueError(f"{path} must end in .json, .txt or .npy; pickles are never opened. {way_out}")
+        raise ValueError(f"{path} must end in .json, .txt or .npy; pickles are never opened. {remedy}")
     if not isinstance(names, list) or not names or not all(isinstance(n, str | int) for n in names):
-        raise ValueError(f"{path} must hold a list of names of COCO images. {way_out}")
+        raise ValueError(f"{path} must hold a list of names of COCO images. {remedy}")
     ids = [coco_id(name) for name in names]
     seen: set[str] = set()
     for name, i in zip(names, ids, strict=True):

@@ -23,7 +23,7 @@ class CaptionItem(TypedDict):
 
     Attributes:
         image (`PIL.Image.Image`, *optional*): RGB; `None` where `image_features` stand in for it.
-        image_features (`torch.Tensor` of shape `(M, D)`, *optional*): Cached output of the image tower.
+        image_features (`torch.Tensor` of shape `(M, D)`, *optional*): Cached output of the vision tower.
         caption (`str`): The caption drawn for this epoch.
         image_id (`str`): Id of the image.
         index (`int`): Row of the data set.
@@ -70,7 +70,7 @@ class CaptionDataset(torch.utils.data.Dataset):
     Args:
         ds (`datasets.Dataset`): Columns `image`, `image_id` and `captions`, as `load_captions` gives them.
         seed (`int`): Seed of the draw.
-        image_features (`Any`, *optional*): Cached outputs of the frozen image tower, indexable by row: a tensor, an
+        image_features (`Any`, *optional*): Cached outputs of the frozen vision tower, indexable by row: a tensor, an
             array or a memory map of shape `(len(ds), M, D)`. Images are then never opened.
         transform (`Callable`, *optional*): RGB image to image, applied after opening.
         max_pixels (`int`): As for `open_image`.
@@ -101,8 +101,8 @@ class CaptionDataset(torch.utils.data.Dataset):
             )
         if image_features is None and frames_of(ds):
             raise ValueError(
-                "The data set holds videos, which a captioner sees as the mean of what its image tower makes of their "
-                "frames. Pass image_features of cached_features; trainers do so with freeze_image_tower=True and "
+                "The data set holds videos, which a captioner sees as the mean of what its vision tower makes of their "
+                "frames. Pass image_features of cached_features; trainers do so with freeze_vision_tower=True and "
                 "cache_image_features=True."
             )
         if image_features is not None and len(image_features) != len(ds):

@@ -7,18 +7,18 @@ import unicodedata
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["CAPTION_WAYS_OUT", "MAX_CAPTION_WORDS", "caption_fault", "clean_caption", "to_caption_list"]
+__all__ = ["CAPTION_REMEDIES", "MAX_CAPTION_WORDS", "caption_fault", "clean_caption", "to_caption_list"]
 
 MAX_CAPTION_WORDS = 200
 """Longest accepted caption in whitespace words: no data set of captions comes near, a pasted web page does."""
 
-CAPTION_WAYS_OUT: dict[str, str] = {
+CAPTION_REMEDIES: dict[str, str] = {
     "caption_missing": "give the row at least one caption, or remove the row",
     "caption_not_text": "write the caption as a string, or set caption_column to the column that holds text",
     "caption_empty": "write a caption with at least one letter or digit, or remove it",
     "caption_too_long": "shorten the caption, or raise max_caption_words",
 }
-"""What can be wrong with a caption, and the way out of each."""
+"""What can be wrong with a caption, and the remedy of each."""
 
 # Scripts without spaces make one "word" of a sentence, and so does a blob of base64.
 _CHARACTERS_PER_WORD = 20

@@ -14,7 +14,7 @@ from PIL import Image, ImageOps, JpegImagePlugin, UnidentifiedImageError
 
 from hf_captionrl.data.image_paths import is_address
 
-__all__ = ["IMAGE_WAYS_OUT", "MAX_PIXELS", "MIN_SIDE", "ImageError", "open_image", "verify_image"]
+__all__ = ["IMAGE_REMEDIES", "MAX_PIXELS", "MIN_SIDE", "ImageError", "open_image", "verify_image"]
 
 MAX_PIXELS = 89_478_485
 """Largest accepted width * height: Pillow's own default limit (a quarter of a GiB as RGB)."""
@@ -22,7 +22,7 @@ MAX_PIXELS = 89_478_485
 MIN_SIDE = 2
 """Smallest accepted width and height in pixels: a 1-pixel image is a tracking pixel or a failed download."""
 
-IMAGE_WAYS_OUT: dict[str, str] = {
+IMAGE_REMEDIES: dict[str, str] = {
     "image_missing": "give the row an image, or remove the row",
     "image_not_found": "check the path and set image_root to the folder it is relative to",
     "image_remote": "download the image first and give its path; addresses are never fetched",
@@ -31,7 +31,7 @@ IMAGE_WAYS_OUT: dict[str, str] = {
     "image_too_small": f"replace the image: both sides need {MIN_SIDE} pixels or more",
     "image_too_large": "shrink the image, or raise max_pixels if you trust the file",
 }
-"""What can be wrong with an image, and the way out of each."""
+"""What can be wrong with an image, and the remedy of each."""
 
 # Raster formats only: Pillow hands EPS to Ghostscript, and icon and font formats hold no photographs.
 _FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "DIB", "TIFF", "PPM", "TGA", "JPEG2000", "AVIF")
@@ -44,17 +44,17 @@ class ImageError(ValueError):
     """An image that cannot be used.
 
     Args:
-        reason (`str`): What is wrong, a key of `IMAGE_WAYS_OUT`.
+        reason (`str`): What is wrong, a key of `IMAGE_REMEDIES`.
         detail (`str`): The value and the rule it broke.
     """
 
-    ways_out: ClassVar[dict[str, str]] = IMAGE_WAYS_OUT
+    remedies: ClassVar[dict[str, str]] = IMAGE_REMEDIES
 
     def __init__(self, reason: str, detail: str) -> None:
         self.reason = reason
         self.detail = detail
-        self.way_out = self.ways_out[reason]
-        super().__init__(f"{detail}. Way out: {self.way_out}.")
+        self.remedy = self.remedies[reason]
+        super().__init__(f"{detail}. Remedy: {self.remedy}.")
 
     def __reduce__(self) -> tuple[type[ImageError], tuple[str, str]]:
         # A worker process of a DataLoader sends its exception by pickle, which would call __init__ with one argument.
@@ -236,7 +236,7 @@ def open_image(value: Any, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
 
     Raises:
         ImageError: If there is no such image, or it is unreadable, truncated, smaller than 2 pixels a side or too
-            large; `.reason` and `.way_out` say which and what to do.
+            large; `.reason` and `.remedy` say which and what to do.
     """
     with opened_image(value, max_pixels) as image:
         # A file opens at its first frame. Decoding comes first, since below a damaged EXIF block is forgiven.

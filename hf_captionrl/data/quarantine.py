@@ -15,9 +15,9 @@ from typing import Any, Literal
 import datasets
 
 from hf_captionrl.data.caption_columns import CAPTIONS, replace_column, undecoded
-from hf_captionrl.data.cleaning import CAPTION_WAYS_OUT, MAX_CAPTION_WORDS, caption_fault, to_caption_list
-from hf_captionrl.data.images import IMAGE_WAYS_OUT, MAX_PIXELS, ImageError, verify_image
-from hf_captionrl.data.video import VIDEO_FRAMES, VIDEO_WAYS_OUT, verify_video
+from hf_captionrl.data.cleaning import CAPTION_REMEDIES, MAX_CAPTION_WORDS, caption_fault, to_caption_list
+from hf_captionrl.data.images import IMAGE_REMEDIES, MAX_PIXELS, ImageError, verify_image
+from hf_captionrl.data.video import VIDEO_FRAMES, VIDEO_REMEDIES, verify_video
 from hf_captionrl.io import atomic_write_text
 
 __all__ = [
@@ -32,7 +32,7 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 _ROWS_AT_ONCE = 256
-_WAYS_OUT = {**IMAGE_WAYS_OUT, **VIDEO_WAYS_OUT, **CAPTION_WAYS_OUT}
+_REMEDIES = {**IMAGE_REMEDIES, **VIDEO_REMEDIES, **CAPTION_REMEDIES}
 
 
 @dataclass(frozen=True)
@@ -44,9 +44,9 @@ class QuarantineEntry:
         image_id (`str`): Id of the image.
         split (`str`): Split of the row.
         column (`str`): `"image"` or `"captions"`.
-        reason (`str`): A key of `IMAGE_WAYS_OUT`, `VIDEO_WAYS_OUT` or `CAPTION_WAYS_OUT`.
+        reason (`str`): A key of `IMAGE_REMEDIES`, `VIDEO_REMEDIES` or `CAPTION_REMEDIES`.
         detail (`str`): The value and the rule it broke.
-        way_out (`str`): What to do about it.
+        remedy (`str`): What to do about it.
         dropped (`str`): `"row"`, or `"caption"` where the row had others and stays.
     """
 
@@ -56,7 +56,7 @@ class QuarantineEntry:
     column: str
     reason: str
     detail: str
-    way_out: str
+    remedy: str
     dropped: Literal["row", "caption"]
 
 
@@ -130,7 +130,7 @@ class QuarantineReport:
         if self.bad_captions:
             counts = _spell(self.counts("caption"))
             parts.append(f"{self.bad_captions} captions are left out of rows that stay ({counts})")
-        return "; ".join(parts) + (f". Each with its way out: {self.path}." if self.path else ".")
+        return "; ".join(parts) + (f". Each with its remedy: {self.path}." if self.path else ".")
 
     def __str__(self) -> str:
         return self.summary()
@@ -146,7 +146,7 @@ class QuarantineError(ValueError):
     """Too many bad rows to train on.
 
     Args:
-        message (`str`): Counts by reason and the way out.
+        message (`str`): Counts by reason and the remedy.
         report (`QuarantineReport`): Everything that was found.
     """
 
@@ -246,7 +246,7 @@ def quarantine_entry(
     row: int, image_id: str, split: str, column: str, reason: str, detail: str, dropped: Literal["row", "caption"]
 ) -> QuarantineEntry:
     """One thing that was left out, with its remedy."""
-    return QuarantineEntry(row, image_id, split, column, reason, detail, _WAYS_OUT[reason], dropped)
+    return QuarantineEntry(row, image_id, split, column, reason, detail, _REMEDIES[reason], dropped)
 
 
 def check_captions(
@@ -332,7 +332,7 @@ def stop_if_too_many(report: QuarantineReport, split: str, max_bad_fraction: flo
     raise QuarantineError(
         f"{bad} of {total} rows of split {split!r} are bad ({fraction:.3f}), {limit}: "
         f"{_spell(report.counts('row', split))}. The first is row {first.row}, image_id {first.image_id!r}: "
-        f"{first.detail}; way out: {first.way_out}. {listed}. "
+        f"{first.detail}; remedy: {first.remedy}. {listed}. "
         f"Mend the data{'' if bad == total else ' or raise max_bad_fraction'}.",
         report,
     )

@@ -29,7 +29,7 @@ from hf_captionrl.data.images import (
 
 __all__ = [
     "VIDEO_FRAMES",
-    "VIDEO_WAYS_OUT",
+    "VIDEO_REMEDIES",
     "VideoError",
     "frames_of",
     "frames_on_screen",
@@ -43,12 +43,12 @@ __all__ = [
 VIDEO_FRAMES = "video_frames"
 """Column that a data set of videos has beside `image`: how many frames of each video are looked at."""
 
-VIDEO_WAYS_OUT: dict[str, str] = {
+VIDEO_REMEDIES: dict[str, str] = {
     "video_unreadable": "re-export the video as GIF or MP4, or remove the row",
     "video_truncated": "download or copy the file again, or remove the row",
     "video_no_frames": "replace the video by one with pictures, or remove the row",
 }
-"""What can be wrong with a video beside what can be wrong with an image, and the way out of each."""
+"""What can be wrong with a video beside what can be wrong with an image, and the remedy of each."""
 
 VIDEO_SUFFIXES = frozenset({".mp4", ".m4v", ".mov", ".webm", ".mkv", ".avi", ".mpg", ".mpeg", ".ts", ".flv"})
 """File names of films; `.gif` is not among them, since a data set of images may hold GIFs as well."""
@@ -67,11 +67,11 @@ class VideoError(ImageError):
     """A video that cannot be used.
 
     Args:
-        reason (`str`): What is wrong, a key of `VIDEO_WAYS_OUT`.
+        reason (`str`): What is wrong, a key of `VIDEO_REMEDIES`.
         detail (`str`): The value and the rule it broke.
     """
 
-    ways_out: ClassVar[dict[str, str]] = VIDEO_WAYS_OUT
+    remedies: ClassVar[dict[str, str]] = VIDEO_REMEDIES
 
 
 # --- what is a video ----------------------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ def image_features_of(images: Iterable[Any], scorer: Any, name: str = "images") 
     Returns:
         `torch.Tensor` of shape `(M, D)`.
     """
-    judge, parts, opened = resolve_scorer(scorer), [], []
+    resolved, parts, opened = resolve_scorer(scorer), [], []
     row_of: dict[str, int] = {}
     rows = []
     for i, image in enumerate(images):
@@ -44,10 +44,10 @@ def image_features_of(images: Iterable[Any], scorer: Any, name: str = "images") 
             opened.append(picture)
         rows.append(row_of[key])
         if len(opened) == _CHUNK:
-            parts.append(judge.image_features(opened))
+            parts.append(resolved.image_features(opened))
             opened = []
     if opened:
-        parts.append(judge.image_features(opened))
+        parts.append(resolved.image_features(opened))
     if not parts:
         raise ValueError(f"{name} is empty. Pass at least one image.")
     return torch.cat(parts).cpu()[rows]

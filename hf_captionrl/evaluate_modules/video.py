@@ -41,16 +41,16 @@ def caption_tokens(
         if idf is True:
             raise ValueError("idf=True needs the tokens themselves, not only token_features. Pass a scorer instead.")
         return token_features, None if idf is None or idf is False else idf
-    judge = resolve_scorer(scorer)
-    if not isinstance(judge, TokenScorer):
+    resolved = resolve_scorer(scorer)
+    if not isinstance(resolved, TokenScorer):
         raise ValueError(
-            f"{type(judge).__name__} gives features of captions, not of their tokens. Use a CLIP model, or pass "
+            f"{type(resolved).__name__} gives features of captions, not of their tokens. Use a CLIP model, or pass "
             "token_features."
         )
-    features = [row.cpu() for row in judge.token_features(texts)]
+    features = [row.cpu() for row in resolved.token_features(texts)]
     if idf is True:
         corpus = texts if idf_captions is None else check_captions(idf_captions, "idf_captions")
-        return features, token_weights(judge.token_ids(texts), judge.token_ids(corpus))
+        return features, token_weights(resolved.token_ids(texts), resolved.token_ids(corpus))
     return features, None if idf is None or idf is False else idf
 
 

@@ -27,7 +27,7 @@ class EvaluationArguments:
         default=None,
         metadata={"help": "Dual encoder that selects checkpoints by retrieval; open_clip:NAME for open_clip, 'none'."},
     )
-    judge_name_or_path: str | None = field(
+    held_out_scorer_name_or_path: str | None = field(
         default=None, metadata={"help": "Dual encoder that judges the table; better not the one that selects."}
     )
     perplexity_name_or_path: str | None = field(
@@ -48,12 +48,14 @@ class EvaluationArguments:
         """
         embedded = dataset_name in EMBEDDED
         self.scorer_name_or_path = self.scorer_name_or_path or ("scenes:clip-reward" if embedded else _CLIP)
-        self.judge_name_or_path = self.judge_name_or_path or ("scenes:clip-judge" if embedded else _CLIP)
-        if trains and self.scorer_name_or_path == self.judge_name_or_path != "none":
+        self.held_out_scorer_name_or_path = self.held_out_scorer_name_or_path or (
+            "scenes:clip-judge" if embedded else _CLIP
+        )
+        if trains and self.scorer_name_or_path == self.held_out_scorer_name_or_path != "none":
             logger.warning(
-                "%s both selects checkpoints and judges them, which flatters what it selects. Set --judge_name_or_path to "
+                "%s both selects checkpoints and judges them, which flatters what it selects. Set --held_out_scorer_name_or_path to "
                 "another model.",
-                self.judge_name_or_path,
+                self.held_out_scorer_name_or_path,
             )
         self.perplexity_name_or_path = self.perplexity_name_or_path or (
             "scenes:gpt2-perplexity" if embedded else _GPT2

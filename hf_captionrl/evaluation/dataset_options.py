@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 from dataclasses import dataclass
@@ -109,7 +110,7 @@ class LoadedSplit:
 
 
 def load_split(
-    arguments: DatasetOptions,
+    arguments: DatasetOptions | argparse.Namespace,
     *,
     quarantine_path: str | os.PathLike[str] | None,
     require_captions: bool = True,
@@ -166,9 +167,10 @@ def load_split(
     return LoadedSplit(rows, all_ids, chosen.split, chosen.sizes)
 
 
-def _described(arguments: DatasetOptions, number: int, sizes: dict[str, int]) -> str:
+def _described(arguments: DatasetOptions | argparse.Namespace, number: int, sizes: dict[str, int]) -> str:
     """Which images are looked at, of how many."""
-    name = Path(arguments.data_dir if arguments.dataset == "imagefolder" else arguments.dataset).name
+    folder = arguments.data_dir if arguments.dataset == "imagefolder" else arguments.dataset
+    name = Path(str(folder)).name
     which = f"all {number:,} images" if arguments.split == "all" else f"{number:,} images, split {arguments.split!r}"
     of = ", ".join(f"{size:,} {split}" for split, size in sizes.items())
     whole = "" if list(sizes) == ["all"] and arguments.split == "all" else f" (there are {of})"

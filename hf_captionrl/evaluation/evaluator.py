@@ -50,7 +50,7 @@ class Evaluator:
     def __init__(
         self,
         dataset: datasets.Dataset,
-        judge: Scorer | None,
+        held_out_scorer: Scorer | None,
         language_model: tuple[Any, Any] | None,
         *,
         seed: int,
@@ -58,7 +58,7 @@ class Evaluator:
         reward_scorer: Scorer | None = None,
     ) -> None:
         self.dataset = dataset
-        self.judge = judge
+        self.held_out_scorer = held_out_scorer
         self.seed = seed
         self.ranks: dict[str, Any] = {}  # row name -> rank of each test image in the whole pool
         self.references: list[list[str]] = [list(c) for c in dataset["captions"]]
@@ -75,7 +75,9 @@ class Evaluator:
             model, tokenizer = language_model
             self.perplexity = lambda captions: caption_perplexity(list(captions), model, tokenizer)
         self.reward_scorer = reward_scorer
-        self.image_features = None if judge is None else scorer_features(judge, dataset, cache_dir=cache_dir)
+        self.image_features = (
+            None if held_out_scorer is None else scorer_features(held_out_scorer, dataset, cache_dir=cache_dir)
+        )
         self.reward_image_features = (
             None if reward_scorer is None else scorer_features(reward_scorer, dataset, cache_dir=cache_dir)
         )
@@ -108,7 +110,7 @@ class Evaluator:
             language_model = load_language_model(name)
         return cls(
             dataset,
-            optional_scorer(arguments.judge_name_or_path),
+            optional_scorer(arguments.held_out_scorer_name_or_path),
             language_model,
             seed=seed,
             cache_dir=cache_dir,
@@ -128,8 +130,8 @@ class Evaluator:
         """
         # The papers' prefix "A photo depicts" is left out: a judge of the embedded world has never read it.
         text = None
-        if self.judge is not None:
-            text = self.judge.text_features(spoken(captions))
+        if self.held_out_scorer is not None:
+            text = self.held_out_scorer.text_features(spoken(captions))
         numbers = smile_suite(
             captions,
             references=references or self.references,

@@ -88,7 +88,7 @@ def mine_bags(arguments: BagsOptions) -> None:
 
     import torch
 
-    from hf_captionrl.evaluation.look_alikes import features_of, similarity_scorer
+    from hf_captionrl.evaluation.similarity import features_of, similarity_scorer
     from hf_captionrl.retrieval.bag_files import BagFile, NeighbourFile, save_bags, save_neighbours
     from hf_captionrl.retrieval.bags import bag_similarities, candidate_bags, curate_bags, training_bags
     from hf_captionrl.retrieval.neighbours import approximate_neighbours, nearest_neighbours

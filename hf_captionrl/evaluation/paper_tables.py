@@ -18,11 +18,11 @@ from hf_captionrl.metrics.words import length_statistics
 from hf_captionrl.reports.table import Column
 from hf_captionrl.scenes import check
 
-__all__ = ["CAPTIONS_TABLE", "TABLES", "Judged", "Table", "compare_with_first"]
+__all__ = ["CAPTIONS_TABLE", "TABLES", "ScoredCaptions", "Table", "compare_with_first"]
 
 
 @dataclass
-class Judged:
+class ScoredCaptions:
     """Captions of one captioner, with what is computed of them once.
 
     Args:
@@ -71,36 +71,36 @@ class Table:
 
     title: str
     columns: tuple[Column, ...]
-    compute: Callable[[Judged, Evaluator], dict[str, Any]]
+    compute: Callable[[ScoredCaptions, Evaluator], dict[str, Any]]
 
 
 def _truth(evaluator: Evaluator) -> dict[str, Any]:
     return {"facts": evaluator.facts, "check": check if evaluator.facts is not None else None}
 
 
-def _smile(judged: Judged, evaluator: Evaluator) -> dict[str, Any]:
+def _smile(scored: ScoredCaptions, evaluator: Evaluator) -> dict[str, Any]:
     return smile_suite(
-        judged.first,
-        references=judged.references,
-        text_features=judged.text,
+        scored.first,
+        references=scored.references,
+        text_features=scored.text,
         image_features=evaluator.image_features,
-        scorer=judged.scorer,
-        clip_features=judged.clip_text,
-        clip_prefix=judged.clip_prefix,
-        perplexity=judged.perplexity,
+        scorer=scored.scorer,
+        clip_features=scored.clip_text,
+        clip_prefix=scored.clip_prefix,
+        perplexity=scored.perplexity,
         seed=evaluator.seed,
         details=True,
         **_truth(evaluator),
     )
 
 
-def _discritune(judged: Judged, evaluator: Evaluator) -> dict[str, Any]:
+def _discritune(scored: ScoredCaptions, evaluator: Evaluator) -> dict[str, Any]:
     return discritune_suite(
-        judged.first,
-        references=judged.references,
-        text_features=judged.text,
+        scored.first,
+        references=scored.references,
+        text_features=scored.text,
         image_features=evaluator.image_features,
-        scorer=judged.scorer,
+        scorer=scored.scorer,
         meteor=meteor,
         spice=spice,
         seed=evaluator.seed,
@@ -109,13 +109,13 @@ def _discritune(judged: Judged, evaluator: Evaluator) -> dict[str, Any]:
     )
 
 
-def _ndlb(judged: Judged, evaluator: Evaluator) -> dict[str, Any]:
+def _ndlb(scored: ScoredCaptions, evaluator: Evaluator) -> dict[str, Any]:
     return ndlb_suite(
-        judged.first,
-        references=judged.references,
-        text_features=judged.text,
+        scored.first,
+        references=scored.references,
+        text_features=scored.text,
         image_features=evaluator.image_features,
-        scorer=judged.scorer,
+        scorer=scored.scorer,
         bags=evaluator.bags,
         seed=evaluator.seed,
         details=True,
@@ -123,32 +123,32 @@ def _ndlb(judged: Judged, evaluator: Evaluator) -> dict[str, Any]:
     )
 
 
-def _sle(judged: Judged, evaluator: Evaluator) -> dict[str, Any]:
-    if min(len(group) for group in judged.captions) < 2:
-        empty = SuiteRow(judged.first, evaluator.seed)
+def _sle(scored: ScoredCaptions, evaluator: Evaluator) -> dict[str, Any]:
+    if min(len(group) for group in scored.captions) < 2:
+        empty = SuiteRow(scored.first, evaluator.seed)
         empty.missing("one caption an image; this table needs several", *(c.key for c in TABLES["sle"].columns))
         return empty.result(details=True)
-    if not judged.is_human:
-        return sle_suite(judged.captions, references=judged.references, seed=evaluator.seed, details=True)
-    row = sle_suite(judged.captions, seed=evaluator.seed, details=True)
+    if not scored.is_human:
+        return sle_suite(scored.captions, references=scored.references, seed=evaluator.seed, details=True)
+    row = sle_suite(scored.captions, seed=evaluator.seed, details=True)
     reason = "all references are captions here"
     return row | {"cider_d_reason": reason, "best_cider_d_reason": reason}
 
 
-def _captions(judged: Judged, evaluator: Evaluator) -> dict[str, Any]:
-    tokens = judged.tokens
-    found = length_statistics(spoken(judged.first), count_tokens=None if tokens is None else lambda _: tokens)
-    judged.lengths = found["words"].tolist()
-    row = SuiteRow(judged.first, evaluator.seed)
+def _captions(scored: ScoredCaptions, evaluator: Evaluator) -> dict[str, Any]:
+    tokens = scored.tokens
+    found = length_statistics(spoken(scored.first), count_tokens=None if tokens is None else lambda _: tokens)
+    scored.lengths = found["words"].tolist()
+    row = SuiteRow(scored.first, evaluator.seed)
     row.mean("mean_words", found["words"])
     row.number("std_words", found["std_words"])
     row.number("max_words", found["max_words"])
     if tokens is None:
-        row.missing("no scorer, or it does not tell its tokens", "mean_tokens", "std_tokens", "captions_cut")
+        row.missing("no scorer, or it does not tell its tokens", "mean_tokens", "std_tokens", "captions_truncated")
     else:
         row.mean("mean_tokens", found["tokens"])
         row.number("std_tokens", found["std_tokens"])
-        row.mean("captions_cut", found["tokens"] > (judged.max_text_tokens or np.inf), is_share=True)
+        row.mean("captions_truncated", found["tokens"] > (scored.max_text_tokens or np.inf), is_share=True)
     return row.result(details=True)
 
 
@@ -227,7 +227,7 @@ CAPTIONS_TABLE = Table(
         Column("max_words", "Words, longest", None, digits=0),
         Column("mean_tokens", "Scorer's tokens, mean", None, digits=2),
         Column("std_tokens", "Scorer's tokens, standard deviation", None, digits=2),
-        Column("captions_cut", "Cut at the scorer's text limit", "lower", is_fraction=True),
+        Column("captions_truncated", "Cut at the scorer's text limit", "lower", is_fraction=True),
         Column("empty_captions", "Empty captions", "lower", digits=0),
     ),
     _captions,

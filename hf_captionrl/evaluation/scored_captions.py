@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hf_captionrl.evaluation.evaluator import Evaluator
-    from hf_captionrl.evaluation.paper_tables import Judged
+    from hf_captionrl.evaluation.paper_tables import ScoredCaptions
 
 __all__ = [
     "REFERENCES",
@@ -18,9 +18,9 @@ __all__ = [
     "clip_prefix",
     "count_copies",
     "human_captions",
-    "judge",
-    "load_judges",
+    "load_evaluators",
     "perplexity_by",
+    "score_captions",
 ]
 
 REFERENCES = "references"
@@ -32,7 +32,7 @@ def _shown(name: str) -> str:
     return Path(name).name if Path(name).exists() or Path(name).is_absolute() else name
 
 
-def load_judges(arguments: argparse.Namespace) -> tuple[Any, Any, dict[str, str]]:
+def load_evaluators(arguments: argparse.Namespace) -> tuple[Any, Any, dict[str, str]]:
     """The scorer and the language model that the arguments name.
 
     Returns:
@@ -40,11 +40,13 @@ def load_judges(arguments: argparse.Namespace) -> tuple[Any, Any, dict[str, str]
     """
     from hf_captionrl.evaluation.arguments import EvaluationArguments, optional_scorer
 
-    wanted = EvaluationArguments(judge_name_or_path=arguments.scorer, perplexity_name_or_path=arguments.language_model)
+    wanted = EvaluationArguments(
+        held_out_scorer_name_or_path=arguments.scorer, perplexity_name_or_path=arguments.language_model
+    )
     wanted.resolve(arguments.dataset, trains=False)
     reasons: dict[str, str] = {}
     scorer = language_model = None
-    name = str(wanted.judge_name_or_path)
+    name = str(wanted.held_out_scorer_name_or_path)
     try:
         scorer = optional_scorer(name)
     except OSError as error:
@@ -66,21 +68,23 @@ def load_judges(arguments: argparse.Namespace) -> tuple[Any, Any, dict[str, str]
     return scorer, language_model, reasons
 
 
-def judge(evaluator: Evaluator, name: str, captions: list[list[str]], references: list[list[str]]) -> Judged:
+def score_captions(
+    evaluator: Evaluator, name: str, captions: list[list[str]], references: list[list[str]]
+) -> ScoredCaptions:
     """Captions with what the scorer says of them, computed once for all tables."""
-    from hf_captionrl.evaluation.paper_tables import Judged
+    from hf_captionrl.evaluation.paper_tables import ScoredCaptions
     from hf_captionrl.metrics.suites.row import spoken
     from hf_captionrl.retrieval import TokenScorer
 
-    judged = Judged(name, captions, references)
-    scorer: Any = evaluator.judge
+    scored = ScoredCaptions(name, captions, references)
+    scorer: Any = evaluator.held_out_scorer
     if scorer is not None:
-        texts = spoken(judged.first)
-        judged.text = scorer.text_features(texts)
-        judged.max_text_tokens, judged.scorer = scorer.max_text_tokens, scorer.signature
+        texts = spoken(scored.first)
+        scored.text = scorer.text_features(texts)
+        scored.max_text_tokens, scored.scorer = scorer.max_text_tokens, scorer.signature
         # A scorer that is not ours need not tell.
-        judged.tokens = scorer.count_tokens(texts) if isinstance(scorer, TokenScorer) else None
-    return judged
+        scored.tokens = scorer.count_tokens(texts) if isinstance(scorer, TokenScorer) else None
+    return scored
 
 
 def clip_prefix(arguments: argparse.Namespace) -> str:
@@ -93,11 +97,11 @@ def clip_prefix(arguments: argparse.Namespace) -> str:
     return "" if embedded else score_prefix("hessel")
 
 
-def add_clip_features(judged: Sequence[Judged], scorer: Any, prefix: str) -> None:
+def add_clip_features(scored: Sequence[ScoredCaptions], scorer: Any, prefix: str) -> None:
     """Make features for CLIPScore, which papers take of captions after a prefix."""
     from hf_captionrl.metrics.suites.row import spoken
 
-    for source in judged if prefix else ():
+    for source in scored if prefix else ():
         source.clip_prefix = prefix
         source.clip_text = scorer.text_features([prefix + text for text in spoken(source.first)])
 
@@ -127,7 +131,7 @@ def perplexity_by(language_model: tuple[Any, Any] | None) -> Callable[[Sequence[
     return lambda captions: caption_perplexity(list(captions), model, tokenizer)
 
 
-def human_captions(evaluator: Evaluator) -> Judged | None:
+def human_captions(evaluator: Evaluator) -> ScoredCaptions | None:
     """One reference of each image, drawn at random, held against the others (SMILE, Table 1)."""
     from hf_captionrl.evaluation.evaluator import draw_references
 
@@ -135,6 +139,6 @@ def human_captions(evaluator: Evaluator) -> Judged | None:
     if not all(others):
         return None
     captions = [[caption, *rest] for caption, rest in zip(first, others, strict=True)]
-    judged = judge(evaluator, REFERENCES, captions, others)
-    judged.is_human = True
-    return judged
+    scored = score_captions(evaluator, REFERENCES, captions, others)
+    scored.is_human = True
+    return scored

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import argparse
+from typing import Any
+
 import datasets
 import numpy as np
 import torch
 from torch import Tensor
 
 from hf_captionrl.data import cached_features
-from hf_captionrl.retrieval import FeatureCache, Scorer
+from hf_captionrl.evaluation.dataset_options import SimilarityOptions
+from hf_captionrl.retrieval import FeatureCache, Scorer, load_scorer
 from hf_captionrl.retrieval.bags import multimodal_features
+from hf_captionrl.scenes.models import model_path
 
-__all__ = ["similarity_features"]
+__all__ = ["features_of", "similarity_features", "similarity_scorer"]
 
 
 def similarity_features(
@@ -44,3 +49,22 @@ def similarity_features(
         splits = np.cumsum([len(group) for group in groups])[:-1].tolist()
         means.append(torch.stack([part.mean(dim=0) for part in rows.tensor_split(splits)]))
     return multimodal_features(images.tensor().float(), torch.cat(means))
+
+
+def similarity_scorer(arguments: SimilarityOptions | argparse.Namespace) -> Any:
+    """The scorer of `--scorer`, or the one that fits the data."""
+    fitting = "scenes:clip-reward" if arguments.dataset == "scenes" else "openai/clip-vit-base-patch32"
+    return load_scorer(
+        model_path(arguments.scorer or fitting), device=arguments.device, batch_size=arguments.batch_size
+    )
+
+
+def features_of(
+    arguments: SimilarityOptions | argparse.Namespace, dataset: datasets.Dataset, scorer: Any, kind: str
+) -> Tensor:
+    """Features by which images look alike.
+
+    Returns:
+        `torch.Tensor` of shape `(N, D)`, for `"multimodal"` `(N, 2 D)`.
+    """
+    return similarity_features(dataset, scorer, kind, cache_dir=arguments.cache_dir, batch_size=arguments.batch_size)

@@ -96,16 +96,16 @@ def _decoding(arguments: CaptionOptions) -> dict[str, Any]:
 
 def _check_settings(path: Path, settings: dict[str, Any]) -> None:
     """Refuse to go on with a file whose captions were made otherwise."""
-    way_out = "Pass --overwrite to begin anew, or another --output."
+    remedy = "Pass --overwrite to begin anew, or another --output."
     if not path.is_file():
         raise ValueError(
-            f"The output holds captions, but {str(path)!r}, which says how they were made, is gone. {way_out}"
+            f"The output holds captions, but {str(path)!r}, which says how they were made, is gone. {remedy}"
         )
     before = json.loads(path.read_text(encoding="utf-8")).get("settings", {})
     for name in sorted({*before, *settings}):
         if before.get(name) != settings.get(name):
             raise ValueError(
-                f"The output was begun with {name} {before.get(name)!r}, and this is {settings.get(name)!r}. {way_out}"
+                f"The output was begun with {name} {before.get(name)!r}, and this is {settings.get(name)!r}. {remedy}"
             )
 
 

@@ -20,8 +20,8 @@ __all__ = [
     "DataArguments",
     "ModelArguments",
     "RunArguments",
-    "be_deterministic",
     "describe",
+    "enable_determinism",
 ]
 
 
@@ -155,7 +155,7 @@ class DataArguments:
         default=0,
         metadata={
             "help": "0: the data are images. Else videos, and so many frames of each, whose features frame_pooling joins; "
-            "needs freeze_image_tower and cache_image_features."
+            "needs freeze_vision_tower and cache_image_features."
         },
     )
     max_bad_fraction: float = field(
@@ -193,7 +193,7 @@ class RunArguments:
     )
 
 
-def be_deterministic() -> None:
+def enable_determinism() -> None:
     """Use the deterministic form of every operation that has one; operations without one warn and go on.
 
     Call it before anything runs on a GPU: cuBLAS reads its workspace once. What is drawn depends on the seed alone either

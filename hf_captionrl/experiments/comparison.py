@@ -203,7 +203,7 @@ def finish(
         columns=columns,
         selected=result.selected,
     )
-    if evaluator.judge is not None and result.captioner is not None:
+    if evaluator.held_out_scorer is not None and result.captioner is not None:
         captions = result.captions[result.main]
         write_publication(path, result.captioner, captions, result.main, evaluator, arguments, splits, objective)
     print(f"Written to {output_dir}: results.json, results.md, gallery.html, curves.png; the checkpoint is model/")

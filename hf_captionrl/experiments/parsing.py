@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 import yaml
 
-from hf_captionrl.experiments.arguments import ModelArguments, RunArguments, be_deterministic
+from hf_captionrl.experiments.arguments import ModelArguments, RunArguments, enable_determinism
 
 __all__ = ["parse_arguments"]
 
@@ -63,7 +63,7 @@ def parse_arguments(
         _apply_config(parser, types, path)
     *parsed, run = _parse(parser, arguments)
     if run.deterministic:
-        be_deterministic()
+        enable_determinism()
     models = [arguments for arguments in parsed if isinstance(arguments, ModelArguments)]
     for config in parsed if models else ():
         # Recipes load the model themselves, and pass a loaded one to the trainer.

@@ -58,7 +58,7 @@ def defer_push(config: CaptionConfig, judge_name: str | None) -> bool:
     push, config.push_to_hub = config.push_to_hub, False
     if push and judge_name in (None, "none"):
         raise ValueError(
-            "push_to_hub needs a judge: no card is written without retrieval numbers. Set judge_name_or_path."
+            "push_to_hub needs a judge: no card is written without retrieval numbers. Set held_out_scorer_name_or_path."
         )
     return push
 
@@ -74,7 +74,7 @@ def write_publication(
     objective: dict[str, Any],
 ) -> None:
     """Write card, manifest and results into the folder of the finished model."""
-    if evaluator.judge is None:
+    if evaluator.held_out_scorer is None:
         raise ValueError("There is no judge, and no card is written without retrieval numbers.")
     model_args: ModelArguments = next(a for a in arguments if isinstance(a, ModelArguments))
     data_args: DataArguments = next(a for a in arguments if isinstance(a, DataArguments))
@@ -91,9 +91,9 @@ def write_publication(
         dataset_description=describe_data(data_args, splits),
         dataset_id=name if on_hub else None,
         dataset_revision=data_args.dataset_revision if on_hub else None,
-        scorer=evaluator.judge.signature,
-        scorer_max_text_tokens=evaluator.judge.max_text_tokens,
-        truncated_fraction=evaluator.judge.count_truncated(captions) / len(captions),
+        scorer=evaluator.held_out_scorer.signature,
+        scorer_max_text_tokens=evaluator.held_out_scorer.max_text_tokens,
+        truncated_fraction=evaluator.held_out_scorer.count_truncated(captions) / len(captions),
         generation={"num_beams": config.generation_num_beams, "max_new_tokens": config.generation_max_new_tokens},
         prompt=captioner.prompt,
         row=row,

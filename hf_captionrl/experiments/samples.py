@@ -23,7 +23,7 @@ from hf_captionrl.reports.table import Column
 from hf_captionrl.reports.tradeoff import write_diversity_tradeoff
 from hf_captionrl.text.frequencies import DocumentFrequencies
 from hf_captionrl.text.tokenize import ptb_tokenize
-from hf_captionrl.trainers.caption_generation import LazyImages, generate_captions, image_tower_features
+from hf_captionrl.trainers.caption_generation import LazyImages, generate_captions, vision_tower_features
 
 __all__ = ["SAMPLE_COLUMNS", "SampleArguments", "Sampler", "keep_long_references", "write_samples"]
 
@@ -124,7 +124,7 @@ class Sampler:
         G = self.arguments.num_samples
         images: dict[str, Any]
         if frames_of(self.dataset):
-            features = image_tower_features(captioner, self.dataset, cache_dir=self.cache_dir)
+            features = vision_tower_features(captioner, self.dataset, cache_dir=self.cache_dir)
             images = {"images": None, "image_features": features}
         else:
             images = {"images": LazyImages(self.dataset, range(len(self.dataset)))}

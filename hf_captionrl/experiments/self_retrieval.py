@@ -148,11 +148,11 @@ def _compare(arguments: tuple[Any, ...]) -> Path:
     model_args, data_args, eval_args, bag_args, config = arguments
     eval_args.resolve(data_args.dataset_name)
     output_dir = Path(config.output_dir)
-    push = defer_push(config, eval_args.judge_name_or_path)
-    if "none" in (eval_args.judge_name_or_path, eval_args.scorer_name_or_path):
+    push = defer_push(config, eval_args.held_out_scorer_name_or_path)
+    if "none" in (eval_args.held_out_scorer_name_or_path, eval_args.scorer_name_or_path):
         raise ValueError(
             "Self-retrieval needs a scorer that rewards and a judge that does not. Set scorer_name_or_path and "
-            "judge_name_or_path."
+            "held_out_scorer_name_or_path."
         )
     trains = config.num_train_epochs > 0 or config.max_steps > 0
     if push and not trains:
@@ -187,7 +187,7 @@ def _compare(arguments: tuple[Any, ...]) -> Path:
                 # Where nothing is trained, rewards need not look at the training images either.
                 train_dataset=splits["train"] if trains else None,
                 eval_dataset=splits["validation"],
-                judge=evaluator.judge,
+                held_out_scorer=evaluator.held_out_scorer,
                 neighbours=neighbours if run.bag_schedule is not None else None,
                 peft_config=model_args.peft_config,
             )

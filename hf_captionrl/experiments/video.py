@@ -43,20 +43,22 @@ class VideoEvaluator(Evaluator):
             raise ValueError("The data are images. Set num_frames to the frames to look at of each video (8, say).")
         self.frame_features: list[Tensor] | None = None
         self._reference_features: list[Tensor] = []
-        if isinstance(self.judge, TokenScorer):
-            cache = FeatureCache.for_scorer(self.judge, cache_dir, what=f"image_{number}_frames")
-            found = cached_features(cache, self.dataset, self.judge.image_features, unit_length=True, pooling="concat")
+        if isinstance(self.held_out_scorer, TokenScorer):
+            cache = FeatureCache.for_scorer(self.held_out_scorer, cache_dir, what=f"image_{number}_frames")
+            found = cached_features(
+                cache, self.dataset, self.held_out_scorer.image_features, unit_length=True, pooling="concat"
+            )
             self.frame_features = list(found.tensor().float())  # N times (F, D)
             flat = spoken([text for texts in self.references for text in texts])
-            self._reference_features = [row.cpu() for row in self.judge.token_features(flat)]
+            self._reference_features = [row.cpu() for row in self.held_out_scorer.token_features(flat)]
 
     def row(self, name: str, captions: Sequence[str], references: list[list[str]] | None = None) -> dict[str, Any]:
         """One row of the table."""
         row = super().row(name, captions, references)
-        if self.frame_features is None or not isinstance(self.judge, TokenScorer):
+        if self.frame_features is None or not isinstance(self.held_out_scorer, TokenScorer):
             reason = "the judge has no features of tokens; CLIP models of transformers have"
             return row | {c.key: None for c in VIDEO_COLUMNS} | {f"{c.key}_reason": reason for c in VIDEO_COLUMNS}
-        tokens = [r.cpu() for r in self.judge.token_features(spoken(captions))]
+        tokens = [r.cpu() for r in self.held_out_scorer.token_features(spoken(captions))]
         texts = self._texts(references)
         found = emscore(tokens, self.frame_features, reference_features=texts)
         return row | {"emscore": found["f"], "emscore_references": found["reference_f"]}

@@ -23,7 +23,7 @@ class Shown:
     """
 
     def __init__(self, evaluator: Evaluator, captions: Mapping[str, list[str]]) -> None:
-        from hf_captionrl.evaluation.scored_captions import judge
+        from hf_captionrl.evaluation.scored_captions import score_captions
         from hf_captionrl.gallery.caption_errors import gallery_marks
         from hf_captionrl.retrieval.ranking import ranks
 
@@ -34,9 +34,9 @@ class Shown:
         self.ranks: dict[str, list[int]] = {}
         if evaluator.image_features is not None:
             for name, mine in captions.items():
-                judged = judge(evaluator, name, [[caption] for caption in mine], evaluator.references)
-                self.text[name] = judged.text
-                self.ranks[name] = ranks(judged.text, evaluator.image_features).tolist()
+                scored = score_captions(evaluator, name, [[caption] for caption in mine], evaluator.references)
+                self.text[name] = scored.text
+                self.ranks[name] = ranks(scored.text, evaluator.image_features).tolist()
         self.marks: dict[str, list[list[Mark]]] = {}
         if evaluator.facts is not None:
             facts = evaluator.facts

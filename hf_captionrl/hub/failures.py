@@ -40,7 +40,7 @@ def is_transient(error: BaseException) -> bool:
 
 
 def explain(error: BaseException, repo_id: str, *, has_token: bool) -> str:
-    """What happened and the way out, in a sentence or two."""
+    """What happened and the remedy, in a sentence or two."""
     status = _status(error)
     if any(type(link).__name__ == "OfflineModeIsEnabled" for link in error_chain(error)):
         return "HF_HUB_OFFLINE is set, so nothing is sent. Unset it."

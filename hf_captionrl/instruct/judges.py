@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from hf_captionrl.instruct.questions import Question
 from hf_captionrl.instruct.ratings import BEST, WORST, Rating, parse_scores
 from hf_captionrl.io import read_jsonl
-from hf_captionrl.language_models.backend import BackendError, Cut, Failure
+from hf_captionrl.language_models.backend import BackendError, Failure, Truncated
 from hf_captionrl.language_models.endpoint import HTTPBackend
 from hf_captionrl.language_models.prompt import Prompt
 
@@ -161,7 +161,7 @@ class EndpointJudge:
                 f"The judge at {self._url} failed: {answer.detail}. Check --judge_base_url and --judge_model, or try again "
                 "later: the answers are kept in answers.jsonl."
             )
-        text = answer.text if isinstance(answer, Cut) else answer
+        text = answer.text if isinstance(answer, Truncated) else answer
         if not text:
             raise JudgeError(f"The judge at {self._url} replied nothing. Is {self.name!r} a model that chats?")
         return text

@@ -1,6 +1,6 @@
 """Language models that answer prompts: local, with vLLM, or behind an OpenAI-compatible endpoint."""
 
-from hf_captionrl.language_models.backend import Answer, Backend, BackendError, Cut, Failure
+from hf_captionrl.language_models.backend import Answer, Backend, BackendError, Failure, Truncated
 from hf_captionrl.language_models.endpoint import HTTPBackend
 from hf_captionrl.language_models.prompt import Prompt
 from hf_captionrl.language_models.transformers_models import (
@@ -15,11 +15,11 @@ __all__ = [
     "Backend",
     "BackendError",
     "CaptionerBackend",
-    "Cut",
     "Failure",
     "HTTPBackend",
     "Prompt",
     "TransformersTextBackend",
     "TransformersVisionBackend",
+    "Truncated",
     "VLLMBackend",
 ]

@@ -8,7 +8,7 @@ from typing import Protocol, TypeAlias, runtime_checkable
 
 from hf_captionrl.language_models.prompt import Prompt
 
-__all__ = ["RETRY_TEMPERATURE", "Answer", "Backend", "BackendError", "Cut", "Failure"]
+__all__ = ["RETRY_TEMPERATURE", "Answer", "Backend", "BackendError", "Failure", "Truncated"]
 
 RETRY_TEMPERATURE = 0.7
 """Of sampling a bad answer anew, for greedy decoding would give it again."""
@@ -33,7 +33,7 @@ class Failure:
 
 
 @dataclass(frozen=True)
-class Cut:
+class Truncated:
     """An answer that stopped at the length limit: its end is missing.
 
     Args:
@@ -43,7 +43,7 @@ class Cut:
     text: str
 
 
-Answer: TypeAlias = str | Cut | Failure
+Answer: TypeAlias = str | Truncated | Failure
 """What a backend may give for a prompt."""
 
 

@@ -20,7 +20,7 @@ from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from itertools import islice
 from typing import Any
 
-from hf_captionrl.language_models.backend import RETRY_TEMPERATURE, Answer, BackendError, Cut, Failure
+from hf_captionrl.language_models.backend import RETRY_TEMPERATURE, Answer, BackendError, Failure, Truncated
 from hf_captionrl.language_models.prompt import Prompt
 
 __all__ = ["HTTPBackend", "image_url"]
@@ -154,7 +154,7 @@ class HTTPBackend:
                 raise TimeoutError(f"the answer was not whole after {self._timeout_s:g} s")
         return bytes(data)
 
-    def _send(self, body: bytes) -> str | Cut:
+    def _send(self, body: bytes) -> str | Truncated:
         """One request. Raises `_AgainError` where another may do, else `_RejectedError` or, for every prompt, `BackendError`."""
         headers = {"Content-Type": "application/json", "Accept": "application/json"}
         if self._key:
@@ -197,7 +197,7 @@ class HTTPBackend:
             content = "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
         if not isinstance(content, str):  # null: a refusal or nothing; an empty answer either way
             return ""
-        return Cut(content) if cut else content
+        return Truncated(content) if cut else content
 
     def _ask(self, prompt: Prompt) -> Answer:
         body = self._body(prompt)

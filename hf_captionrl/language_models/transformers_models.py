@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from hf_captionrl.checkpoints.loading import check_complete, load_pretrained
 from hf_captionrl.checkpoints.shipped import model_path
-from hf_captionrl.language_models.backend import Answer, Cut, Failure
+from hf_captionrl.language_models.backend import Answer, Failure, Truncated
 from hf_captionrl.language_models.local_models import (
     by_attempt,
     chat_text,
@@ -120,7 +120,7 @@ class TransformersBackend:
             words = [token for token in written if token not in self._special]
             text = str(self._tokenizer.decode(words, skip_special_tokens=True))
             ended = len(words) < len(written) or len(written) < max_new_tokens
-            answers.append(text if ended else Cut(text))
+            answers.append(text if ended else Truncated(text))
         return answers
 
 
@@ -242,4 +242,4 @@ class CaptionerBackend:
             seed_draws(batch)
             found = self._captioner.generate(**inputs, **decoding(batch[0].attempt, self._max_new_tokens))
             for position, text, ended in zip(positions, found.captions, found.ended.tolist(), strict=True):
-                yield position, text if ended else Cut(text)
+                yield position, text if ended else Truncated(text)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from hf_captionrl.language_models.backend import RETRY_TEMPERATURE, Answer, Cut
+from hf_captionrl.language_models.backend import RETRY_TEMPERATURE, Answer, Truncated
 from hf_captionrl.language_models.endpoint import image_url
 from hf_captionrl.language_models.local_models import by_attempt, folder_revision, revision_line
 from hf_captionrl.language_models.prompt import Prompt
@@ -67,4 +67,4 @@ class VLLMBackend:
             )
             for position, found in zip(positions, self._engine.chat(chats, settings, use_tqdm=False), strict=True):
                 said = found.outputs[0]
-                yield position, Cut(said.text) if said.finish_reason == "length" else said.text
+                yield position, Truncated(said.text) if said.finish_reason == "length" else said.text

@@ -37,7 +37,7 @@ class JavaError(RuntimeError):
     """Why METEOR or SPICE gave no number; begins with "not run:".
 
     Args:
-        reason: What is missing or went wrong, and the way out.
+        reason: What is missing or went wrong, and the remedy.
     """
 
     def __init__(self, reason: str) -> None:

@@ -130,9 +130,9 @@ def check_neighbours(neighbours: Any, num_images: int | None = None) -> np.ndarr
             f"{array.shape}. nearest_neighbours gives one."
         )
     count = len(array)
-    way_out = "Make them again for this data set, with `captionrl bags --mode neighbours`."
+    remedy = "Make them again for this data set, with `captionrl bags --mode neighbours`."
     if num_images is not None and count != num_images:
-        raise ValueError(f"there are neighbours of {count} images and the data set has {num_images}. {way_out}")
+        raise ValueError(f"there are neighbours of {count} images and the data set has {num_images}. {remedy}")
     faults = {
         f"names a row outside the data set of {count} images": ((array < 0) | (array >= count)).any(axis=1),
         "names itself": (array == np.arange(count)[:, None]).any(axis=1),
@@ -142,7 +142,7 @@ def check_neighbours(neighbours: Any, num_images: int | None = None) -> np.ndarr
     for fault, where in faults.items():
         if where.any():
             row = int(np.argmax(where))
-            raise ValueError(f"neighbours[{row}] {fault} ({int(where.sum())} such rows). {way_out}")
+            raise ValueError(f"neighbours[{row}] {fault} ({int(where.sum())} such rows). {remedy}")
     return array
 
 

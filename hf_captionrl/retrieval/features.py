@@ -67,7 +67,7 @@ class FeatureCache:
         model_id: Model id, or a whole signature `model@revision|...`.
         revision: Commit or fingerprint (and whatever else decides the numbers, such as the weights' dtype), where
             `model_id` does not say it.
-        what: Which features, such as `"image"` or `"image_tower"`.
+        what: Which features, such as `"image"` or `"vision_tower"`.
         namespace: Where the keys are ids and not content hashes: their data set (two of them may have an "1").
         dtype: `"float16"` or `"float32"` to store in; the features' own when left out (bfloat16 becomes float32).
         verify_bytes: Requests up to this size are checked whole before they are returned, and damaged rows are

@@ -5,7 +5,7 @@ from hf_captionrl.rewards.base import Reward, RewardContext, RewardData, Weighte
 from hf_captionrl.rewards.cider import CiderReward
 from hf_captionrl.rewards.diversity import PairwiseDiversity, bleu34_distance, edit_distance
 from hf_captionrl.rewards.functions import CompletionReward, FunctionReward
-from hf_captionrl.rewards.penalties import LengthPenalty, RepetitionPenalty, UnendedPenalty, repeated_share
+from hf_captionrl.rewards.penalties import LengthPenalty, RepetitionPenalty, TruncationPenalty, repeated_share
 from hf_captionrl.rewards.registry import REWARDS, RewardLike, resolve_rewards
 from hf_captionrl.rewards.self_retrieval import SelfRetrieval, retrieval_rewards
 
@@ -25,7 +25,7 @@ __all__ = [
     "RewardLike",
     "RunningMeanBaseline",
     "SelfRetrieval",
-    "UnendedPenalty",
+    "TruncationPenalty",
     "WeightedRewards",
     "bleu34_distance",
     "edit_distance",

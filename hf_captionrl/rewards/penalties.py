@@ -11,7 +11,7 @@ from torch import Tensor
 from hf_captionrl.rewards.base import Reward, RewardContext
 from hf_captionrl.text.ngrams import TokenBatch, count_ngrams, distinct_share
 
-__all__ = ["LengthPenalty", "RepetitionPenalty", "UnendedPenalty", "repeated_share"]
+__all__ = ["LengthPenalty", "RepetitionPenalty", "TruncationPenalty", "repeated_share"]
 
 
 def repeated_share(ids: Tensor, mask: Tensor, order: int = 2) -> Tensor:
@@ -73,10 +73,10 @@ class LengthPenalty(Reward):
         return -(context.mask.sum(1) - self.max_tokens).clamp(min=0).double() / self.max_tokens
 
 
-class UnendedPenalty(Reward):
+class TruncationPenalty(Reward):
     """-1 for a caption that the length limit cut, 0 for one that ended by itself."""
 
-    name = "unended"
+    name = "truncation"
 
     def __call__(self, context: RewardContext) -> Tensor:
         return -(~context.ended).double()

@@ -9,14 +9,14 @@ from hf_captionrl.rewards.base import Reward, WeightedRewards
 from hf_captionrl.rewards.cider import CiderReward
 from hf_captionrl.rewards.diversity import PairwiseDiversity
 from hf_captionrl.rewards.functions import FunctionReward, function_reward
-from hf_captionrl.rewards.penalties import LengthPenalty, RepetitionPenalty, UnendedPenalty
+from hf_captionrl.rewards.penalties import LengthPenalty, RepetitionPenalty, TruncationPenalty
 from hf_captionrl.rewards.self_retrieval import SelfRetrieval
 
 __all__ = ["REWARDS", "RewardLike", "resolve_rewards"]
 
 REWARDS: dict[str, Callable[[], Reward]] = {
     kind.name: kind
-    for kind in (SelfRetrieval, CiderReward, PairwiseDiversity, RepetitionPenalty, LengthPenalty, UnendedPenalty)
+    for kind in (SelfRetrieval, CiderReward, PairwiseDiversity, RepetitionPenalty, LengthPenalty, TruncationPenalty)
 }
 """Rewards that a name stands for, with their default arguments."""
 

@@ -68,7 +68,7 @@ class SelfRetrieval(Reward):
             to the image for the scorer (DiscriTune, Tables 12 and 13).
         num_hard (`int`): k of the hard distractors.
         ensemble: Of several scorers, `"mean"` averages their rewards, `"alternate"` uses one a step in turn.
-        allow_cut (`bool`): Accept a policy that may write more than a scorer reads; what it reads is then rewarded.
+        allow_truncation (`bool`): Accept a policy that may write more than a scorer reads; what it reads is then rewarded.
         undefined_reward (`float`, *optional*): For captions without a word and features that are no numbers. None: twice
             the reward of a caption that fits all images alike, 2 log(1/K); -1 for cosines; 0 for accuracies.
 
@@ -90,7 +90,7 @@ class SelfRetrieval(Reward):
         distractor_scope: DistractorScope = "batch",
         num_hard: int = 10,
         ensemble: Literal["mean", "alternate"] = "mean",
-        allow_cut: bool = False,
+        allow_truncation: bool = False,
         undefined_reward: float | None = None,
     ) -> None:
         if kind not in get_args(Kind):
@@ -112,7 +112,7 @@ class SelfRetrieval(Reward):
         self.distractor_scope = distractor_scope
         self.num_hard = num_hard
         self.ensemble = ensemble
-        self.allow_cut = allow_cut
+        self.allow_truncation = allow_truncation
         self.undefined_reward = undefined_reward
         self._features: list[Tensor] = []
 
@@ -128,11 +128,15 @@ class SelfRetrieval(Reward):
         self.scorers = [load_scorer(scorer) for scorer in self.scorers or [data.scorer]]
         for scorer in self.scorers:
             reads = scorer.max_text_tokens - 2  # beside its start and end token
-            if not self.allow_cut and data.max_completion_length is not None and data.max_completion_length > reads:
+            if (
+                not self.allow_truncation
+                and data.max_completion_length is not None
+                and data.max_completion_length > reads
+            ):
                 raise ValueError(
                     f"The policy may write {data.max_completion_length} tokens and {scorer.signature.split('|')[0]} reads "
                     f"{reads}, so the end of a caption would earn nothing. Lower max_completion_length to {reads}, or allow "
-                    "it with allow_cut=True (allow_cut_captions in SelfRetrievalConfig)."
+                    "it with allow_truncation=True (allow_truncation_captions in SelfRetrievalConfig)."
                 )
         for scorer in self.scorers:
             if hasattr(scorer, "to"):

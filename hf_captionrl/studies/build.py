@@ -141,7 +141,7 @@ def _settings(arguments: argparse.Namespace, **more: Any) -> dict[str, Any]:
 
 
 def _retrieval(arguments: argparse.Namespace, consent: str) -> None:
-    from hf_captionrl.evaluation.look_alikes import features_of, similarity_scorer
+    from hf_captionrl.evaluation.similarity import features_of, similarity_scorer
     from hf_captionrl.studies.design import draw_controls, draw_sets, retrieval_parts
 
     split = load_split(arguments, quarantine_path=arguments.output / "quarantine.jsonl")

@@ -41,14 +41,14 @@ class CaptionConfig(ReliableArguments, TrainingArguments):
     max_caption_length: int = field(
         default=40, metadata={"help": "Longest training caption in tokens, prompt and end token included; cut above."}
     )
-    freeze_image_tower: bool = field(
-        default=False, metadata={"help": "Do not train the image tower; it then stays in eval mode too."}
+    freeze_vision_tower: bool = field(
+        default=False, metadata={"help": "Do not train the vision tower; it then stays in eval mode too."}
     )
     cache_image_features: bool = field(
         default=False,
         metadata={
             "help": "Encode each image once for the whole run, into a memory-mapped cache on disk. Needs "
-            "freeze_image_tower and no image augmentation."
+            "freeze_vision_tower and no image augmentation."
         },
     )
     frame_pooling: str = field(
@@ -95,10 +95,10 @@ class CaptionConfig(ReliableArguments, TrainingArguments):
             "{"
         ):  # JSON is read below
             check_model_init_kwargs(self.model_init_kwargs)
-        if self.cache_image_features and not self.freeze_image_tower:
+        if self.cache_image_features and not self.freeze_vision_tower:
             raise ValueError(
-                "cache_image_features encodes each image once, which is only right for a frozen image tower. "
-                "Set freeze_image_tower=True too, or cache_image_features=False."
+                "cache_image_features encodes each image once, which is only right for a frozen vision tower. "
+                "Set freeze_vision_tower=True too, or cache_image_features=False."
             )
         if self.feature_cache_dtype not in ("float32", "float16"):
             raise ValueError(f"feature_cache_dtype is {self.feature_cache_dtype!r}. Use 'float32' or 'float16'.")

@@ -56,7 +56,7 @@ class CaptionEvaluation:
 
     if TYPE_CHECKING:  # what the trainer has
 
-        def _image_tower_features(self, dataset: datasets.Dataset, args: CaptionConfig) -> Any: ...
+        def _vision_tower_features(self, dataset: datasets.Dataset, args: CaptionConfig) -> Any: ...
 
         def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]: ...
 
@@ -89,7 +89,7 @@ class CaptionEvaluation:
                 return None
             videos = LazyImages(dataset, rows)
             return VideoFeatures(self.captioner, videos, number, self.args.frame_pooling)
-        features = self._image_tower_features(dataset, self.args)
+        features = self._vision_tower_features(dataset, self.args)
         return None if features is None else [features[i] for i in rows]
 
     def generate_captions(self, dataset: datasets.Dataset, **generate_kwargs: Any) -> list[str]:
@@ -299,7 +299,7 @@ class CaptionEvaluation:
         items = CaptionDataset(
             dataset,
             seed=self.args.seed if self.args.data_seed is None else self.args.data_seed,
-            image_features=self._image_tower_features(dataset, self.args),
+            image_features=self._vision_tower_features(dataset, self.args),
             resample=False,
         )
         size, number = self.args.per_device_eval_batch_size, len(rows)

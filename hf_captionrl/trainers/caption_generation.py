@@ -20,7 +20,7 @@ from hf_captionrl.data import cached_features, frames_of, open_image, sample_fra
 from hf_captionrl.data.feature_cache import VideoPooling, pool_frames
 from hf_captionrl.retrieval import FeatureCache, Scorer
 
-__all__ = ["LazyImages", "VideoFeatures", "generate_captions", "image_tower_features", "scorer_features"]
+__all__ = ["LazyImages", "VideoFeatures", "generate_captions", "scorer_features", "vision_tower_features"]
 
 
 class LazyImages(Sequence[Any]):
@@ -54,7 +54,7 @@ def generate_captions(
     """Caption many images, batch by batch, in eval mode.
 
     Args:
-        image_features (array of shape `(N, M, D)`, *optional*): Cached output of the image tower, one row an image.
+        image_features (array of shape `(N, M, D)`, *optional*): Cached output of the vision tower, one row an image.
     """
     number = len(image_features) if image_features is not None else len(images or ())
     captions: list[str] = []
@@ -74,7 +74,7 @@ def generate_captions(
     return captions
 
 
-def image_tower_features(
+def vision_tower_features(
     captioner: Captioner,
     dataset: datasets.Dataset,
     *,
@@ -82,7 +82,7 @@ def image_tower_features(
     dtype: str = "float32",
     frame_pooling: str | None = None,
 ) -> Any:
-    """Output of the image tower for every row of a data set, from the cache where it has it.
+    """Output of the vision tower for every row of a data set, from the cache where it has it.
 
     Args:
         dtype (`str`): `"float32"` or `"float16"` to store in.
@@ -92,12 +92,12 @@ def image_tower_features(
     """
     num_frames = frames_of(dataset)
     pooling: VideoPooling = "mean"
-    what = "image_tower"
+    what = "vision_tower"
     if num_frames:
         pooling = cast(VideoPooling, frame_pooling or captioner.frame_pooling)
         captioner.check_frame_pooling(pooling, num_frames)
         if pooling != "mean":
-            what = f"image_tower_{num_frames}_frames"  # of another shape
+            what = f"vision_tower_{num_frames}_frames"  # of another shape
         if pooling == "native":
             what = f"video_inputs_{num_frames}_frames_{captioner.video_signature()}"
     elif frame_pooling == "native":
@@ -126,13 +126,13 @@ def _tower_output(captioner: Captioner, images: list[Image.Image], num_frames: i
 
 
 class VideoFeatures(Sequence[Any]):
-    """Output of the image tower for videos that are in no data set, each looked at when it is wanted.
+    """Output of the vision tower for videos that are in no data set, each looked at when it is wanted.
 
     Args:
-        captioner ([`Captioner`]): Whose image tower.
+        captioner ([`Captioner`]): Whose vision tower.
         videos (`Sequence`): N paths, bytes, or what an undecoded column holds.
         num_frames (`int`): F.
-        frame_pooling (`str`, *optional*): As for [`image_tower_features`]. None: as the captioner was trained.
+        frame_pooling (`str`, *optional*): As for [`vision_tower_features`]. None: as the captioner was trained.
     """
 
     def __init__(

@@ -104,7 +104,7 @@ class CaptionRLTrainer(RolloutSteps, CaptionTrainer):
         eval_dataset: datasets.Dataset | None = None,
         processing_class: Any | None = None,
         scorer: Scorer | None = None,
-        judge: Scorer | None = None,
+        held_out_scorer: Scorer | None = None,
         neighbours: Any | None = None,
         guard_thresholds: GuardThresholds | None = None,
         peft_config: Any | None = None,
@@ -115,7 +115,7 @@ class CaptionRLTrainer(RolloutSteps, CaptionTrainer):
         args = self.resolve_args(model, args)
         train_dataset = training_rows(train_dataset, args, whole_set_for=self.whole_set_for)
         self.rewards = resolve_rewards(reward_funcs, args.reward_weights)
-        self.judge = judge
+        self.held_out_scorer = held_out_scorer
         self.reward_scorer = scorer
         self._step_inputs: list[dict[str, Any]] = []
         self._due = False
@@ -128,7 +128,7 @@ class CaptionRLTrainer(RolloutSteps, CaptionTrainer):
             train_dataset=train_dataset,
             eval_dataset=eval_dataset,
             processing_class=processing_class,
-            scorer=judge if judge is not None else scorer,
+            scorer=held_out_scorer if held_out_scorer is not None else scorer,
             peft_config=peft_config,
             callbacks=callbacks,
             optimizers=optimizers,
@@ -159,7 +159,7 @@ class CaptionRLTrainer(RolloutSteps, CaptionTrainer):
 
     def _scorers(self) -> list[Any]:
         members = [s for reward in self.rewards.rewards for s in getattr(reward, "scorers", [])]
-        return [s for s in (*members, self.reward_scorer, self.judge) if s is not None]
+        return [s for s in (*members, self.reward_scorer, self.held_out_scorer) if s is not None]
 
     def _reward_data(self) -> RewardData:
         captioner = self.captioner
@@ -183,8 +183,8 @@ class CaptionRLTrainer(RolloutSteps, CaptionTrainer):
             guard = RewardHackingGuard(thresholds, reference_captions=sample or None)
             self.guard = GuardCallback(guard, self.args.guard, self)
             self.add_callback(self.guard)
-            if self.judge is not None:
-                judging = SelfRetrieval(self.judge, kind="accuracy", allow_cut=True)
+            if self.held_out_scorer is not None:
+                judging = SelfRetrieval(self.held_out_scorer, kind="accuracy", allow_truncation=True)
                 judging.prepare(self._reward_data())
         return RolloutMonitor(self.rewards, self._means_over_processes, guard, judging, self._gathered)
 

@@ -34,7 +34,7 @@ from hf_captionrl.retrieval import Scorer
 from hf_captionrl.trainers.best_metric import check_best_metric
 from hf_captionrl.trainers.caption_config import CaptionConfig
 from hf_captionrl.trainers.caption_evaluation import CaptionEvaluation
-from hf_captionrl.trainers.caption_generation import image_tower_features
+from hf_captionrl.trainers.caption_generation import vision_tower_features
 from hf_captionrl.trainers.devices import refuse_data_parallel
 from hf_captionrl.trainers.policy import PolicyMaking
 from hf_captionrl.trainers.resumable import ReliableTraining
@@ -152,7 +152,7 @@ class CaptionTrainer(CaptionEvaluation, PolicyMaking, ReliableTraining, Trainer)
         self.captioner = self._first_policy(model, args, model_init, optimizers)
         refuse_data_parallel(args, self.captioner.model)
         self.scorer = scorer
-        # By id of a data set, which is held so that the id stays its own: features of image tower and scorer.
+        # By id of a data set, which is held so that the id stays its own: features of vision tower and scorer.
         self._features_of: dict[int, tuple[datasets.Dataset, Any]] = {}
         self._scorer_features_of: dict[tuple[int, int], tuple[Any, Any, Tensor]] = {}
         self._read_rows: dict[int, tuple[Any, datasets.Dataset]] = {}
@@ -189,7 +189,7 @@ class CaptionTrainer(CaptionEvaluation, PolicyMaking, ReliableTraining, Trainer)
     def _caption_dataset(self, dataset: Any, args: CaptionConfig) -> CaptionDataset | StreamedCaptions:
         if isinstance(dataset, StreamedCaptions):
             return dataset
-        features = self._image_tower_features(dataset, args)
+        features = self._vision_tower_features(dataset, args)
         if number := frames_of(dataset):
             # Saved with it: who captions videos with it must look at them in the same way.
             self.captioner.frame_pooling, self.captioner.num_frames = args.frame_pooling, number
@@ -197,17 +197,17 @@ class CaptionTrainer(CaptionEvaluation, PolicyMaking, ReliableTraining, Trainer)
             dataset, seed=args.seed if args.data_seed is None else args.data_seed, image_features=features
         )
 
-    def _image_tower_features(self, dataset: datasets.Dataset, args: CaptionConfig) -> Any:
-        """`(N, M, D)` output of the frozen image tower, computed once for the whole run; None where images are read."""
+    def _vision_tower_features(self, dataset: datasets.Dataset, args: CaptionConfig) -> Any:
+        """`(N, M, D)` output of the frozen vision tower, computed once for the whole run; None where images are read."""
         if not args.cache_image_features:
             if number := frames_of(dataset):
                 raise ValueError(
                     f"The data are videos ({number} frames each), and features of frames are pooled once for the whole run. "
-                    "Set freeze_image_tower=True and cache_image_features=True."
+                    "Set freeze_vision_tower=True and cache_image_features=True."
                 )
             return None
         if id(dataset) not in self._features_of:
-            features = image_tower_features(
+            features = vision_tower_features(
                 self.captioner,
                 dataset,
                 cache_dir=args.feature_cache_dir,
@@ -251,7 +251,7 @@ class CaptionTrainer(CaptionEvaluation, PolicyMaking, ReliableTraining, Trainer)
     def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
         # The Trainer has just put the whole model into training mode. Dropout in a frozen tower would make its output
         # differ from the cached one.
-        if self.args.freeze_image_tower:
+        if self.args.freeze_vision_tower:
             self.captioner.vision_tower.eval()
         return super()._prepare_inputs(inputs)
 

@@ -32,12 +32,12 @@ __all__ = [
     "has_checkpoint",
     "last_sealed",
     "newest_checkpoint",
+    "newest_complete_checkpoint",
     "open_checkpoint",
     "remove_older",
     "resume_run",
     "run_of_checkpoint",
     "seal_checkpoint",
-    "whole_or_older",
 ]
 
 logger = logging.getLogger(__name__)
@@ -281,7 +281,7 @@ def _newest(folder: Path, run_id: str | None, last: int | None) -> str:
     raise ValueError(f"There is no checkpoint in {str(folder)!r}. Start without resume_from_checkpoint.")
 
 
-def whole_or_older(checkpoint: str | os.PathLike[str]) -> str:
+def newest_complete_checkpoint(checkpoint: str | os.PathLike[str]) -> str:
     """A named checkpoint if it is whole, else the newest whole one of the same run before it."""
     path = Path(checkpoint)
     if not path.is_dir():

@@ -125,7 +125,7 @@ def describe_completions(captions: Sequence[str], ended: Any) -> tuple[dict[str,
         "empty": float((lengths == 0).double().mean()),
     }
     if ended is not None:
-        statistics["unended"] = float((~caption_flags("ended", ended, number)).double().mean())
+        statistics["clipped_ratio"] = float((~caption_flags("ended", ended, number)).double().mean())
     return statistics, bad, lengths
 
 

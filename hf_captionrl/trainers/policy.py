@@ -79,9 +79,9 @@ def _freeze_tower(captioner: Captioner) -> None:
     lost = sorted(adapted - {n for n, p in captioner.model.named_parameters() if p.requires_grad})
     if lost:
         raise ValueError(
-            f"The adapter reaches into the image tower ({lost[0]} and {len(lost) - 1} more), and freeze_image_tower keeps "
+            f"The adapter reaches into the vision tower ({lost[0]} and {len(lost) - 1} more), and freeze_vision_tower keeps "
             "it from learning there. Use target_modules of the language model (language_lora(model), tune='language'), or "
-            "freeze_image_tower=False."
+            "freeze_vision_tower=False."
         )
 
 
@@ -92,7 +92,7 @@ def make_policy(model: Any, args: Any, *, processor: Any = None, peft_config: An
         if isinstance(peft_config, dict):
             peft_config = captioner.lora_config(**peft_config)
         captioner.add_adapter(peft_config)
-    if args.freeze_image_tower:
+    if args.freeze_vision_tower:
         _freeze_tower(captioner)
     require_fp32(captioner.model, args)
     return captioner

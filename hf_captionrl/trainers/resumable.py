@@ -22,12 +22,12 @@ from hf_captionrl.trainers.checkpoints import (
     checkpoint_fault,
     last_sealed,
     newest_checkpoint,
+    newest_complete_checkpoint,
     open_checkpoint,
     remove_older,
     resume_run,
     run_of_checkpoint,
     seal_checkpoint,
-    whole_or_older,
 )
 from hf_captionrl.trainers.finite_weights import first_non_finite
 from hf_captionrl.trainers.publishing import CheckedPush
@@ -130,7 +130,7 @@ class ReliableTraining(CheckedPush, CheckpointSelection):
                 if resume_from_checkpoint is True:
                     checkpoint = newest_checkpoint(folder)
                 else:
-                    checkpoint = whole_or_older(resume_from_checkpoint)
+                    checkpoint = newest_complete_checkpoint(resume_from_checkpoint)
                 _refuse_model_only(checkpoint)
                 return checkpoint, resume_run(folder, checkpoint)
 

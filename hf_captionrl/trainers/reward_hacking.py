@@ -46,9 +46,9 @@ class GuardThresholds:
             90th percentile of the words, over that of the references, or of the first window where there are none.
         min_distinct (`float`, *optional*): Smallest share of different word pairs in a caption (`distinct_2`). People's
             are at .997.
-        max_unended (`float`, *optional*): Largest share of captions cut by the length limit.
+        max_clipped_ratio (`float`, *optional*): Largest share of captions cut by the length limit.
         max_cut (`float`, *optional*): Largest share of captions of which the scorer reads the beginning only.
-        max_gap_growth (`float`, *optional*): By how much reward minus judge may exceed that of the first window, in units
+        max_gap_growth (`float`, *optional*): By how much reward minus held-out scorer may exceed that of the first window, in units
             of the reward.
     """
 
@@ -56,7 +56,7 @@ class GuardThresholds:
     max_degenerate: float | None = 0.1
     max_length_growth: float | None = 2.0
     min_distinct: float | None = 0.8
-    max_unended: float | None = 0.25
+    max_clipped_ratio: float | None = 0.25
     max_cut: float | None = 0.1
     max_gap_growth: float | None = 0.2
 
@@ -78,9 +78,9 @@ _RULES: dict[str, tuple[str, str]] = {
     "max_degenerate": ("degenerate", "the share of degenerate captions"),
     "max_length_growth": ("length_p90", "the 90th percentile of the length in words"),
     "min_distinct": ("distinct_2", "the share of different word pairs in a caption"),
-    "max_unended": ("unended", "the share of captions that did not end"),
+    "max_clipped_ratio": ("clipped_ratio", "the share of captions that did not end"),
     "max_cut": ("cut", "the share of captions that the scorer reads in part"),
-    "max_gap_growth": ("reward_minus_judge", "reward minus judge"),
+    "max_gap_growth": ("reward_minus_held_out", "reward minus held-out scorer"),
 }
 
 
@@ -112,7 +112,7 @@ class RewardHackingGuard:
         self.thresholds = thresholds
         self._window: deque[dict[str, float]] = deque(maxlen=thresholds.window)
         # The first values, as many as the window has steps.
-        self._start: dict[str, list[float]] = {"length_p90": [], "reward_minus_judge": []}
+        self._start: dict[str, list[float]] = {"length_p90": [], "reward_minus_held_out": []}
         self._examples: dict[str, str] = {}  # the newest for each key
         self._reference_length: float | None = None
         if reference_captions is not None:
@@ -130,7 +130,7 @@ class RewardHackingGuard:
         ended: Any | None = None,
         cut_share: float | None = None,
         reward: Any | None = None,
-        judge: Any | None = None,
+        held_out_scorer: Any | None = None,
         mean_over_processes: Callable[[list[float]], list[float]] | None = None,
     ) -> dict[str, float]:
         """Take in one step.
@@ -143,23 +143,23 @@ class RewardHackingGuard:
         """
         step, bad, lengths = describe_completions(captions, ended)
         number, longest = len(captions), int(lengths.argmax())
-        examples = dict.fromkeys(("length_p90", "distinct_2", "cut", "reward_minus_judge"), longest)
+        examples = dict.fromkeys(("length_p90", "distinct_2", "cut", "reward_minus_held_out"), longest)
         if bool(bad.any()):
             first = int(bad.nonzero()[0])
             examples |= {"degenerate": first, "distinct_2": first}
         if ended is not None and not bool((flags := caption_flags("ended", ended, number)).all()):
-            examples["unended"] = int((~flags).nonzero()[0])
+            examples["clipped_ratio"] = int((~flags).nonzero()[0])
         if cut_share is not None:
             step["cut"] = float(cut_share)
         if reward is not None:
             paid = _rewards("reward", reward, number)
             step["nonfinite_reward"] = float((~paid.isfinite()).double().mean())
-            if judge is not None:
-                gaps = paid - _rewards("judge", judge, number)  # (N,) or (1,)
+            if held_out_scorer is not None:
+                gaps = paid - _rewards("held_out_scorer", held_out_scorer, number)  # (N,) or (1,)
                 known = gaps[gaps.isfinite()]
-                step["reward_minus_judge"] = float(known.mean()) if len(known) else math.nan
+                step["reward_minus_held_out"] = float(known.mean()) if len(known) else math.nan
                 if len(gaps) == number and len(known):
-                    examples["reward_minus_judge"] = int(gaps.where(gaps.isfinite(), -torch.inf).argmax())
+                    examples["reward_minus_held_out"] = int(gaps.where(gaps.isfinite(), -torch.inf).argmax())
         if mean_over_processes is not None:
             step = dict(zip(step, mean_over_processes(list(step.values())), strict=True))
         # A step in which nothing finite was paid says nothing of the gap, and JSON has no NaN.
@@ -185,7 +185,7 @@ class RewardHackingGuard:
             if length is None:
                 length = self._mean(self._start["length_p90"])
             return None if length is None else value * max(length, 1.0)
-        start = self._mean(self._start["reward_minus_judge"])
+        start = self._mean(self._start["reward_minus_held_out"])
         return None if start is None else start + value
 
     def _broken(self, steps: Sequence[Mapping[str, float]]) -> tuple[str, float, float] | None:

@@ -99,7 +99,7 @@ class RolloutMonitor:
             "advantage_std": advantages.std(correction=0),
             "completions/mean_length": context.mask.sum(1).double().mean(),
             "completions/empty": context.is_empty.double().mean(),
-            "completions/unended": (~context.ended).double().mean(),
+            "completions/clipped_ratio": (~context.ended).double().mean(),
             **context.statistics,
         }
         for index, name in enumerate(self.rewards.names):
@@ -132,17 +132,17 @@ class RolloutMonitor:
         if self.guard is None:
             return {}
         statistics = context.statistics
-        judge = None
+        held_out_scorer = None
         if self.judging is not None and "recall_at_1" in statistics:
             verdict = self.judging(replace(context, statistics={}))  # (N,)
-            judge = float(verdict.nan_to_num(0.0).mean())
+            held_out_scorer = float(verdict.nan_to_num(0.0).mean())
         return self.guard.observe(
             context.captions,
             ended=context.ended,
             cut_share=statistics.get("completions/cut_by_scorer"),
             # Shares of images found, not log-probabilities: two scorers have two scales.
-            reward=statistics.get("recall_at_1") if judge is not None else None,
-            judge=judge,
+            reward=statistics.get("recall_at_1") if held_out_scorer is not None else None,
+            held_out_scorer=held_out_scorer,
             mean_over_processes=self.means_over_processes,
         )
 

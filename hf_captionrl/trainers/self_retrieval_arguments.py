@@ -35,7 +35,7 @@ class SelfRetrievalArguments:
         default=1.0,
         metadata={"help": "Weight of the self-retrieval reward; 0 leaves it out (CIDEr alone, with cider_weight=1)."},
     )
-    allow_cut_captions: bool = field(
+    allow_truncation_captions: bool = field(
         default=False, metadata={"help": "Let the policy write more tokens than the scorer reads."}
     )
     cider_weight: float = field(
@@ -50,7 +50,7 @@ class SelfRetrievalArguments:
     )
     length_weight: float = field(default=0.0, metadata={"help": "Weight of the penalty on tokens beyond max_tokens."})
     max_tokens: int = field(default=30, metadata={"help": "Longest caption without a length penalty, in tokens."})
-    unended_weight: float = field(
+    truncation_weight: float = field(
         default=0.0, metadata={"help": "Weight of the penalty on captions that the length limit cut."}
     )
 

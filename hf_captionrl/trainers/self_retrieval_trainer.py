@@ -16,7 +16,7 @@ from hf_captionrl.rewards import (
     Reward,
     RewardLike,
     SelfRetrieval,
-    UnendedPenalty,
+    TruncationPenalty,
 )
 from hf_captionrl.trainers.caption_rl_trainer import CaptionRLTrainer
 from hf_captionrl.trainers.self_retrieval_arguments import SelfRetrievalArguments
@@ -98,13 +98,13 @@ class SelfRetrievalTrainer(CaptionRLTrainer):
             distractor_scope=args.distractor_scope,  # type: ignore[arg-type]
             num_hard=args.num_hard_distractors,
             ensemble=args.scorer_ensemble,  # type: ignore[arg-type]
-            allow_cut=args.allow_cut_captions,
+            allow_truncation=args.allow_truncation_captions,
         )
         weighted: list[tuple[Reward, float]] = [
             (retrieval, args.retrieval_weight),
             (CiderReward(cider_eos=args.cider_eos), args.cider_weight),
             (RepetitionPenalty(), args.repetition_weight),
             (LengthPenalty(args.max_tokens), args.length_weight),
-            (UnendedPenalty(), args.unended_weight),
+            (TruncationPenalty(), args.truncation_weight),
         ]
         return [(reward, weight) for reward, weight in weighted if weight]

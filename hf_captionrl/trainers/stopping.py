@@ -21,7 +21,7 @@ class StopOnSignal(TrainerCallback):
     """Listens to SIGTERM and SIGINT while a trainer trains; to be used as a context around it.
 
     What the step is due is done before: an evaluation, or the rest of the steps that share a rollout, so that a run that
-    goes on from the checkpoint is the same bit for bit. A second signal ends the process at once. On several processes
+    goes on from the checkpoint is the same bit-exactly. A second signal ends the process at once. On several processes
     the signal may reach one of them only; all stop after the same step.
 
     Args:

@@ -97,7 +97,7 @@ def build(arguments: argparse.Namespace) -> None:
     """Make the benchmark, or go on where an interrupted run stopped."""
     sizes = _check(arguments)
 
-    from hf_captionrl.evaluation.look_alikes import features_of, similarity_scorer
+    from hf_captionrl.evaluation.similarity import features_of, similarity_scorer
     from hf_captionrl.hub import public_values
     from hf_captionrl.reports.versions import installed_versions
     from hf_captionrl.truematch.card import write_truematch_card

@@ -103,7 +103,7 @@ def evaluate(arguments: argparse.Namespace) -> None:
 
     from hf_captionrl.evaluation.evaluator import Evaluator
     from hf_captionrl.evaluation.paper_tables import TABLES, compare_with_first
-    from hf_captionrl.evaluation.scored_captions import human_captions, judge, load_judges
+    from hf_captionrl.evaluation.scored_captions import human_captions, load_evaluators, score_captions
     from hf_captionrl.io import atomic_write_text, to_plain, write_json
     from hf_captionrl.reports.comparison import Section, comparison_markdown, print_comparison
     from hf_captionrl.reports.versions import installed_versions
@@ -123,21 +123,23 @@ def evaluate(arguments: argparse.Namespace) -> None:
     aligned = [file.aligned(ids, split.all_ids) for file in files]
 
     judging = argparse.Namespace(**{**vars(arguments), "dataset": found.manifest["source"], "language_model": "none"})
-    scorer, _, reasons = load_judges(judging)
+    scorer, _, reasons = load_evaluators(judging)
     if scorer is None:
         why = reasons.get("no scorer", "--scorer is 'none'")
         raise ValueError(f"Retrieval needs a scorer, and {why}. Pass another --scorer.")
     evaluator = Evaluator(dataset, scorer, None, seed=arguments.seed, cache_dir=arguments.cache_dir)
     evaluator.bags = rows_of
-    judged = [judge(evaluator, file.name, c, evaluator.references) for file, c in zip(files, aligned, strict=True)]
+    scored = [
+        score_captions(evaluator, file.name, c, evaluator.references) for file, c in zip(files, aligned, strict=True)
+    ]
     if arguments.references:
         human = human_captions(evaluator)
         if human is None:
             raise ValueError("--references needs two references or more for every image. Leave it out.")
-        judged.append(human)
+        scored.append(human)
 
     columns = _columns(rows_of)
-    rows = [{"name": source.name, **TABLES["ndlb"].compute(source, evaluator)} for source in judged]
+    rows = [{"name": source.name, **TABLES["ndlb"].compute(source, evaluator)} for source in scored]
     signatures = rows[0]["signatures"]
     compare_with_first(rows, seed=arguments.seed)
     names_of = {size: [bag_id([ids[row] for row in bag]) for bag in group] for size, group in rows_of.items()}

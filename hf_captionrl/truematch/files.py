@@ -162,12 +162,12 @@ def load_truematch(folder: str | Path) -> TrueMatch:
     path = folder / MANIFEST_FILE
     if not path.is_file():
         begun = (folder / _PLAN_FILE).is_file()
-        way_out = (
+        remedy = (
             "Its build was interrupted; give the same `captionrl truematch build` command again, and it goes on."
             if begun
             else "Make a benchmark with `captionrl truematch build`."
         )
-        raise FileNotFoundError(f"There is no {MANIFEST_FILE} in {str(folder)!r}. {way_out}")
+        raise FileNotFoundError(f"There is no {MANIFEST_FILE} in {str(folder)!r}. {remedy}")
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:

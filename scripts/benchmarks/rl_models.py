@@ -54,11 +54,11 @@ class RLShape:
         group_size (`int`): G.
         num_tokens (`int`): T; the end token is forbidden, except for `"scenes"`, so that all captions are this long.
         vocab_size (`int`): Of the captioner.
-        width (`int`): Of its text model and image tower.
+        width (`int`): Of its text model and vision tower.
         layers (`int`): Of both.
-        heads (`int`): Of attention, in the scorer's image tower too.
+        heads (`int`): Of attention, in the scorer's vision tower too.
         image_size (`int`): Side in pixels.
-        patch_size (`int`): Of the captioner's image tower.
+        patch_size (`int`): Of the captioner's vision tower.
         prefix_length (`int`): Of `"clipcap"`.
         scorer_text_width (`int`): Of the scorer's text tower; 64 a head.
         scorer_layers (`int`): Of both its towers; its patches are 32 wide.
@@ -96,7 +96,7 @@ class World:
 
     Args:
         shape ([`RLShape`]): What was asked for.
-        captioner ([`Captioner`]): The policy; its image tower is frozen.
+        captioner ([`Captioner`]): The policy; its vision tower is frozen.
         stock (`PreTrainedModel`): A model of transformers' own (or of the architecture's own) class with the very same
             parameter objects, which nothing of the package was attached to.
         scorer ([`Scorer`]): Rewards.
@@ -117,7 +117,7 @@ class World:
 
     @functools.cached_property
     def cached_features(self) -> Tensor:
-        """What the run-long cache of a frozen image tower holds of the batch: `(B, M, D)`, before any step."""
+        """What the run-long cache of a frozen vision tower holds of the batch: `(B, M, D)`, before any step."""
         with torch.no_grad():
             return self.captioner.image_features(self.batch["pixel_values"])
 
@@ -306,7 +306,7 @@ def _trainer(
             max_completion_length=shape.num_tokens,
             generation_kwargs={"suppress_tokens": suppressed} if suppressed else None,
             baseline="leave_one_out",
-            freeze_image_tower=True,
+            freeze_vision_tower=True,
             guard="off",
             report_to="none",
             use_cpu=device == "cpu",

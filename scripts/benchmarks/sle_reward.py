@@ -208,7 +208,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--tokens", type=int, default=16, help="Length of every caption that BLIP-base's shape writes."
     )
     parser.add_argument("--width", type=int, default=768, help="Of BLIP; 768 is base.")
-    parser.add_argument("--layers", type=int, default=12, help="Of image tower and decoder; 12 is base.")
+    parser.add_argument("--layers", type=int, default=12, help="Of vision tower and decoder; 12 is base.")
     parser.add_argument("--image-size", type=int, default=224, help="Side in pixels.")
     parser.add_argument("--training-images", type=int, default=5000, help="Images in the document frequencies.")
     parser.add_argument("--vocabulary", type=int, default=30_000, help="Words of the captions that are rewarded.")

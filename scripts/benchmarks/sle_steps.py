@@ -59,7 +59,7 @@ def time_steps(
         num_images (`int`): Images a step.
         steps (`int`): How many are timed.
         tokens (`int`, *optional*): Length of every caption; None lets the captioner end them.
-        frozen (`bool`): Freeze the image tower and take its features from the cache.
+        frozen (`bool`): Freeze the vision tower and take its features from the cache.
 
     Returns:
         `dict`: Median `seconds`, `reward_seconds` within them, and all `values`.
@@ -72,7 +72,7 @@ def time_steps(
             max_steps=steps + 1,
             max_completion_length=tokens or 30,
             generation_kwargs={"min_new_tokens": tokens} if tokens else None,
-            freeze_image_tower=frozen,
+            freeze_vision_tower=frozen,
             cache_image_features=frozen,
             feature_cache_dir=str(Path(folder) / "cache"),
             guard="off",

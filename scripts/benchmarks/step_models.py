@@ -49,8 +49,8 @@ class Shape:
         kind (`str`): `"blip"`, `"vit-gpt2"`, `"llama"` (text only) or `"clipcap"` (GPT-2 behind cached features).
         batch_size (`int`): B.
         vocab_size (`int`): V.
-        width (`int`): D, of the text model and of the image tower.
-        layers (`int`): Of the text model, and of the image tower where there is one.
+        width (`int`): D, of the text model and of the vision tower.
+        layers (`int`): Of the text model, and of the vision tower where there is one.
         heads (`int`): Of attention.
         intermediate (`int`): Width of the feed-forward layers.
         image_size (`int`): Side in pixels; patches are 16 wide.

@@ -56,7 +56,7 @@ def play_researcher(session: Session) -> None:
     data = "--dataset dataset_coco.json --image_root coco"
     recipe = (
         "captionrl train smile --model_name_or_path scenes:blip-mle --dataset_name dataset_coco.json --image_root coco "
-        "--scorer_name_or_path scenes:clip-reward --judge_name_or_path scenes:clip-judge --perplexity_name_or_path none "
+        "--scorer_name_or_path scenes:clip-reward --held_out_scorer_name_or_path scenes:clip-judge --perplexity_name_or_path none "
         "--max_steps 4 --learning_rate 1e-3 --per_device_train_batch_size 8 --compare_mle_weights 1.0 --use_cpu "
         "--report_to none --disable_tqdm true --gallery_size 4 --output_dir outputs/smile"
     )

@@ -26,7 +26,7 @@ from scripts.run_seeds import aggregate
 
 __all__ = ["arguments_of", "missing_of", "result_path", "run_preset"]
 
-_MODELS = ("model_name_or_path", "judge_name_or_path", "scorer_name_or_path")
+_MODELS = ("model_name_or_path", "held_out_scorer_name_or_path", "scorer_name_or_path")
 _FOLDERS = ("msr-vtt", "tgif")
 
 

@@ -120,7 +120,7 @@ def train_captioner(name: str, seed: int, fact_steps: int, steps: int) -> dict[s
 
 
 def train_clipcap(name: str, seed: int, tower: str, steps: int) -> dict[str, Any]:
-    """Train a tiny ClipCap: the image tower of a scorer, frozen, then maximum likelihood on fresh scenes.
+    """Train a tiny ClipCap: the vision tower of a scorer, frozen, then maximum likelihood on fresh scenes.
 
     As in DiscriTune, the embedding that the captions are made of is that of the scorer which rewards later.
 

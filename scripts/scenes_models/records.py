@@ -63,11 +63,11 @@ def measure(name: str) -> dict[str, float]:
         }
     captioner = load_captioner(folder, dtype=torch.float32)
     captions = generate_captions(captioner, list(test["image"]), batch_size=250, num_beams=3, max_new_tokens=30)
-    judge = load_scorer(str(CHECKPOINTS / "clip-judge"))
+    held_out_scorer = load_scorer(str(CHECKPOINTS / "clip-judge"))
     row = smile_suite(
         captions,
-        text_features=judge.text_features(captions),
-        image_features=judge.image_features(list(test["image"])),
+        text_features=held_out_scorer.text_features(captions),
+        image_features=held_out_scorer.image_features(list(test["image"])),
         bags={size: bags(list(test["bag_id"]), size) for size in BAG_SIZES},
         facts=list(test["facts"]),
         check=check,

@@ -137,7 +137,7 @@ def test_uploads_that_cannot_be_used(small, tmp_path):
     (tmp_path / "secret-folder").mkdir()
     bad = tmp_path / "secret-folder" / "no.png"
     bad.write_text("<script>")
-    with pytest.raises(ValueError, match=r"Image 1 cannot be used\. Way out") as failure:
+    with pytest.raises(ValueError, match=r"Image 1 cannot be used\. Remedy") as failure:
         small.compare([str(bad)])
     assert "secret-folder" not in str(failure.value)
     with pytest.raises(ValueError, match="There are 0 images in the frame; the page takes 1 to 3"):

@@ -3,7 +3,7 @@
 import pytest
 
 from hf_captionrl.boosting import answer_fault, blend_prompt, clean_answer, holistic_prompt, visual_prompt
-from hf_captionrl.boosting.answers import is_cut
+from hf_captionrl.boosting.answers import is_truncated
 from hf_captionrl.boosting.prompts import BLEND_EXAMPLES, HOLISTIC_EXAMPLES
 from hf_captionrl.scenes import load_scenes
 
@@ -104,9 +104,9 @@ def test_a_word_of_the_references_makes_a_short_answer_english():
 
 
 def test_an_answer_that_ran_into_the_next_turn_before_the_limit_is_whole():
-    assert is_cut("A dog that")
-    assert is_cut("Assistant : A dog that")
-    assert not is_cut("A dog.\n\nUser : Reference capt")
+    assert is_truncated("A dog that")
+    assert is_truncated("Assistant : A dog that")
+    assert not is_truncated("A dog.\n\nUser : Reference capt")
 
 
 def test_every_caption_of_the_embedded_world_passes():

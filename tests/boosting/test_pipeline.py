@@ -9,7 +9,7 @@ from hf_captionrl.boosting import SceneDescriber, SceneWriter, UnfinishedError, 
 from hf_captionrl.boosting.journal import journal_name, read_journal
 from hf_captionrl.data import QuarantineError, check_captions, load_captions
 from hf_captionrl.data.caption_columns import replace_column, undecoded
-from hf_captionrl.language_models import BackendError, Cut, Failure
+from hf_captionrl.language_models import BackendError, Failure, Truncated
 from tests.boosting.doubles import content, facts_of, pair, scenes
 
 
@@ -143,7 +143,7 @@ def test_bad_answers_are_asked_again_and_then_quarantined_with_the_reason(tmp_pa
     (entry,) = quarantine(tmp_path)
     assert (entry["row"], entry["image_id"], entry["column"], entry["reason"]) == (2, bad, "visual", reason)
     assert entry["detail"]
-    assert entry["way_out"]
+    assert entry["remedy"]
     assert entry["dropped"] == "row"
     # The next run does not pay for it a fourth time, unless it is told to.
     again = pair(rows)
@@ -165,17 +165,19 @@ def test_an_answer_that_is_good_at_the_second_time_is_kept_with_its_attempt(tmp_
 
 def test_an_answer_cut_by_the_length_limit_is_asked_again_and_never_published(tmp_path):
     rows = scenes()
-    backends = pair(rows, text=lambda prompt, text: text if prompt.attempt else Cut(text[: len(text) // 2]))
+    backends = pair(rows, text=lambda prompt, text: text if prompt.attempt else Truncated(text[: len(text) // 2]))
     report, _ = boost(rows, tmp_path / "again", backends)
     assert (report.done, report.asked) == (12, 12 + 2 * 24)
     assert {row["blend_source"]["attempt"] for row in content(tmp_path / "again/captions.parquet")} == {1}
-    always = pair(rows, vision=lambda prompt, text: Cut(text) if prompt.image_id == rows[3]["image_id"] else text)
+    always = pair(
+        rows, vision=lambda prompt, text: Truncated(text) if prompt.image_id == rows[3]["image_id"] else text
+    )
     boost(rows, tmp_path / "never", always, attempts=2)
     (entry,) = quarantine(tmp_path / "never")
     assert entry["reason"] == "answer_cut"
-    assert "max_new_tokens" in entry["way_out"]
+    assert "max_new_tokens" in entry["remedy"]
     # The model went on to the next turn before the limit came: the caption is whole.
-    chatty = pair(rows, text=lambda prompt, text: Cut(text + "\n\nUser : Reference"))
+    chatty = pair(rows, text=lambda prompt, text: Truncated(text + "\n\nUser : Reference"))
     assert boost(rows, tmp_path / "chatty", chatty)[0].asked == 36
 
 

@@ -224,9 +224,9 @@ class FamilySuite:
             captioner.model.disable_input_require_grads()
 
     def test_a_step_of_reinforcement(self, captioner, tmp_path):
-        """The image tower too; frozen it is in the table of families."""
+        """The vision tower too; frozen it is in the table of families."""
         rows = scenes()
-        settings = {**PLAIN_SGD, "freeze_image_tower": False, "do_sample": False, "guard": "off", "baseline": "none"}
+        settings = {**PLAIN_SGD, "freeze_vision_tower": False, "do_sample": False, "guard": "off", "baseline": "none"}
         config = CaptionRLConfig(
             str(tmp_path),
             **settings,

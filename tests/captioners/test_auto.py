@@ -167,15 +167,15 @@ def test_what_writes_no_captions_is_refused(tmp_path):
     bert = BertForMaskedLM(
         BertConfig(vocab_size=20, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1)
     )
-    for name, model, way_out in [
+    for name, model, remedy in [
         ("clip", clip, "load_scorer"),
         ("gpt2", gpt2, "vision-to-text"),
         ("bert", bert, "blip"),
     ]:
-        with pytest.raises(ValueError, match=rf"'{name}'.*no captioner.*{way_out}|no captioner of.*{way_out}"):
+        with pytest.raises(ValueError, match=rf"'{name}'.*no captioner.*{remedy}|no captioner of.*{remedy}"):
             load_captioner(model)
         model.save_pretrained(tmp_path / name)
-        with pytest.raises(ValueError, match=f"no captioner of a known family.*{way_out}"):
+        with pytest.raises(ValueError, match=f"no captioner of a known family.*{remedy}"):
             load_captioner(tmp_path / name)
 
 

@@ -14,7 +14,7 @@ from hf_captionrl.data import cached_features, sample_frames
 from hf_captionrl.retrieval import FeatureCache
 from hf_captionrl.scenes import load_moving_scenes
 from hf_captionrl.trainers import SmileConfig, SmileTrainer
-from hf_captionrl.trainers.caption_generation import image_tower_features
+from hf_captionrl.trainers.caption_generation import vision_tower_features
 from tests.closeness import assert_close, resolution
 from tests.tiny import tiny_captioner
 from tests.tiny_chat import tiny_chat
@@ -216,7 +216,7 @@ def test_a_step_of_smile_on_moving_scenes(tmp_path):
         max_steps=1,
         per_device_train_batch_size=3,
         learning_rate=1e-2,
-        freeze_image_tower=True,
+        freeze_vision_tower=True,
         cache_image_features=True,
         feature_cache_dir=str(tmp_path / "cache"),
         frame_pooling="native",
@@ -237,7 +237,7 @@ def test_a_step_of_smile_on_moving_scenes(tmp_path):
     assert "image_newline" in tower
     assert len(trainer.generate_captions(data)) == 6
     # One video, as the trainer saw it, is what the processor makes of it.
-    found = image_tower_features(captioner, data, cache_dir=str(tmp_path / "cache"), frame_pooling="native")
+    found = vision_tower_features(captioner, data, cache_dir=str(tmp_path / "cache"), frame_pooling="native")
     expected = features_of(captioner, [sample_frames(data[0]["image"], F)])
     torch.testing.assert_close(torch.tensor(np.array(found[0])), expected[0])
     captioner.save_pretrained(tmp_path / "saved")
@@ -249,7 +249,7 @@ def test_a_step_of_smile_on_moving_scenes(tmp_path):
     loaded.check_frame_pooling("native", F)
     assert loaded.video_signature() == captioner.video_signature()
     with pytest.raises(ValueError, match=r"'native', a model's own way to read videos, but the data are images"):
-        image_tower_features(captioner, data.remove_columns("video_frames"), frame_pooling="native")
+        vision_tower_features(captioner, data.remove_columns("video_frames"), frame_pooling="native")
 
 
 def test_a_cache_asks_for_whole_videos(tmp_path):

@@ -77,7 +77,7 @@ def test_images_of_another_size(name):
         images.crop_size = edge
     other = copy.copy(own) if name == "llava" else ProcessorPair(images, own.tokenizer)
     other.image_processor = images
-    refused(name, other, r"makes images of 48 x 48 pixels, and the image tower of \w+ takes 16 x 16")
+    refused(name, other, r"makes images of 48 x 48 pixels, and the vision tower of \w+ takes 16 x 16")
 
 
 def test_a_word_behind_the_template_s_answer_is_no_end_token():

@@ -106,7 +106,7 @@ def test_shared_equals_repeated(family, mode):
     assert captioner.base_model.folds_cross_attention == (family in FOLDING)
     assert_shared_equals_repeated(captioner)
     assert_shared_equals_repeated(captioner, temperature=0.7)
-    if family != "git":  # whose image tower works in float32 here and there
+    if family != "git":  # whose vision tower works in float32 here and there
         assert_shared_equals_repeated(captioner, repeat_pixels=True)
 
 

@@ -42,7 +42,7 @@ CLIP_NAMES = [
 
 
 def original_blip(model):
-    """The tensors of a captioner as BLIP's code names them: other names only in the image tower."""
+    """The tensors of a captioner as BLIP's code names them: other names only in the vision tower."""
     found = {}
     for name, value in model.state_dict().items():
         if name.startswith("vision_model."):
@@ -183,7 +183,7 @@ def test_sizes_of_clip_come_from_the_shapes(tmp_path):
 
 def test_a_resnet_and_other_checkpoints_are_refused(tmp_path):
     torch.save({"visual.layer1.0.conv1.weight": torch.ones(1)}, tmp_path / "RN50.pth")
-    with pytest.raises(ValueError, match=r"image tower is a ResNet.*open_clip:RN50@openai"):
+    with pytest.raises(ValueError, match=r"vision tower is a ResNet.*open_clip:RN50@openai"):
         convert(tmp_path / "RN50.pth", tmp_path / "new")
     model, _ = tiny_blip()
     model.config.save_pretrained(tmp_path / "like")

@@ -5,7 +5,7 @@ import unicodedata
 import pyarrow as pa
 import pytest
 
-from hf_captionrl.data.cleaning import CAPTION_WAYS_OUT, caption_fault, clean_caption, to_caption_list
+from hf_captionrl.data.cleaning import CAPTION_REMEDIES, caption_fault, clean_caption, to_caption_list
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_caption_fault(caption, reason):
     fault = caption_fault(caption, max_words=5)
     assert (fault and fault[0]) == reason
     if fault:
-        assert fault[0] in CAPTION_WAYS_OUT
+        assert fault[0] in CAPTION_REMEDIES
         assert len(fault[1]) < 200  # a whole page is never quoted
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from hf_captionrl.data import IMAGE_WAYS_OUT, ImageError, open_image, verify_image
+from hf_captionrl.data import IMAGE_REMEDIES, ImageError, open_image, verify_image
 from tests.closeness import within
 
 RED, WHITE = (255, 0, 0), (255, 255, 255)
@@ -46,8 +46,8 @@ def png_header(width, height):
 def reason_of(value, **options):
     with pytest.raises(ImageError) as caught:
         open_image(value, **options)
-    assert caught.value.way_out == IMAGE_WAYS_OUT[caught.value.reason]
-    assert caught.value.way_out in str(caught.value)
+    assert caught.value.remedy == IMAGE_REMEDIES[caught.value.reason]
+    assert caught.value.remedy in str(caught.value)
     with pytest.raises(ImageError) as verified:
         verify_image(value, **options)
     assert verified.value.reason == caught.value.reason

@@ -1,4 +1,4 @@
-"""Every source becomes one shape, and what cannot is refused with the way out."""
+"""Every source becomes one shape, and what cannot is refused with the remedy."""
 
 import csv
 import functools

@@ -9,8 +9,8 @@ import pytest
 from PIL import Image
 
 from hf_captionrl.data import (
-    CAPTION_WAYS_OUT,
-    IMAGE_WAYS_OUT,
+    CAPTION_REMEDIES,
+    IMAGE_REMEDIES,
     QuarantineError,
     check_captions,
     load_caption_splits,
@@ -61,8 +61,8 @@ def test_bad_rows_are_left_out_counted_and_written(tmp_path, num_workers):
     assert report.counts("caption") == {"caption_empty": 1, "caption_too_long": 1}
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert [(x["row"], x["image_id"], x["column"], x["reason"], x["dropped"]) for x in lines] == WANTED
-    ways_out = {**IMAGE_WAYS_OUT, **CAPTION_WAYS_OUT}
-    assert all(x["split"] == "train" and x["way_out"] == ways_out[x["reason"]] and x["detail"] for x in lines)
+    remedies = {**IMAGE_REMEDIES, **CAPTION_REMEDIES}
+    assert all(x["split"] == "train" and x["remedy"] == remedies[x["reason"]] and x["detail"] for x in lines)
     assert os.listdir(path.parent) == ["quarantine.jsonl"]
 
     assert good["image_id"][:] == [f"{n}.png" for n in range(100) if n not in {1, 2, 3, 4, 8, 9}]

@@ -73,7 +73,7 @@ def test_unknown_levels_are_refused():
             make("tiny")
 
 
-def test_without_spacy_or_its_model_the_way_out_is_named(monkeypatch):
+def test_without_spacy_or_its_model_the_remedy_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "spacy", None)
     with pytest.raises(ModuleNotFoundError, match=r"hf-captionrl\[analysis\]"):
         spacy_simplifier("simplest")

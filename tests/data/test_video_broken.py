@@ -30,7 +30,7 @@ def refused(value, message, reason, number=2, **options):
     with pytest.raises(ImageError, match=message) as caught:
         sample_frames(value, number, **options)
     assert caught.value.reason == reason
-    assert caught.value.way_out in str(caught.value)
+    assert caught.value.remedy in str(caught.value)
     return caught.value
 
 
@@ -68,7 +68,7 @@ def test_no_frames(tmp_path):
     refused(empty, "GIF without a frame", "video_no_frames")
     refused(sound(), "has no pictures, only 1 stream of audio", "video_no_frames")
     (tmp_path / "zero.mp4").touch()
-    refused(tmp_path / "zero.mp4", r"zero.mp4' has 0 bytes. Way out: download or copy", "video_truncated")
+    refused(tmp_path / "zero.mp4", r"zero.mp4' has 0 bytes. Remedy: download or copy", "video_truncated")
 
 
 @pytest.mark.parametrize("kind", ["gif", "mp4", "mkv"])

@@ -36,7 +36,7 @@ def test_features_of_a_video_are_the_mean_over_its_frames(tmp_path):
     encode = Encoder()
 
     def cache():
-        return FeatureCache(tmp_path / "cache", model_id="m", revision="r", what="image_tower")
+        return FeatureCache(tmp_path / "cache", model_id="m", revision="r", what="vision_tower")
 
     features = cached_features(cache(), ds, encode, batch_size=9, progress=False)
     assert features.shape == (4, 2, 3)

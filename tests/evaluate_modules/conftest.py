@@ -7,7 +7,7 @@ import pytest
 
 from hf_captionrl.evaluate_modules.inputs import resolve_scorer
 from hf_captionrl.scenes import load_scenes
-from tests.evaluate_modules.judges import JUDGE
+from tests.evaluate_modules.evaluators import JUDGE
 from tests.evaluate_modules.nursery import Nursery
 
 
@@ -50,11 +50,13 @@ def scenes():
 
 
 @pytest.fixture(scope="session")
-def judge():
+def held_out_scorer():
     return resolve_scorer(JUDGE)
 
 
 @pytest.fixture(scope="session")
-def features(scenes, judge):
+def features(scenes, held_out_scorer):
     """Of first references and of images, by the judge."""
-    return judge.text_features([row[0] for row in scenes["captions"]]), judge.image_features(list(scenes["image"]))
+    return held_out_scorer.text_features([row[0] for row in scenes["captions"]]), held_out_scorer.image_features(
+        list(scenes["image"])
+    )

@@ -27,17 +27,17 @@ def away(features):
 
 
 @pytest.fixture
-def remote(judge, monkeypatch):
+def remote(held_out_scorer, monkeypatch):
     for name in ("text_features", "image_features", "token_features"):
-        made = getattr(judge, name)
+        made = getattr(held_out_scorer, name)
         monkeypatch.setattr(
-            judge,
+            held_out_scorer,
             name,
             lambda rows, made=made: (
                 away(found) if isinstance(found := made(rows), torch.Tensor) else [away(row) for row in found]
             ),
         )
-    return judge
+    return held_out_scorer
 
 
 def test_tensors_of_two_devices_do_not_meet():

@@ -15,7 +15,7 @@ from hf_captionrl.retrieval.features import FeatureCache
 from hf_captionrl.scenes import check
 from hf_captionrl.scenes.models import model_path
 from tests.closeness import assert_close, close
-from tests.evaluate_modules.judges import JUDGE
+from tests.evaluate_modules.evaluators import JUDGE
 from tests.evaluate_modules.test_spaces import two_rows
 
 
@@ -33,7 +33,7 @@ def agree(found, expected, leave=("signature",)):
     assert "hf_captionrl:" in found["signature"]
 
 
-def test_self_retrieval_takes_the_pool_in_every_form(evaluate, scenes, judge, features, tmp_path):
+def test_self_retrieval_takes_the_pool_in_every_form(evaluate, scenes, held_out_scorer, features, tmp_path):
     captions, images, ids = first_captions(scenes), list(scenes["image"]), scenes["image_id"]
     expected = metrics.self_retrieval(*features)
     metric = evaluate.load("self_retrieval")
@@ -41,25 +41,41 @@ def test_self_retrieval_takes_the_pool_in_every_form(evaluate, scenes, judge, fe
     for i, image in enumerate(images):
         image.save(tmp_path / f"{i}.png")
         paths.append(str(tmp_path / f"{i}.png"))
-    cache = FeatureCache.for_scorer(judge, tmp_path / "cache", namespace="scenes")
+    cache = FeatureCache.for_scorer(held_out_scorer, tmp_path / "cache", namespace="scenes")
     cache.put(ids, features[1])
     vectors = [row.numpy() for row in features[1]]
     calls = {
         "images": {"references": images, "scorer": JUDGE},
-        "arrays": {"references": [np.array(image) for image in images], "scorer": judge},
-        "bytes": {"references": [{"bytes": Path(p).read_bytes(), "path": None} for p in paths], "scorer": judge},
-        "paths": {"references": paths, "scorer": judge},
+        "arrays": {"references": [np.array(image) for image in images], "scorer": held_out_scorer},
+        "bytes": {
+            "references": [{"bytes": Path(p).read_bytes(), "path": None} for p in paths],
+            "scorer": held_out_scorer,
+        },
+        "paths": {"references": paths, "scorer": held_out_scorer},
         "vectors": {"references": vectors, "text_features": features[0]},
         "tensor": {"references": features[1], "text_features": features[0]},
-        "ids of a matrix": {"references": ids, "image_ids": ids, "image_features": features[1], "scorer": judge},
-        "mapping": {"references": ids, "image_features": dict(zip(ids, vectors, strict=True)), "scorer": judge},
-        "mapping of images": {"references": ids, "images": dict(zip(ids, images, strict=True)), "scorer": judge},
-        "store": {"references": ids, "image_features": cache, "scorer": judge},
-        "whole store": {"references": ids, "image_ids": ids, "image_features": cache, "scorer": judge},
-        "rows": {"references": list(range(15)), "image_features": features[1], "scorer": judge},
-        "targets": {"targets": list(range(15)), "image_features": features[1].numpy(), "scorer": judge},
-        "left out": {"images": paths, "scorer": judge},
-        "texts of a sibling": {"references": scenes["captions"], "images": images, "scorer": judge},
+        "ids of a matrix": {
+            "references": ids,
+            "image_ids": ids,
+            "image_features": features[1],
+            "scorer": held_out_scorer,
+        },
+        "mapping": {
+            "references": ids,
+            "image_features": dict(zip(ids, vectors, strict=True)),
+            "scorer": held_out_scorer,
+        },
+        "mapping of images": {
+            "references": ids,
+            "images": dict(zip(ids, images, strict=True)),
+            "scorer": held_out_scorer,
+        },
+        "store": {"references": ids, "image_features": cache, "scorer": held_out_scorer},
+        "whole store": {"references": ids, "image_ids": ids, "image_features": cache, "scorer": held_out_scorer},
+        "rows": {"references": list(range(15)), "image_features": features[1], "scorer": held_out_scorer},
+        "targets": {"targets": list(range(15)), "image_features": features[1].numpy(), "scorer": held_out_scorer},
+        "left out": {"images": paths, "scorer": held_out_scorer},
+        "texts of a sibling": {"references": scenes["captions"], "images": images, "scorer": held_out_scorer},
     }
     for name, arguments in calls.items():
         found = metric.compute(predictions=captions, **arguments)
@@ -76,7 +92,7 @@ def test_self_retrieval_takes_the_pool_in_every_form(evaluate, scenes, judge, fe
         ({"references": ids, "image_ids": [*ids, "nobody"]}, r"image_ids\[15\]: 'nobody' is not among"),
     ):
         with pytest.raises(ValueError, match=where):
-            metric.compute(predictions=captions, image_features=cache, scorer=judge, **arguments)
+            metric.compute(predictions=captions, image_features=cache, scorer=held_out_scorer, **arguments)
 
 
 def test_self_retrieval_modes_are_those_of_the_function(evaluate, features):
@@ -102,19 +118,21 @@ def test_self_retrieval_modes_are_those_of_the_function(evaluate, features):
     assert "rd5-blocks" in blocks["signature"]
 
 
-def test_a_repeated_path_is_one_image_and_equal_images_are_told(evaluate, scenes, judge, tmp_path):
+def test_a_repeated_path_is_one_image_and_equal_images_are_told(evaluate, scenes, held_out_scorer, tmp_path):
     image, other = scenes[0]["image"], scenes[1]["image"]
     image.save(tmp_path / "a.png")
     other.save(tmp_path / "b.png")
     captions = [scenes[0]["full_caption"], scenes[0]["captions"][0], scenes[1]["full_caption"]]
     metric = evaluate.load("self_retrieval")
     a, b = str(tmp_path / "a.png"), str(tmp_path / "b.png")
-    by_path = metric.compute(predictions=captions, references=[a, a, b], scorer=judge)
+    by_path = metric.compute(predictions=captions, references=[a, a, b], scorer=held_out_scorer)
     assert (by_path["pool_size"], by_path["num_duplicate_images"]) == (2, 0)
-    equal = metric.compute(predictions=captions, references=[image, image, other], scorer=judge)
+    equal = metric.compute(predictions=captions, references=[image, image, other], scorer=held_out_scorer)
     assert (equal["pool_size"], equal["num_duplicate_images"]) == (3, 1)
     assert equal["ranks"][0] == 2, "a tie counts against the caption"
-    merged = metric.compute(predictions=captions, references=[image, image, other], scorer=judge, duplicates="merge")
+    merged = metric.compute(
+        predictions=captions, references=[image, image, other], scorer=held_out_scorer, duplicates="merge"
+    )
     assert merged["ranks"] == by_path["ranks"]
 
 
@@ -142,40 +160,44 @@ def test_copies_of_an_image_are_told_whatever_the_scorer_rounds(evaluate, scenes
     assert found["ranks"][0] == 2, "its copy is a tie, which counts against the caption"
 
 
-def test_captions_that_are_cut_are_counted(evaluate, scenes, judge):
+def test_captions_that_are_cut_are_counted(evaluate, scenes, held_out_scorer):
     long = " ".join(["a pig"] * 40)
     found = evaluate.load("self_retrieval").compute(
-        predictions=[long, "a pig"], references=list(scenes["image"])[:2], scorer=judge
+        predictions=[long, "a pig"], references=list(scenes["image"])[:2], scorer=held_out_scorer
     )
     assert (found["num_truncated"], found["truncated_share"]) == (1, 0.5)
 
 
-def test_clip_score_is_the_function_with_prefix_and_references(evaluate, scenes, judge, features):
+def test_clip_score_is_the_function_with_prefix_and_references(evaluate, scenes, held_out_scorer, features):
     captions, images, references = first_captions(scenes), list(scenes["image"]), scenes["captions"]
     metric = evaluate.load("clip_score")
     prefix = "A photo depicts "
-    text = judge.text_features([prefix + caption for caption in captions])
+    text = held_out_scorer.text_features([prefix + caption for caption in captions])
     for preset in ("hessel", "smile"):
-        found = metric.compute(predictions=captions, references=images, scorer=judge, preset=preset)
+        found = metric.compute(predictions=captions, references=images, scorer=held_out_scorer, preset=preset)
         agree(found, metrics.clip_score(text, features[1], preset=preset))
         assert f"preset:{preset}" in found["signature"]
-    bare = metric.compute(predictions=captions, references=images, scorer=judge, preset="ndlb")
+    bare = metric.compute(predictions=captions, references=images, scorer=held_out_scorer, preset="ndlb")
     agree(bare, metrics.clip_score(features[0], features[1], preset="ndlb"))
-    groups = [judge.text_features([prefix + text for text in group]) for group in references]
+    groups = [held_out_scorer.text_features([prefix + text for text in group]) for group in references]
     expected = metrics.ref_clip_score(text, features[1], groups)
     for arguments in (
         {"references": images, "reference_captions": references},
         {"references": references, "images": images},
     ):
-        found = metric.compute(predictions=captions, scorer=judge, **arguments)
+        found = metric.compute(predictions=captions, scorer=held_out_scorer, **arguments)
         assert found["ref_clip_score"] == close(expected["ref_clip_score"], dtype="float32")
         assert_close(found["ref_per_sample"], expected["per_sample"], dtype="float32")
-    several = metric.compute(predictions=captions[:3], references=[4, 4, 0], images=images, scorer=judge, prefix="")
+    several = metric.compute(
+        predictions=captions[:3], references=[4, 4, 0], images=images, scorer=held_out_scorer, prefix=""
+    )
     agree(several, metrics.clip_score(features[0][:3], features[1][[4, 4, 0]]))
     with pytest.raises(ValueError, match="caption 1 belongs to image 99"):
-        metric.compute(predictions=captions[:2], references=[0, 99], image_features=features[1], scorer=judge)
+        metric.compute(
+            predictions=captions[:2], references=[0, 99], image_features=features[1], scorer=held_out_scorer
+        )
     with pytest.raises(ValueError, match="preset must be one of"):
-        metric.compute(predictions=captions, references=images, scorer=judge, preset="clip")
+        metric.compute(predictions=captions, references=images, scorer=held_out_scorer, preset="clip")
 
 
 def test_diversity_nlg_and_perplexity_are_the_functions(evaluate, scenes):
@@ -240,28 +262,30 @@ def test_faithfulness_takes_objects_and_facts_everywhere(evaluate, scenes):
         metric.compute(predictions=["a dog"], references=["dog"])
 
 
-def test_emscore_by_a_scorer(evaluate, scenes, judge):
+def test_emscore_by_a_scorer(evaluate, scenes, held_out_scorer):
     captions = first_captions(scenes)[:3]
     videos = [list(scenes["image"])[i : i + 4] for i in range(3)]
-    tokens, none = caption_tokens(captions, None, judge, None, None)
+    tokens, none = caption_tokens(captions, None, held_out_scorer, None, None)
     assert none is None
     for caption, rows in zip(captions, tokens, strict=True):
         # The last token is the end of text, which the scorer pools.
-        own = judge.text_features([caption])[0]
+        own = held_out_scorer.text_features([caption])[0]
         assert_close(torch.nn.functional.normalize(rows[-1], dim=0), own)
-    expected = metrics.emscore(tokens, [judge.image_features(video) for video in videos])
+    expected = metrics.emscore(tokens, [held_out_scorer.image_features(video) for video in videos])
     metric = evaluate.load("emscore")
     found = metric.compute(predictions=captions, references=videos, scorer=JUDGE)
     for key in ("precision", "recall", "f", "fine_f", "coarse"):
         assert found[key] == close(expected[key], dtype="float32", magnitude=1)
-    assert metric.compute(predictions=captions, frames=videos, scorer=judge)["f"] == pytest.approx(found["f"])
+    assert metric.compute(predictions=captions, frames=videos, scorer=held_out_scorer)["f"] == pytest.approx(
+        found["f"]
+    )
     weighted = metric.compute(
-        predictions=captions, references=videos, scorer=judge, idf=True, idf_captions=first_captions(scenes)
+        predictions=captions, references=videos, scorer=held_out_scorer, idf=True, idf_captions=first_captions(scenes)
     )
     assert weighted["fine_recall"] == close(found["fine_recall"], dtype="float32")
     assert weighted["fine_precision"] != close(found["fine_precision"], dtype="float32")
     with pytest.raises(ValueError, match="there are no frames"):
-        metric.compute(predictions=captions, scorer=judge)
+        metric.compute(predictions=captions, scorer=held_out_scorer)
     with pytest.raises(ValueError, match="features of captions, not of their tokens"):
         caption_tokens(captions, None, Blind(), None, None)
 
@@ -288,18 +312,18 @@ def test_token_weights_by_hand():
     assert weights == pytest.approx([0.0, idf[5], math.log(4), sum(idf.values()) / 6])
 
 
-def test_batches_and_single_rows_add_up(evaluate, scenes, judge):
+def test_batches_and_single_rows_add_up(evaluate, scenes, held_out_scorer):
     captions, images = first_captions(scenes), list(scenes["image"])
-    whole = evaluate.load("self_retrieval").compute(predictions=captions, references=images, scorer=judge)
+    whole = evaluate.load("self_retrieval").compute(predictions=captions, references=images, scorer=held_out_scorer)
     metric = evaluate.load("self_retrieval", keep_in_memory=True)
     metric.add_batch(predictions=captions[:7], references=images[:7])
     for caption, image in zip(captions[7:12], images[7:12], strict=True):
         metric.add(prediction=caption, reference=image)
     metric.add(predictions=captions[12], references=images[12])
     metric.add_batch(predictions=captions[13:], references=images[13:])
-    assert metric.compute(scorer=judge) == whole
+    assert metric.compute(scorer=held_out_scorer) == whole
     # The same object again, in another form.
-    assert metric.compute(predictions=captions, images=images, scorer=judge) == whole
+    assert metric.compute(predictions=captions, images=images, scorer=held_out_scorer) == whole
     groups = evaluate.load("caption_diversity")
     for row in scenes["captions"]:
         groups.add(prediction=row)
@@ -325,11 +349,11 @@ def test_batches_give_every_module_what_compute_gives(evaluate, name):
         metric.add_batch()
 
 
-def test_combine_gives_every_module_every_argument(evaluate, scenes, judge):
+def test_combine_gives_every_module_every_argument(evaluate, scenes, held_out_scorer):
     captions, references, images = first_captions(scenes), scenes["captions"], list(scenes["image"])
     arguments = {
         "images": images,
-        "scorer": judge,
+        "scorer": held_out_scorer,
         "facts": list(scenes["facts"]),
         "model": "scenes:gpt2-perplexity",
         "image_ids": [i // 3 for i in range(15)],
@@ -347,5 +371,5 @@ def test_combine_gives_every_module_every_argument(evaluate, scenes, judge):
     pair = evaluate.combine(["self_retrieval", "clip_score"])
     for caption, image in zip(captions, images, strict=True):
         pair.add(prediction=caption, reference=image)
-    single = evaluate.load("self_retrieval").compute(predictions=captions, references=images, scorer=judge)
-    assert pair.compute(scorer=judge)["recall_at_1"] == single["recall_at_1"]
+    single = evaluate.load("self_retrieval").compute(predictions=captions, references=images, scorer=held_out_scorer)
+    assert pair.compute(scorer=held_out_scorer)["recall_at_1"] == single["recall_at_1"]

@@ -1,10 +1,10 @@
-"""What is given to a module wrongly is refused, with its index and the way out."""
+"""What is given to a module wrongly is refused, with its index and the remedy."""
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from tests.evaluate_modules.judges import JUDGE
+from tests.evaluate_modules.evaluators import JUDGE
 
 
 def test_a_misspelt_argument_is_told(evaluate):
@@ -81,14 +81,14 @@ def test_bad_input_is_refused_with_its_index(evaluate, name, arguments, match):
         metric.compute(**given)
 
 
-def test_an_image_that_does_not_open_is_named(evaluate, judge, tmp_path):
+def test_an_image_that_does_not_open_is_named(evaluate, held_out_scorer, tmp_path):
     (tmp_path / "a.png").write_bytes(b"no image")
     Image.new("RGB", (8, 8)).save(tmp_path / "b.png")
     metric = evaluate.load("self_retrieval")
     with pytest.raises(ValueError, match=r"images\[1\]: .*a.png.* is not in a known format"):
-        metric.compute(predictions=["a", "b"], images=[tmp_path / "b.png", tmp_path / "a.png"], scorer=judge)
+        metric.compute(predictions=["a", "b"], images=[tmp_path / "b.png", tmp_path / "a.png"], scorer=held_out_scorer)
     with pytest.raises(ValueError, match=r"references\[0\]: .*8 bytes"):
-        metric.compute(predictions=["a"], references=[{"bytes": b"no image", "path": None}], scorer=judge)
+        metric.compute(predictions=["a"], references=[{"bytes": b"no image", "path": None}], scorer=held_out_scorer)
 
 
 def test_java_that_is_missing_is_a_reason_and_not_an_error(evaluate, tmp_path):

@@ -94,7 +94,7 @@ def trainer_of(kind, folder, *, callbacks=(), **changes):
     common = {**COMMON, **changes}
     rows: dict[str, Any] = {"generation_num_beams": 1, "generation_max_new_tokens": 6}
     if kind == "smile":
-        return SmileTrainer(captioner, SmileConfig(str(folder), **common, **rows, freeze_image_tower=False), **parts)
+        return SmileTrainer(captioner, SmileConfig(str(folder), **common, **rows, freeze_vision_tower=False), **parts)
     common = {**ROLLOUT, **rows, **common}
     if kind == "sle":
         config = SLEConfig(str(folder), **{"num_generations": 3, "rl_start_epoch": 1, **common})

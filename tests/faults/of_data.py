@@ -124,8 +124,8 @@ def evaluation(nursery, folder, rng, kills):
         assert made.code == 0, made.output
 
     def arguments(run):
-        judges = ["--scorer", "scenes:clip-judge", "--language_model", "none", "--cache_dir", str(run / "cache")]
-        return ["evaluate", "--captions", *map(str, files), *data, "--output_dir", str(run), *judges]
+        evaluators = ["--scorer", "scenes:clip-judge", "--language_model", "none", "--cache_dir", str(run / "cache")]
+        return ["evaluate", "--captions", *map(str, files), *data, "--output_dir", str(run), *evaluators]
 
     def read(run):
         path = run / "comparison.json"

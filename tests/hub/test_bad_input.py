@@ -1,4 +1,4 @@
-"""What goes wrong at a push or a download, as the command line says it: one line, the way out in it, nothing sent, no token."""
+"""What goes wrong at a push or a download, as the command line says it: one line, the remedy in it, nothing sent, no token."""
 
 import re
 

@@ -159,13 +159,13 @@ def test_a_recipe_says_whether_its_images_are_public(name, asked, goes_up, tmp_p
     (tmp_path / "out" / "results.json").write_text(json.dumps(make_results()))
     (tmp_path / "out" / "gallery.html").write_text("pictures")
     config = SmileConfig(str(tmp_path / "out"), use_cpu=True, report_to="none")
-    judge = SimpleNamespace(signature="clip @ 1", max_text_tokens=77, count_truncated=lambda captions: 0)
+    held_out_scorer = SimpleNamespace(signature="clip @ 1", max_text_tokens=77, count_truncated=lambda captions: 0)
     publication.write_publication(
         tmp_path / "out" / "results.json",
         SimpleNamespace(family="blip", prompt=""),
         ["a"],
         "SMILE",
-        SimpleNamespace(judge=judge),
+        SimpleNamespace(held_out_scorer=held_out_scorer),
         (ModelArguments(), DataArguments(dataset_name=name), EvaluationArguments(push_gallery=asked), config),
         {},
         {"objective": "smile", "mle_weight": 0.0},

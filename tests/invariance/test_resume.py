@@ -35,7 +35,7 @@ def maximum_likelihood(folder: Path, **settings: Any) -> Any:
         mle_weight=1.0,
         per_device_train_batch_size=2,
         gradient_accumulation_steps=2,
-        freeze_image_tower=True,
+        freeze_vision_tower=True,
         cache_image_features=True,
         feature_cache_dir=str(folder.parent / "cache"),
         **STEPS,

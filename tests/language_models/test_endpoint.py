@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from hf_captionrl.boosting import blend_prompt, visual_prompt
-from hf_captionrl.language_models import BackendError, Cut, Failure, HTTPBackend
+from hf_captionrl.language_models import BackendError, Failure, HTTPBackend, Truncated
 from tests.boosting.server import ChatServer, texts_of
 
 
@@ -60,7 +60,7 @@ def test_a_server_that_drips_is_left_at_the_deadline():
 
 def test_an_answer_at_the_length_limit_is_marked():
     found, waits, _ = ask(lambda number, messages: "length")
-    assert found == {0: Cut("A caption of 0000.")}
+    assert found == {0: Truncated("A caption of 0000.")}
     assert waits == []
 
 

@@ -17,10 +17,10 @@ from hf_captionrl.data import open_image
 from hf_captionrl.language_models import (
     Backend,
     CaptionerBackend,
-    Cut,
     Failure,
     TransformersTextBackend,
     TransformersVisionBackend,
+    Truncated,
 )
 from hf_captionrl.language_models.local_models import chat_text
 from hf_captionrl.language_models.prompt import Prompt
@@ -43,7 +43,7 @@ def test_a_captioner_describes_as_it_does_elsewhere():
     expected = captioner.generate(**inputs, max_new_tokens=20, num_beams=1, do_sample=False).captions
     assert [found[i] for i in range(5)] == expected
     short = CaptionerBackend("scenes:blip-mle", device="cpu", max_new_tokens=2)
-    assert dict(short.complete(looking()[:1]))[0] == Cut(" ".join(expected[0].split()[:2]))
+    assert dict(short.complete(looking()[:1]))[0] == Truncated(" ".join(expected[0].split()[:2]))
 
 
 def test_a_captioner_runs_the_pipeline(tmp_path):
@@ -191,7 +191,7 @@ def test_a_language_model_continues_the_same_in_any_batch(writer):
 
 
 def text_of(answer):
-    return answer.text if isinstance(answer, Cut) else answer
+    return answer.text if isinstance(answer, Truncated) else answer
 
 
 def test_a_text_without_its_end_is_marked_and_one_with_it_is_not(writer):
@@ -208,7 +208,7 @@ def test_a_text_without_its_end_is_marked_and_one_with_it_is_not(writer):
     assert isinstance(ended, str)
     assert len(ended) < len(found)
     tight = TransformersTextBackend("scenes:gpt2-perplexity", device="cpu", dtype="float32", max_new_tokens=2)
-    assert isinstance(dict(tight.complete([Prompt("blend", "1", "two pigs")]))[0], Cut)
+    assert isinstance(dict(tight.complete([Prompt("blend", "1", "two pigs")]))[0], Truncated)
 
 
 def test_a_later_attempt_is_drawn_the_same_each_time_and_unlike_the_first(writer):
@@ -223,7 +223,7 @@ def test_a_later_attempt_is_drawn_the_same_each_time_and_unlike_the_first(writer
 def test_a_prompt_longer_than_the_model_s_context_fails_alone(writer):
     prompts = [Prompt("blend", "1", "a pig"), blend_prompt("2", ["a pig"] * 300)]
     found = dict(writer.complete(prompts))
-    assert isinstance(found[0], str | Cut)
+    assert isinstance(found[0], str | Truncated)
     assert isinstance(found[1], Failure)
     assert found[1].reason == "backend_rejected"
 

@@ -7,7 +7,7 @@ import pytest
 
 from hf_captionrl.boosting import visual_prompt
 from hf_captionrl.data import open_image
-from hf_captionrl.language_models import Cut, VLLMBackend
+from hf_captionrl.language_models import Truncated, VLLMBackend
 from tests.boosting.doubles import scenes
 
 
@@ -15,7 +15,7 @@ def looking():
     return [visual_prompt(str(i), open_image(scenes()[i]["image"])) for i in range(3)]
 
 
-def test_without_vllm_the_way_out_is_named(monkeypatch):
+def test_without_vllm_the_remedy_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "vllm", None)
     with pytest.raises(ModuleNotFoundError, match="pip install vllm"):
         VLLMBackend("m")
@@ -40,7 +40,7 @@ def test_vllm_is_given_chats_and_images(monkeypatch, tmp_path):
     fake.LLM, fake.SamplingParams = Engine, lambda **options: options
     monkeypatch.setitem(sys.modules, "vllm", fake)
     backend = VLLMBackend("m", revision="abc", sees_images=True)
-    assert dict(backend.complete(looking())) == {0: "answer 0", 1: "answer 1", 2: Cut("answer 2")}
+    assert dict(backend.complete(looking())) == {0: "answer 0", 1: "answer 1", 2: Truncated("answer 2")}
     assert seen["engine"]["revision"] == "abc"
     assert seen["engine"]["load_format"] == "safetensors"  # never a pickle
     assert backend.revision.startswith("abc")

@@ -88,7 +88,7 @@ def test_bad_sources_and_a_tagger_that_loses_captions_are_refused():
         characteristic_words({"a": ["x/NOUN", "y/NOUN"], "b": ["z/NOUN"]}, tagger=lambda c: [[("x", "NOUN")]])
 
 
-def test_without_spacy_or_its_model_the_way_out_is_named(monkeypatch):
+def test_without_spacy_or_its_model_the_remedy_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "spacy", None)
     with pytest.raises(ModuleNotFoundError, match=r"hf-captionrl\[analysis\]"):
         spacy_tagger()

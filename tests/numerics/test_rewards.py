@@ -16,7 +16,7 @@ from hf_captionrl.rewards import (
     PairwiseDiversity,
     RepetitionPenalty,
     SelfRetrieval,
-    UnendedPenalty,
+    TruncationPenalty,
     WeightedRewards,
     bleu34_distance,
     edit_distance,
@@ -186,7 +186,7 @@ def test_penalties_of_any_captions(captions, order, limit):
     assert torch.equal(RepetitionPenalty(order)(context), -share)
     lengths = torch.tensor([len(caption.split()) + 1 for caption in captions]).double()
     torch.testing.assert_close(LengthPenalty(limit)(context), -(lengths - limit).clamp(min=0) / limit)
-    assert UnendedPenalty()(context).tolist() == [0.0] * len(captions)
+    assert TruncationPenalty()(context).tolist() == [0.0] * len(captions)
 
 
 # Baselines

@@ -1,4 +1,4 @@
-"""No test reaches another machine: in every Python process of the suite the way out is closed where Python opens it.
+"""No test reaches another machine: in every Python process of the suite the remedy is closed where Python opens it.
 
 `tests/conftest.py` puts this folder on PYTHONPATH, so that every Python process that a test starts runs this file first,
 and imports it in its own. An audit hook cannot be undone, nor got round by those who keep their own socket classes.
@@ -15,7 +15,7 @@ _OWN_NAMES = {"", "localhost", "localhost.localdomain", socket.gethostname()}
 
 
 class NoNetworkError(OSError):
-    """What a machine without a network would answer, so that code with a way out of that takes it."""
+    """What a machine without a network would answer, so that code with a remedy of that takes it."""
 
 
 def stays_here(host):

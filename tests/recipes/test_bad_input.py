@@ -17,7 +17,7 @@ from recipes import self_retrieval_blip, smile_blip
 ROOT = Path(__file__).parents[2]
 SMALL = [
     *("--max_train_images", "8", "--max_eval_images", "8", "--max_test_images", "8", "--use_cpu", "--max_steps", "1"),
-    *("--perplexity_name_or_path", "none", "--scorer_name_or_path", "none", "--judge_name_or_path", "none"),
+    *("--perplexity_name_or_path", "none", "--scorer_name_or_path", "none", "--held_out_scorer_name_or_path", "none"),
 ]
 
 
@@ -89,7 +89,7 @@ KINDS = {
         ["--load_best_model_at_end", "true", "--eval_strategy", "no", "--save_strategy", "epoch"],
         r"load_best_model_at_end requires",
     ),
-    "push without a judge": (["--push_to_hub"], r"push_to_hub needs a judge.*Set judge_name_or_path"),
+    "push without a judge": (["--push_to_hub"], r"push_to_hub needs a judge.*Set held_out_scorer_name_or_path"),
     "missing folder": (
         ["--dataset_name", "imagefolder", "--data_dir", "nowhere"],
         r"\('nowhere'\) is not a folder\. Set it",
@@ -135,7 +135,7 @@ BAGS = {
     "bags": (["--bag_schedule", "7:x"], r"bag_schedule is '7:x'\. Use 'paper', 'adaptive', a bag size"),
     "baseline": (["--baseline", "best"], r"no baseline 'best'\. Use one of"),
     "variants": (["--variants", "{"], r"variants is '\{'\. Use a JSON object"),
-    "no judge": (["--judge_name_or_path", "none"], r"needs a scorer that rewards and a judge"),
+    "no judge": (["--held_out_scorer_name_or_path", "none"], r"needs a scorer that rewards and a judge"),
     "a bag larger than the batch": (
         ["--bag_schedule", "99", "--per_device_train_batch_size", "8", "--gradient_accumulation_steps", "1"],
         r"a bag of 99 is larger than the batch of 8.*Raise batch_size",

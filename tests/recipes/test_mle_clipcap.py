@@ -72,7 +72,7 @@ def test_the_papers_settings(name):
     assert (config.per_device_train_batch_size, config.learning_rate) == (40, 2e-5)
     assert (config.max_steps, config.warmup_steps, config.lr_scheduler_type) == (30_000, 1_000, "linear")
     assert config.mle_weight == 1.0
-    assert config.freeze_image_tower
+    assert config.freeze_vision_tower
     assert (arguments.vision_model, arguments.language_model) == (
         "openai/clip-vit-base-patch32",
         "openai-community/gpt2",
@@ -82,4 +82,6 @@ def test_the_papers_settings(name):
 
 def test_a_push_without_a_judge_is_refused(tmp_path):
     with pytest.raises(ValueError, match="needs a judge"):
-        recipe.main(["--output_dir", str(tmp_path), "--push_to_hub", "true", "--judge_name_or_path", "none", *SHORT])
+        recipe.main(
+            ["--output_dir", str(tmp_path), "--push_to_hub", "true", "--held_out_scorer_name_or_path", "none", *SHORT]
+        )

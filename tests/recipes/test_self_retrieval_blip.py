@@ -77,7 +77,7 @@ def test_adapters_and_cider(tmp_path):
         [
             *("--output_dir", str(tmp_path / "out"), "--feature_cache_dir", str(tmp_path / "cache"), *SHORT),
             *("--tune", "both", "--lora_r", "4", "--cider_weight", "0.5", "--variants", "{}"),
-            *("--freeze_image_tower", "false", "--cache_image_features", "false", "--max_steps", "1"),
+            *("--freeze_vision_tower", "false", "--cache_image_features", "false", "--max_steps", "1"),
             *("--bag_features", "image", "--perplexity_name_or_path", "none"),
         ]
     )
@@ -198,14 +198,14 @@ def test_every_row_of_the_papers_is_what_its_name_says(folder):
         assert config.generation_num_beams == 5
         assert config.per_device_train_batch_size * config.gradient_accumulation_steps == 100
         if name.startswith("discritune"):
-            assert (model.tune, config.freeze_image_tower, config.learning_rate) == (None, True, 1e-7), name
+            assert (model.tune, config.freeze_vision_tower, config.learning_rate) == (None, True, 1e-7), name
             assert not config.do_sample
             assert config.explores == (name == "discritune_table8_greedy")
             continue
         assert (model.lora_r, model.lora_alpha, config.max_steps, config.temperature) == (32, 16, 23000, 0.3), name
         tune = "both" if "sr_lv" in name or "table10" in name or "table13" in name else "language"
         tune = "vision" if "sr_v" in name else tune
-        assert (model.tune, config.freeze_image_tower) == (tune, tune == "language"), name
+        assert (model.tune, config.freeze_vision_tower) == (tune, tune == "language"), name
         assert config.baseline == ("greedy" if config.cider_weight else "running_mean"), name
         curriculum = "bagcurri" in name or "table13" in name
         assert (config.bag_schedule == "paper") == curriculum, name
@@ -238,6 +238,6 @@ def test_what_does_not_fit_is_refused(tmp_path):
     with pytest.raises(ValueError, match="'multimodal' or 'image'"):
         BagArguments(bag_features="text")
     with pytest.raises(ValueError, match="a judge that does not"):
-        recipe.main(["--judge_name_or_path", "none", "--output_dir", str(tmp_path), *SHORT])
+        recipe.main(["--held_out_scorer_name_or_path", "none", "--output_dir", str(tmp_path), *SHORT])
     with pytest.raises(ValueError, match="num_train_epochs=0 only evaluates"):
         recipe.main(["--output_dir", str(tmp_path), *SHORT, "--num_train_epochs", "0", "--push_to_hub", "true"])

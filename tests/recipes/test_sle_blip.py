@@ -18,7 +18,7 @@ from hf_captionrl.reports.table import COLUMNS
 from hf_captionrl.scenes import full_caption, load_scenes, render_scene, scene_stream
 from hf_captionrl.scenes.models import model_path
 from hf_captionrl.trainers import SLEConfig, SLETrainer
-from hf_captionrl.trainers.caption_generation import image_tower_features
+from hf_captionrl.trainers.caption_generation import vision_tower_features
 from tests.closeness import assert_close
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -138,7 +138,7 @@ def test_the_papers_tables_are_all_there():
 VIDEO = ["--config", str(RECIPES / "configs" / "sle_blip" / "table3_sle.yaml"), "--use_cpu"]
 SHIPPED = [
     *("--model_name_or_path", "scenes:blip-mle", "--scorer_name_or_path", "scenes:clip-reward", "--prompt", ""),
-    *("--judge_name_or_path", "scenes:clip-judge", "--perplexity_name_or_path", "scenes:gpt2-perplexity"),
+    *("--held_out_scorer_name_or_path", "scenes:clip-judge", "--perplexity_name_or_path", "scenes:gpt2-perplexity"),
 ]
 
 
@@ -190,7 +190,7 @@ def test_videos_are_trained_on(tmp_path):
     # What the model was trained on, against the frames one by one.
     captioner = load_captioner(model_path("scenes:blip-mle"), dtype=torch.float32)
     data = load_captions("tgif", split="test", data_dir=world, num_frames=4)
-    features = image_tower_features(captioner, data, cache_dir=str(tmp_path / "cache"))
+    features = vision_tower_features(captioner, data, cache_dir=str(tmp_path / "cache"))
     frames = sample_frames(world / "gifs" / "clip10.gif", 4)
     with torch.no_grad():
         single = [captioner.image_features(**captioner.encode_images([frame])) for frame in frames]
@@ -219,7 +219,7 @@ def test_a_trainer_refuses_videos_without_cached_features(tmp_path):
     ("arguments", "message"),
     [
         (["--tune", "language"], "rl_start_epoch is 1"),
-        (["--push_to_hub", "--judge_name_or_path", "none"], "needs a judge"),
+        (["--push_to_hub", "--held_out_scorer_name_or_path", "none"], "needs a judge"),
         (["--resume_from_checkpoint", "model/checkpoint-40"], "use 'true'"),
         (["--alpha", "2"], "alpha is 2.0"),
         (["--num_samples", "1"], "num_samples is 1"),

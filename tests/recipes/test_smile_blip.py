@@ -118,7 +118,7 @@ def test_a_folder_of_photographs_with_bad_rows(tmp_path):
         [
             *("--dataset_name", "imagefolder", "--data_dir", str(photos), "--max_bad_fraction", "0.5"),
             *("--model_name_or_path", str(tmp_path / "small-blip"), "--prompt", "a picture of "),
-            *("--scorer_name_or_path", "scenes:clip-reward", "--judge_name_or_path", "scenes:clip-judge"),
+            *("--scorer_name_or_path", "scenes:clip-reward", "--held_out_scorer_name_or_path", "scenes:clip-judge"),
             *("--perplexity_name_or_path", "none", "--compare_mle_weights", "1.0"),
             *("--output_dir", str(tmp_path / "out"), "--learning_rate", "1e-3"),
             *SHORT,
@@ -147,7 +147,7 @@ def test_too_many_bad_rows_stop_before_training(tmp_path):
             [
                 *("--dataset_name", "imagefolder", "--data_dir", str(photos), "--output_dir", str(tmp_path / "out")),
                 *("--model_name_or_path", "scenes:blip-mle", "--scorer_name_or_path", "none"),
-                *("--judge_name_or_path", "none", "--perplexity_name_or_path", "none"),
+                *("--held_out_scorer_name_or_path", "none", "--perplexity_name_or_path", "none"),
             ]
         )
     assert (tmp_path / "out" / "quarantine.jsonl").exists()
@@ -215,7 +215,7 @@ def test_a_row_without_further_training(tmp_path):
 def test_whoever_brings_his_own_gets_the_papers_settings(arguments):
     *_, config = recipe.parse_args(arguments)
     assert config.learning_rate == 1e-5
-    assert not config.freeze_image_tower
+    assert not config.freeze_vision_tower
 
 
 def test_the_embedded_data_named_by_hand_keep_their_settings():
@@ -228,7 +228,7 @@ def test_the_embedded_data_named_by_hand_keep_their_settings():
     [
         (["--data_dir", "photos"], "Set --dataset_name imagefolder"),
         (["--resume_from_checkpoint", "model/checkpoint-40"], "use 'true'"),
-        (["--push_to_hub", "--judge_name_or_path", "none"], "needs a judge"),
+        (["--push_to_hub", "--held_out_scorer_name_or_path", "none"], "needs a judge"),
     ],
 )
 def test_what_would_be_ignored_is_refused(tmp_path, arguments, message):

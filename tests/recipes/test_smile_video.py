@@ -26,7 +26,7 @@ SHORT = [
 ]
 ON_SCENES = [
     *("--model_name_or_path", "scenes:blip-mle", "--scorer_name_or_path", "scenes:clip-reward"),
-    *("--judge_name_or_path", "scenes:clip-judge", "--perplexity_name_or_path", "none", "--prompt", ""),
+    *("--held_out_scorer_name_or_path", "scenes:clip-judge", "--perplexity_name_or_path", "none", "--prompt", ""),
 ]
 
 
@@ -64,16 +64,17 @@ def test_the_table_ends_with_emscore(run):
 
 def test_emscore_of_a_row_is_that_of_frames_and_tokens(small_world, tmp_path):
     rows = small_world["test"].select(range(4)).add_column("video_frames", [3] * 4)
-    judge = load_scorer(model_path("scenes:clip-judge"))
-    evaluator = VideoEvaluator(rows, judge, None, seed=0, cache_dir=str(tmp_path))
+    held_out_scorer = load_scorer(model_path("scenes:clip-judge"))
+    evaluator = VideoEvaluator(rows, held_out_scorer, None, seed=0, cache_dir=str(tmp_path))
     captions = ["a pig", "a large bell moving left", "two things", "a tree on a blue background"]
     references = [list(texts[1:]) for texts in rows["captions"]]
     for chosen in (None, references):
         expected = emscore(
-            [t.cpu() for t in judge.token_features(captions)],
-            [judge.image_features(sample_frames(row["image"], 3)).cpu() for row in rows],
+            [t.cpu() for t in held_out_scorer.token_features(captions)],
+            [held_out_scorer.image_features(sample_frames(row["image"], 3)).cpu() for row in rows],
             reference_features=[
-                [t.cpu() for t in judge.token_features(texts)] for texts in (chosen or list(rows["captions"]))
+                [t.cpu() for t in held_out_scorer.token_features(texts)]
+                for texts in (chosen or list(rows["captions"]))
             ],
         )
         row = evaluator.row("x", captions, chosen)
@@ -128,7 +129,7 @@ def test_every_configuration_is_read(file):
     ("arguments", "message"),
     [
         (["--num_frames", "0"], "num_frames is 0"),
-        (["--cache_image_features", "false"], "pooled once for the whole run. Add --freeze_image_tower"),
+        (["--cache_image_features", "false"], "pooled once for the whole run. Add --freeze_vision_tower"),
         (["--frame_pooling", "median"], "frame_pooling is 'median'. Use 'mean', 'concat', 'ordered' or 'native'"),
         (["--frame_pooling", "native"], "BlipForConditionalGeneration is only ever given images here"),
         (["--tune", "language"], "mle_epochs is 24, and what follows goes on with the whole model"),

@@ -133,7 +133,7 @@ def test_faiss_fills_what_its_lists_do_not_hold():
     check_neighbours(indices, 200)  # no -1, nothing twice
 
 
-def test_without_faiss_the_way_out_is_named(monkeypatch):
+def test_without_faiss_the_remedy_is_named(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "faiss", None)
     with pytest.raises(ImportError, match=r"hf-captionrl\[faiss\]"):
         approximate_neighbours(clustered(20), 3)

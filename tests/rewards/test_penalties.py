@@ -3,7 +3,7 @@ import random
 import pytest
 import torch
 
-from hf_captionrl.rewards import LengthPenalty, RepetitionPenalty, UnendedPenalty, repeated_share
+from hf_captionrl.rewards import LengthPenalty, RepetitionPenalty, TruncationPenalty, repeated_share
 from tests.closeness import close
 
 
@@ -49,7 +49,7 @@ def test_length_is_free_up_to_the_limit(rollouts):
 def test_cut_captions_pay(rollouts):
     context = rollouts.context(["a", "b"], [0, 1])
     context.ended = torch.tensor([True, False])
-    assert UnendedPenalty()(context).tolist() == [0, -1]
+    assert TruncationPenalty()(context).tolist() == [0, -1]
 
 
 @pytest.mark.parametrize("make", [lambda: RepetitionPenalty(0), lambda: LengthPenalty(0)])

@@ -207,7 +207,7 @@ def test_an_ensemble_takes_turns(rollouts):
         assert "recall_at_1" in mine.statistics
 
 
-def test_captions_cut_by_the_scorer_are_told(rollouts):
+def test_captions_truncated_by_the_scorer_are_told(rollouts):
     scorer, captions = world()
     long = "a caption of more than twenty letters"
     scorer.texts[long] = scorer.images[0]
@@ -280,4 +280,4 @@ def test_a_policy_that_writes_more_than_the_scorer_reads_is_refused(rollouts):
     data.max_completion_length = reads + 1
     with pytest.raises(ValueError, match=f"Lower max_completion_length to {reads}"):
         SelfRetrieval(scorer).prepare(data)
-    SelfRetrieval(scorer, allow_cut=True).prepare(data)
+    SelfRetrieval(scorer, allow_truncation=True).prepare(data)

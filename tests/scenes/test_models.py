@@ -63,14 +63,14 @@ def test_the_captioners_are_generic_and_right(test_split, name):
 def test_the_adapters_say_what_tells_images_apart(test_split):
     """On the bags of 5: SMILE and self-retrieval find more than twice as many as maximum likelihood, and stay right."""
     rows = test_split.select([i for bag in bags(list(test_split["bag_id"]), 5)[:12] for i in bag])
-    judge = load_scorer(model_path("scenes:clip-judge"))
-    images = judge.image_features(list(rows["image"]))
+    held_out_scorer = load_scorer(model_path("scenes:clip-judge"))
+    images = held_out_scorer.image_features(list(rows["image"]))
     members = [list(range(start, start + 5)) for start in range(0, len(rows), 5)]
     recall = {}
     for name in ("blip-mle", "blip-smile", "blip-sr"):
         captioner = load_captioner(model_path(f"scenes:{name}"), dtype=torch.float32)
         captions = generate_captions(captioner, list(rows["image"]), batch_size=60, num_beams=3, max_new_tokens=40)
-        text = judge.text_features(captions)
+        text = held_out_scorer.text_features(captions)
         row = smile_suite(
             captions,
             text_features=text,

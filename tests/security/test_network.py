@@ -58,7 +58,7 @@ def served():
     ],
     ids="connect connect_ex name sendto sendmsg create_connection getaddrinfo by_name by_address urlopen".split(),
 )
-def test_no_way_out(leave):
+def test_no_remedy(leave):
     with (
         socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s,
         pytest.raises(OSError, match="on this machine alone"),

@@ -1,4 +1,4 @@
-"""spaCy's model under either name, and the way out where there is none."""
+"""spaCy's model under either name, and the remedy where there is none."""
 
 import sys
 import types

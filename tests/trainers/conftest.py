@@ -20,7 +20,7 @@ def scorer():
 
 
 @pytest.fixture(scope="session")
-def judge():
+def held_out_scorer():
     return load_scorer(model_path("scenes:clip-judge"))
 
 

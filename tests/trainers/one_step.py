@@ -24,7 +24,7 @@ PLAIN_SGD = {
     "use_cpu": True,
     "save_strategy": "no",
     "logging_strategy": "no",
-    "freeze_image_tower": True,
+    "freeze_vision_tower": True,
 }
 
 

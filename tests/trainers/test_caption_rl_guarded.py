@@ -45,16 +45,23 @@ def test_the_guard_acts_on_degenerate_captions(tmp_path, scenes, action, caplog)
     assert torch.equal(now[name], saved["checkpoint-2"][name]) == (action == "rollback")
 
 
-def test_the_judge_is_watched_every_step(tmp_path, scenes, scorer, judge):
+def test_the_judge_is_watched_every_step(tmp_path, scenes, scorer, held_out_scorer):
     trainer = build(
-        tmp_path, scenes["train"], scorer=scorer, judge=judge, guard="warn", **SAMPLED, logging_steps=1, max_steps=3
+        tmp_path,
+        scenes["train"],
+        scorer=scorer,
+        held_out_scorer=held_out_scorer,
+        guard="warn",
+        **SAMPLED,
+        logging_steps=1,
+        max_steps=3,
     )
     trainer.args.logging_strategy = "steps"
     trainer.train()
     entries = [entry for entry in trainer.state.log_history if "reward" in entry]
     assert len(entries) == 3
     for entry in entries:
-        gap = entry["guard/reward_minus_judge"]
+        gap = entry["guard/reward_minus_held_out"]
         assert -1 <= gap <= 1
         # Shares of eight captions.
         assert round(gap * 8, 6) == round(gap * 8)
@@ -110,8 +117,8 @@ def test_a_scorer_inside_the_policy_is_refused(tmp_path, scenes, scorer):
     bad(tmp_path, scenes, "scorer's parameter visual_projection.weight is the policy's", captioner=model, scorer=twin)
 
 
-def test_the_judge_evaluates(tmp_path, scenes, scorer, judge):
-    trainer = build(tmp_path, scenes["train"], scorer=scorer, judge=judge, **SAMPLED)
-    assert trainer.scorer is judge
+def test_the_judge_evaluates(tmp_path, scenes, scorer, held_out_scorer):
+    trainer = build(tmp_path, scenes["train"], scorer=scorer, held_out_scorer=held_out_scorer, **SAMPLED)
+    assert trainer.scorer is held_out_scorer
     assert trainer.reward_scorer is scorer
     assert set(trainer.evaluate(scenes["validation"])) >= {"eval_recall_at_1", "eval_length"}

@@ -205,7 +205,7 @@ def _count_images(tower):
 def test_each_image_is_encoded_once(tmp_path, scenes, baseline):
     model = captioner()
     seen = _count_images(model.vision_tower)
-    arguments = {**SAMPLED, "num_generations": 3, "baseline": baseline, "freeze_image_tower": True}
+    arguments = {**SAMPLED, "num_generations": 3, "baseline": baseline, "freeze_vision_tower": True}
     train(tmp_path, scenes["train"], captioner=model, **arguments)
     assert sum(seen) == 8
     seen.clear()
@@ -253,7 +253,7 @@ def test_the_kl_penalty_holds_the_policy_back(tmp_path, scenes, adapter):
         "optim": "adamw_torch",
         "logging_strategy": "steps",
         "logging_steps": 1,
-        "freeze_image_tower": True,
+        "freeze_vision_tower": True,
         "peft_config": {"tune": "language", "r": 4} if adapter else None,
     }
     kl = {}
@@ -276,7 +276,7 @@ def test_lora_presets_train_their_parts_only(tmp_path, scenes, tune, scorer):
         captioner=model,
         scorer=scorer,
         peft_config={"tune": tune, "r": 4},
-        freeze_image_tower=tune == "language",
+        freeze_vision_tower=tune == "language",
         **{**SAMPLED, "optim": "adamw_torch", "max_steps": 2},
     )
     trained = {n for n, p in trainer.model.named_parameters() if p.requires_grad}

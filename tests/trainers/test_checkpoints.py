@@ -13,8 +13,8 @@ from hf_captionrl.trainers.checkpoints import (
     checkpoint_fault,
     has_checkpoint,
     newest_checkpoint,
+    newest_complete_checkpoint,
     seal_checkpoint,
-    whole_or_older,
 )
 from hf_captionrl.trainers.resumable import _is_of_disk, _without_torn
 
@@ -37,7 +37,7 @@ def test_the_newest_one_by_number(tmp_path, caplog):
     (tmp_path / "checkpoint-99").write_text("a file")
     assert newest_checkpoint(tmp_path) == str(tmp_path / "checkpoint-10")
     assert newest_checkpoint(tmp_path, last=9) == str(tmp_path / "checkpoint-9")
-    assert whole_or_older(tmp_path / "checkpoint-2") == str(tmp_path / "checkpoint-2")
+    assert newest_complete_checkpoint(tmp_path / "checkpoint-2") == str(tmp_path / "checkpoint-2")
     assert caplog.text == ""
 
 
@@ -67,7 +67,7 @@ def test_a_broken_one_is_skipped_and_named(tmp_path, caplog, harm, said):
     assert message.startswith("Skipped checkpoint-6 (")
     assert said in message
     assert message.endswith("Training goes on from checkpoint-4.")
-    assert whole_or_older(tmp_path / "checkpoint-6") == str(tmp_path / "checkpoint-4")
+    assert newest_complete_checkpoint(tmp_path / "checkpoint-6") == str(tmp_path / "checkpoint-4")
 
 
 def test_more_files_than_sealed_do_no_harm(tmp_path):
@@ -98,16 +98,16 @@ def test_none_that_was_finished(tmp_path, caplog):
     with pytest.raises(ValueError, match="There is no checkpoint in"):
         newest_checkpoint(tmp_path / "missing")
     with pytest.raises(ValueError, match=r"There is no checkpoint .*Name its folder"):
-        whole_or_older(tmp_path / "checkpoint-7")
+        newest_complete_checkpoint(tmp_path / "checkpoint-7")
 
 
 def test_a_folder_of_another_name_has_none_before_it(tmp_path):
     made(tmp_path, 2)
     (tmp_path / "checkpoint-2").rename(tmp_path / "best")
-    assert whole_or_older(tmp_path / "best") == str(tmp_path / "best")
+    assert newest_complete_checkpoint(tmp_path / "best") == str(tmp_path / "best")
     (tmp_path / "best" / "trainer_state.json").unlink()
     with pytest.raises(ValueError, match=r"best' is not whole: trainer_state.json is missing"):
-        whole_or_older(tmp_path / "best")
+        newest_complete_checkpoint(tmp_path / "best")
 
 
 @pytest.mark.parametrize(
@@ -187,7 +187,7 @@ def test_an_unreadable_checkpoint_is_skipped_like_a_broken_one(tmp_path, caplog,
     assert has_checkpoint(tmp_path)
     assert newest_checkpoint(tmp_path) == str(tmp_path / "checkpoint-2")
     assert said in caplog.text
-    assert whole_or_older(tmp_path / "checkpoint-4") == str(tmp_path / "checkpoint-2")
+    assert newest_complete_checkpoint(tmp_path / "checkpoint-4") == str(tmp_path / "checkpoint-2")
 
 
 @pytest.mark.parametrize("name", ["", "shards", "shards/weights.safetensors", SEAL_FILE])

@@ -14,7 +14,7 @@ from tests.closeness import resolution
 from tests.tiny import FAMILIES, tiny_blip, tiny_captioner, tiny_captions, tiny_images, tiny_model
 from tests.trainers.one_step import PLAIN_SGD
 
-SMALL = {**PLAIN_SGD, "per_device_train_batch_size": 8, "learning_rate": 1.0, "freeze_image_tower": False}
+SMALL = {**PLAIN_SGD, "per_device_train_batch_size": 8, "learning_rate": 1.0, "freeze_vision_tower": False}
 QUERIES = r"text_decoder\.bert\..*\.query"
 PRESETS = {"language": language_lora, "vision": vision_lora, "both": both_lora}
 
@@ -108,12 +108,12 @@ def test_without_targets_the_language_model_is_adapted(tmp_path, scenes):
     ids=["tower", "both", "modules_to_save", "dict"],
 )
 def test_an_adapter_in_a_frozen_tower_is_refused(config, tmp_path, scenes):
-    with pytest.raises(ValueError, match=r"vision_model.*freeze_image_tower"):
-        make(tmp_path, scenes, config, freeze_image_tower=True)
+    with pytest.raises(ValueError, match=r"vision_model.*freeze_vision_tower"):
+        make(tmp_path, scenes, config, freeze_vision_tower=True)
 
 
 def test_a_lora_of_the_language_model_beside_a_frozen_tower_is_fine(tmp_path, scenes):
-    trainer = make(tmp_path, scenes, LoraConfig(target_modules=QUERIES), freeze_image_tower=True)
+    trainer = make(tmp_path, scenes, LoraConfig(target_modules=QUERIES), freeze_vision_tower=True)
     assert any(p.requires_grad for p in trainer.model.parameters())
 
 

@@ -163,7 +163,7 @@ def test_a_16_bit_object_is_refused_with_the_remedy(dtype, tmp_path, scenes):
 def test_a_frozen_16_bit_part_beside_fp32_is_allowed(tmp_path, scenes):
     captioner = tiny_captioner("blip")
     captioner.model.vision_model.to(torch.bfloat16)
-    config = SmileConfig(str(tmp_path), **STEPS, freeze_image_tower=True, cache_image_features=False)
+    config = SmileConfig(str(tmp_path), **STEPS, freeze_vision_tower=True, cache_image_features=False)
     trainer = SmileTrainer(captioner, config, scenes["train"])
     assert next(trainer.captioner.vision_tower.parameters()).dtype == torch.bfloat16
 

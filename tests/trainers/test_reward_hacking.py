@@ -86,7 +86,7 @@ def test_statistics_equal_plain_loops(words):
     assert found["longest_repeat_mean"] == pytest.approx(np.mean(repeats))
     assert found["degenerate"] == pytest.approx(np.mean([plainly_degenerate(w) for w in cut]))
     assert found["empty"] == pytest.approx(np.mean([not w for w in cut]))
-    assert found["unended"] == pytest.approx(np.mean([not e for e in ended]))
+    assert found["clipped_ratio"] == pytest.approx(np.mean([not e for e in ended]))
     assert found["distinct_captions"] == len(set(captions)) / len(captions)
 
 
@@ -95,7 +95,7 @@ def test_statistics_of_silence():
     assert found["empty"] == 1
     assert found["distinct_2"] == 1
     assert found["degenerate"] == found["longest_repeat_max"] == found["length_p90"] == 0
-    assert "unended" not in found
+    assert "clipped_ratio" not in found
 
 
 def test_bad_input_is_refused():
@@ -137,7 +137,7 @@ def test_a_guard_trips_when_the_window_is_full():
 def test_ordinary_steps_never_trip():
     guard = RewardHackingGuard(GuardThresholds(window=2), reference_captions=ORDINARY)
     for _ in range(5):
-        guard.observe(ORDINARY, ended=[True] * 5, cut_share=0.0, reward=torch.arange(5) / 4, judge=0.5)
+        guard.observe(ORDINARY, ended=[True] * 5, cut_share=0.0, reward=torch.arange(5) / 4, held_out_scorer=0.5)
         assert guard.reason is None
         assert guard.healthy
 
@@ -147,9 +147,9 @@ RULES = {
     "max_degenerate": ({"captions": [LOOP]}, LOOP),
     "max_length_growth": ({"captions": [LONG, "a cat"]}, LONG),
     "min_distinct": ({"captions": ["a cat a cat a cat"]}, "a cat a cat"),
-    "max_unended": ({"captions": ["a dog", "a cat"], "ended": [True, False]}, "a cat"),
+    "max_clipped_ratio": ({"captions": ["a dog", "a cat"], "ended": [True, False]}, "a cat"),
     "max_cut": ({"captions": ["a cat"], "cut_share": 0.5}, "a cat"),
-    "max_gap_growth": ({"captions": ["a cat", "a dog"], "reward": [0.5, 0.9], "judge": [0.5, 0.1]}, "a dog"),
+    "max_gap_growth": ({"captions": ["a cat", "a dog"], "reward": [0.5, 0.9], "held_out_scorer": [0.5, 0.1]}, "a dog"),
 }
 
 
@@ -157,7 +157,13 @@ RULES = {
 def test_every_limit_names_itself_and_can_be_switched_off(rule):
     step, example = RULES[rule]
     off = dict.fromkeys(set(RULES) - {rule})
-    start = {"captions": ["a cat", "a dog"], "ended": [True, True], "cut_share": 0.0, "reward": 0.5, "judge": 0.5}
+    start = {
+        "captions": ["a cat", "a dog"],
+        "ended": [True, True],
+        "cut_share": 0.0,
+        "reward": 0.5,
+        "held_out_scorer": 0.5,
+    }
     for thresholds, trips in (
         (GuardThresholds(window=1, **off), True),
         (GuardThresholds(1, **off | {rule: None}), False),
@@ -183,11 +189,11 @@ def test_lengths_are_held_against_the_references():
 
 def test_rewards_that_are_no_numbers_are_counted_and_left_out():
     guard = RewardHackingGuard(GuardThresholds(window=1))
-    logged = guard.observe(["a", "b", "c"], reward=[1.0, float("nan"), 0.5], judge=[0.5, 0.5, 0.5])
-    assert logged["guard/reward_minus_judge"] == pytest.approx(0.25)
+    logged = guard.observe(["a", "b", "c"], reward=[1.0, float("nan"), 0.5], held_out_scorer=[0.5, 0.5, 0.5])
+    assert logged["guard/reward_minus_held_out"] == pytest.approx(0.25)
     assert logged["guard/nonfinite_reward"] == pytest.approx(1 / 3)
-    logged = guard.observe(["a"], reward=float("nan"), judge=0.5)
-    assert "guard/reward_minus_judge" not in logged
+    logged = guard.observe(["a"], reward=float("nan"), held_out_scorer=0.5)
+    assert "guard/reward_minus_held_out" not in logged
     assert logged["guard/nonfinite_reward"] == 1
     assert guard.reason is None
     json.dumps(guard.state_dict(), allow_nan=False)
@@ -196,15 +202,15 @@ def test_rewards_that_are_no_numbers_are_counted_and_left_out():
 def test_a_constant_gap_is_no_hacking():
     guard = RewardHackingGuard(GuardThresholds(window=2))
     for _ in range(6):
-        guard.observe(["a cat"], reward=3.0, judge=0.5)
+        guard.observe(["a cat"], reward=3.0, held_out_scorer=0.5)
         assert guard.reason is None
 
 
 def test_a_judge_that_comes_late_and_seldom_still_has_a_start():
     guard = RewardHackingGuard(GuardThresholds(window=2))
     for step in range(12):
-        judged = {"reward": 1.0, "judge": 0.9 if step < 6 else 0.1} if step % 2 else {}
-        guard.observe(["a cat"], **judged)
+        scored = {"reward": 1.0, "held_out_scorer": 0.9 if step < 6 else 0.1} if step % 2 else {}
+        guard.observe(["a cat"], **scored)
         assert (guard.reason is None) is (step < 7)
 
 
@@ -226,7 +232,7 @@ def test_a_resumed_guard_goes_on_exactly():
     def run(guard, part):
         out = []
         for captions in part:
-            logged = guard.observe(captions, reward=len(captions[0]), judge=1.0)
+            logged = guard.observe(captions, reward=len(captions[0]), held_out_scorer=1.0)
             out.append((logged, guard.reason, guard.healthy))
         return out
 

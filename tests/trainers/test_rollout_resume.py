@@ -64,7 +64,7 @@ def test_resumed_run_ends_with_the_same_bits(tmp_path, scenes, through, step):
 
 def test_trained_vision_tower_resumes_too(tmp_path, scenes):
     """Images then come as pixels, and a frozen tower's as features."""
-    settings = {**SAVED, "freeze_image_tower": False, "max_steps": 5}
+    settings = {**SAVED, "freeze_vision_tower": False, "max_steps": 5}
     alone = build(tmp_path / "through", scenes["train"], **settings)
     alone.train()
     resumed = build(tmp_path / "resumed", scenes["train"], **settings)

@@ -1,4 +1,4 @@
-"""Configuration of self-retrieval: the papers' defaults, what follows from what, and messages that name the way out."""
+"""Configuration of self-retrieval: the papers' defaults, what follows from what, and messages that name the remedy."""
 
 import math
 
@@ -105,7 +105,7 @@ def test_the_reward_gets_what_the_configuration_says(tmp_path):
         ({"bag_schedule": "weekly"}, "'paper', 'adaptive', a bag size"),
     ],
 )
-def test_bad_values_name_the_way_out(tmp_path, arguments, message):
+def test_bad_values_name_the_remedy(tmp_path, arguments, message):
     with pytest.raises(ValueError, match=message):
         SelfRetrievalConfig(str(tmp_path), **arguments)
 

@@ -29,7 +29,7 @@ def make(folder, family):
         report_to="none",
         per_device_eval_batch_size=1,
         generation_max_new_tokens=6,
-        freeze_image_tower=True,
+        freeze_vision_tower=True,
         cache_image_features=True,
         feature_cache_dir=str(folder / "cache"),
     )

@@ -1,4 +1,4 @@
-"""Configuration: defaults of the paper, presets, and messages that name the way out."""
+"""Configuration: defaults of the paper, presets, and messages that name the remedy."""
 
 import pytest
 
@@ -42,12 +42,12 @@ def test_best_model_is_chosen_by_retrieval(tmp_path):
         ({"num_random": 0}, "Use at least 1"),
         ({"mle_label_smoothing": 1.0}, r"\[0, 1\)"),
         ({"random_draw": "word"}, "Use 'sequence' or 'position'"),
-        ({"cache_image_features": True}, "freeze_image_tower=True"),
+        ({"cache_image_features": True}, "freeze_vision_tower=True"),
         ({"feature_cache_dtype": "int8"}, "Use 'float32' or 'float16'"),
         ({"remove_unused_columns": True}, "Leave it False"),
         ({"max_caption_length": 1}, "at least 2"),
     ],
 )
-def test_bad_values_name_the_way_out(tmp_path, arguments, message):
+def test_bad_values_name_the_remedy(tmp_path, arguments, message):
     with pytest.raises(ValueError, match=message):
         SmileConfig(str(tmp_path), **arguments)

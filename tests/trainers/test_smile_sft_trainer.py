@@ -102,7 +102,7 @@ def test_scopes_differ_and_prompt_words_stay_out(parts, tmp_path):
     ("packing", "lora"), [(False, False), (True, False), (False, True)], ids=["padded", "bfd", "lora"]
 )
 def test_lambda_1_is_trl(parts, tmp_path, packing, lora):
-    """Same weights after two accumulated steps, same logs, bit for bit."""
+    """Same weights after two accumulated steps, same logs, bit-exactly."""
     settings = {
         "per_device_train_batch_size": 1,
         "gradient_accumulation_steps": 2,

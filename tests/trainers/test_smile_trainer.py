@@ -90,7 +90,7 @@ def test_any_split_into_micro_batches_gives_one_gradient(tmp_path, scenes, whole
 
 @pytest.mark.parametrize("family", ["git", "vit-gpt2", "vit-bert", "clipcap"])
 def test_other_families_split_alike(tmp_path, scenes, family):
-    settings = {"learning_rate": 1.0, "freeze_image_tower": False}
+    settings = {"learning_rate": 1.0, "freeze_vision_tower": False}
     before = dict(tiny_captioner(family).model.named_parameters())
     whole = train(
         tmp_path / "a", scenes["train"], captioner=tiny_captioner(family), per_device_train_batch_size=16, **settings
@@ -167,7 +167,7 @@ def test_cached_image_features_change_nothing(tmp_path, scenes, whole_batch, mon
 
 
 def test_a_trained_tower_may_not_be_cached(tmp_path):
-    with pytest.raises(ValueError, match="freeze_image_tower=True"):
+    with pytest.raises(ValueError, match="freeze_vision_tower=True"):
         SmileConfig(str(tmp_path), cache_image_features=True)
 
 
@@ -180,7 +180,7 @@ def test_frozen_tower_stays_and_the_rest_moves(whole_batch):
 
 
 def test_unfrozen_tower_moves(tmp_path, scenes):
-    trained = weights(train(tmp_path, scenes["train"], freeze_image_tower=False, per_device_train_batch_size=16))
+    trained = weights(train(tmp_path, scenes["train"], freeze_vision_tower=False, per_device_train_batch_size=16))
     before = dict(captioner().model.named_parameters())
     name = "vision_model.encoder.layers.0.mlp.fc1.weight"
     assert not torch.equal(trained[name], before[name])
@@ -195,7 +195,7 @@ def test_resume_is_exact(tmp_path, scenes):
         "max_steps": 10,
         "save_strategy": "steps",
         "save_steps": 6,
-        "freeze_image_tower": True,
+        "freeze_vision_tower": True,
     }
     through = train(tmp_path / "a", scenes["train"], **settings)
     resumed = train(tmp_path / "b", scenes["train"], resume=str(tmp_path / "a" / "checkpoint-6"), **settings)
@@ -362,6 +362,6 @@ def test_adapters_of_one_seed_start_alike(tmp_path, scenes):
 
 
 def test_an_adapter_in_a_frozen_tower_is_refused(tmp_path, scenes):
-    config = SmileConfig(str(tmp_path), use_cpu=True, freeze_image_tower=True)
+    config = SmileConfig(str(tmp_path), use_cpu=True, freeze_vision_tower=True)
     with pytest.raises(ValueError, match="tune='language'"):
         SmileTrainer(captioner(), config, train_dataset=scenes["train"], peft_config={"tune": "both"})

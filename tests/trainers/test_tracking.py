@@ -40,7 +40,7 @@ LOGGED = {
 
 @pytest.fixture
 def offline(monkeypatch, tmp_path):
-    """No way out but to this machine; what is tried is remembered. A token that must not get anywhere."""
+    """No remedy but to this machine; what is tried is remembered. A token that must not get anywhere."""
     tried = []
     connect, look_up = socket.socket.connect, socket.getaddrinfo
 

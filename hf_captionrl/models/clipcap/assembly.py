@@ -1,4 +1,4 @@
-"""A ClipCap made of a pretrained image tower and a pretrained language model."""
+"""A ClipCap made of a pretrained vision tower and a pretrained language model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["assemble"]
 
 
 def _tower(name: str) -> Any:
-    """The image tower of a dual encoder, or one that stands alone; CLIP's with its projection."""
+    """The vision tower of a dual encoder, or one that stands alone; CLIP's with its projection."""
     config = read_config(name)
     if config.model_type in ("clip", "clip_vision_model"):
         vision_config = getattr(config, "vision_config", config)
@@ -34,7 +34,7 @@ def assemble(
     fresh_language_model: bool = False,
     **settings: Any,
 ) -> tuple[ClipCapForConditionalGeneration, ClipCapProcessor]:
-    """Join an image tower and a language model by a mapper that has learnt nothing yet."""
+    """Join an vision tower and a language model by a mapper that has learnt nothing yet."""
     vision_model, language_model = model_path(os.fspath(vision_model)), model_path(os.fspath(language_model))
     tower = _tower(vision_model)
     text_config = read_config(language_model)

@@ -27,7 +27,7 @@ class ClipCapConfig(PreTrainedConfig):
     Reference: Mokady et al. 2021, "ClipCap: CLIP Prefix for Image Captioning", and its published code.
 
     Args:
-        vision_config (`PreTrainedConfig` or `dict`, *optional*): Image tower: CLIP's, SigLIP's, or any other that has a
+        vision_config (`PreTrainedConfig` or `dict`, *optional*): Vision tower: CLIP's, SigLIP's, or any other that has a
             pooled output. By default CLIP ViT-B/32.
         text_config (`PreTrainedConfig` or `dict`, *optional*): Any causal language model. By default GPT-2.
         prefix_length (`int`): Vectors in front of the caption.

@@ -17,7 +17,7 @@ class ClipCapProcessor(ProcessorMixin):
     """Prepares images and captions for [`ClipCapForConditionalGeneration`].
 
     Args:
-        image_processor: The image tower's.
+        image_processor: The vision tower's.
         tokenizer: The language model's.
         kwargs (`Any`): For `ProcessorMixin`.
     """
