@@ -40,7 +40,7 @@ class Evaluator:
 
     Args:
         dataset: The test split.
-        judge: Scorer that judges retrieval, or None.
+        held_out_scorer: Scorer that evaluates retrieval, or None.
         language_model: `(model, tokenizer)` that judges fluency, or None.
         seed: Of bootstrap and random choice.
         cache_dir: Folder of the feature cache; None for the default one.

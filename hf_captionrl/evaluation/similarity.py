@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from typing import Any
 
 import datasets
@@ -11,7 +10,6 @@ import torch
 from torch import Tensor
 
 from hf_captionrl.data import cached_features
-from hf_captionrl.evaluation.dataset_options import SimilarityOptions
 from hf_captionrl.retrieval import FeatureCache, Scorer, load_scorer
 from hf_captionrl.retrieval.bags import multimodal_features
 from hf_captionrl.scenes.models import model_path
@@ -51,7 +49,7 @@ def similarity_features(
     return multimodal_features(images.tensor().float(), torch.cat(means))
 
 
-def similarity_scorer(arguments: SimilarityOptions | argparse.Namespace) -> Any:
+def similarity_scorer(arguments: Any) -> Any:
     """The scorer of `--scorer`, or the one that fits the data."""
     fitting = "scenes:clip-reward" if arguments.dataset == "scenes" else "openai/clip-vit-base-patch32"
     return load_scorer(
@@ -59,9 +57,7 @@ def similarity_scorer(arguments: SimilarityOptions | argparse.Namespace) -> Any:
     )
 
 
-def features_of(
-    arguments: SimilarityOptions | argparse.Namespace, dataset: datasets.Dataset, scorer: Any, kind: str
-) -> Tensor:
+def features_of(arguments: Any, dataset: datasets.Dataset, scorer: Any, kind: str) -> Tensor:
     """Features by which images look alike.
 
     Returns:

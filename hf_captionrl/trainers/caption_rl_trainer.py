@@ -71,7 +71,7 @@ class CaptionRLTrainer(RolloutSteps, CaptionTrainer):
         processing_class (processor, *optional*): Where `model` brings none.
         scorer ([`Scorer`], *optional*): For rewards that bring no scorer, and for retrieval at evaluation unless there is
             a judge.
-        judge ([`Scorer`], *optional*): Another scorer for evaluation and for the guard: the one that rewards does not see
+        held_out_scorer ([`Scorer`], *optional*): Another scorer for evaluation and for the guard: the one that rewards does not see
             how it is being hacked.
         neighbours (array of shape `(N, k)`, *optional*): Training rows most similar to each, best first; then batches are
             made of bags of look-alikes as `args.bag_schedule` says.

@@ -138,7 +138,7 @@ class RewardHackingGuard:
         Args:
             ended (`torch.Tensor` of shape `(N,)`, or a sequence, *optional*): False where the length limit cut a caption.
             reward (`float`, or `torch.Tensor` of shape `(N,)`, *optional*): What the captions earned.
-            judge (`float`, or `torch.Tensor` of shape `(N,)`, *optional*): What another scorer would have paid, in the
+            held_out_scorer (`float`, or `torch.Tensor` of shape `(N,)`, *optional*): What another scorer would have paid, in the
                 same units. Values that are not finite are left out and counted.
         """
         step, bad, lengths = describe_completions(captions, ended)

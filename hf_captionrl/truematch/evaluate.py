@@ -129,9 +129,8 @@ def evaluate(arguments: argparse.Namespace) -> None:
         raise ValueError(f"Retrieval needs a scorer, and {why}. Pass another --scorer.")
     evaluator = Evaluator(dataset, scorer, None, seed=arguments.seed, cache_dir=arguments.cache_dir)
     evaluator.bags = rows_of
-    scored = [
-        score_captions(evaluator, file.name, c, evaluator.references) for file, c in zip(files, aligned, strict=True)
-    ]
+    pairs = zip(files, aligned, strict=True)
+    scored = [score_captions(evaluator, file.name, c, evaluator.references) for file, c in pairs]
     if arguments.references:
         human = human_captions(evaluator)
         if human is None:
