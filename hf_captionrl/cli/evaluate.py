@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["SUITES", "add_parser", "run"]
 
 SUITES = ("smile", "discritune", "sle", "ndlb", "all")
-"""What `--suite` takes; a test compares it with `cli.suites.TABLES`."""
+"""What `--suite` takes; a test compares it with `evaluation.paper_tables.TABLES`."""
 
 _WORDS_TITLE = "Words that tell the sources apart (local mutual information)"
 

@@ -164,6 +164,6 @@ def run(arguments: argparse.Namespace) -> None:
     """Do what was asked for."""
     from importlib import import_module
 
-    home = {"apply": "review", "leaderboard": "evaluate"}.get(arguments.action, arguments.action)
-    module = import_module(f"hf_captionrl.cli.truematch_{home}")
+    homes = {"apply": "review_server", "review": "review_server", "leaderboard": "evaluate"}
+    module = import_module(f"hf_captionrl.truematch.{homes.get(arguments.action, arguments.action)}")
     getattr(module, arguments.action)(arguments)

@@ -2,7 +2,9 @@
 
 import json
 import os
+import re
 import resource
+import shlex
 import subprocess
 import sys
 import tomllib
@@ -44,12 +46,13 @@ def test_parsing_imports_nothing_heavy():
 
 
 def test_examples_in_the_help_parse():
-    for module in ("main", "caption", "evaluate", "metrics"):
-        text = (ROOT / "hf_captionrl" / "cli" / f"{module}.py").read_text().replace("\\\\\n", " ")
+    parsers = next(action for action in build_parser()._actions if action.dest == "command").choices
+    for parser in (build_parser(), *parsers.values()):
+        text = re.sub(r"\\\n *", " ", parser.epilog or "")
         examples = [line.split("   ")[0] for line in text.splitlines() if line.startswith("  captionrl ")]
         assert examples
         for line in examples:
-            arguments = build_parser().parse_args(line.split()[1:])
+            arguments = build_parser().parse_args(shlex.split(line, comments=True)[1:])
             assert callable(arguments.run)
 
 
@@ -80,15 +83,15 @@ def test_exit_codes_tell_input_from_faults(monkeypatch, capsys):
     assert capsys.readouterr().err == "captionrl: interrupted.\n"
 
 
-def test_who_is_interrupted_is_told_whether_the_same_command_goes_on(tmp_path, monkeypatch, capsys):
-    from hf_captionrl.cli import caption
+def test_interrupted_command_says_whether_it_resumes(tmp_path, monkeypatch, capsys):
+    from hf_captionrl.evaluation import write_captions
 
     def interrupt(arguments):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(caption, "run", interrupt)
+    monkeypatch.setattr(write_captions, "write_captions", interrupt)
     assert main(["caption", "scenes:blip-mle", "--output", str(tmp_path / "a.jsonl")]) == 1
-    assert capsys.readouterr().err == "captionrl: interrupted; the same command goes on where it stopped.\n"
+    assert capsys.readouterr().err == "captionrl: interrupted; the same command resumes.\n"
 
 
 def test_metrics_path_and_install(tmp_path, monkeypatch, capsys):

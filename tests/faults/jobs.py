@@ -26,12 +26,12 @@ def warm_up():
     import torch
 
     torch.set_num_threads(1)
-    import hf_captionrl.cli.bags
-    import hf_captionrl.cli.caption
     import hf_captionrl.cli.evaluate
     import hf_captionrl.cli.main
     import hf_captionrl.evaluation.caption_files
+    import hf_captionrl.evaluation.mine_bags
     import hf_captionrl.evaluation.paper_tables
+    import hf_captionrl.evaluation.write_captions
     import hf_captionrl.hub
     import hf_captionrl.recipe
     import hf_captionrl.reports.comparison  # noqa: F401
