@@ -52,7 +52,7 @@ def test_examples_in_the_help_parse():
         examples = [line.split("   ")[0] for line in text.splitlines() if line.startswith("  captionrl ")]
         assert examples
         for line in examples:
-            arguments = build_parser().parse_args(shlex.split(line, comments=True)[1:])
+            arguments = build_parser().parse_args(shlex.split(line.partition(" >")[0], comments=True)[1:])
             assert callable(arguments.run)
 
 
