@@ -1,4 +1,4 @@
-"""Which unit may import which, and the picture of it in docs/architecture.md.
+"""Checks which unit may import which, and the diagram of the imports in docs/architecture.md.
 
 python scripts/check_house.py --print-layers     # the table
 python scripts/check_house.py --print-diagram    # the diagram, from the imports as they are
@@ -60,7 +60,7 @@ LAYERS: dict[int, dict[str, str]] = {
         "cli": "the command line",
     },
 }
-"""A unit may import its own layer and those below. `recipes/` and `scripts/` stand above; nothing imports them."""
+"""A unit may import its own layer and lower layers. `recipes/` and `scripts/` are above; nothing imports them."""
 
 PRODUCTS = frozenset(LAYERS[4])
 
@@ -84,7 +84,7 @@ SEPARATE: dict[str, frozenset[str]] = {
     "reports": frozenset({"trainers"}),
     **{product: PRODUCTS - {product} for product in PRODUCTS},
 }
-"""Units of one layer that must not know each other all the same; products never import each other."""
+"""Units of one layer that must not import each other; products never import each other."""
 
 TRL_ALLOWED = frozenset(
     {
@@ -98,9 +98,11 @@ TRL_ALLOWED = frozenset(
 """Files that may import trl: for its argument parser, inside the function that parses, and to build on its trainers."""
 
 
-def imported_modules(tree: ast.Module, package: list[str]) -> Iterator[tuple[int, str, list[str]]]:
-    """Every import in a file, wherever it stands: line, absolute module name, names taken from it."""
-    for node in ast.walk(tree):
+def imported_modules(
+    tree: ast.Module, package: list[str], *, with_type_checking: bool = True
+) -> Iterator[tuple[int, str, list[str]]]:
+    """Every import in a file, also inside functions: line, absolute module name, names taken from it."""
+    for node in ast.walk(tree) if with_type_checking else _executed(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield node.lineno, alias.name, []
@@ -109,8 +111,19 @@ def imported_modules(tree: ast.Module, package: list[str]) -> Iterator[tuple[int
             yield node.lineno, ".".join([*base, *([node.module] if node.module else [])]), [a.name for a in node.names]
 
 
+def _executed(node: ast.AST) -> Iterator[ast.AST]:
+    """Every node of a file but those below `if TYPE_CHECKING`, which Python never executes."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.If) and ast.unparse(child.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING"):
+            for other in child.orelse:
+                yield from (other, *_executed(other))
+        else:
+            yield child
+            yield from _executed(child)
+
+
 def check_layers(root: Path) -> list[Fault]:
-    """Imports point downwards, between units there is no import cycle, and trl stays where it is allowed."""
+    """Imports point downwards, neither units nor modules form an import cycle, and trl stays where it is allowed."""
     layer_of = {unit: layer for layer, units in LAYERS.items() for unit in units}
     faults: list[Fault] = []
     edges: dict[str, dict[str, tuple[str, int]]] = {}
@@ -126,9 +139,9 @@ def check_layers(root: Path) -> list[Fault]:
         for line, module, names in imported_modules(parse(path), package):
             top, _, rest = module.partition(".")
             if top == "trl" and name not in TRL_ALLOWED:
-                faults.append(Fault(name, line, f"imports trl, which only {sorted(TRL_ALLOWED)} may."))
+                faults.append(Fault(name, line, f"imports trl, which only {sorted(TRL_ALLOWED)} may import."))
             if inside and top in ("recipes", "scripts", "tests"):
-                faults.append(Fault(name, line, f"the package imports {top}, which stands above it."))
+                faults.append(Fault(name, line, f"the package imports {top}, which is above it."))
             if top != PACKAGE or not inside or facade:
                 continue
             targets = [rest.split(".")[0]] if rest else [n for n in names if n != "__version__"]
@@ -137,21 +150,42 @@ def check_layers(root: Path) -> list[Fault]:
                     continue
                 if target not in layer_of:
                     message = (
-                        f"imports {target!r} from the package's front door. Import it from the module it lives in."
+                        f"imports {target!r} from the package itself. Import it from the module that defines it."
                     )
                     faults.append(Fault(name, line, message))
                 elif layer_of[target] > layer_of[unit]:
                     message = f"{unit} (layer {layer_of[unit]}) imports {target} (layer {layer_of[target]}), above it."
                     faults.append(Fault(name, line, message))
                 elif target in SEPARATE.get(unit, ()):
-                    faults.append(Fault(name, line, f"{unit} imports {target}; these two do not know each other."))
+                    faults.append(Fault(name, line, f"{unit} imports {target}, but these units must not import each other."))
                 else:
                     edges.setdefault(unit, {}).setdefault(target, (name, line))
-    return faults + import_cycles(edges)
+    return faults + import_cycles(edges) + import_cycles(module_imports(root))
+
+
+def module_imports(root: Path) -> dict[str, dict[str, tuple[str, int]]]:
+    """Which module of a unit imports which other module of that unit, and where.
+
+    Imports inside functions count, since they only postpone a cycle. Imports below `if TYPE_CHECKING` are exempt: they
+    name types and are never executed. Python's implicit import of the parent package is not counted either.
+    """
+    path_of = {}
+    for path in python_files(root, PACKAGE):
+        parts = path.relative_to(root).with_suffix("").parts
+        path_of[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    edges: dict[str, dict[str, tuple[str, int]]] = {}
+    for importer, path in path_of.items():
+        unit, package = importer.split(".")[:2], list(path.relative_to(root).parts[:-1])
+        for line, module, names in imported_modules(parse(path), package, with_type_checking=False):
+            found = {f"{module}.{name}" if f"{module}.{name}" in path_of else module for name in names} or {module}
+            for target in sorted(found & path_of.keys()):
+                if target.split(".")[:2] == unit and len(unit) == 2:
+                    edges.setdefault(importer, {}).setdefault(target, (relative(root, path), line))
+    return edges
 
 
 def import_cycles(edges: dict[str, dict[str, tuple[str, int]]]) -> list[Fault]:
-    """Circles in the graph of units, each told once."""
+    """Cycles in a graph of units or modules, each reported once."""
     faults: list[Fault] = []
     done: set[str] = set()
 
@@ -187,7 +221,7 @@ _BEGIN, _END = "<!-- begin diagram -->", "<!-- end diagram -->"
 
 
 def unit_imports(root: Path) -> dict[str, set[str]]:
-    """What each unit imports of the others, by unit."""
+    """The other units that each unit imports."""
     units = {unit for layer in LAYERS.values() for unit in layer}
     found: dict[str, set[str]] = {unit: set() for unit in units}
     for path in python_files(root, PACKAGE):
@@ -205,7 +239,7 @@ def unit_imports(root: Path) -> dict[str, set[str]]:
 def direct_edges(imports: dict[str, set[str]]) -> list[tuple[str, str]]:
     """The imports without those that follow from others (the transitive reduction), as (imported, importer).
 
-    Data go that way: what a unit makes is handed to those that import it.
+    This is the direction of the data flow: a unit passes its results to the units that import it.
     """
 
     def reached(unit: str) -> set[str]:
@@ -220,7 +254,7 @@ def direct_edges(imports: dict[str, set[str]]) -> list[tuple[str, str]]:
 
 
 def diagram(root: Path) -> str:
-    """The way of the data between units as a Mermaid flowchart, one row a layer."""
+    """The data flow between units as a Mermaid flowchart, one row per layer."""
     lines = ["```mermaid", "flowchart BT"]
     for layer, units in LAYERS.items():
         lines += [f"  subgraph layer{layer}[layer {layer}]", *(f"    {unit}" for unit in units), "  end"]
@@ -229,7 +263,7 @@ def diagram(root: Path) -> str:
 
 
 def check_diagram(root: Path) -> list[Fault]:
-    """The diagram of docs/architecture.md is that of the imports."""
+    """The diagram in docs/architecture.md shows the actual imports."""
     path = root / DIAGRAM_PAGE
     text = path.read_text(encoding="utf-8") if path.exists() else ""
     if _BEGIN not in text or _END not in text:
@@ -243,5 +277,5 @@ def check_diagram(root: Path) -> list[Fault]:
         *(f"no import for {x.strip()!r}" for x in shown if x not in wanted),
         *(f"lacks {x.strip()!r}" for x in wanted if x not in shown),
     ]
-    told = "; ".join(differ) or "the lines stand in another order"
-    return [Fault(DIAGRAM_PAGE, line, f"the diagram is not that of the imports: {told}. Paste --print-diagram.")]
+    told = "; ".join(differ) or "the lines are in another order"
+    return [Fault(DIAGRAM_PAGE, line, f"the diagram differs from the imports: {told}. Paste the output of --print-diagram.")]

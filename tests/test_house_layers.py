@@ -1,4 +1,4 @@
-"""Imports that point upwards, and a diagram that is not theirs, are seen."""
+"""Faults in the layers: upward imports, import cycles, and a diagram that differs from the imports."""
 
 import pytest
 
@@ -18,6 +18,10 @@ from tests.planted import ROOT, messages, plant
         {"recipes/a.py": "from hf_captionrl import load_captioner\nimport hf_captionrl.trainers"},
         {"hf_captionrl/experiments/parsing.py": "def f():\n    from trl import TrlParser"},
         {"hf_captionrl/hub.py": "from hf_captionrl import __version__"},
+        {
+            "hf_captionrl/data/a.py": "from hf_captionrl.data.b import x",
+            "hf_captionrl/data/b.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from .a import y",
+        },
     ],
 )
 def test_downward_imports_pass(tmp_path, files):
@@ -34,9 +38,9 @@ def test_downward_imports_pass(tmp_path, files):
         ({"hf_captionrl/losses/a.py": "from hf_captionrl import captioners"}, "imports captioners (layer 1)"),
         ({"hf_captionrl/losses/a.py": "from ..captioners import base"}, "imports captioners (layer 1)"),
         ({"hf_captionrl/data/a.py": "def f():\n    import hf_captionrl.trainers.x"}, "a.py:2: data (layer 1) imports"),
-        ({"hf_captionrl/data/a.py": "from hf_captionrl.captioners import C"}, "do not know each other"),
-        ({"hf_captionrl/metrics/a.py": "from hf_captionrl import self_retrieval"}, "front door"),
-        ({"hf_captionrl/hub.py": "import recipes.smile_blip"}, "imports recipes, which stands above"),
+        ({"hf_captionrl/data/a.py": "from hf_captionrl.captioners import C"}, "must not import each other"),
+        ({"hf_captionrl/metrics/a.py": "from hf_captionrl import self_retrieval"}, "from the package itself"),
+        ({"hf_captionrl/hub.py": "import recipes.smile_blip"}, "imports recipes, which is above"),
         ({"hf_captionrl/extras/a.py": "import os"}, "'extras' is in no layer"),
         ({"hf_captionrl/trainers/a.py": "from trl import GRPOTrainer"}, "imports trl"),
         ({"recipes/a.py": "import trl.trainer"}, "imports trl"),
@@ -47,6 +51,14 @@ def test_downward_imports_pass(tmp_path, files):
                 "hf_captionrl/data/a.py": "import hf_captionrl.metrics",
             },
             "an import cycle: data -> metrics -> scenes -> data",
+        ),
+        (
+            {"hf_captionrl/data/a.py": "from .b import x", "hf_captionrl/data/b.py": "def f():\n    from . import a"},
+            "b.py:2: closes an import cycle: hf_captionrl.data.a -> hf_captionrl.data.b -> hf_captionrl.data.a",
+        ),
+        (
+            {"hf_captionrl/data/__init__.py": "from .a import x", "hf_captionrl/data/a.py": "import hf_captionrl.data"},
+            "an import cycle: hf_captionrl.data -> hf_captionrl.data.a -> hf_captionrl.data",
         ),
     ],
 )
@@ -76,12 +88,12 @@ HOUSE = {
 }
 
 
-def test_the_diagram_leaves_out_what_follows(tmp_path):
+def test_diagram_omits_transitive_imports(tmp_path):
     arrows = [line.strip() for line in diagram(plant(tmp_path, HOUSE)).splitlines() if "-->" in line]
     assert arrows == ["metrics --> reports", "text --> metrics"]  # text --> reports goes through metrics
 
 
-def test_a_diagram_that_is_not_that_of_the_imports_is_a_fault(tmp_path):
+def test_outdated_diagram_is_a_fault(tmp_path):
     plant(tmp_path, HOUSE)
     page = "before\n\n<!-- begin diagram -->\n{}\n<!-- end diagram -->\nafter\n"
     drawn = diagram(tmp_path)
