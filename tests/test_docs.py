@@ -62,10 +62,13 @@ def test_links_lead_somewhere(page):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_code_compiles_and_imports_what_there_is(page):
+    shown = re.findall(r"^`([\w/]+)\.py`:$", page.read_text(), re.M)  # files that the page tells readers to write
     for code in blocks(page, "python", "py"):
         tree = ast.parse(code)
         for node in ast.walk(tree):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("hf_captionrl"):
+                if (node.module or "").replace(".", "/") in shown:
+                    continue
                 module = importlib.import_module(node.module)
                 missing = [alias.name for alias in node.names if not hasattr(module, alias.name)]
                 assert not missing, (node.module, missing)
