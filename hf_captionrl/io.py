@@ -1,8 +1,8 @@
-"""Files that are either the old one or the new one, never half of each.
+"""Atomic writes, and files that grow line by line.
 
-Everything the package writes goes through here: the bytes land in a temporary file of the same folder, are flushed to
-disk, and take the final name in one step. A run that is killed leaves the previous file whole. Files that grow by lines
-(captions, answers, decisions) are `LineFile`s.
+The package writes every file through this module: into a temporary file of the same folder, which is flushed to disk and
+renamed in one step. A killed run leaves the previous file intact. Files that grow line by line (captions, answers,
+decisions) are `LineFile`s.
 """
 
 import dataclasses
@@ -30,10 +30,10 @@ __all__ = [
 
 
 def atomic_write_bytes(path: str | os.PathLike[str], data: bytes) -> Path:
-    """Write bytes so that a reader sees the whole old file or the whole new one."""
+    """Write bytes atomically: readers see either the old file or the new file."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    # The name stays short (a long target name must not overflow 255 bytes) and random (two writers must not share it).
+    # The name is short (a long target name must not exceed 255 bytes) and random (two writers must not share it).
     temporary = path.parent / f".tmp-{secrets.token_hex(8)}"
     try:
         # os.open and not mkstemp: the file keeps the permissions the user's umask asks for.
@@ -50,7 +50,7 @@ def atomic_write_bytes(path: str | os.PathLike[str], data: bytes) -> Path:
 
 
 def atomic_write_text(path: str | os.PathLike[str], text: str) -> Path:
-    """Write UTF-8 text so that a reader sees the whole old file or the whole new one."""
+    """Write UTF-8 text atomically: readers see either the old file or the new file."""
     # A lone surrogate (half of an emoji, from a broken caption) has no UTF-8 form; the file must still be written.
     return atomic_write_bytes(path, text.encode("utf-8", errors="backslashreplace"))
 
@@ -61,34 +61,39 @@ def write_json(path: str | os.PathLike[str], value: Any, *, indent: int | None =
 
 
 def write_jsonl(path: str | os.PathLike[str], rows: Iterable[Any]) -> Path:
-    """Write one JSON value a line, atomically."""
+    """Write one JSON value per line, atomically."""
     return atomic_write_text(path, "".join(json.dumps(to_plain(row), ensure_ascii=False) + "\n" for row in rows))
 
 
 def read_jsonl(path: str | os.PathLike[str]) -> Iterator[tuple[int, Any]]:
-    """Read one JSON value a line; blank lines are passed over."""
-    # Not splitlines(): it would also cut at U+2028 inside a text.
+    """Read one JSON value per line; blank lines are skipped."""
+    # Not splitlines(): it would also split at U+2028 inside a text.
     for number, line in enumerate(Path(path).read_text(encoding="utf-8").split("\n"), start=1):
         if not line.strip():
             continue
         try:
             value = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise ValueError(f"Line {number} of {Path(path).name} is no JSON ({error}). Use JSON Lines.") from None
+            raise ValueError(
+                f"Line {number} of {Path(path).name} is not valid JSON ({error}). Use JSON Lines."
+            ) from None
         yield number, value
 
 
 class LineFile:
-    """A file of lines that one process at a time appends to; to be used as a context.
+    """A file of lines with one writing process at a time; a context manager.
 
-    What a kill leaves is whole lines and at most one that is torn; whoever derives from it says what to do with that.
+    A kill leaves complete lines and at most one incomplete line, which subclasses handle in `_begin`.
+
+    The lock is on the file itself. `filelock` would need a second file beside each, because it truncates the file that
+    it locks, and its release in a forked worker would also release the lock of the parent.
 
     Args:
-        path: The file; made if missing, in a folder that is there.
+        path: The file; created if missing. Its folder must exist.
     """
 
     busy = "Let it finish first."
-    """The remedy where another process is writing the file."""
+    """The remedy in the error if another process is writing the file."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
@@ -101,12 +106,12 @@ class LineFile:
             raise
 
     def _begin(self, data: bytes) -> None:
-        """Look at what the file holds; an error here closes it."""
+        """Read the content of the file; an error here closes it."""
 
     def _lock(self) -> None:
         try:
             import fcntl
-        except ImportError:  # Windows: two writers of one file are the user's to avoid
+        except ImportError:  # Windows has no such lock: users must avoid two writers of one file
             return
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -114,15 +119,15 @@ class LineFile:
             raise ValueError(f"Another process is writing {str(self.path)!r}. {self.busy}") from None
 
     def truncate(self, size: int) -> None:
-        """Cut off what a kill left.
+        """Remove an incomplete last line.
 
         Args:
-            size: Bytes that stay.
+            size: Bytes to keep.
         """
         os.ftruncate(self._file, size)
 
     def append_bytes(self, data: bytes, *, flush: bool = True) -> None:
-        """Add whole lines; when this returns, a kill of the process cannot lose them."""
+        """Append complete lines; after the return, a kill of the process does not lose them."""
         before = os.fstat(self._file).st_size
         left = memoryview(data)
         try:
@@ -131,15 +136,15 @@ class LineFile:
             if flush:
                 self.flush()
         except OSError:
-            os.ftruncate(self._file, before)  # a full disk: the next line must not be glued to half of this one
+            os.ftruncate(self._file, before)  # a full disk: the next line must not continue an incomplete one
             raise
 
     def flush(self) -> None:
-        """Wait for the disk itself."""
+        """Wait until the data are on the disk."""
         os.fsync(self._file)
 
     def close(self) -> None:
-        """Close the file, which lets others write it."""
+        """Close the file, so that other processes can write it."""
         os.close(self._file)
 
     def __enter__(self) -> Self:
@@ -150,12 +155,12 @@ class LineFile:
 
 
 class FolderLock(LineFile):
-    """Keeps a folder to one process, and shows that something can be written there; to be used as a context.
+    """Reserves a folder for one process and checks that it is writable; a context manager.
 
-    The lock ends with the process, however it ends, so that a killed one stands in nobody's way.
+    The lock ends with the process, also if the process is killed.
 
     Args:
-        folder: The folder; made if missing.
+        folder: The folder; created if missing.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
@@ -185,10 +190,10 @@ class FolderLock(LineFile):
         except OSError as error:
             if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
                 raise
-            # A network folder without locks: two runs in it are the user's to avoid.
+            # A network folder without locks: users must avoid two runs in it.
 
     def close(self) -> None:
-        """Let others have the folder."""
+        """Release the folder."""
         _LOCKS.discard(self)
         super().close()
 
@@ -198,7 +203,7 @@ _LOCKS: "weakref.WeakSet[FolderLock]" = weakref.WeakSet()
 
 
 def _forget_locks() -> None:
-    """In a forked process, such as a worker that loads data: it must not keep the lock alive after its parent's end."""
+    """In a forked process, such as a data loading worker: the lock must not outlive the parent."""
     for lock in list(_LOCKS):
         lock.close()
 
@@ -208,7 +213,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def to_plain(value: Any, *, where: str = "value") -> Any:
-    """Turn a value into what strict JSON can hold.
+    """Turn a value into one that strict JSON can represent.
 
     Dataclasses and mappings become dicts, tuples and sets lists (sets sorted), paths strings, enums their value, and
     arrays and tensors (whatever has `tolist`) lists or numbers.
@@ -219,7 +224,7 @@ def to_plain(value: Any, *, where: str = "value") -> Any:
         return value
     if isinstance(value, float):
         if not math.isfinite(value):
-            raise ValueError(f"{where} is {value}; JSON has no such number. Write None where nothing was measured.")
+            raise ValueError(f"{where} is {value}; JSON has no such number. Write None for missing measurements.")
         return float(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: to_plain(getattr(value, f.name), where=f"{where}.{f.name}") for f in dataclasses.fields(value)}
@@ -233,15 +238,15 @@ def to_plain(value: Any, *, where: str = "value") -> Any:
         return os.fspath(value)
     if hasattr(value, "tolist"):
         plain = value.tolist()
-        if type(plain) is not type(value):  # a number wider than Python's is its own plain form
+        if type(plain) is not type(value):  # a number wider than Python's stays as it is
             return to_plain(plain, where=where)
     raise TypeError(
-        f"{where} is a {type(value).__name__}, which JSON cannot hold. Turn it into numbers or text first."
+        f"{where} is a {type(value).__name__}, which JSON cannot represent. Turn it into numbers or text first."
     )
 
 
 def _sync_folder(folder: Path) -> None:
-    """Flush the new name itself, where the system allows it (Windows and some network folders do not)."""
+    """Flush the folder entry, if the system allows it (Windows and some network folders do not)."""
     try:
         descriptor = os.open(folder, os.O_RDONLY)
     except OSError:

@@ -32,7 +32,7 @@ def call_after_import(name: str, function: Callable[[], object]) -> None:
 
 
 class _State:
-    """What an entry waits with, kept outside of it: its namespace belongs to the library."""
+    """State of an entry, kept outside of it: the namespace of the entry belongs to the library."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
@@ -85,7 +85,7 @@ def _execute(module: ModuleType) -> None:
                 function()
             module.__class__ = ModuleType
         except BaseException:
-            # As after any failed import: the next one starts anew.
+            # As after any failed import: the next import starts again.
             sys.modules.pop(name, None)
             raise
         finally:

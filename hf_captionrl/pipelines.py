@@ -77,7 +77,7 @@ class CaptionPipeline:
             was trained on images. A data set of videos says itself how many.
         frame_pooling (`str`, *optional*): How their features become the video's, see `data.pool_frames`; `"native"`: by the
             model's own video inputs. None: as the captioner was trained; the mean where that was on images.
-        batch_size (`int`): Images a batch.
+        batch_size (`int`): Images per batch.
         generation: Defaults for the captioner's `generate`, such as `num_beams`.
 
     Raises:
@@ -125,7 +125,7 @@ class CaptionPipeline:
         Args:
             inputs: An image (PIL, path, bytes, or what an undecoded `datasets.Image` holds), a video (path or bytes), an
                 address with `allow_urls`, a list of these, or a `datasets.Dataset` with a column `image`.
-            batch_size: Images a batch; by default the pipeline's.
+            batch_size: Images per batch; by default the pipeline's.
             progress: Show a bar, or a function that is called with the number of inputs done.
             generation: For `generate`; goes before the pipeline's defaults.
 

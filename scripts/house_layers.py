@@ -149,15 +149,15 @@ def check_layers(root: Path) -> list[Fault]:
                 if target == unit:
                     continue
                 if target not in layer_of:
-                    message = (
-                        f"imports {target!r} from the package itself. Import it from the module that defines it."
-                    )
+                    message = f"imports {target!r} from the package itself. Import it from the module that defines it."
                     faults.append(Fault(name, line, message))
                 elif layer_of[target] > layer_of[unit]:
                     message = f"{unit} (layer {layer_of[unit]}) imports {target} (layer {layer_of[target]}), above it."
                     faults.append(Fault(name, line, message))
                 elif target in SEPARATE.get(unit, ()):
-                    faults.append(Fault(name, line, f"{unit} imports {target}, but these units must not import each other."))
+                    faults.append(
+                        Fault(name, line, f"{unit} imports {target}, but these units must not import each other.")
+                    )
                 else:
                     edges.setdefault(unit, {}).setdefault(target, (name, line))
     return faults + import_cycles(edges) + import_cycles(module_imports(root))
@@ -278,4 +278,8 @@ def check_diagram(root: Path) -> list[Fault]:
         *(f"lacks {x.strip()!r}" for x in wanted if x not in shown),
     ]
     told = "; ".join(differ) or "the lines are in another order"
-    return [Fault(DIAGRAM_PAGE, line, f"the diagram differs from the imports: {told}. Paste the output of --print-diagram.")]
+    return [
+        Fault(
+            DIAGRAM_PAGE, line, f"the diagram differs from the imports: {told}. Paste the output of --print-diagram."
+        )
+    ]

@@ -8,7 +8,7 @@ _TEXT = "Text, files and pages."
 _WHOLE = "Whole programs in processes of their own; what they compute is computed in the folders that are run."
 LEFT_OUT: dict[str, str] = {
     "tests/boosting": "Prompts, journals and answers of servers.",
-    "tests/captioners/test_auto.py": "Which class a folder is loaded as.",
+    "tests/captioners/test_captioner_loading.py": "Which class a folder is loaded as.",
     "tests/captioners/test_blip2.py": "The checks of tests/captioners/test_families.py on larger models.",
     "tests/captioners/test_distributed.py": "Sums over processes, which tests/invariance compares too.",
     "tests/cli": _WHOLE,

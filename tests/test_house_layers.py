@@ -32,7 +32,7 @@ def test_downward_imports_pass(tmp_path, files):
     ("files", "message"),
     [
         (
-            {"hf_captionrl/losses/a.py": "from hf_captionrl.captioners.base import C"},
+            {"hf_captionrl/losses/a.py": "from hf_captionrl.captioners.captioner import C"},
             "a.py:1: losses (layer 0) imports",
         ),
         ({"hf_captionrl/losses/a.py": "from hf_captionrl import captioners"}, "imports captioners (layer 1)"),
@@ -57,7 +57,10 @@ def test_downward_imports_pass(tmp_path, files):
             "b.py:2: closes an import cycle: hf_captionrl.data.a -> hf_captionrl.data.b -> hf_captionrl.data.a",
         ),
         (
-            {"hf_captionrl/data/__init__.py": "from .a import x", "hf_captionrl/data/a.py": "import hf_captionrl.data"},
+            {
+                "hf_captionrl/data/__init__.py": "from .a import x",
+                "hf_captionrl/data/a.py": "import hf_captionrl.data",
+            },
             "an import cycle: hf_captionrl.data -> hf_captionrl.data.a -> hf_captionrl.data",
         ),
     ],

@@ -129,5 +129,5 @@ def test_json_lines_keep_separators_within_texts(tmp_path):
     path = write_jsonl(tmp_path / "a.jsonl", rows)
     assert list(read_jsonl(path)) == [(1, rows[0]), (2, 3), (3, None)]
     path.write_text('1\n\n  \n{"a": \n')
-    with pytest.raises(ValueError, match=r"Line 4 of a\.jsonl is no JSON"):
+    with pytest.raises(ValueError, match=r"Line 4 of a\.jsonl is not valid JSON"):
         list(read_jsonl(path))

@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 from hf_captionrl.album.choice import AlbumCaptions, Finding, distinct_captions, found_images
-from hf_captionrl.captioners.base import Captioner
+from hf_captionrl.captioners.captioner import Captioner
 from hf_captionrl.data import open_image
 from hf_captionrl.metrics.suites.row import spoken
 from hf_captionrl.retrieval import Scorer

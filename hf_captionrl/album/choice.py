@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from hf_captionrl.album.assignment import best_assignment
-from hf_captionrl.retrieval.checks import check_features, check_targets
+from hf_captionrl.retrieval.feature_checks import check_features, check_targets
 from hf_captionrl.retrieval.ranking import duplicate_images, ranks_from_scores, tie_copies
 
 __all__ = ["AlbumCaption", "AlbumCaptions", "Finding", "distinct_captions", "found_images", "same_text"]

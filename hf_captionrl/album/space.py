@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from hf_captionrl.hub.checks import check_card, check_text
+from hf_captionrl.hub.publish_checks import check_card, check_text
 from hf_captionrl.hub.push import push_folder
 from hf_captionrl.hub.templates import render_template, template_folder
 from hf_captionrl.io import atomic_write_text

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 from hf_captionrl.boosting.prompts import BLEND_SYSTEM, HOLISTIC_SYSTEM, VISUAL_PROMPT
-from hf_captionrl.data.cleaning import clean_caption
+from hf_captionrl.data.caption_cleaning import clean_caption
 from hf_captionrl.language_models.prompt import Prompt
 
 __all__ = ["ANSWER_REMEDIES", "MAX_ANSWER_WORDS", "answer_fault", "clean_answer", "is_truncated"]

@@ -15,7 +15,7 @@ import numpy as np
 
 from hf_captionrl.language_models.backend import Failure
 from hf_captionrl.language_models.prompt import Prompt
-from hf_captionrl.scenes.claims import (
+from hf_captionrl.scenes.scene_claims import (
     ALONE,
     SceneClaims,
     blend_claims,

@@ -1,9 +1,9 @@
 """Any Hugging Face vision-to-text model as a captioner."""
 
-from hf_captionrl.captioners.auto import load_captioner, register
-from hf_captionrl.captioners.base import Captioner
 from hf_captionrl.captioners.blip import BlipCaptioner
 from hf_captionrl.captioners.blip2 import Blip2Captioner, Blip2EncoderDecoderCaptioner
+from hf_captionrl.captioners.captioner import Captioner
+from hf_captionrl.captioners.captioner_loading import load_captioner, register
 from hf_captionrl.captioners.chat import ChatCaptioner
 from hf_captionrl.captioners.clipcap import ClipCapCaptioner
 from hf_captionrl.captioners.encoder_decoder import EncoderDecoderCaptioner

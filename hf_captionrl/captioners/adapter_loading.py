@@ -1,4 +1,4 @@
-"""Putting a saved adapter on its base, and on no other model."""
+"""Loads a saved adapter onto its base model, and refuses other models."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["adapter_base", "with_adapter"]
 
 
 def adapter_base(name: str, revision: str | None, adapters: tuple[str, ...] = ()) -> str:
-    """Which model an adapter says it belongs to."""
+    """The base model named by an adapter."""
     base = read_object(str(find_file(name, "adapter_config.json", revision))).get("base_model_name_or_path")
     if not base:
         raise ValueError(f"The adapter {name!r} does not say which model it belongs to. Pass base_model=...")
@@ -37,9 +37,9 @@ def adapter_base(name: str, revision: str | None, adapters: tuple[str, ...] = ()
 
 
 def with_adapter(model: Any, name: str, file: str, base: str, revision: str | None) -> Any:
-    """Load an adapter onto a model, all of it, and refuse one that was made for another.
+    """Load an adapter onto a model completely, and refuse an adapter of another model.
 
-    PEFT itself only warns of weights that are missing, and says nothing of those that the model has no place for.
+    PEFT only warns about missing weights, and ignores weights that the model does not have.
     """
     from peft import PeftModel, get_peft_model_state_dict
 
@@ -52,7 +52,7 @@ def with_adapter(model: Any, name: str, file: str, base: str, revision: str | No
             warnings.filterwarnings("error", message="Found missing adapter keys")
             adapted = PeftModel.from_pretrained(model, name, revision=revision, is_trainable=True)
         own = get_peft_model_state_dict(adapted, save_embedding_layers=False).keys()
-        # Counted, because adapters of older releases of transformers have other names for the same weights.
+        # Counted, not compared by name: older releases of transformers have other names for the same weights.
         places = names - adapted.state_dict().keys()
         if len(places) > len(own):
             wrong = f"it has {min(places - own)}, for which the model has no place"

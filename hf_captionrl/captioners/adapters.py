@@ -22,7 +22,7 @@ class Adapting:
     language_lora: ClassVar[str] = ""
     """Regular expression, matched in full: the modules of the language model that get LoRA."""
     vision_lora: ClassVar[str] = ""
-    """Likewise for the vision tower."""
+    """The same for the vision tower."""
 
     def lora_targets(self, tune: Literal["language", "vision", "both"] = "language") -> str:
         """Which modules get LoRA.
@@ -37,7 +37,7 @@ class Adapting:
             `str`: A regular expression for PEFT's `target_modules`.
 
         Raises:
-            ValueError: If `tune` is none of the three, or nothing in this model matches.
+            ValueError: If `tune` is not one of the three, or no module matches.
         """
         patterns = {"language": [self.language_lora], "vision": [self.vision_lora]}
         patterns["both"] = patterns["language"] + patterns["vision"]
@@ -71,14 +71,14 @@ class Adapting:
             alpha (`float`): Scaling is `alpha / r`.
             dropout (`float`): Of the adapters' input, in [0, 1).
             target_modules (`str` or `list[str]`, *optional*): In place of `lora_targets(tune)`.
-            modules_to_save (`list[str]`, *optional*): Trained whole; by default the modules between vision tower and
-                language model, where there are any.
+            modules_to_save (`list[str]`, *optional*): Trained in full; by default the modules between vision tower and
+                language model, if there are any.
 
         Returns:
             `peft.LoraConfig`: For `peft_config` of a trainer, or for `peft.get_peft_model`.
 
         Raises:
-            ValueError: If `tune` is none of the three, or nothing in this model matches.
+            ValueError: If `tune` is not one of the three, or no module matches.
         """
         from peft import LoraConfig
 
@@ -109,13 +109,13 @@ class Adapting:
         """Wrap the model with an adapter of PEFT.
 
         Args:
-            config (`peft.PeftConfig`): What to adapt, as given. Without `target_modules` PEFT's own choice for the model
-                type holds, and where it has none, the language model's modules of `lora_targets`. `task_type` is
-                left out: the wrappers of the task types expect text-only inputs.
+            config (`peft.PeftConfig`): The adapter. Without `target_modules`, PEFT's default for the model type is used,
+                or, without such a default, `lora_targets("language")`. `task_type` is ignored: the wrappers of the task
+                types expect text-only inputs.
 
         Raises:
-            ValueError: If the model has an adapter already, the adapter is a prompt, or its `target_modules` are not in
-                the model.
+            ValueError: If the model already has an adapter, the adapter is a learned prompt, or its `target_modules` are
+                not in the model.
         """
         from peft import get_peft_model
 
@@ -129,12 +129,12 @@ class Adapting:
                 f"peft_config is a {type(config).__name__}. A captioner's batch has no room for a learned prompt. Use "
                 "peft.LoraConfig or another adapter of weights."
             )
-        config = copy.deepcopy(config)  # PEFT writes into it, and a configuration may serve several models
+        config = copy.deepcopy(config)  # PEFT changes it, and several models may share a configuration
         config.task_type = None
         if getattr(config, "target_modules", "") is None and not self._peft_knows_targets(config):
             config.target_modules = self.lora_targets("language")  # type: ignore[attr-defined]
         with warnings.catch_warnings():
-            # PEFT finds out by itself, layer by layer, that GPT-2 stores its weights transposed.
+            # PEFT detects per layer that GPT-2 stores its weights transposed.
             warnings.filterwarnings("ignore", message="fan_in_fan_out is set to")
             self.model = get_peft_model(self.model, config)
 

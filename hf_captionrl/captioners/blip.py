@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from hf_captionrl.captioners.auto import register
-from hf_captionrl.captioners.base import Captioner
+from hf_captionrl.captioners.captioner import Captioner
+from hf_captionrl.captioners.captioner_loading import register
 from hf_captionrl.captioners.processor_checks import check_special_tokens
 from hf_captionrl.captioners.shared_cross_attention import spread_samples
 

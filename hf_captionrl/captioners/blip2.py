@@ -7,9 +7,9 @@ from typing import Any, ClassVar
 from torch import Tensor
 from transformers import AddedToken
 
-from hf_captionrl.captioners.auto import register
-from hf_captionrl.captioners.base import Captioner
-from hf_captionrl.captioners.placeholders import PlaceholderCaptioner, configured_ids
+from hf_captionrl.captioners.captioner import Captioner
+from hf_captionrl.captioners.captioner_loading import register
+from hf_captionrl.captioners.fixed_prefix import FixedPrefixCaptioner, configured_ids
 from hf_captionrl.captioners.processor_checks import check_special_tokens
 from hf_captionrl.captioners.prompt_prefix import repeat_rows
 
@@ -19,7 +19,7 @@ QFORMER_INPUTS = ("qformer_input_ids", "qformer_attention_mask")
 
 
 @register
-class Blip2Captioner(PlaceholderCaptioner):
+class Blip2Captioner(FixedPrefixCaptioner):
     """BLIP-2 and InstructBLIP with a decoder-only language model (OPT, Vicuna).
 
     `image_features` are those of the vision tower, before the Q-Former, so that Q-Former and projection may be trained.
@@ -30,7 +30,7 @@ class Blip2Captioner(PlaceholderCaptioner):
 
     family = "blip-2"
     model_types = ("blip-2", "instructblip")
-    side_inputs = (*PlaceholderCaptioner.side_inputs, *QFORMER_INPUTS)
+    side_inputs = (*FixedPrefixCaptioner.side_inputs, *QFORMER_INPUTS)
     vision_path = "vision_model"
     connector_paths = ("qformer", "language_projection")
     language_lora = r"language_model\..*\.([qkvo]_proj|out_proj|fc2|down_proj|[qkvo]|wo)"

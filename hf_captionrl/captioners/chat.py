@@ -1,4 +1,4 @@
-r"""Chat models that see: LLaVA, Qwen-VL, SmolVLM and their kin.
+r"""Chat models with image inputs: LLaVA, Qwen-VL, SmolVLM and others.
 
 Legend: B images, N captions, P tokens of the prefix, T tokens of the text, M image tokens (of the image that has most),
 D features, L layers that get features of their own.
@@ -17,8 +17,9 @@ from PIL import Image
 from torch import Tensor
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
-from hf_captionrl.captioners.auto import register
-from hf_captionrl.captioners.base import Captioner
+from hf_captionrl.captioners.caption_tokens import start_token_settings
+from hf_captionrl.captioners.captioner import Captioner
+from hf_captionrl.captioners.captioner_loading import register
 from hf_captionrl.captioners.chat_video import PLACES_OF_VIDEOS, VideoInputs, as_videos, pixel_kind
 from hf_captionrl.captioners.processor_checks import (
     blank_image,
@@ -27,18 +28,17 @@ from hf_captionrl.captioners.processor_checks import (
     check_image_size,
 )
 from hf_captionrl.captioners.prompt_prefix import join_prefix, left_padded, repeat_rows, stack_rows
-from hf_captionrl.captioners.tokens import start_token_settings
 
 __all__ = ["ChatCaptioner"]
 
 PER_IMAGE = ("image_grid_thw", *PLACES_OF_VIDEOS, "image_sizes", "pixel_attention_mask")
-"""What processors may return for an image or video besides pixels and text, and the models want to know again."""
+"""Outputs of processors besides pixels and text that the models need as inputs."""
 TOKEN_TYPES = ("mm_token_type_ids", "token_type_ids")
-"""What processors call the kinds of the tokens."""
+"""Names that processors use for token types."""
 LISTED = frozenset({"llava", "llava_onevision", "qwen2_vl", "qwen2_5_vl", "qwen3_vl"})
-"""Model types whose forward takes a list of `(M, D)`, an entry an image, where others take `(tiles, tokens, D)`."""
+"""Model types whose forward takes a list of `(M, D)`, one entry per image, where others take `(tiles, tokens, D)`."""
 PROBE_SIZES = ((64, 64), (400, 100), (90, 200), (30, 20), (900, 1200))
-"""Width and height of images; a processor that makes the same of all of them is taken to do so always."""
+"""Width and height of test images; a processor with equal outputs for all of them is assumed to have one output size."""
 _PROBE = "PROBE"
 
 
@@ -46,15 +46,15 @@ _PROBE = "PROBE"
 class ChatCaptioner(VideoInputs, Captioner):
     """Chat models of `AutoModelForImageTextToText`: the image's tokens stand in the user's turn, the caption is the answer.
 
-    Their own processor says what stands before the caption, how many tokens an image takes, and what ends the answer.
-    `image_features` are what the language model sees of the image, behind the connector; so the connector counts as part
-    of the vision tower. Where images differ in their number of tokens (tiles, native resolution), features are padded, and
-    cannot be cached for a whole run.
+    Their own processor determines the text before the caption, the number of tokens per image, and the end of the answer.
+    `image_features` are the inputs of the language model, after the connector; the connector is therefore part of the
+    vision tower. If images differ in their number of tokens (tiles, native resolution), features are padded and cannot be
+    cached for a whole run.
 
     Args:
         model (`PreTrainedModel` or `PeftModel`): The model.
         processor: Its own, with `image_processor`, `tokenizer` and, where it was trained to chat, `chat_template`.
-        prompt (`str`, *optional*): What the user says; not part of the text that the caption belongs to.
+        prompt (`str`, *optional*): The turn of the user; not part of the text that contains the caption.
     """
 
     family = "chat"
@@ -74,7 +74,7 @@ class ChatCaptioner(VideoInputs, Captioner):
     vision_lora = r"model\.(vision_tower|vision_model|visual)\..*\.([qkv]_proj|qkv|fc1|fc2|linear_fc1|linear_fc2|gate_proj|down_proj)"
     default_prompt = "Briefly describe the content of the image."
     processor_class: ClassVar[str | None] = None
-    """The only class of processors for these models; None where there may be several."""
+    """The only processor class of these models; None if several are possible."""
     towers: ClassVar[tuple[str, ...]] = ("vision_tower", "vision_model", "visual")
     connectors: ClassVar[tuple[str, ...]] = ("multi_modal_projector", "connector", "embed_vision")
 
@@ -109,7 +109,7 @@ class ChatCaptioner(VideoInputs, Captioner):
     def find_vision_tower(cls, model: Any) -> Any:
         found = [getattr(model.model, name) for name in cls.towers if hasattr(model.model, name)]
         if not found:
-            raise ValueError(f"{type(model).__name__} has none of {cls.towers}: it does not see.")
+            raise ValueError(f"{type(model).__name__} has none of {cls.towers}: it has no vision tower.")
         return found[0]
 
     @classmethod
@@ -208,10 +208,10 @@ class ChatCaptioner(VideoInputs, Captioner):
         )
 
     def plain_turn(self) -> str:
-        """What stands before the caption where there is no chat template.
+        """The text before the caption if there is no chat template.
 
         Returns:
-            `str`: The image's token and the prompt, a line each.
+            `str`: The image token and the prompt, one per line.
         """
         token = self.processor.image_token
         return f"{token}\n{self.prompt}\n" if self.prompt else f"{token}\n"

@@ -1,4 +1,4 @@
-r"""Chat models that read videos by their own video inputs.
+r"""Chat models with video inputs.
 
 Legend: B videos, F frames of each, M tokens of a video, P tokens of the prefix, D features, L layers that get features of
 their own.
@@ -18,7 +18,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from hf_captionrl.captioners.encoding import Encoding
+from hf_captionrl.captioners.model_inputs import Encoding
 from hf_captionrl.captioners.processor_checks import blank_image
 
 __all__ = ["PLACES_OF_VIDEOS", "VideoInputs", "as_videos", "pixel_kind"]

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from transformers.modeling_outputs import BaseModelOutput
 
-from hf_captionrl.captioners.auto import register
-from hf_captionrl.captioners.base import Captioner
+from hf_captionrl.captioners.captioner import Captioner
+from hf_captionrl.captioners.captioner_loading import register
 from hf_captionrl.captioners.prompt_prefix import decoder_text
 from hf_captionrl.captioners.shared_cross_attention import computed_once, spread_samples
 

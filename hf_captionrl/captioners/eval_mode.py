@@ -1,4 +1,4 @@
-"""Training and eval mode of a model's modules."""
+"""Eval mode as a context."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["evaluating"]
 
 @contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
-    """Put a module into eval mode for a while, and each of its parts back into its own mode."""
+    """Put a module into eval mode, and restore the mode of each of its submodules afterwards."""
     training = [part for part in module.modules() if part.training]
     module.eval()
     try:

@@ -9,15 +9,15 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from hf_captionrl.captioners.auto import register
-from hf_captionrl.captioners.placeholders import PlaceholderCaptioner, configured_ids
+from hf_captionrl.captioners.captioner_loading import register
+from hf_captionrl.captioners.fixed_prefix import FixedPrefixCaptioner, configured_ids
 from hf_captionrl.captioners.processor_checks import blank_image
 
 __all__ = ["Florence2Captioner"]
 
 
 @register
-class Florence2Captioner(PlaceholderCaptioner):
+class Florence2Captioner(FixedPrefixCaptioner):
     """Florence-2 (`Florence2ForConditionalGeneration`): image and task stand in the encoder of a BART.
 
     `prompt` is a task such as `<CAPTION>` or `<DETAILED_CAPTION>`, which the processor words, or a sentence.
@@ -63,7 +63,7 @@ class Florence2Captioner(PlaceholderCaptioner):
         side = math.isqrt(features.size(1))
         if side * side != features.size(1):
             raise ValueError(
-                f"image_features of {features.size(1)} rows are no square map. Make them with captioner.image_features, "
+                f"image_features of {features.size(1)} rows are not a square map. Make them with captioner.image_features, "
                 "and let the image processor cut squares."
             )
         with super().known_features(model, features.transpose(1, 2).unflatten(2, (side, side)), inputs):

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
-from hf_captionrl.captioners.auto import register
-from hf_captionrl.captioners.base import Captioner
+from hf_captionrl.captioners.captioner import Captioner
+from hf_captionrl.captioners.captioner_loading import register
 from hf_captionrl.captioners.head_tap import replaced_forward
 from hf_captionrl.captioners.processor_checks import check_special_tokens
 

@@ -1,11 +1,11 @@
-r"""The head tap: the only place that touches a captioner's output projection.
+r"""The head tap: the only code that accesses the output projection of a captioner.
 
 Legend: B captions, T tokens, V vocabulary, D features, M image tokens.
 
 A captioner's model gets a class of its own whose `forward` takes two more arguments. With `head_objective` the output
 projection is skipped, so that `(B, T, V)` logits never exist; the objective gets the projection's input and weight and
 returns a loss or per-token values, which become the model's output. With `image_features` the vision tower is skipped.
-All of it happens inside `forward`, below DDP, FSDP and PEFT: a loss computed outside of it breaks FSDP2.
+All of this happens inside `forward`, below DDP, FSDP and PEFT: a loss computed outside breaks FSDP2.
 """
 
 import functools
@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class HeadInputs:
-    """What an objective is computed from: hidden states and weight, or the full logits in the fallback.
+    """Inputs of an objective: hidden states and weight, or the full logits in the fallback.
 
     Everything is aligned: position t predicts `labels[:, t]`.
 
@@ -143,7 +143,7 @@ def mean_cross_entropy(head: HeadInputs) -> dict[str, Tensor]:
 
 @contextmanager
 def replaced_forward(module: nn.Module, function: Callable[..., Any]) -> Iterator[None]:
-    """Let a module compute something else for a while. Its hooks still run: FSDP and ZeRO gather weights in them."""
+    """Replace the forward of a module in a context. Its hooks still run: FSDP and ZeRO gather weights in them."""
     previous = module.__dict__.get("forward")
     module.__dict__["forward"] = function
     try:
@@ -157,7 +157,7 @@ def replaced_forward(module: nn.Module, function: Callable[..., Any]) -> Iterato
 
 @contextmanager
 def bypass_vision_tower(tower: nn.Module, image_features: Tensor) -> Iterator[Tensor]:
-    """Let the vision tower return features that are known already.
+    """Context in which the vision tower returns known features.
 
     Args:
         image_features (`torch.Tensor` of shape `(B, M, D)`): Its output.
@@ -190,7 +190,7 @@ def align(states: Tensor, labels: Tensor, shift: bool) -> tuple[Tensor, Tensor]:
 def _image_inputs(
     model: Any, family: Any, features: Tensor | None, batch: dict[str, Any], inputs: dict[str, Any]
 ) -> Any:
-    """The context in which the vision tower is skipped, or nothing; several captions an image share its features."""
+    """The context in which the vision tower is skipped, or an empty one; several captions per image share its features."""
     tokens = inputs.get(family.token_argument)
     rows = None if tokens is None else tokens.size(0)
     pixels = batch.get("pixel_values")
@@ -303,7 +303,7 @@ def _tapped_class(cls: Any, family: Any) -> Any:
         return _tapped_forward(self, original, family, head_objective, image_features, kwargs)
 
     def reduce(self: Any, protocol: Any) -> Any:
-        # copy and pickle look a class up by its name, where they find the model's own class.
+        # copy and pickle look up a class by name and find the model's own class.
         reduced = super(made, self).__reduce_ex__(protocol)
         return (_new_tapped, (cls, family), *reduced[2:]) if type(self) is made else reduced
 
@@ -336,7 +336,7 @@ def _new_tapped(cls: Any, family: Any) -> Any:
 
 
 def tap_head(model: nn.Module, family: type) -> None:
-    """Give a model the `forward` described above, in place. Call it before PEFT, DDP and FSDP wrap the model."""
+    """Give a model the `forward` described above, in place. Call this before PEFT, DDP and FSDP wrap the model."""
     if getattr(model, "captioner_family", None) is not None:
         return
     if "forward" in model.__dict__:

@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 
 def check_tap(captioner: Any, batch: dict[str, Any], atol: float | None = None) -> float:
-    """Compare cross-entropy through the tap with the model's own loss; where it is wrong, switch to full logits.
+    """Compare cross-entropy through the tap with the model's own loss; if they differ, switch to full logits.
 
     Args:
         atol (`float`, *optional*): Largest difference in nats; by default 1e-3 in fp32 and 0.05 in 16 bits.

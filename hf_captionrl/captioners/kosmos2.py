@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from hf_captionrl.captioners.auto import register
-from hf_captionrl.captioners.placeholders import PlaceholderCaptioner
+from hf_captionrl.captioners.captioner_loading import register
+from hf_captionrl.captioners.fixed_prefix import FixedPrefixCaptioner
 from hf_captionrl.captioners.processor_checks import blank_image
 
 __all__ = ["Kosmos2Captioner"]
 
 
 @register
-class Kosmos2Captioner(PlaceholderCaptioner):
+class Kosmos2Captioner(FixedPrefixCaptioner):
     """Kosmos-2 (`Kosmos2ForConditionalGeneration`): `<s><image>`, the image's tokens, `</image>`, prompt and caption.
 
     With `<grounding>` in the prompt the captions carry the places of what they name.

@@ -9,8 +9,8 @@ import torch
 import transformers
 from transformers import AutoConfig, PreTrainedModel
 
-from hf_captionrl.captioners.auto import FAMILIES
-from hf_captionrl.captioners.base import Captioner
+from hf_captionrl.captioners.captioner import Captioner
+from hf_captionrl.captioners.captioner_loading import FAMILIES
 
 if TYPE_CHECKING:
     from peft import LoraConfig
@@ -57,13 +57,13 @@ def _preset(
 def language_lora(
     model: Captioner | PreTrainedModel | str, *, revision: str | None = None, **settings: Any
 ) -> LoraConfig:
-    """LoRA on attention and the MLP's output of the language model; the connector is trained whole.
+    """LoRA on attention and the MLP's output of the language model; the connector is trained in full.
 
     Reference: "No Detail Left Behind", SR-L.
 
     Args:
-        model ([`Captioner`], `PreTrainedModel` or `str`): What is to be adapted, or its name; of a name only the configuration
-            is read.
+        model ([`Captioner`], `PreTrainedModel` or `str`): The model to adapt, or its name; for a name, only the
+            configuration is read.
         revision (`str`, *optional*): Branch, tag or commit on the Hub.
         settings (`Any`): `r` (32), `alpha` (16), `dropout` (0), `target_modules`, `modules_to_save`, as for
             `Captioner.lora_config`.
@@ -72,7 +72,7 @@ def language_lora(
         `peft.LoraConfig`: For `peft_config` of a trainer.
 
     Raises:
-        ValueError: If the model is of no known family.
+        ValueError: If the family of the model is unknown.
 
     Example:
         >>> SmileTrainer(name, args, train, peft_config=language_lora(name, r=16))  # doctest: +SKIP
@@ -83,38 +83,32 @@ def language_lora(
 def vision_lora(
     model: Captioner | PreTrainedModel | str, *, revision: str | None = None, **settings: Any
 ) -> LoraConfig:
-    """LoRA on attention inputs and both layers of the MLP of the image encoder; the connector is trained whole.
+    """LoRA on attention inputs and both layers of the MLP of the vision tower; the connector is trained in full.
 
-    Reference: "No Detail Left Behind", SR-V.
+    Reference: "No Detail Left Behind", SR-V. Arguments and errors are those of [`language_lora`].
 
     Args:
-        model ([`Captioner`], `PreTrainedModel` or `str`): As for [`language_lora`].
+        model ([`Captioner`], `PreTrainedModel` or `str`): The model to adapt, or its name.
         revision (`str`, *optional*): Branch, tag or commit on the Hub.
-        settings (`Any`): As for [`language_lora`].
+        settings (`Any`): Of `Captioner.lora_config`.
 
     Returns:
         `peft.LoraConfig`: For `peft_config` of a trainer.
-
-    Raises:
-        ValueError: If the model is of no known family.
     """
     return _preset(model, "vision", revision, settings)
 
 
 def both_lora(model: Captioner | PreTrainedModel | str, *, revision: str | None = None, **settings: Any) -> LoraConfig:
-    """LoRA on the language model and on the image encoder; the connector is trained whole.
+    """LoRA on the language model and on the vision tower; the connector is trained in full.
 
-    Reference: "No Detail Left Behind", SR-LV.
+    Reference: "No Detail Left Behind", SR-LV. Arguments and errors are those of [`language_lora`].
 
     Args:
-        model ([`Captioner`], `PreTrainedModel` or `str`): As for [`language_lora`].
+        model ([`Captioner`], `PreTrainedModel` or `str`): The model to adapt, or its name.
         revision (`str`, *optional*): Branch, tag or commit on the Hub.
-        settings (`Any`): As for [`language_lora`].
+        settings (`Any`): Of `Captioner.lora_config`.
 
     Returns:
         `peft.LoraConfig`: For `peft_config` of a trainer.
-
-    Raises:
-        ValueError: If the model is of no known family.
     """
     return _preset(model, "both", revision, settings)

@@ -1,4 +1,4 @@
-r"""Reads an output projection, plain or wrapped by PEFT, as one weight.
+r"""An output projection, plain or wrapped by PEFT, as a single weight.
 
 Legend: B captions, T tokens, V vocabulary, D features, r rank.
 """

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hf_captionrl.captioners.auto import register
+from hf_captionrl.captioners.captioner_loading import register
 from hf_captionrl.captioners.chat import ChatCaptioner
 
 __all__ = ["PaliGemmaCaptioner"]

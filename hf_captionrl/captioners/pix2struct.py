@@ -10,8 +10,8 @@ from PIL import Image
 from torch import Tensor
 from transformers.modeling_outputs import BaseModelOutput
 
-from hf_captionrl.captioners.auto import register
-from hf_captionrl.captioners.base import Captioner
+from hf_captionrl.captioners.captioner import Captioner
+from hf_captionrl.captioners.captioner_loading import register
 from hf_captionrl.captioners.prompt_prefix import decoder_text
 
 __all__ = ["Pix2StructCaptioner"]

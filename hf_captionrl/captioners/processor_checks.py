@@ -1,6 +1,6 @@
-"""Whether model and processor belong together, as far as that can be told before anything is written.
+"""Checks that model and processor belong together.
 
-What cannot be told: a processor of the same shapes and the same special tokens whose words or colours are others'.
+They cannot detect a processor with the same shapes and special tokens but other words or colour normalisation.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ PIXEL_AXES = {"idefics3": 5, "smolvlm": 5, "llava_onevision": 5}
 
 
 def check_special_tokens(tokenizer: Any, model: Any, start: int, end: int | None, *, refuse: bool = False) -> None:
-    """Refuse an end token that the tokenizer lacks; warn of start and end tokens that are ordinary words of it, or refuse."""
+    """Refuse an end token that the tokenizer lacks; warn about start and end tokens that are ordinary words, or refuse them."""
     name, special = type(model).__name__, {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
     if end is not None and end >= len(tokenizer) and end not in special:
         raise ValueError(
@@ -65,7 +65,7 @@ def check_special_tokens(tokenizer: Any, model: Any, start: int, end: int | None
 
 
 def check_image_size(tower: Any, pixels_of: Callable[[Image.Image], Tensor | None], model: Any) -> None:
-    """Refuse images of a size that the vision tower has no places for."""
+    """Refuse images of a size that the vision tower has no positions for."""
     config = getattr(getattr(tower, "encoder", tower), "config", getattr(tower, "config", None))  # ClipCap's wraps one
     if config is None or config.model_type not in FIXED_SIZE:
         return
@@ -86,12 +86,12 @@ def check_image_size(tower: Any, pixels_of: Callable[[Image.Image], Tensor | Non
 
 
 def blank_image() -> Image.Image:
-    """A small image to look at what a processor makes of one."""
+    """A small image to test the output of a processor."""
     return Image.new("RGB", (32, 32))
 
 
 def check_chat_processor(processor: Any, model: Any, image_token_id: int, kind: str | None = None) -> None:
-    """Refuse a processor that cannot write the image's tokens as the model reads them."""
+    """Refuse a processor that does not write the image tokens that the model expects."""
     name, own = type(model).__name__, type(processor).__name__
     token = getattr(processor, "image_token", None)  # a string, or an AddedToken
     if not callable(processor) or token is None:
@@ -112,7 +112,7 @@ def check_chat_processor(processor: Any, model: Any, image_token_id: int, kind: 
 
 
 def check_chat_row(row: dict[str, Any], model: Any, processor: Any) -> None:
-    """Refuse a processor that makes something else of an image than the model asks for."""
+    """Refuse a processor whose image outputs differ from the inputs of the model."""
     name, own = type(model).__name__, type(processor).__name__
     axes, expected = row["pixel_values"].dim(), PIXEL_AXES.get(model.config.model_type)
     if expected is not None and axes != expected:

@@ -1,4 +1,4 @@
-"""The processor of a checkpoint: image processor and tokenizer, joined where transformers does not join them."""
+"""Loads the processor of a checkpoint: image processor and tokenizer, joined if transformers does not join them."""
 
 from __future__ import annotations
 

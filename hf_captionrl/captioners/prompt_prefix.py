@@ -1,11 +1,11 @@
-r"""What stands before the text: image tokens and the words around them, for models that read image and text as one row.
+r"""The prefix of the text: image tokens and the words around them, for models that read image and text as one row.
 
-Legend: B images, G captions an image, N = B * G rows, P tokens of the prefix, T tokens of the text, M image tokens.
+Legend: B images, G captions per image, N = B * G rows, P tokens of the prefix, T tokens of the text, M image tokens.
 
-A batch holds the text alone, `(N, T)`, whichever the family. What belongs to the image stands beside it, a row an image:
-`prefix_ids` and `prefix_mask` `(B, P)`, padded on the left since images may differ in their number of tokens, and whatever
-else the model wants to know of an image. Prefix and text are joined inside the model's forward, so everything else, from
-the labels to the number of supervised tokens, is the same for all families.
+A batch contains only the text, `(N, T)`, for every family. The data of the images are beside it, one row per image:
+`prefix_ids` and `prefix_mask` `(B, P)`, padded on the left because images may differ in their number of tokens, and other
+inputs that the model needs per image. The model's forward joins prefix and text, so the labels, the number of supervised
+tokens and everything else are the same for all families.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PREFIX_INPUTS = ("prefix_ids", "prefix_mask")
 
 
 def left_padded(rows: Sequence[Sequence[int]], pad_id: int) -> dict[str, Tensor]:
-    """Prefixes as tensors.
+    """Prefixes as left-padded tensors.
 
     Returns:
         `dict`: `prefix_ids` and `prefix_mask`, each `(B, P)`.
@@ -47,7 +47,7 @@ def left_padded(rows: Sequence[Sequence[int]], pad_id: int) -> dict[str, Tensor]
 
 
 def stack_rows(parts: Sequence[Tensor]) -> Tensor:
-    """Stack tensors of different sizes, filling up with zeros at the end of each dimension.
+    """Stack tensors of different sizes, padded with zeros at the end of each dimension.
 
     Returns:
         `torch.Tensor` of shape `(B, ...)`.
@@ -65,20 +65,20 @@ def captions_an_image(rows: int, images: int) -> int:
     """G."""
     if rows % images:
         raise ValueError(
-            f"{rows} captions cannot be shared among {images} images. Pass one image a caption, or the same number of "
-            "captions, in a row, for each image."
+            f"{rows} captions cannot be shared among {images} images. Pass one image per caption, or the same number of "
+            "consecutive captions for each image."
         )
     return rows // images
 
 
 def repeat_rows(value: Tensor, rows: int) -> Tensor:
-    """One row an image -> one row a caption.
+    """One row per image -> one row per caption.
 
     Args:
-        value (`torch.Tensor` of shape `(B, ...)`): A row an image.
+        value (`torch.Tensor` of shape `(B, ...)`): One row per image.
 
     Returns:
-        `torch.Tensor` of shape `(N, ...)`: Captions of an image stand in a row.
+        `torch.Tensor` of shape `(N, ...)`: Captions of one image are consecutive.
     """
     times = captions_an_image(rows, value.size(0))
     return value if times == 1 else value.repeat_interleave(times, dim=0)

@@ -13,7 +13,7 @@ from hf_captionrl.io import write_json
 __all__ = ["SETTINGS_FILE", "ProcessorPair", "Saving", "read_settings"]
 
 SETTINGS_FILE = "captioner.json"
-"""Family, prompt, and how videos were looked at; the rest is the model's and the processor's own."""
+"""File of the settings that are neither the model's nor the processor's: family, prompt, frame pooling."""
 
 _SETTINGS: dict[str, tuple[type, str]] = {
     "family": (str, "a string"),
@@ -24,7 +24,7 @@ _SETTINGS: dict[str, tuple[type, str]] = {
 
 
 def read_settings(name: str, revision: str | None) -> dict[str, Any]:
-    """Read what a captioner was saved with."""
+    """Read the settings that a captioner was saved with."""
     file = find_file(name, SETTINGS_FILE, revision)
     if file is None:
         return {}
@@ -53,7 +53,7 @@ class ProcessorPair:
         """Save both into one folder.
 
         Args:
-            folder: Where to.
+            folder: Destination.
             kwargs: For both `save_pretrained`.
         """
         self.image_processor.save_pretrained(folder, **kwargs)
@@ -61,7 +61,7 @@ class ProcessorPair:
 
 
 class Saving:
-    """The part of [`Captioner`] for checkpoints on disk and on the Hub."""
+    """The part of [`Captioner`] that saves checkpoints to disk and to the Hub."""
 
     family: ClassVar[str]
     model: Any
@@ -72,18 +72,18 @@ class Saving:
 
     @classmethod
     def complete_processor(cls, model: Any, processor: Any) -> None:
-        """Bring model and processor of an older release to the form of newer ones; families override it.
+        """Convert model and processor of an older release to the current form; families override it.
 
         Args:
             model: As loaded.
-            processor: Likewise.
+            processor: As loaded.
         """
 
     def save_processor(self, folder: str | os.PathLike[str]) -> None:
-        """Save processor, prompt and how videos were looked at, beside a model or adapter.
+        """Save the processor, the prompt and the frame pooling beside a model or adapter.
 
         Args:
-            folder: Where to.
+            folder: Destination.
         """
         self.processor.save_pretrained(folder)
         settings: dict[str, Any] = {"family": self.family, "prompt": self.prompt}
@@ -92,10 +92,10 @@ class Saving:
         write_json(os.path.join(folder, SETTINGS_FILE), settings)
 
     def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
-        """Save everything that `load_captioner` needs: the model, or only the adapter where there is one.
+        """Save everything that `load_captioner` needs: the model, or only its adapter.
 
         Args:
-            folder: Where to.
+            folder: Destination.
         """
         self.model.save_pretrained(folder)
         self.save_processor(folder)
@@ -114,7 +114,7 @@ class Saving:
         Returns:
             `str`: Address of the commit.
         """
-        # Publishing stands above this layer; it is looked up when it is called, which makes no import cycle.
+        # `hub` is in a higher layer. Importing it here, when it is called, does not create an import cycle.
         hub = importlib.import_module("hf_captionrl.hub")
         is_private = private is None or private
         return str(hub.push_captioner(self, repo_id, private=is_private, token=token, overwrite=overwrite))

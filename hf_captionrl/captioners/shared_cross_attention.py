@@ -1,13 +1,13 @@
 r"""Several captions of an image share its keys and values in cross-attention.
 
-Legend: B images, G captions an image, N = B * G, T tokens, M image tokens, D features, H heads.
+Legend: B images, G captions per image, N = B * G, T tokens, M image tokens, D features, H heads.
 
-Cross-attention treats every position of a text alone: there is no causal mask, and the keys are the image's. So the G
-captions of an image are read as one text of G * T positions, `(N, T, D) -> (B, G * T, D)`, against the image's
-`(B, M, D)`: keys and values are projected, kept in memory and cached once an image instead of once a caption. Nothing
-but the order of summation in the gradients differs.
+Cross-attention treats every position of a text separately: it has no causal mask, and the keys are the image's. The G
+captions of an image are therefore read as one text of G * T positions, `(N, T, D) -> (B, G * T, D)`, against the image's
+`(B, M, D)`: keys and values are projected, stored and cached once per image instead of once per caption. Only the
+order of summation in the gradients differs.
 
-The modules get a class of their own, as the whole model does in `captioners.head`. What they do follows from the shapes
+The modules get a class of their own, as the whole model does in `captioners.head_tap`. What they do follows from the shapes
 of each call alone, so it holds in the recomputation of gradient checkpointing too, and in copies, under PEFT and FSDP.
 """
 
@@ -36,10 +36,10 @@ FOLDABLE = frozenset(
     BartAttention BlenderbotAttention BlenderbotSmallAttention MarianAttention MBartAttention PegasusAttention
     PLBartAttention TrOCRAttention""".split()
 )
-"""Attention classes of transformers known to treat every position of the text alone when they attend to an image."""
+"""Attention classes of transformers known to treat text positions separately when they attend to an image."""
 
 CROSS_ATTENTION_NAMES = (".crossattention", ".crossattention.self", ".encoder_attn")
-"""How the names of these modules end where they attend to the image, not to the text."""
+"""Last parts of the names of modules that attend to the image, not to the text."""
 
 
 def _folded(states: Tensor, images: int) -> Tensor:
@@ -73,14 +73,14 @@ def _folding_class(cls: Any) -> Any:
         if image is None or image.size(0) == hidden_states.size(0):
             return original(self, hidden_states, **kwargs)
         rows, images = hidden_states.size(0), image.size(0)
-        captions_an_image(rows, images)  # raises where it is no whole number
-        if kwargs.get(mask_name) is not None:  # it has a row a caption
+        captions_an_image(rows, images)  # raises if it is not an integer
+        if kwargs.get(mask_name) is not None:  # it has one row per caption
             kwargs[image_name] = repeat_rows(image, rows)
             return original(self, hidden_states, **kwargs)
         return _unfolded(original(self, _folded(hidden_states, images), **kwargs), rows, images)
 
     def reduce(self: Any, protocol: Any) -> Any:
-        # copy and pickle look a class up by its name, where they find the module's own class.
+        # copy and pickle look up a class by name and find the module's own class.
         reduced = super(made, self).__reduce_ex__(protocol)
         return (_new_folding, (cls,), *reduced[2:]) if type(self) is made else reduced
 
@@ -121,13 +121,13 @@ def fold_cross_attention(model: nn.Module) -> bool:
 
 
 def spread_samples(writer: Any, prompt_ids: Tensor, settings: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
-    """Ask for G samples of an image by G prompts: generate leaves the image features alone then.
+    """Request G samples of an image with G prompts, so that generate does not repeat the image features.
 
     With `num_return_sequences`, generate would repeat them, and keep the keys and values of each repetition. Beams and
     other ways to write, which reorder or combine rows, are left as they are.
 
     Args:
-        prompt_ids (`torch.Tensor` of shape `(B, P)`): A prompt an image.
+        prompt_ids (`torch.Tensor` of shape `(B, P)`): One prompt per image.
 
     Returns:
         `tuple`: `prompt_ids` of shape `(N, P)`, those of an image in a row, and the settings that go with them.
@@ -149,7 +149,7 @@ def spread_samples(writer: Any, prompt_ids: Tensor, settings: dict[str, Any]) ->
 def computed_once(module: nn.Module | None) -> Iterator[None]:
     """Let a module compute its output once, and return it again at each later call.
 
-    An encoder-decoder projects the image features anew for every token it writes, and they do not change meanwhile.
+    An encoder-decoder projects the same image features again for every token that it generates.
     """
     if module is None:
         yield

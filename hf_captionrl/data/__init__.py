@@ -1,9 +1,9 @@
-"""Images with captions: load from anywhere, check every row, draw one caption an epoch, collate."""
+"""Images with captions: load from anywhere, check every row, draw one caption per epoch, collate."""
 
 from hf_captionrl.data.bag_curriculum import PAPER_SCHEDULE, BagCurriculumSampler
+from hf_captionrl.data.caption_cleaning import CAPTION_REMEDIES, MAX_CAPTION_WORDS, clean_caption
 from hf_captionrl.data.caption_dataset import CaptionDataset, CaptionItem, draw_caption
 from hf_captionrl.data.caption_exchange import exchange_captions
-from hf_captionrl.data.cleaning import CAPTION_REMEDIES, MAX_CAPTION_WORDS, clean_caption
 from hf_captionrl.data.collator import CaptionCollator
 from hf_captionrl.data.feature_cache import FramePooling, cached_features, iterate_images, pool_frames
 from hf_captionrl.data.image_reader import ImageReader
@@ -20,8 +20,6 @@ from hf_captionrl.data.quarantine import QuarantineEntry, QuarantineError, Quara
 from hf_captionrl.data.streaming import StreamedCaptions
 from hf_captionrl.data.trainer_rows import evaluation_rows, training_rows
 from hf_captionrl.data.video import (
-    VIDEO_REMEDIES,
-    VideoError,
     frames_of,
     is_video,
     open_still,
@@ -29,6 +27,7 @@ from hf_captionrl.data.video import (
     verify_video,
     video_hash,
 )
+from hf_captionrl.data.video_files import VIDEO_REMEDIES, VideoError
 
 __all__ = [
     "CAPTION_REMEDIES",

@@ -91,7 +91,7 @@ class BagCurriculumSampler(Sampler[list[int]]):
         elif distractors == "nearest":
             raise ValueError("nearest distractors need neighbours. Pass them, or distractors='random' and num_images.")
         if num_images is None:
-            raise ValueError("without neighbours nobody knows how many images there are. Pass num_images.")
+            raise ValueError("without neighbours the number of images is unknown. Pass num_images.")
         if num_processes < 1 or not 0 <= process_index < num_processes:
             raise ValueError(
                 f"process_index is {process_index}, but must lie in [0, num_processes), which is {num_processes}."
@@ -104,7 +104,7 @@ class BagCurriculumSampler(Sampler[list[int]]):
             )
         if not 1 <= batch_size <= num_images:
             raise ValueError(
-                f"batch_size is {batch_size} and the data set has {num_images} images, which is no batch. Lower it."
+                f"batch_size is {batch_size} and the data set has {num_images} images, which is not a batch. Lower it."
             )
         self.num_images, self.batch_size, self.seed = num_images, batch_size, seed
         self.process_index, self.num_processes = process_index, num_processes
@@ -137,7 +137,7 @@ class BagCurriculumSampler(Sampler[list[int]]):
         # Bags are made of the nearest alone, however many are ranked.
         if self.distractors == "nearest" and width is not None and size - 1 > min(width, TOP_NEIGHBOURS):
             raise ValueError(
-                f"a bag of {size} needs {size - 1} ranked neighbours an image, and there are {width}, of which "
+                f"a bag of {size} needs {size - 1} ranked neighbours per image, and there are {width}, of which "
                 f"{TOP_NEIGHBOURS} at most count. Pass more, or choose a schedule with smaller bags."
             )
 
@@ -170,7 +170,7 @@ class BagCurriculumSampler(Sampler[list[int]]):
         return self._epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch; what is being iterated already stays as it is.
+        """Choose the epoch; a running iteration does not change.
 
         Args:
             epoch: From 0.
@@ -225,7 +225,7 @@ class BagCurriculumSampler(Sampler[list[int]]):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where another sampler was.
+        """Continue from the state of another sampler.
 
         Args:
             state: From [`state_dict`].
@@ -237,7 +237,7 @@ class BagCurriculumSampler(Sampler[list[int]]):
             if state.get(name) != value:
                 raise ValueError(
                     f"the saved sampler has {name} {state.get(name)!r} and this one {value!r}, so its batches would be "
-                    "others. Build it with the saved value, or begin anew."
+                    "different. Build it with the saved value, or start again."
                 )
         self._raised = [int(epoch) for epoch in state["raised"]]
         self.set_epoch(int(state["epoch"]))
@@ -268,7 +268,7 @@ class BagCurriculumSampler(Sampler[list[int]]):
 def _check_schedule(schedule: Mapping[int, int] | int) -> dict[int, int]:
     """Bag sizes by their last epoch, in the order of the epochs."""
     if isinstance(schedule, int):
-        schedule = {1: schedule}  # the last size stays for ever
+        schedule = {1: schedule}  # the last size is used for all later epochs
     if not schedule:
         raise ValueError("schedule is empty. Pass {last epoch: bag size}, or one size.")
     for end, size in schedule.items():

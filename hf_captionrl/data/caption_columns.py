@@ -13,10 +13,11 @@ import pyarrow as pa
 from datasets.fingerprint import Hasher
 from datasets.table import InMemoryTable, concat_tables
 
-from hf_captionrl.data.cleaning import to_caption_list
+from hf_captionrl.data.caption_cleaning import to_caption_list
 from hf_captionrl.data.image_paths import is_address, paths_without_bytes, refuse_outside
 from hf_captionrl.data.row_files import CAPTION_COLUMNS, Row
-from hf_captionrl.data.video import VIDEO_FRAMES, VIDEO_SUFFIXES
+from hf_captionrl.data.video import VIDEO_FRAMES
+from hf_captionrl.data.video_files import VIDEO_SUFFIXES
 
 __all__ = [
     "CAPTIONS",
@@ -58,7 +59,7 @@ def replace_column(ds: datasets.Dataset, name: str, values: Sequence[Any], featu
     selections that repeat rows.
     """
     if len(values) != len(ds):
-        raise ValueError(f"{len(values)} values for {len(ds)} rows of column {name!r}. Give one a row.")
+        raise ValueError(f"{len(values)} values for {len(ds)} rows of column {name!r}. Give one per row.")
     table, indices = ds.data, ds._indices
     shown = [] if indices is None else indices.column(0).to_pylist()
     if len(set(shown)) < len(shown):
@@ -210,7 +211,7 @@ def to_caption_columns(
 
     Captions are cleaned (`clean_caption`). Ids are taken from `image_id_column`, else from a column `image_id`, else
     from the path as written in the source, else they are `"<split>-<row>"`. Rows with one id and one image (one
-    caption a row) become one row with all their captions; one id for two images is an error.
+    caption per row) become one row with all their captions; one id for two images is an error.
 
     Args:
         image_column (`str`): Column with images, bytes or paths.

@@ -1,9 +1,9 @@
-"""One caption of each image an epoch, the same one in every process, worker and platform."""
+"""One caption per image and epoch, the same one in every process, worker and platform."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypedDict
 
 import datasets
@@ -15,7 +15,7 @@ from hf_captionrl.data.caption_columns import undecoded
 from hf_captionrl.data.images import MAX_PIXELS, ImageError, open_image
 from hf_captionrl.data.video import frames_of
 
-__all__ = ["CaptionDataset", "CaptionItem", "draw_caption"]
+__all__ = ["CaptionDataset", "CaptionDraw", "CaptionItem", "draw_caption"]
 
 
 class CaptionItem(TypedDict):
@@ -37,10 +37,10 @@ class CaptionItem(TypedDict):
 
 
 def draw_caption(num_captions: int, *, seed: int, epoch: int, image_id: str) -> int:
-    """Which caption of an image is trained on in an epoch.
+    """Choose the caption of an image that an epoch trains on.
 
-    A hash, not a random state: nothing has to be carried between processes, workers or a resumed run, and an image
-    draws the same caption whatever else is in the data set.
+    The choice is a hash, not a random state: processes, workers and resumed runs need no shared state, and the caption
+    of an image does not depend on the other images of the data set.
 
     Args:
         num_captions (`int`): Captions the image has.
@@ -61,11 +61,48 @@ def draw_caption(num_captions: int, *, seed: int, epoch: int, image_id: str) -> 
     return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "big") % num_captions
 
 
-class CaptionDataset(torch.utils.data.Dataset):
-    """Images with one caption each, drawn anew every epoch by `draw_caption`.
+class CaptionDraw:
+    """Draws one caption of an image per epoch with `draw_caption`.
 
-    The epoch lies in shared memory: `set_epoch` in the main process reaches workers that are already running, so
-    `persistent_workers=True` is safe. Call it between epochs, before iterating: what workers prefetched stays.
+    The epoch is in shared memory: `set_epoch` in the main process reaches workers that are already running, so
+    `persistent_workers=True` is safe. Call it between epochs, before iterating: prefetched items do not change.
+
+    Args:
+        seed (`int`): Seed of the draw.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()
+
+    @property
+    def epoch(self) -> int:
+        """The epoch whose captions are drawn."""
+        return int(self._epoch)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch, here and in every running worker.
+
+        Args:
+            epoch (`int`): Epoch, from 0.
+        """
+        self._epoch.fill_(int(epoch))
+
+    def draw(self, captions: Sequence[str], image_id: str) -> str:
+        """The caption of the current epoch.
+
+        Args:
+            captions (`Sequence[str]`): All captions of the image.
+            image_id (`str`): Id of the image.
+
+        Returns:
+            `str`: One of `captions`.
+        """
+        return captions[draw_caption(len(captions), seed=self._seed, epoch=self.epoch, image_id=image_id)]
+
+
+class CaptionDataset(CaptionDraw, torch.utils.data.Dataset):
+    """Images with one caption each, drawn again in every epoch (see `CaptionDraw`).
 
     Args:
         ds (`datasets.Dataset`): Columns `image`, `image_id` and `captions`, as `load_captions` gives them.
@@ -74,8 +111,8 @@ class CaptionDataset(torch.utils.data.Dataset):
             array or a memory map of shape `(len(ds), M, D)`. Images are then never opened.
         transform (`Callable`, *optional*): RGB image to image, applied after opening.
         max_pixels (`int`): As for `open_image`.
-        resample (`bool`): `False` keeps to the draw of epoch 0 whatever `set_epoch` is told. For evaluation:
-            accelerate counts every evaluation as an epoch, and losses over other captions cannot be compared.
+        resample (`bool`): `False` keeps the captions of epoch 0 and ignores `set_epoch`. For evaluation: accelerate
+            counts every evaluation as an epoch, and losses over different captions cannot be compared.
 
     Raises:
         ValueError: If a column is missing, `image_features` has another number of rows than `ds`, or `ds` holds videos
@@ -92,6 +129,7 @@ class CaptionDataset(torch.utils.data.Dataset):
         max_pixels: int = MAX_PIXELS,
         resample: bool = True,
     ) -> None:
+        super().__init__(seed)
         needed = {"image_id", "captions"} | ({"image"} if image_features is None else set())
         missing = sorted(needed - set(ds.column_names))
         if missing:
@@ -115,23 +153,11 @@ class CaptionDataset(torch.utils.data.Dataset):
         self._image_features = image_features
         self._transform = transform
         self._max_pixels = max_pixels
-        self._seed = seed
         self._resample = resample
-        self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()
-
-    @property
-    def epoch(self) -> int:
-        """The epoch whose captions are drawn."""
-        return int(self._epoch)
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch, here and in every running worker.
-
-        Args:
-            epoch (`int`): Epoch, from 0. Ignored where `resample` is `False`.
-        """
         if self._resample:
-            self._epoch.fill_(int(epoch))
+            super().set_epoch(epoch)
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -158,11 +184,10 @@ class CaptionDataset(torch.utils.data.Dataset):
                 features = torch.from_numpy(np.array(row_features))
         captions = row["captions"]
         captions = [captions] if isinstance(captions, str) else captions or []
-        drawn = draw_caption(len(captions), seed=self._seed, epoch=self.epoch, image_id=image_id)
         return {
             "image": image,
             "image_features": features,
-            "caption": captions[drawn],
+            "caption": self.draw(captions, image_id),
             "image_id": image_id,
             "index": index,
         }

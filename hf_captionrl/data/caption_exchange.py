@@ -1,4 +1,4 @@
-"""Other captions for the same images: boosted, simplified elsewhere, written by another captioner."""
+"""Replaces the captions of a data set by those of a file: boosted, simplified, or of another captioner."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ _READERS = {".parquet": "parquet", ".jsonl": "json", ".json": "json"}
 def exchange_captions(
     dataset: datasets.Dataset, file: str | os.PathLike[str], *, column: str = "captions"
 ) -> datasets.Dataset:
-    """Put the captions of a file in place of a data set's, image by image.
+    """Replace the captions of a data set by those of a file, image by image.
 
     Args:
         dataset (`datasets.Dataset`): Columns `image_id` and `captions`.
         file: Parquet or JSON lines, such as `captions.parquet` of `captionrl boost`; with `image_id`.
-        column (`str`): The file's captions, a text or a list of texts a row.
+        column (`str`): Column with the captions, a text or a list of texts per row.
 
     Returns:
-        `datasets.Dataset`: The rows whose image the file knows, in order; others are left out, and counted in a warning.
+        `datasets.Dataset`: The rows whose image is in the file, in order; the others are removed and counted in a warning.
 
     Raises:
         FileNotFoundError: If there is no such file.
@@ -48,7 +48,7 @@ def exchange_captions(
     ids = [str(image_id) for image_id in rows["image_id"]]
     captions = {i: [c] if isinstance(c, str) else list(c or []) for i, c in zip(ids, rows[column], strict=True)}
     if len(captions) < len(ids):
-        raise ValueError(f"{path.name} holds {len(ids)} rows for {len(captions)} images. Keep one row an image.")
+        raise ValueError(f"{path.name} holds {len(ids)} rows for {len(captions)} images. Keep one row per image.")
     own = [str(image_id) for image_id in dataset["image_id"]]
     kept = [row for row, image_id in enumerate(own) if captions.get(image_id)]
     if not kept:

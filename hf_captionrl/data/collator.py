@@ -1,4 +1,4 @@
-"""From items of a `CaptionDataset` to the batch of a captioner."""
+"""Collates items of a `CaptionDataset` to a batch of a captioner."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["CaptionCollator", "Collates"]
 
 
 class Collates(Protocol):
-    """What the collator needs of a captioner."""
+    """The method that the collator needs of a captioner."""
 
     def collate(
         self,
@@ -40,7 +40,7 @@ class CaptionCollator:
 
     Args:
         captioner (`Collates`): The captioner whose `collate` makes the batch.
-        max_length (`int`): Longest caption in tokens, prompt included (the papers' 40).
+        max_length (`int`): Longest caption in tokens, with the prompt (40 in the papers).
 
     Raises:
         ValueError: If `max_length` is below 1.
@@ -68,7 +68,7 @@ class CaptionCollator:
         captions = [item["caption"] for item in items]
         features = [item["image_features"] for item in items if item["image_features"] is not None]
         if not features:
-            # Those of a stream come as they are stored, and are opened where they are needed.
+            # Images of a stream are not decoded yet; they are opened here.
             images = [
                 item["image"] if isinstance(item["image"], Image.Image) else open_image(item["image"])
                 for item in items

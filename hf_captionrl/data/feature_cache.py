@@ -21,9 +21,9 @@ from hf_captionrl.retrieval import FeatureCache, FeatureView, image_hash
 __all__ = ["FramePooling", "VideoPooling", "cached_features", "iterate_images", "pool_frames"]
 
 FramePooling = Literal["mean", "concat", "ordered"]
-"""How features of frames become features of a video."""
+"""How features of frames are combined to features of a video."""
 VideoPooling = FramePooling | Literal["native"]
-"""The same, or a model's own way: it takes the frames of a video together and says what they are."""
+"""As `FramePooling`, or by the model's own video inputs."""
 
 
 def iterate_images(dataset: datasets.Dataset) -> Iterator[Image.Image]:
@@ -91,7 +91,7 @@ def cached_features(
     unit_length: bool = False,
     pooling: VideoPooling = "mean",
 ) -> FeatureView:
-    """Features of every image, from the cache where it has them; keyed by image content.
+    """Features of every image, from the cache if they are in it; keyed by image content.
 
     The features of a video are made of those of its frames (`sample_frames`, "uniform") by `pool_frames`; its key is the
     hash of its file with the pooling and the number of frames.
@@ -100,8 +100,8 @@ def cached_features(
         cache ([`FeatureCache`]): Of one model.
         dataset (`datasets.Dataset`): With an `image` column.
         encode (`Callable`): From a list of images to their features, a tensor or array of as many rows; with `"native"` from
-            the frames of some videos, those of a video in a row, to features with a row a video.
-        batch_size (`int`): Images a call, or frames; a video's own are never divided.
+            the consecutive frames of several videos to features with one row per video.
+        batch_size (`int`): Images, or frames, per call; the frames of one video are never divided.
         progress (`str` or `bool`): Label of the progress bar, or False.
         unit_length (`bool`): Scale the mean over a video's frames to length 1. For scorers: their features have it, and
             the mean of several is shorter. It weights each frame alike, whatever its length before.

@@ -1,4 +1,7 @@
-"""Folders of images: what is in them, with a metadata file or without one."""
+"""Lists the files of image folders, with or without metadata.
+
+The reader of `datasets` (`imagefolder`) is not used because it takes the names of folders for labels, follows links,
+drops files without metadata silently, and cannot return the reason for each file that it leaves out."""
 
 from __future__ import annotations
 
@@ -29,9 +32,9 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 METADATA_FILES = ("metadata.jsonl", "metadata.csv", "metadata.parquet")
-"""Files that may say what the images of a folder show."""
+"""Metadata files of a folder of images."""
 
-# What systems put beside photographs: resource forks of macOS, thumbnails of NAS boxes, the bin of Windows.
+# Files that systems add: resource forks of macOS, thumbnails of network drives, the recycle bin of Windows.
 _SYSTEM_NAMES = {"__macosx", "@eadir", "$recycle.bin", "system volume information", "thumbs.db", "desktop.ini"}
 _SHOWN = 5
 
@@ -45,13 +48,13 @@ def image_suffixes() -> frozenset[str]:
 
 @dataclass
 class FolderListing:
-    """Files of a folder and its subfolders; none was opened.
+    """Files of a folder and its subfolders; none of them has been opened.
 
     Args:
         images (`list[str]`): Paths relative to the folder, sorted, with `/`.
-        metadata (`list[str]`): Metadata files, likewise.
+        metadata (`list[str]`): Paths of metadata files.
         others (`Counter[str]`): Number of other files by suffix; hidden files and those of systems are not counted.
-        left_out (`dict[str, list[str]]`): What could not be looked at, by the reason.
+        left_out (`dict[str, list[str]]`): Files and folders that could not be read, by the reason.
     """
 
     images: list[str] = field(default_factory=list)
@@ -60,14 +63,14 @@ class FolderListing:
     left_out: dict[str, list[str]] = field(default_factory=dict)
 
     def describe_others(self) -> str:
-        """The other files."""
+        """Describe the other files."""
         order = sorted(self.others.items(), key=lambda item: (-item[1], not item[0], item[0]))
         kinds = ", ".join(f"{number} {kind or 'without a suffix'}" for kind, number in order[:_SHOWN])
         more = ", ..." if len(self.others) > _SHOWN else ""
         return f"{sum(self.others.values())} other files ({kinds}{more})" if self.others else "no other files"
 
     def report(self, where: str) -> None:
-        """Log what is not used."""
+        """Log the files that are not used."""
         for reason, names in self.left_out.items():
             logger.warning("%s: %d %s, such as %s.", where, len(names), reason, names[0])
         if self.others:
@@ -79,10 +82,10 @@ def _is_hidden(name: str) -> bool:
 
 
 def list_images(folder: Path) -> FolderListing:
-    """Look through a folder and its subfolders.
+    """List the files of a folder and its subfolders.
 
-    Hidden files and folders and those that systems make (`__MACOSX`, `Thumbs.db`, ...) are skipped. Links to files are
-    listed, and whoever opens them checks where they lead; links to folders are not followed, but named.
+    Hidden files and folders and those of systems (`__MACOSX`, `Thumbs.db`, ...) are skipped. Links to files are listed;
+    the code that opens them checks their targets. Links to folders are reported and not followed.
     """
     found = FolderListing()
     suffixes = image_suffixes()

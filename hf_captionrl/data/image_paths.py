@@ -1,4 +1,4 @@
-"""Files that rows may name: those below the folder of the data, whatever the row says."""
+"""Checks the files named by rows: only files below the folder of the data are allowed."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+::)*[A-Za-z][A-Za-z0-9+.-]+://")
 
 
 def is_address(path: str) -> bool:
-    """Whether a path names something that is not a local file: a URL, or a member of an archive (`zip://a::b`)."""
+    """Whether a path is not a local file: a URL, or a member of an archive (`zip://a::b`)."""
     return _ADDRESS.match(path) is not None
 
 
 def resolved(path: str, folders: dict[str, str]) -> str:
-    """Where a path leads, with every link and `..` followed."""
+    """The target of a path, with every link and `..` resolved."""
     folder, name = os.path.split(path)
     if name in ("", ".", "..") or os.path.islink(path):
         return os.path.realpath(path)
@@ -33,7 +33,7 @@ def resolved(path: str, folders: dict[str, str]) -> str:
 
 
 def _caches() -> list[str]:
-    """Where `datasets` and the Hub's client put what they fetched and unpacked."""
+    """Folders of the files that `datasets` and the Hub client downloaded and unpacked."""
     return [
         *(str(getattr(datasets.config, name)) for name in ("HF_DATASETS_CACHE", "EXTRACTED_DATASETS_PATH")),
         huggingface_hub.constants.HF_HUB_CACHE,
@@ -41,10 +41,10 @@ def _caches() -> list[str]:
 
 
 def refuse_outside(paths: Iterable[str | None], root: str | Path | None, where: str) -> None:
-    """Refuse rows that name files elsewhere: a list of images from a stranger must not show, or publish, other files.
+    """Refuse rows that name files elsewhere: a list of images from others must not show or publish other files.
 
-    Looked at are the links as they are now. The root may itself be a link, and a path may be absolute, as long as it
-    leads below the root or into the caches of `datasets` and the Hub.
+    Links are resolved as they are now. The root may be a link, and a path may be absolute, as long as it leads below the
+    root or into the caches of `datasets` and the Hub.
     """
     roots = [*([] if root is None else [str(root)]), *_caches()]
     tops = tuple(os.path.join(os.path.realpath(top), "") for top in roots)
@@ -61,13 +61,13 @@ def refuse_outside(paths: Iterable[str | None], root: str | Path | None, where: 
 
 
 def paths_without_bytes(column: pa.ChunkedArray) -> Sequence[str | None]:
-    """The files that an image column leaves to be opened.
+    """Paths of an image column whose bytes are not in the column.
 
     Args:
-        column (`pyarrow.ChunkedArray`): Of structs with `bytes` and `path`, or of anything else, which names no files.
+        column (`pyarrow.ChunkedArray`): Of structs with `bytes` and `path`; other types name no files.
 
     Returns:
-        `Sequence[str | None]`: A path a row, None where the bytes are there or nothing is.
+        `Sequence[str | None]`: One path per row; None if the bytes are in the column or nothing is.
     """
     kind = column.type
     if not pa.types.is_struct(kind) or kind.get_field_index("path") < 0:

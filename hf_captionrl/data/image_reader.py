@@ -1,4 +1,4 @@
-"""Opening the images of a data set one by one, where the bad ones are found while the others are used."""
+"""Opens the images of a data set one by one and records those that cannot be read."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["ImageReader"]
 
 
 class ImageReader:
-    """Opens the images of a data set one by one, each once, and keeps a list of those that cannot be read.
+    """Opens each image of a data set once, and records the images that cannot be read.
 
     Args:
         ds (`datasets.Dataset`): Columns `image` and `image_id`.
@@ -55,7 +55,7 @@ class ImageReader:
             row (`int`): From 0.
 
         Returns:
-            `PIL.Image.Image | None`: RGB; `None` if it cannot be read, which `report` says.
+            `PIL.Image.Image | None`: RGB; `None` if it cannot be read (see `report`).
 
         Raises:
             QuarantineError: If more images cannot be read than `max_bad_fraction` allows. The list is written before.
@@ -75,7 +75,7 @@ class ImageReader:
         return None
 
     def report(self) -> QuarantineReport:
-        """What could not be read so far.
+        """The images that could not be read so far.
 
         Returns:
             `QuarantineReport`: Not written yet.

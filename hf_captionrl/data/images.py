@@ -111,7 +111,7 @@ def media_source(value: Any, kind: str = "image") -> tuple[str | io.BytesIO | Im
 
 @contextlib.contextmanager
 def opened_image(value: Any, max_pixels: int, kind: str = "image") -> Iterator[Image.Image]:
-    """The image with its header read and its size checked; whatever goes wrong inside is an `ImageError`."""
+    """The image after its header is read and its size checked; every error inside becomes an `ImageError`."""
     source, name = media_source(value, kind)
     try:
         if isinstance(source, Image.Image):
@@ -157,7 +157,7 @@ def image_bytes(value: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_size(size: tuple[int, int], name: str, max_pixels: int) -> None:
-    """Refuse what is too small to be a picture or too large to be safe.
+    """Refuse images that are too small to be a picture or too large to be safe.
 
     Args:
         size (`tuple[int, int]`): Width and height in pixels.
@@ -222,7 +222,7 @@ def to_rgb(image: Image.Image) -> Image.Image:
 
 
 def open_image(value: Any, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
-    """Open an image as RGB, whatever it is.
+    """Open an image of any kind as RGB.
 
     The EXIF orientation is applied, transparency is laid over white, CMYK, palette, greyscale and 16-bit images are
     converted, and of an animation the first frame is taken. Addresses are never fetched.
@@ -261,7 +261,7 @@ def verify_image(value: Any, *, mode: Literal["header", "full"] = "full", max_pi
         raise ValueError(f"mode ({mode!r}) must be 'header' or 'full'. Choose one of them.")
     with opened_image(value, max_pixels) as image:
         if mode == "full":
-            # An image object is the caller's: draft() would shrink it under his hands.
+            # An image object belongs to the caller: draft() would shrink it.
             if image is not value and isinstance(image, JpegImagePlugin.JpegImageFile):
                 image.draft(None, (_DRAFT_SIDE, _DRAFT_SIDE))
             image.load()

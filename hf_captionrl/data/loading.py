@@ -1,4 +1,4 @@
-"""Load images with captions from anywhere into one shape."""
+"""Loads images with captions from any source into the same columns."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 import datasets
 
 from hf_captionrl.data.caption_columns import replace_column, to_caption_columns, with_split
-from hf_captionrl.data.sources import SPLIT_NAMES, Source, by_split_column, read_source
+from hf_captionrl.data.raw_splits import SPLIT_NAMES, Source, by_split_column
+from hf_captionrl.data.source_reading import read_source
 from hf_captionrl.data.splits import (
     ALL,
     SPLITS,
@@ -196,7 +197,7 @@ def load_caption_splits(
     - `"scenes"`: the embedded data, or `"moving_scenes"`, its clips, with `num_frames`;
       `caption_column="full_caption"` takes its detailed captions.
     - `"imagefolder"` with `data_dir`, or the folder itself: `metadata.jsonl` (or .csv, .parquet) with a `file_name`
-      and captions a line, in the folder or in `train/`, `validation/`, `test/`. With `require_captions=False` also a
+      and captions per line, in the folder or in `train/`, `validation/`, `test/`. With `require_captions=False` also a
       folder of images alone, with subfolders; ids are the relative paths.
     - a Karpathy-split JSON (`dataset_coco.json`) with `image_root`; its split `restval` counts as train.
     - a .jsonl, .json, .csv or .parquet file with image paths (relative to `image_root`, else to the file; parquet may
@@ -206,15 +207,15 @@ def load_caption_splits(
       column of text need `image_root`.
     - `"tgif"` or `"msr-vtt"` with `data_dir`, or their `.tsv` or `videodata*.json` itself: see `video_sources`.
 
-    With `num_frames` what stands in the image column is a video, in any of them.
+    With `num_frames`, the image column of any source contains videos.
 
     Args:
         dataset_name (`str`, `Path`, `datasets.Dataset` or `datasets.DatasetDict`): See above.
         dataset_config (`str`, *optional*): Configuration of a Hub data set.
         revision (`str`, *optional*): Revision of a Hub data set.
         data_dir (`str` or `Path`, *optional*): Folder of `"imagefolder"`.
-        image_root (`str` or `Path`, *optional*): Folder that paths in the image column are relative to, and that none
-            may leave, be it by `..`, a link or from the top.
+        image_root (`str` or `Path`, *optional*): Folder that paths in the image column are relative to. No path may
+            lead out of it, whether by `..`, by a link, or as an absolute path.
         image_column (`str`): Column with images, bytes or paths. Where the default is missing, the one column with a
             usual name (`file_name`, `img`, ...) is taken.
         caption_column (`str`): Column with a caption or a list of captions; for the default likewise (`caption`,
@@ -300,11 +301,11 @@ def load_captions(
 
 @dataclass(frozen=True)
 class ChosenSplit:
-    """Images that a command looks at.
+    """Images that a command uses.
 
     Args:
         dataset (`datasets.Dataset`): The images.
-        split (`str`): What they are: a split, several joined by `+`, or `"all"`.
+        split (`str`): Their name: a split, several joined by `+`, or `"all"`.
         sizes (`dict[str, int]`): Images of every split that the source has; one entry, `"all"`, where it names none.
     """
 
@@ -321,7 +322,7 @@ def choose_split(
     seed: int = 0,
     **source: Any,
 ) -> ChosenSplit:
-    """Load images to look at: to caption, evaluate, mine or show. Unlike for training, nothing is divided unasked.
+    """Load images to caption, evaluate, mine or show. Unlike for training, splits are only divided on request.
 
     Args:
         dataset_name (`Any`): As for `load_captions`.

@@ -14,10 +14,11 @@ from typing import Any, Literal
 
 import datasets
 
+from hf_captionrl.data.caption_cleaning import CAPTION_REMEDIES, MAX_CAPTION_WORDS, caption_fault, to_caption_list
 from hf_captionrl.data.caption_columns import CAPTIONS, replace_column, undecoded
-from hf_captionrl.data.cleaning import CAPTION_REMEDIES, MAX_CAPTION_WORDS, caption_fault, to_caption_list
 from hf_captionrl.data.images import IMAGE_REMEDIES, MAX_PIXELS, ImageError, verify_image
-from hf_captionrl.data.video import VIDEO_FRAMES, VIDEO_REMEDIES, verify_video
+from hf_captionrl.data.video import VIDEO_FRAMES, verify_video
+from hf_captionrl.data.video_files import VIDEO_REMEDIES
 from hf_captionrl.io import atomic_write_text
 
 __all__ = [
@@ -287,7 +288,9 @@ def check_captions(
         ValueError: If a column is missing, an id is in two rows, or an argument is out of range.
     """
     if not 0 <= max_bad_fraction <= 1:
-        raise ValueError(f"max_bad_fraction ({max_bad_fraction}) must lie in [0, 1]; it is no percentage. Use 0.05.")
+        raise ValueError(
+            f"max_bad_fraction ({max_bad_fraction}) must lie in [0, 1]; it is not a percentage. Use 0.05."
+        )
     if max_caption_words < 1 or num_workers < 0:
         raise ValueError(
             f"max_caption_words ({max_caption_words}) must be 1 or more and num_workers ({num_workers}) 0 or more. "
@@ -333,6 +336,6 @@ def stop_if_too_many(report: QuarantineReport, split: str, max_bad_fraction: flo
         f"{bad} of {total} rows of split {split!r} are bad ({fraction:.3f}), {limit}: "
         f"{_spell(report.counts('row', split))}. The first is row {first.row}, image_id {first.image_id!r}: "
         f"{first.detail}; remedy: {first.remedy}. {listed}. "
-        f"Mend the data{'' if bad == total else ' or raise max_bad_fraction'}.",
+        f"Correct the data{'' if bad == total else ' or raise max_bad_fraction'}.",
         report,
     )

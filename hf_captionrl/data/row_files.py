@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 Row = dict[str, Any]
 
 CAPTION_COLUMNS = ("captions", "caption", "text", "sentences", "sentence", "raw")
-"""Usual names of the column with captions, in the order in which they are looked for."""
+"""Usual names of the caption column, in the order of the search."""
 
 
 def read_text(path: Path) -> str:
@@ -152,7 +152,7 @@ def _csv_row(names: list[str], values: list[str], repeated: frozenset[str], wher
                 f"{where} has {value!r:.60} in column {number}, which has no name in the first line. Name it."
             )
     for name in repeated:
-        # An image with fewer captions than the others; one without any keeps them, so that the check finds it.
+        # An image with fewer captions than the others; a row without captions keeps its empty cells, so that the check finds it.
         row[name] = [text for text in row[name] if text.strip()] or row[name]
     return row
 

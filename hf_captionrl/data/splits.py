@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 import datasets
 
 from hf_captionrl.data.caption_columns import merge_rows_of_one_image, replace_column, undecoded, with_split
-from hf_captionrl.data.sources import SPLIT_NAMES
+from hf_captionrl.data.raw_splits import SPLIT_NAMES
 
 __all__ = ["ALL", "SPLITS", "carve_missing", "hash_split", "join_splits", "parse_split", "tell_splits_apart"]
 
@@ -20,18 +20,18 @@ SPLITS = ("train", "validation", "test")
 """The splits that every recipe uses."""
 
 ALL = "all"
-"""What stands for every split together."""
+"""Name for all splits together."""
 
-# Enough to tell two numberings apart, without reading a data set of images through.
+# Enough to distinguish two numberings without reading all images.
 _OVERLAP_PROBES = 100
 
 
 def parse_split(split: str) -> tuple[str, ...]:
-    """What `--split` and `split=` name: a split, several (`"validation+test"`), or `"all"`."""
+    """Parse `--split` and `split=`: a split, several (`"validation+test"`), or `"all"`."""
     names = [name.strip() for name in split.split("+")]
     if names == [ALL]:
         return ()
-    # Karpathy's restval is a part of train, and not another name of it.
+    # Karpathy's restval is a part of train, not another name for it.
     names = [name if name == "restval" else SPLIT_NAMES.get(name, name) for name in names]
     if not all(names):
         raise ValueError(f"split is {split!r}, which has an empty name. Use a split, 'validation+test', or 'all'.")
@@ -112,7 +112,7 @@ def _check_fractions(fractions: dict[str, float]) -> None:
 def carve_missing(
     splits: dict[str, datasets.Dataset], fractions: tuple[float, float, float], seed: int, where: str
 ) -> dict[str, datasets.Dataset]:
-    """Take `validation` and `test`, where the source has none, out of its `train`, and log the sizes.
+    """Split missing `validation` and `test` splits off `train`, and log the sizes.
 
     Args:
         fractions (`tuple[float, float, float]`): Shares of train, validation and test, in [0, 1].
@@ -123,7 +123,7 @@ def carve_missing(
         return splits
     _check_fractions(shares)
     wanted = {name: shares[name] for name in missing}
-    # The share of a split that is there stays in train.
+    # The share of an existing split stays in train.
     train = shares["train"] + sum(shares[name] for name in SPLITS[1:] if name not in missing)
     used = {"train": train, **wanted}
     parts = hash_split(splits["train"], used, seed=seed)
@@ -137,7 +137,7 @@ def carve_missing(
 
 
 def tell_splits_apart(splits: dict[str, datasets.Dataset], where: str) -> dict[str, datasets.Dataset]:
-    """Make ids unique over the splits: cached features and reports know an image by its id alone."""
+    """Make ids unique over the splits: cached features and reports identify images by id only."""
     rows = {name: {image_id: row for row, image_id in enumerate(ds["image_id"][:])} for name, ds in splits.items()}
     shared = {}
     for one, other in itertools.combinations(splits, 2):
@@ -155,7 +155,7 @@ def tell_splits_apart(splits: dict[str, datasets.Dataset], where: str) -> dict[s
                 for name, ds in splits.items()
             }
         logger.warning(
-            "%s: %d images are in %s and in %s (%s, ...): what is measured on one was seen in the other.",
+            "%s: %d images are in %s and in %s (%s, ...): results on one split include images of the other.",
             *(where, len(common), one, other, common[0]),
         )
     return splits

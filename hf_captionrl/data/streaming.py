@@ -1,4 +1,4 @@
-"""Captions from a stream: rows that come one after the other and are never all there."""
+"""Captions of iterable data sets, whose rows are read one after the other."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 import datasets
 import torch
 
+from hf_captionrl.data.caption_cleaning import clean_caption, to_caption_list
 from hf_captionrl.data.caption_columns import pick_column
-from hf_captionrl.data.caption_dataset import draw_caption
-from hf_captionrl.data.cleaning import clean_caption, to_caption_list
+from hf_captionrl.data.caption_dataset import CaptionDraw
 
 __all__ = ["StreamedCaptions"]
 
 
-class StreamedCaptions(torch.utils.data.IterableDataset):
+class StreamedCaptions(CaptionDraw, torch.utils.data.IterableDataset):
     """Images of an iterable data set with one caption each, as `CaptionDataset` gives them.
 
     An image is opened by the collator, not here: with several processes accelerate lets each read the whole stream and keep
@@ -33,6 +33,7 @@ class StreamedCaptions(torch.utils.data.IterableDataset):
     """
 
     def __init__(self, rows: datasets.IterableDataset, *, seed: int = 0, name: str = "train_dataset") -> None:
+        super().__init__(seed)
         names = rows.column_names
         if names is None:  # a generator without features: its first row shows them
             names = list(next(iter(rows.take(1)), {}))
@@ -42,22 +43,10 @@ class StreamedCaptions(torch.utils.data.IterableDataset):
         if isinstance((rows.features or {}).get(self._image), datasets.Image):
             rows = rows.cast_column(self._image, datasets.Image(decode=False))
         self._rows = rows
-        self._seed = seed
-        self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()
-
-    @property
-    def epoch(self) -> int:
-        """The epoch whose captions are drawn."""
-        return int(self._epoch)
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch, which also shuffles the stream anew where it is shuffled.
-
-        Args:
-            epoch (`int`): Epoch, from 0.
-        """
-        self._epoch.fill_(int(epoch))
-        self._rows.set_epoch(int(epoch))
+        super().set_epoch(epoch)
+        self._rows.set_epoch(int(epoch))  # a shuffled stream gets the order of the epoch
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         for number, row in zip(itertools.count(), self._rows):
@@ -77,11 +66,10 @@ class StreamedCaptions(torch.utils.data.IterableDataset):
             raise ValueError(
                 f"{where} has no caption: {row[self._captions]!r:.60}. Filter such rows out of the stream."
             )
-        drawn = draw_caption(len(captions), seed=self._seed, epoch=self.epoch, image_id=image_id)
         return {
             "image": image,
             "image_features": None,
-            "caption": captions[drawn],
+            "caption": self.draw(captions, image_id),
             "image_id": image_id,
             "index": number,
         }

@@ -1,4 +1,4 @@
-"""What a trainer is given, in the columns that it reads."""
+"""Converts the data sets given to trainers to the columns that trainers read."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 
 import datasets
 
+from hf_captionrl.data.caption_cleaning import clean_caption
 from hf_captionrl.data.caption_columns import USUAL_NAMES, replace_column
-from hf_captionrl.data.cleaning import clean_caption
 from hf_captionrl.data.loading import load_captions
-from hf_captionrl.data.sources import by_split_column
+from hf_captionrl.data.raw_splits import by_split_column
 from hf_captionrl.data.streaming import StreamedCaptions
 
 __all__ = ["evaluation_rows", "training_rows"]
@@ -24,16 +24,16 @@ _checked: set[str] = set()
 
 
 def training_rows(dataset: Any, args: Any = None, *, whole_set_for: str | None = None) -> Any:
-    """Training data as a trainer reads them; before anything is trained, every row has captions.
+    """Training data in the columns that trainers read; every row is checked for captions before training.
 
     Args:
         dataset (`Any`): What `load_captions` accepts: a `datasets.Dataset`, also with other usual names of columns and
-            without ids; a `DatasetDict`, of which `train` is taken; a name or path, likewise. Or a `datasets.IterableDataset`.
+            without ids; a `DatasetDict`, of which `train` is taken; a name or path. Or a `datasets.IterableDataset`.
             None stays None.
         args (`TrainingArguments`, *optional*): `max_steps` must be set for an iterable data set; its
             `accelerator_config.dispatch_batches` becomes False, since batches of captions differ in length.
-        whole_set_for (`str`, *optional*): What the whole set is needed for, by a trainer of rewards; iterable data are then
-            refused, and captions may be missing.
+        whole_set_for (`str`, *optional*): Why a trainer with rewards needs the whole data set; iterable data are
+            then refused, and captions may be missing.
 
     Returns:
         `datasets.Dataset` with `image`, `image_id` and `captions`, the same object where it has them; or
@@ -55,7 +55,7 @@ def training_rows(dataset: Any, args: Any = None, *, whole_set_for: str | None =
     if whole_set_for is not None and len(ids := rows["image_id"][:]) > len(set(map(str, ids))):
         repeated = next(i for i, count in Counter(map(str, ids)).items() if count > 1)
         raise ValueError(
-            f"image_id {repeated!r} stands in several rows of the training data, and {whole_set_for}: an image would be its own "
+            f"image_id {repeated!r} occurs in several rows of the training data, and {whole_set_for}: an image would be its own "
             "distractor. Use one row per image, or load the data with load_captions, which joins such rows."
         )
     if not rewarded and rows._fingerprint not in _checked:
@@ -65,11 +65,11 @@ def training_rows(dataset: Any, args: Any = None, *, whole_set_for: str | None =
 
 
 def evaluation_rows(dataset: Any) -> Any:
-    """Evaluation data as a trainer reads them; captions may be missing.
+    """Evaluation data in the columns that trainers read; captions may be missing.
 
     Args:
         dataset (`Any`): As for `training_rows`; of a `DatasetDict` `validation` is taken. A plain dict of several data sets
-            is brought into form one by one. None stays None.
+            is converted one by one. None stays None.
 
     Returns:
         `datasets.Dataset`, or a dict of such.
@@ -120,7 +120,7 @@ def _with_own_names(rows: datasets.Dataset, given: datasets.Dataset) -> datasets
     names = [
         name for name in USUAL_NAMES["caption_column"] if name in set(given.column_names) - set(rows.column_names)
     ]
-    if len(rows) != len(given):  # rows of one image were joined, and none of their texts stands for all
+    if len(rows) != len(given):  # rows of one image were joined, so no single text belongs to the row
         return rows
     for name in names:
         rows = replace_column(rows, name, given[name][:], given.features[name])
@@ -156,7 +156,7 @@ def _stream(dataset: Any, args: Any, whole_set_for: str | None) -> StreamedCapti
 
 
 def _refuse_empty(rows: datasets.Dataset) -> None:
-    """Every row has a caption, and no caption is empty: training would meet it in the middle of an epoch."""
+    """Refuse rows without captions and empty captions, which would stop training in the middle of an epoch."""
     for row, captions in enumerate(rows.with_format(None)["captions"][:]):
         texts = [captions] if isinstance(captions, str) else captions or []
         empty = next((n for n, text in enumerate(texts) if not isinstance(text, str) or not clean_caption(text)), None)

@@ -13,7 +13,7 @@ from hf_captionrl.data.images import open_image
 from hf_captionrl.evaluate_modules.inputs import resolve_scorer
 from hf_captionrl.evaluate_modules.prediction_columns import is_missing
 from hf_captionrl.retrieval import image_hash
-from hf_captionrl.retrieval.checks import as_features
+from hf_captionrl.retrieval.feature_checks import as_features
 
 __all__ = ["image_features_of", "image_pool", "own_images"]
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from hf_captionrl.captioners import Captioner, load_captioner
-from hf_captionrl.data.simplify import LEVELS
+from hf_captionrl.data.caption_simplifying import LEVELS
 from hf_captionrl.scenes.models import PREFIX, model_path
 from hf_captionrl.trainers.policy import check_model_init_kwargs
 

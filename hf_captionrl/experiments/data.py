@@ -11,7 +11,7 @@ from typing import Any
 import datasets
 
 from hf_captionrl.data import SPLITS, check_captions, exchange_captions, load_caption_splits
-from hf_captionrl.data.simplify import scene_simplifier, simplify_captions, spacy_simplifier
+from hf_captionrl.data.caption_simplifying import scene_simplifier, simplify_captions, spacy_simplifier
 from hf_captionrl.evaluation.arguments import EMBEDDED
 from hf_captionrl.experiments.arguments import DataArguments
 

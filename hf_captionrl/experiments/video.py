@@ -16,7 +16,7 @@ from hf_captionrl.metrics import emscore
 from hf_captionrl.metrics.suites.row import spoken
 from hf_captionrl.reports.table import Column
 from hf_captionrl.retrieval import FeatureCache
-from hf_captionrl.retrieval.dual_encoder import TokenScorer
+from hf_captionrl.retrieval.scorer_base import TokenScorer
 
 __all__ = ["VIDEO_COLUMNS", "VideoEvaluator"]
 

@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from hf_captionrl.captioners.base import Captioner
+from hf_captionrl.captioners.captioner import Captioner
 from hf_captionrl.captioners.eval_mode import evaluating
 from hf_captionrl.captioners.head_tap import HeadInputs, LogProbsObjective
 from hf_captionrl.losses.linear_log_probs import head_logits

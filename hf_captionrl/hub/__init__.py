@@ -4,10 +4,7 @@ A card is rendered or refused, a folder is checked before anything of it leaves 
 be repeated.
 """
 
-from hf_captionrl.hub.checks import check_card
-from hf_captionrl.hub.contents import Contents, folder_contents, local_base_model
 from hf_captionrl.hub.dataset_card import DatasetCardFacts, render_dataset_card, write_dataset_card
-from hf_captionrl.hub.failures import PushError
 from hf_captionrl.hub.manifest import MANIFEST_FILE, public_command, public_values, write_manifest
 from hf_captionrl.hub.metric_card import push_metric, render_metric_card, write_space
 from hf_captionrl.hub.model_card import (
@@ -17,9 +14,11 @@ from hf_captionrl.hub.model_card import (
     render_model_card,
     write_model_card,
 )
+from hf_captionrl.hub.publish_checks import check_card
+from hf_captionrl.hub.publishable_files import Contents, folder_contents, local_base_model
 from hf_captionrl.hub.push import STATE_FILE, pin_examples, push_folder, read_push_state
-from hf_captionrl.hub.trained import push_trained, write_trained_card
-from hf_captionrl.hub.unmeasured import push_captioner, write_unmeasured_card
+from hf_captionrl.hub.push_errors import PushError
+from hf_captionrl.hub.unmeasured_cards import push_captioner, push_trained, write_trained_card, write_unmeasured_card
 
 __all__ = [
     "MANIFEST_FILE",

@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 from huggingface_hub import DatasetCardData
 from huggingface_hub.utils import HFValidationError, validate_repo_id
 
-from hf_captionrl.hub.checks import check_card, check_text
+from hf_captionrl.hub.publish_checks import check_card, check_text
 from hf_captionrl.hub.templates import render_template
 from hf_captionrl.io import atomic_write_text
 

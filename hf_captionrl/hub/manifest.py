@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hf_captionrl.hub.checks import redact
+from hf_captionrl.hub.publish_checks import redact
 from hf_captionrl.io import write_json
 from hf_captionrl.reports.versions import installed_versions, is_secret, plain_config
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hf_captionrl.evaluate_modules import MODULES, path
-from hf_captionrl.hub.checks import check_card
+from hf_captionrl.hub.publish_checks import check_card
 from hf_captionrl.hub.push import push_folder
 from hf_captionrl.hub.templates import render_template
 from hf_captionrl.io import atomic_write_text

@@ -19,7 +19,7 @@ import yaml
 from huggingface_hub import EvalResult, EvalResultEntry, ModelCardData, eval_result_entries_to_yaml
 from huggingface_hub.utils import HFValidationError, validate_repo_id
 
-from hf_captionrl.hub.checks import check_card, check_text
+from hf_captionrl.hub.publish_checks import check_card, check_text
 from hf_captionrl.hub.templates import render_template
 from hf_captionrl.io import atomic_write_text, write_json
 from hf_captionrl.reports.table import COLUMNS, check_rows, format_cell, results_markdown
@@ -219,7 +219,7 @@ def eval_results_yaml(results: Mapping[str, Any], facts: ModelCardFacts) -> str 
         facts: Everything that is not a number.
 
     Returns:
-        `str`: One entry a metric, its interval in the notes; None where the data set has no name on the Hub, since
+        `str`: One entry per metric, its interval in the notes; None where the data set has no name on the Hub, since
         the Hub refuses such a file.
 
     Raises:

@@ -13,10 +13,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from hf_captionrl.hub.contents import NEVER, Contents, folder_contents, local_base_model
-from hf_captionrl.hub.failures import PushError, explain, is_transient
 from hf_captionrl.hub.manifest import MANIFEST_FILE
 from hf_captionrl.hub.merge import write_merged
+from hf_captionrl.hub.publishable_files import NEVER, Contents, folder_contents, local_base_model
+from hf_captionrl.hub.push_errors import PushError, explain, is_transient
 from hf_captionrl.io import atomic_write_text, write_json
 
 __all__ = ["STATE_FILE", "check_name", "pin_examples", "push_folder", "read_push_state"]

@@ -20,7 +20,7 @@ def loaded_revision(model: Any, *parts: str) -> str:
     Only the Hub gives a commit. A folder can hold other weights tomorrow under the same name, and an adapter's base keeps
     its commit whatever the adapter is; both get the hash.
     """
-    from hf_captionrl.retrieval.identity import model_fingerprint
+    from hf_captionrl.retrieval.content_hashes import model_fingerprint
 
     commit = getattr(getattr(model, "config", None), "_commit_hash", None)
     if commit and not hasattr(model, "peft_config"):

@@ -177,7 +177,7 @@ class TransformersVisionBackend(TransformersBackend):
         """Answer prompts about images."""
         import torch
 
-        from hf_captionrl.captioners.tokens import start_token_settings
+        from hf_captionrl.captioners.caption_tokens import start_token_settings
 
         for positions in by_attempt(prompts, self._batch_size):
             batch = [prompts[i] for i in positions]

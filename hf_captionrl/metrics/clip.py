@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from hf_captionrl.metrics.signature import signature
-from hf_captionrl.retrieval.checks import as_features, check_features, unit_length
+from hf_captionrl.retrieval.feature_checks import as_features, check_features, unit_length
 
 __all__ = ["CLIP_SCORE_PRESETS", "ClipScorePreset", "clip_score", "ref_clip_score", "score_prefix"]
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hf_captionrl.metrics.bootstrap import proportion_interval
 from hf_captionrl.metrics.signature import signature
-from hf_captionrl.retrieval.checks import as_features, check_bag, check_targets, unit_rows
+from hf_captionrl.retrieval.feature_checks import as_features, check_bag, check_targets, unit_rows
 from hf_captionrl.retrieval.ranking import (
     bag_ranks,
     distractor_recall,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hf_captionrl.metrics.signature import signature
-from hf_captionrl.retrieval.checks import check_features, unit_length
+from hf_captionrl.retrieval.feature_checks import check_features, unit_length
 
 __all__ = ["emscore"]
 

@@ -42,7 +42,7 @@ class BagFile:
 
     Attributes:
         bags: Bags of image ids, of any sizes, the query first.
-        similarities: Mean cosine between the query and the others, one a bag.
+        similarities: Mean cosine between the query and the others, one per bag.
         signature: Of the scorer, `model@revision|...`.
         features: What the similarity was measured on, `"image"` or `"multimodal"`.
         kind: `"truematch"` and `"training"` bags are disjoint within a size; `"candidates"` may overlap.

@@ -38,7 +38,7 @@ def candidate_bags(
     Args:
         features (array or tensor of shape `(N, D)`): From [`multimodal_features`], or of the images alone.
         bag_size: K, from 2 to N.
-        block_size: Images a block of the product, as for [`nearest_neighbours`].
+        block_size: Images per block of the product, as for [`nearest_neighbours`].
         device: Where the products run.
 
     Returns:
@@ -160,7 +160,7 @@ def training_bags(
 
     Images whose `top` neighbours are all taken (0.3 % of COCO with bags of 2, 3 % with bags of 20) come last: each
     still gets the nearest free images, exactly with `features`, else by way of its neighbours' neighbours. The paper
-    says that each image is seen once an epoch and not how; without this pass these would not be.
+    says that each image is seen once per epoch, but not how; without this pass the leftover images would not be seen.
 
     Args:
         neighbours (array or tensor of shape `(N, k)`): Ranked neighbours, from [`nearest_neighbours`].
@@ -185,7 +185,7 @@ def training_bags(
         raise ValueError(f"bag_size is {bag_size}, but must lie between 1 and the {count} images.")
     if bag_size - 1 > width:
         raise ValueError(
-            f"a bag of {bag_size} needs {bag_size - 1} ranked neighbours an image, and there are {width}. Take smaller "
+            f"a bag of {bag_size} needs {bag_size - 1} ranked neighbours per image, and there are {width}. Take smaller "
             f"bags, or more neighbours (the paper: {TOP_NEIGHBOURS})."
         )
     if order is None:

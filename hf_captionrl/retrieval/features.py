@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hf_captionrl.retrieval.content_hashes import image_hash, model_fingerprint
 from hf_captionrl.retrieval.feature_view import FeatureView
-from hf_captionrl.retrieval.identity import image_hash, model_fingerprint
 from hf_captionrl.retrieval.row_store import RowStore, key_digest
 
 if TYPE_CHECKING:
-    from hf_captionrl.retrieval.dual_encoder import Scorer
+    from hf_captionrl.retrieval.scorer_base import Scorer
 
 __all__ = ["FeatureCache", "FeatureView", "default_cache_dir", "image_hash", "model_fingerprint"]
 
@@ -177,7 +177,7 @@ class FeatureCache:
 
         Args:
             keys: N keys.
-            features (`torch.Tensor` or array of shape `(N, ...)`): One row a key.
+            features (`torch.Tensor` or array of shape `(N, ...)`): One row per key.
 
         Raises:
             ValueError: If the numbers of keys and rows differ, or a row is not finite.
@@ -217,7 +217,7 @@ class FeatureCache:
             keys: N keys, such as `image_hash(image)`; duplicates are computed once.
             compute: Called with positions in `keys`, returns their features: a tensor or array whose first axis is as
                 long as the list.
-            batch_size: Positions a call.
+            batch_size: Positions per call.
             progress: Show a progress bar; a string is its label.
 
         Returns:
@@ -267,14 +267,14 @@ class FeatureCache:
                     pending, size, written_at = [], 0, time.monotonic()
 
     def _rows(self, keys: list[str], features: Any) -> np.ndarray:
-        """Features as a finite float16 or float32 array with one row a key."""
+        """Features as a finite float16 or float32 array with one row per key."""
         if hasattr(features, "detach"):  # torch, which is not imported here: readers of a cache do not need it
             features = features.detach().cpu()
             features = (features if str(features.dtype) == "torch.float16" else features.float()).numpy()
         rows = np.asarray(features)
         if rows.ndim < 2 or len(rows) != len(keys):
             raise ValueError(
-                f"features have shape {rows.shape} for {len(keys)} keys, but must have one row a key and at least two "
+                f"features have shape {rows.shape} for {len(keys)} keys, but must have one row per key and at least two "
                 "dimensions. Return the features of exactly the positions that were asked for."
             )
         stored = self.identity["dtype"] or ("float16" if rows.dtype == np.float16 else "float32")

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_captionrl.retrieval.checks import unit_rows
+from hf_captionrl.retrieval.feature_checks import unit_rows
 from hf_captionrl.retrieval.ranking import default_block_size
 
 __all__ = [
@@ -32,7 +32,7 @@ def normalised(features: Any, name: str = "features") -> Tensor:
 
     Args:
         features (array or tensor of shape `(N, D)`): Features of any length.
-        name: What to call them in an error.
+        name: Their name in error messages.
 
     Returns:
         `torch.Tensor` of shape `(N, D)`: float32, each row of norm 1.
@@ -98,9 +98,9 @@ def nearest_neighbours(
 
     Args:
         features (array or tensor of shape `(N, D)`): Features of any length.
-        k: Neighbours an image, from 1 to N - 1; the paper's training bags take 200.
+        k: Neighbours per image, from 1 to N - 1; the paper's training bags take 200.
         rows (sequence of `Q` integers, *optional*): Only the neighbours of these images, among all.
-        block_size: Images a block; `None` takes what keeps a block of scores near 64 MiB.
+        block_size: Images per block; `None` chooses a size with about 64 MiB per block of scores.
         device: Where the products run; where the features are, when left out.
 
     Returns:
@@ -119,9 +119,9 @@ def rank_rows(unit: Tensor, k: int, *, rows: Any = None, block_size: int | None 
 
     Args:
         unit (`torch.Tensor` of shape `(N, D)`): From [`normalised`], on the device where the products run.
-        k: Neighbours an image.
+        k: Neighbours per image.
         rows (sequence of `Q` integers, *optional*): Only the neighbours of these images.
-        block_size: Images a block.
+        block_size: Images per block.
 
     Returns:
         `tuple`: As [`nearest_neighbours`].
@@ -198,7 +198,7 @@ def approximate_neighbours(
 
     Args:
         features (array or tensor of shape `(N, D)`): Features of any length.
-        k: Neighbours an image, from 1 to N - 1.
+        k: Neighbours per image, from 1 to N - 1.
         num_clusters: Lists of the index; `None` takes 4 sqrt(N), and never more than N / 39, which faiss wants.
         num_probes: Lists that are searched for each image; more find more and take longer.
         recall_rows: Images drawn at random whose neighbours are also looked up exactly.

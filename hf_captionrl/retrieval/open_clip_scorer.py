@@ -16,8 +16,8 @@ from PIL import Image
 from torch import Tensor
 
 from hf_captionrl.checkpoints.weights import convert_command
-from hf_captionrl.retrieval.dual_encoder import DualEncoder
-from hf_captionrl.retrieval.identity import model_fingerprint
+from hf_captionrl.retrieval.content_hashes import model_fingerprint
+from hf_captionrl.retrieval.scorer_base import DualEncoder
 
 __all__ = ["OpenClipScorer"]
 
@@ -33,7 +33,7 @@ class OpenClipScorer(DualEncoder):
         preprocess: PIL image to tensor; from the model's own preprocessing settings when left out.
         dtype: Of the weights; results are always fp32.
         device: Where to run; the GPU if there is one (a model in memory stays where it is), when left out.
-        batch_size: Captions or images a forward pass.
+        batch_size: Captions or images per forward pass.
 
     Raises:
         ValueError: If the name is unknown, weights are missing or no safetensors, or the model would not pool at EOS.

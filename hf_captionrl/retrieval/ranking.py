@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hf_captionrl.retrieval.checks import as_features, check_bag, check_features, check_targets, in_range
+from hf_captionrl.retrieval.feature_checks import as_features, check_bag, check_features, check_targets, in_range
 
 __all__ = [
     "bag_ranks",

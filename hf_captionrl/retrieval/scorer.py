@@ -20,9 +20,9 @@ from hf_captionrl.checkpoints.files import TOKENIZER_FILES, check_json_files, fi
 from hf_captionrl.checkpoints.loading import check_complete, load_pretrained
 from hf_captionrl.checkpoints.shipped import model_path
 from hf_captionrl.checkpoints.weights import usable_revision
-from hf_captionrl.retrieval.dual_encoder import DualEncoder, Scorer, TokenScorer
-from hf_captionrl.retrieval.identity import model_fingerprint
+from hf_captionrl.retrieval.content_hashes import model_fingerprint
 from hf_captionrl.retrieval.open_clip_scorer import OpenClipScorer
+from hf_captionrl.retrieval.scorer_base import DualEncoder, Scorer, TokenScorer
 
 __all__ = ["HFScorer", "OpenClipScorer", "Scorer", "TokenScorer", "load_scorer"]
 
@@ -86,9 +86,9 @@ class HFScorer(DualEncoder):
         revision: Branch, tag or commit on the Hub.
         dtype: Of the weights; results are always fp32.
         device: Where to run; the GPU if there is one (a model in memory stays where it is), when left out.
-        batch_size: Captions or images a forward pass.
+        batch_size: Captions or images per forward pass.
         padding: `"longest"`, `"max_length"`, or `"auto"` as said above.
-        max_text_tokens: Cut earlier than the model would.
+        max_text_tokens: Truncate earlier than the model would.
         logit_scale: Factor on the cosine, where the model has none of its own.
         allow_legacy_pooling: Accept a CLIP whose config says `eos_token_id == 2` although EOS is not the highest id.
             transformers pools such a model at the highest token id, so words after that one are not read.
@@ -184,7 +184,7 @@ class HFScorer(DualEncoder):
         for i, ids in enumerate(encoded["input_ids"]):
             row = {name: list(values[i]) for name, values in encoded.items()}
             if len(ids) > limit:
-                # Cut words, not EOS: the text towers pool there.
+                # Truncate words, not EOS: the text towers pool at EOS.
                 kept = 1 if ids[-1] in special else 0
                 row = {name: r[: limit - kept] + r[len(r) - kept :] for name, r in row.items()}
             rows.append(row)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hf_captionrl.scenes.motion import MovingFacts, motion_words
+from hf_captionrl.scenes.moving_world import MovingFacts, motion_words
 from hf_captionrl.scenes.world import Facts, category_of
 
 __all__ = ["ANNOTATORS", "POSITION_PHRASES", "Annotator", "annotate", "article", "full_caption", "plural"]

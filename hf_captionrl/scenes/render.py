@@ -7,7 +7,7 @@ from pathlib import Path
 
 from PIL import Image, ImageDraw
 
-from hf_captionrl.scenes.motion import Clip
+from hf_captionrl.scenes.moving_world import Clip
 from hf_captionrl.scenes.world import EMOJI_KINDS, Scene
 
 __all__ = ["CELL", "IMAGE_SIZE", "SPRITES_DIR", "render_clip", "render_scene"]
@@ -102,7 +102,7 @@ def render_clip(clip: Clip, num_frames: int = 6) -> list[Image.Image]:
         num_frames (`int`): Frames; in the first the thing stands where it starts, in the last where it ends.
 
     Returns:
-        `list[PIL.Image.Image]`: RGB, `IMAGE_SIZE` x `IMAGE_SIZE` pixels, in the order of time.
+        `list[PIL.Image.Image]`: RGB, `IMAGE_SIZE` x `IMAGE_SIZE` pixels, in temporal order.
     """
     facts = clip.facts
     sprite = _sprite(facts.kind, facts.size, facts.orientation)

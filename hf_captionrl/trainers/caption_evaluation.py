@@ -15,7 +15,7 @@ from transformers import EvalPrediction
 from transformers.integrations import TensorBoardCallback
 from transformers.trainer_utils import PredictionOutput, denumpify_detensorize, speed_metrics
 
-from hf_captionrl.captioners.base import Captioner
+from hf_captionrl.captioners.captioner import Captioner
 from hf_captionrl.captioners.eval_mode import evaluating
 from hf_captionrl.captioners.sharding import is_sharded
 from hf_captionrl.data import CaptionDataset, evaluation_rows, frames_of, open_still

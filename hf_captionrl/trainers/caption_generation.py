@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from hf_captionrl.captioners.base import Captioner
+from hf_captionrl.captioners.captioner import Captioner
 from hf_captionrl.captioners.eval_mode import evaluating
 from hf_captionrl.data import cached_features, frames_of, open_image, sample_frames
 from hf_captionrl.data.feature_cache import VideoPooling, pool_frames

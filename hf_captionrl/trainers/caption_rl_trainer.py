@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, TrainerCallback
 
-from hf_captionrl.captioners.base import Captioner
+from hf_captionrl.captioners.captioner import Captioner
 from hf_captionrl.data import training_rows
 from hf_captionrl.io import write_json
 from hf_captionrl.losses import IGNORE_INDEX, policy_gradient_loss

@@ -20,7 +20,7 @@ from transformers import (
     set_seed,
 )
 
-from hf_captionrl.captioners.base import Captioner
+from hf_captionrl.captioners.captioner import Captioner
 from hf_captionrl.data import (
     CaptionCollator,
     CaptionDataset,

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from hf_captionrl.captioners.auto import load_captioner
-from hf_captionrl.captioners.base import Captioner
+from hf_captionrl.captioners.captioner import Captioner
+from hf_captionrl.captioners.captioner_loading import load_captioner
 from hf_captionrl.data import CaptionCollator
 from hf_captionrl.trainers.argument_support import refuse_unsupported
 from hf_captionrl.trainers.precision import require_fp32

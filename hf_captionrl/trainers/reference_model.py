@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from hf_captionrl.captioners.base import Captioner
+from hf_captionrl.captioners.captioner import Captioner
 from hf_captionrl.captioners.eval_mode import evaluating
 
 __all__ = ["make_reference", "reference_policy", "refuse_shared_parameters"]

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig
 
-from hf_captionrl.captioners.base import Captioner
+from hf_captionrl.captioners.captioner import Captioner
 from hf_captionrl.captioners.eval_mode import evaluating
 from hf_captionrl.losses import IGNORE_INDEX
 from hf_captionrl.rewards import Baseline, RewardContext, WeightedRewards

@@ -13,7 +13,7 @@ import datasets
 import torch
 from torch import Tensor
 
-from hf_captionrl.captioners.base import Captioner
+from hf_captionrl.captioners.captioner import Captioner
 from hf_captionrl.rewards import RewardContext, make_baseline
 from hf_captionrl.trainers.caption_rl_config import CaptionRLConfig
 from hf_captionrl.trainers.kept_rollout import load_rollout, save_rollout

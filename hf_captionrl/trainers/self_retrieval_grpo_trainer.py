@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.data import Sampler
 from trl import GRPOTrainer
 
-from hf_captionrl.captioners.tokens import completion_mask
+from hf_captionrl.captioners.caption_tokens import completion_mask
 from hf_captionrl.data import BagCurriculumSampler, training_rows
 from hf_captionrl.retrieval import Scorer
 from hf_captionrl.rewards import RewardContext, RewardData, RewardLike, resolve_rewards

@@ -7,7 +7,7 @@ from typing import Any
 
 import datasets
 
-from hf_captionrl.captioners.base import Captioner
+from hf_captionrl.captioners.captioner import Captioner
 from hf_captionrl.retrieval import Scorer
 from hf_captionrl.rewards import (
     CiderReward,

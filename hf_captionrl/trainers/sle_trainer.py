@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 
-from hf_captionrl.captioners.base import Captioner
+from hf_captionrl.captioners.captioner import Captioner
 from hf_captionrl.rewards import CiderReward, PairwiseDiversity, Reward, RewardContext, RewardLike
 from hf_captionrl.trainers.caption_rl_trainer import CaptionRLTrainer
 from hf_captionrl.trainers.sle_config import SLEConfig

@@ -47,7 +47,7 @@ def _mine(
     arguments: argparse.Namespace, sizes: list[int], ids: list[str], features: torch.Tensor, signature: str
 ) -> BagFile:
     """All bags of all sizes, the most similar first within a size."""
-    from hf_captionrl.data.benchmarks import load_published_bags, match_coco_ids
+    from hf_captionrl.data.retrieval_benchmarks import load_published_bags, match_coco_ids
     from hf_captionrl.retrieval import BagFile
     from hf_captionrl.retrieval.bags import bag_similarities, candidate_bags, curate_bags
 

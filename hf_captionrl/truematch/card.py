@@ -26,7 +26,7 @@ def render_truematch_card(found: TrueMatch) -> str:
     """Render the card of a benchmark."""
     from huggingface_hub import DatasetCardData
 
-    from hf_captionrl.hub.checks import check_card, check_text
+    from hf_captionrl.hub.publish_checks import check_card, check_text
     from hf_captionrl.hub.templates import render_template
 
     manifest = found.manifest

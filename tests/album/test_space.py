@@ -10,7 +10,7 @@ from hf_captionrl.cli import main
 from hf_captionrl.cli.demo import named_models
 from hf_captionrl.cli.main import build_parser
 from hf_captionrl.hub import PushError
-from hf_captionrl.hub.checks import check_card
+from hf_captionrl.hub.publish_checks import check_card
 from tests.hub.server import READ, WRITE
 
 MODELS = {"MLE": "Salesforce/blip-image-captioning-base", "my SR": "me/blip-sr"}

@@ -44,5 +44,5 @@ def test_bad_input():
     with pytest.raises(ValueError, match="ProcessorPair has no num_image_tokens and no task_prompts_without_inputs"):
         load_captioner(model, processor=ProcessorPair(processor.image_processor, processor.tokenizer))
     captioner = load_captioner(model, processor=processor)
-    with pytest.raises(ValueError, match="3 rows are no square map"):
+    with pytest.raises(ValueError, match="3 rows are not a square map"):
         captioner.generate(image_features=torch.randn(1, 3, 32))

@@ -36,7 +36,7 @@ def models():
 @pytest.mark.parametrize("name", ["llama", "t5", "vit"])
 def test_models_and_folders(name, tmp_path):
     model, reason = models()[name]
-    with pytest.raises(ValueError, match=rf"no captioner of a known family.*{reason}.*Load a vision-to-text model"):
+    with pytest.raises(ValueError, match=rf"not a captioner of a known family.*{reason}.*Load a vision-to-text model"):
         load_captioner(model)
     model.save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=rf"model type '{name}'.*{reason}"):

@@ -61,7 +61,7 @@ def test_training_bags_hold_every_image_once(cache, tmp_path):
 def test_neighbours_feed_the_sampler(cache, tmp_path, capsys):
     path = tmp_path / "n.safetensors"
     assert bags(cache, path, "--mode", "neighbours", "--top", "40") == 0
-    assert "40 ranked neighbours an image" in capsys.readouterr().out
+    assert "40 ranked neighbours per image" in capsys.readouterr().out
     file = load_neighbours(path, image_ids=[f"test-{i:05d}" for i in range(120)])
     assert file.indices.shape == (120, 40)
     assert len(next(iter(BagCurriculumSampler(file.indices, 40)))) == 40

@@ -245,8 +245,8 @@ def test_adaptive_state_survives(neighbours):
     [
         ({"batch_size": 19}, "a bag of 20 is larger than the batch of 19"),
         ({"batch_size": 39, "num_processes": 2}, r"holds 1 bags of 20, which 2 processes cannot share.*to 40"),
-        ({"batch_size": 0}, "which is no batch"),
-        ({"batch_size": COUNT + 1}, "which is no batch"),
+        ({"batch_size": 0}, "which is not a batch"),
+        ({"batch_size": COUNT + 1}, "which is not a batch"),
         ({"schedule": 62, "batch_size": 200}, "needs 61 ranked neighbours an image, and there are 60"),
         ({"schedule": {}}, "schedule is empty"),
         ({"schedule": {0: 2}}, "last epoch, counted from 1"),

@@ -186,5 +186,5 @@ def test_empty_data_and_repeated_ids_are_found_before_training():
         training_rows(ds.select([]))
     twice = ds.select([0, 1, 0])
     assert len(training_rows(twice)) == 3
-    with pytest.raises(ValueError, match="stands in several rows"):
+    with pytest.raises(ValueError, match="occurs in several rows"):
         training_rows(twice, whole_set_for="rewards are prepared from all images")

@@ -137,7 +137,7 @@ def test_a_split_column_is_honoured(tmp_path):
 @pytest.mark.parametrize("odd", ["held out", None, 3])
 def test_one_split_name_that_is_not_known_is_refused(tmp_path, odd):
     folder = make_folder(tmp_path, 4, rows={n: {"split": odd if n == 2 else "train"} for n in range(4)})
-    with pytest.raises(ValueError, match=rf"row 3 \(the first is 1\) has the split {odd!r}; others name one of"):
+    with pytest.raises(ValueError, match=rf"row 3 \(the first is 1\) has the split {odd!r}; other rows name one of"):
         load_caption_splits("imagefolder", data_dir=folder)
     # Where none is known, the column is about something else.
     folder = make_folder(tmp_path, 4, rows={n: {"split": odd} for n in range(4)})

@@ -222,7 +222,7 @@ def test_vicuna_s_format(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("nonsense", "Line 1 of q.jsonl is no JSON"),
+        ("nonsense", "Line 1 of q.jsonl is not valid JSON"),
         ('{"question_id": 1}', "lacks question_id or text"),
         ('{"question_id": 1, "text": "a", "category": "coding"}', "holds no question"),
         ('{"question_id": 1, "text": "a", "category": "fermi"}\n' * 2, "question_id '1' again"),

@@ -141,7 +141,7 @@ def test_features_are_taken_in_every_form_and_odd_rows_are_named():
     with pytest.raises(ValueError, match="image_features cannot be read as a matrix of numbers"):
         self_retrieval(text, [["a"], ["b"]], targets=[0, 1])
     for bag in ([0, 1.5], [0, "1"], [0, None]):
-        with pytest.raises(ValueError, match=r"bags\[0\] holds .* no image row"):
+        with pytest.raises(ValueError, match=r"bags\[0\] holds .* not an image row"):
             self_retrieval(images, images, bags=[bag])
     for distractors in (0, -1):
         with pytest.raises(ValueError, match="num_distractors must be a whole number of at least 1"):

@@ -14,10 +14,10 @@ from hf_captionrl.metrics import (
     ref_clip_score,
     self_retrieval,
 )
-from hf_captionrl.retrieval.checks import check_features, unit_rows
-from hf_captionrl.retrieval.dual_encoder import _unit
+from hf_captionrl.retrieval.feature_checks import check_features, unit_rows
 from hf_captionrl.retrieval.neighbours import normalised
 from hf_captionrl.retrieval.ranking import bag_ranks, ranks, set_ranks
+from hf_captionrl.retrieval.scorer_base import _unit
 from tests.closeness import assert_close, close
 from tests.numerics.drawn import few, fewer, seeds
 

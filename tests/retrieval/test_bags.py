@@ -171,7 +171,7 @@ def test_neighbours_that_do_not_fit(change, message):
 
 def test_bad_input_of_training_bags():
     neighbours, _ = nearest_neighbours(clustered(30), 6)
-    with pytest.raises(ValueError, match="needs 7 ranked neighbours an image, and there are 6"):
+    with pytest.raises(ValueError, match="needs 7 ranked neighbours per image, and there are 6"):
         training_bags(neighbours, 8)
     with pytest.raises(ValueError, match="between 1 and the 30"):
         training_bags(neighbours, 31)

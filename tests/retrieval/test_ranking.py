@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hf_captionrl.retrieval.checks import check_features, check_targets
+from hf_captionrl.retrieval.feature_checks import check_features, check_targets
 from hf_captionrl.retrieval.ranking import (
     bag_ranks,
     distractor_recall,

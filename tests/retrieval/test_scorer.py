@@ -15,7 +15,7 @@ from transformers import (
     SiglipProcessor,
 )
 
-from hf_captionrl.retrieval import identity
+from hf_captionrl.retrieval import content_hashes
 from hf_captionrl.retrieval.scorer import HFScorer, Scorer, TokenScorer, load_scorer
 from tests.closeness import assert_close
 from tests.retrieval.tiny_scorers import CAPTIONS, LIMIT, WORDS, assert_unit, make_clip, make_images, make_tokenizer
@@ -218,9 +218,11 @@ def test_a_folder_and_the_model_in_memory_are_one_revision_and_a_changed_weight_
 
 def test_fingerprint_takes_every_dtype_and_scalars():
     module = torch.nn.BatchNorm1d(3)  # has a 0-dimensional integer buffer
-    assert identity.model_fingerprint(module) == identity.model_fingerprint(torch.nn.BatchNorm1d(3))
-    assert identity.model_fingerprint(module) != identity.model_fingerprint(torch.nn.BatchNorm1d(3).bfloat16())
-    assert identity.model_fingerprint(module) != identity.model_fingerprint(module, "other preprocessing")
+    assert content_hashes.model_fingerprint(module) == content_hashes.model_fingerprint(torch.nn.BatchNorm1d(3))
+    assert content_hashes.model_fingerprint(module) != content_hashes.model_fingerprint(
+        torch.nn.BatchNorm1d(3).bfloat16()
+    )
+    assert content_hashes.model_fingerprint(module) != content_hashes.model_fingerprint(module, "other preprocessing")
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ from hf_captionrl.album.choice import AlbumCaption, AlbumCaptions, Finding
 from hf_captionrl.album.html import album_style, render_album, render_comparison
 from hf_captionrl.explain.page import CaptionReward, write_explanation
 from hf_captionrl.explain.token_view import explain_caption
-from hf_captionrl.hub.checks import check_text
 from hf_captionrl.hub.model_card import render_model_card
+from hf_captionrl.hub.publish_checks import check_text
 from hf_captionrl.reports.gallery import GalleryCaption, GalleryItem, write_gallery
 from hf_captionrl.reports.panel import PanelItem, write_panel
 from hf_captionrl.studies.design import rating_parts

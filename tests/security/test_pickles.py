@@ -14,8 +14,8 @@ from transformers import AutoConfig
 from hf_captionrl.captioners import load_captioner
 from hf_captionrl.conversion import convert
 from hf_captionrl.data import load_captions
-from hf_captionrl.data.benchmarks import load_hard_pool
-from hf_captionrl.instruct.evaluators import LocalJudge
+from hf_captionrl.data.retrieval_benchmarks import load_hard_pool
+from hf_captionrl.instruct.judges import LocalJudge
 from hf_captionrl.instruct.tiny_llama import tiny_llama
 from hf_captionrl.models.clipcap.assembly import assemble
 from hf_captionrl.retrieval import FeatureCache, load_bags, load_scorer

@@ -7,7 +7,7 @@ import pytest
 
 from hf_captionrl.captioners import load_captioner
 from hf_captionrl.experiments.parsing import parse_arguments
-from hf_captionrl.instruct.evaluators import LocalJudge
+from hf_captionrl.instruct.judges import LocalJudge
 from hf_captionrl.models.clipcap.assembly import assemble
 from hf_captionrl.retrieval import load_scorer
 from hf_captionrl.trainers import SelfRetrievalGRPOConfig, SmileConfig, SmileSFTConfig, SmileSFTTrainer

@@ -9,7 +9,7 @@ import pytest
 from safetensors.torch import load_file
 from transformers import Trainer, TrainingArguments
 
-from hf_captionrl.hub.contents import NEVER
+from hf_captionrl.hub.publishable_files import NEVER
 from hf_captionrl.scenes import load_scenes
 from hf_captionrl.trainers import SmileConfig, SmileTrainer
 from hf_captionrl.trainers.checkpoints import (

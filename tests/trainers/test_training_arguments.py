@@ -381,7 +381,7 @@ def test_the_loss_alone(tmp_path, scenes):
 def test_settings_of_a_push(tmp_path, scenes, monkeypatch):
     pushed = []
     monkeypatch.setattr(
-        "hf_captionrl.hub.trained.push_folder", lambda *args, **settings: pushed.append((args, settings))
+        "hf_captionrl.hub.unmeasured_cards.push_folder", lambda *args, **settings: pushed.append((args, settings))
     )
     settings = {"push_to_hub": True, "hub_model_id": "me/x", "hub_token": "t", "hub_revision": "r"}
     trainer_of(tmp_path, scenes, **settings).push_to_hub()

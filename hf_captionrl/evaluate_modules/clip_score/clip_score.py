@@ -95,7 +95,7 @@ class ClipScore(CaptionColumns, evaluate.Metric):
     ):
         from hf_captionrl.evaluate_modules import inputs, pools, results
         from hf_captionrl.metrics.clip import score_prefix
-        from hf_captionrl.retrieval.checks import as_features
+        from hf_captionrl.retrieval.feature_checks import as_features
 
         results.warn_of_misspelling(others, self._compute)
         before = score_prefix(preset, prefix)

@@ -135,7 +135,7 @@ class SelfRetrieval(CaptionColumns, evaluate.Metric):
         **others,
     ):
         from hf_captionrl.evaluate_modules import inputs, pools, results
-        from hf_captionrl.retrieval.checks import as_features
+        from hf_captionrl.retrieval.feature_checks import as_features
 
         results.warn_of_misspelling(others, self._compute)
         text = as_features(inputs.caption_features(predictions, text_features, scorer), "text_features")

@@ -3,7 +3,7 @@ r"""ClipCap: an image embedding becomes a prefix that a language model continues
 Reference: Mokady et al. 2021, "ClipCap: CLIP Prefix for Image Captioning", and its published code, whose names of
 weights the mappers keep.
 
-Legend: B images or captions, N = B * captions an image, T tokens, P prefix vectors, C vectors of the image in the
+Legend: B images or captions, N = B * captions per image, T tokens, P prefix vectors, C vectors of the image in the
 transformer mapper, D image embedding, E width of the language model, V vocabulary.
 """
 

@@ -18,7 +18,7 @@ from transformers.models.auto.modeling_auto import (
 )
 
 from hf_captionrl.captioners.adapter_loading import adapter_base, with_adapter
-from hf_captionrl.captioners.base import Captioner
+from hf_captionrl.captioners.captioner import Captioner
 from hf_captionrl.captioners.processor_loading import load_processor
 from hf_captionrl.captioners.saving import read_settings
 from hf_captionrl.checkpoints.files import find_file, hub_name
@@ -114,7 +114,7 @@ def _family_of(config: Any, what: str) -> type[Captioner]:
     if model_type in FAMILIES:
         return FAMILIES[model_type].for_config(config)
     raise ValueError(
-        f"{what} (model type {model_type!r}) is no captioner of a known family. {_hint(config, str(model_type))} Known "
+        f"{what} (model type {model_type!r}) is not a captioner of a known family. {_hint(config, str(model_type))} Known "
         f"families: {', '.join(sorted(FAMILIES))}."
     )
 
@@ -145,7 +145,7 @@ def _as_processor(processor: Any, what: str) -> Any:
 
 
 def _check_place(name: str) -> None:
-    """Refuse what is neither a folder nor a name on the Hub, before anybody is asked for it."""
+    """Refuse what is neither a folder nor a name on the Hub, before the Hub is asked for it."""
     if os.path.isdir(name):
         return
     if hub_name(name) is None or os.path.isabs(name) or name.startswith((".", "~")):
@@ -222,7 +222,7 @@ def _check_head(name: str, family: type[Captioner], model: Any, missing: set[str
     names = {n for n, p in model.named_parameters(remove_duplicate=False) if head is not None and p is head.weight}
     if head is None or names <= missing:
         raise ValueError(
-            f"{name!r} has no weights for the output head of {type(model).__name__}: it is no finished captioner. "
+            f"{name!r} has no weights for the output head of {type(model).__name__}: it is not a trained captioner. "
             "Load one with a language-modelling head, or pass a model object to train one from scratch."
         )
 

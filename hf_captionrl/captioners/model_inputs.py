@@ -1,4 +1,4 @@
-"""From images and captions to batches, and back.
+"""Batches from images and captions, and captions from token ids.
 
 Legend: B images or captions, N captions, T tokens, M image tokens, D features.
 """
@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from PIL import Image
 from torch import Tensor
 
-from hf_captionrl.captioners.tokens import completion_mask, encode, pad_rows, prompt_token_ids
+from hf_captionrl.captioners.caption_tokens import completion_mask, encode, pad_rows, prompt_token_ids
 
 __all__ = ["Encoding"]
 
@@ -20,20 +20,20 @@ class Encoding:
     """The part of [`Captioner`] that makes batches and reads completions."""
 
     side_inputs: ClassVar[tuple[str, ...]] = ()
-    """What the model wants to know of an image besides its pixels: names of tensors with a row an image."""
+    """Inputs of the model per image other than the pixels: names of tensors with one row per image."""
     lead: str = ""
-    """What joins a caption to the text before it, where that is not the prompt's business."""
+    """Separator between a caption and the text before it, if the prompt does not define it."""
     forced_token_ids: tuple[int, ...] = ()
-    """What always follows the start token, and is neither written nor supervised."""
+    """Tokens that always follow the start token; they are neither generated nor supervised."""
 
     joins_frames: ClassVar[bool] = False
     """Whether the text may see the image tokens of several frames, one frame after the other."""
     native_frames: int = 0
-    """Of how many frames the videos are that `image_features` stand for; 0 where they stand for an image's."""
+    """Number of frames of the videos in `image_features`; 0 for images."""
     frame_pooling: str = "mean"
-    """How the model was trained to look at videos, see `check_frame_pooling`; saved with it where it was."""
+    """Frame pooling in training, see `check_frame_pooling`; saved with models that were trained on videos."""
     num_frames: int = 0
-    """How many frames of each video it saw in training; 0: it was trained on images."""
+    """Frames per video in training; 0 if the model was trained on images."""
 
     base_model: Any
     tokenizer: Any
@@ -45,29 +45,29 @@ class Encoding:
 
     @property
     def max_text_tokens(self) -> int:
-        """Longest text in tokens that the model has positions for."""
+        """Longest text, in tokens, that the model has positions for."""
         raise NotImplementedError
 
     @property
     def end_token_ids(self) -> tuple[int, ...]:
-        """What ends a caption that is written; the first of them, `eos_token_id`, ends a caption of the data."""
+        """Tokens that end a generated caption; the first one, `eos_token_id`, ends the captions of the data."""
         return (self.eos_token_id,)
 
     @property
     def image_inputs(self) -> tuple[str, ...]:
-        """Names of everything in a batch that stands for the images; all of it holds a row an image."""
+        """Names of the image inputs of a batch; each has one row per image."""
         return ("pixel_values", "image_features", *self.side_inputs)
 
     @property
     def text_prompt(self) -> str:
-        """The part of the prompt that stands in the same text as the caption, whose beginning it is."""
+        """The part of the prompt that begins the text of the caption."""
         return self.prompt
 
     def prompt_ids(self) -> list[int]:
-        """What stands before every caption.
+        """Token ids before every caption.
 
         Returns:
-            `list[int]`: Ids of the start token, of what always follows it, and of the prompt.
+            `list[int]`: Ids of the start token, of `forced_token_ids`, and of the prompt.
         """
         return [self.start_token_id, *self.forced_token_ids, *prompt_token_ids(self.tokenizer, self.text_prompt)]
 
@@ -78,8 +78,8 @@ class Encoding:
             images (`Sequence[PIL.Image.Image]`): B images.
 
         Returns:
-            `dict`: `pixel_values` of shape `(B, 3, H, W)` (chat models: `(B, tiles, ...)`), and what else the model wants
-            to know of each image, named in `side_inputs`; all of them hold a row an image.
+            `dict`: `pixel_values` of shape `(B, 3, H, W)` (chat models: `(B, tiles, ...)`), and the other inputs
+            named in `side_inputs`; each has one row per image.
         """
         pixels = self.image_processor(images=list(images), return_tensors="pt")["pixel_values"]
         return {"pixel_values": pixels, **self.fixed_side_inputs(len(images))}
@@ -111,10 +111,10 @@ class Encoding:
         """Prepare videos for a model that has video inputs of its own.
 
         Args:
-            videos (`Sequence`): B videos of F frames each, in the order of time.
+            videos (`Sequence`): B videos of F frames each, in temporal order.
 
         Returns:
-            `dict`: As of `encode_images`, a row a video.
+            `dict`: As for `encode_images`, one row per video.
 
         Raises:
             ValueError: If the model has none.
@@ -130,25 +130,25 @@ class Encoding:
         return ""
 
     def fixed_side_inputs(self, number: int) -> dict[str, Tensor]:
-        """What the model wants to know of images besides their pixels, where it is the same for all of them.
+        """Inputs of the model other than pixels, if they are the same for all images.
 
         Args:
             number (`int`): B.
 
         Returns:
-            `dict`: The tensors that `side_inputs` names, each with B rows; empty where the family needs nothing.
+            `dict`: The tensors that `side_inputs` names, each with B rows; empty if the family needs none.
 
         Raises:
-            ValueError: If it differs from image to image, so that features alone do not say what an image is.
+            ValueError: If they depend on the image, so that features alone do not determine the inputs.
         """
         return {}
 
     def encode_captions(self, captions: Sequence[str], *, max_length: int = 40) -> dict[str, Tensor]:
-        """Token ids and labels of captions behind the prompt.
+        """Token ids and labels of captions after the prompt.
 
         Args:
             captions (`Sequence[str]`): B captions.
-            max_length (`int`): Longest row in tokens; longer captions are cut and then lack the end token.
+            max_length (`int`): Longest row in tokens; longer captions are truncated and then lack the end token.
 
         Returns:
             `dict`: `input_ids`, `attention_mask`, `labels`, each `(B, T)`. The end token is supervised; start, prompt
@@ -171,11 +171,11 @@ class Encoding:
         )
 
     def encode_completions(self, ids: Tensor, mask: Tensor | None = None) -> dict[str, Tensor]:
-        """Token ids and labels of generated completions, so that `log_probs` can score what was written.
+        """Token ids and labels of generated completions, so that `log_probs` can score them.
 
         Args:
-            ids (`torch.Tensor` of shape `(N, T)`): Ids behind the prompt, as `generate` returns them.
-            mask (`torch.Tensor` of shape `(N, T)`, *optional*): Which of them count; by default up to the end token.
+            ids (`torch.Tensor` of shape `(N, T)`): Ids after the prompt, as `generate` returns them.
+            mask (`torch.Tensor` of shape `(N, T)`, *optional*): Which ids count; by default up to the end token.
 
         Returns:
             `dict`: `input_ids`, `attention_mask`, `labels`, on the device of `ids`.
@@ -199,12 +199,12 @@ class Encoding:
 
         Args:
             images (`Sequence[PIL.Image.Image]`, *optional*): B images.
-            captions (`Sequence[str]`): B captions, or a multiple of it: the captions of an image stand in a row.
+            captions (`Sequence[str]`): B captions, or a multiple: the captions of one image are consecutive.
             image_features (`torch.Tensor` of shape `(B, M, D)`, *optional*): In place of the images.
-            max_length (`int`): Longest caption in tokens, start, prompt and end included.
+            max_length (`int`): Longest caption in tokens, with start, prompt and end.
 
         Returns:
-            `dict`: What the model takes.
+            `dict`: The inputs of the model.
 
         Raises:
             ValueError: If both or neither of images and features are given.
@@ -220,7 +220,7 @@ class Encoding:
 
     @staticmethod
     def align_labels(labels: Tensor) -> Tensor:
-        """The labels as an objective sees them: position t of it is predicted by position t of the hidden states.
+        """The labels as an objective gets them: position t is predicted by position t of the hidden states.
 
         Args:
             labels (`torch.Tensor` of shape `(B, T)`): Of a batch.
@@ -234,8 +234,8 @@ class Encoding:
         """Captions of completions.
 
         Args:
-            ids (`torch.Tensor` of shape `(N, T)`): Ids behind the prompt.
-            mask (`torch.Tensor` of shape `(N, T)`, *optional*): Which of them count; by default up to the end token.
+            ids (`torch.Tensor` of shape `(N, T)`): Ids after the prompt.
+            mask (`torch.Tensor` of shape `(N, T)`, *optional*): Which ids count; by default up to the end token.
 
         Returns:
             `list[str]`: Without special tokens, stripped.

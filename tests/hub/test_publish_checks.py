@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from hf_captionrl.hub import check_card, render_model_card
-from hf_captionrl.hub.checks import check_secret, check_text, redact
+from hf_captionrl.hub.publish_checks import check_secret, check_text, redact
 from hf_captionrl.reports.table import escape_markdown
 from tests.hub.test_cards import FACTS, make_results
 

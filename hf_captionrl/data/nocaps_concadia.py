@@ -7,11 +7,11 @@ from typing import Any, Literal
 
 import datasets
 
-from hf_captionrl.data.benchmarks import read_json
+from hf_captionrl.data.caption_cleaning import to_caption_list
 from hf_captionrl.data.caption_columns import CAPTIONS
-from hf_captionrl.data.cleaning import to_caption_list
 from hf_captionrl.data.image_paths import refuse_outside
-from hf_captionrl.data.sources import SPLIT_NAMES
+from hf_captionrl.data.raw_splits import SPLIT_NAMES
+from hf_captionrl.data.retrieval_benchmarks import read_json
 
 __all__ = ["NOCAPS_DOMAINS", "load_concadia", "load_nocaps"]
 
@@ -121,7 +121,7 @@ def load_concadia(
 
     The annotation file (`wiki_split.json`) holds `images` with `filename`, `split` (train, val, test), and `caption`,
     `description` and `context`, each with the text in `raw`. DiscriTune compares with the captions; descriptions are
-    what somebody writes for people who cannot see the image.
+    written for people who cannot see the image.
 
     Args:
         path: The annotation file.

@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image
 
 from hf_captionrl.scenes.dataset import KINDS, compose_splits, facts_features
-from hf_captionrl.scenes.motion import Clip, MovingFacts, sample_clip, vary_clip
+from hf_captionrl.scenes.moving_world import Clip, MovingFacts, sample_clip, vary_clip
 from hf_captionrl.scenes.render import render_clip
 
 __all__ = ["CLIP_FRAMES", "FRAME_MS", "MOVING_FEATURES", "load_moving_scenes"]
@@ -31,7 +31,7 @@ def _gif(clip: Clip) -> dict[str, Any]:
     strip = Image.new("RGB", (side * CLIP_FRAMES, side))
     for number, frame in enumerate(frames):
         strip.paste(frame, (side * number, 0))
-    # One palette for the clip: looking for one a frame takes five times as long.
+    # One palette for the clip: computing one per frame takes five times as long.
     strip = strip.quantize(256, Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
     first, *others = (strip.crop((x, 0, x + side, side)) for x in range(0, strip.width, side))
     buffer = io.BytesIO()

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 
-from hf_captionrl.hub.checks import check_card, check_secret
 from hf_captionrl.hub.manifest import MANIFEST_FILE
+from hf_captionrl.hub.publish_checks import check_card, check_secret
 
 __all__ = ["NEVER", "PROCESSORS", "Contents", "folder_contents", "local_base_model"]
 

@@ -1,4 +1,4 @@
-r"""Image tokens stand before the text, the same ones for every image: BLIP-2, Florence-2, Kosmos-2.
+r"""Models with a fixed number of image tokens before the text: BLIP-2, Florence-2, Kosmos-2.
 
 Legend: B images, N captions, P tokens of the prefix, T tokens of the text, M image tokens, D features.
 """
@@ -11,30 +11,30 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from hf_captionrl.captioners.base import Captioner
+from hf_captionrl.captioners.captioner import Captioner
 from hf_captionrl.captioners.prompt_prefix import join_prefix, left_padded, repeat_rows, split_prefix
 
-__all__ = ["PlaceholderCaptioner", "configured_ids"]
+__all__ = ["FixedPrefixCaptioner", "configured_ids"]
 
 
 def configured_ids(names: Sequence[str], generation: Any, config: Any) -> list[Any]:
-    """Ids of special tokens as `generate` knows them."""
+    """Ids of special tokens as `generate` reads them."""
     said = [getattr(generation, name, None) for name in names]
     return [getattr(config, name, None) if value is None else value for name, value in zip(names, said, strict=True)]
 
 
-class PlaceholderCaptioner(Captioner):
-    """A captioner that reads image tokens: before the text in one row, or, in an encoder-decoder, in the encoder.
+class FixedPrefixCaptioner(Captioner):
+    """A captioner with image tokens before the text, or, for an encoder-decoder, in the encoder.
 
-    In an encoder-decoder the prompt stands in the encoder too, and is no part of the text that the caption belongs to.
+    In an encoder-decoder the prompt is in the encoder too, and is not part of the text that contains the caption.
     """
 
     side_inputs: ClassVar[tuple[str, ...]] = ("prefix_ids", "prefix_mask")
-    # Of the prompt that they were made for.
+    # Cached with the prompt that they belong to.
     _fixed: tuple[str, dict[str, Tensor]] | None = None
 
     def prefix_token_ids(self) -> Sequence[int]:
-        """What stands before the text, or in the encoder.
+        """Token ids before the text, or in the encoder.
 
         Returns:
             `Sequence[int]`: P ids.

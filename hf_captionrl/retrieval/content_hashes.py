@@ -1,4 +1,4 @@
-"""What an image and a model are called when their features are kept: hashes of their content."""
+"""Keys of cached features: hashes of the content of images and models."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["image_hash", "model_fingerprint"]
 
 
 def image_hash(image: Image.Image) -> str:
-    """Content hash of the decoded pixels: the same picture has one key, whatever its file is called.
+    """Content hash of the decoded pixels: the same picture has the same key under any file name.
 
     Args:
         image: A PIL image, hashed as RGB.
@@ -42,13 +42,13 @@ def _stable(value: Any) -> Any:
 
 
 def model_fingerprint(model: torch.nn.Module, *parts: str) -> str:
-    """Revision of a model that has no commit hash: a hash of its config and weights.
+    """Revision of a model without a commit hash: a hash of its config and weights.
 
     A local folder and the model loaded from it have the same fingerprint; one changed weight gives another.
 
     Args:
         model: Any module; `model.config`, where there is one, is hashed too.
-        *parts: Further texts that decide the features, such as the image processor's JSON.
+        *parts: Further texts that determine the features, such as the JSON of the image processor.
 
     Returns:
         `str`: 32 hex digits. About 0.7 GB/s on one core.

@@ -7,7 +7,7 @@ import types
 import numpy as np
 import pytest
 
-from hf_captionrl.data.simplify import scene_simplifier, simplify_captions, spacy_simplifier
+from hf_captionrl.data.caption_simplifying import scene_simplifier, simplify_captions, spacy_simplifier
 from hf_captionrl.experiments.arguments import DataArguments
 from hf_captionrl.experiments.data import load_data
 from hf_captionrl.scenes import check, load_scenes, sample_scene

@@ -1,4 +1,4 @@
-"""What a scorer is, and what all scorers share: a frozen model that turns captions and images into unit vectors.
+"""The interface of scorers, and their base class: a frozen model that turns captions and images into unit vectors.
 
 Legend: N captions, B images, D features.
 """
@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from hf_captionrl.retrieval.checks import unit_length
+from hf_captionrl.retrieval.feature_checks import unit_length
 
 __all__ = ["DualEncoder", "Scorer", "TokenScorer"]
 
@@ -30,7 +30,7 @@ class Scorer(Protocol):
 
     Attributes:
         logit_scale: The model's own factor on the cosine (100 for OpenAI's CLIP), the exponential already taken.
-        max_text_tokens: Longer captions are cut, special tokens counted.
+        max_text_tokens: Longer captions are truncated; special tokens count.
     """
 
     logit_scale: float
@@ -64,7 +64,7 @@ class Scorer(Protocol):
         ...
 
     def count_truncated(self, captions: Sequence[str]) -> int:
-        """How many captions are longer than the scorer reads.
+        """Number of captions that are longer than `max_text_tokens`.
 
         Args:
             captions: N captions.
@@ -77,10 +77,10 @@ class Scorer(Protocol):
 
 @runtime_checkable
 class TokenScorer(Scorer, Protocol):
-    """A scorer that also tells how it reads a caption, token by token. `HFScorer` and `OpenClipScorer` are ones."""
+    """A scorer that also gives the tokens of a caption and their features, such as `HFScorer` and `OpenClipScorer`."""
 
     def count_tokens(self, captions: Sequence[str]) -> list[int]:
-        """Length of captions in the scorer's tokens, before anything is cut.
+        """Length of captions in the scorer's tokens, before truncation.
 
         Args:
             captions: N captions.
@@ -120,7 +120,7 @@ class DualEncoder(abc.ABC):
     """Batching, freezing, precision and checks shared by the scorers; a subclass tokenises and runs its model.
 
     The weights may be fp16 or bf16; normalisation and results are fp32, also under autocast, because a similarity in
-    bf16 is .2 nats off at scale 100.
+    bf16 has an error of 0.2 nats at scale 100.
 
     Args:
         model: Dual encoder; it is frozen, set to evaluation, cast and moved in place.
@@ -128,10 +128,10 @@ class DualEncoder(abc.ABC):
         fingerprint: Hash of weights, config and image processor.
         revision: Short form for the signature (a commit, or the beginning of the fingerprint).
         logit_scale: Factor on the cosine.
-        max_text_tokens: Longer captions are cut.
+        max_text_tokens: Longer captions are truncated.
         dtype: Of the weights: `"float32"`, `"float16"`, `"bfloat16"` or the torch dtype.
         device: Where to run; the GPU if there is one, when left out.
-        batch_size: Captions or images a forward pass.
+        batch_size: Captions or images per forward pass.
         extra: Further parts of the signature.
 
     Raises:
@@ -167,7 +167,7 @@ class DualEncoder(abc.ABC):
 
     @property
     def signature(self) -> str:
-        """`model@revision|dtype|text limit|...`: with which numbers a result was computed."""
+        """`model@revision|dtype|text limit|...`: the model and the settings that computed a result."""
         precision = str(self.dtype).removeprefix("torch.")
         return "|".join((f"{self.model_id}@{self.revision}", precision, f"text:{self.max_text_tokens}", *self.extra))
 
@@ -194,11 +194,11 @@ class DualEncoder(abc.ABC):
 
     @abc.abstractmethod
     def _tokenize(self, captions: list[str]) -> list[dict[str, list[int]]]:
-        """One dict of token lists a caption, cut to `max_text_tokens` with EOS kept."""
+        """One dict of token lists per caption, truncated to `max_text_tokens` with EOS kept."""
 
     @abc.abstractmethod
     def _num_tokens(self, captions: list[str]) -> list[int]:
-        """Tokens of each caption before cutting."""
+        """Tokens of each caption before truncation."""
 
     @abc.abstractmethod
     def _encode_text(self, rows: list[dict[str, list[int]]]) -> Tensor:
@@ -219,7 +219,7 @@ class DualEncoder(abc.ABC):
         """Captions as unit vectors; equal captions are encoded once and have bit-equal features.
 
         Args:
-            captions: N captions. Empty ones are allowed (a policy may stop at once) and get the features of no words.
+            captions: N captions. Empty captions are allowed (a policy may stop immediately).
 
         Returns:
             `torch.Tensor` of shape `(N, D)`: float32 on the scorer's device, each row of norm 1.
@@ -258,13 +258,13 @@ class DualEncoder(abc.ABC):
                 raise ValueError(f"images[{i}] is a {type(image).__name__}, but must be a PIL image. Open it first.")
             pictures.append(image if image.mode == "RGB" else image.convert("RGB"))
         with torch.no_grad(), torch.autocast(self.device.type, enabled=False):
-            # No images: one grey square tells D.
+            # Without images, one grey square gives D.
             batches = list(_batches(pictures, self.batch_size)) or [[Image.new("RGB", (32, 32), "grey")]]
             features = torch.cat([self._encode_images(part) for part in batches])[: len(pictures)]  # (B, D)
         return _unit(features, "image", self.dtype)
 
     def count_truncated(self, captions: Sequence[str]) -> int:
-        """How many captions are longer than the scorer reads.
+        """Number of captions that are longer than `max_text_tokens`.
 
         Args:
             captions: N captions.
@@ -275,7 +275,7 @@ class DualEncoder(abc.ABC):
         return sum(number > self.max_text_tokens for number in self.count_tokens(captions))
 
     def count_tokens(self, captions: Sequence[str]) -> list[int]:
-        """Length of captions in the scorer's tokens, before anything is cut.
+        """Length of captions in the scorer's tokens, before truncation.
 
         Args:
             captions: N captions.
@@ -290,7 +290,7 @@ class DualEncoder(abc.ABC):
         return self._num_tokens(captions) if captions else []
 
     def token_ids(self, captions: Sequence[str]) -> list[list[int]]:
-        """The tokens that the scorer reads; where a caption is cut, the end of text is kept.
+        """The tokens that the scorer reads; a truncated caption keeps the end of text.
 
         Args:
             captions: N captions.

@@ -1,4 +1,4 @@
-"""What features and targets must be before anything is ranked or compared; what is wrong is named by its index.
+"""Checks of features and targets before they are ranked or compared; errors name the index of the wrong row.
 
 Legend: N captions, M images of the pool, D features.
 """
@@ -19,10 +19,10 @@ _SMALL, _LARGE = 2.0**-30, 2.0**40
 
 
 def as_features(features: Any, name: str = "features") -> Tensor:
-    """Features as a tensor, whatever holds them.
+    """Features as a tensor, from any container.
 
     Raises:
-        ValueError: If rows are of different lengths (the row is named), or there is something else than numbers.
+        ValueError: If rows are of different lengths (the row is named), or an element is not a number.
     """
     if isinstance(features, list | tuple):
         sizes = [np.shape(row) for row in features]
@@ -42,11 +42,11 @@ def as_features(features: Any, name: str = "features") -> Tensor:
 
 
 def check_features(features: Any, name: str = "features") -> Tensor:
-    """Turn features into a float matrix and refuse what has no direction.
+    """Turn features into a float matrix and refuse rows without a direction.
 
     Args:
         features (array or tensor of shape `(N, D)`): Features of captions or images, of any length.
-        name: What to call them in an error.
+        name: Their name in error messages.
     Returns:
         `torch.Tensor` of shape `(N, D)`: The same numbers, at least float32.
     Raises:
@@ -82,7 +82,7 @@ def _is_extreme(largest: Tensor) -> Tensor:
 
 
 def unit_length(rows: Tensor) -> Tensor:
-    """Scale rows to length 1, whatever their magnitude.
+    """Scale rows of any magnitude to length 1.
 
     Args:
         rows (`torch.Tensor` of shape `(N, D)`): Finite float32 or float64 rows, none of them zero.
@@ -99,11 +99,11 @@ def unit_length(rows: Tensor) -> Tensor:
 
 
 def unit_rows(features: Any, name: str = "features") -> Tensor:
-    """Features scaled to length 1; what has no direction is refused.
+    """Features scaled to length 1; rows without a direction are refused.
 
     Args:
         features (array or tensor of shape `(N, D)`): Features of captions or images, of any length.
-        name: What to call them in an error.
+        name: Their name in error messages.
     Returns:
         `torch.Tensor` of shape `(N, D)`: Rows of norm 1, at least float32.
     Raises:
@@ -125,7 +125,7 @@ def in_range(text: Tensor, images: Tensor) -> tuple[Tensor, Tensor]:
         text = text.clone()
         text[extreme] = text[extreme] / largest[extreme, None]
     most = torch.linalg.vector_norm(images, ord=torch.inf)
-    # All by one factor: longer images may stand before shorter ones.
+    # One factor for all: the norms of images influence the ranks.
     return text, images / most if bool(_is_extreme(most)) else images
 
 
@@ -166,7 +166,7 @@ def check_bag(rows: Sequence[int], name: str, num_images: int) -> list[int]:
     """Check the images of a bag, or of a set of candidates.
 
     Raises:
-        ValueError: If a row is none of the pool or stands there twice, or there are fewer than two.
+        ValueError: If a row is not in the pool or occurs twice, or there are fewer than two.
     """
     if isinstance(rows, (str, bytes)) or not isinstance(rows, Iterable):
         kind = "the string " if isinstance(rows, str) else ""
@@ -176,12 +176,12 @@ def check_bag(rows: Sequence[int], name: str, num_images: int) -> list[int]:
         try:
             found.append(operator.index(row))
         except TypeError:
-            raise ValueError(f"{name} holds {row!r}, which is no image row. Pass whole numbers from 0.") from None
+            raise ValueError(f"{name} holds {row!r}, which is not an image row. Pass integers from 0.") from None
     if len(found) < 2:
-        raise ValueError(f"{name} has {len(found)} image(s). A bag needs at least 2, the own image and a distractor.")
+        raise ValueError(f"{name} has {len(found)} image(s). A bag needs at least 2, the target and a distractor.")
     for row in found:
         if not 0 <= row < num_images:
             raise ValueError(f"{name} names image {row}, which is not a row of the pool of {num_images} images.")
     if len(set(found)) != len(found):
-        raise ValueError(f"{name} names an image twice: {found}. Its own copy would count against it.")
+        raise ValueError(f"{name} names an image twice: {found}. The copy would count as a distractor.")
     return found

@@ -58,7 +58,7 @@ def test_tgif_without_splits_and_what_is_wrong_with_it(tmp_path, caplog):
     with pytest.raises(ValueError, match=r"Line 1 of .* has no tab"):
         load_caption_splits("tgif", data_dir=folder, num_frames=2)
     table.write_text("a.gif\ta cat\n\ta dog\n")
-    with pytest.raises(ValueError, match=r"Line 2 of .* names no file"):
+    with pytest.raises(ValueError, match=r"Line 2 of .* does not name a file"):
         load_caption_splits("tgif", data_dir=folder, num_frames=2)
     table.unlink()
     with pytest.raises(FileNotFoundError, match=r"holds no tgif\*.tsv"):

@@ -22,7 +22,7 @@ from hf_captionrl.captioners import (
     load_captioner,
     register,
 )
-from hf_captionrl.captioners.auto import FAMILIES as REGISTERED
+from hf_captionrl.captioners.captioner_loading import FAMILIES as REGISTERED
 from hf_captionrl.retrieval import load_scorer
 from tests.tiny import FAMILIES, tiny_blip, tiny_captioner, tiny_git, tiny_images, tiny_vit_bert, tiny_vit_gpt2
 from tests.tiny_chat import tiny_chat
@@ -172,10 +172,10 @@ def test_what_writes_no_captions_is_refused(tmp_path):
         ("gpt2", gpt2, "vision-to-text"),
         ("bert", bert, "blip"),
     ]:
-        with pytest.raises(ValueError, match=rf"'{name}'.*no captioner.*{remedy}|no captioner of.*{remedy}"):
+        with pytest.raises(ValueError, match=rf"'{name}'.*not a captioner.*{remedy}|not a captioner of.*{remedy}"):
             load_captioner(model)
         model.save_pretrained(tmp_path / name)
-        with pytest.raises(ValueError, match=f"no captioner of a known family.*{remedy}"):
+        with pytest.raises(ValueError, match=f"not a captioner of a known family.*{remedy}"):
             load_captioner(tmp_path / name)
 
 

@@ -4,8 +4,15 @@ import numpy as np
 import pytest
 
 from hf_captionrl.scenes import check, full_caption, sample_scene
-from hf_captionrl.scenes.claims import ALONE, SceneClaims, blend_claims, combine_claims, read_claims, write_claims
 from hf_captionrl.scenes.grammar import ANNOTATORS, annotate
+from hf_captionrl.scenes.scene_claims import (
+    ALONE,
+    SceneClaims,
+    blend_claims,
+    combine_claims,
+    read_claims,
+    write_claims,
+)
 from hf_captionrl.scenes.world import SHAPE_KINDS, category_of
 
 

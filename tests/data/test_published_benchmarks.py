@@ -8,14 +8,14 @@ import pytest
 from PIL import Image
 
 from hf_captionrl.data import open_image
-from hf_captionrl.data.benchmarks import (
+from hf_captionrl.data.nocaps_concadia import load_concadia, load_nocaps
+from hf_captionrl.data.retrieval_benchmarks import (
     coco_id,
     load_hard_pool,
     load_imagecode,
     load_published_bags,
     match_coco_ids,
 )
-from hf_captionrl.data.captioned_benchmarks import load_concadia, load_nocaps
 from hf_captionrl.metrics import self_retrieval
 
 
@@ -42,7 +42,7 @@ def test_a_coco_image_has_one_number(name):
 
 @pytest.mark.parametrize("name", ["", None, True, "cat.jpg", 3.5, "12a", "-4"])
 def test_no_coco_image(name):
-    with pytest.raises(ValueError, match="is no COCO image"):
+    with pytest.raises(ValueError, match="is not a COCO image"):
         coco_id(name)
 
 
@@ -64,14 +64,14 @@ def test_published_bags_are_matched_by_number(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("[[1, 2, 3], [4, 5", "is no valid JSON"),
+        ("[[1, 2, 3], [4, 5", "is not valid JSON"),
         ({"bags": []}, "must hold a list of bags"),
         ([], "must hold a list of bags"),
         ([[1, 2]], "not 3 different images"),
         ([[1, 2, 2]], "not 3 different images"),
-        ([[1, 2, 3], [3, 4, 5]], "image 3 stands in bags 0 and 1"),
+        ([[1, 2, 3], [3, 4, 5]], "image 3 is in bags 0 and 1"),
         ([[1, 2, None]], "a list of COCO ids"),
-        ([[1, 2, "cat"]], "is no COCO image"),
+        ([[1, 2, "cat"]], "is not a COCO image"),
     ],
 )
 def test_bad_published_bags(tmp_path, content, message):
@@ -126,7 +126,7 @@ def test_imagecode_by_kind(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ('{"a": {"1": "b"}', "is no valid JSON"),
+        ('{"a": {"1": "b"}', "is not valid JSON"),
         (["a"], "holds a list"),
         ({"a": ["b"]}, "without labels"),
         ({"a": {"10": "b"}}, "position '10'"),
@@ -146,7 +146,7 @@ def test_imagecode_wants_ten_images_inside_its_folder(tmp_path):
     with pytest.raises(FileNotFoundError, match="no folder"):
         load_imagecode(path, tmp_path / "nowhere")
     outside = put(tmp_path / "out.json", {"../sets": {"1": "b"}})
-    with pytest.raises(ValueError, match="no name of a set"):
+    with pytest.raises(ValueError, match="not the name of a folder of a set"):
         load_imagecode(outside, root)
 
 

@@ -1,4 +1,4 @@
-"""Captions cut to their subject, or to subject, verb and object: what SMILE learns from captions without details.
+"""Shortens captions to their subject, or to subject, verb and object, for SMILE's ablation with simpler captions.
 
 Reference: Yue et al. 2023, "Learning Descriptive Image Captioning via Semipermeable Maximum Likelihood Estimation",
 section 4.4 and Figure 4(b): Simplest-COCO ("a girl") and Simpler-COCO ("a man working"), both made with spaCy. The paper
@@ -27,11 +27,11 @@ LEVELS: tuple[str, ...] = get_args(Level)
 """Both levels."""
 
 Simplifier = Callable[[Sequence[str]], Iterable[str | None]]
-"""From captions to what is left of each, `None` where nothing is."""
+"""Function from captions to shortened captions; `None` if nothing remains."""
 
 _NOMINAL = frozenset({"NOUN", "PROPN", "PRON"})
 _ARTICLES = frozenset({"a", "an", "the"})
-# Of the words that caption data use: letters and sounds disagree.
+# Words of caption data whose first letter and first sound differ.
 _SOUND_AN = ("hour", "honest", "honor", "heir")
 _SOUND_A = ("uni", "use", "usu", "euro", "one", "ute", "ukulele")
 
@@ -47,13 +47,13 @@ def _indefinite(word: str) -> str:
 
 
 def _noun(token: Any) -> str:
-    """A noun with the nouns it is made of: "fire hydrant"."""
+    """A noun with its compound nouns: "fire hydrant"."""
     parts = [child for child in token.lefts if child.dep_ == "compound"]
     return " ".join(part.text.lower() for part in [*parts, token])
 
 
 def _with_article(token: Any, *, always: bool) -> str:
-    """A noun with its article; one of its own is kept, fitted to what is left of the phrase."""
+    """A noun with its article; its own article is kept, adjusted to the shortened phrase."""
     noun = _noun(token)
     if token.pos_ == "PRON":
         return noun
@@ -68,7 +68,7 @@ def _with_article(token: Any, *, always: bool) -> str:
 
 def _subject(root: Any) -> Any | None:
     if root.pos_ in _NOMINAL:
-        return root  # most captions are no sentences: "a man riding a wave"
+        return root  # most captions are not sentences: "a man riding a wave"
     children = list(root.children)
     for wanted in (("nsubj", "nsubjpass"), ("attr", "dobj", "obj") if any(c.dep_ == "expl" for c in children) else ()):
         for child in children:
@@ -84,7 +84,7 @@ def _verb(root: Any, subject: Any) -> Any | None:
 
 
 def _cut(document: Any, level: str) -> str | None:
-    """What is left of one parsed caption: its first sentence that has a subject."""
+    """The shortened form of one parsed caption, from its first sentence with a subject."""
     for sentence in document.sents:
         root = sentence.root
         subject = _subject(root)
@@ -125,7 +125,7 @@ def scene_simplifier(level: Level) -> Simplifier:
     (simpler).
     """
     _check_level(level)
-    from hf_captionrl.scenes.claims import SceneClaims, read_claims, write_claims
+    from hf_captionrl.scenes.scene_claims import SceneClaims, read_claims, write_claims
 
     def cut(caption: str) -> str | None:
         claims = read_claims(caption)
@@ -143,7 +143,7 @@ def scene_simplifier(level: Level) -> Simplifier:
 
 
 def simplify_captions(dataset: datasets.Dataset, simplifier: Simplifier) -> datasets.Dataset:
-    """Cut every caption of a data set; captions of which nothing is left go, and rows without any left."""
+    """Shorten every caption of a data set; captions without a subject are removed, and rows without captions."""
     groups = dataset["captions"][:]
     flat = [caption for group in groups for caption in group]
     cut = list(simplifier(flat))

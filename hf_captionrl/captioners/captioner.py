@@ -1,6 +1,6 @@
-r"""What every captioner can do: encode, align labels, score, generate, adapt, save.
+r"""The common interface of all captioners: encode, align labels, score, generate, adapt, save.
 
-Legend: B images or captions, N = B * captions an image, T tokens, V vocabulary, D features, M image tokens.
+Legend: B images or captions, N = B * captions per image, T tokens, V vocabulary, D features, M image tokens.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ __all__ = ["Captioner"]
 
 
 class Captioner(Writing, Adapting, Saving):
-    """A vision-to-text model with its processor, under one interface for every family.
+    """A vision-to-text model with its processor, with the same interface for every family.
 
     Batches are the same for all families: `input_ids` (start, prompt, caption, end), `attention_mask` and `labels`,
     which equal `input_ids` where supervised and are not shifted, with `pixel_values` or `image_features`. The model
-    and whatever wraps it take such a batch, and a `head_objective` (see `captioners.head`).
+    and whatever wraps it take such a batch, and a `head_objective` (see `captioners.head_tap`).
 
-    A family is a subclass that states the class attributes, and overrides the few methods that its models need.
+    A family is a subclass that sets the class attributes and overrides the few methods that its models need.
 
     Args:
         model (`PreTrainedModel` or `PeftModel`): The model; its `forward` is extended in place.
         processor: With `image_processor` and `tokenizer`.
-        prompt (`str`, *optional*): Stands before every caption, in training and generation; never supervised.
+        prompt (`str`, *optional*): Text before every caption, in training and generation; never supervised.
 
     Raises:
         ValueError: If the model has no output head, the tokenizer does not fit it, or a special token is missing.
@@ -49,21 +49,21 @@ class Captioner(Writing, Adapting, Saving):
     model_types: ClassVar[tuple[str, ...]] = ()
     is_encoder_decoder: ClassVar[bool] = False
     token_argument: ClassVar[str] = "input_ids"
-    """What the model's own forward calls the decoder's token ids."""
+    """Name of the decoder's token ids in the forward of the model."""
     image_in_cross_attention: ClassVar[bool] = False
-    """Whether the text sees the image in cross-attention only, so that captions of an image may share its keys."""
+    """Whether the text attends to the image in cross-attention only, so that captions of an image can share its keys."""
     vision_path: ClassVar[str] = ""
-    """Path of the vision tower, whose `last_hidden_state` is what `image_features` stands for."""
+    """Path of the vision tower, whose `last_hidden_state` is `image_features`."""
     connector_paths: ClassVar[tuple[str, ...]] = ()
-    """Paths of the modules between tower and language model, where there are any."""
+    """Paths of the modules between vision tower and language model, if there are any."""
     model_class: ClassVar[str] = "AutoModelForImageTextToText"
     """The class of transformers that loads a checkpoint."""
     checkpoint_prompts: ClassVar[dict[str, str]] = {}
-    """Beginnings of names on the Hub, and the prompt these checkpoints were trained with."""
+    """Prefixes of names on the Hub, and the prompt that these checkpoints were trained with."""
     default_prompt: ClassVar[str] = ""
     """The prompt of all other checkpoints, unless one is given."""
     processor_parts: ClassVar[tuple[str, ...]] = ()
-    """What the family needs of its processor besides `image_processor` and `tokenizer`."""
+    """Attributes that the processor needs besides `image_processor` and `tokenizer`."""
 
     def __init__(self, model: nn.Module, processor: Any, *, prompt: str | None = None) -> None:
         self.model: Any = model
@@ -94,7 +94,7 @@ class Captioner(Writing, Adapting, Saving):
         head = self.output_head(self.base_model)
         if head is None:
             raise ValueError(
-                f"{type(self.base_model).__name__} has no output head, so it cannot write. "
+                f"{type(self.base_model).__name__} has no output head, so it cannot generate. "
                 "Load the checkpoint as its class with a language-modelling head."
             )
         if len(self.tokenizer) > head.out_features:
@@ -116,18 +116,18 @@ class Captioner(Writing, Adapting, Saving):
         )
 
     def check_tokens(self) -> None:
-        """Refuse a tokenizer that knows nothing of the end token; warn where start or end are ordinary words of it.
+        """Refuse a tokenizer without the end token; warn if the start or end token is an ordinary word.
 
         Raises:
-            ValueError: If it does not.
+            ValueError: If the tokenizer has no such token.
         """
         check_special_tokens(self.tokenizer, self.base_model, self.start_token_id, self.eos_token_id)
 
-    # What a family states
+    # Defined by the family
 
     @classmethod
     def for_config(cls, config: Any) -> type[Captioner]:
-        """The class for a checkpoint, where models of one type need several.
+        """The class for a checkpoint, for model types that need several classes.
 
         Args:
             config (`PreTrainedConfig`): Of the checkpoint.
@@ -139,13 +139,13 @@ class Captioner(Writing, Adapting, Saving):
 
     @classmethod
     def output_head(cls, model: Any) -> Any:
-        """The output projection, as it stands in the model (PEFT may have wrapped it).
+        """The output projection as it is in the model (PEFT may have wrapped it).
 
         Args:
             model (`nn.Module`): The model without PEFT's outermost wrapper.
 
         Returns:
-            `nn.Module` or None where there is none.
+            `nn.Module`, or None if the model has none.
         """
         return model.get_output_embeddings()
 
@@ -160,7 +160,7 @@ class Captioner(Writing, Adapting, Saving):
 
     @classmethod
     def native_inputs(cls, model: Any, inputs: dict[str, Any]) -> dict[str, Any]:
-        """A batch in the words of the model's own forward.
+        """A batch as keyword arguments of the model's own forward.
 
         Args:
             model (`nn.Module`): The model.
@@ -173,7 +173,7 @@ class Captioner(Writing, Adapting, Saving):
 
     @classmethod
     def is_native(cls, model: Any, inputs: dict[str, Any]) -> bool:
-        """Whether a batch with images is as the model's own forward takes it.
+        """Whether a batch with images is already in the form of the model's own forward.
 
         Args:
             model (`nn.Module`): The model.
@@ -188,7 +188,7 @@ class Captioner(Writing, Adapting, Saving):
 
     @classmethod
     def encode(cls, model: Any, inputs: dict[str, Any]) -> Tensor:
-        """What `image_features` stands for, computed.
+        """Compute `image_features`.
 
         Returns:
             `torch.Tensor` of shape `(B, M, D)`: By default the last hidden state of the vision tower.
@@ -201,12 +201,12 @@ class Captioner(Writing, Adapting, Saving):
     @classmethod
     @contextmanager
     def known_features(cls, model: Any, features: Tensor, inputs: dict[str, Any]) -> Iterator[None]:
-        """Let the model take known features in place of images, for a while.
+        """Context in which the model uses known features instead of images.
 
         Args:
             model (`nn.Module`): The model without PEFT's outermost wrapper.
-            features (`torch.Tensor` of shape `(B, M, D)`): Of `encode`; a row a caption, or, where cross-attention is
-                folded, a row an image.
+            features (`torch.Tensor` of shape `(B, M, D)`): Of `encode`; one row per caption, or, if cross-attention is
+                folded, one row per image.
             inputs (`dict`): The model's own inputs; changed in place.
 
         Yields:
@@ -218,7 +218,7 @@ class Captioner(Writing, Adapting, Saving):
 
     @classmethod
     def softcap(cls, model: Any) -> float | None:
-        """Cap of the logits behind the projection, where the model has one.
+        """Soft cap of the logits after the projection, if the model has one.
 
         Args:
             model (`nn.Module`): The model.
@@ -253,7 +253,7 @@ class Captioner(Writing, Adapting, Saving):
         config = self.base_model.config
         return self.require_ids(config.bos_token_id, config.eos_token_id, config.pad_token_id)
 
-    # What follows from it
+    # Derived from it
 
     def require_ids(self, start: Any, end: Any, pad: Any) -> tuple[int, int, int]:
         """Check three special tokens.
@@ -286,7 +286,7 @@ class Captioner(Writing, Adapting, Saving):
 
     @property
     def use_full_logits(self) -> bool:
-        """Whether logits are computed in full: slower, and right for models whose head cannot be tapped."""
+        """Whether logits are computed in full: slower, but correct for models whose head cannot be tapped."""
         return self.base_model.use_full_logits
 
     @use_full_logits.setter
@@ -300,7 +300,7 @@ class Captioner(Writing, Adapting, Saving):
 
     @property
     def max_text_tokens(self) -> int:
-        """Longest text in tokens, start and prompt included, that the model has positions for."""
+        """Longest text, in tokens, that the model has positions for; start and prompt count."""
         config = self.base_model.config.get_text_config(decoder=True)
         return int(getattr(config, "max_position_embeddings", None) or 2**20)
 
@@ -309,7 +309,7 @@ class Captioner(Writing, Adapting, Saving):
         self.vision_tower.requires_grad_(False)
 
     def vision_state(self) -> dict[str, Tensor]:
-        """Everything that `image_features` are computed with.
+        """All weights that `image_features` depend on.
 
         Returns:
             `dict`: Names and weights.
@@ -317,7 +317,7 @@ class Captioner(Writing, Adapting, Saving):
         return self.vision_tower.state_dict()
 
     def vision_signature(self) -> str:
-        """Identifies what the vision tower computes: its weights and the preparation of images.
+        """Identifies what the vision tower computes: a hash of its weights and of the image processor.
 
         Returns:
             `str`: Model name, `@` and a hash of weights and image processor; under one name equal if these are.

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from hf_captionrl.scenes.grammar import plural
-from hf_captionrl.scenes.motion import MOTION_PHRASES, MotionReader, MovingFacts
+from hf_captionrl.scenes.moving_world import MOTION_PHRASES, MotionReader, MovingFacts
 from hf_captionrl.scenes.world import (
     BACKGROUNDS,
     CATEGORIES,

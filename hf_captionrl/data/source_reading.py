@@ -1,13 +1,11 @@
-"""Where captions come from: folders, Karpathy's JSON, tables and the Hub, each read into splits of raw rows."""
+"""Reads a source of captions (folder, Karpathy JSON, table, Hub) into splits of raw rows."""
 
 from __future__ import annotations
 
 import glob
 import logging
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import datasets
 
@@ -19,54 +17,18 @@ from hf_captionrl.data.image_folders import (
     metadata_rows,
     report_unnamed,
 )
+from hf_captionrl.data.raw_splits import SPLIT_NAMES, Source, by_split_column, source_of_rows
 from hf_captionrl.data.row_files import Row, is_json_lines, parse_json, read_json_lines, read_rows, read_text
+from hf_captionrl.data.tgif_msrvtt import find_video_source, read_video_source
 
-__all__ = ["SPLIT_NAMES", "Row", "Source", "by_split_column", "read_source", "read_text", "split_name"]
+__all__ = ["read_source"]
 
 logger = logging.getLogger(__name__)
-
-SPLIT_NAMES: dict[str, str] = {
-    "train": "train",
-    "training": "train",
-    "restval": "train",  # Karpathy's 30,504 validation images that everybody trains on
-    "val": "validation",
-    "valid": "validation",
-    "validation": "validation",
-    "validate": "validation",  # MSR-VTT
-    "dev": "validation",
-    "test": "test",
-    "testing": "test",
-}
-"""Names that data sets give to their splits, and ours for them."""
 
 _ROW_FILES = {".json", ".jsonl", ".ndjson", ".csv"}
 _SAVED_FILES = ("state.json", "dataset_dict.json")  # of `save_to_disk`
 _DATA_SUFFIXES = {".parquet", ".arrow", ".tar"}  # beside images these hold a data set; a .csv or .zip may be anything
 _SUFFIXES = ".jpg, .png, .webp"
-
-
-@dataclass
-class Source:
-    """Raw splits as found.
-
-    Args:
-        name (`str`): How to call the source in a message.
-        splits (`dict[str, datasets.Dataset | list[dict]]`): Split name to rows.
-        root (`Path`, *optional*): Folder that the paths in the image column are relative to, and must not leave.
-        image_column (`str`, *optional*): The column where this kind of source keeps its images.
-        holds_videos (`bool`): True where that is known to hold videos.
-        names_splits (`bool`): False where the source does not say which rows are for training and which for testing;
-            all are then `train`.
-        has_captions (`bool`): False for a folder of images without metadata.
-    """
-
-    name: str
-    splits: dict[str, datasets.Dataset | list[Row]]
-    root: Path | None = None
-    image_column: str | None = None
-    holds_videos: bool = False
-    names_splits: bool = True
-    has_captions: bool = True
 
 
 def read_source(
@@ -78,9 +40,7 @@ def read_source(
     image_root: str | Path | None = None,
     require_captions: bool = True,
 ) -> Source:
-    """Find out what `dataset_name` is and read it."""
-    from hf_captionrl.data.video_sources import find_video_source, read_video_source  # which builds on this module
-
+    """Determine the kind of `dataset_name` and read it."""
     root = None if image_root is None else Path(image_root)
     if root is not None and not root.is_dir():
         raise FileNotFoundError(f"image_root ({str(root)!r}) must be a folder. Give the folder that holds the images.")
@@ -102,42 +62,7 @@ def read_source(
     return _read_with_datasets(dataset_name, path, dataset_config, revision, data_dir, root)
 
 
-def split_name(name: Any) -> str | None:
-    """Our name for a split."""
-    return SPLIT_NAMES.get(name.strip().lower()) if isinstance(name, str) else None
-
-
 # --- rows ---------------------------------------------------------------------------------------------------------
-
-
-def _source_of_rows(
-    name: str, rows: list[Row], where: str, root: Path | None, image_column: str | None = None
-) -> Source:
-    """A source whose rows may name their splits."""
-    splits = _by_split(rows, where)
-    named = any(split_name(row.get("split")) is not None for row in rows)
-    return Source(name, splits, root, image_column, names_splits=named)
-
-
-def _by_split(rows: Iterable[Row], where: str) -> dict[str, datasets.Dataset | list[Row]]:
-    """Rows under our split names; all are `train` where none of them names one."""
-    rows = list(rows)
-    if not rows:
-        raise ValueError(f"{where} holds no rows. Check that it is the right file.")
-    known = [split_name(row.get("split")) is not None for row in rows]
-    if not any(known):
-        return {"train": rows}
-    if not all(known):
-        odd = known.index(False)
-        raise ValueError(
-            f"{where}: row {odd + 1} (the first is 1) has the split {rows[odd].get('split')!r}; others name one of "
-            f"{sorted(SPLIT_NAMES)}. Name one there, too, or rename the column."
-        )
-    splits: dict[str, datasets.Dataset | list[Row]] = {}
-    for row in rows:
-        split = splits.setdefault(str(split_name(row["split"])), [])
-        split.append({key: value for key, value in row.items() if key != "split"})  # type: ignore[union-attr]
-    return splits
 
 
 def _read_row_file(path: Path, root: Path | None) -> Source:
@@ -149,11 +74,13 @@ def _read_row_file(path: Path, root: Path | None) -> Source:
         if isinstance(content, dict):
             return _read_karpathy(content, path, root)
         if not isinstance(content, list) or not all(isinstance(row, dict) for row in content):
-            raise ValueError(f"{path} must hold a list of objects, one an image. Write it so, or as JSON lines.")
+            raise ValueError(
+                f"{path} must contain a list of objects, one per image. Write it that way, or as JSON lines."
+            )
         rows = content
     else:
         rows = read_rows(path)
-    return _source_of_rows(str(path), rows, str(path), root or path.parent)
+    return source_of_rows(str(path), rows, str(path), root or path.parent)
 
 
 def _read_karpathy(content: Row, path: Path, root: Path | None) -> Source:
@@ -177,7 +104,7 @@ def _read_karpathy(content: Row, path: Path, root: Path | None) -> Source:
     for image in images:
         parts = [part for part in (image.get("filepath"), image.get("filename")) if isinstance(part, str) and part]
         named = isinstance(image.get("filename"), str)
-        # cocoid first: imgid is only a position in the file, and other files number other images the same.
+        # cocoid first: imgid is a position in the file, and other files use the same numbers for other images.
         ids = [image[key] for key in ("cocoid", "imgid", "filename") if image.get(key) is not None]
         sentences = image.get("sentences")
         rows.append(
@@ -188,7 +115,7 @@ def _read_karpathy(content: Row, path: Path, root: Path | None) -> Source:
                 "split": image.get("split", "train"),
             }
         )
-    return _source_of_rows(str(path), rows, str(path), root, "image")
+    return source_of_rows(str(path), rows, str(path), root, "image")
 
 
 # --- folders ------------------------------------------------------------------------------------------------------
@@ -217,7 +144,7 @@ def _read_image_folder(folder: Path, root: Path | None, require_captions: bool) 
         rows = metadata_rows(metadata)
         if root is None:
             report_unnamed(folder, {metadata: rows})
-        return _source_of_rows(str(folder), rows, str(metadata), root or folder, "file_name")
+        return source_of_rows(str(folder), rows, str(metadata), root or folder, "file_name")
     if not parts:
         return _read_bare_folder(folder, list_images(folder), root, require_captions)
     splits: dict[str, datasets.Dataset | list[Row]] = {}
@@ -235,7 +162,7 @@ def _read_image_folder(folder: Path, root: Path | None, require_captions: bool) 
 
 
 def _read_bare_folder(folder: Path, listing: FolderListing, root: Path | None, require_captions: bool) -> Source:
-    """Every image of a folder without metadata, none with a caption."""
+    """All images of a folder without metadata; they have no captions."""
     found = sorted(child.name for child in folder.iterdir())
     content = f"{found[:10]}{' ...' if len(found) > 10 else ''}" if found else "nothing"
     if not listing.images:
@@ -256,19 +183,19 @@ def _read_bare_folder(folder: Path, listing: FolderListing, root: Path | None, r
         )
     rows: list[Row] = []
     for path in listing.images:
-        # image_root, where links may lead, need not be where the names start.
+        # image_root, to which links may lead, can differ from the folder that the names are relative to.
         file_name = path if root is None else str((folder / path).absolute())
         rows.append({"file_name": file_name, "image_id": path})
     tops = {path.partition("/")[0] if "/" in path else "" for path in listing.images}
     if tops <= set(SPLIT_NAMES):
         for row in rows:
             row["split"] = row["image_id"].partition("/")[0]
-    source = _source_of_rows(str(folder), rows, str(folder), root or folder, "file_name")
+    source = source_of_rows(str(folder), rows, str(folder), root or folder, "file_name")
     return replace(source, has_captions=False)
 
 
 def _is_bare_folder(folder: Path) -> FolderListing | None:
-    """What is in a folder that holds images and no data of another kind; None for any other folder."""
+    """The files of a folder that contains images and no other data; None for any other folder."""
     if any((folder / name).is_file() for name in _SAVED_FILES):
         return None
     listing = list_images(folder)
@@ -292,7 +219,7 @@ def _read_with_datasets(
         elif path.is_file():
             kind = path.suffix.lower().lstrip(".")
             if kind not in ("parquet", "arrow"):
-                # load_dataset would take any other kind for the name of a data set on the Hub.
+                # load_dataset would interpret any other kind as the name of a data set on the Hub.
                 raise ValueError(f"a file {path.suffix or 'without a suffix'} holds no table")
             loaded = datasets.load_dataset(kind, data_files=glob.escape(str(path)))  # a name, no pattern
             root = root or path.parent
@@ -300,14 +227,14 @@ def _read_with_datasets(
             folder = None if data_dir is None else str(data_dir)
             loaded = datasets.load_dataset(dataset_name, dataset_config, revision=revision, data_dir=folder)
     except Exception as error:
-        # From a missing file to no network to a script: the Hub's errors are many, and the remedy is one.
+        # The Hub raises many kinds of errors (missing file, no network, a script), which have the same remedy.
         reason = f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
         raise ValueError(
             f"dataset_name {dataset_name!r} could not be loaded ({reason}). "
             f"It must be 'scenes', 'imagefolder' with data_dir, a Karpathy-split JSON with image_root, a .jsonl, .csv "
             f"or .parquet file, a folder, or a data set on the Hub (dataset_config chooses its configuration)."
         ) from error
-    # A file, and a data set that was saved alone, are called "train" for lack of another name.
+    # datasets names a file, and a data set saved without splits, "train".
     named = isinstance(loaded, dict) and not path.is_file()
     if not isinstance(loaded, dict):
         loaded = {"train": loaded}
@@ -319,17 +246,3 @@ def _read_with_datasets(
     if len(splits) == 1 and (parts := by_split_column(*splits.values())):
         splits, named = parts, True
     return Source(dataset_name, splits, path if root is None and path.is_dir() else root, names_splits=named)
-
-
-def by_split_column(rows: Any) -> dict[str, datasets.Dataset | list[Row]]:
-    """The splits that a column `split` names, as Flickr30k on the Hub has one."""
-    if getattr(rows.features.get("split"), "dtype", None) != "string":
-        return {}
-    names = rows["split"][:]
-    ours = {name: split_name(name) for name in set(names)}
-    if None in ours.values() or len(set(ours.values())) < 2:
-        return {}
-    at: dict[str, list[int]] = {}
-    for row, name in enumerate(names):
-        at.setdefault(str(ours[name]), []).append(row)
-    return {name: rows.select(numbers).remove_columns("split") for name, numbers in at.items()}

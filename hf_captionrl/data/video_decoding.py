@@ -1,4 +1,4 @@
-"""Films through PyAV, decoded from the start; only the frames that are wanted are kept."""
+"""Decodes films with PyAV, from the start; only the requested frames are kept."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any, BinaryIO
 from PIL import Image
 
 from hf_captionrl.data.images import MAX_PIXELS, ImageError, check_all_frames, check_size
-from hf_captionrl.data.video import VideoError, frames_on_screen
+from hf_captionrl.data.video_files import VideoError, frames_on_screen
 
 __all__ = ["sample_film"]
 
-# Films whose last frames are never shown, or whose header counts some too many, are common and harmless.
+# Films whose last frames are never shown, or whose header counts too many frames, are common and harmless.
 _ENOUGH = 0.9
-# Pixels of all frames: an hour of 720p. A film of one colour packs a thousand times smaller than one of the world.
+# Pixels of all frames: an hour of 720p. A film of a single colour compresses a thousand times better than others.
 _MAX_FILM_PIXELS = 1024 * MAX_PIXELS
 
 
@@ -28,7 +28,7 @@ def sample_film(file: BinaryIO, kind: str, name: str, num_frames: int, how: str,
         ) from None
     read = "its header"
     try:
-        # The format is named: guessing, FFmpeg would also take playlists, and those name addresses.
+        # The format is given: by guessing, FFmpeg would also accept playlists, which contain addresses.
         with av.open(file, mode="r", format=kind) as container:
             if not container.streams.video:
                 raise VideoError("video_no_frames", f"{name} has no pictures, only {_streams(container)}")
@@ -47,7 +47,7 @@ def sample_film(file: BinaryIO, kind: str, name: str, num_frames: int, how: str,
                 )
             size = stream.codec_context.width, stream.codec_context.height
             check_all_frames(size, len(starts), name, _MAX_FILM_PIXELS)
-            # Matroska does not count its frames but says how long they play; elsewhere sound may play on.
+            # Matroska stores the duration, not the number of frames; in other formats sound may be longer.
             plays = stream.duration
             if plays is None and container.duration and len(container.streams) == 1:
                 plays = int(container.duration / 1_000_000 / tick)
@@ -85,7 +85,7 @@ def sample_film(file: BinaryIO, kind: str, name: str, num_frames: int, how: str,
 
 
 def _packet_times(container: Any, stream: Any) -> tuple[list[int], int]:
-    """When each frame comes up, and when the last one goes, in units of the stream, without decoding one."""
+    """Start time of each frame and end time of the last one, in units of the stream, without decoding."""
     times: list[int] = []
     lengths: list[int] = []
     for packet in container.demux(stream):
@@ -110,6 +110,6 @@ def _streams(container: Any) -> str:
 
 
 def _said(error: BaseException) -> str:
-    """What FFmpeg says, without its number and without the path, which are no help or said already."""
+    """The error message of FFmpeg without its number and path."""
     said = getattr(error, "strerror", None) or str(error).strip() or type(error).__name__
     return said.splitlines()[0].rstrip(".")

@@ -1,4 +1,4 @@
-"""From captions to token ids with prompt and labels, and back.
+"""Captions to token ids with prompt and labels.
 
 Legend: B captions, T tokens.
 """
@@ -15,16 +15,16 @@ __all__ = ["completion_mask", "encode", "pad_rows", "prompt_token_ids", "start_t
 
 
 def start_token_settings(processor: Any, chat: str) -> dict[str, Any]:
-    """What keeps a processor from writing the start token of a chat twice."""
+    """Settings that prevent a processor from writing the start token of a chat twice."""
     start = getattr(getattr(processor, "tokenizer", processor), "bos_token", None)
     templated = getattr(processor, "chat_template", None) is not None
     return {"add_special_tokens": False} if templated and start and chat.startswith(start) else {}
 
 
 def _split_prompt(prompt: str) -> tuple[str, str]:
-    """The prompt without trailing blanks, and what joins it to a caption.
+    """The prompt without trailing blanks, and the separator before a caption.
 
-    A byte-level vocabulary has the blank in front of the next word, not behind the last one.
+    A byte-level vocabulary has the blank at the start of the next word, not at the end of the last one.
     """
     prompt = prompt.rstrip(" ")
     return prompt, "" if not prompt or prompt[-1].isspace() else " "
@@ -37,7 +37,7 @@ def prompt_token_ids(tokenizer: Any, prompt: str) -> list[int]:
 
 
 def _caption_token_ids(tokenizer: Any, prompt: str, captions: Sequence[str], lead: str) -> list[list[int]]:
-    """Ids of each caption behind the prompt."""
+    """Ids of each caption after the prompt."""
     text, joint = _split_prompt(prompt)
     joint = joint or lead
     before = prompt_token_ids(tokenizer, prompt)
@@ -69,7 +69,7 @@ def encode(
         `dict`: `input_ids`, `attention_mask` and `labels`, each `(B, T)`; labels are the ids of the caption and its
     """
     if not captions:
-        raise ValueError("There are no captions to encode. Pass one caption an image.")
+        raise ValueError("There are no captions to encode. Pass one caption per image.")
     for row, caption in enumerate(captions):
         if not isinstance(caption, str):
             raise TypeError(f"Caption {row} is {caption!r}, not a string. Check the data with check_captions.")
@@ -103,7 +103,7 @@ def pad_rows(rows: Sequence[Sequence[int]], *, ignored: int, pad_id: int) -> dic
 
 
 def completion_mask(ids: Tensor, *, end_ids: Sequence[int], pad_id: int) -> tuple[Tensor, Tensor]:
-    """Which generated tokens belong to the caption, and which captions ended by themselves.
+    """Which generated tokens belong to the caption, and which captions ended with an end token.
 
     Args:
         ids (`torch.Tensor` of shape `(B, T)`): Generated ids, without prompt.
@@ -114,6 +114,6 @@ def completion_mask(ids: Tensor, *, end_ids: Sequence[int], pad_id: int) -> tupl
     is_end = torch.isin(ids, torch.tensor(list(end_ids), device=ids.device))  # (B, T)
     mask = is_end.cumsum(1) - is_end.long() == 0
     if pad_id not in end_ids:
-        # A row stopped by something else than its end token is padded too.
+        # Rows that stopped without an end token are padded too.
         mask &= ((ids != pad_id).flip(1).cumsum(1) > 0).flip(1)
     return mask, is_end.any(1)

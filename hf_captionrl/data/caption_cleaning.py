@@ -1,4 +1,4 @@
-"""What a caption looks like when it is clean, and what can be wrong with one."""
+"""Cleans captions and finds faulty ones."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 __all__ = ["CAPTION_REMEDIES", "MAX_CAPTION_WORDS", "caption_fault", "clean_caption", "to_caption_list"]
 
 MAX_CAPTION_WORDS = 200
-"""Longest accepted caption in whitespace words: no data set of captions comes near, a pasted web page does."""
+"""Longest accepted caption in words: longer than any caption of a data set, shorter than a pasted web page."""
 
 CAPTION_REMEDIES: dict[str, str] = {
     "caption_missing": "give the row at least one caption, or remove the row",
@@ -18,9 +18,9 @@ CAPTION_REMEDIES: dict[str, str] = {
     "caption_empty": "write a caption with at least one letter or digit, or remove it",
     "caption_too_long": "shorten the caption, or raise max_caption_words",
 }
-"""What can be wrong with a caption, and the remedy of each."""
+"""Faults of captions, and the remedy for each."""
 
-# Scripts without spaces make one "word" of a sentence, and so does a blob of base64.
+# A sentence in a script without spaces is a single word, and so is base64.
 _CHARACTERS_PER_WORD = 20
 _SURROGATE = re.compile("[\ud800-\udfff]")
 # Zero-width (non-)joiners belong to Persian, Indic scripts and emoji, tags (U+E0020-E007F) to flags: they stay.
@@ -29,7 +29,7 @@ _KEYS_OF_TEXT = ("raw", "caption", "text", "sentence")
 
 
 def clean_caption(caption: str) -> str:
-    r"""Bring a caption into one form: Unicode NFC, no control characters, single spaces.
+    r"""Normalise a caption: Unicode NFC, no control characters, single spaces.
 
     Control characters (category Cc) and lines become spaces; invisible format characters (Cf: byte-order marks,
     soft hyphens, bidirectional overrides) are dropped, joiners excepted; half surrogate pairs become U+FFFD.
@@ -38,7 +38,7 @@ def clean_caption(caption: str) -> str:
         caption (`str`): Any string.
 
     Returns:
-        `str`: The clean caption; empty if nothing was left.
+        `str`: The clean caption; empty if nothing remains.
     """
     if caption.isascii():
         if not caption.isprintable():
@@ -56,7 +56,7 @@ def clean_caption(caption: str) -> str:
 
 
 def caption_fault(caption: Any, *, max_words: int = MAX_CAPTION_WORDS) -> tuple[str, str] | None:
-    """What is wrong with a cleaned caption, if anything."""
+    """The fault of a cleaned caption, or None."""
     if not isinstance(caption, str):
         return "caption_not_text", "the caption is not a string (empty, a number, or nested too deep)"
     if not any(map(str.isalnum, caption)):
@@ -72,7 +72,7 @@ def caption_fault(caption: Any, *, max_words: int = MAX_CAPTION_WORDS) -> tuple[
 
 
 def to_caption_list(value: Any) -> list[str | None]:
-    """The captions of one row, cleaned, whatever shape the source gave them."""
+    """The cleaned captions of one row, in any form that sources use."""
     if value is None:
         return []
     if isinstance(value, Mapping):

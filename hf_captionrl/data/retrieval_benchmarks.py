@@ -1,7 +1,7 @@
-"""Other people's retrieval benchmarks, given their files: TrueMatch's release, ImageCoDe, and the CapEnrich hard pool.
+"""Published retrieval benchmarks, read from their files: TrueMatch's release, ImageCoDe, and the CapEnrich hard pool.
 
-Captioned sets with a layout of their own (nocaps, Concadia) are in `data/captioned_benchmarks.py`. Nothing is fetched, and
-no pickle is opened.
+Captioned data sets with a layout of their own (nocaps, Concadia) are in `data/nocaps_concadia.py`. Nothing is downloaded,
+and no pickle is opened.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ _FRAME = re.compile(r"img(\d+)\.jpe?g", re.IGNORECASE)
 
 
 def read_json(path: str | Path, what: str) -> Any:
-    """A JSON file, or an error that says what it ought to be.
+    """Read a JSON file; errors name the expected content.
 
     Args:
         path: The file.
-        what: What it ought to be.
+        what: The expected content.
 
     Returns:
-        What it holds.
+        The value.
 
     Raises:
         FileNotFoundError: If there is no such file.
-        ValueError: If it is no JSON in UTF-8, for instance cut in the middle.
+        ValueError: If it is not JSON in UTF-8, for instance if it is truncated.
     """
     path = Path(path)
     if not path.is_file():
@@ -52,14 +52,14 @@ def read_json(path: str | Path, what: str) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is no valid JSON ({error}), so it is not {what}. Download it again.") from None
+        raise ValueError(f"{path} is not valid JSON ({error}), so it is not {what}. Download it again.") from None
 
 
 # --- TrueMatch's release ------------------------------------------------------------------------------------------
 
 
 def coco_id(name: Any) -> str:
-    """The number of a COCO image, however it is written.
+    """The number of a COCO image from any of its names.
 
     Args:
         name: `3310`, `"3310"`, `"000000003310.jpg"` or `"val2014/COCO_val2014_000000003310.jpg"`.
@@ -73,7 +73,7 @@ def coco_id(name: Any) -> str:
     text = str(name).replace("\\", "/").rpartition("/")[2]
     found = None if isinstance(name, bool) else _COCO_NAME.fullmatch(text)
     if found is None:
-        raise ValueError(f"{name!r} is no COCO image. Give its id, such as 3310, or COCO_val2014_000000003310.jpg.")
+        raise ValueError(f"{name!r} is not a COCO image. Give its id, such as 3310, or COCO_val2014_000000003310.jpg.")
     return found.group(1)
 
 
@@ -83,7 +83,7 @@ def load_published_bags(folder: str | Path, sizes: Sequence[int] = (3, 5, 7)) ->
     The release (the data set NDLB-TrueMatch-Benchmark of the paper's authors) describes its layout as a folder
     `benchmark/` with one file for each bag size, `3.json`, `5.json`, `7.json`, each a list of bags and each bag a list of COCO
     ids; the paper's counts are 254, 104 and 93. Not known here: what its file of size 1 is for, and whether ids are
-    numbers or text. Both are taken; anything else is refused.
+    numbers or text. Both are accepted; anything else is refused.
 
     Args:
         folder: The release, or its folder `benchmark`.
@@ -94,7 +94,7 @@ def load_published_bags(folder: str | Path, sizes: Sequence[int] = (3, 5, 7)) ->
 
     Raises:
         FileNotFoundError: If a size's file is not there.
-        ValueError: If a file holds something else, a bag has another size, or an image stands in two bags of a size.
+        ValueError: If a file holds something else, a bag has another size, or an image is in two bags of one size.
     """
     folder = Path(folder)
     inside = folder / "benchmark" if (folder / "benchmark").is_dir() else folder
@@ -114,7 +114,9 @@ def load_published_bags(folder: str | Path, sizes: Sequence[int] = (3, 5, 7)) ->
                 raise ValueError(f"{path}: bag {number} holds {ids!r:.80}, which are not {size} different images.")
             for i in ids:
                 if where.setdefault(i, number) != number:
-                    raise ValueError(f"{path}: image {i} stands in bags {where[i]} and {number}; bags are disjoint.")
+                    raise ValueError(
+                        f"{path}: image {i} is in bags {where[i]} and {number}, but bags must be disjoint."
+                    )
             bags.append(ids)
         found[int(size)] = bags
     return found
@@ -133,7 +135,7 @@ def match_coco_ids(
         `dict[int, list[list[str]]]`: The same bags.
 
     Raises:
-        ValueError: If an id of the data set is no COCO image, two are the same one, or an image of a bag is missing.
+        ValueError: If an id of the data set is not a COCO image, two are the same image, or an image of a bag is missing.
     """
     own: dict[str, str] = {}
     for image_id in image_ids:
@@ -154,12 +156,12 @@ def match_coco_ids(
 
 @dataclass(frozen=True)
 class RetrievalSets:
-    """Descriptions, each of one image of a set of candidates.
+    """Descriptions of one image each in a set of candidates.
 
     Args:
         image_ids: Id of each image, the set's name and the position, such as `"open-images-12_ab/3"`.
         paths: File of each image, empty where no folder was given.
-        descriptions: What people wrote.
+        descriptions: Human descriptions.
         targets: For each description the row of its image, as the metric's `targets`.
         sets: For each description the rows of its candidates, as the metric's `sets`.
         is_video: For each description whether its set is frames of one video.
@@ -231,10 +233,12 @@ def load_imagecode(
 
 def _set_images(root: Path, name: str) -> list[Path]:
     if not name or {"/", "\\"} & set(name) or name in (".", ".."):
-        raise ValueError(f"{name!r} is no name of a set's folder. Check the annotation file.")
+        raise ValueError(f"{name!r} is not the name of a folder of a set. Check the annotation file.")
     folder = root / name
     if not folder.is_dir():
-        raise FileNotFoundError(f"There is no folder {str(folder)!r} for set {name!r}. image_root holds one a set.")
+        raise FileNotFoundError(
+            f"There is no folder {str(folder)!r} for set {name!r}. image_root holds one folder per set."
+        )
     numbered = {int(match.group(1)): path for path in folder.iterdir() if (match := _FRAME.fullmatch(path.name))}
     if len(numbered) != IMAGECODE_SET_SIZE:
         raise ValueError(
@@ -263,7 +267,7 @@ def load_hard_pool(path: str | Path) -> list[str]:
 
     Raises:
         FileNotFoundError: If there is no such file.
-        ValueError: If it is a pickle, holds something else, or an image stands there twice.
+        ValueError: If it is a pickle, holds something else, or an image occurs twice.
     """
     path = Path(path)
     if not path.is_file():

@@ -1,7 +1,7 @@
-"""Videos with captions as they are distributed: TGIF's table of addresses, MSR-VTT's JSON.
+"""Videos with captions in the formats of TGIF (a table of addresses) and MSR-VTT (JSON).
 
 TGIF (Li et al. 2016, "TGIF: A New Dataset and Benchmark on Animated GIF Description"): `tgif-v1.0.tsv` holds an address
-and a caption a line, `splits/train.txt`, `val.txt` and `test.txt` an address a line. Nothing is fetched: the GIF of
+and a caption per line, `splits/train.txt`, `val.txt` and `test.txt` an address per line. Nothing is fetched: the GIF of
 `https://.../tumblr_a1.gif` is the file `tumblr_a1.gif`, in `gifs/` beside the table or in `image_root`. A table may also
 hold paths relative to that folder.
 
@@ -20,8 +20,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from hf_captionrl.data.sources import SPLIT_NAMES, Row, Source, read_text
-from hf_captionrl.data.video import VIDEO_SUFFIXES
+from hf_captionrl.data.raw_splits import SPLIT_NAMES, Source
+from hf_captionrl.data.row_files import Row, read_text
+from hf_captionrl.data.video_files import VIDEO_SUFFIXES
 
 __all__ = ["find_video_source", "read_video_source"]
 
@@ -33,7 +34,7 @@ _SPLIT_FILES = ("train", "val", "test")
 
 
 def find_video_source(dataset_name: str, path: Path, data_dir: str | Path | None) -> list[Path]:
-    """The files that describe a set of videos, if that is what is asked for."""
+    """The files that describe a set of videos; empty if the source is not such a set."""
     name = dataset_name.lower()
     if name not in _PATTERNS:
         known = path.suffix.lower() == ".tsv" or (path.suffix.lower() == ".json" and "videodata" in path.name)
@@ -69,7 +70,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def _local(address: str) -> str:
-    """File name of an address; a path stays itself."""
+    """File name of an address; a path is returned unchanged."""
     return address.split("?")[0].rstrip("/").rpartition("/")[2] if "://" in address else address
 
 
@@ -83,7 +84,7 @@ def _read_tgif(path: Path, root: Path) -> Source:
             raise ValueError(f"Line {number} of {path} has no tab. Write an address or path, a tab and a caption.")
         if not Path(_local(address.strip())).name:
             raise ValueError(
-                f"Line {number} of {path} names no file: {address!r}. Write an address or path before the tab."
+                f"Line {number} of {path} does not name a file: {address!r}. Write an address or path before the tab."
             )
         captions.setdefault(address.strip(), []).append(caption)
     files: dict[str, str] = {}
@@ -112,17 +113,17 @@ def _read_tgif(path: Path, root: Path) -> Source:
 
 
 def _read_json(path: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Videos and sentences of a file of MSR-VTT."""
+    """Videos and sentences of an MSR-VTT file."""
     try:
         content = json.loads(read_text(path))
     except (json.JSONDecodeError, RecursionError) as error:
-        raise ValueError(f"{path} is not valid JSON ({error}). Mend it.") from error
+        raise ValueError(f"{path} is not valid JSON ({error}). Correct the file.") from error
     parts: Any = [content.get(key) for key in ("videos", "sentences")] if isinstance(content, dict) else [None]
     if not all(
         isinstance(part, list) and all(isinstance(row, dict) and "video_id" in row for row in part) for part in parts
     ):
         raise ValueError(
-            f"{path} has no lists 'videos' and 'sentences' with a video_id a row. Give videodatainfo.json."
+            f"{path} has no lists 'videos' and 'sentences' with a video_id per row. Give videodatainfo.json."
         )
     return parts[0], parts[1]
 
@@ -160,7 +161,7 @@ def _read_msr_vtt(paths: list[Path], root: Path) -> Source:
 
 
 def _source(name: str, root: Path, rows: Iterable[tuple[str, str, list[str], str]]) -> Source:
-    """From rows of file, id, captions and split."""
+    """A source from rows of file, id, captions and split."""
     splits: dict[str, Any] = {}
     for file, image_id, captions, split in rows:
         if split not in SPLIT_NAMES:

@@ -1,0 +1,101 @@
+"""Raw splits: what a source holds before its columns are brought into our form, and the names of splits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import datasets
+
+from hf_captionrl.data.row_files import Row
+
+__all__ = ["SPLIT_NAMES", "Source", "by_split_column", "source_of_rows", "split_name"]
+
+SPLIT_NAMES: dict[str, str] = {
+    "train": "train",
+    "training": "train",
+    "restval": "train",  # Karpathy's 30,504 validation images, which are used for training
+    "val": "validation",
+    "valid": "validation",
+    "validation": "validation",
+    "validate": "validation",  # MSR-VTT
+    "dev": "validation",
+    "test": "test",
+    "testing": "test",
+}
+"""Names of splits in data sets, and our name for each."""
+
+
+@dataclass
+class Source:
+    """Raw splits of a source.
+
+    Args:
+        name (`str`): Name of the source in messages.
+        splits (`dict[str, datasets.Dataset | list[dict]]`): Split name to rows.
+        root (`Path`, *optional*): Folder that the paths in the image column are relative to, and must not leave.
+        image_column (`str`, *optional*): The image column of this kind of source.
+        holds_videos (`bool`): True if the source is known to contain videos.
+        names_splits (`bool`): False if the source does not name splits; all rows are then
+            `train`.
+        has_captions (`bool`): False for a folder of images without metadata.
+    """
+
+    name: str
+    splits: dict[str, datasets.Dataset | list[Row]]
+    root: Path | None = None
+    image_column: str | None = None
+    holds_videos: bool = False
+    names_splits: bool = True
+    has_captions: bool = True
+
+
+def split_name(name: Any) -> str | None:
+    """Our name for a split."""
+    return SPLIT_NAMES.get(name.strip().lower()) if isinstance(name, str) else None
+
+
+def source_of_rows(
+    name: str, rows: list[Row], where: str, root: Path | None, image_column: str | None = None
+) -> Source:
+    """A source whose rows may name their splits."""
+    splits = _by_split(rows, where)
+    named = any(split_name(row.get("split")) is not None for row in rows)
+    return Source(name, splits, root, image_column, names_splits=named)
+
+
+def _by_split(rows: Iterable[Row], where: str) -> dict[str, datasets.Dataset | list[Row]]:
+    """Rows by our split names; all are `train` if no row names a split."""
+    rows = list(rows)
+    if not rows:
+        raise ValueError(f"{where} holds no rows. Check that it is the right file.")
+    known = [split_name(row.get("split")) is not None for row in rows]
+    if not any(known):
+        return {"train": rows}
+    if not all(known):
+        odd = known.index(False)
+        raise ValueError(
+            f"{where}: row {odd + 1} (the first is 1) has the split {rows[odd].get('split')!r}; other rows name one of "
+            f"{sorted(SPLIT_NAMES)}. Name a split in every row, or rename the column."
+        )
+    splits: dict[str, datasets.Dataset | list[Row]] = {}
+    for row in rows:
+        split = splits.setdefault(str(split_name(row["split"])), [])
+        split.append({key: value for key, value in row.items() if key != "split"})  # type: ignore[union-attr]
+    return splits
+
+
+def by_split_column(rows: Any) -> dict[str, datasets.Dataset | list[Row]]:
+    """The splits named by a column `split`, as in Flickr30k on the Hub."""
+    if getattr(rows.features.get("split"), "dtype", None) != "string":
+        return {}
+    names = rows["split"][:]
+    ours = {name: split_name(name) for name in set(names)}
+    if None in ours.values() or len(set(ours.values())) < 2:
+        return {}
+    at: dict[str, list[int]] = {}
+    for row, name in enumerate(names):
+        at.setdefault(str(ours[name]), []).append(row)
+    return {name: rows.select(numbers).remove_columns("split") for name, numbers in at.items()}
