@@ -35,7 +35,7 @@ from scripts.fault_campaign import versions
 from scripts.machines_left_out import LEFT_OUT
 from scripts.slow_tests import Recorder
 
-__all__ = ["CONFIGURATIONS", "LEFT_OUT", "Configuration", "chosen_files", "main", "section"]
+__all__ = ["CONFIGURATIONS", "LEFT_OUT", "Configuration", "chosen_files", "main", "section", "summary"]
 
 ROOT = Path(__file__).resolve().parents[1]
 OUTPUT = ROOT / "outputs" / "machines"
@@ -144,13 +144,13 @@ def run_here(name: str, log: Path, tests: Sequence[str]) -> int:
     options += ["--no-loadscope-reorder"]  # else xdist starts with the largest files, whatever their order
     status = int(pytest.main([*options, *asked], plugins=[recorder]))
     if recorder.ended:
-        result = _summary(json.loads(log.read_text(encoding="utf-8")))
+        result = summary(json.loads(log.read_text(encoding="utf-8")))
         result |= {"status": status, "torch_capability": torch.backends.cpu.get_cpu_capability()}
         write_json(log, result | {"threads": torch.get_num_threads()})
     return status
 
 
-def _summary(log: Mapping[str, Any]) -> dict[str, Any]:
+def summary(log: Mapping[str, Any]) -> dict[str, Any]:
     """A log of the recorder without the tests that passed."""
     outcomes = [test["outcome"] for test in log["tests"].values()]
     failed = sorted(name for name, test in log["tests"].items() if test["outcome"] == "failed")
