@@ -180,7 +180,7 @@ def _cell(number: dict[str, Any], digits: int = 3) -> str:
 
 
 def to_markdown(result: dict[str, Any]) -> str:
-    """The table of docs/boosting.md.
+    """The full table, of which docs/boosting.md shows some columns.
 
     Args:
         result (`dict`): What [`main`] writes.
@@ -191,7 +191,7 @@ def to_markdown(result: dict[str, Any]) -> str:
     claims = {
         "fact_recall": "Fact recall ↑",
         "hallucination": "Hallucination ↓",
-        "wrong_claims_per_caption": "Wrong claims a caption ↓",
+        "wrong_claims_per_caption": "Wrong claims per caption ↓",
     }
     pools = {"rd100": "R@1 RD100 ↑"} | {f"bags_{size}": f"R@1 bags of {size} ↑" for size in BAG_SIZES}
     heads = ["", *claims.values(), "ClipSc ↑", *pools.values()]

@@ -1,7 +1,7 @@
-"""The pictures of README.md and of the site's front page.
+"""The pictures of README.md and of the pages.
 
-    python scripts/docs_pictures.py                                    # docs/images/before_after.png, from the committed results
-    python scripts/docs_pictures.py --check                            # does it show them? part of `make check`
+    python scripts/docs_pictures.py                                    # those made from the committed results, into docs/images
+    python scripts/docs_pictures.py --check                            # do they show them? part of `make check`
     captionrl gallery --captions scenes:blip-mle outputs/smile_blip/model outputs/self_retrieval_blip/model \
         --names MLE SMILE Self-retrieval --max_images 105 --bag_size 3
     python scripts/docs_pictures.py --gallery outputs/gallery/bags.html    # docs/images/gallery.png too, by a headless Chromium
@@ -29,6 +29,10 @@ from hf_captionrl.reports.style import COLOURS, new_figure, save_figure
 __all__ = ["COLUMNS", "ROWS", "before_after", "is_current", "main", "numbers", "photograph"]
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))  # `python scripts/docs_pictures.py` puts scripts/ there, not the folder that holds it
+
+from scripts.docs_plots import PLOTS  # noqa: E402
+
 RESULTS = ROOT / "docs" / "results"
 IMAGES = ROOT / "docs" / "images"
 
@@ -76,11 +80,12 @@ def numbers() -> str:
     return json.dumps({"columns": [key for key, _ in COLUMNS], "rows": before_after()})
 
 
-def is_current(path: Path) -> bool:
+def is_current(path: Path, wanted: str) -> bool:
     """Whether a picture was drawn from the committed results.
 
     Args:
-        path: A PNG of `draw`.
+        path: A PNG of `draw`, or of a `Plot`.
+        wanted: The numbers of the committed results.
 
     Returns:
         `bool`: False also if the file is missing or carries no numbers.
@@ -88,7 +93,7 @@ def is_current(path: Path) -> bool:
     if not path.is_file():
         return False
     with Image.open(path) as picture:
-        return picture.info.get("Numbers") == numbers()
+        return picture.info.get("Numbers") == wanted
 
 
 def draw(path: Path) -> Path:
@@ -163,14 +168,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gallery", type=Path, metavar="PAGE", help="bags.html of `captionrl gallery`")
     parser.add_argument("--output_dir", type=Path, default=IMAGES, metavar="DIR", help="(default: docs/images)")
-    parser.add_argument("--check", action="store_true", help="only say whether before_after.png is current; 1 if not")
+    parser.add_argument("--check", action="store_true", help="only say whether the pictures are current; 1 if not")
     options = parser.parse_args(arguments)
     if options.check:
-        if not is_current(path := options.output_dir / "before_after.png"):
-            print(f"{path.name} does not show the committed results. Run python scripts/docs_pictures.py.")
-            return 1
-        return 0
+        wanted = {"before_after.png": numbers()} | {plot.file: plot.numbers() for plot in PLOTS}
+        old = [name for name, text in wanted.items() if not is_current(options.output_dir / name, text)]
+        for name in old:
+            print(f"{name} does not show the committed results. Run python scripts/docs_pictures.py.")
+        return int(bool(old))
     print(draw(options.output_dir / "before_after.png").name)
+    for plot in PLOTS:
+        print(plot.draw(options.output_dir / plot.file).name)
     if options.gallery is not None:
         print(photograph(options.gallery, options.output_dir / "gallery.png").name)
     return 0

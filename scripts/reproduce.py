@@ -13,7 +13,6 @@ What to run stands in docs/paper_index.yaml. A finished result of the same comma
 from __future__ import annotations
 
 import argparse
-import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -27,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # `python scripts/reproduce.py` puts scripts/ there, not the folder that holds it
 
 from hf_captionrl.io import atomic_write_text  # noqa: E402
-from scripts.benchmark import replace_section  # noqa: E402
+from scripts import docs_tables  # noqa: E402
 from scripts.make_paper_index import ROWS, load_index, load_rows  # noqa: E402
 from scripts.reproduction import findings  # noqa: E402
 from scripts.reproduction.checks import check_rows, current_checks, has_figure  # noqa: E402
@@ -40,7 +39,6 @@ __all__ = ["load_runs", "main", "pages"]
 DOCS = ROOT / "docs"
 RESULTS = DOCS / "results"
 CHECKS = "reproduction_rows.json"
-_SHOWN = re.compile(r"<!-- begin (results/\w+\.md) -->")
 
 
 def load_runs(path: Path = ROWS) -> dict[str, Run]:
@@ -75,24 +73,13 @@ def pages(
         reasons: Why runs and presets were not run, by name.
 
     Returns:
-        `dict[str, str]`: Markdown by file name; of docs/results, also the pages that show its tables.
+        `dict[str, str]`: Markdown by file name; of docs/results, also the pages that show its tables or columns of them.
     """
     rows, runs = load_rows(), load_runs()
     results = _results(runs, output, seeds)
     checks = current_checks(rows, output / CHECKS)
     made = {"reproduction.md": to_markdown(rows, runs, results, output, checks=checks, reasons=reasons)}
-    return made | findings.pages(results) | (_with_tables() if output.resolve() == RESULTS.resolve() else {})
-
-
-def _with_tables() -> dict[str, str]:
-    """The pages that show a whole table of docs/results between two markers with its name."""
-    made = {}
-    for path in sorted(DOCS.glob("*.md")):
-        text = path.read_text(encoding="utf-8")
-        for name in _SHOWN.findall(text):
-            text = replace_section(text, name, (DOCS / name).read_text(encoding="utf-8"))
-            made[path.name] = text
-    return made
+    return made | findings.pages(results) | (docs_tables.pages() if output.resolve() == RESULTS.resolve() else {})
 
 
 def _asked(

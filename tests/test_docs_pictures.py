@@ -1,5 +1,6 @@
 """The picture of the front page shows the committed numbers."""
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -8,6 +9,7 @@ from PIL import Image
 
 from scripts import docs_pictures
 from scripts.docs_pictures import COLUMNS, ROWS, before_after, draw, photograph
+from scripts.docs_plots import PLOTS
 from tests.closeness import close
 
 ROOT = Path(__file__).parents[1]
@@ -33,9 +35,25 @@ def test_committed_picture_was_drawn_from_the_committed_results(tmp_path, monkey
     assert docs_pictures.main(["--check"]) == 0
     monkeypatch.setattr(docs_pictures, "ROWS", ROWS[:-1])
     assert docs_pictures.main(["--check"]) == 1
-    assert "does not show the committed results" in capsys.readouterr().out
-    assert not docs_pictures.is_current(tmp_path / "missing.png")
-    assert not docs_pictures.is_current(ROOT / "docs" / "images" / "gallery.png")
+    assert "before_after.png does not show the committed results" in capsys.readouterr().out
+    assert not docs_pictures.is_current(tmp_path / "missing.png", docs_pictures.numbers())
+    assert not docs_pictures.is_current(ROOT / "docs" / "images" / "gallery.png", docs_pictures.numbers())
+
+
+def test_plots_of_the_guides_show_the_committed_results(tmp_path, monkeypatch, capsys):
+    plot = next(plot for plot in PLOTS if plot.file == "smile.png")
+    rows = {row["name"]: row for row in json.loads((ROOT / "docs/results/smile_blip_seeds.json").read_text())["rows"]}
+    for name, cells in zip(plot.rows, plot.table(), strict=True):
+        for (column, _), (value, low, high) in zip(plot.columns, cells, strict=True):
+            mean, error = rows[name][column]["mean"], rows[name][column]["standard_error"]
+            assert (value, low, high) == (mean, mean - error, mean + error)
+    changed = dataclasses.replace(plot, rows=plot.rows[1:])
+    monkeypatch.setattr(docs_pictures, "PLOTS", (changed,))
+    assert docs_pictures.main(["--check"]) == 1
+    assert "smile.png does not show the committed results" in capsys.readouterr().out
+    assert docs_pictures.is_current(changed.draw(tmp_path / "smile.png"), changed.numbers())
+    pages = "".join(page.read_text(encoding="utf-8") for page in (ROOT / "docs").glob("*.md"))
+    assert [plot.file for plot in PLOTS if f"](images/{plot.file})" not in pages] == []
 
 
 def test_both_captioners_start_from_the_same(tmp_path):

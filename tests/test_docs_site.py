@@ -6,6 +6,7 @@ import re
 from html.parser import HTMLParser
 from pathlib import Path
 
+import markdown
 import pytest
 import yaml
 from mkdocs.commands.build import build
@@ -14,7 +15,9 @@ from mkdocs.exceptions import Abort
 
 import hf_captionrl
 from scripts.docs_fields import field_parts, google_style
+from scripts.docs_math import MathExtension, mathml
 from scripts.house_docstrings import parse, static_all
+from tests.browser import CHROMIUM, Browser
 from tests.test_docs import blocks
 
 ROOT = Path(__file__).parents[1]
@@ -116,6 +119,32 @@ def test_nothing_is_loaded_from_elsewhere(built):
         assert elsewhere(file.read_text(encoding="utf-8")) == [], file.name
 
 
+def test_formulas_are_mathml(built):
+    found = 0
+    for source in sorted((ROOT / "docs").glob("*.md")):
+        page = (built / source.name).with_suffix(".html").read_text(encoding="utf-8")
+        text = source.read_text(encoding="utf-8")
+        assert page.count('display="block"') == text.count("```math"), source.name
+        assert page.count('display="inline"') == len(re.findall(r"\$`", text)), source.name
+        assert not re.search(r"\$\$|\$(?:`|<code>)|language-math", page), source.name
+        found += page.count("<math")
+    assert found > 20
+
+
+def test_formula_keeps_its_parts():
+    made = mathml(r"L = \frac{1}{T} \sum_{t=1}^{T} \log p(y_t)", block=True)
+    assert [part for part in ("<mfrac>", "<munderover>", "<msub>", 'display="block"') if part not in made] == []
+    page = markdown.markdown(
+        "a $`x < y`$ `$` b\n\n```math\nz_t\n```\n", extensions=[MathExtension(), "pymdownx.superfences"]
+    )
+    assert page.count("<math") == 2
+    assert "<code>$</code>" in page
+    with pytest.raises(ValueError, match="incomplete"):
+        mathml(r"\frac{1}{")
+    with pytest.raises(ValueError, match="'&'"):
+        mathml(r"\begin{aligned} a &= b \end{aligned}")
+
+
 def test_links_between_built_pages_lead_somewhere(built):
     pages = {file: Page(file.read_text(encoding="utf-8")) for file in built.rglob("*.html")}
     broken = []
@@ -193,6 +222,8 @@ FAULTS = {
     ),
     "a module that is not there": ("# Home\n\n::: no_such_module\n", "no_such_module"),
     "a page in no list": ("# Home\n", "other.md"),
+    "a formula without an end": ("# Home\n\n```math\n\\frac{1}{\n```\n", "incomplete"),
+    "a command that no formula knows": ("# Home\n\nSo $`\\nosuch{1}`$.\n", "\\nosuch"),
     "no fault": ("# Home\n\n[home](index.md#home)\n", None),
 }
 
@@ -207,7 +238,8 @@ def test_a_fault_stops_the_build(fault, tmp_path):
     planted = '"""A module."""\n\n\ndef double(x: int) -> int:\n    """Twice.\n\n    Args:\n        y: No parameter.\n    """\n'
     (tmp_path / "planted.py").write_text(planted)
     config = (ROOT / "mkdocs.yml").read_text().replace("paths: [.]", f"paths: [{tmp_path}]")
-    config = config.replace("scripts/docs_fields.py", str(ROOT / "scripts" / "docs_fields.py"))
+    for name in ("docs_fields.py", "docs_math.py"):
+        config = config.replace(f"scripts/{name}", str(ROOT / "scripts" / name))
     nav = ["index.md"] if message == "other.md" else ["index.md", "other.md"]
     config = re.sub(r"^nav:.*", yaml.safe_dump({"nav": nav}), config, flags=re.M | re.S)
     (tmp_path / "mkdocs.yml").write_text(config)
@@ -222,3 +254,30 @@ def test_a_page_that_loads_from_elsewhere_is_seen(built):
     assert elsewhere("@font-face { src: url(https://fonts.example/a.woff2) }")
     assert elsewhere('<div class="mermaid">graph</div>')
     assert elsewhere(page) == []
+
+
+SORTED = """<article><table>
+<thead><tr><th></th><th style="text-align: right;">R@1 ↑</th></tr></thead>
+<tbody><tr><td>b</td><td>0.5 ±0.1</td></tr><tr><td>c</td><td>–</td></tr><tr><td>a</td><td>12.0</td></tr></tbody>
+</table><table><thead><tr><th>text</th></tr></thead><tbody><tr><td>x</td></tr></tbody></table></article>
+<script>SCRIPT</script>"""
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
+def test_tables_sort_by_the_clicked_column(tmp_path):
+    script = (ROOT / "docs" / "tables.js").read_text(encoding="utf-8")
+    page = tmp_path / "page.html"
+    page.write_text('<meta charset="utf-8">' + SORTED.replace("SCRIPT", script), encoding="utf-8")
+    names = (
+        "[...document.querySelectorAll('table')[0].tBodies[0].rows].map((row) => row.cells[0].textContent).join('')"
+    )
+    with Browser() as browser:
+        browser.open(page.as_uri())
+        assert (
+            browser.evaluate("document.querySelectorAll('button').length") == 2
+        )  # none where no column holds numbers
+        for column, wanted in ((1, "bac"), (1, "cab"), (0, "abc"), (0, "cba")):
+            browser.click(f"th:nth-child({column + 1}) button")
+            assert browser.evaluate(names) == wanted
+        assert browser.evaluate("document.querySelector('th').getAttribute('aria-sort')") == "descending"
+        assert browser.problems() == []

@@ -61,7 +61,9 @@ def test_a_missing_run_is_no_shorter_table(tmp_path):
 def test_the_page_shows_the_committed_numbers():
     record = json.loads((DOCS / "results/ndlb_order_seeds.json").read_text())
     page = (DOCS / "boosting.md").read_text()
-    assert to_markdown(record) in page
+    rows, gaps = to_markdown(record).split("\n\n")
+    assert rows in (DOCS / "full_tables.md").read_text()
+    assert gaps in page
     # What the text says is shown is what the intervals show.
     shown = {key for key, found in record["sr_lv_minus_sr_l"].items() if found["interval"][0] > 0}
     assert shown == {"rd100_recall_at_1", "bag_3_recall_at_1", "bag_7_recall_at_1", "fact_recall"}

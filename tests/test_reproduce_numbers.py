@@ -90,7 +90,7 @@ def test_a_finding_may_compare_two_runs_seed_by_seed():
 
     # Pairs of seeds: apart, the two intervals would overlap by far.
     text = said(one=result(1.0, 5.0, 9.0), other=result(0.9, 4.8, 8.9))
-    assert "| x | 5.00 | 4.87 | 0.133 [-0.010 to 0.277] | first is more | open |" in text
+    assert "| x | 5.00 | 4.87 | 0.133 [-0.010 to 0.277] | first is larger | open |" in text
     assert "**Holds.** So." in said(one=result(1.0, 5.0, 9.0), other=result(0.9, 4.9, 8.91))
     assert "[one](results/one.json), [other](results/other.json)" in text
     assert "**Not tested.**" in said(one=result(1.0, 2.0, 3.0))

@@ -3,6 +3,12 @@
 import json
 from pathlib import Path
 
+import pytest
+import yaml
+
+from scripts import docs_tables
+from scripts.docs_tables import FULL, MOST_COLUMNS, select_columns, widest_table
+
 DOCS = Path(__file__).parents[1] / "docs"
 
 
@@ -39,7 +45,7 @@ def test_tables_of_smile_are_what_was_measured():
 
 
 def test_the_table_of_videos_is_what_was_measured():
-    section = (DOCS / "video.md").read_text().split("## SMILE on videos")[1].split("\n## ")[0]
+    section = (DOCS / FULL).read_text().split("<!-- begin smile_video -->")[1].split("<!-- end")[0]
     shown = [line for line in section.splitlines() if line.startswith("| ") and "±" in line]
     digits = {"length": 2, "pool_recall_at_1": 3, "rd100_recall_at_1": 3, "cider_d": 3, "hallucination": 3}
     digits |= {"fact_recall": 3, "emscore": 3, "emscore_references": 3}
@@ -63,3 +69,39 @@ def test_figure_4b_of_the_page_is_what_was_measured():
     # The paper's finding.
     assert length["simplest", "SMILE"] <= 1.01 * length["simplest", "references"]
     assert length["simpler", "SMILE"] > 1.5 * length["simpler", "references"]
+
+
+def test_no_guide_has_a_table_wider_than_a_page():
+    nav = yaml.safe_load((DOCS.parent / "mkdocs.yml").read_text(encoding="utf-8"))["nav"]
+    sections = {name: entries for section in nav for name, entries in section.items()}
+    assert list(sections) == ["Get started", "Guides", "Concepts", "API reference", "Research", "Project"]
+    wide = {}
+    for name in ("Get started", "Guides", "Concepts"):
+        for entry in sections[name]:
+            page = entry if isinstance(entry, str) else next(iter(entry.values()))
+            wide[page] = widest_table((DOCS / page).read_text(encoding="utf-8"))
+    assert {page: columns for page, columns in wide.items() if columns > MOST_COLUMNS} == {}
+    assert max(wide.values()) == MOST_COLUMNS
+    assert widest_table((DOCS / FULL).read_text(encoding="utf-8")) > MOST_COLUMNS
+
+
+def test_guides_show_columns_of_the_full_tables():
+    made = docs_tables.pages()
+    assert {"smile.md", "self_retrieval.md", "sle.md", FULL} <= made.keys()
+    for name, text in made.items():
+        assert (DOCS / name).read_text(encoding="utf-8") == text, name
+    shown, full = made["smile.md"], (DOCS / "results/smile_blip_seeds.md").read_text(encoding="utf-8")
+    assert full.strip() in made[FULL]
+    heads, values = (full.splitlines()[line].split(" | ") for line in (0, 4))
+    for heading in ("R@1 RD100 ↑", "Hallucination ↓"):
+        row = next(line for line in shown.splitlines() if line.startswith("| SMILE |"))
+        assert f"| {values[heads.index(heading)]} |" in row
+    assert "[All columns](full_tables.md#smile)" in shown
+
+
+def test_columns_are_selected_by_heading():
+    table = "| | A, a | B ↑ | C |\n|:--|--:|:-:|--:|\n| x | 1 | 2 | 3 |\n\nA note."
+    assert select_columns(table, ["C", "A, a"]) == "|  | C | A, a |\n|:--|--:|--:|\n| x | 3 | 1 |"
+    with pytest.raises(ValueError, match=r"no column 'D'. Use one of: A, a, B ↑, C"):
+        select_columns(table, ["D"])
+    assert [widest_table(text) for text in (table, "no table", "a | b\n|---|---|\n")] == [4, 0, 2]

@@ -113,10 +113,10 @@ def _lines(finding: Mapping[str, Any], results: Mapping[str, Any]) -> tuple[str,
             interval = f"{shown(found.low)} to {shown(found.high)}"
         elif len(found.values) > 1:
             interval = "same for every seed"
-        claim = {">": "first is more", "<": "first is less", "=": "no difference"}[compare["expect"]]
+        claim = {">": "first is larger", "<": "first is smaller", "=": "no difference"}[compare["expect"]]
         cells = [compare["what"], first, second, f"{shown(found.value)} [{interval}]", claim, verdicts[-1]]
         lines.append(f"| {' | '.join(cells)} |")
-    head = ["| | first | second | first - second [95 % interval] | the claim | |", "|:--|--:|--:|--:|:--|:--|"]
+    head = ["| | first | second | first - second [95 % interval] | claim | verdict |", "|:--|--:|--:|--:|:--|:--|"]
     return _of_all(verdicts), [*head, *lines, ""] if lines else []
 
 
@@ -136,7 +136,7 @@ def pages(results: Mapping[str, Any], findings: Mapping[str, Any] | None = None)
     """
     made = {}
     for paper, page in (load_findings() if findings is None else findings).items():
-        body, summary = [], ["| | finding | in the paper | here |", "|--:|:--|:--|:--|"]
+        body, summary = [], ["| | finding | in the paper | embedded world |", "|--:|:--|:--|:--|"]
         for number, finding in enumerate(page["findings"], 1):
             said, lines = _lines(finding, results)
             summary.append(f"| {number} | {finding['claim']} | {finding.get('paper', '')} | **{said}** |")
@@ -155,15 +155,15 @@ def pages(results: Mapping[str, Any], findings: Mapping[str, Any] | None = None)
                 "",
                 _filled(page["intro"], results),
                 "",
-                "The verdict is computed: *holds* if the 95 % interval of first minus second (Student's t over pairs of one seed, else a",
-                "bootstrap over images) lies on the side that the paper says, *open* if it holds 0, *does not hold* if it lies on the other side.",
-                "Where the paper says that nothing changes, *no difference seen* is all that can be said; how small one would have had to be, the",
-                "interval says. *Holds in part*: some lines of the table do.",
+                "The verdicts are computed from the 95 % interval of first minus second (Student's t over pairs of one seed, or a bootstrap over",
+                "images). *Holds*: the interval lies on the side that the paper states. *Does not hold*: it lies on the other side. *Open*: it",
+                "contains 0. *No difference seen*: the paper states that there is no difference, and the interval contains 0; its width says how",
+                "small a difference could be seen. *Holds in part*: some lines of the table hold.",
                 "",
                 *summary,
                 *body,
                 "",
-                f"Made by `python scripts/reproduce.py --pages` of {', '.join(f'[{name}](results/{name}.json)' for name in runs)}.",
+                f"Made by `python scripts/reproduce.py --pages` from {', '.join(f'[{name}](results/{name}.json)' for name in runs)}.",
                 "",
             ]
         )

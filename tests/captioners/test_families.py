@@ -359,11 +359,11 @@ COLUMNS = {
 }
 
 
-def table() -> str:
-    lines = ["| model | family | " + " | ".join(COLUMNS) + " |", "|:--|:--|" + ":-:|" * len(COLUMNS)]
+def table(columns: list[str]) -> str:
+    lines = ["| model | family | " + " | ".join(columns) + " |", "|:--|:--|" + ":-:|" * len(columns)]
     for name in MODELS:
         refused = {"test_features": TILED, "test_checkpointing": NO_CHECKPOINTING}
-        cells = ["refused" if name in refused.get(test, ()) else "yes" for test in COLUMNS.values()]
+        cells = ["refused" if name in refused.get(test, ()) else "yes" for test in map(COLUMNS.__getitem__, columns)]
         lines.append(f"| {name} | `{_built(name)[0].family}` | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
@@ -371,7 +371,9 @@ def table() -> str:
 def test_the_table_in_the_docs_is_this_one():
     assert all(test in globals() for test in COLUMNS.values())
     page = Path(__file__).parents[2] / "docs" / "families.md"
-    assert table() in page.read_text()
+    columns = list(COLUMNS)
+    for part in (columns[:4], columns[4:]):  # two tables, because one is wider than a page
+        assert table(part) in page.read_text()
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,140 @@
+"""The plots beside the tables of the guides, drawn from the committed results by `scripts/docs_pictures.py`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hf_captionrl.reports.style import COLOURS, new_figure, plain_label, save_figure, tidy
+
+__all__ = ["PLOTS", "Plot"]
+
+RESULTS = Path(__file__).resolve().parents[1] / "docs" / "results"
+Cell = tuple[float, float, float]  # a number and the ends of its error bar
+
+
+def _of_rows(record: dict[str, Any], row: str, column: str) -> Cell:
+    """A number of a results table: mean and standard error, or a value and its interval."""
+    found = {entry["name"]: entry for entry in record["rows"]}[row]
+    cell = found[column]
+    if isinstance(cell, dict):
+        return cell["mean"], cell["mean"] - cell["standard_error"], cell["mean"] + cell["standard_error"]
+    low, high = found[f"{column}_ci"]
+    return cell, low, high
+
+
+def _of_sources(record: dict[str, Any], row: str, column: str) -> Cell:
+    """A number of docs/results/boosting_quality.json, with its interval."""
+    part = "recall_at_1" if column in record["recall_at_1"][row] else "claims"
+    cell = record[part][row][column]
+    return cell["value"], *cell["interval"]
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A row of panels, one per column of a table, with a dot and an error bar per row."""
+
+    file: str  # the picture
+    result: str  # in docs/results
+    rows: tuple[str, ...]
+    columns: tuple[tuple[str, str], ...]  # key and title
+    cell: Callable[[dict[str, Any], str, str], Cell] = _of_rows
+
+    def table(self) -> list[list[Cell]]:
+        """The numbers, by row and column.
+
+        Raises:
+            KeyError: If the result has no such row or column.
+        """
+        record = json.loads((RESULTS / self.result).read_text(encoding="utf-8"))
+        return [[self.cell(record, row, column) for column, _ in self.columns] for row in self.rows]
+
+    def numbers(self) -> str:
+        """The numbers as text, which the picture carries along."""
+        return json.dumps({"rows": self.rows, "columns": [key for key, _ in self.columns], "cells": self.table()})
+
+    def draw(self, path: Path) -> Path:
+        """Draw and write the picture."""
+        figure, axes = new_figure(9.6, 0.9 + 0.3 * len(self.rows), columns=len(self.columns))
+        cells = self.table()
+        for column, (axis, (_, title)) in enumerate(zip(axes, self.columns, strict=True)):
+            for row, values in enumerate(cells):
+                value, low, high = values[column]
+                axis.plot([low, high], [row, row], color=COLOURS[2], linewidth=2.5, alpha=0.5, solid_capstyle="butt")
+                axis.plot(value, row, "o", color=COLOURS[2], markersize=5)
+            axis.set_title(title, fontsize=9, color="#1d2129")
+            axis.set_ylim(len(cells) - 0.5, -0.5)
+            axis.set_yticks(range(len(cells)), [plain_label(name) for name in self.rows] if column == 0 else [])
+            axis.margins(x=0.08)
+            axis.set_xlim(left=min(0.0, axis.get_xlim()[0]))
+            tidy(axis)
+            axis.tick_params(labelsize=8.5)
+        figure.patch.set_facecolor("white")
+        return save_figure(path, figure, text={"Numbers": self.numbers()})
+
+
+_RETRIEVAL = ("rd100_recall_at_1", "R@1 among 100 ↑")
+_HALLUCINATION = ("hallucination", "Hallucination ↓")
+_CIDER = ("cider_d", "CIDEr-D ↑")
+
+PLOTS = (
+    Plot(
+        "smile.png",
+        "smile_blip_seeds.json",
+        ("MLE", "MLE+MLE", "SMILE", "SMILE (lambda=0.01)", "references"),
+        (_RETRIEVAL, _HALLUCINATION, _CIDER),
+    ),
+    Plot(
+        "self_retrieval.png",
+        "self_retrieval_blip_seeds.json",
+        (
+            "MLE",
+            "SR greedy",
+            "SR greedy, no baseline",
+            "SR greedy, bag curriculum",
+            "SR sampled",
+            "SR sampled, no baseline",
+            "SR sampled, CIDEr 0.5",
+            "SR (bag curriculum)",
+            "references",
+        ),
+        (_RETRIEVAL, _HALLUCINATION, ("degenerate", "Degenerate ↓")),
+    ),
+    Plot(
+        "video.png",
+        "smile_video_seeds.json",
+        ("MLE", "MLE first", "MLE+MLE", "SMILE", "SMILE (lambda=0.01)", "references"),
+        (_RETRIEVAL, _HALLUCINATION, _CIDER),
+    ),
+    Plot(
+        "boosting.png",
+        "boosting_quality.json",
+        ("references", "BlendCap", "VisualCap", "HolisticCap"),
+        (("rd100", "R@1 among 100 ↑"), ("hallucination", "Hallucination ↓"), ("fact_recall", "Fact recall ↑")),
+        _of_sources,
+    ),
+    Plot(
+        "boosting_self_retrieval.png",
+        "ndlb_order_seeds.json",
+        (
+            "generic start",
+            "SR-L, random distractors, from generic",
+            "HolisticCap start",
+            "SR-LV, bag curriculum, from HolisticCap",
+        ),
+        (_RETRIEVAL, _HALLUCINATION, _CIDER),
+    ),
+    Plot(
+        "truematch.png",
+        "truematch_scenes.json",
+        ("every fact", "references", "scenes:blip-mle", "scenes:clipcap-mle"),
+        (
+            ("bag_3_recall_at_1", "R@1, bags of 3 ↑"),
+            ("bag_7_recall_at_1", "R@1, bags of 7 ↑"),
+            ("rd100_recall_at_1", "R@1 among 100 ↑"),
+        ),
+    ),
+)
