@@ -50,7 +50,7 @@ def pipeline(
 
     Raises:
         FileNotFoundError: If there is no such model, or none with weights in safetensors.
-        ValueError: If it is no captioner.
+        ValueError: If it is not a captioner.
     """
     if isinstance(model, Captioner):
         captioner = load_captioner(model, prompt=prompt, device=device)
@@ -67,10 +67,10 @@ def pipeline(
 
 
 class CaptionPipeline:
-    """Captions whatever shows something.
+    """Captions images and videos.
 
     Args:
-        captioner ([`Captioner`]): Who writes.
+        captioner ([`Captioner`]): The captioner.
         allow_urls (`bool`): Fetch `http(s)` addresses. Without it they are refused: a list from elsewhere must not make
             this machine ask other machines for things.
         num_frames (`int`, *optional*): Frames looked at of a video. None: as many as in training, or 8 where the captioner
@@ -172,7 +172,7 @@ class CaptionPipeline:
         return result[0] if single else result
 
     def _sequence(self, inputs: Any) -> tuple[Sequence[Any], int]:
-        """What is captioned, and for a data set of videos the frames of each."""
+        """The inputs, and for a data set of videos the number of frames of each."""
         if isinstance(inputs, datasets.Dataset):
             if "image" not in inputs.column_names:
                 raise ValueError(f"The data set has the columns {inputs.column_names}, and none is called 'image'.")
@@ -191,7 +191,7 @@ def _is_single(inputs: Any) -> bool:
 
 
 def _may_be_video(images: Sequence[Any], row: int) -> bool:
-    """Whether it is worth a look: decoded images of a data set are not opened twice."""
+    """Whether the images need decoding: decoded images of a data set are not opened twice."""
     return not isinstance(images, LazyImages) and not isinstance(images[row], Image.Image)
 
 

@@ -1,7 +1,6 @@
-"""What is published, and how: cards, manifest, push.
+"""Publishing: cards, manifest, push.
 
-A card is rendered or refused, a folder is checked before anything of it leaves this machine, and a push that fails can
-be repeated.
+A card is rendered or refused, a folder is checked before anything is uploaded, and a failed push can be repeated.
 """
 
 from hf_captionrl.hub.dataset_card import DatasetCardFacts, render_dataset_card, write_dataset_card

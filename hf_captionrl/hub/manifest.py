@@ -21,7 +21,7 @@ _ABSOLUTE = re.compile(r"(?:/|~|[A-Za-z]:[\\/]|\\\\)[^\s]")
 
 
 def public_values(value: Any) -> Any:
-    """A configuration as anybody may read it: without secrets, and with names in place of this machine's paths.
+    """A configuration for publication: without secrets, and with names instead of local paths.
 
     Args:
         value: A dataclass, a mapping, or anything nested of these.
@@ -48,7 +48,7 @@ def _public_text(text: str) -> str:
 
 
 def public_command(argv: Sequence[str]) -> list[str]:
-    """A command line as anybody may read it.
+    """A command line for publication.
 
     Args:
         argv: As in `sys.argv`.
@@ -90,7 +90,7 @@ def write_manifest(
     Returns:
         `pathlib.Path`: The file.
     """
-    # A revision of somebody's private checkout means nothing to others.
+    # Others cannot use the revision of a private checkout.
     versions = {name: version for name, version in installed_versions().items() if name != "git_revision"}
     manifest = {
         "made_with": "hf_captionrl",

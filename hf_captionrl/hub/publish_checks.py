@@ -1,4 +1,4 @@
-"""What must not be published: unfinished texts, secrets, HTML, and paths that lead out of a folder."""
+"""Refuses content that must not be published: unfinished texts, secrets, HTML, and paths that lead out of a folder."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def check_secret(name: str, text: str, token: str | None = None) -> None:
 
 
 def redact(text: str, token: str | None = None) -> str:
-    """A text whose tokens are crossed out."""
+    """The text with its tokens removed."""
     text = _TOKEN.sub("[removed]", text.replace(token, "[removed]") if token else text)
     for value in sorted(set(_random_values(text)), key=len, reverse=True):
         text = text.replace(value, "[removed]")
@@ -72,7 +72,7 @@ def redact(text: str, token: str | None = None) -> str:
 
 
 def _random_values(text: str) -> Iterator[str]:
-    """Values that look drawn at random and stand where a key would, whatever service it belongs to."""
+    """Random-looking values in the place of a key, of any service."""
     for pattern in (_NAMED_SECRET, _PREFIXED_WORD):
         for found in pattern.finditer(text):
             if _looks_random(found.group(1), strict=pattern is _PREFIXED_WORD):
@@ -89,7 +89,7 @@ def _looks_random(value: str, *, strict: bool) -> bool:
 
 
 def check_text(name: str, value: str) -> None:
-    """Refuse what is unfinished, leads out of the project, or must never be published."""
+    """Refuse placeholders, local paths and secrets."""
     check_secret(name, value)
     if _PLACEHOLDER.search(value):
         raise ValueError(
@@ -100,7 +100,7 @@ def check_text(name: str, value: str) -> None:
 
 
 def check_card(text: str) -> Mapping[str, Any]:
-    """Refuse a card that must not be published, whoever wrote it.
+    """Refuse a card that must not be published, whether generated or edited.
 
     Args:
         text: Markdown with metadata in front, as in a `README.md`.

@@ -1,4 +1,4 @@
-"""What of a folder is published, and what never is."""
+"""Selects the files of a folder that are published."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _PUBLISHED = {
     "space": ("*.py", "*.md", "*.txt"),
     "dataset": ("*.parquet", "*.json", "*.jsonl", "*.csv", "*.md", "*.safetensors", "data/*.parquet"),
 }
-"""Kinds of files that are published. All others are left out, whatever they are."""
+"""Patterns of the files that are published. All other files are left out."""
 
 NEVER = (
     *("checkpoint-*", "checkpoint-*/**", "*.bin", "*.pt", "*.pth", "*.pkl", "*.pickle", "*.ckpt", "*.npy", "*.npz"),
     *("push_state.json", "card.json", "trainer_state.json", "*.run.json", "quarantine.jsonl", "journal-*"),
 )
-"""Left out whatever their kind: pickles run code where they are opened, and a Trainer's state is nobody's business."""
+"""Files that are never published: pickles, which run code when they are opened, and the state of a Trainer."""
 
 PROCESSORS = ("processor_config.json", "preprocessor_config.json")
 """Files of an image processor."""
@@ -63,7 +63,7 @@ def folder_contents(
     token: str | None = None,
     gallery: bool | None = None,
 ) -> Contents:
-    """Look through a folder before anything of it leaves this machine.
+    """Select and check the files of a folder before anything is uploaded.
 
     Args:
         folder: What is to be published.
@@ -109,7 +109,7 @@ def folder_contents(
 
 
 def _has_public_images(folder: Path) -> bool:
-    """Whether the manifest says that everybody may see the images of the run."""
+    """Whether the manifest says that the images of the run are public."""
     try:
         manifest = json.loads((folder / MANIFEST_FILE).read_text(encoding="utf-8"))
         return manifest["data"]["public_images"] is True
@@ -118,7 +118,7 @@ def _has_public_images(folder: Path) -> bool:
 
 
 def _check_image_paths(name: str, path: Path) -> None:
-    """Refuse a table that names images by places on this machine, where nobody else finds them."""
+    """Refuse a table that refers to images by local paths."""
     import pyarrow.parquet
 
     with pyarrow.parquet.ParquetFile(path) as file:
@@ -182,7 +182,7 @@ def _metrics(metadata: object) -> list[str]:
 
 
 def local_base_model(folder: str | os.PathLike[str]) -> str | None:
-    """The folder of this machine that an adapter was trained on, which nobody else has.
+    """The local folder of the base model of an adapter, which others cannot load.
 
     Args:
         folder: Folder of a checkpoint.

@@ -1,4 +1,4 @@
-"""Publishing a folder: checked first, tried again with growing waits, never at the folder's cost, and repeatable."""
+"""Uploads a folder to the Hub: checks first, retries with growing waits, and can be repeated."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from hf_captionrl.io import atomic_write_text, write_json
 __all__ = ["STATE_FILE", "check_name", "pin_examples", "push_folder", "read_push_state"]
 
 STATE_FILE = "push_state.json"
-"""What became of the last push, and where it went; kept beside the model, never uploaded."""
+"""State and destination of the last push; kept beside the model, never uploaded."""
 
 _LONGEST_WAIT_S = 60.0
 _STALE = ("*.safetensors", "*.safetensors.index.json", "adapter_config.json", "adapter/*")
@@ -47,7 +47,7 @@ def push_folder(
     sleep: Callable[[float], object] = time.sleep,
     again: str | None = None,
 ) -> str:
-    """Upload a finished folder with its card; what was trained is only read.
+    """Upload a finished folder with its card; the model files are not changed.
 
     Files go up as one commit, and a second one prints the first's id as `revision` into the card's examples. In the
     folder only the card (for that) and `push_state.json` are written.
@@ -61,7 +61,7 @@ def push_folder(
         revision: Branch to push to, made if missing; by default `main`.
         commit_message: Message of the commit.
         merged: Upload an adapter merged into its base model, with the adapter alone in `adapter/`. By default where the
-            base model is a folder of this machine, which nobody else has.
+            base model is a local folder, which others cannot load.
         overwrite: Push also into a repository that holds other content.
         marker: File by which a repository is known as one of ours; by default that of its type.
         gallery: Whether the HTML pages of a model are uploaded, which hold pictures of the test images. None: only where the
@@ -125,7 +125,7 @@ def push_folder(
 
 
 class _Upload:
-    """One push, which can be run again from the start: what has arrived is not sent twice."""
+    """One push, which can be run again: files that have arrived are not sent twice."""
 
     def __init__(
         self,
@@ -184,7 +184,7 @@ class _Upload:
         return str(second)
 
     def _check_others(self, info: Any) -> None:
-        """Refuse a repository with files that no push of ours made."""
+        """Refuse a repository with files that were not pushed by this package."""
         default = {"model": MANIFEST_FILE, "dataset": "README.md"}.get(self.state["repo_type"])
         marker = self.state["marker"] or default
         files = {file.rfilename for file in info.siblings or []} - {".gitattributes"}
@@ -217,7 +217,7 @@ def pin_examples(card: str, repo_id: str, commit: str | None, *, again: bool = F
 
 
 def read_push_state(folder: str | os.PathLike[str]) -> dict[str, Any]:
-    """What became of the last push of a folder.
+    """State of the last push of a folder.
 
     Args:
         folder: The folder.

@@ -1,4 +1,4 @@
-"""What went wrong with the Hub: whether to try again, and what to tell."""
+"""Errors of the Hub: whether to retry, and their explanation for users."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _TRANSIENT_KINDS = frozenset({"TransportError", "ConnectionError", "TimeoutError
 
 
 class PushError(RuntimeError):
-    """A push that the Hub refused or that never got through; the folder is as it was."""
+    """A push that the Hub refused or that failed; the folder is unchanged."""
 
 
 def _status(error: BaseException) -> int | None:
-    """HTTP status behind an error, wherever in its chain it stands."""
+    """HTTP status of an error, from anywhere in its chain."""
     for link in error_chain(error):
         status = getattr(getattr(link, "response", None), "status_code", None)
         if isinstance(status, int):
@@ -27,7 +27,7 @@ def _status(error: BaseException) -> int | None:
 
 
 def is_transient(error: BaseException) -> bool:
-    """Whether another try may succeed."""
+    """Whether a retry may succeed."""
     if any(type(link).__name__ == "OfflineModeIsEnabled" for link in error_chain(error)):
         return False
     status = _status(error)
@@ -40,7 +40,7 @@ def is_transient(error: BaseException) -> bool:
 
 
 def explain(error: BaseException, repo_id: str, *, has_token: bool) -> str:
-    """What happened and the remedy, in a sentence or two."""
+    """Explanation of the error, and the remedy."""
     status = _status(error)
     if any(type(link).__name__ == "OfflineModeIsEnabled" for link in error_chain(error)):
         return "HF_HUB_OFFLINE is set, so nothing is sent. Unset it."

@@ -1,4 +1,4 @@
-"""The templates of `hub_cards/`, and how texts and values are put into them."""
+"""Renders the templates of `hub_cards/`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files of bags and of ranked neighbours: image ids, never row numbers, with the model that they came from.
+"""Files of bags and of ranked neighbours, with image ids (not row numbers) and the signature of the scorer.
 
 Legend: N images, k ranked neighbours of an image, K images of a bag, T bags.
 """
@@ -31,20 +31,20 @@ BAG_FORMATS = (".parquet", ".json")
 """Endings of a file of bags."""
 
 Features = Literal["image", "multimodal"]
-"""What similarity was measured on: the images alone, or images and captions."""
+"""Features of the similarity: of the images alone, or of images and captions."""
 
 _KEY = b"captionrl"  # of the metadata in a Parquet file
 
 
 @dataclass(frozen=True)
 class BagFile:
-    """Bags with what they came from.
+    """Bags and their provenance.
 
     Attributes:
         bags: Bags of image ids, of any sizes, the query first.
         similarities: Mean cosine between the query and the others, one per bag.
         signature: Of the scorer, `model@revision|...`.
-        features: What the similarity was measured on, `"image"` or `"multimodal"`.
+        features: Features of the similarity, `"image"` or `"multimodal"`.
         kind: `"truematch"` and `"training"` bags are disjoint within a size; `"candidates"` may overlap.
     """
 
@@ -71,7 +71,7 @@ class BagFile:
             image_ids: Id of each row.
 
         Returns:
-            `dict[int, list[list[int]]]`: Bags by their size, as `bag_ranks` and the metrics take them.
+            `dict[int, list[list[int]]]`: Bags by their size, as `bag_ranks` and the metrics expect them.
 
         Raises:
             ValueError: If an id is not in the data set.
@@ -86,14 +86,14 @@ class BagFile:
 
 @dataclass(frozen=True)
 class NeighbourFile:
-    """Ranked neighbours with what they came from.
+    """Ranked neighbours and their provenance.
 
     Attributes:
         indices (`torch.Tensor` of shape `(N, k)`): int64 rows, most similar first.
         similarities (`torch.Tensor` of shape `(N, k)`): Their float32 cosines.
         image_ids: Id of each row.
         signature: Of the scorer, `model@revision|...`.
-        features: What the similarity was measured on, `"image"` or `"multimodal"`.
+        features: Features of the similarity, `"image"` or `"multimodal"`.
     """
 
     indices: Tensor
@@ -157,7 +157,7 @@ def load_bags(path: str | Path, *, image_ids: Sequence[Any] | None = None, signa
 
     Raises:
         FileNotFoundError: If there is no such file.
-        ValueError: If it is no file of bags, an id is unknown or repeated, or the scorer is another.
+        ValueError: If it is not a file of bags, an id is unknown or repeated, or the scorer differs.
     """
     path = Path(path)
     _check_ending(path, BAG_FORMATS)
@@ -232,7 +232,7 @@ def save_neighbours(path: str | Path, file: NeighbourFile) -> Path:
 def load_neighbours(
     path: str | Path, *, image_ids: Sequence[Any] | None = None, signature: str | None = None
 ) -> NeighbourFile:
-    """Read ranked neighbours, in the order of a data set.
+    """Read ranked neighbours in the order of a data set.
 
     Args:
         path: File from [`save_neighbours`].
@@ -244,7 +244,7 @@ def load_neighbours(
 
     Raises:
         FileNotFoundError: If there is no such file.
-        ValueError: If it is no file of neighbours, the scorer is another, or the data set holds other images.
+        ValueError: If it is not a file of neighbours, the scorer differs, or the data set holds other images.
     """
     from safetensors import SafetensorError, safe_open
 

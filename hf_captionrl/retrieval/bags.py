@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 TOP_NEIGHBOURS = 200
-"""How many ranked neighbours a training bag may take its images from (B.2)."""
+"""Number of ranked neighbours that training bags choose images from (B.2)."""
 
 
 def candidate_bags(
@@ -110,18 +110,18 @@ def bag_similarities(features: Any, bags: Any) -> Tensor:
 
 
 def check_neighbours(neighbours: Any, num_images: int | None = None) -> np.ndarray:
-    """Ranked neighbours as an array, refused where they cannot be those of a data set.
+    """Ranked neighbours as an array; refused if they cannot belong to the data set.
 
     Args:
         neighbours (array or tensor of shape `(N, k)`): Rows of the images nearest to each, most similar first.
-        num_images: Images of the data set; None where only the neighbours know.
+        num_images: Images of the data set; None if only the neighbours determine it.
 
     Returns:
         `np.ndarray` of shape `(N, k)`: Integers, not copied where that is possible.
 
     Raises:
-        ValueError: If they are no matrix of integers, have another number of rows than the data set, or an image
-            names one that is not there, itself, or another one twice (the image is named).
+        ValueError: If they are not a matrix of integers, have another number of rows than the data set, or an image
+            has a neighbour that does not exist, itself, or the same neighbour twice (the error names the image).
     """
     array = neighbours.detach().cpu().numpy() if isinstance(neighbours, Tensor) else np.asarray(neighbours)
     if array.ndim != 2 or 0 in array.shape or array.dtype.kind not in "iu":
@@ -156,7 +156,7 @@ def training_bags(
     top: int = TOP_NEIGHBOURS,
     check: bool = True,
 ) -> Tensor:
-    """Disjoint bags of a query and the nearest images that are in no bag yet (B.2); no image is left but N mod K.
+    """Disjoint bags of a query and the nearest images that are not in a bag yet (B.2); N mod K images are left out.
 
     Images whose `top` neighbours are all taken (0.3 % of COCO with bags of 2, 3 % with bags of 20) come last: each
     still gets the nearest free images, exactly with `features`, else by way of its neighbours' neighbours. The paper
@@ -167,16 +167,16 @@ def training_bags(
         bag_size: K, from 1 (plain shuffling) to k + 1.
         seed: Of the order in which images become queries.
         order (sequence of `N` integers, *optional*): That order itself, a permutation of the images.
-        features (array or tensor of shape `(N, D)`, *optional*): What the neighbours came from, for the leftovers.
+        features (array or tensor of shape `(N, D)`, *optional*): The features behind the neighbours, for the leftovers.
         top: Neighbours that count, of the k.
-        check: Check the neighbours; False where that was done before.
+        check: Check the neighbours; False if they are checked already.
 
     Returns:
         `torch.Tensor` of shape `(N // K, K)`: int64 rows, the query first, then the others, nearest first; bags of
         leftovers stand last.
 
     Raises:
-        ValueError: If the neighbours do not fit, `order` is no permutation, or the bag is larger than the data set or
+        ValueError: If the neighbours do not fit, `order` is not a permutation, or the bag is larger than the data set or
             than what the neighbours can fill.
     """
     array = check_neighbours(neighbours) if check else np.asarray(neighbours)
@@ -255,7 +255,7 @@ def _near_by_graph(neighbours: np.ndarray, left: list[int], bag_size: int, free:
         near = np.concatenate([own[state[own] == 1], further[state[further] == 1]])
         bag = list(dict.fromkeys([query, *near.tolist()]))[:bag_size]
         while len(bag) < bag_size:
-            # Whoever is passed over here is in a bag, or will be in this one: nobody is lost.
+            # Images skipped here are in a bag already or join this one, so none is lost.
             other = next(anyone)
             if free[other] and other not in bag:
                 bag.append(other)

@@ -1,4 +1,4 @@
-"""Cached features as an array that stays on disk until it is indexed."""
+"""Cached features as an array that is read from disk when it is indexed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["FeatureView"]
 
 
 class FeatureView:
-    """Rows of a cache in the order of the keys that were asked for; an array that stays on disk until it is indexed.
+    """Rows of a cache in the order of the requested keys, read from disk when they are indexed.
 
     `view[3]` is one row mapped from disk (read-only, nothing copied), `view[[5, 1]]` or `view[mask]` gathers into a
     new array, `view[2:9]` is again a view, `np.asarray(view)` reads everything, `view.tensor(...)` gives a torch

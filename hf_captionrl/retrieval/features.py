@@ -1,4 +1,4 @@
-"""Features that are computed once: an on-disk cache keyed by image, model and revision.
+"""Caches features on disk, keyed by image, model and revision.
 
 Legend: N keys, D features, M image tokens.
 """
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 
 __all__ = ["FeatureCache", "FeatureView", "default_cache_dir", "image_hash", "model_fingerprint"]
 
-# What `get_or_compute` keeps in memory at most before it writes: a kill loses no more than this.
+# Maximum that `get_or_compute` keeps in memory before it writes: a kill loses at most this much.
 _FLUSH_BYTES = 8 << 20
 _FLUSH_SECONDS = 5.0
 
 
 def default_cache_dir() -> Path:
-    """Where features go when no directory is given.
+    """Default directory of cached features.
 
     Returns:
         `Path`: `$CAPTIONRL_CACHE`, else `captionrl/features` in the Hugging Face home (`$HF_HOME`).
@@ -48,9 +48,9 @@ def default_cache_dir() -> Path:
 class FeatureCache:
     """Features on disk, memory-mapped, of one model at one revision.
 
-    Several processes may use one cache at once, and any of them may be killed at any moment: what was written stays
-    valid. Damaged rows are found by their checksums, said, dropped and computed again. Where nothing can be written,
-    features are kept in memory and a warning says so.
+    Several processes may use one cache at once, and each may be killed at any moment: written rows stay valid. Damaged
+    rows are found by their checksums, reported, dropped and computed again. If nothing can be written, features are
+    kept in memory and a warning is issued.
 
     Example:
 
@@ -68,7 +68,7 @@ class FeatureCache:
         revision: Commit or fingerprint (and whatever else decides the numbers, such as the weights' dtype), where
             `model_id` does not say it.
         what: Which features, such as `"image"` or `"vision_tower"`.
-        namespace: Where the keys are ids and not content hashes: their data set (two of them may have an "1").
+        namespace: Data set of the keys if they are ids and not content hashes (two data sets may have an id "1").
         dtype: `"float16"` or `"float32"` to store in; the features' own when left out (bfloat16 becomes float32).
         verify_bytes: Requests up to this size are checked whole before they are returned, and damaged rows are
             computed again; larger ones are checked row by row while they are read, where a damaged row is dropped
@@ -144,7 +144,7 @@ class FeatureCache:
         return f"{self.identity['model']}@{self.identity['revision']}"
 
     def missing(self, keys: Sequence[str]) -> list[int]:
-        """Which keys are not cached, after looking at what other processes wrote meanwhile.
+        """Which keys are not cached, including those that other processes have written in the meantime.
 
         Args:
             keys: N keys.
@@ -156,7 +156,7 @@ class FeatureCache:
         return [i for i, key in enumerate(keys) if key not in self]
 
     def get(self, keys: Sequence[str]) -> FeatureView:
-        """Features that are cached already.
+        """Features that are already cached.
 
         Args:
             keys: N keys.
@@ -173,7 +173,7 @@ class FeatureCache:
         return self._view(keys)
 
     def put(self, keys: Sequence[str], features: Any) -> None:
-        """Store features; keys that are cached already keep what they have.
+        """Store features; keys that are already cached keep their features.
 
         Args:
             keys: N keys.
@@ -210,7 +210,7 @@ class FeatureCache:
     ) -> FeatureView:
         """Features of all keys; those that are not cached are computed and stored.
 
-        Processes of one job (`RANK`, `WORLD_SIZE`) begin at different places and skip what another has stored by then,
+        Processes of one job (`RANK`, `WORLD_SIZE`) start at different positions and skip features that others have stored,
         so that together they compute each image about once.
 
         Args:
@@ -290,7 +290,7 @@ class FeatureCache:
         return rows
 
     def _drop_damaged(self, keys: list[str]) -> None:
-        """Compare the checksums of the rows asked for that were not compared before; give up the wrong ones."""
+        """Compare the checksums of requested rows that were not compared before; drop damaged rows."""
         positions = self._store.positions([key_digest(key) for key in keys])
         positions = np.unique(positions[positions >= 0])
         if len(positions) * self._store.row_bytes > self.verify_bytes:
@@ -353,8 +353,8 @@ class FeatureCache:
 
 def _bar(total: int, progress: bool | str, label: str) -> contextlib.AbstractContextManager[Any]:
     if not progress:
-        # Not a disabled tqdm: even that takes a lock shared with forked processes, and one of them, killed while it
-        # holds the lock, stops all others for ever.
+        # Not a disabled tqdm: it takes a lock that is shared with forked processes, and a process that is killed while it
+        # holds the lock blocks all others.
         return contextlib.nullcontext()
     from tqdm.auto import tqdm
 

@@ -38,9 +38,9 @@ def normalised(features: Any, name: str = "features") -> Tensor:
         `torch.Tensor` of shape `(N, D)`: float32, each row of norm 1.
 
     Raises:
-        ValueError: If a row is NaN, infinite or zero, or they are no matrix of floats.
+        ValueError: If a row is NaN, infinite or zero, or they are not a matrix of floats.
     """
-    return unit_rows(features, name).float()  # in this order: float64 may hold what float32 cannot
+    return unit_rows(features, name).float()  # in this order: float64 can represent values that float32 cannot
 
 
 def multimodal_features(image_features: Any, text_features: Any) -> Tensor:
@@ -115,7 +115,7 @@ def nearest_neighbours(
 
 
 def rank_rows(unit: Tensor, k: int, *, rows: Any = None, block_size: int | None = None) -> tuple[Tensor, Tensor]:
-    """[`nearest_neighbours`] of rows that have length 1 already, which nobody checks again.
+    """[`nearest_neighbours`] of rows that already have length 1; they are not checked.
 
     Args:
         unit (`torch.Tensor` of shape `(N, D)`): From [`normalised`], on the device where the products run.

@@ -36,7 +36,7 @@ _BLOCK_SCORES = 2**24
 
 
 def default_block_size(num_images: int) -> int:
-    """Rows of a block of scores whose size nobody asked for.
+    """Default number of rows of a block of scores.
 
     Args:
         num_images: M, the columns of the block.

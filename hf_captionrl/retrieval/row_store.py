@@ -1,13 +1,13 @@
-"""A file of equally shaped rows, found by key, that survives kills, concurrent writers and damaged bytes.
+"""A file of rows of one shape, addressed by key, that survives kills, concurrent writers and damaged bytes.
 
 A store is a folder with three files:
 
-- `meta.json`: what the rows are (identity, dtype, shape), with a checksum; written once, atomically.
+- `meta.json`: description of the rows (identity, dtype, shape) with a checksum; written once, atomically.
 - `data.bin`: the rows, one after the other. Row `i` starts at byte `i * row_bytes`, so the file maps as one array.
 - `index.bin`: record `i` (24 bytes) names the key of row `i` and holds the checksum of the row and of itself.
 
-Only whoever holds the lock writes, and a row counts from the moment its record is complete. A writer killed at any
-moment therefore leaves at most rows without a record, which the next writer overwrites. Readers take no lock.
+Only the holder of the lock writes, and a row counts as soon as its record is complete. A writer killed at any moment
+therefore leaves at most rows without a record, which the next writer overwrites. Readers take no lock.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ __all__ = ["RowStore", "StoreMismatchError", "drop_rows", "key_digest"]
 
 _VERSION = 1
 _RECORD = struct.Struct("<16sII")  # key digest, checksum of the row, checksum of this record and its position
-_DROPPED = bytes(_RECORD.size)  # what a record is overwritten with when its row is given up
+_DROPPED = bytes(_RECORD.size)  # the record of a dropped row
 _DTYPES = ("float16", "float32")
 
 
 class StoreMismatchError(ValueError):
-    """The folder holds rows of something else than was asked for (another model, revision, dtype or shape)."""
+    """The folder holds rows of another model, revision, dtype or shape."""
 
 
 def key_digest(key: str) -> bytes:
@@ -62,8 +62,8 @@ class RowStore:
     """Append-only array on disk whose rows are found by the digest of a key.
 
     Args:
-        directory: Folder of this store; made at the first `append`, never by reading.
-        identity: What the rows are, JSON-able. A folder of another identity is refused.
+        directory: Folder of this store; created by the first `append`, never by reading.
+        identity: Description of the rows, serialisable as JSON. A folder of another identity is refused.
         lock_timeout_s: Seconds to wait for another writer before `append` raises `TimeoutError`.
     """
 
@@ -100,13 +100,13 @@ class RowStore:
         return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
 
     def refresh(self) -> None:
-        """Read the records that this or another process added since the last time."""
+        """Read the records that this or another process has added since the last call."""
         if self.shape is None and not self._load_meta():
             return
         try:
             with open(self.directory / "index.bin", "rb") as file:
                 if os.fstat(file.fileno()).st_size // _RECORD.size < self._count:
-                    raise FileNotFoundError  # somebody emptied the store: begin again
+                    raise FileNotFoundError  # another process emptied the store: start again
                 file.seek(self._count * _RECORD.size)
                 raw = file.read()
             held = os.path.getsize(self.directory / "data.bin") // self.row_bytes
@@ -167,7 +167,7 @@ class RowStore:
         return True
 
     def positions(self, digests: Sequence[bytes]) -> np.ndarray:
-        """Where rows are.
+        """Positions of rows.
 
         Returns:
             `np.ndarray` of shape `(N,)`, int64: Row numbers, -1 where the key is unknown.
@@ -176,7 +176,7 @@ class RowStore:
         return np.fromiter((get(digest, -1) for digest in digests), dtype=np.int64, count=len(digests))
 
     def sums(self, positions: np.ndarray) -> np.ndarray:
-        """Checksums that rows should have.
+        """Stored checksums of rows.
 
         Args:
             positions (`np.ndarray` of shape `(N,)`): Row numbers, all >= 0.
@@ -204,7 +204,7 @@ class RowStore:
     # ---------------------------------------------------------------- writing
 
     def append(self, digests: Sequence[bytes], rows: np.ndarray) -> None:
-        """Add rows; keys that are there already (this or another process wrote them) are left as they are.
+        """Add rows; keys that already exist (of this or another process) are not changed.
 
         Args:
             rows (`np.ndarray` of shape `(N, *shape)`): float16 or float32.
@@ -228,13 +228,13 @@ class RowStore:
             for i, digest in enumerate(fresh):
                 row_sum = zlib.crc32(block[i].data)
                 records += _RECORD.pack(digest, row_sum, _record_sum(digest, row_sum, start + i))
-            # Rows first, and on the disk, before any record says that they are there.
+            # Rows are on the disk before any record refers to them.
             self._write("data.bin", block.data, start * self.row_bytes)
             self._write("index.bin", records, start * _RECORD.size, cut=True)
             self.refresh()
 
     def drop(self, positions: Sequence[int]) -> None:
-        """Give up rows, because their bytes are damaged. Their keys are unknown afterwards."""
+        """Drop rows whose bytes are damaged. Their keys are unknown afterwards."""
         gone = set(positions)
         self._positions = {digest: i for digest, i in self._positions.items() if i not in gone}
         drop_rows(self.directory, sorted(gone), lock_timeout_s=self.lock_timeout_s)
@@ -275,7 +275,7 @@ class RowStore:
 
 
 def drop_rows(directory: str | os.PathLike, positions: Sequence[int], *, lock_timeout_s: float = 300.0) -> None:
-    """Make rows of a store unknown to everybody who opens it from now on.
+    """Drop rows of a store, for every process that opens it later.
 
     Args:
         lock_timeout_s: Seconds to wait for another writer.

@@ -94,7 +94,7 @@ class HFScorer(DualEncoder):
             transformers pools such a model at the highest token id, so words after that one are not read.
 
     Raises:
-        ValueError: If the model is no dual encoder, weights are missing, the processor lacks a part, or the model would not
+        ValueError: If the model is not a dual encoder, weights are missing, the processor lacks a part, or the model would not
             pool at EOS.
         FileNotFoundError: If nothing can be loaded under that name.
     """

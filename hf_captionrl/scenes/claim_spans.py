@@ -62,7 +62,7 @@ def binding_owner(claim: Claim, facts: Facts | Mapping[str, Any]) -> str:
     if attribute == "position" and known["position"]:
         row = POSITIONS.index(str(known["position"]))
         other = row + ROWS_TO_SECOND.get(str(known["relation"]), 0)
-        # The claim is wrong of the object that it is about, so whoever is there is the other one.
+        # The claim is wrong about its own object, so the object there is the other one.
         places = {POSITIONS[row]: kind, POSITIONS[other]: second}
         return places.get(value, "")
     return ""

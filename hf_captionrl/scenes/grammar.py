@@ -42,7 +42,7 @@ def _noun_phrase(facts: Facts, *, number: bool, size: str, orientation: str, gen
 
 
 def _orientation(facts: Facts) -> str:
-    # The world's one unmarked value: nobody says that something stands upright.
+    # The only unmarked value of the world: captions do not say that something is upright.
     return "" if facts.orientation == "upright" else facts.orientation
 
 
@@ -123,7 +123,7 @@ def annotate(rng: np.random.Generator, facts: Facts, annotator: Annotator) -> st
         if words := motion_words(facts, motion=bool(motion), speed=bool(speed)):
             parts.append(words)
     elif facts.second and (second or relation):
-        # Whoever states the relation names the other object too; the converse does not hold.
+        # A caption with the relation also names the other object; the converse does not hold.
         parts.append(f"{facts.relation if relation else 'with'} {article(facts.second)} {facts.second}")
     elif not facts.second and second:
         parts.append("alone")

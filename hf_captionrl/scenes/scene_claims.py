@@ -1,4 +1,4 @@
-"""What captions of the embedded world claim, read from the words alone, and captions written from claims.
+"""Claims of captions of the embedded world, read from the words alone, and captions written from claims.
 
 Nothing here knows the truth of a scene: a blender and a combiner built on it decide as a language model must, from texts.
 """
@@ -134,7 +134,7 @@ def blend_claims(captions: Sequence[SceneClaims]) -> SceneClaims:
     exact = [c.kind for c in captions if c.kind not in CATEGORIES]
     merged["kind"] = _most(exact) if exact else merged["kind"]
     if merged["second"] in ("", ALONE):
-        merged["relation"] = ""  # whoever states a relation names the other object
+        merged["relation"] = ""  # a caption with a relation names the other object
     several = not merged["count"] and any(c.several for c in captions)
     return SceneClaims(**merged, several=several)  # type: ignore[arg-type]
 

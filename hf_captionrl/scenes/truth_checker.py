@@ -1,4 +1,4 @@
-"""The truth checker: which claims of a caption are right, which are wrong, and which facts it recalls.
+"""The truth checker: right and wrong claims of a caption, and the facts that it recalls.
 
 A caption is read from left to right as noun phrases, relations, positions and backgrounds. It need not follow the
 world's grammar: synonyms are known, words without a claim are passed over, and the two objects may change places
@@ -185,7 +185,7 @@ class _Reader:
         if meant == "nothing":
             self.claim("kind" if first else "second", kind, text, False)
         else:
-            # A category is true but recalls no fact: nobody could tell the pig from the duck.
+            # A category is true but recalls no fact: it does not distinguish the pig from the duck.
             fact = "kind" if meant == "main" else "second"
             self.claim(f"category of {fact}" if kind in CATEGORIES else fact, kind, text, True)
         # A wrong noun in first place still talks about the main group, so that its number and size can be judged.
