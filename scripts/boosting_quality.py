@@ -191,7 +191,7 @@ def to_markdown(result: dict[str, Any]) -> str:
     claims = {
         "fact_recall": "Fact recall ↑",
         "hallucination": "Hallucination ↓",
-        "wrong_claims_per_caption": "Wrong claims a caption ↓",
+        "wrong_claims_per_caption": "Wrong claims per caption ↓",
     }
     pools = {"rd100": "R@1 RD100 ↑"} | {f"bags_{size}": f"R@1 bags of {size} ↑" for size in BAG_SIZES}
     heads = ["", *claims.values(), "ClipSc ↑", *pools.values()]
