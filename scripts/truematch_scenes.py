@@ -18,10 +18,12 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a program, only scripts/ is on the path
 from hf_captionrl.cli import main as captionrl
+from hf_captionrl.evaluation.dataset_options import DatasetOptions
 from hf_captionrl.io import write_json, write_jsonl
 from hf_captionrl.scenes import load_scenes
-from hf_captionrl.truematch.files import load_truematch
-from hf_captionrl.truematch.review_server import ReviewServer, review_images
+from hf_captionrl.truematch.benchmark_files import load_truematch
+from hf_captionrl.truematch.review import review_images
+from hf_captionrl.truematch.review_server import ReviewServer
 
 __all__ = ["decide_in_browser", "is_kept", "main"]
 
@@ -95,7 +97,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     scenes = load_scenes(num_train=0, num_validation=0)["test"].select(range(arguments.max_images))
     facts = dict(zip(scenes["image_id"][:], scenes["facts"][:], strict=True))
-    rows = review_images(load_truematch(folder), argparse.Namespace(dataset=None))
+    rows = review_images(load_truematch(folder), DatasetOptions(dataset=""))
     with ReviewServer(folder, rows) as server, Browser() as browser:
         decide_in_browser(browser, server.address, facts)
     _run("apply", str(folder))

@@ -1,12 +1,7 @@
-"""Visual Caption Boosting: richer references from people's captions, a language model and a vision model."""
+"""Visual Caption Boosting: richer references from human captions, a language model and a vision model."""
 
-from hf_captionrl.boosting.answers import ANSWER_REMEDIES, answer_fault, clean_answer
-from hf_captionrl.boosting.caption_statistics import source_statistics, write_source_histogram
-from hf_captionrl.boosting.conflicts import Conflict, scene_conflicts, text_conflicts
-from hf_captionrl.boosting.merging import MergeReport, UnfinishedError, merge_journals
-from hf_captionrl.boosting.pipeline import ShardReport, boost_shard
-from hf_captionrl.boosting.prompts import STAGES, blend_prompt, holistic_prompt, visual_prompt
-from hf_captionrl.boosting.scene_backends import SceneDescriber, SceneWriter
+from importlib import import_module
+from typing import Any
 
 __all__ = [
     "ANSWER_REMEDIES",
@@ -29,3 +24,21 @@ __all__ = [
     "visual_prompt",
     "write_source_histogram",
 ]
+
+# datasets and matplotlib take seconds to import; a name loads its module when it is first used.
+_MODULES = {
+    "answers": ("ANSWER_REMEDIES", "answer_fault", "clean_answer"),
+    "caption_statistics": ("source_statistics", "write_source_histogram"),
+    "conflicts": ("Conflict", "scene_conflicts", "text_conflicts"),
+    "merging": ("MergeReport", "UnfinishedError", "merge_journals"),
+    "prompts": ("STAGES", "blend_prompt", "holistic_prompt", "visual_prompt"),
+    "scene_backends": ("SceneDescriber", "SceneWriter"),
+    "shards": ("ShardReport", "boost_shard"),
+}
+_HOME = {name: module for module, names in _MODULES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)

@@ -1,7 +1,6 @@
-"""What a usable answer looks like: cleaned up, and checked by rules that are written down here.
+"""Cleaning and checks of answers, by word lists and counts.
 
-The rules are words and counts, no model: what they catch is what language models do wrong in bulk. They judge the form of
-an answer, never whether it is true (`conflicts.py` looks at that).
+The checks find the common formal errors of language models. They do not check whether an answer is true; see `conflicts.py`.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from hf_captionrl.language_models.prompt import Prompt
 __all__ = ["ANSWER_REMEDIES", "MAX_ANSWER_WORDS", "answer_fault", "clean_answer", "is_truncated"]
 
 MAX_ANSWER_WORDS = 120
-"""Longest accepted answer in whitespace words; the paper's visual captions have 51, with a deviation of 14 (Table 9)."""
+"""Longest accepted answer in words; the paper's VisualCaps have 51 on average, standard deviation 14 (Table 9)."""
 
 ANSWER_REMEDIES: dict[str, str] = {
     "answer_empty": "ask another model, or leave the image out",
@@ -23,11 +22,11 @@ ANSWER_REMEDIES: dict[str, str] = {
     "answer_repeats_prompt": "use a model tuned to follow instructions, or check its chat template",
     "answer_not_english": "use a model that answers in English, or translate the references first",
     "answer_too_long": "lower max_new_tokens, or raise max_words",
-    "answer_cut": "raise max_new_tokens, or use a model that stops by itself",
-    "backend_failed": "give the same command again once the backend answers",
-    "backend_rejected": "read what the backend says of this row, mend it, and pass --retry_quarantined",
+    "answer_truncated": "raise max_new_tokens, or use a model that stops by itself",
+    "backend_failed": "give the same command again when the backend answers",
+    "backend_rejected": "read the backend's message, fix the row, and use --retry_quarantined",
 }
-"""What can be wrong with an answer, and the remedy of each."""
+"""Remedy of each fault of an answer."""
 
 _LABEL = re.compile(
     r"^\W*(?:assistant|answer|caption|(?:holistic|blended|improved|correct|final|generated)\s+caption)\s*:[\s*]*", re.I
@@ -38,7 +37,7 @@ _PREAMBLE = re.compile(
     r"[^:\n]{0,60}\b(?:caption|description|answer|sentence)\b[^:\n]{0,40}:)\s*(?=\S)",
     re.I,
 )
-# A model without a stop token goes on with the next example of the prompt; one that is chatty explains itself.
+# A model without a stop token continues with another example of the prompt; a chat model may add an explanation.
 _NEXT_TURN = re.compile(
     r"\s(?:\*\*)?(?:User|Human|Assistant|Reference caption \d+|Correct caption)(?:\*\*)?\s*:.*|\n\W*(?:Note|Explanation)\b[^\n]{0,20}:.*",
     re.S,
@@ -51,7 +50,7 @@ _REFUSAL = re.compile(
     r"^\W*(?:error|exception|traceback|warning)\b[^:]{0,40}:)",
     re.I,
 )
-_REFUSAL_WITHIN = 120  # a refusal comes first; a quoted "I can't" late in a long caption is none
+_REFUSAL_WITHIN = 120  # refusals come first; a quoted "I can't" late in a long caption is not a refusal
 _PROMPT_MARKS = (
     "reference caption",
     "reference set",
@@ -62,22 +61,22 @@ _PROMPT_MARKS = (
     "three examples are shown",
     "briefly describe the content",
 )
-# Answers that say nothing, whatever was asked.
+# Answers without content.
 _NOTHING = frozenset(
     "none null nil n/a na nan nothing unknown undefined empty error ok okay yes no sure done caption answer assistant "
     "thanks hello".split()
 ) | {"no caption", "not available", "not applicable", "thank you"}
-_ECHO_WORDS = 6  # so many words in a row of an instruction are no caption's own
+_ECHO_WORDS = 6  # this many consecutive words of an instruction do not occur in a caption by chance
 _ENGLISH = frozenset(
     "a an the of in on at with and is are to for from by near next over under behind front while it its this that there "
     "his her their some two three as into onto up down has have being who which".split()
 )
-# Without those that English has, too: a van, a den, no, met.
+# Without words that are also English: van, den, no, met.
 _FOREIGN = frozenset(
     "der die das und ein eine einem einen ist mit auf im dem le la les un une et est des du dans sur avec qui el los "
     "las y con una del en por il di che della su uno o um uma com na os de het een op sobre entre przez przy oraz nad".split()
 )
-# What short captions without a function word are made of; those that other languages spell alike are few.
+# Words of short captions without a function word; few of them exist in other languages.
 _CAPTION_WORDS = frozenset(
     "man men woman women boy girl child kid baby people person player couple crowd group dog puppy cat kitten bird duck horse "
     "cow sheep pig elephant bear zebra giraffe monkey fish animal car truck train plane airplane boat ship bike bicycle "
@@ -97,12 +96,12 @@ _CAPTION_WORDS = frozenset(
 
 
 def clean_answer(text: str) -> str:
-    """The caption in an answer: one line, without what stands before it, quotes, or the turns that a model invents after it.
+    """Extract the caption from an answer: one line, without a preamble, quotes, or invented further turns.
 
-    Before it may stand role names, "Sure! Here is the caption:", or any first line that ends in a colon.
+    A preamble is a role name, "Sure! Here is the caption:", or any first line that ends in a colon.
 
     Args:
-        text (`str`): As the model gave it.
+        text (`str`): Answer of the model.
 
     Returns:
         `str`: The caption; empty if there is none.
@@ -117,9 +116,9 @@ def clean_answer(text: str) -> str:
 
 
 def is_truncated(text: str) -> bool:
-    """Whether the caption of an answer that stopped at the length limit lacks its end.
+    """Whether the caption of an answer that reached the length limit is incomplete.
 
-    It does not where the model had gone on to the next turn, or to an explanation, before the limit came.
+    It is complete if the model had started another turn or an explanation before the limit.
     """
     return _NEXT_TURN.search(_PREAMBLE.sub("", _LABEL.sub("", text.strip()))) is None
 
@@ -136,7 +135,7 @@ def _is_english(text: str, prompt: Prompt) -> bool:
     english, foreign = (sum(word in listed for word in words) for listed in (_ENGLISH, _FOREIGN))
     if len(words) >= 8:
         return foreign <= english and english > 0
-    # Captions of a few words may do without function words, but not without words that captions have.
+    # Short captions may lack function words, but they contain words that are common in captions.
     asked = set(_words(prompt.user)) - _FOREIGN
     known = _ENGLISH | _CAPTION_WORDS | asked
     familiar = sum(word in known or word.removesuffix("s") in known for word in words)
@@ -147,7 +146,7 @@ _INSTRUCTIONS = tuple(f" {' '.join(_words(text))} " for text in (BLEND_SYSTEM, H
 
 
 def _echoes(text: str, prompt: Prompt) -> bool:
-    """Whether six words in a row are an instruction's."""
+    """Whether six consecutive words are those of an instruction."""
     words = _words(text)
     instructions = (*_INSTRUCTIONS, f" {' '.join(_words(prompt.system))} ")
     runs = (f" {' '.join(words[at : at + _ECHO_WORDS])} " for at in range(len(words) - _ECHO_WORDS + 1))
@@ -155,31 +154,31 @@ def _echoes(text: str, prompt: Prompt) -> bool:
 
 
 def answer_fault(text: str, prompt: Prompt, *, max_words: int = MAX_ANSWER_WORDS) -> tuple[str, str] | None:
-    """What is wrong with a cleaned answer, if anything.
+    """Find the first fault of a cleaned answer.
 
-    - `answer_empty`: no letter or digit, or a word that says nothing ("N/A", "None", "Ok").
+    - `answer_empty`: no letter or digit, or a word without content ("N/A", "None", "Ok").
     - `answer_refuses`: a phrase of refusal ("I'm sorry", "as an AI", "I cannot", "I don't see", "there is no image", ...) in
       the first 120 characters, or an error message ("Error: ...").
-    - `answer_repeats_prompt`: it holds a phrase of the prompts ("Reference caption", "Correct caption", ...) or six words in a
-      row of an instruction, is what the user said, or is the answer of a worked example.
+    - `answer_repeats_prompt`: it contains a phrase of the prompts ("Reference caption", "Correct caption", ...) or six
+      consecutive words of an instruction, or it equals the question or the answer of a worked example.
     - `answer_too_long`: more than `max_words` whitespace words.
-    - `answer_not_english`: fewer than 80 % of its letters are ASCII. Of 8 words or more: it holds more of some 50 function
-      words of other languages than of some 50 of English, or none of these. Of fewer: less than a quarter of them are of
-      English function words, of some 250 words that captions are made of, or of the question (the references).
+    - `answer_not_english`: less than 80 % of its letters are ASCII. With 8 words or more: it has no English function word, or
+      fewer than function words of other languages (lists of about 50 each). With fewer words: less than a quarter of them are
+      English function words, common words of captions (about 250) or words of the question (the references).
 
     Args:
-        text (`str`): After `clean_answer`.
-        prompt ([`Prompt`]): What was asked.
+        text (`str`): Output of `clean_answer`.
+        prompt ([`Prompt`]): The question.
         max_words (`int`): Longest accepted answer.
 
     Returns:
-        `tuple[str, str] | None`: A key of `ANSWER_REMEDIES` and a sentence with the value, or `None` if all is well.
+        `tuple[str, str] | None`: A key of `ANSWER_REMEDIES` and a sentence with the value, or `None` without a fault.
     """
     shown = repr(text if len(text) <= 60 else text[:60] + "...")
     if not any(map(str.isalnum, text)):
         return "answer_empty", f"the answer {shown} has no letter or digit"
     if text.lower().strip(" .!?*\"'()[]<>-") in _NOTHING:
-        return "answer_empty", f"the answer {shown} says nothing"
+        return "answer_empty", f"the answer {shown} has no content"
     if _REFUSAL.search(text[:_REFUSAL_WITHIN]):
         return "answer_refuses", f"the answer {shown} is a refusal"
     lowered = text.lower()
@@ -195,5 +194,5 @@ def answer_fault(text: str, prompt: Prompt, *, max_words: int = MAX_ANSWER_WORDS
     if words > max_words or len(text) > 20 * max_words:  # scripts without spaces make one word of a sentence
         return "answer_too_long", f"the answer {shown} has {words} words, more than {max_words}"
     if not _is_english(text, prompt):
-        return "answer_not_english", f"the answer {shown} is not English by the words it is made of"
+        return "answer_not_english", f"the answer {shown} is not English by its words"
     return None

@@ -1,4 +1,4 @@
-"""How long and how varied the captions of each source are: Table 9 and Figure 4 of No Detail Left Behind."""
+"""Lengths and vocabulary of captions by source: Table 9 and Figure 4 of No Detail Left Behind."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hf_captionrl.reports.length_plots import write_length_histogram
 __all__ = ["PERCENTILES", "source_statistics", "write_source_histogram"]
 
 PERCENTILES = (5, 25, 50, 75, 95)
-"""Which percentiles of the lengths are given."""
+"""Percentiles of the lengths."""
 
 
 def source_statistics(
@@ -44,9 +44,9 @@ def source_statistics(
         for unit in ("words", "tokens"):
             if unit in found:
                 row |= {f"{key}_{unit}": found[f"{key}_{unit}"] for key in ("mean", "std", "max")}
-                cuts = np.percentile(found[unit], PERCENTILES)
-                row[f"percentiles_{unit}"] = {str(p): float(cut) for p, cut in zip(PERCENTILES, cuts, strict=True)}
-        # In thousands there; a set of captions may have fewer words than that.
+                values = np.percentile(found[unit], PERCENTILES)
+                row[f"percentiles_{unit}"] = {str(p): float(v) for p, v in zip(PERCENTILES, values, strict=True)}
+        # `lexical_diversity` is in thousands.
         row["vocabulary"] = round(1000 * caption_statistics(captions)["lexical_diversity"])
         result[name] = row
     return result

@@ -1,8 +1,7 @@
-"""The manifest and the card of boosted captions, written where the captions are."""
+"""The manifest and the card of boosted captions."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 from collections.abc import Mapping
@@ -11,35 +10,36 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hf_captionrl.boosting import MergeReport
+    from hf_captionrl.boosting.merging import MergeReport
+    from hf_captionrl.boosting.options import BoostOptions
     from hf_captionrl.language_models import Backend
 
 __all__ = ["BOOSTED_FILE", "rewrite_boosted_card", "write_boosted"]
 
 BOOSTED_FILE = "boosting.json"
-"""How boosted captions were made, and the facts of their card; published with them."""
+"""Manifest: settings and the facts of the card; published with the captions."""
 
 _COLUMNS = {
     "image": "the image",
     "image_id": "its id in the source",
-    "captions": "the HolisticCap alone, for training",
-    "references": "what people wrote",
+    "captions": "only the HolisticCap, for training",
+    "references": "the human captions",
     "blend_caption": "BlendCap: the references, blended by the language model",
-    "visual_caption": "VisualCap: what the vision model sees",
-    "holistic_caption": "HolisticCap: the BlendCap with what only the VisualCap says",
-    "conflicts": "where the HolisticCap contradicts the BlendCap, in words",
+    "visual_caption": "VisualCap: description by the vision model",
+    "holistic_caption": "HolisticCap: the BlendCap with the additional details of the VisualCap",
+    "conflicts": "contradictions between HolisticCap and BlendCap, in words",
     "blend_source": "model, revision, prompt hash, time and attempt of the BlendCap",
-    "visual_source": "likewise of the VisualCap",
-    "holistic_source": "likewise of the HolisticCap",
+    "visual_source": "the same for the VisualCap",
+    "holistic_source": "the same for the HolisticCap",
 }
 
 
 def _name(folder: Path) -> str:
-    """A name that the Hub accepts, after the folder."""
+    """Name of the folder, as the Hub accepts it."""
     return re.sub(r"[^A-Za-z0-9_]+", "-", folder.resolve().name).strip("-_")[:96] or "boosted"
 
 
-def write_boosted(arguments: argparse.Namespace, merged: MergeReport, text: Backend, vision: Backend) -> Path:
+def write_boosted(arguments: BoostOptions, merged: MergeReport, text: Backend, vision: Backend) -> Path:
     """Write `boosting.json` and the card beside merged captions."""
     import pyarrow.parquet
 
@@ -48,7 +48,7 @@ def write_boosted(arguments: argparse.Namespace, merged: MergeReport, text: Back
     embedded = arguments.dataset == "scenes"
     source = "hf_captionrl scenes" if embedded else str(public_values(arguments.dataset))
     columns = pyarrow.parquet.read_schema(merged.path).names
-    by = "the facts of the scenes" if embedded else "word lists, which find few of those that there are"
+    by = "the facts of the scenes" if embedded else "word lists, which find only a few conflicts"
     split = "all splits" if arguments.split == "all" else f"the {arguments.split} split"
     named = {
         role: f"{public_values(backend.model)}, revision {backend.revision or 'not named'}"
@@ -59,7 +59,7 @@ def write_boosted(arguments: argparse.Namespace, merged: MergeReport, text: Back
         kind="boosted captions",
         file=merged.path.name,
         source=source,
-        source_license=arguments.source_license or ("apache-2.0" if embedded else "see there"),
+        source_license=arguments.source_license_of(arguments.dataset),
         description=f"Richer captions of {merged.rows} images, {split} of {source}.",
         made_with={
             **named,
@@ -67,12 +67,12 @@ def write_boosted(arguments: argparse.Namespace, merged: MergeReport, text: Back
             "seed": arguments.seed,
         },
         columns={name: _COLUMNS.get(name, "as in the source") for name in columns},
-        sizes={arguments.split: merged.rows},
+        sizes={str(arguments.split): merged.rows},
         license=arguments.license,
         checked=f"{merged.conflicts} of {merged.rows} HolisticCaps contradict their BlendCap, by {by}; {merged.quarantined} rows were "
-        "left out as unusable. Nobody has read the captions.",
+        "left out as unusable. No one has read the captions.",
         language=arguments.language,
-        # Files on this machine stay where they are: a push asks for --embed_images or --no_images.
+        # Paths of image files cannot be published: a push requires --embed_images or --no_images.
         has_images="image" in columns,
     )
     return _write(merged.path.parent, facts, {"rows": merged.rows, "quarantined": merged.quarantined})
@@ -99,6 +99,6 @@ def rewrite_boosted_card(folder: Path, changes: Mapping[str, Any]) -> Path:
         facts = DatasetCardFacts(**manifest["card"])
     except (json.JSONDecodeError, KeyError, TypeError) as error:
         raise ValueError(
-            f"{path} is no manifest of boosted captions ({error}). Write it again with `captionrl boost ... --merge`."
+            f"{path} is not a manifest of boosted captions ({error}). Write it again with `captionrl boost ... --merge`."
         ) from None
     return _write(folder, replace(facts, **changes), {name: manifest.get(name) for name in ("rows", "quarantined")})

@@ -1,7 +1,7 @@
-"""Does a HolisticCap contradict the BlendCap it is built on? By rule; on embedded scenes exactly.
+"""Contradictions between a HolisticCap and its BlendCap: by word lists in free text, exact on embedded scenes.
 
-For free text the rule is a list of words, and sees what the list names: numbers and colours given to the same noun, and
-pairs of kinds that exclude each other. It knows no synonyms of nouns and reads no grammar.
+The word lists find different numbers or colours of the same noun, and pairs of kinds that exclude each other. They know
+neither synonyms nor grammar.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ class Conflict:
     """One contradiction.
 
     Args:
-        attribute (`str`): `count`, `colour` or `kind`; on scenes the name of the fact.
-        noun (`str`): What it is about.
-        blend (`str`): What the BlendCap says.
-        holistic (`str`): What the HolisticCap says.
+        attribute (`str`): `count`, `colour` or `kind`; on scenes, the name of the fact.
+        noun (`str`): The noun that it describes.
+        blend (`str`): Value in the BlendCap.
+        holistic (`str`): Value in the HolisticCap.
     """
 
     attribute: str
@@ -59,9 +59,9 @@ _EXCLUSIVE: tuple[frozenset[str], ...] = (
     frozenset({"day", "night"}),
     frozenset({"left", "right"}),
 )
-"""Kinds, in the singular, of which an image seldom shows both where people name only one."""
+"""Kinds (singular) that rarely occur together in an image if people name only one of them."""
 
-# Words that may stand between a number or a colour and its noun.
+# Words that can occur between a number or a colour and its noun.
 _ADJECTIVES = frozenset(
     "small little tiny large big huge old young new tall short long round square wooden brick metal plastic glass stone "
     "sandy grassy striped spotted shiny bright dark light pale fluffy furry sideways upside down of and".split()
@@ -79,13 +79,13 @@ def _singular(noun: str) -> str:
 
 
 def _named(text: str) -> set[str]:
-    """The words of a caption in the singular, without those that it denies ("no dogs", "without any dog")."""
+    """Words of a caption in the singular, without negated ones ("no dogs", "without any dog")."""
     text = re.sub(r"\b(?:no|not|without)\s+(?:(?:a|an|any)\s+)?[a-z]+", " ", text.lower())
     return {_singular(word) for word in re.findall(r"[a-z]+", text)}
 
 
 def _attached(text: str, listed: Mapping[str, str]) -> dict[str, set[str]]:
-    """For each noun the listed words that stand before it, with nothing but adjectives in between."""
+    """For each noun the listed words before it, with only adjectives in between."""
     words = re.findall(r"[a-z0-9]+(?:['’-][a-z]+)*|[.,;]", text.lower())
     found: dict[str, set[str]] = {}
     for at, word in enumerate(words):
@@ -103,18 +103,18 @@ def _attached(text: str, listed: Mapping[str, str]) -> dict[str, set[str]]:
 def text_conflicts(blend: str, holistic: str) -> list[Conflict]:
     """Contradictions between two captions of free text.
 
-    - *count*, *colour*: both captions put a listed number (or colour) before the same noun, adjectives of a list allowed in
-      between, and have none in common. "A white and brown plate" and "a white plate" agree; "a white plate" and "a black
-      plate" do not. Articles are no numbers: a second dog does not contradict "a dog".
-    - *kind*: of two words that exclude each other (man and woman, dog and cat, left and right, ..., in singular or plural)
-      each caption has another one, and neither has both. A denied word ("no dogs") is not there.
+    - *count*, *colour*: both captions have a listed number (or colour) before the same noun, possibly with listed adjectives
+      in between, but none in common. "A white and brown plate" and "a white plate" agree; "a white plate" and "a black
+      plate" do not. Articles are not numbers: a second dog does not contradict "a dog".
+    - *kind*: each caption has exactly one, and not the same, of two words that exclude each other (man and woman, dog and
+      cat, left and right, ..., singular or plural). Negated words ("no dogs") do not count.
 
     Args:
         blend (`str`): BlendCap.
         holistic (`str`): HolisticCap.
 
     Returns:
-        `list[Conflict]`: Empty if none is found, which is no proof that there is none.
+        `list[Conflict]`: Empty if none is found, which does not prove that there is none.
     """
     found: list[Conflict] = []
     for attribute, listed in (("count", _NUMBERS), ("colour", _COLOURS)):
@@ -131,9 +131,9 @@ def text_conflicts(blend: str, holistic: str) -> list[Conflict]:
 
 
 def scene_conflicts(blend: str, holistic: str, facts: Facts | Mapping[str, Any]) -> list[Conflict]:
-    """Facts of a scene that the BlendCap tells rightly and the HolisticCap wrongly: exact, by the truth checker.
+    """Facts of a scene that are right in the BlendCap and wrong in the HolisticCap: exact, by the truth checker.
 
-    A wrong claim about what the BlendCap leaves open is a mistake of the VisualCap that came through, no conflict.
+    A wrong claim about a fact that the BlendCap does not mention is an error of the VisualCap, not a conflict.
 
     Args:
         blend (`str`): BlendCap.
@@ -147,7 +147,7 @@ def scene_conflicts(blend: str, holistic: str, facts: Facts | Mapping[str, Any])
     found = []
     for claim in check(holistic, facts).wrong:
         said = right.get(claim.attribute)
-        # "an animal" does not say which: "a pig" for the duck that it is was the VisualCap's mistake.
+        # "an animal" does not contradict "a pig": calling the duck a pig is an error of the VisualCap.
         if said is not None and claim.value not in CATEGORIES.get(said.value, ()):
             found.append(Conflict(claim.attribute, "", said.value or said.text, claim.value or claim.text))
     return found

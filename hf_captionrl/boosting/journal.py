@@ -1,9 +1,8 @@
-"""The journal: every answer on a line of its own, appended the moment it arrives, so that nothing paid for is lost.
+"""The journal: one line per answer, appended when the answer arrives, so that no answer is lost.
 
-Like a file of captions it grows line by line, so it is not written whole (see `hf_captionrl.io`). A line is handed to the
-system at once, which `kill -9` cannot undo; flushes to the disk itself, for a loss of power, come in batches. What a killed
-run left of a last line is cut off by the next writer, and passed over by readers. Each shard has a journal of its own, and
-reads those of all others: the number of shards may change from run to run.
+Each line reaches the operating system immediately, so it survives `kill -9`; flushes to the disk, against a loss of power, come
+in batches. Readers skip an incomplete last line of a killed run, and the next writer removes it. Each shard writes its own
+journal and reads those of all shards, so the number of shards can change between runs.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import Any
 
 from hf_captionrl.io import LineFile, to_plain
 
-__all__ = ["JournalWriter", "journal_name", "journals", "read_journal"]
+__all__ = ["JournalWriter", "journal_name", "journals", "read_journal", "read_journals"]
 
 _FSYNC_EVERY = 64
 _PATTERN = "journal-*.jsonl"
@@ -28,42 +27,47 @@ def journal_name(shard: int, num_shards: int) -> str:
 
 
 def journals(folder: str | os.PathLike[str]) -> list[Path]:
-    """All journals of a folder, in the order of their names."""
+    """All journals of a folder, sorted by name."""
     return sorted(Path(folder).glob(_PATTERN))
 
 
 def _lines(data: bytes, path: Path) -> Iterator[dict[str, Any]]:
-    """Entries of whole lines; the part after the last line break is being written, or was torn by a kill."""
+    """Entries of complete lines; text after the last line break is being written, or is left from a kill."""
     for number, line in enumerate(data[: data.rfind(b"\n") + 1].split(b"\n")[:-1], start=1):
         try:
             entry = json.loads(line)
         except ValueError as error:
             raise ValueError(
-                f"{path}, line {number}, is no JSON ({error}): {line[:60]!r}. Only a last line can be torn by a kill, so "
-                f"something else wrote here. Remove that line; its answer is asked for again."
+                f"{path}, line {number}, is not JSON ({error}): {line[:60]!r}. A kill can damage only the last line, so "
+                "another program changed the file. Remove that line; its question is asked again."
             ) from None
         if not isinstance(entry, dict) or not {"image_id", "stage"} <= set(entry):
-            raise ValueError(f"{path}, line {number}, is no entry of a journal: {line[:60]!r}. Remove that line.")
+            raise ValueError(f"{path}, line {number}, is not an entry of a journal: {line[:60]!r}. Remove that line.")
         yield entry
 
 
 def read_journal(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """Every entry of a journal, also of one that another process is writing."""
+    """All entries of a journal, also while another process writes it."""
     path = Path(path)
     return list(_lines(path.read_bytes(), path))
 
 
+def read_journals(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """All entries of all journals of a folder."""
+    return [entry for path in journals(folder) for entry in read_journal(path)]
+
+
 class JournalWriter(LineFile):
-    """Appends entries to the journal of one shard; to be used as a context.
+    """Appends entries to the journal of one shard, which it locks; a context manager.
 
     Args:
-        path: The journal; made if missing, with its folder.
+        path: The journal; created if missing, with its folder.
 
     Attributes:
-        torn: Bytes of a torn last line that were cut off.
+        torn: Bytes of an incomplete last line that were removed.
     """
 
-    busy = "Let it finish, or choose another shard or output."
+    busy = "Wait until it has finished, or use another shard or output."
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
@@ -72,14 +76,14 @@ class JournalWriter(LineFile):
 
     def _begin(self, data: bytes) -> None:
         for _ in _lines(data, self.path):
-            pass  # a broken line is reported before anything is asked or written
+            pass  # fails on a broken line before anything is asked or written
         whole = data.rfind(b"\n") + 1
         self.torn = len(data) - whole
         self.truncate(whole)
 
     def append(self, entry: Mapping[str, Any]) -> None:
-        """Add one entry; when this returns, a kill of the process cannot lose it."""
-        # ASCII escapes keep half surrogates of a hostile answer from breaking the encoding.
+        """Add one entry; it survives a kill of the process when this returns."""
+        # ASCII escapes: a lone surrogate in an answer cannot be encoded as UTF-8.
         self.append_bytes((json.dumps(to_plain(entry)) + "\n").encode("ascii"), flush=False)
         self._waiting += 1
         if self._waiting >= _FSYNC_EVERY:

@@ -1,4 +1,4 @@
-"""From journals to one Parquet file, the list of what was left out, and the statistics of the captions."""
+"""Merge journals into one Parquet file and the list of quarantined rows."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ import datasets
 
 from hf_captionrl.boosting.answers import ANSWER_REMEDIES
 from hf_captionrl.boosting.conflicts import scene_conflicts, text_conflicts
-from hf_captionrl.boosting.journal import journals, read_journal
-from hf_captionrl.boosting.pipeline import INPUT
+from hf_captionrl.boosting.journal import read_journals
 from hf_captionrl.boosting.prompts import STAGES
 from hf_captionrl.boosting.rows import Known, Row
+from hf_captionrl.boosting.shards import INPUT
 from hf_captionrl.data.caption_columns import CAPTIONS, replace_column, undecoded
 from hf_captionrl.data.images import ImageError, image_bytes, verify_image
 from hf_captionrl.data.quarantine import check_captions
@@ -30,7 +30,7 @@ MERGED_FILE = "captions.parquet"
 """Name of the result."""
 
 QUARANTINE_FILE = "quarantine.jsonl"
-"""Name of the list of rows that were left out."""
+"""Name of the list of quarantined rows."""
 
 _STRING = datasets.Value("string")
 _PROVENANCE = dict.fromkeys(("model", "revision", "prompt_hash", "time"), _STRING) | {
@@ -39,17 +39,17 @@ _PROVENANCE = dict.fromkeys(("model", "revision", "prompt_hash", "time"), _STRIN
 
 
 class UnfinishedError(ValueError):
-    """Some rows were never asked for: other shards are not through yet, or their journals are elsewhere."""
+    """Some rows have no answers: other shards are unfinished, or their journals are in another folder."""
 
 
 @dataclass(frozen=True)
 class MergeReport:
-    """What was merged.
+    """Counts of a merge.
 
     Args:
         path (`pathlib.Path`): The Parquet file.
         rows (`int`): Rows in it.
-        quarantined (`int`): Rows that were left out.
+        quarantined (`int`): Rows that are not in it.
         conflicts (`int`): Rows whose HolisticCap contradicts the BlendCap.
     """
 
@@ -60,7 +60,7 @@ class MergeReport:
 
 
 def _image_value(value: Any, embed: bool) -> Any:
-    """An image as it is stored: its bytes, or a path that holds from any folder."""
+    """An image as it is stored: its bytes, or an absolute path."""
     if not isinstance(value, dict):
         return value
     if embed or value.get("bytes") is not None:
@@ -69,7 +69,7 @@ def _image_value(value: Any, embed: bool) -> Any:
 
 
 def _public(source: dict[str, Any]) -> dict[str, Any]:
-    """Where a caption comes from, without this machine's folders: the file may be published."""
+    """Source of a caption without the folders of this machine, because the file may be published."""
     model = str(source["model"])
     return {**source, "model": os.path.basename(model.rstrip("/")) if os.path.isabs(model) else model}
 
@@ -77,7 +77,7 @@ def _public(source: dict[str, Any]) -> dict[str, Any]:
 def _last_fault(
     row: Row, known: Known, backends: dict[str, Backend], inputs: dict[str, Any], images: datasets.Dataset, at: int
 ) -> dict[str, Any] | None:
-    """Why a row is not done; None if it was not tried. The fault of an image holds until the image is mended."""
+    """Why a row is not done; None if it was not tried. The fault of an image counts until the image is repaired."""
     tried: list[dict[str, Any]] = []
     broken = [inputs[row.image_id]] if row.image_id in inputs else []
     for stage in STAGES:
@@ -111,21 +111,21 @@ def merge_journals(
     with_images: bool = True,
     exact_facts: bool = False,
 ) -> MergeReport:
-    """Write `captions.parquet` and `quarantine.jsonl` from the journals of all shards, each whole or not at all.
+    """Write `captions.parquet` and `quarantine.jsonl` from the journals of all shards, each atomically.
 
-    The Parquet file has the data set's columns (`image`, `image_id`, ...), in its order; `captions` holds the HolisticCap
-    alone, so that `load_captions` trains on it; `references` what people wrote; `blend_caption`, `visual_caption`,
-    `holistic_caption`; `conflicts`, in words, empty where none is found; `blend_source`, `visual_source` and
+    The Parquet file has the rows and columns of the data set (`image`, `image_id`, ...), except that `captions` holds only the
+    HolisticCap, on which `load_captions` trains, and `references` the human captions. It adds `blend_caption`,
+    `visual_caption`, `holistic_caption`; `conflicts` in words, possibly empty; and `blend_source`, `visual_source`,
     `holistic_source` with model, revision, prompt hash, time (UTC) and attempt.
 
     Args:
-        dataset (`datasets.Dataset`): The whole data set that the shards were given.
-        folder (`str` or `Path`): Where the journals are, and where the files go.
-        text ([`Backend`]): The text backend of the shards; answers of others do not count.
+        dataset (`datasets.Dataset`): The whole data set of the shards.
+        folder (`str` or `Path`): Folder of the journals, and of the output.
+        text ([`Backend`]): The text backend of the shards; answers of other backends are ignored.
         vision ([`Backend`]): Their vision backend.
-        embed_images (`bool`): Put the images into the file instead of their paths.
-        with_images (`bool`): False: without the column `image`, to publish captions whose images others have; their ids stay.
-        exact_facts (`bool`): Judge conflicts by the column `facts`, which embedded scenes have.
+        embed_images (`bool`): Store the images in the file, not their paths.
+        with_images (`bool`): If False, leave out the column `image`, to publish only the captions and the ids.
+        exact_facts (`bool`): Find conflicts with the column `facts` of embedded scenes.
 
     Returns:
         [`MergeReport`]: Counts.
@@ -136,10 +136,10 @@ def merge_journals(
     """
     folder = Path(folder)
     backends = {"blend": text, "visual": vision, "holistic": text}
-    entries = [entry for path in journals(folder) for entry in read_journal(path)]
+    entries = read_journals(folder)
     known, inputs = Known(entries), {e["image_id"]: e for e in entries if e["stage"] == INPUT}
     number_of = {str(image_id): number for number, image_id in enumerate(dataset["image_id"][:])}
-    # The same cleaning as before the questions, for an answer belongs to the very words that were asked about.
+    # The same cleaning as before the questions, because answers are looked up by the exact prompt.
     good, report = check_captions(dataset, check_images=False, max_bad_fraction=1.0)
     split = str(dataset.split or "train")
     quarantined = [asdict(entry) for entry in report.entries if entry.dropped == "row"]
@@ -161,14 +161,14 @@ def merge_journals(
             missing.append(row.image_id)
     if missing:
         raise UnfinishedError(
-            f"{len(missing)} of {len(dataset)} rows are not through yet, such as {missing[0]!r}. Let all shards finish, put "
-            f"their journals into one folder, and give the command again with the same models."
+            f"{len(missing)} of {len(dataset)} rows are unfinished, such as {missing[0]!r}. Finish all shards, copy their "
+            "journals into one folder, and give the command again with the same models."
         )
     quarantined.sort(key=lambda entry: entry["row"])
-    # ASCII escapes keep half surrogates and U+2028 of a hostile answer from breaking lines or the encoding.
+    # ASCII escapes: a lone surrogate or U+2028 in an answer would break the encoding or the lines.
     atomic_write_text(folder / QUARANTINE_FILE, "".join(json.dumps(entry) + "\n" for entry in quarantined))
     if not rows:
-        raise ValueError(f"All {len(dataset)} rows are in quarantine; the reasons are in {folder / QUARANTINE_FILE}.")
+        raise ValueError(f"All {len(dataset)} rows are in quarantine. Read the reasons in {folder / QUARANTINE_FILE}.")
     facts = good.select(kept)["facts"][:] if exact_facts else [None] * len(rows)
     conflicts = [_conflicts(row, truth) for row, truth in zip(rows, facts, strict=True)]
     table = undecoded(good.select(kept))

@@ -1,8 +1,8 @@
-"""What the language models are asked: the prompts and worked examples of the paper, word for word.
+"""Prompts and worked examples of the paper, verbatim.
 
 Source: Gaur et al. 2024, "No Detail Left Behind: Revisiting Self-Retrieval for Fine-Grained Image Captioning",
-Appendix A.1. Differs from it by: the number of references in the first sentence follows the data (the paper always
-has 5); turns are separated by one line break, which print cannot tell.
+Appendix A.1. Differs from it by: the number of references in the first sentence is that of the data (5 in the
+paper), and turns are separated by one line break, which the printed paper does not show.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 STAGES: tuple[str, ...] = ("blend", "visual", "holistic")
-"""BlendCap, VisualCap, HolisticCap: the order in which an image is asked about."""
+"""BlendCap, VisualCap, HolisticCap: in this order."""
 
 BLEND_SYSTEM = (
     "You are given a reference set of 5 image captions. Create a holistic caption to describe the same image by "
@@ -37,7 +37,7 @@ BLEND_SYSTEM = (
 """System prompt of BlendCap."""
 
 VISUAL_PROMPT = "Briefly describe the content of the image."
-"""All that the vision model is told."""
+"""Prompt of VisualCap."""
 
 HOLISTIC_SYSTEM = (
     "In this task, your objective is to improve “Correct caption” by incorporating any additional information present in "
@@ -126,7 +126,7 @@ HOLISTIC_EXAMPLES: tuple[tuple[str, str], ...] = (
         "crayons and smiling at the camera.",
     ),
 )
-"""Worked examples of HolisticCap; the paper shows three "for brevity"."""
+"""Worked examples of HolisticCap; the paper prints three "for brevity"."""
 
 
 def blend_prompt(image_id: str, references: Sequence[str]) -> Prompt:
@@ -134,7 +134,7 @@ def blend_prompt(image_id: str, references: Sequence[str]) -> Prompt:
 
     Args:
         image_id (`str`): The image.
-        references (`Sequence[str]`): What people wrote, at least one caption.
+        references (`Sequence[str]`): Its human captions, at least one.
 
     Returns:
         [`Prompt`]: For a language model.
@@ -143,7 +143,7 @@ def blend_prompt(image_id: str, references: Sequence[str]) -> Prompt:
         ValueError: If there is no reference.
     """
     if isinstance(references, str) or not references:
-        raise ValueError(f"references of image {image_id!r} are {references!r}. Give a list of one caption or more.")
+        raise ValueError(f"references of image {image_id!r} are {references!r}. Pass a list of at least one caption.")
     number = f"{len(references)} image caption" + "s" * (len(references) > 1)
     system = BLEND_SYSTEM.replace("5 image captions", number)
     return Prompt("blend", image_id, _references(references), system, BLEND_EXAMPLES)
@@ -154,7 +154,7 @@ def visual_prompt(image_id: str, image: Any) -> Prompt:
 
     Args:
         image_id (`str`): The image.
-        image (`PIL.Image.Image`): What is to be described.
+        image (`PIL.Image.Image`): The image to describe.
 
     Returns:
         [`Prompt`]: For a vision model.

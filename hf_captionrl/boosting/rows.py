@@ -1,4 +1,4 @@
-"""What a journal knows of a row: its answers, its faults, and what is still to be asked."""
+"""Rows and their answers and faults in the journals."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _FIELDS = ("model", "revision", "prompt_hash", "time", "attempt")
 
 
 def entry_of(prompt: Prompt, backend: Backend, text: str, fault: tuple[str, str] | None) -> dict[str, Any]:
-    """What the journal says of an answer: the text, what is wrong with it, and where it comes from."""
+    """Journal entry of an answer: text, source, and fault if there is one."""
     entry: dict[str, Any] = {"image_id": prompt.image_id, "stage": prompt.stage, "text": text}
     entry |= {"model": backend.model, "revision": backend.revision, "prompt_hash": prompt.hash}
     entry |= {"time": datetime.now(UTC).isoformat(timespec="seconds"), "attempt": prompt.attempt}
@@ -26,10 +26,10 @@ def entry_of(prompt: Prompt, backend: Backend, text: str, fault: tuple[str, str]
 
 
 class Known:
-    """Everything that journals hold, by what was asked of whom: the same question is never paid for twice.
+    """Entries of the journals by prompt, model and revision, so that no question is asked twice.
 
-    An answer counts only for the very prompt, model and revision that it was given for. So with another vision model the
-    BlendCaps stay, and with other references of one image only that image is asked about again.
+    With another vision model, the BlendCaps are kept. With other references of one image, only this image is asked about
+    again.
 
     Args:
         entries (`Iterable[Mapping]`): Entries of all journals.
@@ -46,7 +46,7 @@ class Known:
         return stage, image_id, model, revision, prompt_hash
 
     def add(self, entry: Mapping[str, Any]) -> None:
-        """Take in an entry; of two answers to one question the first stays."""
+        """Add an entry; of two answers to one question, the first counts."""
         key = self._key(*(entry.get(n, "") for n in ("stage", "image_id", "model", "revision", "prompt_hash")))
         if "reason" in entry:
             self._bad.setdefault(key, []).append(dict(entry))
@@ -58,7 +58,7 @@ class Known:
         return self._good.get(self._key(prompt.stage, prompt.image_id, backend.model, backend.revision, prompt.hash))
 
     def faults(self, prompt: Prompt, backend: Backend) -> list[dict[str, Any]]:
-        """The bad answers to a prompt, and its failures."""
+        """Bad answers to a prompt, and failures."""
         return self._bad.get(
             self._key(prompt.stage, prompt.image_id, backend.model, backend.revision, prompt.hash), []
         )
@@ -66,14 +66,14 @@ class Known:
 
 @dataclass
 class Row:
-    """One image on its way through the stages.
+    """One image with its answers so far.
 
     Args:
         number (`int`): Its row in the data set.
         image_id (`str`): The image.
-        references (`Sequence[str]`): What people wrote.
-        answers (`dict[str, dict]`): For each finished stage its entry.
-        fault (`dict`, *optional*): Why it goes no further: `stage`, `reason`, `detail`.
+        references (`Sequence[str]`): Its human captions.
+        answers (`dict[str, dict]`): Entry of each finished stage.
+        fault (`dict`, *optional*): Why it cannot be finished: `stage`, `reason`, `detail`.
     """
 
     number: int
@@ -83,7 +83,7 @@ class Row:
     fault: dict[str, Any] | None = None
 
     def prompt(self, stage: str, image: Any = None) -> Prompt:
-        """The question of a stage."""
+        """The prompt of a stage."""
         if stage == "blend":
             return blend_prompt(self.image_id, self.references)
         if stage == "visual":
@@ -91,7 +91,7 @@ class Row:
         return holistic_prompt(self.image_id, *(self.answers[s]["text"] for s in ("blend", "visual")))
 
     def recall(self, known: Known, backends: Mapping[str, Backend]) -> None:
-        """Fill in what is known already."""
+        """Fill in known answers."""
         for stage in STAGES:
             if stage == "holistic" and len(self.answers) < 2:
                 return
@@ -100,15 +100,15 @@ class Row:
 
     @property
     def is_done(self) -> bool:
-        """Whether all three captions are there."""
+        """Whether the row has all three captions."""
         return len(self.answers) == len(STAGES)
 
     def provenance(self) -> dict[str, dict[str, Any]]:
-        """Where each caption comes from."""
+        """Source of each caption."""
         return {stage: {name: self.answers[stage][name] for name in _FIELDS} for stage in STAGES}
 
     def quarantine_entry(self, split: str) -> dict[str, Any]:
-        """The row in the form of `hf_captionrl.data.QuarantineEntry`."""
+        """The row as a `hf_captionrl.data.QuarantineEntry`."""
         if self.fault is None:
             raise ValueError(f"Image {self.image_id!r} has no fault. Quarantine only rows that have one.")
         reason = self.fault["reason"]

@@ -1,7 +1,6 @@
-"""The embedded world's own pair of backends: rules that blend and combine, and a describer with a known error rate.
+"""Backends of the embedded world: rules that blend and combine, and a describer with a known error rate.
 
-The blender and combiner read the very prompts that a language model gets, and nothing else. The describer knows a scene's
-facts, as a vision model sees an image, and gets some of them wrong.
+The rules read only the prompt, like a language model. The describer knows the facts of a scene and gets some of them wrong.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ _PAIR = re.compile(r"^Correct caption: (.*)\nNew noisy caption: (.*)$")
 
 
 class SceneWriter:
-    """Blends references and combines captions of the embedded world by rule, from the text of the prompt alone."""
+    """Blends references and combines captions of the embedded world by rule, using only the text of the prompt."""
 
     model = "scenes:writer"
     revision = "1"
@@ -55,26 +54,26 @@ class SceneWriter:
             prompts (`Sequence[Prompt]`): The questions.
 
         Yields:
-            `tuple[int, str | Failure]`: Position of the prompt, and its answer; captions that are not of the world's
-            grammar fail.
+            `tuple[int, str | Failure]`: Position of the prompt, and its answer; captions outside the grammar of
+            the world fail.
         """
         for position, prompt in enumerate(prompts):
             pair = _PAIR.match(prompt.user)
             texts = list(pair.groups()) if pair else _REFERENCE.findall(prompt.user)
             claims = [found for text in texts if (found := read_claims(text)) is not None]
             if not claims or (pair and len(claims) < 2):
-                detail = f"not a caption of the embedded world: {prompt.user[:80]!r}; choose another text backend"
+                detail = f"not a caption of the embedded world: {prompt.user[:80]!r}; use another text backend"
                 yield position, Failure("backend_rejected", detail)
             else:
                 yield position, write_claims(combine_claims(*claims) if pair else blend_claims(claims))
 
 
 class SceneDescriber:
-    """Describes scenes as a vision model does: at length, and partly wrong.
+    """Describes scenes like a vision model: in detail, and partly wrong.
 
-    Each fact is mentioned with probability `mention_rate` (the kind always), and each mentioned one is replaced by a
-    wrong value with probability `error_rate`, independently. `upright` has no word, so it shows only when it is got
-    wrong. The draws depend on the seed, the image and the attempt, never on the order of asking.
+    Each fact is mentioned with probability `mention_rate` (the kind always), and each mentioned fact gets a wrong value with
+    probability `error_rate`, independently. `upright` has no word, so an upright object gets an orientation
+    only by error. The draws depend on seed, image and attempt, not on the order of questions.
 
     Args:
         facts (`Mapping[str, Facts | Mapping]`): For each image id its facts.
@@ -99,7 +98,7 @@ class SceneDescriber:
     ) -> None:
         for name, rate in (("error_rate", error_rate), ("mention_rate", mention_rate)):
             if not 0 <= rate <= 1:
-                raise ValueError(f"{name} ({rate}) must lie in [0, 1]; it is no percentage. Use 0.15, say.")
+                raise ValueError(f"{name} ({rate}) must lie in [0, 1], not in percent. Use a value such as 0.15.")
         self._facts = facts
         self._error_rate, self._mention_rate, self._seed = error_rate, mention_rate, seed
         self.revision = f"error_rate={error_rate:g} mention_rate={mention_rate:g} seed={seed}"
@@ -111,12 +110,12 @@ class SceneDescriber:
             prompts (`Sequence[Prompt]`): Of the stage `visual`.
 
         Yields:
-            `tuple[int, str | Failure]`: Position of the prompt, and its answer; an image that is no scene fails.
+            `tuple[int, str | Failure]`: Position of the prompt, and its answer; images without facts fail.
         """
         for position, prompt in enumerate(prompts):
             facts = self._facts.get(prompt.image_id)
             if facts is None:
-                yield position, Failure("backend_rejected", f"image {prompt.image_id!r} is no scene with facts")
+                yield position, Failure("backend_rejected", f"image {prompt.image_id!r} has no facts of a scene")
                 continue
             if not isinstance(facts, Facts):
                 facts = Facts(**{name: facts[name] for name in Facts.__dataclass_fields__})
@@ -128,7 +127,7 @@ class SceneDescriber:
         def see(truth: Any, values: tuple[Any, ...]) -> Any:
             """The value, or a wrong one."""
             others = [value for value in values if value != truth]
-            wrong = others[int(rng.integers(len(others)))]  # drawn in any case, so that rates do not shift the stream
+            wrong = others[int(rng.integers(len(others)))]  # always drawn, so that the rates do not change later draws
             return wrong if rng.random() < self._error_rate else truth
 
         kinds = EMOJI_KINDS if facts.kind in EMOJI_KINDS else SHAPE_KINDS
@@ -140,14 +139,14 @@ class SceneDescriber:
             "position": see(facts.position, POSITIONS),
             "background": see(facts.background, BACKGROUNDS),
         }
-        # A wrong second object is another thing where there is one, and a thing out of nowhere where there is none.
+        # A wrong second object is another object, or an invented one if there is none.
         second = see(facts.second or ALONE, tuple(k for k in kinds if k not in (kind, facts.kind)))
         relation = see(facts.relation or RELATIONS[int(rng.integers(len(RELATIONS)))], RELATIONS)
         said = dict(zip((*seen, "second", "relation"), rng.random(7) < self._mention_rate, strict=True))
         claims = {name: value for name, value in seen.items() if said[name]}
         if claims.get("orientation") == "upright":
             del claims["orientation"]
-        if "count" not in claims:  # a noun is singular or plural in any case
+        if "count" not in claims:  # a noun is always singular or plural
             claims |= {"several": True} if seen["count"] > 1 else {"count": 1}
         if said["second"]:
             claims["second"] = second

@@ -50,7 +50,7 @@ def add_parser(subcommands: Any) -> None:
 def _rewritten(folder: Path, given: dict[str, str]) -> bool:
     """Write the card of a data set, if the folder is one."""
     from hf_captionrl.boosting.card import BOOSTED_FILE, rewrite_boosted_card
-    from hf_captionrl.truematch.files import MANIFEST_FILE, load_truematch
+    from hf_captionrl.truematch.benchmark_files import MANIFEST_FILE, load_truematch
 
     boosted = (folder / BOOSTED_FILE).is_file()
     if not boosted and not (folder / MANIFEST_FILE).is_file():

@@ -52,10 +52,12 @@ def add_commands(subparsers: Any, commands: Iterable[Command], chosen: str | Non
         if chosen is not None and command.name != chosen:
             continue
         if command.subcommands:
-            parser.description = command.description
+            parser.description = _filled(command.description)
             parser.set_defaults(traceback=False)
             nested = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
             add_commands(nested, command.subcommands)
+            examples = [(inner.epilog or "").removeprefix("examples:\n") for inner in nested.choices.values()]
+            parser.epilog = "examples:\n" + "\n".join(filter(None, examples))
             continue
         cls = _load(command.options)
         parser.description = _filled(cls.__doc__ or "")

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from hf_captionrl.cli import (
-    boost,
     card,
     completion,
     convert,
@@ -22,9 +21,7 @@ from hf_captionrl.cli import (
     gallery,
     metrics,
     push,
-    study,
     train,
-    truematch,
 )
 from hf_captionrl.cli.commands import Command, add_commands
 from hf_captionrl.console import CheckedOutput, announce_offline_waits, is_input_error, one_line
@@ -62,6 +59,89 @@ COMMANDS: tuple[Command, ...] = (
         function="mine_bags",
         resumes=True,
     ),
+    Command(
+        "truematch",
+        "build, review and use a benchmark of similar images",
+        description="TrueMatch (No Detail Left Behind, section 3): bags of 3, 5 and 7 similar images. A caption passes if it "
+        "retrieves its own image within the bag.",
+        subcommands=(
+            Command(
+                "build",
+                "find bags of similar images and write the benchmark",
+                options="truematch.options:BuildOptions",
+                function="truematch.build:build",
+                resumes=True,
+            ),
+            Command(
+                "review",
+                "keep or drop each bag in a browser",
+                options="truematch.options:ReviewOptions",
+                function="truematch.review:review",
+                resumes=True,
+            ),
+            Command(
+                "apply",
+                "apply decisions, and write kept.json and the card again",
+                options="truematch.options:ApplyOptions",
+                function="truematch.review:apply",
+                resumes=True,
+            ),
+            Command(
+                "evaluate",
+                "evaluate captioners on the benchmark",
+                options="truematch.options:EvaluateOptions",
+                function="truematch.evaluate:evaluate",
+                resumes=True,
+            ),
+            Command(
+                "leaderboard",
+                "combine results into one table, best first",
+                options="truematch.options:LeaderboardOptions",
+                function="truematch.leaderboard:leaderboard",
+                resumes=True,
+            ),
+        ),
+    ),
+    Command(
+        "study",
+        "build a human study and score its answers",
+        description="Human studies without a server. `build` writes one HTML page per participant, which opens from disk and "
+        "exports the answers as a file, and the key, which stays with you. `score` scores the answers with the key.",
+        subcommands=(
+            Command(
+                "build",
+                "write the pages and the key",
+                description="Write the pages and the key of one of two designs.",
+                subcommands=(
+                    Command(
+                        "retrieval",
+                        "pick the image of a caption among ten similar images (DiscriTune)",
+                        options="studies.options:RetrievalOptions",
+                        function="studies.build:build_retrieval",
+                    ),
+                    Command(
+                        "rating",
+                        "rate descriptiveness, accuracy and fluency from 1 to 5 (SMILE)",
+                        options="studies.options:RatingOptions",
+                        function="studies.build:build_rating",
+                    ),
+                ),
+            ),
+            Command(
+                "score",
+                "score answers with the key",
+                options="studies.options:ScoreOptions",
+                function="studies.score:score",
+            ),
+        ),
+    ),
+    Command(
+        "boost",
+        "write richer references with language and vision models, resumable",
+        options="boosting.options:BoostOptions",
+        function="boosting.boost:boost",
+        resumes=True,
+    ),
 )
 
 
@@ -80,9 +160,6 @@ def build_parser(chosen: str | None = None) -> argparse.ArgumentParser:
         evaluate,
         explain,
         gallery,
-        truematch,
-        study,
-        boost,
         card,
         push,
         convert,

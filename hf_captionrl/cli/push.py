@@ -72,7 +72,7 @@ def add_parser(subcommands: Any) -> None:
 def _kind(folder: Path) -> str:
     """A data set tells by its manifest that it is one."""
     from hf_captionrl.boosting.card import BOOSTED_FILE
-    from hf_captionrl.truematch.files import MANIFEST_FILE
+    from hf_captionrl.truematch.benchmark_files import MANIFEST_FILE
 
     return "dataset" if any((folder / name).is_file() for name in (BOOSTED_FILE, MANIFEST_FILE)) else "model"
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hf_captionrl.evaluation.scored_captions import REFERENCES
 
@@ -47,7 +46,7 @@ def _own_name(source: str | Path) -> str:
     return path.resolve().name if path.is_dir() else str(public_values(str(source)))
 
 
-def read_files(arguments: argparse.Namespace) -> list[CaptionFile]:
+def read_files(arguments: Any) -> list[CaptionFile]:
     """Read the files of `--captions` under the names of `--names`, or their own."""
     from hf_captionrl.evaluation.caption_files import read_caption_file
 

@@ -14,7 +14,14 @@ from hf_captionrl.options import CommandOptions, option, positive, share
 if TYPE_CHECKING:
     import datasets
 
-__all__ = ["CaptionerOptions", "DatasetOptions", "LoadedSplit", "SimilarityOptions", "load_split"]
+__all__ = [
+    "CaptionerOptions",
+    "DatasetOptions",
+    "LoadedSplit",
+    "PublicationOptions",
+    "SimilarityOptions",
+    "load_split",
+]
 
 
 @dataclass
@@ -90,6 +97,25 @@ class SimilarityOptions(CommandOptions):
     device: str | None = option(None, metavar="NAME", help="cpu, cuda, cuda:1, ... (default: a GPU if there is one)")
     batch_size: int = option(64, parse=positive, metavar="N", help="images encoded at once")
     cache_dir: str | None = option(None, metavar="DIR", help="folder of the feature cache")
+
+
+@dataclass
+class PublicationOptions(CommandOptions):
+    """What the card says of a data set that a command writes."""
+
+    heading: ClassVar[str] = "publication"
+
+    no_images: bool = option(False, help="leave the images out, if their licence does not allow copies")
+    repo_id: str | None = option(None, metavar="NAME", help="name on the card (default: the folder's name)")
+    license: str = option("other", metavar="NAME", help="of what this command adds")
+    source_license: str | None = option(
+        None, metavar="TEXT", help="of the images and references (default: see the source)"
+    )
+    language: str = option("en", metavar="CODE", help="of the captions")
+
+    def source_license_of(self, dataset: str) -> str:
+        """The licence of the source as the card shows it."""
+        return self.source_license or ("apache-2.0" if dataset == "scenes" else "see there")
 
 
 class LoadedSplit:

@@ -1,4 +1,4 @@
-"""Language models that answer prompts: local, with vLLM, or behind an OpenAI-compatible endpoint."""
+"""Language models that answer prompts: transformers, vLLM, or an OpenAI-compatible endpoint."""
 
 from hf_captionrl.language_models.backend import Answer, Backend, BackendError, Failure, Truncated
 from hf_captionrl.language_models.endpoint import HTTPBackend

@@ -1,4 +1,4 @@
-"""What answers prompts: the one small protocol of every backend, and what may stand in place of a whole answer."""
+"""Protocol of backends, and the values that they return."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from hf_captionrl.language_models.prompt import Prompt
 __all__ = ["RETRY_TEMPERATURE", "Answer", "Backend", "BackendError", "Failure", "Truncated"]
 
 RETRY_TEMPERATURE = 0.7
-"""Of sampling a bad answer anew, for greedy decoding would give it again."""
+"""Temperature of later attempts, because greedy decoding repeats a bad answer."""
 
 
 class BackendError(RuntimeError):
-    """A backend that cannot answer at all: wrong key, no such model, nobody there. The run stops; nothing is lost."""
+    """A backend fails for every prompt: wrong key, unknown model, wrong address. The run stops; no answer is lost."""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """What stands in place of an answer that did not come.
+    """A prompt without an answer.
 
     Args:
-        reason (`str`): `"backend_failed"` where nothing came back however often it was asked (asked again by the next
-            run), or `"backend_rejected"` where the question itself was refused (not asked again).
+        reason (`str`): `"backend_failed"` if all tries failed (the next run asks again), or `"backend_rejected"` if the prompt
+            was refused (not asked again).
         detail (`str`): What happened, in a sentence; never a key.
     """
 
@@ -34,27 +34,27 @@ class Failure:
 
 @dataclass(frozen=True)
 class Truncated:
-    """An answer that stopped at the length limit: its end is missing.
+    """An answer that reached the length limit.
 
     Args:
-        text (`str`): What there is of it.
+        text (`str`): The incomplete answer.
     """
 
     text: str
 
 
 Answer: TypeAlias = str | Truncated | Failure
-"""What a backend may give for a prompt."""
+"""Result of a backend for one prompt."""
 
 
 @runtime_checkable
 class Backend(Protocol):
-    """Something that answers prompts.
+    """Answers prompts.
 
     Attributes:
         model (`str`): Name for the provenance of each answer.
-        revision (`str`): Commit, hash of the weights, version or seed of it; settings that change answers are named here,
-            too. Answers of another revision are not taken for this one's.
+        revision (`str`): Commit, hash of the weights or version, and all settings that change answers. Answers of other
+            revisions are not reused.
         sees_images (`bool`): Whether it answers prompts with images.
     """
 
@@ -63,5 +63,5 @@ class Backend(Protocol):
     sees_images: bool
 
     def complete(self, prompts: Sequence[Prompt]) -> Iterator[tuple[int, Answer]]:
-        """Answer prompts, each as soon as its answer is there, so that what is paid for can be written down at once."""
+        """Yield position and answer of each prompt as soon as the answer arrives, so that it can be stored."""
         ...

@@ -1,7 +1,7 @@
-"""Any endpoint that speaks OpenAI's chat completions, asked with the standard library alone.
+"""Client of endpoints with OpenAI's chat completions.
 
-The key comes from an environment variable and goes into one header of requests to the given address; it is in no message,
-log or file, and no redirect is followed, for that would carry it elsewhere.
+The key comes from an environment variable and is sent only in the header of requests to the given address. No message, log or
+file contains it, and redirects are not followed.
 """
 
 from __future__ import annotations
@@ -23,11 +23,15 @@ from typing import Any
 from hf_captionrl.language_models.backend import RETRY_TEMPERATURE, Answer, BackendError, Failure, Truncated
 from hf_captionrl.language_models.prompt import Prompt
 
-__all__ = ["HTTPBackend", "image_url"]
+__all__ = ["HTTPBackend", "chat_turns", "image_url"]
 
-_LARGEST_ANSWER = 4 * 2**20  # bytes; a caption is a few hundred
-_AGAIN = (408, 409, 425, 429)  # and all of 500 and above
-_ONE_PROMPT = (400, 413, 415, 422)  # all else, such as 401, 402, 404 and redirects, is wrong with every prompt
+# Not `huggingface_hub.InferenceClient`, because it breaks three promises: `timeout` limits each read and not the whole answer
+# (a server that drips held a request of 0.3 s for 7 s), redirects are followed, which sends prompts and images elsewhere, and
+# without a key it sends the user's Hub token to the endpoint.
+
+_LARGEST_ANSWER = 4 * 2**20  # bytes; a caption has a few hundred
+_RETRIED = (408, 409, 425, 429)  # and 500 and above
+_ONE_PROMPT = (400, 413, 415, 422)  # other codes, such as 401, 402, 404 and redirects, concern every prompt
 _LONGEST_WAIT_S = 120.0
 
 
@@ -37,7 +41,7 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
 
 def image_url(image: Any) -> str:
-    """An image as a data URL, as chat endpoints take it.
+    """An image as a data URL for chat endpoints.
 
     Returns:
         `str`: `data:image/png;base64,...` for small images, JPEG of quality 90 for those above 512 x 512 pixels.
@@ -48,27 +52,37 @@ def image_url(image: Any) -> str:
     return f"data:image/{kind.lower()};base64,{base64.b64encode(buffer.getvalue()).decode('ascii')}"
 
 
-class HTTPBackend:
-    """Asks an OpenAI-compatible endpoint.
+def chat_turns(prompt: Prompt, sees_images: bool, *, image_first: bool = False) -> list[dict[str, Any]]:
+    """A prompt as the messages of a chat, with its image in the last one."""
+    turns: list[dict[str, Any]] = list(prompt.turns())
+    if prompt.image is not None and sees_images:
+        text = {"type": "text", "text": prompt.user}
+        image = {"type": "image_url", "image_url": {"url": image_url(prompt.image)}}
+        turns[-1] = {"role": "user", "content": [image, text] if image_first else [text, image]}
+    return turns
 
-    429, 5xx, timeouts, cut connections and answers that are no JSON are asked again, after `backoff_s * 2**k` seconds or
-    what `Retry-After` says. Other refusals of one prompt (400, 413, 415, 422) become a [`Failure`]; those of every prompt
-    (a wrong key, no such address) stop the run.
+
+class HTTPBackend:
+    """Backend of an OpenAI-compatible endpoint.
+
+    Requests are repeated after 429, 5xx, timeouts, dropped connections and answers that are not JSON. The wait is
+    `backoff_s * 2**k` seconds, or that of `Retry-After`. Refusals of one prompt (400, 413, 415, 422) become a [`Failure`];
+    refusals of every prompt (wrong key, wrong address) stop the run.
 
     Args:
         base_url (`str`): Address up to `/chat/completions`, for instance `http://127.0.0.1:8000/v1`.
         model (`str`): Name of the model there.
-        revision (`str`): What to write into the provenance; endpoints do not tell.
-        api_key_env (`str`, *optional*): Environment variable that holds the key; `None` for none.
+        revision (`str`): Revision for the provenance, because endpoints do not report one.
+        api_key_env (`str`, *optional*): Environment variable with the key; `None` for no key.
         sees_images (`bool`): Whether to send images.
         max_new_tokens (`int`): Longest answer.
-        temperature (`float`): Of sampling; later attempts at a bad answer take 0.7 where this is less.
-        seed (`int`, *optional*): Sent along, plus the number of the attempt; `None` for servers that know none.
-        concurrency (`int`): Requests in flight.
-        timeout_s (`float`): Of one request: of connecting, of each wait for the first byte, and of the whole answer.
-        tries (`int`): How often a request is sent at most.
-        backoff_s (`float`): First wait; doubled each time, at most two minutes.
-        sleep (`Callable`): How to wait.
+        temperature (`float`): Of sampling; later attempts use at least 0.7.
+        seed (`int`, *optional*): Sent plus the number of the attempt; `None` for servers without seeds.
+        concurrency (`int`): Concurrent requests.
+        timeout_s (`float`): Limit in seconds for connecting, for each wait, and for the whole answer.
+        tries (`int`): Largest number of requests per prompt.
+        backoff_s (`float`): First wait in seconds; doubled each time, at most two minutes.
+        sleep (`Callable`): Waits.
     """
 
     def __init__(
@@ -93,8 +107,8 @@ class HTTPBackend:
             raise ValueError(f"base_url is {base_url!r}. Give an address such as http://127.0.0.1:8000/v1.")
         if parts.username or parts.password or parts.query:
             raise ValueError(
-                "base_url holds a user, a password or a query, which would end up in logs. Put the key into an environment "
-                "variable and name that."
+                "base_url contains a user, a password or a query, which would appear in logs. Put the key into an environment "
+                "variable and use api_key_env."
             )
         if tries < 1 or concurrency < 1 or timeout_s <= 0 or backoff_s < 0:
             raise ValueError(
@@ -106,11 +120,11 @@ class HTTPBackend:
             self._key = os.environ.get(api_key_env, "").strip()
             if not self._key:
                 raise BackendError(f"The environment variable {api_key_env} is empty. Put the endpoint's key into it.")
-            # http.client would print the key in its own refusal.
+            # http.client would print such a key in its own error.
             if not all("!" <= letter <= "~" for letter in self._key):
                 raise BackendError(
-                    f"The environment variable {api_key_env} holds blanks, line breaks or letters beyond ASCII between its "
-                    "ends, which no key has. Put the endpoint's key alone into it."
+                    f"The environment variable {api_key_env} holds spaces, line breaks or characters that are not ASCII, "
+                    "which a key cannot contain. Put only the endpoint's key into it."
                 )
         self._url = base_url.rstrip("/") + "/chat/completions"
         self.model, self.sees_images = model, sees_images
@@ -129,33 +143,31 @@ class HTTPBackend:
         return f"{type(self).__name__}({self._url!r}, {self.model!r})"
 
     def _hide(self, text: str) -> str:
-        """A server may repeat the key in its complaint."""
+        """Remove the key, which a server may repeat in its error."""
         return text.replace(self._key, "***") if self._key else text
 
     def _body(self, prompt: Prompt) -> bytes:
-        turns: list[dict[str, Any]] = list(prompt.turns())
-        if prompt.image is not None and self.sees_images:
-            content = [
-                {"type": "text", "text": prompt.user},
-                {"type": "image_url", "image_url": {"url": image_url(prompt.image)}},
-            ]
-            turns[-1] = {"role": "user", "content": content}
         temperature = max(self._temperature, RETRY_TEMPERATURE) if prompt.attempt else self._temperature
-        body = {"model": self.model, "messages": turns, "temperature": temperature, **self._settings}
+        body = {
+            "model": self.model,
+            "messages": chat_turns(prompt, self.sees_images),
+            "temperature": temperature,
+            **self._settings,
+        }
         seed = {} if self._seed is None else {"seed": self._seed + prompt.attempt}
         return json.dumps(body | seed).encode("utf-8")
 
     def _read(self, response: Any, most: int, deadline: float) -> bytes:
-        """Up to `most` bytes before the deadline: a socket's timeout alone starts anew with every byte that drips in."""
+        """Up to `most` bytes before the deadline; the timeout of a socket restarts with every byte."""
         data = bytearray()
         while len(data) < most and (part := response.read1(min(2**16, most - len(data)))):
             data += part
             if time.monotonic() > deadline:
-                raise TimeoutError(f"the answer was not whole after {self._timeout_s:g} s")
+                raise TimeoutError(f"the answer was incomplete after {self._timeout_s:g} s")
         return bytes(data)
 
     def _send(self, body: bytes) -> str | Truncated:
-        """One request. Raises `_AgainError` where another may do, else `_RejectedError` or, for every prompt, `BackendError`."""
+        """One request. Raises `_RetryError` if another may succeed, else `_RejectedError` or, for every prompt, `BackendError`."""
         headers = {"Content-Type": "application/json", "Accept": "application/json"}
         if self._key:
             headers["Authorization"] = f"Bearer {self._key}"
@@ -174,30 +186,30 @@ class HTTPBackend:
             said = self._hide(" ".join(told.decode("utf-8", "replace").split())[:200])
             after = error.headers.get("Retry-After", "")
             message = f"HTTP {error.code}: {said}"
-            if error.code in _AGAIN or error.code >= 500:
-                raise _AgainError(message, float(after) if after.replace(".", "", 1).isdecimal() else None) from None
+            if error.code in _RETRIED or error.code >= 500:
+                raise _RetryError(message, float(after) if after.replace(".", "", 1).isdecimal() else None) from None
             if error.code in _ONE_PROMPT:
                 raise _RejectedError(message) from None
             raise BackendError(
-                f"{self._url} answers {message}. Check the address, the model's name, the key and what is left to spend."
+                f"{self._url} answers {message}. Check the address, the model's name, the key and the credit."
             ) from None
-        except (OSError, http.client.HTTPException) as error:  # timeouts, refused and cut connections
-            raise _AgainError(self._hide(f"{type(error).__name__}: {error}")) from None
+        except (OSError, http.client.HTTPException) as error:  # timeouts, refused and dropped connections
+            raise _RetryError(self._hide(f"{type(error).__name__}: {error}")) from None
         try:
             if len(data) > _LARGEST_ANSWER:
                 raise ValueError("longer than 4 MiB")
             if missing:
-                raise ValueError(f"{missing} bytes of it are missing")
+                raise ValueError(f"{missing} bytes are missing")
             choice = json.loads(data)["choices"][0]
             content = choice["message"]["content"]
-            cut = choice.get("finish_reason") == "length"
+            truncated = choice.get("finish_reason") == "length"
         except (ValueError, KeyError, IndexError, TypeError, RecursionError) as error:
-            raise _AgainError(f"no chat completion: {type(error).__name__}: {error}") from None
-        if isinstance(content, list):  # some servers answer in parts
+            raise _RetryError(f"not a chat completion: {type(error).__name__}: {error}") from None
+        if isinstance(content, list):  # some servers return parts
             content = "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
-        if not isinstance(content, str):  # null: a refusal or nothing; an empty answer either way
+        if not isinstance(content, str):  # null: a refusal or an empty answer
             return ""
-        return Truncated(content) if cut else content
+        return Truncated(content) if truncated else content
 
     def _ask(self, prompt: Prompt) -> Answer:
         body = self._body(prompt)
@@ -207,19 +219,19 @@ class HTTPBackend:
                 return self._send(body)
             except _RejectedError as error:
                 return Failure("backend_rejected", str(error))
-            except _AgainError as error:
+            except _RetryError as error:
                 message = str(error)
                 if number + 1 < self._tries:
                     wait = self._backoff_s * 2**number if error.after_s is None else error.after_s
                     self._sleep(min(wait, _LONGEST_WAIT_S))
-        return Failure("backend_failed", f"no answer in {self._tries} tries, the last: {message}")
+        return Failure("backend_failed", f"no answer in {self._tries} tries; the last error: {message}")
 
     def complete(self, prompts: Sequence[Prompt]) -> Iterator[tuple[int, Answer]]:
         """Answer prompts, several at a time."""
         fatal: BackendError | None = None
         left: Iterator[tuple[int, Prompt]] = iter(enumerate(prompts))
         with ThreadPoolExecutor(self._concurrency) as pool:
-            # Nothing is asked before room is made by an answer that the caller has taken: a kill costs no more than these.
+            # The next request starts only after the caller has taken an answer, so a kill loses at most these requests.
             asked = {pool.submit(self._ask, prompt): position for position, prompt in islice(left, self._concurrency)}
             while asked:
                 done, _ = wait(asked, return_when=FIRST_COMPLETED)
@@ -229,7 +241,7 @@ class HTTPBackend:
                         answer = future.result()
                     except BackendError as error:
                         fatal = error
-                        left = iter(())  # requests in flight may still bring answers, which are paid for
+                        left = iter(())  # the answers of running requests are still returned
                         continue
                     yield position, answer
                     for further, prompt in islice(left, 1):
@@ -238,7 +250,7 @@ class HTTPBackend:
             raise fatal
 
 
-class _AgainError(Exception):
+class _RetryError(Exception):
     def __init__(self, message: str, after_s: float | None = None) -> None:
         super().__init__(message)
         self.after_s = after_s

@@ -1,4 +1,4 @@
-"""What backends of local models share: how they are named, decoded and drawn from, and the text a chat becomes."""
+"""Base class of backends that hold a model, and helpers for its revision, decoding, seed and chat text."""
 
 from __future__ import annotations
 
@@ -8,17 +8,33 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from hf_captionrl.language_models.backend import RETRY_TEMPERATURE
+from hf_captionrl.language_models.backend import RETRY_TEMPERATURE, Answer
 from hf_captionrl.language_models.prompt import Prompt
 
-__all__ = ["by_attempt", "chat_text", "decoding", "folder_revision", "loaded_revision", "revision_line", "seed_draws"]
+__all__ = [
+    "LocalBackend",
+    "chat_text",
+    "decoding",
+    "default_device",
+    "folder_revision",
+    "loaded_revision",
+    "revision_line",
+    "seed_draws",
+]
+
+
+def default_device(device: str | None) -> str:
+    """The device, or a GPU if there is one."""
+    import torch
+
+    return device or ("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def loaded_revision(model: Any, *parts: str) -> str:
-    """What tells a loaded model from one that was trained further: its commit, or a hash of its weights.
+    """Commit of a loaded model from the Hub, or a hash of its weights.
 
-    Only the Hub gives a commit. A folder can hold other weights tomorrow under the same name, and an adapter's base keeps
-    its commit whatever the adapter is; both get the hash.
+    A folder can change its weights without changing its name, and an adapter's base keeps its commit whatever the adapter
+    is; both get the hash.
     """
     from hf_captionrl.retrieval.content_hashes import model_fingerprint
 
@@ -26,13 +42,13 @@ def loaded_revision(model: Any, *parts: str) -> str:
     if commit and not hasattr(model, "peft_config"):
         return str(commit)
     generation = getattr(model, "generation_config", None)
-    # The version that wrote the file changes nothing.
+    # The version that wrote the file does not change the model.
     settings = {} if generation is None else {**generation.to_diff_dict(), "transformers_version": None}
     return model_fingerprint(model, json.dumps(settings, sort_keys=True, default=str), *parts)[:12]
 
 
 def folder_revision(model: str, revision: str | None) -> str:
-    """The same for a model that another process holds: of a folder a hash of its files, else the commit in the cache."""
+    """The same for a model that another engine loads: a hash of the folder's files, or the commit in the Hub's cache."""
     folder = Path(model)
     if folder.is_dir():
         digest = hashlib.blake2b(digest_size=16)
@@ -49,28 +65,55 @@ def folder_revision(model: str, revision: str | None) -> str:
 
 
 def revision_line(identity: str, max_new_tokens: int, *, engine: str = "") -> str:
-    """Identity and settings that change answers, as the journal keeps them."""
+    """Identity and settings that change answers, as stored in the journal."""
     return "; ".join(filter(None, (identity, f"{engine} greedy max_new_tokens={max_new_tokens}".strip())))
 
 
 def decoding(attempt: int, max_new_tokens: int) -> dict[str, Any]:
-    """Greedy at first; a bad answer is drawn anew, for greedy decoding would give it again."""
+    """Arguments of `generate`: greedy at first, sampling at later attempts, because greedy repeats a bad answer."""
     if attempt == 0:
         return {"do_sample": False, "num_beams": 1, "max_new_tokens": max_new_tokens}
     return {"do_sample": True, "temperature": RETRY_TEMPERATURE, "num_beams": 1, "max_new_tokens": max_new_tokens}
 
 
-def by_attempt(prompts: Sequence[Prompt], batch_size: int) -> Iterator[list[int]]:
-    """Batches of positions whose prompts are decoded alike."""
-    for attempt in sorted({prompt.attempt for prompt in prompts}):
-        positions = [i for i, prompt in enumerate(prompts) if prompt.attempt == attempt]
-        yield from (positions[start : start + batch_size] for start in range(0, len(positions), batch_size))
+class LocalBackend:
+    """Answers prompts batch by batch. Subclasses load the model and answer one batch.
+
+    Args:
+        model (`str`): Name for the provenance of each answer.
+        identity (`str`): Commit of the model, or hash of its weights.
+        max_new_tokens (`int`): Longest answer.
+        batch_size (`int`, *optional*): Prompts per batch; `None` for all.
+        engine (`str`): Named in the revision.
+    """
+
+    sees_images = False
+
+    def __init__(
+        self, model: str, identity: str, *, max_new_tokens: int, batch_size: int | None = None, engine: str = ""
+    ) -> None:
+        self.model = model
+        self.revision = revision_line(identity, max_new_tokens, engine=engine)
+        self._batch_size, self._max_new_tokens = batch_size, max_new_tokens
+
+    def complete(self, prompts: Sequence[Prompt]) -> Iterator[tuple[int, Answer]]:
+        """Answer prompts; a batch holds prompts of the same attempt, which are decoded alike."""
+        for attempt in sorted({prompt.attempt for prompt in prompts}):
+            positions = [i for i, prompt in enumerate(prompts) if prompt.attempt == attempt]
+            size = self._batch_size or len(positions)
+            for start in range(0, len(positions), size):
+                batch = positions[start : start + size]
+                yield from zip(batch, self._answer([prompts[i] for i in batch]), strict=True)
+
+    def _answer(self, prompts: Sequence[Prompt]) -> Sequence[Answer]:
+        """Answer one batch."""
+        raise NotImplementedError
 
 
 def seed_draws(prompts: Sequence[Prompt]) -> None:
-    """Let samples depend on what is asked and on the attempt, not on what was asked before.
+    """Seed sampling with the first prompt and its attempt, not with what was asked before.
 
-    A batch draws the same in a resumed run; prompts that come in other batches there draw anew.
+    The same batch samples the same answers in a resumed run.
     """
     import torch
 
@@ -78,10 +121,10 @@ def seed_draws(prompts: Sequence[Prompt]) -> None:
 
 
 def chat_text(tokenizer: Any, prompt: Prompt) -> str:
-    """A prompt as the text a language model continues.
+    """The text of a prompt that a language model continues.
 
-    Templates without a system role (Mistral's first) get the instruction in front of the first question; a model without
-    a template gets the paper's plain layout, `User : ... Assistant : ...`.
+    If a template has no system role (the first Mistral), the instruction is put before the first question. A model without
+    a template gets the plain layout of the paper, `User : ... Assistant : ...`.
     """
     turns = prompt.turns()
     if not getattr(tokenizer, "chat_template", None):

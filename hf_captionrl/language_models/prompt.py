@@ -15,13 +15,13 @@ class Prompt:
     """One question to a model.
 
     Args:
-        stage (`str`): One of `STAGES`.
-        image_id (`str`): Whose image it is about.
-        user (`str`): The question itself.
+        stage (`str`): Name of the task, part of the hash.
+        image_id (`str`): Id of the image.
+        user (`str`): The question.
         system (`str`): The instruction before it, or `""`.
-        examples (`tuple[tuple[str, str], ...]`): Worked examples: what the user says, and the answer.
-        image (`PIL.Image.Image`, *optional*): What a vision model looks at.
-        attempt (`int`): 0 for the first time of asking; backends may draw another answer for a later one.
+        examples (`tuple[tuple[str, str], ...]`): Worked examples: question and answer.
+        image (`PIL.Image.Image`, *optional*): The image for a vision model.
+        attempt (`int`): 0 for the first attempt; backends sample at later ones.
     """
 
     stage: str
@@ -34,7 +34,7 @@ class Prompt:
 
     @property
     def hash(self) -> str:
-        """16 hex digits of everything the model reads; the image is not in it, `image_id` stands for it."""
+        """Hash of the text that the model reads, 16 hex digits; `image_id` represents the image."""
         read = json.dumps([self.stage, self.image_id, self.system, self.examples, self.user], ensure_ascii=True)
         return hashlib.blake2b(read.encode(), digest_size=8).hexdigest()
 

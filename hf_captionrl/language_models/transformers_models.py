@@ -1,19 +1,19 @@
-"""Models of transformers as backends: one that writes, one that sees, and the captioners of this package."""
+"""Backends of transformers: language models, vision-language models, and the captioners of this package."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from hf_captionrl.checkpoints.loading import check_complete, load_pretrained
 from hf_captionrl.checkpoints.shipped import model_path
 from hf_captionrl.language_models.backend import Answer, Failure, Truncated
 from hf_captionrl.language_models.local_models import (
-    by_attempt,
+    LocalBackend,
     chat_text,
     decoding,
+    default_device,
     loaded_revision,
-    revision_line,
     seed_draws,
 )
 from hf_captionrl.language_models.prompt import Prompt
@@ -21,14 +21,8 @@ from hf_captionrl.language_models.prompt import Prompt
 __all__ = ["CaptionerBackend", "TransformersBackend", "TransformersTextBackend", "TransformersVisionBackend"]
 
 
-def _default_device(device: str | None) -> str:
-    import torch
-
-    return device or ("cuda" if torch.cuda.is_available() else "cpu")
-
-
 def _ids_of(*sources: Any) -> set[int]:
-    """Ids of the start, end and padding tokens that tokenizer and configurations name."""
+    """Ids of the special tokens in tokenizer and configurations."""
     names = ("bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "cls_token_id", "decoder_start_token_id")
     values = [getattr(source, name, None) for source in sources for name in names]
     lists = [value if isinstance(value, (list, tuple)) else [value] for value in values]
@@ -36,10 +30,10 @@ def _ids_of(*sources: Any) -> set[int]:
 
 
 def _continuation(row: list[int], asked: list[int], special: set[int]) -> list[int]:
-    """What a model wrote behind its prompt; all of it where the prompt does not come first.
+    """The tokens after the prompt; all tokens if the row does not begin with the prompt.
 
-    BLIP gives the prompt again with another first token and without its last, InstructBLIP gives the answer alone, a chat
-    model repeats every token: so special tokens are left out of the comparison.
+    A chat model repeats the prompt exactly, BLIP repeats it with another first token and without its last, and InstructBLIP
+    returns only the answer. The comparison therefore ignores special tokens.
     """
     if row[: len(asked)] == asked:
         return row[len(asked) :]
@@ -53,23 +47,22 @@ def _continuation(row: list[int], asked: list[int], special: set[int]) -> list[i
     return rest[start:]
 
 
-class TransformersBackend:
-    """What both backends of transformers do: load, generate, and read the answer off what was generated.
+class TransformersBackend(LocalBackend):
+    """Base class: loads a model of transformers, generates, and extracts the answers.
 
     Args:
         model (`str`): A folder, a name on the Hub, or a shipped model.
         revision (`str`, *optional*): Branch, tag or commit.
-        device (`str`, *optional*): Where to; a GPU if there is one.
+        device (`str`, *optional*): By default a GPU if there is one.
         dtype (`str`): Of the weights.
-        batch_size (`int`): Prompts at a time.
+        batch_size (`int`): Prompts per batch.
         max_new_tokens (`int`): Longest answer.
     """
 
-    sees_images = False
     model_class: ClassVar[str]
-    """Of transformers, that loads the model."""
+    """Name of the class in transformers that loads the model."""
     processor_class: ClassVar[str]
-    """Likewise what prepares its inputs."""
+    """Name of the class in transformers that prepares its inputs."""
 
     def __init__(
         self,
@@ -88,27 +81,27 @@ class TransformersBackend:
             path, revision=revision, trust_remote_code=False
         )
         self._tokenizer: Any = getattr(self._processor, "tokenizer", self._processor)
-        # An answer continues the last token of its prompt.
+        # The answer continues the last token of the prompt.
         self._tokenizer.padding_side = "left"
         if self._tokenizer.pad_token_id is None:
             self._tokenizer.pad_token = self._tokenizer.eos_token
         loader = getattr(transformers, self.model_class)
         loaded, missing = load_pretrained(loader, path, revision=revision, dtype=dtype)
         check_complete(path, loaded, missing)
-        self._device = _default_device(device)
+        self._device = default_device(device)
         self._model: Any = loaded.to(self._device).eval()
         settings = self._model.generation_config
         text_config = self._model.config.get_text_config(decoder=True)
         self._special = _ids_of(self._tokenizer, settings, self._model.config, text_config)
         self._template = str(getattr(self._processor, "chat_template", None) or "")
-        self._batch_size, self._max_new_tokens = batch_size, max_new_tokens
-        self.model = model
-        self.revision = revision_line(loaded_revision(loaded, self._template), max_new_tokens)
+        super().__init__(
+            model, loaded_revision(loaded, self._template), max_new_tokens=max_new_tokens, batch_size=batch_size
+        )
         if settings.pad_token_id is None:
             settings.pad_token_id = self._tokenizer.pad_token_id
 
-    def _answers(self, inputs: Any, prompts: Sequence[Prompt], max_new_tokens: int) -> list[Answer]:
-        """Generate for a batch, and cut prompts and special tokens off."""
+    def _generate(self, inputs: Any, prompts: Sequence[Prompt], max_new_tokens: int) -> list[Answer]:
+        """Generate for a batch, and remove prompts and special tokens."""
         import torch
 
         seed_draws(prompts)
@@ -125,41 +118,35 @@ class TransformersBackend:
 
 
 class TransformersTextBackend(TransformersBackend):
-    """A causal language model of transformers; arguments as of [`TransformersBackend`]."""
+    """A causal language model of transformers; arguments as in [`TransformersBackend`]."""
 
     model_class = "AutoModelForCausalLM"
     processor_class = "AutoTokenizer"
 
-    def complete(self, prompts: Sequence[Prompt]) -> Iterator[tuple[int, Answer]]:
-        """Answer prompts, a batch at a time."""
+    def _answer(self, prompts: Sequence[Prompt]) -> list[Answer]:
         longest = getattr(self._model.config, "max_position_embeddings", None)
-        for positions in by_attempt(prompts, self._batch_size):
-            texts = [chat_text(self._tokenizer, prompts[i]) for i in positions]
-            # Templates write the first special token themselves.
-            ids = self._tokenizer(texts, add_special_tokens=not self._template)["input_ids"]
-            fits = [longest is None or len(row) + 16 <= longest for row in ids]
-            for i, row, good in zip(positions, ids, fits, strict=True):
-                if not good:
-                    yield (
-                        i,
-                        Failure("backend_rejected", f"the prompt has {len(row)} tokens, the model takes {longest}"),
-                    )
-            positions = [i for i, good in zip(positions, fits, strict=True) if good]
-            if not positions:
-                continue
-            rows = [row for row, good in zip(ids, fits, strict=True) if good]
-            batch = self._tokenizer.pad({"input_ids": rows}, return_tensors="pt").to(self._device)
+        texts = [chat_text(self._tokenizer, prompt) for prompt in prompts]
+        # Chat templates already add the first special token.
+        ids = self._tokenizer(texts, add_special_tokens=not self._template)["input_ids"]
+        answers: list[Answer] = [
+            Failure("backend_rejected", f"the prompt has {len(row)} tokens, the model takes {longest}") for row in ids
+        ]
+        fitting = [i for i, row in enumerate(ids) if longest is None or len(row) + 16 <= longest]
+        if fitting:
+            batch = self._tokenizer.pad({"input_ids": [ids[i] for i in fitting]}, return_tensors="pt").to(self._device)
             limit = self._max_new_tokens
             if longest is not None:
                 limit = min(limit, longest - batch["input_ids"].shape[1])
-            answers = self._answers(batch, [prompts[i] for i in positions], limit)
-            yield from zip(positions, answers, strict=True)
+            found = self._generate(batch, [prompts[i] for i in fitting], limit)
+            for i, answer in zip(fitting, found, strict=True):
+                answers[i] = answer
+        return answers
 
 
 class TransformersVisionBackend(TransformersBackend):
-    """An image-and-text-to-text model of transformers, with or without a chat template (LLaVA, Qwen-VL, InstructBLIP, BLIP).
+    """An image-text-to-text model of transformers, with or without a chat template (LLaVA, Qwen-VL, InstructBLIP, BLIP).
 
-    Arguments as of [`TransformersBackend`].
+    Arguments as in [`TransformersBackend`].
     """
 
     sees_images = True
@@ -173,38 +160,29 @@ class TransformersVisionBackend(TransformersBackend):
         turns = [{"role": "user", "content": content}]
         return str(self._processor.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
 
-    def complete(self, prompts: Sequence[Prompt]) -> Iterator[tuple[int, Answer]]:
-        """Answer prompts about images."""
+    def _answer(self, prompts: Sequence[Prompt]) -> list[Answer]:
         import torch
 
         from hf_captionrl.captioners.caption_tokens import start_token_settings
 
-        for positions in by_attempt(prompts, self._batch_size):
-            batch = [prompts[i] for i in positions]
-            texts = [self._text(prompt) for prompt in batch]
-            inputs = self._processor(
-                images=[prompt.image.convert("RGB") for prompt in batch],
-                text=texts,
-                padding=True,
-                return_tensors="pt",
-                **start_token_settings(self._processor, texts[0]),
-            ).to(self._device)
-            for name, value in inputs.items():
-                if torch.is_tensor(value) and value.is_floating_point():
-                    inputs[name] = value.to(self._model.dtype)
-            yield from zip(positions, self._answers(inputs, batch, self._max_new_tokens), strict=True)
+        texts = [self._text(prompt) for prompt in prompts]
+        inputs = self._processor(
+            images=[prompt.image.convert("RGB") for prompt in prompts],
+            text=texts,
+            padding=True,
+            return_tensors="pt",
+            **start_token_settings(self._processor, texts[0]),
+        ).to(self._device)
+        for name, value in inputs.items():
+            if torch.is_tensor(value) and value.is_floating_point():
+                inputs[name] = value.to(self._model.dtype)
+        return self._generate(inputs, prompts, self._max_new_tokens)
 
 
-class CaptionerBackend:
-    """A captioner of this package as the vision model; it is not asked anything, it describes.
+class CaptionerBackend(LocalBackend):
+    """A captioner of this package as the vision model; it ignores the question and describes the image.
 
-    Args:
-        model (`str`): A folder, a name on the Hub, or a shipped model such as `scenes:blip-mle`.
-        revision (`str`, *optional*): Branch, tag or commit.
-        device (`str`, *optional*): Where to; a GPU if there is one.
-        dtype (`str`): Of the weights.
-        batch_size (`int`): Images at a time.
-        max_new_tokens (`int`): Longest caption.
+    Arguments as in [`TransformersBackend`].
     """
 
     sees_images = True
@@ -227,19 +205,16 @@ class CaptionerBackend:
             model_path(model),
             revision=revision,
             dtype=torch.float32 if dtype == "auto" else getattr(torch, dtype),
-            device=_default_device(device),
+            device=default_device(device),
         )
-        self._batch_size, self._max_new_tokens = batch_size, max_new_tokens
-        self.model = model
         identity = loaded_revision(self._captioner.model, self._captioner.prompt)
-        self.revision = revision_line(identity, max_new_tokens)
+        super().__init__(model, identity, max_new_tokens=max_new_tokens, batch_size=batch_size)
 
-    def complete(self, prompts: Sequence[Prompt]) -> Iterator[tuple[int, Answer]]:
-        """Describe the images of prompts."""
-        for positions in by_attempt(prompts, self._batch_size):
-            batch = [prompts[i] for i in positions]
-            inputs = self._captioner.encode_images([prompt.image for prompt in batch])
-            seed_draws(batch)
-            found = self._captioner.generate(**inputs, **decoding(batch[0].attempt, self._max_new_tokens))
-            for position, text, ended in zip(positions, found.captions, found.ended.tolist(), strict=True):
-                yield position, text if ended else Truncated(text)
+    def _answer(self, prompts: Sequence[Prompt]) -> list[Answer]:
+        inputs = self._captioner.encode_images([prompt.image for prompt in prompts])
+        seed_draws(prompts)
+        found = self._captioner.generate(**inputs, **decoding(prompts[0].attempt, self._max_new_tokens))
+        return [
+            text if ended else Truncated(text)
+            for text, ended in zip(found.captions, found.ended.tolist(), strict=True)
+        ]

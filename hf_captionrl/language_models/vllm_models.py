@@ -1,20 +1,19 @@
-"""vLLM's offline engine as a backend, where it is installed."""
+"""vLLM's offline engine as a backend."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from hf_captionrl.language_models.backend import RETRY_TEMPERATURE, Answer, Truncated
-from hf_captionrl.language_models.endpoint import image_url
-from hf_captionrl.language_models.local_models import by_attempt, folder_revision, revision_line
+from hf_captionrl.language_models.endpoint import chat_turns
+from hf_captionrl.language_models.local_models import LocalBackend, folder_revision
 from hf_captionrl.language_models.prompt import Prompt
 
 __all__ = ["VLLMBackend"]
 
 
-class VLLMBackend:
-    """vLLM's offline engine; needs `pip install vllm` and, for most models, a GPU.
+class VLLMBackend(LocalBackend):
+    """vLLM's offline engine. Install it with `pip install vllm`; most models need a GPU.
 
     Args:
         model (`str`): A folder or a name on the Hub.
@@ -22,7 +21,7 @@ class VLLMBackend:
         sees_images (`bool`): Whether it answers prompts with images.
         max_new_tokens (`int`): Longest answer.
         dtype (`str`): Of the weights.
-        seed (`int`): Of samples for later attempts.
+        seed (`int`): Of sampling at later attempts.
     """
 
     def __init__(
@@ -39,32 +38,22 @@ class VLLMBackend:
             import vllm
         except ModuleNotFoundError as error:
             raise ModuleNotFoundError(
-                "vLLM is not installed. Install it with: pip install vllm (Linux with a GPU), or use transformers or an "
-                "endpoint."
+                "vLLM is not installed. Use `pip install vllm` (Linux with a GPU), transformers, or an endpoint."
             ) from error
         self._vllm = vllm
-        # Of itself vLLM would fall back to pickled weights.
+        # By default vLLM falls back to pickled weights.
         self._engine = vllm.LLM(model=model, revision=revision, dtype=dtype, seed=seed, load_format="safetensors")
-        self._max_new_tokens, self._seed = max_new_tokens, seed
-        self.model, self.sees_images = model, sees_images
-        self.revision = revision_line(folder_revision(model, revision), max_new_tokens, engine="vllm")
+        self._seed, self.sees_images = seed, sees_images
+        # vLLM batches the prompts itself, so all of them are one batch.
+        super().__init__(model, folder_revision(model, revision), max_new_tokens=max_new_tokens, engine="vllm")
 
-    def complete(self, prompts: Sequence[Prompt]) -> Iterator[tuple[int, Answer]]:
-        """Answer prompts; vLLM batches them itself, so all of them come together."""
-        for positions in by_attempt(prompts, max(len(prompts), 1)):
-            chats = []
-            for prompt in (prompts[i] for i in positions):
-                turns: list[dict[str, Any]] = list(prompt.turns())
-                if prompt.image is not None and self.sees_images:
-                    url = {"type": "image_url", "image_url": {"url": image_url(prompt.image)}}
-                    turns[-1] = {"role": "user", "content": [url, {"type": "text", "text": prompt.user}]}
-                chats.append(turns)
-            attempt = prompts[positions[0]].attempt
-            settings = self._vllm.SamplingParams(
-                temperature=RETRY_TEMPERATURE if attempt else 0.0,
-                max_tokens=self._max_new_tokens,
-                seed=self._seed + attempt,
-            )
-            for position, found in zip(positions, self._engine.chat(chats, settings, use_tqdm=False), strict=True):
-                said = found.outputs[0]
-                yield position, Truncated(said.text) if said.finish_reason == "length" else said.text
+    def _answer(self, prompts: Sequence[Prompt]) -> list[Answer]:
+        attempt = prompts[0].attempt
+        settings = self._vllm.SamplingParams(
+            temperature=RETRY_TEMPERATURE if attempt else 0.0,
+            max_tokens=self._max_new_tokens,
+            seed=self._seed + attempt,
+        )
+        chats = [chat_turns(prompt, self.sees_images, image_first=True) for prompt in prompts]
+        answers = [found.outputs[0] for found in self._engine.chat(chats, settings, use_tqdm=False)]
+        return [Truncated(said.text) if said.finish_reason == "length" else said.text for said in answers]

@@ -5,24 +5,44 @@ from __future__ import annotations
 import base64
 import hashlib
 from pathlib import Path
+from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
 
-__all__ = ["TEMPLATES", "content_hash", "html_templates"]
+__all__ = ["TEMPLATES", "content_hash", "html_templates", "render_html"]
 
 TEMPLATES = Path(__file__).parent / "templates"
-"""Folder of templates, styles and scripts."""
+"""Folder of this package's templates, styles and scripts; products keep theirs in their own folders."""
 
 
-def html_templates() -> Environment:
-    """The templates of HTML pages."""
+def html_templates(folder: Path = TEMPLATES) -> Environment:
+    """The templates of HTML pages in a folder."""
     return Environment(
-        loader=FileSystemLoader(TEMPLATES),
+        loader=FileSystemLoader(folder),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
+
+
+def render_html(folder: Path, name: str, *, sort_keys: bool = True, **values: Any) -> str:
+    """Render `name.html.j2` with `name.css` and, if there is one, `name.js`.
+
+    Args:
+        sort_keys: Whether JSON in the page sorts the keys of dictionaries.
+    """
+    environment = html_templates(folder)
+    environment.policies["json.dumps_kwargs"] = {"sort_keys": sort_keys}
+    for kind, suffix in (("style", "css"), ("script", "js")):
+        path = folder / f"{name}.{suffix}"
+        if path.is_file():
+            text = path.read_text(encoding="utf-8")
+            # The package's own files are the only texts that are not escaped; the content security policy allows only
+            # their hashes.
+            values |= {kind: Markup(text), f"{kind}_hash": content_hash(text)}
+    return environment.get_template(f"{name}.html.j2").render(**values)
 
 
 def content_hash(text: str) -> str:

@@ -1,1 +1,1 @@
-"""Human studies: design, page, files, scoring."""
+"""Human studies: design, pages, answers, scores."""

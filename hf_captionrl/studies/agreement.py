@@ -1,6 +1,6 @@
-"""How far people agree beyond chance: Krippendorff's alpha.
+"""Agreement of raters beyond chance: Krippendorff's alpha, which scipy does not have.
 
-Legend: U units, P people.
+Legend: V different values.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 __all__ = ["krippendorff_alpha"]
 
 Level = Literal["nominal", "ordinal", "interval"]
-"""What may be said of two values: that they differ, which is larger, or by how much."""
+"""Whether values are only equal or different, can be ordered, or have distances."""
 
 
 def _distances(values: np.ndarray, totals: np.ndarray, level: Level) -> np.ndarray:
@@ -22,7 +22,7 @@ def _distances(values: np.ndarray, totals: np.ndarray, level: Level) -> np.ndarr
         return 1.0 - np.eye(len(values))
     if level == "interval":
         return (values[:, None] - values[None, :]).astype(np.float64) ** 2
-    # Half of a value's own uses lie on either side of its middle: the distance counts the uses from middle to middle.
+    # A value's rank is the middle of its uses; distances are differences of ranks.
     middles = np.cumsum(totals) - totals / 2
     return (middles[:, None] - middles[None, :]) ** 2
 
@@ -32,11 +32,11 @@ def krippendorff_alpha(
 ) -> dict[str, Any]:
     """Krippendorff's alpha: `1 - D_o / D_e`, observed over expected disagreement.
 
-    Reference: Krippendorff, Computing Krippendorff's Alpha-Reliability, 2011. Nobody need judge everything; units that
-    one person alone judged say nothing about agreement and are left out.
+    Reference: Krippendorff, Computing Krippendorff's Alpha-Reliability, 2011. Raters need not rate
+    every unit; units with one rating are left out.
 
     Args:
-        ratings: `(unit, person, value)`, each person at most once a unit; numbers for the ordinal and the interval level.
+        ratings: `(unit, person, value)`, at most one per person and unit; numbers for the ordinal and the interval level.
     """
     if level not in ("nominal", "ordinal", "interval"):
         raise ValueError(f"level is {level!r}, but must be 'nominal', 'ordinal' or 'interval'.")
@@ -48,7 +48,7 @@ def krippendorff_alpha(
             raise ValueError(f"{person!r} gave {unit!r} the value {value!r}; the {level} level needs finite numbers.")
         given = of_unit.setdefault(unit, {})
         if person in given:
-            raise ValueError(f"{person!r} judged {unit!r} twice. Keep one of the two.")
+            raise ValueError(f"{person!r} rated {unit!r} twice. Keep one of the ratings.")
         given[person] = value
     units = [given for given in of_unit.values() if len(given) > 1]
     used = [value for given in units for value in given.values()]
@@ -60,19 +60,19 @@ def krippendorff_alpha(
         "people": len({person for given in units for person in given}),
     }
     if not used:
-        return {**result, "alpha_reason": "nothing was judged by two people"}
+        return {**result, "alpha_reason": "no unit was rated by two people"}
     different = sorted(set(used), key=repr) if level == "nominal" else sorted(set(used))
     if len(different) == 1:
-        return {**result, "alpha_reason": "everybody gave everything the same value, so chance cannot be told apart"}
+        return {**result, "alpha_reason": "all ratings are equal, so agreement by chance is undefined"}
     place = {value: number for number, value in enumerate(different)}
     coincidences = np.zeros((len(different), len(different)))
     for given in units:
         counts = np.bincount([place[value] for value in given.values()], minlength=len(different)).astype(np.float64)
-        # Ordered pairs of two people's values, each unit weighing as many pairs as it has values.
+        # Ordered pairs of values of two people, weighted so that a unit counts as many pairs as it has values.
         coincidences += (np.outer(counts, counts) - np.diag(counts)) / (len(given) - 1)
     totals = coincidences.sum(axis=1)
     numbers = np.arange(len(different)) if level == "nominal" else np.asarray(different, dtype=np.float64)
-    if level == "interval":  # alpha has no unit; by a power of two, which is exact, so that no square leaves a float
+    if level == "interval":  # scaling by a power of two is exact and keeps squares finite; alpha does not change
         numbers = np.ldexp(numbers, -int(np.frexp(np.abs(numbers).max())[1]))
     distances = _distances(numbers, totals, level)
     observed = (coincidences * distances).sum()

@@ -1,7 +1,7 @@
-"""Human studies made from captions: which images, which questions in which order, and the key that nobody taking part sees.
+"""Design of human studies: images, questions and their order, and the key, which participants do not see.
 
 Two designs: DiscriTune's retrieval study (section 5.3, Appendix A) and SMILE's rating study (section 3.2). The same
-inputs and the same seed give the same study, byte for byte.
+inputs and seed give a byte-identical study.
 
 Legend: N images, D features.
 """
@@ -21,10 +21,10 @@ from hf_captionrl.retrieval.neighbours import normalised
 __all__ = ["deal_blocks", "draw_controls", "draw_sets", "rating_parts", "retrieval_parts", "study_fingerprint"]
 
 _CANDIDATES = 4
-"""Groups of images that are looked at for each control that is wanted."""
+"""Groups of images that are tried per control."""
 
 _SURE = 0.9
-"""How sure the scorer must be of a control's image."""
+"""Smallest probability with which the scorer finds the image of a control."""
 
 
 def draw_sets(
@@ -35,16 +35,16 @@ def draw_sets(
     set_size: int = 10,
     max_similarity: float = 0.8,
 ) -> list[list[int]]:
-    """Sets of a target and its nearest neighbours, each image in one set at most.
+    """Disjoint sets of a target and its nearest neighbours.
 
-    Reference: DiscriTune, Appendix A: neighbours of a cosine above .8 are often the same picture again and are passed over.
-    Targets are tried in the order of `rows`; one with too few neighbours left is passed over.
+    Reference: DiscriTune, Appendix A. Neighbours with a cosine above 0.8 are often copies and are skipped. Targets are tried
+    in the order of `rows`; targets with too few free neighbours are skipped.
 
     Args:
         features (array or tensor of shape `(N, D)`): Image features.
     """
     if set_size < 2:
-        raise ValueError(f"set_size is {set_size}; there must be at least 2 images to choose from.")
+        raise ValueError(f"set_size is {set_size}, but must be at least 2.")
     if not -1 < max_similarity <= 1:
         raise ValueError(f"max_similarity is {max_similarity}; a cosine lies between -1 and 1.")
     unit = normalised(features)
@@ -63,7 +63,7 @@ def draw_sets(
         if int(open_.sum()) < set_size - 1:
             continue
         scores[~open_] = -torch.inf
-        # A stable sort: of equally near images the first, on every machine.
+        # A stable sort gives the same order of ties on every machine.
         found = [target, *scores.argsort(descending=True, stable=True)[: set_size - 1].tolist()]
         free[found] = False
         sets.append(found)
@@ -80,10 +80,10 @@ def draw_controls(
     set_size: int = 10,
     logit_scale: float = 100.0,
 ) -> list[tuple[list[int], str]]:
-    """Questions that nobody who pays attention gets wrong: random images, and a person's caption that fits one alone.
+    """Easy control questions: random images, and a human caption that fits only one of them.
 
-    The images are cut into groups in the order of `rows`. In each the target is the image that the scorer finds most surely
-    by one of its captions; where that is not surer than .9 the group is no control, and the surest groups are taken.
+    Images are grouped in the order of `rows`. The target of a group is the image that the scorer finds with the highest
+    probability by one of its captions. Groups with a probability of at most 0.9 are skipped; the surest groups are used.
 
     Args:
         features (array or tensor of shape `(N, D)`): Image features.
@@ -108,14 +108,14 @@ def draw_controls(
 
 
 def deal_blocks(num_sets: int, num_systems: int, block_size: int, rng: random.Random) -> list[list[tuple[int, int]]]:
-    """Deal every pair of a set and a system into blocks: nobody sees a set twice, and blocks are equally large."""
+    """Distribute pairs of a set and a system over blocks of equal size, each set at most once per block."""
     if min(num_sets, num_systems, block_size) < 1:
         raise ValueError(f"{num_sets} sets, {num_systems} systems, blocks of {block_size}: each must be at least 1.")
     blocks: list[list[tuple[int, int]]] = [
         [] for _ in range(max(num_systems, -(-num_sets * num_systems // block_size)))
     ]
     for number in rng.sample(range(num_sets), num_sets):
-        # The emptiest blocks, ties at random: sizes never differ by more than one.
+        # The smallest blocks, ties at random: sizes differ by at most one.
         chosen = sorted(rng.sample(range(len(blocks)), len(blocks)), key=lambda block: len(blocks[block]))
         for system, block in enumerate(rng.sample(chosen[:num_systems], num_systems)):
             blocks[block].append((number, system))
@@ -123,7 +123,7 @@ def deal_blocks(num_sets: int, num_systems: int, block_size: int, rng: random.Ra
 
 
 def _question_id(rng: random.Random) -> str:
-    """Says nothing about what is asked."""
+    """A random id, which does not reveal the answer."""
     return f"q{rng.getrandbits(40):010x}"
 
 
@@ -138,7 +138,9 @@ def retrieval_parts(
 ) -> dict[str, list[dict[str, Any]]]:
     """The blocks of a retrieval study."""
     if len(controls) < controls_per_block:
-        raise ValueError(f"There are {len(controls)} controls, and a block takes {controls_per_block}.")
+        raise ValueError(
+            f"There are {len(controls)} controls, but a block needs {controls_per_block}. Use more images."
+        )
     for name, texts in captions.items():
         if len(texts) != len(sets):
             raise ValueError(f"{name!r} has {len(texts)} captions for {len(sets)} sets. Give one each.")
@@ -174,16 +176,15 @@ def retrieval_parts(
 def rating_parts(
     image_ids: Sequence[str], captions: Mapping[str, Sequence[str]], *, num_raters: int = 5, seed: int = 0
 ) -> dict[str, list[dict[str, Any]]]:
-    """The pages of a rating study, one a rater: the same captions, each in an order of its own.
+    """The pages of a rating study, one per rater: the same captions, each page in its own order.
 
-    The captions of an image follow one another, so that nobody has to look at it four times anew; images, and the systems
-    of each image, are shuffled.
+    Captions of one image follow each other; images, and the systems of each image, are shuffled.
     """
     for name, texts in captions.items():
         if len(texts) != len(image_ids):
             raise ValueError(f"{name!r} has {len(texts)} captions for {len(image_ids)} images. Give one each.")
     if num_raters < 1:
-        raise ValueError(f"num_raters is {num_raters}; somebody has to rate.")
+        raise ValueError(f"num_raters is {num_raters}, but must be at least 1.")
     rng = random.Random(f"rating {seed}")
     asked = [
         [
@@ -202,7 +203,7 @@ def rating_parts(
 
 
 def study_fingerprint(key: Mapping[str, Any]) -> str:
-    """What tells one study from another, and an edited key from the one that was written."""
+    """Hash of the key, which identifies the study and detects edits."""
     counted = {name: value for name, value in key.items() if name != "fingerprint"}
     text = json.dumps(counted, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:16]

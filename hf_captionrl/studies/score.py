@@ -1,17 +1,17 @@
-"""`captionrl study score`: tables from what participants sent back."""
+"""`captionrl study score`: score the answers of participants."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from hf_captionrl.studies.files import RATING_SCALES, collect_answers, read_key
+from hf_captionrl.studies.answer_files import RATING_SCALES, collect_answers, read_key
 
 if TYPE_CHECKING:
-    from hf_captionrl.studies.files import Answers
+    from hf_captionrl.studies.answer_files import Answers
+    from hf_captionrl.studies.options import ScoreOptions
 
 __all__ = ["score", "score_answers"]
 
@@ -19,14 +19,10 @@ __all__ = ["score", "score_answers"]
 def score_answers(
     key: Mapping[str, Any], answers: Sequence[Answers], *, max_wrong_controls: int = 1, seed: int = 0
 ) -> dict[str, Any]:
-    """Join answers with the key, and score them.
-
-    Returns:
-        `dict`: Of `score_picks` or `score_ratings`, with the median seconds a question of each participant.
-    """
+    """Join answers with the key and score them; adds the median seconds per question of each participant."""
     from statistics import median
 
-    from hf_captionrl.studies.scoring import Pick, Rating, score_picks, score_ratings
+    from hf_captionrl.studies.accuracy_and_ratings import Pick, Rating, score_picks, score_ratings
 
     joined = [
         (found, question, found.values[question["id"]])
@@ -49,11 +45,11 @@ def score_answers(
     for found in answers:
         times.setdefault(found.participant, []).extend(found.milliseconds.values())
     for entry in result["participants"]:
-        entry["seconds_a_question"] = round(median(times[entry["participant"]]) / 1000, 1)
+        entry["seconds_per_question"] = round(median(times[entry["participant"]]) / 1000, 1)
     return result
 
 
-def score(arguments: argparse.Namespace) -> None:
+def score(arguments: ScoreOptions) -> None:
     """Score the answers, and write the tables."""
     if arguments.max_wrong_controls < 0:
         raise ValueError(f"--max_wrong_controls is {arguments.max_wrong_controls}, but must be at least 0.")
@@ -63,10 +59,10 @@ def score(arguments: argparse.Namespace) -> None:
         print(f"captionrl study: {entry['file']} does not count: {entry['reason']}", file=sys.stderr)
     if not answers:
         told = "; ".join(f"{entry['file']}: {entry['reason']}" for entry in rejected[:3])
-        raise ValueError(f"None of {len(rejected)} files of answers counts ({told}).")
+        raise ValueError(f"None of {len(rejected)} files of answers counts ({told}). Ask for valid files.")
 
     from hf_captionrl.io import atomic_write_text, to_plain, write_json
-    from hf_captionrl.studies.results import study_html, study_markdown
+    from hf_captionrl.studies.result_pages import study_html, study_markdown
 
     result = {
         "kind": key["kind"],

@@ -1,1 +1,1 @@
-"""TrueMatch: build, review and evaluate benchmarks of look-alikes."""
+"""TrueMatch: build, review and evaluate benchmarks of similar images."""

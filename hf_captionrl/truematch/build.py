@@ -1,14 +1,13 @@
-"""`captionrl truematch build`: Algorithms 1 and 2 over a captioned set, written as a folder."""
+"""`captionrl truematch build`: find bags with Algorithms 1 and 2, and write the benchmark."""
 
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hf_captionrl.evaluation.dataset_options import load_split
-from hf_captionrl.truematch.files import (
+from hf_captionrl.truematch.benchmark_files import (
     DATA_FOLDER,
     MANIFEST_FILE,
     TrueMatch,
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     import torch
 
     from hf_captionrl.retrieval import BagFile
+    from hf_captionrl.truematch.options import BuildOptions
 
 __all__ = ["build", "print_status"]
 
@@ -31,8 +31,8 @@ _CURATED = (
 _PUBLISHED = "the paper's release, by COCO id; similarity measured here"
 
 
-def _check(arguments: argparse.Namespace) -> list[int]:
-    """The sizes; before anything slow."""
+def _check(arguments: BuildOptions) -> list[int]:
+    """Check the options before anything slow; returns the sizes."""
     if arguments.output.exists() and not arguments.output.is_dir():
         raise ValueError(f"--output {str(arguments.output)!r} is a file. Name a folder.")
     if arguments.seed < 0:
@@ -44,9 +44,9 @@ def _check(arguments: argparse.Namespace) -> list[int]:
 
 
 def _mine(
-    arguments: argparse.Namespace, sizes: list[int], ids: list[str], features: torch.Tensor, signature: str
+    arguments: BuildOptions, sizes: list[int], ids: list[str], features: torch.Tensor, signature: str
 ) -> BagFile:
-    """All bags of all sizes, the most similar first within a size."""
+    """Bags of all sizes, most similar first within a size."""
     from hf_captionrl.data.retrieval_benchmarks import load_published_bags, match_coco_ids
     from hf_captionrl.retrieval import BagFile
     from hf_captionrl.retrieval.bags import bag_similarities, candidate_bags, curate_bags
@@ -70,31 +70,31 @@ def _mine(
 
 
 def _refuse_other(output: Path, settings: dict[str, Any]) -> None:
-    """Do not touch a benchmark that was made with other settings."""
+    """Refuse to change a benchmark that was built with other settings."""
     if not (output / MANIFEST_FILE).is_file():
         return
     before = load_truematch(output)
     for name, value in settings.items():
         if before.manifest.get(name) != value:
             raise ValueError(
-                f"{output} holds a benchmark that was made with {name} {before.manifest.get(name)!r}, and this is {value!r}. "
-                "Pass --overwrite, which keeps decisions on bags that stay the same, or another --output."
+                f"{output} holds a benchmark that was built with {name} {before.manifest.get(name)!r}, not {value!r}. Use "
+                "--overwrite, which keeps decisions on unchanged bags, or another --output."
             )
 
 
 def print_status(found: TrueMatch) -> None:
-    """Print how many bags there are and how far the review is."""
+    """Print how many bags of each size are kept, dropped and undecided."""
     for size, counts in found.status().items():
         print(
             f"  {counts['bags']} bags of {size}: {counts['kept']} kept, {counts['dropped']} dropped, "
-            f"{counts['undecided']} not looked at"
+            f"{counts['undecided']} undecided"
         )
-    if found.strangers:
-        print(f"  {found.strangers} lines of decisions.jsonl are about bags that are not here, and do not count")
+    if found.foreign:
+        print(f"  {found.foreign} lines of decisions.jsonl are about bags of other benchmarks and are ignored")
 
 
-def build(arguments: argparse.Namespace) -> None:
-    """Make the benchmark, or go on where an interrupted run stopped."""
+def build(arguments: BuildOptions) -> None:
+    """Build the benchmark, or resume an interrupted build."""
     sizes = _check(arguments)
 
     from hf_captionrl.evaluation.similarity import features_of, similarity_scorer
@@ -110,8 +110,7 @@ def build(arguments: argparse.Namespace) -> None:
     ).dataset
     ids = [str(i) for i in dataset["image_id"][:]]
     if len(ids) < sizes[-1]:
-        raise ValueError(f"the split has {len(ids)} images, and a bag takes {sizes[-1]}. Lower --bag_sizes.")
-    embedded = arguments.dataset == "scenes"
+        raise ValueError(f"the split has {len(ids)} images, but a bag needs {sizes[-1]}. Lower --bag_sizes.")
     scorer = similarity_scorer(arguments)
     settings = {
         "source": public_values(arguments.dataset),
@@ -127,12 +126,12 @@ def build(arguments: argparse.Namespace) -> None:
     card = {
         "dataset_id": arguments.repo_id or output.resolve().name,
         "license": arguments.license,
-        "source_license": arguments.source_license or ("apache-2.0" if embedded else "see there"),
+        "source_license": arguments.source_license_of(arguments.dataset),
         "language": arguments.language,
     }
     if not arguments.overwrite:
         _refuse_other(output, settings)
-    # From here on the folder is unfinished, until its last file is written.
+    # The folder counts as unfinished until the manifest is written again.
     (output / MANIFEST_FILE).unlink(missing_ok=True)
     write_data(output, dataset, embed_images=not arguments.no_images)
     features = features_of(arguments, dataset, scorer, arguments.features)

@@ -1,25 +1,23 @@
-"""The card of a benchmark of look-alikes, from its own folder."""
+"""The card of a benchmark, rendered from its folder."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from hf_captionrl.truematch.files import BAGS_FILE, DATA_FOLDER, KEPT_FILE, TrueMatch
+from hf_captionrl.truematch.benchmark_files import BAGS_FILE, DATA_FOLDER, KEPT_FILE, TrueMatch
 
 __all__ = ["render_truematch_card", "write_truematch_card"]
 
 
 def _checked(found: TrueMatch) -> str:
-    """How far people have looked at the bags."""
+    """One sentence on the state of the review."""
     counts = found.status().values()
     total, undecided = sum(c["bags"] for c in counts), sum(c["undecided"] for c in counts)
     dropped = sum(c["dropped"] for c in counts)
     if undecided == total:
-        return (
-            "Nobody has looked at the bags yet: some may hold one image twice, or images that any caption tells apart."
-        )
-    rest = "All bags were looked at" if not undecided else f"{total - undecided} of {total} bags were looked at"
-    return f"{rest}; {dropped} were dropped, each for a reason that stands in decisions.jsonl."
+        return "No one has reviewed the bags yet: some may contain one image twice, or images that any caption distinguishes."
+    reviewed = "All bags were reviewed" if not undecided else f"{total - undecided} of {total} bags were reviewed"
+    return f"{reviewed}; {dropped} were dropped. The reasons are in decisions.jsonl."
 
 
 def render_truematch_card(found: TrueMatch) -> str:

@@ -1,8 +1,7 @@
-"""What a person decided about each bag: keep or drop, one line a decision, appended and flushed to the disk at once.
+"""Decisions of the review: keep or drop a bag, one line per decision, flushed to disk immediately.
 
-The file only grows, so it is not written whole (see `hf_captionrl.io`). The last line about a bag counts; a line whose
-decision is null takes back what was decided before. What a crash left of a last line is passed over by readers and cut
-off by the next writer.
+The last line about a bag counts; a null decision undoes the previous ones. Readers skip an incomplete last line after a crash,
+and the next writer removes it.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ REASONS: dict[str, str] = {
     "bad_image": "A broken or unfit image",
     "other": "Another reason",
 }
-"""Why a bag is dropped, in the order of the keys 1 to 5."""
+"""Reasons to drop a bag, in the order of the keys 1 to 5."""
 
 _SHAPE = 'A line is {"bag": "...", "decision": "keep", "drop" or null, "reason": null or one of the reasons}.'
 
@@ -39,9 +38,9 @@ class Decision:
 
     Args:
         bag: Id of the bag, see [`bag_id`].
-        decision: `"keep"`, `"drop"`, or None where an earlier decision was taken back.
-        reason: Why it is dropped, a key of `REASONS`; None where nothing was said.
-        time: When, in UTC, as ISO 8601.
+        decision: `"keep"`, `"drop"`, or None to undo earlier decisions.
+        reason: Why the bag is dropped, a key of `REASONS`; None if no reason was given.
+        time: UTC, as ISO 8601.
     """
 
     bag: str
@@ -51,7 +50,7 @@ class Decision:
 
 
 def bag_id(image_ids: Sequence[str]) -> str:
-    """Name of a bag, made of its images: a benchmark that is built again keeps its decisions."""
+    """Id of a bag: a hash of its images, so that a rebuilt benchmark keeps its decisions."""
     names = json.dumps([str(image_id) for image_id in image_ids])
     return f"{len(image_ids)}-{hashlib.sha256(names.encode('ascii')).hexdigest()[:12]}"
 
@@ -59,13 +58,13 @@ def bag_id(image_ids: Sequence[str]) -> str:
 def check_decision(value: Any, where: str) -> Decision:
     """A decision from parsed JSON."""
     if not isinstance(value, dict) or not isinstance(value.get("bag"), str) or not value["bag"]:
-        raise ValueError(f"{where} names no bag: {value!r:.80}. {_SHAPE}")
+        raise ValueError(f"{where} does not name a bag: {value!r:.80}. {_SHAPE}")
     decision, reason, time = value.get("decision"), value.get("reason"), value.get("time")
     if decision not in ("keep", "drop", None) or "decision" not in value:
         raise ValueError(f"{where}: the decision is {decision!r:.40}. {_SHAPE}")
     if reason is not None and (decision != "drop" or reason not in REASONS):
         raise ValueError(
-            f"{where}: the reason is {reason!r:.40}, which does not go with {decision!r}. Only dropped bags have one, out of "
+            f"{where}: the reason is {reason!r:.40} with the decision {decision!r}. Only dropped bags have a reason. Use one of "
             f"{', '.join(REASONS)}."
         )
     if time is not None and not isinstance(time, str):
@@ -77,12 +76,12 @@ def _parse(line: bytes, where: str) -> Decision:
     try:
         value = json.loads(line)
     except ValueError as error:
-        raise ValueError(f"{where} is no JSON ({error}): {line[:60]!r}. {_SHAPE}") from None
+        raise ValueError(f"{where} is not JSON ({error}): {line[:60]!r}. {_SHAPE}") from None
     return check_decision(value, where)
 
 
 def read_decisions(path: str | os.PathLike[str]) -> list[Decision]:
-    """Every line of a file of decisions, the oldest first."""
+    """All decisions of a file, oldest first."""
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"There is no file {str(path)!r}. `captionrl truematch review` writes one.")
@@ -91,7 +90,7 @@ def read_decisions(path: str | os.PathLike[str]) -> list[Decision]:
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
-        if number == len(lines):  # no line break behind it
+        if number == len(lines):  # no line break at its end
             try:
                 json.loads(line)
             except ValueError:
@@ -101,11 +100,11 @@ def read_decisions(path: str | os.PathLike[str]) -> list[Decision]:
 
 
 def drop_bags(file: BagFile, decisions: Iterable[Decision]) -> BagFile:
-    """The bags without those whose last decision is to drop them; undecided ones stay."""
+    """The bags without those whose last decision is "drop"; undecided bags stay."""
     last = {decision.bag: decision.decision for decision in decisions}
     kept = [number for number, bag in enumerate(file.bags) if last.get(bag_id(bag)) != "drop"]
     if not kept:
-        raise ValueError(f"All {len(file.bags)} bags were dropped, so there is no benchmark. Keep some.")
+        raise ValueError(f"All {len(file.bags)} bags are dropped, so the benchmark is empty. Keep at least one.")
     return BagFile(
         [file.bags[number] for number in kept],
         [file.similarities[number] for number in kept],
@@ -116,16 +115,16 @@ def drop_bags(file: BagFile, decisions: Iterable[Decision]) -> BagFile:
 
 
 class DecisionWriter(LineFile):
-    """Appends decisions to a file that only one process writes at a time; to be used as a context.
+    """Appends decisions to a file, which it locks; a context manager.
 
     Args:
-        path: The file; made if missing.
+        path: The file; created if missing.
 
     Attributes:
-        decisions: What the file holds, the oldest first; kept up to date.
+        decisions: All decisions of the file, oldest first.
     """
 
-    busy = "Stop that review first; two would overwrite each other."
+    busy = "Stop the other review first."
 
     def _begin(self, data: bytes) -> None:
         self.decisions = read_decisions(self.path)
@@ -144,7 +143,7 @@ class DecisionWriter(LineFile):
         return True
 
     def append(self, decision: Decision) -> Decision:
-        """Add a decision; when this returns, it is on the disk."""
+        """Add a decision; it is on disk when this returns."""
         written = Decision(
             decision.bag,
             decision.decision,

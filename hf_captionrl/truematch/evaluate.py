@@ -1,79 +1,70 @@
-"""`captionrl truematch evaluate` and `leaderboard`: captioners on a benchmark of look-alikes."""
+"""`captionrl truematch evaluate`: evaluate captioners on a benchmark of similar images."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
 import json
 import sys
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hf_captionrl.evaluation.dataset_options import DatasetOptions, load_split
+from hf_captionrl.truematch.benchmark_files import bags_fingerprint, load_truematch
 from hf_captionrl.truematch.build import print_status
-from hf_captionrl.truematch.files import DATA_FOLDER, TrueMatch, bags_fingerprint, load_truematch
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from hf_captionrl.evaluation.caption_files import CaptionFile
-    from hf_captionrl.evaluation.dataset_options import LoadedSplit
-    from hf_captionrl.reports.table import Column
+    import datasets
 
-__all__ = ["COLUMNS", "evaluate", "leaderboard"]
+    from hf_captionrl.evaluation.caption_files import CaptionFile
+    from hf_captionrl.evaluation.evaluator import Evaluator
+    from hf_captionrl.reports.table import Column
+    from hf_captionrl.truematch.options import EvaluateOptions
+
+__all__ = ["COLUMNS", "RESULTS_FORMAT", "evaluate", "table_columns"]
 
 COLUMNS = ("rd100_recall_at_1", "cider_d", "clip_score", "hallucination", "fact_recall")
-"""Numbers that stand beside the bags': random distractors, and whether the captions are true to their images."""
+"""Metrics beside the recall in bags: recall among random distractors, and faithfulness of the captions."""
 
-_FORMAT = "truematch-results-1"
-
-
-def _split(arguments: argparse.Namespace, found: TrueMatch) -> tuple[LoadedSplit, argparse.Namespace]:
-    """Images and captions, checked; and arguments that name them, for whoever captions them."""
-    named = argparse.Namespace(**vars(arguments))
-    if arguments.dataset is None:
-        if not found.manifest.get("embed_images"):
-            raise ValueError(
-                f"{found.folder} was built without images. Say where they are: --dataset {found.manifest['source']} and its "
-                "options, as for the build."
-            )
-        named.dataset, named.split = str((found.folder / DATA_FOLDER).resolve()), "test"
-    return load_split(named, quarantine_path=arguments.output_dir / "quarantine.jsonl"), named
+RESULTS_FORMAT = "truematch-results-1"
+"""Value of `format` in results.json."""
 
 
-def _caption(model: str, named: argparse.Namespace, folder: Path) -> Path:
-    """Let a model caption the images, or resume it; the same as `captionrl caption`."""
+def _caption(model: str, images: DatasetOptions, folder: Path) -> Path:
+    """Caption the images with a model, or resume; the same as `captionrl caption`."""
     from hf_captionrl.evaluation.write_captions import CaptionOptions, write_captions
 
     file_name = "".join(c if c.isalnum() or c in "-." else "_" for c in model).strip("._") or "model"
     output = folder / "captions" / f"{file_name}.jsonl"
-    images = {field.name: getattr(named, field.name) for field in dataclasses.fields(DatasetOptions)}
-    options = CaptionOptions(**{**images, "json": False, "model": model, "output": output})
-    with contextlib.redirect_stdout(sys.stderr):  # the standard output may be JSON
+    which = {field.name: getattr(images, field.name) for field in fields(DatasetOptions)}
+    options = CaptionOptions(**{**which, "json": False, "model": model, "output": output})
+    with contextlib.redirect_stdout(sys.stderr):  # stdout may be JSON
         write_captions(options)
     return output
 
 
-def _files(arguments: argparse.Namespace, named: argparse.Namespace) -> list[CaptionFile]:
-    """What is to be judged: files, then models."""
+def _files(arguments: EvaluateOptions, images: DatasetOptions, output_dir: Path) -> list[CaptionFile]:
+    """The captions to evaluate: those of files, then those of models."""
     from hf_captionrl.evaluation.caption_files import read_caption_file
     from hf_captionrl.evaluation.caption_sources import source_names
 
     names = source_names([*arguments.captions, *arguments.models], arguments.names)
     if not names and not arguments.references:
-        raise ValueError("There is nothing to evaluate. Pass --captions, --models or --references.")
+        raise ValueError("There is nothing to evaluate. Use --captions, --models or --references.")
     paths = list(arguments.captions)
     given = [
         read_caption_file(path, name=name) for path, name in zip(paths, names, strict=False)
     ]  # before anything slow
     for model, name in zip(arguments.models, names[len(paths) :], strict=True):
-        given.append(read_caption_file(_caption(model, named, arguments.output_dir), name=name))
+        given.append(read_caption_file(_caption(model, images, output_dir), name=name))
     return given
 
 
-def _columns(sizes: Iterable[int]) -> list[Column]:
-    """The columns of the table, of bags of these sizes."""
+def table_columns(sizes: Iterable[int]) -> list[Column]:
+    """Columns of the table for these bag sizes."""
     from hf_captionrl.evaluation.paper_tables import TABLES
     from hf_captionrl.reports.table import Column
 
@@ -83,7 +74,7 @@ def _columns(sizes: Iterable[int]) -> list[Column]:
 
 
 def _hits(row: Mapping[str, Any], bag_names: Mapping[int, Sequence[str]], ids: Sequence[str]) -> dict[str, Any]:
-    """Every success of a captioner by the name of its bag or image, so that leaderboards can compare results."""
+    """Hit or miss per caption, with the id of its bag or image, so that a leaderboard can pair results."""
     found = {}
     for key, names in (
         *((f"bag_{size}_recall_at_1", names) for size, names in bag_names.items()),
@@ -95,15 +86,30 @@ def _hits(row: Mapping[str, Any], bag_names: Mapping[int, Sequence[str]], ids: S
     return found
 
 
-def evaluate(arguments: argparse.Namespace) -> None:
-    """Judge captioners on the benchmark; writes results.json and results.md."""
+def _evaluator(arguments: EvaluateOptions, dataset: datasets.Dataset, source: str, bags: dict[int, Any]) -> Evaluator:
+    """The held-out scorer on the images and bags."""
+    from hf_captionrl.evaluation.evaluator import Evaluator
+    from hf_captionrl.evaluation.scored_captions import load_evaluators
+
+    scorer, _, reasons = load_evaluators(
+        argparse.Namespace(scorer=arguments.scorer, language_model="none", dataset=source)
+    )
+    if scorer is None:
+        why = reasons.get("no scorer", "--scorer is 'none'")
+        raise ValueError(f"Retrieval needs a scorer, but {why}. Use another --scorer.")
+    evaluator = Evaluator(dataset, scorer, None, seed=arguments.seed, cache_dir=arguments.cache_dir)
+    evaluator.bags = bags
+    return evaluator
+
+
+def evaluate(arguments: EvaluateOptions) -> None:
+    """Evaluate captioners on the benchmark; writes results.json and results.md."""
     found = load_truematch(arguments.folder)
     bags = found.bags if arguments.all_bags else found.kept
-    arguments.output_dir = arguments.output_dir or Path("outputs") / found.folder.resolve().name
+    output_dir = arguments.output_dir or Path("outputs") / found.folder.resolve().name
 
-    from hf_captionrl.evaluation.evaluator import Evaluator
     from hf_captionrl.evaluation.paper_tables import TABLES, compare_with_first
-    from hf_captionrl.evaluation.scored_captions import human_captions, load_evaluators, score_captions
+    from hf_captionrl.evaluation.scored_captions import human_captions, score_captions
     from hf_captionrl.io import atomic_write_text, to_plain, write_json
     from hf_captionrl.reports.comparison import Section, comparison_markdown, print_comparison
     from hf_captionrl.reports.versions import installed_versions
@@ -112,32 +118,29 @@ def evaluate(arguments: argparse.Namespace) -> None:
     for path in arguments.captions:
         if not path.is_file():
             raise FileNotFoundError(f"There is no file {str(path)!r} for --captions.")
-    split, named = _split(arguments, found)
+    images = arguments if arguments.dataset else replace(arguments, dataset=found.images, split="test")
+    split = load_split(images, quarantine_path=output_dir / "quarantine.jsonl")
     dataset = split.dataset
     if arguments.bag_images_only:
         wanted = {image_id for bag in bags.bags for image_id in bag}
         dataset = dataset.select([row for row, i in enumerate(dataset["image_id"][:]) if str(i) in wanted])
     ids = [str(i) for i in dataset["image_id"][:]]
-    rows_of = bags.rows(ids)  # refuses images that are not there, before any model is asked
-    files = _files(arguments, named)
+    rows_of = bags.rows(ids)  # fails on missing images before any model is loaded
+    files = _files(arguments, images, output_dir)
     aligned = [file.aligned(ids, split.all_ids) for file in files]
 
-    judging = argparse.Namespace(**{**vars(arguments), "dataset": found.manifest["source"], "language_model": "none"})
-    scorer, _, reasons = load_evaluators(judging)
-    if scorer is None:
-        why = reasons.get("no scorer", "--scorer is 'none'")
-        raise ValueError(f"Retrieval needs a scorer, and {why}. Pass another --scorer.")
-    evaluator = Evaluator(dataset, scorer, None, seed=arguments.seed, cache_dir=arguments.cache_dir)
-    evaluator.bags = rows_of
+    evaluator = _evaluator(arguments, dataset, found.manifest["source"], rows_of)
     pairs = zip(files, aligned, strict=True)
     scored = [score_captions(evaluator, file.name, c, evaluator.references) for file, c in pairs]
     if arguments.references:
         human = human_captions(evaluator)
         if human is None:
-            raise ValueError("--references needs two references or more for every image. Leave it out.")
+            raise ValueError("--references needs at least two references per image. Leave it out.")
         scored.append(human)
 
-    columns = _columns(rows_of)
+    held_out: Any = evaluator.held_out_scorer
+    scorer: str = held_out.signature
+    columns = table_columns(rows_of)
     rows = [{"name": source.name, **TABLES["ndlb"].compute(source, evaluator)} for source in scored]
     signatures = rows[0]["signatures"]
     compare_with_first(rows, seed=arguments.seed)
@@ -146,28 +149,28 @@ def evaluate(arguments: argparse.Namespace) -> None:
     keys = tuple(column.key for column in columns)
     shown = [{"name": row["name"], **{k: v for k, v in row.items() if k.startswith(keys)}} for row in rows]
     result: dict[str, Any] = {
-        "format": _FORMAT,
+        "format": RESULTS_FORMAT,
         "benchmark": found.manifest["card"]["dataset_id"],
         "fingerprint": bags_fingerprint(bags),
         "bags": {str(size): len(group) for size, group in rows_of.items()},
         "review": found.status(),
         "num_images": len(ids),
-        "scorer": scorer.signature,
-        "scorer_made_the_bags": scorer.signature == bags.signature,
+        "scorer": scorer,
+        "scorer_made_the_bags": scorer == bags.signature,
         "rows": shown,
         "hits": hits,
         "signatures": {column.key: signatures[column.key] for column in columns if column.key in signatures},
         "seed": arguments.seed,
         "versions": installed_versions(),
     }
-    section = Section(f"{result['benchmark']}, judged by {scorer.signature.partition('|')[0]}", columns, shown)
+    section = Section(f"{result['benchmark']}, judged by {scorer.partition('|')[0]}", columns, shown)
     title = f"{', '.join(f'{n} bags of {size}' for size, n in result['bags'].items())}; {len(ids)} images"
-    atomic_write_text(arguments.output_dir / "results.md", comparison_markdown([section], title=title))
-    write_json(arguments.output_dir / "results.json", result)
+    atomic_write_text(output_dir / "results.md", comparison_markdown([section], title=title))
+    write_json(output_dir / "results.json", result)
     if result["scorer_made_the_bags"]:
         print(
-            "captionrl truematch: the scorer that judges is the one that made the bags, which makes them harder for it than "
-            "for another. Pass another --scorer.",
+            "captionrl truematch: the bags were built with the scorer that evaluates, so they are harder for it than for "
+            "others. Use another --scorer.",
             file=sys.stderr,
         )
     if arguments.json:
@@ -175,75 +178,4 @@ def evaluate(arguments: argparse.Namespace) -> None:
         return
     print_status(found)
     print_comparison([section])
-    print(f"Written to {arguments.output_dir}: results.json, results.md")
-
-
-def _read_results(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        raise FileNotFoundError(f"There is no file {str(path)!r}. Write one with `captionrl truematch evaluate`.")
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is no JSON ({error}). Write it again with `captionrl truematch evaluate`.") from None
-    if not isinstance(value, dict) or value.get("format") != _FORMAT:
-        raise ValueError(f"{path} holds no results of `captionrl truematch evaluate`. Give its results.json.")
-    return value
-
-
-def leaderboard(arguments: argparse.Namespace) -> None:
-    """Put results into one table, the best first; writes leaderboard.md and leaderboard.html."""
-    from hf_captionrl.truematch.leaderboard import write_leaderboard
-
-    found = load_truematch(arguments.folder)
-    files = [(path, _read_results(path)) for path in arguments.results]
-    first_path, first = files[0]
-    rows: list[dict[str, Any]] = []
-    hits: dict[str, Any] = {}
-    for path, result in files:
-        for what in ("fingerprint", "scorer", "num_images"):
-            if result[what] != first[what]:
-                raise ValueError(
-                    f"{path} has {what} {result[what]!r} and {first_path} {first[what]!r}: other bags, images or judges give other "
-                    "numbers. Evaluate again on this benchmark as it stands."
-                )
-        for row in result["rows"]:
-            if row["name"] in hits and hits[row["name"]] != result["hits"][row["name"]]:
-                raise ValueError(f"{path}: there are other results of {row['name']!r} already. Pass --names there.")
-            if row["name"] not in hits:
-                rows.append({k: v for k, v in row.items() if not k.endswith(("_mark", "_p_value", "_difference"))})
-                hits[row["name"]] = result["hits"][row["name"]]
-    now = bags_fingerprint(found.kept)
-    if first["fingerprint"] not in (now, bags_fingerprint(found.bags)):
-        raise ValueError(
-            f"The results are of other bags ({first['fingerprint']}) than {arguments.folder} has now ({now}): the review went on, "
-            "or they are of another benchmark. Evaluate again."
-        )
-    columns = _columns(map(int, first["bags"]))
-    key = "rd100_recall_at_1" if arguments.sort_by == "rd100" else f"bag_{arguments.sort_by}_recall_at_1"
-    if key not in {column.key for column in columns} or any(row.get(key) is None for row in rows):
-        sizes = ", ".join(first["bags"])
-        raise ValueError(
-            f"--sort_by {arguments.sort_by!r} was not measured for every row. Use one of {sizes} or rd100."
-        )
-    folder = arguments.output_dir or arguments.folder
-    note = (
-        f"{', '.join(f'{n} bags of {size}' for size, n in first['bags'].items())}; {first['num_images']} images; judged by "
-        f"{first['scorer'].partition('|')[0]}; bags {first['fingerprint']}."
-    )
-    ranked = write_leaderboard(
-        folder,
-        rows,
-        {name: values.get(key) for name, values in hits.items()},
-        columns=columns,
-        key=key,
-        title=f"Leaderboard of {first['benchmark']}",
-        note=note,
-        seed=arguments.seed,
-    )
-    if arguments.json:
-        print(json.dumps({"sorted_by": key, "rows": ranked}, ensure_ascii=False))
-        return
-    for row in ranked:
-        low, high = row[f"{key}_ci"]
-        print(f"{row['place']:>3}  {row[key]:.3f} [{low:.3f}, {high:.3f}]  {row['name']}{row['remark']}")
-    print(f"Written to {folder}: leaderboard.md, leaderboard.html")
+    print(f"Written to {output_dir}: results.json, results.md")

@@ -1,20 +1,22 @@
-"""The page on which people keep or drop bags of look-alikes: served by this machine, or as one file without a server.
+"""The review page: served locally, or as one file without a server.
 
-Captions come from models and from people. They reach the page as JSON and are shown as text, never as markup; the content
-security policy lets the browser run no script but the page's own and fetch nothing from elsewhere.
+The page gets captions as JSON and shows them as text, never as markup. Its content security policy allows only the page's own
+script and no external requests.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
-from markupsafe import Markup
+from hf_captionrl.reports.templating import render_html
 
-from hf_captionrl.reports.templating import TEMPLATES, content_hash, html_templates
+__all__ = ["TEMPLATES", "ReviewBag", "ReviewImage", "render_review"]
 
-__all__ = ["ReviewBag", "ReviewImage", "render_review"]
+TEMPLATES = Path(__file__).parent / "templates"
+"""Folder of the pages of this product."""
 
 
 @dataclass(frozen=True)
@@ -22,9 +24,9 @@ class ReviewImage:
     """One image of the page.
 
     Args:
-        image_id: Its identifier in the data set.
-        source: For a `src`: a path of the server, or the image itself as `data:`.
-        captions: What people wrote about it.
+        image_id: Id in the data set.
+        source: Value of `src`: a path on the server, or the image as a data URL.
+        captions: Its human captions.
     """
 
     image_id: str
@@ -37,8 +39,8 @@ class ReviewBag:
     """One bag of the page.
 
     Args:
-        id: Its name in the file of decisions.
-        similarity: Mean cosine between the query and the others, in [-1, 1].
+        id: Id in the file of decisions.
+        similarity: Mean cosine similarity of the query and the others, in [-1, 1].
         images: Keys of its images.
     """
 
@@ -59,18 +61,12 @@ def render_review(
 ) -> str:
     """Render the page."""
     if not bags:
-        raise ValueError("There are no bags to look at. Build a benchmark first.")
+        raise ValueError("There are no bags to review. Build a benchmark first.")
     if not 1 <= len(reasons) <= 9:
-        raise ValueError(f"There are {len(reasons)} reasons, and keys from 1 to 9.")
+        raise ValueError(f"There are {len(reasons)} reasons, but only the keys 1 to 9. Use 1 to 9 reasons.")
     missing = next((key for bag in bags for key in bag.images if key not in images), None)
     if missing is not None:
-        raise ValueError(f"There is no image {missing!r}, which a bag holds.")
-    environment = html_templates()
-    environment.policies["json.dumps_kwargs"] = {
-        "sort_keys": False
-    }  # the keys 1, 2, ... follow the order of the reasons
-    style = (TEMPLATES / "review.css").read_text(encoding="utf-8")
-    script = (TEMPLATES / "review.js").read_text(encoding="utf-8")
+        raise ValueError(f"There is no image {missing!r}, but a bag contains it. Pass the images of all bags.")
     data = {
         "bags": [asdict(bag) for bag in bags],
         "images": {key: asdict(image) for key, image in images.items()},
@@ -79,14 +75,7 @@ def render_review(
         "fingerprint": fingerprint,
         "token": token,
     }
-    return environment.get_template("review.html.j2").render(
-        title=title,
-        served=token is not None,
-        reasons=reasons,
-        data=data,
-        # Ours: the only two texts that are not escaped. Their hashes are all the policy allows.
-        style=Markup(style),
-        script=Markup(script),
-        style_hash=content_hash(style),
-        script_hash=content_hash(script),
+    # Unsorted, because the keys 1, 2, ... follow the order of the reasons.
+    return render_html(
+        TEMPLATES, "review", sort_keys=False, title=title, served=token is not None, reasons=reasons, data=data
     )

@@ -1,71 +1,35 @@
-"""`captionrl truematch review` and `apply`: the review page, served or exported, and what comes back of it."""
+"""Server of the review page, on this machine only."""
 
 from __future__ import annotations
 
-import argparse
 import base64
 import functools
 import json
 import random
 import secrets
-import sys
 import threading
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hf_captionrl.evaluation.dataset_options import load_split
 from hf_captionrl.local_server import OwnHosts
-from hf_captionrl.truematch.build import print_status
+from hf_captionrl.truematch.benchmark_files import DECISIONS_FILE, TrueMatch, bags_fingerprint, load_truematch
 from hf_captionrl.truematch.decisions import REASONS, DecisionWriter, bag_id, check_decision
-from hf_captionrl.truematch.files import (
-    DATA_FOLDER,
-    DECISIONS_FILE,
-    TrueMatch,
-    apply_decisions,
-    bags_fingerprint,
-    load_truematch,
-)
 
 if TYPE_CHECKING:
     import datasets
 
     from hf_captionrl.truematch.review_page import ReviewBag
 
-__all__ = ["ReviewServer", "apply", "review", "review_images"]
+__all__ = ["ReviewPages", "ReviewServer"]
 
 _MAX_BODY = 2**16
-_ADDRESS = "127.0.0.1"  # nobody else's business, and never anything else
+_ADDRESS = "127.0.0.1"  # never reachable from other machines
 
 
-def review_images(found: TrueMatch, arguments: argparse.Namespace) -> datasets.Dataset:
-    """The images and captions of the bags, from the benchmark or from where the arguments say."""
-    from hf_captionrl.data import load_captions
-    from hf_captionrl.data.caption_columns import undecoded
-
-    rows: Any
-    if arguments.dataset is not None:
-        rows = load_split(arguments, quarantine_path=found.folder / "quarantine.jsonl", require_captions=False).dataset
-    elif found.manifest.get("embed_images"):
-        rows = load_captions(str((found.folder / DATA_FOLDER).resolve()), split="test", require_captions=False)
-    else:
-        raise ValueError(
-            f"{found.folder} was built without images. Say where they are: --dataset {found.manifest['source']} and its "
-            "options, as for the build."
-        )
-    row_of = {str(image_id): row for row, image_id in enumerate(rows["image_id"][:])}
-    wanted = sorted({image_id for bag in found.bags.bags for image_id in bag})
-    missing = [image_id for image_id in wanted if image_id not in row_of]
-    if missing:
-        raise ValueError(
-            f"{len(missing)} images of the bags are not in the data set, such as {missing[0]!r}. Check --dataset and --split."
-        )
-    return undecoded(rows.select([row_of[image_id] for image_id in wanted]))
-
-
-class _Pages:
-    """What the page shows, made from the benchmark and its images."""
+class ReviewPages:
+    """Renders the review page from the benchmark and its images."""
 
     def __init__(self, folder: Path, rows: datasets.Dataset) -> None:
         self.folder = folder
@@ -73,7 +37,7 @@ class _Pages:
         self.ids = [str(image_id) for image_id in rows["image_id"][:]]
         self.row_of = {image_id: str(row) for row, image_id in enumerate(self.ids)}
         self.captions = [list(captions) for captions in rows["captions"][:]]
-        # A few at a time: a benchmark of thousands of photographs would not fit into memory.
+        # Thousands of photographs would not fit into memory.
         self.source = functools.lru_cache(maxsize=64)(self._source)
 
     def _source(self, row: int) -> str:
@@ -83,12 +47,12 @@ class _Pages:
         return str(embedded_image(open_image(self.rows[row]["image"]))["source"])
 
     def file(self, row: int) -> tuple[str, bytes]:
-        """Type and content of an image."""
+        """Media type and bytes of an image."""
         head, _, data = self.source(row).partition(";base64,")
         return head.removeprefix("data:"), base64.b64decode(data)
 
     def render(self, token: str | None) -> str:
-        """The page as things stand now; without a token it holds its images."""
+        """The page with the current decisions; without a token it contains its images."""
         from hf_captionrl.truematch.review_page import ReviewImage, render_review
 
         found = load_truematch(self.folder)
@@ -107,7 +71,7 @@ class _Pages:
         )
 
     def _bags(self, found: TrueMatch) -> list[ReviewBag]:
-        """Small bags first, in random order within a size: a review that is broken off has seen a fair sample."""
+        """Small bags first, in random order within a size, so that an unfinished review is a fair sample."""
         from hf_captionrl.truematch.review_page import ReviewBag
 
         made = [
@@ -119,22 +83,22 @@ class _Pages:
 
 
 class ReviewServer:
-    """Serves the review page on this machine only; to be used as a context.
+    """Serves the review page on this machine only; a context manager.
 
-    A decision is answered when it is on the disk. Each needs the token that stands in the page, so that no other page of the
-    browser can decide anything.
+    The server answers a request when the decision is on disk. Requests need the token of the page, so that other pages in the
+    browser cannot decide.
 
     Args:
         folder: The benchmark.
         rows: From [`review_images`].
-        port: 0 for any free one.
+        port: 0 for any free port.
 
     Attributes:
-        address: Where the page is.
+        address: URL of the page.
     """
 
     def __init__(self, folder: Path, rows: datasets.Dataset, port: int = 0) -> None:
-        self._pages = _Pages(folder, rows)
+        self._pages = ReviewPages(folder, rows)
         self._known = {bag_id(bag) for bag in load_truematch(folder).bags.bags}
         self._token = secrets.token_urlsafe(24)
         self._hosts = OwnHosts()
@@ -144,24 +108,24 @@ class ReviewServer:
             self._server = ThreadingHTTPServer((_ADDRESS, port), self._handler())
         except (OSError, OverflowError) as error:
             self._writer.close()
-            raise ValueError(f"Port {port} cannot be had ({error}). Pass --port 0 for any free one.") from None
+            raise ValueError(f"Port {port} is not available ({error}). Use --port 0 for any free port.") from None
         self.port = self._server.server_address[1]
         self.address = f"http://{_ADDRESS}:{self.port}/"
 
     def decide(self, value: Any) -> None:
-        """Write a decision."""
+        """Check a decision and write it."""
         decision = check_decision(value, "The decision")
         if decision.bag not in self._known:
-            raise ValueError(f"There is no bag {decision.bag!r:.60} here. Reload the page.")
+            raise ValueError(f"There is no bag {decision.bag!r:.60} in this benchmark. Reload the page.")
         with self._lock:
             self._writer.append(decision)
 
     def serve(self) -> None:
-        """Answer until [`close`] is called from another thread, or Ctrl-C."""
+        """Answer requests until Ctrl-C, or until another thread calls [`close`]."""
         self._server.serve_forever(poll_interval=0.1)
 
     def close(self) -> None:
-        """Stop answering, and let others write the decisions."""
+        """Stop the server, and unlock the decisions."""
         self._server.server_close()
         self._writer.close()
 
@@ -207,11 +171,11 @@ class ReviewServer:
                     page = pages.render(server._token).encode("utf-8", "xmlcharrefreplace")
                     self._answer(HTTPStatus.OK, "text/html", page)
                 elif name == "image" and _number(number, len(pages.ids) - 1) is not None:
-                    with server._lock:  # a data set is not made for threads
+                    with server._lock:  # a data set is not thread-safe
                         kind, body = pages.file(int(number))
                     self._answer(HTTPStatus.OK, kind, body)
                 else:
-                    self._answer(HTTPStatus.NOT_FOUND, "text/plain", b"There is nothing here.")
+                    self._answer(HTTPStatus.NOT_FOUND, "text/plain", b"Not found.")
 
             def do_POST(self) -> None:
                 if not self._is_ours():
@@ -219,16 +183,16 @@ class ReviewServer:
                 length = _number(self.headers.get("Content-Length", ""), _MAX_BODY)
                 given = self.headers.get("X-Review-Token", "")
                 if self.path != "/decisions" or length is None:
-                    self._answer(HTTPStatus.BAD_REQUEST, "text/plain", b"This is no decision.")
+                    self._answer(HTTPStatus.BAD_REQUEST, "text/plain", b"This is not a decision.")
                 elif not secrets.compare_digest(given.encode(), server._token.encode()):
-                    self._answer(HTTPStatus.FORBIDDEN, "text/plain", b"The review was started again. Reload the page.")
+                    self._answer(HTTPStatus.FORBIDDEN, "text/plain", b"The review was restarted. Reload the page.")
                 else:
                     try:
                         server.decide(json.loads(self.rfile.read(length)))
                     except (ValueError, RecursionError) as error:
                         self._answer(HTTPStatus.BAD_REQUEST, "text/plain", str(error).encode("utf-8", "replace"))
                     except OSError as error:
-                        message = f"it could not be written ({error})"
+                        message = f"the decision could not be written ({error})"
                         self._answer(HTTPStatus.INTERNAL_SERVER_ERROR, "text/plain", message.encode())
                     else:
                         self._answer(HTTPStatus.OK, "application/json", b"{}")
@@ -237,59 +201,7 @@ class ReviewServer:
 
 
 def _number(text: str, largest: int) -> int | None:
-    """A number of a request, or None if it is none or too large; Python refuses to read one of thousands of digits."""
+    """A whole number of a request, or None if it is invalid or too large; Python refuses numbers of thousands of digits."""
     if not (text.isascii() and text.isdecimal()) or len(text) > 12 or int(text) > largest:
         return None
     return int(text)
-
-
-def _finish(arguments: argparse.Namespace, decisions: Path | None = None) -> None:
-    """Write what follows from the decisions, and say how far the review is."""
-    from hf_captionrl.truematch.card import write_truematch_card
-
-    found, added = apply_decisions(arguments.folder, decisions)
-    write_truematch_card(found)
-    if arguments.json:
-        print(json.dumps({"added": added, "bags": found.status(), "fingerprint": bags_fingerprint(found.kept)}))
-        return
-    print(f"{arguments.folder}: {added} decisions taken over" if decisions is not None else str(arguments.folder))
-    print_status(found)
-
-
-def apply(arguments: argparse.Namespace) -> None:
-    """Take over decisions, and write `kept.json` and the card anew."""
-    _finish(arguments, arguments.decisions)
-
-
-def review(arguments: argparse.Namespace) -> None:
-    """Serve the review page until Ctrl-C, or write it as one file."""
-    from hf_captionrl.io import atomic_write_text
-
-    found = load_truematch(arguments.folder)
-    rows = review_images(found, arguments)
-    if arguments.export is not None:
-        if arguments.export.is_dir():
-            raise ValueError(f"--export {str(arguments.export)!r} is a folder. Name a file, such as review.html.")
-        atomic_write_text(arguments.export, _Pages(arguments.folder, rows).render(None))
-        way_on = f"captionrl truematch apply {arguments.folder} --decisions decisions.jsonl"
-        said = {"page": str(arguments.export), "bags": len(found.bags.bags), "then": way_on}
-        print(
-            json.dumps(said)
-            if arguments.json
-            else f"{arguments.export}: {len(found.bags.bags)} bags. Send it to whoever decides; what they download:\n  {way_on}"
-        )
-        return
-    server = ReviewServer(arguments.folder, rows, arguments.port)
-    try:
-        # The result comes at the end, and is all that stands on stdout with --json.
-        print(
-            f"{len(found.bags.bags)} bags at {server.address} (Ctrl-C ends the review; it goes on where it stopped)",
-            file=sys.stderr if arguments.json else sys.stdout,
-            flush=True,
-        )
-        server.serve()
-    except KeyboardInterrupt:
-        pass
-    finally:
-        server.close()
-    _finish(arguments)

@@ -1,4 +1,4 @@
-"""Backends and scenes that several tests share."""
+"""Backends and scenes shared by tests."""
 
 import functools
 
@@ -21,7 +21,7 @@ def facts_of(rows):
 
 
 class Counting:
-    """A backend that counts what it is asked, and answers by a function (or like the one it wraps)."""
+    """A backend that records prompts and answers by a function (or like the backend it wraps)."""
 
     def __init__(self, inner, answer=None):
         self.inner, self.answer, self.asked = inner, answer, []
@@ -35,12 +35,12 @@ class Counting:
 
 
 def pair(rows, text=None, vision=None):
-    """The embedded world's two backends, counted."""
+    """The two backends of the embedded world, with recorded prompts."""
     return {"text": Counting(SceneWriter(), text), "vision": Counting(SceneDescriber(facts_of(rows)), vision)}
 
 
 def endpoint_answer(rows):
-    """What a good endpoint says: rules for text, and for an image what is to be seen."""
+    """Answers of a good endpoint: rules for text, the full caption for an image."""
     seen = {
         image_url(open_image(image)): text for image, text in zip(rows["image"], rows["full_caption"], strict=True)
     }

@@ -1,4 +1,4 @@
-"""A warm process that boosts in children which the test kills: what is slow to import or to start is so once.
+"""A process that runs `captionrl boost` in forked children, which the test kills; imports happen once.
 
 A line of its input is either a list of arguments of `captionrl boost`, answered with the child's process id, or such an id,
 answered with the child's exit status once it has ended (as `subprocess` counts, -9 for SIGKILL). One thread, so that a fork
@@ -16,10 +16,10 @@ from tests.boosting.doubles import scenes
 
 
 def serve():
-    # Made once, not in each child.
+    # Created once, not in each child.
     rows = scenes(int(sys.argv[1]))
     hf_captionrl.scenes.load_scenes = lambda **options: {"test": rows}
-    said = os.fdopen(os.dup(1), "w")  # words of a run are not those of the protocol
+    said = os.fdopen(os.dup(1), "w")  # the output of a run is not part of the protocol
     os.dup2(2, 1)
     with tempfile.TemporaryDirectory() as folder:
         assert main(["boost", "--max_images", "2", "--output", folder]) == 0

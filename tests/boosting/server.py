@@ -1,4 +1,4 @@
-"""A double of a chat endpoint behind a real HTTP server on 127.0.0.1, which can be told to misbehave."""
+"""A fake chat endpoint on a real HTTP server on 127.0.0.1, with faults on request."""
 
 import contextlib
 import json
@@ -8,7 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
 class ChatServer:
-    """Answers chat completions; to be used as a context.
+    """Answers chat completions; a context manager.
 
     Args:
         answer: From the messages of a request to the text of its answer.
@@ -31,7 +31,7 @@ class ChatServer:
                     number = len(double.requests)
                     double.requests.append(body)
                     double.headers.append(dict(self.headers))
-                with contextlib.suppress(OSError):  # whoever asked was killed, or had enough
+                with contextlib.suppress(OSError):  # the client was killed, or closed the connection
                     self.act(double.plan(number, body["messages"]), body)
                 with double.arrived:
                     double.arrived.notify_all()
@@ -78,7 +78,7 @@ class ChatServer:
         return f"http://127.0.0.1:{self._server.server_port}/v1"
 
     def wait_for(self, number):
-        """Wait until so many requests have arrived in all; False after half a minute."""
+        """Wait until this many requests have arrived; False after a minute."""
         with self.arrived:
             return self.arrived.wait_for(lambda: len(self.requests) >= number, timeout=60)
 
@@ -94,7 +94,7 @@ class ChatServer:
 
 
 def texts_of(messages):
-    """The last question of a chat: its text, and the address of its image or None."""
+    """Text and image URL (or None) of the last message of a chat."""
     content = messages[-1]["content"]
     if isinstance(content, str):
         return content, None

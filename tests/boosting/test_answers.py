@@ -1,4 +1,4 @@
-"""Answers: what is cut off, what is refused, and what must pass."""
+"""Cleaning and checks of answers."""
 
 import pytest
 
@@ -58,18 +58,18 @@ BAD = [
 
 
 @pytest.mark.parametrize("text", GOOD)
-def test_good_answers_pass(text):
+def test_good_answers_have_no_fault(text):
     assert answer_fault(clean_answer(text), BLEND) is None
 
 
 @pytest.mark.parametrize(("text", "reason"), BAD)
-def test_bad_answers_have_their_reason(text, reason):
+def test_bad_answers_have_the_right_fault(text, reason):
     fault = answer_fault(clean_answer(text), BLEND)
     assert fault is not None
     assert fault[0] == reason
 
 
-def test_the_question_is_no_answer():
+def test_repeated_question_is_a_fault():
     for prompt in (BLEND, visual_prompt("1", None), holistic_prompt("1", "A dog.", "A cat.")):
         assert answer_fault(clean_answer(prompt.user), prompt)[0] == "answer_repeats_prompt"
 
@@ -90,12 +90,12 @@ def test_the_question_is_no_answer():
         ('"Stop" says a sign, "go" another"', '"Stop" says a sign, "go" another"'),
     ],
 )
-def test_labels_quotes_and_invented_turns_are_cut_off(text, caption):
+def test_labels_quotes_and_invented_turns_are_removed(text, caption):
     assert clean_answer(text) == caption
 
 
-def test_a_word_of_the_references_makes_a_short_answer_english():
-    """A rare word is no English word by the list; where people wrote it, it is."""
+def test_words_of_the_references_count_as_english():
+    """A rare word is not in the English list, but counts if a reference has it."""
     axolotl = blend_prompt("1", ["An axolotl", "Pink axolotl"])
     assert answer_fault("Axolotl", axolotl) is None
     assert answer_fault("Axolotl", BLEND)[0] == "answer_not_english"
@@ -103,13 +103,13 @@ def test_a_word_of_the_references_makes_a_short_answer_english():
     assert answer_fault("Pies biegnie przez zielony park", in_a_park)[0] == "answer_not_english"
 
 
-def test_an_answer_that_ran_into_the_next_turn_before_the_limit_is_whole():
+def test_answer_with_an_invented_turn_at_the_limit_is_complete():
     assert is_truncated("A dog that")
     assert is_truncated("Assistant : A dog that")
     assert not is_truncated("A dog.\n\nUser : Reference capt")
 
 
-def test_every_caption_of_the_embedded_world_passes():
+def test_captions_of_the_embedded_world_have_no_fault():
     rows = load_scenes(num_train=0, num_validation=0, num_test=200)["test"]
     captions = [*rows["full_caption"][:], *(text for group in rows["captions"][:] for text in group)]
     assert [text for text in captions if answer_fault(clean_answer(text), BLEND)] == []

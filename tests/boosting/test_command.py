@@ -22,7 +22,7 @@ def boost(folder, *more):
     return main(["boost", "--max_images", "8", "--output", str(folder), *more])
 
 
-def test_the_default_runs_without_any_model(tmp_path, capsys):
+def test_default_run_needs_no_model(tmp_path, capsys):
     assert boost(tmp_path, "--json") == 0
     summary = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert summary["done"] == 8
@@ -31,7 +31,7 @@ def test_the_default_runs_without_any_model(tmp_path, capsys):
     assert statistics["references"]["captions"] == 40
     lengths = [len(row["holistic_caption"].split()) for row in content(tmp_path / "captions.parquet")]
     assert statistics["HolisticCap"]["mean_words"] == sum(lengths) / 8
-    # Toks/Cap of Table 9, by the tokenizer of the judge.
+    # Toks/Cap of Table 9, by the tokenizer of the held-out scorer.
     tokenizer = AutoTokenizer.from_pretrained(model_path("scenes:clip-judge"))
     tokens = [len(tokenizer(row["holistic_caption"]).input_ids) for row in content(tmp_path / "captions.parquet")]
     assert statistics["HolisticCap"]["mean_tokens"] == pytest.approx(sum(tokens) / 8)
@@ -40,7 +40,7 @@ def test_the_default_runs_without_any_model(tmp_path, capsys):
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["asked"] == 0
 
 
-def test_the_last_shard_merges(tmp_path, capsys):
+def test_last_shard_merges(tmp_path, capsys):
     assert boost(tmp_path / "one") == 0
     assert boost(tmp_path / "two", "--shard", "1/2") == 0
     assert not (tmp_path / "two/captions.parquet").exists()
@@ -51,10 +51,10 @@ def test_the_last_shard_merges(tmp_path, capsys):
     assert boost(tmp_path / "two", "--merge") == 0
 
 
-@pytest.mark.slow  # launched by accelerate; shards are held against one run above
-def test_two_processes_equal_one(tmp_path):
+@pytest.mark.slow  # launched by accelerate; shards are compared with one run above
+def test_two_processes_equal_one_process(tmp_path):
     assert boost(tmp_path / "one") == 0
-    # The page's command; without its file, `accelerate launch --cpu --num_processes 2` starts one process and says nothing.
+    # The command of the docs page; without --config_file, `accelerate launch` silently starts one process.
     launch = "accelerate launch --config_file recipes/accelerate/ddp.yaml -m hf_captionrl.cli boost"
     assert launch in (ROOT / "docs/boosting.md").read_text()
     words = launch.split()
@@ -81,7 +81,7 @@ def photographs(folder):
     return ["boost", "--dataset", "imagefolder", "--data_dir", str(folder), "--split", "train"]
 
 
-def test_an_endpoint_boosts_a_folder_of_images(tmp_path, monkeypatch, capsys):
+def test_endpoint_boosts_a_folder_of_images(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("no_proxy", "*")
     monkeypatch.setenv("SOME_KEY", "sk-very-secret")
     arguments = [*photographs(tmp_path / "photos"), "--output", str(tmp_path / "out"), "--api_key_env", "SOME_KEY"]
@@ -102,7 +102,7 @@ def test_an_endpoint_boosts_a_folder_of_images(tmp_path, monkeypatch, capsys):
     assert all(row["image"]["bytes"] for row in content(tmp_path / "out/captions.parquet"))
 
 
-def test_images_that_a_split_leaves_out_are_named_and_all_boosts_them(tmp_path, monkeypatch, capsys):
+def test_skipped_splits_are_reported_and_split_all_boosts_them(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("no_proxy", "*")
     arguments = photographs(tmp_path / "photos")
     with ChatServer(endpoint_answer(scenes())) as server:
@@ -110,7 +110,7 @@ def test_images_that_a_split_leaves_out_are_named_and_all_boosts_them(tmp_path, 
         assert main([*arguments, "--output", str(tmp_path / "train")]) == 0
         one = len(content(tmp_path / "train/captions.parquet"))
         said = capsys.readouterr().err
-        assert one < 12  # the source has no validation and no test: train lends them some
+        assert one < 12  # the source has no validation and test split: they are taken from train
         assert f"{one} of 12 images are boosted" in said
         assert "--split all" in said
         assert main([*arguments, "--split", "all", "--output", str(tmp_path / "all")]) == 0
@@ -120,7 +120,7 @@ def test_images_that_a_split_leaves_out_are_named_and_all_boosts_them(tmp_path, 
     assert "no split 'gone'" in capsys.readouterr().err
 
 
-def test_an_annotation_file_that_breaks_off_is_named(tmp_path, capsys):
+def test_truncated_annotation_file_is_named(tmp_path, capsys):
     arguments = photographs(tmp_path / "photos")
     file = tmp_path / "photos/metadata.jsonl"
     file.write_text(file.read_text()[:-40])
@@ -137,7 +137,8 @@ def test_an_annotation_file_that_breaks_off_is_named(tmp_path, capsys):
         (["--text", "gpt"], "--text is 'gpt'"),
         (["--text", "captioner:scenes:blip-mle"], "--text is"),
         (["--text", "openai:m"], "needs an address"),
-        (["--error_rate", "15"], "percentage"),
+        (["--error_rate", "15"], "not in percent"),
+        (["--embed_images", "--no_images"], "Use one of them"),
     ],
 )
 def test_bad_arguments_are_named(tmp_path, capsys, arguments, message):

@@ -1,4 +1,4 @@
-"""Conflicts: planted ones are found, agreement is left alone."""
+"""Conflicts: known ones are found, agreeing captions have none."""
 
 import pytest
 
@@ -26,14 +26,14 @@ FACTS = Facts("pig", 2, "small", "sideways", "top", "blue", "mushroom", "left of
         ("A room seen indoors", "An outdoor room", "kind"),
     ],
 )
-def test_planted_conflicts_are_found(blend, holistic, attribute):
+def test_known_conflicts_are_found(blend, holistic, attribute):
     assert [conflict.attribute for conflict in text_conflicts(blend, holistic)] == [attribute]
 
 
 @pytest.mark.parametrize(
     ("blend", "holistic"),
     [
-        ("A dog.", "Two brown dogs."),  # an article is no number
+        ("A dog.", "Two brown dogs."),  # an article is not a number
         ("A white and brown plate", "A white plate"),
         ("A grey cat", "A gray cat on a red mat"),
         ("Two dogs and three cats", "A pair of dogs, three black cats"),
@@ -45,18 +45,18 @@ def test_planted_conflicts_are_found(blend, holistic, attribute):
         ("A car", "A red car"),
     ],
 )
-def test_agreement_is_left_alone(blend, holistic):
+def test_agreeing_captions_have_no_conflict(blend, holistic):
     assert text_conflicts(blend, holistic) == []
 
 
-def test_the_paper_s_examples_contradict_their_noisy_captions_and_not_their_answers():
+def test_examples_of_the_paper_conflict_only_with_noisy_captions():
     for user, answer in HOLISTIC_EXAMPLES:
         correct, noisy = (line.partition(": ")[2] for line in user.splitlines())
         assert text_conflicts(correct, answer) == []
         assert text_conflicts(correct, noisy) != []
 
 
-def test_on_scenes_only_what_the_blend_cap_had_right_can_be_contradicted():
+def test_scene_conflicts_need_a_right_claim_of_the_blend_cap():
     blend = "two animals left of a mushroom"
     assert scene_conflicts(blend, full_caption(FACTS), FACTS) == []
     found = scene_conflicts(blend, "three large pigs left of a teapot on a blue background", FACTS)
@@ -66,13 +66,13 @@ def test_on_scenes_only_what_the_blend_cap_had_right_can_be_contradicted():
     } or {conflict.attribute for conflict in found} >= {"count"}
 
 
-def test_another_kind_of_the_same_category_is_a_mistake_and_no_conflict():
+def test_another_kind_of_the_same_category_is_not_a_conflict():
     assert scene_conflicts("two animals", "two ducks", FACTS) == []
     assert [c.attribute for c in scene_conflicts("two animals", "two teapots", FACTS)] == ["kind"]
     assert [c.attribute for c in scene_conflicts("two pigs", "two ducks", FACTS)] == ["kind"]
 
 
-def test_a_writer_that_lets_the_noisy_caption_win_would_be_caught():
+def test_preferring_the_noisy_caption_gives_conflicts():
     blend, visual = "two small pigs on a blue background", "three large pigs at the top on a green background"
     right = next(iter(SceneWriter().complete([holistic_prompt("1", blend, visual)])))[1]
     wrong = next(iter(SceneWriter().complete([holistic_prompt("1", visual, blend)])))[1]

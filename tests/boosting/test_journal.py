@@ -1,4 +1,4 @@
-"""Journals: whole lines count, a torn last one does not, and nobody writes where another one does."""
+"""Journals: complete lines count, an incomplete last line does not, and only one process writes."""
 
 import json
 
@@ -9,7 +9,7 @@ from hf_captionrl.boosting.journal import JournalWriter, journal_name, journals,
 ENTRY = {"image_id": "1", "stage": "blend", "text": "half \ud83d of an emoji\u2028and a line"}
 
 
-def test_entries_are_there_as_soon_as_they_are_appended(tmp_path):
+def test_entries_are_readable_immediately(tmp_path):
     path = tmp_path / "out" / journal_name(0, 2)
     with JournalWriter(path) as journal:
         journal.append(ENTRY)
@@ -21,7 +21,7 @@ def test_entries_are_there_as_soon_as_they_are_appended(tmp_path):
 
 
 @pytest.mark.parametrize("cut", [1, 5, 40])
-def test_a_torn_last_line_is_passed_over_and_cut_off(tmp_path, cut):
+def test_incomplete_last_line_is_skipped_and_removed(tmp_path, cut):
     path = tmp_path / "journal-x.jsonl"
     whole = json.dumps(ENTRY) + "\n"
     path.write_text(whole + whole[:-cut])
@@ -33,7 +33,7 @@ def test_a_torn_last_line_is_passed_over_and_cut_off(tmp_path, cut):
 
 
 @pytest.mark.parametrize("line", ["{broken", "[1]", '{"image_id": "1"}', ""])
-def test_a_broken_line_in_the_middle_is_named_and_nothing_is_cut(tmp_path, line):
+def test_broken_line_in_the_middle_is_named_and_kept(tmp_path, line):
     path = tmp_path / "journal-x.jsonl"
     text = json.dumps(ENTRY) + f"\n{line}\n" + json.dumps(ENTRY) + "\n"
     path.write_text(text)
@@ -44,7 +44,7 @@ def test_a_broken_line_in_the_middle_is_named_and_nothing_is_cut(tmp_path, line)
     assert path.read_text() == text
 
 
-def test_two_writers_do_not_share_a_journal(tmp_path):
+def test_second_writer_of_a_journal_is_refused(tmp_path):
     path = tmp_path / "journal-x.jsonl"
     with JournalWriter(path), pytest.raises(ValueError, match="Another process"):
         JournalWriter(path)

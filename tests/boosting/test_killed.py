@@ -1,4 +1,4 @@
-"""`kill -9` of `captionrl boost` against a real endpoint that fails now and then: nothing is lost, repeated or paid twice.
+"""`kill -9` of `captionrl boost` with an endpoint that fails from time to time: no answer is lost or asked for twice.
 
 Kills come right after a request, and at any time from the start of the process to behind the merge; of one process, and of
 one of two shards that run at once. After every run the merged file is compared with that of a run that nothing disturbed.
@@ -33,7 +33,7 @@ FAULTS = {3: 429, 20: "garbage", 41: "cut"}
 
 
 class Warm:
-    """The process that forks children; to be used as a context."""
+    """The process that forks children; a context manager."""
 
     def __enter__(self):
         command = [sys.executable, "-m", "tests.boosting.killed_boost", str(SCENES)]
@@ -62,7 +62,7 @@ class Warm:
 
 
 class World:
-    """An endpoint, an undisturbed run, and what it took."""
+    """An endpoint, an uninterrupted run, and its requests."""
 
     def __init__(self, server, folder):
         self.server, self.folder, self.begun, self.hit = server, folder, None, set()
@@ -110,12 +110,12 @@ def references():
 
 
 def question(body):
-    """What identifies a question at the server: its text and image."""
+    """Identity of a question at the server: text and image."""
     return str(body["messages"][-1]["content"])
 
 
 def paid(folder):
-    """Questions of the journal's answers, as the server sees them."""
+    """Questions of the answers in the journal, as the server sees them."""
     entries = [entry for path in journals(folder) for entry in read_journal(path)] if folder.exists() else []
     texts = {(entry["image_id"], entry["stage"]): entry["text"] for entry in entries}
     found = set()
@@ -134,7 +134,7 @@ def paid(folder):
 
 
 def tear(folder, rng):
-    """What a loss of power leaves: the last line half on the disk."""
+    """State after a loss of power: half of the last line."""
     for path in journals(folder):
         data = path.read_bytes()
         last = data[: data.rstrip(b"\n").rfind(b"\n") + 1]
@@ -143,7 +143,7 @@ def tear(folder, rng):
 
 
 def kill(world, warm, pid, when, rng):
-    """Kill a child after some requests, or after some time; True if it still lived."""
+    """Kill a child after some requests or some time; True if it was still running."""
     if when == "request":
         # Faults and the other shard make requests, too; the child is through before the last ones come.
         assert world.server.wait_for(len(world.server.requests) + rng.randint(1, SCENES // 2))
@@ -157,7 +157,7 @@ def kill(world, warm, pid, when, rng):
 
 
 def campaign(world, warm, folder, *, seed, when, kills=2, shards=1):
-    """Kill a run some times, then let it finish; returns how many kills met a living process, and how many the merge."""
+    """Kill a run some times, then let it finish; returns how many kills hit a running process, and how many the merge."""
     rng, server = random.Random(seed), world.server
     world.begun, world.hit = len(server.requests), set()
     shown = [["--shard", f"{shard}/{shards}"] for shard in range(shards)]
@@ -191,14 +191,14 @@ def campaign(world, warm, folder, *, seed, when, kills=2, shards=1):
 
 
 @pytest.mark.parametrize(("when", "shards"), [("request", 1), ("time", 2)])
-def test_kills_change_nothing(world, warm, tmp_path, when, shards):
+def test_killed_run_equals_uninterrupted_run(world, warm, tmp_path, when, shards):
     met, _ = campaign(world, warm, tmp_path / "killed", seed=1, when=when, shards=shards)
     assert met or when == "time"
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_twenty_killed_runs_change_nothing(world, warm, tmp_path):
+def test_twenty_killed_runs_equal_uninterrupted_runs(world, warm, tmp_path):
     found = collections.Counter()
     for seed in range(20):
         when, shards = ("request", "time", "time", "time")[seed % 4], (1, 2)[seed % 5 == 4]
@@ -209,7 +209,7 @@ def test_twenty_killed_runs_change_nothing(world, warm, tmp_path):
     assert found["merging"] >= 1
 
 
-def test_a_lost_answer_would_be_noticed(world, warm, tmp_path):
+def test_lost_answer_is_detected(world, warm, tmp_path):
     world.begun = None
     folder = tmp_path / "lost"
     (folder).mkdir()

@@ -1,4 +1,4 @@
-"""The pipeline: what is asked, what is not asked again, and what becomes of rows that go wrong."""
+"""Boosting of shards: questions, resuming, and faulty rows."""
 
 import json
 
@@ -28,7 +28,7 @@ def with_image(rows, number, value):
     return replace_column(rows, "image", images, datasets.Image())
 
 
-def test_each_row_is_asked_for_three_captions_and_ends_in_one_parquet_row(tmp_path):
+def test_three_captions_per_row_and_one_parquet_row(tmp_path):
     rows, backends = scenes(), pair(scenes())
     report, merged = boost(rows, tmp_path, backends)
     assert (report.rows, report.done, report.asked, report.quarantined) == (12, 12, 36, 0)
@@ -55,7 +55,7 @@ def test_each_row_is_asked_for_three_captions_and_ends_in_one_parquet_row(tmp_pa
         assert row["visual_source"]["time"].endswith("+00:00")
 
 
-def test_the_result_is_a_caption_data_set_of_ours(tmp_path):
+def test_result_loads_with_load_captions(tmp_path):
     _, merged = boost(scenes(), tmp_path, pair(scenes()))
     loaded = load_captions(str(merged.path), split="train", split_fractions=(1, 0, 0))
     good, report = check_captions(loaded)
@@ -67,7 +67,7 @@ def test_the_result_is_a_caption_data_set_of_ours(tmp_path):
 
 
 @pytest.mark.parametrize("embed", [True, False])
-def test_no_folder_of_this_machine_comes_with_an_image_s_bytes(tmp_path, embed):
+def test_embedded_images_have_no_local_paths(tmp_path, embed):
     image = undecoded(scenes())["image"][3]
     (tmp_path / "b.png").write_bytes(image["bytes"])
     rows = with_image(scenes(), 3, {"bytes": image["bytes"], "path": "/" + "home/me/private/a.png"})
@@ -81,7 +81,7 @@ def test_no_folder_of_this_machine_comes_with_an_image_s_bytes(tmp_path, embed):
     assert found[4] == (embedded if embed else {"bytes": None, "path": str(tmp_path / "b.png")})
 
 
-def test_a_finished_run_asks_nothing(tmp_path):
+def test_finished_run_asks_nothing(tmp_path):
     first, second = pair(scenes()), pair(scenes())
     boost(scenes(), tmp_path, first)
     before = content(tmp_path / "captions.parquet")
@@ -92,14 +92,14 @@ def test_a_finished_run_asks_nothing(tmp_path):
     assert content(tmp_path / "captions.parquet") == before
 
 
-def test_shards_make_the_same_file_as_one_run_in_any_number(tmp_path):
+def test_any_number_of_shards_gives_the_same_file(tmp_path):
     rows = scenes()
     boost(rows, tmp_path / "one", pair(rows))
     backends = pair(rows)
     boost_shard(rows, tmp_path / "two", shard=1, num_shards=2, **backends)
     with pytest.raises(UnfinishedError, match="6 of 12 rows"):
         merge_journals(rows, tmp_path / "two", **backends)
-    # The rest by three shards of another layout: what the first did is not asked again.
+    # The rest with three shards: answers of the first run are not asked again.
     reports = [boost_shard(rows, tmp_path / "two", shard=i, num_shards=3, **backends) for i in range(3)]
     assert sum(report.resumed for report in reports) == 6
     assert len(backends["text"].asked) == 24
@@ -107,7 +107,7 @@ def test_shards_make_the_same_file_as_one_run_in_any_number(tmp_path):
     assert content(tmp_path / "two/captions.parquet") == content(tmp_path / "one/captions.parquet")
 
 
-def test_a_blend_cap_that_is_paid_for_is_not_asked_again_when_the_vision_model_failed(tmp_path):
+def test_blend_cap_is_kept_if_the_vision_model_fails(tmp_path):
     rows = scenes()
     failing = pair(rows, vision=lambda prompt, text: Failure("backend_failed", "overloaded"))
     report = boost_shard(rows, tmp_path, max_failures=99, **failing)
@@ -133,7 +133,7 @@ def test_a_blend_cap_that_is_paid_for_is_not_asked_again_when_the_vision_model_f
         ("a pig and " * 99, "answer_too_long"),
     ],
 )
-def test_bad_answers_are_asked_again_and_then_quarantined_with_the_reason(tmp_path, answer, reason):
+def test_bad_answers_are_retried_and_then_quarantined(tmp_path, answer, reason):
     rows = scenes()
     bad = rows["image_id"][2]
     backends = pair(rows, vision=lambda prompt, text: answer if prompt.image_id == bad else text)
@@ -145,7 +145,7 @@ def test_bad_answers_are_asked_again_and_then_quarantined_with_the_reason(tmp_pa
     assert entry["detail"]
     assert entry["remedy"]
     assert entry["dropped"] == "row"
-    # The next run does not pay for it a fourth time, unless it is told to.
+    # The next run does not ask a fourth time without --retry_quarantined.
     again = pair(rows)
     boost(rows, tmp_path, again)
     assert again["vision"].asked == []
@@ -154,7 +154,7 @@ def test_bad_answers_are_asked_again_and_then_quarantined_with_the_reason(tmp_pa
     assert quarantine(tmp_path) == []
 
 
-def test_an_answer_that_is_good_at_the_second_time_is_kept_with_its_attempt(tmp_path):
+def test_second_answer_is_kept_with_its_attempt(tmp_path):
     rows = scenes()
     backends = pair(rows, text=lambda prompt, text: "" if prompt.stage == "blend" and not prompt.attempt else text)
     report, merged = boost(rows, tmp_path, backends)
@@ -163,7 +163,7 @@ def test_an_answer_that_is_good_at_the_second_time_is_kept_with_its_attempt(tmp_
     assert {row["blend_source"]["attempt"] for row in content(merged.path)} == {1}
 
 
-def test_an_answer_cut_by_the_length_limit_is_asked_again_and_never_published(tmp_path):
+def test_truncated_answer_is_retried_and_never_published(tmp_path):
     rows = scenes()
     backends = pair(rows, text=lambda prompt, text: text if prompt.attempt else Truncated(text[: len(text) // 2]))
     report, _ = boost(rows, tmp_path / "again", backends)
@@ -174,14 +174,14 @@ def test_an_answer_cut_by_the_length_limit_is_asked_again_and_never_published(tm
     )
     boost(rows, tmp_path / "never", always, attempts=2)
     (entry,) = quarantine(tmp_path / "never")
-    assert entry["reason"] == "answer_cut"
+    assert entry["reason"] == "answer_truncated"
     assert "max_new_tokens" in entry["remedy"]
-    # The model went on to the next turn before the limit came: the caption is whole.
+    # The model started another turn before the limit: the caption is complete.
     chatty = pair(rows, text=lambda prompt, text: Truncated(text + "\n\nUser : Reference"))
     assert boost(rows, tmp_path / "chatty", chatty)[0].asked == 36
 
 
-def test_attempts_are_counted_over_runs(tmp_path):
+def test_attempts_are_counted_across_runs(tmp_path):
     rows = scenes()
     boost_shard(rows, tmp_path, attempts=1, **pair(rows, vision=lambda prompt, text: ""))
     more = pair(rows, vision=lambda prompt, text: "")
@@ -189,7 +189,7 @@ def test_attempts_are_counted_over_runs(tmp_path):
     assert len(more["vision"].asked) == 24
 
 
-def test_another_vision_model_leaves_the_blend_caps(tmp_path):
+def test_another_vision_model_keeps_the_blend_caps(tmp_path):
     rows = scenes()
     boost(rows, tmp_path, pair(rows))
     other = pair(rows)
@@ -197,12 +197,12 @@ def test_another_vision_model_leaves_the_blend_caps(tmp_path):
     report, merged = boost(rows, tmp_path, other)
     assert len(other["vision"].asked) == 12
     assert report.done == 12
-    # The same descriptions make the same questions, so nothing more is asked of the writer.
+    # Equal descriptions give equal questions, so the writer is not asked again.
     assert other["text"].asked == []
     assert {r["visual_source"]["revision"] for r in content(merged.path)} == {"another"}
 
 
-def test_a_rejected_prompt_is_not_asked_twice(tmp_path):
+def test_rejected_prompt_is_not_asked_twice(tmp_path):
     rows = scenes()
     bad = rows["image_id"][0]
 
@@ -216,7 +216,7 @@ def test_a_rejected_prompt_is_not_asked_twice(tmp_path):
     assert again["vision"].asked == []
 
 
-def test_a_backend_that_is_gone_stops_the_run_and_loses_nothing(tmp_path):
+def test_unreachable_backend_stops_the_run_without_loss(tmp_path):
     rows = scenes()
     dead = pair(rows, vision=lambda prompt, text: Failure("backend_failed", "connection refused"))
     with pytest.raises(BackendError, match="5 times in a row"):
@@ -226,7 +226,7 @@ def test_a_backend_that_is_gone_stops_the_run_and_loses_nothing(tmp_path):
     assert sum(stage == "blend" for stage, *_ in again["text"].asked) == 0
 
 
-def test_a_backend_that_rejects_everything_stops_before_all_rows_are_in_quarantine(tmp_path):
+def test_backend_that_rejects_everything_stops_the_run(tmp_path):
     rows = scenes()
     rude = pair(rows, text=lambda prompt, text: Failure("backend_rejected", "HTTP 400: unknown parameter"))
     with pytest.raises(BackendError, match="retry_quarantined"):
@@ -235,7 +235,7 @@ def test_a_backend_that_rejects_everything_stops_before_all_rows_are_in_quaranti
     assert boost_shard(rows, tmp_path, retry_quarantined=True, **pair(rows)).quarantined == 0
 
 
-def test_a_backend_that_swallows_prompts_is_told_so(tmp_path):
+def test_backend_with_missing_answers_is_an_error(tmp_path):
     class Lossy(SceneWriter):
         def complete(self, prompts):
             yield from list(super().complete(prompts))[1:]
@@ -245,7 +245,7 @@ def test_a_backend_that_swallows_prompts_is_told_so(tmp_path):
         boost_shard(rows, tmp_path, text=Lossy(), vision=SceneDescriber(facts_of(rows)))
 
 
-def test_one_missing_image_is_quarantined_before_anything_is_paid_for_it(tmp_path):
+def test_missing_image_is_quarantined_without_requests(tmp_path):
     rows = with_image(scenes(40), 7, {"bytes": None, "path": "gone.png"})
     backends = pair(rows)
     report, merged = boost(rows, tmp_path, backends)
@@ -256,7 +256,7 @@ def test_one_missing_image_is_quarantined_before_anything_is_paid_for_it(tmp_pat
     assert "gone.png" in entry["detail"]
 
 
-def test_an_image_that_breaks_off_is_quarantined(tmp_path):
+def test_truncated_image_is_quarantined(tmp_path):
     whole = undecoded(scenes(40))["image"][7]["bytes"]
     rows = with_image(scenes(40), 7, {"bytes": whole[: len(whole) // 2], "path": None})
     backends = pair(rows)
@@ -267,25 +267,25 @@ def test_an_image_that_breaks_off_is_quarantined(tmp_path):
         assert entry["column"] == "visual"
         assert entry["reason"].startswith("image_")
     journal = read_journal(tmp_path / journal_name(0, 1))
-    assert sum("reason" in line for line in journal) == 1  # noted once, however often it is met
-    # Mended, the row goes on.
+    assert sum("reason" in line for line in journal) == 1  # written once
+    # After a repair, the row is finished.
     assert boost(scenes(40), tmp_path, backends)[1].rows == 40
 
 
 @pytest.mark.parametrize("part", ["missing", "half"])
-def test_a_mended_image_is_asked_about_as_if_it_had_never_been_broken(tmp_path, part):
+def test_repaired_image_is_asked_about(tmp_path, part):
     whole = undecoded(scenes(40))["image"][7]["bytes"]
     value = {"bytes": None, "path": "gone.png"} if part == "missing" else {"bytes": whole[: len(whole) // 2]}
     backends = pair(scenes(40))
     boost(with_image(scenes(40), 7, {"path": None, **value}), tmp_path, backends, attempts=1)
-    with pytest.raises(UnfinishedError, match="1 of 40"):  # what was wrong with the image holds no longer
+    with pytest.raises(UnfinishedError, match="1 of 40"):  # the image is no longer broken
         merge_journals(scenes(40), tmp_path, **backends)
     assert boost(scenes(40), tmp_path, backends, attempts=1)[1].rows == 40
     bad = scenes(40)["image_id"][7]
     assert [attempt for _, image_id, attempt in backends["vision"].asked if image_id == bad] == [0]
 
 
-def test_images_missing_on_one_shard_stop_it_before_anything_is_asked(tmp_path):
+def test_shard_with_missing_images_stops_without_requests(tmp_path):
     images = undecoded(scenes())["image"][:]
     images[1::2] = [{"bytes": None, "path": f"elsewhere/{i}.png"} for i in range(6)]
     rows = replace_column(scenes(), "image", images, datasets.Image())
@@ -298,7 +298,7 @@ def test_images_missing_on_one_shard_stop_it_before_anything_is_asked(tmp_path):
     assert boost_shard(scenes(), tmp_path, shard=1, num_shards=2, **backends).done == 6
 
 
-def test_a_row_without_captions_is_quarantined(tmp_path):
+def test_row_without_captions_is_quarantined(tmp_path):
     captions = scenes(40)["captions"][:]
     captions[3] = ["", "..."]
     rows = replace_column(scenes(40), "captions", captions, scenes(40).features["captions"])
@@ -308,11 +308,11 @@ def test_a_row_without_captions_is_quarantined(tmp_path):
 
 
 @pytest.mark.parametrize("shard", [(2, 2), (-1, 2)])
-def test_shards_that_do_not_exist_are_refused(tmp_path, shard):
+def test_invalid_shards_are_refused(tmp_path, shard):
     with pytest.raises(ValueError, match="Count shards from 0"):
         boost_shard(scenes(), tmp_path, shard=shard[0], num_shards=shard[1], **pair(scenes()))
 
 
-def test_a_blind_vision_backend_is_refused(tmp_path):
+def test_vision_backend_must_see_images(tmp_path):
     with pytest.raises(ValueError, match="does not see images"):
         boost_shard(scenes(), tmp_path, text=SceneWriter(), vision=SceneWriter())

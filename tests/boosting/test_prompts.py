@@ -1,4 +1,4 @@
-"""The paper's prompts, and what identifies a question."""
+"""Prompts of the paper, and the hash of a prompt."""
 
 import dataclasses
 import hashlib
@@ -35,12 +35,12 @@ OF_THE_PAPER = {
 
 
 @pytest.mark.parametrize("digest", OF_THE_PAPER)
-def test_every_string_is_the_paper_s(digest):
+def test_prompts_equal_the_paper(digest):
     assert hashlib.sha256(OF_THE_PAPER[digest].encode()).hexdigest()[:16] == digest
     assert hashlib.sha256((OF_THE_PAPER[digest] + " ").encode()).hexdigest()[:16] != digest
 
 
-def test_the_blend_prompt_is_instruction_three_examples_and_the_numbered_references():
+def test_blend_prompt_has_instruction_examples_and_numbered_references():
     turns = blend_prompt("1", ["A dog.", "A black dog.", "A pet.", "Dog on grass.", "A dog lies."]).turns()
     assert [turn["role"] for turn in turns] == ["system"] + ["user", "assistant"] * 3 + ["user"]
     assert turns[0]["content"] == BLEND_SYSTEM
@@ -51,12 +51,12 @@ def test_the_blend_prompt_is_instruction_three_examples_and_the_numbered_referen
     assert turns[-1]["content"].splitlines()[1] == "Reference caption 2: A black dog."
 
 
-def test_the_number_of_references_is_the_data_s():
+def test_blend_prompt_states_the_number_of_references():
     assert "reference set of 2 image captions." in blend_prompt("1", ["a", "b"]).system
     assert "reference set of 1 image caption." in blend_prompt("1", ["a"]).system
 
 
-def test_the_holistic_prompt_names_the_correct_and_the_noisy_caption():
+def test_holistic_prompt_has_correct_and_noisy_caption():
     prompt = holistic_prompt("1", "A dog.", "A cat on a mat.")
     assert prompt.user == "Correct caption: A dog.\nNew noisy caption: A cat on a mat."
     assert prompt.system == HOLISTIC_SYSTEM
@@ -64,13 +64,13 @@ def test_the_holistic_prompt_names_the_correct_and_the_noisy_caption():
     assert len(prompt.examples) == len(BLEND_EXAMPLES) == len(HOLISTIC_EXAMPLES) == 3
 
 
-def test_the_vision_model_is_told_one_sentence():
+def test_visual_prompt_is_one_sentence():
     assert visual_prompt("1", None).turns() == [
         {"role": "user", "content": "Briefly describe the content of the image."}
     ]
 
 
-def test_the_hash_is_of_everything_that_is_read_and_of_nothing_else():
+def test_hash_covers_exactly_what_the_model_reads():
     prompt = blend_prompt("1", ["A dog."])
     same = dataclasses.replace(prompt, attempt=2, image=object())
     others = [
@@ -83,6 +83,6 @@ def test_the_hash_is_of_everything_that_is_read_and_of_nothing_else():
 
 
 @pytest.mark.parametrize("references", [[], "A dog."])
-def test_without_references_there_is_nothing_to_blend(references):
-    with pytest.raises(ValueError, match="list of one caption or more"):
+def test_blend_prompt_needs_references(references):
+    with pytest.raises(ValueError, match="list of at least one caption"):
         blend_prompt("1", references)

@@ -16,7 +16,7 @@ from scripts.boosting_quality import boosted, claim_numbers, main, statistics_to
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 
-def test_the_published_table_is_that_of_the_published_numbers():
+def test_published_table_equals_published_numbers():
     result = json.loads((DOCS / "results/boosting_quality.json").read_text())
     page = (DOCS / "boosting.md").read_text()
     assert to_markdown(result) in (DOCS / "full_tables.md").read_text()
@@ -30,7 +30,7 @@ def test_the_published_table_is_that_of_the_published_numbers():
     assert all(gain["rd100"]["interval"][0] > 0 for gain in result["recall_at_1_gains"].values())
 
 
-def test_claims_are_counted_as_a_plain_loop_counts_them():
+def test_claim_counts_equal_a_plain_loop():
     rows = boosted(3, 0.3, 30)
     numbers = claim_numbers([[text] for text in rows["visual_caption"]], rows["facts"][:])
     found = [check(text, facts) for text, facts in zip(rows["visual_caption"], rows["facts"], strict=True)]
@@ -69,7 +69,7 @@ def test_a_small_measurement_runs(tmp_path):
     assert result["clip_score"]["VisualCap"]["value"] == pytest.approx(100 * sum(cosines) / 120, rel=1e-4)
 
 
-def test_statistics_are_those_of_the_words(tmp_path):
+def test_statistics_equal_word_counts(tmp_path):
     sources = {"a": ["a dog", "a big dog, running"], "b": ["one two three"]}
     found = source_statistics(sources, count_tokens=lambda texts: [len(text) for text in texts])
     assert found["a"]["mean_words"] == 3

@@ -1,4 +1,4 @@
-"""The embedded world's backends: errors at the stated rate, decisions from the prompt alone."""
+"""The embedded world's backends: error rates, and answers that depend only on the prompt."""
 
 import numpy as np
 import pytest
@@ -20,38 +20,38 @@ def facts():
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.15, 0.5])
-def test_facts_are_wrong_at_the_stated_rate(facts, rate):
+def test_error_rate_of_facts(facts, rate):
     described = describe(facts, error_rate=rate, mention_rate=1.0)
     results = [check(text, facts[i]) for i, text in described.items()]
     for attribute in ("size", "position", "background", "count"):
         wrong = sum(any(claim.attribute == attribute for claim in result.wrong) for result in results)
-        # Five standard errors of a share of 1500.
+        # Five standard errors of a fraction of 1500.
         assert abs(wrong / 1500 - rate) <= 5 * np.sqrt(0.25 / 1500) * (rate > 0)
     if rate == 0:
         assert not any(result.wrong or result.missed for result in results)
 
 
-def test_facts_are_mentioned_at_the_stated_rate(facts):
+def test_mention_rate_of_facts(facts):
     described = describe(facts, error_rate=0.0, mention_rate=0.3)
     size = np.mean(["size" in check(text, facts[i]).recalled for i, text in described.items()])
     assert abs(size - 0.3) < 0.06
     assert all("kind" in check(text, facts[i]).recalled for i, text in described.items())
 
 
-def test_a_description_does_not_depend_on_the_order_of_asking(facts):
+def test_description_does_not_depend_on_the_order_of_prompts(facts):
     backwards = describe(dict(reversed(facts.items())))
     assert describe(facts) == backwards
     assert describe(facts, seed=1) != backwards
 
 
-def test_the_writer_is_given_no_truth():
+def test_writer_reads_only_the_prompt():
     # The same prompt gives the same answer, whatever the image is.
     answers = {next(iter(SceneWriter().complete([blend_prompt(i, ["some animals", "two pigs"])])))[1] for i in "ab"}
     assert answers == {"two pigs"}
 
 
-def test_what_is_no_scene_fails():
+def test_images_that_are_not_scenes_fail():
     assert isinstance(next(iter(SceneWriter().complete([blend_prompt("1", ["A man."])])))[1], Failure)
     assert isinstance(next(iter(SceneDescriber({}).complete([visual_prompt("1", None)])))[1], Failure)
-    with pytest.raises(ValueError, match="percentage"):
+    with pytest.raises(ValueError, match="not in percent"):
         SceneDescriber({}, error_rate=15)

@@ -58,7 +58,7 @@ def test_the_card_is_written_again_from_the_manifest(boosted, capsys):
 def test_a_broken_manifest_is_named(boosted, tmp_path, capsys):
     (tmp_path / "boosting.json").write_text('{"format": 1}')
     assert main(["card", str(tmp_path)]) == 2
-    assert "boosting.json is no manifest" in capsys.readouterr().err
+    assert "boosting.json is not a manifest" in capsys.readouterr().err
 
 
 def test_push_publishes_captions_and_card_and_no_journal(boosted, hub, monkeypatch, capfd):

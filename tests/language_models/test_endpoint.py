@@ -1,4 +1,4 @@
-"""A real server on 127.0.0.1 that is slow, overloaded, broken or rude."""
+"""The endpoint backend with a real server that is slow, overloaded or broken."""
 
 import base64
 import io
@@ -26,7 +26,7 @@ def ask(plan, number=1, **options):
     return found, waits, server
 
 
-def test_answers_come_with_their_positions():
+def test_answers_have_the_position_of_their_prompt():
     found, waits, server = ask(lambda number, messages: "ok", 9, concurrency=4)
     assert found == {i: f"A caption of {i:04d}." for i in range(9)}
     assert len(server.requests) == 9
@@ -36,42 +36,42 @@ def test_answers_come_with_their_positions():
 
 
 @pytest.mark.parametrize("fault", [429, 500, 503, "cut", "garbage"])
-def test_what_passes_is_asked_again_with_longer_waits(fault):
+def test_temporary_errors_are_retried_with_longer_waits(fault):
     found, waits, server = ask(lambda number, messages: fault if number < 3 else "ok", backoff_s=0.5)
     assert found == {0: "A caption of 0000."}
     assert waits == [0.5, 1.0, 2.0]
     assert len(server.requests) == 4
 
 
-def test_a_timeout_is_asked_again():
+def test_timeout_is_retried():
     found, waits, _ = ask(lambda number, messages: "ok" if number else "hang", timeout_s=0.2)
     assert found == {0: "A caption of 0000."}
     assert waits == [1.0]
 
 
-def test_a_server_that_drips_is_left_at_the_deadline():
-    """Each byte comes well within the timeout of a read."""
+def test_slow_server_is_dropped_at_the_deadline():
+    """Each byte arrives within the timeout of a read."""
     begun = time.monotonic()
     found, waits, _ = ask(lambda number, messages: "ok" if number else "drip", timeout_s=0.3)
     assert found == {0: "A caption of 0000."}
     assert waits == [1.0]
-    assert time.monotonic() - begun < 3  # all of it drips for six seconds
+    assert time.monotonic() - begun < 3  # the whole answer takes six seconds
 
 
-def test_an_answer_at_the_length_limit_is_marked():
+def test_answer_at_the_length_limit_is_truncated():
     found, waits, _ = ask(lambda number, messages: "length")
     assert found == {0: Truncated("A caption of 0000.")}
     assert waits == []
 
 
-def test_a_server_that_names_its_wait_gets_it_up_to_two_minutes():
-    waits_named = ["7", "9999", "²"]  # the last is a digit to Python, and no number
+def test_retry_after_is_respected_up_to_two_minutes():
+    waits_named = ["7", "9999", "²"]  # the last is a digit in Python, but not a number
     found, waits, _ = ask(lambda number, _: (429, {"Retry-After": waits_named[number]}) if number < 3 else "ok")
     assert waits == [7.0, 120.0, 4.0]
     assert found[0] == "A caption of 0000."
 
 
-def test_after_the_last_try_a_failure_takes_the_answer_s_place():
+def test_last_try_returns_a_failure():
     found, waits, server = ask(lambda number, messages: 500, tries=3)
     assert isinstance(found[0], Failure)
     assert found[0].reason == "backend_failed"
@@ -81,14 +81,14 @@ def test_after_the_last_try_a_failure_takes_the_answer_s_place():
     assert len(waits) == 2
 
 
-def test_nobody_there_is_a_failure():
+def test_unreachable_server_is_a_failure():
     with ChatServer(str) as server:
         url = server.url
     backend = HTTPBackend(url, "m", tries=2, sleep=lambda _: None)
     assert dict(backend.complete([blend_prompt("1", ["a"])]))[0].reason == "backend_failed"
 
 
-def test_a_refused_prompt_does_not_stop_the_others():
+def test_rejected_prompt_does_not_affect_others():
     found, waits, _ = ask(lambda number, messages: 400 if "0001" in str(messages) else "ok", 3)
     assert found[1].reason == "backend_rejected"
     assert waits == []
@@ -97,12 +97,12 @@ def test_a_refused_prompt_does_not_stop_the_others():
 
 
 @pytest.mark.parametrize("status", [401, 402, 403, 404])
-def test_a_wrong_key_or_address_stops_at_once(status):
+def test_wrong_key_or_address_stops_the_run(status):
     with pytest.raises(BackendError, match=f"HTTP {status}"):
         ask(lambda number, messages: status, 50, concurrency=1)
 
 
-def test_answers_in_flight_are_not_lost_to_another_s_end():
+def test_answers_in_flight_survive_a_fatal_error():
     found = []
     with ChatServer(lambda messages: "A dog.", lambda number, _: 401 if number == 3 else "ok") as server:
         backend = HTTPBackend(server.url, "m", concurrency=1)
@@ -112,7 +112,7 @@ def test_answers_in_flight_are_not_lost_to_another_s_end():
     assert len(found) == len(server.requests) - 1
 
 
-def test_the_key_is_sent_and_shown_nowhere(monkeypatch):
+def test_key_is_sent_and_never_shown(monkeypatch):
     monkeypatch.setenv("SOME_KEY", "sk-very-secret")
     with ChatServer(str, lambda number, messages: 500) as server:
         backend = HTTPBackend(server.url, "m", api_key_env="SOME_KEY", tries=1, sleep=lambda _: None)
@@ -126,20 +126,20 @@ def test_the_key_is_sent_and_shown_nowhere(monkeypatch):
         assert "secret" not in text
 
 
-def test_no_redirect_carries_the_key_elsewhere():
+def test_redirects_are_not_followed():
     with ChatServer(lambda messages: "A dog.") as other, pytest.raises(BackendError, match="HTTP 302"):
         ask(lambda number, messages: (302, {"Location": other.url + "/chat/completions"}))
     assert other.requests == []
 
 
-def test_an_empty_variable_is_named_and_nothing_of_it_shown(monkeypatch):
+def test_empty_key_variable_is_named(monkeypatch):
     monkeypatch.delenv("SOME_KEY", raising=False)
     with pytest.raises(BackendError, match="SOME_KEY is empty"):
         HTTPBackend("http://127.0.0.1:1/v1", "m", api_key_env="SOME_KEY")
 
 
 @pytest.mark.parametrize("key", ["sk-very\nsecret", "sk-very secret", "sk-sécret", "sk-\x7fsecret"])
-def test_a_key_that_no_header_can_carry_is_refused_without_showing_it(monkeypatch, key):
+def test_invalid_key_is_refused_without_showing_it(monkeypatch, key):
     monkeypatch.setenv("SOME_KEY", key)
     with pytest.raises(BackendError, match="SOME_KEY holds") as error:
         HTTPBackend("http://127.0.0.1:1/v1", "m", api_key_env="SOME_KEY")
@@ -147,12 +147,12 @@ def test_a_key_that_no_header_can_carry_is_refused_without_showing_it(monkeypatc
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://x/v1", "http://me:pass@x/v1", "http://x/v1?key=1"])
-def test_addresses_that_cannot_be_used_or_logged_are_refused(url):
+def test_invalid_or_secret_addresses_are_refused(url):
     with pytest.raises(ValueError, match="base_url"):
         HTTPBackend(url, "m")
 
 
-def test_images_travel_as_they_are():
+def test_images_are_sent_losslessly():
     image = Image.new("RGB", (9, 7), (10, 200, 30))
     with ChatServer(lambda messages: "Green.") as server:
         list(HTTPBackend(server.url, "m", sees_images=True).complete([visual_prompt("1", image)]))

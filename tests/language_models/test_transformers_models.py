@@ -1,4 +1,4 @@
-"""Local models: tiny shipped ones through transformers, what tells one from another, and what they leave unfinished."""
+"""Backends of transformers with tiny shipped models: answers, revisions, truncation."""
 
 import json
 import shutil
@@ -33,7 +33,7 @@ def looking():
     return [visual_prompt(str(i), open_image(scenes()[i]["image"])) for i in range(5)]
 
 
-def test_a_captioner_describes_as_it_does_elsewhere():
+def test_captioner_backend_equals_the_captioner():
     backend = CaptionerBackend("scenes:blip-mle", device="cpu", batch_size=2, max_new_tokens=20)
     assert isinstance(backend, Backend)
     assert backend.sees_images
@@ -46,7 +46,7 @@ def test_a_captioner_describes_as_it_does_elsewhere():
     assert dict(short.complete(looking()[:1]))[0] == Truncated(" ".join(expected[0].split()[:2]))
 
 
-def test_a_captioner_runs_the_pipeline(tmp_path):
+def test_captioner_backend_in_boosting(tmp_path):
     vision = CaptionerBackend("scenes:blip-mle", device="cpu")
     report = boost_shard(scenes(), tmp_path, text=SceneWriter(), vision=vision)
     assert report.done == 12
@@ -66,7 +66,7 @@ def retrained(folder, name="scenes:blip-mle", weight=None):
     return str(folder)
 
 
-def test_a_captioner_trained_further_in_place_is_asked_again(tmp_path):
+def test_captioner_trained_further_is_asked_again(tmp_path):
     rows = scenes()
 
     def boosted():
@@ -78,14 +78,14 @@ def test_a_captioner_trained_further_in_place_is_asked_again(tmp_path):
     again, same = boosted()
     assert (first.resumed, again.resumed, again.asked) == (0, 12, 0)
     assert same == before
-    assert len(before.partition(";")[0]) == 12  # the hash, for there is no commit
+    assert len(before.partition(";")[0]) == 12  # a hash, because there is no commit
     retrained(tmp_path / "model", weight="text_decoder.cls.predictions.bias")
     report, after = boosted()
     assert after != before
     assert (report.resumed, report.asked >= 12) == (0, True)
 
 
-def test_an_adapter_s_weights_and_the_prompt_count_too(tmp_path):
+def test_revision_covers_adapter_weights_and_prompt(tmp_path):
     retrained(tmp_path / "blip-mle")  # the adapter names its base as the folder beside it
     folder = retrained(tmp_path / "adapter", "scenes:blip-sr")
     names = sorted(load_weights(folder))
@@ -113,8 +113,8 @@ def viewer():
     return TransformersVisionBackend("scenes:blip-mle", device="cpu", dtype="float32", batch_size=2, max_new_tokens=40)
 
 
-def test_a_vision_model_that_repeats_its_prompt_gives_the_answer_alone(viewer):
-    """BLIP gives the prompt back with another first token and without its last."""
+def test_repeated_prompt_is_removed_from_the_answer(viewer):
+    """BLIP repeats the prompt with another first token and without its last."""
     prompts = looking()
     found = dict(viewer.complete(prompts))
     assert sorted(found) == list(range(5))
@@ -134,7 +134,7 @@ def test_a_vision_model_that_repeats_its_prompt_gives_the_answer_alone(viewer):
     assert answer_fault(clean_answer(found[0]), prompts[0]) is None
 
 
-def test_a_start_token_that_the_template_writes_is_not_written_again():
+def test_start_token_of_the_template_is_not_repeated():
     told = []
 
     class Processor:
@@ -154,7 +154,7 @@ def test_a_start_token_that_the_template_writes_is_not_written_again():
             self._processor, self._template, self._device, self._batch_size = Processor(), "x", "cpu", 2
             self._max_new_tokens = 9
 
-        def _answers(self, inputs, prompts, max_new_tokens):
+        def _generate(self, inputs, prompts, max_new_tokens):
             return ["a pig"] * len(prompts)
 
     backend = Backend()
@@ -164,12 +164,12 @@ def test_a_start_token_that_the_template_writes_is_not_written_again():
     assert told == [False, None]
 
 
-def test_what_stands_before_an_answer_is_found_in_every_layout():
+def test_prompt_is_removed_in_every_layout():
     special = {0, 1, 2}
     for row in (
         [5, 6, 7, 8, 9, 2, 0],  # a chat model: every token again
         [1, 5, 6, 7, 8, 9, 2, 0],  # BLIP: another first token
-        [1, 8, 9, 2, 0],  # InstructBLIP: the answer alone
+        [1, 8, 9, 2, 0],  # InstructBLIP: only the answer
     ):
         assert [token for token in _continuation(row, [5, 6, 7], special) if token not in special] == [8, 9]
     assert _continuation([1, 5, 6, 8, 9], [5, 6, 7], special) == [5, 6, 8, 9]  # another text, not the prompt
@@ -182,7 +182,7 @@ def writer():
     )
 
 
-def test_a_language_model_continues_the_same_in_any_batch(writer):
+def test_answers_do_not_depend_on_the_batch_size(writer):
     prompts = [Prompt("blend", str(i), text) for i, text in enumerate(("two pigs", "a tree", "some large ducks on"))]
     together = dict(writer.complete(prompts))
     alone = [dict(writer.complete([prompt]))[0] for prompt in prompts]
@@ -194,7 +194,7 @@ def text_of(answer):
     return answer.text if isinstance(answer, Truncated) else answer
 
 
-def test_a_text_without_its_end_is_marked_and_one_with_it_is_not(writer):
+def test_only_text_without_end_token_is_truncated(writer):
     found = text_of(dict(writer.complete([Prompt("blend", "1", "two pigs")]))[0])
     ids = writer._tokenizer(found)["input_ids"]
     before = writer._model.generation_config.eos_token_id
@@ -211,7 +211,7 @@ def test_a_text_without_its_end_is_marked_and_one_with_it_is_not(writer):
     assert isinstance(dict(tight.complete([Prompt("blend", "1", "two pigs")]))[0], Truncated)
 
 
-def test_a_later_attempt_is_drawn_the_same_each_time_and_unlike_the_first(writer):
+def test_later_attempts_are_reproducible_samples(writer):
     def ask(attempt):
         prompt = Prompt("blend", "1", "a pig", attempt=attempt)
         return dict(writer.complete([prompt]))[0]
@@ -220,7 +220,7 @@ def test_a_later_attempt_is_drawn_the_same_each_time_and_unlike_the_first(writer
     assert len({ask(0), ask(1), ask(2), ask(3)}) > 1
 
 
-def test_a_prompt_longer_than_the_model_s_context_fails_alone(writer):
+def test_too_long_prompt_fails_without_affecting_others(writer):
     prompts = [Prompt("blend", "1", "a pig"), blend_prompt("2", ["a pig"] * 300)]
     found = dict(writer.complete(prompts))
     assert isinstance(found[0], str | Truncated)
@@ -242,13 +242,13 @@ class Template:
         return "|".join(f"{turn['role'][0]}:{turn['content']}" for turn in turns)
 
 
-def test_a_template_without_a_system_role_gets_the_instruction_in_the_first_question():
+def test_template_without_system_role_gets_instruction_in_first_question():
     text = chat_text(Template(), Prompt("blend", "1", "Q", "S", (("q", "a"),)))
     assert text == "u:S\n\nq|a:a|u:Q"
-    with pytest.raises(TemplateError):  # a template that is broken otherwise is not hidden
+    with pytest.raises(TemplateError):  # other template errors are raised
         chat_text(Template(broken=True), Prompt("blend", "1", "Q"))
 
 
-def test_a_model_without_a_template_gets_the_paper_s_layout():
+def test_model_without_template_gets_the_layout_of_the_paper():
     text = chat_text(object(), Prompt("blend", "1", "Q", "S", (("q", "a"),)))
     assert text == "S\n\nUser : q\n\nAssistant : a\n\nUser : Q\n\nAssistant :"

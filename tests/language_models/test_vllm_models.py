@@ -1,4 +1,4 @@
-"""vLLM's door: what a double of its engine is given, and what becomes of what it gives."""
+"""The vLLM backend with a fake engine: inputs and answers."""
 
 import sys
 import types
@@ -15,13 +15,13 @@ def looking():
     return [visual_prompt(str(i), open_image(scenes()[i]["image"])) for i in range(3)]
 
 
-def test_without_vllm_the_remedy_is_named(monkeypatch):
+def test_missing_vllm_names_the_remedy(monkeypatch):
     monkeypatch.setitem(sys.modules, "vllm", None)
     with pytest.raises(ModuleNotFoundError, match="pip install vllm"):
         VLLMBackend("m")
 
 
-def test_vllm_is_given_chats_and_images(monkeypatch, tmp_path):
+def test_vllm_gets_chats_and_images(monkeypatch, tmp_path):
     seen = {}
 
     class Engine:
@@ -45,7 +45,7 @@ def test_vllm_is_given_chats_and_images(monkeypatch, tmp_path):
     assert seen["engine"]["load_format"] == "safetensors"  # never a pickle
     assert backend.revision.startswith("abc")
     assert seen["chats"][0][-1]["content"][0]["image_url"]["url"].startswith("data:image/png;base64,")
-    # Of a folder its files are hashed, for other weights may lie there tomorrow.
+    # The files of a folder are hashed, because its weights can change.
     (tmp_path / "model.safetensors").write_bytes(b"1")
     before = VLLMBackend(str(tmp_path)).revision
     assert before == VLLMBackend(str(tmp_path)).revision

@@ -17,7 +17,7 @@ from hf_captionrl.hub.publish_checks import check_text
 from hf_captionrl.reports.gallery import GalleryCaption, GalleryItem, write_gallery
 from hf_captionrl.reports.panel import PanelItem, write_panel
 from hf_captionrl.studies.design import rating_parts
-from hf_captionrl.studies.results import study_html
+from hf_captionrl.studies.result_pages import study_html
 from hf_captionrl.truematch.leaderboard import write_leaderboard
 from hf_captionrl.truematch.review_page import ReviewBag, ReviewImage, render_review
 from tests.browser import CHROMIUM, Browser

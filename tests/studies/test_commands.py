@@ -1,4 +1,4 @@
-"""`captionrl study` on the embedded world: what it builds, what it scores, what it refuses; the commands of the page."""
+"""`captionrl study` on the embedded world: building, scoring, bad arguments, and the commands of docs/studies.md."""
 
 import json
 import random
@@ -13,7 +13,7 @@ from hf_captionrl.cli.main import build_parser
 from hf_captionrl.retrieval import load_scorer
 from hf_captionrl.scenes import load_scenes
 from hf_captionrl.scenes.models import model_path
-from hf_captionrl.studies.files import ANSWERS_FORMAT, answers_checksum, read_key
+from hf_captionrl.studies.answer_files import ANSWERS_FORMAT, answers_checksum, read_key
 from tests.closeness import resolution
 
 PAGE = (Path(__file__).parents[2] / "docs" / "studies.md").read_text(encoding="utf-8")
@@ -55,7 +55,7 @@ def retrieval(files, cache, tmp_path_factory):
 
 
 def answer(folder, part, participant, choose, path):
-    """A file as a page would download it."""
+    """A file of answers as the page downloads it."""
     key = read_key(folder)
     value = {
         "format": ANSWERS_FORMAT,
@@ -97,14 +97,14 @@ def test_retrieval_study(retrieval, scenes):
     assert len(everything) == len(set(everything)) == 80
 
 
-def test_the_same_again_and_another(files, cache, retrieval, tmp_path, capsys):
+def test_rebuild_is_identical_and_another_study_is_refused(files, cache, retrieval, tmp_path, capsys):
     same = ["--references", "--num_sets", 8, "--cache_dir", cache]
     before = {path.name: path.read_bytes() for path in retrieval.rglob("*.*")}
     assert build("retrieval", files, tmp_path / "b", *same, "--json") == 0
     said = json.loads(capsys.readouterr().out)
     assert {path.name: path.read_bytes() for path in (tmp_path / "b").rglob("*.*")} == before
     assert (said["study"], said["sets"], said["questions"]) == (read_key(retrieval)["fingerprint"], 8, 39)
-    # Another seed is another study, which replaces nothing unasked.
+    # Another seed is another study, which replaces nothing without --overwrite.
     assert build("retrieval", files, tmp_path / "b", *same, "--seed", 1) == 2
     assert "holds another study" in capsys.readouterr().err
     assert {path.name: path.read_bytes() for path in (tmp_path / "b").rglob("*.*")} == before
@@ -112,10 +112,10 @@ def test_the_same_again_and_another(files, cache, retrieval, tmp_path, capsys):
     assert build("rating", files, tmp_path / "b", "--num_images", 3, "--num_raters", 2, "--overwrite") == 0
     left = sorted(path.name for path in (tmp_path / "b").rglob("*.*"))
     assert left == ["key.json", "mine.html", "rater-1.html", "rater-2.html"]
-    # What is no key of ours is not written over, asked or not.
+    # A file that is not a key is never overwritten.
     (tmp_path / "b" / "key.json").write_text("my house key")
     assert build("rating", files, tmp_path / "b", "--num_images", 3, "--overwrite") == 2
-    assert "is no JSON" in capsys.readouterr().err
+    assert "is not JSON" in capsys.readouterr().err
 
 
 def test_scores(retrieval, tmp_path, capsys):
@@ -133,7 +133,7 @@ def test_scores(retrieval, tmp_path, capsys):
     out = tmp_path / "out"
     assert main(["study", "score", str(retrieval), str(folder), "--output_dir", str(out), "--json"]) == 0
     said = capsys.readouterr()
-    assert "torn.json does not count: no JSON" in said.err
+    assert "torn.json does not count: not JSON" in said.err
     result = json.loads(said.out)
     assert json.loads((out / "results.json").read_text()) == result
     rows = {row["name"]: row for row in result["rows"]}
@@ -141,12 +141,12 @@ def test_scores(retrieval, tmp_path, capsys):
     assert rows["mle"]["accuracy"] < 0.5
     assert rows["smile"]["answers"] == 16
     assert [d["participant"] for d in result["dropped"]] == ["asleep"]
-    assert {p["seconds_a_question"] for p in result["participants"]} == {2.5}
+    assert {p["seconds_per_question"] for p in result["participants"]} == {2.5}
     for name in ("results.md", "results.html"):
         text = (out / name).read_text()
         for word in ("smile", "asleep", "torn.json", "Krippendorff", "controls wrong", "1.000"):
             assert word in text
-    # Text to read, into the study's folder.
+    # As text, in the study's folder.
     assert main(["study", "score", str(retrieval), str(folder)]) == 0
     assert "## Systems" in capsys.readouterr().out
     assert (retrieval / "results.html").is_file()
@@ -154,7 +154,7 @@ def test_scores(retrieval, tmp_path, capsys):
         (retrieval / name).unlink()
 
 
-def test_nothing_that_counts(retrieval, files, tmp_path, capsys):
+def test_score_fails_without_valid_answers(retrieval, files, tmp_path, capsys):
     path = answer(retrieval, "block-1", "asleep", lambda q: [q["right"] % 10 + 1], tmp_path / "a" / "asleep.json")
     assert main(["study", "score", str(retrieval), str(path)]) == 2
     assert "5 of 5 controls wrong" in capsys.readouterr().err
@@ -190,7 +190,7 @@ def test_bad_arguments(kind, more, message, files, cache, tmp_path, capsys):
     assert not (tmp_path / "s").exists()
 
 
-def test_consent_is_asked(files, tmp_path):
+def test_page_asks_for_consent(files, tmp_path):
     text = tmp_path / "consent.txt"
     text.write_text("Images may <upset>.\n\nNo names are kept.")
     assert build("rating", files, tmp_path / "s", "--num_images", 2, "--num_raters", 1, "--consent", text) == 0
@@ -199,7 +199,7 @@ def test_consent_is_asked(files, tmp_path):
     assert 'id="agree" required' in html
 
 
-def test_commands_of_the_page_run(files, tmp_path, monkeypatch, capsys):
+def test_commands_of_the_docs_page_run(files, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CAPTIONRL_CACHE", str(tmp_path / "cache"))
     for name in ("mle.jsonl", "smile.jsonl"):
@@ -217,7 +217,7 @@ def test_commands_of_the_page_run(files, tmp_path, monkeypatch, capsys):
             for part in read_key(words[2])["parts"]:
                 answer(words[2], part, f"p-{part}", lambda q: [q["right"]], tmp_path / "answers" / f"{part}.json")
         else:
-            # The captions of these tests are of fewer images.
+            # These tests have captions of fewer images.
             words += ["--max_images", str(IMAGES)]
         assert main(words) == 0, capsys.readouterr().err
     assert main(["study", "score", "no-such-folder", "answers"]) == 2

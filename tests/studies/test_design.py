@@ -1,4 +1,4 @@
-"""What a human study asks, and what of the answers counts."""
+"""Questions of human studies, and which answers count."""
 
 import json
 import random
@@ -7,6 +7,14 @@ from collections import Counter
 import pytest
 import torch
 
+from hf_captionrl.studies.answer_files import (
+    ANSWERS_FORMAT,
+    KEY_FORMAT,
+    answers_checksum,
+    collect_answers,
+    read_answers,
+    read_key,
+)
 from hf_captionrl.studies.design import (
     deal_blocks,
     draw_controls,
@@ -14,14 +22,6 @@ from hf_captionrl.studies.design import (
     rating_parts,
     retrieval_parts,
     study_fingerprint,
-)
-from hf_captionrl.studies.files import (
-    ANSWERS_FORMAT,
-    KEY_FORMAT,
-    answers_checksum,
-    collect_answers,
-    read_answers,
-    read_key,
 )
 from tests.closeness import resolution
 
@@ -40,7 +40,7 @@ def test_sets_against_a_loop(features, limit):
     free = set(order)
     targets = iter(order)
     for target, *neighbours in sets:
-        # The next free image of the order; then the nine nearest free ones that are not too near.
+        # The next free image in order, then its nine nearest free neighbours below the limit.
         assert target == next(row for row in targets if row in free)
         free.remove(target)
         scores = {row: float(unit[row] @ unit[target]) for row in free}
@@ -51,10 +51,10 @@ def test_sets_against_a_loop(features, limit):
     assert len(set(used)) == len(used) == 120
     near = [float(unit[a] @ unit[images[0]]) for images in sets for a in images[1:]]
     assert max(near) <= limit + resolution(1)
-    assert (max(near) > 0.8) == (limit == 1.0)  # without the limit look-alikes do come in
+    assert (max(near) > 0.8) == (limit == 1.0)  # without the limit, copies are included
 
 
-def test_sets_run_out(features):
+def test_too_few_images_for_all_sets(features):
     assert 10 < len(draw_sets(features, 500)) <= 20
     assert draw_sets(features, 5, max_similarity=-0.9) == []
     with pytest.raises(ValueError, match="set_size is 1"):
@@ -63,7 +63,7 @@ def test_sets_run_out(features):
         draw_sets(features, 5, max_similarity=80)
 
 
-def test_controls_are_sure():
+def test_controls_are_found_with_high_probability():
     images = torch.eye(40)
     names = {f"caption {row}": row for row in range(40)}
     captions = [[f"caption {row}", "vague", " "] for row in range(40)]
@@ -78,7 +78,7 @@ def test_controls_are_sure():
     for group, text in controls:
         assert names[text] == group[0]
         assert sorted(group) in (sorted(rows[:10]), sorted(rows[10:20]), sorted(rows[20:30]))
-    # Where only the vague caption is there, or the scorer is never sure, there is no control.
+    # With only the vague caption, or an unsure scorer, there is no control.
     assert draw_controls(images, [["vague"]] * 40, encode, 2, rows=rows) == []
     assert draw_controls(images, captions, encode, 2, rows=rows, logit_scale=1.0) == []
 
@@ -132,7 +132,7 @@ def test_retrieval_questions():
             assert q["caption"] == (f"{q['system'].lower()}{start // 10}" if q["system"] else f"c{start}")
             assert sorted(q["images"]) == sorted(f"i{n}" for n in range(start, start + 10))
     places = Counter(q["right"] for seed in range(20) for part in a_study(seed=seed)["parts"].values() for q in part)
-    assert min(places[n] for n in range(1, 11)) > 20  # of 440: no position gives the target away
+    assert min(places[n] for n in range(1, 11)) > 20  # of 440: the position does not reveal the target
     with pytest.raises(ValueError, match="There are 1 controls"):
         retrieval_parts([["a", "b"]], {"A": ["x"]}, [(["c", "d"], "y")])
     with pytest.raises(ValueError, match="2 captions for 1 sets"):
@@ -145,7 +145,7 @@ def test_rating_pages():
     assert len(pages) == 3
     for page in pages:
         assert sorted(q["id"] for q in page) == sorted(q["id"] for q in pages[0])
-        # The two captions of an image stand together.
+        # The two captions of an image follow each other.
         assert [a["group"] == b["group"] for a, b in zip(page[::2], page[1::2], strict=True)] == [True] * 6
     orders = {tuple(q["id"] for q in page) for page in pages}
     assert len(orders) == 3
@@ -176,7 +176,7 @@ def written(path, value):
     return path
 
 
-def test_what_counts(tmp_path):
+def test_which_answers_count(tmp_path):
     key = a_study()
     other = a_study(seed=9)
     good = answers_of(key, "block-1", "p1")
@@ -202,15 +202,15 @@ def test_what_counts(tmp_path):
     assert [(a.participant, a.part) for a in found] == [("p1", "block-1"), ("p1", "block-2")]
     reasons = {entry["file"]: entry["reason"] for entry in rejected}
     wanted = {
-        "b-again.json": "another download by p1",
+        "b-again.json": "another download of the same answers of p1",
         "c-edited.json": "edited or damaged",
         "d-other.json": f"answers of another study, '{other['fingerprint']}'",
         "e-incomplete.json": "p4 answered 3 of 11 questions",
-        "f-once.json": "p5 went at block-2 more than once",
-        "g-twice.json": "p5 went at block-2 more than once",
-        "h-text.json": "no JSON",
-        "i-else.json": "no file of answers",
-        "k-deep.json": "no JSON",
+        "f-once.json": "p5 attempted block-2 more than once",
+        "g-twice.json": "p5 attempted block-2 more than once",
+        "h-text.json": "not JSON",
+        "i-else.json": "not a file of answers",
+        "k-deep.json": "not JSON",
     }
     assert set(reasons) == set(wanted)
     for name, reason in wanted.items():
@@ -228,15 +228,15 @@ def test_what_counts(tmp_path):
         ({"part": "block-9"}, "the page is 'block-9'"),
         ({"participant": "me@example.test"}, "the participant is"),
         ({"participant": 7}, "the participant is"),
-        ({"started": "yesterday"}, "no times"),
-        ({"answers": {}}, "answer 1 is no answer"),
+        ({"started": "yesterday"}, "must be times"),
+        ({"answers": {}}, "answer 1 is not valid"),
         ({"answers": [{"question": "q0", "values": [1], "ms": 1}]}, "which block-1 does not ask"),
         ({"answers": [{"question": "FIRST", "values": [11], "ms": 1}]}, "1 whole numbers from 1 to 10"),
         ({"answers": [{"question": "FIRST", "values": [True], "ms": 1}]}, "1 whole numbers from 1 to 10"),
         ({"answers": [{"question": "FIRST", "values": [1, 2], "ms": 1}]}, "1 whole numbers from 1 to 10"),
-        ({"answers": [{"question": "FIRST", "values": [1], "ms": -1}]}, "answer 1 is no answer"),
+        ({"answers": [{"question": "FIRST", "values": [1], "ms": -1}]}, "answer 1 is not valid"),
         ({"answers": [{"question": "FIRST", "values": [1], "ms": 1}] * 2}, "answered twice"),
-        ({"checksum": "00000000"}, "the checksum does not fit"),
+        ({"checksum": "00000000"}, "the checksum does not match"),
     ],
 )
 def test_edited_answers_are_refused(change, message, tmp_path):
@@ -247,7 +247,7 @@ def test_edited_answers_are_refused(change, message, tmp_path):
         read_answers(written(tmp_path / "a.json", value), key)
 
 
-def test_nobody_rates_twice(tmp_path):
+def test_rating_several_pages_does_not_count(tmp_path):
     key = a_study("rating")
     for part, name in (("rater-1", "p"), ("rater-2", "p"), ("rater-3", "q")):
         written(tmp_path / f"{part}.json", answers_of(key, part, name, choose=lambda q: [1, 2, 3]))
@@ -258,7 +258,7 @@ def test_nobody_rates_twice(tmp_path):
         read_answers(written(tmp_path / "a.json", answers_of(key, "rater-1", "r", choose=lambda q: [1, 2, 6])), key)
 
 
-def test_keys_that_were_edited(tmp_path):
+def test_edited_keys_are_refused(tmp_path):
     key = a_study()
     written(tmp_path / "key.json", key)
     assert read_key(tmp_path) == key
@@ -267,10 +267,10 @@ def test_keys_that_were_edited(tmp_path):
     with pytest.raises(ValueError, match="was changed after it was written"):
         read_key(tmp_path)
     written(tmp_path / "key.json", "{}")
-    with pytest.raises(ValueError, match="does not say it is a"):
+    with pytest.raises(ValueError, match="is not a 'captionrl study key"):
         read_key(tmp_path)
     written(tmp_path / "key.json", "{")
-    with pytest.raises(ValueError, match="is no JSON"):
+    with pytest.raises(ValueError, match="is not JSON"):
         read_key(tmp_path)
     (tmp_path / "key.json").unlink()
     with pytest.raises(FileNotFoundError, match=r"There is no key\.json"):

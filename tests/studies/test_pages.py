@@ -1,4 +1,4 @@
-"""The pages of human studies in headless Chromium, where a script plays the participants."""
+"""The pages of human studies in headless Chromium, with scripted participants."""
 
 import json
 import random
@@ -7,16 +7,16 @@ import re
 import pytest
 from PIL import Image
 
-from hf_captionrl.studies.design import rating_parts, retrieval_parts, study_fingerprint
-from hf_captionrl.studies.files import (
+from hf_captionrl.studies.answer_files import (
     ANSWERS_FORMAT,
     KEY_FORMAT,
     PARTICIPANT,
     collect_answers,
     read_answers,
 )
-from hf_captionrl.studies.page import render_study_page
-from hf_captionrl.studies.results import study_html, study_markdown
+from hf_captionrl.studies.design import rating_parts, retrieval_parts, study_fingerprint
+from hf_captionrl.studies.participant_page import render_study_page
+from hf_captionrl.studies.result_pages import study_html, study_markdown
 from hf_captionrl.studies.score import score_answers
 from tests.browser import CHROMIUM, Browser
 
@@ -28,7 +28,7 @@ HOSTILE = (
 
 
 def pictures(ids):
-    """A colour an image, so that a mix-up can be seen."""
+    """One colour per image, so that wrong images are detected."""
     return {i: Image.new("RGB", (8, 8), (37 * n % 256, 101 * n % 256, 59 * n % 256)) for n, i in enumerate(ids)}
 
 
@@ -90,7 +90,7 @@ def start(browser, page, participant):
 
 
 def saved(browser, part, participant):
-    """The file that a click on a download button brought."""
+    """The file of a click on a download button."""
     while browser.wait_for_event("Browser.downloadProgress")["state"] != "completed":
         pass
     path = browser.downloads / f"answers-{part}-{participant}.json"
@@ -99,7 +99,7 @@ def saved(browser, part, participant):
 
 
 def play(browser, study, part, participant, choose, folder):
-    """Answer a whole page with the keyboard, and keep the file that it gives."""
+    """Answer a whole page with the keyboard, and download the file."""
     key, pages = study
     start(browser, pages[part], participant)
     for question in key["parts"][part]:
@@ -146,13 +146,13 @@ def test_page_holds_the_questions_and_not_the_key(retrieval, rating):
             assert [q["id"] for q in data["questions"]] == [q["id"] for q in key["parts"][part]]
             for word in ("SECRET", "SYSTEM", "set-", "control-", '"right"'):
                 assert word not in html.replace("control caption", "")
-            assert "SECRET" in json.dumps(key)  # the search does find what is there
+            assert "SECRET" in json.dumps(key)  # the search would find it
             policy = re.search(r'Content-Security-Policy" content="([^"]*)"', html).group(1)
             assert "default-src 'none'; img-src data:;" in policy
             assert not re.findall(r"(?:src|href)=\"(?!data:)", html)
 
 
-def test_bad_pages_are_refused():
+def test_invalid_pages_are_refused():
     more = {"study": "s", "part": "p", "answers_format": "f", "participant_pattern": "."}
     with pytest.raises(ValueError, match="no questions"):
         render_study_page("retrieval", [], {}.__getitem__, **more)
@@ -181,7 +181,7 @@ def test_perfect_random_and_careless_participants(browser, retrieval, tmp_path):
     assert [row["accuracy"] for row in best["rows"]] == [1.0, 1.0]
     assert [row["answers"] for row in best["rows"]] == [20, 20]
     assert [entry["participant"] for entry in best["dropped"]] == ["careless"]
-    assert "of 5 controls wrong; at most 1 may be" in best["dropped"][0]["reason"]
+    assert "of 5 controls wrong, but at most 1 are allowed" in best["dropped"][0]["reason"]
     assert best["rejected"] == []
 
     chance = scored(retrieval, tmp_path / "guessing")
@@ -192,7 +192,7 @@ def test_perfect_random_and_careless_participants(browser, retrieval, tmp_path):
         assert row["accuracy_exact_ci"][0] <= 0.1 <= row["accuracy_exact_ci"][1] < 0.5
     assert abs(chance["agreement"][0]["alpha"]) < 0.15
 
-    # With the perfect one among them, the interval no longer holds chance: the check above can fail.
+    # With the perfect participant, the interval excludes chance: the check above can fail.
     mixed = scored(retrieval, tmp_path / "guessing", tmp_path / "perfect")
     assert sum(row["correct"] for row in mixed["rows"]) == sum(row["correct"] for row in chance["rows"]) + 40
     assert mixed["rows"][0]["accuracy_exact_ci"][0] > 0.1
@@ -213,7 +213,7 @@ def test_raters(browser, rating, tmp_path):
 
 
 @needs_chromium
-def test_closing_the_page_loses_nothing(browser, retrieval, tmp_path):
+def test_closing_the_page_loses_no_answers(browser, retrieval, tmp_path):
     key, pages = retrieval
     start(browser, pages["block-1"], "stops")
     for question in key["parts"]["block-1"][:7]:
@@ -230,7 +230,7 @@ def test_closing_the_page_loses_nothing(browser, retrieval, tmp_path):
     browser.open(pages["block-1"].as_uri())
     start(browser, pages["block-1"], "stops")
     assert browser.evaluate("document.getElementById('count').textContent") == "Question 8 of 25"
-    # Back shows what was chosen, and it may be changed.
+    # Back shows the choice, which can be changed.
     browser.click("#back")
     right = key["parts"]["block-1"][6]["right"]
     assert browser.evaluate("document.querySelector('#task input:checked').value") == str(right)
@@ -246,7 +246,7 @@ def test_closing_the_page_loses_nothing(browser, retrieval, tmp_path):
     assert rejected == [
         {
             "file": "first.json",
-            "reason": "another download by stops of the same answers; last.json is later and counts",
+            "reason": "another download of the same answers of stops; the later last.json counts",
         }
     ]
     assert answers[0].started == first.started
@@ -254,7 +254,7 @@ def test_closing_the_page_loses_nothing(browser, retrieval, tmp_path):
 
 
 @needs_chromium
-def test_no_storage_is_said_and_answers_still_come_out(retrieval, tmp_path):
+def test_page_without_storage_warns_and_exports_answers(retrieval, tmp_path):
     key, pages = retrieval
     with Browser() as browser:
         browser.open(pages["block-1"].as_uri())
@@ -262,9 +262,9 @@ def test_no_storage_is_said_and_answers_still_come_out(retrieval, tmp_path):
         script = "Object.defineProperty(window, 'localStorage', { get() { throw new Error('denied'); } })"
         added = browser.call("Page.addScriptToEvaluateOnNewDocument", source=script)["identifier"]
         path = play(browser, retrieval, "block-1", "p", perfect, tmp_path / "answers")
-        assert "keeps no answers" in browser.evaluate("document.getElementById('warning').textContent")
+        assert "cannot store answers" in browser.evaluate("document.getElementById('warning').textContent")
         assert len(read_answers(path, key).values) == 25
-        # Full in the middle: said as well, and the answers go on.
+        # Storage is full later: the page warns, and answering continues.
         browser.call("Page.removeScriptToEvaluateOnNewDocument", identifier=added)
         start(browser, pages["block-2"], "q")
         assert browser.evaluate("document.getElementById('warning').hidden") is True
@@ -279,7 +279,7 @@ def test_no_storage_is_said_and_answers_still_come_out(retrieval, tmp_path):
 def test_keyboard_names_and_hostile_captions(browser, retrieval, rating):
     key, pages = retrieval
     browser.open(pages["block-2"].as_uri())
-    # Nothing begins without consent and an id, and no address passes for one.
+    # The page needs consent and an id; an e-mail address is not an id.
     browser.click("#form button")
     assert browser.evaluate("document.getElementById('task').hidden") is True
     browser.evaluate("document.getElementById('agree').click()")
@@ -293,7 +293,7 @@ def test_keyboard_names_and_hostile_captions(browser, retrieval, rating):
         browser.key("Enter")
     assert browser.evaluate("document.getElementById('caption').textContent") == HOSTILE
     assert browser.evaluate("document.title") == "Which image is it?"
-    # Enter without a choice stays, and says why.
+    # Enter without a choice shows a message.
     browser.key("Enter")
     assert browser.evaluate("document.getElementById('status').textContent") == "Choose an image first."
     browser.key("0")
@@ -302,7 +302,7 @@ def test_keyboard_names_and_hostile_captions(browser, retrieval, rating):
     assert browser.evaluate(outline) == "solid"
     browser.key("ArrowLeft")
     assert browser.evaluate("document.querySelector('#task input:checked').value") == "9"
-    # The images that are shown are the question's, in its order.
+    # The page shows the images of the question in order.
     tree = browser.call("Accessibility.getFullAXTree")["nodes"]
     names = [node["name"]["value"] for node in tree if node.get("role", {}).get("value") == "radio"]
     assert names == [f"Image {n}" for n in range(1, 11)]
@@ -323,7 +323,7 @@ def test_keyboard_names_and_hostile_captions(browser, retrieval, rating):
 
 
 @needs_chromium
-def test_right_images_stand_at_the_right_places(browser, retrieval):
+def test_images_are_at_the_positions_of_the_key(browser, retrieval):
     key, pages = retrieval
     question = key["parts"]["block-1"][0]
     start(browser, pages["block-1"], "looks")
@@ -338,7 +338,7 @@ def test_right_images_stand_at_the_right_places(browser, retrieval):
 
 
 @needs_chromium
-def test_narrow_and_in_both_schemes(retrieval, rating):
+def test_page_is_narrow_in_both_colour_schemes(retrieval, rating):
     with Browser() as browser:
         browser.call("Emulation.setDeviceMetricsOverride", width=390, height=844, deviceScaleFactor=1, mobile=True)
         for _, pages in (retrieval, rating):
@@ -355,13 +355,13 @@ def test_narrow_and_in_both_schemes(retrieval, rating):
                 grounds.append(browser.evaluate("getComputedStyle(document.body).backgroundColor"))
             assert grounds[0] != grounds[1]
         browser.evaluate("(() => { document.body.style.minWidth = '500px'; })()")
-        assert browser.evaluate(wide) > 390  # what the check above would see
+        assert browser.evaluate(wide) > 390  # the check above can fail
 
 
 # --- the tables -----------------------------------------------------------------------------------------------------
 
 
-def test_tables_escape_what_participants_and_systems_are_called():
+def test_tables_escape_names_of_participants_and_systems():
     result = {
         "kind": "rating",
         "study": "s",

@@ -6,11 +6,11 @@ import random
 
 import pytest
 
+from hf_captionrl.studies.accuracy_and_ratings import Pick, Rating, exact_interval, score_picks, score_ratings
 from hf_captionrl.studies.agreement import krippendorff_alpha
-from hf_captionrl.studies.scoring import Pick, Rating, exact_interval, score_picks, score_ratings
 from tests.closeness import close, within
 
-# Krippendorff, Computing Krippendorff's Alpha-Reliability, 2011: sections A, B and C to E; None: not judged.
+# Krippendorff, Computing Krippendorff's Alpha-Reliability, 2011: sections A, B and C to E; None: not rated.
 TWO_BINARY = ["0100000010", "1110010000"]
 TWO_NOMINAL = ["aabbdcccedda", "babbbccceddd"]
 FOUR = [
@@ -31,7 +31,7 @@ def triples(table):
 
 
 def plain_alpha(table, level):
-    """The definition with loops over pairs of values; ordinal distances counted one by one."""
+    """The definition as loops over pairs of values, with ordinal distances counted one by one."""
     columns = [[v for v in column if v is not None] for column in zip(*table, strict=True)]
     columns = [column for column in columns if len(column) > 1]
     values = [v for column in columns for v in column]
@@ -62,7 +62,7 @@ def plain_alpha(table, level):
         (FOUR, "interval", 0.849),
     ],
 )
-def test_published_alphas(table, level, alpha):
+def test_alpha_equals_published_values(table, level, alpha):
     found = krippendorff_alpha(triples(table), level=level)
     assert found["alpha"] == within(alpha, 6e-4)
     assert found["alpha"] == close(plain_alpha(table, level), ulps=128)
@@ -81,22 +81,22 @@ def test_alpha_against_loops_and_permutations(level):
         if level == "nominal":
             other = [(unit, person, {1: "x", 2: "y", 4: "a", 7: "q"}[value]) for unit, person, value in given]
             assert krippendorff_alpha(other)["alpha"] == within(wanted, 1e-12, dtype="float64")
-    # Interval distances do not mind a shift and a stretch; ordinal ones no growing function either.
+    # Interval alpha is invariant to shift and scale, ordinal alpha to any increasing function.
     moved = [(unit, person, 3 * value + 11 if level == "interval" else value**3) for unit, person, value in given]
     assert krippendorff_alpha(moved, level=level)["alpha"] == within(wanted, 1e-12, dtype="float64")
-    # Lists of values exchanged among units: the same people, no agreement left but by chance.
+    # Values permuted among units: only agreement by chance is left.
     alone = [(unit, person, rng.randint(1, 5)) for unit in range(3000) for person in range(2)]
     assert abs(krippendorff_alpha(alone, level=level)["alpha"]) < 0.08
     full = [(unit, person, unit % 5) for unit in range(20) for person in range(3)]
     assert krippendorff_alpha(full, level=level)["alpha"] == 1.0
 
 
-def test_alpha_where_there_is_none():
-    assert krippendorff_alpha([("a", 1, 3), ("b", 2, 3)])["alpha_reason"] == "nothing was judged by two people"
+def test_undefined_alpha_has_a_reason():
+    assert krippendorff_alpha([("a", 1, 3), ("b", 2, 3)])["alpha_reason"] == "no unit was rated by two people"
     same = krippendorff_alpha([("a", 1, 3), ("a", 2, 3)], level="ordinal")
     assert same["alpha"] is None
-    assert "the same value" in same["alpha_reason"]
-    with pytest.raises(ValueError, match="judged 'a' twice"):
+    assert "all ratings are equal" in same["alpha_reason"]
+    with pytest.raises(ValueError, match="rated 'a' twice"):
         krippendorff_alpha([("a", 1, 3), ("a", 1, 4)])
     with pytest.raises(ValueError, match="finite numbers"):
         krippendorff_alpha([("a", 1, "good"), ("a", 2, "bad")], level="ordinal")
@@ -114,10 +114,10 @@ def test_exact_interval():
             assert tail(trials, low, range(successes, trials + 1)) == within(0.025, 1e-9, dtype="float64")
         if successes < trials:
             assert tail(trials, high, range(successes + 1)) == within(0.025, 1e-9, dtype="float64")
-    # Known: one-sided bounds of nothing seen, and 5 of 10.
+    # Known values: 0 successes, and 5 of 10.
     assert exact_interval(0, 10) == (0.0, pytest.approx(1 - 0.025**0.1))
     assert exact_interval(5, 10) == (within(0.1871, 1e-4), within(0.8129, 1e-4))
-    # It covers at least what it says, whatever the truth: all outcomes enumerated.
+    # Coverage is at least nominal for every true value: all outcomes enumerated.
     ends = [exact_interval(k, 12) for k in range(13)]
     for share in (0.03, 0.1, 0.31, 0.5, 0.77, 0.99):
         assert tail(12, share, [k for k in range(13) if ends[k][0] <= share <= ends[k][1]]) >= 0.95
@@ -145,7 +145,7 @@ def test_picks_against_loops():
     picks = some_picks(rng, {"A": 0.8, "B": 0.3}, wrong_controls={0: 1, 2: 2})
     result = score_picks(picks, ["A", "B"])
     assert [(d["participant"], d["part"]) for d in result["dropped"]] == [("p2", "b0")]
-    assert result["dropped"][0]["reason"] == "2 of 5 controls wrong; at most 1 may be"
+    assert result["dropped"][0]["reason"] == "2 of 5 controls wrong, but at most 1 are allowed"
     assert [entry["wrong_controls"] for entry in result["participants"]] == [1, 0, 2, 0]
     for row in result["rows"]:
         own = [p for p in picks if p.system == row["name"] and p.participant != "p2"]
@@ -162,21 +162,21 @@ def test_picks_against_loops():
     assert pair["p_value"] < 0.01
     assert result["agreement"][0]["units"] == 60  # b1 holds p1 and p3; b0 only p0 once p2 is gone
     assert result["chance"] == 0.1
-    # The order of the answers, and which person is called what, decide nothing.
+    # Neither the order of answers nor the participants' names matter.
     rng.shuffle(picks)
     again = score_picks(picks, ["A", "B"])
     for name in ("participants", "dropped"):
         assert again[name] == result[name]
     for one, other in zip(again["rows"], result["rows"], strict=True):
         assert one["accuracy"] == pytest.approx(other["accuracy"])
-    # A stricter rule drops more, and systems that are alike do not differ.
+    # A stricter rule drops more, and equal systems do not differ.
     strict = score_picks(picks, ["A", "B"], max_wrong_controls=0)
     assert [d["participant"] for d in strict["dropped"]] == ["p0", "p2"]
     alike = score_picks(some_picks(random.Random(1), {"A": 0.5, "B": 0.5}), ["A", "B"])
     assert alike["paired"][0]["p_value"] > 0.05
 
 
-def test_a_participant_who_is_far_off_widens_the_interval():
+def test_outlier_participant_widens_the_interval():
     rng = random.Random(3)
     picks = []
     for person, rate in enumerate((0.9, 0.9, 0.9, 0.1)):
@@ -190,7 +190,7 @@ def test_a_participant_who_is_far_off_widens_the_interval():
     assert alone["accuracy_ci"] == alone["accuracy_ci_questions"]
 
 
-def test_nothing_to_score_is_said():
+def test_score_without_answers_is_an_error():
     with pytest.raises(ValueError, match="no answers"):
         score_picks([], ["A"])
     with pytest.raises(ValueError, match=r"No answers are left .*p0 in b0: 5 of 5 controls wrong"):
@@ -206,7 +206,7 @@ def test_nothing_to_score_is_said():
         score_ratings([Rating("p", "i", "A", (1, 1))], ["A"])
 
 
-def test_f1_is_the_papers():
+def test_f1_equals_the_paper():
     # SMILE, Table 2: means of descriptiveness and accuracy, and F1.
     table = {
         "CapEnrich": (390, 442, 4.14),
@@ -216,7 +216,7 @@ def test_f1_is_the_papers():
     }
     ratings = []
     for system, (d, a, _) in table.items():
-        # A hundred whole ratings that sum to the means.
+        # 100 integer ratings with these means.
         rows = zip(*([total // 100 + (n < total % 100) for n in range(100)] for total in (d, a)), strict=True)
         ratings += [Rating(f"p{n % 5}", f"i{n // 5}", system, (x, y, 5)) for n, (x, y) in enumerate(rows)]
     result = score_ratings(ratings, list(table), num_resamples=50)
@@ -241,7 +241,7 @@ def test_ratings_against_loops():
         d, a, f = (sum(column) / 100 for column in zip(*own, strict=True))
         assert (row["descriptiveness"], row["accuracy"], row["fluency"]) == pytest.approx((d, a, f))
         assert row["f1"] == pytest.approx(2 * d * a / (d + a))
-        # The interval of F1 of the means, by resampling images and computing F1 anew: the linear part is close to it.
+        # The interval of F1 by resampling images: the linearisation is close to it.
         redrawn = []
         by_image = {
             i: [r.values for r in ratings if r.system == row["name"] and r.item == i]

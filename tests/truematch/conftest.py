@@ -1,4 +1,4 @@
-"""What the tests of `captionrl truematch` share: one benchmark, built once."""
+"""Fixtures of the tests of `captionrl truematch`: one benchmark, built once."""
 
 import shutil
 from pathlib import Path
@@ -21,7 +21,7 @@ def cache(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def built(tmp_path_factory, cache):
-    """A benchmark that no test may change."""
+    """A shared benchmark; tests must not change it."""
     folder = tmp_path_factory.mktemp("built") / "truematch"
     assert build(folder, cache) == 0
     return folder
@@ -29,5 +29,5 @@ def built(tmp_path_factory, cache):
 
 @pytest.fixture
 def folder(built, tmp_path):
-    """A benchmark of the test's own."""
+    """A copy of the benchmark for one test."""
     return Path(shutil.copytree(built, tmp_path / "truematch"))

@@ -1,4 +1,4 @@
-"""`captionrl truematch build` and `apply`, and the page docs/truematch.md: its commands run, its table is the measured one."""
+"""`captionrl truematch build` and `apply`, and docs/truematch.md: its commands run, and its table equals the results."""
 
 import json
 import re
@@ -18,8 +18,8 @@ from hf_captionrl.hub import folder_contents
 from hf_captionrl.io import write_json, write_jsonl
 from hf_captionrl.retrieval import load_bags, load_scorer
 from hf_captionrl.scenes.models import model_path
+from hf_captionrl.truematch.benchmark_files import apply_decisions, load_truematch, write_data
 from hf_captionrl.truematch.decisions import bag_id, read_decisions
-from hf_captionrl.truematch.files import apply_decisions, load_truematch, write_data
 from scripts import truematch_scenes
 from scripts.truematch_scenes import is_kept
 from tests.browser import CHROMIUM
@@ -38,8 +38,8 @@ def content(folder):
 # --- build --------------------------------------------------------------------------------------------------------
 
 
-def test_bags_are_those_of_a_plain_loop(built, scenes):
-    """Algorithms 1 and 2 written out, over the same features."""
+def test_bags_equal_those_of_a_plain_loop(built, scenes):
+    """Algorithms 1 and 2 as plain loops over the same features."""
     scorer = load_scorer(model_path("scenes:clip-reward"))
     images = scorer.image_features([open_image(image) for image in scenes["image"]]).float()
     texts = [scorer.text_features(captions).float().mean(dim=0) for captions in scenes["captions"]]
@@ -69,7 +69,7 @@ def test_bags_are_those_of_a_plain_loop(built, scenes):
         assert [s for s, _ in found] == close([alpha for alpha, _ in kept], ulps=32, dtype="float32")
 
 
-def test_the_folder_is_a_data_set_with_a_card(built, scenes, tmp_path, monkeypatch):
+def test_benchmark_folder_loads_as_data_set_with_card(built, scenes, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path))
     rows = load_dataset(str(built), split="test", cache_dir=str(tmp_path))
     assert set(rows.column_names) == {"image", "image_id", "captions", "facts"}
@@ -77,7 +77,7 @@ def test_the_folder_is_a_data_set_with_a_card(built, scenes, tmp_path, monkeypat
     assert open_image(rows[7]["image"]).tobytes() == open_image(scenes[7]["image"]).tobytes()
     card = DatasetCard.load(built / "README.md")
     assert card.data.license == "other"
-    assert "Nobody has looked at the bags yet" in card.text
+    assert "No one has reviewed the bags yet" in card.text
     assert re.search(r"\| 3 \| \d+ \| 0 \| 0 \| \d+ \|", card.text)
     published = folder_contents(built, "dataset").published
     assert set(published) == {
@@ -88,11 +88,11 @@ def test_the_folder_is_a_data_set_with_a_card(built, scenes, tmp_path, monkeypat
         assert str(built.parent).encode() not in (built / name).read_bytes()
 
 
-def test_again_changes_nothing_and_other_settings_are_refused(folder, built, cache, capsys):
+def test_rebuild_is_identical_and_other_settings_are_refused(folder, built, cache, capsys):
     assert build(folder, cache) == 0
     assert content(folder) == content(built)
     assert build(folder, cache, "--bag_sizes", 3) == 2
-    assert "holds a benchmark that was made with sizes [3, 5, 7], and this is [3]" in capsys.readouterr().err
+    assert "holds a benchmark that was built with sizes [3, 5, 7], not [3]" in capsys.readouterr().err
     assert content(folder) == content(built)
     some = load_bags(folder / "bags.json").bags[0]
     (folder / "decisions.jsonl").write_text(json.dumps({"bag": bag_id(some), "decision": "drop"}) + "\n")
@@ -103,13 +103,13 @@ def test_again_changes_nothing_and_other_settings_are_refused(folder, built, cac
     assert some not in load_bags(folder / "kept.json").bags
 
 
-def test_the_seed_orders_the_review_and_nothing_else(built, cache, tmp_path):
+def test_seed_changes_only_the_review_order(built, cache, tmp_path):
     assert build(tmp_path / "other", cache, "--seed", 5, "--repo_id", "truematch") == 0
     one, other = content(built), content(tmp_path / "other")
     assert {str(name) for name in one if one[name] != other[name]} == {"README.md", "truematch.json"}
 
 
-def test_image_features_make_other_bags(built, cache, tmp_path):
+def test_image_features_give_different_bags(built, cache, tmp_path):
     assert build(tmp_path / "image", cache, "--features", "image", "--bag_sizes", 3) == 0
     found = load_bags(tmp_path / "image" / "bags.json")
     assert found.features == "image"
@@ -118,7 +118,7 @@ def test_image_features_make_other_bags(built, cache, tmp_path):
 
 KILLED = """
 import sys
-import hf_captionrl.truematch.files as t
+import hf_captionrl.truematch.benchmark_files as t
 t._ROWS_A_FILE = 20
 written = []
 real = t.atomic_write_bytes
@@ -135,8 +135,8 @@ sys.exit(main(["truematch", "build", *sys.argv[2:]]))
 
 
 @pytest.mark.slow  # fresh processes
-def test_a_killed_build_goes_on(cache, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("hf_captionrl.truematch.files._ROWS_A_FILE", 20)
+def test_killed_build_resumes(cache, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("hf_captionrl.truematch.benchmark_files._ROWS_A_FILE", 20)
     whole, folder = tmp_path / "whole", tmp_path / "killed"
     assert build(whole, cache, "--repo_id", "t") == 0
     options = ["--output", str(folder), "--max_images", str(IMAGES), "--cache_dir", cache, "--repo_id", "t"]
@@ -151,7 +151,7 @@ def test_a_killed_build_goes_on(cache, tmp_path, monkeypatch, capsys):
     assert {p: p.stat().st_mtime_ns for p in finished} == finished  # not written twice
 
 
-def test_files_of_another_data_set_are_not_kept(scenes, tmp_path):
+def test_files_of_another_data_set_are_replaced(scenes, tmp_path):
     write_data(tmp_path, scenes.select(range(4)))
     (path,) = write_data(tmp_path, scenes.select(range(4, 8)))
     assert (
@@ -160,7 +160,7 @@ def test_files_of_another_data_set_are_not_kept(scenes, tmp_path):
     )
 
 
-def test_published_bags_become_a_benchmark(scenes, cache, tmp_path, capsys):
+def test_build_from_published_bags(scenes, cache, tmp_path, capsys):
     image_folder = tmp_path / "coco"
     image_folder.mkdir()
     lines = []
@@ -198,14 +198,14 @@ def test_published_bags_become_a_benchmark(scenes, cache, tmp_path, capsys):
     [
         (["build", "--bag_sizes", "1"], "at least 2 images"),
         (["build", "--seed", "-1"], "at least 0"),
-        (["build", "--max_images", "4"], "has 4 images, and a bag takes 7"),
+        (["build", "--max_images", "4"], "has 4 images, but a bag needs 7"),
         (["review", "nowhere"], "There is no truematch.json in 'nowhere'"),
-        (["apply", "nowhere"], "Make a benchmark"),
+        (["apply", "nowhere"], "Build a benchmark"),
         (["evaluate", "nowhere"], "There is no truematch.json"),
         (["leaderboard", "nowhere", "r.json"], "There is no truematch.json"),
     ],
 )
-def test_bad_input_ends_with_2_and_one_line(tmp_path, monkeypatch, capsys, arguments, message):
+def test_bad_input_exits_with_2_and_one_line(tmp_path, monkeypatch, capsys, arguments, message):
     monkeypatch.chdir(tmp_path)
     assert truematch(*arguments) == 2
     said = capsys.readouterr().err
@@ -216,7 +216,7 @@ def test_bad_input_ends_with_2_and_one_line(tmp_path, monkeypatch, capsys, argum
 # --- decisions ----------------------------------------------------------------------------------------------------
 
 
-def test_decisions_are_applied_once_and_the_card_says_so(folder, tmp_path, capsys):
+def test_decisions_are_applied_once_and_shown_on_the_card(folder, tmp_path, capsys):
     bags = load_bags(folder / "bags.json").bags
     given = [{"bag": bag_id(bag), "decision": "keep"} for bag in bags[2:]]
     given += [{"bag": bag_id(bags[0]), "decision": "drop", "reason": "duplicates"}]
@@ -226,7 +226,7 @@ def test_decisions_are_applied_once_and_the_card_says_so(folder, tmp_path, capsy
     assert said["added"] == len(given)
     assert load_bags(folder / "kept.json").bags == bags[1:]
     card = (folder / "README.md").read_text(encoding="utf-8")
-    assert f"{len(bags) - 1} of {len(bags)} bags were looked at; 1 were dropped" in card
+    assert f"{len(bags) - 1} of {len(bags)} bags were reviewed; 1 were dropped" in card
     before = content(folder)
     assert truematch("apply", folder, "--decisions", tmp_path / "d.jsonl") == 0
     assert content(folder) == before
@@ -237,11 +237,11 @@ def test_decisions_are_applied_once_and_the_card_says_so(folder, tmp_path, capsy
     ("lines", "message"),
     [
         ([{"bag": "3-000000000000", "decision": "keep"}], "is not in"),
-        ([{"bag": None}], "names no bag"),
-        ("all", "bags were dropped"),
+        ([{"bag": None}], "does not name a bag"),
+        ("all", "bags are dropped"),
     ],
 )
-def test_bad_decisions_change_nothing(folder, tmp_path, capsys, lines, message):
+def test_invalid_decisions_change_nothing(folder, tmp_path, capsys, lines, message):
     if lines == "all":
         lines = [{"bag": bag_id(bag), "decision": "drop"} for bag in load_bags(folder / "bags.json").bags]
     write_jsonl(tmp_path / "d.jsonl", lines)
@@ -251,10 +251,10 @@ def test_bad_decisions_change_nothing(folder, tmp_path, capsys, lines, message):
     assert content(folder) == before
 
 
-def test_lines_about_bags_of_before_do_not_count(folder):
+def test_decisions_on_foreign_bags_are_ignored(folder):
     (folder / "decisions.jsonl").write_text('{"bag": "3-000000000000", "decision": "drop"}\n')
     found, _ = apply_decisions(folder)
-    assert found.strangers == 1
+    assert found.foreign == 1
     assert found.kept == found.bags
 
 
@@ -268,7 +268,7 @@ def commands():
     ]
 
 
-def test_the_commands_of_the_page_run(tmp_path, monkeypatch, capsys, cache):
+def test_commands_of_the_docs_page_run(tmp_path, monkeypatch, capsys, cache):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CAPTIONRL_CACHE", cache)
     (tmp_path / "decisions.jsonl").write_text("")
@@ -277,16 +277,16 @@ def test_the_commands_of_the_page_run(tmp_path, monkeypatch, capsys, cache):
     for line in ours:
         build_parser().parse_args(line)
         if line[:2] == ["truematch", "review"] and "--export" not in line:
-            continue  # serves until it is stopped; tests/truematch/test_review_server.py does that
+            continue  # serves until it is stopped; see tests/truematch/test_review_server.py
         if "COCO" in " ".join(line) or line[0] == "push" or "coco" in " ".join(line):
-            continue  # needs files and a Hub that are not here
+            continue  # needs files and the Hub
         short = [*line, "--max_images", str(IMAGES)] if line[1] == "build" else line
         assert main(short) == 0, (line, capsys.readouterr().err)
         ran.append(line[1])
     assert ran == ["build", "review", "apply", "evaluate", "leaderboard"]
 
 
-def test_the_table_of_the_page_is_the_measured_one():
+def test_table_of_the_docs_page_equals_the_results():
     result = json.loads((ROOT / "docs/results/truematch_scenes.json").read_text(encoding="utf-8"))
     for row in result["rows"]:
         for page in (PAGE, FULL):
@@ -306,7 +306,7 @@ def test_the_table_of_the_page_is_the_measured_one():
 
 @pytest.mark.slow  # a browser and two captioners; its parts have quick tests
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
-def test_the_script_makes_such_a_result(tmp_path):
+def test_script_writes_the_result(tmp_path):
     folder, output = tmp_path / "truematch-scenes", tmp_path / "result.json"
     truematch_scenes.main(["--folder", str(folder), "--output", str(output), "--max_images", "60"])
     found = json.loads(output.read_text(encoding="utf-8"))
@@ -318,7 +318,7 @@ def test_the_script_makes_such_a_result(tmp_path):
     assert (folder / "leaderboard.md").is_file()
 
 
-def test_the_rule_of_the_script():
+def test_review_rule_of_the_script():
     query = {"kind": "cow", "count": 1, "size": "small"}
     assert is_kept([query, query | {"count": 2}, query | {"count": 2, "size": "large"}])
     assert not is_kept([query, query | {"count": 2}, {"kind": "pig", "count": 2, "size": "large"}])

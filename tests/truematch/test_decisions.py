@@ -1,4 +1,4 @@
-"""Decisions on bags: what counts, what a crash may leave, and what is refused."""
+"""Decisions on bags: which count, incomplete lines, and invalid ones."""
 
 import json
 import os
@@ -23,22 +23,22 @@ BAGS = BagFile([["a", "b", "c"], ["d", "e", "f"], ["g", "h", "i"]], [0.9, 0.8, 0
 A, D, G = map(bag_id, BAGS.bags)
 
 
-def test_a_bag_is_named_by_its_images_in_their_order():
+def test_bag_id_depends_on_images_and_their_order():
     assert bag_id(("a", "b", "c")) == A
     assert A.startswith("3-")
     assert len({A, D, G, bag_id(["b", "a", "c"]), bag_id(["a", "b"]), bag_id(["a", 'b", "c'])}) == 6
 
 
-def test_the_last_decision_counts_and_undecided_bags_stay():
+def test_last_decision_counts_and_undecided_bags_stay():
     lines = [Decision(A, "drop"), Decision(D, "drop", "other"), Decision(A, "keep"), Decision("3-unknown", "drop")]
     assert drop_bags(BAGS, lines).bags == [BAGS.bags[0], BAGS.bags[2]]
     assert drop_bags(BAGS, lines).similarities == [0.9, 0.7]
     assert drop_bags(BAGS, [*lines, Decision(D, None)]).bags == BAGS.bags
-    with pytest.raises(ValueError, match="All 3 bags were dropped"):
+    with pytest.raises(ValueError, match="All 3 bags are dropped"):
         drop_bags(BAGS, [Decision(bag, "drop") for bag in (A, D, G)])
 
 
-def test_lines_are_on_disk_at_once_and_read_back(tmp_path):
+def test_decisions_are_on_disk_immediately(tmp_path):
     path = tmp_path / "decisions.jsonl"
     with DecisionWriter(path) as writer:
         written = writer.append(Decision(A, "drop", "duplicates"))
@@ -51,7 +51,7 @@ def test_lines_are_on_disk_at_once_and_read_back(tmp_path):
 
 
 @pytest.mark.parametrize("cut", range(1, 40, 3))
-def test_a_cut_last_line_is_passed_over_and_cut_off(tmp_path, cut):
+def test_incomplete_last_line_is_skipped_and_removed(tmp_path, cut):
     path = tmp_path / "decisions.jsonl"
     line = json.dumps({"bag": A, "decision": "keep", "reason": None}) + "\n"
     path.write_text(line + line[:-cut])
@@ -63,18 +63,18 @@ def test_a_cut_last_line_is_passed_over_and_cut_off(tmp_path, cut):
     assert [d.bag for d in read_decisions(path)] == [A] * (1 + whole) + [D]
 
 
-def test_a_torn_line_in_the_middle_is_no_crash_but_damage(tmp_path):
+def test_broken_line_in_the_middle_is_an_error(tmp_path):
     path = tmp_path / "decisions.jsonl"
     path.write_text('{"bag": "3-a", "dec\n{"bag": "3-a", "decision": "keep"}\n')
-    with pytest.raises(ValueError, match="line 1, is no JSON"):
+    with pytest.raises(ValueError, match="line 1, is not JSON"):
         read_decisions(path)
-    with pytest.raises(ValueError, match="line 1, is no JSON"):
+    with pytest.raises(ValueError, match="line 1, is not JSON"):
         DecisionWriter(path)
     path.write_text("")
-    DecisionWriter(path).close()  # the failed one has let go of the file
+    DecisionWriter(path).close()  # the failed writer has released the lock
 
 
-def test_a_full_disk_leaves_no_half_line(tmp_path, monkeypatch):
+def test_full_disk_leaves_no_partial_line(tmp_path, monkeypatch):
     path = tmp_path / "decisions.jsonl"
     real = os.write
     with DecisionWriter(path) as writer:
@@ -94,23 +94,23 @@ def full():
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ([], "names no bag"),
-        ({"decision": "keep"}, "names no bag"),
-        ({"bag": "", "decision": "keep"}, "names no bag"),
+        ([], "does not name a bag"),
+        ({"decision": "keep"}, "does not name a bag"),
+        ({"bag": "", "decision": "keep"}, "does not name a bag"),
         ({"bag": "3-a"}, "the decision is None"),
         ({"bag": "3-a", "decision": "maybe"}, "the decision is 'maybe'"),
         ({"bag": "3-a", "decision": ["keep"]}, "the decision is"),
         ({"bag": "3-a", "decision": "drop", "reason": "ugly"}, "the reason is 'ugly'"),
-        ({"bag": "3-a", "decision": "keep", "reason": "other"}, "Only dropped bags have one"),
+        ({"bag": "3-a", "decision": "keep", "reason": "other"}, "Only dropped bags have a reason"),
         ({"bag": "3-a", "decision": "keep", "time": 5}, "the time is 5"),
     ],
 )
-def test_what_is_no_decision(value, message):
+def test_invalid_decisions_are_refused(value, message):
     with pytest.raises(ValueError, match=message):
         check_decision(value, "line 1")
 
 
-def test_there_is_a_reason_for_each_of_five_keys():
+def test_five_reasons_for_five_keys():
     assert len(REASONS) == 5
     for reason in REASONS:
         assert check_decision({"bag": "3-a", "decision": "drop", "reason": reason}, "").reason == reason
@@ -126,7 +126,7 @@ with DecisionWriter(sys.argv[1]) as writer:
 """
 
 
-def test_kill_9_loses_nothing_that_was_confirmed(tmp_path):
+def test_sigkill_loses_no_confirmed_decision(tmp_path):
     path = tmp_path / "decisions.jsonl"
     process = subprocess.Popen(
         [sys.executable, "-c", WRITES_UNTIL_KILLED, str(path)],

@@ -1,4 +1,4 @@
-"""`captionrl truematch evaluate` and `leaderboard`: numbers against plain loops, and what does not belong together."""
+"""`captionrl truematch evaluate` and `leaderboard`: metrics equal plain loops, and incomparable results are refused."""
 
 import json
 
@@ -17,7 +17,7 @@ from tests.truematch.truematch_commands import IMAGES, build, truematch
 
 @pytest.fixture(scope="module")
 def measured(built, scenes, cache, tmp_path_factory):
-    """Captions that say every fact, captions that say nothing, and the references."""
+    """Captions with every fact, captions without facts, and the references."""
     out = tmp_path_factory.mktemp("measured")
     ids = scenes["image_id"][:]
     write_jsonl(
@@ -29,7 +29,7 @@ def measured(built, scenes, cache, tmp_path_factory):
     return out
 
 
-def test_recall_is_that_of_a_plain_loop(measured, built, scenes):
+def test_recall_equals_a_plain_loop(measured, built, scenes):
     result = json.loads((measured / "results.json").read_text())
     scorer = load_scorer(model_path("scenes:clip-judge"))
     images = scorer.image_features([open_image(image) for image in scenes["image"]]).float().tolist()
@@ -54,11 +54,11 @@ def test_recall_is_that_of_a_plain_loop(measured, built, scenes):
     assert rows["full"]["fact_recall"] == 1.0
     assert rows["full"]["cider_d"] >= 0
     assert 0 < rows["full"]["rd100_recall_at_1"] <= 1
-    # The same caption for every image can be first for one image of a bag only: the negative control.
+    # Negative control: the same caption for every image can rank first for only one image of a bag.
     assert rows["same"]["bag_3_recall_at_1"] == pytest.approx(1 / 3)
 
 
-def test_a_dropped_bag_does_not_count(folder, measured, cache, tmp_path, capsys):
+def test_dropped_bags_are_excluded(folder, measured, cache, tmp_path, capsys):
     dropped = next(bag for bag in load_bags(folder / "bags.json").bags if len(bag) == 3)
     (folder / "decisions.jsonl").write_text(json.dumps({"bag": bag_id(dropped), "decision": "drop"}) + "\n")
     options = ["--captions", measured / "full.jsonl", "--cache_dir", cache, "--output_dir", tmp_path / "out", "--json"]
@@ -77,7 +77,7 @@ def test_a_dropped_bag_does_not_count(folder, measured, cache, tmp_path, capsys)
     assert json.loads(capsys.readouterr().out)["bags"] == before["bags"]
 
 
-def test_all_bags_of_a_size_may_be_dropped(folder, measured, cache, tmp_path, capsys):
+def test_all_bags_of_a_size_can_be_dropped(folder, measured, cache, tmp_path, capsys):
     dropped = [bag for bag in load_bags(folder / "bags.json").bags if len(bag) == 5]
     lines = [json.dumps({"bag": bag_id(bag), "decision": "drop"}) + "\n" for bag in dropped]
     (folder / "decisions.jsonl").write_text("".join(lines))
@@ -92,7 +92,7 @@ def test_all_bags_of_a_size_may_be_dropped(folder, measured, cache, tmp_path, ca
     assert "Use one of 3, 7 or rd100" in capsys.readouterr().err
 
 
-def test_without_images_the_benchmark_asks_where_they_are(cache, scenes, measured, tmp_path, capsys):
+def test_benchmark_without_images_needs_a_data_set(cache, scenes, measured, tmp_path, capsys):
     folder = tmp_path / "bare"
     assert build(folder, cache, "--no_images", "--bag_sizes", 3) == 0
     rows = load_dataset(str(folder), split="test", cache_dir=str(tmp_path / "c"))
@@ -116,7 +116,7 @@ def test_bag_images_only(built, measured, cache, tmp_path, capsys):
     assert result["num_images"] == len(wanted)
 
 
-def test_what_cannot_be_evaluated(built, measured, cache, tmp_path, capsys):
+def test_invalid_evaluations_are_refused(built, measured, cache, tmp_path, capsys):
     options = ["--cache_dir", cache, "--output_dir", tmp_path]
     some = measured / "full.jsonl"
     for more, message in [
@@ -134,7 +134,7 @@ def test_what_cannot_be_evaluated(built, measured, cache, tmp_path, capsys):
 # --- leaderboard --------------------------------------------------------------------------------------------------
 
 
-def test_the_leaderboard_sorts_and_marks_noise(built, measured, tmp_path, capsys):
+def test_leaderboard_sorts_and_marks_noise(built, measured, tmp_path, capsys):
     options = [built, measured / "results.json", "--output_dir", tmp_path]
     assert truematch("leaderboard", *options, "--sort_by", 5, "--json") == 0
     said = json.loads(capsys.readouterr().out)
@@ -148,15 +148,15 @@ def test_the_leaderboard_sorts_and_marks_noise(built, measured, tmp_path, capsys
     assert "Use one of 3, 5, 7 or rd100" in capsys.readouterr().err
 
 
-def test_bad_results(built, measured, tmp_path, capsys):
+def test_invalid_results_are_refused(built, measured, tmp_path, capsys):
     good = json.loads((measured / "results.json").read_text())
     other = json.loads((measured / "results.json").read_text())
     other["hits"]["full"]["bag_3_recall_at_1"]["values"][0] = 0.5
     for value, message in [
-        (other, "other results of 'full' already"),
+        (other, "already other results of 'full'"),
         (good | {"scorer": "clip@1"}, "has scorer 'clip@1'"),
-        ({"rows": []}, "holds no results"),
-        ([], "holds no results"),
+        ({"rows": []}, "does not hold results"),
+        ([], "does not hold results"),
     ]:
         path = write_json(tmp_path / "r.json", value)
         assert truematch("leaderboard", built, measured / "results.json", path, "--output_dir", tmp_path) == 2
@@ -166,4 +166,4 @@ def test_bad_results(built, measured, tmp_path, capsys):
     assert truematch("leaderboard", built, tmp_path / "none.json") == 2
     old = write_json(tmp_path / "r.json", good | {"fingerprint": "0" * 16})
     assert truematch("leaderboard", built, old) == 2
-    assert "the review went on" in capsys.readouterr().err
+    assert "the review continued" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""The leaderboard: order, what is within noise, and names that are no markup."""
+"""The leaderboard: order, marks of noise, and escaped names."""
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ def table(**hits):
     return [row for row, _ in pairs], {row["name"]: values for row, values in pairs}
 
 
-def test_the_best_stands_first_and_noise_is_marked():
+def test_rows_are_sorted_and_noise_is_marked():
     rng = np.random.default_rng(0)
     best = (rng.random(180) < 0.8).astype(float)
     close = best.copy()
@@ -37,25 +37,25 @@ def test_the_best_stands_first_and_noise_is_marked():
     assert {row["name"]: row["within_noise"] for row in ranked[1:]} == {ranked[1]["name"]: True, "far": False}
     assert ranked[0]["difference"] is None
     assert ranked[2]["difference"] == pytest.approx(far.mean() - max(best.mean(), close.mean()))
-    # An own bootstrap over bags says the same of the far one.
+    # A separate bootstrap over bags gives the same result for the distant row.
     leader = values[ranked[0]["name"]]["values"]
     sums = (far - np.array(leader)).reshape(60, 3).sum(axis=1)
     drawn = sums[rng.integers(60, size=(2000, 60))].mean(axis=1) / 3
     assert ranked[2]["difference_ci"] == within(np.quantile(drawn, [0.025, 0.975]), 0.02)
 
 
-def test_bags_and_not_captions_are_drawn():
-    # Two bags decide everything: with captions as the unit the difference would look certain.
+def test_bootstrap_resamples_bags_not_captions():
+    # Two bags decide everything: with captions as the unit, the difference would look significant.
     best = np.ones(180)
     other = best.copy()
     other[:6] = 0
     rows, values = table(best=best, other=other)
     low, high = rank_rows(rows, values, key=KEY)[1]["difference_ci"]
     assert low < -0.07
-    assert high == 0.0  # some resamples hold neither bag
+    assert high == 0.0  # some resamples contain neither bag
 
 
-def test_ties_stand_by_name():
+def test_ties_are_sorted_by_name():
     same = np.ones(180)
     rows, values = table(b=same, a=same)
     ranked = rank_rows(rows, values, key=KEY)
@@ -63,14 +63,14 @@ def test_ties_stand_by_name():
     assert ranked[1]["within_noise"] is True
 
 
-def test_rows_of_other_bags_cannot_be_paired():
+def test_rows_of_different_bags_cannot_be_paired():
     rows, values = table(a=np.ones(180), b=np.zeros(180))
     values["b"]["groups"] = values["b"]["groups"][::-1]
-    with pytest.raises(ValueError, match="'b' and 'a' were measured on other bags"):
+    with pytest.raises(ValueError, match="'b' and 'a' were measured on different bags"):
         rank_rows(rows, values, key=KEY)
 
 
-def test_both_files_show_names_as_text(tmp_path):
+def test_names_are_escaped_in_both_files(tmp_path):
     hostile = "<script>alert(1)</script>|a*b"
     rows, values = table(**{hostile: np.ones(180), "plain": np.zeros(180)})
     options = {"columns": COLUMNS, "key": KEY, "title": "T <b>", "note": "3 & 4"}

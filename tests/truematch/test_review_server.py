@@ -1,11 +1,10 @@
-"""The review page: pressed and clicked in headless Chromium, and its server asked by others than the page."""
+"""The review page in headless Chromium, and requests of other pages to its server."""
 
 import http.client
 import json
 import os
 import re
 import signal
-from argparse import Namespace
 from html import unescape
 from pathlib import Path
 
@@ -13,12 +12,14 @@ import pytest
 from PIL import Image
 
 from hf_captionrl.cli import main
+from hf_captionrl.evaluation.dataset_options import DatasetOptions
 from hf_captionrl.retrieval import BagFile
 from hf_captionrl.scenes import load_scenes
+from hf_captionrl.truematch.benchmark_files import load_truematch, write_data, write_truematch
 from hf_captionrl.truematch.decisions import REASONS, bag_id, read_decisions
-from hf_captionrl.truematch.files import load_truematch, write_data, write_truematch
+from hf_captionrl.truematch.review import review_images
 from hf_captionrl.truematch.review_page import ReviewBag, ReviewImage, render_review
-from hf_captionrl.truematch.review_server import ReviewServer, review_images
+from hf_captionrl.truematch.review_server import ReviewServer
 from tests.browser import CHROMIUM, Browser
 from tests.processes import Forked
 
@@ -60,7 +61,7 @@ def folder(tmp_path):
 
 @pytest.fixture
 def server(folder):
-    rows = review_images(load_truematch(folder), Namespace(dataset=None))
+    rows = review_images(load_truematch(folder), DatasetOptions(dataset=""))
     with ReviewServer(folder, rows) as running:
         yield running
 
@@ -73,7 +74,7 @@ def running_browser():
 
 @pytest.fixture
 def browser(running_browser):
-    """One for all tests, that has forgotten the page of the last one."""
+    """One browser for all tests, with storage cleared for each."""
     running_browser.forget()
     return running_browser
 
@@ -83,7 +84,7 @@ def decided(page):
 
 
 def press(page, keys, count=None):
-    """Press keys one after the other, each when the page has taken the one before."""
+    """Press keys in order, each after the page has handled the previous one."""
     for key in keys:
         page.key(key)
     if count is not None:
@@ -102,7 +103,7 @@ def lines(folder):
 
 
 @needs_chromium
-def test_keys_decide_and_every_decision_is_on_disk(browser, server, folder):
+def test_keys_decide_and_decisions_are_on_disk(browser, server, folder):
     browser.open(server.address)
     assert decided(browser).startswith("0 of 5 bags decided")
     first = shown(browser)
@@ -133,7 +134,7 @@ def test_arrows_undo_and_reload(browser, server, folder):
     assert len({tuple(bag) for bag in bags}) == 5
     assert [len(bag) for bag in bags] == [2, 2, 2, 3, 3]
     press(browser, ["ArrowRight"])
-    assert shown(browser) == bags[4]  # there is none after the last
+    assert shown(browser) == bags[4]  # there is no bag after the last
     press(browser, ["ArrowLeft"] * 9)
     assert shown(browser) == bags[0]
     press(browser, "1", count=1)
@@ -147,7 +148,7 @@ def test_arrows_undo_and_reload(browser, server, folder):
     assert lines(folder) == [("drop", "duplicates"), ("keep", None), (None, None), (None, None)]
     press(browser, "3", count=1)
     press(browser, ["ArrowLeft"])
-    # Another mind, and back to the decision before.
+    # Change a decision, and undo the change.
     press(browser, "k")
     browser.wait("document.getElementById('count').textContent.includes('1 kept')")
     press(browser, "u")
@@ -186,7 +187,7 @@ def test_hostile_captions_stay_text(browser, server):
     assert browser.evaluate("document.title") == "Bags of little"
     assert browser.evaluate("document.images.length") == 2
     assert browser.problems() == []
-    # The policy holds against a script that gets in all the same, and the browser says so.
+    # The policy blocks an injected script, and the browser reports it.
     browser.evaluate(
         "document.body.append(Object.assign(document.createElement('script'), {textContent: 'document.title=1'}))"
     )
@@ -195,8 +196,8 @@ def test_hostile_captions_stay_text(browser, server):
 
 
 @needs_chromium
-def test_a_decision_that_is_not_saved_is_not_shown_as_saved(browser, folder):
-    rows = review_images(load_truematch(folder), Namespace(dataset=None))
+def test_failed_decision_is_not_shown_as_saved(browser, folder):
+    rows = review_images(load_truematch(folder), DatasetOptions(dataset=""))
     with ReviewServer(folder, rows) as server:
         browser.open(server.address)
         press(browser, "k", count=1)
@@ -206,21 +207,21 @@ def test_a_decision_that_is_not_saved_is_not_shown_as_saved(browser, folder):
     assert decided(browser).startswith("1 of 5")
     assert shown(browser) == bag
     assert len(lines(folder)) == 1
-    with ReviewServer(folder, rows, server.port):  # started again: the old page's secret is void
+    with ReviewServer(folder, rows, server.port):  # restarted: the token of the old page is invalid
         press(browser, "k")
         browser.wait("document.getElementById('error').textContent.includes('Reload the page')")
     assert len(lines(folder)) == 1
 
 
 @needs_chromium
-def test_an_exported_page_gives_its_decisions_back(browser, folder, tmp_path, capsys):
+def test_exported_page_downloads_decisions(browser, folder, tmp_path, capsys):
     page = tmp_path / "review.html"
     assert main(["truematch", "review", str(folder), "--export", str(page)]) == 0
     capsys.readouterr()
     browser.open(page.as_uri())
     press(browser, "k", count=1)
     press(browser, "1", count=2)
-    browser.open(page.as_uri())  # kept in the browser
+    browser.open(page.as_uri())  # stored in the browser
     assert decided(browser).startswith("2 of 5")
     press(browser, "dd", count=3)
     press(browser, "u", count=2)
@@ -255,12 +256,12 @@ def test_both_colour_schemes(browser, server, scheme, tmp_path):
         corner = picture.convert("L").getpixel((2, 2))
     assert corner > 200 if scheme == "light" else corner < 60
     width = browser.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
-    assert width == 0  # nothing sticks out
+    assert width == 0  # no horizontal overflow
     browser.scheme("")
 
 
 @needs_chromium
-def test_a_review_that_is_killed_goes_on(browser, folder):
+def test_killed_review_resumes(browser, folder):
     def start():
         running = Forked(main, ["truematch", "review", str(folder), "--port", "0", "--json"])
         return running, next(filter(None, (re.search(r"http://\S+", line) for line in running.stderr))).group(0)
@@ -273,7 +274,7 @@ def test_a_review_that_is_killed_goes_on(browser, folder):
     process.communicate()
     assert lines(folder) == [("keep", None), ("drop", "bad_image")]
     with (folder / "decisions.jsonl").open("ab") as file:
-        file.write(b'{"bag": "3-00')  # what a kill in the middle of a line would leave
+        file.write(b'{"bag": "3-00')  # an incomplete line, as after a kill
     process, address = start()
     browser.open(address)
     assert decided(browser).startswith("2 of 5")
@@ -283,11 +284,11 @@ def test_a_review_that_is_killed_goes_on(browser, folder):
     assert process.returncode == 0
     assert sum(c["kept"] for c in json.loads(said)["bags"].values()) == 2
     assert lines(folder) == [("keep", None), ("drop", "bad_image"), ("keep", None)]
-    assert "3 of 5 bags were looked at" in (folder / "README.md").read_text(encoding="utf-8")
+    assert "3 of 5 bags were reviewed" in (folder / "README.md").read_text(encoding="utf-8")
 
 
 @needs_chromium
-def test_all_bags_may_be_dropped_on_the_way(browser, server, folder):
+def test_all_bags_can_be_dropped_during_the_review(browser, server, folder):
     browser.open(server.address)
     for count in range(1, 6):
         press(browser, "1", count=count)
@@ -312,7 +313,7 @@ def ask(server, method, path, body=None, **headers):
     return answer.status, content
 
 
-def test_only_the_page_may_decide(server, folder):
+def test_decisions_need_the_token_of_the_page(server, folder):
     status, page = ask(server, "GET", "/")
     assert status == 200
     token = json.loads(re.search(rb'id="data">(.*?)</script>', page, re.DOTALL).group(1))["token"]
@@ -331,7 +332,7 @@ def test_only_the_page_may_decide(server, folder):
     assert lines(folder) == [("keep", None)]
 
 
-def test_images_and_nothing_else_are_served(server):
+def test_server_serves_only_images(server):
     status, content = ask(server, "GET", "/image/0")
     assert status == 200
     assert content.startswith(b"\x89PNG")
@@ -339,13 +340,13 @@ def test_images_and_nothing_else_are_served(server):
         assert ask(server, "GET", path)[0] == 404
 
 
-def test_other_sites_and_giant_numbers_are_refused_in_a_sentence(server, folder, capsys):
+def test_other_sites_and_huge_numbers_are_refused(server, folder, capsys):
     page = f"http://127.0.0.1:{server.port}"
     assert ask(server, "GET", "/", Origin=page)[0] == 200
     for origin in ("http://evil.test", "null", "http://127.0.0.1:1"):
         assert ask(server, "GET", "/", Origin=origin)[0] == 403
     digits = "9" * 5000  # more than Python reads as a number
-    assert ask(server, "GET", f"/image/{digits}") == (404, b"There is nothing here.")
+    assert ask(server, "GET", f"/image/{digits}") == (404, b"Not found.")
     assert ask(server, "GET", f"/image/{'0' * 5000}")[0] == 404
     for length in (digits, "-1", "1e3", "\u0661", ""):
         connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
@@ -358,18 +359,18 @@ def test_other_sites_and_giant_numbers_are_refused_in_a_sentence(server, folder,
     assert "Traceback" not in capsys.readouterr().err
 
 
-def test_one_review_at_a_time_and_taken_ports(server, folder, capsys):
-    rows = review_images(load_truematch(folder), Namespace(dataset=None))
+def test_second_review_and_used_port_are_refused(server, folder, capsys):
+    rows = review_images(load_truematch(folder), DatasetOptions(dataset=""))
     with pytest.raises(ValueError, match="Another process is writing"):
         ReviewServer(folder, rows)
     make(folder.parent / "second")
     assert main(["truematch", "review", str(folder.parent / "second"), "--port", str(server.port)]) == 2
-    assert "cannot be had" in capsys.readouterr().err
+    assert "is not available" in capsys.readouterr().err
     assert main(["truematch", "review", str(folder.parent / "second"), "--export", str(folder)]) == 2
     assert "is a folder" in capsys.readouterr().err
 
 
-def test_the_page_holds_captions_as_data_only(folder):
+def test_page_holds_captions_only_as_data(folder):
     bags = [ReviewBag("2-a", 0.5, ["0", "1"])]
     images = {str(i): ReviewImage(HOSTILE, "data:,", [HOSTILE, "\u2028 &amp;"]) for i in range(2)}
     options = {"reasons": REASONS, "decisions": {}, "fingerprint": "f"}
@@ -389,11 +390,11 @@ def test_the_page_holds_captions_as_data_only(folder):
         render_review("t", bags, images, **{**options, "reasons": {str(i): "r" for i in range(10)}})
 
 
-def test_images_that_are_gone_are_named(folder):
+def test_missing_images_are_named(folder):
     found = load_truematch(folder)
     for path in (folder / "data").glob("*.parquet"):
         os.remove(path)
     rows = load_scenes(num_train=0, num_validation=0, num_test=12)["test"].select(range(11))
     write_data(folder, rows)
     with pytest.raises(ValueError, match="1 images of the bags are not in the data set"):
-        review_images(found, Namespace(dataset=None))
+        review_images(found, DatasetOptions(dataset=""))

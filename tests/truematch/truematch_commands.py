@@ -1,4 +1,4 @@
-"""`captionrl truematch` as the tests call it, on few images."""
+"""`captionrl truematch` on a few images."""
 
 from hf_captionrl.cli import main
 

@@ -5,8 +5,8 @@
   const reasonNames = Object.keys(reasons);
   const served = token !== null;
   const storeKey = `captionrl-review-${data.fingerprint}`;
-  const lines = []; // of a page without a server, to be downloaded
-  const done = []; // what undo takes back: [bag, what was decided before]
+  const lines = []; // decisions to download, if there is no server
+  const done = []; // undo stack: [bag, previous decision]
   const decided = new Map(Object.entries(data.decisions));
   const $ = (id) => document.getElementById(id);
   let at = 0;
@@ -31,14 +31,14 @@
       try {
         localStorage.setItem(storeKey, JSON.stringify(lines));
       } catch {
-        $("hint").textContent = "This browser keeps nothing: download the decisions before you close the page.";
+        $("hint").textContent = "This browser cannot store decisions. Download them before you close the page.";
       }
     }
     remember(line);
   }
 
-  // One at a time: a key that is pressed while a decision is on its way to the disk would be about a bag that is not on the
-  // screen yet, so it does nothing.
+  // One action at a time: a key pressed while a decision is being saved would apply to a bag that is not shown yet, so it is
+  // ignored.
   async function once(action) {
     if (busy) return;
     busy = true;
@@ -93,7 +93,7 @@
 
   function element(name, text, className) {
     const made = document.createElement(name);
-    if (text !== undefined) made.textContent = text; // never markup, whatever a caption holds
+    if (text !== undefined) made.textContent = text; // never markup
     if (className) made.className = className;
     return made;
   }
@@ -111,7 +111,7 @@
           const picture = element("img");
           picture.addEventListener("load", () => {
             const small = Math.max(picture.naturalWidth, picture.naturalHeight) <= 128;
-            picture.classList.toggle("pixelated", small); // shown with its pixels as they are instead of blurred
+            picture.classList.toggle("pixelated", small); // sharp pixels instead of blurred ones
           });
           picture.src = image.source;
           picture.alt = `Image ${image.image_id}`;
@@ -140,7 +140,7 @@
     const now = decided.get(bag.id);
     $("verdict").className = `verdict ${now ? now.decision : asking ? "drop" : ""}`;
     $("verdict").textContent = asking
-      ? "Drop: why? 1 to 5, d again for no reason, Escape to go back"
+      ? "Drop: press 1 to 5 for a reason, d for none, Escape to cancel"
       : !now
         ? ""
         : now.decision === "keep"
@@ -183,7 +183,7 @@
   for (const button of document.querySelectorAll("[data-reason]")) {
     button.addEventListener("click", () => decide("drop", button.dataset.reason));
   }
-  // A focused button would take Enter and Space for itself, and nothing else: the other keys stay the page's.
+  // A focused button uses only Enter and Space; all other keys reach the page.
 
   if (!served) {
     try {
@@ -192,7 +192,7 @@
         remember(line);
       }
     } catch {
-      // Storage is switched off, or holds something else: begin without it.
+      // Storage is disabled or holds something else: start without it.
     }
     $("download").addEventListener("click", () => {
       const text = lines.map((line) => `${JSON.stringify(line)}\n`).join("");

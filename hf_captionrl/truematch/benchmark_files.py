@@ -1,10 +1,10 @@
-"""A benchmark of look-alikes as a folder: bags, the images and captions they come from, and what people decided.
+"""The folder of a benchmark: bags, their images and captions, and the decisions of the review.
 
-bags.json          what the algorithms found, most similar first (`retrieval.bag_files`)
+bags.json          all bags, most similar first (`retrieval.bag_files`)
 kept.json          the same without the bags that were dropped
-decisions.jsonl    keep or drop, one line a decision (`retrieval.bag_decisions`)
-data/*.parquet     image_id, captions, and where there are image and facts; rows that are in no bag are distractors
-truematch.json     how it was made; written last, so a folder without it is not finished
+decisions.jsonl    keep or drop, one line per decision (`decisions.py`)
+data/*.parquet     image_id, captions, and optionally image and facts; rows that are in no bag are distractors
+truematch.json     settings of the build; written last, so a folder without it is unfinished
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ __all__ = [
 BAGS_FILE, KEPT_FILE, DECISIONS_FILE = "bags.json", "kept.json", "decisions.jsonl"
 DATA_FOLDER, MANIFEST_FILE, _PLAN_FILE = "data", "truematch.json", "building.json"
 
-_ROWS_A_FILE = 1000
-"""Images of one Parquet file: some 150 MB of COCO, which is held in memory while it is written."""
+_ROWS_PER_FILE = 1000
+"""Images per Parquet file: about 150 MB of COCO, held in memory while it is written."""
 _COLUMNS = ("image", "image_id", "captions", "facts")
 
 
@@ -59,21 +59,30 @@ class TrueMatch:
 
     Args:
         folder: Where it is.
-        manifest: How it was made, from `truematch.json`.
-        bags: All bags, before anybody looked at them.
-        decisions: Lines about these bags, the oldest first.
-        strangers: How many lines are about bags that are not here.
+        manifest: Settings of the build, from `truematch.json`.
+        bags: All bags, also those that were dropped.
+        decisions: Decisions on these bags, oldest first.
+        foreign: Number of decisions on bags of other benchmarks.
     """
 
     folder: Path
     manifest: Mapping[str, Any]
     bags: BagFile
     decisions: Sequence[Decision]
-    strangers: int = 0
+    foreign: int = 0
+
+    @property
+    def images(self) -> str:
+        """Folder of the images, for `load_captions`."""
+        if not self.manifest.get("embed_images"):
+            raise ValueError(
+                f"{self.folder} was built without images. Use --dataset {self.manifest['source']} with the options of the build."
+            )
+        return str((self.folder / DATA_FOLDER).resolve())
 
     @property
     def last(self) -> dict[str, Decision]:
-        """The decision that counts, by the bag's id; without bags that nobody decided on."""
+        """The last decision on each bag, by its id; undecided bags are left out."""
         found = {decision.bag: decision for decision in self.decisions}
         return {bag: decision for bag, decision in found.items() if decision.decision is not None}
 
@@ -83,7 +92,7 @@ class TrueMatch:
         return drop_bags(self.bags, self.decisions)
 
     def status(self) -> dict[str, dict[str, int]]:
-        """How far the review is."""
+        """Numbers of kept, dropped and undecided bags, by bag size."""
         found: dict[str, dict[str, int]] = {}
         last = self.last
         for bag in self.bags.bags:
@@ -97,13 +106,13 @@ class TrueMatch:
 
 
 def bags_fingerprint(bags: BagFile) -> str:
-    """Of the bags, whatever their order; results of different fingerprints do not belong into one table."""
+    """Hash of the bags in any order; only results with equal fingerprints can be compared."""
     names = "\n".join(sorted(bag_id(bag) for bag in bags.bags))
     return hashlib.sha256(names.encode("ascii")).hexdigest()[:16]
 
 
 def _content(dataset: datasets.Dataset) -> str:
-    """Fingerprint of ids and captions, in their order."""
+    """Hash of ids and captions, in their order."""
     digest = hashlib.sha256()
     for image_id, captions in zip(dataset["image_id"][:], dataset["captions"][:], strict=True):
         digest.update(json.dumps([str(image_id), captions]).encode("ascii"))
@@ -111,9 +120,9 @@ def _content(dataset: datasets.Dataset) -> str:
 
 
 def write_data(folder: str | Path, dataset: datasets.Dataset, *, embed_images: bool = True) -> list[Path]:
-    """Write the images and captions, a thousand a file; files that an interrupted run finished are kept.
+    """Write the images and captions, 1,000 per file; keep files that an interrupted run finished.
 
-    Such files are known by ids and captions: give images that have changed another id, or begin in another folder.
+    Files are recognised by ids and captions. If only images changed, use other ids or another folder.
     """
     folder = Path(folder)
     columns = [c for c in _COLUMNS if c in dataset.column_names and (embed_images or c != "image")]
@@ -129,12 +138,12 @@ def write_data(folder: str | Path, dataset: datasets.Dataset, *, embed_images: b
         for path in data.glob("*.parquet"):
             path.unlink()
         write_json(plan_file, plan)
-    number = -(-len(table) // _ROWS_A_FILE)
+    number = -(-len(table) // _ROWS_PER_FILE)
     paths = [data / f"test-{i:05d}-of-{number:05d}.parquet" for i in range(number)]
     for i, path in enumerate(paths):
         if path.is_file():
             continue
-        part = table.select(range(i * _ROWS_A_FILE, min((i + 1) * _ROWS_A_FILE, len(table))))
+        part = table.select(range(i * _ROWS_PER_FILE, min((i + 1) * _ROWS_PER_FILE, len(table))))
         if "image" in columns:
             part = replace_column(part, "image", [image_bytes(v) for v in part["image"]], datasets.Image())
         buffer = io.BytesIO()
@@ -144,7 +153,7 @@ def write_data(folder: str | Path, dataset: datasets.Dataset, *, embed_images: b
 
 
 def write_truematch(folder: str | Path, bags: BagFile, manifest: Mapping[str, Any]) -> TrueMatch:
-    """Finish a benchmark whose data are written. Decisions that are there stay."""
+    """Finish a benchmark whose data are written. Existing decisions stay."""
     folder = Path(folder)
     save_bags(folder / BAGS_FILE, bags)
     if not (folder / DECISIONS_FILE).exists():
@@ -163,17 +172,17 @@ def load_truematch(folder: str | Path) -> TrueMatch:
     if not path.is_file():
         begun = (folder / _PLAN_FILE).is_file()
         remedy = (
-            "Its build was interrupted; give the same `captionrl truematch build` command again, and it goes on."
+            "Its build was interrupted. Use the same `captionrl truematch build` command again to resume."
             if begun
-            else "Make a benchmark with `captionrl truematch build`."
+            else "Build a benchmark with `captionrl truematch build`."
         )
         raise FileNotFoundError(f"There is no {MANIFEST_FILE} in {str(folder)!r}. {remedy}")
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ValueError(f"{path} is no JSON ({error}). Build the benchmark again.") from None
+        raise ValueError(f"{path} is not JSON ({error}). Build the benchmark again.") from None
     if not isinstance(manifest, dict) or not {"source", "seed", "scorer"} <= set(manifest):
-        raise ValueError(f"{path} does not say how a benchmark was made. Build it again.")
+        raise ValueError(f"{path} does not describe a benchmark. Build it again.")
     bags = load_bags(folder / BAGS_FILE)
     known = {bag_id(bag) for bag in bags.bags}
     lines = read_decisions(folder / DECISIONS_FILE) if (folder / DECISIONS_FILE).is_file() else []
@@ -182,9 +191,9 @@ def load_truematch(folder: str | Path) -> TrueMatch:
 
 
 def apply_decisions(folder: str | Path, decisions: str | Path | None = None) -> tuple[TrueMatch, int]:
-    """Take over decisions from a file, such as the review page's download, and write `kept.json` anew.
+    """Add decisions from a file, such as the download of the review page, and write `kept.json` again.
 
-    Lines that are there already are not added again, so the same file may be given twice.
+    Existing decisions are not added again, so a file can be applied twice.
     """
     folder = Path(folder)
     found = load_truematch(folder)
@@ -195,16 +204,16 @@ def apply_decisions(folder: str | Path, decisions: str | Path | None = None) -> 
         for number, line in enumerate(new, start=1):
             if line.bag not in known:
                 raise ValueError(
-                    f"{decisions}: decision {number} is about bag {line.bag!r}, which is not in {folder}. Give the decisions "
-                    "on this benchmark's own bags."
+                    f"{decisions}: decision {number} is about bag {line.bag!r}, which is not in {folder}. Use a file of "
+                    "decisions on this benchmark."
                 )
-        drop_bags(found.bags, [*found.decisions, *new])  # all dropped: said before anything is written
+        drop_bags(found.bags, [*found.decisions, *new])  # fails before anything is written if all bags are dropped
         with DecisionWriter(folder / DECISIONS_FILE) as writer:
-            there = set(writer.decisions)
+            existing = set(writer.decisions)
             last = {line.bag: (line.decision, line.reason) for line in writer.decisions}
             for line in new:
-                # A line without a time cannot be recognised; it is there already if it says nothing new.
-                if line in there or (line.time is None and last.get(line.bag) == (line.decision, line.reason)):
+                # A line without a time cannot be recognised; it is a repetition if it does not change the decision.
+                if line in existing or (line.time is None and last.get(line.bag) == (line.decision, line.reason)):
                     continue
                 last[line.bag] = (line.decision, line.reason)
                 writer.append(line)

@@ -1,32 +1,34 @@
-"""The page of a human study: one HTML file that opens from a disk, keeps the answers in the browser and exports them.
+"""The page of a participant: one HTML file that opens from disk, stores the answers in the browser and exports them.
 
-The page holds what is asked and nothing that answers it. Captions come from models and from people; they reach the page as
-JSON and are shown as text, never as markup; the content security policy lets the browser run no script but the page's own
-and fetch nothing from anywhere.
+The page does not contain the correct answers. It gets captions as JSON and shows them as text, never as markup. Its content
+security policy allows only the page's own script and no requests.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
-from markupsafe import Markup
 from PIL import Image
 
 from hf_captionrl.reports.gallery import embedded_image
-from hf_captionrl.reports.templating import TEMPLATES, content_hash, html_templates
+from hf_captionrl.reports.templating import render_html
 
-__all__ = ["SCALE_TEXTS", "render_study_page"]
+__all__ = ["SCALE_TEXTS", "TEMPLATES", "render_study_page"]
+
+TEMPLATES = Path(__file__).parent / "templates"
+"""Folder of the pages of this product."""
 
 SCALE_TEXTS: dict[str, tuple[str, str]] = {
     "descriptiveness": ("Descriptiveness", "How much correct detail of the image does it give?"),
     "accuracy": ("Accuracy", "Does everything it says fit the image?"),
     "fluency": ("Fluency", "Is it well-formed and natural?"),
 }
-"""What a rater reads about each scale of SMILE's study."""
+"""Name and explanation of each scale of SMILE's study."""
 
 SCORE_WORDS = ("terrible", "poor", "fair", "good", "excellent")
-"""From 1 to 5, SMILE, Table 2."""
+"""Ratings from 1 to 5 (SMILE, Table 2)."""
 
 _TITLES = {"retrieval": "Which image is it?", "rating": "How good is the caption?"}
 
@@ -44,20 +46,20 @@ def render_study_page(
     consent: str = "",
     max_side: int = 320,
 ) -> str:
-    """One page for one participant.
+    """Render the page of one participant.
 
     Args:
         max_side: Longest side of an image in the page, in pixels.
     """
     if not questions:
-        raise ValueError("There are no questions. A page needs at least one.")
+        raise ValueError("There are no questions, but a page needs at least one.")
     sizes = {len(question["images"]) for question in questions}
     if len(sizes) > 1:
-        raise ValueError(f"Questions show {sorted(sizes)} images; on one page all must show as many.")
+        raise ValueError(f"Questions show {sorted(sizes)} images, but all questions of a page must show equally many.")
     place: dict[str, int] = {}
 
     def places(ids: Sequence[str]) -> list[int]:
-        # Numbered as they come: an image's own id may say what it shows.
+        # Numbered in order of appearance, because the id of an image may reveal what it shows.
         return [place.setdefault(image_id, len(place)) for image_id in ids]
 
     asked = [{"id": q["id"], "caption": q["caption"], "images": places(q["images"])} for q in questions]
@@ -67,10 +69,9 @@ def render_study_page(
         small = image_of(image_id).copy()
         small.thumbnail((max_side, max_side))
         pictures.append(embedded_image(small))
-    style = (TEMPLATES / "study.css").read_text(encoding="utf-8")
-    script = (TEMPLATES / "study.js").read_text(encoding="utf-8")
-    environment = html_templates()
-    return environment.get_template("study.html.j2").render(
+    return render_html(
+        TEMPLATES,
+        "study",
         title=_TITLES[kind],
         kind=kind,
         part=part,
@@ -90,9 +91,4 @@ def render_study_page(
             "questions": asked,
             "pictures": pictures,
         },
-        # Ours: the only two texts that are not escaped. Their hashes are all the policy allows.
-        style=Markup(style),
-        script=Markup(script),
-        style_hash=content_hash(style),
-        script_hash=content_hash(script),
     )

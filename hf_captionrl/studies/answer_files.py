@@ -1,4 +1,4 @@
-"""Files of a human study: the key, and the answers that participants send back."""
+"""Files of a human study: the key, and the answers of participants."""
 
 from __future__ import annotations
 
@@ -28,40 +28,40 @@ __all__ = [
 ]
 
 KEY_FILE = "key.json"
-"""Stands beside the pages, never among them."""
+"""Beside the folder of pages, never in it."""
 
 PAGES_FOLDER = "pages"
-"""What participants get, and nothing else."""
+"""Folder of the pages for participants."""
 
 KEY_FORMAT = "captionrl study key 1"
-"""What the key says it is."""
+"""Format of the key."""
 
 ANSWERS_FORMAT = "captionrl study answers 1"
-"""What a file of answers says it is."""
+"""Format of a file of answers."""
 
 PARTICIPANT = r"[A-Za-z0-9._\-]{1,40}"
-"""A participant's name, as a regular expression that Python and browsers (with flag v) read alike: no address fits it."""
+"""Regular expression of participant ids, for Python and browsers (flag v); no e-mail address matches it."""
 
 RATING_SCALES = ("descriptiveness", "accuracy", "fluency")
-"""Of SMILE's rating study."""
+"""Scales of SMILE's rating study."""
 
 _TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z"
 
 SCORES = 5
-"""The best rating; the worst is 1."""
+"""Best rating; the worst is 1."""
 
 
 @dataclass(frozen=True)
 class Answers:
-    """What one participant answered on one page.
+    """Answers of one participant on one page.
 
     Args:
-        participant: As typed.
+        participant: Id as typed.
         part: The page.
-        values: For each question id the numbers that were chosen: a position, or one rating a scale.
-        milliseconds: For each question id how long it was looked at.
-        started: When the participant began, which tells a second download from a second go.
-        exported: When the file was downloaded; ISO 8601 in UTC, as is `started`.
+        values: For each question id the chosen numbers: a position, or one rating per scale.
+        milliseconds: For each question id the time until the answer.
+        started: Start time, which distinguishes a second download from a second attempt.
+        exported: Time of the download; both are ISO 8601 in UTC.
         path: The file.
     """
 
@@ -84,19 +84,19 @@ def read_key(folder: str | os.PathLike[str]) -> dict[str, Any]:
     try:
         key = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is no JSON ({error}). Build the study again with the same arguments.") from None
+        raise ValueError(f"{path} is not JSON ({error}). Build the study again with the same arguments.") from None
     if not isinstance(key, dict) or key.get("format") != KEY_FORMAT:
-        raise ValueError(f"{path} does not say it is a {KEY_FORMAT!r}. Name a folder of `captionrl study build`.")
+        raise ValueError(f"{path} is not a {KEY_FORMAT!r}. Name a folder of `captionrl study build`.")
     if key.get("fingerprint") != study_fingerprint(key):
         raise ValueError(
-            f"{path} was changed after it was written: its fingerprint {key.get('fingerprint')!r} no longer fits. Build "
+            f"{path} was changed after it was written: its fingerprint {key.get('fingerprint')!r} does not match. Build "
             "the study again with the same arguments."
         )
     return key
 
 
 def answers_checksum(value: Mapping[str, Any]) -> str:
-    """FNV-1a, 32 bits, of what was answered: finds files that were damaged or edited by hand, and keeps nobody honest."""
+    """FNV-1a hash (32 bits) of the answers: detects damage and edits by hand, but not forgery."""
     lines = [str(value[name]) for name in ("study", "part", "participant", "started", "exported")]
     lines += [f"{a['question']} {','.join(map(str, a['values']))} {a['ms']}" for a in value["answers"]]
     state = 0x811C9DC5
@@ -110,14 +110,14 @@ def _number(value: Any) -> bool:
 
 
 def read_answers(path: str | os.PathLike[str], key: Mapping[str, Any]) -> Answers:
-    """One file of answers, held against the key."""
+    """Read one file of answers and check it with the key."""
     path = Path(path)
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"no JSON ({error}); ask for the file again") from None
+        raise ValueError(f"not JSON ({error}); ask for the file again") from None
     if not isinstance(value, dict) or value.get("format") != ANSWERS_FORMAT:
-        raise ValueError("no file of answers, which a study's page downloads")
+        raise ValueError("not a file of answers, which the page of a study downloads")
     if value.get("study") != key["fingerprint"]:
         raise ValueError(f"answers of another study, {value.get('study')!r:.40}; this one is {key['fingerprint']!r}")
     part, participant, answers = value.get("part"), value.get("participant"), value.get("answers")
@@ -135,25 +135,25 @@ def read_answers(path: str | os.PathLike[str], key: Mapping[str, Any]) -> Answer
             or not isinstance(answer.get("values"), list)
             or not (_number(answer.get("ms")) and answer["ms"] >= 0)
         ):
-            raise ValueError(f"answer {number} is no answer: {answer!r:.60}")
+            raise ValueError(f"answer {number} is not valid: {answer!r:.60}")
         question = answer.get("question")
         if not isinstance(question, str) or question not in asked:
-            raise ValueError(f"answer {number} is to {question!r:.40}, which {part} does not ask")
+            raise ValueError(f"answer {number} is to question {question!r:.40}, which {part} does not ask")
         if question in values:
             raise ValueError(f"question {question!r} is answered twice")
         given = answer["values"]
         if len(given) != size or not all(_number(v) and 1 <= v <= highest for v in given):
             raise ValueError(
-                f"question {question!r} is answered by {given!r:.60}; it takes {size} whole numbers from 1 to {highest}"
+                f"question {question!r} has the answer {given!r:.60}, but needs {size} whole numbers from 1 to {highest}"
             )
         values[question], milliseconds[question] = tuple(given), answer["ms"]
     started, exported = (str(value.get(name)) for name in ("started", "exported"))
     if not re.fullmatch(_TIME, started) or not re.fullmatch(_TIME, exported):
         raise ValueError(
-            f"started and exported are {started!r:.40} and {exported!r:.40}, no times as a page writes them"
+            f"started and exported are {started!r:.40} and {exported!r:.40}, but must be times in the format of the page"
         )
     if value.get("checksum") != answers_checksum(value):
-        raise ValueError("the checksum does not fit: the file was edited or damaged; ask for it again")
+        raise ValueError("the checksum does not match: the file was edited or damaged; ask for it again")
     return Answers(participant, part, values, milliseconds, started, exported, path)
 
 
@@ -172,14 +172,14 @@ def _files(paths: Sequence[str | os.PathLike[str]]) -> list[Path]:
 def collect_answers(
     paths: Sequence[str | os.PathLike[str]], key: Mapping[str, Any], *, allow_incomplete: bool = False
 ) -> tuple[list[Answers], list[dict[str, str]]]:
-    """All answers that count, and what does not, with the reason.
+    """All valid answers, and the rejected files with their reasons.
 
-    Of several downloads of one go at a page the last counts. Where one name went at a page twice neither counts: they may
-    be two people, or one who knew the questions by then.
+    Of several downloads of one attempt, the last counts. If a participant attempted a page twice, neither attempt counts,
+    because they may be two people, or one who knew the questions.
     """
     files = _files(paths)
     if not files:
-        raise ValueError("There are no answers: the folder holds no .json file.")
+        raise ValueError("There are no answers: the folder has no .json file.")
     rejected: list[dict[str, str]] = []
     sessions: dict[tuple[str, str], list[Answers]] = {}
     for path in files:
@@ -192,11 +192,13 @@ def collect_answers(
     kept: list[Answers] = []
     for (participant, part), several in sorted(sessions.items()):
         if len({found.started for found in several}) > 1:
-            reason = f"{participant} went at {part} more than once: {', '.join(found.path.name for found in several)}"
+            reason = (
+                f"{participant} attempted {part} more than once: {', '.join(found.path.name for found in several)}"
+            )
             rejected += [{"file": found.path.name, "reason": reason} for found in several]
             continue
         last = max(several, key=lambda found: (found.exported, len(found.values)))
-        reason = f"another download by {participant} of the same answers; {last.path.name} is later and counts"
+        reason = f"another download of the same answers of {participant}; the later {last.path.name} counts"
         rejected += [{"file": found.path.name, "reason": reason} for found in several if found is not last]
         total = len(key["parts"][part])
         if len(last.values) < total and not (allow_incomplete and last.values):
@@ -205,7 +207,7 @@ def collect_answers(
             continue
         kept.append(last)
     if key["kind"] == "rating":
-        # All pages hold the same captions: nobody may rate them twice.
+        # All pages have the same captions, so a participant may answer only one.
         names = [found.participant for found in kept]
         twice = [found for found in kept if names.count(found.participant) > 1]
         for found in twice:

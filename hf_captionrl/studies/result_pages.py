@@ -1,4 +1,4 @@
-"""What a human study found, for people: a Markdown page and an HTML page of the same tables."""
+"""Results of a human study as tables in Markdown and HTML."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from markupsafe import Markup
-
 from hf_captionrl.reports.table import Column, check_rows, escape_markdown, format_cell
-from hf_captionrl.reports.templating import TEMPLATES, content_hash, html_templates
+from hf_captionrl.reports.templating import render_html
+from hf_captionrl.studies.participant_page import TEMPLATES
 
 __all__ = ["study_html", "study_markdown"]
 
@@ -31,9 +30,9 @@ _COLUMNS = {
 
 _LEGENDS = {
     "retrieval": (
-        "Accuracy: share of questions with the right image picked; by chance {chance:.3f}. ± or [low, high]: 95 % "
-        "interval over sets of images or over participants, whichever is wider. Exact binomial: Clopper and Pearson's "
-        "interval, as if all answers were independent."
+        "Accuracy: fraction of questions with the correct image; chance is {chance:.3f}. ± or [low, high]: 95 % "
+        "interval over sets of images or over participants, whichever is wider. Exact binomial: interval of Clopper "
+        "and Pearson, which treats all answers as independent."
     ),
     "rating": (
         "Ratings from 1 (terrible) to 5 (excellent). F1: harmonic mean of the means of descriptiveness and accuracy. ± or "
@@ -43,7 +42,7 @@ _LEGENDS = {
 
 
 _WORDS = frozenset({"", "Measure", "Level", "Part", "Reason"})
-"""Columns that hold words, not numbers."""
+"""Left-aligned columns: those with words."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +56,7 @@ class _Table:
 
     @property
     def words(self) -> list[bool]:
-        """For each column whether it stands on the left."""
+        """Whether each column is left-aligned."""
         return [name in _WORDS for name in self.header]
 
 
@@ -72,7 +71,7 @@ def _range(interval: Sequence[float] | None, digits: int = 3) -> str:
 def _systems(result: Mapping[str, Any]) -> _Table:
     kind = result["kind"]
     columns = _COLUMNS[kind]
-    # The exact interval stands in a column of its own: one cell holds one interval.
+    # A cell shows one interval, so the exact interval has its own column.
     rows = [
         {**row, "exact": None, "exact_reason": None} if kind == "retrieval" else dict(row) for row in result["rows"]
     ]
@@ -106,7 +105,7 @@ def _differences(pairs: Sequence[Mapping[str, Any]]) -> _Table:
             ]
             for pair in pairs
         ],
-        "On the sets of images, or images, that both were asked about: paired randomisation test, two-sided, not "
+        "On the sets of images, or images, with answers for both systems: two-sided paired randomisation test, not "
         "corrected for the number of tests.",
     )
 
@@ -114,7 +113,7 @@ def _differences(pairs: Sequence[Mapping[str, Any]]) -> _Table:
 def _agreement(entries: Sequence[Mapping[str, Any]]) -> _Table:
     return _Table(
         "Agreement",
-        ["", "Level", "Krippendorff's alpha", "Judged by two or more", "People"],
+        ["", "Level", "Krippendorff's alpha", "Rated by two or more", "People"],
         [
             [
                 entry["measure"],
@@ -173,9 +172,4 @@ def study_markdown(result: Mapping[str, Any]) -> str:
 def study_html(result: Mapping[str, Any]) -> str:
     """The result as one HTML page that needs nothing else."""
     title, note = _titles(result)
-    style = (TEMPLATES / "study_results.css").read_text(encoding="utf-8")
-    environment = html_templates()
-    # Ours, not a participant's: the only text that is not escaped. Its hash is all the policy allows.
-    return environment.get_template("study_results.html.j2").render(
-        title=title, note=note, tables=_tables(result), style=Markup(style), style_hash=content_hash(style)
-    )
+    return render_html(TEMPLATES, "study_results", title=title, note=note, tables=_tables(result))

@@ -15,7 +15,7 @@
   let downloaded = true;
   let storage = null;
 
-  // --- what is kept --------------------------------------------------------------------------------------------
+  // --- stored answers ------------------------------------------------------------------------------------------
 
   function warn(text) {
     $("warning").textContent = text;
@@ -38,7 +38,7 @@
       localStorage.removeItem("captionrl-study-test");
       storage = localStorage;
     } catch {
-      warn("This browser keeps no answers for pages like this one. If you close the page, they are lost: answer everything in one go, and download the answers.");
+      warn("This browser cannot store answers. They are lost if you close the page: answer all questions without a break, and download the answers.");
     }
   }
 
@@ -68,7 +68,7 @@
       for (const { question, values, ms } of good) answers.set(question, { values, ms });
       started = new Date(kept.started).toISOString();
     } catch {
-      // Nothing was kept, or something else: begin anew.
+      // Nothing is stored, or something else: start again.
     }
   }
 
@@ -126,7 +126,7 @@
   }
 
   function choose(number) {
-    // The first scale that is open, so that 4, 5, 3 rates all three; when none is, the one that has the focus.
+    // The first scale without a rating, so that 4, 5, 3 rates all three; if there is none, the focused scale.
     const open = scales.findIndex((scale, place) => chosen()[place] === 0);
     const focused = scales.findIndex((scale) => scale.contains(document.activeElement));
     const scale = scales[open >= 0 ? open : Math.max(focused, 0)];
@@ -139,7 +139,7 @@
 
   // --- the file ------------------------------------------------------------------------------------------------
 
-  // FNV-1a, 32 bits: says whether the file came back as it left.
+  // FNV-1a, 32 bits: detects changes of the file.
   function checksum(text) {
     let state = 0x811c9dc5;
     for (const byte of new TextEncoder().encode(text)) state = Math.imul(state ^ byte, 0x01000193) >>> 0;
@@ -164,7 +164,7 @@
     $("status").textContent = text;
   }
 
-  // --- what people do ------------------------------------------------------------------------------------------
+  // --- events --------------------------------------------------------------------------------------------------
 
   $("form").addEventListener("submit", (event) => {
     event.preventDefault();
@@ -197,6 +197,6 @@
   try {
     $("participant").value = storage.getItem(storeName("last")) ?? "";
   } catch {
-    // No storage: nothing to remember.
+    // No storage.
   }
 })();

@@ -1,6 +1,6 @@
-"""What human studies found: accuracy of picks, means of ratings, intervals, agreement, differences between systems.
+"""Scores of human studies: accuracy of picks, mean ratings, intervals, agreement, differences between systems.
 
-Pure functions of what people answered; `hf_captionrl.studies.files` reads the answers and checks them.
+Pure functions of what people answered; `hf_captionrl.studies.answer_files` reads the answers and checks them.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ __all__ = ["Pick", "Rating", "exact_interval", "score_picks", "score_ratings"]
 
 
 class Pick(NamedTuple):
-    """Which image somebody picked.
+    """One answer of a retrieval study.
 
     Args:
-        participant: Who.
-        part: The block, which is answered as a whole; controls are counted within it.
-        group: The set of images; one set is asked about once a system.
-        system: Whose caption it was; None for a control.
-        value: Position that was picked, from 1.
-        right: Position of the image that the caption belongs to.
+        participant: Id of the participant.
+        part: The block; wrong controls are counted per block.
+        group: The set of images; each set is shown once per system.
+        system: System of the caption; None for a control.
+        value: Picked position, from 1.
+        right: Position of the target.
     """
 
     participant: str
@@ -38,13 +38,13 @@ class Pick(NamedTuple):
 
 
 class Rating(NamedTuple):
-    """How somebody rated a caption.
+    """One rated caption.
 
     Args:
-        participant: Who.
+        participant: Id of the participant.
         item: The image.
-        system: Whose caption it was.
-        values: One number a scale.
+        system: System of the caption.
+        values: One number per scale.
     """
 
     participant: str
@@ -66,7 +66,7 @@ def _intervals(
     found: dict[str, Any] = {key: float(fmean(values))}
     ends = {}
     for name, labels in (("questions", questions), ("participants", participants)):
-        # One participant drawn again and again is always the same one: that is no interval.
+        # Resampling a single group gives no interval.
         ends[name] = interval(values, groups=labels, **options) if len(set(labels)) > 1 else None
         found[f"{key}_ci_{name}"] = ends[name]
     known = [interval for interval in ends.values() if interval is not None]
@@ -81,13 +81,13 @@ def _pairs(
     confidence: float,
     seed: int,
 ) -> list[dict[str, Any]]:
-    """Differences between systems on the groups (sets, images) that both were asked about."""
+    """Differences between systems on the groups (sets, images) with answers for both."""
     found = []
     for first, second in combinations(names, 2):
         common = [group for group in by_system.get(first, {}) if group in by_system.get(second, {})]
         entry: dict[str, Any] = {"a": first, "b": second, "measure": key, "num_groups": len(common)}
         if len(common) < 2:
-            entry.update(difference=None, difference_reason="fewer than two groups were answered for both")
+            entry.update(difference=None, difference_reason="fewer than two groups have answers for both")
         else:
             tested = paired_test(
                 [by_system[first][group] for group in common],
@@ -101,7 +101,7 @@ def _pairs(
 
 
 def _by_group(values: Sequence[tuple[str, Hashable, float]]) -> dict[str, dict[Hashable, float]]:
-    """For each system the mean of each group."""
+    """Mean of each group, by system."""
     lists: dict[str, dict[Hashable, list[float]]] = {}
     for system, group, value in values:
         lists.setdefault(system, {}).setdefault(group, []).append(value)
@@ -120,10 +120,10 @@ def score_picks(
 ) -> dict[str, Any]:
     """Accuracy of each system's captions when people pick the image (DiscriTune, section 5.3 and Appendix A).
 
-    Who gets more than `max_wrong_controls` controls of a block wrong is dropped with that block.
+    A participant's block is dropped if more than `max_wrong_controls` of its controls are wrong.
     """
     if not picks:
-        raise ValueError("There are no answers. Score at least one participant's.")
+        raise ValueError("There are no answers. Score at least one participant.")
     sessions: dict[tuple[str, str], list[Pick]] = {}
     for pick in picks:
         sessions.setdefault((pick.participant, pick.part), []).append(pick)
@@ -142,13 +142,15 @@ def score_picks(
         }
         participants.append(entry)
         if wrong > max_wrong_controls:
-            reason = f"{wrong} of {len(controls)} controls wrong; at most {max_wrong_controls} may be"
+            reason = f"{wrong} of {len(controls)} controls wrong, but at most {max_wrong_controls} are allowed"
             dropped.append({"participant": participant, "part": part, "reason": reason})
         else:
             kept += others
     if not kept:
         told = "; ".join(f"{d['participant']} in {d['part']}: {d['reason']}" for d in dropped)
-        raise ValueError(f"No answers are left to score ({told or 'controls only'}).")
+        raise ValueError(
+            f"No answers are left to score ({told or 'controls only'}). Raise --max_wrong_controls, or ask more participants."
+        )
     options = {"confidence": confidence, "num_resamples": num_resamples, "seed": seed}
     rows = []
     for name in systems:
@@ -165,14 +167,14 @@ def score_picks(
             )
             row["accuracy_exact_ci"] = exact_interval(row["correct"], len(own), confidence=confidence)
         else:
-            row |= {"accuracy": None, "accuracy_reason": "nobody was asked, or everybody asked was dropped"}
+            row |= {"accuracy": None, "accuracy_reason": "no answers, or all participants were dropped"}
         rows.append(row)
     hits = _by_group([(str(p.system), p.group, float(p.value == p.right)) for p in kept])
     return {
         "rows": rows,
         "participants": participants,
         "dropped": dropped,
-        # Positions and not images as categories: a set's images occur nowhere else, so that chance would be nothing.
+        # Categories are positions, not images: the images of a set occur in no other set, so chance would be 0.
         "agreement": [
             {
                 "measure": "pick",
@@ -203,18 +205,18 @@ def score_ratings(
 ) -> dict[str, Any]:
     """Mean rating of each system on each scale, and F1 of the first two (SMILE, Table 2).
 
-    F1 = 2 D A / (D + A) is taken of the means, as in the table. It is homogeneous of degree one, so it equals the mean of its own linear
-    part, `(2 A^2 d + 2 D^2 a) / (D + A)^2` for means D and A and ratings d and a; intervals and tests are of that.
+    F1 = 2 D A / (D + A) of the means D and A, as in the table. F1 is homogeneous of degree one, so it equals the mean of its
+    linearisation `(2 A^2 d + 2 D^2 a) / (D + A)^2` over ratings d and a; intervals and tests use the linearisation.
     """
     if not ratings:
-        raise ValueError("There are no ratings. Score at least one participant's.")
+        raise ValueError("There are no ratings. Score at least one participant.")
     if len(scales) < 2:
-        raise ValueError(f"scales are {list(scales)}; F1 needs at least two.")
+        raise ValueError(f"scales are {list(scales)}, but F1 needs at least two.")
     for rating in ratings:
         if len(rating.values) != len(scales) or min(rating.values) < 1:
             raise ValueError(
-                f"{rating.participant!r} rated {rating.item!r} with {rating.values}; {len(scales)} numbers of at least "
-                "1 are needed."
+                f"{rating.participant!r} rated {rating.item!r} with {rating.values}, but needs {len(scales)} numbers "
+                "of at least 1."
             )
     options = {"confidence": confidence, "num_resamples": num_resamples, "seed": seed}
     measures = (*scales, "f1")
@@ -226,7 +228,7 @@ def score_ratings(
         rows.append(row)
         if not own:
             for measure in measures:
-                row |= {measure: None, f"{measure}_reason": "nobody rated it"}
+                row |= {measure: None, f"{measure}_reason": "no ratings"}
             continue
         columns = [[float(rating.values[place]) for rating in own] for place in range(len(scales))]
         d, a = fmean(columns[0]), fmean(columns[1])

@@ -1,7 +1,7 @@
-"""Visual Caption Boosting of one shard: ask, check, write down, ask again, and go on where a run was stopped.
+"""Visual Caption Boosting of one shard: ask, check, write to the journal, ask again; resumable.
 
-Source: Gaur et al. 2024, "No Detail Left Behind", section 2. BlendCap and VisualCap are asked for independently; the
-HolisticCap needs both. An answer is in the journal before the next question is asked.
+Source: Gaur et al. 2024, "No Detail Left Behind", section 2. BlendCap and VisualCap are independent; the HolisticCap needs
+both. Each answer is in the journal before the next question is asked.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import datasets
 
 from hf_captionrl.boosting.answers import ANSWER_REMEDIES, MAX_ANSWER_WORDS, answer_fault, clean_answer, is_truncated
-from hf_captionrl.boosting.journal import JournalWriter, journal_name, journals, read_journal
+from hf_captionrl.boosting.journal import JournalWriter, journal_name, read_journals
 from hf_captionrl.boosting.prompts import STAGES
 from hf_captionrl.boosting.rows import Known, Row, entry_of
 from hf_captionrl.data.caption_columns import undecoded
@@ -28,20 +28,20 @@ __all__ = ["INPUT", "ShardReport", "boost_shard"]
 logger = logging.getLogger(__name__)
 
 INPUT = "input"
-"""Stage, in a journal, of what was wrong with a row before anything was asked."""
+"""Stage of journal entries about faults of the input, found before any question."""
 
 
 @dataclass(frozen=True)
 class ShardReport:
-    """What became of the rows of a shard.
+    """Counts of the rows of a shard.
 
     Args:
         rows (`int`): Rows of the shard.
-        done (`int`): With all three captions.
-        resumed (`int`): Of them, done before this run.
-        quarantined (`int`): Left out, with a reason in the journal.
-        asked (`int`): Answers paid for in this run, bad ones included.
-        torn (`int`): Bytes of a torn last line that a killed run had left.
+        done (`int`): Rows with all three captions.
+        resumed (`int`): Rows that were done before this run.
+        quarantined (`int`): Rows left out, with a reason in the journal.
+        asked (`int`): Answers received in this run, including bad ones.
+        torn (`int`): Bytes of an incomplete last line of a killed run.
     """
 
     rows: int
@@ -53,7 +53,7 @@ class ShardReport:
 
 
 class _Shard:
-    """The loop of one shard; holds its journal open."""
+    """The loop over one shard; keeps its journal open."""
 
     def __init__(self, journal: JournalWriter, known: Known, backends: dict[str, Backend], options: dict[str, Any]):
         self.journal, self.known, self.backends = journal, known, backends
@@ -73,18 +73,20 @@ class _Shard:
             self.note(entry)
 
     def ask(self, rows: Iterable[Row], stage: str, images: dict[int, Any]) -> None:
-        """Answer one stage of some rows; each ends with an answer or a fault."""
+        """Ask for one stage of some rows; each row gets an answer or a fault."""
         backend = self.backends[stage]
-        pending: list[tuple[Row, int, int]] = []  # row, bad answers ever, bad answers of this run
+        pending: list[
+            tuple[Row, int, int]
+        ] = []  # row, bad answers in all runs, bad answers that count against `attempts`
         for row in rows:
             if row.fault is not None or stage in row.answers:
                 continue
             question = row.prompt(stage)
-            # Two vision models may say the same; what was then asked for the one holds for the other.
+            # Two vision models may give the same VisualCap; then the HolisticCap is shared.
             if (known := self.known.answer(question, backend)) is not None:
                 row.answers[stage] = known
                 continue
-            # Neither a broken image nor a backend that was away is an answer.
+            # Broken images and unreachable backends are not answers.
             faults = self.known.faults(question, backend)
             answers = [e for e in faults if e["reason"] in ANSWER_REMEDIES and e["reason"] != "backend_failed"]
             given_up = len(answers) >= self.attempts or any(e["reason"] == "backend_rejected" for e in answers)
@@ -108,7 +110,7 @@ class _Shard:
                 text = clean_answer(said)
                 fault = answer_fault(text, prompts[position], max_words=self.max_words)
                 if fault is None and isinstance(answer, Truncated) and is_truncated(said):
-                    fault = ("answer_cut", f"the answer stops at the length limit: {('...' + text[-60:])!r}")
+                    fault = ("answer_truncated", f"the answer stops at the length limit: {('...' + text[-60:])!r}")
                 entry = entry_of(prompts[position], backend, text, fault)
                 self.note(entry)
                 if fault is None:
@@ -119,17 +121,17 @@ class _Shard:
                     again.append((row, ever + 1, now + 1))
             if len(answered) != len(prompts):
                 raise BackendError(
-                    f"{backend.model} answered {len(answered)} of {len(prompts)} prompts. Mend the backend."
+                    f"{backend.model} answered {len(answered)} of {len(prompts)} prompts. Fix the backend: it must answer each."
                 )
             pending = again
 
     def _count_failure(self, failure: Failure) -> None:
-        # Rejections count, too: where every prompt is rejected, something else is wrong than the prompts.
+        # Rejections count too: if every prompt is rejected, the prompts are not the problem.
         self.failures += 1
         if self.failures >= self.max_failures:
             raise BackendError(
-                f"No answer {self.failures} times in a row ({failure.detail}). What is written stays; give the same command "
-                "again once the backend answers, with --retry_quarantined if it had rejected prompts."
+                f"No answer {self.failures} times in a row ({failure.detail}). The journal stays; give the same command again "
+                "when the backend answers, with --retry_quarantined if it rejected prompts."
             )
 
 
@@ -157,56 +159,56 @@ def boost_shard(
     retry_quarantined: bool = False,
     progress: Callable[[int], None] | None = None,
 ) -> ShardReport:
-    """Ask for all captions of every `num_shards`-th row, and write each answer into the shard's journal.
+    """Ask for all captions of every `num_shards`-th row, and write each answer to the shard's journal.
 
-    A run that was killed goes on where it was; so does one with another number of shards, for all journals of the folder
-    are read. Rows are looked at before anything is asked: one whose image is missing costs nothing.
+    A killed run resumes, also with another number of shards, because all journals of the folder are read. Rows are checked
+    before any question, so a missing image costs no request.
 
     Args:
-        dataset (`datasets.Dataset`): With `image`, `image_id` and `captions`, as `load_captions` gives it; every shard
-            gets the whole of it.
-        folder (`str` or `Path`): Where the journals are.
+        dataset (`datasets.Dataset`): The whole data set, with `image`, `image_id` and `captions` as returned by
+            `load_captions`.
+        folder (`str` or `Path`): Folder of the journals.
         text ([`Backend`]): Writes BlendCap and HolisticCap.
         vision ([`Backend`]): Writes VisualCap.
-        shard (`int`): Which shard, from 0.
-        num_shards (`int`): How many there are.
-        attempts (`int`): How often a stage of a row is asked for at most, until its answer passes the checks.
+        shard (`int`): Index of the shard, from 0.
+        num_shards (`int`): Number of shards.
+        attempts (`int`): Largest number of answers per stage of a row until one passes the checks.
         max_words (`int`): Longest accepted answer.
-        rows_at_once (`int`): Rows whose images are open and whose prompts are handed over together.
-        max_bad_fraction (`float`): Largest share of unusable rows, in [0, 1], with which anything is asked at all.
-        max_failures (`int`): Answers in a row that did not come, after which the run stops.
-        retry_quarantined (`bool`): Ask anew for rows whose answers were bad `attempts` times.
+        rows_at_once (`int`): Rows per batch of prompts, and of images in memory.
+        max_bad_fraction (`float`): Largest fraction of unusable rows, in [0, 1]; above it the shard does not start.
+        max_failures (`int`): Failures in a row after which the run stops.
+        retry_quarantined (`bool`): Ask again for rows with `attempts` bad answers.
         progress (`Callable`, *optional*): Called with the number of rows finished since the last call.
 
     Returns:
         [`ShardReport`]: Counts.
 
     Raises:
-        ValueError: If an option is out of range, a backend cannot see, too many rows are bad, or another process works on
-            the shard.
-        BackendError: If a backend cannot answer at all.
+        ValueError: If an option is out of range, the vision backend does not see images, too many rows are bad, or another
+            process works on the shard.
+        BackendError: If a backend fails for every prompt.
     """
     if not 0 <= shard < num_shards:
         raise ValueError(f"shard is {shard} of {num_shards}. Count shards from 0 to {num_shards - 1}.")
     if min(attempts, rows_at_once, max_failures, max_words) < 1:
         raise ValueError(
             f"attempts ({attempts}), rows_at_once ({rows_at_once}), max_failures ({max_failures}) and max_words "
-            f"({max_words}) must be 1 or more."
+            f"({max_words}) must be at least 1."
         )
     if not vision.sees_images:
-        raise ValueError(f"The vision backend {vision.model!r} does not see images. Choose one that does.")
+        raise ValueError(f"The vision backend {vision.model!r} does not see images. Use one that does.")
     backends = {"blend": text, "visual": vision, "holistic": text}
     folder = Path(folder)
     mine = range(shard, len(dataset), num_shards)
     with JournalWriter(folder / journal_name(shard, num_shards)) as journal:
-        entries = [entry for path in journals(folder) for entry in read_journal(path)]
+        entries = read_journals(folder)
         known = Known(entries)
         if not len(mine):
             return ShardReport(0, 0, 0, 0, 0, journal.torn)
         options = {"attempts": attempts, "max_words": max_words, "max_failures": max_failures}
         work = _Shard(journal, known, backends, options | {"retry_quarantined": retry_quarantined})
         chosen = dataset.select(mine)
-        # Headers only: whole images are decoded once, when they are sent.
+        # Only headers: images are decoded once, when they are sent.
         good, report = check_captions(chosen, check_images="header", max_bad_fraction=max_bad_fraction)
         seen = {(entry["image_id"], entry["reason"]) for entry in entries if entry["stage"] == INPUT}
         for entry in _input_faults(report):
