@@ -118,7 +118,9 @@ def run(name: str, folder: Path) -> dict[str, Any] | None:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     environment.pop("PYTHONPATH", None)
     print(f"{name}:", flush=True)
-    subprocess.run([str(python), str(Path(__file__).resolve()), "--here", str(path)], cwd=ROOT, env=environment, check=False)
+    subprocess.run(
+        [str(python), str(Path(__file__).resolve()), "--here", str(path)], cwd=ROOT, env=environment, check=False
+    )
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
 
 
@@ -130,7 +132,9 @@ def run_here(path: Path) -> int:
     status = int(pytest.main(["-q", "-m", "not slow", "-n", "2", "--dist", "loadfile", *TESTS], plugins=[recorder]))
     if recorder.ended:
         result = summary(json.loads(path.read_text(encoding="utf-8")))
-        write_json(path, result | {"python": platform.python_version(), "versions": {n: version(n) for n in LIBRARIES}})
+        write_json(
+            path, result | {"python": platform.python_version(), "versions": {n: version(n) for n in LIBRARIES}}
+        )
     return status
 
 
@@ -164,7 +168,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return run_here(arguments.here)
     page = PAGE.read_text(encoding="utf-8")
     if arguments.check:
-        shown = RESULTS.is_file() and replace_section(page, "versions", section(json.loads(RESULTS.read_text("utf-8"))))
+        shown = RESULTS.is_file() and replace_section(
+            page, "versions", section(json.loads(RESULTS.read_text("utf-8")))
+        )
         if shown in (False, page):
             return 0
         print(f"{PAGE.name} does not show {RESULTS.name}. Run python scripts/test_versions.py --page.")
