@@ -10,7 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
+
+from hf_captionrl.rewards.base import RewardContext, WeightedRewards
 
 __all__ = [
     "BASELINES",
@@ -21,6 +24,7 @@ __all__ = [
     "GroupMeanBaseline",
     "LeaveOneOutBaseline",
     "RunningMeanBaseline",
+    "compute_advantages",
     "make_baseline",
 ]
 
@@ -208,3 +212,44 @@ def make_baseline(name: str, group_size: int, *, do_sample: bool = True) -> Base
             "or use 'running_mean'."
         )
     return baseline
+
+
+def compute_advantages(
+    rewards: WeightedRewards,
+    baselines: dict[str, Baseline],
+    default: str,
+    context: RewardContext,
+    greedy: RewardContext | None,
+    mean_over_processes: Callable[[float], float],
+) -> tuple[Tensor, Tensor]:
+    """Advantages `(N,)` and rewards `(N, R)` of a rollout, float64 on the CPU.
+
+    Rewards that share a baseline are summed before the baseline is subtracted. `greedy` is the rollout of the greedy
+    captions, for baselines that need it.
+    """
+    values = rewards(context)  # (N, R)
+    names = [reward.baseline or default for reward in rewards.rewards]
+    columns_of = {name: [i for i, other in enumerate(names) if other == name] for name in names}
+    weights = torch.tensor(rewards.weights, dtype=values.dtype)
+    shape = (len(context.rows), context.group_size)
+    total = torch.zeros(shape, dtype=values.dtype)
+    compared = [i for name, columns in columns_of.items() if baselines[name].needs_greedy for i in columns]
+    greedy_values = rewards(greedy, only=compared) if greedy is not None and compared else None  # (B, R)
+    for name, columns in columns_of.items():
+        baseline = baselines[name]
+        if baseline.per_reward:
+            for column in columns:
+                total += weights[column] * baseline(values[:, column].view(shape))
+            continue
+        rewards_sum = (values[:, columns] * weights[columns]).sum(1).view(shape)  # (B, G)
+        greedy_sum = None
+        if baseline.needs_greedy:
+            assert greedy_values is not None
+            greedy_sum = (greedy_values[:, columns] * weights[columns]).sum(1)  # (B,)
+        mean = mean_over_processes(float(rewards_sum.mean()))
+        if baseline.update_first:
+            baseline.update(mean)
+        total += baseline(rewards_sum, greedy_sum)
+        if not baseline.update_first:
+            baseline.update(mean)
+    return total.flatten(), values

@@ -21,16 +21,11 @@ import torch
 from torch import Tensor
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from hf_captionrl.text.degenerate_captions import caption_words
 from hf_captionrl.trainers.caption_rl_config import GUARD_ACTIONS
-from hf_captionrl.trainers.completion_statistics import (
-    caption_flags,
-    caption_words,
-    completion_statistics,
-    degenerate,
-    describe_completions,
-)
+from hf_captionrl.trainers.completion_statistics import caption_flags, describe_completions
 
-__all__ = ["GuardCallback", "GuardThresholds", "RewardHackingGuard", "completion_statistics", "degenerate"]
+__all__ = ["GuardCallback", "GuardThresholds", "RewardHackingGuard"]
 
 logger = logging.getLogger(__name__)
 

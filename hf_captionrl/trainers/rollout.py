@@ -1,11 +1,11 @@
-r"""From a batch of images to captions, rewards and advantages.
+r"""Completions: the captions that the policy generates for a batch of images.
 
-Legend: B images of this process, G captions an image, N = B * G captions, T tokens, R rewards.
+Legend: B images of this process, G captions per image, N = B * G captions, T tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -17,9 +17,8 @@ from transformers import GenerationConfig
 from hf_captionrl.captioners.base import Captioner
 from hf_captionrl.captioners.eval_mode import evaluating
 from hf_captionrl.losses import IGNORE_INDEX
-from hf_captionrl.rewards import Baseline, RewardContext, WeightedRewards
 
-__all__ = ["Completions", "advantages_of", "image_inputs", "reference_ids", "write_completions"]
+__all__ = ["Completions", "image_inputs", "reference_ids", "write_completions"]
 
 
 @dataclass
@@ -129,46 +128,3 @@ def write_completions(
 
 def _widen(rows: Tensor, width: int, value: Any) -> Tensor:
     return torch.nn.functional.pad(rows, (0, width - rows.size(1)), value=value)
-
-
-def advantages_of(
-    rewards: WeightedRewards,
-    baselines: dict[str, Baseline],
-    default: str,
-    context: RewardContext,
-    greedy: RewardContext | None,
-    mean_over_processes: Callable[[float], float],
-) -> tuple[Tensor, Tensor]:
-    """Rewards of a rollout and the advantages they give.
-
-    Rewards that share a baseline are added up before they are held against it.
-
-    Returns:
-        Advantages `(N,)` and rewards `(N, R)`, float64 on the CPU.
-    """
-    values = rewards(context)  # (N, R)
-    names = [reward.baseline or default for reward in rewards.rewards]
-    columns_of = {name: [i for i, other in enumerate(names) if other == name] for name in names}
-    weights = torch.tensor(rewards.weights, dtype=values.dtype)
-    shape = (len(context.rows), context.group_size)
-    total = torch.zeros(shape, dtype=values.dtype)
-    compared = [i for name, columns in columns_of.items() if baselines[name].needs_greedy for i in columns]
-    greedy_values = rewards(greedy, only=compared) if greedy is not None and compared else None  # (B, R)
-    for name, columns in columns_of.items():
-        baseline = baselines[name]
-        if baseline.per_reward:
-            for column in columns:
-                total += weights[column] * baseline(values[:, column].view(shape))
-            continue
-        mine = (values[:, columns] * weights[columns]).sum(1).view(shape)  # (B, G)
-        theirs = None
-        if baseline.needs_greedy:
-            assert greedy_values is not None
-            theirs = (greedy_values[:, columns] * weights[columns]).sum(1)  # (B,)
-        mean = mean_over_processes(float(mine.mean()))
-        if baseline.update_first:
-            baseline.update(mean)
-        total += baseline(mine, theirs)
-        if not baseline.update_first:
-            baseline.update(mean)
-    return total.flatten(), values

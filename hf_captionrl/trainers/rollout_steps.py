@@ -15,11 +15,12 @@ from torch import Tensor
 
 from hf_captionrl.captioners.base import Captioner
 from hf_captionrl.rewards import RewardContext, make_baseline
+from hf_captionrl.rewards.advantages import compute_advantages
 from hf_captionrl.trainers.caption_rl_config import CaptionRLConfig
 from hf_captionrl.trainers.kept_rollout import load_rollout, save_rollout
 from hf_captionrl.trainers.reference_model import make_reference, reference_policy, refuse_shared_parameters
 from hf_captionrl.trainers.reward_columns import RowColumns
-from hf_captionrl.trainers.rollout import Completions, advantages_of, image_inputs, write_completions
+from hf_captionrl.trainers.rollout import Completions, image_inputs, write_completions
 
 __all__ = ["RolloutSteps"]
 
@@ -163,7 +164,7 @@ class RolloutSteps:
         greedy = None
         if any(baseline.needs_greedy for baseline in self.baselines.values()):
             greedy = self.reward_context(micro_batches, self._write_greedily(images))
-        advantages, rewards = advantages_of(
+        advantages, rewards = compute_advantages(
             self.rewards, self.baselines, str(self.args.baseline), context, greedy, self._mean_over_processes
         )
         self._fill(micro_batches, completions, advantages)

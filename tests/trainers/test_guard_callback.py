@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from hf_captionrl.trainers.reward_hacking import GuardCallback, GuardThresholds, RewardHackingGuard
-from tests.trainers.test_reward_hacking import GOOD, HACKED
+from tests.text.test_degenerate_captions import GOOD, HACKED
 
 
 class Line(torch.nn.Module):

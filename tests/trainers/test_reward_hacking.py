@@ -2,24 +2,15 @@
 
 import json
 import random
-from itertools import pairwise
 
 import numpy as np
 import pytest
 import torch
 
-from hf_captionrl.trainers.reward_hacking import (
-    GuardCallback,
-    GuardThresholds,
-    RewardHackingGuard,
-    completion_statistics,
-    degenerate,
-)
-
-HACKED = "a blue and blue blue blue and yellow blue"
-LOOP = "a mushroom left of a pig on a blue background on a blue background on a blue background"
-GOOD = "two large red cats left of a small dog on a blue background"
-ORDINARY = [GOOD, "a man and a woman and a dog on a beach", "A red bus, a red car and a red bike.", "dog", ""]
+from hf_captionrl.text.degenerate_captions import degenerate
+from hf_captionrl.trainers.completion_statistics import completion_statistics
+from hf_captionrl.trainers.reward_hacking import GuardCallback, GuardThresholds, RewardHackingGuard
+from tests.text.test_degenerate_captions import GOOD, HACKED, LOOP, ORDINARY, plainly_degenerate
 
 
 def random_captions(number=300, words=6, longest=14):
@@ -38,34 +29,9 @@ def longest_repeat(words):
     return best
 
 
-def plainly_degenerate(words):
-    phrases = [tuple(words[i : i + 3]) for i in range(len(words) - 2)]
-    few = len(words) >= 6 and len(set(words)) <= len(words) / 2
-    return len(phrases) != len(set(phrases)) or any(a == b for a, b in pairwise(words)) or few
-
-
 def share_of_different(words, n):
     grams = [tuple(words[i : i + n]) for i in range(len(words) - n + 1)]
     return len(set(grams)) / len(grams) if grams else None
-
-
-@pytest.mark.parametrize(
-    "caption",
-    [HACKED, LOOP, "a cat on a blue background on a blue background", "dog dog", "a Dog on the the grass",
-     "on a blue background a cat sits on a blue background", "red and green and red or green or red"],
-)  # fmt: skip
-def test_hacked_captions_are_degenerate(caption):
-    assert degenerate([GOOD, caption, GOOD]) == [False, True, False]
-
-
-def test_ordinary_captions_are_not():
-    assert degenerate(ORDINARY) == [False] * len(ORDINARY)
-    assert degenerate([]) == []
-
-
-def test_full_captions_of_the_embedded_world_are_not(scenes):
-    captions = [*scenes["train"]["full_caption"], *scenes["validation"]["full_caption"]]
-    assert not any(degenerate(captions))
 
 
 @pytest.mark.parametrize("words", [2, 5, 8])

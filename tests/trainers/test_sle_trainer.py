@@ -14,8 +14,8 @@ from hf_captionrl.data import open_image
 from hf_captionrl.losses import policy_gradient_loss
 from hf_captionrl.rewards import CiderReward, FunctionReward, RewardContext, RewardData, WeightedRewards, make_baseline
 from hf_captionrl.rewards import edit_distance as token_edit_distance
+from hf_captionrl.rewards.advantages import compute_advantages
 from hf_captionrl.trainers import SLEConfig, SLETrainer
-from hf_captionrl.trainers.rollout import advantages_of
 from tests.closeness import assert_close, close, resolution, within
 from tests.rewards.test_diversity import plain_bleu34, plain_edit
 from tests.trainers.sle_runs import build, captioner, largest_difference, train
@@ -148,7 +148,7 @@ def sampled_gradients(theta, config, batches, images):
     for _ in range(batches):
         drawn = torch.multinomial(p, images * config.num_generations, replacement=True, generator=generator).tolist()
         context = context_of([captions[i] for i in drawn], config.num_generations)
-        advantages, _ = advantages_of(
+        advantages, _ = compute_advantages(
             rewards, baselines, config.baseline, context, context_of([tuple(greedy)] * images, 1), lambda x: x
         )
         loss = policy_gradient_loss(
@@ -228,7 +228,7 @@ def test_the_code_of_2018_gives_its_advantages(tmp_path):
     ]
     rewards.rewards[1].prepare(reward_data())
     baselines = {name: make_baseline(name, 5) for name in ("none", "group_floor")}
-    found, _ = advantages_of(rewards, baselines, "greedy", context_of(captions, 5), None, lambda x: x)
+    found, _ = compute_advantages(rewards, baselines, "greedy", context_of(captions, 5), None, lambda x: x)
     expected = torch.tensor(VECTORS["combined_reward_alpha_div_0.25"], dtype=torch.float64).flatten()
     assert_close(found, expected, dtype="float32")
 
