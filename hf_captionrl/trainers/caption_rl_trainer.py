@@ -184,7 +184,7 @@ class CaptionRLTrainer(RolloutSteps, CaptionTrainer):
             self.guard = GuardCallback(guard, self.args.guard, self)
             self.add_callback(self.guard)
             if self.held_out_scorer is not None:
-                judging = SelfRetrieval(self.held_out_scorer, kind="accuracy", allow_truncation=True)
+                judging = SelfRetrieval(self.held_out_scorer, reward_kind="accuracy", allow_truncation_captions=True)
                 judging.prepare(self._reward_data())
         return RolloutMonitor(self.rewards, self._means_over_processes, guard, judging, self._gathered)
 

@@ -27,7 +27,6 @@ from hf_captionrl.trainers.precision import require_fp32
 from hf_captionrl.trainers.resumable import ReliableTraining
 from hf_captionrl.trainers.rollout_sampler import CurriculumCallback
 from hf_captionrl.trainers.self_retrieval_grpo_config import SelfRetrievalGRPOConfig
-from hf_captionrl.trainers.self_retrieval_trainer import SelfRetrievalTrainer
 
 __all__ = ["BagRepeatSampler", "SelfRetrievalGRPOTrainer"]
 
@@ -130,7 +129,7 @@ class SelfRetrievalGRPOTrainer(ReliableTraining, GRPOTrainer):
             train_dataset, args, whole_set_for="rewards, bags and the curriculum are prepared from all images"
         )
         self.rewards = resolve_rewards(
-            SelfRetrievalTrainer.rewards_of(args, scorers) if reward_funcs is None else reward_funcs,
+            args.make_rewards(scorer=scorers) if reward_funcs is None else reward_funcs,
             args.reward_weights,
         )
         self.caption_data = train_dataset

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 
 from hf_captionrl.captioners.base import Captioner
-from hf_captionrl.rewards import CiderReward, PairwiseDiversity, Reward, RewardContext, RewardLike
+from hf_captionrl.rewards import RewardContext, RewardLike
 from hf_captionrl.trainers.caption_rl_trainer import CaptionRLTrainer
 from hf_captionrl.trainers.sle_config import SLEConfig
 from hf_captionrl.trainers.smile_trainer import SmileObjective
@@ -65,36 +65,8 @@ class SLETrainer(CaptionRLTrainer):
     ) -> None:
         args = self.resolve_args(model, args)
         if reward_funcs is None:
-            reward_funcs = self.rewards_of(args, distance=distance, text_encoder=text_encoder)
+            reward_funcs = args.make_rewards(distance=distance or args.distance, text_encoder=text_encoder)
         super().__init__(model, reward_funcs, args, train_dataset=train_dataset, eval_dataset=eval_dataset, **kwargs)
-
-    @staticmethod
-    def rewards_of(
-        args: SLEConfig,
-        *,
-        distance: Callable[[RewardContext], Tensor] | None = None,
-        text_encoder: Callable[[list[str]], Tensor] | None = None,
-    ) -> list[RewardLike | tuple[RewardLike, float]]:
-        """The rewards that a configuration asks for.
-
-        Args:
-            args ([`SLEConfig`]): Their weights and variants.
-            distance (`Callable`, *optional*): In place of `args.distance`.
-            text_encoder (`Callable`, *optional*): For `args.distance="embedding"`.
-
-        Returns:
-            `list`: Rewards with weights; those of weight 0 are left out.
-        """
-        diversity = PairwiseDiversity(
-            distance or args.distance,  # type: ignore[arg-type]
-            variant=args.diversity,  # type: ignore[arg-type]
-            text_encoder=text_encoder,
-        )
-        rewards: list[tuple[Reward, float]] = [
-            (CiderReward(cider_eos=args.cider_eos), args.alpha),
-            (diversity, 1.0 - args.alpha),
-        ]
-        return [(reward, weight) for reward, weight in rewards if weight]
 
     # Cross-entropy first
 

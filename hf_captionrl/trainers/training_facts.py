@@ -35,13 +35,10 @@ def _objective(trainer: Any) -> dict[str, Any]:
         }
     known = {"SelfRetrieval": "self_retrieval", "PairwiseDiversity": "sle"}
     kinds = [known[type(r).__name__] for r in rewards.rewards if type(r).__name__ in known]
-    weighted = ", ".join(
-        f"{name} (weight {weight:g})" for name, weight in zip(rewards.names, rewards.weights, strict=True)
-    )
     scorers = [scorer.signature for scorer in trainer._scorers() if hasattr(scorer, "signature")]
     return {
         **({"objective": kinds[0]} if kinds else {}),
-        "reward": weighted,
+        "reward": rewards.describe(),
         "baseline": args.baseline,
         "num_generations": args.num_generations,
         "reward_scorers": [_public(signature) for signature in scorers],

@@ -27,7 +27,7 @@ from hf_captionrl.rewards import RewardContext, RewardData, WeightedRewards, mak
 from hf_captionrl.rewards.advantages import compute_advantages
 from hf_captionrl.scenes import load_scenes
 from hf_captionrl.scenes.models import model_path
-from hf_captionrl.trainers import SLEConfig, SLETrainer
+from hf_captionrl.trainers import SLEConfig
 from scripts.benchmarks.sle_steps import made_up_data, time_steps
 from scripts.benchmarks.smile_head import _processor
 from scripts.make_small_blip import make_small_blip
@@ -77,7 +77,7 @@ def rollout(
     """
     rng, choice = np.random.default_rng(seed), random.Random(seed)
     references = _captions(rng, 5 * training_images, vocabulary)
-    rewards = WeightedRewards(*zip(*SLETrainer.rewards_of(args), strict=True))
+    rewards = WeightedRewards(*zip(*args.make_rewards(), strict=True))
     rewards.prepare(
         RewardData(
             image_ids=[str(i) for i in range(training_images)],

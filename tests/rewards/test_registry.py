@@ -52,9 +52,9 @@ def test_a_zero_weight_is_one():
         ([("cider", 1.0)], [1.0], ValueError, "Give them once"),
         (["cider", "length"], [1.0], ValueError, "1 reward weights for 2"),
         (["cider", "cider"], None, ValueError, "one name"),
-        (None, None, TypeError, "None is no reward"),
-        ([3], None, TypeError, "3 is no reward"),
-        (CiderReward, None, TypeError, "is no reward"),
+        (None, None, TypeError, "None is not a reward"),
+        ([3], None, TypeError, "3 is not a reward"),
+        (CiderReward, None, TypeError, "is not a reward"),
     ],
 )
 def test_what_is_no_reward_is_refused(funcs, weights, error, message):

@@ -15,7 +15,7 @@ from hf_captionrl.losses import policy_gradient_loss
 from hf_captionrl.rewards import CiderReward, FunctionReward, RewardContext, RewardData, WeightedRewards, make_baseline
 from hf_captionrl.rewards import edit_distance as token_edit_distance
 from hf_captionrl.rewards.advantages import compute_advantages
-from hf_captionrl.trainers import SLEConfig, SLETrainer
+from hf_captionrl.trainers import SLEConfig
 from tests.closeness import assert_close, close, resolution, within
 from tests.rewards.test_diversity import plain_bleu34, plain_edit
 from tests.trainers.sle_runs import build, captioner, largest_difference, train
@@ -134,7 +134,7 @@ def exact_gradient(theta, alpha, s, plain_distance):
 
 def sampled_gradients(theta, config, batches, images):
     """Gradients of the loss that the trainer computes, one a batch of rollouts."""
-    rewards = WeightedRewards(*zip(*SLETrainer.rewards_of(config), strict=True))
+    rewards = WeightedRewards(*zip(*config.make_rewards(), strict=True))
     rewards.prepare(reward_data())
     names = {reward.baseline or config.baseline for reward in rewards.rewards}
     baselines = {name: make_baseline(name, config.num_generations) for name in names}
@@ -216,7 +216,7 @@ def test_the_surrogate_is_the_authors():
 
 def test_the_code_of_2018_gives_its_advantages(tmp_path):
     config = SLEConfig(str(tmp_path), diversity="multi_reference", use_cpu=True)
-    (_, diversity) = SLETrainer.rewards_of(config)
+    (_, diversity) = config.make_rewards()
     quality = FunctionReward(lambda context: torch.tensor(VECTORS["quality_advantage"]).flatten(), "quality")
     quality.baseline = "none"  # what the authors' example gives is an advantage already
     rewards = WeightedRewards([quality, diversity[0]], [config.alpha, diversity[1]])
