@@ -17,12 +17,12 @@ from hf_captionrl.captioners.head_tap import bypass_vision_tower
 from hf_captionrl.captioners.sharding import is_sharded, with_gathered_weights
 from hf_captionrl.captioners.tokens import completion_mask
 
-__all__ = ["GenerationOutput", "Writing"]
+__all__ = ["Completions", "Writing"]
 
 
 @dataclass
-class GenerationOutput:
-    """What a captioner wrote.
+class Completions:
+    """Captions that a captioner generated.
 
     Args:
         ids (`torch.Tensor` of shape `(N, T)`): Token ids behind the prompt, the end token included, right-padded.
@@ -109,7 +109,7 @@ class Writing(Encoding):
         image_features: Tensor | None = None,
         max_new_tokens: int = 40,
         **kwargs: Any,
-    ) -> GenerationOutput:
+    ) -> Completions:
         """Write captions, in eval mode. Each image is encoded once, however many captions or beams it gets.
 
         Args:
@@ -120,7 +120,7 @@ class Writing(Encoding):
                 `num_return_sequences`, ...
 
         Returns:
-            [`GenerationOutput`]: N = B * `num_return_sequences` captions, those of an image in a row.
+            [`Completions`]: N = B * `num_return_sequences` captions, those of an image in a row.
 
         Raises:
             ValueError: If both or neither of `pixel_values` and `image_features` are given.
@@ -137,7 +137,7 @@ class Writing(Encoding):
             settings = {"max_new_tokens": max_new_tokens, **kwargs}
             ids = with_gathered_weights(self.model, lambda: self._write(images, settings))
         mask, ended = completion_mask(ids, end_ids=self.end_token_ids, pad_id=self.pad_token_id)
-        return GenerationOutput(ids=ids, captions=self.decode(ids, mask), ended=ended, mask=mask)
+        return Completions(ids=ids, captions=self.decode(ids, mask), ended=ended, mask=mask)
 
     def fixed_side_inputs_missing_in(self, inputs: dict[str, Any]) -> dict[str, Tensor]:
         """`fixed_side_inputs` for images that came without.

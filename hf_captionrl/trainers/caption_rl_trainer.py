@@ -12,7 +12,6 @@ from typing import Any
 
 import datasets
 import torch
-from accelerate.utils import gather_object
 from torch import Tensor
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, TrainerCallback
@@ -23,7 +22,6 @@ from hf_captionrl.io import write_json
 from hf_captionrl.losses import IGNORE_INDEX, policy_gradient_loss
 from hf_captionrl.retrieval import Scorer
 from hf_captionrl.rewards import (
-    BASELINES,
     RewardData,
     RewardLike,
     SelfRetrieval,
@@ -31,12 +29,10 @@ from hf_captionrl.rewards import (
 )
 from hf_captionrl.trainers.caption_rl_config import CaptionRLConfig
 from hf_captionrl.trainers.caption_trainer import CaptionTrainer
-from hf_captionrl.trainers.reference_model import (
-    make_reference,
-    refuse_shared_parameters,
-)
+from hf_captionrl.trainers.processes import gather_values, means_over_processes
 from hf_captionrl.trainers.reward_hacking import GuardCallback, GuardThresholds, RewardHackingGuard
-from hf_captionrl.trainers.rollout import reference_ids
+from hf_captionrl.trainers.rollout import reference_ids, token_log_probs
+from hf_captionrl.trainers.rollout_engine import RolloutEngine
 from hf_captionrl.trainers.rollout_monitor import RolloutMonitor
 from hf_captionrl.trainers.rollout_sampler import (
     CurriculumCallback,
@@ -44,14 +40,13 @@ from hf_captionrl.trainers.rollout_sampler import (
     RolloutCollator,
     batch_sampler_for,
 )
-from hf_captionrl.trainers.rollout_steps import RolloutSteps
 
 __all__ = ["CaptionRLTrainer"]
 
 STATE_FILE = "caption_rl_state.json"
 
 
-class CaptionRLTrainer(RolloutSteps, CaptionTrainer):
+class CaptionRLTrainer(CaptionTrainer):
     r"""REINFORCE for image captioners.
 
     One optimizer step is one rollout: the policy writes `num_generations` captions for each image of the step, all of
@@ -119,9 +114,7 @@ class CaptionRLTrainer(RolloutSteps, CaptionTrainer):
         self.reward_scorer = scorer
         self._step_inputs: list[dict[str, Any]] = []
         self._due = False
-        self._normalizer: Tensor | float = 1.0
         self.guard: GuardCallback | None = None
-        self._forget_rollouts(args)
         super().__init__(
             model,
             args,
@@ -134,13 +127,9 @@ class CaptionRLTrainer(RolloutSteps, CaptionTrainer):
             optimizers=optimizers,
             **kwargs,
         )
-        refuse_shared_parameters(self.captioner.model, self._scorers())
-        self.reference = make_reference(self.captioner) if args.beta else None
+        self.rollouts = RolloutEngine(self, train_dataset)
         self.batch_sampler: Any = None
         if train_dataset is not None:
-            self._image_ids = [str(i) for i in train_dataset["image_id"]]
-            self._references = [[c] if isinstance(c, str) else list(c or []) for c in train_dataset["captions"]]
-            self._train_images = train_dataset
             self.data_collator = RolloutCollator(self.data_collator)  # type: ignore[has-type]
             self.batch_sampler = batch_sampler_for(
                 len(train_dataset),
@@ -157,36 +146,45 @@ class CaptionRLTrainer(RolloutSteps, CaptionTrainer):
 
     # What must hold before training
 
-    def _scorers(self) -> list[Any]:
+    @property
+    def scorers(self) -> list[Any]:
+        """Frozen scorers of the rewards and of the evaluation."""
         members = [s for reward in self.rewards.rewards for s in getattr(reward, "scorers", [])]
         return [s for s in (*members, self.reward_scorer, self.held_out_scorer) if s is not None]
 
     def _reward_data(self) -> RewardData:
         captioner = self.captioner
         return RewardData(
-            image_ids=self._image_ids,
-            references=self._references,
-            image_features=lambda scorer: self.scorer_image_features(scorer, self._train_images),
+            image_ids=self.rollouts.image_ids,
+            references=self.rollouts.references,
+            image_features=lambda scorer: self.scorer_image_features(scorer, self.rollouts.images),
             encode=lambda captions: reference_ids(captioner, captions),
             eos_token_id=captioner.eos_token_id,
             device=self.args.device,
             scorer=self.reward_scorer,
             max_completion_length=self.args.max_completion_length,
             bags=min(self.batch_sampler.schedule.values()) > 1,
-            columns=self._train_images.column_names,
+            columns=self.rollouts.images.column_names,
         )
 
     def _make_monitor(self, thresholds: GuardThresholds) -> RolloutMonitor:
         guard = judging = None
         if self.args.guard != "off":
-            sample = [text for texts in self._references[:10_000] for text in texts if text.strip()]
+            sample = [text for texts in self.rollouts.references[:10_000] for text in texts if text.strip()]
             guard = RewardHackingGuard(thresholds, reference_captions=sample or None)
             self.guard = GuardCallback(guard, self.args.guard, self)
             self.add_callback(self.guard)
             if self.held_out_scorer is not None:
                 judging = SelfRetrieval(self.held_out_scorer, reward_kind="accuracy", allow_truncation_captions=True)
                 judging.prepare(self._reward_data())
-        return RolloutMonitor(self.rewards, self._means_over_processes, guard, judging, self._gathered)
+        accelerator = self.accelerator
+        return RolloutMonitor(
+            self.rewards,
+            lambda values: means_over_processes(accelerator, values),
+            guard,
+            judging,
+            lambda value: gather_values(accelerator, value),
+        )
 
     # Data
 
@@ -257,14 +255,14 @@ class CaptionRLTrainer(RolloutSteps, CaptionTrainer):
             self.begin_step()
         return super().training_step(model, inputs, num_items_in_batch)
 
-    def _log_probs(self, captioner: Captioner, inputs: dict[str, Any], model: Any) -> tuple[Tensor, Tensor | None]:
-        """Log-probabilities and, where it is used, entropies of the tokens, `(N, T - 1)`."""
-        names = ("input_ids", "attention_mask", "labels", *captioner.image_inputs)
-        batch = {name: inputs[name] for name in names if name in inputs}
-        temperature = self.args.temperature if self.args.do_sample else 1.0
-        entropy = bool(self.args.entropy_weight)
-        found = captioner.log_probs(batch, temperature=temperature, return_entropy=entropy, model=model)
-        return found if isinstance(found, tuple) else (found, None)
+    def begin_step(self) -> None:
+        """Put completions and advantages into the micro-batches of the optimizer step."""
+        self.rollouts.begin_step(self._step_inputs)
+
+    def call_model_init(self, trial: Any = None) -> Any:
+        model = super().call_model_init(trial)
+        self.rollouts.reset()
+        return model
 
     # Loss
 
@@ -287,13 +285,13 @@ class CaptionRLTrainer(RolloutSteps, CaptionTrainer):
             `torch.Tensor`, or a tuple of it and the outputs.
         """
         args = self.args
-        log_probs, entropy = self._log_probs(self.captioner, inputs, model)
+        log_probs, entropy = token_log_probs(self.captioner, inputs, args, model)
         mask = self.captioner.align_labels(inputs["labels"]) != IGNORE_INDEX
         old = None
         if args.num_iterations > 1:
             if "old_log_probs" not in inputs:
                 # The first iteration runs under the policy that wrote: no forward pass of its own is needed.
-                self._kept[inputs["micro_batch"]]["old_log_probs"] = log_probs.detach()
+                self.rollouts.micro_batches[inputs["micro_batch"]]["old_log_probs"] = log_probs.detach()
             old = inputs.get("old_log_probs", log_probs.detach())
         found = policy_gradient_loss(
             log_probs,
@@ -306,7 +304,7 @@ class CaptionRLTrainer(RolloutSteps, CaptionTrainer):
             beta=args.beta,
             entropy=entropy,
             entropy_weight=args.entropy_weight,
-            normalizer=self._normalizer,
+            normalizer=self.rollouts.normalizer,
         )
         self.monitor.note({n: found[n] / len(mask) for n in ("kl", "entropy", "clipped_share") if n in found})
         # DDP and FSDP average over processes; undo it.
@@ -314,19 +312,6 @@ class CaptionRLTrainer(RolloutSteps, CaptionTrainer):
         return (loss, {"log_probs": log_probs}) if return_outputs else loss
 
     # Logging
-
-    def _mean_over_processes(self, value: float) -> float:
-        return self._means_over_processes([value])[0]
-
-    def _means_over_processes(self, values: list[float]) -> list[float]:
-        if self.accelerator.num_processes == 1 or not values:
-            return values
-        mine = torch.tensor([values], dtype=torch.float64, device=self.accelerator.device)
-        return self.accelerator.gather(mine).mean(0).tolist()
-
-    def _gathered(self, value: Any) -> list[Any]:
-        """A value of each process, on every process."""
-        return [value] if self.accelerator.num_processes == 1 else gather_object([value])
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Log, with the means of what was measured in training since the last time.
@@ -339,7 +324,7 @@ class CaptionRLTrainer(RolloutSteps, CaptionTrainer):
             logs = {**logs, **self.monitor.drain()}
             if self.args.log_completions and self.accelerator.is_main_process:
                 self.monitor.show(
-                    self._train_images,
+                    self.rollouts.images,
                     self.args.num_completions_to_print,
                     step=self.state.global_step,
                     report_to=self.args.report_to,
@@ -351,13 +336,11 @@ class CaptionRLTrainer(RolloutSteps, CaptionTrainer):
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         super()._save_optimizer_and_scheduler(output_dir)
-        rollout = self.save_rollout(output_dir)
+        rollouts = self.rollouts.save(output_dir)
         if self.args.should_save:
             state = {
-                "baselines": {name: b.state_dict() for name, b in self.baselines.items()},
+                **rollouts,
                 "batch_sampler": self.batch_sampler.state_dict(),
-                "recalls": self._recalls,
-                "rollout": rollout,
                 "guard": None if self.guard is None else self.guard.state_dict(),
             }
             write_json(Path(output_dir) / STATE_FILE, state)
@@ -368,11 +351,8 @@ class CaptionRLTrainer(RolloutSteps, CaptionTrainer):
         if path is None or not path.exists():
             return
         state = json.loads(path.read_text())
-        for name, baseline in self.baselines.items():
-            baseline.load_state_dict(state["baselines"].get(name) or BASELINES[name]().state_dict())
         self.batch_sampler.load_state_dict(state["batch_sampler"])
-        self._recalls = list(state["recalls"])
-        self.load_rollout(str(checkpoint), state.get("rollout"))
+        self.rollouts.load(str(checkpoint), state)
         if self.guard is not None and state["guard"] is not None:
             self.guard.load_state_dict(state["guard"])
 

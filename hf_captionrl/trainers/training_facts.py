@@ -35,7 +35,7 @@ def _objective(trainer: Any) -> dict[str, Any]:
         }
     known = {"SelfRetrieval": "self_retrieval", "PairwiseDiversity": "sle"}
     kinds = [known[type(r).__name__] for r in rewards.rewards if type(r).__name__ in known]
-    scorers = [scorer.signature for scorer in trainer._scorers() if hasattr(scorer, "signature")]
+    scorers = [scorer.signature for scorer in trainer.scorers if hasattr(scorer, "signature")]
     return {
         **({"objective": kinds[0]} if kinds else {}),
         "reward": rewards.describe(),

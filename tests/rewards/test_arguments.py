@@ -82,7 +82,7 @@ def test_ambiguous_rewards_are_refused():
     other = dataclasses.make_dataclass(
         "Other", [], bases=(Plain,), namespace={"name": "self_retrieval", "summary": "another reward"}
     )
-    with pytest.raises(ValueError, match="SelfRetrieval has the name 'self_retrieval'. Use another name for Other"):
+    with pytest.raises(ValueError, match=r"SelfRetrieval has the name 'self_retrieval'\. Use another name for Other"):
         register_reward(other)
     with pytest.raises(TypeError, match="Two rewards have an argument"):
         reward_arguments([SelfRetrieval, SelfRetrieval])

@@ -16,7 +16,7 @@ from .rl_step import GREEDY, build
 
 def looping(trainer):
     """Let the policy write what the prototype of self-retrieval fell into, from its third rollout on."""
-    write, calls = trainer._write, []
+    write, calls = trainer.rollouts.generate, []
 
     def hacked(images, **overrides):
         calls.append(1)
@@ -25,7 +25,7 @@ def looping(trainer):
             completions.captions = ["a blue and blue blue blue and yellow blue"] * len(completions.captions)
         return completions
 
-    trainer._write = hacked
+    trainer.rollouts.generate = hacked
 
 
 @pytest.mark.parametrize("action", ["off", "warn", "stop", "rollback"])

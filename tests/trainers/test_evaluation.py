@@ -311,12 +311,12 @@ def test_reinforcement_starts_anew_too(tmp_path, scenes, scorer):
         scorer=scorer,
         model_init=lambda: tiny_captioner("git", seed=next(seeds)),
     )
-    first, reference = trainer.captioner, trainer.reference
+    first, reference = trainer.captioner, trainer.rollouts.reference
     trainer.train()
     assert trainer.captioner is not first
-    assert trainer.reference is not reference
+    assert trainer.rollouts.reference is not reference
     fresh = dict(tiny_captioner("git", seed=1).model.named_parameters())
-    for name, value in trainer.reference.model.named_parameters():
+    for name, value in trainer.rollouts.reference.model.named_parameters():
         assert torch.equal(value, fresh[name])
 
 

@@ -237,16 +237,18 @@ def step_with_rollout(folder, dataset, **arguments):
     """One step, and the captions that it was taken on: sampled and greedy."""
     trainer = build(folder, dataset, **arguments)
     written = []
-    write = trainer._write
+    write = trainer.rollouts.generate
 
     def spy(images, **overrides):
         written.append(write(images, **overrides))
         return written[-1]
 
-    trainer._write = spy
+    trainer.rollouts.generate = spy
     rows = []
-    roll_out = trainer.roll_out
-    trainer.roll_out = lambda batches: rows.extend(int(r) for b in batches for r in b["rows"]) or roll_out(batches)
+    roll_out = trainer.rollouts.roll_out
+    trainer.rollouts.roll_out = lambda batches: (
+        rows.extend(int(r) for b in batches for r in b["rows"]) or roll_out(batches)
+    )
     trainer.train()
     return trainer, rows, written
 
@@ -303,7 +305,7 @@ def test_one_step_equals_a_plain_loop(tmp_path, scenes, arguments, cut):
 def test_alpha_one_is_self_critical_training(tmp_path, scenes):
     sll = build(tmp_path, scenes["train"], alpha=1.0)
     assert [type(r) for r in sll.rewards.rewards] == [CiderReward]
-    assert sll.baselines.keys() == {"greedy"}
+    assert sll.rollouts.baselines.keys() == {"greedy"}
     sll.train()
     given = train(tmp_path, scenes["train"], alpha=0.5, trainer_arguments={"reward_funcs": [(CiderReward(), 1.0)]})
     assert largest_difference(weights(sll), weights(given)) == 0.0
@@ -352,7 +354,7 @@ def test_references_without_a_token_are_counted_and_empty_samples_defined(tmp_pa
     )
     trainer.args.logging_strategy = "steps"
     seen = []
-    write = trainer._write
+    write = trainer.rollouts.generate
 
     def nothing(images, **overrides):
         out = write(images, **overrides)
@@ -360,7 +362,7 @@ def test_references_without_a_token_are_counted_and_empty_samples_defined(tmp_pa
         seen.append(out)
         return out
 
-    trainer._write = nothing
+    trainer.rollouts.generate = nothing
     trainer.train()
     (logged,) = [entry for entry in trainer.state.log_history if "reward" in entry]
     assert logged["rewards/cider/undefined"] == 5.0
