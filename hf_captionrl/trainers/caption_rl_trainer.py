@@ -29,6 +29,7 @@ from hf_captionrl.rewards import (
 )
 from hf_captionrl.trainers.caption_rl_config import CaptionRLConfig
 from hf_captionrl.trainers.caption_trainer import CaptionTrainer
+from hf_captionrl.trainers.loaders import loader_settings
 from hf_captionrl.trainers.processes import gather_values, means_over_processes
 from hf_captionrl.trainers.reward_hacking import GuardCallback, GuardThresholds, RewardHackingGuard
 from hf_captionrl.trainers.rollout import reference_ids, token_log_probs
@@ -107,7 +108,7 @@ class CaptionRLTrainer(CaptionTrainer):
         optimizers: tuple[Any, Any] = (None, None),
         **kwargs: Any,
     ) -> None:
-        args = self.resolve_args(model, args)
+        args = self._resolve_args(model, args)
         train_dataset = training_rows(train_dataset, args, whole_set_for=self.whole_set_for)
         self.rewards = resolve_rewards(reward_funcs, args.reward_weights)
         self.held_out_scorer = held_out_scorer
@@ -202,7 +203,7 @@ class CaptionRLTrainer(CaptionTrainer):
         args = self.args
         batches = RolloutBatches(self.batch_sampler, args.gradient_accumulation_steps, args.num_iterations)
         return DataLoader(
-            self.train_dataset, batch_sampler=batches, collate_fn=self.data_collator, **self.loader_settings()
+            self.train_dataset, batch_sampler=batches, collate_fn=self.data_collator, **loader_settings(args)
         )
 
     def get_batch_samples(

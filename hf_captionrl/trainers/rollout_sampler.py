@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hf_captionrl.data.bag_curriculum import BagCurriculumSampler
 from hf_captionrl.trainers.caption_rl_config import CaptionRLConfig
-from hf_captionrl.trainers.caption_trainer import EpochCallback
+from hf_captionrl.trainers.epoch_callback import EpochCallback
 
 __all__ = ["CurriculumCallback", "RolloutBatches", "RolloutCollator", "batch_sampler_for"]
 

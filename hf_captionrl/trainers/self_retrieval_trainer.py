@@ -58,7 +58,7 @@ class SelfRetrievalTrainer(CaptionRLTrainer):
         scorers = list(scorer) if isinstance(scorer, (list, tuple)) else [scorer]
         if not scorers or scorers[0] is None:
             raise ValueError("Self-retrieval needs a scorer. Pass scorer=load_scorer(name).")
-        args = self.resolve_args(model, args)
+        args = self._resolve_args(model, args)
         super().__init__(
             model,
             args.make_rewards(scorer=scorers) if reward_funcs is None else reward_funcs,

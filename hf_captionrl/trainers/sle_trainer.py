@@ -63,7 +63,7 @@ class SLETrainer(CaptionRLTrainer):
         reward_funcs: RewardLike | Sequence[RewardLike | tuple[RewardLike, float]] | None = None,
         **kwargs: Any,
     ) -> None:
-        args = self.resolve_args(model, args)
+        args = self._resolve_args(model, args)
         if reward_funcs is None:
             reward_funcs = args.make_rewards(distance=distance or args.distance, text_encoder=text_encoder)
         super().__init__(model, reward_funcs, args, train_dataset=train_dataset, eval_dataset=eval_dataset, **kwargs)
