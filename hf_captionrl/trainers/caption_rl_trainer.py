@@ -1,6 +1,6 @@
-r"""Reinforcement learning of captioners: write, reward, push towards what was rewarded.
+r"""Reinforcement learning of captioners.
 
-Legend: B images of this process, G captions an image, N = B * G captions, T tokens, P processes.
+Legend: B images of this process, G captions per image, N = B * G captions, T tokens, P processes.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ STATE_FILE = "caption_rl_state.json"
 class CaptionRLTrainer(CaptionTrainer):
     r"""REINFORCE for image captioners.
 
-    One optimizer step is one rollout: the policy writes `num_generations` captions for each image of the step, all of
-    them are rewarded with all images of the step in sight, whatever the number of processes and micro-batches, and the
-    gradient of `policy_gradient_loss` is taken. An image is encoded once for all its captions, and once for the whole run
-    with `cache_image_features`. The policy's log-probabilities come from the tapped head, so `(N, T, V)` logits never
-    exist; those of the policy that wrote are remembered from its own update, never computed again.
+    One optimizer step is one rollout: the policy generates `num_generations` captions for each image of the step, they are
+    rewarded with all images of the step as candidates, for any number of processes and micro-batches, and the gradient of
+    `policy_gradient_loss` is taken. An image is encoded once for all its captions, and once for the whole run with
+    `cache_image_features`. The policy's log-probabilities come from the tapped head, so `(N, T, V)` logits never exist.
+    Those of the sampling policy are kept from the first update of a rollout, not computed again.
 
     Args:
         model (`Captioner`, `PreTrainedModel` or `str`, *optional*): The policy. None only with `model_init`.
@@ -63,15 +63,15 @@ class CaptionRLTrainer(CaptionTrainer):
             a list of them, with weights as `(reward, weight)` or in `args.reward_weights`.
         args ([`CaptionRLConfig`], *optional*): Configuration. None: the defaults, in the folder `{model name}-{method}`.
         train_dataset (`datasets.Dataset`, *optional*): Columns `image`, `image_id` and `captions`.
-        eval_dataset (`datasets.Dataset`, *optional*): Likewise.
-        processing_class (processor, *optional*): Where `model` brings none.
-        scorer ([`Scorer`], *optional*): For rewards that bring no scorer, and for retrieval at evaluation unless there is
-            a judge.
-        held_out_scorer ([`Scorer`], *optional*): Another scorer for evaluation and for the guard: the one that rewards does not see
-            how it is being hacked.
-        neighbours (array of shape `(N, k)`, *optional*): Training rows most similar to each, best first; then batches are
-            made of bags of look-alikes as `args.bag_schedule` says.
-        guard_thresholds ([`GuardThresholds`], *optional*): When captions count as degenerate; what happens then is `args.guard`.
+        eval_dataset (`datasets.Dataset`, *optional*): The same columns.
+        processing_class (processor, *optional*): Processor, if `model` does not bring one.
+        scorer ([`Scorer`], *optional*): For rewards without their own scorer, and for retrieval at evaluation if there is no
+            held-out scorer.
+        held_out_scorer ([`Scorer`], *optional*): Another scorer, for evaluation and for the guard: the reward scorer cannot
+            detect that it is being hacked.
+        neighbours (array of shape `(N, k)`, *optional*): Most similar training rows of each row, best first; batches then
+            consist of bags of similar images, as `args.bag_schedule` says.
+        guard_thresholds ([`GuardThresholds`], *optional*): Limits of the guard; `args.guard` is its action.
         peft_config (`dict` or `peft.PeftConfig`, *optional*): Adapter to train.
         callbacks (`list[TrainerCallback]`, *optional*): More callbacks.
         optimizers (`tuple`): Optimizer and scheduler, as for `Trainer`.
@@ -79,7 +79,7 @@ class CaptionRLTrainer(CaptionTrainer):
             cross-entropy of the references.
 
     Raises:
-        ValueError: If rewards, data and configuration do not fit each other; before any training.
+        ValueError: If rewards, data and configuration contradict each other; before any training.
 
     Example:
         >>> trainer = CaptionRLTrainer("Salesforce/blip-image-captioning-base", "cider", CaptionRLConfig("out"), train)  # doctest: +SKIP
@@ -140,12 +140,12 @@ class CaptionRLTrainer(CaptionTrainer):
                 num_processes=self.accelerator.num_processes,
             )
             self.add_callback(CurriculumCallback(self.batch_sampler))
-            # The others find the features of the training images in the cache.
+            # The other processes find the features of the training images in the cache.
             with args.main_process_first(local=False, desc="encoding the training images for the scorers"):
                 self.rewards.prepare(self._reward_data())
                 self.monitor = self._make_monitor(guard_thresholds or GuardThresholds())
 
-    # What must hold before training
+    # Rewards
 
     @property
     def scorers(self) -> list[Any]:
@@ -169,35 +169,28 @@ class CaptionRLTrainer(CaptionTrainer):
         )
 
     def _make_monitor(self, thresholds: GuardThresholds) -> RolloutMonitor:
-        guard = judging = None
+        guard = held_out = None
         if self.args.guard != "off":
             sample = [text for texts in self.rollouts.references[:10_000] for text in texts if text.strip()]
             guard = RewardHackingGuard(thresholds, reference_captions=sample or None)
             self.guard = GuardCallback(guard, self.args.guard, self)
             self.add_callback(self.guard)
             if self.held_out_scorer is not None:
-                judging = SelfRetrieval(self.held_out_scorer, reward_kind="accuracy", allow_truncation_captions=True)
-                judging.prepare(self._reward_data())
+                held_out = SelfRetrieval(self.held_out_scorer, reward_kind="accuracy", allow_truncation_captions=True)
+                held_out.prepare(self._reward_data())
         accelerator = self.accelerator
         return RolloutMonitor(
             self.rewards,
             lambda values: means_over_processes(accelerator, values),
             guard,
-            judging,
+            held_out,
             lambda value: gather_values(accelerator, value),
         )
 
     # Data
 
     def get_train_dataloader(self) -> DataLoader:
-        """Batches of this process; each optimizer step's images are `gradient_accumulation_steps` of them.
-
-        Returns:
-            `DataLoader`: Not sharded further by accelerate, which would tear bags apart.
-
-        Raises:
-            ValueError: If there are no training data.
-        """
+        # Batches of this process. accelerate does not shard them further, which would split bags.
         if self.train_dataset is None:
             raise ValueError("Training needs a train_dataset. Pass one to the trainer.")
         args = self.args
@@ -209,48 +202,20 @@ class CaptionRLTrainer(CaptionTrainer):
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
     ) -> tuple[list[Any], Any]:
-        """The micro-batches of one optimizer step. They are written and rewarded at the first of them.
-
-        Not here: a resumed run restores the random state between this and the first micro-batch.
-
-        Args:
-            epoch_iterator (`Iterator`): Over the batches.
-            num_batches (`int`): Micro-batches of the step.
-            device (`torch.device`): Where to count.
-
-        Returns:
-            The micro-batches, and what the Trainer divides by.
-        """
+        # Completions are generated later, at the first micro-batch: a resumed run restores the random state in between.
         samples, number = super().get_batch_samples(epoch_iterator, num_batches, device)
         self._step_inputs, self._due = samples, True
         return samples, number
 
     def floating_point_ops(self, inputs: dict[str, Any]) -> int:
-        """Not estimated: transformers counts one forward pass and knows nothing of generation.
-
-        Args:
-            inputs (`dict`): A micro-batch.
-
-        Returns:
-            `int`: 0.
-        """
-        return 0
+        return 0  # transformers would count one forward pass and no generation
 
     # Rollout
 
     def training_step(
         self, model: Any, inputs: dict[str, Any], num_items_in_batch: Tensor | int | None = None
     ) -> Tensor:
-        """One micro-batch; the first of a step makes the rollout of all of them.
-
-        Args:
-            model (`nn.Module`): The policy, as wrapped by accelerate.
-            inputs (`dict`): A micro-batch.
-            num_items_in_batch (`torch.Tensor` or `int`, *optional*): Of the Trainer.
-
-        Returns:
-            `torch.Tensor`: The loss.
-        """
+        # The first micro-batch of a step generates the rollout of all of them.
         if self._due:
             self._due = False
             self.begin_step()
@@ -274,24 +239,14 @@ class CaptionRLTrainer(CaptionTrainer):
         return_outputs: bool = False,
         num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
-        """The policy-gradient surrogate of a micro-batch, as its share of the whole optimizer step.
-
-        Args:
-            model (`nn.Module`): The policy, as wrapped by accelerate.
-            inputs (`dict`): A micro-batch after its rollout.
-            return_outputs (`bool`): Return the log-probabilities too.
-            num_items_in_batch (`torch.Tensor` or `int`, *optional*): Unused: the captions of the step are counted here.
-
-        Returns:
-            `torch.Tensor`, or a tuple of it and the outputs.
-        """
+        # The policy-gradient loss of a micro-batch, as its share of the whole optimizer step.
         args = self.args
         log_probs, entropy = token_log_probs(self.captioner, inputs, args, model)
         mask = self.captioner.align_labels(inputs["labels"]) != IGNORE_INDEX
         old = None
         if args.num_iterations > 1:
             if "old_log_probs" not in inputs:
-                # The first iteration runs under the policy that wrote: no forward pass of its own is needed.
+                # The first iteration runs under the sampling policy, so no extra forward pass is needed.
                 self.rollouts.micro_batches[inputs["micro_batch"]]["old_log_probs"] = log_probs.detach()
             old = inputs.get("old_log_probs", log_probs.detach())
         found = policy_gradient_loss(
@@ -300,7 +255,7 @@ class CaptionRLTrainer(CaptionTrainer):
             mask,
             logprob_reduction=args.logprob_reduction,  # type: ignore[arg-type]
             old_log_probs=old,
-            clip_range=args.epsilon,
+            epsilon=args.epsilon,
             ref_log_probs=inputs.get("ref_log_probs"),
             beta=args.beta,
             entropy=entropy,
@@ -315,12 +270,7 @@ class CaptionRLTrainer(CaptionTrainer):
     # Logging
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Log, with the means of what was measured in training since the last time.
-
-        Args:
-            logs (`dict[str, float]`): Of the Trainer.
-            start_time (`float`, *optional*): Of the Trainer.
-        """
+        # Training logs include the means over the rollouts since the last log.
         if "loss" in logs and self.batch_sampler is not None:
             logs = {**logs, **self.monitor.drain()}
             if self.args.log_completions and self.accelerator.is_main_process:
@@ -358,7 +308,7 @@ class CaptionRLTrainer(CaptionTrainer):
             self.guard.load_state_dict(state["guard"])
 
     def _load_best_model(self) -> None:
-        # The best checkpoint by R@1 may be one whose captions have degenerated.
+        # The captions of the checkpoint with the best R@1 may have degenerated.
         if self.guard is None or self.guard.rolled_back_to is None:
             super()._load_best_model()
         else:

@@ -347,6 +347,11 @@ class CaptionTrainer(ReliableTraining, Trainer):
     ) -> PredictionOutput:
         """Caption a data set and measure the captions as `evaluate` does, without logging.
 
+        Args:
+            test_dataset (`datasets.Dataset`): As `eval_dataset`; references are optional.
+            ignore_keys (`list[str]`, *optional*): Unused; part of the Trainer's signature.
+            metric_key_prefix (`str`): Prefix of every key.
+
         Returns:
             `PredictionOutput`: `predictions`, one caption per image; `label_ids`, lists of references or None; `metrics`.
         """

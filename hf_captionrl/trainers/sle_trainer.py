@@ -1,4 +1,4 @@
-"""Sequence-level exploration: captions that agree with the references and differ from one another."""
+"""Sequence-level exploration: rewards for captions that match the references and differ from each other."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["SLETrainer"]
 
 
 class SLETrainer(CaptionRLTrainer):
-    r"""Finetunes a captioner by CIDEr-D and by the distances between what it samples.
+    r"""Finetunes a captioner with CIDEr-D and the distances between its samples.
 
     Reference: Chen and Jin 2020, "Better Captioning with Sequence-Level Exploration", Eq. 14-16 and Algorithm 1. Of s
     captions of an image, caption j adds
@@ -31,16 +31,16 @@ class SLETrainer(CaptionRLTrainer):
         model (`Captioner`, `PreTrainedModel` or `str`): The policy.
         args ([`SLEConfig`], *optional*): Configuration. None: the defaults, in `{model name}-SLE`.
         train_dataset (`datasets.Dataset`, *optional*): Columns `image`, `image_id` and `captions`.
-        eval_dataset (`datasets.Dataset`, *optional*): Likewise.
-        distance (`Callable`, *optional*): In place of `args.distance`: from a [`RewardContext`] to distances
+        eval_dataset (`datasets.Dataset`, *optional*): The same columns.
+        distance (`Callable`, *optional*): Instead of `args.distance`: from a [`RewardContext`] to distances
             `(B, s, s)`.
         text_encoder (`Callable`, *optional*): From captions to vectors `(N, D)`, for `args.distance="embedding"`; by
             default the text tower of `scorer`.
-        reward_funcs (*optional*): In place of the rewards that the configuration makes; as for [`CaptionRLTrainer`].
-        kwargs: For [`CaptionRLTrainer`]: `scorer`, `judge`, `peft_config`, `model_init`, `compute_metrics`, ...
+        reward_funcs (*optional*): Instead of the configured rewards; as for [`CaptionRLTrainer`].
+        kwargs: For [`CaptionRLTrainer`]: `scorer`, `held_out_scorer`, `peft_config`, `model_init`, `compute_metrics`, ...
 
     Raises:
-        ValueError: If something does not fit; before any training.
+        ValueError: If arguments contradict each other; before any training.
 
     Example:
         >>> trainer = SLETrainer("Salesforce/blip-image-captioning-base", SLEConfig("out"), train)  # doctest: +SKIP
@@ -72,22 +72,11 @@ class SLETrainer(CaptionRLTrainer):
 
     @property
     def rl_start_step(self) -> int:
-        """Optimizer step from which the captions are the policy's own; exact in a resumed run too."""
+        """First optimizer step with rewards; the same in a resumed run."""
         return self.args.rl_start_epoch * len(self.batch_sampler) if self.args.rl_start_epoch else 0
 
     def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> Any:
-        """The configured schedule; `xe_learning_rate` takes the place of `learning_rate` before the switch.
-
-        Args:
-            num_training_steps (`int`): Of the run.
-            optimizer (`torch.optim.Optimizer`, *optional*): In place of the trainer's own.
-
-        Returns:
-            The scheduler.
-
-        Raises:
-            ValueError: If the schedule is not a function of the step, so that its two halves cannot differ.
-        """
+        # xe_learning_rate replaces learning_rate before the switch.
         made = self.lr_scheduler is None  # type: ignore[has-type]
         scheduler = super().create_scheduler(num_training_steps, optimizer)
         rate, switch = self.args.xe_learning_rate, self.rl_start_step
@@ -108,7 +97,7 @@ class SLETrainer(CaptionRLTrainer):
         return self.lr_scheduler
 
     def begin_step(self) -> None:
-        """Write and reward captions, or leave the step the references that were drawn for it."""
+        """Make a rollout, or keep the references of the step before the switch."""
         if self.state.global_step >= self.rl_start_step:
             super().begin_step()
 

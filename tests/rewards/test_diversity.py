@@ -78,7 +78,7 @@ def test_distances_equal_plain_loops(distance, plain, seed):
 
 
 @pytest.mark.parametrize("distance", [bleu34_distance, edit_distance])
-def test_masks_of_integers_and_strided_ids_will_do(distance):
+def test_integer_masks_and_strided_ids_are_accepted(distance):
     _, ids, mask = random_groups(0)
     wide = torch.stack([ids, ids], dim=2)[..., 0]
     assert not wide.is_contiguous()

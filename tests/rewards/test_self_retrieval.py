@@ -70,13 +70,13 @@ def test_a_tie_is_not_a_success():
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
-def test_nan_stays_nan_and_infects_nobody(kind):
+def test_nan_stays_nan_and_does_not_affect_other_captions(kind):
     similarity = torch.tensor([[0.5, 0.2], [math.nan, math.nan]])
     found = retrieval_rewards(similarity, torch.tensor([0, 1]), kind, 10.0)
     assert found.isnan().tolist() == [False, True]
 
 
-def test_far_behind_is_finite():
+def test_very_old_policies_give_finite_losses():
     similarity = torch.tensor([[-1.0, 1.0]])
     assert retrieval_rewards(similarity, torch.tensor([0]), "log_prob", 100.0).tolist() == [-200.0]
 
@@ -150,7 +150,7 @@ def test_two_processes_reward_as_one(rollouts, scope):
         assert (alone > parts[0] + 1e-3).any()
 
 
-def test_one_and_several_captions_an_image_agree(rollouts):
+def test_one_and_several_captions_per_image_agree(rollouts):
     scorer, captions = world()
     reward = ready(rollouts, scorer)
     both = reward(rollouts.context(captions, ROWS)).view(6, G)
@@ -207,7 +207,7 @@ def test_an_ensemble_takes_turns(rollouts):
         assert "recall_at_1" in mine.statistics
 
 
-def test_captions_truncated_by_the_scorer_are_told(rollouts):
+def test_captions_truncated_by_the_scorer_are_counted(rollouts):
     scorer, captions = world()
     long = "a caption of more than twenty letters"
     scorer.texts[long] = scorer.images[0]
@@ -224,7 +224,7 @@ def test_captions_are_read_once_and_images_never(rollouts, monkeypatch):
     assert scorer.read == [captions]
 
 
-def test_the_trainers_scorer_is_taken_where_there_is_no_own(rollouts):
+def test_reward_without_a_scorer_uses_that_of_the_trainer(rollouts):
     scorer, captions = world()
     reward = SelfRetrieval()
     reward.prepare(rollouts.data([["a"]] * 8, scorer=scorer))
@@ -252,7 +252,7 @@ def test_bad_arguments_are_refused(kwargs, message):
         SelfRetrieval(**kwargs)
 
 
-def test_what_does_not_fit_is_said_before_training(rollouts):
+def test_contradictory_arguments_are_errors_before_training(rollouts):
     scorer, _ = world()
     with pytest.raises(ValueError, match="needs a scorer"):
         SelfRetrieval().prepare(rollouts.data([["a"]]))
@@ -262,7 +262,7 @@ def test_what_does_not_fit_is_said_before_training(rollouts):
         SelfRetrieval(scorer).prepare(rollouts.data([["a"]] * 3))
 
 
-def test_torn_bags_are_refused(rollouts):
+def test_incomplete_bags_are_refused(rollouts):
     scorer, captions = world()
     reward = ready(rollouts, scorer, distractor_scope="bag", bags=True)
     with pytest.raises(ValueError, match="this rollout has none"):

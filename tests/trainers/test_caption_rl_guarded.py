@@ -45,7 +45,7 @@ def test_the_guard_acts_on_degenerate_captions(tmp_path, scenes, action, caplog)
     assert torch.equal(now[name], saved["checkpoint-2"][name]) == (action == "rollback")
 
 
-def test_the_judge_is_watched_every_step(tmp_path, scenes, scorer, held_out_scorer):
+def test_the_held_out_scorer_is_compared_at_every_step(tmp_path, scenes, scorer, held_out_scorer):
     trainer = build(
         tmp_path,
         scenes["train"],
@@ -117,7 +117,7 @@ def test_a_scorer_inside_the_policy_is_refused(tmp_path, scenes, scorer):
     bad(tmp_path, scenes, "scorer's parameter visual_projection.weight is the policy's", captioner=model, scorer=twin)
 
 
-def test_the_judge_evaluates(tmp_path, scenes, scorer, held_out_scorer):
+def test_the_held_out_scorer_evaluates(tmp_path, scenes, scorer, held_out_scorer):
     trainer = build(tmp_path, scenes["train"], scorer=scorer, held_out_scorer=held_out_scorer, **SAMPLED)
     assert trainer.scorer is held_out_scorer
     assert trainer.reward_scorer is scorer

@@ -123,7 +123,7 @@ RESUMED = {
 
 
 @pytest.mark.slow  # tests/faults kills each trainer once
-def test_a_killed_run_goes_on_bit_for_bit(tmp_path, scenes):
+def test_resume_is_bit_exact_after_sigkill(tmp_path, scenes):
     through = train(tmp_path / "through", scenes["train"], **{**RESUMED, "save_strategy": "no"})
     killed = _run(tmp_path / "killed", {**RESUMED, "kill_at": 4})
     assert killed.returncode == -signal.SIGKILL
@@ -141,7 +141,7 @@ def test_a_killed_run_goes_on_bit_for_bit(tmp_path, scenes):
 
 
 @pytest.mark.slow
-def test_two_killed_processes_with_workers_go_on_bit_for_bit(tmp_path):
+def test_resume_is_bit_exact_after_sigkill_of_two_processes_with_workers(tmp_path):
     arguments = {**RESUMED, "per_device_train_batch_size": 4, "dataloader_num_workers": 1}
     through = _run(tmp_path / "through", {**arguments, "save_strategy": "no"}, processes=2)
     assert through.returncode == 0, through.stderr[-3000:]
@@ -168,7 +168,7 @@ def test_without_its_state_a_resumed_run_differs(tmp_path, scenes):
     assert largest_difference(weights(resumed), weights(through)) > 0.0
 
 
-def test_beams_are_held_against_the_greedy_caption(tmp_path, scenes):
+def test_greedy_baseline_of_beam_search(tmp_path, scenes):
     arguments = {"do_sample": False, "baseline": "greedy", "generation_kwargs": {"num_beams": 4}, "save_steps": 1}
     trainer = build(tmp_path, scenes["train"], per_device_train_batch_size=8, logging_steps=1, **arguments)
     trainer.args.logging_strategy = "steps"
@@ -248,7 +248,7 @@ def test_the_importance_ratio_starts_at_the_policy_gradient(tmp_path, scenes):
 
 
 @pytest.mark.parametrize("adapter", [pytest.param(False, marks=pytest.mark.slow), True])
-def test_the_kl_penalty_holds_the_policy_back(tmp_path, scenes, adapter):
+def test_kl_penalty_keeps_the_policy_near_the_reference(tmp_path, scenes, adapter):
     arguments = {
         **SAMPLED,
         "max_steps": 6,

@@ -278,7 +278,7 @@ def test_model_init_makes_what_a_model_may_be(kind, tmp_path, scenes, monkeypatc
     assert all(torch.equal(weights(trainer)[name], value) for name, value in weights(plain).items())
 
 
-def test_each_train_starts_anew_with_adapter_and_cached_features(tmp_path, scenes):
+def test_model_init_resets_adapter_and_cached_features(tmp_path, scenes):
     seeds = iter([0, 0, 1])
     trainer = make(
         tmp_path,
@@ -300,7 +300,7 @@ def test_each_train_starts_anew_with_adapter_and_cached_features(tmp_path, scene
     torch.testing.assert_close(other[None], trainer.captioner.image_features(**pixels).detach())
 
 
-def test_reinforcement_starts_anew_too(tmp_path, scenes, scorer):
+def test_model_init_resets_reinforcement_learning(tmp_path, scenes, scorer):
     seeds = iter([0, 1])
     config = CaptionRLConfig(str(tmp_path), **SMALL, guard="off", max_completion_length=4, beta=0.1)
     trainer = CaptionRLTrainer(
@@ -332,7 +332,7 @@ def test_model_and_model_init_exclude_each_other(tmp_path, scenes):
         make(tmp_path, scenes, trainer_arguments=given)
 
 
-def test_without_a_configuration_the_folder_bears_the_models_name(tmp_path, scenes, scorer, monkeypatch):
+def test_default_output_folder_has_the_name_of_the_model(tmp_path, scenes, scorer, monkeypatch):
     monkeypatch.chdir(tmp_path)
     model, processor = tiny_blip()
     model.save_pretrained(tmp_path / "my-blip")

@@ -56,7 +56,7 @@ def test_statistics_equal_plain_loops(words):
     assert found["distinct_captions"] == len(set(captions)) / len(captions)
 
 
-def test_statistics_of_silence():
+def test_statistics_of_empty_captions():
     found = completion_statistics(["", "."])
     assert found["empty"] == 1
     assert found["distinct_2"] == 1
@@ -144,7 +144,7 @@ def test_every_limit_names_itself_and_can_be_switched_off(rule):
             assert example in guard.reason
 
 
-def test_lengths_are_held_against_the_references():
+def test_lengths_are_compared_with_the_references():
     limits = GuardThresholds(window=1, max_length_growth=2.0)
     short, long = ["a cat"] * 20, [GOOD] * 20  # 2 and 12 words
     for references, trips in ((short, True), (long, False), (["a cat"] * 17 + [GOOD] * 3, False)):
@@ -153,7 +153,7 @@ def test_lengths_are_held_against_the_references():
         assert (guard.reason is not None) is trips
 
 
-def test_rewards_that_are_no_numbers_are_counted_and_left_out():
+def test_non_finite_rewards_are_counted_and_excluded():
     guard = RewardHackingGuard(GuardThresholds(window=1))
     logged = guard.observe(["a", "b", "c"], reward=[1.0, float("nan"), 0.5], held_out_scorer=[0.5, 0.5, 0.5])
     assert logged["guard/reward_minus_held_out"] == pytest.approx(0.25)
@@ -172,7 +172,7 @@ def test_a_constant_gap_is_no_hacking():
         assert guard.reason is None
 
 
-def test_a_judge_that_comes_late_and_seldom_still_has_a_start():
+def test_gap_limit_works_with_a_late_and_rare_held_out_scorer():
     guard = RewardHackingGuard(GuardThresholds(window=2))
     for step in range(12):
         scored = {"reward": 1.0, "held_out_scorer": 0.9 if step < 6 else 0.1} if step % 2 else {}
@@ -191,7 +191,7 @@ def test_processes_decide_on_their_common_mean():
     assert all(g.reason is not None for g in guards)
 
 
-def test_a_resumed_guard_goes_on_exactly():
+def test_guard_resumes_exactly():
     rng = random.Random(1)
     steps = [[rng.choice([HACKED, GOOD, "a cat"]) for _ in range(5)] for _ in range(14)]
 

@@ -43,7 +43,7 @@ def test_paper_defaults(tmp_path):
         ({"baseline": "none"}, False, "none"),
     ],
 )
-def test_what_follows_from_what(tmp_path, arguments, do_sample, baseline):
+def test_defaults_that_depend_on_other_arguments(tmp_path, arguments, do_sample, baseline):
     config = SelfRetrievalConfig(str(tmp_path), **arguments)
     assert (config.do_sample, config.baseline) == (do_sample, baseline)
 
@@ -66,7 +66,7 @@ def test_weights_choose_the_rewards(tmp_path):
     assert of(retrieval_weight=0, cider_weight=1) == [(CiderReward, 1)]
 
 
-def test_the_reward_gets_what_the_configuration_says(tmp_path):
+def test_rewards_get_the_arguments_of_the_configuration(tmp_path):
     config = SelfRetrievalConfig(
         str(tmp_path),
         reward_kind="cosine",

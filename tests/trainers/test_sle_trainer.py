@@ -337,7 +337,7 @@ def test_an_embedding_needs_a_text_encoder(tmp_path, scenes):
     assert largest_difference(weights(trainer), dict(captioner().model.named_parameters())) > 1e-5
 
 
-def test_one_caption_will_do_for_self_critical_training(tmp_path):
+def test_self_critical_training_works_with_one_caption(tmp_path):
     assert SLEConfig(str(tmp_path), alpha=1.0, num_generations=1, use_cpu=True).alpha == 1.0
 
 
