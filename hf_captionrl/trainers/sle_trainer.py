@@ -108,7 +108,7 @@ class SLETrainer(CaptionRLTrainer):
         return_outputs: bool = False,
         num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
-        """Eq. 15 of a micro-batch of rollouts, or the cross-entropy of a micro-batch of references."""
+        # Eq. 15 of a micro-batch of rollouts, or the cross-entropy of a micro-batch of references.
         if "advantages" in inputs:
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         inputs = {name: value for name, value in inputs.items() if name != "rows"}
