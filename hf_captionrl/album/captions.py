@@ -17,8 +17,8 @@ from hf_captionrl.captioners.captioner import Captioner
 from hf_captionrl.data import open_image
 from hf_captionrl.metrics.suites.row import spoken
 from hf_captionrl.retrieval import Scorer
+from hf_captionrl.text.degenerate_captions import degenerate
 from hf_captionrl.trainers.caption_generation import generate_captions
-from hf_captionrl.trainers.completion_statistics import degenerate
 
 __all__ = ["album_candidates", "caption_album", "compare_captioners"]
 

@@ -8,7 +8,7 @@ from hf_captionrl.captioners.chat import ChatCaptioner
 from hf_captionrl.captioners.clipcap import ClipCapCaptioner
 from hf_captionrl.captioners.encoder_decoder import EncoderDecoderCaptioner
 from hf_captionrl.captioners.florence2 import Florence2Captioner
-from hf_captionrl.captioners.generation import GenerationOutput
+from hf_captionrl.captioners.generation import Completions
 from hf_captionrl.captioners.git import GitCaptioner
 from hf_captionrl.captioners.head_tap import (
     HeadInputs,
@@ -30,9 +30,9 @@ __all__ = [
     "Captioner",
     "ChatCaptioner",
     "ClipCapCaptioner",
+    "Completions",
     "EncoderDecoderCaptioner",
     "Florence2Captioner",
-    "GenerationOutput",
     "GitCaptioner",
     "HeadInputs",
     "HeadObjective",

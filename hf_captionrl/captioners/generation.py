@@ -1,6 +1,6 @@
-r"""Generation of captions.
+r"""Captions out of a captioner.
 
-Legend: B images, N = B * captions per image, P tokens of start and prompt, T tokens, M image tokens, D features.
+Legend: B images, N = B * captions an image, P tokens of start and prompt, T tokens, M image tokens, D features.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from hf_captionrl.captioners.head_tap import bypass_vision_tower
 from hf_captionrl.captioners.model_inputs import Encoding
 from hf_captionrl.captioners.sharding import is_sharded, with_gathered_weights
 
-__all__ = ["GenerationOutput", "Writing"]
+__all__ = ["Completions", "Writing"]
 
 
 @dataclass
-class GenerationOutput:
-    """Output of `Captioner.generate`.
+class Completions:
+    """Captions that a captioner generated.
 
     Args:
-        ids (`torch.Tensor` of shape `(N, T)`): Token ids after the prompt, with the end token, right-padded.
-        captions (`list[str]`): N captions, without prompt and special tokens.
-        ended (`torch.Tensor` of shape `(N,)`): True if the end token was generated, false if the maximum length was reached.
-        mask (`torch.Tensor` of shape `(N, T)`): True for the tokens of the caption and its end token.
+        ids (`torch.Tensor` of shape `(N, T)`): Token ids behind the prompt, the end token included, right-padded.
+        captions (`list[str]`): N captions without prompt and special tokens.
+        ended (`torch.Tensor` of shape `(N,)`): True where the end token was written, false where the length ran out.
+        mask (`torch.Tensor` of shape `(N, T)`): True for the tokens of the caption, the end token included.
     """
 
     ids: Tensor
@@ -38,14 +38,14 @@ class GenerationOutput:
 
 
 class Writing(Encoding):
-    """The part of [`Captioner`] that generates captions."""
+    """The part of [`Captioner`] that generates."""
 
     model: Any
     base_model: Any
 
     @property
     def device(self) -> torch.device:
-        """Device of the model."""
+        """Where the model is."""
         return next(self.model.parameters()).device
 
     @classmethod
@@ -56,8 +56,8 @@ class Writing(Encoding):
             model (`nn.Module`): The model without PEFT's outermost wrapper.
 
         Returns:
-            `nn.Module`: Its `last_hidden_state` is `image_features`, unless the family overrides
-            `encode`.
+            `nn.Module`: Its `last_hidden_state` is what `image_features` stands for, where a family does not say
+            otherwise.
         """
         raise NotImplementedError
 
@@ -68,7 +68,7 @@ class Writing(Encoding):
 
     @classmethod
     def encode(cls, model: Any, inputs: dict[str, Any]) -> Tensor:
-        """Compute `image_features`.
+        """What `image_features` stands for, computed.
 
         Args:
             model (`nn.Module`): The model without PEFT's outermost wrapper.
@@ -109,18 +109,18 @@ class Writing(Encoding):
         image_features: Tensor | None = None,
         max_new_tokens: int = 40,
         **kwargs: Any,
-    ) -> GenerationOutput:
-        """Generate captions, in eval mode. Each image is encoded once for all its captions and beams.
+    ) -> Completions:
+        """Write captions, in eval mode. Each image is encoded once, however many captions or beams it gets.
 
         Args:
             pixel_values (`torch.Tensor` of shape `(B, 3, H, W)`, *optional*): Of `encode_images`.
             image_features (`torch.Tensor` of shape `(B, M, D)`, *optional*): In place of them.
-            max_new_tokens (`int`): Longest caption, with the end token; at most the positions of the model.
+            max_new_tokens (`int`): Longest caption, the end token included; at most what the model has positions for.
             kwargs: The rest of `encode_images`, and settings of transformers' `generate`: `num_beams`, `do_sample`,
                 `num_return_sequences`, ...
 
         Returns:
-            [`GenerationOutput`]: N = B * `num_return_sequences` captions; those of one image are consecutive.
+            [`Completions`]: N = B * `num_return_sequences` captions, those of an image in a row.
 
         Raises:
             ValueError: If both or neither of `pixel_values` and `image_features` are given.
@@ -137,19 +137,19 @@ class Writing(Encoding):
             settings = {"max_new_tokens": max_new_tokens, **kwargs}
             ids = with_gathered_weights(self.model, lambda: self._write(images, settings))
         mask, ended = completion_mask(ids, end_ids=self.end_token_ids, pad_id=self.pad_token_id)
-        return GenerationOutput(ids=ids, captions=self.decode(ids, mask), ended=ended, mask=mask)
+        return Completions(ids=ids, captions=self.decode(ids, mask), ended=ended, mask=mask)
 
     def fixed_side_inputs_missing_in(self, inputs: dict[str, Any]) -> dict[str, Tensor]:
-        """`fixed_side_inputs` for images without side inputs.
+        """`fixed_side_inputs` for images that came without.
 
         Args:
             inputs (`dict`): With `pixel_values` or `image_features`.
 
         Returns:
-            `dict`: Empty if nothing is missing.
+            `dict`: Empty where nothing is missing.
 
         Raises:
-            ValueError: If the side inputs of the family depend on the image.
+            ValueError: If the family's differ from image to image.
         """
         if not self.side_inputs or any(name in inputs for name in self.side_inputs):
             return {}
@@ -168,6 +168,6 @@ class Writing(Encoding):
         settings = {"eos_token_id": list(self.end_token_ids), "pad_token_id": self.pad_token_id, **settings}
         settings["max_new_tokens"] = min(settings["max_new_tokens"], self.max_text_tokens - len(before))
         if is_sharded(self.model):
-            # Every process must continue as long as one of them generates: gathering the weights needs all of them.
+            # Every process must go on for as long as one of them writes, or its weights are gathered by no one.
             settings.setdefault("synced_gpus", True)
         return self.generate_ids(features, prompt_ids, images, **settings)[:, len(before) :]  # (N, T)

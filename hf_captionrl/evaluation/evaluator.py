@@ -17,8 +17,8 @@ from hf_captionrl.metrics.suites.row import spoken
 from hf_captionrl.reports.table import Column
 from hf_captionrl.retrieval import Scorer
 from hf_captionrl.scenes import BAG_SIZES, bags, check
+from hf_captionrl.text.degenerate_captions import degenerate
 from hf_captionrl.trainers.caption_generation import scorer_features
-from hf_captionrl.trainers.completion_statistics import degenerate
 
 __all__ = ["REWARD_COLUMNS", "Evaluator"]
 

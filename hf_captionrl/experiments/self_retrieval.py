@@ -24,6 +24,7 @@ from hf_captionrl.reports.table import COLUMNS
 from hf_captionrl.retrieval import Scorer
 from hf_captionrl.retrieval.bag_files import load_neighbours
 from hf_captionrl.retrieval.neighbours import nearest_neighbours
+from hf_captionrl.rewards import WeightedRewards
 from hf_captionrl.trainers import SelfRetrievalConfig, SelfRetrievalTrainer
 
 __all__ = ["BagArguments", "SelfRetrievalRecipeConfig", "main", "parse_args", "run_name"]
@@ -218,20 +219,7 @@ def _compare(arguments: tuple[Any, ...]) -> Path:
 def describe_reward(config: SelfRetrievalConfig, scorers: Sequence[Any]) -> str:
     """What was rewarded, in a sentence, for the model card."""
     step = config.per_device_train_batch_size * config.gradient_accumulation_steps
-    what = {
-        "log_prob": "the log-probability that the scorer gives the image after reading the caption",
-        "cosine": "the cosine between caption and image under the scorer",
-        "accuracy": "1 where the scorer finds the image from the caption, else 0",
-    }[config.reward_kind]
-    weight = f"{config.retrieval_weight:g} times " if config.retrieval_weight != 1 else ""
-    parts = [f"{weight}{what}"] if config.retrieval_weight else []
-    if config.cider_weight:
-        parts.append(f"{config.cider_weight:g} times CIDEr-D")
-    if config.length_weight:
-        parts.append(f"{config.length_weight:g} times the penalty on tokens beyond the {config.max_tokens}th")
-    if config.repetition_weight:
-        parts.append(f"{config.repetition_weight:g} times the penalty on repetition")
-    reward = ", plus ".join(parts)
+    reward = WeightedRewards(*zip(*config.make_rewards(scorer=scorers), strict=True)).describe()
     names = " and ".join(scorer.signature.split("|")[0] for scorer in scorers)
     scorer = f"; scorer {names}" if config.retrieval_weight else ""
     look_alikes = config.bag_schedule is not None and config.bag_distractors != "random"

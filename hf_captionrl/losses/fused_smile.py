@@ -230,14 +230,14 @@ class FullVocabularyLoss(torch.autograd.Function):
         reverse: bool,
         first_mle: bool,
         mle_weight: float,
-        label_smoothing: float,
+        mle_label_smoothing: float,
         softcap: float | None,
         chunk_size: int,
         dtype: torch.dtype,
         scalar: bool,
         keep: bool,
     ) -> Tensor:
-        settings = (reverse, first_mle, mle_weight, label_smoothing, softcap, chunk_size, dtype)
+        settings = (reverse, first_mle, mle_weight, mle_label_smoothing, softcap, chunk_size, dtype)
         needs = tuple(ctx.needs_input_grad[:3]) if keep and scalar else (False, False, False)
         losses, d_hidden, d_weight, d_bias = _full_pass(
             hidden, weight, bias, token_weights, columns, column_bias, supervised, rows, needs, settings
@@ -283,7 +283,7 @@ def _full_pass(
     settings: tuple,
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
     """Losses `(B, T)` and the gradients of `sum(token_weights * losses)` that are needed, chunk by chunk."""
-    reverse, first_mle, mle_weight, label_smoothing, softcap, chunk_size, dtype = settings
+    reverse, first_mle, mle_weight, mle_label_smoothing, softcap, chunk_size, dtype = settings
     total = accumulation_dtype(hidden, weight)
     T = supervised.size(1)
     flat = hidden.flatten(0, 1)  # (B*T, D)
@@ -307,8 +307,8 @@ def _full_pass(
             part = 1.0 - whole  # (R,)
 
             loss = torch.zeros_like(target)
-            if label_smoothing and mle_weight:
-                loss = mle_weight * label_smoothing * (target - logits.mean(-1))
+            if mle_label_smoothing and mle_weight:
+                loss = mle_weight * mle_label_smoothing * (target - logits.mean(-1))
             probs, chosen, d_chosen = None, None, None
             if mle_weight < 1.0:
                 chosen = columns[caption]  # (R, K)
@@ -336,8 +336,8 @@ def _full_pass(
             if chosen is not None and d_chosen is not None:
                 d_logits.scatter_add_(1, chosen, d_chosen)
             at_label = -scale
-            if label_smoothing and mle_weight:
-                smoothing = mle_weight * label_smoothing * scale
+            if mle_label_smoothing and mle_weight:
+                smoothing = mle_weight * mle_label_smoothing * scale
                 d_logits.sub_((smoothing / d_logits.size(1)).unsqueeze(1))
                 at_label = at_label + smoothing
             d_logits.scatter_add_(1, labels, at_label.unsqueeze(1))

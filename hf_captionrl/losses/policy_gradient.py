@@ -1,4 +1,4 @@
-r"""REINFORCE and its clipped relative, as a pure function of per-token log-probabilities.
+r"""REINFORCE and the clipped policy gradient, as a pure function of per-token log-probabilities.
 
 Legend: N captions, T tokens.
 """
@@ -13,8 +13,8 @@ from torch import Tensor
 __all__ = ["REDUCTIONS", "LogProbReduction", "caption_log_probs", "policy_gradient_loss"]
 
 LogProbReduction = Literal["mean", "sum", "token_mean"]
-"""How the log-probability of a caption is made of its tokens': their mean (DiscriTune's code), their sum (the papers'
-formulas), or their sum with everything divided by the tokens of the whole batch (SLE's code)."""
+"""Log-probability of a caption from those of its tokens: their mean (DiscriTune's code), their sum (the papers' formulas), or
+their sum with the loss divided by the tokens of the whole batch (SLE's code)."""
 
 REDUCTIONS: tuple[str, ...] = get_args(LogProbReduction)
 
@@ -38,7 +38,7 @@ def _check(log_probs: Tensor, mask: Tensor, reduction: str) -> None:
 
 
 def _weights(mask: Tensor, reduction: str, dtype: torch.dtype) -> Tensor:
-    """`(N, T)`: what each token weighs in its caption; at least fp32."""
+    """`(N, T)`: weight of each token in its caption; at least fp32."""
     weights = mask.to(torch.promote_types(dtype, torch.float32))
     return weights / weights.sum(1, keepdim=True).clamp(min=1) if reduction == "mean" else weights
 
@@ -59,7 +59,7 @@ def caption_log_probs(log_probs: Tensor, mask: Tensor, logprob_reduction: LogPro
     """
     _check(log_probs, mask, logprob_reduction)
     mask = mask.bool()
-    # Whatever stands at padding, NaN and -inf included, must not reach the sum.
+    # Values at padding, NaN and -inf included, must not reach the sum.
     return (torch.where(mask, log_probs, 0.0) * _weights(mask, logprob_reduction, log_probs.dtype)).sum(1)
 
 
@@ -70,7 +70,7 @@ def policy_gradient_loss(
     *,
     logprob_reduction: LogProbReduction = "mean",
     old_log_probs: Tensor | None = None,
-    clip_range: float | None = None,
+    epsilon: float | None = None,
     ref_log_probs: Tensor | None = None,
     beta: float = 0.0,
     entropy: Tensor | None = None,
@@ -82,23 +82,23 @@ def policy_gradient_loss(
     Reference: Williams 1992 (REINFORCE); Dessi et al. 2023, Eq. 3; Schulman et al. 2017, Eq. 7, for the clipped ratio.
     With `w` the weight of a token (see `LogProbReduction`), `A` the advantage of its caption and `Z` the normaliser:
     `loss = -1/Z sum_nt w_nt [A_n log p_nt - beta k_nt + entropy_weight H_nt]`. With `old_log_probs`,
-    `min(r A, clip(r, 1 - c, 1 + c) A)` stands for `A log p`, where `r = p / p_old`. `k = exp(d) - d - 1` with
+    `A log p` becomes `min(r A, clip(r, 1 - epsilon, 1 + epsilon) A)`, where `r = p / p_old`. `k = exp(d) - d - 1` with
     `d = log p_ref - log p` is the unbiased, never negative estimate of KL(p, p_ref) from the sampled token; as tokens are
     not differentiated, its gradient pulls like that of KL(p_ref, p), and so does GRPO's.
 
     Args:
-        log_probs (`torch.Tensor` of shape `(N, T)`): Of each token under the policy, with gradient.
+        log_probs (`torch.Tensor` of shape `(N, T)`): Log-probability of each token under the policy, with gradient.
         advantages (`torch.Tensor` of shape `(N,)`): Reward minus baseline of each caption; not differentiated.
         mask (`torch.Tensor` of shape `(N, T)`): True at the tokens of the caption, the end token included.
-        logprob_reduction: What a token weighs.
-        old_log_probs (`torch.Tensor` of shape `(N, T)`, *optional*): Under the policy that wrote the captions.
-        clip_range (`float`, *optional*): c of the clipped ratio; None does not clip.
+        logprob_reduction: Weights of the tokens.
+        old_log_probs (`torch.Tensor` of shape `(N, T)`, *optional*): Under the sampling policy.
+        epsilon (`float`, *optional*): Range of the clipped ratio; None does not clip.
         ref_log_probs (`torch.Tensor` of shape `(N, T)`, *optional*): Under the reference model, for the penalty.
         beta (`float`): Weight of the penalty.
-        entropy (`torch.Tensor` of shape `(N, T)`, *optional*): Of the distribution of each token, in nats.
-        entropy_weight (`float`): Weight of the bonus.
+        entropy (`torch.Tensor` of shape `(N, T)`, *optional*): Entropy of the distribution of each token, in nats.
+        entropy_weight (`float`): Weight of the entropy bonus.
         normalizer (`torch.Tensor` or `float`, *optional*): Z: captions (tokens, for `"token_mean"`) of the whole
-            optimizer step, where this is a part of it; by default those given here.
+            optimizer step, if this is only a part of it; by default those passed here.
 
     Returns:
         `dict`: `loss`, a scalar; detached sums over captions of per-caption token means `kl`, `entropy` and
@@ -109,7 +109,7 @@ def policy_gradient_loss(
     """
     _check(log_probs, mask, logprob_reduction)
     if advantages.shape != log_probs.shape[:1]:
-        raise ValueError(f"advantages must be ({len(log_probs)},), one a caption, got {tuple(advantages.shape)}.")
+        raise ValueError(f"advantages must be ({len(log_probs)},), one per caption, got {tuple(advantages.shape)}.")
     for name, value, weight in (
         ("old_log_probs", old_log_probs, 0.0),
         ("ref_log_probs", ref_log_probs, beta),
@@ -124,21 +124,20 @@ def policy_gradient_loss(
     means = _weights(mask, "mean", log_probs.dtype)
     if normalizer is None:
         normalizer = mask.sum().clamp(min=1) if logprob_reduction == "token_mean" else max(len(mask), 1)
-    # Half precision would round advantages and ratios, and end at e^11.
+    # Half precision would round advantages and ratios, and overflow at e^11.
     dtype = torch.promote_types(log_probs.dtype, torch.float32)
     advantage = advantages.detach().to(dtype).unsqueeze(1)  # (N, 1)
     named: dict[str, Tensor] = {}
 
-    # Cleared before anything is computed from it: behind an exponential, NaN and -inf at padding give NaN gradients
-    # even where the result is thrown away.
+    # Padding is cleared first: after an exponential, NaN and -inf give NaN gradients even if the result is not used.
     log_probs = torch.where(mask, log_probs, 0.0).to(dtype)
     if old_log_probs is None:
         gain = advantage * log_probs
     else:
         ratio = _exp(log_probs - torch.where(mask, old_log_probs, 0.0))
         gain = ratio * advantage
-        if clip_range is not None:
-            clipped = ratio.clamp(1 - clip_range, 1 + clip_range) * advantage
+        if epsilon is not None:
+            clipped = ratio.clamp(1 - epsilon, 1 + epsilon) * advantage
             named["clipped_share"] = ((clipped < gain).float() * means).sum().detach()
             gain = torch.minimum(gain, clipped)
     if ref_log_probs is not None:

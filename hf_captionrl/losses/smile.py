@@ -66,7 +66,7 @@ def smile_loss(
     first_token: FirstToken | None = None,
     subset: Subset = "caption",
     mle_weight: float = 0.0,
-    label_smoothing: float = 0.0,
+    mle_label_smoothing: float = 0.0,
     num_random: int = 10,
     random_draw: RandomDraw = "sequence",
     random_ids: Tensor | None = None,
@@ -90,7 +90,7 @@ def smile_loss(
         subset: The words a position chooses from: those of the `"caption"`; `"random"` ids and the label; or the
             `"reverse"`, all but the caption's words, and the label.
         mle_weight (`float`): The paper's lambda, in [0, 1].
-        label_smoothing (`float`): In [0, 1), of the MLE branch only (paper 0.0, released code 0.1).
+        mle_label_smoothing (`float`): In [0, 1), of the MLE branch only (paper 0.0, released code 0.1).
         num_random (`int`): Ids per draw of the random subset, with replacement.
         random_draw: One draw a `"sequence"` (paper) or a `"position"` (released code).
         random_ids (`torch.Tensor` of shape `(B, R)` or `(B, T, R)`, *optional*): Given instead of drawn.
@@ -103,7 +103,7 @@ def smile_loss(
     Raises:
         ValueError: If shapes disagree, an option is out of range, or every label is ignored.
     """
-    check_options(first_token, subset, mle_weight, label_smoothing, num_random, random_draw, reduction)
+    check_options(first_token, subset, mle_weight, mle_label_smoothing, num_random, random_draw, reduction)
     if logits.dim() != 3 or logits.shape[:2] != labels.shape:
         raise ValueError(
             f"logits {tuple(logits.shape)} must be (B, T, V) with labels (B, T), not {tuple(labels.shape)}. "
@@ -135,7 +135,7 @@ def smile_loss(
             labels,
             ignore_index=IGNORE_INDEX,
             reduction="none",
-            label_smoothing=label_smoothing,
+            label_smoothing=mle_label_smoothing,
         )
         losses = mle_weight * mle + (1 - mle_weight) * losses
     return _reduce(losses, supervised, reduction)
@@ -151,7 +151,7 @@ def fused_smile_loss(
     first_token: FirstToken | None = None,
     subset: Subset = "caption",
     mle_weight: float = 0.0,
-    label_smoothing: float = 0.0,
+    mle_label_smoothing: float = 0.0,
     softcap: float | None = None,
     num_random: int = 10,
     random_draw: RandomDraw = "sequence",
@@ -185,7 +185,7 @@ def fused_smile_loss(
         subset: `"caption"`, `"random"` or `"reverse"`, see `smile_loss`. `"reverse"` needs a pass over the whole
             vocabulary.
         mle_weight (`float`): The paper's lambda, in [0, 1]; above 0 it needs a pass over the whole vocabulary.
-        label_smoothing (`float`): In [0, 1), of the MLE branch only.
+        mle_label_smoothing (`float`): In [0, 1), of the MLE branch only.
         softcap (`float`, *optional*): `softcap * tanh(logits / softcap)`, as Gemma's heads do.
         num_random (`int`): Ids per draw of the random subset, with replacement.
         random_draw: One draw a `"sequence"` (paper) or a `"position"` (released code).
@@ -203,7 +203,7 @@ def fused_smile_loss(
     Raises:
         ValueError: If shapes disagree, an id lies outside the vocabulary, or an option is out of range.
     """
-    check_options(first_token, subset, mle_weight, label_smoothing, num_random, random_draw, reduction)
+    check_options(first_token, subset, mle_weight, mle_label_smoothing, num_random, random_draw, reduction)
     check_head_inputs(hidden, weight, labels, bias, softcap)
     chunk_size = default_chunk_size(hidden) if chunk_size is None else chunk_size
     if chunk_size < 1:
@@ -246,7 +246,7 @@ def fused_smile_loss(
         subset == "reverse",
         first_mle,
         mle_weight,
-        label_smoothing,
+        mle_label_smoothing,
         softcap,
         chunk_size,
         product_dtype(hidden, weight),

@@ -43,7 +43,7 @@ def check_options(
     first_token: str | None,
     subset: str,
     mle_weight: float,
-    label_smoothing: float,
+    mle_label_smoothing: float,
     num_random: int,
     random_draw: str,
     reduction: str,
@@ -59,8 +59,10 @@ def check_options(
             raise ValueError(f"{name} ({value!r}) must be one of {', '.join(map(repr, allowed))}.")
     if not 0.0 <= mle_weight <= 1.0:
         raise ValueError(f"mle_weight ({mle_weight}) must lie in [0, 1]. 0 is SMILE alone, 1 is MLE alone.")
-    if not 0.0 <= label_smoothing < 1.0:
-        raise ValueError(f"label_smoothing ({label_smoothing}) must lie in [0, 1). The authors' MLE branch uses 0.1.")
+    if not 0.0 <= mle_label_smoothing < 1.0:
+        raise ValueError(
+            f"mle_label_smoothing ({mle_label_smoothing}) must lie in [0, 1). The authors' MLE branch uses 0.1."
+        )
     if num_random < 1:
         raise ValueError(f"num_random ({num_random}) must be at least 1. The paper draws 10.")
 

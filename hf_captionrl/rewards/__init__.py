@@ -1,4 +1,7 @@
-"""What a rollout earns: rewards, their weighted sum, and the baselines they are held against."""
+"""Rewards, their weighted sum, and the baselines that turn them into advantages."""
+
+from importlib import import_module
+from pkgutil import iter_modules
 
 from hf_captionrl.rewards.advantages import BASELINES, Baseline, RunningMeanBaseline, make_baseline
 from hf_captionrl.rewards.base import Reward, RewardContext, RewardData, WeightedRewards
@@ -6,7 +9,7 @@ from hf_captionrl.rewards.cider import CiderReward
 from hf_captionrl.rewards.diversity import PairwiseDiversity, bleu34_distance, edit_distance
 from hf_captionrl.rewards.functions import CompletionReward, FunctionReward
 from hf_captionrl.rewards.penalties import LengthPenalty, RepetitionPenalty, TruncationPenalty, repeated_share
-from hf_captionrl.rewards.registry import REWARDS, RewardLike, resolve_rewards
+from hf_captionrl.rewards.registry import REWARDS, RewardLike, register_reward, resolve_rewards
 from hf_captionrl.rewards.self_retrieval import SelfRetrieval, retrieval_rewards
 
 __all__ = [
@@ -30,7 +33,12 @@ __all__ = [
     "bleu34_distance",
     "edit_distance",
     "make_baseline",
+    "register_reward",
     "repeated_share",
     "resolve_rewards",
     "retrieval_rewards",
 ]
+
+# Every file here registers its rewards: a new one needs no line elsewhere.
+for _module in iter_modules(__path__):
+    import_module(f"{__name__}.{_module.name}")

@@ -1,8 +1,10 @@
-r"""What a reward is held against. A baseline changes the variance of the policy gradient, not its mean; but for
-`group_mean`, which shrinks it by (G-1)/G, `group`, which also rescales it image by image, `group_floor`, and
-`running_mean_inclusive`, of which each caption's own reward is a part (the less, the more rollouts there were).
+r"""Baselines of rewards, and the advantages of a rollout.
 
-Legend: B images, G captions an image.
+A baseline changes the variance of the policy gradient, not its mean. Exceptions: `group_mean` scales the mean by (G-1)/G,
+`group` also rescales it per image, `group_floor` changes it, and `running_mean_inclusive` contains each caption's own
+reward (with a share that falls with the number of rollouts).
+
+Legend: B images, G captions per image, N = B * G captions, R rewards.
 """
 
 from __future__ import annotations
@@ -10,7 +12,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
+
+from hf_captionrl.rewards.base import RewardContext, WeightedRewards
 
 __all__ = [
     "BASELINES",
@@ -21,6 +26,7 @@ __all__ = [
     "GroupMeanBaseline",
     "LeaveOneOutBaseline",
     "RunningMeanBaseline",
+    "compute_advantages",
     "make_baseline",
 ]
 
@@ -29,10 +35,10 @@ class Baseline:
     """No baseline: the advantage is the reward.
 
     Attributes:
-        per_reward: Whether each reward is held against its own baseline before it is weighted, not the weighted sum.
-        update_first: Whether the rollout at hand is part of what is learned.
-        needs_greedy: Whether the reward of the greedy caption is needed.
-        min_group_size: Fewest captions an image.
+        per_reward: Subtract the baseline from each reward before weighting, not from the weighted sum.
+        update_first: Include the current rollout in the statistics.
+        needs_greedy: Needs the reward of the greedy caption.
+        min_group_size: Smallest number of captions per image.
     """
 
     per_reward: bool = False
@@ -44,8 +50,8 @@ class Baseline:
         """Advantages.
 
         Args:
-            rewards (`torch.Tensor` of shape `(B, G)`): Of the captions of each image.
-            greedy (`torch.Tensor` of shape `(B,)`, *optional*): Of the greedy caption of each image.
+            rewards (`torch.Tensor` of shape `(B, G)`): Rewards of the captions of each image.
+            greedy (`torch.Tensor` of shape `(B,)`, *optional*): Reward of the greedy caption of each image.
 
         Returns:
             `torch.Tensor` of shape `(B, G)`: Reward minus baseline.
@@ -53,25 +59,25 @@ class Baseline:
         return rewards
 
     def update(self, mean_reward: float) -> None:
-        """Learn the mean reward of a rollout over all processes, after its advantages were taken.
+        """Add the mean reward of a rollout over all processes, after its advantages were computed.
 
         Args:
             mean_reward (`float`): Mean over all captions.
         """
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint must keep.
+        """State for a checkpoint.
 
         Returns:
-            `dict`: Numbers; JSON keeps them exactly.
+            `dict`: Numbers, which JSON stores exactly.
         """
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a checkpoint.
+        """Restore the state of a checkpoint.
 
         Args:
-            state (`dict`): Of `state_dict`.
+            state (`dict`): Result of `state_dict`.
         """
 
 
@@ -87,12 +93,10 @@ class GreedyBaseline(Baseline):
 
 
 class RunningMeanBaseline(Baseline):
-    """Mean over all rollouts so far of their mean rewards (DiscriTune); 0 at first.
-
-    The rollout at hand is not yet part of it: No Detail Left Behind's code updates first.
+    """Mean of the mean rewards of all previous rollouts (DiscriTune); 0 at first.
 
     Args:
-        update_first (`bool`): Let the rollout at hand be part of it.
+        update_first (`bool`): Include the current rollout, as in No Detail Left Behind's code.
     """
 
     def __init__(self, update_first: bool = False) -> None:
@@ -208,3 +212,44 @@ def make_baseline(name: str, group_size: int, *, do_sample: bool = True) -> Base
             "or use 'running_mean'."
         )
     return baseline
+
+
+def compute_advantages(
+    rewards: WeightedRewards,
+    baselines: dict[str, Baseline],
+    default: str,
+    context: RewardContext,
+    greedy: RewardContext | None,
+    mean_over_processes: Callable[[float], float],
+) -> tuple[Tensor, Tensor]:
+    """Advantages `(N,)` and rewards `(N, R)` of a rollout, float64 on the CPU.
+
+    Rewards that share a baseline are summed before the baseline is subtracted. `greedy` is the rollout of the greedy
+    captions, for baselines that need it.
+    """
+    values = rewards(context)  # (N, R)
+    names = [reward.baseline or default for reward in rewards.rewards]
+    columns_of = {name: [i for i, other in enumerate(names) if other == name] for name in names}
+    weights = torch.tensor(rewards.weights, dtype=values.dtype)
+    shape = (len(context.rows), context.group_size)
+    total = torch.zeros(shape, dtype=values.dtype)
+    compared = [i for name, columns in columns_of.items() if baselines[name].needs_greedy for i in columns]
+    greedy_values = rewards(greedy, only=compared) if greedy is not None and compared else None  # (B, R)
+    for name, columns in columns_of.items():
+        baseline = baselines[name]
+        if baseline.per_reward:
+            for column in columns:
+                total += weights[column] * baseline(values[:, column].view(shape))
+            continue
+        rewards_sum = (values[:, columns] * weights[columns]).sum(1).view(shape)  # (B, G)
+        greedy_sum = None
+        if baseline.needs_greedy:
+            assert greedy_values is not None
+            greedy_sum = (greedy_values[:, columns] * weights[columns]).sum(1)  # (B,)
+        mean = mean_over_processes(float(rewards_sum.mean()))
+        if baseline.update_first:
+            baseline.update(mean)
+        total += baseline(rewards_sum, greedy_sum)
+        if not baseline.update_first:
+            baseline.update(mean)
+    return total.flatten(), values

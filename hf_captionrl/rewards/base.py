@@ -1,6 +1,6 @@
-r"""What a reward is, what it sees, and how several are added up.
+r"""The interface of rewards, what they see of a rollout, and their weighted sum.
 
-Legend: B images of this process, G captions an image, N = B * G captions, T tokens, C images of the whole rollout.
+Legend: B images of this process, G captions per image, N = B * G captions, R rewards, T tokens, C images of the whole rollout.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class RewardData:
-    """What a reward may learn about the training data before the first step.
+    """The training data, which rewards see once before the first step.
 
     Args:
         image_ids (`Sequence[str]`): Id of each training image.
         references (`Sequence[list[str]]`): Human captions of each training image.
         image_features (`Callable`): From a scorer to its features `(num_images, D)` of all training images, cached.
-        encode (`Callable`): From captions to ids and mask, both `(R, T)`, as the policy would write them: without start
-            and prompt, with the end token.
+        encode (`Callable`): From captions to ids and mask, both `(R, T)`, as the policy would generate them: without start
+            token and prompt, with the end token.
         eos_token_id (`int`): The policy's end token.
-        device (`torch.device`): Where training runs.
-        scorer (`Scorer`, *optional*): Given to the trainer, for rewards that bring none.
+        device (`torch.device`): Device of the training.
+        scorer (`Scorer`, *optional*): The trainer's scorer, for rewards that have none.
         max_completion_length (`int`, *optional*): Longest caption in the policy's tokens, the end token included.
-        bags (`bool`): Whether the batches are made of bags.
+        bags (`bool`): Whether batches consist of bags.
         columns (`Sequence[str]`): Names of the columns of the training data.
     """
 
@@ -56,30 +56,30 @@ class RewardData:
 
 @dataclass
 class RewardContext:
-    """One rollout, as this process must reward it; `candidates` and `bag_size` tell of all processes.
+    """One rollout of this process; `candidates` and `bag_size` cover all processes.
 
     Args:
-        captions (`list[str]`): N captions, those of an image in a row.
+        captions (`list[str]`): N captions; the G captions of an image are adjacent.
         ids (`torch.Tensor` of shape `(N, T)`): Completions, right-padded.
         mask (`torch.Tensor` of shape `(N, T)`): True at the tokens of the caption, the end token included.
-        ended (`torch.Tensor` of shape `(N,)`): False where the caption was cut by the length limit.
-        rows (`torch.Tensor` of shape `(B,)`): Rows of the training data, one an image.
+        ended (`torch.Tensor` of shape `(N,)`): False where the length limit truncated the caption.
+        rows (`torch.Tensor` of shape `(B,)`): Rows of the training data, one per image.
         image_ids (`list[str]`): B ids.
         references (`list[list[str]]`): Human captions of the B images.
-        candidates (`torch.Tensor` of shape `(C,)`): Rows of all images of the rollout on all processes; the distractors.
-        positions (`torch.Tensor` of shape `(B,)`): Where the own images stand among the candidates.
-        bag_size (`int`): Each so many candidates in a row are a bag of look-alikes; 0 where there are no bags.
+        candidates (`torch.Tensor` of shape `(C,)`): Rows of all images of the rollout on all processes: targets and distractors.
+        positions (`torch.Tensor` of shape `(B,)`): Positions of the targets among the candidates.
+        bag_size (`int`): Every `bag_size` consecutive candidates form a bag of similar images; 0 without bags.
         step (`int`): Optimizer step.
-        statistics (`dict[str, float]`): What rewards want logged, e.g. counts of captions without a reward.
-        ranks (`torch.Tensor` of shape `(N,)`, *optional*): Rank of the own image among all candidates by each caption, 1 the
-            best, left there by a reward that ranks.
+        statistics (`dict[str, float]`): Numbers that rewards log, e.g. counts of captions without a reward.
+        ranks (`torch.Tensor` of shape `(N,)`, *optional*): Rank of the target among all candidates for each caption, 1 is
+            best; set by a reward that ranks.
         columns (`Mapping[str, Sequence]`): Columns of the data, B values each, one per image.
         prompts (`list`, *optional*): N prompts; text, or messages in a trainer of chat models.
         completions (`list`, *optional*): N completions as lists of messages; only in a trainer of chat models.
         completion_ids (`list[list[int]]`, *optional*): Token ids of the completions, where they are known as lists.
         trainer_state (`TrainerState`, *optional*): State of the trainer.
-        metrics (`dict[str, list[float]]`): What `log_metric` was given.
-        extra (`dict[str, list]`): What `log_extra` was given.
+        metrics (`dict[str, list[float]]`): Values passed to `log_metric`.
+        extra (`dict[str, list]`): Columns passed to `log_extra`.
     """
 
     captions: list[str]
@@ -104,7 +104,7 @@ class RewardContext:
     extra: dict[str, list[Any]] = field(default_factory=dict)
 
     def log_metric(self, name: str, value: float) -> None:
-        """Log a number beside the rewards, as the mean over the calls, the processes and the steps between two logs.
+        """Log a number with the rewards: its mean over calls, processes and the steps between two logs.
 
         Args:
             name (`str`): Name of the metric.
@@ -131,7 +131,7 @@ class RewardContext:
 
     @property
     def group_size(self) -> int:
-        """G, captions an image."""
+        """G, captions per image."""
         return len(self.captions) // max(len(self.rows), 1)
 
     @cached_property
@@ -143,16 +143,35 @@ class RewardContext:
 class Reward(ABC):
     """A number for each caption of a rollout; higher is better.
 
+    The rewards of this package are dataclasses under [`register_reward`]. Their weight, and every field with a help text
+    in its metadata, become arguments of [`SelfRetrievalConfig`] and [`SelfRetrievalGRPOConfig`].
+
     Attributes:
-        name: Under which it is logged.
-        baseline: Name of the baseline it is held against; None for the trainer's. See `rewards.baselines`.
+        name: Name in the logs.
+        baseline: Name of the baseline that is subtracted; None for the trainer's. See `BASELINES`.
+        summary: What is rewarded, as a noun phrase, for help texts and model cards.
+        default_weight: Weight in a configuration that does not set it.
+        weight_argument: Configuration argument that holds the weight; by default `{name}_weight`.
+        stands_alone: Whether it may be the only reward. False for penalties: on their own they teach empty captions.
     """
 
     name: str = "reward"
     baseline: str | None = None
+    summary: str = ""
+    default_weight: float = 0.0
+    weight_argument: str = ""
+    stands_alone: bool = True
+
+    def describe(self) -> str:
+        """What is rewarded with these arguments.
+
+        Returns:
+            `str`: A noun phrase for the model card.
+        """
+        return self.summary or f"the reward {self.name!r}"
 
     def prepare(self, data: RewardData) -> None:  # noqa: B027  (most rewards need nothing)
-        """Look at the training data once, before the first step. Whatever is wrong with them is said here.
+        """Read and check the training data once, before the first step.
 
         Args:
             data ([`RewardData`]): The training data.
@@ -170,26 +189,27 @@ class Reward(ABC):
         """
 
     def undefined(self, context: RewardContext) -> float:
-        """What a caption gets whose reward is NaN, so that training goes on; such captions are counted.
+        """Substitute for rewards that are NaN or infinite, which are counted.
 
         Args:
             context ([`RewardContext`]): The rollout.
 
         Returns:
-            `float`: 0 unless a reward has a floor of its own.
+            `float`: 0 unless the reward has its own floor.
         """
         return 0.0
 
 
 class WeightedRewards:
-    """Several rewards of one rollout, each under its own name.
+    """A weighted sum of rewards, each logged under its own name.
 
     Args:
         rewards (`Sequence[Reward]`): The rewards.
-        weights (`Sequence[float]`, *optional*): One each; 1 by default.
+        weights (`Sequence[float]`, *optional*): One per reward; 1 by default.
 
     Raises:
-        ValueError: If there is none, the numbers disagree, a weight is not finite, or two have one name.
+        ValueError: If there is no reward, the numbers of rewards and weights differ, a weight is not finite, or two
+            rewards have the same name.
     """
 
     def __init__(self, rewards: Sequence[Reward], weights: Sequence[float] | None = None) -> None:
@@ -198,14 +218,16 @@ class WeightedRewards:
         if not self.rewards:
             raise ValueError("There is no reward. Pass reward_funcs, e.g. reward_funcs='self_retrieval'.")
         if len(self.weights) != len(self.rewards):
-            raise ValueError(f"{len(self.weights)} reward weights for {len(self.rewards)} rewards. Pass one each.")
+            raise ValueError(
+                f"{len(self.weights)} reward weights for {len(self.rewards)} rewards. Pass one per reward."
+            )
         if not all(math.isfinite(weight) for weight in self.weights):
             raise ValueError(f"The reward weights are {self.weights}. Use finite numbers.")
         self._has_warned = False
         names = [reward.name for reward in self.rewards]
         if len(set(names)) < len(names):
             raise ValueError(
-                f"Two rewards have one name: {names}. Set the attribute name of one of them; for a function use "
+                f"Two rewards have one name: {names}. Set the attribute `name` of one of them; for a function use "
                 "FunctionReward(function, name=...) or CompletionReward(function, name=...)."
             )
 
@@ -214,8 +236,20 @@ class WeightedRewards:
         """Names in order."""
         return [reward.name for reward in self.rewards]
 
+    def describe(self) -> str:
+        """What is rewarded: every reward whose weight is not 0.
+
+        Returns:
+            `str`: Noun phrases with weights, for the model card.
+        """
+        return ", plus ".join(
+            reward.describe() if weight == 1 else f"{weight:g} times {reward.describe()}"
+            for reward, weight in zip(self.rewards, self.weights, strict=True)
+            if weight
+        )
+
     def prepare(self, data: RewardData) -> None:
-        """Let every reward look at the training data.
+        """Let every reward read the training data.
 
         Args:
             data ([`RewardData`]): The training data.
@@ -224,7 +258,7 @@ class WeightedRewards:
             reward.prepare(data)
 
     def __call__(self, context: RewardContext, only: Sequence[int] | None = None) -> Tensor:
-        """All rewards of a rollout, not weighted.
+        """All rewards of a rollout, unweighted.
 
         Args:
             context ([`RewardContext`]): The rollout.
@@ -234,7 +268,7 @@ class WeightedRewards:
             `torch.Tensor` of shape `(N, R)`: float64 on the CPU, finite.
 
         Raises:
-            ValueError: If a reward does not return one number a caption.
+            ValueError: If a reward does not return one number per caption.
         """
         columns, missing, has_infinite = [], [], False
         found = self._values(context, range(len(self.rewards)) if only is None else only)
@@ -246,7 +280,7 @@ class WeightedRewards:
             if values.shape != (len(context.captions),):
                 raise ValueError(
                     f"The reward {reward.name!r} returned shape {tuple(values.shape)} for {len(context.captions)} "
-                    "captions. Return one number a caption."
+                    "captions. Return one number per caption."
                 )
             bad = ~values.isfinite()
             has_infinite |= bool(values.isinf().any())
@@ -262,7 +296,7 @@ class WeightedRewards:
         return torch.stack(columns, dim=1)
 
     def _values(self, context: RewardContext, wanted: Sequence[int]) -> dict[int, Tensor]:
-        """What rewards return, by their index; asynchronous functions run at the same time, after the others."""
+        """What the rewards return, by index; asynchronous functions run concurrently, after the others."""
         later = [i for i in wanted if getattr(self.rewards[i], "is_async", False)]
         found = {i: self.rewards[i](context) for i in wanted if i not in later}
         functions: list[Any] = [self.rewards[i] for i in later]
@@ -270,16 +304,17 @@ class WeightedRewards:
         return found | {i: f.read(answer) for i, f, answer in zip(later, functions, answers, strict=True)}
 
     def _check_rewarded(self, context: RewardContext, unrewarded: Tensor, returned: str) -> None:
-        """Warn of captions that no reward gave a number to, `(N,)`; once where they are all captions of a rollout."""
+        """Warn about captions without a number from any reward, `(N,)`; only once if that is every caption of a rollout."""
         has_floor = any(type(reward).undefined is not Reward.undefined for reward in self.rewards)
         if has_floor or not unrewarded.any():
             return
         if unrewarded.all():
-            # As in TRL: of several tasks, a process may hold images of one that no reward is for.
+            # As in TRL: with several tasks, a process may hold images of a task without a reward.
             if not self._has_warned:
                 logger.warning(
-                    "No reward gave a number to any of the %d captions of this rollout: %s returned %s for all of them, and "
-                    "they count as 0, from which nothing is learnt. Return a number for at least one caption. Said once.",
+                    "No reward returned a number for any of the %d captions of this rollout: %s returned %s for all of them. "
+                    "They count as 0, from which nothing is learned. Return a number for at least one caption. This warning "
+                    "is not repeated.",
                     len(unrewarded),
                     self.names,
                     returned,

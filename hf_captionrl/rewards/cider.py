@@ -1,16 +1,18 @@
-r"""CIDEr-D of what the policy wrote against the references of its image, on the policy's own tokens.
+r"""CIDEr-D of the completions against the references of their images, on the policy's tokens.
 
-Legend: B images, G captions an image, N = B * G captions, R references, T tokens.
+Legend: B images, G captions per image, N = B * G captions, R references, T tokens.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from hf_captionrl.rewards.base import Reward, RewardContext, RewardData
+from hf_captionrl.rewards.registry import register_reward
 from hf_captionrl.text.cider import CiderScorer
 from hf_captionrl.text.frequencies import DocumentFrequencies
 from hf_captionrl.text.ngrams import TokenBatch
@@ -18,32 +20,29 @@ from hf_captionrl.text.ngrams import TokenBatch
 __all__ = ["CiderReward"]
 
 
+@register_reward
+@dataclass(eq=False)
 class CiderReward(Reward):
     r"""CIDEr-D with the document frequencies of the training references, counted once.
 
     References: Vedantam et al. 2015; Rennie et al. 2017 for its use as a reward. N-grams are of the policy's tokens, so
-    that nothing leaves the training device and no caption is looked at in Python; for a vocabulary of whole words these
-    are the words. An image none of whose references has a token has no reward (NaN, counted). The end token is scored, or about a third of the captions learn to end badly.
+    everything stays on the training device; with a vocabulary of whole words they are words. An image without a token
+    in any reference has no reward (NaN, counted). Without the end token about a third of the captions learn to end badly.
 
     Args:
-        cider_eos (`bool`): Score the end token as a word. It stands behind every reference, so it rewards captions
-            that end where the references end.
         variant: `"cider_d"` or `"cider"`.
         baseline (`str`, *optional*): Own baseline; None for the trainer's.
     """
 
     name = "cider"
+    summary = "CIDEr-D"
 
-    def __init__(
-        self,
-        *,
-        cider_eos: bool = True,
-        variant: Literal["cider_d", "cider"] = "cider_d",
-        baseline: str | None = None,
-    ) -> None:
-        self.cider_eos = cider_eos
-        self.variant: Literal["cider_d", "cider"] = variant
-        self.baseline = baseline
+    cider_eos: bool = field(
+        default=True,
+        metadata={"help": "CIDEr-D scores the end token too; without it captions learn to end anywhere."},
+    )
+    variant: Literal["cider_d", "cider"] = "cider_d"
+    baseline: str | None = None
 
     def prepare(self, data: RewardData) -> None:
         """Encode and count the references of all training images."""

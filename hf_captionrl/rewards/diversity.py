@@ -1,17 +1,18 @@
-r"""How far the captions of one image lie from each other.
+r"""Distances between the captions of one image, and the reward for them.
 
-Legend: B images, G captions an image (SLE's s), N = B * G captions, T tokens, D features.
+Legend: B images, G captions per image (SLE's s), N = B * G captions, T tokens, D features.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from hf_captionrl.rewards.base import Reward, RewardContext, RewardData
+from hf_captionrl.rewards.registry import register_reward
 from hf_captionrl.text.bleu import bleu_scores, pairwise_bleu, sibling_bleu
 from hf_captionrl.text.ngrams import TokenBatch
 
@@ -84,8 +85,10 @@ def _equal(ids: Tensor, mask: Tensor, group_size: int) -> Tensor:
     return (tokens[:, :, None] == tokens[:, None, :]).all(-1)
 
 
+@register_reward
+@dataclass(eq=False)
 class PairwiseDiversity(Reward):
-    r"""SLE's diversity term as a reward of its own, to be added to CIDEr, to self-retrieval, or to any other.
+    r"""SLE's diversity term as a separate reward, to be added to CIDEr, to self-retrieval, or to any other.
 
     Reference: SLE, Eq. 11-16. Reward of caption j: `(2/s) sum_k d(y_j, y_k)`; its baseline is the mean over the
     captions of the image, `(2/s^2) sum_jk d`, which matches the factor 2.
@@ -93,40 +96,51 @@ class PairwiseDiversity(Reward):
     Args:
         distance: `"bleu34"`, `"edit"`, `"embedding"` (one minus the cosine of a text encoder), or a callable from a
             [`RewardContext`] to distances `(B, G, G)`.
-        variant: `"pairwise"`, the paper's; or `"multi_reference"`, the authors' code of 2018: minus the mean of BLEU-3
-            and BLEU-4 against all the other captions at once, with a baseline of at least -0.5.
         include_eos (`bool`): Count the end token as a word; the paper does not.
         text_encoder (`Callable`, *optional*): From captions to vectors `(N, D)` of any length, for `"embedding"`; by
             default the text tower of the trainer's scorer.
 
     Raises:
-        ValueError: If the distance or the variant is unknown.
+        ValueError: If the distance or the kind of diversity is unknown.
     """
 
     name = "diversity"
+    summary = "the diversity of the captions of an image"
+    stands_alone = False
 
-    def __init__(
-        self,
-        distance: Literal["bleu34", "edit", "embedding"] | Distance = "bleu34",
-        *,
-        variant: Literal["pairwise", "multi_reference"] = "pairwise",
-        include_eos: bool = False,
-        text_encoder: Callable[[list[str]], Tensor] | None = None,
-    ) -> None:
-        if not callable(distance) and distance not in ("bleu34", "edit", "embedding"):
-            raise ValueError(f"distance is {distance!r}. Use 'bleu34', 'edit', 'embedding' or a callable.")
-        if variant not in ("pairwise", "multi_reference"):
-            raise ValueError(f"variant is {variant!r}. Use 'pairwise' or 'multi_reference'.")
-        if variant == "multi_reference" and distance != "bleu34":
-            raise ValueError("variant='multi_reference' is defined for BLEU only. Leave distance at 'bleu34'.")
-        self.distance = distance
-        self.variant = variant
-        self.include_eos = include_eos
-        self.text_encoder = text_encoder
-        self.baseline = "group_mean" if variant == "pairwise" else "group_floor"
+    distance: str | Distance = field(
+        default="bleu34",
+        metadata={
+            "help": "Distance between captions: 'bleu34' (one minus the mean of BLEU-3 and BLEU-4), 'edit' or 'embedding'."
+        },
+    )
+    diversity: str = field(
+        default="pairwise",
+        metadata={
+            "help": "'pairwise' is the paper's; 'multi_reference' the code of 2018: minus the BLEU against all the other "
+            "captions at once, with a baseline of at least -0.5."
+        },
+    )
+    include_eos: bool = False
+    text_encoder: Callable[[list[str]], Tensor] | None = None
+
+    def __post_init__(self) -> None:
+        if not callable(self.distance) and self.distance not in ("bleu34", "edit", "embedding"):
+            raise ValueError(f"distance is {self.distance!r}. Use 'bleu34', 'edit', 'embedding' or a callable.")
+        if self.diversity not in ("pairwise", "multi_reference"):
+            raise ValueError(f"diversity is {self.diversity!r}. Use 'pairwise' or 'multi_reference'.")
+        if self.diversity == "multi_reference" and self.distance != "bleu34":
+            raise ValueError("diversity='multi_reference' is defined for BLEU only. Leave distance at 'bleu34'.")
+        self.baseline = "group_mean" if self.diversity == "pairwise" else "group_floor"
+
+    def describe(self) -> str:
+        if self.diversity == "multi_reference":
+            return "the diversity of the captions of an image (BLEU against all others)"
+        distance = "a custom" if callable(self.distance) else f"the {self.distance}"
+        return f"the diversity of the captions of an image ({distance} distance)"
 
     def prepare(self, data: RewardData) -> None:
-        """Learn the end token, and find the text encoder where one is needed."""
+        """Store the end token, and find the text encoder if one is needed."""
         self._eos = data.eos_token_id
         if self.distance == "embedding" and self.text_encoder is None:
             if data.scorer is None:
@@ -175,7 +189,7 @@ class PairwiseDiversity(Reward):
                 f"Diversity compares the captions of one image and needs two of them, got num_generations="
                 f"{context.group_size}. Raise num_generations."
             )
-        if self.variant == "multi_reference":
+        if self.diversity == "multi_reference":
             groups = torch.arange(len(context.rows), device=context.ids.device).repeat_interleave(context.group_size)
             batch = TokenBatch.from_ids(context.ids, self._counted(context))
             return -bleu_scores(*sibling_bleu(batch, groups))[:, 2:].mean(1)

@@ -15,7 +15,7 @@ _starting = threading.Lock()
 
 
 def _loop() -> asyncio.AbstractEventLoop:
-    """The loop of this process. A forked process starts its own: threads do not survive a fork."""
+    """The loop of this process. A forked process starts its own, because threads do not survive a fork."""
     with _starting:
         if os.getpid() not in _running:
             _running.clear()
@@ -26,10 +26,10 @@ def _loop() -> asyncio.AbstractEventLoop:
 
 
 def run_together(awaitables: Sequence[Awaitable[Any]]) -> list[Any]:
-    """Await several calls at the same time.
+    """Await several calls concurrently.
 
-    The loop stays the same for the whole run, so that a client which is bound to it can be kept from call to call. It is in
-    a thread of its own, so that notebooks, whose main thread already runs a loop, work too.
+    The loop is the same for the whole run, so a client that is bound to it can be reused. It has its own thread, because the
+    main thread of a notebook already runs a loop.
     """
     if not awaitables:
         return []

@@ -1,4 +1,4 @@
-r"""Rewards that a user writes as functions: of a [`RewardContext`], or with the signature that TRL's trainers call.
+r"""Functions as rewards: functions of a [`RewardContext`], and functions with TRL's signature.
 
 Legend: B images of this process, G captions per image, N = B * G captions.
 """
@@ -21,7 +21,7 @@ from hf_captionrl.rewards.event_loop import run_together
 __all__ = ["CompletionReward", "FunctionReward", "function_reward"]
 
 _ARGUMENTS = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
-"""What TRL passes by keyword, beside the columns of the data."""
+"""Keyword arguments that TRL passes in addition to the columns of the data."""
 _NO_COLUMNS = ("prompt", "completion", "completion_ids")
 """Columns that TRL does not pass."""
 
@@ -39,7 +39,7 @@ def _parameters(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
 
 
 def callable_name(function: Any) -> str:
-    """The name of a callable: that of what a `functools.partial` calls, and of the class of an object."""
+    """Name of a function, of the function inside a `functools.partial`, or of an object's class."""
     while isinstance(function, functools.partial):
         function = function.func
     return str(getattr(function, "__name__", type(function).__name__))
@@ -58,7 +58,7 @@ def _takes_context(parameter: inspect.Parameter) -> bool:
 
 
 def _has_trl_signature(function: Callable[..., Any]) -> bool:
-    """Whether a callable is to be called as TRL does; decided by its signature alone."""
+    """Whether the signature is TRL's."""
     parameters = _parameters(function)
     positional = [p for p in parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     if positional and _takes_context(positional[0]):
@@ -120,7 +120,7 @@ class FunctionReward(Reward):
         return self.read(self.call(context))
 
     def read(self, values: Any) -> Tensor:
-        """What the function returned, as a tensor.
+        """The result of the function as a tensor.
 
         Args:
             values: Numbers and None, a tensor, or an awaitable of them.
@@ -129,7 +129,7 @@ class FunctionReward(Reward):
             `torch.Tensor`: float64; NaN for None.
 
         Raises:
-            ValueError: If it is something else.
+            ValueError: If it has another type.
         """
         if inspect.isawaitable(values):
             values = run_together([values])[0]
@@ -162,7 +162,7 @@ def _short(value: Any) -> str:
 
 
 class _Repeated(Sequence[Any]):
-    """Each value G times, without reading a value before it is wanted."""
+    """Each value G times in a row; a value is read on access."""
 
     def __init__(self, values: Sequence[Any], times: int) -> None:
         self.values, self.times = values, times

@@ -1,21 +1,24 @@
-r"""Penalties on what a caption looks like, whatever it says: remedies against hacked rewards.
+r"""Penalties on the form of a caption, whatever its content: remedies against reward hacking.
 
 Legend: N captions, T tokens.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 import torch
 from torch import Tensor
 
 from hf_captionrl.rewards.base import Reward, RewardContext
+from hf_captionrl.rewards.registry import register_reward
 from hf_captionrl.text.ngrams import TokenBatch, count_ngrams, distinct_share
 
 __all__ = ["LengthPenalty", "RepetitionPenalty", "TruncationPenalty", "repeated_share"]
 
 
 def repeated_share(ids: Tensor, mask: Tensor, order: int = 2) -> Tensor:
-    """Which share of the n-grams of each caption stood in it before.
+    """Share of the n-grams of each caption that occurred in it before.
 
     Args:
         ids (`torch.Tensor` of shape `(N, T)`): Completions.
@@ -31,52 +34,68 @@ def repeated_share(ids: Tensor, mask: Tensor, order: int = 2) -> Tensor:
     return torch.where(counts.totals()[:, order - 1] > 0, 1 - share, 0.0)
 
 
+@register_reward
+@dataclass(eq=False)
 class RepetitionPenalty(Reward):
-    """Minus the share of a caption's n-grams that it has already said, in [-1, 0].
+    """Minus the share of a caption's n-grams that occurred in it before, in [-1, 0].
 
     Args:
-        order (`int`): n; 2 also finds single words said twice in a row, three times.
+        order (`int`): n; 2 also finds a word that occurs three times in a row.
 
     Raises:
         ValueError: If the order is below 1.
     """
 
     name = "repetition"
+    summary = "the penalty on repetition"
+    stands_alone = False
 
-    def __init__(self, order: int = 2) -> None:
-        if order < 1:
-            raise ValueError(f"order is {order}. Use 1 for words, 2 for pairs, and so on.")
-        self.order = order
+    order: int = 2
+
+    def __post_init__(self) -> None:
+        if self.order < 1:
+            raise ValueError(f"order is {self.order}. Use 1 for words, 2 for pairs, and so on.")
 
     def __call__(self, context: RewardContext) -> Tensor:
         return -repeated_share(context.ids, context.mask, self.order)
 
 
+@register_reward
+@dataclass(eq=False)
 class LengthPenalty(Reward):
     """Minus the tokens beyond a limit, as a share of the limit; 0 within it.
 
-    Args:
-        max_tokens (`int`): Longest caption that costs nothing, the end token included.
-
     Raises:
-        ValueError: If it is below 1.
+        ValueError: If the limit is below 1.
     """
 
     name = "length"
+    summary = "the penalty on tokens beyond max_tokens"
+    stands_alone = False
 
-    def __init__(self, max_tokens: int = 30) -> None:
-        if max_tokens < 1:
-            raise ValueError(f"max_tokens is {max_tokens}. Use at least 1.")
-        self.max_tokens = max_tokens
+    max_tokens: int = field(
+        default=30, metadata={"help": "Longest caption without a length penalty, in tokens, the end token included."}
+    )
+
+    def __post_init__(self) -> None:
+        if self.max_tokens < 1:
+            raise ValueError(f"max_tokens is {self.max_tokens}. Use at least 1.")
+
+    def describe(self) -> str:
+        return f"the penalty on tokens beyond the {self.max_tokens}th"
 
     def __call__(self, context: RewardContext) -> Tensor:
         return -(context.mask.sum(1) - self.max_tokens).clamp(min=0).double() / self.max_tokens
 
 
+@register_reward
+@dataclass(eq=False)
 class TruncationPenalty(Reward):
-    """-1 for a caption that the length limit cut, 0 for one that ended by itself."""
+    """-1 for a caption that the length limit truncated, 0 for one with an end token."""
 
     name = "truncation"
+    summary = "the penalty on truncated captions"
+    stands_alone = False
 
     def __call__(self, context: RewardContext) -> Tensor:
         return -(~context.ended).double()

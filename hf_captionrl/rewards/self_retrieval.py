@@ -1,13 +1,13 @@
-r"""Can a frozen image-text model find the image from its caption?
+r"""Self-retrieval: can a frozen image-text model find the image from its caption?
 
-Legend: B images, G captions an image, N = B * G captions, C images of the rollout, K images compared, D features.
+Legend: B images, G captions per image, N = B * G captions, C images of the rollout, K images compared, D features.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any, Literal, get_args
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,106 +15,138 @@ from torch import Tensor
 from hf_captionrl.retrieval import load_scorer
 from hf_captionrl.retrieval.ranking import ranks_from_scores
 from hf_captionrl.rewards.base import Reward, RewardContext, RewardData
+from hf_captionrl.rewards.registry import register_reward
 
 __all__ = ["SelfRetrieval", "retrieval_rewards"]
 
-Kind = Literal["log_prob", "cosine", "accuracy"]
-DistractorScope = Literal["batch", "bag", "hard"]
+REWARD_KINDS: tuple[str, ...] = ("log_prob", "cosine", "accuracy")
+DISTRACTOR_SCOPES: tuple[str, ...] = ("batch", "bag", "hard")
 
 
-def retrieval_rewards(similarity: Tensor, columns: Tensor, kind: Kind = "log_prob", scale: float = 1.0) -> Tensor:
-    r"""Reward of each caption from its similarity with its own image and with the distractors.
+def retrieval_rewards(
+    similarity: Tensor, columns: Tensor, reward_kind: str = "log_prob", scale: float = 1.0
+) -> Tensor:
+    r"""Reward of each caption from its similarities with its target and with the distractors.
 
-    Reference: Dessi et al. 2023, Eq. 2 and Table 9. `log_prob`: `log softmax_k(scale * s_nk)` at the own image;
-    `cosine`: `s` of the own image; `accuracy`: 1 if the own image ranks first, 0 otherwise (also on a tie).
+    Reference: Dessi et al. 2023, Eq. 2 and Table 9. `log_prob`: `log softmax_k(scale * s_nk)` at the target;
+    `cosine`: `s` of the target; `accuracy`: 1 if the target ranks first, 0 otherwise (also on a tie).
 
     Args:
         similarity (`torch.Tensor` of shape `(N, K)`): Cosines.
-        columns (`torch.Tensor` of shape `(N,)`): Column of the own image.
-        kind: Which reward.
+        columns (`torch.Tensor` of shape `(N,)`): Column of the target.
+        reward_kind (`str`): `"log_prob"`, `"cosine"` or `"accuracy"`.
         scale (`float`): Factor on the cosines inside the softmax.
 
     Returns:
-        `torch.Tensor` of shape `(N,)`: Nats (at most 0), a cosine in [-1, 1], or 0 and 1; NaN where the own similarity
+        `torch.Tensor` of shape `(N,)`: Nats (at most 0), a cosine in [-1, 1], or 0 and 1; NaN where the target's similarity
         is NaN.
 
     Raises:
         ValueError: If the kind is unknown.
     """
-    if kind == "log_prob":
+    if reward_kind == "log_prob":
         return (scale * similarity).log_softmax(1).gather(1, columns[:, None])[:, 0]
-    if kind == "cosine":
+    if reward_kind == "cosine":
         return similarity.gather(1, columns[:, None])[:, 0]
-    if kind == "accuracy":
+    if reward_kind == "accuracy":
         found = (ranks_from_scores(similarity, columns) == 1).to(similarity.dtype)
-        # A rank is a number even of NaN, which would pass for a caption that missed.
+        # NaN has a rank too, and would count as a caption that missed its image.
         return found.masked_fill(similarity.gather(1, columns[:, None])[:, 0].isnan(), math.nan)
-    raise ValueError(f"kind is {kind!r}. Use one of {get_args(Kind)}.")
+    raise ValueError(f"reward_kind is {reward_kind!r}. Use one of {REWARD_KINDS}.")
 
 
+@register_reward
+@dataclass(eq=False)
 class SelfRetrieval(Reward):
-    r"""Reward of a caption from which a frozen scorer finds its image among distractors.
+    r"""Reward of a caption with which a frozen scorer retrieves its image among distractors.
 
     Reference: Dessi et al. 2023, "Cross-Domain Image Captioning with Discriminative Finetuning" (`distractor_scope="batch"`);
     "No Detail Left Behind", Section 4.6 (batches of bags; the softmax still runs over the whole batch) and its bags alone
-    (`distractor_scope="bag"`). Distractors are the images of the whole rollout on all processes.
+    (`distractor_scope="bag"`). Distractors are the images of the whole rollout on all processes. Where the papers and their
+    code differ, a field names both.
 
     Args:
         scorer (`Scorer` or `str`, *optional*): The scorer or its name, or several of them; None for the trainer's.
-        kind: `"log_prob"`, `"cosine"` or `"accuracy"`.
-        similarity_scale (`float`, *optional*): Factor on the cosine; None for the scorer's own logit scale, as the
-            authors' code does. The paper's formula has 1.
-        distractor_scope: The whole batch, the image's own bag, or the `num_hard` images of the batch that are most similar
-            to the image for the scorer (DiscriTune, Tables 12 and 13).
-        num_hard (`int`): k of the hard distractors.
-        ensemble: Of several scorers, `"mean"` averages their rewards, `"alternate"` uses one a step in turn.
-        allow_truncation (`bool`): Accept a policy that may write more than a scorer reads; what it reads is then rewarded.
-        undefined_reward (`float`, *optional*): For captions without a word and features that are no numbers. None: twice
-            the reward of a caption that fits all images alike, 2 log(1/K); -1 for cosines; 0 for accuracies.
+        undefined_reward (`float`, *optional*): For captions without a word and features that are NaN or infinite. None:
+            twice the reward of a caption that fits all images equally, 2 log(1/K); -1 for cosines; 0 for accuracies.
 
     Raises:
-        ValueError: If an argument is none of these.
+        ValueError: If an argument has a value that its help text does not list.
 
     Example:
-        >>> reward = SelfRetrieval("openai/clip-vit-base-patch32", kind="log_prob")  # doctest: +SKIP
+        >>> reward = SelfRetrieval("openai/clip-vit-base-patch32", reward_kind="log_prob")  # doctest: +SKIP
     """
 
     name = "self_retrieval"
+    summary = "the self-retrieval reward"
+    default_weight = 1.0
+    weight_argument = "retrieval_weight"
 
-    def __init__(
-        self,
-        scorer: Any | Sequence[Any] | None = None,
-        *,
-        kind: Kind = "log_prob",
-        similarity_scale: float | None = None,
-        distractor_scope: DistractorScope = "batch",
-        num_hard: int = 10,
-        ensemble: Literal["mean", "alternate"] = "mean",
-        allow_truncation: bool = False,
-        undefined_reward: float | None = None,
-    ) -> None:
-        if kind not in get_args(Kind):
-            raise ValueError(f"kind is {kind!r}. Use one of {get_args(Kind)}.")
-        if distractor_scope not in get_args(DistractorScope):
-            raise ValueError(f"distractor_scope is {distractor_scope!r}. Use one of {get_args(DistractorScope)}.")
-        if ensemble not in ("mean", "alternate"):
-            raise ValueError(f"ensemble is {ensemble!r}. Use 'mean' or 'alternate'.")
-        if similarity_scale is not None and not (math.isfinite(similarity_scale) and similarity_scale > 0):
-            raise ValueError(
-                f"similarity_scale is {similarity_scale}. Use a positive number, or None for the model's."
-            )
-        if num_hard < 1:
-            raise ValueError(f"num_hard is {num_hard}. Use at least one hard distractor.")
-        several = isinstance(scorer, (list, tuple))
-        self.scorers: list[Any] = list(scorer) if several else ([] if scorer is None else [scorer])  # type: ignore[arg-type]
-        self.kind: Kind = kind
-        self.similarity_scale = similarity_scale
-        self.distractor_scope = distractor_scope
-        self.num_hard = num_hard
-        self.ensemble = ensemble
-        self.allow_truncation = allow_truncation
-        self.undefined_reward = undefined_reward
+    scorer: Any = None
+    reward_kind: str = field(
+        default="log_prob", metadata={"help": "Reward: 'log_prob', 'cosine' or 'accuracy' (DiscriTune, Table 9)."}
+    )
+    similarity_scale: str | float = field(
+        default="code",
+        metadata={"help": "Factor on cosines: 'code' is the scorer's own logit scale, 'paper' is 1, or a number."},
+    )
+    distractor_scope: str = field(
+        default="batch",
+        metadata={
+            "help": "Distractors: the whole 'batch', the target's 'bag', or 'hard': the images of the batch that are most "
+            "similar to the target for the scorer (DiscriTune, Tables 12 and 13)."
+        },
+    )
+    num_hard_distractors: int = field(
+        default=10, metadata={"help": "Number of distractors for distractor_scope='hard'."}
+    )
+    scorer_ensemble: str = field(
+        default="mean",
+        metadata={"help": "Several scorers: the 'mean' of their rewards, or 'alternate' from step to step."},
+    )
+    allow_truncation_captions: bool = field(
+        default=False,
+        metadata={"help": "Let the policy generate more tokens than the scorer reads; the rest is not rewarded."},
+    )
+    undefined_reward: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.reward_kind not in REWARD_KINDS:
+            raise ValueError(f"reward_kind is {self.reward_kind!r}. Use one of {REWARD_KINDS}.")
+        if self.distractor_scope not in DISTRACTOR_SCOPES:
+            raise ValueError(f"distractor_scope is {self.distractor_scope!r}. Use one of {DISTRACTOR_SCOPES}.")
+        if self.scorer_ensemble not in ("mean", "alternate"):
+            raise ValueError(f"scorer_ensemble is {self.scorer_ensemble!r}. Use 'mean' or 'alternate'.")
+        if self.num_hard_distractors < 1:
+            raise ValueError(f"num_hard_distractors is {self.num_hard_distractors}. Use 1 or more.")
+        _ = self.scale  # checks it before the first step
+        several = isinstance(self.scorer, (list, tuple))
+        self.scorers: list[Any] = list(self.scorer) if several else [] if self.scorer is None else [self.scorer]
         self._features: list[Tensor] = []
+
+    @property
+    def scale(self) -> float | None:
+        """Factor on the cosines; None for the scorer's own."""
+        if self.similarity_scale == "code":
+            return None
+        if self.similarity_scale == "paper":
+            return 1.0
+        try:
+            value = float(self.similarity_scale)
+        except (TypeError, ValueError):
+            value = 0.0
+        if not 0 < value < math.inf:
+            raise ValueError(
+                f"similarity_scale is {self.similarity_scale!r}. Use 'code', 'paper' or a positive number."
+            )
+        return value
+
+    def describe(self) -> str:
+        return {
+            "log_prob": "the log-probability that the scorer gives the image after reading the caption",
+            "cosine": "the cosine between caption and image under the scorer",
+            "accuracy": "1 where the scorer finds the image from the caption, else 0",
+        }[self.reward_kind]
 
     def prepare(self, data: RewardData) -> None:
         """Load the scorers and encode every training image once."""
@@ -129,18 +161,18 @@ class SelfRetrieval(Reward):
         for scorer in self.scorers:
             reads = scorer.max_text_tokens - 2  # beside its start and end token
             if (
-                not self.allow_truncation
+                not self.allow_truncation_captions
                 and data.max_completion_length is not None
                 and data.max_completion_length > reads
             ):
                 raise ValueError(
-                    f"The policy may write {data.max_completion_length} tokens and {scorer.signature.split('|')[0]} reads "
-                    f"{reads}, so the end of a caption would earn nothing. Lower max_completion_length to {reads}, or allow "
-                    "it with allow_truncation=True (allow_truncation_captions in SelfRetrievalConfig)."
+                    f"The policy may generate {data.max_completion_length} tokens and {scorer.signature.split('|')[0]} reads "
+                    f"{reads}, so the end of a caption would earn nothing. Lower max_completion_length to {reads}, or use "
+                    "allow_truncation_captions=True."
                 )
         for scorer in self.scorers:
             if hasattr(scorer, "to"):
-                scorer.to(data.device)  # each process has a device of its own
+                scorer.to(data.device)  # each process has its own device
         self._features = [data.image_features(scorer).to(data.device) for scorer in self.scorers]  # (num_images, D)
         for scorer, features in zip(self.scorers, self._features, strict=True):
             if len(features) != len(data.image_ids):
@@ -150,21 +182,21 @@ class SelfRetrieval(Reward):
 
     def __call__(self, context: RewardContext) -> Tensor:
         if not self._features:
-            raise RuntimeError("SelfRetrieval was not prepared. Trainers do it; elsewhere call prepare(data) first.")
+            raise RuntimeError("SelfRetrieval was not prepared. Call prepare(data) first; trainers do so.")
         if len(context.candidates) < 2:
             raise ValueError(
                 "A rollout of one image has no distractors, so every caption finds it. Raise per_device_train_batch_size."
             )
         turn = context.step % len(self.scorers)
-        members = [turn] if self.ensemble == "alternate" else list(range(len(self.scorers)))
-        # What is logged is of the first of them, so that it is there at every step.
+        members = [turn] if self.scorer_ensemble == "alternate" else list(range(len(self.scorers)))
+        # Statistics are those of the first member, so that every step has them.
         total = torch.stack([self._one(m, context, log=m == members[0]) for m in members]).mean(0)  # (N,)
         return total.masked_fill(context.is_empty.to(total.device), math.nan)
 
     def _one(self, member: int, context: RewardContext, *, log: bool) -> Tensor:
         """Rewards `(N,)` by one scorer."""
         scorer, features = self.scorers[member], self._features[member]
-        scale = scorer.logit_scale if self.similarity_scale is None else self.similarity_scale
+        scale = scorer.logit_scale if self.scale is None else self.scale
         images = features[context.candidates.to(features.device)].float()  # (C, D)
         positions = context.positions.to(features.device)  # (B,)
         # fp32: at scale 100, bf16 is 0.2 nats off.
@@ -177,16 +209,18 @@ class SelfRetrieval(Reward):
             context.statistics["completions/cut_by_scorer"] = scorer.count_truncated(context.captions) / max(
                 len(context.captions), 1
             )
-        compared = self._compared(images, positions, context.bag_size)  # (B, K), the own image first, or None
+        compared = self._compared(images, positions, context.bag_size)  # (B, K), the target first, or None
         if compared is None:
-            return retrieval_rewards(similarity, positions.repeat_interleave(context.group_size), self.kind, scale)
+            return retrieval_rewards(
+                similarity, positions.repeat_interleave(context.group_size), self.reward_kind, scale
+            )
         compared = compared.repeat_interleave(context.group_size, dim=0)  # (N, K)
         first = torch.zeros(len(compared), dtype=torch.long, device=compared.device)
-        return retrieval_rewards(similarity.gather(1, compared), first, self.kind, scale)
+        return retrieval_rewards(similarity.gather(1, compared), first, self.reward_kind, scale)
 
     @staticmethod
     def _text_features(scorer: Any, captions: list[str]) -> Tensor:
-        """Features of the captions; NaN for those that the scorer cannot read (its features are not finite)."""
+        """Features of the captions; NaN for those that the scorer cannot encode."""
         try:
             return scorer.text_features(captions)
         except ValueError:
@@ -202,7 +236,7 @@ class SelfRetrieval(Reward):
             return torch.stack([torch.full_like(known, math.nan) if row is None else row for row in rows])
 
     def _compared(self, images: Tensor, positions: Tensor, bag_size: int) -> Tensor | None:
-        """Which candidates each image is compared with, itself first; None for all."""
+        """Candidates that each target is compared with, the target first; None for all."""
         if self.distractor_scope == "batch":
             return None
         if self.distractor_scope == "bag":
@@ -210,15 +244,17 @@ class SelfRetrieval(Reward):
                 raise ValueError("distractor_scope='bag' needs batches of bags, and this rollout has none.")
             if len(images) % bag_size:
                 raise ValueError(
-                    f"{len(images)} candidates are no whole number of bags of {bag_size}. Pass whole bags."
+                    f"{len(images)} candidates are not a whole number of bags of {bag_size}. Pass whole bags."
                 )
             start = positions // bag_size * bag_size  # (B,)
             steps = torch.arange(1, bag_size, device=positions.device)
             others = start[:, None] + (positions[:, None] - start[:, None] + steps) % bag_size
         else:
             alike = images[positions] @ images.T  # (B, C)
-            alike.scatter_(1, positions[:, None], -math.inf)  # the own column by its index, never by its value
-            others = alike.topk(min(self.num_hard, images.size(0) - 1), dim=1).indices
+            alike.scatter_(
+                1, positions[:, None], -math.inf
+            )  # the target is excluded by its column, never by its value
+            others = alike.topk(min(self.num_hard_distractors, images.size(0) - 1), dim=1).indices
         return torch.cat([positions[:, None], others], dim=1)
 
     def undefined(self, context: RewardContext) -> float:
@@ -227,6 +263,6 @@ class SelfRetrieval(Reward):
         number = {
             "batch": len(context.candidates),
             "bag": context.bag_size,
-            "hard": min(self.num_hard + 1, len(context.candidates)),
+            "hard": min(self.num_hard_distractors + 1, len(context.candidates)),
         }[self.distractor_scope]
-        return {"log_prob": -2 * math.log(max(number, 2)), "cosine": -1.0, "accuracy": 0.0}[self.kind]
+        return {"log_prob": -2 * math.log(max(number, 2)), "cosine": -1.0, "accuracy": 0.0}[self.reward_kind]

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 from hf_captionrl.trainers.caption_config import CaptionConfig
 from hf_captionrl.trainers.caption_rl_config import CaptionRLConfig
 from hf_captionrl.trainers.caption_rl_trainer import CaptionRLTrainer
-from hf_captionrl.trainers.caption_trainer import CaptionTrainer, EpochCallback
+from hf_captionrl.trainers.caption_trainer import CaptionTrainer
+from hf_captionrl.trainers.epoch_callback import EpochCallback
 from hf_captionrl.trainers.self_retrieval_config import SelfRetrievalConfig
 from hf_captionrl.trainers.self_retrieval_trainer import SelfRetrievalTrainer
 from hf_captionrl.trainers.sle_config import SLEConfig

@@ -1,4 +1,4 @@
-"""Ranges of the numbers of a configuration, which transformers does not check, or only in the middle of a run."""
+"""Ranges of numbers in a configuration that transformers does not check, or only during the run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _BELOW_ONE = ("adam_beta1", "adam_beta2")
 
 
 def check_ranges(args: Any) -> None:
-    """Refuse numbers with which no run makes sense."""
+    """Refuse numbers outside their range."""
 
     def refuse(name: str, rule: str) -> None:
         raise ValueError(f"{name} is {getattr(args, name)}, but must be {rule}. Use --{name} with such a number.")

@@ -1,6 +1,6 @@
-"""What each field of `transformers.TrainingArguments` does in the captioning trainers: it works, is refused, or is for scripts.
+"""Support for each field of `transformers.TrainingArguments`: it works, is refused, or is only for scripts.
 
-A test compares the table with the installed version, so that a field of a later one is decided upon and not ignored.
+A test compares the tables with the installed version, so that every new field needs an entry.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ __all__ = ["BASE_FIELDS", "RL_FIELDS", "Support", "refuse_unsupported"]
 
 @dataclass(frozen=True)
 class Support:
-    """How a field is treated.
+    """Support for one field.
 
     Attributes:
-        status: `"trainer"` (works: transformers' Trainer reads it, untouched by this package), `"own"` (works: this package
-            reads it), `"refused"` (any value but the allowed ones is an error) or `"unrelated"` (says nothing about
-            training: flags for scripts, and settings without an effect where nothing is wrong without one).
-        reason (`str`): Why it is refused, and what to use.
-        allowed (`Callable`): Of a refused field, the values that are no error.
+        status: `"trainer"` (works; read by transformers' Trainer), `"own"` (works; read by this package), `"refused"`
+            (an error, except for the allowed values) or `"unrelated"` (no effect on training: flags for scripts, and
+            settings that are not needed here).
+        reason (`str`): Why it is refused, and what to use instead.
+        allowed (`Callable`): Whether a value of a refused field is allowed.
     """
 
     status: Literal["trainer", "own", "refused", "unrelated"]
@@ -143,7 +143,7 @@ BASE_FIELDS: dict[str, Support] = {
         "It belongs to train_sampling_strategy='group_by_length', which is refused. Leave it out.", "length"
     ),
 }
-"""What [`CaptionConfig`] and [`SmileConfig`] do with each field."""
+"""Fields of [`CaptionConfig`] and [`SmileConfig`]."""
 
 RL_FIELDS: dict[str, Support] = {
     **BASE_FIELDS,
@@ -170,11 +170,11 @@ RL_FIELDS: dict[str, Support] = {
         "Batches are rollouts of random images or of bags (bag_schedule). Leave it 'random'.", "random"
     ),
 }
-"""What [`CaptionRLConfig`] and its subclasses do with each field."""
+"""Fields of [`CaptionRLConfig`] and its subclasses."""
 
 
 def refuse_unsupported(args: Any, fields: Mapping[str, Support]) -> None:
-    """Refuse values that would be ignored, or do something else than they say."""
+    """Refuse values that would be ignored or have another effect."""
     for name, support in fields.items():
         value = getattr(args, name, None)
         plain = value.value if isinstance(value, Enum) else value

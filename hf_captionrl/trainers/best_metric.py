@@ -1,4 +1,4 @@
-"""Which metrics an evaluation will give, known before training."""
+"""The metric that selects the best model, checked before training."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _has_references(dataset: Any) -> bool:
 
 
 def metrics_of_evaluation(args: Any, datasets: Any, *, has_scorer: bool) -> list[str]:
-    """Names that [`CaptionTrainer`]'s evaluation gives, without the prefix."""
+    """Names of the metrics of [`CaptionTrainer`]'s evaluation, without the prefix."""
     sets: Mapping[str, Any] = datasets if isinstance(datasets, Mapping) else {"": datasets}
     found = []
     for name, rows in sets.items():
@@ -36,7 +36,7 @@ def metrics_of_evaluation(args: Any, datasets: Any, *, has_scorer: bool) -> list
 
 
 def check_best_metric(args: Any, datasets: Any, *, has_scorer: bool, is_complete: bool) -> None:
-    """Refuse, before training, to choose the best model by a metric that evaluation will not give."""
+    """Refuse a metric for the best model that evaluation does not compute."""
     wanted = str(args.metric_for_best_model or "").removeprefix("eval_")
     used = args.load_best_model_at_end or args.save_strategy == "best"
     if not wanted or not (used or args.lr_scheduler_type in ("reduce_lr_on_plateau", "greedy")):

@@ -20,8 +20,8 @@ __all__ = ["CaptionConfig"]
 class CaptionConfig(ReliableArguments, TrainingArguments):
     r"""Arguments shared by all captioning trainers; a `transformers.TrainingArguments` with captioning defaults.
 
-    Only what differs from `TrainingArguments` is listed. What each of its fields does here is in
-    `trainers.argument_support.BASE_FIELDS`; a value without an effect is refused.
+    Only fields that differ from `TrainingArguments` are listed. `trainers.argument_support.BASE_FIELDS` says how each of the
+    others is supported; a value without an effect is refused.
     """
 
     _VALID_DICT_FIELDS: ClassVar[list[str]] = [*TrainingArguments._VALID_DICT_FIELDS, "model_init_kwargs"]
@@ -30,7 +30,7 @@ class CaptionConfig(ReliableArguments, TrainingArguments):
     model_init_kwargs: dict[str, Any] | str | None = field(
         default=None,
         metadata={
-            "help": "How a model given by name is loaded: a dict or JSON of from_pretrained's arguments, e.g. dtype, "
+            "help": "Arguments for loading a model by name: a dict or JSON of from_pretrained's arguments, e.g. dtype, "
             "attn_implementation, revision, quantization_config. The dtype is float32 unless set."
         },
     )
@@ -39,10 +39,13 @@ class CaptionConfig(ReliableArguments, TrainingArguments):
         metadata={"help": "Text that every caption continues, e.g. 'a picture of '. None: the model family's own."},
     )
     max_caption_length: int = field(
-        default=40, metadata={"help": "Longest training caption in tokens, prompt and end token included; cut above."}
+        default=40,
+        metadata={
+            "help": "Longest training caption in tokens, prompt and end token included; longer ones are truncated."
+        },
     )
     freeze_vision_tower: bool = field(
-        default=False, metadata={"help": "Do not train the vision tower; it then stays in eval mode too."}
+        default=False, metadata={"help": "Do not train the vision tower; it also stays in eval mode."}
     )
     cache_image_features: bool = field(
         default=False,
@@ -54,9 +57,9 @@ class CaptionConfig(ReliableArguments, TrainingArguments):
     frame_pooling: str = field(
         default="mean",
         metadata={
-            "help": "How the features of a video's frames become its own: 'mean', or for captioners with cross-attention "
-            "(BLIP, VisionEncoderDecoder) all frames' image tokens, 'concat' (also GIT made for so many frames) or 'ordered', "
-            "where a code tells which frame came first; 'native': by the video inputs of a chat model that has them."
+            "help": "How the features of frames become those of the video: 'mean', or for captioners with cross-attention "
+            "(BLIP, VisionEncoderDecoder) the image tokens of all frames, 'concat' (also GIT with this number of frames) or "
+            "'ordered', with a code for the order of frames; 'native': the video inputs of a chat model."
         },
     )
     feature_cache_dir: str | None = field(
@@ -70,7 +73,7 @@ class CaptionConfig(ReliableArguments, TrainingArguments):
         default=75, metadata={"help": "Longest caption generated to evaluate, in tokens."}
     )
     generation_batch_size: int | None = field(
-        default=None, metadata={"help": "Images a batch when generating. None: per_device_eval_batch_size."}
+        default=None, metadata={"help": "Images per batch in generation. None: per_device_eval_batch_size."}
     )
 
     log_completions: bool = field(
@@ -80,7 +83,7 @@ class CaptionConfig(ReliableArguments, TrainingArguments):
             "evaluation, and in training by reward, with the rewards, whenever something is logged."
         },
     )
-    num_completions_to_print: int = field(default=5, metadata={"help": "How many of them."})
+    num_completions_to_print: int = field(default=5, metadata={"help": "Number of captions to show."})
 
     # Captioning needs every column of the data set, and the trainers count supervised tokens themselves.
     remove_unused_columns: bool = field(

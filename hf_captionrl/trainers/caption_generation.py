@@ -1,4 +1,4 @@
-"""Captioning many images, and encoding them once.
+"""Captions and features of many images.
 
 Legend: N images, M image tokens, D features.
 """
@@ -24,7 +24,7 @@ __all__ = ["LazyImages", "VideoFeatures", "generate_captions", "scorer_features"
 
 
 class LazyImages(Sequence[Any]):
-    """Images of some rows of a data set, decoded one at a time: a test split does not fit into memory.
+    """Images of some rows of a data set, decoded on access, because a test split does not fit into memory.
 
     Args:
         dataset (`datasets.Dataset`): With a column `image`.
@@ -54,7 +54,7 @@ def generate_captions(
     """Caption many images, batch by batch, in eval mode.
 
     Args:
-        image_features (array of shape `(N, M, D)`, *optional*): Cached output of the vision tower, one row an image.
+        image_features (array of shape `(N, M, D)`, *optional*): Cached output of the vision tower, one row per image.
     """
     number = len(image_features) if image_features is not None else len(images or ())
     captions: list[str] = []
@@ -82,13 +82,13 @@ def vision_tower_features(
     dtype: str = "float32",
     frame_pooling: str | None = None,
 ) -> Any:
-    """Output of the vision tower for every row of a data set, from the cache where it has it.
+    """Output of the vision tower for every row of a data set, from the cache if possible.
 
     Args:
         dtype (`str`): `"float32"` or `"float16"` to store in.
 
     Returns:
-        [`FeatureView`] of shape `(N, M, D)`, of videos with `"concat"` or `"ordered"` `(N, F * M, D)`: In the order of the
+        [`FeatureView`] of shape `(N, M, D)`; of videos with `"concat"` or `"ordered"`, `(N, F * M, D)`.
     """
     num_frames = frames_of(dataset)
     pooling: VideoPooling = "mean"
@@ -105,7 +105,7 @@ def vision_tower_features(
             "frame_pooling is 'native', a model's own way to read videos, but the data are images. Load videos with "
             "num_frames, or leave frame_pooling as it was."
         )
-    captioner.fixed_side_inputs(1)  # raises where features alone do not do
+    captioner.fixed_side_inputs(1)  # raises if the model needs more than features
     model, _, revision = captioner.vision_signature().rpartition("@")
     cache = FeatureCache(cache_dir, model_id=model, revision=revision, what=what, dtype=dtype)
 
@@ -115,7 +115,7 @@ def vision_tower_features(
 
 
 def _tower_output(captioner: Captioner, images: list[Image.Image], num_frames: int, pooling: str) -> Tensor:
-    """Features of images, `(N, M, D)`; with `"native"` of the videos whose frames they are, a row a video."""
+    """Features of images, `(N, M, D)`; with `"native"`, features of the videos of these frames, one row per video."""
     if pooling == "native":
         starts = range(0, len(images), num_frames)
         inputs = captioner.encode_videos([images[start : start + num_frames] for start in starts])
@@ -126,11 +126,11 @@ def _tower_output(captioner: Captioner, images: list[Image.Image], num_frames: i
 
 
 class VideoFeatures(Sequence[Any]):
-    """Output of the vision tower for videos that are in no data set, each looked at when it is wanted.
+    """Output of the vision tower for videos outside a data set, computed on access.
 
     Args:
-        captioner ([`Captioner`]): Whose vision tower.
-        videos (`Sequence`): N paths, bytes, or what an undecoded column holds.
+        captioner ([`Captioner`]): Captioner with the vision tower.
+        videos (`Sequence`): N paths, bytes, or values of an undecoded column.
         num_frames (`int`): F.
         frame_pooling (`str`, *optional*): As for [`vision_tower_features`]. None: as the captioner was trained.
     """
@@ -143,7 +143,7 @@ class VideoFeatures(Sequence[Any]):
         self.num_frames = num_frames
         self.pooling = cast(VideoPooling, frame_pooling or captioner.frame_pooling)
         captioner.check_frame_pooling(self.pooling, num_frames)
-        captioner.fixed_side_inputs(1)  # raises where features alone do not do
+        captioner.fixed_side_inputs(1)  # raises if the model needs more than features
 
     def __len__(self) -> int:
         return len(self.videos)
@@ -156,7 +156,7 @@ class VideoFeatures(Sequence[Any]):
 
 
 def scorer_features(scorer: Scorer, dataset: datasets.Dataset, *, cache_dir: str | None = None) -> Tensor:
-    """Image features of a scorer, from the cache where it has them; of a video the mean of its frames'.
+    """Image features of a scorer, from the cache if possible; of a video the mean of its frames' features.
 
     Returns:
         `torch.Tensor` of shape `(N, D)`: Unit length, fp32.

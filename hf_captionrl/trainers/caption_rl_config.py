@@ -1,4 +1,4 @@
-"""What a reinforcement-learning captioning trainer is told."""
+"""Arguments shared by the reinforcement-learning trainers."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from hf_captionrl.trainers.caption_config import CaptionConfig
 __all__ = ["GUARD_ACTIONS", "CaptionRLConfig"]
 
 GUARD_ACTIONS: tuple[str, ...] = ("off", "warn", "stop", "rollback")
-"""What may happen when the reward is being hacked."""
+"""Actions of the guard when the reward is hacked."""
 
 
 @dataclass
 class CaptionRLConfig(CaptionConfig):
-    r"""Arguments of [`CaptionRLTrainer`]; names that TRL has are spelled as there.
+    r"""Arguments of [`CaptionRLTrainer`], with TRL's names where TRL has them.
 
     One optimizer step is one rollout: `per_device_train_batch_size * gradient_accumulation_steps * processes` images, all
     of them distractors of each other, and `num_generations` captions each. `per_device_train_batch_size` is the number
@@ -29,15 +29,15 @@ class CaptionRLConfig(CaptionConfig):
     _VALID_DICT_FIELDS: ClassVar[list[str]] = [*CaptionConfig._VALID_DICT_FIELDS, "generation_kwargs", "bag_schedule"]
     field_support: ClassVar[Mapping[str, Support]] = RL_FIELDS
 
-    num_generations: int = field(default=1, metadata={"help": "G, captions written for each image in training."})
+    num_generations: int = field(default=1, metadata={"help": "G, captions generated for each image in training."})
     do_sample: bool = field(default=True, metadata={"help": "Sample captions in training; False: greedy decoding."})
     temperature: float = field(
-        default=1.0, metadata={"help": "Of sampling. Log-probabilities are those of the same distribution."}
+        default=1.0, metadata={"help": "Sampling temperature. Log-probabilities are those of the same distribution."}
     )
-    top_p: float = field(default=1.0, metadata={"help": "Nucleus of sampling; 1 keeps every token."})
-    top_k: int = field(default=0, metadata={"help": "Sample from so many tokens only; 0 keeps every token."})
+    top_p: float = field(default=1.0, metadata={"help": "Nucleus sampling; 1 keeps every token."})
+    top_k: int = field(default=0, metadata={"help": "Sample only from this many tokens; 0 keeps every token."})
     max_completion_length: int = field(
-        default=40, metadata={"help": "Longest caption written in training, in tokens, the end token included."}
+        default=40, metadata={"help": "Longest caption generated in training, in tokens, the end token included."}
     )
     generation_kwargs: dict[str, Any] | str | None = field(
         default=None, metadata={"help": "More arguments of generate in training, e.g. {'min_new_tokens': 3}."}
@@ -47,12 +47,14 @@ class CaptionRLConfig(CaptionConfig):
     )
     baseline: str | None = field(
         default="running_mean",
-        metadata={"help": f"What rewards are held against: one of {sorted(BASELINES)}. A reward may have its own."},
+        metadata={
+            "help": f"Baseline that is subtracted from rewards: one of {sorted(BASELINES)}. A reward may have its own."
+        },
     )
     logprob_reduction: str = field(
         default="mean",
         metadata={
-            "help": "Log-probability of a caption: 'mean' or 'sum' of its tokens', or 'token_mean' over the batch."
+            "help": "Log-probability of a caption: 'mean' or 'sum' over its tokens, or 'token_mean' over the batch."
         },
     )
     entropy_weight: float = field(
@@ -61,7 +63,7 @@ class CaptionRLConfig(CaptionConfig):
     beta: float = field(
         default=0.0,
         metadata={
-            "help": "Penalty for the KL divergence from the captioner that training began with; 0: none is kept."
+            "help": "Weight of the KL divergence from the initial captioner; with 0 no reference model is kept."
         },
     )
     num_iterations: int = field(
@@ -76,18 +78,18 @@ class CaptionRLConfig(CaptionConfig):
     )
     bag_distractors: str = field(
         default="nearest",
-        metadata={"help": "What bags are made of: the 'nearest' images, or 'random' ones in bags of the same sizes."},
+        metadata={"help": "Images of a bag: the 'nearest' images, or 'random' ones in bags of the same sizes."},
     )
     bag_recall_threshold: float = field(
         default=0.8,
         metadata={
-            "help": "bag_schedule='adaptive' goes on to the next size when an epoch's R@1 in training reaches this."
+            "help": "bag_schedule='adaptive' continues with the next size when the training R@1 of an epoch reaches this."
         },
     )
     guard: str = field(
         default="warn",
         metadata={
-            "help": "When captions degenerate: 'off', 'warn', 'stop', or 'rollback' to the last good checkpoint."
+            "help": "Action when captions degenerate: 'off', 'warn', 'stop', or 'rollback' to the last good checkpoint."
         },
     )
 
@@ -99,18 +101,18 @@ class CaptionRLConfig(CaptionConfig):
 
     @property
     def explores(self) -> bool:
-        """Whether training writes other captions than greedy ones: samples, or the best of several beams."""
+        """Whether training generates other captions than greedy ones: samples, or beam search."""
         beams = self.generation_kwargs.get("num_beams", 1) if isinstance(self.generation_kwargs, dict) else 1
         return bool(self.do_sample) or beams > 1
 
     def check(self) -> None:
-        """Refuse values that do not fit each other; also for a copy whose fields were changed.
+        """Refuse values that contradict each other; also for a copy with changed fields.
 
         Raises:
-            ValueError: Naming the value and what to do.
+            ValueError: Naming the value and the remedy.
         """
         if self.num_generations < 1:
-            raise ValueError(f"num_generations is {self.num_generations}. Use 1 or more captions an image.")
+            raise ValueError(f"num_generations is {self.num_generations}. Use 1 or more captions per image.")
         if not self.do_sample and self.num_generations > 1:
             raise ValueError(
                 f"do_sample=False writes the same caption {self.num_generations} times. Set do_sample=True or "

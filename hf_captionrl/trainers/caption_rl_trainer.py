@@ -1,6 +1,6 @@
-r"""Reinforcement learning of captioners: write, reward, push towards what was rewarded.
+r"""Reinforcement learning of captioners.
 
-Legend: B images of this process, G captions an image, N = B * G captions, T tokens, P processes.
+Legend: B images of this process, G captions per image, N = B * G captions, T tokens, P processes.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from typing import Any
 
 import datasets
 import torch
-from accelerate.utils import gather_object
 from torch import Tensor
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, TrainerCallback
@@ -23,7 +22,6 @@ from hf_captionrl.io import write_json
 from hf_captionrl.losses import IGNORE_INDEX, policy_gradient_loss
 from hf_captionrl.retrieval import Scorer
 from hf_captionrl.rewards import (
-    BASELINES,
     RewardData,
     RewardLike,
     SelfRetrieval,
@@ -31,12 +29,11 @@ from hf_captionrl.rewards import (
 )
 from hf_captionrl.trainers.caption_rl_config import CaptionRLConfig
 from hf_captionrl.trainers.caption_trainer import CaptionTrainer
-from hf_captionrl.trainers.reference_model import (
-    make_reference,
-    refuse_shared_parameters,
-)
+from hf_captionrl.trainers.loaders import loader_settings
+from hf_captionrl.trainers.processes import gather_values, means_over_processes
 from hf_captionrl.trainers.reward_hacking import GuardCallback, GuardThresholds, RewardHackingGuard
-from hf_captionrl.trainers.rollout import reference_ids
+from hf_captionrl.trainers.rollout import reference_ids, token_log_probs
+from hf_captionrl.trainers.rollout_engine import RolloutEngine
 from hf_captionrl.trainers.rollout_monitor import RolloutMonitor
 from hf_captionrl.trainers.rollout_sampler import (
     CurriculumCallback,
@@ -44,21 +41,20 @@ from hf_captionrl.trainers.rollout_sampler import (
     RolloutCollator,
     batch_sampler_for,
 )
-from hf_captionrl.trainers.rollout_steps import RolloutSteps
 
 __all__ = ["CaptionRLTrainer"]
 
 STATE_FILE = "caption_rl_state.json"
 
 
-class CaptionRLTrainer(RolloutSteps, CaptionTrainer):
+class CaptionRLTrainer(CaptionTrainer):
     r"""REINFORCE for image captioners.
 
-    One optimizer step is one rollout: the policy writes `num_generations` captions for each image of the step, all of
-    them are rewarded with all images of the step in sight, whatever the number of processes and micro-batches, and the
-    gradient of `policy_gradient_loss` is taken. An image is encoded once for all its captions, and once for the whole run
-    with `cache_image_features`. The policy's log-probabilities come from the tapped head, so `(N, T, V)` logits never
-    exist; those of the policy that wrote are remembered from its own update, never computed again.
+    One optimizer step is one rollout: the policy generates `num_generations` captions for each image of the step, they are
+    rewarded with all images of the step as candidates, for any number of processes and micro-batches, and the gradient of
+    `policy_gradient_loss` is taken. An image is encoded once for all its captions, and once for the whole run with
+    `cache_image_features`. The policy's log-probabilities come from the tapped head, so `(N, T, V)` logits never exist.
+    Those of the sampling policy are kept from the first update of a rollout, not computed again.
 
     Args:
         model (`Captioner`, `PreTrainedModel` or `str`, *optional*): The policy. None only with `model_init`.
@@ -67,15 +63,15 @@ class CaptionRLTrainer(RolloutSteps, CaptionTrainer):
             a list of them, with weights as `(reward, weight)` or in `args.reward_weights`.
         args ([`CaptionRLConfig`], *optional*): Configuration. None: the defaults, in the folder `{model name}-{method}`.
         train_dataset (`datasets.Dataset`, *optional*): Columns `image`, `image_id` and `captions`.
-        eval_dataset (`datasets.Dataset`, *optional*): Likewise.
-        processing_class (processor, *optional*): Where `model` brings none.
-        scorer ([`Scorer`], *optional*): For rewards that bring no scorer, and for retrieval at evaluation unless there is
-            a judge.
-        held_out_scorer ([`Scorer`], *optional*): Another scorer for evaluation and for the guard: the one that rewards does not see
-            how it is being hacked.
-        neighbours (array of shape `(N, k)`, *optional*): Training rows most similar to each, best first; then batches are
-            made of bags of look-alikes as `args.bag_schedule` says.
-        guard_thresholds ([`GuardThresholds`], *optional*): When captions count as degenerate; what happens then is `args.guard`.
+        eval_dataset (`datasets.Dataset`, *optional*): The same columns.
+        processing_class (processor, *optional*): Processor, if `model` does not bring one.
+        scorer ([`Scorer`], *optional*): For rewards without their own scorer, and for retrieval at evaluation if there is no
+            held-out scorer.
+        held_out_scorer ([`Scorer`], *optional*): Another scorer, for evaluation and for the guard: the reward scorer cannot
+            detect that it is being hacked.
+        neighbours (array of shape `(N, k)`, *optional*): Most similar training rows of each row, best first; batches then
+            consist of bags of similar images, as `args.bag_schedule` says.
+        guard_thresholds ([`GuardThresholds`], *optional*): Limits of the guard; `args.guard` is its action.
         peft_config (`dict` or `peft.PeftConfig`, *optional*): Adapter to train.
         callbacks (`list[TrainerCallback]`, *optional*): More callbacks.
         optimizers (`tuple`): Optimizer and scheduler, as for `Trainer`.
@@ -83,7 +79,7 @@ class CaptionRLTrainer(RolloutSteps, CaptionTrainer):
             cross-entropy of the references.
 
     Raises:
-        ValueError: If rewards, data and configuration do not fit each other; before any training.
+        ValueError: If rewards, data and configuration contradict each other; before any training.
 
     Example:
         >>> trainer = CaptionRLTrainer("Salesforce/blip-image-captioning-base", "cider", CaptionRLConfig("out"), train)  # doctest: +SKIP
@@ -112,16 +108,14 @@ class CaptionRLTrainer(RolloutSteps, CaptionTrainer):
         optimizers: tuple[Any, Any] = (None, None),
         **kwargs: Any,
     ) -> None:
-        args = self.resolve_args(model, args)
+        args = self._resolve_args(model, args)
         train_dataset = training_rows(train_dataset, args, whole_set_for=self.whole_set_for)
         self.rewards = resolve_rewards(reward_funcs, args.reward_weights)
         self.held_out_scorer = held_out_scorer
         self.reward_scorer = scorer
         self._step_inputs: list[dict[str, Any]] = []
         self._due = False
-        self._normalizer: Tensor | float = 1.0
         self.guard: GuardCallback | None = None
-        self._forget_rollouts(args)
         super().__init__(
             model,
             args,
@@ -134,13 +128,9 @@ class CaptionRLTrainer(RolloutSteps, CaptionTrainer):
             optimizers=optimizers,
             **kwargs,
         )
-        refuse_shared_parameters(self.captioner.model, self._scorers())
-        self.reference = make_reference(self.captioner) if args.beta else None
+        self.rollouts = RolloutEngine(self, train_dataset)
         self.batch_sampler: Any = None
         if train_dataset is not None:
-            self._image_ids = [str(i) for i in train_dataset["image_id"]]
-            self._references = [[c] if isinstance(c, str) else list(c or []) for c in train_dataset["captions"]]
-            self._train_images = train_dataset
             self.data_collator = RolloutCollator(self.data_collator)  # type: ignore[has-type]
             self.batch_sampler = batch_sampler_for(
                 len(train_dataset),
@@ -150,121 +140,95 @@ class CaptionRLTrainer(RolloutSteps, CaptionTrainer):
                 num_processes=self.accelerator.num_processes,
             )
             self.add_callback(CurriculumCallback(self.batch_sampler))
-            # The others find the features of the training images in the cache.
+            # The other processes find the features of the training images in the cache.
             with args.main_process_first(local=False, desc="encoding the training images for the scorers"):
                 self.rewards.prepare(self._reward_data())
                 self.monitor = self._make_monitor(guard_thresholds or GuardThresholds())
 
-    # What must hold before training
+    # Rewards
 
-    def _scorers(self) -> list[Any]:
+    @property
+    def scorers(self) -> list[Any]:
+        """Frozen scorers of the rewards and of the evaluation."""
         members = [s for reward in self.rewards.rewards for s in getattr(reward, "scorers", [])]
         return [s for s in (*members, self.reward_scorer, self.held_out_scorer) if s is not None]
 
     def _reward_data(self) -> RewardData:
         captioner = self.captioner
         return RewardData(
-            image_ids=self._image_ids,
-            references=self._references,
-            image_features=lambda scorer: self.scorer_image_features(scorer, self._train_images),
+            image_ids=self.rollouts.image_ids,
+            references=self.rollouts.references,
+            image_features=lambda scorer: self.scorer_image_features(scorer, self.rollouts.images),
             encode=lambda captions: reference_ids(captioner, captions),
             eos_token_id=captioner.eos_token_id,
             device=self.args.device,
             scorer=self.reward_scorer,
             max_completion_length=self.args.max_completion_length,
             bags=min(self.batch_sampler.schedule.values()) > 1,
-            columns=self._train_images.column_names,
+            columns=self.rollouts.images.column_names,
         )
 
     def _make_monitor(self, thresholds: GuardThresholds) -> RolloutMonitor:
-        guard = judging = None
+        guard = held_out = None
         if self.args.guard != "off":
-            sample = [text for texts in self._references[:10_000] for text in texts if text.strip()]
+            sample = [text for texts in self.rollouts.references[:10_000] for text in texts if text.strip()]
             guard = RewardHackingGuard(thresholds, reference_captions=sample or None)
             self.guard = GuardCallback(guard, self.args.guard, self)
             self.add_callback(self.guard)
             if self.held_out_scorer is not None:
-                judging = SelfRetrieval(self.held_out_scorer, kind="accuracy", allow_truncation=True)
-                judging.prepare(self._reward_data())
-        return RolloutMonitor(self.rewards, self._means_over_processes, guard, judging, self._gathered)
+                held_out = SelfRetrieval(self.held_out_scorer, reward_kind="accuracy", allow_truncation_captions=True)
+                held_out.prepare(self._reward_data())
+        accelerator = self.accelerator
+        return RolloutMonitor(
+            self.rewards,
+            lambda values: means_over_processes(accelerator, values),
+            guard,
+            held_out,
+            lambda value: gather_values(accelerator, value),
+        )
 
     # Data
 
     def get_train_dataloader(self) -> DataLoader:
-        """Batches of this process; each optimizer step's images are `gradient_accumulation_steps` of them.
-
-        Returns:
-            `DataLoader`: Not sharded further by accelerate, which would tear bags apart.
-
-        Raises:
-            ValueError: If there are no training data.
-        """
+        # Batches of this process. accelerate does not shard them further, which would split bags.
         if self.train_dataset is None:
             raise ValueError("Training needs a train_dataset. Pass one to the trainer.")
         args = self.args
         batches = RolloutBatches(self.batch_sampler, args.gradient_accumulation_steps, args.num_iterations)
         return DataLoader(
-            self.train_dataset, batch_sampler=batches, collate_fn=self.data_collator, **self.loader_settings()
+            self.train_dataset, batch_sampler=batches, collate_fn=self.data_collator, **loader_settings(args)
         )
 
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
     ) -> tuple[list[Any], Any]:
-        """The micro-batches of one optimizer step. They are written and rewarded at the first of them.
-
-        Not here: a resumed run restores the random state between this and the first micro-batch.
-
-        Args:
-            epoch_iterator (`Iterator`): Over the batches.
-            num_batches (`int`): Micro-batches of the step.
-            device (`torch.device`): Where to count.
-
-        Returns:
-            The micro-batches, and what the Trainer divides by.
-        """
+        # Completions are generated later, at the first micro-batch: a resumed run restores the random state in between.
         samples, number = super().get_batch_samples(epoch_iterator, num_batches, device)
         self._step_inputs, self._due = samples, True
         return samples, number
 
     def floating_point_ops(self, inputs: dict[str, Any]) -> int:
-        """Not estimated: transformers counts one forward pass and knows nothing of generation.
-
-        Args:
-            inputs (`dict`): A micro-batch.
-
-        Returns:
-            `int`: 0.
-        """
-        return 0
+        return 0  # transformers would count one forward pass and no generation
 
     # Rollout
 
     def training_step(
         self, model: Any, inputs: dict[str, Any], num_items_in_batch: Tensor | int | None = None
     ) -> Tensor:
-        """One micro-batch; the first of a step makes the rollout of all of them.
-
-        Args:
-            model (`nn.Module`): The policy, as wrapped by accelerate.
-            inputs (`dict`): A micro-batch.
-            num_items_in_batch (`torch.Tensor` or `int`, *optional*): Of the Trainer.
-
-        Returns:
-            `torch.Tensor`: The loss.
-        """
+        # The first micro-batch of a step generates the rollout of all of them.
         if self._due:
             self._due = False
             self.begin_step()
         return super().training_step(model, inputs, num_items_in_batch)
 
-    def _log_probs(self, captioner: Captioner, inputs: dict[str, Any], model: Any) -> tuple[Tensor, Tensor | None]:
-        """Log-probabilities and, where it is used, entropies of the tokens, `(N, T - 1)`."""
-        names = ("input_ids", "attention_mask", "labels", *captioner.image_inputs)
-        batch = {name: inputs[name] for name in names if name in inputs}
-        temperature = self.args.temperature if self.args.do_sample else 1.0
-        entropy = bool(self.args.entropy_weight)
-        found = captioner.log_probs(batch, temperature=temperature, return_entropy=entropy, model=model)
-        return found if isinstance(found, tuple) else (found, None)
+    def begin_step(self) -> None:
+        """Put completions and advantages into the micro-batches of the optimizer step."""
+        self.rollouts.begin_step(self._step_inputs)
+
+    def call_model_init(self, trial: Any = None) -> Any:
+        model = super().call_model_init(trial)
+        self.rollouts.reset()
+        return model
 
     # Loss
 
@@ -275,25 +239,15 @@ class CaptionRLTrainer(RolloutSteps, CaptionTrainer):
         return_outputs: bool = False,
         num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
-        """The policy-gradient surrogate of a micro-batch, as its share of the whole optimizer step.
-
-        Args:
-            model (`nn.Module`): The policy, as wrapped by accelerate.
-            inputs (`dict`): A micro-batch after its rollout.
-            return_outputs (`bool`): Return the log-probabilities too.
-            num_items_in_batch (`torch.Tensor` or `int`, *optional*): Unused: the captions of the step are counted here.
-
-        Returns:
-            `torch.Tensor`, or a tuple of it and the outputs.
-        """
+        # The policy-gradient loss of a micro-batch, as its share of the whole optimizer step.
         args = self.args
-        log_probs, entropy = self._log_probs(self.captioner, inputs, model)
+        log_probs, entropy = token_log_probs(self.captioner, inputs, args, model)
         mask = self.captioner.align_labels(inputs["labels"]) != IGNORE_INDEX
         old = None
         if args.num_iterations > 1:
             if "old_log_probs" not in inputs:
-                # The first iteration runs under the policy that wrote: no forward pass of its own is needed.
-                self._kept[inputs["micro_batch"]]["old_log_probs"] = log_probs.detach()
+                # The first iteration runs under the sampling policy, so no extra forward pass is needed.
+                self.rollouts.micro_batches[inputs["micro_batch"]]["old_log_probs"] = log_probs.detach()
             old = inputs.get("old_log_probs", log_probs.detach())
         found = policy_gradient_loss(
             log_probs,
@@ -301,12 +255,12 @@ class CaptionRLTrainer(RolloutSteps, CaptionTrainer):
             mask,
             logprob_reduction=args.logprob_reduction,  # type: ignore[arg-type]
             old_log_probs=old,
-            clip_range=args.epsilon,
+            epsilon=args.epsilon,
             ref_log_probs=inputs.get("ref_log_probs"),
             beta=args.beta,
             entropy=entropy,
             entropy_weight=args.entropy_weight,
-            normalizer=self._normalizer,
+            normalizer=self.rollouts.normalizer,
         )
         self.monitor.note({n: found[n] / len(mask) for n in ("kl", "entropy", "clipped_share") if n in found})
         # DDP and FSDP average over processes; undo it.
@@ -315,31 +269,13 @@ class CaptionRLTrainer(RolloutSteps, CaptionTrainer):
 
     # Logging
 
-    def _mean_over_processes(self, value: float) -> float:
-        return self._means_over_processes([value])[0]
-
-    def _means_over_processes(self, values: list[float]) -> list[float]:
-        if self.accelerator.num_processes == 1 or not values:
-            return values
-        mine = torch.tensor([values], dtype=torch.float64, device=self.accelerator.device)
-        return self.accelerator.gather(mine).mean(0).tolist()
-
-    def _gathered(self, value: Any) -> list[Any]:
-        """A value of each process, on every process."""
-        return [value] if self.accelerator.num_processes == 1 else gather_object([value])
-
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Log, with the means of what was measured in training since the last time.
-
-        Args:
-            logs (`dict[str, float]`): Of the Trainer.
-            start_time (`float`, *optional*): Of the Trainer.
-        """
+        # Training logs include the means over the rollouts since the last log.
         if "loss" in logs and self.batch_sampler is not None:
             logs = {**logs, **self.monitor.drain()}
             if self.args.log_completions and self.accelerator.is_main_process:
                 self.monitor.show(
-                    self._train_images,
+                    self.rollouts.images,
                     self.args.num_completions_to_print,
                     step=self.state.global_step,
                     report_to=self.args.report_to,
@@ -351,13 +287,11 @@ class CaptionRLTrainer(RolloutSteps, CaptionTrainer):
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         super()._save_optimizer_and_scheduler(output_dir)
-        rollout = self.save_rollout(output_dir)
+        rollouts = self.rollouts.save(output_dir)
         if self.args.should_save:
             state = {
-                "baselines": {name: b.state_dict() for name, b in self.baselines.items()},
+                **rollouts,
                 "batch_sampler": self.batch_sampler.state_dict(),
-                "recalls": self._recalls,
-                "rollout": rollout,
                 "guard": None if self.guard is None else self.guard.state_dict(),
             }
             write_json(Path(output_dir) / STATE_FILE, state)
@@ -368,16 +302,13 @@ class CaptionRLTrainer(RolloutSteps, CaptionTrainer):
         if path is None or not path.exists():
             return
         state = json.loads(path.read_text())
-        for name, baseline in self.baselines.items():
-            baseline.load_state_dict(state["baselines"].get(name) or BASELINES[name]().state_dict())
         self.batch_sampler.load_state_dict(state["batch_sampler"])
-        self._recalls = list(state["recalls"])
-        self.load_rollout(str(checkpoint), state.get("rollout"))
+        self.rollouts.load(str(checkpoint), state)
         if self.guard is not None and state["guard"] is not None:
             self.guard.load_state_dict(state["guard"])
 
     def _load_best_model(self) -> None:
-        # The best checkpoint by R@1 may be one whose captions have degenerated.
+        # The captions of the checkpoint with the best R@1 may have degenerated.
         if self.guard is None or self.guard.rolled_back_to is None:
             super()._load_best_model()
         else:

@@ -1,4 +1,4 @@
-"""Base class of the captioning trainers: data, frozen towers, token counts, evaluation by captions."""
+"""Base class of the captioning trainers."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ from transformers import (
     PreTrainedModel,
     Trainer,
     TrainerCallback,
-    TrainerControl,
-    TrainerState,
-    TrainingArguments,
     set_seed,
 )
+from transformers.integrations import TensorBoardCallback
+from transformers.trainer_utils import PredictionOutput
 
 from hf_captionrl.captioners.captioner import Captioner
 from hf_captionrl.data import (
@@ -30,81 +29,55 @@ from hf_captionrl.data import (
     training_rows,
 )
 from hf_captionrl.losses import IGNORE_INDEX
+from hf_captionrl.metrics.suites.row import spoken
 from hf_captionrl.retrieval import Scorer
-from hf_captionrl.trainers.best_metric import check_best_metric
+from hf_captionrl.trainers.argument_support import refuse_unsupported
+from hf_captionrl.trainers.best_metric import check_best_metric, references_of
 from hf_captionrl.trainers.caption_config import CaptionConfig
-from hf_captionrl.trainers.caption_evaluation import CaptionEvaluation
-from hf_captionrl.trainers.caption_generation import vision_tower_features
+from hf_captionrl.trainers.caption_evaluation import CaptionEvaluator
 from hf_captionrl.trainers.devices import refuse_data_parallel
-from hf_captionrl.trainers.policy import PolicyMaking
+from hf_captionrl.trainers.epoch_callback import EpochCallback
+from hf_captionrl.trainers.image_features import ImageFeatures
+from hf_captionrl.trainers.policy import default_output_dir, make_policy
 from hf_captionrl.trainers.resumable import ReliableTraining
 from hf_captionrl.trainers.training_facts import write_training_facts
 
-__all__ = ["CaptionTrainer", "EpochCallback"]
+__all__ = ["CaptionTrainer"]
 
 
-class EpochCallback(TrainerCallback):
-    """Tells the training data which epoch it is, so that each epoch draws its own caption of every image.
-
-    Accelerate forwards the epoch to either the sampler or the data set, never to both, and a mid-epoch resume on several
-    processes starts again at epoch 0; this callback asks the trainer's state instead.
-
-    Args:
-        dataset ([`CaptionDataset`]): The training data, or a sampler: what has `set_epoch`.
-    """
-
-    def __init__(self, dataset: Any) -> None:
-        self.dataset = dataset
-
-    def on_epoch_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        """Set the epoch.
-
-        Args:
-            args (`TrainingArguments`): Unused.
-            state (`TrainerState`): Knows the epoch, as a fraction.
-            control (`TrainerControl`): Unused.
-            kwargs (`Any`): Unused.
-        """
-        # The epoch is a sum of fractions: 0.9999999 means 1.
-        self.dataset.set_epoch(int((state.epoch or 0.0) + 1e-6))
-
-
-class CaptionTrainer(CaptionEvaluation, PolicyMaking, ReliableTraining, Trainer):
+class CaptionTrainer(ReliableTraining, Trainer):
     """`transformers.Trainer` for image captioners.
 
-    It adapts any [`Captioner`] to the Trainer's world, draws one caption an image and epoch, encodes images of a frozen
-    tower once, evaluates by generating and by finding images from what was generated, and counts supervised tokens
-    itself: the Trainer scales the gradients of several captioners by accumulation x processes (transformers #47688).
-    Subclasses say what the loss is.
+    It trains any [`Captioner`], draws one caption per image and epoch, encodes the images of a frozen vision tower once, and
+    evaluates by generating captions and retrieving their images. It averages over supervised tokens itself, because the
+    Trainer scales the gradients of several captioners by accumulation x processes (transformers #47688). Subclasses define
+    the loss.
 
-    Trainable weights are fp32: a model given by name is loaded so whatever its checkpoint is stored in, adapters and their
-    `modules_to_save` are kept so over a base in 16 bits, whoever added them, and other trainable weights in 16 bits are
-    refused.
+    Trainable weights are fp32. A model given by name is loaded in fp32, whatever its checkpoint holds; adapters and their
+    `modules_to_save` stay in fp32 over a 16-bit base; other trainable weights in 16 bits are refused.
 
     Args:
-        model (`Captioner`, `PreTrainedModel` or `str`, *optional*): The policy; what is not a captioner yet goes through
+        model (`Captioner`, `PreTrainedModel` or `str`, *optional*): The policy. A model or a name is passed to
             `load_captioner`. None only with `model_init`.
         args ([`CaptionConfig`], *optional*): Configuration. None: the defaults, in the folder `{model name}-{method}`.
-        train_dataset (`datasets.Dataset`, *optional*): What `load_captions` makes or accepts: images with captions under
-            usual names of columns, with or without `image_id`. [`SmileTrainer`] also trains on a
+        train_dataset (`datasets.Dataset`, *optional*): A data set that `load_captions` makes or accepts: images with captions
+            under usual column names, with or without `image_id`. [`SmileTrainer`] also accepts a
             `datasets.IterableDataset`, with `max_steps`.
-        eval_dataset (`datasets.Dataset` or `dict` of them, *optional*): Likewise, but never iterable; of several, metrics
-            are called `eval_{name}_...`.
-        processing_class (processor, *optional*): Where `model` brings none.
-        scorer ([`Scorer`], *optional*): Frozen image-text model that judges retrieval at evaluation. Without it only the
-            text is described.
+        eval_dataset (`datasets.Dataset` or `dict` of them, *optional*): The same, but never iterable; with several, metrics
+            are named `eval_{name}_...`.
+        processing_class (processor, *optional*): Processor, if `model` does not bring one.
+        scorer ([`Scorer`], *optional*): Frozen image-text model for retrieval at evaluation. Without it only the text is
+            described.
         peft_config (`peft.PeftConfig` or `dict`, *optional*): Adapter to train: a `LoraConfig`, for instance of
             [`language_lora`]; a dict holds the arguments of `Captioner.lora_config`.
         callbacks (`list[TrainerCallback]`, *optional*): More callbacks.
         optimizers (`tuple`): Optimizer and scheduler, as for `Trainer`.
-        data_collator (`Callable`, *optional*): From a list of [`CaptionItem`] to a batch, in place of a
-            [`CaptionCollator`]; what it returns must hold the keys of `Captioner.collate`.
-        model_init (`Callable`, *optional*): In place of `model`: makes what `model` may be, anew for each `train()`. It may
-            take the trial of a hyperparameter search.
+        data_collator (`Callable`, *optional*): From a list of [`CaptionItem`] to a batch, instead of a
+            [`CaptionCollator`]; the batch must have the keys of `Captioner.collate`.
+        model_init (`Callable`, *optional*): Instead of `model`: returns a value for `model`, a new one for each `train()`. It
+            may take the trial of a hyperparameter search.
         compute_metrics (`Callable`, *optional*): From an `EvalPrediction` to a dict of numbers. `predictions` are the
-            captions, one for each image, `label_ids` lists of references; with `include_for_metrics=["inputs"]` `inputs` are
+            captions, one per image, `label_ids` lists of references; with `include_for_metrics=["inputs"]`, `inputs` are
             the image ids.
         preprocess_logits_for_metrics (*optional*): Refused: captions are evaluated, not logits.
 
@@ -139,12 +112,12 @@ class CaptionTrainer(CaptionEvaluation, PolicyMaking, ReliableTraining, Trainer)
         compute_metrics: Callable[[EvalPrediction], dict[str, Any]] | None = None,
         preprocess_logits_for_metrics: Any | None = None,
     ) -> None:
-        args = self.resolve_args(model, args)
+        args = self._resolve_args(model, args)
         train_dataset = training_rows(train_dataset, args, whole_set_for=self.whole_set_for)
         eval_dataset = evaluation_rows(eval_dataset)
         if preprocess_logits_for_metrics is not None:
             raise ValueError(
-                "preprocess_logits_for_metrics has nothing to process: evaluation writes captions, and logits are never kept. "
+                "preprocess_logits_for_metrics has nothing to process: evaluation generates captions, and logits are not kept. "
                 "Use compute_metrics, which gets captions and references."
             )
         set_seed(args.seed)  # before an adapter draws its weights; the Trainer itself seeds too late for that
@@ -152,12 +125,9 @@ class CaptionTrainer(CaptionEvaluation, PolicyMaking, ReliableTraining, Trainer)
         self.captioner = self._first_policy(model, args, model_init, optimizers)
         refuse_data_parallel(args, self.captioner.model)
         self.scorer = scorer
-        # By id of a data set, which is held so that the id stays its own: features of vision tower and scorer.
-        self._features_of: dict[int, tuple[datasets.Dataset, Any]] = {}
-        self._scorer_features_of: dict[tuple[int, int], tuple[Any, Any, Tensor]] = {}
-        self._read_rows: dict[int, tuple[Any, datasets.Dataset]] = {}
-        self.caption_eval_dataset = eval_dataset
-        is_complete = compute_metrics is None and type(self).evaluate is CaptionEvaluation.evaluate
+        self.features = ImageFeatures()
+        self.evaluator = CaptionEvaluator(self, eval_dataset)
+        is_complete = compute_metrics is None and type(self).evaluate is CaptionTrainer.evaluate
         check_best_metric(args, eval_dataset, has_scorer=scorer is not None, is_complete=is_complete)
         self._train_source = train_dataset
         self.caption_collator: Any = data_collator or CaptionCollator(
@@ -173,7 +143,7 @@ class CaptionTrainer(CaptionEvaluation, PolicyMaking, ReliableTraining, Trainer)
             args=args,
             data_collator=self.caption_collator,
             train_dataset=items,
-            # The Trainer only asks whether there is one: `evaluate` below does the work.
+            # The Trainer only asks whether there is one; `evaluate` below replaces its evaluation.
             eval_dataset=eval_dataset,
             processing_class=processing_class or self.captioner.processor,
             compute_metrics=compute_metrics,
@@ -181,66 +151,74 @@ class CaptionTrainer(CaptionEvaluation, PolicyMaking, ReliableTraining, Trainer)
             optimizers=optimizers,
         )
         self.model_init = model_init
-        # Losses here are divided by num_items_in_batch; declared, or the Trainer would divide by the accumulation too.
+        # Losses are divided by num_items_in_batch; without this, the Trainer would divide by the accumulation too.
         self.model_accepts_loss_kwargs = True
+
+    # Policy
+
+    @classmethod
+    def _resolve_args(cls, model: Any, args: Any) -> Any:
+        """The configuration, checked; without one, the default configuration."""
+        if args is None:
+            return cls.config_class(default_output_dir(model, cls.method_name))
+        if not isinstance(args, cls.config_class):
+            raise TypeError(f"args is a {type(args).__name__}. Use a {cls.config_class.__name__}.")
+        refuse_unsupported(args, args.field_support)  # fields may have changed since it was created
+        return args
+
+    def _first_policy(self, model: Any, args: Any, model_init: Any, optimizers: tuple[Any, Any]) -> Captioner:
+        if (model is None) == (model_init is None):
+            raise ValueError(
+                "Pass the policy as model, or as model_init, a function that makes it. Use exactly one of them."
+            )
+        if model_init is not None and optimizers != (None, None):
+            raise ValueError(
+                "optimizers holds the weights of one model, and model_init makes another one for each train(). Use one of them."
+            )
+        self.model_init = model_init
+        made = super().call_model_init() if model is None else model
+        return make_policy(made, args, **self._policy_settings)
+
+    def call_model_init(self, trial: Any = None) -> Any:
+        made = super().call_model_init(trial)
+        self.captioner = make_policy(made, self.args, **self._policy_settings)
+        self._tap_checked = False
+        if isinstance(self.caption_collator, CaptionCollator):
+            self.caption_collator.captioner = self.captioner
+        if self.args.cache_image_features and self._train_source is not None:
+            self.features.of_vision_tower.clear()  # the new tower may differ
+            self.train_dataset = self._epochs.dataset = self._caption_dataset(self._train_source, self.args)
+        return self.captioner.model
 
     # Data
 
     def _caption_dataset(self, dataset: Any, args: CaptionConfig) -> CaptionDataset | StreamedCaptions:
         if isinstance(dataset, StreamedCaptions):
             return dataset
-        features = self._vision_tower_features(dataset, args)
+        features = self.features.vision_tower(self.captioner, dataset, args)
         if number := frames_of(dataset):
-            # Saved with it: who captions videos with it must look at them in the same way.
+            # Saved with the model, which must read videos in the same way later.
             self.captioner.frame_pooling, self.captioner.num_frames = args.frame_pooling, number
         return CaptionDataset(
             dataset, seed=args.seed if args.data_seed is None else args.data_seed, image_features=features
         )
 
-    def _vision_tower_features(self, dataset: datasets.Dataset, args: CaptionConfig) -> Any:
-        """`(N, M, D)` output of the frozen vision tower, computed once for the whole run; None where images are read."""
-        if not args.cache_image_features:
-            if number := frames_of(dataset):
-                raise ValueError(
-                    f"The data are videos ({number} frames each), and features of frames are pooled once for the whole run. "
-                    "Set freeze_vision_tower=True and cache_image_features=True."
-                )
-            return None
-        if id(dataset) not in self._features_of:
-            features = vision_tower_features(
-                self.captioner,
-                dataset,
-                cache_dir=args.feature_cache_dir,
-                dtype=args.feature_cache_dtype,
-                frame_pooling=args.frame_pooling,
-            )
-            self._features_of[id(dataset)] = (dataset, features)
-        return self._features_of[id(dataset)][1]
+    def scorer_image_features(self, scorer: Scorer, dataset: datasets.Dataset) -> Tensor:
+        """Image features of a scorer, computed once per data set; of a video the mean of its frames' features.
 
-    def loader_settings(self) -> dict[str, Any]:
-        """The arguments of a `DataLoader` that the configuration names.
+        Args:
+            scorer ([`Scorer`]): Image-text model.
+            dataset (`datasets.Dataset`): With an `image` column.
 
         Returns:
-            `dict`: Of workers and memory.
+            `torch.Tensor` of shape `(N, D)`: Unit length, fp32.
         """
-        args = self.args
-        settings: dict[str, Any] = {
-            "num_workers": args.dataloader_num_workers,
-            "pin_memory": args.dataloader_pin_memory,
-            "in_order": args.dataloader_in_order,
-        }
-        if args.dataloader_num_workers:
-            settings |= {
-                "persistent_workers": args.dataloader_persistent_workers,
-                "prefetch_factor": args.dataloader_prefetch_factor or 2,
-                "multiprocessing_context": args.dataloader_multiprocessing_context,
-            }
-        return settings
+        return self.features.scorer(scorer, dataset, self.args.feature_cache_dir)
 
     # Loss
 
     def _track_num_input_tokens(self, inputs: dict[str, Any]) -> None:
-        """Count tokens of text; the Trainer would count the pixels of models whose main input is an image."""
+        """Count text tokens; the Trainer would count pixels where the main input is an image."""
         kind = self.args.include_num_input_tokens_seen
         if kind == "no":
             return
@@ -249,7 +227,7 @@ class CaptionTrainer(CaptionEvaluation, PolicyMaking, ReliableTraining, Trainer)
         self.state.num_input_tokens_seen += int(self.accelerator.gather(mine.reshape(1)).sum())
 
     def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
-        # The Trainer has just put the whole model into training mode. Dropout in a frozen tower would make its output
+        # The Trainer has just set the whole model to training mode. With dropout, the output of a frozen tower would
         # differ from the cached one.
         if self.args.freeze_vision_tower:
             self.captioner.vision_tower.eval()
@@ -265,7 +243,7 @@ class CaptionTrainer(CaptionEvaluation, PolicyMaking, ReliableTraining, Trainer)
         return number
 
     def check_supervised(self, model: Any, inputs: dict[str, Any]) -> None:
-        """Refuse a batch that teaches nothing; on the first batch of training, compare the head tap with the model's loss.
+        """Refuse a batch without supervised tokens; on the first batch of training, compare the head tap with the model's loss.
 
         Args:
             model (`nn.Module`): The policy, as wrapped by accelerate.
@@ -284,7 +262,7 @@ class CaptionTrainer(CaptionEvaluation, PolicyMaking, ReliableTraining, Trainer)
             self.captioner.self_check(inputs)
 
     def token_mean(self, total: Tensor, labels: Tensor, num_items_in_batch: Tensor | int | None) -> Tensor:
-        """Turn a sum over tokens into the mean over the tokens of the whole optimizer step.
+        """Mean over the tokens of the whole optimizer step, from a sum over tokens.
 
         Args:
             total (`torch.Tensor`): Scalar sum over the supervised tokens of this micro-batch.
@@ -301,7 +279,7 @@ class CaptionTrainer(CaptionEvaluation, PolicyMaking, ReliableTraining, Trainer)
         return total / num_items_in_batch * self.accelerator.num_processes
 
     def loss_sum(self, inputs: dict[str, Any]) -> Tensor:
-        """What `eval_loss` adds up: here the cross-entropy of the references.
+        """Summand of `eval_loss`: by default the cross-entropy of the references.
 
         Args:
             inputs (`dict`): A batch of captions with labels, on the device.
@@ -313,10 +291,88 @@ class CaptionTrainer(CaptionEvaluation, PolicyMaking, ReliableTraining, Trainer)
         assert isinstance(log_probs, Tensor)
         return -log_probs.sum()
 
+    # Evaluation
+
+    def generate_captions(self, dataset: datasets.Dataset, **generate_kwargs: Any) -> list[str]:
+        """Caption a data set with the model as it is; the processes share the work.
+
+        Args:
+            dataset (`datasets.Dataset`): With an `image` column.
+            generate_kwargs: Override the configured decoding, e.g. `num_beams`.
+
+        Returns:
+            `list[str]`: One caption per row, the same list on every process.
+        """
+        return self.evaluator.generate_captions(dataset, **generate_kwargs)
+
+    def evaluate(
+        self,
+        eval_dataset: datasets.Dataset | Mapping[str, datasets.Dataset] | str | None = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+    ) -> dict[str, float]:
+        """Measure the loss, caption the evaluation data, describe the captions and, with a scorer, retrieve the images.
+
+        Args:
+            eval_dataset (`datasets.Dataset`, a `dict` of them or `str`, *optional*): Instead of the trainer's, with the same
+                column names; a name selects one of several. With several, keys begin with the prefix and the name.
+            ignore_keys (`list[str]`, *optional*): Unused; part of the Trainer's signature.
+            metric_key_prefix (`str`): Prefix of every key.
+
+        Returns:
+            `dict[str, float]`: `loss` (nats per token of one reference per image, the same one in each epoch), `length`
+            (mean words), `lexical_diversity` (thousands), with a scorer `recall_at_1`, `recall_at_5` (whole pool) and, for
+            100 or more images, `rd100_recall_at_1`, all fractions; then the metrics of `compute_metrics`, and `runtime`.
+            Without references there is no `loss`; with `prediction_loss_only` there is nothing else.
+        """
+        dataset = self.evaluator.named_dataset(eval_dataset)
+        if isinstance(dataset, Mapping):
+            found: dict[str, float] = {}
+            for name, rows in dataset.items():
+                found |= self.evaluate(rows, ignore_keys, f"{metric_key_prefix}_{name}")
+            return found
+        dataset = self.evaluator.read_rows(dataset)
+        self._memory_tracker.start()
+        captions, ranks, metrics = self.evaluator.measure(dataset, metric_key_prefix)
+        self.log(metrics)
+        if captions is not None and self.args.log_completions and self.is_world_process_zero():
+            self.evaluator.show_captions(dataset, spoken(captions), ranks, f"{metric_key_prefix}_completions")
+        control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        self.control = control
+        self._memory_tracker.stop_and_update_metrics(metrics)
+        return metrics
+
+    def predict(
+        self, test_dataset: datasets.Dataset, ignore_keys: list[str] | None = None, metric_key_prefix: str = "test"
+    ) -> PredictionOutput:
+        """Caption a data set and measure the captions as `evaluate` does, without logging.
+
+        Args:
+            test_dataset (`datasets.Dataset`): As `eval_dataset`; references are optional.
+            ignore_keys (`list[str]`, *optional*): Unused; part of the Trainer's signature.
+            metric_key_prefix (`str`): Prefix of every key.
+
+        Returns:
+            `PredictionOutput`: `predictions`, one caption per image; `label_ids`, lists of references or None; `metrics`.
+        """
+        test_dataset = self.evaluator.read_rows(test_dataset)
+        self._memory_tracker.start()
+        captions, _, metrics = self.evaluator.measure(test_dataset, metric_key_prefix, generate=True)
+        control = self.callback_handler.on_predict(self.args, self.state, self.control, metrics)
+        self.control = control
+        self._memory_tracker.stop_and_update_metrics(metrics)
+        return PredictionOutput(predictions=captions, label_ids=references_of(test_dataset), metrics=metrics)  # type: ignore[arg-type]
+
+    @property
+    def tensorboard_writer(self) -> Any | None:
+        """The writer of transformers' `TensorBoardCallback`; None where nothing is reported to tensorboard."""
+        callbacks = self.callback_handler.callbacks
+        return next((c.tb_writer for c in callbacks if isinstance(c, TensorBoardCallback)), None)
+
     # Saving and loading
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:
-        # Tied weights are saved once; that the other name is missing is no news.
+        # Tied weights are saved once, so the other name is always missing.
         tied = set(getattr(self.captioner.base_model, "all_tied_weights_keys", None) or ())
         missing = [key for key in load_result.missing_keys if key not in tied]
         super()._issue_warnings_after_load(type(load_result)(missing, load_result.unexpected_keys))

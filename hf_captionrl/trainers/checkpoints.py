@@ -1,11 +1,11 @@
-"""Which checkpoints are whole, and of which run: each is sealed when it is finished, and looked through before a resume.
+"""Complete checkpoints and their runs: each checkpoint is sealed when it is complete, and verified before a resume.
 
-A kill while a checkpoint is written leaves a folder without a seal; a disk that fails later, or a careless hand, leaves
-one whose files differ from it. A run resumes from its newest checkpoint that is whole.
+A kill during a save leaves a folder without a seal. A disk error or a manual change leaves files that differ from the seal.
+A run resumes from its newest complete checkpoint.
 
-A run begins with a `train` that does not resume, and gets an id. The output folder records the id of the run that uses it,
-and every checkpoint the id of the run that wrote it. A resumed run keeps the id of its checkpoint. Checkpoints of other runs
-in the same folder are neither used nor removed.
+A `train` that does not resume starts a run with a new run id. The output folder records the id of the run that uses it, and
+every checkpoint the id of the run that wrote it. A resumed run keeps the id of its checkpoint. Checkpoints of other runs in
+the same folder are neither used nor removed.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ RUN_FILE = ".run.json"
 """Written first, to a checkpoint and to an output folder: the id of the run."""
 
 _NAME = re.compile(r"checkpoint-(\d+)")
-# Weights that Trainers of old wrote, and that transformers' still reads where there are no others.
+# Weights of older Trainers, which transformers still reads if there are no others.
 _PICKLED_WEIGHTS = re.compile(r"(pytorch|adapter)_model(-\d+-of-\d+)?\.bin(\.index\.json)?")
-# What reading a damaged JSON file raises; RecursionError where lists are nested too deeply.
+# Errors of reading a damaged JSON file; RecursionError for lists that are nested too deeply.
 _UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
 
 
@@ -78,7 +78,7 @@ def run_of_checkpoint(folder: str | os.PathLike[str]) -> str | None:
 
 def begin_run(folder: str | os.PathLike[str]) -> str:
     """Record that a new run uses an output folder, so that checkpoints already there are those of other runs."""
-    run_id = secrets.token_hex(16)  # not of a seeded generator: two runs of one seed are two runs
+    run_id = secrets.token_hex(16)  # not from a seeded generator: two runs with the same seed have different ids
     write_json(Path(folder) / RUN_FILE, {"run_id": run_id})
     return run_id
 
@@ -88,7 +88,7 @@ def resume_run(folder: str | os.PathLike[str], checkpoint: str | os.PathLike[str
     run_id, folder = run_of_checkpoint(checkpoint), Path(folder)
     step = int(json.loads((Path(checkpoint) / "trainer_state.json").read_text(encoding="utf-8"))["global_step"])
     for path in _checkpoints(folder):
-        # Such are left where somebody resumes from an earlier one on purpose. Broken ones will be written again.
+        # They exist if someone resumes from an earlier checkpoint on purpose. Incomplete ones are overwritten.
         if _step(path) > step and run_of_checkpoint(path) == run_id and checkpoint_fault(path) is None:
             logger.warning(
                 "%s is after the step that the run resumes from. It is now %s.", path.name, _set_aside(path)
@@ -98,7 +98,7 @@ def resume_run(folder: str | os.PathLike[str], checkpoint: str | os.PathLike[str
 
 
 def open_checkpoint(folder: str | os.PathLike[str], run_id: str | None) -> None:
-    """Make the folder that a checkpoint will be written to; a checkpoint of another run in its place is renamed."""
+    """Create the folder of a checkpoint; a checkpoint of another run in its place is renamed."""
     folder = Path(folder)
     if folder.is_dir() and any(folder.iterdir()) and run_of_checkpoint(folder) != run_id:
         logger.warning("%s is of another run. It is kept as %s.", folder.name, _set_aside(folder))
@@ -109,7 +109,7 @@ def open_checkpoint(folder: str | os.PathLike[str], run_id: str | None) -> None:
 
 
 def _set_aside(path: Path) -> str:
-    """Rename a checkpoint, so that no run takes it for its own or writes over it; its new name."""
+    """Rename a checkpoint, so that no run uses or overwrites it; returns the new name."""
     stem = f"{path.name}-run-{(run_of_checkpoint(path) or 'unknown')[:8]}"
     number, name = 1, stem
     while (path.parent / name).exists():
@@ -120,25 +120,21 @@ def _set_aside(path: Path) -> str:
 
 
 def seal_checkpoint(folder: str | os.PathLike[str]) -> Path:
-    """Declare a checkpoint finished, once all that it holds is on the disk.
-
-    Args:
-        folder: The checkpoint. Reading it takes about a second for each gigabyte or two.
-    """
+    """Mark a checkpoint as complete, after its files are on the disk; takes about a second per 1-2 gigabytes."""
     folder = Path(folder)
     run_id = run_of_checkpoint(folder)
     (folder / SEAL_FILE).unlink(missing_ok=True)
     files = {}
     for path in sorted(folder.rglob("*")):
         if path.is_file():
-            with open(path, "r+b") as file:  # a loss of power must not undo what the seal says is there
+            with open(path, "r+b") as file:  # a power loss must not undo what the seal lists
                 os.fsync(file.fileno())
             files[path.relative_to(folder).as_posix()] = {"size": path.stat().st_size, "sha256": _digest(path)}
     return write_json(folder / SEAL_FILE, {"run_id": run_id, "files": files})
 
 
 def checkpoint_fault(folder: str | os.PathLike[str]) -> str | None:
-    """What is wrong with a checkpoint: it is not whole, cannot be read, or holds weights as pickles, which run code."""
+    """Why a checkpoint cannot be used: it is incomplete, unreadable, or holds weights as pickles, which run code."""
     folder = Path(folder)
     try:
         return _fault(folder)
@@ -159,7 +155,7 @@ def _fault(folder: Path) -> str | None:
         raise
     except _UNREADABLE:
         return f"its {SEAL_FILE} is damaged"
-    # Where a Trainer looks: in the folder, and one below it for each adapter.
+    # The Trainer reads the folder and one folder below it per adapter.
     inner = (path for place in folder.iterdir() if place.is_dir() for path in place.iterdir())
     for path in sorted([*folder.iterdir(), *inner]):
         if _PICKLED_WEIGHTS.fullmatch(path.name):
@@ -170,7 +166,7 @@ def _fault(folder: Path) -> str | None:
                 check_index(path)
             except ValueError as error:
                 return str(error).rstrip(".")
-    # Sizes first: what is cut off or missing is found without reading gigabytes.
+    # Sizes first: they reveal truncated and missing files without reading gigabytes.
     for name, (size, _) in expected.items():
         path = folder / name
         if not path.is_file():
@@ -198,7 +194,7 @@ def _checkpoints(folder: Path, last: int | None = None) -> list[Path]:
 
 
 def _current_run(folder: Path) -> str | None:
-    """The id of the run that uses an output folder, where it records none that of all its checkpoints."""
+    """The id of the run that uses an output folder; if none is recorded, that of its checkpoints."""
     try:
         return _read_run_id(folder / RUN_FILE)
     except _UNREADABLE:
@@ -214,13 +210,13 @@ def _current_run(folder: Path) -> str | None:
 
 
 def has_checkpoint(folder: str | os.PathLike[str]) -> bool:
-    """Whether the run that uses a folder has finished a checkpoint there, whole or not; a warning if there are only others."""
+    """Whether the run that uses a folder has sealed a checkpoint there, intact or not; warns if there are only others."""
     folder = Path(folder)
     found = _checkpoints(folder)
     try:
         run_id = _current_run(folder)
     except ValueError:
-        return True  # whoever resumes is told why that cannot be
+        return True  # the resume raises the error
     mine = [path for path in found if run_of_checkpoint(path) == run_id]
     if any(_is_sealed(path) for path in mine):
         return True
@@ -239,7 +235,7 @@ def has_checkpoint(folder: str | os.PathLike[str]) -> bool:
 def _is_sealed(path: Path) -> bool:
     try:
         return (path / SEAL_FILE).is_file()
-    except OSError:  # what cannot be read is lost rather than absent
+    except OSError:  # unreadable, not absent
         return True
 
 
@@ -249,7 +245,7 @@ def _of_others(paths: Sequence[Path]) -> str:
 
 
 def newest_checkpoint(folder: str | os.PathLike[str], *, last: int | None = None) -> str:
-    """The newest checkpoint that is whole, of the run that uses the folder; warnings name those left out, and why."""
+    """The newest complete checkpoint of the run that uses the folder; warnings name skipped ones and the reasons."""
     return _newest(Path(folder), _current_run(Path(folder)), last)
 
 
@@ -282,7 +278,7 @@ def _newest(folder: Path, run_id: str | None, last: int | None) -> str:
 
 
 def newest_complete_checkpoint(checkpoint: str | os.PathLike[str]) -> str:
-    """A named checkpoint if it is whole, else the newest whole one of the same run before it."""
+    """A checkpoint if it is complete, else the newest complete one of the same run before it."""
     path = Path(checkpoint)
     if not path.is_dir():
         raise ValueError(
@@ -297,7 +293,7 @@ def newest_complete_checkpoint(checkpoint: str | os.PathLike[str]) -> str:
 
 
 def last_sealed(folder: str | os.PathLike[str], run_id: str | None) -> Path | None:
-    """The newest finished checkpoint of a run; what it holds is not read."""
+    """The newest sealed checkpoint of a run; its files are not verified."""
     found = _checkpoints(Path(folder))
     return next((path for path in found if _is_sealed(path) and run_of_checkpoint(path) == run_id), None)
 
@@ -310,7 +306,7 @@ def remove_older(newest: str | os.PathLike[str], *, limit: int | None, best: str
     run_id, step = run_of_checkpoint(newest), _step(newest)
     kept = {newest.absolute(), *([] if best is None else [Path(best).absolute()])}
     mine = [path for path in _checkpoints(newest.parent) if run_of_checkpoint(path) == run_id]
-    # The first to go are of later steps: they were broken when the run resumed before them.
+    # Later steps are removed first: they were incomplete when the run resumed before them.
     mine.sort(key=lambda path: (_step(path) <= step, _step(path)))
     excess = len(mine) - max(limit, len(kept & {path.absolute() for path in mine}))
     for path in [path for path in mine if path.absolute() not in kept][: max(excess, 0)]:

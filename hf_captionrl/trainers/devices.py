@@ -1,4 +1,4 @@
-"""Which arrangements of GPUs the trainers support."""
+"""Supported arrangements of GPUs."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ __all__ = ["refuse_data_parallel"]
 def refuse_data_parallel(args: Any, model: Any = None) -> None:
     """Refuse `torch.nn.DataParallel`, in which a Trainer wraps the model when one process sees several GPUs.
 
-    The batch of a step would be torn apart after it was made: bags, rollouts and the number of supervised tokens belong to
-    a process.
+    DataParallel would split the batch of a step, but bags, rollouts and the number of supervised tokens belong to a process.
     """
     spread = len(set((getattr(model, "hf_device_map", None) or {}).values())) > 1
     if args.n_gpu > 1 and not spread:

@@ -1,4 +1,4 @@
-"""Whether the weights of a model are finite, in one pass over those that training can have changed."""
+"""Check that weights are finite, in one pass over those that training can change."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ def _changeable(model: nn.Module) -> Iterator[tuple[str, Tensor, bool]]:
             yield name, _local(parameter), False
     for prefix, module in model.named_modules():
         for name, buffer in module.named_buffers(prefix=prefix, recurse=False):
-            # Some mask with minus infinity, which is as it should be.
+            # Some buffers are masks with minus infinity.
             if name.rpartition(".")[2] not in module._non_persistent_buffers_set:
                 yield name, _local(buffer), True
 
 
 def first_non_finite(model: nn.Module) -> str | None:
-    """Look for NaN and infinity among the weights of this process, without a copy of them."""
+    """Name of the first weight of this process with NaN or infinity, without copying weights."""
     names: list[str] = []
     bad: list[Tensor] = []
     for name, values, may_be_infinite in _changeable(model):
         if values.numel() and values.is_floating_point() and values.device.type != "meta":
-            # The largest magnitude: NaN where one is, and nothing can overflow on the way.
+            # The largest magnitude is NaN if any value is, and cannot overflow.
             largest = torch.linalg.vector_norm(values, ord=float("inf"))
             names.append(name.removeprefix("module."))
             bad.append(largest.isnan() if may_be_infinite else ~largest.isfinite())
@@ -48,7 +48,7 @@ def first_non_finite(model: nn.Module) -> str | None:
 
 
 def _together(bad: list[Tensor]) -> Iterator[list[bool]]:
-    """The flags in their order, fetched from a device in one piece for as long as the next one is on the same."""
+    """The flags in order, fetched in one transfer per run of flags on the same device."""
     start = 0
     for stop in range(1, len(bad) + 1):
         if stop == len(bad) or bad[stop].device != bad[start].device:

@@ -1,6 +1,6 @@
-r"""The rollout in use, stored in a checkpoint that lies between two iterations over it.
+r"""The rollout in use, stored in a checkpoint between two iterations over it.
 
-Images are not stored: the data loader gives them again.
+Images are not stored: the data loader reads them again.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def save_rollout(
         for name, value in inputs.items():
             if isinstance(value, Tensor) and name not in images:
                 tensors[f"{index}/{name}"] = value.detach().cpu().clone(memory_format=torch.contiguous_format)
-    os.makedirs(folder, exist_ok=True)  # the main process may not have made it yet
+    os.makedirs(folder, exist_ok=True)  # the main process may not have created it yet
     path = _file(folder, process_index)
     save_file(tensors, path)
     return path

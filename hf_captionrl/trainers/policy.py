@@ -1,19 +1,17 @@
-"""From what a trainer is given as `model` to the captioner that it trains: loading, adapter, frozen tower, precision."""
+"""The captioner that a trainer trains, made from its argument `model`: loading, adapter, frozen tower, precision."""
 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any
 
 import torch
 
 from hf_captionrl.captioners.captioner import Captioner
 from hf_captionrl.captioners.captioner_loading import load_captioner
-from hf_captionrl.data import CaptionCollator
-from hf_captionrl.trainers.argument_support import refuse_unsupported
 from hf_captionrl.trainers.precision import require_fp32
 
-__all__ = ["PolicyMaking", "check_model_init_kwargs", "default_output_dir", "make_policy"]
+__all__ = ["check_model_init_kwargs", "default_output_dir", "make_policy"]
 
 _DTYPES = ("float32", "bfloat16", "float16", "auto")
 
@@ -96,77 +94,3 @@ def make_policy(model: Any, args: Any, *, processor: Any = None, peft_config: An
         _freeze_tower(captioner)
     require_fp32(captioner.model, args)
     return captioner
-
-
-class PolicyMaking:
-    """The part of [`CaptionTrainer`] that makes its captioner, once or for each `train()`."""
-
-    args: Any
-    captioner: Captioner
-    caption_collator: Any
-    config_class: ClassVar[Any]
-    method_name: ClassVar[str]
-    model_init: Any
-    _epochs: Any
-    _features_of: dict[int, Any]
-    _policy_settings: dict[str, Any]
-    _tap_checked: bool
-    _train_source: Any
-
-    if TYPE_CHECKING:  # what the trainer has
-
-        def _caption_dataset(self, dataset: Any, args: Any) -> Any: ...
-
-    @classmethod
-    def resolve_args(cls, model: Any, args: Any) -> Any:
-        """The configuration, or the default one.
-
-        Args:
-            model (*optional*): The policy, whose name the default output folder bears.
-            args ([`CaptionConfig`], *optional*): As given to the trainer.
-
-        Returns:
-            [`CaptionConfig`]: Checked.
-
-        Raises:
-            TypeError: If it is not a configuration of this trainer.
-            ValueError: If a field has a value that is not supported.
-        """
-        if args is None:
-            return cls.config_class(default_output_dir(model, cls.method_name))
-        if not isinstance(args, cls.config_class):
-            raise TypeError(f"args is a {type(args).__name__}. Use a {cls.config_class.__name__}.")
-        refuse_unsupported(args, args.field_support)  # fields may have been set since it was made
-        return args
-
-    def _first_policy(self, model: Any, args: Any, model_init: Any, optimizers: tuple[Any, Any]) -> Captioner:
-        if (model is None) == (model_init is None):
-            raise ValueError(
-                "The policy is given as model or as model_init, a function that makes it. Use exactly one of them."
-            )
-        if model_init is not None and optimizers != (None, None):
-            raise ValueError(
-                "optimizers holds the weights of one model, and model_init makes another one for each train(). Use one of them."
-            )
-        self.model_init = model_init
-        made = super().call_model_init() if model is None else model  # type: ignore[misc]
-        return make_policy(made, args, **self._policy_settings)
-
-    def call_model_init(self, trial: Any = None) -> Any:
-        """Make the policy anew, with its adapter, for another `train()`.
-
-        Args:
-            trial (*optional*): Of a hyperparameter search.
-
-        Returns:
-            `nn.Module`: The model.
-        """
-        made = super().call_model_init(trial)  # type: ignore[misc]
-        self.captioner = make_policy(made, self.args, **self._policy_settings)
-        self._tap_checked = False
-        if isinstance(self.caption_collator, CaptionCollator):
-            self.caption_collator.captioner = self.captioner
-        if self.args.cache_image_features and self._train_source is not None:
-            self._features_of.clear()  # another tower may have come
-            self.train_dataset = self._epochs.dataset = self._caption_dataset(self._train_source, self.args)
-        return self.captioner.model

@@ -25,7 +25,7 @@ def _is_low(parameter: Tensor) -> bool:
 
 
 def _to_fp32(parameter: nn.Parameter) -> None:
-    # In place: an optimizer that was made before keeps its parameters.
+    # In place, so that an existing optimizer keeps its parameters.
     parameter.data = parameter.data.to(torch.float32)
 
 
@@ -37,7 +37,7 @@ def _inputs_to_fp32(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, 
 
 
 class _OutputsTo:
-    """A forward hook that gives the output the dtype of the frozen modules behind."""
+    """Forward hook that casts the output to the dtype of the frozen modules after it."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         self.dtype = dtype
@@ -59,8 +59,8 @@ class _OutputsTo:
 def keep_adapters_in_fp32(model: nn.Module) -> list[str]:
     """Turn the trainable 16-bit weights of adapters into fp32: those of PEFT's tuners, and of `modules_to_save`.
 
-    PEFT itself does so for the weights of its tuners, unless told otherwise, and leaves `modules_to_save` in the dtype of
-    the base. The frozen base stays as it is; between it and a module that is saved whole, activations are cast.
+    PEFT does so by default for the weights of its tuners, and leaves `modules_to_save` in the dtype of the base. The frozen
+    base keeps its dtype; activations are cast between it and the modules of `modules_to_save`.
     """
     if not hasattr(model, "peft_config"):
         return []
@@ -95,7 +95,7 @@ def keep_adapters_in_fp32(model: nn.Module) -> list[str]:
 
 
 def _has_master_copy(args: Any) -> bool:
-    """Whether weights in 16 bits come with an fp32 copy that is updated: DeepSpeed, and FSDP with mixed precision."""
+    """Whether 16-bit weights have an fp32 master copy: DeepSpeed, and FSDP with mixed precision."""
     if getattr(args, "deepspeed_plugin", None) is not None:
         return True
     fsdp = bool(getattr(args, "fsdp_plugin_args", None) or getattr(args, "fsdp", None))
@@ -104,10 +104,9 @@ def _has_master_copy(args: Any) -> bool:
 
 
 def refuse_trainable_16_bit(model: nn.Module, args: Any) -> None:
-    """Refuse a model whose trainable weights hold 16 bits or less, with nothing that remembers small updates.
+    """Refuse trainable weights in 16 bits or less without an fp32 master copy.
 
-    Quantised weights are frozen, and so never refused. With DeepSpeed, and with FSDP in mixed precision, an fp32 copy of each
-    weight is what is updated.
+    Quantised weights are frozen and never refused. DeepSpeed, and FSDP with mixed precision, update an fp32 copy.
     """
     if _has_master_copy(args):
         return
@@ -131,7 +130,7 @@ def refuse_trainable_16_bit(model: nn.Module, args: Any) -> None:
 
 
 def require_fp32(model: nn.Module, args: Any) -> None:
-    """Keep adapters in fp32, and refuse what else would be trained in 16 bits.
+    """Keep adapters in fp32, and refuse other trainable weights in 16 bits.
 
     Args:
         args (`TrainingArguments`): Tell DeepSpeed and FSDP. DeepSpeed's ZeRO-3 wants adapters in the dtype of the base, and

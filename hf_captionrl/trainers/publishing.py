@@ -1,4 +1,4 @@
-"""The push of a trainer: private unless told otherwise, with a card of ours, and checked like every push."""
+"""Pushing a trainer's model to the Hub: private by default, with a model card, and checked like every push."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["CheckedPush"]
 
 
 def _hub() -> Any:
-    # Publishing stands above this layer; it is looked up when it is called, which makes no import cycle.
+    # Publishing is in a higher layer; the lookup at call time avoids an import cycle.
     return importlib.import_module("hf_captionrl.hub")
 
 
@@ -20,7 +20,7 @@ def _first(value: Any) -> Any:
 
 
 class CheckedPush:
-    """The part of a trainer that publishes, in place of `transformers.Trainer`'s and TRL's own upload."""
+    """Mixin of trainers that replaces the upload of `transformers.Trainer` and TRL."""
 
     args: Any
     state: Any
@@ -30,11 +30,11 @@ class CheckedPush:
     _of_main_process: Callable[[Callable[[], Any]], Any]
 
     def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
-        """Decide the name of the repository; it is made by the push, after the checks.
+        """Check the name of the repository; the push creates it, after its other checks.
 
         Args:
             token (`str`, *optional*): Unused; part of the Trainer's signature.
-            private (`bool`, *optional*): Likewise.
+            private (`bool`, *optional*): Unused too.
 
         Raises:
             ValueError: If the Hub does not accept the name.
@@ -57,7 +57,7 @@ class CheckedPush:
         dataset_args: str | list[str] | None = None,
         dataset_name: str | None = None,
     ) -> None:
-        """Write a card without results beside the model in `args.output_dir`, where there is none that somebody wrote.
+        """Write a card without results into `args.output_dir`, unless someone has written one.
 
         Args:
             language (`str`, *optional*): Language code.
@@ -65,7 +65,7 @@ class CheckedPush:
             tags (`str` or `list[str]`, *optional*): Unused: the tags are those of this package.
             model_name (`str`, *optional*): By default that of the repository.
             finetuned_from (`str`, *optional*): The base model.
-            tasks (`str` or `list[str]`, *optional*): Unused: the kind of the model says it.
+            tasks (`str` or `list[str]`, *optional*): Unused: it follows from the kind of the model.
             dataset_tags (`str` or `list[str]`, *optional*): Name of the data on the Hub.
             dataset (`str` or `list[str]`, *optional*): Name of the data.
             dataset_args (`str` or `list[str]`, *optional*): Unused.
@@ -78,7 +78,7 @@ class CheckedPush:
 
         def write() -> None:
             if not any(Path(self.args.output_dir).glob("*.safetensors")):
-                return  # TRL asks for a card with every checkpoint, before a model is there
+                return  # TRL creates a card with every checkpoint, before there is a model
             _hub().write_trained_card(
                 self.args.output_dir,
                 model_id=name,
@@ -105,8 +105,8 @@ class CheckedPush:
 
         Args:
             commit_message (`str`, *optional*): Message of the commit.
-            blocking (`bool`): Unused: the push is always waited for.
-            token (`str`, *optional*): Of the Hub; None for `args.hub_token`, then the one stored by `hf auth login`.
+            blocking (`bool`): Unused: the push always blocks.
+            token (`str`, *optional*): Token of the Hub; None for `args.hub_token`, then the one stored by `hf auth login`.
             revision (`str`, *optional*): Branch; None for `args.hub_revision`.
             private (`bool`, *optional*): Whether a new repository is private; None for `args.hub_private_repo`, then yes.
             overwrite (`bool`): Push also into a repository that holds other content.

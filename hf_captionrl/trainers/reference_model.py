@@ -1,4 +1,4 @@
-"""Models that must stay as they are while the policy learns: the reference of the KL penalty, and the scorers."""
+"""Models that do not change in training: the reference model of the KL penalty, and the scorers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["make_reference", "reference_policy", "refuse_shared_parameters"]
 
 
 def make_reference(captioner: Captioner) -> Captioner:
-    """The captioner as it is now: itself where an adapter can be switched off, a frozen copy elsewhere."""
+    """The current captioner as reference: itself if its adapter can be disabled, else a frozen copy."""
     if hasattr(captioner.model, "disable_adapter"):
         return captioner
     reference = copy.copy(captioner)
@@ -26,7 +26,7 @@ def make_reference(captioner: Captioner) -> Captioner:
 
 @contextmanager
 def reference_policy(reference: Captioner, policy: Captioner) -> Iterator[Captioner]:
-    """The reference, ready to be asked: on the policy's device, in eval mode, adapter off."""
+    """The reference on the policy's device, in eval mode, adapter disabled."""
     if reference is not policy and reference.device != policy.device:
         reference.model.to(policy.device)
     without = reference.model.disable_adapter() if reference is policy else nullcontext()
@@ -35,7 +35,7 @@ def reference_policy(reference: Captioner, policy: Captioner) -> Iterator[Captio
 
 
 def refuse_shared_parameters(policy: nn.Module, scorers: Iterable[Any]) -> None:
-    """Refuse scorers that would learn along with the policy, and then reward whatever it does."""
+    """Refuse scorers that share parameters with the policy and would be trained with it."""
     names = {p.data_ptr(): name for name, p in policy.named_parameters() if p.numel()}
     for scorer in scorers:
         model = getattr(scorer, "model", None)

@@ -1,4 +1,4 @@
-"""What every trainer does so that a kill, a full disk or a second run costs little: seals, locks, orderly stops."""
+"""Exact resume for every trainer: sealed checkpoints, a lock on the output folder, orderly stops on signals."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _TORCH_WRITER = ("PytorchStreamWriter", "inline_container.cc", "iostream error",
 
 @dataclass
 class ReliableArguments:
-    """What [`ReliableTraining`] is told; stands before `transformers.TrainingArguments` among the bases."""
+    """Arguments of [`ReliableTraining`]; a base class before `transformers.TrainingArguments`."""
 
     save_on_signal: bool = field(
         default=False,
@@ -59,7 +59,7 @@ class ReliableArguments:
         super().__post_init__()  # type: ignore[misc]
         _refuse_foreign_code(self)
         if getattr(self, "hub_private_repo", None) is None:
-            self.hub_private_repo = True  # also of the repository to which TRL's GRPO logs completions
+            self.hub_private_repo = True  # TRL's GRPO logs completions to a repository too
         if self.save_on_signal and getattr(self, "save_only_model", False):
             logger.warning(
                 "save_only_model=True: a checkpoint saved on a signal holds the model only, and no run can resume from it. Use "
@@ -68,7 +68,7 @@ class ReliableArguments:
 
 
 def _refuse_foreign_code(args: Any) -> None:
-    """TRL's configurations have two places to ask for it, and its trainers read either."""
+    """TRL's configurations have two places for trust_remote_code, and its trainers read both."""
     places = (vars(args), getattr(args, "model_init_kwargs", None) or {})
     if any(place.get("trust_remote_code") for place in places):
         raise ValueError(
@@ -78,11 +78,11 @@ def _refuse_foreign_code(args: Any) -> None:
 
 
 class ReliableTraining(CheckedPush, CheckpointSelection):
-    """The part of a trainer that survives; stands before `transformers.Trainer` among the bases.
+    """Mixin of trainers for exact resume; a base class before `transformers.Trainer`.
 
-    A checkpoint is sealed when it is finished, and older ones are removed only then. Resuming takes the newest one that
-    is whole. A run has its output folder for itself, and finds out before the first step whether it can write there. It
-    neither uses nor removes checkpoints of other runs. Weights that are not finite are not saved: the run stops.
+    A checkpoint is sealed when it is complete, and older ones are removed only then. A resumed run uses the newest complete
+    checkpoint. A run locks its output folder and checks before the first step that it can write there. It neither uses
+    nor removes checkpoints of other runs. If weights are not finite, the run stops without saving them.
     """
 
     args: Any
@@ -92,8 +92,8 @@ class ReliableTraining(CheckedPush, CheckpointSelection):
 
     @staticmethod
     def _load_safely(args: Any, *, by_name: bool, model: Any = None) -> None:
-        """Have TRL load models by their names from safetensors alone, and run no code or kernel of theirs."""
-        _refuse_foreign_code(args)  # it may have been set since
+        """Make TRL load models by name from safetensors only, without their code or kernels."""
+        _refuse_foreign_code(args)  # the arguments may have changed
         if by_name:
             given = check_kwargs(args.model_init_kwargs or {})
             if isinstance(model, str):
@@ -101,7 +101,7 @@ class ReliableTraining(CheckedPush, CheckpointSelection):
             args.model_init_kwargs = {"attn_implementation": None, **given, "use_safetensors": True}
 
     def _of_main_process(self, function: Callable[[], _Found]) -> _Found:
-        """What a function gives on the main process, or its error, on every process."""
+        """Result or error of a function on the main process, for every process."""
         found: list[Any] = [None, None]
         if self.accelerator.is_main_process:
             try:
@@ -117,7 +117,7 @@ class ReliableTraining(CheckedPush, CheckpointSelection):
         return found[0]
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
-        """Train, as `transformers.Trainer.train` does, with the output folder for itself."""
+        """Train as `transformers.Trainer.train` does, with a lock on the output folder."""
         with contextlib.ExitStack() as stack:
 
             def take_folder() -> None:
@@ -157,7 +157,7 @@ class ReliableTraining(CheckedPush, CheckpointSelection):
         super().save_model(output_dir, _internal_call)  # type: ignore[misc]
 
     def refuse_diverged_model(self) -> None:
-        """Stop before weights that are NaN or infinite are taken for a trained model.
+        """Stop if weights are NaN or infinite.
 
         Raises:
             FloatingPointError: Naming the step and the last good checkpoint.
@@ -166,12 +166,11 @@ class ReliableTraining(CheckedPush, CheckpointSelection):
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
         super()._save(output_dir, state_dict)  # type: ignore[misc]
-        # A pickle that nobody needs to use the model, and that holds the Hub's token; the configuration stands in
-        # results.json.
+        # A pickle that contains the Hub's token and that no one needs: results.json has the configuration.
         (Path(output_dir or self.args.output_dir) / TRAINING_ARGS_NAME).unlink(missing_ok=True)
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        """Nothing: the Trainer would upload the same pickle with every checkpoint. `push_to_hub` publishes the end."""
+        """Do nothing: the Trainer would upload the optimizer's pickle. `push_to_hub` publishes the finished model."""
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         run = Path(self._get_output_dir(trial=trial))  # type: ignore[attr-defined]
@@ -192,12 +191,12 @@ class ReliableTraining(CheckedPush, CheckpointSelection):
             raise _without_torn(folder, error) from error
         finally:
             self.args.save_total_limit = limit
-        # Not by the Trainer, which removes older checkpoints before the new one is sealed, and those of other runs.
+        # The Trainer would remove older checkpoints before the new one is sealed, and those of other runs.
         if self.args.should_save:
             remove_older(folder, limit=limit, best=self.state.best_model_checkpoint)
 
     def _refuse_diverged(self, model: Any, run: Path, what: str) -> None:
-        """Stop before weights that are NaN or infinite take the place of good ones."""
+        """Stop before weights that are NaN or infinite replace finite ones."""
         name = first_non_finite(model)
         found = [name]
         if self.accelerator.num_processes > 1:  # where weights are sharded, one process may hold all the bad ones
@@ -220,7 +219,7 @@ class ReliableTraining(CheckedPush, CheckpointSelection):
         )
 
     def _finalize_training(self, *args: Any, **kwargs: Any) -> Any:
-        # With save_total_limit=1 the Trainer removes here what is not the best, of whatever run.
+        # With save_total_limit=1 the Trainer removes all but the best checkpoint here, also of other runs.
         limit, self.args.save_total_limit = self.args.save_total_limit, None
         try:
             output = super()._finalize_training(*args, **kwargs)  # type: ignore[misc]
@@ -242,10 +241,10 @@ class ReliableTraining(CheckedPush, CheckpointSelection):
         self._load_renamed(resume_from_checkpoint)
 
     def _load_renamed(self, checkpoint: str) -> None:
-        """Load weights that stand in a checkpoint under other names than in the model.
+        """Load weights whose names in the checkpoint differ from those in the model.
 
-        transformers saves LLaVA and its like under the names of their first release. `from_pretrained` translates them,
-        and the Trainer does not: it would go on from the weights it was given, with a warning.
+        transformers saves LLaVA and similar models with the names of their first release. `from_pretrained` translates them,
+        the Trainer does not: it would continue with the initial weights and warn.
         """
         if self._renamed:
             inner = self.accelerator.unwrap_model(self.model)  # type: ignore[attr-defined]
@@ -256,7 +255,7 @@ class ReliableTraining(CheckedPush, CheckpointSelection):
         best = self.state.best_model_checkpoint
 
         def find_fault() -> str | None:
-            # The Trainer knows it by its path, where another run may have left a checkpoint of the same step.
+            # The Trainer stores its path, where another run may have left a checkpoint of the same step.
             other = run_of_checkpoint(best) != self._run_id
             return "it is of another run" if other else checkpoint_fault(best)
 
@@ -273,7 +272,7 @@ class ReliableTraining(CheckedPush, CheckpointSelection):
 
 
 def _refuse_model_only(checkpoint: str) -> None:
-    """A run that resumes without the states of optimizer, schedule and random numbers is another run."""
+    """Refuse a checkpoint without the states of optimizer, schedule and random numbers."""
     if not any(Path(checkpoint).glob("rng_state*.pth")):
         raise ValueError(
             f"{checkpoint!r} holds the model only (save_only_model=True): without the states of optimizer, schedule and random "
@@ -284,7 +283,7 @@ def _refuse_model_only(checkpoint: str) -> None:
 
 @contextlib.contextmanager
 def _dead_workers_named() -> Iterator[None]:
-    """Say in one sentence that a worker was killed; an error in its own code comes as what it is."""
+    """Replace the error of a killed worker by one sentence; errors in a worker's code pass unchanged."""
     try:
         try:
             yield
@@ -321,7 +320,7 @@ def _is_of_disk(error: Exception) -> bool:
 
 
 def _without_torn(folder: Path, error: Exception) -> OSError:
-    """What to say when a checkpoint cannot be written; its remains are removed, so that others find room."""
+    """The error for a checkpoint that cannot be written, after removing its partial files."""
     run_id = run_of_checkpoint(folder)
     shutil.rmtree(folder, ignore_errors=True)
     cause = (isinstance(error, OSError) and error.strerror) or "the disk is full, or a limit on files is reached"

@@ -1,4 +1,4 @@
-"""Columns of the training data for reward functions, read when they are wanted."""
+"""Columns of the training data for reward functions, read on access."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _DECODED = tuple(getattr(datasets, name) for name in ("Image", "Audio", "Video")
 
 
 class DecodedColumn(Sequence[Any]):
-    """Values of a column whose files are decoded on access, each at most once.
+    """Values of a column whose files are decoded on access, once each.
 
     Args:
         dataset (`datasets.Dataset`): With the column.
@@ -42,7 +42,7 @@ class DecodedColumn(Sequence[Any]):
 class RowColumns(Mapping[str, Sequence[Any]]):
     """The columns of some rows of a data set: lists, and [`DecodedColumn`] for images.
 
-    They are found by row number, so that they belong to the captions of these rows whatever process writes them.
+    Rows are found by number, so they match the captions of any process.
 
     Args:
         dataset (`datasets.Dataset`): The training data.

@@ -1,8 +1,8 @@
-r"""Watching for hacked rewards: captions that please the scorer and nobody else.
+r"""The guard against reward hacking: it detects captions that exploit the scorer.
 
-Self-retrieval rewards loops ("a blue and blue blue blue and yellow blue"), phrases said twice ("on a blue background on
-a blue background"), and captions that never end. Every step is described in a few numbers; when their mean over the last
-steps leaves what is allowed, training is warned of, stopped, or taken back to a checkpoint from before.
+Self-retrieval rewards loops ("a blue and blue blue blue and yellow blue"), repeated phrases ("on a blue background on a blue
+background"), and captions without an end. The guard computes statistics of every step. When their mean over the last steps
+exceeds a limit, it warns, stops training, or rolls back to an earlier checkpoint.
 
 Legend: N captions.
 """
@@ -21,35 +21,30 @@ import torch
 from torch import Tensor
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from hf_captionrl.text.degenerate_captions import caption_words
 from hf_captionrl.trainers.caption_rl_config import GUARD_ACTIONS
-from hf_captionrl.trainers.completion_statistics import (
-    caption_flags,
-    caption_words,
-    completion_statistics,
-    degenerate,
-    describe_completions,
-)
+from hf_captionrl.trainers.completion_statistics import caption_flags, describe_completions
 
-__all__ = ["GuardCallback", "GuardThresholds", "RewardHackingGuard", "completion_statistics", "degenerate"]
+__all__ = ["GuardCallback", "GuardThresholds", "RewardHackingGuard"]
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class GuardThresholds:
-    """How far the mean over the last steps may go; `None` switches a limit off.
+    """Limits for the mean over the last steps; `None` disables a limit.
 
     Args:
-        window (`int`): Steps that the mean is taken over; nothing trips before so many were seen.
-        max_degenerate (`float`, *optional*): Largest share of degenerate captions. People's are below .005.
-        max_length_growth (`float`, *optional*): How many times as long as at the start the longest tenth may become: the
-            90th percentile of the words, over that of the references, or of the first window where there are none.
-        min_distinct (`float`, *optional*): Smallest share of different word pairs in a caption (`distinct_2`). People's
-            are at .997.
-        max_clipped_ratio (`float`, *optional*): Largest share of captions cut by the length limit.
-        max_cut (`float`, *optional*): Largest share of captions of which the scorer reads the beginning only.
-        max_gap_growth (`float`, *optional*): By how much reward minus held-out scorer may exceed that of the first window, in units
-            of the reward.
+        window (`int`): Number of steps of the mean; the guard does not act before it has seen that many.
+        max_degenerate (`float`, *optional*): Largest share of degenerate captions. Human captions score below 0.005.
+        max_length_growth (`float`, *optional*): Largest growth of the 90th percentile of the words per caption, relative
+            to the references, or to the first window without references.
+        min_distinct (`float`, *optional*): Smallest share of distinct word pairs in a caption (`distinct_2`). Human
+            captions have 0.997.
+        max_clipped_ratio (`float`, *optional*): Largest share of truncated captions.
+        max_cut (`float`, *optional*): Largest share of captions that the scorer reads only in part.
+        max_gap_growth (`float`, *optional*): Largest growth of reward minus held-out scorer over the first window, in units of the
+            reward.
     """
 
     window: int = 10
@@ -73,7 +68,7 @@ class GuardThresholds:
                 raise ValueError(f"{name} is {value}. Use {allowed}, or None to switch it off.")
 
 
-# What is compared with each limit: the key of a step, and what to call its mean.
+# For each limit, the statistic that it bounds, and a name for messages.
 _RULES: dict[str, tuple[str, str]] = {
     "max_degenerate": ("degenerate", "the share of degenerate captions"),
     "max_length_growth": ("length_p90", "the 90th percentile of the length in words"),
@@ -85,7 +80,7 @@ _RULES: dict[str, tuple[str, str]] = {
 
 
 def _rewards(name: str, values: Any, number: int) -> Tensor:
-    """A number, or one a caption, as `(1,)` or `(N,)` float64."""
+    """A number, or one per caption, as `(1,)` or `(N,)` float64."""
     rewards = torch.as_tensor(values).detach().cpu().double().flatten()
     if len(rewards) not in (1, number):
         raise ValueError(
@@ -95,12 +90,12 @@ def _rewards(name: str, values: Any, number: int) -> Tensor:
 
 
 class RewardHackingGuard:
-    """Keeps the numbers of the last steps and says when they leave what is allowed.
+    """Keeps the statistics of the last steps and compares them with the limits.
 
     Args:
         thresholds ([`GuardThresholds`]): The limits.
-        reference_captions (`Sequence[str]`, *optional*): Human captions of the training data; lengths are held against
-            theirs. Without them against those of the first window.
+        reference_captions (`Sequence[str]`, *optional*): Human captions of the training data, for the limit on
+            lengths. None: lengths are compared with those of the first window.
     """
 
     def __init__(
@@ -119,7 +114,7 @@ class RewardHackingGuard:
             lengths = caption_words(reference_captions).lengths.double()
             if not bool((lengths > 0).any()):
                 raise ValueError(f"None of the {len(lengths)} reference_captions has a word. Pass captions, or None.")
-            # Not torch.quantile, which refuses more than 16 million; the lower neighbour will do.
+            # torch.quantile refuses more than 16 million values.
             rank = max(math.ceil(0.9 * len(lengths)), 1)
             self._reference_length = float(lengths.kthvalue(rank).values)
 
@@ -133,13 +128,13 @@ class RewardHackingGuard:
         held_out_scorer: Any | None = None,
         mean_over_processes: Callable[[list[float]], list[float]] | None = None,
     ) -> dict[str, float]:
-        """Take in one step.
+        """Record one step.
 
         Args:
-            ended (`torch.Tensor` of shape `(N,)`, or a sequence, *optional*): False where the length limit cut a caption.
-            reward (`float`, or `torch.Tensor` of shape `(N,)`, *optional*): What the captions earned.
-            held_out_scorer (`float`, or `torch.Tensor` of shape `(N,)`, *optional*): What another scorer would have paid, in the
-                same units. Values that are not finite are left out and counted.
+            ended (`torch.Tensor` of shape `(N,)`, or a sequence, *optional*): False where the length limit truncated a caption.
+            reward (`float`, or `torch.Tensor` of shape `(N,)`, *optional*): Rewards of the captions.
+            held_out_scorer (`float`, or `torch.Tensor` of shape `(N,)`, *optional*): Rewards by the held-out scorer, in the
+                same units. Values that are NaN or infinite are excluded and counted.
         """
         step, bad, lengths = describe_completions(captions, ended)
         number, longest = len(captions), int(lengths.argmax())
@@ -162,7 +157,7 @@ class RewardHackingGuard:
                     examples["reward_minus_held_out"] = int(gaps.where(gaps.isfinite(), -torch.inf).argmax())
         if mean_over_processes is not None:
             step = dict(zip(step, mean_over_processes(list(step.values())), strict=True))
-        # A step in which nothing finite was paid says nothing of the gap, and JSON has no NaN.
+        # Without a finite reward there is no gap, and JSON has no NaN.
         step = {name: value for name, value in step.items() if math.isfinite(value)}
         self._window.append(step)
         for name, values in self._start.items():
@@ -176,7 +171,7 @@ class RewardHackingGuard:
         return math.fsum(values) / len(values) if values else None
 
     def _limit(self, rule: str) -> float | None:
-        """What the mean may not pass, in its own units."""
+        """The limit on the mean, in its units."""
         value = getattr(self.thresholds, rule)
         if value is None or rule not in ("max_length_growth", "max_gap_growth"):
             return value
@@ -189,7 +184,7 @@ class RewardHackingGuard:
         return None if start is None else start + value
 
     def _broken(self, steps: Sequence[Mapping[str, float]]) -> tuple[str, float, float] | None:
-        """The first rule that the mean of steps breaks, with mean and limit."""
+        """The first rule that the mean over the steps breaks, with mean and limit."""
         for rule, (name, _) in _RULES.items():
             limit, value = self._limit(rule), self._mean([step[name] for step in steps if name in step])
             if (
@@ -202,7 +197,7 @@ class RewardHackingGuard:
 
     @property
     def reason(self) -> str | None:
-        """What is wrong, with value, limit and an example; None while all is well or the first window is not full."""
+        """The broken limit with value and example; None if no limit is broken or the first window is not full."""
         broken = self._broken(self._window) if len(self._window) == self.thresholds.window else None
         if broken is None:
             return None
@@ -218,15 +213,15 @@ class RewardHackingGuard:
 
     @property
     def healthy(self) -> bool:
-        """Whether a checkpoint made now is worth going back to: neither the window nor its newest quarter is bad.
+        """Whether a checkpoint saved now is good: neither the window nor its newest quarter breaks a limit.
 
-        The mean of the whole window tells late: a policy may have gone wrong a few steps before.
+        The mean over the whole window reacts a few steps late.
         """
         newest = list(self._window)[-math.ceil(self.thresholds.window / 4) :]
         return self.reason is None and self._broken(newest) is None
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs to go on exactly."""
+        """State for an exact resume."""
         return {
             "window": list(self._window),
             "start": {name: list(values) for name, values in self._start.items()},
@@ -234,7 +229,7 @@ class RewardHackingGuard:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved state."""
+        """Restore a saved state."""
         self._window.clear()
         self._window.extend(dict(step) for step in state.get("window", []))
         self._start = {name: list(state.get("start", {}).get(name, [])) for name in self._start}
@@ -242,13 +237,13 @@ class RewardHackingGuard:
 
 
 class GuardCallback(TrainerCallback):
-    """Acts on what a guard says, and remembers which checkpoints are good.
+    """Acts when the guard detects hacking, and records which checkpoints are good.
 
     Args:
-        guard ([`RewardHackingGuard`]): Fed by the trainer in every step.
-        action (`str`): `warn` once each time it trips, `stop` training, or `rollback`: load the weights of the newest
-            checkpoint written while the guard was content, then stop.
-        trainer (`Trainer`, *optional*): Whose policy is taken back; may be set later, as `callback.trainer`.
+        guard ([`RewardHackingGuard`]): The trainer passes it every step.
+        action (`str`): `warn` each time a limit is first broken, `stop` training, or `rollback`: load the weights of the
+            newest good checkpoint, then stop.
+        trainer (`Trainer`, *optional*): For `rollback`; may be set later, as `callback.trainer`.
 
     Attributes:
         rolled_back_to (`str` or `None`): The checkpoint that was loaded.
@@ -268,13 +263,13 @@ class GuardCallback(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Count the checkpoint that a run resumes from as good if it was: its own state was written before it was known."""
-        self.rolled_back_to = None  # another run of the same trainer may save again
+        """Mark the checkpoint of a resume as good if it was; its state was saved before that was known."""
+        self.rolled_back_to = None  # another train() of the same trainer may save again
         self.on_save(args, state, control, **kwargs)
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Mark the checkpoint just written as good, if the guard is content."""
-        # Where a run began again from an earlier step, later checkpoints are of another past.
+        """Mark the new checkpoint as good if no limit is broken."""
+        # After a resume from an earlier step, later checkpoints belong to the previous attempt.
         self._good = [step for step in self._good if step < state.global_step]
         if state.global_step > 0 and self.guard.healthy:
             self._good.append(state.global_step)
@@ -282,7 +277,7 @@ class GuardCallback(TrainerCallback):
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Warn, stop or roll back if the guard has a reason."""
+        """Warn, stop or roll back if a limit is broken."""
         reason = self.guard.reason
         tripped, self._tripped = self._tripped, reason is not None
         if reason is None or tripped:
@@ -300,12 +295,12 @@ class GuardCallback(TrainerCallback):
     def on_epoch_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Keep the Trainer from saving what was taken back, which `save_strategy="epoch"` would do after the stop."""
+        """Prevent a save after a rollback, which `save_strategy="epoch"` would cause at the stop."""
         if self.rolled_back_to is not None:
             control.should_save = False
 
     def _roll_back(self, args: TrainingArguments, control: TrainerControl) -> str:
-        """Load the newest good checkpoint that is still there; what was done, in words."""
+        """Load the newest good checkpoint that still exists; returns a sentence for the log."""
         if self.trainer is None:
             raise RuntimeError("action='rollback' needs the trainer. Pass trainer=..., or set callback.trainer to it.")
         folders = [Path(args.output_dir) / f"checkpoint-{step}" for step in reversed(self._good)]
@@ -317,16 +312,16 @@ class GuardCallback(TrainerCallback):
             )
         self.trainer._load_from_checkpoint(str(folder))
         self.rolled_back_to = str(folder)
-        # A checkpoint of this step would hold the old weights beside the optimizer of the hacked ones.
+        # A checkpoint of this step would combine the old weights with the optimizer of the hacked policy.
         control.should_save = False
         return f"The policy was taken back to {folder.name}, the newest good checkpoint. Training stops."
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs to go on exactly, the guard's state included."""
+        """State for an exact resume, that of the guard included."""
         return {"guard": self.guard.state_dict(), "good": list(self._good), "tripped": self._tripped}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved state."""
+        """Restore a saved state."""
         self.guard.load_state_dict(state.get("guard", {}))
         self._good = [int(step) for step in state.get("good", [])]
         self._tripped = bool(state.get("tripped", False))

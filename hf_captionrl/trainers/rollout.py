@@ -1,13 +1,12 @@
-r"""From a batch of images to captions, rewards and advantages.
+r"""Completions: the captions that the policy generates for a batch of images.
 
-Legend: B images of this process, G captions an image, N = B * G captions, T tokens, R rewards.
+Legend: B images of this process, G captions per image, N = B * G captions, T tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,35 +15,18 @@ from transformers import GenerationConfig
 
 from hf_captionrl.captioners.captioner import Captioner
 from hf_captionrl.captioners.eval_mode import evaluating
+from hf_captionrl.captioners.generation import Completions
 from hf_captionrl.losses import IGNORE_INDEX
-from hf_captionrl.rewards import Baseline, RewardContext, WeightedRewards
 
-__all__ = ["Completions", "advantages_of", "image_inputs", "reference_ids", "write_completions"]
-
-
-@dataclass
-class Completions:
-    """What the policy wrote for a batch of images.
-
-    Args:
-        captions (`list[str]`): N captions, those of an image in a row.
-        ids (`torch.Tensor` of shape `(N, T)`): Completions, right-padded.
-        mask (`torch.Tensor` of shape `(N, T)`): True up to and including the end token.
-        ended (`torch.Tensor` of shape `(N,)`): False where the length limit cut the caption.
-    """
-
-    captions: list[str]
-    ids: Tensor
-    mask: Tensor
-    ended: Tensor
+__all__ = ["image_inputs", "reference_ids", "token_log_probs", "write_completions"]
 
 
 @contextmanager
 def drawing_from_the_policy(captioner: Captioner) -> Iterator[None]:
-    """Let generation draw from the policy itself, for a while.
+    """Generate from the policy's own distribution, without the checkpoint's generation settings.
 
-    Published generation settings punish repetition, forbid n-grams or force an end. Captions written so are no samples of
-    the distribution whose log-probabilities the gradient takes.
+    Published settings penalise repetition, forbid n-grams or force an end token. Such captions are not samples of the
+    distribution whose log-probabilities the gradient uses.
     """
     ids = {
         "bos_token_id": captioner.start_token_id,
@@ -64,10 +46,10 @@ def drawing_from_the_policy(captioner: Captioner) -> Iterator[None]:
 
 
 def image_inputs(captioner: Captioner, micro_batches: Sequence[dict[str, Any]]) -> list[dict[str, Tensor]]:
-    """Images of the micro-batches for generation; a frozen tower encodes them once for it and for the update.
+    """Images of the micro-batches for generation; a frozen vision tower encodes them once for generation and update.
 
     Args:
-        micro_batches (`Sequence[dict]`): Of the collator, on the device; pixels of a frozen tower become features.
+        micro_batches (`Sequence[dict]`): Of the collator, on the device; with a frozen tower, features replace their pixels.
     """
     images = []
     frozen = not any(p.requires_grad for p in captioner.vision_tower.parameters())
@@ -83,7 +65,7 @@ def image_inputs(captioner: Captioner, micro_batches: Sequence[dict[str, Any]]) 
 
 
 def reference_ids(captioner: Captioner, captions: Sequence[str]) -> tuple[Tensor, Tensor]:
-    """Captions of the data as if the policy had written them.
+    """Captions of the data, encoded like completions.
 
     Returns:
         Ids and their mask, both `(N, T)`, as in [`Completions`].
@@ -108,7 +90,7 @@ def write_completions(
     batch_size: int | None = None,
     **generate_kwargs: Any,
 ) -> Completions:
-    """Write captions for the images of several micro-batches."""
+    """Completions for the images of several micro-batches, generated `batch_size` images at a time."""
     if batch_size is not None:
         whole = {name: torch.cat([batch[name] for batch in images]) for name in images[0]}
         number = len(next(iter(whole.values())))
@@ -127,48 +109,17 @@ def write_completions(
     )
 
 
+def token_log_probs(
+    captioner: Captioner, inputs: dict[str, Any], args: Any, model: Any = None
+) -> tuple[Tensor, Tensor | None]:
+    """Log-probabilities and, if the loss uses them, entropies of the tokens, `(N, T - 1)`."""
+    names = ("input_ids", "attention_mask", "labels", *captioner.image_inputs)
+    batch = {name: inputs[name] for name in names if name in inputs}
+    temperature = args.temperature if args.do_sample else 1.0
+    entropy = bool(args.entropy_weight)
+    found = captioner.log_probs(batch, temperature=temperature, return_entropy=entropy, model=model)
+    return found if isinstance(found, tuple) else (found, None)
+
+
 def _widen(rows: Tensor, width: int, value: Any) -> Tensor:
     return torch.nn.functional.pad(rows, (0, width - rows.size(1)), value=value)
-
-
-def advantages_of(
-    rewards: WeightedRewards,
-    baselines: dict[str, Baseline],
-    default: str,
-    context: RewardContext,
-    greedy: RewardContext | None,
-    mean_over_processes: Callable[[float], float],
-) -> tuple[Tensor, Tensor]:
-    """Rewards of a rollout and the advantages they give.
-
-    Rewards that share a baseline are added up before they are held against it.
-
-    Returns:
-        Advantages `(N,)` and rewards `(N, R)`, float64 on the CPU.
-    """
-    values = rewards(context)  # (N, R)
-    names = [reward.baseline or default for reward in rewards.rewards]
-    columns_of = {name: [i for i, other in enumerate(names) if other == name] for name in names}
-    weights = torch.tensor(rewards.weights, dtype=values.dtype)
-    shape = (len(context.rows), context.group_size)
-    total = torch.zeros(shape, dtype=values.dtype)
-    compared = [i for name, columns in columns_of.items() if baselines[name].needs_greedy for i in columns]
-    greedy_values = rewards(greedy, only=compared) if greedy is not None and compared else None  # (B, R)
-    for name, columns in columns_of.items():
-        baseline = baselines[name]
-        if baseline.per_reward:
-            for column in columns:
-                total += weights[column] * baseline(values[:, column].view(shape))
-            continue
-        mine = (values[:, columns] * weights[columns]).sum(1).view(shape)  # (B, G)
-        theirs = None
-        if baseline.needs_greedy:
-            assert greedy_values is not None
-            theirs = (greedy_values[:, columns] * weights[columns]).sum(1)  # (B,)
-        mean = mean_over_processes(float(mine.mean()))
-        if baseline.update_first:
-            baseline.update(mean)
-        total += baseline(mine, theirs)
-        if not baseline.update_first:
-            baseline.update(mean)
-    return total.flatten(), values

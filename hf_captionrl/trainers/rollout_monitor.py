@@ -1,6 +1,6 @@
-r"""What is measured of the rollouts, watched and shown, while a policy learns.
+r"""Statistics of rollouts: logged, checked by the guard, and shown as tables of completions.
 
-Legend: N captions of this process, G captions an image, R rewards.
+Legend: N captions of this process, G captions per image, R rewards.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def completion_rows(
     """The first captions of a rollout, as rows for `print_completions`.
 
     Args:
-        rewards (`torch.Tensor` of shape `(N, R)`): What the captions earned.
+        rewards (`torch.Tensor` of shape `(N, R)`): Rewards of the captions.
         advantages (`torch.Tensor` of shape `(N,)`): Their advantages.
     """
     rows = []
@@ -50,15 +50,15 @@ def completion_rows(
 
 
 class RolloutMonitor:
-    """Keeps the numbers of every rollout until they are logged, and lets the guard see each of them.
+    """Collects the statistics of rollouts until they are logged, and passes each rollout to the guard.
 
     Args:
-        rewards ([`WeightedRewards`]): Whose rewards are logged.
+        rewards ([`WeightedRewards`]): The rewards.
         means_over_processes (`Callable`): From a list of numbers to their means over all processes.
-        guard ([`RewardHackingGuard`], *optional*): Sees every rollout.
-        judging ([`SelfRetrieval`], *optional*): The judge as a reward that is not paid; its share of images found is held
-            against that of the rewarding scorer.
-        gathered (`Callable`, *optional*): From a value of this process to those of all; None for a single process.
+        guard ([`RewardHackingGuard`], *optional*): Checks every rollout.
+        held_out ([`SelfRetrieval`], *optional*): Accuracy of the held-out scorer, not used as a reward; its share of images
+            found is compared with that of the reward scorer.
+        gather (`Callable`, *optional*): From a value of this process to the values of all; None for a single process.
     """
 
     def __init__(
@@ -66,14 +66,14 @@ class RolloutMonitor:
         rewards: WeightedRewards,
         means_over_processes: Callable[[list[float]], list[float]],
         guard: RewardHackingGuard | None = None,
-        judging: SelfRetrieval | None = None,
-        gathered: Callable[[Any], list[Any]] | None = None,
+        held_out: SelfRetrieval | None = None,
+        gather: Callable[[Any], list[Any]] | None = None,
     ) -> None:
         self.rewards = rewards
         self.means_over_processes = means_over_processes
         self.guard = guard
-        self.judging = judging
-        self.gathered = gathered
+        self.held_out = held_out
+        self.gather = gather
         self._values: dict[str, list[float]] = defaultdict(list)
         self._last: tuple[RewardContext, Tensor, Tensor] | None = None
 
@@ -86,10 +86,10 @@ class RolloutMonitor:
         return means
 
     def record(self, context: RewardContext, rewards: Tensor, advantages: Tensor) -> dict[str, float]:
-        """Take in one rollout.
+        """Record one rollout.
 
         Args:
-            rewards (`torch.Tensor` of shape `(N, R)`): What the captions earned.
+            rewards (`torch.Tensor` of shape `(N, R)`): Rewards of the captions.
             advantages (`torch.Tensor` of shape `(N,)`): Their advantages.
         """
         total = rewards @ torch.tensor(self.rewards.weights, dtype=rewards.dtype)
@@ -115,11 +115,11 @@ class RolloutMonitor:
         return means
 
     def _note_metrics(self, context: RewardContext, known: Mapping[str, float]) -> None:
-        """Keep what reward functions logged; unlike ours, these numbers may have other names on another process."""
+        """Keep what reward functions logged; these names may differ between processes."""
         if not any(isinstance(reward, FunctionReward) for reward in self.rewards.rewards):
             return
         mine = {name: (math.fsum(values), len(values)) for name, values in context.metrics.items()}
-        everyone = [mine] if self.gathered is None else self.gathered(mine)
+        everyone = [mine] if self.gather is None else self.gather(mine)
         for name in sorted({name for one in everyone for name in one}):
             if name in known:
                 raise ValueError(
@@ -133,21 +133,21 @@ class RolloutMonitor:
             return {}
         statistics = context.statistics
         held_out_scorer = None
-        if self.judging is not None and "recall_at_1" in statistics:
-            verdict = self.judging(replace(context, statistics={}))  # (N,)
-            held_out_scorer = float(verdict.nan_to_num(0.0).mean())
+        if self.held_out is not None and "recall_at_1" in statistics:
+            accuracy = self.held_out(replace(context, statistics={}))  # (N,)
+            held_out_scorer = float(accuracy.nan_to_num(0.0).mean())
         return self.guard.observe(
             context.captions,
             ended=context.ended,
             cut_share=statistics.get("completions/cut_by_scorer"),
-            # Shares of images found, not log-probabilities: two scorers have two scales.
+            # Shares of images found, not log-probabilities, whose scales differ between scorers.
             reward=statistics.get("recall_at_1") if held_out_scorer is not None else None,
             held_out_scorer=held_out_scorer,
             mean_over_processes=self.means_over_processes,
         )
 
     def drain(self) -> dict[str, float]:
-        """Means of everything since the last time."""
+        """Means since the last call."""
         means = {name: math.fsum(values) / len(values) for name, values in self._values.items() if values}
         self._values.clear()
         return means

@@ -1,4 +1,4 @@
-r"""Which images make a rollout, and how it is cut into micro-batches."""
+"""Images of a rollout, and its split into micro-batches."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hf_captionrl.data.bag_curriculum import BagCurriculumSampler
 from hf_captionrl.trainers.caption_rl_config import CaptionRLConfig
-from hf_captionrl.trainers.caption_trainer import EpochCallback
+from hf_captionrl.trainers.epoch_callback import EpochCallback
 
 __all__ = ["CurriculumCallback", "RolloutBatches", "RolloutCollator", "batch_sampler_for"]
 
@@ -25,7 +25,7 @@ class CurriculumCallback(EpochCallback):
 
 
 class RolloutCollator:
-    """Adds to a batch of captioned images the rows they come from.
+    """Adds the rows of the data set to a batch.
 
     Args:
         collator (`Callable`): A [`CaptionCollator`].
@@ -38,21 +38,21 @@ class RolloutCollator:
         """Collate one micro-batch.
 
         Returns:
-            `dict`: Of the captioner, and `rows` of shape `(B,)`.
+            `dict`: The captioner's batch, and `rows` of shape `(B,)`.
         """
         return {**self.collator(items), "rows": torch.tensor([item["index"] for item in items])}
 
 
 class RolloutBatches:
-    """Cuts each rollout of a batch sampler into the micro-batches of an optimizer step.
+    """Splits each rollout of a batch sampler into the micro-batches of an optimizer step.
 
-    It has neither `set_epoch` nor an attribute `batch_sampler`: Trainer and accelerate look for these names and would set
-    the epoch too. The epoch comes from [`CurriculumCallback`] alone.
+    It has neither `set_epoch` nor an attribute `batch_sampler`, by which Trainer and accelerate would set the epoch too. Only
+    [`CurriculumCallback`] sets it.
 
     Args:
         rollouts: Batch sampler that yields the rows of one rollout of this process.
-        pieces (`int`): Micro-batches a step, of sizes that differ by one at most.
-        repeats (`int`): Optimizer steps a rollout is used for.
+        pieces (`int`): Micro-batches per step; their sizes differ by at most one.
+        repeats (`int`): Optimizer steps per rollout.
     """
 
     def __init__(self, rollouts: Any, pieces: int, repeats: int = 1) -> None:
@@ -82,7 +82,7 @@ class RolloutBatches:
 def batch_sampler_for(
     number: int, args: CaptionRLConfig, *, neighbours: Any | None, process_index: int, num_processes: int
 ) -> Any:
-    """The sampler that the configuration asks for.
+    """The sampler of a configuration.
 
     Args:
         neighbours (array of shape `(number, k)`, *optional*): Rows most similar to each.

@@ -1,4 +1,4 @@
-"""Which checkpoint a run selected, by what, and with which ties: said at the end of training and stored with the model."""
+"""The selected checkpoint, its metric and ties: printed at the end of training and stored with the model."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from hf_captionrl.io import write_json
 __all__ = ["SELECTION_FILE", "CheckpointSelection", "describe_selection", "selection_sentence"]
 
 SELECTION_FILE = "selected_checkpoint.json"
-"""Beside the saved model: the selected checkpoint."""
+"""File in the folder of the saved model."""
 
 
 def describe_selection(args: Any, state: Any, kept_instead: str | None = None) -> dict[str, Any]:
     """The checkpoint with the best metric."""
     metric = str(args.metric_for_best_model)
     metric = metric if metric.startswith("eval_") else f"eval_{metric}"
-    # What was evaluated before the first step has no checkpoint.
+    # An evaluation before the first step has no checkpoint.
     values = {e["step"]: e[metric] for e in state.log_history if metric in e and e.get("step", 0) > 0}
     step = state.best_global_step
     found = {
@@ -47,7 +47,7 @@ def selection_sentence(selection: dict[str, Any]) -> str:
 
 
 class CheckpointSelection:
-    """The part of a trainer that says which checkpoint was selected.
+    """Mixin of trainers that reports the selected checkpoint.
 
     Attributes:
         selection (`dict`, *optional*): Of [`describe_selection`], after a training with `load_best_model_at_end` or
@@ -59,17 +59,17 @@ class CheckpointSelection:
     selection: dict[str, Any] | None = None
 
     def note_selection(self, kept_instead: str | None = None) -> None:
-        """Print and keep what was selected.
+        """Print and store the selection.
 
         Args:
-            kept_instead (`str`, *optional*): Which weights the model has if not those of the checkpoint, and why.
+            kept_instead (`str`, *optional*): Which other weights the model has, and why.
         """
         self.selection = describe_selection(self.args, self.state, kept_instead)
         if self.state.is_world_process_zero:
             print(selection_sentence(self.selection))
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
-        """Train; with `save_strategy="best"`, say at the end which checkpoint was the best.
+        """Train; with `save_strategy="best"`, report the best checkpoint at the end.
 
         Args:
             args (`Any`): For the Trainer.

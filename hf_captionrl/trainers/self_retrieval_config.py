@@ -1,4 +1,4 @@
-"""What self-retrieval training is told."""
+"""Arguments of self-retrieval training."""
 
 from __future__ import annotations
 
@@ -41,11 +41,10 @@ class SelfRetrievalConfig(SelfRetrievalArguments, CaptionRLConfig):
         super().__post_init__()
 
     def check(self) -> None:
-        """As of [`CaptionRLConfig`], and of the reward."""
-        self.check_reward()
+        self.check_rewards()
         if not self.retrieval_weight and self.bag_schedule == "adaptive":
             raise ValueError(
-                "bag_schedule='adaptive' goes by the share of images found, which retrieval_weight=0 leaves unmeasured. Use "
+                "bag_schedule='adaptive' follows the share of images found, which is not measured with retrieval_weight=0. Use "
                 "another schedule, or a retrieval_weight above 0."
             )
         super().check()

@@ -1,4 +1,4 @@
-"""What self-retrieval of chat models is told, beside what TRL's GRPO is told."""
+"""Arguments of self-retrieval for chat models, in addition to those of TRL's GRPO."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class SelfRetrievalGRPOConfig(ReliableArguments, SelfRetrievalArguments, GRPOCon
     remove_unused_columns: bool = field(default=False, metadata={"help": "Rewards need the columns of the data."})
 
     def __post_init__(self) -> None:
-        self.check_reward()
+        self.check_rewards()
         if self.remove_unused_columns:
             raise ValueError("remove_unused_columns is True, but rewards need the columns of the data. Use False.")
         super().__post_init__()

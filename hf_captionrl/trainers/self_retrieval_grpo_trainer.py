@@ -1,6 +1,6 @@
-r"""Self-retrieval of chat models at scale, on TRL's GRPO: vLLM, sequence packing and all that TRL brings.
+r"""Self-retrieval of chat models at scale with TRL's GRPO, including vLLM and sequence packing.
 
-Legend: B images of this process, G captions an image, N = B * G captions, T tokens, P processes, C = B * P images.
+Legend: B images of this process, G captions per image, N = B * G captions, T tokens, P processes, C = B * P images.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from hf_captionrl.trainers.precision import require_fp32
 from hf_captionrl.trainers.resumable import ReliableTraining
 from hf_captionrl.trainers.rollout_sampler import CurriculumCallback
 from hf_captionrl.trainers.self_retrieval_grpo_config import SelfRetrievalGRPOConfig
-from hf_captionrl.trainers.self_retrieval_trainer import SelfRetrievalTrainer
 
 __all__ = ["BagRepeatSampler", "SelfRetrievalGRPOTrainer"]
 
@@ -35,16 +34,16 @@ _ROW = "caption_row"
 
 
 class BagRepeatSampler(Sampler[int]):
-    """Rows in the order that TRL's GRPO wants them: each image G times, each rollout as often as it is used.
+    """Rows in the order of TRL's GRPO: each image G times, each rollout as often as it is used.
 
-    A rollout is a batch of bags. TRL wants the same number of images in every rollout, so where bags do not fill it,
-    images of no bag are added as further distractors; other ones each time, the same on every process. It has no
-    `set_epoch`, which accelerate would call too: [`CurriculumCallback`] sets the epoch of the bags.
+    A rollout is a batch of bags. TRL needs the same number of images in every rollout, so where bags do not fill it,
+    random images of no bag are added as distractors, the same on every process. The sampler has no `set_epoch`, which
+    accelerate would call too: [`CurriculumCallback`] sets the epoch of the bags.
 
     Args:
-        bags ([`BagCurriculumSampler`]): Of whole rollouts; asked for its batches by a single process.
+        bags ([`BagCurriculumSampler`]): Batches are whole rollouts, for a single process.
         num_generations (`int`): G.
-        repeat_count (`int`): How often a rollout is gone through: steps per generation times iterations.
+        repeat_count (`int`): How often a rollout is used: steps per generation times iterations.
     """
 
     def __init__(self, bags: BagCurriculumSampler, num_generations: int, repeat_count: int) -> None:
@@ -69,20 +68,20 @@ class BagRepeatSampler(Sampler[int]):
 
 
 class SelfRetrievalGRPOTrainer(ReliableTraining, GRPOTrainer):
-    r"""GRPO with the reward "can a frozen image-text model find the image from the caption?".
+    r"""GRPO with the self-retrieval reward: can a frozen image-text model find the image from the caption?
 
-    Only the rewards and the sampler are this class's; generation (transformers or vLLM, `args.use_vllm`), advantages and
-    the loss are TRL's. For captioners that are no chat models, and for everything that TRL's GRPO does not do (greedy and
-    running-mean baselines, a guard, exact resume), use [`SelfRetrievalTrainer`].
+    Only the rewards and the sampler are defined here; generation (transformers or vLLM, `args.use_vllm`), advantages and
+    the loss are TRL's. For captioners that are not chat models, and for greedy and running-mean baselines, a guard and
+    exact resume, use [`SelfRetrievalTrainer`].
 
     Args:
-        model (`str`, `PreTrainedModel` or `PeftModel`): A chat model that sees.
-        scorer ([`Scorer`] or a list of them): Frozen; rewards. Several are an ensemble.
+        model (`str`, `PreTrainedModel` or `PeftModel`): A chat model with images as input.
+        scorer ([`Scorer`] or a list of them): Frozen reward scorer. Several are an ensemble.
         args ([`SelfRetrievalGRPOConfig`], *optional*): Configuration. None: the defaults, in `{model name}-SelfRetrieval`.
         train_dataset (`datasets.Dataset`): Columns `image`, `image_id` and `captions`.
-        neighbours (array of shape `(N, k)`, *optional*): Training rows most similar to each, best first, of `captionrl
-            bags`; then rollouts are made of bags.
-        reward_funcs (*optional*): In place of the rewards that the configuration makes; as for [`CaptionRLTrainer`].
+        neighbours (array of shape `(N, k)`, *optional*): Most similar training rows of each row, best first, of
+            `captionrl bags`; rollouts then consist of bags.
+        reward_funcs (*optional*): Instead of the configured rewards; as for [`CaptionRLTrainer`].
         kwargs: For TRL's trainer: `processing_class`, `peft_config`, `callbacks`, `optimizers`, ...
 
     Raises:
@@ -130,7 +129,7 @@ class SelfRetrievalGRPOTrainer(ReliableTraining, GRPOTrainer):
             train_dataset, args, whole_set_for="rewards, bags and the curriculum are prepared from all images"
         )
         self.rewards = resolve_rewards(
-            SelfRetrievalTrainer.rewards_of(args, scorers) if reward_funcs is None else reward_funcs,
+            args.make_rewards(scorer=scorers) if reward_funcs is None else reward_funcs,
             args.reward_weights,
         )
         self.caption_data = train_dataset
@@ -150,7 +149,7 @@ class SelfRetrievalGRPOTrainer(ReliableTraining, GRPOTrainer):
             )
         self.bags = self._make_bags(neighbours, images, args)
         refuse_data_parallel(args, model)
-        # With a penalty TRL loads the reference by its name, wherever the policy comes from.
+        # With beta above 0, TRL loads the reference model by its name, wherever the policy comes from.
         self._load_safely(args, by_name=isinstance(model, str) or args.beta != 0.0, model=model)
         super().__init__(
             model,
@@ -244,7 +243,7 @@ class SelfRetrievalGRPOTrainer(ReliableTraining, GRPOTrainer):
     def _calculate_rewards(
         self, inputs: list[dict[str, Any]], prompts: Any, completions: list[Any], completion_ids_list: list[list[int]]
     ) -> Tensor:
-        """Rewards `(N * P, R)` of the whole rollout, each process its own captions with all images in sight."""
+        """Rewards `(N * P, R)` of the whole rollout; each process rewards its own captions among all images."""
         context = self.reward_context(inputs, completions, completion_ids_list, prompts)
         mine = self.rewards(context).to(self.accelerator.device, torch.float32)  # (N, R)
         if not mine.isfinite().all():
@@ -306,14 +305,14 @@ class SelfRetrievalGRPOTrainer(ReliableTraining, GRPOTrainer):
         )
 
     def _rollout_number(self) -> int:
-        """How many rollouts were made before this one, those before a resumption included."""
+        """Number of rollouts before this one, also in a resumed run."""
         accumulation = self.args.gradient_accumulation_steps
         micro_step = self.state.global_step * accumulation + self._step % accumulation
         return micro_step // (self.args.steps_per_generation * self.num_iterations)
 
 
 def _text(completion: Any) -> str:
-    """The words of an answer."""
+    """Text of an answer."""
     if isinstance(completion, str):
         return completion
     content = completion[-1]["content"]
@@ -323,7 +322,7 @@ def _text(completion: Any) -> str:
 
 
 def _named(name: str) -> Any:
-    """A stand-in under which TRL logs a reward, which `_calculate_rewards` computes."""
+    """A placeholder with the name under which TRL logs a reward that `_calculate_rewards` computes."""
 
     def reward(**kwargs: Any) -> list[float]:
         raise RuntimeError(f"The reward {name!r} is computed for a whole rollout, by _calculate_rewards.")

@@ -1,4 +1,4 @@
-"""Self-retrieval: captions from which a frozen image-text model finds their image."""
+"""Self-retrieval finetuning: captions are rewarded if a frozen image-text model retrieves their image."""
 
 from __future__ import annotations
 
@@ -9,17 +9,8 @@ import datasets
 
 from hf_captionrl.captioners.captioner import Captioner
 from hf_captionrl.retrieval import Scorer
-from hf_captionrl.rewards import (
-    CiderReward,
-    LengthPenalty,
-    RepetitionPenalty,
-    Reward,
-    RewardLike,
-    SelfRetrieval,
-    TruncationPenalty,
-)
+from hf_captionrl.rewards import RewardLike
 from hf_captionrl.trainers.caption_rl_trainer import CaptionRLTrainer
-from hf_captionrl.trainers.self_retrieval_arguments import SelfRetrievalArguments
 from hf_captionrl.trainers.self_retrieval_config import SelfRetrievalConfig
 
 __all__ = ["SelfRetrievalTrainer"]
@@ -34,15 +25,15 @@ class SelfRetrievalTrainer(CaptionRLTrainer):
 
     Args:
         model (`Captioner`, `PreTrainedModel` or `str`): The policy.
-        scorer ([`Scorer`] or a list of them): Frozen; rewards. Several are an ensemble.
+        scorer ([`Scorer`] or a list of them): Frozen reward scorer. Several are an ensemble.
         args ([`SelfRetrievalConfig`], *optional*): Configuration. None: the defaults, in `{model name}-SelfRetrieval`.
         train_dataset (`datasets.Dataset`, *optional*): Columns `image`, `image_id` and `captions`.
-        eval_dataset (`datasets.Dataset`, *optional*): Likewise.
-        reward_funcs (*optional*): In place of the rewards that the configuration makes; as for [`CaptionRLTrainer`].
-        kwargs: For [`CaptionRLTrainer`]: `judge`, `neighbours`, `peft_config`, `model_init`, `compute_metrics`, ...
+        eval_dataset (`datasets.Dataset`, *optional*): The same columns.
+        reward_funcs (*optional*): Instead of the configured rewards; as for [`CaptionRLTrainer`].
+        kwargs: For [`CaptionRLTrainer`]: `held_out_scorer`, `neighbours`, `peft_config`, `model_init`, `compute_metrics`, ...
 
     Raises:
-        ValueError: If there is no scorer, or something does not fit; before any training.
+        ValueError: If there is no scorer, or arguments contradict each other; before any training.
 
     Example:
         >>> trainer = SelfRetrievalTrainer("Salesforce/blip-image-captioning-base", scorer, args, train)  # doctest: +SKIP
@@ -67,44 +58,13 @@ class SelfRetrievalTrainer(CaptionRLTrainer):
         scorers = list(scorer) if isinstance(scorer, (list, tuple)) else [scorer]
         if not scorers or scorers[0] is None:
             raise ValueError("Self-retrieval needs a scorer. Pass scorer=load_scorer(name).")
-        args = self.resolve_args(model, args)
+        args = self._resolve_args(model, args)
         super().__init__(
             model,
-            self.rewards_of(args, scorers) if reward_funcs is None else reward_funcs,
+            args.make_rewards(scorer=scorers) if reward_funcs is None else reward_funcs,
             args,
             train_dataset=train_dataset,
             eval_dataset=eval_dataset,
             scorer=scorers[0],
             **kwargs,
         )
-
-    @staticmethod
-    def rewards_of(
-        args: SelfRetrievalArguments, scorers: Sequence[Scorer]
-    ) -> list[RewardLike | tuple[RewardLike, float]]:
-        """The rewards that a configuration asks for.
-
-        Args:
-            args ([`SelfRetrievalArguments`]): Kind, scope and weights.
-            scorers (`Sequence[Scorer]`): Who rewards.
-
-        Returns:
-            `list`: Rewards with weights; those of weight 0 are left out.
-        """
-        retrieval = SelfRetrieval(
-            list(scorers),
-            kind=args.reward_kind,  # type: ignore[arg-type]
-            similarity_scale=args.scale,
-            distractor_scope=args.distractor_scope,  # type: ignore[arg-type]
-            num_hard=args.num_hard_distractors,
-            ensemble=args.scorer_ensemble,  # type: ignore[arg-type]
-            allow_truncation=args.allow_truncation_captions,
-        )
-        weighted: list[tuple[Reward, float]] = [
-            (retrieval, args.retrieval_weight),
-            (CiderReward(cider_eos=args.cider_eos), args.cider_weight),
-            (RepetitionPenalty(), args.repetition_weight),
-            (LengthPenalty(args.max_tokens), args.length_weight),
-            (TruncationPenalty(), args.truncation_weight),
-        ]
-        return [(reward, weight) for reward, weight in weighted if weight]

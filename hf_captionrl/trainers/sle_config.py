@@ -1,44 +1,32 @@
-"""What training by sequence-level exploration is told."""
+"""Arguments of sequence-level exploration."""
 
 from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass, field
+from typing import Any
 
-from hf_captionrl.rewards import PairwiseDiversity
+from hf_captionrl.rewards import CiderReward, PairwiseDiversity, Reward
+from hf_captionrl.rewards.arguments import reward_arguments
 from hf_captionrl.trainers.caption_rl_config import CaptionRLConfig
 
 __all__ = ["SLEConfig"]
 
+_RewardFields: Any = reward_arguments([CiderReward, PairwiseDiversity], weights=False)  # alpha weighs both
+
 
 @dataclass
-class SLEConfig(CaptionRLConfig):
+class SLEConfig(_RewardFields, CaptionRLConfig):
     r"""Arguments of [`SLETrainer`]; defaults are those of Chen and Jin 2020, Section 5.1, where the paper names them.
 
     `alpha=1` is self-critical sequence training (the paper's SLL), with `entropy_weight` SLL-ME. Only what differs from
-    [`CaptionRLConfig`] is listed. Where the paper and the authors' code differ, a field names both.
+    [`CaptionRLConfig`] is listed; `cider_eos`, `distance` and `diversity` are those of [`CiderReward`] and
+    [`PairwiseDiversity`]. Where the paper and the authors' code differ, a field names both.
     """
 
     alpha: float = field(
         default=0.75,
         metadata={"help": "Weight of CIDEr-D in Eq. 8; 1 - alpha is that of diversity. The paper: 0.25, 0.5 or 0.75."},
-    )
-    distance: str = field(
-        default="bleu34",
-        metadata={
-            "help": "Between captions: 'bleu34' (one minus the mean of BLEU-3 and BLEU-4), 'edit' or 'embedding'."
-        },
-    )
-    diversity: str = field(
-        default="pairwise",
-        metadata={
-            "help": "'pairwise' is the paper's; 'multi_reference' the code of 2018: minus the BLEU against all the other "
-            "captions at once, with a baseline of at least -0.5."
-        },
-    )
-    cider_eos: bool = field(
-        default=True,
-        metadata={"help": "CIDEr-D scores the end token too; without it captions learn to end anywhere."},
     )
     rl_start_epoch: int = field(
         default=0,
@@ -69,6 +57,9 @@ class SLEConfig(CaptionRLConfig):
     per_device_train_batch_size: int = field(default=20, metadata={"help": "Images; s captions are sampled for each."})
     generation_num_beams: int = field(default=5, metadata={"help": "Beams when captions are generated to evaluate."})
 
+    def reward_weight(self, reward: type[Reward]) -> float:
+        return {CiderReward: self.alpha, PairwiseDiversity: 1.0 - self.alpha}[reward]
+
     def __post_init__(self) -> None:
         if not 0.0 <= self.alpha <= 1.0:
             raise ValueError(
@@ -79,7 +70,7 @@ class SLEConfig(CaptionRLConfig):
                 f"Diversity compares the captions of one image, and num_generations is {self.num_generations}. Use 2 or "
                 "more (the paper: 5), or alpha=1 for CIDEr-D alone."
             )
-        PairwiseDiversity(self.distance, variant=self.diversity)  # type: ignore[arg-type]  # refused now, not at the start
+        self.check_rewards()
         if self.alpha < 1.0 and self.num_generations == 2 and self.diversity == "pairwise":
             warnings.warn(
                 "With num_generations=2 both captions of an image are equally far from each other, so each is its own "

@@ -1,4 +1,4 @@
-"""Sequence-level exploration: captions that agree with the references and differ from one another."""
+"""Sequence-level exploration: rewards for captions that match the references and differ from each other."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 
 from hf_captionrl.captioners.captioner import Captioner
-from hf_captionrl.rewards import CiderReward, PairwiseDiversity, Reward, RewardContext, RewardLike
+from hf_captionrl.rewards import RewardContext, RewardLike
 from hf_captionrl.trainers.caption_rl_trainer import CaptionRLTrainer
 from hf_captionrl.trainers.sle_config import SLEConfig
 from hf_captionrl.trainers.smile_trainer import SmileObjective
@@ -20,7 +20,7 @@ __all__ = ["SLETrainer"]
 
 
 class SLETrainer(CaptionRLTrainer):
-    r"""Finetunes a captioner by CIDEr-D and by the distances between what it samples.
+    r"""Finetunes a captioner with CIDEr-D and the distances between its samples.
 
     Reference: Chen and Jin 2020, "Better Captioning with Sequence-Level Exploration", Eq. 14-16 and Algorithm 1. Of s
     captions of an image, caption j adds
@@ -31,16 +31,16 @@ class SLETrainer(CaptionRLTrainer):
         model (`Captioner`, `PreTrainedModel` or `str`): The policy.
         args ([`SLEConfig`], *optional*): Configuration. None: the defaults, in `{model name}-SLE`.
         train_dataset (`datasets.Dataset`, *optional*): Columns `image`, `image_id` and `captions`.
-        eval_dataset (`datasets.Dataset`, *optional*): Likewise.
-        distance (`Callable`, *optional*): In place of `args.distance`: from a [`RewardContext`] to distances
+        eval_dataset (`datasets.Dataset`, *optional*): The same columns.
+        distance (`Callable`, *optional*): Instead of `args.distance`: from a [`RewardContext`] to distances
             `(B, s, s)`.
         text_encoder (`Callable`, *optional*): From captions to vectors `(N, D)`, for `args.distance="embedding"`; by
             default the text tower of `scorer`.
-        reward_funcs (*optional*): In place of the rewards that the configuration makes; as for [`CaptionRLTrainer`].
-        kwargs: For [`CaptionRLTrainer`]: `scorer`, `judge`, `peft_config`, `model_init`, `compute_metrics`, ...
+        reward_funcs (*optional*): Instead of the configured rewards; as for [`CaptionRLTrainer`].
+        kwargs: For [`CaptionRLTrainer`]: `scorer`, `held_out_scorer`, `peft_config`, `model_init`, `compute_metrics`, ...
 
     Raises:
-        ValueError: If something does not fit; before any training.
+        ValueError: If arguments contradict each other; before any training.
 
     Example:
         >>> trainer = SLETrainer("Salesforce/blip-image-captioning-base", SLEConfig("out"), train)  # doctest: +SKIP
@@ -63,59 +63,20 @@ class SLETrainer(CaptionRLTrainer):
         reward_funcs: RewardLike | Sequence[RewardLike | tuple[RewardLike, float]] | None = None,
         **kwargs: Any,
     ) -> None:
-        args = self.resolve_args(model, args)
+        args = self._resolve_args(model, args)
         if reward_funcs is None:
-            reward_funcs = self.rewards_of(args, distance=distance, text_encoder=text_encoder)
+            reward_funcs = args.make_rewards(distance=distance or args.distance, text_encoder=text_encoder)
         super().__init__(model, reward_funcs, args, train_dataset=train_dataset, eval_dataset=eval_dataset, **kwargs)
-
-    @staticmethod
-    def rewards_of(
-        args: SLEConfig,
-        *,
-        distance: Callable[[RewardContext], Tensor] | None = None,
-        text_encoder: Callable[[list[str]], Tensor] | None = None,
-    ) -> list[RewardLike | tuple[RewardLike, float]]:
-        """The rewards that a configuration asks for.
-
-        Args:
-            args ([`SLEConfig`]): Their weights and variants.
-            distance (`Callable`, *optional*): In place of `args.distance`.
-            text_encoder (`Callable`, *optional*): For `args.distance="embedding"`.
-
-        Returns:
-            `list`: Rewards with weights; those of weight 0 are left out.
-        """
-        diversity = PairwiseDiversity(
-            distance or args.distance,  # type: ignore[arg-type]
-            variant=args.diversity,  # type: ignore[arg-type]
-            text_encoder=text_encoder,
-        )
-        rewards: list[tuple[Reward, float]] = [
-            (CiderReward(cider_eos=args.cider_eos), args.alpha),
-            (diversity, 1.0 - args.alpha),
-        ]
-        return [(reward, weight) for reward, weight in rewards if weight]
 
     # Cross-entropy first
 
     @property
     def rl_start_step(self) -> int:
-        """Optimizer step from which the captions are the policy's own; exact in a resumed run too."""
+        """First optimizer step with rewards; the same in a resumed run."""
         return self.args.rl_start_epoch * len(self.batch_sampler) if self.args.rl_start_epoch else 0
 
     def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> Any:
-        """The configured schedule; `xe_learning_rate` takes the place of `learning_rate` before the switch.
-
-        Args:
-            num_training_steps (`int`): Of the run.
-            optimizer (`torch.optim.Optimizer`, *optional*): In place of the trainer's own.
-
-        Returns:
-            The scheduler.
-
-        Raises:
-            ValueError: If the schedule is not a function of the step, so that its two halves cannot differ.
-        """
+        # xe_learning_rate replaces learning_rate before the switch.
         made = self.lr_scheduler is None  # type: ignore[has-type]
         scheduler = super().create_scheduler(num_training_steps, optimizer)
         rate, switch = self.args.xe_learning_rate, self.rl_start_step
@@ -136,7 +97,7 @@ class SLETrainer(CaptionRLTrainer):
         return self.lr_scheduler
 
     def begin_step(self) -> None:
-        """Write and reward captions, or leave the step the references that were drawn for it."""
+        """Make a rollout, or keep the references of the step before the switch."""
         if self.state.global_step >= self.rl_start_step:
             super().begin_step()
 
@@ -147,7 +108,7 @@ class SLETrainer(CaptionRLTrainer):
         return_outputs: bool = False,
         num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
-        """Eq. 15 of a micro-batch of rollouts, or the cross-entropy of a micro-batch of references."""
+        # Eq. 15 of a micro-batch of rollouts, or the cross-entropy of a micro-batch of references.
         if "advantages" in inputs:
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         inputs = {name: value for name, value in inputs.items() if name != "rows"}

@@ -11,7 +11,7 @@ from hf_captionrl.trainers.resumable import ReliableArguments
 __all__ = ["SCOPES", "SmileSFTConfig"]
 
 SCOPES = ("document", "sentence", "window")
-"""What a subset of the vocabulary is collected from."""
+"""Scopes of a vocabulary subset."""
 
 
 @dataclass

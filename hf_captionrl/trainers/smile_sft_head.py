@@ -135,7 +135,7 @@ def add_smile_head(
         position_ids = kwargs.get("position_ids")
         if packed and position_ids is None:
             raise ValueError(
-                "A padding-free batch came without position_ids, so nobody knows where its documents end. Prompt "
+                "A padding-free batch came without position_ids, so the ends of its documents are unknown. Prompt "
                 "learning drops them: use LoRA, or switch packing and padding_free off."
             )
         hidden = self.base_model(*args, **{**kwargs, "use_cache": False}).last_hidden_state[:, :-1]

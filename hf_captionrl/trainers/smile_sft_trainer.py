@@ -41,7 +41,7 @@ class SmileSFTTrainer(ReliableTraining, SFTTrainer):
         kwargs (`Any`): As for `trl.SFTTrainer`: `train_dataset`, `eval_dataset`, `processing_class`, `peft_config`, ...
 
     Raises:
-        TypeError: If `args` are no [`SmileSFTConfig`].
+        TypeError: If `args` is not a [`SmileSFTConfig`].
         ValueError: If `compute_loss_func` is given beside a `mle_weight` below 1, the output projection cannot be read, or
             trainable weights hold 16 bits.
 

@@ -1,4 +1,4 @@
-"""SMILE: cross-entropy over only the words of the caption at hand."""
+"""SMILE: cross-entropy over the words of each caption only."""
 
 from __future__ import annotations
 
@@ -25,11 +25,10 @@ class SmileObjective:
         mle_weight (`float`): lambda of Eq. 4, in [0, 1].
         first_token (`str`, *optional*): `"mle"` or `"smile"`; None for the subset's own (see `smile_loss`).
         subset (`str`): `"caption"`, `"random"` or `"reverse"`.
-        label_smoothing (`float`): Of the MLE branch.
+        mle_label_smoothing (`float`): Label smoothing of the MLE branch.
         num_random (`int`): Words drawn for `subset="random"`.
         random_draw (`str`): Draw them per `"sequence"` or per `"position"`.
-        seed (`str`): Of the draw. Each caption is drawn for by itself, so that the loss does not depend on how a batch is
-            split.
+        seed (`str`): Seed of the draw. Each caption has its own draw, so the loss does not depend on the split of a batch.
     """
 
     def __init__(
@@ -38,7 +37,7 @@ class SmileObjective:
         mle_weight: float = 0.0,
         first_token: str | None = None,
         subset: str = "caption",
-        label_smoothing: float = 0.0,
+        mle_label_smoothing: float = 0.0,
         num_random: int = 10,
         random_draw: str = "sequence",
         seed: str = "0",
@@ -47,7 +46,7 @@ class SmileObjective:
             "mle_weight": mle_weight,
             "first_token": first_token,
             "subset": subset,
-            "label_smoothing": label_smoothing,
+            "mle_label_smoothing": mle_label_smoothing,
             "num_random": num_random,
             "random_draw": random_draw,
         }
@@ -113,9 +112,9 @@ class SmileObjective:
 class SmileTrainer(CaptionTrainer):
     """Finetunes a captioner with SMILE (or, at `mle_weight=1`, with maximum likelihood).
 
-    SMILE is for further training: start from a captioner that already describes what it sees.
+    SMILE is a finetuning method: start from a trained captioner.
 
-    Args: those of [`CaptionTrainer`], with a [`SmileConfig`].
+    The arguments are those of [`CaptionTrainer`], with a [`SmileConfig`].
 
     Example:
         >>> trainer = SmileTrainer("Salesforce/blip-image-captioning-base", SmileConfig("out"), train)  # doctest: +SKIP
@@ -133,27 +132,13 @@ class SmileTrainer(CaptionTrainer):
         return_outputs: bool = False,
         num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
-        """Mean nats per supervised token of the optimizer step.
-
-        Args:
-            model (`nn.Module`): The policy, as wrapped by accelerate.
-            inputs (`dict`): A batch of the collator.
-            return_outputs (`bool`): Return the head's output too.
-            num_items_in_batch (`torch.Tensor` or `int`, *optional*): Supervised tokens of the whole step.
-
-        Returns:
-            `torch.Tensor`, or a tuple of it and the outputs.
-
-        Raises:
-            ValueError: If no token of the batch is supervised.
-        """
         self.check_supervised(model, inputs)
         outputs = self._run_head(model, inputs, self.objective())
         loss = self.token_mean(outputs["loss"], inputs["labels"], num_items_in_batch)
         return (loss, outputs) if return_outputs else loss
 
     def loss_sum(self, inputs: dict[str, Any]) -> Tensor:
-        """What `eval_loss` adds up: the objective that is trained, with the random words of the first epoch.
+        """Summand of `eval_loss`: the training objective, with the random words of the first epoch.
 
         Returns:
             `torch.Tensor`: Scalar sum over the supervised tokens, in nats.
@@ -169,10 +154,10 @@ class SmileTrainer(CaptionTrainer):
         return model(**inputs, head_objective=objective)
 
     def objective(self, epoch: int | None = None) -> SmileObjective:
-        """The loss as configured.
+        """The configured loss.
 
         Args:
-            epoch (`int`, *optional*): Whose random words are drawn. None: the current one.
+            epoch (`int`, *optional*): Epoch of the random words. None: the current one.
 
         Returns:
             [`SmileObjective`]: For the head.
@@ -185,7 +170,7 @@ class SmileTrainer(CaptionTrainer):
             mle_weight=args.mle_weight,
             first_token="smile" if args.first_token == "shift" else args.first_token,
             subset=args.subset,
-            label_smoothing=args.mle_label_smoothing or 0.0,
+            mle_label_smoothing=args.mle_label_smoothing or 0.0,
             num_random=args.num_random,
             random_draw=args.random_draw,
             seed=f"{args.seed}/{epoch}",

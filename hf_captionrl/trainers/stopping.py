@@ -1,4 +1,4 @@
-"""A signal ends training in order: the step is finished, a checkpoint saved, and the process exits with 0."""
+"""An orderly stop on a signal: the step is finished, a checkpoint is saved, and the process exits with 0."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class StopOnSignal(TrainerCallback):
-    """Listens to SIGTERM and SIGINT while a trainer trains; to be used as a context around it.
+    """Handles SIGTERM and SIGINT during training; a context manager.
 
-    What the step is due is done before: an evaluation, or the rest of the steps that share a rollout, so that a run that
-    goes on from the checkpoint is the same bit-exactly. A second signal ends the process at once. On several processes
-    the signal may reach one of them only; all stop after the same step.
+    The stop waits for an evaluation of the step and for the other steps of the same rollout, so that a resumed run is
+    bit-exact. A second signal ends the process immediately. With several processes the signal may reach only one; all of
+    them stop after the same step.
 
     Args:
-        trainer (`Trainer`): Who trains.
+        trainer (`Trainer`): The trainer.
 
     Attributes:
-        received (`int` or `None`): The signal that came.
+        received (`int` or `None`): The signal.
     """
 
     def __init__(self, trainer: Any) -> None:
@@ -38,7 +38,7 @@ class StopOnSignal(TrainerCallback):
         self._saves = False
 
     def __enter__(self) -> Self:
-        if threading.current_thread() is threading.main_thread():  # elsewhere Python installs no handlers
+        if threading.current_thread() is threading.main_thread():  # Python installs handlers only there
             self._before = {number: signal.signal(number, self._note) for number in _SIGNALS}
         self.trainer.add_callback(self)
         return self
@@ -49,7 +49,7 @@ class StopOnSignal(TrainerCallback):
         self.trainer.remove_callback(self)
         self._restore()
         if self.received is not None and kind is None:
-            signal.raise_signal(self.received)  # it came after the last step: what it means is for others to say
+            signal.raise_signal(self.received)  # it came after the last step: leave it to the previous handler
 
     def _restore(self) -> None:
         for number, before in self._before.items():
@@ -62,7 +62,7 @@ class StopOnSignal(TrainerCallback):
             signal.raise_signal(number)
             return
         self.received = number
-        # Not print: the signal may have come in the middle of one.
+        # Not print: the signal may have interrupted one.
         name = signal.Signals(number).name
         os.write(2, f"\n{name}: the step is finished and a checkpoint saved. Once more: stop at once.\n".encode())
 
@@ -78,15 +78,15 @@ class StopOnSignal(TrainerCallback):
         if not self._asked() or state.global_step == 0:
             return
         if state.global_step % (getattr(args, "num_iterations", None) or 1):
-            return  # in the middle of a rollout, which TRL's checkpoints do not hold
+            return  # TRL's checkpoints do not store a rollout in use
         if control.should_training_stop and state.global_step < state.max_steps:
-            return  # somebody else ends training and has said what is saved
+            return  # another callback stops training and decides what is saved
         control.should_save = self._saves = True
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Save now if a signal came, or at the end of the epoch if this was its last step: an evaluation may be due."""
+        """Save after a signal; after the last step of an epoch, wait for its evaluation."""
         epoch = state.epoch or 0.0
         if abs(epoch - round(epoch)) > 1e-6:
             self._maybe_save(args, state, control)
@@ -94,13 +94,13 @@ class StopOnSignal(TrainerCallback):
     def on_epoch_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Save if a signal came; after the evaluation, where one is due, or during it."""
+        """Save after a signal that came before or during the evaluation."""
         self._maybe_save(args, state, control)
 
     on_evaluate = on_epoch_end
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Leave, once the checkpoint is there."""
+        """Exit after the checkpoint is saved."""
         if not self._saves:
             return
         if state.is_world_process_zero:

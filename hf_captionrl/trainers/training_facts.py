@@ -1,4 +1,4 @@
-"""What a trainer knows about its model, stored beside it: from what, on what and how it was trained."""
+"""Facts about a training, stored beside the model: base model, data, objective and settings."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from hf_captionrl.io import write_json
 __all__ = ["TRAINING_FILE", "training_facts", "write_training_facts"]
 
 TRAINING_FILE = "training.json"
-"""Beside the saved model: base model, objective, rewards, data and seeds, without any path of this machine."""
+"""Base model, objective, rewards, data and seeds, without local paths."""
 
 
 def _public(name: Any) -> str | None:
-    """A name on the Hub as it is; of a folder only its last part."""
+    """A name on the Hub unchanged; of a folder only the last part."""
     text = str(name or "")
     if not text:
         return None
@@ -35,13 +35,10 @@ def _objective(trainer: Any) -> dict[str, Any]:
         }
     known = {"SelfRetrieval": "self_retrieval", "PairwiseDiversity": "sle"}
     kinds = [known[type(r).__name__] for r in rewards.rewards if type(r).__name__ in known]
-    weighted = ", ".join(
-        f"{name} (weight {weight:g})" for name, weight in zip(rewards.names, rewards.weights, strict=True)
-    )
-    scorers = [scorer.signature for scorer in trainer._scorers() if hasattr(scorer, "signature")]
+    scorers = [scorer.signature for scorer in trainer.scorers if hasattr(scorer, "signature")]
     return {
         **({"objective": kinds[0]} if kinds else {}),
-        "reward": weighted,
+        "reward": rewards.describe(),
         "baseline": args.baseline,
         "num_generations": args.num_generations,
         "reward_scorers": [_public(signature) for signature in scorers],
@@ -49,7 +46,7 @@ def _objective(trainer: Any) -> dict[str, Any]:
 
 
 def training_facts(trainer: Any) -> dict[str, Any]:
-    """What a trainer knows about its model."""
+    """Facts about a trainer's model."""
     captioner, args, data = trainer.captioner, trainer.args, trainer.train_dataset
     model = captioner.base_model
     facts: dict[str, Any] = {

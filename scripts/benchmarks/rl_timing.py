@@ -98,7 +98,7 @@ def _ours(world: World, clock: Clock, *, cached: bool) -> Tensor:
         setattr(captioner, name, timed(getattr(captioner, name)))
     try:
         with clock.part("score"):
-            world.trainer.roll_out([inputs])
+            world.trainer.rollouts.roll_out([inputs])
         with clock.part("update"):
             world.trainer.compute_loss(world.trainer.model, inputs).backward()
     finally:
@@ -149,7 +149,7 @@ def check_equal(world: World, atol: float = 1e-3, rtol: float = 1e-4) -> dict[st
         RuntimeError: If one of them is larger, or a weight has a gradient in one step only.
     """
     inputs, naive = dict(world.batch), NaiveStep(world)
-    world.trainer.roll_out([inputs])
+    world.trainer.rollouts.roll_out([inputs])
     world.trainer.compute_loss(world.trainer.model, inputs).backward()
     ours = _gradients(world)
     captions = world.captioner.decode(inputs["labels"].clamp(min=0), inputs["labels"] != IGNORE_INDEX)

@@ -24,10 +24,10 @@ from hf_captionrl.captioners import load_captioner
 from hf_captionrl.io import write_json
 from hf_captionrl.reports.versions import installed_versions
 from hf_captionrl.rewards import RewardContext, RewardData, WeightedRewards, make_baseline
+from hf_captionrl.rewards.advantages import compute_advantages
 from hf_captionrl.scenes import load_scenes
 from hf_captionrl.scenes.models import model_path
-from hf_captionrl.trainers import SLEConfig, SLETrainer
-from hf_captionrl.trainers.rollout import advantages_of
+from hf_captionrl.trainers import SLEConfig
 from scripts.benchmarks.sle_steps import made_up_data, time_steps
 from scripts.benchmarks.smile_head import _processor
 from scripts.make_small_blip import make_small_blip
@@ -73,11 +73,11 @@ def rollout(
         seed (`int`): Of everything.
 
     Returns:
-        `tuple`: For `advantages_of`.
+        `tuple`: For `compute_advantages`.
     """
     rng, choice = np.random.default_rng(seed), random.Random(seed)
     references = _captions(rng, 5 * training_images, vocabulary)
-    rewards = WeightedRewards(*zip(*SLETrainer.rewards_of(args), strict=True))
+    rewards = WeightedRewards(*zip(*args.make_rewards(), strict=True))
     rewards.prepare(
         RewardData(
             image_ids=[str(i) for i in range(training_images)],
@@ -155,7 +155,7 @@ def time_reward(*, num_images: int, training_images: int, vocabulary: int, round
             def work(
                 rewards: Any = rewards, baselines: Any = baselines, sampled: Any = sampled, greedy: Any = greedy
             ) -> Any:
-                return advantages_of(rewards, baselines, "greedy", sampled, greedy, lambda value: value)
+                return compute_advantages(rewards, baselines, "greedy", sampled, greedy, lambda value: value)
 
             found[name] = _median_seconds(work, rounds)
     return found

@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 from transformers import TrainerCallback
 
 from hf_captionrl.captioners import load_captioner
+from hf_captionrl.captioners.generation import Completions
 from hf_captionrl.losses import IGNORE_INDEX
 from hf_captionrl.retrieval import load_scorer
 from hf_captionrl.scenes import load_scenes
@@ -23,7 +24,7 @@ from hf_captionrl.trainers import (
     SmileConfig,
     SmileTrainer,
 )
-from hf_captionrl.trainers.rollout import Completions, reference_ids
+from hf_captionrl.trainers.rollout import reference_ids
 from tests.trainers.one_step import PLAIN_SGD
 
 IMAGES = 8
@@ -73,9 +74,9 @@ def force(trainer: Any, seen: dict[str, Any]) -> None:
 
     Caption g of row i is a reference of row i + 3g: other words than the image's own, a set each, of several lengths.
     """
-    references = [list(row["captions"]) for row in trainer._train_images]
+    references = [list(row["captions"]) for row in trainer.rollouts.images]
     captioner, G = trainer.captioner, trainer.args.num_generations
-    rolled, record, rows = trainer.roll_out, trainer.monitor.record, []
+    rolled, record, rows = trainer.rollouts.roll_out, trainer.monitor.record, []
 
     def text(row: int, g: int) -> str:
         mine = references[(row + 3 * g) % IMAGES]
@@ -86,7 +87,7 @@ def force(trainer: Any, seen: dict[str, Any]) -> None:
         first = number - G  # the greedy caption is another one
         captions = [text(row, g - 5 * first) for row in rows for g in range(number)]
         ids, mask = reference_ids(captioner, captions)
-        return Completions(captions, ids, mask, mask.sum(1) > 0)
+        return Completions(ids=ids, captions=captions, ended=mask.sum(1) > 0, mask=mask)
 
     def roll_out(batches):
         rows[:] = [int(row) for batch in batches for row in batch["rows"]]
@@ -100,7 +101,7 @@ def force(trainer: Any, seen: dict[str, Any]) -> None:
             seen["advantages"][str(row)] = advantages[here].tolist()
         return record(context, rewards, advantages)
 
-    trainer._write, trainer.roll_out, trainer.monitor.record = write, roll_out, keep
+    trainer.rollouts.generate, trainer.rollouts.roll_out, trainer.monitor.record = write, roll_out, keep
 
 
 def step(kind: str, folder: Path, batch: int, accumulation: int) -> None:
@@ -122,7 +123,7 @@ def step(kind: str, folder: Path, batch: int, accumulation: int) -> None:
     else:
         force(trainer, seen)
     if kind == KINDS[-1]:
-        inner = trainer.reward_context
+        inner = trainer.rollouts.reward_context
 
         def alone(micro_batches, completions):
             context = inner(micro_batches, completions)
@@ -130,7 +131,7 @@ def step(kind: str, folder: Path, batch: int, accumulation: int) -> None:
             context.candidates, context.positions = rows, torch.arange(len(rows))
             return context
 
-        trainer.reward_context = alone
+        trainer.rollouts.reward_context = alone
     trainer.train()
     seen["processes"] = trainer.accelerator.num_processes
     (folder / f"{trainer.accelerator.process_index}.json").write_text(json.dumps(seen))

@@ -94,6 +94,6 @@ def test_what_it_costs_stands_on_the_page():
     assert deterministic_cost.table(other) not in deterministic_cost.PAGE.read_text()
 
 
-def test_a_wish_that_is_no_yes_or_no_is_refused():
+def test_invalid_conversational_setting_is_refused():
     with pytest.raises(ValueError, match=r"--deterministic.*--help"):
         parse_arguments((EvaluationArguments,), ["--deterministic", "perhaps"])

@@ -61,7 +61,7 @@ def loop_smile(
     first_token: str = "mle",
     subset: str = "caption",
     mle_weight: float = 0.0,
-    label_smoothing: float = 0.0,
+    mle_label_smoothing: float = 0.0,
     random_ids: Tensor | None = None,
     pad_token_id: int | None = None,
 ) -> Tensor:
@@ -92,7 +92,7 @@ def loop_smile(
             row = logits[b, t]
             loss = log_sum_exp([row[v] for v in sorted(allowed)]) - row[label]
             log_normaliser = log_sum_exp([row[v] for v in range(V)])
-            mle = (1 - label_smoothing) * (log_normaliser - row[label])
-            mle = mle + label_smoothing / V * sum(log_normaliser - row[v] for v in range(V))
+            mle = (1 - mle_label_smoothing) * (log_normaliser - row[label])
+            mle = mle + mle_label_smoothing / V * sum(log_normaliser - row[v] for v in range(V))
             losses[b][t] = mle_weight * mle + (1 - mle_weight) * loss
     return torch.stack([torch.stack(row) for row in losses])

@@ -61,7 +61,7 @@ def test_scalar_reductions_and_token_weights(head: Head, options, reduction, wei
         assert_close(mine, other, ulps=64)
 
 
-@pytest.mark.parametrize("options", [{}, {"mle_weight": 0.3, "label_smoothing": 0.1}, {"subset": "reverse"}])
+@pytest.mark.parametrize("options", [{}, {"mle_weight": 0.3, "mle_label_smoothing": 0.1}, {"subset": "reverse"}])
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 def test_gradcheck(options, reduction):
     head = make_head()
@@ -262,7 +262,7 @@ RANDOM = torch.tensor([[1, 3], [0, 5], [1, 2], [6, 6]])
     [
         pytest.param({}, id="smile"),
         pytest.param({"mle_weight": 0.3, "reduction": "none"}, id="per-token"),
-        pytest.param({"mle_weight": 0.3, "label_smoothing": 0.1}, id="mixture", marks=pytest.mark.slow),
+        pytest.param({"mle_weight": 0.3, "mle_label_smoothing": 0.1}, id="mixture", marks=pytest.mark.slow),
         pytest.param({"subset": "reverse"}, id="reverse", marks=pytest.mark.slow),
         pytest.param({"subset": "random", "random_ids": RANDOM}, id="random", marks=pytest.mark.slow),
     ],
@@ -287,7 +287,7 @@ def compare_compiled(options: dict[str, Any], backend: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [{}, {"mle_weight": 0.3, "label_smoothing": 0.1}], ids=["smile", "mixture"])
+@pytest.mark.parametrize("options", [{}, {"mle_weight": 0.3, "mle_label_smoothing": 0.1}], ids=["smile", "mixture"])
 def test_compiles_with_the_default_backend(options):
     """Slow because a C++ compiler runs for half a minute."""
     compare_compiled(options, backend="inductor")

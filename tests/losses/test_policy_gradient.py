@@ -60,7 +60,7 @@ def test_equals_a_plain_loop(reduction, old, clip, beta, entropy_weight):
         b["mask"],
         logprob_reduction=reduction,
         old_log_probs=b["old"] if old else None,
-        clip_range=clip,
+        epsilon=clip,
         ref_log_probs=b["ref"],
         beta=beta,
         entropy=b["entropy"],
@@ -122,7 +122,7 @@ def test_padding_may_hold_anything(junk):
             b["advantages"],
             b["mask"].long(),
             old_log_probs=b["old"],
-            clip_range=0.2,
+            epsilon=0.2,
             ref_log_probs=b["ref"],
             beta=0.1,
             entropy=entropy,
@@ -146,7 +146,7 @@ def test_gradcheck():
             b["advantages"],
             b["mask"],
             old_log_probs=b["old"],
-            clip_range=0.2,
+            epsilon=0.2,
             ref_log_probs=b["ref"],
             beta=0.1,
             entropy=entropy,
@@ -160,9 +160,9 @@ def test_on_policy_ratio_has_the_gradient_of_reinforce():
     b = batch()
     log_probs = b["log_probs"].requires_grad_()
     one = policy_gradient_loss(log_probs, b["advantages"], b["mask"])["loss"]
-    other = policy_gradient_loss(
-        log_probs, b["advantages"], b["mask"], old_log_probs=log_probs.detach(), clip_range=0.2
-    )["loss"]
+    other = policy_gradient_loss(log_probs, b["advantages"], b["mask"], old_log_probs=log_probs.detach(), epsilon=0.2)[
+        "loss"
+    ]
     torch.testing.assert_close(*(torch.autograd.grad(x, log_probs)[0] for x in (one, other)))
 
 
@@ -171,7 +171,7 @@ def test_a_clipped_token_does_not_learn_unless_it_went_the_wrong_way():
     old = torch.tensor([[-1.0, 0.0]], dtype=torch.float64)
     for advantage, learns in ((1.0, [False, True]), (-1.0, [True, False])):
         found = policy_gradient_loss(
-            log_probs, torch.tensor([advantage]), torch.ones(1, 2), old_log_probs=old, clip_range=0.2
+            log_probs, torch.tensor([advantage]), torch.ones(1, 2), old_log_probs=old, epsilon=0.2
         )
         assert (torch.autograd.grad(found["loss"], log_probs)[0] != 0).tolist() == [learns]
         assert float(found["clipped_share"]) == 0.5
@@ -249,7 +249,7 @@ def test_nothing_to_learn_from_is_zero_not_nan():
 
 @pytest.mark.parametrize("name", ["old_log_probs", "ref_log_probs", "entropy"])
 @pytest.mark.parametrize("shape", [(2, 1), (1, 3), (3,), (2, 4)])
-def test_tensors_of_other_shapes_are_not_spread(name, shape):
+def test_tensors_of_other_shapes_are_not_broadcast(name, shape):
     mask = torch.ones(2, 3, dtype=torch.bool)
     with pytest.raises(ValueError, match=rf"{name} must be \(2, 3\), as log_probs, got \({shape[0]},"):
         policy_gradient_loss(torch.zeros(2, 3), torch.ones(2), mask, **{name: torch.zeros(shape)})

@@ -26,7 +26,7 @@ RANDOM = torch.tensor([[1, 3, 3, 6], [0, 5, 6, 7]])
 SMILE = {
     "smile": {},
     "smile at the first token too": {"first_token": "smile"},
-    "mixture": {"mle_weight": 0.3, "label_smoothing": 0.1},
+    "mixture": {"mle_weight": 0.3, "mle_label_smoothing": 0.1},
     "maximum likelihood": {"mle_weight": 1.0},
     "reverse": {"subset": "reverse", "pad_token_id": 0},
     "random": {"subset": "random", "random_ids": RANDOM, "mle_weight": 0.2},
@@ -111,7 +111,7 @@ def test_policy_gradient_with_clip_penalty_and_entropy(reduction, clip, ratio):
             b["mask"],
             logprob_reduction=reduction,
             old_log_probs=b["old"] if ratio else None,
-            clip_range=clip,
+            epsilon=clip,
             ref_log_probs=b["ref"],
             beta=0.3,
             entropy=entropy,

@@ -38,7 +38,7 @@ def loss_of(b: dict[str, Tensor], *, ratio: bool, penalty: bool, reduction: str,
         b["mask"],
         logprob_reduction=reduction,  # type: ignore[arg-type]
         old_log_probs=b["old"] if ratio else None,
-        clip_range=clip,
+        epsilon=clip,
         ref_log_probs=b["ref"] if penalty else None,
         beta=0.1 if penalty else 0.0,
         entropy=b["entropy"],
@@ -107,7 +107,7 @@ def test_what_changes_nothing_and_what_scales(seed, reduction, ratio):
             b["mask"],
             logprob_reduction=reduction,  # type: ignore[arg-type]
             old_log_probs=b["old"] if ratio else None,
-            clip_range=0.2,
+            epsilon=0.2,
         )["loss"]
         for k in (1.0, 2.0)
     )

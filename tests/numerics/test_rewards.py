@@ -73,7 +73,7 @@ def test_self_retrieval_of_features_in_half_precision(captions, dtype, seed, kin
     table = {text: torch.nn.functional.normalize(torch.randn(8, generator=generator), dim=0) for text in set(captions)}
     scorer = TableScorer({text: row.to(dtype) for text, row in table.items()}, images)
     rollouts = Rollouts()
-    reward = SelfRetrieval(scorer, kind=kind)
+    reward = SelfRetrieval(scorer, reward_kind=kind)
     reward.prepare(rollouts.data([["a"]] * 2))
     context = rollouts.context(captions, [0, 1])
     found = reward(context)
@@ -155,7 +155,7 @@ def test_diversity_rewards_of_any_captions(B, G, distance, data):
     def letters(captions: list[str]) -> Tensor:
         return torch.tensor([[float(c.count(letter)) for letter in "ceis"] for c in captions]) * 1e4
 
-    how = {"variant": "multi_reference"} if distance == "2018" else {"distance": distance, "text_encoder": letters}
+    how = {"diversity": "multi_reference"} if distance == "2018" else {"distance": distance, "text_encoder": letters}
     reward = PairwiseDiversity(**how)
     reward.prepare(rollouts.data([["a"]] * B))
     found = reward(rollouts.context(captions, list(range(B))))

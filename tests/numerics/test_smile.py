@@ -21,7 +21,7 @@ OPTIONS = [
     {"first_token": "smile"},
     {"subset": "reverse"},
     {"subset": "reverse", "first_token": "smile", "pad_token_id": 0},
-    {"mle_weight": 0.3, "label_smoothing": 0.1},
+    {"mle_weight": 0.3, "mle_label_smoothing": 0.1},
     {"mle_weight": 1.0},
     {"subset": "random", "first_token": "smile"},
 ]
@@ -42,7 +42,7 @@ def slowly(drawn: Drawn, how: dict) -> np.ndarray:
     """Losses `(B, T)` in fp64, position by position."""
     B, T = drawn.labels.shape
     found = np.zeros((B, T))
-    smoothing, mle_weight = how.get("label_smoothing", 0.0), how.get("mle_weight", 0.0)
+    smoothing, mle_weight = how.get("mle_label_smoothing", 0.0), how.get("mle_weight", 0.0)
     for b in range(B):
         words = {int(w) for w in drawn.labels[b] if w != IGNORE}
         first = how.get("first_token", "mle") == "mle"

@@ -165,11 +165,11 @@ def test_the_card_says_what_was_rewarded():
         "batches of 100 images a process made of bags of look-alikes."
     )
     assert said(cider_weight=1.0, retrieval_weight=0, bag_schedule=None) == (
-        "1 times CIDEr-D; batches of 100 images a process made of random images."
+        "CIDEr-D; batches of 100 images a process made of random images."
     )
     assert said(bag_distractors="random").endswith("made of random images.")
     assert (
-        ", plus 0.5 times the penalty on tokens beyond the 20th, plus 0.25 times the penalty on repetition;"
+        ", plus 0.25 times the penalty on repetition, plus 0.5 times the penalty on tokens beyond the 20th;"
         in said(length_weight=0.5, max_tokens=20, repetition_weight=0.25)
     )
     assert said(retrieval_weight=2.0, reward_kind="accuracy").startswith("2 times 1 where the scorer finds")

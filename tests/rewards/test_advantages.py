@@ -40,7 +40,7 @@ def test_equals_a_plain_loop(name):
 
 
 @pytest.mark.parametrize("name", ["leave_one_out", "group", "group_mean"])
-def test_equal_rewards_teach_nothing(name):
+def test_equal_rewards_give_no_gradient(name):
     assert make_baseline(name, 2)(torch.full((3, 2), 0.25)).abs().max() == 0
 
 

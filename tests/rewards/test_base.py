@@ -41,7 +41,7 @@ def test_every_reward_sees_the_training_data_once(rollouts):
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_what_is_no_number_gets_the_floor_and_is_counted(rollouts, bad):
+def test_non_finite_rewards_get_the_floor_and_are_counted(rollouts, bad):
     context = rollouts.context(["a", "b", "c"], [0, 1, 2])
     values = WeightedRewards([Fixed([1.0, bad, bad], floor=-7.0), Fixed([0.0, 1.0, 2.0], "fine")])(context)
     assert values.tolist() == [[1, 0], [-7, 1], [-7, 2]]
@@ -77,7 +77,7 @@ def test_weights_that_do_not_fit_are_refused(rewards, weights, message):
 
 
 @pytest.mark.parametrize("values", [[1.0], [1.0, 2.0, 3.0], [[1.0, 2.0]], 1.0])
-def test_one_number_a_caption(rollouts, values):
+def test_one_number_per_caption(rollouts, values):
     with pytest.raises(ValueError, match=r"'fixed' returned shape .* for 2 captions"):
         WeightedRewards([Fixed(values)])(rollouts.context(["a", "b"], [0, 1]))
 

@@ -114,7 +114,7 @@ def test_does_not_depend_on_what_else_is_in_the_batch(rollouts):
     assert_close(found[keep], again[keep])
 
 
-def test_empty_completions_are_worth_nothing(rollouts):
+def test_empty_completions_get_no_cider(rollouts):
     for eos in (True, False):
         reward = ready(rollouts, cider_eos=eos)
         for ended in (True, False):
@@ -130,7 +130,7 @@ def test_images_without_references_are_refused(rollouts):
 
 
 @pytest.mark.parametrize("eos", [True, False])
-def test_references_that_are_no_words(rollouts, eos):
+def test_references_without_words(rollouts, eos):
     with pytest.raises(ValueError, match="No reference has a token"):
         ready(rollouts, [[""], ["", " "]], cider_eos=eos)
     # One such image among others has no reward, and that is counted; one such reference just matches nothing.

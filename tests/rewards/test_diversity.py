@@ -78,7 +78,7 @@ def test_distances_equal_plain_loops(distance, plain, seed):
 
 
 @pytest.mark.parametrize("distance", [bleu34_distance, edit_distance])
-def test_masks_of_integers_and_strided_ids_will_do(distance):
+def test_integer_masks_and_strided_ids_are_accepted(distance):
     _, ids, mask = random_groups(0)
     wide = torch.stack([ids, ids], dim=2)[..., 0]
     assert not wide.is_contiguous()
@@ -141,7 +141,7 @@ def test_reward_and_baseline_are_those_of_sle(rollouts, name, plain, include_eos
 
 
 def test_multi_reference_equals_the_authors_numbers(rollouts):
-    reward = ready(rollouts, variant="multi_reference")
+    reward = ready(rollouts, diversity="multi_reference")
     found = reward(rollouts.context(FLAT, [0, 1, 2])).view(3, 5)
     expected = torch.tensor(VECTORS["code_diverse_reward"], dtype=torch.float64)
     assert_close(found, expected, dtype="float32")
@@ -196,13 +196,13 @@ def test_any_callable_is_a_distance(rollouts):
         ready(rollouts, lambda context: torch.zeros(2, 2))(rollouts.context(["a", "b"], [0]))
 
 
-@pytest.mark.parametrize("kwargs", [{}, {"distance": "edit"}, {"variant": "multi_reference"}])
+@pytest.mark.parametrize("kwargs", [{}, {"distance": "edit"}, {"diversity": "multi_reference"}])
 def test_one_caption_has_no_diversity(rollouts, kwargs):
     with pytest.raises(ValueError, match="num_generations=1"):
         ready(rollouts, **kwargs)(rollouts.context(["a cat", "a dog"], [0, 1]))
 
 
-@pytest.mark.parametrize("kwargs", [{}, {"distance": "edit"}, {"variant": "multi_reference"}])
+@pytest.mark.parametrize("kwargs", [{}, {"distance": "edit"}, {"diversity": "multi_reference"}])
 def test_empty_captions_have_a_reward(rollouts, kwargs):
     found = ready(rollouts, **kwargs)(rollouts.context(["", "", "a cat sat here", "", "", ""], [0, 1]))
     assert found.isfinite().all()
@@ -210,13 +210,13 @@ def test_empty_captions_have_a_reward(rollouts, kwargs):
 
 
 def test_samples_of_another_image_do_not_matter(rollouts):
-    for kwargs in ({}, {"distance": "edit"}, {"variant": "multi_reference"}):
+    for kwargs in ({}, {"distance": "edit"}, {"diversity": "multi_reference"}):
         reward = ready(rollouts, **kwargs)
         both = reward(rollouts.context(FLAT[:5] + FLAT[10:], [0, 2]))
         assert_close(both[:5], reward(rollouts.context(FLAT[:5], [0])))
 
 
-@pytest.mark.parametrize("kwargs", [{}, {"distance": "edit"}, {"variant": "multi_reference"}])
+@pytest.mark.parametrize("kwargs", [{}, {"distance": "edit"}, {"diversity": "multi_reference"}])
 def test_no_caption_is_looked_at_in_python(rollouts, kwargs):
     """The number of tensor operations is that of one image, and the text is never read."""
     reward = ready(rollouts, **kwargs)
@@ -234,8 +234,8 @@ def test_no_caption_is_looked_at_in_python(rollouts, kwargs):
     ("kwargs", "message"),
     [
         ({"distance": "jaccard"}, "distance is 'jaccard'"),
-        ({"variant": "triple"}, "variant is 'triple'"),
-        ({"variant": "multi_reference", "distance": "edit"}, "for BLEU only"),
+        ({"diversity": "triple"}, "diversity is 'triple'"),
+        ({"diversity": "multi_reference", "distance": "edit"}, "for BLEU only"),
     ],
 )
 def test_bad_arguments_are_refused(kwargs, message):

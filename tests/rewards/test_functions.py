@@ -228,7 +228,7 @@ def test_rollout_without_any_reward_is_warned_of_once(context, caplog, returned,
     rewards = resolve_rewards(lambda completions, **kwargs: returned)
     assert rewards(context).tolist() == rewards(context).tolist() == [[0.0]] * 4
     assert [record.levelname for record in caplog.records] == ["WARNING"]
-    assert "No reward gave a number to any of the 4 captions" in caplog.text
+    assert "No reward returned a number for any of the 4 captions" in caplog.text
     assert f"returned {words} for all of them" in caplog.text
 
 

@@ -46,7 +46,7 @@ def test_length_is_free_up_to_the_limit(rollouts):
     assert LengthPenalty(4)(context).tolist() == pytest.approx([0, 0, -3 / 4])
 
 
-def test_cut_captions_pay(rollouts):
+def test_truncated_captions_are_penalised(rollouts):
     context = rollouts.context(["a", "b"], [0, 1])
     context.ended = torch.tensor([True, False])
     assert TruncationPenalty()(context).tolist() == [0, -1]

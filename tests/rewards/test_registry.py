@@ -39,7 +39,7 @@ def test_weights_beside_the_list():
     assert resolve_rewards(LengthPenalty(3)).names == ["length"]
 
 
-def test_a_zero_weight_is_one():
+def test_zero_weight_is_a_weight():
     """It is still computed and logged."""
     assert resolve_rewards([("cider", 0.0)]).weights == [0.0]
 
@@ -52,11 +52,11 @@ def test_a_zero_weight_is_one():
         ([("cider", 1.0)], [1.0], ValueError, "Give them once"),
         (["cider", "length"], [1.0], ValueError, "1 reward weights for 2"),
         (["cider", "cider"], None, ValueError, "one name"),
-        (None, None, TypeError, "None is no reward"),
-        ([3], None, TypeError, "3 is no reward"),
-        (CiderReward, None, TypeError, "is no reward"),
+        (None, None, TypeError, "None is not a reward"),
+        ([3], None, TypeError, "3 is not a reward"),
+        (CiderReward, None, TypeError, "is not a reward"),
     ],
 )
-def test_what_is_no_reward_is_refused(funcs, weights, error, message):
+def test_invalid_rewards_are_refused(funcs, weights, error, message):
     with pytest.raises(error, match=message):
         resolve_rewards(funcs, weights)

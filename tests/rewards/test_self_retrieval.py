@@ -70,19 +70,19 @@ def test_a_tie_is_not_a_success():
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
-def test_nan_stays_nan_and_infects_nobody(kind):
+def test_nan_stays_nan_and_does_not_affect_other_captions(kind):
     similarity = torch.tensor([[0.5, 0.2], [math.nan, math.nan]])
     found = retrieval_rewards(similarity, torch.tensor([0, 1]), kind, 10.0)
     assert found.isnan().tolist() == [False, True]
 
 
-def test_far_behind_is_finite():
+def test_very_old_policies_give_finite_losses():
     similarity = torch.tensor([[-1.0, 1.0]])
     assert retrieval_rewards(similarity, torch.tensor([0]), "log_prob", 100.0).tolist() == [-200.0]
 
 
 def test_unknown_kind():
-    with pytest.raises(ValueError, match="kind is 'rank'"):
+    with pytest.raises(ValueError, match="reward_kind is 'rank'"):
         retrieval_rewards(torch.zeros(1, 2), torch.zeros(1).long(), "rank")  # type: ignore[arg-type]
 
 
@@ -93,7 +93,7 @@ def test_unknown_kind():
 @pytest.mark.parametrize("scope", ["batch", "bag", "hard"])
 def test_every_scope_equals_a_plain_loop(rollouts, kind, scope):
     scorer, captions = world()
-    reward = ready(rollouts, scorer, kind=kind, distractor_scope=scope, num_hard=2, bags=True)
+    reward = ready(rollouts, scorer, reward_kind=kind, distractor_scope=scope, num_hard_distractors=2, bags=True)
     context = rollouts.context(captions, ROWS, bag_size=3)
     found = reward(context)
     expected = []
@@ -112,13 +112,13 @@ def test_every_scope_equals_a_plain_loop(rollouts, kind, scope):
 
 def test_more_hard_distractors_than_there_are_is_the_whole_batch(rollouts):
     scorer, captions = world()
-    whole, hard = (ready(rollouts, scorer, distractor_scope=s, num_hard=50) for s in ("batch", "hard"))
+    whole, hard = (ready(rollouts, scorer, distractor_scope=s, num_hard_distractors=50) for s in ("batch", "hard"))
     contexts = [rollouts.context(captions, ROWS) for _ in range(2)]
     torch.testing.assert_close(whole(contexts[0]), hard(contexts[1]))
     assert whole.undefined(contexts[0]) == hard.undefined(contexts[1]) == pytest.approx(-2 * math.log(6))
 
 
-@pytest.mark.parametrize(("given", "scale"), [(None, 100.0), (1.0, 1.0), (7.5, 7.5)])
+@pytest.mark.parametrize(("given", "scale"), [("code", 100.0), ("paper", 1.0), (1.0, 1.0), ("7.5", 7.5)])
 def test_similarity_scale(rollouts, given, scale):
     scorer, captions = world()
     found = ready(rollouts, scorer, similarity_scale=given)(rollouts.context(captions, ROWS))
@@ -130,7 +130,7 @@ def test_similarity_scale(rollouts, given, scale):
 def test_two_processes_reward_as_one(rollouts, scope):
     """Candidates of all processes, positions shifted by those before."""
     scorer, captions = world()
-    reward = ready(rollouts, scorer, distractor_scope=scope, num_hard=2, bags=True)
+    reward = ready(rollouts, scorer, distractor_scope=scope, num_hard_distractors=2, bags=True)
     whole = reward(rollouts.context(captions, ROWS, bag_size=3))
     parts = [
         reward(
@@ -150,7 +150,7 @@ def test_two_processes_reward_as_one(rollouts, scope):
         assert (alone > parts[0] + 1e-3).any()
 
 
-def test_one_and_several_captions_an_image_agree(rollouts):
+def test_one_and_several_captions_per_image_agree(rollouts):
     scorer, captions = world()
     reward = ready(rollouts, scorer)
     both = reward(rollouts.context(captions, ROWS)).view(6, G)
@@ -164,7 +164,7 @@ def test_empty_captions_and_nan_features_get_the_floor_and_are_counted(rollouts,
     scorer, captions = world()
     captions[0], captions[3] = "", " . "
     scorer.texts |= {"": scorer.images[7], " . ": scorer.images[2], captions[5]: torch.full((5,), math.nan)}
-    reward = ready(rollouts, scorer, kind=kind, undefined_reward=given)
+    reward = ready(rollouts, scorer, reward_kind=kind, undefined_reward=given)
     context = rollouts.context(captions, ROWS)
     values = WeightedRewards([reward])(context)[:, 0]
     floor = floor if given is None else given
@@ -173,7 +173,7 @@ def test_empty_captions_and_nan_features_get_the_floor_and_are_counted(rollouts,
     assert context.is_empty.sum() == 2
     assert context.statistics["rewards/self_retrieval/undefined"] == 3
     clean = world()
-    expected = ready(rollouts, clean[0], kind=kind)(rollouts.context(clean[1], ROWS)).double()
+    expected = ready(rollouts, clean[0], reward_kind=kind)(rollouts.context(clean[1], ROWS)).double()
     others = [n for n in range(12) if n not in (0, 3, 5)]
     assert_close(values[others], expected[others], dtype="float32", magnitude=100)
 
@@ -182,7 +182,7 @@ def test_the_floor_is_of_the_images_compared(rollouts):
     scorer, captions = world()
     context = rollouts.context(captions, ROWS, bag_size=3)
     for scope, number in (("batch", 6), ("bag", 3), ("hard", 5)):
-        reward = ready(rollouts, scorer, distractor_scope=scope, num_hard=4, bags=True)
+        reward = ready(rollouts, scorer, distractor_scope=scope, num_hard_distractors=4, bags=True)
         assert reward.undefined(context) == pytest.approx(-2 * math.log(number))
 
 
@@ -197,7 +197,7 @@ def test_an_ensemble_averages_rewards(rollouts):
 def test_an_ensemble_takes_turns(rollouts):
     (one, captions), (other, _) = world(0), world(1)
     alone = [ready(rollouts, scorer) for scorer in (one, other)]
-    reward = ready(rollouts, one, other, ensemble="alternate")
+    reward = ready(rollouts, one, other, scorer_ensemble="alternate")
     for step in range(4):
         context = rollouts.context(captions, ROWS, step=step)
         mine, theirs = context, rollouts.context(captions, ROWS)
@@ -207,7 +207,7 @@ def test_an_ensemble_takes_turns(rollouts):
         assert "recall_at_1" in mine.statistics
 
 
-def test_captions_truncated_by_the_scorer_are_told(rollouts):
+def test_captions_truncated_by_the_scorer_are_counted(rollouts):
     scorer, captions = world()
     long = "a caption of more than twenty letters"
     scorer.texts[long] = scorer.images[0]
@@ -224,7 +224,7 @@ def test_captions_are_read_once_and_images_never(rollouts, monkeypatch):
     assert scorer.read == [captions]
 
 
-def test_the_trainers_scorer_is_taken_where_there_is_no_own(rollouts):
+def test_reward_without_a_scorer_uses_that_of_the_trainer(rollouts):
     scorer, captions = world()
     reward = SelfRetrieval()
     reward.prepare(rollouts.data([["a"]] * 8, scorer=scorer))
@@ -238,13 +238,13 @@ def test_the_trainers_scorer_is_taken_where_there_is_no_own(rollouts):
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [
-        ({"kind": "rank"}, "kind is 'rank'"),
+        ({"reward_kind": "rank"}, "reward_kind is 'rank'"),
         ({"distractor_scope": "world"}, "distractor_scope is 'world'"),
-        ({"ensemble": "vote"}, "ensemble is 'vote'"),
+        ({"scorer_ensemble": "vote"}, "scorer_ensemble is 'vote'"),
         ({"similarity_scale": 0.0}, "similarity_scale is 0.0"),
         ({"similarity_scale": math.nan}, "similarity_scale is nan"),
         ({"similarity_scale": -1.0}, "similarity_scale is -1.0"),
-        ({"num_hard": 0}, "num_hard is 0"),
+        ({"num_hard_distractors": 0}, "num_hard_distractors is 0"),
     ],
 )
 def test_bad_arguments_are_refused(kwargs, message):
@@ -252,7 +252,7 @@ def test_bad_arguments_are_refused(kwargs, message):
         SelfRetrieval(**kwargs)
 
 
-def test_what_does_not_fit_is_said_before_training(rollouts):
+def test_contradictory_arguments_are_errors_before_training(rollouts):
     scorer, _ = world()
     with pytest.raises(ValueError, match="needs a scorer"):
         SelfRetrieval().prepare(rollouts.data([["a"]]))
@@ -262,12 +262,12 @@ def test_what_does_not_fit_is_said_before_training(rollouts):
         SelfRetrieval(scorer).prepare(rollouts.data([["a"]] * 3))
 
 
-def test_torn_bags_are_refused(rollouts):
+def test_incomplete_bags_are_refused(rollouts):
     scorer, captions = world()
     reward = ready(rollouts, scorer, distractor_scope="bag", bags=True)
     with pytest.raises(ValueError, match="this rollout has none"):
         reward(rollouts.context(captions, ROWS))
-    with pytest.raises(ValueError, match="6 candidates are no whole number of bags of 4"):
+    with pytest.raises(ValueError, match="6 candidates are not a whole number of bags of 4"):
         reward(rollouts.context(captions, ROWS, bag_size=4))
 
 
@@ -280,4 +280,4 @@ def test_a_policy_that_writes_more_than_the_scorer_reads_is_refused(rollouts):
     data.max_completion_length = reads + 1
     with pytest.raises(ValueError, match=f"Lower max_completion_length to {reads}"):
         SelfRetrieval(scorer).prepare(data)
-    SelfRetrieval(scorer, allow_truncation=True).prepare(data)
+    SelfRetrieval(scorer, allow_truncation_captions=True).prepare(data)

@@ -16,7 +16,7 @@ from .rl_step import GREEDY, build
 
 def looping(trainer):
     """Let the policy write what the prototype of self-retrieval fell into, from its third rollout on."""
-    write, calls = trainer._write, []
+    write, calls = trainer.rollouts.generate, []
 
     def hacked(images, **overrides):
         calls.append(1)
@@ -25,7 +25,7 @@ def looping(trainer):
             completions.captions = ["a blue and blue blue blue and yellow blue"] * len(completions.captions)
         return completions
 
-    trainer._write = hacked
+    trainer.rollouts.generate = hacked
 
 
 @pytest.mark.parametrize("action", ["off", "warn", "stop", "rollback"])
@@ -45,7 +45,7 @@ def test_the_guard_acts_on_degenerate_captions(tmp_path, scenes, action, caplog)
     assert torch.equal(now[name], saved["checkpoint-2"][name]) == (action == "rollback")
 
 
-def test_the_judge_is_watched_every_step(tmp_path, scenes, scorer, held_out_scorer):
+def test_the_held_out_scorer_is_compared_at_every_step(tmp_path, scenes, scorer, held_out_scorer):
     trainer = build(
         tmp_path,
         scenes["train"],
@@ -117,7 +117,7 @@ def test_a_scorer_inside_the_policy_is_refused(tmp_path, scenes, scorer):
     bad(tmp_path, scenes, "scorer's parameter visual_projection.weight is the policy's", captioner=model, scorer=twin)
 
 
-def test_the_judge_evaluates(tmp_path, scenes, scorer, held_out_scorer):
+def test_the_held_out_scorer_evaluates(tmp_path, scenes, scorer, held_out_scorer):
     trainer = build(tmp_path, scenes["train"], scorer=scorer, held_out_scorer=held_out_scorer, **SAMPLED)
     assert trainer.scorer is held_out_scorer
     assert trainer.reward_scorer is scorer

@@ -123,7 +123,7 @@ RESUMED = {
 
 
 @pytest.mark.slow  # tests/faults kills each trainer once
-def test_a_killed_run_goes_on_bit_for_bit(tmp_path, scenes):
+def test_resume_is_bit_exact_after_sigkill(tmp_path, scenes):
     through = train(tmp_path / "through", scenes["train"], **{**RESUMED, "save_strategy": "no"})
     killed = _run(tmp_path / "killed", {**RESUMED, "kill_at": 4})
     assert killed.returncode == -signal.SIGKILL
@@ -132,13 +132,16 @@ def test_a_killed_run_goes_on_bit_for_bit(tmp_path, scenes):
     assert largest_difference(weights(resumed), weights(through)) == 0.0
     ours, theirs = (t.optimizer.state_dict()["state"] for t in (resumed, through))
     assert all(torch.equal(ours[i]["exp_avg"], theirs[i]["exp_avg"]) for i in ours)
-    assert resumed.baselines["running_mean"].state_dict() == through.baselines["running_mean"].state_dict()
-    assert resumed.baselines["running_mean"].number == 5
+    assert (
+        resumed.rollouts.baselines["running_mean"].state_dict()
+        == through.rollouts.baselines["running_mean"].state_dict()
+    )
+    assert resumed.rollouts.baselines["running_mean"].number == 5
     assert resumed.batch_sampler.bag_size == through.batch_sampler.bag_size == 4
 
 
 @pytest.mark.slow
-def test_two_killed_processes_with_workers_go_on_bit_for_bit(tmp_path):
+def test_resume_is_bit_exact_after_sigkill_of_two_processes_with_workers(tmp_path):
     arguments = {**RESUMED, "per_device_train_batch_size": 4, "dataloader_num_workers": 1}
     through = _run(tmp_path / "through", {**arguments, "save_strategy": "no"}, processes=2)
     assert through.returncode == 0, through.stderr[-3000:]
@@ -165,18 +168,18 @@ def test_without_its_state_a_resumed_run_differs(tmp_path, scenes):
     assert largest_difference(weights(resumed), weights(through)) > 0.0
 
 
-def test_beams_are_held_against_the_greedy_caption(tmp_path, scenes):
+def test_greedy_baseline_of_beam_search(tmp_path, scenes):
     arguments = {"do_sample": False, "baseline": "greedy", "generation_kwargs": {"num_beams": 4}, "save_steps": 1}
     trainer = build(tmp_path, scenes["train"], per_device_train_batch_size=8, logging_steps=1, **arguments)
     trainer.args.logging_strategy = "steps"
     wrote = []
-    write = trainer._write
+    write = trainer.rollouts.generate
 
     def spy(images, **overrides):
         wrote.append(write(images, **overrides))
         return wrote[-1]
 
-    trainer._write = spy
+    trainer.rollouts.generate = spy
     trainer.train()
     beams, greedy = wrote
     assert greedy.captions == trainer_greedy(trainer, scenes)
@@ -218,8 +221,8 @@ def test_a_second_iteration_reuses_the_rollout(tmp_path, scenes):
     trainer = build(tmp_path, scenes["train"], **SAMPLED, num_iterations=2, save_steps=2, max_steps=4, logging_steps=1)
     trainer.args.logging_strategy = "steps"
     calls = []
-    roll_out = trainer.roll_out
-    trainer.roll_out = lambda batches: calls.append(len(batches)) or roll_out(batches)
+    roll_out = trainer.rollouts.roll_out
+    trainer.rollouts.roll_out = lambda batches: calls.append(len(batches)) or roll_out(batches)
     kept = []
     compute = trainer.compute_loss
 
@@ -245,7 +248,7 @@ def test_the_importance_ratio_starts_at_the_policy_gradient(tmp_path, scenes):
 
 
 @pytest.mark.parametrize("adapter", [pytest.param(False, marks=pytest.mark.slow), True])
-def test_the_kl_penalty_holds_the_policy_back(tmp_path, scenes, adapter):
+def test_kl_penalty_keeps_the_policy_near_the_reference(tmp_path, scenes, adapter):
     arguments = {
         **SAMPLED,
         "max_steps": 6,
@@ -259,7 +262,7 @@ def test_the_kl_penalty_holds_the_policy_back(tmp_path, scenes, adapter):
     kl = {}
     for beta in (1e-6, 30.0):
         trainer = train(tmp_path, scenes["train"], beta=beta, **arguments)
-        assert (trainer.reference is trainer.captioner) == adapter
+        assert (trainer.rollouts.reference is trainer.captioner) == adapter
         kl[beta] = [entry["kl"] for entry in trainer.state.log_history if "kl" in entry]
         assert len(kl[beta]) == 6
         assert abs(kl[beta][0]) < resolution(1)  # the policy is its own reference at first

@@ -56,7 +56,7 @@ def test_the_newest_one_by_number(tmp_path, caplog):
         (lambda c: (c / "shards/weights.safetensors").write_bytes(bytes(100)), "weights.safetensors is damaged"),
     ],
 )
-def test_a_broken_one_is_skipped_and_named(tmp_path, caplog, harm, said):
+def test_broken_checkpoint_is_skipped_and_named(tmp_path, caplog, harm, said):
     made(tmp_path, 2, 4, 6)
     harm(tmp_path / "checkpoint-6")
     assert said in checkpoint_fault(tmp_path / "checkpoint-6")
@@ -70,7 +70,7 @@ def test_a_broken_one_is_skipped_and_named(tmp_path, caplog, harm, said):
     assert newest_complete_checkpoint(tmp_path / "checkpoint-6") == str(tmp_path / "checkpoint-4")
 
 
-def test_more_files_than_sealed_do_no_harm(tmp_path):
+def test_files_added_after_the_seal_are_accepted(tmp_path):
     made(tmp_path, 2)
     (tmp_path / "checkpoint-2" / "notes.txt").write_text("mine")
     assert checkpoint_fault(tmp_path / "checkpoint-2") is None
@@ -80,7 +80,7 @@ def test_more_files_than_sealed_do_no_harm(tmp_path):
     }
 
 
-def test_none_that_is_whole(tmp_path):
+def test_error_without_a_complete_checkpoint(tmp_path):
     made(tmp_path, 2, 4)
     for step in (2, 4):
         (tmp_path / f"checkpoint-{step}" / "trainer_state.json").unlink()
@@ -89,7 +89,7 @@ def test_none_that_is_whole(tmp_path):
         newest_checkpoint(tmp_path)
 
 
-def test_none_that_was_finished(tmp_path, caplog):
+def test_error_without_a_sealed_checkpoint(tmp_path, caplog):
     assert not has_checkpoint(tmp_path / "missing")
     assert caplog.text == ""
     made(tmp_path, 2, sealed=False)
@@ -124,7 +124,7 @@ def test_a_folder_of_another_name_has_none_before_it(tmp_path):
         (Exception("Connection refused (os error 111)"), False),
     ],
 )
-def test_what_is_a_fault_of_the_disk(error, of_disk):
+def test_disk_errors_are_recognised(error, of_disk):
     assert _is_of_disk(error) == of_disk
 
 

@@ -32,14 +32,15 @@ def grpo(folder, scenes, **settings):
 
 def bag_sizes(trainer, **arguments):
     sizes = []
-    inner = trainer.reward_context
+    maker = getattr(trainer, "rollouts", trainer)  # TRL's trainer makes its rollouts itself
+    inner = maker.reward_context
 
     def spy(*given):
         context = inner(*given)
         sizes.append(context.bag_size)
         return context
 
-    trainer.reward_context = spy
+    maker.reward_context = spy
     trainer.train(**arguments)
     return sizes
 

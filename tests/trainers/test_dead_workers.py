@@ -36,7 +36,7 @@ def test_the_signal_comes_while_a_broken_pipe_is_looked_at(monkeypatch):
 
 
 @pytest.mark.parametrize("error", [ConnectionResetError("of a tracker"), RuntimeError("shapes"), ValueError("x")])
-def test_other_errors_come_as_they_are(error):
+def test_other_errors_are_unchanged(error):
     with pytest.raises(type(error)) as caught:
         fail(error)
     assert caught.value is error

@@ -98,7 +98,7 @@ def test_images_without_captions_are_left_out_of_the_loss(tmp_path, scenes):
 def test_processes_run_equally_many_forwards_and_share_one_loss(tmp_path, scenes, monkeypatch):
     """12 images, batches of 2, of 4 processes: 3 images each, so 2 forwards each. Of 5: 3 or 2 images, 2 forwards each."""
     trainer = make(tmp_path, scenes, mle_weight=1.0, per_device_eval_batch_size=2)
-    whole = trainer.evaluation_loss(scenes["validation"])
+    whole = trainer.evaluator.loss(scenes["validation"])
     loss_sum, real = trainer.loss_sum, trainer.accelerator
     for processes in (4, 5):
         sums, forwards = [], []
@@ -113,7 +113,7 @@ def test_processes_run_equally_many_forwards_and_share_one_loss(tmp_path, scenes
                 gather=lambda pair, sums=sums: (sums.append(pair), pair)[1],
             )
             monkeypatch.setattr(trainer, "accelerator", fake)
-            trainer.evaluation_loss(scenes["validation"])
+            trainer.evaluator.loss(scenes["validation"])
             forwards.append(len(number))
         assert len(set(forwards)) == 1
         total = torch.cat(sums).sum(0)
@@ -278,7 +278,7 @@ def test_model_init_makes_what_a_model_may_be(kind, tmp_path, scenes, monkeypatc
     assert all(torch.equal(weights(trainer)[name], value) for name, value in weights(plain).items())
 
 
-def test_each_train_starts_anew_with_adapter_and_cached_features(tmp_path, scenes):
+def test_model_init_resets_adapter_and_cached_features(tmp_path, scenes):
     seeds = iter([0, 0, 1])
     trainer = make(
         tmp_path,
@@ -300,7 +300,7 @@ def test_each_train_starts_anew_with_adapter_and_cached_features(tmp_path, scene
     torch.testing.assert_close(other[None], trainer.captioner.image_features(**pixels).detach())
 
 
-def test_reinforcement_starts_anew_too(tmp_path, scenes, scorer):
+def test_model_init_resets_reinforcement_learning(tmp_path, scenes, scorer):
     seeds = iter([0, 1])
     config = CaptionRLConfig(str(tmp_path), **SMALL, guard="off", max_completion_length=4, beta=0.1)
     trainer = CaptionRLTrainer(
@@ -311,12 +311,12 @@ def test_reinforcement_starts_anew_too(tmp_path, scenes, scorer):
         scorer=scorer,
         model_init=lambda: tiny_captioner("git", seed=next(seeds)),
     )
-    first, reference = trainer.captioner, trainer.reference
+    first, reference = trainer.captioner, trainer.rollouts.reference
     trainer.train()
     assert trainer.captioner is not first
-    assert trainer.reference is not reference
+    assert trainer.rollouts.reference is not reference
     fresh = dict(tiny_captioner("git", seed=1).model.named_parameters())
-    for name, value in trainer.reference.model.named_parameters():
+    for name, value in trainer.rollouts.reference.model.named_parameters():
         assert torch.equal(value, fresh[name])
 
 
@@ -332,7 +332,7 @@ def test_model_and_model_init_exclude_each_other(tmp_path, scenes):
         make(tmp_path, scenes, trainer_arguments=given)
 
 
-def test_without_a_configuration_the_folder_bears_the_models_name(tmp_path, scenes, scorer, monkeypatch):
+def test_default_output_folder_has_the_name_of_the_model(tmp_path, scenes, scorer, monkeypatch):
     monkeypatch.chdir(tmp_path)
     model, processor = tiny_blip()
     model.save_pretrained(tmp_path / "my-blip")
@@ -361,9 +361,9 @@ def test_data_under_other_names_of_columns_are_evaluated_as_at_construction(tmp_
     raw = raw.select_columns(["image", "text"])
     trainer = make(tmp_path, scenes, cache_image_features=True, feature_cache_dir=str(tmp_path / "cache"))
     first = trainer.evaluate(raw)
-    known = len(trainer._features_of)
+    known = len(trainer.features.of_vision_tower)
     predicted = trainer.predict(raw)
-    assert len(trainer._features_of) == known  # encoded once
+    assert len(trainer.features.of_vision_tower) == known  # encoded once
     assert predicted.metrics["test_loss"] == first["eval_loss"]
     assert predicted.label_ids == [[text] for text in raw["text"]]
     assert "eval_raw_loss" in trainer.evaluate({"raw": raw})

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from hf_captionrl.trainers.reward_hacking import GuardCallback, GuardThresholds, RewardHackingGuard
-from tests.trainers.test_reward_hacking import GOOD, HACKED
+from tests.text.test_degenerate_captions import GOOD, HACKED
 
 
 class Line(torch.nn.Module):
@@ -103,7 +103,7 @@ class Remover(TrainerCallback):
 
 
 @pytest.mark.parametrize("save_steps", [1, 100])
-def test_without_a_good_checkpoint_training_stops_and_says_so(tmp_path, caplog, save_steps):
+def test_rollback_without_a_good_checkpoint_stops_training(tmp_path, caplog, save_steps):
     trainer, callback = make_trainer(tmp_path, "rollback", hacked_from=1, save_steps=save_steps)
     with caplog.at_level(logging.WARNING, logger="hf_captionrl"):
         trainer.train()
@@ -129,7 +129,7 @@ def test_stop(tmp_path, caplog):
     assert "Training stops" in caplog.text
 
 
-def test_warn_speaks_once_each_time_it_trips(tmp_path, caplog):
+def test_warn_logs_once_per_broken_limit(tmp_path, caplog):
     trainer, _ = make_trainer(tmp_path, "warn", hacked_from=3, hacked_until=6, save_steps=100)
     with caplog.at_level(logging.WARNING, logger="hf_captionrl"):
         trainer.train()

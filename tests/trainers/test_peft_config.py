@@ -34,7 +34,7 @@ def make(folder, scenes, peft_config, *, model=None, **settings):
 
 
 @pytest.mark.parametrize("task_type", [None, "CAUSAL_LM", "SEQ_2_SEQ_LM"])
-def test_lora_goes_where_it_is_told_and_trains(task_type, tmp_path, scenes):
+def test_lora_trains_the_target_modules(task_type, tmp_path, scenes):
     config = LoraConfig(r=3, lora_alpha=6, target_modules=QUERIES, task_type=task_type)
     given = copy.deepcopy(config.to_dict())
     trainer = make(tmp_path, scenes, config)
@@ -112,7 +112,7 @@ def test_an_adapter_in_a_frozen_tower_is_refused(config, tmp_path, scenes):
         make(tmp_path, scenes, config, freeze_vision_tower=True)
 
 
-def test_a_lora_of_the_language_model_beside_a_frozen_tower_is_fine(tmp_path, scenes):
+def test_lora_of_the_language_model_with_a_frozen_tower_is_accepted(tmp_path, scenes):
     trainer = make(tmp_path, scenes, LoraConfig(target_modules=QUERIES), freeze_vision_tower=True)
     assert any(p.requires_grad for p in trainer.model.parameters())
 

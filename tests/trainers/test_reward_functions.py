@@ -83,14 +83,14 @@ def test_columns_reach_the_function_with_their_captions(tmp_path, make):
     data, reward = marked(), Recorder()
     trainer = make(tmp_path, data, reward, max_steps=2)
     written = []
-    roll_out = trainer.reward_context
+    reward_context = trainer.rollouts.reward_context
 
     def spy(*given):
-        context = roll_out(*given)
+        context = reward_context(*given)
         written.append(context)
         return context
 
-    trainer.reward_context = spy
+    trainer.rollouts.reward_context = spy
     trainer.train()
     G = trainer.args.num_generations
     sampled = [context for context in written if context.group_size == G]

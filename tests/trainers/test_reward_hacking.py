@@ -2,24 +2,15 @@
 
 import json
 import random
-from itertools import pairwise
 
 import numpy as np
 import pytest
 import torch
 
-from hf_captionrl.trainers.reward_hacking import (
-    GuardCallback,
-    GuardThresholds,
-    RewardHackingGuard,
-    completion_statistics,
-    degenerate,
-)
-
-HACKED = "a blue and blue blue blue and yellow blue"
-LOOP = "a mushroom left of a pig on a blue background on a blue background on a blue background"
-GOOD = "two large red cats left of a small dog on a blue background"
-ORDINARY = [GOOD, "a man and a woman and a dog on a beach", "A red bus, a red car and a red bike.", "dog", ""]
+from hf_captionrl.text.degenerate_captions import degenerate
+from hf_captionrl.trainers.completion_statistics import completion_statistics
+from hf_captionrl.trainers.reward_hacking import GuardCallback, GuardThresholds, RewardHackingGuard
+from tests.text.test_degenerate_captions import GOOD, HACKED, LOOP, ORDINARY, plainly_degenerate
 
 
 def random_captions(number=300, words=6, longest=14):
@@ -38,34 +29,9 @@ def longest_repeat(words):
     return best
 
 
-def plainly_degenerate(words):
-    phrases = [tuple(words[i : i + 3]) for i in range(len(words) - 2)]
-    few = len(words) >= 6 and len(set(words)) <= len(words) / 2
-    return len(phrases) != len(set(phrases)) or any(a == b for a, b in pairwise(words)) or few
-
-
 def share_of_different(words, n):
     grams = [tuple(words[i : i + n]) for i in range(len(words) - n + 1)]
     return len(set(grams)) / len(grams) if grams else None
-
-
-@pytest.mark.parametrize(
-    "caption",
-    [HACKED, LOOP, "a cat on a blue background on a blue background", "dog dog", "a Dog on the the grass",
-     "on a blue background a cat sits on a blue background", "red and green and red or green or red"],
-)  # fmt: skip
-def test_hacked_captions_are_degenerate(caption):
-    assert degenerate([GOOD, caption, GOOD]) == [False, True, False]
-
-
-def test_ordinary_captions_are_not():
-    assert degenerate(ORDINARY) == [False] * len(ORDINARY)
-    assert degenerate([]) == []
-
-
-def test_full_captions_of_the_embedded_world_are_not(scenes):
-    captions = [*scenes["train"]["full_caption"], *scenes["validation"]["full_caption"]]
-    assert not any(degenerate(captions))
 
 
 @pytest.mark.parametrize("words", [2, 5, 8])
@@ -90,7 +56,7 @@ def test_statistics_equal_plain_loops(words):
     assert found["distinct_captions"] == len(set(captions)) / len(captions)
 
 
-def test_statistics_of_silence():
+def test_statistics_of_empty_captions():
     found = completion_statistics(["", "."])
     assert found["empty"] == 1
     assert found["distinct_2"] == 1
@@ -178,7 +144,7 @@ def test_every_limit_names_itself_and_can_be_switched_off(rule):
             assert example in guard.reason
 
 
-def test_lengths_are_held_against_the_references():
+def test_lengths_are_compared_with_the_references():
     limits = GuardThresholds(window=1, max_length_growth=2.0)
     short, long = ["a cat"] * 20, [GOOD] * 20  # 2 and 12 words
     for references, trips in ((short, True), (long, False), (["a cat"] * 17 + [GOOD] * 3, False)):
@@ -187,7 +153,7 @@ def test_lengths_are_held_against_the_references():
         assert (guard.reason is not None) is trips
 
 
-def test_rewards_that_are_no_numbers_are_counted_and_left_out():
+def test_non_finite_rewards_are_counted_and_excluded():
     guard = RewardHackingGuard(GuardThresholds(window=1))
     logged = guard.observe(["a", "b", "c"], reward=[1.0, float("nan"), 0.5], held_out_scorer=[0.5, 0.5, 0.5])
     assert logged["guard/reward_minus_held_out"] == pytest.approx(0.25)
@@ -206,7 +172,7 @@ def test_a_constant_gap_is_no_hacking():
         assert guard.reason is None
 
 
-def test_a_judge_that_comes_late_and_seldom_still_has_a_start():
+def test_gap_limit_works_with_a_late_and_rare_held_out_scorer():
     guard = RewardHackingGuard(GuardThresholds(window=2))
     for step in range(12):
         scored = {"reward": 1.0, "held_out_scorer": 0.9 if step < 6 else 0.1} if step % 2 else {}
@@ -225,7 +191,7 @@ def test_processes_decide_on_their_common_mean():
     assert all(g.reason is not None for g in guards)
 
 
-def test_a_resumed_guard_goes_on_exactly():
+def test_guard_resumes_exactly():
     rng = random.Random(1)
     steps = [[rng.choice([HACKED, GOOD, "a cat"]) for _ in range(5)] for _ in range(14)]
 

@@ -15,7 +15,7 @@ def drawn(captioner, images, **settings):
 
 
 @pytest.mark.parametrize("family", ["blip", "git", "vit-gpt2", "clipcap"])
-def test_published_generation_settings_do_not_bend_the_rollout(family):
+def test_published_generation_settings_do_not_change_the_rollout(family):
     """Repetition penalties and forced ends would draw from another distribution than the one that is scored."""
     captioner = tiny_captioner(family)
     images = [captioner.encode_images(tiny_images(2))]

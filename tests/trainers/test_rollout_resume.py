@@ -53,8 +53,8 @@ def checkpoint(trainer, step):
 def test_resumed_run_ends_with_the_same_bits(tmp_path, scenes, through, step):
     resumed = build(tmp_path, scenes["train"], **{**SAVED, "save_steps": 100})
     written = []
-    roll_out = resumed.roll_out
-    resumed.roll_out = lambda batches: written.append(resumed.state.global_step) or roll_out(batches)
+    roll_out = resumed.rollouts.roll_out
+    resumed.rollouts.roll_out = lambda batches: written.append(resumed.state.global_step) or roll_out(batches)
     resumed.train(resume_from_checkpoint=checkpoint(through, step))
     assert resumed.state.global_step == 8
     assert written == [at for at in (0, 3, 6) if at >= step]  # no captions are written anew between two iterations
@@ -87,7 +87,7 @@ def test_checkpoint_without_its_rollout_writes_a_new_one(tmp_path, scenes, throu
     resumed = build(tmp_path, scenes["train"], **{**SAVED, "save_steps": 100})
     with caplog.at_level(logging.WARNING):
         resumed.train(resume_from_checkpoint=str(copy))
-    assert "New captions are written" in caplog.text
+    assert "New captions are generated" in caplog.text
     assert resumed.state.global_step == 8
     assert different(bits(resumed), bits(through))
 

@@ -204,7 +204,7 @@ def test_copied_checkpoints_of_one_run_resume_and_of_two_are_refused(tmp_path):
         newest_checkpoint(copies)
 
 
-def test_torn_checkpoint_of_the_own_run_is_written_again(tmp_path):
+def test_incomplete_checkpoint_of_the_same_run_is_overwritten(tmp_path):
     killed(tmp_path, 5)
     shutil.copytree(tmp_path / "checkpoint-4", tmp_path / "checkpoint-6")
     (tmp_path / "checkpoint-6" / SEAL_FILE).unlink()

@@ -31,7 +31,7 @@ def test_saved_folder_captions_and_knows_its_training(tmp_path, make, objective)
     facts = json.loads(text)
     assert facts["trainer"] == type(trainer).__name__
     assert facts.get("objective") == objective
-    assert "marks (weight 1)" in facts["reward"]
+    assert "the reward 'marks'" in facts["reward"]
     assert (facts["family"], facts["base_model"]) == ("blip", "blip-mle")
     assert (facts["steps"], facts["train_images"]) == (1, 8)
     assert str(tmp_path) not in text

@@ -95,7 +95,7 @@ def test_nothing_is_selected_unless_asked(tmp_path, capsys):
     assert not (tmp_path / SELECTION_FILE).exists()
 
 
-def test_broken_best_checkpoint_is_said(tmp_path, capsys):
+def test_broken_best_checkpoint_is_reported(tmp_path, capsys):
     class Breaks(Evaluated):
         def _load_best_model(self):
             (tmp_path / "checkpoint-1" / "model.safetensors").write_bytes(b"")
@@ -135,7 +135,7 @@ def test_report_of_a_recipe_holds_it(tmp_path):
     assert "selected" not in json.loads((tmp_path / "results.json").read_text())
 
 
-def test_best_checkpoint_is_said_where_it_is_not_loaded(tmp_path, capsys):
+def test_best_checkpoint_is_reported_if_not_loaded(tmp_path, capsys):
     settings = {"load_best_model_at_end": False, "save_strategy": "best"}
     trainer = trained(tmp_path, [0.0, 1.0, 3.0, 2.0], **settings)
     assert (trainer.selection["step"], trainer.selection["value"]) == (2, 3.0)

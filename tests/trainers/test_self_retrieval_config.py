@@ -5,7 +5,7 @@ import math
 import pytest
 
 from hf_captionrl.rewards import CiderReward, SelfRetrieval
-from hf_captionrl.trainers import SelfRetrievalConfig, SelfRetrievalTrainer
+from hf_captionrl.trainers import SelfRetrievalConfig
 
 
 class NamedScorer:
@@ -16,7 +16,7 @@ class NamedScorer:
 
 def rewards(config):
     """Type, weight and order of the rewards that a configuration makes."""
-    return [(type(reward), weight) for reward, weight in SelfRetrievalTrainer.rewards_of(config, [NamedScorer()])]
+    return [(type(reward), weight) for reward, weight in config.make_rewards(scorer=[NamedScorer()])]
 
 
 def test_paper_defaults(tmp_path):
@@ -25,7 +25,7 @@ def test_paper_defaults(tmp_path):
     assert config.lr_scheduler_type == "constant"
     assert (config.reward_kind, config.distractor_scope, config.generation_num_beams) == ("log_prob", "batch", 5)
     assert (config.retrieval_weight, config.cider_weight) == (1.0, 0.0)
-    assert (config.do_sample, config.baseline, config.scale) == (False, "running_mean", None)
+    assert (config.do_sample, config.baseline, config.similarity_scale) == (False, "running_mean", "code")
     assert rewards(config) == [(SelfRetrieval, 1.0)]
 
 
@@ -43,7 +43,7 @@ def test_paper_defaults(tmp_path):
         ({"baseline": "none"}, False, "none"),
     ],
 )
-def test_what_follows_from_what(tmp_path, arguments, do_sample, baseline):
+def test_defaults_that_depend_on_other_arguments(tmp_path, arguments, do_sample, baseline):
     config = SelfRetrievalConfig(str(tmp_path), **arguments)
     assert (config.do_sample, config.baseline) == (do_sample, baseline)
 
@@ -53,9 +53,8 @@ def test_what_follows_from_what(tmp_path, arguments, do_sample, baseline):
 )
 def test_similarity_scale(tmp_path, given, scale):
     config = SelfRetrievalConfig(str(tmp_path), similarity_scale=given)
-    assert config.scale == scale
-    ((reward, _),) = SelfRetrievalTrainer.rewards_of(config, [NamedScorer()])
-    assert reward.similarity_scale == scale
+    ((reward, _),) = config.make_rewards(scorer=[NamedScorer()])
+    assert reward.scale == scale
 
 
 def test_weights_choose_the_rewards(tmp_path):
@@ -67,7 +66,7 @@ def test_weights_choose_the_rewards(tmp_path):
     assert of(retrieval_weight=0, cider_weight=1) == [(CiderReward, 1)]
 
 
-def test_the_reward_gets_what_the_configuration_says(tmp_path):
+def test_rewards_get_the_arguments_of_the_configuration(tmp_path):
     config = SelfRetrievalConfig(
         str(tmp_path),
         reward_kind="cosine",
@@ -75,9 +74,9 @@ def test_the_reward_gets_what_the_configuration_says(tmp_path):
         num_hard_distractors=5,
         scorer_ensemble="alternate",
     )
-    ((reward, _),) = SelfRetrievalTrainer.rewards_of(config, [NamedScorer(), NamedScorer()])
-    assert (reward.kind, reward.distractor_scope, reward.num_hard) == ("cosine", "hard", 5)
-    assert (reward.ensemble, len(reward.scorers)) == ("alternate", 2)
+    ((reward, _),) = config.make_rewards(scorer=[NamedScorer(), NamedScorer()])
+    assert (reward.reward_kind, reward.distractor_scope, reward.num_hard_distractors) == ("cosine", "hard", 5)
+    assert (reward.scorer_ensemble, len(reward.scorers)) == ("alternate", 2)
 
 
 @pytest.mark.parametrize(
@@ -95,10 +94,10 @@ def test_the_reward_gets_what_the_configuration_says(tmp_path):
         ({"retrieval_weight": -1}, "retrieval_weight is -1. Use 0 or more"),
         ({"retrieval_weight": math.nan}, "retrieval_weight is nan. Use 0 or more"),
         ({"retrieval_weight": math.inf}, "retrieval_weight is inf. Use 0 or more"),
-        ({"retrieval_weight": 0}, "both 0, so that nothing is rewarded"),
+        ({"retrieval_weight": 0}, "are all 0, so that nothing is rewarded"),
         # Penalties alone would teach the policy to be silent.
-        ({"retrieval_weight": 0, "repetition_weight": 1}, "both 0, so that nothing is rewarded"),
-        ({"retrieval_weight": 0, "cider_weight": 1, "bag_schedule": "adaptive"}, "leaves unmeasured"),
+        ({"retrieval_weight": 0, "repetition_weight": 1}, "are all 0, so that nothing is rewarded"),
+        ({"retrieval_weight": 0, "cider_weight": 1, "bag_schedule": "adaptive"}, "not measured"),
         ({"cider_weight": 0.5, "do_sample": False}, "Set do_sample=True"),
         ({"num_generations": 2, "do_sample": False}, "same caption 2 times"),
         ({"do_sample": True, "temperature": 0}, "temperature is 0"),

@@ -295,7 +295,7 @@ def test_only_the_named_methods_are_overridden():
         ),
     ],
 )
-def test_what_does_not_fit_is_refused_before_any_training(tmp_path, settings, message):
+def test_contradictory_arguments_are_refused_before_training(tmp_path, settings, message):
     with pytest.raises(ValueError, match=message):
         make_trainer(str(tmp_path), **settings)
 

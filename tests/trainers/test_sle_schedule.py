@@ -50,7 +50,7 @@ def test_the_switch_comes_after_whole_epochs_with_its_learning_rate(tmp_path, sc
 
 
 @pytest.mark.parametrize("at", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(3, marks=pytest.mark.slow)])
-def test_a_run_resumed_before_at_and_after_the_switch_is_the_same_bit_for_bit(tmp_path, scenes, at):
+def test_resume_is_bit_exact_before_at_and_after_the_switch(tmp_path, scenes, at):
     through = train(tmp_path / "through", scenes["train"], **{**SWITCHED, "save_strategy": "no"})
     train(tmp_path / "cut", scenes["train"], **{**SWITCHED, "max_steps": at, "save_steps": at})
     resumed = train(tmp_path / "cut", scenes["train"], resume=True, **{**SWITCHED, "save_steps": at})
@@ -61,7 +61,7 @@ def test_a_run_resumed_before_at_and_after_the_switch_is_the_same_bit_for_bit(tm
     assert ours["param_groups"][0]["lr"] == theirs["param_groups"][0]["lr"]
 
 
-def test_a_schedule_that_is_no_function_of_the_step_cannot_have_two_learning_rates(tmp_path, scenes):
+def test_two_learning_rates_need_a_schedule_of_the_step(tmp_path, scenes):
     plateau = {"lr_scheduler_type": "reduce_lr_on_plateau", "eval_strategy": "steps", "eval_steps": 1}
     config = SLEConfig(str(tmp_path), **{**SLE, **plateau, "rl_start_epoch": 1, "xe_learning_rate": 1e-4})
     with pytest.raises(ValueError, match="function of the step"):

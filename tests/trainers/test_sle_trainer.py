@@ -14,8 +14,8 @@ from hf_captionrl.data import open_image
 from hf_captionrl.losses import policy_gradient_loss
 from hf_captionrl.rewards import CiderReward, FunctionReward, RewardContext, RewardData, WeightedRewards, make_baseline
 from hf_captionrl.rewards import edit_distance as token_edit_distance
-from hf_captionrl.trainers import SLEConfig, SLETrainer
-from hf_captionrl.trainers.rollout import advantages_of
+from hf_captionrl.rewards.advantages import compute_advantages
+from hf_captionrl.trainers import SLEConfig
 from tests.closeness import assert_close, close, resolution, within
 from tests.rewards.test_diversity import plain_bleu34, plain_edit
 from tests.trainers.sle_runs import build, captioner, largest_difference, train
@@ -134,7 +134,7 @@ def exact_gradient(theta, alpha, s, plain_distance):
 
 def sampled_gradients(theta, config, batches, images):
     """Gradients of the loss that the trainer computes, one a batch of rollouts."""
-    rewards = WeightedRewards(*zip(*SLETrainer.rewards_of(config), strict=True))
+    rewards = WeightedRewards(*zip(*config.make_rewards(), strict=True))
     rewards.prepare(reward_data())
     names = {reward.baseline or config.baseline for reward in rewards.rewards}
     baselines = {name: make_baseline(name, config.num_generations) for name in names}
@@ -148,7 +148,7 @@ def sampled_gradients(theta, config, batches, images):
     for _ in range(batches):
         drawn = torch.multinomial(p, images * config.num_generations, replacement=True, generator=generator).tolist()
         context = context_of([captions[i] for i in drawn], config.num_generations)
-        advantages, _ = advantages_of(
+        advantages, _ = compute_advantages(
             rewards, baselines, config.baseline, context, context_of([tuple(greedy)] * images, 1), lambda x: x
         )
         loss = policy_gradient_loss(
@@ -216,7 +216,7 @@ def test_the_surrogate_is_the_authors():
 
 def test_the_code_of_2018_gives_its_advantages(tmp_path):
     config = SLEConfig(str(tmp_path), diversity="multi_reference", use_cpu=True)
-    (_, diversity) = SLETrainer.rewards_of(config)
+    (_, diversity) = config.make_rewards()
     quality = FunctionReward(lambda context: torch.tensor(VECTORS["quality_advantage"]).flatten(), "quality")
     quality.baseline = "none"  # what the authors' example gives is an advantage already
     rewards = WeightedRewards([quality, diversity[0]], [config.alpha, diversity[1]])
@@ -228,7 +228,7 @@ def test_the_code_of_2018_gives_its_advantages(tmp_path):
     ]
     rewards.rewards[1].prepare(reward_data())
     baselines = {name: make_baseline(name, 5) for name in ("none", "group_floor")}
-    found, _ = advantages_of(rewards, baselines, "greedy", context_of(captions, 5), None, lambda x: x)
+    found, _ = compute_advantages(rewards, baselines, "greedy", context_of(captions, 5), None, lambda x: x)
     expected = torch.tensor(VECTORS["combined_reward_alpha_div_0.25"], dtype=torch.float64).flatten()
     assert_close(found, expected, dtype="float32")
 
@@ -237,16 +237,18 @@ def step_with_rollout(folder, dataset, **arguments):
     """One step, and the captions that it was taken on: sampled and greedy."""
     trainer = build(folder, dataset, **arguments)
     written = []
-    write = trainer._write
+    write = trainer.rollouts.generate
 
     def spy(images, **overrides):
         written.append(write(images, **overrides))
         return written[-1]
 
-    trainer._write = spy
+    trainer.rollouts.generate = spy
     rows = []
-    roll_out = trainer.roll_out
-    trainer.roll_out = lambda batches: rows.extend(int(r) for b in batches for r in b["rows"]) or roll_out(batches)
+    roll_out = trainer.rollouts.roll_out
+    trainer.rollouts.roll_out = lambda batches: (
+        rows.extend(int(r) for b in batches for r in b["rows"]) or roll_out(batches)
+    )
     trainer.train()
     return trainer, rows, written
 
@@ -303,7 +305,7 @@ def test_one_step_equals_a_plain_loop(tmp_path, scenes, arguments, cut):
 def test_alpha_one_is_self_critical_training(tmp_path, scenes):
     sll = build(tmp_path, scenes["train"], alpha=1.0)
     assert [type(r) for r in sll.rewards.rewards] == [CiderReward]
-    assert sll.baselines.keys() == {"greedy"}
+    assert sll.rollouts.baselines.keys() == {"greedy"}
     sll.train()
     given = train(tmp_path, scenes["train"], alpha=0.5, trainer_arguments={"reward_funcs": [(CiderReward(), 1.0)]})
     assert largest_difference(weights(sll), weights(given)) == 0.0
@@ -335,7 +337,7 @@ def test_an_embedding_needs_a_text_encoder(tmp_path, scenes):
     assert largest_difference(weights(trainer), dict(captioner().model.named_parameters())) > 1e-5
 
 
-def test_one_caption_will_do_for_self_critical_training(tmp_path):
+def test_self_critical_training_works_with_one_caption(tmp_path):
     assert SLEConfig(str(tmp_path), alpha=1.0, num_generations=1, use_cpu=True).alpha == 1.0
 
 
@@ -352,7 +354,7 @@ def test_references_without_a_token_are_counted_and_empty_samples_defined(tmp_pa
     )
     trainer.args.logging_strategy = "steps"
     seen = []
-    write = trainer._write
+    write = trainer.rollouts.generate
 
     def nothing(images, **overrides):
         out = write(images, **overrides)
@@ -360,7 +362,7 @@ def test_references_without_a_token_are_counted_and_empty_samples_defined(tmp_pa
         seen.append(out)
         return out
 
-    trainer._write = nothing
+    trainer.rollouts.generate = nothing
     trainer.train()
     (logged,) = [entry for entry in trainer.state.log_history if "reward" in entry]
     assert logged["rewards/cider/undefined"] == 5.0

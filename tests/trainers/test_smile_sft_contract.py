@@ -17,7 +17,7 @@ from hf_captionrl.trainers.smile_sft_head import logit_factors
 from tests.trainers.sft_runs import batch_of, loss_eval, make
 
 
-def test_logit_factors_are_trl_s(parts, tmp_path):
+def test_logit_factors_are_those_of_trl(parts, tmp_path):
     """Cohere's scale and Gemma's cap, against the model's own logits via trl's head."""
     _, tokenizer = parts
     config = copy.deepcopy(parts[0].config)

@@ -309,7 +309,7 @@ def test_choosing_by_retrieval_needs_a_scorer(tmp_path, scenes):
         SmileTrainer(captioner(), config, train_dataset=scenes["train"], eval_dataset=scenes["validation"])
 
 
-def test_all_labels_ignored_is_said(tmp_path, scenes):
+def test_all_labels_ignored_is_an_error(tmp_path, scenes):
     trainer = SmileTrainer(captioner(), SmileConfig(str(tmp_path), use_cpu=True), train_dataset=scenes["train"])
     batch = trainer.data_collator([trainer.train_dataset[0]])
     batch["labels"].fill_(-100)
@@ -326,7 +326,7 @@ def test_a_missing_column_is_named(tmp_path, scenes):
         )
 
 
-def test_evaluating_nothing_is_said(tmp_path):
+def test_evaluation_without_data_is_an_error(tmp_path):
     with pytest.raises(ValueError, match="no evaluation data"):
         SmileTrainer(captioner(), SmileConfig(str(tmp_path), use_cpu=True)).evaluate()
 

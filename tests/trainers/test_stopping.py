@@ -107,7 +107,7 @@ def test_without_the_setting_nothing_is_caught(tmp_path):
 
 
 @pytest.mark.slow
-def test_what_comes_too_late_is_left_to_others(tmp_path):
+def test_late_signals_are_left_to_the_previous_handler(tmp_path):
     class Late(TrainerCallback):
         def on_train_end(self, args, state, control, **kwargs):
             os.kill(os.getpid(), signal.SIGINT)
@@ -127,7 +127,7 @@ def test_in_another_thread_nothing_is_caught_and_training_works(tmp_path):
     assert steps == [1]
 
 
-def test_a_broken_best_checkpoint_is_said_and_the_last_weights_kept(tmp_path, caplog):
+def test_broken_best_checkpoint_is_reported_and_the_last_weights_are_kept(tmp_path, caplog):
     def harm():
         weights = tmp_path / "checkpoint-3" / "model.safetensors"
         weights.write_bytes(weights.read_bytes()[:-9])

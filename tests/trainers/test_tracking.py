@@ -234,7 +234,7 @@ def test_nothing_is_shown_unless_asked_for(tmp_path, scenes, offline, capsys):
     assert "Captions of step" not in capsys.readouterr().out
 
 
-def test_a_missing_wandb_is_said_before_training(tmp_path, scenes, monkeypatch):
+def test_missing_wandb_is_an_error_before_training(tmp_path, scenes, monkeypatch):
     monkeypatch.setattr("transformers.integrations.integration_utils.is_wandb_available", lambda: False)
     with pytest.raises(RuntimeError, match=r"requires wandb to be installed.*pip install wandb"):
         build(tmp_path, scenes["train"], report_to=["wandb"])

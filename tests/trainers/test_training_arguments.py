@@ -59,7 +59,7 @@ REFUSED_RL = {
 }
 
 TESTED = {
-    "auto_find_batch_size": "test_a_batch_that_does_not_fit_is_made_smaller",
+    "auto_find_batch_size": "test_batch_size_is_reduced_after_out_of_memory",
     "data_seed": "test_the_data_seed_draws_batches_and_captions",
     "dataloader_drop_last": "test_the_incomplete_last_batch",
     "dataloader_in_order": "test_loader_settings",
@@ -97,7 +97,7 @@ def one_folder(tmp_path_factory):
 
 
 @pytest.mark.parametrize("table", [BASE_FIELDS, RL_FIELDS], ids=["base", "rl"])
-def test_every_field_is_decided_upon(table):
+def test_every_training_argument_has_a_support_status(table):
     undecided = FIELDS - table.keys()
     assert not undecided, (
         f"TrainingArguments of the installed transformers has new fields: {sorted(undecided)}. Decide in "
@@ -108,7 +108,7 @@ def test_every_field_is_decided_upon(table):
 
 
 @pytest.mark.parametrize("table", [BASE_FIELDS, RL_FIELDS], ids=["base", "rl"])
-def test_each_status_comes_with_its_evidence(table):
+def test_each_support_status_has_evidence(table):
     examples = REFUSED if table is BASE_FIELDS else REFUSED_RL
     assert {name for name, support in table.items() if support.status == "refused"} == examples.keys()
     own = {name for name, support in table.items() if support.status == "own"}
@@ -232,7 +232,7 @@ def same(a, b):
     return all(torch.equal(a[name], b[name]) for name in a)
 
 
-def test_a_batch_that_does_not_fit_is_made_smaller(tmp_path, scenes):
+def test_batch_size_is_reduced_after_out_of_memory(tmp_path, scenes):
     sizes = []
 
     class Small(SmileTrainer):

@@ -1,0 +1,52 @@
+"""Image features that a trainer computes once per data set: of its frozen vision tower, and of scorers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import datasets
+from torch import Tensor
+
+from hf_captionrl.captioners.captioner import Captioner
+from hf_captionrl.data import frames_of
+from hf_captionrl.retrieval import Scorer
+from hf_captionrl.trainers.caption_config import CaptionConfig
+from hf_captionrl.trainers.caption_generation import scorer_features, vision_tower_features
+
+__all__ = ["ImageFeatures"]
+
+
+class ImageFeatures:
+    """Features by data set; data sets and scorers are held so that their ids stay their own."""
+
+    def __init__(self) -> None:
+        self.of_vision_tower: dict[int, tuple[datasets.Dataset, Any]] = {}
+        self._of_scorers: dict[tuple[int, int], tuple[Any, Any, Tensor]] = {}
+
+    def vision_tower(self, captioner: Captioner, dataset: datasets.Dataset, args: CaptionConfig) -> Any:
+        """`(N, M, D)` output of the frozen vision tower; None where images are read in each step."""
+        if not args.cache_image_features:
+            if number := frames_of(dataset):
+                raise ValueError(
+                    f"The data are videos ({number} frames each), and features of frames are pooled once for the whole run. "
+                    "Set freeze_vision_tower=True and cache_image_features=True."
+                )
+            return None
+        if id(dataset) not in self.of_vision_tower:
+            features = vision_tower_features(
+                captioner,
+                dataset,
+                cache_dir=args.feature_cache_dir,
+                dtype=args.feature_cache_dtype,
+                frame_pooling=args.frame_pooling,
+            )
+            self.of_vision_tower[id(dataset)] = (dataset, features)
+        return self.of_vision_tower[id(dataset)][1]
+
+    def scorer(self, scorer: Scorer, dataset: datasets.Dataset, cache_dir: str | None) -> Tensor:
+        """`(N, D)` features of a scorer, unit length, fp32; of a video the mean of its frames'."""
+        key = (id(scorer), id(dataset))
+        if key not in self._of_scorers:
+            features = scorer_features(scorer, dataset, cache_dir=cache_dir)
+            self._of_scorers[key] = (scorer, dataset, features)
+        return self._of_scorers[key][2]

@@ -1,0 +1,25 @@
+"""Data loaders as a configuration describes them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hf_captionrl.trainers.caption_config import CaptionConfig
+
+__all__ = ["loader_settings"]
+
+
+def loader_settings(args: CaptionConfig) -> dict[str, Any]:
+    """Arguments of a `DataLoader` for workers and memory."""
+    settings: dict[str, Any] = {
+        "num_workers": args.dataloader_num_workers,
+        "pin_memory": args.dataloader_pin_memory,
+        "in_order": args.dataloader_in_order,
+    }
+    if args.dataloader_num_workers:
+        settings |= {
+            "persistent_workers": args.dataloader_persistent_workers,
+            "prefetch_factor": args.dataloader_prefetch_factor or 2,
+            "multiprocessing_context": args.dataloader_multiprocessing_context,
+        }
+    return settings

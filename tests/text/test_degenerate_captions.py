@@ -1,0 +1,39 @@
+"""Degenerate captions are recognised, ordinary ones are not."""
+
+from itertools import pairwise
+
+import pytest
+
+from hf_captionrl.scenes import load_scenes
+from hf_captionrl.text.degenerate_captions import degenerate
+
+HACKED = "a blue and blue blue blue and yellow blue"
+LOOP = "a mushroom left of a pig on a blue background on a blue background on a blue background"
+GOOD = "two large red cats left of a small dog on a blue background"
+ORDINARY = [GOOD, "a man and a woman and a dog on a beach", "A red bus, a red car and a red bike.", "dog", ""]
+
+
+def plainly_degenerate(words):
+    phrases = [tuple(words[i : i + 3]) for i in range(len(words) - 2)]
+    few = len(words) >= 6 and len(set(words)) <= len(words) / 2
+    return len(phrases) != len(set(phrases)) or any(a == b for a, b in pairwise(words)) or few
+
+
+@pytest.mark.parametrize(
+    "caption",
+    [HACKED, LOOP, "a cat on a blue background on a blue background", "dog dog", "a Dog on the the grass",
+     "on a blue background a cat sits on a blue background", "red and green and red or green or red"],
+)  # fmt: skip
+def test_hacked_captions_are_degenerate(caption):
+    assert degenerate([GOOD, caption, GOOD]) == [False, True, False]
+
+
+def test_ordinary_captions_are_not_degenerate():
+    assert degenerate(ORDINARY) == [False] * len(ORDINARY)
+    assert degenerate([]) == []
+
+
+def test_full_captions_of_the_embedded_world_are_not_degenerate():
+    scenes = load_scenes(num_train=16, num_validation=12, num_test=0)
+    captions = [*scenes["train"]["full_caption"], *scenes["validation"]["full_caption"]]
+    assert not any(degenerate(captions))
