@@ -55,7 +55,10 @@ def _systems(
     arguments: argparse.Namespace, ids: Sequence[str], all_ids: set[str], dataset: Any
 ) -> dict[str, list[str]]:
     """For each system its first caption of each image; people's are drawn at random."""
-    found = {file.name: [group[0] for group in file.aligned(ids, all_ids)] for file in read_files(arguments)}
+    found = {
+        file.name: [group[0] for group in file.aligned(ids, all_ids)]
+        for file in read_files(arguments.captions, arguments.names)
+    }
     if arguments.references:
         rng = random.Random(f"references {arguments.seed}")
         groups = dataset["captions"][:]
@@ -248,7 +251,7 @@ def _rating(arguments: argparse.Namespace, consent: str) -> None:
 def build(arguments: argparse.Namespace) -> None:
     """Make a study, or the same one again."""
     consent = _check(arguments)
-    read_files(arguments)  # before anything slow
+    read_files(arguments.captions, arguments.names)  # before anything slow
     if arguments.kind == "retrieval":
         _retrieval(arguments, consent)
     else:

@@ -122,8 +122,7 @@ def evaluate(arguments: argparse.Namespace) -> None:
     files = _files(arguments, named)
     aligned = [file.aligned(ids, split.all_ids) for file in files]
 
-    judging = argparse.Namespace(**{**vars(arguments), "dataset": found.manifest["source"], "language_model": "none"})
-    scorer, _, reasons = load_evaluators(judging)
+    scorer, _, reasons = load_evaluators(found.manifest["source"], arguments.scorer, "none")
     if scorer is None:
         why = reasons.get("no scorer", "--scorer is 'none'")
         raise ValueError(f"Retrieval needs a scorer, and {why}. Pass another --scorer.")
