@@ -1,4 +1,4 @@
-"""How the programs of this package end: an exit code, and one line for an error that the user can correct.
+"""Exit codes, and one-line messages for errors that the user can correct.
 
 Shared by the command line and the recipes. Exit codes: 0 done, 2 usage or bad input, 1 anything else.
 """
@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 ERROR_FOLDER = "CAPTIONRL_ERROR_FOLDER"
-"""Variable that names a folder where the processes of one run leave their errors; the launcher prints each once."""
+"""Variable with the folder where the processes of one run write their errors; the launcher prints each once."""
 
 _INPUT_ERRORS = (
     ValueError,
@@ -42,7 +42,7 @@ _PACKAGE = str(Path(__file__).parent)
 
 
 def error_chain(error: BaseException | None) -> Iterator[BaseException]:
-    """An error and those that it came from."""
+    """An error and its causes."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
@@ -51,14 +51,14 @@ def error_chain(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def is_input_error(error: BaseException) -> bool:
-    """Whether the user can correct what was given: exit code 2 and one line, instead of 1."""
+    """Whether the user can correct the input: exit code 2 and one line, instead of 1."""
     kinds = {kind.__name__ for link in error_chain(error) for kind in type(link).__mro__}
-    # A Hub that does not answer is not the user's mistake; a name that is not in the cache, offline, is.
+    # An unreachable Hub is not the user's mistake; offline, a name that is not in the cache is.
     if isinstance(error, OSError) and kinds & _NETWORK_ERRORS and "OfflineModeIsEnabled" not in kinds:
         return False
-    # transformers says by an OSError without a number that a model is not there or is not complete.
+    # transformers reports a missing or incomplete model as an OSError without errno.
     is_message = isinstance(error, OSError) and error.errno is None
-    # An option that needs a library which is not installed; a broken installation names a module of this package.
+    # A missing optional library is the user's to install; a missing module of this package is a broken installation.
     is_message |= isinstance(error, ImportError) and "hf_captionrl" not in str(error)
     return (isinstance(error, _INPUT_ERRORS) or is_message) and not _is_in_training_loop(error)
 
@@ -75,11 +75,7 @@ def one_line(error: BaseException) -> str:
 
 
 class CheckedOutput:
-    """Stands for stdout: a full disk does not end the work, and is reported at its end.
-
-    Args:
-        stream: The real stdout.
-    """
+    """Replaces stdout. If stdout cannot be written (a full disk), the work continues, and the error is reported at the end."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
@@ -89,12 +85,12 @@ class CheckedOutput:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        """Write, or remember that it failed."""
+        """Write, or remember the error."""
         self._try(lambda: self._stream.write(text))
         return len(text)
 
     def flush(self) -> None:
-        """Flush, or remember that it failed."""
+        """Flush, or remember the error."""
         self._try(self._stream.flush)
 
     def _try(self, action: Callable[[], object]) -> None:
@@ -109,7 +105,7 @@ class CheckedOutput:
                 self._discard()
 
     def _discard(self) -> None:
-        # What is left in the buffer must not fail again when Python flushes at its end.
+        # The rest of the buffer must not fail again when Python flushes it on exit.
         with contextlib.suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
 
@@ -166,13 +162,13 @@ def _report(program: str, message: str) -> None:
 
 
 def _say(line: str) -> None:
-    # stderr may be closed or full, too; the exit code is left.
+    # stderr may be closed or full, too; the exit code remains.
     with contextlib.suppress(OSError, ValueError, AttributeError):
         print(line, file=sys.stderr, flush=True)
 
 
 class _NameTheSetting(logging.Filter):
-    """Replaces the warnings of the Hub's client about its retries by one line that names the way to avoid them."""
+    """Replaces the Hub client's warnings about retries with one line that names HF_HUB_OFFLINE."""
 
     was_said = False
 
@@ -192,7 +188,7 @@ class _NameTheSetting(logging.Filter):
 
 
 def announce_offline_waits() -> None:
-    """Say once, at the first failed request, how to avoid the waits of the Hub's client; call it in a program, not a library."""
+    """Print once, at the first failed request, how to avoid the Hub client's waits. For programs, not libraries."""
     logger = logging.getLogger("huggingface_hub.utils._http")
     if not any(isinstance(known, _NameTheSetting) for known in logger.filters):
         logger.addFilter(_NameTheSetting())

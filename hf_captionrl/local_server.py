@@ -1,4 +1,4 @@
-"""Which requests a server on this machine answers: not those of another site whose name points here (DNS rebinding).
+"""Which requests a server on this machine answers: none from another site whose name points to this machine (DNS rebinding).
 
 Shared by the review page and the demo. The browser sends the name that a page was loaded from in `Host`, and the site that
 sends a request in `Origin`; both must be names of this server.
@@ -20,9 +20,9 @@ class OwnHosts:
     """Names by which a server may be addressed.
 
     Args:
-        more: Further names, which the user has asked for.
-        any_address: Also every IP address, where the server listens for other machines. A name that another site controls is
-            still refused: DNS rebinding needs a name.
+        more: Additional names that the user has given.
+        any_address: Whether to accept every IP address, if the server listens for other machines. DNS rebinding needs a name
+            that another site controls; such names are still refused.
     """
 
     def __init__(self, more: Iterable[str] = (), *, any_address: bool = False) -> None:
@@ -48,7 +48,7 @@ class OwnHosts:
 
     def _is_own_origin(self, origin: str, host: tuple[str, int | None]) -> bool:
         scheme = origin.partition("://")[0]
-        found = _name_and_port(origin) if scheme in _PORTS else None  # `null` is what sandboxed pages send
+        found = _name_and_port(origin) if scheme in _PORTS else None  # sandboxed pages send `null`
         if found is None:
             return False
         default = _PORTS[scheme]

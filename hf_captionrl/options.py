@@ -7,9 +7,9 @@
         model: str = option(metavar="MODEL", positional=True, help="a folder, a name on the Hub, or scenes:blip-mle")
         output: Path = option(Path("captions.jsonl"), metavar="FILE", help="file to write")
 
-The field's annotation is the type, its default is shown in the help text. A command's own options are listed before
-inherited ones, each base class as a group of its own. The function that does the work takes the dataclass, so Python
-programs call it with the same names.
+The annotation of a field is the type of the option, and the help text shows its default. A command's own options are listed
+before inherited ones; each base class is a group. The function of a command takes the dataclass, so Python programs use the
+same names.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import argparse
 import dataclasses
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, ClassVar, Literal, TypeVar, Union
 
 __all__ = ["CommandOptions", "add_options", "not_negative", "option", "options_from", "positive", "share"]
@@ -67,18 +67,30 @@ def option(
     positional: bool = False,
     group: str | None = None,
     parse: Callable[[str], Any] | None = None,
+    choices: Collection[str] | None = None,
     nargs: str | int | None = None,
+    repeated: bool = False,
     shown_default: str | None = None,
     aliases: tuple[str, ...] = (),
 ) -> Any:
-    """A field of an options dataclass."""
+    """A field of an options dataclass.
+
+    Args:
+        default: Without one the option is required.
+        help: Ends with the default, which is added here; `shown_default` replaces it.
+        parse: From text to value, if that is not the type of the field.
+        choices: Allowed values, if the field's type is not a `Literal`.
+        repeated: Whether a list is given one value at a time: `--model A --model B`.
+    """
     metadata = {
         "help": help,
         "metavar": metavar,
         "positional": positional,
         "group": group,
         "parse": parse,
+        "choices": choices,
         "nargs": nargs,
+        "repeated": repeated,
         "shown_default": shown_default,
         "aliases": aliases,
     }
@@ -94,8 +106,8 @@ class CommandOptions:
     heading: ClassVar[str] = "output"
     examples: ClassVar[str] = ""
 
-    json: bool = option(False, help="print the result as one JSON object; all else goes to stderr")
-    traceback: bool = option(False, help="on an error, show where it happened")
+    json: bool = option(False, help="print only the result, as one JSON object; everything else goes to stderr")
+    traceback: bool = option(False, help="show the traceback of an error")
 
 
 def _unwrapped(annotation: Any) -> tuple[Any, bool, tuple[Any, ...]]:
@@ -128,7 +140,7 @@ def _help(field: dataclasses.Field[Any], default: Any) -> str:
 
 
 def add_options(parser: argparse.ArgumentParser, cls: type[Any], *, inherited: bool = True) -> None:
-    """Add the fields of an options dataclass to a parser, its own before inherited ones."""
+    """Add the fields of an options dataclass to a parser, own fields before inherited ones."""
     hints = typing.get_type_hints(cls)
     groups: dict[str, Any] = {}
     seen: set[str] = set()
@@ -157,7 +169,11 @@ def _add_option(group: Any, field: dataclasses.Field[Any], annotation: Any) -> N
         )
         return
     parse = field.metadata["parse"] or kind
-    settings |= {"type": parse, "metavar": field.metadata["metavar"], "choices": choices or None}
+    allowed = field.metadata["choices"] or choices or None
+    settings |= {"type": parse, "metavar": field.metadata["metavar"], "choices": allowed}
+    if field.metadata["repeated"]:
+        group.add_argument(f"--{field.name}", action="append", required=required, **settings)
+        return
     nargs = field.metadata["nargs"] or ("+" if is_list else None)
     if field.metadata["positional"]:
         if nargs is None and not required:

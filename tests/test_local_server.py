@@ -12,7 +12,7 @@ HERE = "127.0.0.1:7860"
 
 
 @pytest.mark.parametrize("host", [HERE, "localhost:7860", "LOCALHOST:7860", "[::1]:7860", "localhost"])
-def test_own_names(host):
+def test_own_names_are_accepted(host):
     assert OwnHosts().accepts([host])
     assert OwnHosts().accepts([host], [f"http://{host.lower()}"])
 
@@ -22,7 +22,7 @@ def test_own_names(host):
     ["evil.test:7860", "evil.test", "127.0.0.1.evil.test", "localhost.evil.test:7860", "", "10.0.0.5:7860", "a@localhost",
      "localhost/x", "localhost:port", "[::1", "localhost:99999999999999999999"],
 )  # fmt: skip
-def test_foreign_names(host):
+def test_foreign_names_are_refused(host):
     assert not OwnHosts().accepts([host])
 
 
@@ -31,17 +31,17 @@ def test_foreign_names(host):
     ["http://evil.test", "http://evil.test:7860", "null", "", "http://localhost:3000", "https://127.0.0.1", "file://",
      "http://127.0.0.1:7860@evil.test", "chrome-extension://abc", "http://127.0.0.1.evil.test:7860"],
 )  # fmt: skip
-def test_foreign_origins(origin):
+def test_foreign_origins_are_refused(origin):
     assert not OwnHosts().accepts([HERE], [origin])
     assert not OwnHosts().accepts([HERE], [f"http://{HERE}", origin])
 
 
-def test_two_hosts_are_one_too_many():
+def test_two_host_headers_are_refused():
     assert not OwnHosts().accepts([HERE, HERE])
     assert not OwnHosts().accepts([])
 
 
-def test_what_the_user_asks_for():
+def test_additional_names_are_accepted():
     asked = own_hosts("0.0.0.0", ["Studio.test"])
     assert asked.accepts(["studio.test:7860"], ["https://studio.test"])
     assert asked.accepts(["192.168.1.7:7860"], ["http://192.168.1.7:7860"])
@@ -70,7 +70,7 @@ def answer(headers, kind="http"):
     return sent, bool(asked)
 
 
-def test_the_demo_answers_its_own_page_only():
+def test_demo_answers_only_its_own_page():
     sent, asked = answer([("host", HERE), ("origin", f"http://{HERE}")])
     assert asked
     assert sent[0]["status"] == 200

@@ -1,1 +1,1 @@
-"""Captions that tell the images of a set apart, and the demo page."""
+"""Captions that distinguish the images of an album, and the demo page."""

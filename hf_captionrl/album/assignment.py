@@ -1,4 +1,4 @@
-"""Who gets what, so that the sum of the gains is the largest: the assignment problem, solved exactly.
+"""Assignment of columns to rows with the largest sum of gains, solved exactly.
 
 Legend: N rows, M columns.
 """
@@ -9,26 +9,29 @@ import numpy as np
 
 __all__ = ["best_assignment"]
 
+# scipy.optimize.linear_sum_assignment reaches the same sums, but chooses another of several equally good assignments. They
+# occur in albums with copies of an image, whose captions would change.
+
 
 def best_assignment(gains: Any) -> np.ndarray:
-    """Give every row a column of its own so that the gains add up to the most.
+    """Assign each row a column of its own so that the sum of the gains is the largest.
 
-    The Hungarian method with potentials: rows enter one after the other, each along the cheapest augmenting path, which
-    takes O(N^2 M). Source: Kuhn 1955, "The Hungarian Method for the Assignment Problem"; Jonker and Volgenant 1987.
+    The Hungarian method with potentials: rows are added one by one, each along the cheapest augmenting path, in
+    O(N^2 M). Reference: Kuhn 1955, "The Hungarian Method for the Assignment Problem"; Jonker and Volgenant 1987.
 
     Args:
-        gains (array of shape `(N, M)`): What a row gains from a column; minus infinity where it may not have it. N <= M.
+        gains (array of shape `(N, M)`): Gain of a row from a column; minus infinity where it is not allowed. N <= M.
 
     Returns:
         `numpy.ndarray` of shape `(N,)`: int64, the column of each row.
     """
     cost = -np.asarray(gains, dtype=np.float64)
     if cost.ndim != 2 or cost.shape[0] > cost.shape[1]:
-        raise ValueError(f"gains have the shape {cost.shape}; there must be a row or more, and a column for each row.")
+        raise ValueError(f"gains have the shape {cost.shape}, but need at least one row and a column for each row.")
     if np.isnan(cost).any() or np.isneginf(cost).any():
-        raise ValueError("gains hold NaN or plus infinity. Use minus infinity where a row may not have a column.")
+        raise ValueError("gains hold NaN or plus infinity. Use minus infinity where a row cannot have a column.")
     rows, columns = cost.shape
-    # Column 0 stands for the row that enters; rows count from 1, so that 0 is nobody.
+    # Column 0 stands for the new row; rows count from 1, and 0 means no row.
     row_price, column_price = np.zeros(rows + 1), np.zeros(columns + 1)
     owner, came_from = np.zeros(columns + 1, dtype=np.int64), np.zeros(columns + 1, dtype=np.int64)
     for row in range(1, rows + 1):
@@ -42,7 +45,9 @@ def best_assignment(gains: Any) -> np.ndarray:
             slack[nearer], came_from[nearer] = step[nearer - 1], at
             following = int(np.argmin(np.where(seen, np.inf, slack)))
             if seen[following] or not np.isfinite(slack[following]):
-                raise ValueError(f"Row {row - 1} cannot get a column: those that it may have are needed by others.")
+                raise ValueError(
+                    f"Row {row - 1} cannot get a column: other rows need all that it can have. Allow more columns."
+                )
             least = slack[following]
             row_price[owner[seen]] += least
             column_price[seen] -= least

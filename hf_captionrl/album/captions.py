@@ -1,6 +1,6 @@
-"""Captions for an album of similar images: several captioners side by side, or one caption an image, all different.
+"""Captions for an album of similar images: several captioners side by side, or one distinct caption per image.
 
-Legend: M images, G candidates of an image.
+Legend: M images, G candidates per image.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def compare_captioners(
     max_new_tokens: int = 40,
     batch_size: int = _BATCH_SIZE,
 ) -> dict[str, list[Finding]]:
-    """What several captioners write about the images of an album, and which image each caption finds in it."""
+    """Captions of several captioners for the images of an album, and the image that each caption finds."""
     image_features = _image_features(scorer, images, batch_size)
     result = {}
     for name, captioner in captioners.items():
@@ -62,14 +62,14 @@ def album_candidates(
     max_new_tokens: int = 40,
     batch_size: int = _BATCH_SIZE,
 ) -> list[list[str]]:
-    """Candidate captions of each image: the ends of all beams, then samples. The caller's random numbers stay as they are."""
+    """Candidate captions of each image: all beams, then samples. The caller's random state does not change."""
     if num_beams < 1 or num_samples < 0:
-        raise ValueError(f"num_beams is {num_beams} and num_samples {num_samples}; use at least 1 and 0.")
+        raise ValueError(f"num_beams is {num_beams} and num_samples is {num_samples}. Use at least 1 and 0.")
     _refuse_none(images)
     shared: dict[str, Any] = {"batch_size": batch_size, "max_new_tokens": max_new_tokens}
-    # All is said, so that the checkpoint's own defaults decide nothing.
+    # All settings are explicit, so that the checkpoint's own defaults have no effect.
     sampling = {"do_sample": True, "num_beams": 1, "temperature": temperature, "top_p": 1.0, "top_k": 0}
-    ways: list[dict[str, Any]] = [
+    decodings: list[dict[str, Any]] = [
         {"do_sample": False, "num_beams": num_beams, "num_return_sequences": num_beams},
         {**sampling, "num_return_sequences": num_samples},
     ]
@@ -79,8 +79,8 @@ def album_candidates(
         torch.manual_seed(seed)
         for opened in _opened_batches(images, batch_size):
             batch: list[list[str]] = [[] for _ in opened]
-            for way in ways[: 1 + (num_samples > 0)]:
-                written = generate_captions(captioner, opened, **shared, **way)
+            for decoding in decodings[: 1 + (num_samples > 0)]:
+                written = generate_captions(captioner, opened, **shared, **decoding)
                 each = len(written) // len(opened)
                 for row, mine in enumerate(batch):
                     mine += written[row * each : (row + 1) * each]
@@ -89,9 +89,9 @@ def album_candidates(
 
 
 def caption_album(captioner: Captioner, scorer: Scorer, images: Sequence[Any], **settings: Any) -> AlbumCaptions:
-    """One caption for each image of an album so that no two are the same and each finds its image, where that is possible.
+    """One caption per image of an album. The captions differ, and each finds its image, where the candidates allow it.
 
-    Degenerate candidates, which say a phrase twice, are left out where the image has another one.
+    Degenerate candidates, which repeat a phrase, are used only if the image has no other.
 
     Example:
         >>> from hf_captionrl import load_captioner, load_scorer
@@ -114,11 +114,11 @@ def caption_album(captioner: Captioner, scorer: Scorer, images: Sequence[Any], *
 
 def _refuse_none(images: Sequence[Any]) -> None:
     if len(images) == 0:
-        raise ValueError("The album has no images. Give it one or more.")
+        raise ValueError("The album has no images. Use at least one.")
 
 
 def _opened_batches(images: Sequence[Any], batch_size: int) -> Iterator[list[Image.Image]]:
-    """Decoded images, a batch at a time: a photograph of 24 megapixels takes 72 MB."""
+    """Decoded images, one batch at a time: a photograph of 24 megapixels takes 72 MB."""
     for start in range(0, len(images), batch_size):
         yield [open_image(images[row]) for row in range(start, min(start + batch_size, len(images)))]
 

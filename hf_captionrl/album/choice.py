@@ -1,4 +1,4 @@
-"""Captions of an album: which image each of them finds, and one caption an image so that no two are the same.
+"""Captions of an album: the image that each caption finds, and the choice of one distinct caption per image.
 
 Legend: M images of the album, N captions, D features.
 """
@@ -21,11 +21,11 @@ __all__ = ["AlbumCaption", "AlbumCaptions", "Finding", "distinct_captions", "fou
 
 @dataclass(frozen=True)
 class Finding:
-    """A caption, and what it finds in the album.
+    """A caption and the image that it finds in the album.
 
     Args:
         caption: The text.
-        rank: Place of its own image when it searches the album, 1 = best, ties against it.
+        rank: Rank of its target when it searches the album, 1 = best; ties count against it.
         found: Row of the image that it finds.
     """
 
@@ -36,15 +36,15 @@ class Finding:
 
 @dataclass(frozen=True)
 class AlbumCaption:
-    """The caption that an image of an album got.
+    """The caption chosen for an image of an album.
 
     Args:
         caption: The text.
-        candidate: Its place among the image's candidates.
-        rank: Place of the image when the caption searches the album for it, 1 = best, ties against it.
-        margin: How much more like the caption its own image is than the best other one; None in an album of one image.
-        is_distinct: Whether it says something, and no other image of the album has this text.
-        confused_with: Rows of the other images that the caption fits as well or better.
+        candidate: Its index among the image's candidates.
+        rank: Rank of the image when the caption searches the album, 1 = best; ties count against it.
+        margin: Similarity to its image minus that to the most similar other image; None in an album of one image.
+        is_distinct: Whether it is not blank and no other image of the album has the same text.
+        confused_with: Rows of the other images that the caption fits at least as well.
     """
 
     caption: str
@@ -67,17 +67,17 @@ class AlbumCaptions:
 
     @property
     def num_distinct(self) -> int:
-        """How many images have a text that no other image has."""
+        """Number of images whose text no other image has."""
         return sum(caption.is_distinct for caption in self.captions)
 
     @property
     def num_found(self) -> int:
-        """How many images have a text of their own that finds them before all others."""
+        """Number of images with a distinct text that ranks them first."""
         return sum(caption.is_distinct and caption.rank == 1 for caption in self.captions)
 
     @property
-    def not_told_apart(self) -> list[tuple[int, ...]]:
-        """Groups of images that their captions do not tell apart: one's caption fits another as well, or is its too."""
+    def not_distinguished(self) -> list[tuple[int, ...]]:
+        """Groups of images that their captions do not distinguish: a caption fits another image as well, or is shared."""
         group = list(range(len(self.captions)))
         for row, caption in enumerate(self.captions):
             shared = [
@@ -91,19 +91,19 @@ class AlbumCaptions:
 
 
 def same_text(caption: str) -> str:
-    """What two captions have in common that say the same: all but case, blanks and a full stop at the end."""
+    """A caption without case, extra blanks and a final full stop, to compare texts."""
     return " ".join(caption.casefold().split()).rstrip(" .")
 
 
 def found_images(text_features: Any, image_features: Any, targets: Any = None) -> tuple[Tensor, Tensor]:
-    """What each caption finds in the album.
+    """Rank of each caption's target, and the image that it finds.
 
     Args:
         text_features (array or tensor of shape `(N, D)`): Features of the captions, unit length for cosine.
         image_features (array or tensor of shape `(M, D)`): Features of the album's images.
 
     Returns:
-        `tuple` of two int64 tensors of shape `(N,)`: ranks of the own images, 1 = best, and the row of the image found:
+        `tuple` of two int64 tensors of shape `(N,)`: ranks of the targets, 1 = best, and rows of the images found.
     """
     scores, columns = _scores(text_features, image_features, targets)
     rank = ranks_from_scores(scores, columns)
@@ -114,16 +114,16 @@ def found_images(text_features: Any, image_features: Any, targets: Any = None) -
 def distinct_captions(candidates: Sequence[Sequence[str]], text_features: Any, image_features: Any) -> AlbumCaptions:
     r"""Choose one candidate for each image so that the texts differ and each finds its own image.
 
-    With the margin of a caption t of image i, `m_i(t) = s(t, i) - max_{j != i} s(t, j)`, which is positive exactly where
-    the rank is 1, the choice is the best one in this order, and not only near it:
+    The margin of a caption t of image i is `m_i(t) = s(t, i) - max_{j != i} s(t, j)`; it is positive exactly if the rank
+    is 1. The choice is the exact optimum of, in this order:
 
-    1. as many different texts as possible are taken, each by one image,
-    2. as many of these texts as possible have rank 1,
-    3. the sum of these texts' margins is the largest.
+    1. the number of different texts, each used by one image,
+    2. the number of these texts with rank 1,
+    3. the sum of their margins.
 
-    It is an assignment of texts to images, solved by [`best_assignment`]. An image for which no text is left gets the
-    candidate with its largest margin, which another image has too, or which is blank; `is_distinct` says so of both. In
-    an album of one image the own similarity stands in for the margin.
+    It is an assignment of texts to images, solved by [`best_assignment`]. An image for which no text is left gets its
+    candidate with the largest margin, which another image has too or which is blank; `is_distinct` is then False for both.
+    In an album of one image the similarity replaces the margin.
 
     Args:
         text_features (array or tensor of shape `(N, D)`): Of all candidates, those of the first image first.
@@ -131,11 +131,13 @@ def distinct_captions(candidates: Sequence[Sequence[str]], text_features: Any, i
     """
     for row, texts in enumerate(candidates):
         if isinstance(texts, str) or not texts:
-            raise ValueError(f"candidates[{row}] is {texts!r}. Each image needs a list of one caption or more.")
+            raise ValueError(f"candidates[{row}] is {texts!r}. Use a list of at least one caption per image.")
     owners = [row for row, texts in enumerate(candidates) for _ in texts]
     images = check_features(image_features, "image_features")
     if len(candidates) != len(images):
-        raise ValueError(f"There are candidates for {len(candidates)} images and features of {len(images)}.")
+        raise ValueError(
+            f"There are candidates for {len(candidates)} images, but features of {len(images)}. Use the same images for both."
+        )
     scores, columns = _scores(text_features, images, owners)
     number = len(candidates)
     own = scores.gather(1, columns[:, None])[:, 0]
@@ -145,8 +147,8 @@ def distinct_captions(candidates: Sequence[Sequence[str]], text_features: Any, i
     flat = [text for texts in candidates for text in texts]
     keys = list(dict.fromkeys(key for key in map(same_text, flat) if key))
     place = {key: column for column, key in enumerate(keys)}
-    # One text more must outweigh any ranks, and one rank more any margins. Behind the texts each image has a column of its
-    # own that stands for none of them.
+    # One more text outweighs all ranks, and one more rank outweighs all margins. The last columns, one per image, stand for
+    # no text.
     largest = max(map(abs, margin))
     per_rank = 1 + 2 * number * largest
     per_text = 1 + 2 * number * (per_rank + largest)
@@ -190,7 +192,7 @@ def _scores(text_features: Any, image_features: Any, targets: Any) -> tuple[Tens
     if text.shape[1] != images.shape[1]:
         raise ValueError(
             f"text_features have {text.shape[1]} features and image_features {images.shape[1]}. "
-            "Both must come from one scorer."
+            "Use features of one scorer."
         )
     columns = check_targets(targets, len(text), len(images)).to(text.device)
     scores = text @ images.T

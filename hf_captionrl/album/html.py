@@ -1,6 +1,6 @@
-"""An album's captions as HTML to put into a page: captioners side by side, or one caption an image.
+"""Captions of an album as HTML for a page: captioners side by side, or one caption per image.
 
-Captions come from models, and names from whoever starts the page; they are escaped wherever they appear.
+Captions come from models and names from the user, so both are escaped everywhere.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,26 +16,26 @@ __all__ = ["album_style", "album_thumbnail", "render_album", "render_comparison"
 
 _SIDE = 256
 _SMALL_SIDE = 72
-"""Longest sides of an image and of the picture of what was found instead, in pixels."""
+"""Longest side of an image, and of the thumbnail of a wrong image that was found, in pixels."""
 
 
 def album_style() -> str:
-    """The style of both views, for the page that they are put into."""
+    """The style of both views."""
     return (TEMPLATES / "album.css").read_text(encoding="utf-8")
 
 
 def album_thumbnail(image: Image.Image) -> Image.Image:
-    """An image as large as the pages show it."""
+    """An image at the size of the pages."""
     copy = image.copy()
     copy.thumbnail((_SIDE, _SIDE))
     return copy
 
 
 def render_comparison(images: Sequence[Image.Image], findings: Mapping[str, Sequence[Finding]]) -> str:
-    """Captions of several captioners side by side, each with its rank and with what it finds."""
+    """Captions of several captioners side by side, each with its rank and the image that it finds."""
     for name, mine in findings.items():
         if len(mine) != len(images):
-            raise ValueError(f"{name!r} has {len(mine)} findings for {len(images)} images. Pass one for each image.")
+            raise ValueError(f"{name!r} has {len(mine)} findings for {len(images)} images. Use one per image.")
     columns = [
         {"name": name, "found": sum(finding.rank == 1 for finding in mine), "findings": mine}
         for name, mine in findings.items()
@@ -45,10 +45,10 @@ def render_comparison(images: Sequence[Image.Image], findings: Mapping[str, Sequ
 
 
 def render_album(images: Sequence[Image.Image], captions: AlbumCaptions) -> str:
-    """One caption for each image, and which images were not told apart."""
+    """One caption per image, and the images that their captions do not distinguish."""
     if len(captions.captions) != len(images):
-        raise ValueError(f"There are {len(captions.captions)} captions for {len(images)} images. Pass one each.")
-    groups = [spoken_list([row + 1 for row in rows]) for rows in captions.not_told_apart]
+        raise ValueError(f"There are {len(captions.captions)} captions for {len(images)} images. Use one per image.")
+    groups = [spoken_list([row + 1 for row in rows]) for rows in captions.not_distinguished]
     return _render("album", images, album=captions, groups=groups)
 
 

@@ -1,4 +1,4 @@
-"""The page of `captionrl demo`: albums, captioners side by side, and one caption an image. Only here gradio is used."""
+"""The page of `captionrl demo`: albums, captioners side by side, and one caption per image. The only user of gradio."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from hf_captionrl.retrieval import Scorer
 __all__ = ["AlbumDemo", "build_page", "own_hosts", "serve"]
 
 _POLICY = "default-src 'self' data: blob: 'unsafe-inline' 'unsafe-eval'; object-src 'none'; base-uri 'self'"
-"""What a browser may load for the page: only what this server sends. gradio's scripts stand in the page and compile
-templates, so these two must be allowed."""
+"""A browser may load only what this server sends. gradio's scripts are inline and compile templates, which needs the two
+unsafe entries."""
 
 _REFUSAL = (
     b"The demo does not answer to this name. Start it with --allow_host NAME to use another name than localhost."
@@ -30,21 +30,21 @@ _REFUSAL = (
 
 _INTRO = """# Which image does the caption mean?
 
-Pick an album of similar images, or put your own into the frame (arrow: upload, cross: empty it). Each caption searches the album for its image, and only one
-that says what makes this image different finds it."""
+Pick an album of similar images, or put your own into the frame (arrow: upload, cross: empty it). Each caption searches the album for its image. Only a
+caption that says what makes this image different finds it."""
 
 
 class AlbumDemo:
-    """What the page can do, without the page.
+    """The functions behind the page.
 
     Args:
-        captioners: By the name under which the page shows them.
-        scorer ([`Scorer`]): Who finds images by captions.
-        albums: For each name the images, anything that `open_image` opens.
+        captioners: Captioners by the name that the page shows.
+        scorer ([`Scorer`]): Finds images by captions.
+        albums: Images of each album, anything that `open_image` opens.
         max_images: Largest album.
-        num_beams: Of the captions side by side.
-        num_samples: Sampled candidates of an image in album mode, beside the beams.
-        max_new_tokens: Longest caption.
+        num_beams: Beams of the captions side by side.
+        num_samples: Sampled candidates per image in album mode, in addition to the beams.
+        max_new_tokens: Longest caption in tokens.
     """
 
     def __init__(
@@ -59,11 +59,11 @@ class AlbumDemo:
         max_new_tokens: int = 40,
     ) -> None:
         if not captioners:
-            raise ValueError("There is no captioner to show. Name one or more.")
+            raise ValueError("There is no captioner to show. Use at least one.")
         for name, images in albums.items():
             if not 1 <= len(images) <= max_images:
                 raise ValueError(
-                    f"The album {name!r} has {len(images)} images; the page takes 1 to {max_images}. Take some out, or raise "
+                    f"The album {name!r} has {len(images)} images; the page takes 1 to {max_images}. Remove some, or raise "
                     "--max_images."
                 )
         self.captioners = dict(captioners)
@@ -79,7 +79,7 @@ class AlbumDemo:
     def album(self, name: str) -> list[Any]:
         """The images of an album, as a page can show them."""
         if name not in self.albums:
-            raise ValueError(f"There is no album {name!r}. Pick one of the list.")
+            raise ValueError(f"There is no album {name!r}. Use one of the list.")
         images = self.albums[name]
         self._check_number(images)
         return [
@@ -96,7 +96,7 @@ class AlbumDemo:
     def distinct(self, images: Sequence[Any], name: str) -> str:
         """One caption for each image, all different."""
         if name not in self.captioners:
-            raise ValueError(f"There is no captioner {name!r}. Pick one of {list(self.captioners)}.")
+            raise ValueError(f"There is no captioner {name!r}. Use one of {list(self.captioners)}.")
         small = self._thumbnails(images)
         settings = {"num_samples": self.num_samples, "max_new_tokens": self.max_new_tokens}
         return render_album(small, caption_album(self.captioners[name], self.scorer, images, **settings))
@@ -106,16 +106,16 @@ class AlbumDemo:
             raise ValueError(f"There are {len(images)} images in the frame; the page takes 1 to {self.max_images}.")
 
     def _thumbnails(self, images: Sequence[Any]) -> list[Image.Image]:
-        """Every image is opened, but only one is held at a time."""
+        """Opens one image at a time, to keep memory low."""
         self._check_number(images)
         return [album_thumbnail(_open(image, number)) for number, image in enumerate(images, start=1)]
 
     def _shown_file(self, image: Any, number: int) -> str:
-        """An image in a format that browsers show, with all its pixels: they are what the captioners will see."""
+        """An image as a lossless file that browsers show; the captioners read its pixels."""
         path = self._shown.get(str(image))
         if path is None or not os.path.isfile(path):
             if self._folder is None:
-                # Where the page keeps its files, which end with it.
+                # gradio's folder, which is deleted with the page.
                 folder = os.environ.get("GRADIO_TEMP_DIR") or None
                 self._folder = tempfile.TemporaryDirectory(prefix="captionrl-album-", dir=folder)
             path = os.path.join(self._folder.name, f"{len(self._shown)}.png")
@@ -127,7 +127,7 @@ class AlbumDemo:
 def _open(image: Any, number: int) -> Image.Image:
     try:
         return open_image(image)
-    except ImageError as error:  # whose own text names a path of this machine
+    except ImageError as error:  # its text contains a local path
         raise ValueError(f"Image {number} cannot be used. Remedy: {error.remedy}.") from None
 
 
@@ -145,7 +145,7 @@ def build_page(demo: AlbumDemo) -> Any:
         return [path for path, _ in frame or []]
 
     def pick(name: str) -> Any:
-        # What was said of the album before would stand beside the new one.
+        # Empty the results of the previous album.
         return shown(demo.album, name), "", ""
 
     def compare(frame: Any) -> Any:
@@ -156,7 +156,7 @@ def build_page(demo: AlbumDemo) -> Any:
 
     names, captioners = list(demo.albums), list(demo.captioners)
     first = demo.album(names[0]) if names else None
-    # One at a time: the captioners share the machine, and samples their random numbers.
+    # One request at a time: the captioners share the device and the random state.
     turn: dict[str, Any] = {"concurrency_limit": 1, "concurrency_id": "captioners"}
     with gradio.Blocks(title="captionrl demo", analytics_enabled=False, delete_cache=(600, 3600)) as page:
         gradio.Markdown(_INTRO)
@@ -165,7 +165,7 @@ def build_page(demo: AlbumDemo) -> Any:
         )
         frame = gradio.Gallery(
             first,
-            # The default would compress the images before the captioners see them.
+            # The default format would compress the images before the captioners see them.
             format="png",
             type="filepath",
             file_types=["image"],
@@ -176,13 +176,13 @@ def build_page(demo: AlbumDemo) -> Any:
             fit_columns=False,
             height=178,
             object_fit="contain",
-            show_label=False,  # it would lie on the first images
+            show_label=False,  # it would cover the first images
             elem_id="frame",
         )
         with gradio.Tab("Side by side", id="compare"):
             button = gradio.Button("Caption and search", variant="primary", elem_id="compare-button")
             compared = gradio.HTML(apply_default_css=False, elem_id="compared")
-        with gradio.Tab("One caption an image", id="album"):
+        with gradio.Tab("One caption per image", id="album"):
             who = gradio.Radio(captioners, value=captioners[-1], label="Captioner", elem_id="captioner")
             album_button = gradio.Button("Choose different captions", variant="primary", elem_id="album-button")
             album = gradio.HTML(apply_default_css=False, elem_id="album")
@@ -193,7 +193,7 @@ def build_page(demo: AlbumDemo) -> Any:
 
 
 class _OnlyFromHere:
-    """Answers this server's own names only, and tells browsers to load nothing from elsewhere."""
+    """Answers only to this server's own names, and sends the content security policy."""
 
     def __init__(self, app: Any, hosts: OwnHosts) -> None:
         self.app = app
@@ -237,8 +237,8 @@ def serve(
     announce: Any = print,
     allow_hosts: Sequence[str] = (),
 ) -> None:
-    """Serve the page until it is interrupted. Uploads are gone afterwards, and gradio reports nothing to anybody."""
-    # A server is ended by SIGTERM, which must delete the uploads too.
+    """Serve the page until it is interrupted. Uploads are deleted afterwards, and gradio sends no reports."""
+    # SIGTERM must also delete the uploads.
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         _serve(demo, host, port, share, browser, announce, own_hosts(host, allow_hosts))
@@ -247,7 +247,7 @@ def serve(
 
 
 def own_hosts(host: str, allow_hosts: Sequence[str] = ()) -> OwnHosts:
-    """Names that a demo answers to."""
+    """Names that the demo answers to."""
     is_local = host in ("127.0.0.1", "localhost", "::1")
     return OwnHosts([host, *allow_hosts], any_address=not is_local)
 
@@ -255,7 +255,9 @@ def own_hosts(host: str, allow_hosts: Sequence[str] = ()) -> OwnHosts:
 def _serve(
     demo: AlbumDemo, host: str, port: int | None, share: bool, browser: bool, announce: Any, hosts: OwnHosts
 ) -> None:
-    os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # read where gradio is imported, and asked for a newer version
+    os.environ["GRADIO_ANALYTICS_ENABLED"] = (
+        "False"  # read when gradio is imported, which would ask for a newer version
+    )
     with tempfile.TemporaryDirectory(prefix="captionrl-demo-") as uploads:
         os.environ["GRADIO_TEMP_DIR"] = uploads
         import gradio
@@ -274,7 +276,7 @@ def _serve(
                 max_file_size="20mb",
                 footer_links=[],
                 run_history=False,
-                # The machine's own fonts; gradio's themes fetch others.
+                # System fonts; gradio's themes load others from the network.
                 theme=gradio.themes.Default(
                     font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"], primary_hue="blue"
                 ),
@@ -282,7 +284,9 @@ def _serve(
                 app_kwargs={"middleware": [Middleware(_OnlyFromHere, hosts=hosts)]},
             )
         except OSError as error:
-            raise ValueError(f"The page cannot listen at {host}, port {port or 'from 7860'}: {error}") from error
+            raise ValueError(
+                f"The page cannot listen at {host}, port {port or 'from 7860'}: {error} Use another --host or --port."
+            ) from error
         if public:
             hosts.add(urlsplit(public).hostname or "")
         announce((public or local).rstrip("/"))

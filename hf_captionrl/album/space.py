@@ -18,15 +18,15 @@ from hf_captionrl.reports.versions import installed_versions
 __all__ = ["DEMO", "EMBEDDED_CAPTIONERS", "demo_scorer", "push_demo", "write_demo_space"]
 
 DEMO = "demo"
-"""What `captionrl push` calls it."""
+"""Name of the demo for `captionrl push`."""
 
 EMBEDDED_CAPTIONERS = {"MLE": "scenes:blip-mle", "SMILE": "scenes:blip-smile", "SR": "scenes:blip-sr"}
-"""What the demo shows where nothing else is named."""
+"""Default captioners of the demo."""
 
 
 def demo_scorer(models: Mapping[str, str]) -> str:
-    """Who finds images where nobody is named."""
-    from hf_captionrl.scenes.models import PREFIX  # brings data sets along, which a push does not need
+    """The default scorer of the demo."""
+    from hf_captionrl.scenes.models import PREFIX  # imports datasets, which a push does not need
 
     embedded = all(model.startswith(PREFIX) for model in models.values())
     return f"{PREFIX}clip-judge" if embedded else "openai/clip-vit-base-patch32"
@@ -42,13 +42,11 @@ def write_demo_space(
     scorer = scorer or demo_scorer(models)
     for model in (*models.values(), scorer):
         if model == model_path(model) and (os.path.exists(model) or model.count("/") > 1):
-            raise ValueError(f"{model!r} is a folder of this machine, which a Space does not have. Push it first.")
+            raise ValueError(f"{model!r} is a local folder, which a Space does not have. Push it first.")
     arguments = [f"--scorer={scorer}", *(f"--model={name}={model}" for name, model in models.items())]
     for argument in arguments:
         if not argument.isprintable():
-            raise ValueError(
-                f"{argument!r} holds a line break or another sign that cannot be seen. Choose another name."
-            )
+            raise ValueError(f"{argument!r} contains a line break or another invisible character. Use another name.")
         check_text("An argument of the demo", argument)
     versions = {key: value for key, value in installed_versions().items() if key != "git_revision"}
     card = render_template("space/README.md", models=models, scorer=scorer, versions=versions)

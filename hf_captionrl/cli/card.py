@@ -1,54 +1,50 @@
-"""`captionrl card`: write the card of a model or a data set from what was measured, or check one before a push."""
+"""`captionrl card`: write the card of a model or a data set from its measurements, or check one before a push."""
 
 from __future__ import annotations
 
-import argparse
 import json
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import ClassVar
 
-from hf_captionrl.cli.arguments import add_common
+from hf_captionrl.options import CommandOptions, option
 
-__all__ = ["add_parser", "run"]
-
-_DESCRIPTION = """\
-Render DIR/README.md from DIR/results.json (or that of the folder above) and the facts in DIR/card.json, which a recipe
-writes; of boosted captions from DIR/boosting.json, of a benchmark from DIR/truematch.json. What is given here replaces a
-fact. A model that a trainer saved without a recipe has neither; its card says that nothing was measured. A card with a
-placeholder, a missing metric, a path of this machine or a token is refused.
-"""
-
-_EPILOG = """\
-examples:
-  captionrl card outputs/smile_blip/model
-  captionrl card outputs/smile_blip/model --model_id me/blip-smile --license bsd-3-clause
-  captionrl card outputs/smile_blip/model --check
-  captionrl card outputs/smile --base_model Salesforce/blip-image-captioning-base --license bsd-3-clause
-  captionrl card boosted --dataset_id me/scenes-boosted --license cc-by-4.0
-"""
+__all__ = ["CardOptions", "write_card"]
 
 _FACTS = ("model_id", "base_model", "license", "dataset", "dataset_id", "dataset_description", "language")
 
 
-def add_parser(subcommands: Any) -> None:
-    """Add the subcommand."""
-    parser = subcommands.add_parser(
-        "card",
-        help="write or check the card of a model or a data set",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("folder", type=Path, metavar="DIR", help="folder of the finished model or data set")
-    parser.add_argument("--check", action="store_true", help="only check the card that is there")
-    for name in _FACTS:
-        parser.add_argument(f"--{name}", metavar="TEXT", help=f"replaces {name}, see above")
-    add_common(parser)
-    parser.set_defaults(run=run)
+@dataclass
+class CardOptions(CommandOptions):
+    """Write DIR/README.md from DIR/results.json (or that of the parent folder) and the facts in DIR/card.json.
+
+    A recipe writes both files. Captions of `boost` have boosting.json, a benchmark has truematch.json instead. An option
+    below replaces one fact. A model that a trainer saved without a recipe has no such files; its card says that nothing was
+    measured. A card that contains a placeholder, a local path or a token, or lacks a metric, is refused.
+    """
+
+    examples: ClassVar[str] = """
+        examples:
+          captionrl card outputs/smile_blip/model
+          captionrl card outputs/smile_blip/model --model_id me/blip-smile --license bsd-3-clause
+          captionrl card outputs/smile_blip/model --check
+          captionrl card outputs/smile --base_model Salesforce/blip-image-captioning-base --license bsd-3-clause
+          captionrl card boosted --dataset_id me/scenes-boosted --license cc-by-4.0
+    """
+
+    folder: Path = option(positional=True, metavar="DIR", help="folder of the finished model or data set")
+    check: bool = option(False, help="only check the existing card")
+    model_id: str | None = option(None, metavar="TEXT", help="name of the model on the Hub")
+    base_model: str | None = option(None, metavar="TEXT", help="model that was finetuned")
+    license: str | None = option(None, metavar="TEXT", help="licence of the model or data set, as the Hub spells it")
+    dataset: str | None = option(None, metavar="TEXT", help="name of the training data")
+    dataset_id: str | None = option(None, metavar="TEXT", help="name of the data set on the Hub")
+    dataset_description: str | None = option(None, metavar="TEXT", help="description of the training data")
+    language: str | None = option(None, metavar="TEXT", help="language of the captions")
 
 
 def _rewritten(folder: Path, given: dict[str, str]) -> bool:
-    """Write the card of a data set, if the folder is one."""
+    """Write the card of a data set. False if the folder is not a data set."""
     from hf_captionrl.boosting.card import BOOSTED_FILE, rewrite_boosted_card
     from hf_captionrl.truematch.benchmark_files import MANIFEST_FILE, load_truematch
 
@@ -57,7 +53,9 @@ def _rewritten(folder: Path, given: dict[str, str]) -> bool:
         return False
     foreign = sorted(set(given) - {"dataset_id", "license", "language"})
     if foreign:
-        raise ValueError(f"--{foreign[0]} is no fact of a data set's card. Use --dataset_id, --license or --language.")
+        raise ValueError(
+            f"--{foreign[0]} is not a fact of a data set's card. Use --dataset_id, --license or --language."
+        )
     if boosted:
         rewrite_boosted_card(folder, given)
         return True
@@ -66,45 +64,44 @@ def _rewritten(folder: Path, given: dict[str, str]) -> bool:
 
     found = load_truematch(folder)
     found.manifest["card"].update(given)
-    write_truematch_card(found)  # refuses what must not be published, before it is remembered
+    write_truematch_card(found)  # refuses what must not be published before the manifest keeps it
     write_json(folder / MANIFEST_FILE, found.manifest)
     return True
 
 
 def _write_of_model(folder: Path, given: dict[str, str]) -> str:
-    """Write the card of a model; what is to be said of it."""
+    """Write the card of a model, and return the message for the user."""
     from dataclasses import replace
 
     from hf_captionrl.hub import read_facts, write_model_card, write_unmeasured_card
     from hf_captionrl.hub.model_card import FACTS_FILE
 
     if not folder.is_dir():
-        raise FileNotFoundError(f"There is no folder {str(folder)!r}. Use the one with the finished model.")
+        raise FileNotFoundError(f"There is no folder {str(folder)!r}. Use the folder of the finished model.")
     if not (folder / FACTS_FILE).is_file():
         write_unmeasured_card(folder, **given)
-        licence = "" if "license" in given else " The licence is given as 'other'; use --license to name it."
+        licence = "" if "license" in given else " The licence is 'other'. Use --license to name it."
         return f"written, without results: no recipe has measured this model.{licence}"
     facts = replace(read_facts(folder), **given)  # type: ignore[arg-type]
     found = [path for path in (folder / "results.json", folder.parent / "results.json") if path.is_file()]
     if not found:
-        raise FileNotFoundError(f"Neither {folder} nor the folder above has results.json. Evaluate the model first.")
+        raise FileNotFoundError(f"Neither {folder} nor its parent folder has results.json. Evaluate the model first.")
     write_model_card(folder, json.loads(found[0].read_text(encoding="utf-8")), facts)
     return "written."
 
 
-def run(arguments: argparse.Namespace) -> None:
+def write_card(options: CardOptions) -> None:
     """Write or check the card."""
     from hf_captionrl.hub import check_card
 
-    folder = arguments.folder
-    card = folder / "README.md"
-    if arguments.check:
+    folder, card = options.folder, options.folder / "README.md"
+    if options.check:
         if not card.is_file():
-            raise FileNotFoundError(f"{folder} has no README.md. Write it: captionrl card {folder}")
+            raise FileNotFoundError(f"{folder} has no README.md. Write it with: captionrl card {folder}")
         check_card(card.read_text(encoding="utf-8"))
         said = "checked."
     else:
-        given = {name: value for name in _FACTS if (value := getattr(arguments, name)) is not None}
+        given = {name: value for name in _FACTS if (value := getattr(options, name)) is not None}
         said = "written." if _rewritten(folder, given) else _write_of_model(folder, given)
-    done = "checked" if arguments.check else "written"
-    print(json.dumps({"card": str(card), "state": done}) if arguments.json else f"{card}: {said}")
+    state = "checked" if options.check else "written"
+    print(json.dumps({"card": str(card), "state": state}) if options.json else f"{card}: {said}")

@@ -1,9 +1,11 @@
-"""The commands of `captionrl`: what each is called, where its options are declared, and which function runs it."""
+"""A command of `captionrl`: its name, where its options are declared, and which function runs it."""
 
 from __future__ import annotations
 
 import argparse
 import importlib
+import inspect
+import re
 import textwrap
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,7 +13,10 @@ from typing import Any
 
 from hf_captionrl.options import add_options, options_from
 
-__all__ = ["Command", "add_commands"]
+__all__ = ["Command", "add_commands", "filled"]
+
+
+_LIST_ITEM = re.compile(r" +(?!captionrl )[\w./+-]+ {2,}(?=\S)")
 
 
 @dataclass(frozen=True)
@@ -21,12 +26,13 @@ class Command:
     Args:
         name (`str`): As typed.
         help (`str`): One line in the list of commands.
-        options (`str`): `"module:Class"`, a subclass of `CommandOptions` whose docstring describes the command and whose
-            `examples` end its help text; imported when the command is used.
-        function (`str`): `"module:function"`, called with the options; a module that is left out is that of `options`.
+        options (`str`): `"module:Class"`, a subclass of `CommandOptions`. Its docstring describes the command, its `examples`
+            end the help text. It is imported when the command is used.
+        function (`str`): `"function"` of the same module, or `"module:function"`; called with the options.
         resumes (`bool`): Whether the same command continues an interrupted run.
-        subcommands (`tuple[Command, ...]`): In place of options and function.
+        subcommands (`tuple[Command, ...]`): Instead of options and function.
         description (`str`): Of a command with subcommands.
+        examples (`str`): Of a command with subcommands.
     """
 
     name: str
@@ -36,6 +42,7 @@ class Command:
     resumes: bool = False
     subcommands: tuple[Command, ...] = ()
     description: str = ""
+    examples: str = ""
 
 
 def _load(path: str) -> Any:
@@ -52,16 +59,17 @@ def add_commands(subparsers: Any, commands: Iterable[Command], chosen: str | Non
         if chosen is not None and command.name != chosen:
             continue
         if command.subcommands:
-            parser.description = _filled(command.description)
+            parser.description = filled(command.description)
+            parser.epilog = filled(command.examples) or None
             parser.set_defaults(traceback=False)
             nested = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
             add_commands(nested, command.subcommands)
             examples = [(inner.epilog or "").removeprefix("examples:\n") for inner in nested.choices.values()]
-            parser.epilog = "examples:\n" + "\n".join(filter(None, examples))
+            parser.epilog = parser.epilog or "examples:\n" + "\n".join(filter(None, examples))
             continue
         cls = _load(command.options)
-        parser.description = _filled(cls.__doc__ or "")
-        parser.epilog = textwrap.dedent(cls.examples).strip() or None
+        parser.description = filled(cls.__doc__ or "")
+        parser.epilog = filled(cls.examples) or None
         add_options(parser, cls)
         function = (
             command.function if ":" in command.function else f"{command.options.partition(':')[0]}:{command.function}"
@@ -76,9 +84,21 @@ def _runner(cls: type[Any], function: str) -> Any:
     return run
 
 
-def _filled(text: str) -> str:
-    """A docstring as paragraphs of the terminal's width; indented paragraphs stay as they are."""
-    first, _, rest = text.strip().partition("\n")
-    paragraphs = f"{first}\n{textwrap.dedent(rest)}".split("\n\n")
+def filled(text: str) -> str:
+    """A text wrapped at the terminal's width. Examples stay as they are; list items (`name    text`) keep their indent."""
+    paragraphs = inspect.cleandoc(text).split("\n\n")
     width = argparse.HelpFormatter("")._width
-    return "\n\n".join(p if p.startswith(" ") else textwrap.fill(p, width) for p in paragraphs)
+    return "\n\n".join(_filled_paragraph(paragraph, width) for paragraph in paragraphs)
+
+
+def _filled_paragraph(paragraph: str, width: int) -> str:
+    lines = paragraph.splitlines()
+    if not any(line.startswith(" ") for line in lines):
+        return textwrap.fill(paragraph, width)
+    wrapped = []
+    for line in lines:
+        item = _LIST_ITEM.match(line)
+        is_example = line.startswith(" ") and item is None
+        indent = " " * item.end() if item else ""
+        wrapped.append(line if is_example else textwrap.fill(line, width, subsequent_indent=indent))
+    return "\n".join(wrapped)

@@ -1,8 +1,7 @@
-"""`captionrl doctor`: what is installed, and what will and will not work with it."""
+"""`captionrl doctor`: what is installed, and what works with it."""
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import json
 import os
@@ -11,50 +10,41 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import ClassVar
 
-from hf_captionrl.cli.arguments import add_common
+from hf_captionrl.options import CommandOptions
 
-__all__ = ["Finding", "add_parser", "examine", "run"]
-
-_EPILOG = """\
-examples:
-  captionrl doctor
-  captionrl doctor --json
-
-Ends with 0 if everything that the package itself needs is there, else with 1. What is optional never fails.
-"""
-
+__all__ = ["DoctorOptions", "Finding", "examine", "report"]
 
 _HUB_TIMEOUT_S = 5.0
 
 
 @dataclass
+class DoctorOptions(CommandOptions):
+    """Check versions, devices, Java, spaCy, browser, caches, the Hub (one request) and the shipped models."""
+
+    examples: ClassVar[str] = """
+        examples:
+          captionrl doctor
+          captionrl doctor --json
+
+        The exit code is 0 if everything that the package needs is present, else 1. Optional parts never fail.
+    """
+
+
+@dataclass
 class Finding:
-    """What was found out about one thing.
+    """One line of the report.
 
     Args:
-        name (`str`): The thing.
-        state (`str`): `"ok"`, `"missing"` (optional and not there) or `"broken"` (needed, and not there or unusable).
-        what (`str`): Version, place, or what does not work without it and how to get it.
+        name (`str`): What was checked.
+        state (`str`): `"ok"`, `"missing"` (an optional part) or `"broken"` (a needed part that is missing or unusable).
+        what (`str`): Version or place; if missing, what does not work and how to get it.
     """
 
     name: str
     state: str
     what: str
-
-
-def add_parser(subcommands: Any) -> None:
-    """Add the subcommand."""
-    parser = subcommands.add_parser(
-        "doctor",
-        help="say what is installed, and what will and will not work",
-        description="Look at versions, devices, Java, spaCy, browser, caches, the Hub (one request) and the shipped models.",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add_common(parser)
-    parser.set_defaults(run=run)
 
 
 def _packages() -> list[Finding]:
@@ -83,7 +73,7 @@ def _devices() -> list[Finding]:
 
     found = [Finding("processor cores", "ok", f"{os.cpu_count()}, torch uses {torch.get_num_threads()}")]
     if not torch.cuda.is_available():
-        return [*found, Finding("GPU", "missing", "the recipes' paper settings want one; the embedded world does not")]
+        return [*found, Finding("GPU", "missing", "the papers' settings need one; the embedded world does not")]
     for index in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(index)
         memory = f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB"
@@ -95,7 +85,7 @@ def _optional_modules() -> list[Finding]:
     without = {
         "faiss": "bags of millions of images: pip install 'hf-captionrl[faiss]'",
         "av": "videos other than GIF, WebP and PNG: pip install 'hf-captionrl[video]'",
-        "spacy": "captions cut to subject and verb: pip install 'hf-captionrl[analysis]'",
+        "spacy": "captions shortened to subject and verb: pip install 'hf-captionrl[analysis]'",
         "vllm": "fast generation for SelfRetrievalGRPOTrainer and boosting: pip install vllm",
         "deepspeed": "ZeRO-2 and ZeRO-3: pip install deepspeed",
         "gradio": "captionrl demo: pip install 'hf-captionrl[demo]'",
@@ -105,7 +95,9 @@ def _optional_modules() -> list[Finding]:
     found = []
     for name, lost in without.items():
         there = importlib.util.find_spec(name) is not None
-        found.append(Finding(name, "ok" if there else "missing", "installed" if there else f"without it no {lost}"))
+        found.append(
+            Finding(name, "ok" if there else "missing", "installed" if there else f"not installed; needed for {lost}")
+        )
     if importlib.util.find_spec("spacy") is not None:
         import spacy
 
@@ -147,7 +139,7 @@ def _places() -> list[Finding]:
 
 
 def _hub() -> Finding:
-    """Ask the Hub for something small: an address alone says nothing about whether it can be reached."""
+    """Whether the Hub answers a small request."""
     from huggingface_hub import constants, get_session
 
     if constants.HF_HUB_OFFLINE:
@@ -179,7 +171,7 @@ def _shipped_models() -> list[Finding]:
 
 
 def examine() -> dict[str, list[Finding]]:
-    """Look at everything."""
+    """Run every check."""
     groups: dict[str, Callable[[], list[Finding]]] = {
         "packages": _packages,
         "devices": _devices,
@@ -192,15 +184,15 @@ def examine() -> dict[str, list[Finding]]:
     for name, look in groups.items():
         try:
             found[name] = look()
-        except Exception as error:  # whatever is wrong with this machine must not end the report
+        except Exception as error:  # a fault of this machine must not end the report
             found[name] = [Finding(name, "broken", f"{type(error).__name__}: {error}")]
     return found
 
 
-def run(arguments: argparse.Namespace) -> None:
+def report(options: DoctorOptions) -> None:
     """Print the report."""
     found = examine()
-    if arguments.json:
+    if options.json:
         print(json.dumps({name: [asdict(f) for f in findings] for name, findings in found.items()}, indent=1))
     else:
         signs = {"ok": " ok ", "missing": " -- ", "broken": "FAIL"}

@@ -1,4 +1,4 @@
-"""Parse, run, and end with a code: 0 done, 2 usage or bad input (one line says which), 1 anything else."""
+"""Parse, run, and end with an exit code: 0 done, 2 usage or bad input (one line says which), 1 anything else."""
 
 from __future__ import annotations
 
@@ -8,25 +8,15 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
-from hf_captionrl.cli import (
-    card,
-    completion,
-    convert,
-    demo,
-    doctor,
-    evaluate,
-    explain,
-    gallery,
-    metrics,
-    push,
-    train,
-)
-from hf_captionrl.cli.commands import Command, add_commands
+from hf_captionrl.cli.commands import Command, add_commands, filled
 from hf_captionrl.console import CheckedOutput, announce_offline_waits, is_input_error, one_line
 
-__all__ = ["build_parser", "console", "main"]
+if TYPE_CHECKING:
+    from hf_captionrl.cli.completion import CompletionOptions
+
+__all__ = ["COMMANDS", "build_parser", "complete", "console", "main"]
 
 _EPILOG = """\
 examples:
@@ -46,11 +36,35 @@ Each command has its own --help, with more examples. Exit codes: 0 done, 2 usage
 
 COMMANDS: tuple[Command, ...] = (
     Command(
+        "train",
+        "finetune a captioner by one of the methods",
+        options="cli.train:TrainOptions",
+        function="train",
+    ),
+    Command(
         "caption",
         "write captions of a data set, resumable",
         options="evaluation.write_captions:CaptionOptions",
         function="write_captions",
         resumes=True,
+    ),
+    Command(
+        "evaluate",
+        "compare files of captions, side by side",
+        options="evaluation.evaluate_captions:EvaluateOptions",
+        function="evaluate_captions",
+    ),
+    Command(
+        "explain",
+        "show a caption token by token, under MLE, SMILE and self-retrieval",
+        options="explain.write_explanation:ExplainOptions",
+        function="explain",
+    ),
+    Command(
+        "gallery",
+        "show captions of several systems side by side, errors marked",
+        options="gallery.write_pages:GalleryOptions",
+        function="write_pages",
     ),
     Command(
         "bags",
@@ -142,34 +156,86 @@ COMMANDS: tuple[Command, ...] = (
         function="boosting.boost:boost",
         resumes=True,
     ),
+    Command(
+        "card",
+        "write or check the card of a model or a data set",
+        options="cli.card:CardOptions",
+        function="write_card",
+    ),
+    Command(
+        "push",
+        "publish a model or data set, or repeat a push that failed",
+        options="cli.push:PushOptions",
+        function="push",
+    ),
+    Command(
+        "convert",
+        "write a checkpoint of pickles as safetensors",
+        options="conversion.command:ConvertOptions",
+        function="convert_checkpoint",
+    ),
+    Command(
+        "metrics",
+        "make evaluate.load find the metrics by name",
+        description="The metrics as modules of the `evaluate` library.",
+        examples="""
+            examples:
+              captionrl metrics install
+              python -c 'import evaluate; print(evaluate.load("self_retrieval").description)'
+              captionrl metrics path caption_diversity
+        """,
+        subcommands=(
+            Command(
+                "install",
+                "add every metric to evaluate's modules cache",
+                options="cli.metrics:InstallOptions",
+                function="install_metrics",
+            ),
+            Command("path", "print the folder of a metric", options="cli.metrics:PathOptions", function="print_path"),
+        ),
+    ),
+    Command(
+        "demo",
+        "show captioners and the images that their captions find, on a local page",
+        options="album.demo:DemoOptions",
+        function="serve_demo",
+    ),
+    Command(
+        "doctor",
+        "say what is installed, and what works with it",
+        options="cli.doctor:DoctorOptions",
+        function="report",
+    ),
+    Command(
+        "completion",
+        "print a completion script for bash, zsh or fish",
+        options="cli.completion:CompletionOptions",
+        function="cli.main:complete",
+    ),
 )
 
 
 def build_parser(chosen: str | None = None) -> argparse.ArgumentParser:
-    """The parser of the whole command line."""
+    """The parser of the whole command line, or only of the options of one command."""
     parser = argparse.ArgumentParser(
         prog="captionrl",
-        description="Train captioners, write captions, compare captioners, mine bags of similar images, publish and convert models, install the metrics.",
+        description=filled(
+            "Train captioners, write captions, compare captioners, mine bags of similar images, publish and convert models, "
+            "install the metrics."
+        ),
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     subcommands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     add_commands(subcommands, COMMANDS, chosen)
-    for module in (
-        train,
-        evaluate,
-        explain,
-        gallery,
-        card,
-        push,
-        convert,
-        metrics,
-        demo,
-        doctor,
-        completion,
-    ):
-        module.add_parser(subcommands)
     return parser
+
+
+def complete(options: CompletionOptions) -> None:
+    """Print the completion script of this parser."""
+    from hf_captionrl.cli.completion import print_script
+
+    print_script(options, build_parser())
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -187,13 +253,13 @@ def _run(argv: Sequence[str] | None) -> int:
     try:
         words = sys.argv[1:] if argv is None else list(argv)
         arguments = build_parser(words[0] if words else "").parse_args(words)
-    except SystemExit as stop:  # argparse has said why
+    except SystemExit as stop:  # argparse has printed the reason
         return stop.code if isinstance(stop.code, int) else 2
     try:
         arguments.run(arguments)
-    except BrokenPipeError:  # whoever reads the output (`head`) has enough
+    except BrokenPipeError:  # the reader of the output (`head`) has closed it
         return 0
-    except SystemExit as stop:  # a program beneath this one has said why
+    except SystemExit as stop:  # a subprocess has printed the reason
         return stop.code if isinstance(stop.code, int) else 1
     except KeyboardInterrupt:
         hint = "; the same command resumes" if getattr(arguments, "resumes", False) else ""
@@ -211,8 +277,8 @@ def _run(argv: Sequence[str] | None) -> int:
 
 
 def console() -> NoReturn:
-    """The console script: as `main`, with the libraries' progress and warnings turned down."""
-    # Set for this process and before the libraries are imported; a program that calls `main` keeps its own settings.
+    """Entry point of the console script: `main` without the libraries' progress bars and warnings."""
+    # Set before the libraries are imported, and only here: a program that calls `main` keeps its own settings.
     for name, value in {
         "TRANSFORMERS_VERBOSITY": "error",
         "HF_HUB_DISABLE_PROGRESS_BARS": "1",

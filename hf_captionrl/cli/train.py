@@ -10,12 +10,13 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import ClassVar
 
-from hf_captionrl.cli.arguments import add_common
+from hf_captionrl.options import CommandOptions, option
 
-__all__ = ["METHODS", "add_parser", "recipe_path", "run"]
+__all__ = ["METHODS", "TrainOptions", "recipe_path", "train"]
 
 METHODS = {
     "smile": ("smile_blip.py", "SMILE for any captioner: cross-entropy over the words of the caption at hand"),
@@ -26,14 +27,14 @@ METHODS = {
     "smile-video": ("smile_video.py", "SMILE on videos"),
     "smile-text": ("smile_llama_lora.py", "SMILE for text: a language model with LoRA on instructions"),
 }
-"""Name of a method, its recipe, and what it is."""
+"""Recipe and description of each method."""
 
-_EPILOG = """\
+_EXAMPLES = """\
 methods:
 {methods}
 
-Options of this command stand before METHOD. Everything after it goes to the recipe: --help there lists its arguments, --config takes a YAML file of
-recipes/configs, by path or as its name alone (such as coco.yaml).
+Options of this command stand before METHOD; the recipe gets everything after it. --help there lists the arguments of the
+recipe, --config takes a YAML file of recipes/configs, by path or by name (such as coco.yaml).
 
 examples:
   captionrl train smile
@@ -46,28 +47,24 @@ examples:
 """
 
 
-def add_parser(subcommands: Any) -> None:
-    """Add the subcommand."""
-    methods = "\n".join(f"  {name:<24}{what}" for name, (_, what) in METHODS.items())
-    parser = subcommands.add_parser(
-        "train",
-        help="finetune a captioner by one of the methods",
-        description="Run a recipe.",
-        epilog=_EPILOG.format(methods=methods),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+@dataclass
+class TrainOptions(CommandOptions):
+    """Run a recipe."""
+
+    examples: ClassVar[str] = _EXAMPLES.format(
+        methods="\n".join(f"  {name:<24}{what}" for name, (_, what) in METHODS.items())
     )
-    parser.add_argument("--processes", type=int, default=1, metavar="P", help="more than one: through accelerate")
-    parser.add_argument(
-        "--accelerate_config", metavar="FILE", help="of `accelerate config`, or a name in recipes/accelerate"
+
+    processes: int = option(1, metavar="P", help="more than one: through accelerate")
+    accelerate_config: str | None = option(
+        None, metavar="FILE", help="of `accelerate config`, or a name in recipes/accelerate"
     )
-    add_common(parser)
-    parser.add_argument("method", metavar="METHOD", choices=sorted(METHODS), help="one of those below")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="of the recipe")
-    parser.set_defaults(run=run)
+    method: str = option(positional=True, metavar="METHOD", choices=sorted(METHODS), help="one of those below")
+    arguments: list[str] = option(positional=True, nargs=argparse.REMAINDER, metavar="...", help="of the recipe")
 
 
 def recipe_path(*parts: str) -> Path:
-    """A file of `recipes/`: of the checkout, or where a wheel puts it."""
+    """A file of `recipes/`, in a checkout or where a wheel installs it."""
     folders = (
         Path(__file__).parents[2] / "recipes",
         Path(sysconfig.get_path("data"), "share/hf_captionrl/recipes"),
@@ -82,7 +79,7 @@ def recipe_path(*parts: str) -> Path:
 
 
 def _with_config(arguments: list[str], recipe: str) -> list[str]:
-    """The arguments, a configuration that is only named replaced by its path."""
+    """The arguments, with the path of a configuration in place of its name."""
     found = [
         part
         for argument in arguments
@@ -96,8 +93,8 @@ def _with_config(arguments: list[str], recipe: str) -> list[str]:
     return found
 
 
-def _run_for_json(arguments: argparse.Namespace, command: list[str], recipe: str, own: list[str]) -> None:
-    """Run the recipe beneath this process, all that it says on stderr, and print what it made."""
+def _run_for_json(options: TrainOptions, command: list[str], recipe: str, own: list[str]) -> None:
+    """Run the recipe in a subprocess with its output on stderr, and print its results."""
     from hf_captionrl.hub import public_command
 
     with tempfile.TemporaryDirectory() as folder:
@@ -106,7 +103,7 @@ def _run_for_json(arguments: argparse.Namespace, command: list[str], recipe: str
         script = str(Path(__file__).with_name("train_recipe.py"))
         wrapped = [*command[:start], script, str(said), *command[start:]]
         running = subprocess.Popen(wrapped, stdout=2)
-        # Who ends this process means the training, which saves first. Ctrl-C reaches both by itself.
+        # SIGTERM is passed on to the training, which saves first; Ctrl-C reaches both processes by itself.
         wanted = {signal.SIGTERM: lambda *_: running.terminate(), signal.SIGINT: lambda *_: None}
         before = {number: signal.signal(number, handler) for number, handler in wanted.items()}
         try:
@@ -118,32 +115,32 @@ def _run_for_json(arguments: argparse.Namespace, command: list[str], recipe: str
             sys.exit(code if code > 0 else 128 - code)
         path = json.loads(said.read_text(encoding="utf-8"))["results"] if said.is_file() else None
     results = None if path is None else json.loads(Path(path).read_text(encoding="utf-8"))
-    result = {"method": arguments.method, "recipe": Path(recipe).name, "arguments": public_command(own), "path": path}
+    result = {"method": options.method, "recipe": Path(recipe).name, "arguments": public_command(own), "path": path}
     print(json.dumps({**result, "results": results}, ensure_ascii=False))
 
 
-def run(arguments: argparse.Namespace) -> None:
-    """Replace this process by the recipe's; with `--json` wait for it, and print its results."""
-    if arguments.processes < 1:
-        raise ValueError(f"--processes is {arguments.processes}. Use 1 or more.")
-    file = METHODS[arguments.method][0]
+def train(options: TrainOptions) -> None:
+    """Replace this process with the recipe's; with `--json` wait for it, and print its results."""
+    if options.processes < 1:
+        raise ValueError(f"--processes is {options.processes}. Use 1 or more.")
+    file = METHODS[options.method][0]
     recipe = str(recipe_path(file))
-    own = _with_config(arguments.arguments, file)
-    # -P: a file in the working folder, such as accelerate.py, must not take the place of an installed module.
+    own = _with_config(options.arguments, file)
+    # -P: a file in the working folder, such as accelerate.py, must not shadow an installed module.
     start = [sys.executable, "-P"]
-    passed = [*own, "--traceback"] if arguments.traceback else own
+    passed = [*own, "--traceback"] if options.traceback else own
     command = [*start, recipe, *passed]
-    if arguments.processes > 1 or arguments.accelerate_config:
+    if options.processes > 1 or options.accelerate_config:
         launcher = str(Path(__file__).with_name("train_launch.py"))
-        command = [*start, launcher, "--num_processes", str(arguments.processes)]
-        if arguments.accelerate_config:
-            config = arguments.accelerate_config
+        command = [*start, launcher, "--num_processes", str(options.processes)]
+        if options.accelerate_config:
+            config = options.accelerate_config
             named = config if Path(config).exists() or os.sep in config else str(recipe_path("accelerate", config))
             command += ["--config_file", named]
         command += [recipe, *passed]
-    if arguments.json:
-        _run_for_json(arguments, command, recipe, own)
+    if options.json:
+        _run_for_json(options, command, recipe, own)
         return
     sys.stdout.flush()
-    # The recipe gets the signals and gives the exit code, as if it had been called itself.
+    # The recipe receives the signals and sets the exit code, as if it had been called directly.
     os.execv(command[0], command)  # this Python, no shell # nosec B606

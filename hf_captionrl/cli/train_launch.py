@@ -1,7 +1,7 @@
 """Starts the processes of `captionrl train --processes N`: `python -P train_launch.py OPTIONS RECIPE ARGUMENTS`.
 
-As `accelerate launch`, except that no process has the working folder on its path, that an error of the user is printed once
-for all processes, and that the exit code is that of the process which failed first.
+Like `accelerate launch`, with three differences: no process has the working folder on its path, a user's error is printed
+once for all processes, and the exit code is that of the first process that failed.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ def launch(argv: Sequence[str]) -> int:
     from hf_captionrl.console import ERROR_FOLDER
 
     os.environ["PYTHONSAFEPATH"] = "1"
-    # For DeepSpeed it would add the working folder to PYTHONPATH.
+    # It would add the working folder to PYTHONPATH for DeepSpeed.
     accelerate.utils.launch.env_var_path_add = lambda name, folder: os.environ.get(name, "")
-    # What its loggers say of a failed process is repeated below in one line.
+    # The lines below report a failed process instead of its loggers.
     for name in ("agent", "multiprocessing"):
         logging.getLogger(f"torch.distributed.elastic.{name}").setLevel(logging.CRITICAL)
     with tempfile.TemporaryDirectory() as folder:
@@ -42,7 +42,7 @@ def launch(argv: Sequence[str]) -> int:
             code = failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode
             if not list(Path(folder).iterdir()):
                 print(f"captionrl train: error: process {rank} ended with exit code {code}.", file=sys.stderr)
-        except SignalException as error:  # the processes were told, and have saved
+        except SignalException as error:  # the processes received the signal and have saved
             code = 128 + int(error.sigval)
         except subprocess.CalledProcessError as error:
             code = error.returncode if error.returncode > 0 else 128 - error.returncode

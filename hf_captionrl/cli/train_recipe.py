@@ -1,6 +1,6 @@
 """A recipe as `captionrl train --json` runs it: `python train_recipe.py SAID RECIPE ARGUMENTS`.
 
-As if the recipe had been called itself; the main process says in the file SAID where the results are.
+As if the recipe had been called directly; the main process writes the place of the results into the file SAID.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def run_recipe(said: str, recipe: str, arguments: Sequence[str]) -> Path | None:
     sys.argv = [recipe, *arguments]  # the manifest says how the recipe was called
     spec = importlib.util.spec_from_file_location(Path(recipe).stem, recipe)
     if spec is None or spec.loader is None:
-        raise ValueError(f"{recipe!r} is no Python file. Name a recipe, such as recipes/smile_blip.py.")
+        raise ValueError(f"{recipe!r} is not a Python file. Use a recipe, such as recipes/smile_blip.py.")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses look for their annotations there
     spec.loader.exec_module(module)

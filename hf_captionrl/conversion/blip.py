@@ -1,4 +1,4 @@
-"""Captioners of BLIP's published code: names and sizes of `BlipForConditionalGeneration`.
+"""Captioners of BLIP's published code, renamed for `BlipForConditionalGeneration`.
 
 The renaming is documented by transformers' `convert_blip_original_pytorch_to_hf.py`.
 """
@@ -50,7 +50,7 @@ def is_blip(names: set[str]) -> bool:
 
 
 def blip_names(state: dict[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
-    """The names of transformers for a captioner's tensors."""
+    """Rename the tensors of a captioner for transformers; also returns the parts that were left out."""
     parts = {name.partition(".")[0] for name in state}
     if "text_decoder" not in parts or ("text_encoder" in parts and "itm_head" not in parts):
         raise ValueError(
@@ -64,7 +64,7 @@ def blip_names(state: dict[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
         if part in _DROPPED:
             dropped.add(part)
         elif name.endswith(".position_ids"):
-            continue  # a buffer that transformers makes itself
+            continue  # a buffer that transformers creates
         elif part == "text_decoder":
             found[name] = value
         elif name in _OUTSIDE:

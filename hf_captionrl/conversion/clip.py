@@ -1,4 +1,4 @@
-"""CLIP of OpenAI's published code: names and sizes of transformers' `CLIPModel`.
+"""CLIP of OpenAI's published code, renamed for transformers' `CLIPModel`.
 
 The renaming is documented by transformers' `convert_clip_original_pytorch_to_hf.py`.
 """
@@ -47,7 +47,7 @@ def is_clip(names: set[str]) -> bool:
 
 
 def clip_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The names of transformers; queries, keys and values apart, projections transposed."""
+    """Rename the tensors for transformers, with separate queries, keys and values, and transposed projections."""
     if "visual.layer1.0.conv1.weight" in state:
         raise ValueError(
             "The vision tower is a ResNet, which transformers' CLIP does not have. Use a checkpoint with a vision transformer, "

@@ -1,6 +1,6 @@
 """Checkpoints of ClipCap's published code: the mapper (`clip_project.*`) and usually GPT-2 (`gpt.*`).
 
-They hold nothing else: the vision tower, the tokenizer and the shape of the language model come from other checkpoints.
+The vision tower, the tokenizer and the shape of the language model come from other checkpoints.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from hf_captionrl.checkpoints.loading import read_config
 from hf_captionrl.checkpoints.shipped import model_path
+from hf_captionrl.conversion.sizes import misfits
 
 if TYPE_CHECKING:
     from hf_captionrl.models.clipcap import ClipCapForConditionalGeneration
@@ -20,7 +21,7 @@ __all__ = ["assemble_clipcap", "check_shapes", "is_clipcap", "mapper_settings", 
 
 MAPPER, LANGUAGE_MODEL = "clip_project.", "gpt."
 CAUSAL_MASK = re.compile(r"\.attn\.(masked_)?bias$")
-"""Buffers of old versions of GPT-2; today's makes its mask itself."""
+"""Buffers of old versions of GPT-2; the current one computes its mask."""
 
 
 def is_clipcap(names: set[str]) -> bool:
@@ -29,15 +30,15 @@ def is_clipcap(names: set[str]) -> bool:
 
 
 def mapper_settings(state: dict[str, Tensor], width: int) -> dict[str, Any]:
-    """Find out the mapper's kind and lengths from the shapes."""
+    """Kind and lengths of the mapper, from the shapes."""
     first, last, constant = (state.get(MAPPER + n) for n in ("model.0.weight", "model.2.weight", "prefix_const"))
     if constant is not None:
         layers = {name.split(".")[3] for name in state if name.startswith(MAPPER + "transformer.layers.")}
         linear = state.get(MAPPER + "linear.weight")
         if linear is None or linear.size(0) % width or constant.size(1) != width:
             raise ValueError(
-                f"The transformer mapper was made for a language model of width {constant.size(1)}, not {width}. Pass the "
-                "right --language_model."
+                f"The transformer mapper was made for a language model of width {constant.size(1)}, not {width}. Use the "
+                "--language_model that it was trained with."
             )
         return {
             "mapping_type": "transformer",
@@ -47,18 +48,19 @@ def mapper_settings(state: dict[str, Tensor], width: int) -> dict[str, Any]:
         }
     if first is None or last is None:
         raise ValueError(
-            f"{MAPPER}* is neither the published MLP (model.0, model.2) nor the published transformer (prefix_const)."
+            f"{MAPPER}* is neither the published MLP (model.0, model.2) nor the published transformer (prefix_const). "
+            "Use a checkpoint of ClipCap as it was released."
         )
     if last.size(0) % width:
         raise ValueError(
-            f"The MLP's output ({last.size(0)}) is not a multiple of the language model's width ({width}). Pass the right "
-            "--language_model."
+            f"The MLP's output ({last.size(0)}) is not a multiple of the language model's width ({width}). Use the "
+            "--language_model that it was trained with."
         )
     return {"mapping_type": "mlp", "prefix_length": last.size(0) // width}
 
 
 def renamed(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Our names for the published ones."""
+    """The tensors under the names of `ClipCapForConditionalGeneration`."""
     found: dict[str, Tensor] = {}
     for name, value in state.items():
         if CAUSAL_MASK.search(name):
@@ -75,28 +77,20 @@ def renamed(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def check_shapes(found: dict[str, Tensor], model: ClipCapForConditionalGeneration) -> None:
-    """Refuse a checkpoint that does not fill mapper and language model exactly."""
+    """Refuse a checkpoint whose tensors are not those of mapper and language model."""
     expected = {n: v for n, v in model.state_dict().items() if not n.startswith("vision_tower.")}
     if not any(name.startswith("language_model.") for name in found):
         expected = {n: v for n, v in expected.items() if n.startswith("mapper.")}
-    wrong = [f"{n} is missing" for n in sorted(expected.keys() - found.keys())]
-    wrong += [f"{n} is unknown" for n in sorted(found.keys() - expected.keys())]
-    wrong += [
-        f"{n} is {tuple(found[n].shape)} instead of {tuple(expected[n].shape)}"
-        for n in sorted(found.keys() & expected.keys())
-        if found[n].shape != expected[n].shape
-    ]
-    if wrong:
-        shown = "; ".join(wrong[:5]) + ("; ..." if len(wrong) > 5 else "")
+    if wrong := misfits(found, expected):
         raise ValueError(
-            f"The checkpoint does not fit --vision_model and --language_model: {shown}. Pass those it was trained with."
+            f"The checkpoint does not fit --vision_model and --language_model: {wrong}. Use those it was trained with."
         )
 
 
 def assemble_clipcap(
     state: dict[str, Tensor], *, vision_model: str, language_model: str, **settings: Any
 ) -> tuple[ClipCapForConditionalGeneration, Any, bool]:
-    """Make the model of a published checkpoint."""
+    """Build the model of a published checkpoint; also returns its processor, and whether only the mapper was stored."""
     from hf_captionrl.models.clipcap.assembly import assemble
 
     found = renamed(state)

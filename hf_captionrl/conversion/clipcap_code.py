@@ -1,7 +1,7 @@
-"""ClipCap's code beside a checkpoint, for people who do not have this package.
+"""Adds ClipCap's code to a checkpoint, for users without this package.
 
-transformers alone then loads the folder with `trust_remote_code=True`; where hf_captionrl is imported, its own classes are
-used and nothing in the folder is run.
+transformers then loads the folder with `trust_remote_code=True`. A program that imports hf_captionrl uses its classes and
+runs no code from the folder.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MODULES = ("configuration_clipcap", "modeling_clipcap", "processing_clipcap")
 
 
 def export_code(folder: Path) -> list[Path]:
-    """Write the code, and name it in the configurations."""
+    """Write the code, and add it to the `auto_map` of the configurations."""
     configs: dict[Path, dict[str, Any]] = {}
     for name, auto_map in AUTO_MAPS.items():
         path = folder / name
@@ -36,7 +36,7 @@ def export_code(folder: Path) -> list[Path]:
     model_type = configs[folder / "config.json"].get("model_type")
     if model_type != "clipcap":
         raise ValueError(
-            f"{folder} holds a model of type {model_type!r}, not 'clipcap'. Only ClipCap's code is exported."
+            f"{folder} holds a model of type {model_type!r}, not 'clipcap'. Use --with_code only for ClipCap."
         )
     source = Path(str(clipcap.__file__)).parent
     for module in MODULES:

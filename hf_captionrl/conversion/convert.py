@@ -1,6 +1,6 @@
-"""From a checkpoint that holds pickles, or that published code wrote, to a folder that `load_captioner` and `load_scorer` take.
+"""Converts a checkpoint of pickles, or of published code, to a folder for `load_captioner` and `load_scorer`.
 
-Pickles are opened in `unpickling.py` alone, in another process. What is done here reads safetensors.
+Only `unpickling.py` opens pickles, in another process. This file reads safetensors.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from hf_captionrl.io import write_json
 __all__ = ["convert"]
 
 _COPIED = ("*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken", "README*", "LICENSE*", "NOTICE*")
-"""Configuration, tokenizer, processor and papers; never code, nor weights of another format."""
+"""Configuration, tokenizer, processor, README and licence; never code or weights of another format."""
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 _STATE = re.compile(r"(training_args|optimizer|scheduler|scaler|rng_state\S*)\.(bin|pt|pth)")
 """Pickles of a Trainer, which are not weights."""
@@ -71,7 +71,7 @@ def convert(
 
 @contextlib.contextmanager
 def _new_folder(output: Path) -> Iterator[Path]:
-    """A folder that takes its name when everything in it is written, and is removed otherwise."""
+    """A folder that gets its name when it is complete, and is removed on an error."""
     output.parent.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix=f".{output.name}-", dir=output.parent))
     try:
@@ -91,14 +91,14 @@ def _umask() -> int:
 
 
 def _downloaded(name: str, revision: str | None, *, with_weights: bool) -> Path:
-    """A repository on the Hub as a folder, pickles included if they are to be converted."""
+    """A repository on the Hub as a folder, with its pickles if `with_weights`."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
     from huggingface_hub.utils import httpx
 
     if hub_name(name) is None or name.startswith((".", "~")):
         raise FileNotFoundError(
-            f"There is no file or folder {name!r}. Check the path, or pass a name on the Hub (owner/name)."
+            f"There is no file or folder {name!r}. Use an existing path, or a name on the Hub (owner/name)."
         )
     patterns = [*_COPIED, *(_PICKLES if with_weights else ())]
     try:
@@ -107,7 +107,7 @@ def _downloaded(name: str, revision: str | None, *, with_weights: bool) -> Path:
         said = " ".join(str(error).split())
         raise FileNotFoundError(
             f"{name!r} is neither a file, a folder, nor a reachable repository on the Hub ({said[:200]}). Check the name; "
-            "offline, only what was downloaded before can be converted."
+            "offline, use a repository in the cache."
         ) from error
 
 
@@ -148,7 +148,7 @@ def _unpickle(place: Path, output: Path, report: Report) -> list[str]:
 
 
 def _write_folder(place: Path, folder: Path, report: Report, with_code: bool) -> None:
-    """A folder of transformers, PEFT or open_clip: the same files, with weights in safetensors."""
+    """A folder of transformers, PEFT or open_clip: the same files, with weights as safetensors."""
     if (place / "adapter_config.json").is_file():
         report.kind, source, target = "adapter", "adapter_model.bin", "adapter_model.safetensors"
     elif (place / "open_clip_config.json").is_file():
@@ -161,7 +161,7 @@ def _write_folder(place: Path, folder: Path, report: Report, with_code: bool) ->
         for path in safe:
             shutil.copyfile(path, folder / path.name)
     elif safe:
-        raise ValueError(f"{report.source!r} has {safe[0].name} already. Load it as it is.")
+        raise ValueError(f"{report.source!r} already has {safe[0].name}. Use it without conversion.")
     elif (place / source).is_file():
         _unpickle(place / source, folder / target, report)
     elif report.kind == "transformers model" and index.is_file():
@@ -196,7 +196,7 @@ def _write_shards(index: Path, folder: Path, report: Report) -> None:
 
 
 def _copy(place: Path, folder: Path) -> list[str]:
-    """Copy configuration, tokenizer, processor and papers that are not written yet."""
+    """Copy configuration, tokenizer, processor, README and licence that are not written yet."""
     copied = []
     for path in sorted({path for pattern in _COPIED for path in place.glob(pattern)}):
         if path.is_file() and not path.name.endswith(".index.json") and not (folder / path.name).exists():

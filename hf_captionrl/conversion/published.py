@@ -1,4 +1,4 @@
-"""Checkpoints of the published code of BLIP, CLIP and ClipCap, told apart by the names of their tensors."""
+"""Checkpoints of the published code of BLIP, CLIP and ClipCap, identified by the names of their tensors."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from hf_captionrl.conversion.blip import blip_config, blip_names, is_blip
 from hf_captionrl.conversion.clip import clip_config, clip_names, is_clip
 from hf_captionrl.conversion.clipcap import assemble_clipcap, is_clipcap
 from hf_captionrl.conversion.report import Report
+from hf_captionrl.conversion.sizes import misfits
 
 __all__ = ["write_published"]
 
 VISION_MODEL, LANGUAGE_MODEL = "openai/clip-vit-base-patch32", "openai-community/gpt2"
-"""What ClipCap's published checkpoints were trained with."""
+"""The models that ClipCap's published checkpoints were trained with."""
 
 
 def write_published(
@@ -33,8 +34,8 @@ def write_published(
         _write_clip(state, folder, report, like)
     else:
         raise ValueError(
-            f"{report.source!r} has tensors such as {min(names)}, which the published code of BLIP, CLIP and ClipCap does not "
-            "name so. Use an output that ends in .safetensors to keep the names, or a folder with a config.json."
+            f"{report.source!r} has tensors such as {min(names)}, which are not names of the published code of BLIP, CLIP and "
+            "ClipCap. Use an output that ends in .safetensors to keep the names, or a folder with a config.json."
         )
 
 
@@ -44,7 +45,7 @@ def _write_clipcap(state: dict[str, Tensor], folder: Path, report: Report, setti
     model, processor, mapper_alone = assemble_clipcap(state, **settings)
     if mapper_alone:
         report.notes.append(
-            f"The checkpoint holds the mapper alone; the language model is {settings['language_model']} as published."
+            f"The checkpoint holds only the mapper; the language model is {settings['language_model']} as published."
         )
     model.save_pretrained(folder)
     processor.save_pretrained(folder)
@@ -92,22 +93,15 @@ def _config_of(like: Path | None, model_type: str) -> Any:
 
 
 def _save(state: dict[str, Tensor], config: Any, model_class: Any, folder: Path) -> None:
-    """Write weights and configuration, if they are those of a model of the class."""
+    """Write weights and configuration, if the weights fit the model class."""
     from safetensors.torch import save_file
 
     config.dtype = next(iter(state.values())).dtype
     with torch.device("meta"):
-        expected = {name: value.shape for name, value in model_class(config).state_dict().items()}
-    wrong = [f"{name} is missing" for name in sorted(expected.keys() - state.keys())]
-    wrong += [f"{name} is unknown" for name in sorted(state.keys() - expected.keys())]
-    wrong += [
-        f"{name} is {tuple(state[name].shape)} instead of {tuple(expected[name])}"
-        for name in sorted(expected.keys() & state.keys())
-        if state[name].shape != expected[name]
-    ]
+        wrong = misfits(state, model_class(config).state_dict())
     if wrong:
         raise ValueError(
-            f"The checkpoint does not fit {model_class.__name__}: {'; '.join(wrong[:5])}. Use a checkpoint as it was released, and "
+            f"The checkpoint does not fit {model_class.__name__}: {wrong}. Use a checkpoint as it was released, and "
             "--config of the same model."
         )
     save_file(

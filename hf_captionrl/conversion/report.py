@@ -1,4 +1,4 @@
-"""What a conversion read and wrote."""
+"""The report of a conversion."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["FileRecord", "Report"]
 
 @dataclass(frozen=True)
 class FileRecord:
-    """A file by content.
+    """Name, size and hash of a file.
 
     Args:
         name (`str`): Its name.
@@ -34,16 +34,16 @@ class FileRecord:
 
 @dataclass
 class Report:
-    """What a conversion read and wrote.
+    """Files that a conversion read and wrote.
 
     Args:
         kind (`str`): What the source is, such as `"transformers"` or `"blip"`.
-        source (`str`): As it was named.
+        source (`str`): As given.
         output (`str`): Folder or file that was written.
         read (`list[FileRecord]`): Pickles.
         written (`list[FileRecord]`): Weights.
         copied (`list[str]`): Names of other files.
-        notes (`list[str]`): What the user should know.
+        notes (`list[str]`): Notes for the user.
     """
 
     kind: str

@@ -2,8 +2,8 @@
 
     python -P -m hf_captionrl.conversion.unpickling SOURCE OUTPUT
 
-It runs in a process of its own, without the Hub's token, and torch reads tensors alone (`weights_only=True`). The
-result stands on the standard output as one JSON object.
+It runs in a separate process without the Hub's token, and torch reads only tensors (`weights_only=True`). The result is
+one JSON object on stdout.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from typing import Any
 __all__ = ["read_pickle", "unpickle"]
 
 _WRAPPERS = ("state_dict", "model", "model_state_dict", "module")
-"""Where published training code puts the weights, beside optimizers and settings."""
+"""Keys under which published training code stores the weights."""
 
 _SECRETS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_TOKEN_PATH", "OPENAI_API_KEY", "WANDB_API_KEY")
 
 
 def read_pickle(path: Path) -> tuple[dict[str, Any], list[str]]:
-    """Read the tensors of a pickle, running no code that may be in it."""
+    """Read the tensors of a pickle without running code in it."""
     import torch
 
     if not path.is_file():
@@ -36,7 +36,7 @@ def read_pickle(path: Path) -> tuple[dict[str, Any], list[str]]:
         with zipfile.ZipFile(path) as archive:
             if any(name.endswith("/constants.pkl") for name in archive.namelist()):
                 raise ValueError(
-                    f"{path.name} is a TorchScript archive, which holds code. Use a file with its state dict alone. For OpenAI's "
+                    f"{path.name} is a TorchScript archive, which contains code. Use a file with only its state dict. For OpenAI's "
                     "CLIP use its model on the Hub (openai/clip-vit-base-patch32) or 'open_clip:ViT-B-32@openai'."
                 )
     try:
@@ -52,7 +52,7 @@ def read_pickle(path: Path) -> tuple[dict[str, Any], list[str]]:
             others += [str(name) for name in loaded if name != key]
             loaded = loaded[key]
     if not isinstance(loaded, dict) or not loaded:
-        raise ValueError(f"{path.name} holds no state dict. Use one of torch.save(model.state_dict(), ...).")
+        raise ValueError(f"{path.name} has no state dict. Use a file of torch.save(model.state_dict(), ...).")
     for name, value in loaded.items():
         if not isinstance(name, str) or not isinstance(value, torch.Tensor) or value.layout != torch.strided:
             raise ValueError(
@@ -65,7 +65,7 @@ def read_pickle(path: Path) -> tuple[dict[str, Any], list[str]]:
 
 
 def _write(source: Path, output: Path) -> dict[str, Any]:
-    """Write the tensors of one file under their own names; those that share memory are all written out."""
+    """Write the tensors of one file under their own names; tensors that share memory are copied."""
     from safetensors.torch import save_file
 
     from hf_captionrl.conversion.report import FileRecord
@@ -84,10 +84,10 @@ def _write(source: Path, output: Path) -> dict[str, Any]:
 
 
 def unpickle(source: Path, output: Path) -> dict[str, Any]:
-    """Write the tensors of a pickle as safetensors, in a process of its own.
+    """Write the tensors of a pickle as safetensors, in a separate process.
 
     Returns:
-        `dict`: `bytes` and `sha256` of the source, the names of its `tensors`, and of the `others` that were left out.
+        `dict`: `bytes` and `sha256` of the source, names of its `tensors`, and names of the `others` that were left out.
     """
     environment = {k: v for k, v in os.environ.items() if k not in _SECRETS} | {"HF_HUB_OFFLINE": "1"}
     command = [sys.executable, "-P", "-m", __name__, str(source.resolve()), str(output.resolve())]

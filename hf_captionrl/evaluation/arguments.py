@@ -21,14 +21,14 @@ _GPT2 = "openai-community/gpt2"  # and their language model
 
 @dataclass
 class EvaluationArguments:
-    """Who judges the captions."""
+    """Models that evaluate captions."""
 
     scorer_name_or_path: str | None = field(
         default=None,
         metadata={"help": "Dual encoder that selects checkpoints by retrieval; open_clip:NAME for open_clip, 'none'."},
     )
     held_out_scorer_name_or_path: str | None = field(
-        default=None, metadata={"help": "Dual encoder that judges the table; better not the one that selects."}
+        default=None, metadata={"help": "Dual encoder that evaluates the table; better not the one that selects."}
     )
     perplexity_name_or_path: str | None = field(
         default=None, metadata={"help": "Causal language model for perplexity, or 'none'."}
@@ -40,11 +40,9 @@ class EvaluationArguments:
     )
 
     def resolve(self, dataset_name: str, *, trains: bool = True) -> None:
-        """Fill in who was not named: the shipped models on the embedded world, the papers' models elsewhere.
+        """Set the defaults: the shipped models on the embedded world, the papers' models elsewhere.
 
-        Args:
-            dataset_name: Data set of the run.
-            trains: Whether checkpoints will be selected, which their judge should not do.
+        With `trains`, warns if one scorer both selects checkpoints and evaluates them.
         """
         embedded = dataset_name in EMBEDDED
         self.scorer_name_or_path = self.scorer_name_or_path or ("scenes:clip-reward" if embedded else _CLIP)
@@ -53,8 +51,8 @@ class EvaluationArguments:
         )
         if trains and self.scorer_name_or_path == self.held_out_scorer_name_or_path != "none":
             logger.warning(
-                "%s both selects checkpoints and judges them, which flatters what it selects. Set --held_out_scorer_name_or_path to "
-                "another model.",
+                "%s both selects checkpoints and evaluates them, which overstates its results. Use another model as "
+                "--held_out_scorer_name_or_path.",
                 self.held_out_scorer_name_or_path,
             )
         self.perplexity_name_or_path = self.perplexity_name_or_path or (
@@ -63,12 +61,5 @@ class EvaluationArguments:
 
 
 def optional_scorer(name: str | None) -> Scorer | None:
-    """Load a scorer by name.
-
-    Args:
-        name: A name for `load_scorer`, a shipped model, or `"none"`.
-
-    Returns:
-        [`Scorer`] or None.
-    """
+    """Load a scorer by its name for `load_scorer` or that of a shipped model; None for `"none"`."""
     return None if name in (None, "none") else load_scorer(model_path(str(name)))

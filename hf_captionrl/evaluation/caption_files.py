@@ -1,8 +1,7 @@
-"""Files of captions: one JSON object a line, `{"image_id": ..., "caption": ..., "captions": [...]}`.
+"""Files of captions: one JSON object per line, `{"image_id": ..., "caption": ..., "captions": [...]}`.
 
-`captions` stands there where an image has several; `caption` is then the first of them. Such a file grows line by line
-while a captioner writes, so it is not written whole (see `hf_captionrl.io`): lines are
-appended and flushed a batch at a time, and what a killed run left of a last line is cut off when the next one begins.
+`captions` is present if an image has several; `caption` is then the first of them. Lines are appended and flushed batch by
+batch. If a killed run left an incomplete last line, the next run truncates it.
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ class CaptionFile:
     """Captions of one captioner.
 
     Args:
-        name: What the captioner is called in tables.
+        name: Name of the captioner in tables.
         path: The file.
-        captions: For each image id its captions, at least one.
+        captions: Captions of each image id, at least one.
     """
 
     name: str
@@ -47,8 +46,8 @@ class CaptionFile:
         if missing:
             raise ValueError(
                 f"{self.path} has captions for {len(image_ids) - len(missing)} of the data set's {len(image_ids)} "
-                f"images; {len(missing)} are missing, such as {_some(missing)}. Let `captionrl caption` finish the "
-                "file, or compare fewer images with --max_images."
+                f"images; {len(missing)} are missing, such as {_some(missing)}. Use `captionrl caption` to finish "
+                "the file, or compare fewer images with --max_images."
             )
         return [self.captions[i] for i in image_ids]
 
@@ -62,7 +61,7 @@ def _parse(line: bytes, where: str) -> tuple[str, list[str]]:
     try:
         value = json.loads(line)
     except ValueError as error:
-        raise ValueError(f"{where} is no JSON ({error}): {line[:80]!r}. {_SHAPE}") from None
+        raise ValueError(f"{where} is not JSON ({error}): {line[:80]!r}. {_SHAPE}") from None
     if not isinstance(value, dict):
         raise ValueError(f"{where} holds a {type(value).__name__}, not an object. {_SHAPE}")
     image_id = value.get("image_id")
@@ -77,21 +76,21 @@ def _parse(line: bytes, where: str) -> tuple[str, list[str]]:
 def _parse_all(data: bytes, path: Path) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     line_of: dict[str, int] = {}
-    # Not splitlines: a caption may hold U+2028, which breaks lines for Python and not for JSON.
+    # Not splitlines: U+2028 in a caption is a line break for Python, but not for JSON.
     for number, line in enumerate(data.split(b"\n"), start=1):
         if not line.strip():
             continue
         image_id, captions = _parse(line, f"{path}, line {number},")
         if image_id in found:
             raise ValueError(
-                f"{path}, line {number}: image {image_id!r} was there already, in line {line_of[image_id]}. Keep one."
+                f"{path}, line {number}: image {image_id!r} is already in line {line_of[image_id]}. Keep one of them."
             )
         found[image_id], line_of[image_id] = captions, number
     return found
 
 
 def read_caption_file(path: str | os.PathLike[str], *, name: str | None = None) -> CaptionFile:
-    """Read a whole file. Captions may be empty: that a captioner said nothing is a result."""
+    """Read a complete file. Captions may be empty: an empty caption is a result."""
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"There is no file {str(path)!r}. Write one with `captionrl caption`.")
@@ -103,8 +102,8 @@ def read_caption_file(path: str | os.PathLike[str], *, name: str | None = None) 
         except ValueError:
             number = data.count(b"\n") + 1
             raise ValueError(
-                f"{path}, line {number}, the last, breaks off: {torn[:60]!r}. A run was killed while it "
-                "wrote; give the same `captionrl caption` command again, and it goes on from there."
+                f"{path}, line {number}, the last, is incomplete: {torn[:60]!r}. The run that wrote it was killed. Use the same "
+                "`captionrl caption` command again to resume."
             ) from None
     captions = _parse_all(data, path)
     if not captions:
@@ -113,20 +112,20 @@ def read_caption_file(path: str | os.PathLike[str], *, name: str | None = None) 
 
 
 class CaptionWriter(LineFile):
-    """Appends captions to a file that only one process writes at a time; to be used as a context.
+    """Appends captions to a file that one process writes at a time; use it as a context manager.
 
-    Nothing that the file holds is touched before [`start`].
+    The file does not change before [`start`].
 
     Args:
-        path: The file; made if missing, with its folder.
-        overwrite: Throw away what it holds.
+        path: The file; created if missing, with its folder.
+        overwrite: Discard the existing content.
 
     Attributes:
-        done: For each image id that the file held its captions.
-        torn: Bytes of a torn last line, which a killed run left.
+        done: Captions of each image id in the existing file.
+        torn: Bytes of an incomplete last line that a killed run left.
     """
 
-    busy = "Let it finish, or choose another --output."
+    busy = "Wait until it ends, or use another --output."
 
     def __init__(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
@@ -140,11 +139,11 @@ class CaptionWriter(LineFile):
         self.torn = len(data) - self._whole
 
     def start(self) -> None:
-        """Cut off what is not to be kept; to be called once, before [`append`]."""
+        """Truncate the file to its complete lines; call this once, before [`append`]."""
         self.truncate(self._whole)
 
     def append(self, image_ids: Sequence[str], captions: Sequence[Sequence[str]]) -> None:
-        """Add images; when this returns, they are on disk."""
+        """Append images; they are on disk when this returns."""
         lines = []
         for image_id, group in zip(image_ids, captions, strict=True):
             row: dict[str, Any] = {"image_id": image_id, "caption": group[0]}

@@ -1,10 +1,10 @@
-"""Files of captions and captioners that several commands take, and what they are called."""
+"""Names and contents of the caption files and captioners that commands take."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hf_captionrl.evaluation.scored_captions import REFERENCES
 
@@ -15,9 +15,11 @@ __all__ = ["read_files", "source_names"]
 
 
 def source_names(sources: Sequence[str | Path], names: Sequence[str] | None) -> list[str]:
-    """What sources of captions are called: as `--names` says, or by their own names."""
+    """Names of the sources: `--names`, or their own names."""
     if names and len(names) != len(sources):
-        raise ValueError(f"There are {len(sources)} sources of captions and {len(names)} --names. Give one each.")
+        raise ValueError(
+            f"There are {len(sources)} sources of captions and {len(names)} --names. Use one name per source."
+        )
     found = list(names or map(_own_name, sources))
     if not names and len(set(found)) < len(found):
         # runs/a/captions.jsonl and runs/b/captions.jsonl
@@ -30,14 +32,14 @@ def source_names(sources: Sequence[str | Path], names: Sequence[str] | None) -> 
         ]
     for name in found:
         if found.count(name) > 1:
-            raise ValueError(f"Two sources of captions are called {name!r}. Pass different --names.")
+            raise ValueError(f"Two sources of captions are called {name!r}. Use --names to choose different names.")
         if name == REFERENCES:
-            raise ValueError(f"{name!r} is what the human captions are called. Pass another with --names.")
+            raise ValueError(f"{name!r} is reserved for the human captions. Use --names to choose another name.")
     return found
 
 
 def _own_name(source: str | Path) -> str:
-    """A file without its ending; a captioner's folder without what is around it, or its whole name on the Hub."""
+    """Stem of a file, last part of a captioner's folder, or the whole name on the Hub."""
     from hf_captionrl.hub import public_values
 
     path = Path(source)
@@ -46,9 +48,8 @@ def _own_name(source: str | Path) -> str:
     return path.resolve().name if path.is_dir() else str(public_values(str(source)))
 
 
-def read_files(arguments: Any) -> list[CaptionFile]:
-    """Read the files of `--captions` under the names of `--names`, or their own."""
+def read_files(paths: Sequence[Path], names: Sequence[str] | None) -> list[CaptionFile]:
+    """Read files of captions under the given names, or their own."""
     from hf_captionrl.evaluation.caption_files import read_caption_file
 
-    names = source_names(arguments.captions, arguments.names)
-    return [read_caption_file(path, name=name) for path, name in zip(arguments.captions, names, strict=True)]
+    return [read_caption_file(path, name=name) for path, name in zip(paths, source_names(paths, names), strict=True)]

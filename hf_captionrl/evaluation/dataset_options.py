@@ -1,4 +1,4 @@
-"""The images that a command works on: its options, and loading them."""
+"""Options that several commands share, and loading of the images that they name."""
 
 from __future__ import annotations
 
@@ -17,16 +17,29 @@ if TYPE_CHECKING:
 __all__ = [
     "CaptionerOptions",
     "DatasetOptions",
+    "HeldOutScorerOptions",
     "LoadedSplit",
     "PublicationOptions",
     "SimilarityOptions",
+    "cache_dir_option",
+    "device_option",
     "load_split",
 ]
 
 
+def device_option(**settings: Any) -> Any:
+    """The option `--device`."""
+    return option(None, metavar="NAME", help="cpu, cuda, cuda:1, ... (default: a GPU if there is one)", **settings)
+
+
+def cache_dir_option(**settings: Any) -> Any:
+    """The option `--cache_dir`."""
+    return option(None, metavar="DIR", help="folder of the feature cache", **settings)
+
+
 @dataclass
 class DatasetOptions(CommandOptions):
-    """Which images a command works on."""
+    """The images that a command reads."""
 
     heading: ClassVar[str] = "data set"
 
@@ -46,7 +59,7 @@ class DatasetOptions(CommandOptions):
         0.1,
         parse=share,
         metavar="X",
-        help="where --split names a split that the data lack: share of train that becomes validation, by a hash of the ids",
+        help="share of train that becomes validation if --split names a split that the data lack, by a hash of the ids",
     )
     test_share: float = option(0.1, parse=share, metavar="X", help="the same for test")
     split_seed: int = option(0, metavar="N", help="seed of that hash, as in training")
@@ -67,7 +80,7 @@ class DatasetOptions(CommandOptions):
 
 @dataclass
 class CaptionerOptions(CommandOptions):
-    """Which captioner writes."""
+    """The captioner."""
 
     heading: ClassVar[str] = "captioner"
 
@@ -76,12 +89,12 @@ class CaptionerOptions(CommandOptions):
         None, metavar="TEXT", help="text that every caption continues (default: the model's own)"
     )
     dtype: Literal["float32", "bfloat16", "float16"] = option("float32", help="of the weights")
-    device: str | None = option(None, metavar="NAME", help="cpu, cuda, cuda:1, ... (default: a GPU if there is one)")
+    device: str | None = device_option()
 
 
 @dataclass
 class SimilarityOptions(CommandOptions):
-    """Which scorer says that images look alike."""
+    """The scorer that defines which images look alike."""
 
     heading: ClassVar[str] = "similarity"
 
@@ -94,9 +107,24 @@ class SimilarityOptions(CommandOptions):
     features: Literal["multimodal", "image"] = option(
         "multimodal", help="images and their captions, as in the paper, or images alone"
     )
-    device: str | None = option(None, metavar="NAME", help="cpu, cuda, cuda:1, ... (default: a GPU if there is one)")
+    device: str | None = device_option()
     batch_size: int = option(64, parse=positive, metavar="N", help="images encoded at once")
-    cache_dir: str | None = option(None, metavar="DIR", help="folder of the feature cache")
+    cache_dir: str | None = cache_dir_option()
+
+
+@dataclass
+class HeldOutScorerOptions(CommandOptions):
+    """The scorer that evaluates."""
+
+    heading: ClassVar[str] = "evaluation"
+
+    scorer: str | None = option(
+        None,
+        metavar="NAME",
+        help="dual encoder that evaluates: a folder, a name on the Hub, open_clip:NAME@TAG, scenes:clip-judge, or 'none' "
+        "(default: scenes:clip-judge on the embedded world, else openai/clip-vit-base-patch32)",
+    )
+    cache_dir: str | None = cache_dir_option()
 
 
 @dataclass
@@ -119,13 +147,13 @@ class PublicationOptions(CommandOptions):
 
 
 class LoadedSplit:
-    """Images of a split, checked, perhaps only the first.
+    """Checked images of a split.
 
     Args:
-        dataset: The images that are used.
-        all_ids: Ids of the whole split, also of what `--max_images` left out and of unusable rows.
-        split: What they are: a split, several joined by `+`, or `all`.
-        sizes: Images of every split that the source has; one entry, `all`, where it names none.
+        dataset: The images to use.
+        all_ids: Ids of the whole split, including unusable rows and images beyond `--max_images`.
+        split: Name of the split, several names joined by `+`, or `all`.
+        sizes: Number of images of every split in the source; one entry, `all`, if it names no splits.
     """
 
     def __init__(self, dataset: datasets.Dataset, all_ids: set[str], split: str, sizes: dict[str, int]) -> None:
@@ -141,7 +169,7 @@ def load_split(
     quarantine_path: str | os.PathLike[str] | None,
     require_captions: bool = True,
 ) -> LoadedSplit:
-    """Load the images that the arguments name, and say on stderr which they are; bad rows are listed in a file."""
+    """Load the images that the options name, and describe them on stderr. Bad rows are listed in a file."""
     from hf_captionrl.data import check_captions, choose_split
 
     embedded = arguments.dataset == "scenes"
@@ -194,7 +222,7 @@ def load_split(
 
 
 def _described(arguments: DatasetOptions | argparse.Namespace, number: int, sizes: dict[str, int]) -> str:
-    """Which images are looked at, of how many."""
+    """Which images are used, of how many."""
     folder = arguments.data_dir if arguments.dataset == "imagefolder" else arguments.dataset
     name = Path(str(folder)).name
     which = f"all {number:,} images" if arguments.split == "all" else f"{number:,} images, split {arguments.split!r}"

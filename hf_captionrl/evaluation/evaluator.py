@@ -1,4 +1,4 @@
-"""Who judges the captions of a recipe, and the rows of its table."""
+"""Evaluates the captions of a recipe: the rows of its table."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ REWARD_COLUMNS: tuple[Column, ...] = (
     Column("reward_rd100_recall_at_1", "R@1 RD100,\nown", "higher", is_fraction=True),
     Column("degenerate", "Degene-\nrate", "lower", is_fraction=True),
 )
-"""Columns of tables after training by reward: bags by the judge, then what the rewarding scorer itself says ("own"), and
+"""Columns of tables after training with rewards: bags by the held-out scorer, the same by the reward scorer ("own"), and
 the share of captions that repeat themselves."""
 
 
 class Evaluator:
-    """Judges captions of the test split, for the table and the gallery.
+    """Evaluates captions of the test split, for the table and the gallery.
 
     Args:
         dataset: The test split.
         held_out_scorer: Scorer that evaluates retrieval, or None.
-        language_model: `(model, tokenizer)` that judges fluency, or None.
+        language_model: `(model, tokenizer)` for perplexity, or None.
         seed: Of bootstrap and random choice.
-        cache_dir: Folder of the feature cache; None for the default one.
-        reward_scorer: Scorer that rewarded in training, whose opinion stands beside the judge's; None for none.
+        cache_dir: Folder of the feature cache; None for the default.
+        reward_scorer: Scorer of the reward in training, shown beside the held-out scorer; None for none.
     """
 
     def __init__(
@@ -92,18 +92,7 @@ class Evaluator:
         cache_dir: str | None = None,
         reward_scorer: Scorer | None = None,
     ) -> Evaluator:
-        """Load the judges and look at the test images once.
-
-        Args:
-            dataset: The test split.
-            arguments: Who judges.
-            seed: Of bootstrap and random choice.
-            cache_dir: Folder of the feature cache; None for the default one.
-            reward_scorer: Scorer that rewarded in training.
-
-        Returns:
-            [`Evaluator`]: Ready.
-        """
+        """Load the models that evaluate, and compute the features of the test images."""
         language_model = None
         name = arguments.perplexity_name_or_path
         if name and name != "none":
@@ -118,17 +107,8 @@ class Evaluator:
         )
 
     def row(self, name: str, captions: Sequence[str], references: list[list[str]] | None = None) -> dict[str, Any]:
-        """One row of the table.
-
-        Args:
-            name: Row name.
-            captions: One caption a test image.
-            references: Instead of all references of the test split.
-
-        Returns:
-            `dict`: Name and numbers, see `smile_suite`.
-        """
-        # The papers' prefix "A photo depicts" is left out: a judge of the embedded world has never read it.
+        """One row of the table, see `smile_suite`, from one caption per test image."""
+        # Without the papers' prefix "A photo depicts": scorers of the embedded world were trained without it.
         text = None
         if self.held_out_scorer is not None:
             text = self.held_out_scorer.text_features(spoken(captions))
@@ -148,7 +128,7 @@ class Evaluator:
         return {"name": name, **numbers, **self._by_the_reward(captions)}
 
     def _by_the_reward(self, captions: Sequence[str]) -> dict[str, Any]:
-        """What the rewarding scorer says of the captions, and how many repeat themselves."""
+        """Retrieval by the reward scorer, and the share of captions that repeat themselves."""
         if self.reward_scorer is None:
             return {}
         text, images = self.reward_scorer.text_features(spoken(captions)), self.reward_image_features
@@ -164,11 +144,9 @@ class Evaluator:
         return numbers
 
     def reference_row(self) -> tuple[dict[str, Any], list[str]]:
-        """The human row: one random reference an image, scored against the others.
+        """The human row: one random reference per image, compared with the others. Also returns the chosen references.
 
-        Returns:
-            The row, and the chosen references. Where an image has one reference only there is none to score it against,
-            and CIDEr-D is None with the reason.
+        If an image has only one reference, CIDEr-D is None, with the reason.
         """
         captions, others = draw_references(self.references, self.seed)
         if all(others):
@@ -176,21 +154,13 @@ class Evaluator:
         row = self.row("references", captions)
         for key in ("cider_d", "emscore_references"):
             if row.get(key) is not None:
-                row |= {key: None, f"{key}_reason": "an image has one reference only"}
+                row |= {key: None, f"{key}_reason": "an image has only one reference"}
                 row.pop(f"{key}_ci", None)
         return row, captions
 
 
 def draw_references(references: Sequence[Sequence[str]], seed: int) -> tuple[list[str], list[list[str]]]:
-    """One reference of each image, drawn at random, and the others (SMILE, Table 1).
-
-    Args:
-        references: For each image its captions.
-        seed: Of the draw.
-
-    Returns:
-        `tuple`: N captions, and for each image the rest, which is empty where there was one only, or none.
-    """
+    """One random reference per image, and the other references of each image (SMILE, Table 1)."""
     rng = random.Random(seed)
     chosen = [rng.randrange(len(group)) if group else 0 for group in references]
     captions = [group[i] if group else "" for group, i in zip(references, chosen, strict=True)]

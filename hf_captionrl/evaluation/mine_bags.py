@@ -17,17 +17,16 @@ _SIZES = {"truematch": (3, 5, 7), "training": (2, 3, 5, 7, 10, 15, 20)}
 
 @dataclass
 class BagsOptions(SimilarityOptions, DatasetOptions):
-    """Find images that look alike, by a scorer's features of the images alone or of images and captions.
+    """Find images that look alike, by a scorer's features of images, or of images and captions.
 
-    The file holds image ids, similarities, and the scorer's name and revision: bags of other features are refused where
-    they are read.
+    The file holds image ids, similarities, and the scorer's name and revision. Readers refuse bags of other features.
     """
 
     examples: ClassVar[str] = """
         modes:
           truematch    the most similar bag of each visual concept, disjoint (No Detail Left Behind, Algorithms 1 and 2)
-          training     one epoch of disjoint bags over all images (section B.2), such as for a look at them
-          neighbours   the ranked neighbours of each image, from which a trainer draws other training bags every epoch
+          training     one epoch of disjoint bags over all images (section B.2), for inspection
+          neighbours   the ranked neighbours of each image, from which a trainer draws new training bags every epoch
 
         examples:
           captionrl bags --dataset scenes --output truematch.parquet
@@ -41,8 +40,8 @@ class BagsOptions(SimilarityOptions, DatasetOptions):
         metavar="FILE",
         help="bags: .parquet or .json; neighbours: .safetensors (default: bags.parquet, neighbours.safetensors)",
     )
-    mode: Literal["truematch", "training", "neighbours"] = option("truematch", help="what is mined, see below")
-    approximate: bool = option(False, group="similarity", help="search with faiss; prints the recall it measured")
+    mode: Literal["truematch", "training", "neighbours"] = option("truematch", help="what to mine, see below")
+    approximate: bool = option(False, group="similarity", help="search with faiss, and print the measured recall")
     bag_sizes: list[int] | None = option(
         None,
         parse=positive,
@@ -56,7 +55,7 @@ class BagsOptions(SimilarityOptions, DatasetOptions):
 
 
 def _check(arguments: BagsOptions) -> tuple[Path, list[int]]:
-    """Where to write, and which sizes; before anything slow."""
+    """Output file and bag sizes, checked before anything slow."""
     neighbours = arguments.mode == "neighbours"
     output = arguments.output or Path("neighbours.safetensors" if neighbours else "bags.parquet")
     endings = (".safetensors",) if neighbours else (".parquet", ".json")
@@ -65,20 +64,18 @@ def _check(arguments: BagsOptions) -> tuple[Path, list[int]]:
     if neighbours:
         if arguments.bag_sizes:
             raise ValueError(
-                "--bag_sizes has no meaning with --mode neighbours: a trainer chooses sizes. Leave it out."
+                "--bag_sizes has no effect with --mode neighbours, because the trainer chooses the sizes. Leave it out."
             )
         return output, []
     if arguments.approximate and arguments.mode == "truematch":
-        raise ValueError(
-            "--approximate would miss the most similar images, which are what TrueMatch is about. Leave it out."
-        )
+        raise ValueError("--approximate can miss the most similar images, which TrueMatch is made of. Leave it out.")
     if arguments.seed < 0:
         raise ValueError(f"--seed is {arguments.seed}, but must be at least 0.")
     sizes = sorted(set(arguments.bag_sizes or _SIZES[arguments.mode]))
     if sizes[0] < 2:
         raise ValueError(f"--bag_sizes {sizes[0]}: a bag needs at least 2 images.")
     if arguments.mode == "training" and sizes[-1] - 1 > arguments.top:
-        raise ValueError(f"--bag_sizes {sizes[-1]} needs {sizes[-1] - 1} neighbours an image. Raise --top.")
+        raise ValueError(f"--bag_sizes {sizes[-1]} needs {sizes[-1] - 1} neighbours per image. Raise --top.")
     return output, sizes
 
 
@@ -101,7 +98,7 @@ def mine_bags(arguments: BagsOptions) -> None:
     ids = [str(i) for i in split.dataset["image_id"][:]]
     least = max(sizes, default=2)
     if len(ids) < least:
-        raise ValueError(f"the split has {len(ids)} images, and a bag takes {least}. Lower --bag_sizes.")
+        raise ValueError(f"the split has {len(ids)} images, but a bag needs {least}. Lower --bag_sizes.")
     scorer = similarity_scorer(arguments)
     features = features_of(arguments, split.dataset, scorer, arguments.features)
     device = arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -142,6 +139,6 @@ def mine_bags(arguments: BagsOptions) -> None:
     if "recall" in summary:
         print(f"  found {summary['recall']:.3f} of the true neighbours, measured on a sample")
     if "neighbours" in summary and arguments.mode == "neighbours":
-        print(f"  {summary['neighbours']} ranked neighbours an image")
+        print(f"  {summary['neighbours']} ranked neighbours per image")
     for size, found in summary.get("bags", {}).items():
         print(f"  {found['number']} bags of {size}, mean similarity {found['similarity']:.3f}")

@@ -1,4 +1,4 @@
-"""The papers' tables: which numbers stand in each, and how they are computed for one file of captions."""
+"""The papers' tables: their columns, and how one file of captions is scored for them."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ __all__ = ["CAPTIONS_TABLE", "TABLES", "ScoredCaptions", "Table", "compare_with_
 
 @dataclass
 class ScoredCaptions:
-    """Captions of one captioner, with what is computed of them once.
+    """Captions of one captioner, with everything that is computed once.
 
     Args:
-        name: What the captioner is called.
-        captions: For each image its captions, in the order of the data set.
-        references: For each image the references to hold the first caption against.
+        name: Name of the captioner.
+        captions: Captions of each image, in the order of the data set.
+        references: References of each image, for the first caption.
         is_human: Whether the captions are the references.
         text: Features `(N, D)` of each image's first caption, or None.
-        clip_text: The same for CLIPScore, made after `clip_prefix`, or None where that is empty.
-        clip_prefix: Put before each caption there.
-        scorer: Signature of what made them.
-        tokens: Tokens of each first caption as the scorer reads them, or None.
-        max_text_tokens: How many the scorer reads.
-        perplexity: From captions to the result of `caption_perplexity`, or None.
-        lengths: Words of each first caption, filled in by the table of captions.
+        clip_text: The same for CLIPScore, with `clip_prefix` before each caption, or None if the prefix is empty.
+        clip_prefix: Text before each caption.
+        scorer: Signature of the scorer.
+        tokens: Number of the scorer's tokens in each first caption, or None.
+        max_text_tokens: Largest number of tokens that the scorer reads.
+        perplexity: Function from captions to the result of `caption_perplexity`, or None.
+        lengths: Number of words in each first caption, set by the table of captions.
     """
 
     name: str
@@ -55,7 +55,7 @@ class ScoredCaptions:
 
     @property
     def first(self) -> list[str]:
-        """The first caption of each image, the best of a beam."""
+        """The first caption of each image: the best beam."""
         return [group[0] for group in self.captions]
 
 
@@ -65,8 +65,8 @@ class Table:
 
     Args:
         title: Heading.
-        columns: Its numbers.
-        compute: From judged captions and what they are judged by to a row with details.
+        columns: Columns.
+        compute: Function from scored captions and the evaluator to a row with details.
     """
 
     title: str
@@ -74,59 +74,42 @@ class Table:
     compute: Callable[[ScoredCaptions, Evaluator], dict[str, Any]]
 
 
-def _truth(evaluator: Evaluator) -> dict[str, Any]:
-    return {"facts": evaluator.facts, "check": check if evaluator.facts is not None else None}
+def _shared(scored: ScoredCaptions, evaluator: Evaluator) -> dict[str, Any]:
+    """Arguments of every suite with retrieval."""
+    return {
+        "references": scored.references,
+        "text_features": scored.text,
+        "image_features": evaluator.image_features,
+        "scorer": scored.scorer,
+        "seed": evaluator.seed,
+        "details": True,
+        "facts": evaluator.facts,
+        "check": check if evaluator.facts is not None else None,
+    }
 
 
 def _smile(scored: ScoredCaptions, evaluator: Evaluator) -> dict[str, Any]:
     return smile_suite(
         scored.first,
-        references=scored.references,
-        text_features=scored.text,
-        image_features=evaluator.image_features,
-        scorer=scored.scorer,
         clip_features=scored.clip_text,
         clip_prefix=scored.clip_prefix,
         perplexity=scored.perplexity,
-        seed=evaluator.seed,
-        details=True,
-        **_truth(evaluator),
+        **_shared(scored, evaluator),
     )
 
 
 def _discritune(scored: ScoredCaptions, evaluator: Evaluator) -> dict[str, Any]:
-    return discritune_suite(
-        scored.first,
-        references=scored.references,
-        text_features=scored.text,
-        image_features=evaluator.image_features,
-        scorer=scored.scorer,
-        meteor=meteor,
-        spice=spice,
-        seed=evaluator.seed,
-        details=True,
-        **_truth(evaluator),
-    )
+    return discritune_suite(scored.first, meteor=meteor, spice=spice, **_shared(scored, evaluator))
 
 
 def _ndlb(scored: ScoredCaptions, evaluator: Evaluator) -> dict[str, Any]:
-    return ndlb_suite(
-        scored.first,
-        references=scored.references,
-        text_features=scored.text,
-        image_features=evaluator.image_features,
-        scorer=scored.scorer,
-        bags=evaluator.bags,
-        seed=evaluator.seed,
-        details=True,
-        **_truth(evaluator),
-    )
+    return ndlb_suite(scored.first, bags=evaluator.bags, **_shared(scored, evaluator))
 
 
 def _sle(scored: ScoredCaptions, evaluator: Evaluator) -> dict[str, Any]:
     if min(len(group) for group in scored.captions) < 2:
         empty = SuiteRow(scored.first, evaluator.seed)
-        empty.missing("one caption an image; this table needs several", *(c.key for c in TABLES["sle"].columns))
+        empty.missing("one caption per image; this table needs several", *(c.key for c in TABLES["sle"].columns))
         return empty.result(details=True)
     if not scored.is_human:
         return sle_suite(scored.captions, references=scored.references, seed=evaluator.seed, details=True)
@@ -144,7 +127,7 @@ def _captions(scored: ScoredCaptions, evaluator: Evaluator) -> dict[str, Any]:
     row.number("std_words", found["std_words"])
     row.number("max_words", found["max_words"])
     if tokens is None:
-        row.missing("no scorer, or it does not tell its tokens", "mean_tokens", "std_tokens", "captions_truncated")
+        row.missing("no scorer, or one that does not count tokens", "mean_tokens", "std_tokens", "captions_truncated")
     else:
         row.mean("mean_tokens", found["tokens"])
         row.number("std_tokens", found["std_tokens"])
@@ -188,11 +171,11 @@ TABLES: dict[str, Table] = {
         _discritune,
     ),
     "sle": Table(
-        "SLE (several captions an image)",
+        "SLE (several captions per image)",
         (
-            Column("captions_per_image", "Captions an image", None, digits=0),
-            Column("cider_d", "CIDEr-D, mean of an image's captions", "higher"),
-            Column("best_cider_d", "CIDEr-D, best of an image's captions", "higher"),
+            Column("captions_per_image", "Captions per image", None, digits=0),
+            Column("cider_d", "CIDEr-D, mean per image", "higher"),
+            Column("best_cider_d", "CIDEr-D, best per image", "higher"),
             Column("div_1", "Div-1", "higher", is_fraction=True),
             Column("div_2", "Div-2", "higher", is_fraction=True),
             Column("mbleu_4_per_image", "mBLEU-4, mean over captions", "lower", is_fraction=True),
@@ -217,7 +200,7 @@ TABLES: dict[str, Table] = {
         _ndlb,
     ),
 }
-"""Suites by the name that `--suite` takes."""
+"""Suites by the name for `--suite`."""
 
 CAPTIONS_TABLE = Table(
     "Captions",
@@ -227,16 +210,16 @@ CAPTIONS_TABLE = Table(
         Column("max_words", "Words, longest", None, digits=0),
         Column("mean_tokens", "Scorer's tokens, mean", None, digits=2),
         Column("std_tokens", "Scorer's tokens, standard deviation", None, digits=2),
-        Column("captions_truncated", "Cut at the scorer's text limit", "lower", is_fraction=True),
+        Column("captions_truncated", "Truncated at the scorer's text limit", "lower", is_fraction=True),
         Column("empty_captions", "Empty captions", "lower", digits=0),
     ),
     _captions,
 )
-"""Stands below every suite: what the captions are like, and what the scorer did not read (NDLB Table 9)."""
+"""Printed below every suite: lengths of the captions, and how many the scorer truncated (NDLB Table 9)."""
 
 
 def compare_with_first(rows: Sequence[dict[str, Any]], *, seed: int) -> None:
-    """Test each row against the first; adds `<key>_p_value`, `<key>_difference` and, below .05, `<key>_mark`."""
+    """Test each row against the first; adds `<key>_p_value`, `<key>_difference` and, below 0.05, `<key>_mark`."""
     first = rows[0]["per_sample"]
     for row in rows[1:]:
         for key, values in row["per_sample"].items():

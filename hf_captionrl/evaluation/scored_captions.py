@@ -1,8 +1,7 @@
-"""Who judges captions in `captionrl evaluate`, and what they say that several tables need."""
+"""Scorer and language model of `captionrl evaluate`, and captions with the features that several tables need."""
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -24,26 +23,26 @@ __all__ = [
 ]
 
 REFERENCES = "references"
-"""What the human captions are called."""
+"""Name of the human captions."""
 
 
 def _shown(name: str) -> str:
-    """A model's name for tables and files that leave this machine: of a folder only the last part."""
+    """A model's name for tables and published files: only the last part of a folder."""
     return Path(name).name if Path(name).exists() or Path(name).is_absolute() else name
 
 
-def load_evaluators(arguments: argparse.Namespace) -> tuple[Any, Any, dict[str, str]]:
-    """The scorer and the language model that the arguments name.
+def load_evaluators(
+    dataset: str, scorer_name: str | None, language_model_name: str | None
+) -> tuple[Any, Any, dict[str, str]]:
+    """Load scorer and language model; None stands for the default of the data set.
 
     Returns:
-        `tuple`: Scorer or None; `(model, tokenizer)` or None; and for a table's reason the better one, where something
+        `tuple`: Scorer or None; `(model, tokenizer)` or None; for a reason in a table, the more specific one.
     """
     from hf_captionrl.evaluation.arguments import EvaluationArguments, optional_scorer
 
-    wanted = EvaluationArguments(
-        held_out_scorer_name_or_path=arguments.scorer, perplexity_name_or_path=arguments.language_model
-    )
-    wanted.resolve(arguments.dataset, trains=False)
+    wanted = EvaluationArguments(held_out_scorer_name_or_path=scorer_name, perplexity_name_or_path=language_model_name)
+    wanted.resolve(dataset, trains=False)
     reasons: dict[str, str] = {}
     scorer = language_model = None
     name = str(wanted.held_out_scorer_name_or_path)
@@ -61,9 +60,9 @@ def load_evaluators(arguments: argparse.Namespace) -> tuple[Any, Any, dict[str, 
         except OSError as error:
             reasons["no language model"] = f"the language model {_shown(name)} cannot be loaded"
             print(f"captionrl evaluate: {' '.join(str(error).split())[:300]}", file=sys.stderr)
-        except ValueError as error:  # transformers lists all two hundred families that it knows
+        except ValueError as error:  # transformers lists 200 families
             raise ValueError(
-                f"--language_model {name!r} is no causal language model. Use GPT-2, or 'none'."
+                f"--language_model {name!r} is not a causal language model. Use GPT-2, or 'none'."
             ) from error
     return scorer, language_model, reasons
 
@@ -71,7 +70,7 @@ def load_evaluators(arguments: argparse.Namespace) -> tuple[Any, Any, dict[str, 
 def score_captions(
     evaluator: Evaluator, name: str, captions: list[list[str]], references: list[list[str]]
 ) -> ScoredCaptions:
-    """Captions with what the scorer says of them, computed once for all tables."""
+    """Captions with their text features and token counts, computed once for all tables."""
     from hf_captionrl.evaluation.paper_tables import ScoredCaptions
     from hf_captionrl.metrics.suites.row import spoken
     from hf_captionrl.retrieval import TokenScorer
@@ -82,23 +81,23 @@ def score_captions(
         texts = spoken(scored.first)
         scored.text = scorer.text_features(texts)
         scored.max_text_tokens, scored.scorer = scorer.max_text_tokens, scorer.signature
-        # A scorer that is not ours need not tell.
+        # Other implementations of a scorer need not count tokens.
         scored.tokens = scorer.count_tokens(texts) if isinstance(scorer, TokenScorer) else None
     return scored
 
 
-def clip_prefix(arguments: argparse.Namespace) -> str:
-    """What to put before each caption for CLIPScore: what was asked for, or what the scorer has read in training."""
+def clip_prefix(given: str | None, dataset: str, scorer_name: str | None) -> str:
+    """Text before each caption for CLIPScore; scorers of the embedded world were trained without one."""
     from hf_captionrl.metrics.clip import score_prefix
 
-    if arguments.clip_prefix is not None:
-        return score_prefix("hessel", str(arguments.clip_prefix))
-    embedded = arguments.dataset == "scenes" if arguments.scorer is None else arguments.scorer.startswith("scenes:")
+    if given is not None:
+        return score_prefix("hessel", given)
+    embedded = dataset == "scenes" if scorer_name is None else scorer_name.startswith("scenes:")
     return "" if embedded else score_prefix("hessel")
 
 
 def add_clip_features(scored: Sequence[ScoredCaptions], scorer: Any, prefix: str) -> None:
-    """Make features for CLIPScore, which papers take of captions after a prefix."""
+    """Add features for CLIPScore, which the papers compute with a prefix before each caption."""
     from hf_captionrl.metrics.suites.row import spoken
 
     for source in scored if prefix else ():
@@ -107,7 +106,7 @@ def add_clip_features(scored: Sequence[ScoredCaptions], scorer: Any, prefix: str
 
 
 def count_copies(image_features: Any) -> int:
-    """How many images of the pool are copies of an earlier one: false negatives of its captions.
+    """Number of images in the pool that are copies of an earlier one: false negatives of its captions.
 
     Args:
         image_features (`torch.Tensor` of shape `(M, D)`): Features of the pool.
@@ -118,7 +117,7 @@ def count_copies(image_features: Any) -> int:
 
 
 def perplexity_by(language_model: tuple[Any, Any] | None) -> Callable[[Sequence[str]], Mapping[str, Any]] | None:
-    """What measures perplexity.
+    """Function from captions to their perplexity.
 
     Args:
         language_model: `(model, tokenizer)`, or None.
@@ -132,7 +131,7 @@ def perplexity_by(language_model: tuple[Any, Any] | None) -> Callable[[Sequence[
 
 
 def human_captions(evaluator: Evaluator) -> ScoredCaptions | None:
-    """One reference of each image, drawn at random, held against the others (SMILE, Table 1)."""
+    """One random reference per image, compared with the others (SMILE, Table 1)."""
     from hf_captionrl.evaluation.evaluator import draw_references
 
     first, others = draw_references(evaluator.references, evaluator.seed)

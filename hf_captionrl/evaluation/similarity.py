@@ -1,4 +1,4 @@
-"""Features by which images look alike."""
+"""Features that define which images look alike."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ __all__ = ["features_of", "similarity_features", "similarity_scorer"]
 def similarity_features(
     dataset: datasets.Dataset, scorer: Scorer, kind: str, *, cache_dir: str | None = None, batch_size: int = 64
 ) -> Tensor:
-    """What images are alike by: one vector an image, of the image alone or of image and captions.
+    """One vector per image, of the image alone (`"image"`) or of image and captions (`"multimodal"`).
 
-    Reference: Gaur et al. 2024 (No Detail Left Behind), section 3: the feature of an image beside the mean of those of its
+    Reference: Gaur et al. 2024 (No Detail Left Behind), section 3: the feature of an image beside the mean feature of its
     captions.
 
     Returns:
@@ -36,13 +36,13 @@ def similarity_features(
         return images.tensor().float()
     captions = dataset["captions"][:]
     means = []
-    for start in range(0, len(captions), 1024):  # all captions at once would be five times the image features
+    for start in range(
+        0, len(captions), 1024
+    ):  # all captions at once would take five times the memory of the image features
         groups = captions[start : start + 1024]
         for i, group in enumerate(groups, start):
             if not group:
-                raise ValueError(
-                    f"image {dataset['image_id'][i]!r} has no caption. Use features of the image alone: 'image'."
-                )
+                raise ValueError(f"image {dataset['image_id'][i]!r} has no caption. Use --features image.")
         rows = scorer.text_features([caption for group in groups for caption in group]).float().cpu()
         splits = np.cumsum([len(group) for group in groups])[:-1].tolist()
         means.append(torch.stack([part.mean(dim=0) for part in rows.tensor_split(splits)]))
@@ -50,7 +50,7 @@ def similarity_features(
 
 
 def similarity_scorer(arguments: Any) -> Any:
-    """The scorer of `--scorer`, or the one that fits the data."""
+    """The scorer of `--scorer`, or the default for the data."""
     fitting = "scenes:clip-reward" if arguments.dataset == "scenes" else "openai/clip-vit-base-patch32"
     return load_scorer(
         model_path(arguments.scorer or fitting), device=arguments.device, batch_size=arguments.batch_size
@@ -58,9 +58,5 @@ def similarity_scorer(arguments: Any) -> Any:
 
 
 def features_of(arguments: Any, dataset: datasets.Dataset, scorer: Any, kind: str) -> Tensor:
-    """Features by which images look alike.
-
-    Returns:
-        `torch.Tensor` of shape `(N, D)`, for `"multimodal"` `(N, 2 D)`.
-    """
+    """Features that define which images look alike, `(N, D)`, or `(N, 2 D)` for `"multimodal"`."""
     return similarity_features(dataset, scorer, kind, cache_dir=arguments.cache_dir, batch_size=arguments.batch_size)

@@ -28,10 +28,10 @@ __all__ = ["CaptionOptions", "write_captions"]
 class CaptionOptions(CaptionerOptions, DatasetOptions):
     """Caption every image of a folder or data set. The data need no captions.
 
-    Each line of the output is {"image_id", "caption"}, with "captions" where --num_return_sequences asks for several.
-    Images that cannot be read are counted, named and listed in NAME.quarantine.jsonl. Each line is on disk as soon as it
-    is written: after a crash or `kill -9` give the same command again, and it resumes. The settings are stored beside the
-    captions, in NAME.run.json, and a file is never resumed with other settings.
+    Each line of the output is {"image_id", "caption"}, plus "captions" if --num_return_sequences asks for several. Images
+    that cannot be read are counted, and listed in NAME.quarantine.jsonl. Each batch is on disk as soon as it is written:
+    after a crash or `kill -9` the same command resumes. NAME.run.json keeps the settings; a file is never resumed with
+    other settings.
     """
 
     examples: ClassVar[str] = """
@@ -47,7 +47,7 @@ class CaptionOptions(CaptionerOptions, DatasetOptions):
 
     model: str = option(positional=True, metavar="MODEL", help="a folder, a name on the Hub, or scenes:blip-mle")
     output: Path = option(Path("captions.jsonl"), metavar="FILE", help="file to write, or to resume")
-    overwrite: bool = option(False, help="start again if the file exists")
+    overwrite: bool = option(False, help="start again even if the file exists")
     batch_size: int = option(16, parse=positive, metavar="N", group="captioner", help="images captioned at once")
     num_beams: int | None = option(
         None, parse=positive, metavar="N", group="decoding", help="(default: 3, or 1 with --do_sample)"
@@ -64,12 +64,12 @@ class CaptionOptions(CaptionerOptions, DatasetOptions):
 
 
 def _decoding(arguments: CaptionOptions) -> dict[str, Any]:
-    """Settings for `generate`. All are said, so that the checkpoint's own defaults decide nothing."""
+    """Settings for `generate`, all explicit, so that the checkpoint's own defaults have no effect."""
     beams = arguments.num_beams or (1 if arguments.do_sample else 3)
     number = arguments.num_return_sequences
     if not arguments.do_sample and number > beams:
         raise ValueError(
-            f"--num_return_sequences {number} needs as many beams, and there are {beams}. Pass --num_beams {number}, or "
+            f"--num_return_sequences {number} needs at least as many beams, but --num_beams is {beams}. Use --num_beams {number}, or "
             "--do_sample for random samples."
         )
     if arguments.temperature <= 0:
@@ -95,27 +95,27 @@ def _decoding(arguments: CaptionOptions) -> dict[str, Any]:
 
 
 def _check_settings(path: Path, settings: dict[str, Any]) -> None:
-    """Refuse to go on with a file whose captions were made otherwise."""
-    remedy = "Pass --overwrite to begin anew, or another --output."
+    """Refuse to resume a file whose captions were made with other settings."""
+    remedy = "Use --overwrite to start again, or another --output."
     if not path.is_file():
         raise ValueError(
-            f"The output holds captions, but {str(path)!r}, which says how they were made, is gone. {remedy}"
+            f"The output holds captions, but the file of their settings, {str(path)!r}, is missing. {remedy}"
         )
     before = json.loads(path.read_text(encoding="utf-8")).get("settings", {})
     for name in sorted({*before, *settings}):
         if before.get(name) != settings.get(name):
             raise ValueError(
-                f"The output was begun with {name} {before.get(name)!r}, and this is {settings.get(name)!r}. {remedy}"
+                f"The output was written with {name} {before.get(name)!r}, but {name} is now {settings.get(name)!r}. {remedy}"
             )
 
 
 def _batches(
     ids: Sequence[str], done: set[str], arguments: CaptionOptions
 ) -> Iterator[tuple[list[int], list[int], int]]:
-    """Rows to caption together, those of them to be written, and a seed.
+    """Rows to caption together, those of them to write, and a seed.
 
-    Batches stand at fixed places of the data set. Samples depend on the whole batch, so a batch that was begun is drawn
-    again as a whole: a resumed file equals one written in one go.
+    Batches start at fixed rows of the data set. Samples depend on the whole batch, so an incomplete batch is sampled again
+    as a whole: a resumed file equals that of an uninterrupted run.
     """
     for start in range(0, len(ids), arguments.batch_size):
         rows = list(range(start, min(start + arguments.batch_size, len(ids))))
@@ -132,7 +132,7 @@ def _write(
     rows: list[int],
     decoding: dict[str, Any],
 ) -> list[list[str]]:
-    """Captions of some rows, all of them one batch."""
+    """Captions of some rows, as one batch."""
     from hf_captionrl.captioners.eval_mode import evaluating
     from hf_captionrl.data import frames_of
 
@@ -147,7 +147,7 @@ def _write(
 
 
 def _settings(arguments: CaptionOptions, caption: CaptionPipeline, decoding: dict[str, Any]) -> dict[str, Any]:
-    """How the captions are made; a file is continued only with the same."""
+    """Settings of the captions; a file is resumed only with equal settings."""
     from hf_captionrl.retrieval import model_fingerprint
 
     settings = {
@@ -156,7 +156,7 @@ def _settings(arguments: CaptionOptions, caption: CaptionPipeline, decoding: dic
         "prompt": caption.captioner.prompt,
         "dtype": arguments.dtype,
         "dataset": arguments.dataset,
-        # Two folders may hold the same file names.
+        # Two folders may hold files of the same names.
         "source": [
             None if place is None else os.path.realpath(place) for place in (arguments.data_dir, arguments.image_root)
         ],
@@ -176,7 +176,7 @@ def _caption_all(
     writer: CaptionWriter,
     decoding: dict[str, Any],
 ) -> None:
-    """Write what is missing, batch by batch: no more images than a batch holds are in memory, and each is opened once."""
+    """Write the missing captions batch by batch. Only one batch of images is in memory, and each image is opened once."""
     import torch
     from tqdm import tqdm
 
@@ -192,7 +192,7 @@ def _caption_all(
             if good:
                 if arguments.do_sample:
                     torch.manual_seed(seed)
-                # No name for the list: the images are let go before the next batch is opened.
+                # No variable holds the list, so the images are freed before the next batch is opened.
                 texts = _write(caption, [images.pop(row) for row in rows], dataset, rows, decoding)
                 found = dict(zip(rows, texts, strict=True))
                 writer.append([ids[row] for row in good], [found[row] for row in good])
@@ -202,14 +202,14 @@ def _caption_all(
 def _summary(
     arguments: CaptionOptions, split: LoadedSplit, reader: ImageReader, done: Container[str]
 ) -> dict[str, Any]:
-    """What was done; unreadable images are listed in a file."""
+    """Numbers of images written, resumed and unreadable. Unreadable images are listed in a file."""
     report = reader.report()
     path = arguments.output.with_suffix(".quarantine.jsonl")
     if report.entries:
         report.write()
     else:
         path.unlink(missing_ok=True)
-    # An image that was captioned before and cannot be read any more still has its caption.
+    # An image that an earlier run captioned keeps its caption even if it is unreadable now.
     captioned = len(reader.ids) - sum(entry.image_id not in done for entry in report.entries)
     before = sum(image_id in done for image_id in reader.ids)
     return {
@@ -223,19 +223,19 @@ def _summary(
     }
 
 
-def _told(summary: dict[str, Any], arguments: CaptionOptions) -> str:
-    """The same as a sentence."""
-    told = f"{summary['output']}: captions of {summary['images']:,} of {summary['of']:,} images"
+def _sentence(summary: dict[str, Any], arguments: CaptionOptions) -> str:
+    """The summary as a sentence."""
+    text = f"{summary['output']}: captions of {summary['images']:,} of {summary['of']:,} images"
     if summary["resumed"]:
-        told += f", {summary['resumed']:,} of them from before"
+        text += f", {summary['resumed']:,} of them from an earlier run"
     if arguments.max_images is not None and arguments.max_images < summary["of"]:
-        told += f" (--max_images {arguments.max_images:,})"
+        text += f" (--max_images {arguments.max_images:,})"
     if bad := summary["unreadable"]:
         named = ", ".join(f"{entry['image_id']!r} ({entry['reason']})" for entry in bad[:5])
         more = ", ..." if len(bad) > 5 else ""
         listed = arguments.output.with_suffix(".quarantine.jsonl")
-        told += f"; {len(bad):,} cannot be read and are listed in {listed}: {named}{more}"
-    return told + "."
+        text += f"; {len(bad):,} cannot be read and are listed in {listed}: {named}{more}"
+    return text + "."
 
 
 def write_captions(arguments: CaptionOptions) -> None:
@@ -243,7 +243,7 @@ def write_captions(arguments: CaptionOptions) -> None:
     decoding = _decoding(arguments)  # before anything slow
     output = arguments.output
     if output.is_dir():
-        raise ValueError(f"--output {str(output)!r} is a folder. Name a file, such as captions.jsonl.")
+        raise ValueError(f"--output {str(output)!r} is a folder. Use a file, such as captions.jsonl.")
 
     import torch
 
@@ -254,7 +254,7 @@ def write_captions(arguments: CaptionOptions) -> None:
     from hf_captionrl.reports.versions import installed_versions
 
     with CaptionWriter(output, overwrite=arguments.overwrite) as writer:
-        # Captions of the data are not needed, and images are checked when they are opened.
+        # The data need no captions, and images are checked when they are opened.
         split = load_split(arguments, quarantine_path=None, require_captions=False)
         caption = pipeline(
             arguments.model,
@@ -268,12 +268,12 @@ def write_captions(arguments: CaptionOptions) -> None:
         if unknown:
             raise ValueError(
                 f"{output} has captions of images that are not in the data set, such as {unknown[0]!r}. Use another --output, or "
-                "the data set that it was begun with."
+                "the data set that it was written for."
             )
         if writer.done:
             _check_settings(output.with_suffix(".run.json"), settings)
         if writer.torn:
-            print(f"{output}: cut off {writer.torn} bytes of a torn last line.", file=sys.stderr)
+            print(f"{output}: truncated {writer.torn} bytes of an incomplete last line.", file=sys.stderr)
         reader = ImageReader(
             split.dataset,
             split=split.split,
@@ -285,4 +285,4 @@ def write_captions(arguments: CaptionOptions) -> None:
             write_json(output.with_suffix(".run.json"), {"settings": settings, "versions": installed_versions()})
         _caption_all(arguments, caption, reader, split.dataset, writer, decoding)
     summary = _summary(arguments, split, reader, writer.done)
-    print(json.dumps(summary) if arguments.json else _told(summary, arguments))
+    print(json.dumps(summary) if arguments.json else _sentence(summary, arguments))

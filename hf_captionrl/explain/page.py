@@ -1,7 +1,7 @@
 """One caption, token by token: a page, a picture, and JSON.
 
-The page needs nothing else: image and style are inside it, and its content security policy lets a browser fetch nothing
-and run no script at all. Captions and tokens are escaped wherever they appear.
+The page is self-contained: it holds image and style, and its content security policy forbids requests and scripts.
+Captions and tokens are escaped everywhere.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ _WEIGHTS = {
 
 @dataclass(frozen=True)
 class CaptionReward:
-    """What self-retrieval makes of the caption.
+    """Reward of the caption for self-retrieval.
 
     Args:
-        reward: Log-probability of the image among the pool when the caption searches for it, in nats, at most 0.
-        baseline: What the reward is held against, in nats.
-        baseline_name: What that is, in words.
-        rank: Place of the image, 1 = best.
-        pool_size: Images it is found among, itself included.
+        reward: Log-probability of the image in the pool when the caption searches for it, in nats, at most 0.
+        baseline: Subtracted from the reward, in nats.
+        baseline_name: Description of the baseline.
+        rank: Rank of the image, 1 = best.
+        pool_size: Number of images in the pool, the target included.
         scorer: Name of the scorer.
-        logprob_reduction: What a token weighs in the policy gradient.
+        logprob_reduction: Weight of a token in the policy gradient.
     """
 
     reward: float
@@ -60,7 +60,7 @@ class CaptionReward:
 
 
 def visible_token(text: str) -> str:
-    """A token as a reader sees it: without blanks around it, and with what cannot be seen written out."""
+    """A token without surrounding blanks, and with invisible characters escaped."""
     shown = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text.strip(" "))
     return shown or "␣"
 
@@ -81,7 +81,7 @@ def explanation_json(view: CaptionView, reward: CaptionReward | None = None) -> 
 
 
 def _probability(value: float) -> str:
-    """Percent; small ones keep a digit that counts."""
+    """A probability as percent."""
     if value >= 0.9995:
         return "100 %"
     return f"{100 * value:.1f} %" if value >= 0.001 else "<0.1 %"
@@ -102,7 +102,7 @@ def _alternative(other: Alternative, label: int) -> dict[str, Any]:
 
 
 def _row(number: int, token: TokenView, longest: float) -> dict[str, Any]:
-    """What the template shows of one token; `longest` is the largest loss."""
+    """Values of one token for the template; `longest` is the largest loss."""
     return {
         "number": number,
         "text": visible_token(token.text),
@@ -171,7 +171,7 @@ def write_explanation(
         vocab_size=f"{view.vocab_size:,}",
         complete=view.complete,
         first_token=view.first_token,
-        # Ours, not a caption's: the only text that is not escaped. Its hash is all the policy allows.
+        # The only text that is not escaped. The policy allows only its hash.
         style=Markup(style),
         style_hash=content_hash(style),
     )
@@ -179,13 +179,13 @@ def write_explanation(
 
 
 def _outside_word(token: TokenView) -> str:
-    """The likeliest listed token that the caption does not use, as the picture names it."""
+    """The most likely listed token that the caption does not use."""
     words = [visible_token(other.text) for other in token.mle_top if not other.in_subset and other.probability > 0.05]
     return words[0] if words else ""
 
 
 def _drawn(text: str, longest: int = 18) -> str:
-    """Text that matplotlib can draw, cut so that the panels keep their room."""
+    """Text that matplotlib can draw, truncated to fit the panels."""
     shown = visible_token(text)
     return plain_label(shown if len(shown) <= longest else shown[: longest - 1] + "…")
 
@@ -195,9 +195,9 @@ def write_explanation_picture(
 ) -> Path:
     """Draw the tokens of the caption from top to bottom, and write the PNG atomically.
 
-    Left: what each token costs under MLE and under SMILE. Next: how the whole vocabulary's distribution is divided between
-    the token, the caption's other tokens, and all others, the likeliest of which is named; SMILE does not see these.
-    Right, with a reward: what a step of the policy gradient does to the token's own logit.
+    Left: loss of each token under MLE and under SMILE. Middle: probability of the token, of the caption's other tokens and
+    of all other tokens, with the most likely of these; SMILE ignores them. Right, with a reward: gradient of one step of
+    the policy gradient at the token's own logit.
     """
     columns = 2 if reward is None else 3
     figure, axes = new_figure(3.4 * columns + 0.8, 1.5 + 0.34 * len(view.tokens), columns=columns)

@@ -1,9 +1,9 @@
-r"""What a captioner thinks of each token of a caption: under maximum likelihood, under SMILE, and under a reward.
+r"""Each token of a caption: its loss under maximum likelihood and SMILE, and its gradient under a reward.
 
 Legend: T tokens of the caption with its end, V vocabulary, K tokens of V_D (the caption's own, each once).
 
-Losses and log-probabilities come from the functions that train, by way of the head tap; the whole distribution, which
-training never builds, is computed for the one caption that is looked at.
+Losses and log-probabilities come from the functions of training, through the head tap. The full distribution, which
+training never builds, is computed for this one caption.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Alternative:
 
     Args:
         token_id (`int`): Its id.
-        text (`str`): What it writes.
+        text (`str`): Its text.
         probability (`float`): In [0, 1], under the distribution that lists it.
         in_subset (`bool`): Whether it is one of the caption's own tokens, V_D.
     """
@@ -50,17 +50,17 @@ class TokenView:
 
     Args:
         token_id (`int`): Its id.
-        text (`str`): What it writes.
+        text (`str`): Its text.
         is_end (`bool`): Whether it ends the caption.
         mle_probability (`float`): In [0, 1], among the whole vocabulary.
-        mle_loss (`float`): `-log` of it, in nats: what maximum likelihood pays.
-        smile_probability (`float`): In [0, 1], among V_D; at the first token among the vocabulary if `first_token` says so.
-        smile_loss (`float`): In nats: what SMILE pays, never more than `mle_loss`.
-        outside (`float`): In [0, 1], what the whole vocabulary's distribution gives to tokens outside V_D.
+        mle_loss (`float`): `-log` of it, in nats: the loss of maximum likelihood.
+        smile_probability (`float`): In [0, 1], among V_D; at the first token among the vocabulary if `first_token` is "mle".
+        smile_loss (`float`): Loss of SMILE in nats, never more than `mle_loss`.
+        outside (`float`): In [0, 1], probability of all tokens outside V_D under the whole vocabulary's distribution.
         entropy (`float`): Of the whole vocabulary's distribution, in nats.
-        whole_vocabulary (`bool`): Whether SMILE, too, reads the whole vocabulary here.
-        mle_top (`tuple`): The likeliest tokens of the vocabulary, the likeliest first.
-        smile_top (`tuple`): Likewise of the distribution that SMILE reads.
+        whole_vocabulary (`bool`): Whether SMILE also uses the whole vocabulary here.
+        mle_top (`tuple`): The most likely tokens of the vocabulary, in descending order.
+        smile_top (`tuple`): The same for SMILE's distribution.
     """
 
     token_id: int
@@ -82,11 +82,11 @@ class CaptionView:
     """A caption, token by token.
 
     Args:
-        caption (`str`): The caption, as it was given.
+        caption (`str`): The caption as given.
         first_token (`str`): `"mle"` or `"smile"`, SMILE's distribution at the first token.
         vocab_size (`int`): V.
-        subset (`tuple[str, ...]`): What the tokens of V_D write, in the order of the caption.
-        complete (`bool`): False where the caption was cut, so that its end is not scored.
+        subset (`tuple[str, ...]`): Texts of the tokens of V_D, in the order of the caption.
+        complete (`bool`): False if the caption was truncated, so that its end token is not scored.
         tokens (`tuple[TokenView, ...]`): T tokens.
     """
 
@@ -99,12 +99,12 @@ class CaptionView:
 
     @property
     def mle_loss(self) -> float:
-        """Mean nats a token: the model's own loss on this caption."""
+        """Mean nats per token: the model's own loss on this caption."""
         return math.fsum(token.mle_loss for token in self.tokens) / len(self.tokens)
 
     @property
     def smile_loss(self) -> float:
-        """Mean nats a token: `smile_loss` of this caption."""
+        """Mean nats per token: `smile_loss` of this caption."""
         return math.fsum(token.smile_loss for token in self.tokens) / len(self.tokens)
 
     @property
@@ -139,7 +139,7 @@ class DistributionObjective:
             named["smile"] = fused_smile_loss(
                 head.hidden, head.weight, head.labels, bias=head.bias, softcap=head.softcap, **settings
             )
-            # By the function that the chunks of training go through, here in one piece.
+            # The function that training calls for each chunk.
             logits = head_logits(
                 head.hidden.to(head.weight.dtype), head.weight, head.bias, head.softcap, named["log_probs"].dtype
             )
@@ -148,7 +148,7 @@ class DistributionObjective:
 
 
 def token_text(tokenizer: Any, token_id: int) -> str:
-    """What a token writes; its name in the vocabulary where it writes no whole character."""
+    """Text of a token, or its name in the vocabulary if it is not a whole character."""
     text = tokenizer.decode([token_id]) if token_id < len(tokenizer) else ""
     if text.strip() and "\ufffd" not in text:
         return text
@@ -157,7 +157,7 @@ def token_text(tokenizer: Any, token_id: int) -> str:
 
 
 def _top(tokenizer: Any, log_probs: Tensor, ids: Tensor, subset: set[int], k: int) -> tuple[Alternative, ...]:
-    """The `k` likeliest of `ids`, whose log-probabilities are `log_probs`, both `(K,)`."""
+    """The `k` most likely of `ids` with log-probabilities `log_probs`, both `(K,)`."""
     best = log_probs.topk(min(k, len(log_probs)))
     return tuple(
         Alternative(token, token_text(tokenizer, token), math.exp(value), token in subset)
@@ -177,10 +177,10 @@ def explain_caption(
     r"""Every token of a caption under maximum likelihood and under SMILE.
 
     Reference: Yue et al. 2023, Figure 5 and Eq. 2-3. `mle_loss = -log p(w)`; `smile_loss = -log [p(w) / sum_{v in V_D}
-    p(v)]`, so the two differ by what the model gives to words that the caption does not use.
+    p(v)]`, so they differ by the probability of words that the caption does not use.
     """
     if top_k < 1:
-        raise ValueError(f"top_k ({top_k}) must be at least 1. Each token needs an alternative to be held against.")
+        raise ValueError(f"top_k ({top_k}) must be at least 1. Use 1 or more alternatives per token.")
     batch = captioner.collate([image], [caption], max_length=max_length)
     batch = {name: value.to(captioner.device) for name, value in batch.items()}
     with evaluating(captioner.model), torch.no_grad():
@@ -190,7 +190,7 @@ def explain_caption(
     ids = labels[supervised].cpu()  # (T,)
     subset = torch.tensor(list(dict.fromkeys(ids.tolist())))  # (K,)
     members = set(subset.tolist())
-    # fp64: sums over a vocabulary are shown to four digits, and must be one.
+    # fp64: sums over the vocabulary must be 1 to four digits.
     distribution = output["distribution"][0, supervised].double().cpu()  # (T, V)
     mle, smile, entropy = (output[name][0, supervised].double().cpu() for name in ("log_probs", "smile", "entropy"))
     own = distribution[:, subset]  # (T, K)
@@ -233,12 +233,12 @@ def explain_caption(
 def token_pushes(
     view: CaptionView, advantage: float, *, logprob_reduction: LogProbReduction = "mean"
 ) -> tuple[list[float], list[float]]:
-    r"""How one step of the policy gradient would pull at each token of the caption.
+    r"""Gradients of one step of the policy gradient at each token of the caption.
 
-    With `L` the [`policy_gradient_loss`] of this one caption, the first list is `-dL / d log p_t = A w_t`, alike for all
-    tokens: the advantage is the caption's, and `w_t` is 1/T (`"mean"`, `"token_mean"`) or 1 (`"sum"`). The second is
-    `-dL / d z_t = A w_t (1 - p_t)`, where `z_t` is the logit of the token itself (behind a softcap, if there is one): a
-    token that the model was sure of is hardly moved.
+    With `L` the [`policy_gradient_loss`] of this one caption, the first list is `-dL / d log p_t = A w_t`, equal for all
+    tokens: the advantage `A` is that of the caption, and `w_t` is 1/T (`"mean"`, `"token_mean"`) or 1 (`"sum"`). The second
+    is `-dL / d z_t = A w_t (1 - p_t)`, where `z_t` is the logit of the token itself (after the softcap, if any): tokens
+    with a probability near 1 hardly change.
     """
     log_probs = torch.tensor([[-token.mle_loss for token in view.tokens]], dtype=torch.float64, requires_grad=True)
     loss = policy_gradient_loss(

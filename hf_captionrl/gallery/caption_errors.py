@@ -13,7 +13,7 @@ __all__ = ["error_counts", "gallery_marks", "most_wrong"]
 
 
 def gallery_marks(caption: str, facts: Facts | Mapping[str, Any]) -> list[Mark]:
-    """The claims of a caption as the gallery marks them.
+    """The claims of a caption as marks for the gallery.
 
     Reference: Gaur et al. 2024 (No Detail Left Behind), Figures 8 and 9.
     """
@@ -21,7 +21,7 @@ def gallery_marks(caption: str, facts: Facts | Mapping[str, Any]) -> list[Mark]:
 
 
 def error_counts(marks: Sequence[Sequence[Mark]]) -> dict[str, int]:
-    """How many captions and claims of a captioner are wrong."""
+    """Numbers of wrong captions and claims of a captioner."""
     verdicts = [[mark.verdict for mark in group] for group in marks]
     return {
         "captions": len(verdicts),
@@ -34,7 +34,7 @@ def error_counts(marks: Sequence[Sequence[Mark]]) -> dict[str, int]:
 
 
 def most_wrong(marks: Mapping[str, Sequence[Sequence[Mark]]], number: int) -> list[int]:
-    """The images whose captions are wrong most often, binding errors first."""
+    """The images with the most wrong claims, binding errors first."""
     rows = []
     for row, groups in enumerate(zip(*marks.values(), strict=True)):
         verdicts = [mark.verdict for group in groups for mark in group]

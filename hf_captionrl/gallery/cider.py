@@ -1,4 +1,4 @@
-"""CIDEr-D of the captions of a gallery: where it prefers the worse, and what it gives next to nothing."""
+"""CIDEr-D of the captions of a gallery: where it prefers the worse caption, and right captions with a score near 0."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ __all__ = ["CiderScores", "cider_note"]
 
 
 class CiderScores:
-    """CIDEr-D of every caption, and what it is held against.
+    """CIDEr-D of every caption, with the claims and ranks that it is compared with.
 
     Args:
-        captions: For each source its captions.
-        evaluator: Knows references and facts.
-        ranks: For each source the rank of each image; empty where nobody judges.
+        captions: Captions of each source.
+        evaluator: Holds references and facts.
+        ranks: Rank of each image for each source; empty without a scorer.
     """
 
     def __init__(
@@ -36,15 +36,15 @@ class CiderScores:
                 self.claims[name] = faithfulness(spoken(mine), evaluator.facts, check)["per_sample"]
 
     def of(self, what: str) -> dict[str, Any]:
-        """Numbers of claims of one kind."""
+        """Number of claims of one kind, per caption of each source."""
         return {name: counts[what] for name, counts in self.claims.items()}
 
     def numbers(self, row: int, names: Sequence[str]) -> dict[str, dict[str, str]]:
-        """What stands beside captions of an image."""
+        """Numbers shown beside the captions of an image."""
         return {name: {"CIDEr-D": f"{self.scores[name][row]:.2f}"} for name in names}
 
     def failures(self, min_gap: float) -> dict[str, Any] | None:
-        """Where it prefers the worse of two captions."""
+        """Pairs of captions of which it prefers the worse."""
         if len(self.scores) < 2 or not (self.claims or self.ranks):
             return None
         from hf_captionrl.metrics.cider_failures import cider_failures
@@ -53,7 +53,7 @@ class CiderScores:
         return cider_failures(self.scores, ranks=self.ranks or None, min_gap=min_gap, **known)
 
     def unrewarded(self, below: float) -> dict[str, Any] | None:
-        """Right captions that it gives next to nothing."""
+        """Right captions whose score is near 0."""
         if not self.claims:
             return None
         from hf_captionrl.metrics.cider_failures import unrewarded
@@ -62,7 +62,7 @@ class CiderScores:
 
 
 def cider_note(found: Mapping[str, Any]) -> str:
-    """What was counted, in a few sentences."""
+    """The counts as a few sentences."""
     parts = [f"CIDEr-D differs on {found['pairs']} pairs of captions."]
     for name, said in (("faithful", "more faithful"), ("retrieval", "better retrieving")):
         if found[f"{name}_pairs"] is not None:

@@ -15,11 +15,11 @@ __all__ = ["Pages", "Shown", "bag_items", "counted", "write_cider", "write_error
 
 
 class Shown:
-    """Everything known of the captions, and items for the pages.
+    """The captions with their ranks and marks, and items for the pages.
 
     Args:
-        evaluator: Knows images, references, facts and image features.
-        captions: For each source its captions.
+        evaluator: Holds images, references, facts and image features.
+        captions: Captions of each source.
     """
 
     def __init__(self, evaluator: Evaluator, captions: Mapping[str, list[str]]) -> None:
@@ -49,7 +49,7 @@ class Shown:
         """Ranks within a bag."""
         from hf_captionrl.retrieval.ranking import bag_ranks
 
-        images: Any = self.evaluator.image_features  # there where any text has features
+        images: Any = self.evaluator.image_features  # present if any text has features
         return {
             name: bag_ranks(text[bag], images[bag], [list(range(len(bag)))])[0].tolist()
             for name, text in self.text.items()
@@ -64,7 +64,7 @@ class Shown:
         places: Mapping[str, tuple[int, int]] | None = None,
         numbers: Mapping[str, Mapping[str, str]] | None = None,
     ) -> GalleryItem:
-        """One image and what is written about it."""
+        """One image with its captions."""
         from hf_captionrl.data.video import open_still
         from hf_captionrl.reports.gallery import GalleryCaption, GalleryItem
 
@@ -88,11 +88,11 @@ class Shown:
 
 
 class Pages:
-    """The pages of one run, and what stands in each.
+    """The pages of one run.
 
     Args:
-        folder: Where they are written.
-        data: The images they show, in words.
+        folder: Folder to write.
+        data: Description of the images.
     """
 
     names = ("bags.html", "errors.html", "cider.html", "unrewarded.html")
@@ -102,16 +102,16 @@ class Pages:
         self.data = data
         self.written: dict[str, str] = {}
 
-    def write(self, name: str, items: Sequence[GalleryItem], *, title: str, note: str, told: str) -> None:
-        """Write a page, unless there is nothing to show."""
+    def write(self, name: str, items: Sequence[GalleryItem], *, title: str, note: str, summary: str) -> None:
+        """Write a page, if it has items."""
         from hf_captionrl.reports.gallery import write_gallery
 
         if items:
             write_gallery(self.folder / name, items, title, note=f"{self.data}. {note}")
-            self.written[name] = told
+            self.written[name] = summary
 
     def remove_others(self) -> None:
-        """Pages of an earlier run with other captions; the new ones would stand beside them."""
+        """Remove pages of an earlier run that this run did not write."""
         for name in {*self.names} - set(self.written):
             (self.folder / name).unlink(missing_ok=True)
 
@@ -139,12 +139,12 @@ def write_errors(pages: Pages, shown: Shown, counts: Mapping[str, Mapping[str, i
         [shown.item(row) for row in rows],
         title="Wrong claims",
         note="; ".join(f"{name}: {counted(count)}" for name, count in counts.items()) + ".",
-        told=f"{len(rows)} images with wrong claims",
+        summary=f"{len(rows)} images with wrong claims",
     )
 
 
 def counted(counts: Mapping[str, int]) -> str:
-    """Errors of a source, in words."""
+    """Errors of a source as text."""
     return f"{counts['hallucinated']} hallucinated and {counts['misbound']} misbound of {counts['claims']} claims"
 
 
@@ -166,7 +166,7 @@ def write_cider(pages: Pages, shown: Shown, cider: CiderScores, min_gap: float, 
         items,
         title="Where CIDEr-D prefers the worse caption",
         note=f"{cider_note(failures)} The widest gaps are shown.",
-        told=f"{failures['failures']} pairs on which CIDEr-D fails",
+        summary=f"{failures['failures']} pairs on which CIDEr-D fails",
     )
     listed = [
         {"image_id": shown.ids[c.row], "preferred": c.preferred, "better": c.better, "gap": c.gap} for c in cases
@@ -177,20 +177,20 @@ def write_cider(pages: Pages, shown: Shown, cider: CiderScores, min_gap: float, 
 def write_unrewarded(
     pages: Pages, shown: Shown, cider: CiderScores, max_cider: float, limit: int
 ) -> dict[str, Any] | None:
-    """Right captions that CIDEr-D gives next to nothing."""
+    """Right captions with a CIDEr-D near 0."""
     poor = cider.unrewarded(max_cider)
     if poor is None:
         return None
     found = poor["cases"]
-    told = (
+    summary = (
         f"{poor['unrewarded']} of {poor['right_captions']} captions with right claims only score below {max_cider:g}"
     )
     pages.write(
         "unrewarded.html",
         [shown.item(row, names=(name,), numbers=cider.numbers(row, (name,))) for row, name, _ in found[:limit]],
-        title="Right captions that CIDEr-D gives next to nothing",
-        note=f"{told}. Those that say most are shown.",
-        told=told,
+        title="Right captions with a CIDEr-D near 0",
+        note=f"{summary}. The most detailed are shown.",
+        summary=summary,
     )
     listed = [{"image_id": shown.ids[row], "source": name, "cider_d": score} for row, name, score in found]
     return {**poor, "cases": listed}

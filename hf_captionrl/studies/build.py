@@ -49,7 +49,7 @@ def _consent(arguments: StudyOptions) -> str:
 
 def _load(arguments: StudyOptions) -> tuple[datasets.Dataset, list[str], dict[str, list[str]]]:
     """Data set, image ids, and for each system its first caption of each image; human captions are drawn at random."""
-    files = read_files(arguments)
+    files = read_files(arguments.captions, arguments.names)
     split = load_split(arguments, quarantine_path=arguments.output / "quarantine.jsonl")
     ids = [str(i) for i in split.dataset["image_id"][:]]
     systems = {file.name: [group[0] for group in file.aligned(ids, split.all_ids)] for file in files}

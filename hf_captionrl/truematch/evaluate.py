@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import sys
@@ -91,9 +90,7 @@ def _evaluator(arguments: EvaluateOptions, dataset: datasets.Dataset, source: st
     from hf_captionrl.evaluation.evaluator import Evaluator
     from hf_captionrl.evaluation.scored_captions import load_evaluators
 
-    scorer, _, reasons = load_evaluators(
-        argparse.Namespace(scorer=arguments.scorer, language_model="none", dataset=source)
-    )
+    scorer, _, reasons = load_evaluators(source, arguments.scorer, "none")
     if scorer is None:
         why = reasons.get("no scorer", "--scorer is 'none'")
         raise ValueError(f"Retrieval needs a scorer, but {why}. Use another --scorer.")

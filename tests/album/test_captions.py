@@ -1,4 +1,4 @@
-"""Captions of an album, with the embedded captioners: candidates, their seed, and what is chosen of them."""
+"""Captions of an album, with the embedded captioners: candidates, their seed, and the choice among them."""
 
 import weakref
 
@@ -45,18 +45,18 @@ def test_candidates_are_beams_and_samples(captioner, images):
     assert album_candidates(captioner, images, num_beams=2, num_samples=0) == [mine[:2] for mine in first]
 
 
-def test_an_album_of_look_alikes_gets_captions_of_its_own(captioner, scorer, images):
+def test_album_of_look_alikes_gets_distinct_captions(captioner, scorer, images):
     found = caption_album(captioner, scorer, images)
     assert len({same_text(caption.caption) for caption in found.captions}) == 3
     greedy = compare_captioners({"MLE": captioner}, scorer, images)["MLE"]
     assert found.num_found > sum(finding.rank == 1 for finding in greedy)
-    # Twice the same image: there is no text that would tell the two apart, and it is said.
+    # One image twice: no text distinguishes the two, and the result says so.
     twice = caption_album(captioner, scorer, [images[0], images[1], images[0]])
-    assert (0, 2) in twice.not_told_apart
+    assert (0, 2) in twice.not_distinguished
     assert twice.captions[0].rank > 1
 
 
-def test_degenerate_candidates_are_left_out_where_there_are_others(scorer, images, monkeypatch):
+def test_degenerate_candidates_are_used_only_without_others(scorer, images, monkeypatch):
     loop = "a pig on a blue background on a blue background"
     said = [[loop, "a pig"], [loop], ["", "a tree"]]
     monkeypatch.setattr(album_captions, "album_candidates", lambda *_, **__: said)
@@ -105,7 +105,7 @@ def files(tmp_path):
     return paths
 
 
-def test_an_album_of_files_is_decoded_in_batches(captioner, scorer, files, monkeypatch):
+def test_album_of_files_is_decoded_in_batches(captioner, scorer, files, monkeypatch):
     counted = Counted(monkeypatch)
     found = caption_album(captioner, scorer, files, batch_size=2, num_beams=1, num_samples=1, max_new_tokens=3)
     assert len(found.captions) == 9
@@ -118,17 +118,17 @@ def test_an_album_of_files_is_decoded_in_batches(captioner, scorer, files, monke
     assert 2 <= counted.most <= 4
 
 
-def test_batches_change_nothing(captioner, scorer, images):
+def test_batch_size_does_not_change_the_candidates(captioner, scorer, images):
     one = caption_album(captioner, scorer, images, batch_size=1)
     whole = caption_album(captioner, scorer, images)
     assert len(one.captions) == len(whole.captions) == 3
-    # Beams and images are the same however the batch is cut; samples are drawn batch by batch.
+    # Beams and images are the same for every batch size; samples are drawn batch by batch.
     settings = {"num_beams": 2, "num_samples": 0, "max_new_tokens": 8}
     by_one = album_candidates(captioner, images, batch_size=1, **settings)
     assert by_one == album_candidates(captioner, images, batch_size=3, **settings)
 
 
-def test_an_unreadable_image_of_an_album_is_named(captioner, scorer, files):
+def test_unreadable_image_of_an_album_is_named(captioner, scorer, files):
     files[4].write_bytes(b"no image")
     with pytest.raises(ImageError, match=r"4\.jpg"):
         compare_captioners({"MLE": captioner}, scorer, files, batch_size=2)

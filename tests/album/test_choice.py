@@ -1,4 +1,4 @@
-"""The choice for an album against all choices there are, and against plain loops; what cannot be told apart is said."""
+"""The choice for an album against all possible choices, and against plain loops; images that no text distinguishes."""
 
 import itertools
 
@@ -40,7 +40,7 @@ def best_by_enumeration(candidates, text, images):
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_no_choice_is_better(seed):
+def test_choice_is_optimal_by_enumeration(seed):
     rng = np.random.default_rng(seed)
     number = int(rng.integers(2, 5))
     words = ["a pig", "A pig.", "a  dog", "a cat", "two dogs", "", "a cat "][: int(rng.integers(2, 8))]
@@ -59,7 +59,7 @@ def test_no_choice_is_better(seed):
         assert offered[caption.candidate] == caption.caption
 
 
-def test_enumeration_sees_a_worse_choice():
+def test_enumeration_detects_a_worse_choice():
     """The negative control: taking each image's best text first is not the best choice."""
     candidates = [["a pig", "a small pig"], ["a pig"]]
     images = np.eye(2)
@@ -70,7 +70,7 @@ def test_enumeration_sees_a_worse_choice():
     assert best_by_enumeration([["a pig"], ["a pig"]], text[[0, 2]], images)[0] == 1
 
 
-def test_ranks_and_what_is_found_against_a_loop():
+def test_ranks_and_found_images_against_a_loop():
     rng = np.random.default_rng(3)
     text, images = unit(rng, 9), unit(rng, 4)
     targets = rng.integers(0, 4, 9).tolist()
@@ -85,44 +85,44 @@ def test_ranks_and_what_is_found_against_a_loop():
     assert found.tolist() == [1, 0]
 
 
-def test_identical_images_cannot_be_told_apart():
+def test_identical_images_are_not_distinguished():
     images = np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 0.0]])
     candidates = [["a", "b"], ["c"], ["a", "d"]]
     text = np.array([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0], [1.0, 0.0], [0.6, 0.8]])
     found = distinct_captions(candidates, text, images)
     assert found.num_distinct == 3
     assert found.num_found == 1
-    assert found.not_told_apart == [(0, 2)]
+    assert found.not_distinguished == [(0, 2)]
     assert found.captions[0].confused_with == (2,)
     assert found.captions[1].confused_with == ()
     assert found.captions[0].margin == 0
 
 
-def test_too_few_texts_are_said():
+def test_too_few_texts_are_not_distinct():
     found = distinct_captions([["A pig"], ["a pig."], ["a dog"]], torch.eye(3), torch.eye(3))
     assert [caption.is_distinct for caption in found.captions] == [False, False, True]
-    assert found.not_told_apart == [(0, 1)]
+    assert found.not_distinguished == [(0, 1)]
     assert (found.num_distinct, found.num_found) == (1, 1)
     assert [caption.caption for caption in found.captions] == ["A pig", "a pig.", "a dog"]
 
 
-def test_blank_captions_are_the_last_resort():
+def test_blank_captions_are_used_only_without_others():
     found = distinct_captions([[" ", "a pig"], ["."]], torch.tensor([[1.0, 0], [0.5, 0.5], [0, 1.0]]), torch.eye(2))
     assert [(c.caption, c.is_distinct) for c in found.captions] == [("a pig", True), (".", False)]
 
 
-def test_one_image():
+def test_album_of_one_image():
     found = distinct_captions([["a", "b"]], [[0.6, 0.8], [0.8, 0.6]], [[1.0, 0.0]])
     (only,) = found.captions
     assert (only.caption, only.rank, only.margin, only.confused_with) == ("b", 1, None, ())
-    assert found.not_told_apart == []
+    assert found.not_distinguished == []
 
 
 @pytest.mark.parametrize(
     ("candidates", "message"),
     [([["a"], []], r"candidates\[1\] is \[\]"), (["a", "b"], r"candidates\[0\] is 'a'"), ([["a"]], "for 1 images")],
 )
-def test_bad_candidates(candidates, message):
+def test_bad_candidates_are_refused(candidates, message):
     with pytest.raises(ValueError, match=message):
         distinct_captions(candidates, np.eye(2), np.eye(2))
 
@@ -144,7 +144,7 @@ def test_assignment_against_all_permutations(seed):
     assert gains[range(rows), found].sum() == pytest.approx(max(sums))
 
 
-def test_assignment_refuses_what_has_no_answer():
+def test_assignment_refuses_unsolvable_gains():
     with pytest.raises(ValueError, match=r"shape \(2, 1\)"):
         best_assignment(np.zeros((2, 1)))
     with pytest.raises(ValueError, match="NaN or plus infinity"):

@@ -1,4 +1,4 @@
-"""`captionrl demo`: clicked in headless Chromium, what it shows against plain loops; and the functions behind the page."""
+"""`captionrl demo`: clicks in headless Chromium, compared with plain loops; and the functions behind the page."""
 
 import os
 import weakref
@@ -8,10 +8,10 @@ import pytest
 from PIL import Image
 
 from hf_captionrl import load_captioner, load_scorer, pipeline
+from hf_captionrl.album import demo as command
 from hf_captionrl.album import page as demo_page
 from hf_captionrl.album.captions import caption_album
 from hf_captionrl.album.page import AlbumDemo, serve
-from hf_captionrl.cli import demo as command
 from hf_captionrl.cli import main
 from hf_captionrl.cli.main import build_parser
 from hf_captionrl.scenes import load_scenes
@@ -62,7 +62,7 @@ def plain(models, scorer, images):
 
 
 @needs_chromium
-def test_the_page_says_what_the_library_says(rows, scorer, tmp_path):
+def test_page_shows_the_numbers_of_the_library(rows, scorer, tmp_path):
     images = second_bag(rows)
     arguments = [f"--model={name}={model}" for name, model in MODELS.items()]
     (tmp_path / "temporary").mkdir()
@@ -81,7 +81,7 @@ def test_the_page_says_what_the_library_says(rows, scorer, tmp_path):
         assert page.evaluate("document.querySelectorAll('marquee').length") == 0
         assert page.evaluate("document.title") == "captionrl demo"
 
-        page.evaluate(TAB.format("One caption an image"))
+        page.evaluate(TAB.format("One caption per image"))
         page.wait("document.querySelector('#album-button')?.offsetParent")
         page.evaluate("document.querySelector('#captioner label:last-of-type input').click()")
         page.click("#album-button")
@@ -91,7 +91,7 @@ def test_the_page_says_what_the_library_says(rows, scorer, tmp_path):
         assert len({c.caption for c in chosen.captions}) == 3
         assert f"{chosen.num_distinct} of 3 images have" in page.evaluate("document.querySelector('#album').innerText")
 
-        # An image of one's own beside them.
+        # An uploaded image beside them.
         rows[8]["image"].save(tmp_path / "own.png")
         page.evaluate(TAB.format("Side by side"))
         node = page.call("Runtime.evaluate", expression="document.querySelector('#frame input[type=file]')")
@@ -105,9 +105,9 @@ def test_the_page_says_what_the_library_says(rows, scorer, tmp_path):
         asked = {event["request"]["url"] for event in events}
         assert len(asked) > 20
         assert [address for address in asked if not address.startswith((url + "/", "data:", "blob:"))] == []
-        # A page that is left while an image still comes breaks off its transfer; everything shown was compared above.
+        # Leaving a page aborts the transfer of its images; everything shown was compared above.
         assert [problem for problem in page.problems() if "ERR_CONTENT_LENGTH_MISMATCH" not in problem] == []
-        # What the page may not load it does not load: the browser says so.
+        # The browser refuses and reports what the policy forbids.
         page.evaluate(
             "new Promise((done) => { const i = new Image(); i.onerror = done; i.src = 'http://127.0.0.1:9/x'; })"
         )
@@ -133,7 +133,7 @@ def test_uploaded_files(small, rows, tmp_path):
     assert small.compare([str(tmp_path / "print.jpg")]).count("<td") == 1
 
 
-def test_uploads_that_cannot_be_used(small, tmp_path):
+def test_unusable_uploads_are_refused(small, tmp_path):
     (tmp_path / "secret-folder").mkdir()
     bad = tmp_path / "secret-folder" / "no.png"
     bad.write_text("<script>")
@@ -164,7 +164,7 @@ def test_names_of_models():
     with pytest.raises(ValueError, match="Two captioners are called 'b'"):
         command.named_models(["a/b", "c/b"])
     for bad in ("=me/b", "A=", ""):
-        with pytest.raises(ValueError, match="Write NAME=MODEL"):
+        with pytest.raises(ValueError, match="Use NAME=MODEL"):
             command.named_models([bad])
 
 
@@ -184,7 +184,7 @@ def test_albums_of_a_folder(tmp_path):
         command.albums_of(tmp_path / "d")
 
 
-def test_albums_of_a_folder_as_systems_leave_it(tmp_path, caplog):
+def test_hidden_and_foreign_files_of_a_folder_are_skipped(tmp_path, caplog):
     for name in ("a/x.JP2", "a/.x.jpg", "a/deep/y.tiff", "__MACOSX/a/._x.jpg", "a/Thumbs.db", "a/z.heic"):
         (tmp_path / "p" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "p" / name).write_bytes(b"")
@@ -200,7 +200,7 @@ def test_albums_of_a_folder_as_systems_leave_it(tmp_path, caplog):
         command.albums_of(tmp_path / "p")
 
 
-def test_an_album_of_files_is_held_as_files(small, rows, tmp_path, monkeypatch):
+def test_album_of_files_is_not_decoded_at_once(small, rows, tmp_path, monkeypatch):
     """Decoded, an album of photographs would not fit into memory."""
     paths = []
     for number in range(3):
@@ -232,7 +232,7 @@ def test_embedded_albums(rows):
     assert albums["3 look-alikes (2)"] == second_bag(rows)
 
 
-def test_without_gradio_one_sentence_says_what_to_do(monkeypatch, capsys):
+def test_missing_gradio_gives_one_error_line(monkeypatch, capsys):
     monkeypatch.setattr(command.importlib.util, "find_spec", lambda name: None)
     assert main(["demo"]) == 2
     said = capsys.readouterr().err
@@ -241,7 +241,7 @@ def test_without_gradio_one_sentence_says_what_to_do(monkeypatch, capsys):
     assert len(said.splitlines()) == 1
 
 
-def test_defaults_keep_it_on_this_machine(small, monkeypatch):
+def test_page_is_local_by_default(small, monkeypatch):
     import gradio
 
     given = {}
@@ -264,7 +264,7 @@ def test_defaults_keep_it_on_this_machine(small, monkeypatch):
     assert not [font for font in given["theme"]._stylesheets if "//" in font]
     assert build_parser().parse_args(["demo"]).share is False
     assert build_parser().parse_args(["demo", "--share"]).share is True
-    # A link that was asked for is the one that is told.
+    # With --share the public address is announced.
     monkeypatch.setattr(gradio.Blocks, "launch", lambda self, **_: (None, "http://127.0.0.1:7860/", "https://x.test/"))
     told = []
     serve(small, host="127.0.0.1", port=None, share=True, announce=told.append)
@@ -273,7 +273,7 @@ def test_defaults_keep_it_on_this_machine(small, monkeypatch):
     assert not guard.kwargs["hosts"].accepts(["evil.test"])
 
 
-def test_a_port_that_is_taken(small, monkeypatch):
+def test_port_in_use_is_refused(small, monkeypatch):
     import gradio
 
     def launch(self, **settings):

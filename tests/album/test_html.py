@@ -37,7 +37,7 @@ def images(number):
     return [Image.new("RGB", (72 + 300 * (i % 2), 40), (i * 20, 90, 200)) for i in range(number)]
 
 
-def test_ranks_and_what_was_found():
+def test_comparison_shows_ranks_and_found_images():
     findings = {
         "MLE": [Finding("a pig", 2, 1), Finding("a pig", 1, 1)],
         "SR": [Finding("one pig", 1, 0), Finding("two pigs", 1, 1)],
@@ -59,7 +59,7 @@ def test_ranks_and_what_was_found():
         render_comparison(images(3), findings)
 
 
-def test_album_says_what_was_not_told_apart():
+def test_album_names_images_that_are_not_distinguished():
     captions = AlbumCaptions(
         [
             AlbumCaption("a pig", 0, 2, -0.25, True, (1,)),
@@ -80,7 +80,7 @@ def test_album_says_what_was_not_told_apart():
 
 
 @pytest.mark.parametrize("text", HOSTILE)
-def test_hostile_captions_and_names_stay_text(text):
+def test_hostile_captions_and_names_are_escaped(text):
     pictures = images(2)
     compared = render_comparison(pictures, {text: [Finding(text, 2, 1)] * 2})
     chosen = render_album(pictures, AlbumCaptions([AlbumCaption(text, 0, 1, 0.1, True, ())] * 2))
@@ -94,7 +94,7 @@ def test_hostile_captions_and_names_stay_text(text):
     assert "script" in Parts(compared.replace("<figure>", "<script></script><figure>")).tags
 
 
-def test_style_fetches_nothing():
+def test_style_makes_no_requests():
     assert "url(" not in album_style()
     assert "@import" not in album_style()
     assert spoken_list([1]) == "1"

@@ -1,13 +1,13 @@
-"""The demo as a Space: pushed to a Hub of the test's own, and its page starts what `captionrl demo` starts."""
+"""The demo as a Space: pushed to a test Hub; its page starts `captionrl demo`."""
 
 import json
 import runpy
 
 import pytest
 
+from hf_captionrl.album.demo import named_models
 from hf_captionrl.album.space import push_demo, write_demo_space
 from hf_captionrl.cli import main
-from hf_captionrl.cli.demo import named_models
 from hf_captionrl.cli.main import build_parser
 from hf_captionrl.hub import PushError
 from hf_captionrl.hub.publish_checks import check_card
@@ -17,7 +17,7 @@ MODELS = {"MLE": "Salesforce/blip-image-captioning-base", "my SR": "me/blip-sr"}
 
 
 def started(folder, monkeypatch):
-    """What the Space's page hands to the command, parsed."""
+    """Parsed arguments that the page of the Space gives to the command."""
     called = []
     monkeypatch.setattr("hf_captionrl.cli.main", lambda argv: called.append(argv) or 0)
     with pytest.raises(SystemExit) as stop:
@@ -26,7 +26,7 @@ def started(folder, monkeypatch):
     return build_parser().parse_args(called[0])
 
 
-def test_the_page_starts_the_demo(tmp_path, monkeypatch):
+def test_page_of_the_space_starts_the_demo(tmp_path, monkeypatch):
     arguments = started(write_demo_space(tmp_path / "mine", MODELS), monkeypatch)
     assert named_models(arguments.model) == MODELS
     assert arguments.scorer == "openai/clip-vit-base-patch32"
@@ -36,7 +36,7 @@ def test_the_page_starts_the_demo(tmp_path, monkeypatch):
     assert arguments.scorer == "scenes:clip-judge"
 
 
-def test_the_card(tmp_path):
+def test_card_of_the_space(tmp_path):
     folder = write_demo_space(tmp_path, {"<b>*A*</b>": "me/a|b"}, scorer="me/clip")
     card = (folder / "README.md").read_text()
     meta = check_card(card)
@@ -50,20 +50,20 @@ def test_the_card(tmp_path):
 @pytest.mark.parametrize(
     ("models", "message"),
     [
-        ({"A": "outputs/sr/model"}, "is a folder of this machine"),
-        ({"A": "me/a\n--share"}, "cannot be seen"),
+        ({"A": "outputs/sr/model"}, "is a local folder"),
+        ({"A": "me/a\n--share"}, "invisible character"),
         ({"A": "scenes:nothing"}, "no shipped model"),
         ({"TODO": "me/a"}, "a placeholder"),
         ({"A": "me/hf_" + "a" * 34}, "holds an access token"),
     ],
 )
-def test_what_a_space_cannot_show(tmp_path, models, message):
+def test_unusable_models_of_a_space_are_refused(tmp_path, models, message):
     with pytest.raises(ValueError, match=message):
         write_demo_space(tmp_path / "space", models)
     assert not (tmp_path / "space").exists()
 
 
-def test_push_and_push_again(hub, monkeypatch, capfd):
+def test_push_and_repeated_push(hub, monkeypatch, capfd):
     address = push_demo("tester/album", MODELS, token=WRITE)
     repo = hub.repo("tester/album", "space")
     assert set(repo.files) - {".gitattributes"} == {"README.md", "app.py", "arguments.txt", "requirements.txt"}
@@ -86,4 +86,4 @@ def test_push_and_push_again(hub, monkeypatch, capfd):
     with pytest.raises(PermissionError):
         push_demo("tester/album", token=READ)
     assert main(["push", "self_retrieval", "--type", "space", "--repo_id", "me/self_retrieval", "--model", "A=b"]) == 2
-    assert "--model and --scorer are the demo's" in capfd.readouterr().err
+    assert "--model and --scorer belong to the demo" in capfd.readouterr().err

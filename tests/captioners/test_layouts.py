@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoProcessor
 
 from hf_captionrl.captioners import load_captioner
-from hf_captionrl.conversion import convert
+from hf_captionrl.conversion.convert import convert
 from hf_captionrl.retrieval import load_scorer
 from tests.tiny import tiny_captioner, tiny_images
 from tests.tiny_chat import tiny_chat

@@ -7,7 +7,7 @@ import torch
 
 from hf_captionrl.captioners import load_captioner
 from hf_captionrl.checkpoints.loading import load_language_model
-from hf_captionrl.conversion import convert
+from hf_captionrl.conversion.convert import convert
 from hf_captionrl.evaluate_modules.inputs import load_language_model as language_model_of_metrics
 from hf_captionrl.metrics.perplexity import caption_perplexity
 from hf_captionrl.models.clipcap.assembly import assemble

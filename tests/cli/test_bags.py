@@ -1,4 +1,4 @@
-"""`captionrl bags` on the embedded world: what it finds, what it writes, what it refuses."""
+"""`captionrl bags` on the embedded world: bags, output files and refused input."""
 
 import json
 
@@ -19,7 +19,7 @@ def bags(cache, output, *more, images=120):
     return main(["bags", "--output", str(output), "--max_images", str(images), "--cache_dir", str(cache), *more])
 
 
-def test_truematch_finds_the_bags_the_world_was_built_with(cache, tmp_path, capsys):
+def test_truematch_finds_the_bags_of_the_embedded_world(cache, tmp_path, capsys):
     path = tmp_path / "bags.parquet"
     assert bags(cache, path, "--json") == 0
     summary = json.loads(capsys.readouterr().out)
@@ -40,7 +40,7 @@ def test_truematch_finds_the_bags_the_world_was_built_with(cache, tmp_path, caps
     assert scores == sorted(scores, reverse=True)
 
 
-def test_images_alone_give_other_similarities(cache, tmp_path, capsys):
+def test_image_features_give_other_similarities(cache, tmp_path, capsys):
     assert bags(cache, tmp_path / "a.json", "--features", "image", "--bag-size", "3") == 0
     assert "bags of 3, mean similarity" in capsys.readouterr().out
     assert bags(cache, tmp_path / "b.json", "--bag-sizes", "3") == 0
@@ -50,7 +50,7 @@ def test_images_alone_give_other_similarities(cache, tmp_path, capsys):
     assert image.similarities != both.similarities
 
 
-def test_training_bags_hold_every_image_once(cache, tmp_path):
+def test_training_bags_contain_every_image_once(cache, tmp_path):
     path = tmp_path / "bags.parquet"
     assert bags(cache, path, "--mode", "training", "--bag_sizes", "2", "7", "--seed", "3") == 0
     rows = load_bags(path).rows([f"test-{i:05d}" for i in range(120)])
@@ -58,7 +58,7 @@ def test_training_bags_hold_every_image_once(cache, tmp_path):
     assert sorted(i for bag in rows[2] for i in bag) == list(range(120))
 
 
-def test_neighbours_feed_the_sampler(cache, tmp_path, capsys):
+def test_neighbours_are_read_by_the_sampler(cache, tmp_path, capsys):
     path = tmp_path / "n.safetensors"
     assert bags(cache, path, "--mode", "neighbours", "--top", "40") == 0
     assert "40 ranked neighbours per image" in capsys.readouterr().out
@@ -84,7 +84,7 @@ def test_neighbours_feed_the_sampler(cache, tmp_path, capsys):
         (["--mode", "training", "--seed", "-1"], "at least 0"),
     ],
 )
-def test_bad_input_ends_with_2_and_one_line(tmp_path, monkeypatch, capsys, arguments, message):
+def test_bad_input_exits_with_2_and_one_line(tmp_path, monkeypatch, capsys, arguments, message):
     monkeypatch.chdir(tmp_path)
     assert main(["bags", *arguments]) == 2
     said = capsys.readouterr().err

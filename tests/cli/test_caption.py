@@ -1,4 +1,4 @@
-"""`captionrl caption` with the shipped captioner: what it writes, and how it goes on after `kill -9`."""
+"""`captionrl caption` with the shipped captioner: output, and resuming after `kill -9`."""
 
 import json
 import signal
@@ -20,13 +20,13 @@ def caption(output, *more, images=10):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """Five samples an image, written in one go."""
+    """Five samples per image, written by an uninterrupted run."""
     path = tmp_path_factory.mktemp("whole") / "five.jsonl"
     assert caption(path, *SAMPLES) == 0
     return path
 
 
-def test_one_line_an_image_in_order(whole):
+def test_one_line_per_image_in_order(whole):
     lines = [json.loads(line) for line in whole.read_text().splitlines()]
     assert [line["image_id"] for line in lines] == [f"test-{i:05d}" for i in range(10)]
     for line in lines:
@@ -39,7 +39,7 @@ def test_one_line_an_image_in_order(whole):
     assert "torch" in made["versions"]
 
 
-def test_after_kill_9_the_same_command_completes_the_same_file(whole, tmp_path, capsys):
+def test_resume_after_sigkill_gives_the_same_file(whole, tmp_path, capsys):
     path = tmp_path / "five.jsonl"
     command = ["caption", "scenes:blip-mle", "--output", str(path), "--max_images", "10", *SAMPLES]
     with Forked(write_and_be_killed, 3, command) as run:
@@ -47,36 +47,36 @@ def test_after_kill_9_the_same_command_completes_the_same_file(whole, tmp_path, 
     torn = path.read_bytes()
     assert not torn.endswith(b"\n")  # the third batch, half-way
     assert whole.read_bytes().startswith(torn)
-    with pytest.raises(ValueError, match="breaks off"):
+    with pytest.raises(ValueError, match="is incomplete"):
         read_caption_file(path)
     before = torn.count(b"\n")
     assert before >= 8
     assert caption(path, *SAMPLES, "--json") == 0
     said = capsys.readouterr()
-    assert "torn last line" in said.err
+    assert "incomplete last line" in said.err
     summary = json.loads(said.out)
     assert (summary["resumed"], summary["written"]) == (before, 10 - before)
     assert path.read_bytes() == whole.read_bytes()
 
 
-def test_going_on_needs_the_same_settings(whole, capsys):
+def test_resume_with_other_settings_is_refused(whole, capsys):
     size = whole.stat().st_size
     assert caption(whole, *SAMPLES, "--temperature", "0.5") == 2
-    assert "begun with temperature 1.0, and this is 0.5" in capsys.readouterr().err
+    assert "written with temperature 1.0, but temperature is now 0.5" in capsys.readouterr().err
     assert caption(whole, "--num_beams", "5", "--num_return_sequences", "5") == 2
     assert "--overwrite" in capsys.readouterr().err
     settings = whole.with_suffix(".run.json")
     text = settings.read_text()
     settings.unlink()
     assert caption(whole, *SAMPLES) == 2
-    assert "is gone" in capsys.readouterr().err
+    assert "is missing" in capsys.readouterr().err
     settings.write_text(text)
     assert whole.stat().st_size == size
     assert caption(whole, *SAMPLES) == 0  # nothing left to do
-    assert "10 of them from before" in capsys.readouterr().out
+    assert "10 of them from an earlier run" in capsys.readouterr().out
 
 
-def test_more_images_later_and_beginning_anew(tmp_path):
+def test_resume_with_more_images_and_overwrite(tmp_path):
     path = tmp_path / "mle.jsonl"
     assert caption(path, "--num_beams", "1", images=2) == 0
     first = path.read_bytes()
@@ -88,7 +88,7 @@ def test_more_images_later_and_beginning_anew(tmp_path):
     assert [len(c) for c in read_caption_file(path).captions.values()] == [2]
 
 
-def test_a_failed_start_keeps_what_was_there(tmp_path, capsys):
+def test_failed_start_keeps_the_existing_file(tmp_path, capsys):
     path = tmp_path / "mle.jsonl"
     path.write_text('{"image_id": "test-00000", "caption": "kept"}\n')
     assert (
@@ -98,7 +98,7 @@ def test_a_failed_start_keeps_what_was_there(tmp_path, capsys):
     assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_photographs_from_a_folder_and_a_bad_one(tmp_path, capsys):
+def test_unreadable_image_of_a_folder_is_quarantined(tmp_path, capsys):
     folder = tmp_path / "photos"
     folder.mkdir()
     rows = []
@@ -115,14 +115,14 @@ def test_photographs_from_a_folder_and_a_bad_one(tmp_path, capsys):
     captions = read_caption_file(tmp_path / "x.jsonl").captions
     quarantine = (tmp_path / "x.quarantine.jsonl").read_text().splitlines()
     assert len(quarantine) == 1
-    assert len(captions) in (1, 2, 3)  # less what the split by hash put elsewhere
+    assert len(captions) in (1, 2, 3)  # without images that the split by hash put into other splits
     assert json.loads(quarantine[0])["image_id"] not in captions
 
 
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        (["--num_return_sequences", "5"], "needs as many beams, and there are 3"),
+        (["--num_return_sequences", "5"], "needs at least as many beams, but --num_beams is 3"),
         (["--temperature", "0"], "must be above 0"),
         (["--top_p", "1.5"], "must lie in (0, 1]"),
         (["--top_k", "-1"], "0 (all words) or more"),
@@ -131,7 +131,7 @@ def test_photographs_from_a_folder_and_a_bad_one(tmp_path, capsys):
         (["--dataset", "no/such/file.jsonl"], "no/such/file.jsonl"),
     ],
 )
-def test_bad_usage_is_one_clear_line(tmp_path, capsys, more, said):
+def test_bad_usage_gives_one_error_line(tmp_path, capsys, more, said):
     assert caption(tmp_path / "x.jsonl", *more) == 2
     error = capsys.readouterr().err
     assert said in error
@@ -139,7 +139,7 @@ def test_bad_usage_is_one_clear_line(tmp_path, capsys, more, said):
     assert "captionrl caption: error: " in error
 
 
-def test_what_is_no_captioner_is_refused(tmp_path, capsys):
+def test_model_that_is_not_a_captioner_is_refused(tmp_path, capsys):
     assert main(["caption", "scenes:clip-judge", "--output", str(tmp_path / "x.jsonl"), "--max_images", "1"]) == 2
     assert "load_scorer" in capsys.readouterr().err
     assert caption(tmp_path) == 2

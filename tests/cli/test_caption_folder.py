@@ -1,4 +1,4 @@
-"""`captionrl caption` on photographs as they lie on a disk: all of them, each opened once, and what was done is said."""
+"""`captionrl caption` on a folder of photographs: all are captioned, each is opened once, and a summary is printed."""
 
 import json
 import weakref
@@ -35,7 +35,7 @@ def caption(output, folder, *more):
 
 @pytest.fixture
 def album(tmp_path):
-    """Six formats, subfolders, an odd name, and what systems leave behind."""
+    """Six formats, subfolders, an unusual name, and files of operating systems."""
     folder = tmp_path / "photos"
     for name, kind in KINDS.items():
         photograph(folder / name, kind=kind)
@@ -47,7 +47,7 @@ def album(tmp_path):
     return folder
 
 
-def test_a_bare_folder_is_captioned_whole(album, tmp_path, capsys):
+def test_all_images_of_a_folder_without_metadata_are_captioned(album, tmp_path, capsys):
     output = tmp_path / "x.jsonl"
     assert caption(output, album) == 0
     said = capsys.readouterr()
@@ -62,11 +62,11 @@ def test_a_bare_folder_is_captioned_whole(album, tmp_path, capsys):
     summary = json.loads(capsys.readouterr().out)
     assert (summary["images"], summary["of"], summary["split"], summary["unreadable"]) == (8, 8, "all", [])
     assert main(command) == 0
-    assert "captions of 8 of 8 images, 8 of them from before." in capsys.readouterr().out
+    assert "captions of 8 of 8 images, 8 of them from an earlier run." in capsys.readouterr().out
     assert (tmp_path / "y.jsonl").read_bytes() == output.read_bytes()
 
 
-def test_with_metadata_all_are_captioned_too_and_a_split_only_when_asked_for(tmp_path, capsys):
+def test_metadata_without_splits_are_divided_only_on_request(tmp_path, capsys):
     folder, rows = tmp_path / "photos", []
     for number in range(20):
         photograph(folder / f"{number}.png", shade=number * 12)
@@ -85,7 +85,7 @@ def test_with_metadata_all_are_captioned_too_and_a_split_only_when_asked_for(tmp
     assert "leave nothing for train" in capsys.readouterr().err
 
 
-def test_of_named_splits_test_is_captioned_and_said(tmp_path, capsys):
+def test_default_split_is_test_and_is_printed(tmp_path, capsys):
     folder, rows = tmp_path / "photos", []
     for number in range(6):
         photograph(folder / f"{number}.png", shade=number * 12)
@@ -104,7 +104,7 @@ def test_of_named_splits_test_is_captioned_and_said(tmp_path, capsys):
         assert why in capsys.readouterr().err
 
 
-def test_unreadable_images_are_counted_and_named(album, tmp_path, capsys):
+def test_unreadable_images_are_counted_and_listed(album, tmp_path, capsys):
     (album / "broken.jpg").write_bytes(b"no image")
     whole = (album / "a.jpg").read_bytes()
     (album / "cut.jpg").write_bytes(whole[: len(whole) // 2])
@@ -129,10 +129,10 @@ def test_unreadable_images_are_counted_and_named(album, tmp_path, capsys):
     assert (summary["images"], summary["of"], summary["written"], summary["resumed"]) == (8, 11, 0, 8)
     (album / "broken.jpg").write_bytes(whole)
     assert caption(output, album, *more) == 0
-    assert "captions of 9 of 11 images, 8 of them from before" in capsys.readouterr().out
+    assert "captions of 9 of 11 images, 8 of them from an earlier run" in capsys.readouterr().out
 
 
-def test_what_holds_no_images_is_one_clear_line(tmp_path, capsys):
+def test_folder_without_images_gives_one_error_line(tmp_path, capsys):
     folder = tmp_path / "photos"
     folder.mkdir()
     (tmp_path / "secret.png").write_bytes(b"x")
@@ -150,7 +150,7 @@ def test_what_holds_no_images_is_one_clear_line(tmp_path, capsys):
     assert "nothing is left" in capsys.readouterr().err
 
 
-def test_each_image_is_opened_once_and_no_more_than_a_batch_is_in_memory(tmp_path, monkeypatch):
+def test_images_are_opened_once_and_one_batch_is_in_memory(tmp_path, monkeypatch):
     """24 photographs of 3 megapixels, 9 MB each decoded: 215 MB together."""
     folder = tmp_path / "photos"
     for number in range(24):
@@ -173,7 +173,7 @@ def test_each_image_is_opened_once_and_no_more_than_a_batch_is_in_memory(tmp_pat
     assert 2 <= max(most) <= 3  # a batch
 
 
-def test_another_folder_with_the_same_names_is_not_taken_for_done(tmp_path, capsys):
+def test_file_is_not_resumed_for_another_folder_with_equal_names(tmp_path, capsys):
     for folder, shade in (("100", 10), ("101", 200)):
         photograph(tmp_path / folder / "IMG_0001.jpg", shade=shade)
     assert caption(tmp_path / "c.jsonl", tmp_path / "100") == 0
@@ -182,7 +182,7 @@ def test_another_folder_with_the_same_names_is_not_taken_for_done(tmp_path, caps
     assert caption(tmp_path / "c.jsonl", tmp_path / "100") == 0
 
 
-def test_other_files_beside_the_photographs_hide_none(tmp_path, capsys):
+def test_other_files_in_the_folder_do_not_hide_images(tmp_path, capsys):
     for name in ("test_me.jpg", "holiday.jpg", "b.jpg"):
         photograph(tmp_path / "photos" / name)
     (tmp_path / "photos" / "gps.csv").write_text("a,b\n1,2\n")
@@ -192,7 +192,7 @@ def test_other_files_beside_the_photographs_hide_none(tmp_path, capsys):
     assert "captions of 3 of 3 images" in capsys.readouterr().out
 
 
-def test_folder_without_its_kind_of_data_set_is_refused(tmp_path, capsys):
+def test_data_dir_without_imagefolder_is_refused(tmp_path, capsys):
     photograph(tmp_path / "photos" / "a.jpg")
     few = ["--output", str(tmp_path / "c.jsonl"), *QUICK]
     assert main(["caption", "scenes:blip-mle", "--data_dir", str(tmp_path / "photos"), *few]) == 2

@@ -1,4 +1,4 @@
-"""`captionrl doctor` tells what is there, and says so with its exit code."""
+"""The report of `captionrl doctor`, and its exit code."""
 
 import http.server
 import json
@@ -16,7 +16,7 @@ def report():
     return doctor.examine()
 
 
-def test_here_nothing_is_broken(report):
+def test_nothing_is_broken_in_the_test_environment(report):
     assert not [finding for findings in report.values() for finding in findings if finding.state == "broken"]
     named = {finding.name: finding for findings in report.values() for finding in findings}
     assert named["torch"].state == "ok"
@@ -27,7 +27,7 @@ def test_here_nothing_is_broken(report):
     assert all(finding.what for finding in named.values())
 
 
-def test_both_kinds_of_output(report, capsys, monkeypatch):
+def test_text_and_json_report(report, capsys, monkeypatch):
     monkeypatch.setattr(doctor, "examine", lambda: report)
     assert main(["doctor", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
@@ -37,7 +37,7 @@ def test_both_kinds_of_output(report, capsys, monkeypatch):
     assert "[ ok ] torch" in capsys.readouterr().out
 
 
-def test_a_missing_package_is_broken_and_ends_with_1(monkeypatch, capsys):
+def test_missing_package_is_broken_and_exits_with_1(monkeypatch, capsys):
     import importlib.metadata as metadata
 
     real = metadata.version
@@ -57,7 +57,7 @@ def test_a_missing_package_is_broken_and_ends_with_1(monkeypatch, capsys):
     assert "broken: peft, trl." in output.err
 
 
-def test_a_group_that_fails_does_not_end_the_report(monkeypatch, capsys):
+def test_failing_check_does_not_end_the_report(monkeypatch, capsys):
     def broken():
         raise OSError("no such device")
 
@@ -69,14 +69,14 @@ def test_a_group_that_fails_does_not_end_the_report(monkeypatch, capsys):
     assert "scenes:blip-mle" in output
 
 
-def test_without_a_browser_it_is_only_missing(monkeypatch):
+def test_missing_browser_is_not_broken(monkeypatch):
     monkeypatch.setattr(doctor.shutil, "which", lambda name: None)
     browser = next(f for f in doctor._programs() if f.name == "Chromium")
     assert (browser.state, browser.what) == ("missing", "some tests of the HTML pages are skipped")
 
 
 def hub_finding(monkeypatch, answer, status=200):
-    """What doctor says of a Hub on this machine that answers so."""
+    """The report about a local Hub with a given answer."""
     import huggingface_hub
     from huggingface_hub import constants
 
@@ -104,7 +104,7 @@ def hub_finding(monkeypatch, answer, status=200):
     return finding
 
 
-def test_the_hub_is_asked_before_it_is_called_ok(monkeypatch):
+def test_hub_is_ok_only_after_an_answer(monkeypatch):
     assert hub_finding(monkeypatch, b"[]").state == "ok"
     for answer, status, what in (
         (b"<html>Sign in", 200, "not the Hub's"),
@@ -117,7 +117,7 @@ def test_the_hub_is_asked_before_it_is_called_ok(monkeypatch):
         assert "Use HF_HUB_OFFLINE=1" in finding.what
 
 
-def test_a_hub_that_does_not_answer_is_named_with_the_setting(monkeypatch):
+def test_unreachable_hub_is_reported_with_the_offline_setting(monkeypatch):
     import huggingface_hub
     from huggingface_hub import constants
 
@@ -136,7 +136,7 @@ def test_a_hub_that_does_not_answer_is_named_with_the_setting(monkeypatch):
     assert "HF_HUB_OFFLINE=1" in finding.what
 
 
-def test_waits_of_the_hubs_client_name_the_setting_once(monkeypatch, capsys):
+def test_retries_of_the_hub_client_are_announced_once(monkeypatch, capsys):
     import huggingface_hub.utils._http as client
     from huggingface_hub import constants
 

@@ -1,14 +1,15 @@
-"""`captionrl evaluate` on the embedded world, where full captions must beat generic ones."""
+"""`captionrl evaluate` on the embedded world, where detailed captions must score above generic ones."""
 
 import json
 import os
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import pytest
 
-from hf_captionrl.cli import evaluate, main
-from hf_captionrl.cli.main import build_parser
+from hf_captionrl.cli import main
 from hf_captionrl.evaluation import paper_tables as suites
+from hf_captionrl.evaluation.evaluate_captions import EvaluateOptions
 from hf_captionrl.evaluation.scored_captions import clip_prefix
 from hf_captionrl.retrieval.bag_files import BagFile, save_bags
 from hf_captionrl.scenes import load_scenes
@@ -24,7 +25,7 @@ def scenes():
 
 @pytest.fixture(scope="module")
 def files(scenes, tmp_path_factory):
-    """Captions that say everything, captions that say nothing, and five an image."""
+    """Detailed captions, generic captions, and five captions per image."""
     folder = tmp_path_factory.mktemp("captions")
     texts = {
         "generic": [[["an animal", "a thing"][i % 2]] for i in range(IMAGES)],
@@ -52,7 +53,7 @@ def no_java(captions, references):
 
 @pytest.fixture(scope="module")
 def everything(files, cache, tmp_path_factory):
-    """All suites over three files: what was printed, and the folder."""
+    """All suites over three files: printed output, and the folder."""
     folder = tmp_path_factory.mktemp("all")
     paths = [str(files[name]) for name in ("generic", "full", "five")]
     command = ["evaluate", "--captions", *paths, "--max_images", str(IMAGES), "--suite", "all"]
@@ -68,7 +69,7 @@ def rows_of(folder, table):
     return {row["name"]: row for row in result["tables"][table]["rows"]}
 
 
-def test_every_table_is_there_with_every_column(everything):
+def test_comparison_has_every_table_and_column(everything):
     result = json.loads((everything / "comparison.json").read_text())
     assert list(result["tables"]) == ["smile", "discritune", "sle", "ndlb", "captions"]
     for name, table in [*suites.TABLES.items(), ("captions", suites.CAPTIONS_TABLE)]:
@@ -86,14 +87,14 @@ def test_every_table_is_there_with_every_column(everything):
         assert (everything / name).read_bytes().startswith(b"\x89PNG")
 
 
-def test_full_captions_beat_generic_ones(everything):
+def test_full_captions_score_above_generic_ones(everything):
     smile, ndlb = rows_of(everything, "smile"), rows_of(everything, "ndlb")
     for rows, key in ((smile, "pool_recall_at_1"), (smile, "rd100_recall_at_1"), (ndlb, "bag_3_recall_at_1")):
         assert rows["full"][key] > rows["generic"][key]
         assert key.startswith("bag") or rows["full"][f"{key}_mark"] == "**"  # there are few bags
         assert rows["full"][f"{key}_difference"] == pytest.approx(rows["full"][key] - rows["generic"][key])
         assert f"{key}_mark" not in rows["generic"]
-    assert smile["generic"]["pool_recall_at_1"] <= 2 / IMAGES  # two captions find at most an image each
+    assert smile["generic"]["pool_recall_at_1"] <= 2 / IMAGES  # two captions find at most one image each
     assert smile["full"]["hallucination"] == 0
     assert smile["full"]["fact_recall"] > smile["five"]["fact_recall"] > smile["generic"]["fact_recall"]
     for name in ("full", "generic", "references"):
@@ -105,11 +106,11 @@ def test_full_captions_beat_generic_ones(everything):
     assert blocks["full"]["blocks_recall_at_1"] >= blocks["generic"]["blocks_recall_at_1"]
 
 
-def test_what_is_missing_says_why_in_its_cell(everything):
+def test_missing_number_has_its_reason_in_the_cell(everything):
     markdown = (everything / "comparison.md").read_text()
     assert "| METEOR ↑ | not run: there is no Java |" in markdown
     sle = rows_of(everything, "sle")
-    assert "one caption an image" in sle["full"]["div_1_reason"]
+    assert "one caption per image" in sle["full"]["div_1_reason"]
     assert sle["five"]["captions_per_image"] == sle["references"]["captions_per_image"] == 5
     assert sle["five"]["div_1"] == pytest.approx(sle["references"]["div_1"])  # they are the references
     assert sle["references"]["cider_d_reason"]
@@ -117,7 +118,7 @@ def test_what_is_missing_says_why_in_its_cell(everything):
     assert "reason" in words or set(words) == {"adjectives", "nouns", "signature"}
 
 
-def test_words_of_all_sources_where_there_is_a_tagger(files, tmp_path, monkeypatch, capsys):
+def test_typical_words_of_all_sources(files, tmp_path, monkeypatch, capsys):
     def tagger(captions):
         return [[(word, "ADJ" if word in ("small", "large") else "NOUN") for word in c.split()] for c in captions]
 
@@ -135,7 +136,7 @@ def test_words_of_all_sources_where_there_is_a_tagger(files, tmp_path, monkeypat
     assert "- nouns, generic:" in (tmp_path / "comparison.md").read_text()
 
 
-def test_json_goes_to_the_standard_output_alone(files, tmp_path, capsys):
+def test_stdout_holds_only_json(files, tmp_path, capsys):
     command = ["evaluate", "--captions", str(files["full"]), "--max_images", "12", "--suite", "smile", "--json"]
     command += ["--no_references", "--scorer", "none", "--language_model", "none", "--names", "Full <b>"]
     assert main([*command, "--output_dir", str(tmp_path)]) == 0
@@ -146,7 +147,7 @@ def test_json_goes_to_the_standard_output_alone(files, tmp_path, capsys):
     assert "<b>" not in (tmp_path / "comparison.md").read_text()
 
 
-def test_judges_that_cannot_be_loaded_are_told_in_the_cells(files, tmp_path, capsys):
+def test_models_that_cannot_be_loaded_are_the_reason_in_the_cells(files, tmp_path, capsys):
     folders = {}
     for name in ("clip-judge", "gpt2-perplexity"):  # a configuration without weights
         folders[name] = tmp_path / name
@@ -168,14 +169,14 @@ def test_judges_that_cannot_be_loaded_are_told_in_the_cells(files, tmp_path, cap
     assert "cannot be loaded" in row["perplexity_reason"]
     assert str(tmp_path) not in row["perplexity_reason"] + row["pool_recall_at_1_reason"]
     assert "no weights in safetensors" in capsys.readouterr().err
-    # What is there and is something else is a mistake, not a missing part.
+    # A folder with another kind of model is bad input, not a missing part.
     assert main([*command, "--scorer", "scenes:gpt2-perplexity"]) == 2
     assert main([*command, "--scorer", "none", "--language_model", "scenes:clip-judge"]) == 2
-    assert "is no causal language model" in capsys.readouterr().err
+    assert "is not a causal language model" in capsys.readouterr().err
     assert not (tmp_path / "out" / "quarantine.jsonl").exists()
 
 
-def test_copies_of_an_image_in_the_pool_are_told(scenes, tmp_path, capsys):
+def test_copies_of_an_image_are_reported(scenes, tmp_path, capsys):
     folder = tmp_path / "photos" / "test"
     folder.mkdir(parents=True)
     rows = [scenes[0], scenes[1], scenes[2], scenes[0]]
@@ -192,11 +193,11 @@ def test_copies_of_an_image_in_the_pool_are_told(scenes, tmp_path, capsys):
     assert main(command) == 0, capsys.readouterr().err
     assert "1 of 4 images are copies of others" in capsys.readouterr().err
     assert json.loads((tmp_path / "out" / "comparison.json").read_text())["num_duplicate_images"] == 1
-    # Both captions of the copied image tie with its copy, and a tie is no success.
+    # Both captions of the copied image tie with its copy, and a tie does not count as found.
     assert rows_of(tmp_path / "out", "smile")["full"]["pool_recall_at_1"] == 0.5
 
 
-def test_the_prefix_of_clip_score_is_asked_for_and_told(files, cache, tmp_path):
+def test_clip_score_prefix_is_used_and_reported(files, cache, tmp_path):
     command = ["evaluate", "--captions", str(files["full"]), "--max_images", "12", "--no_references"]
     command += ["--language_model", "none", "--cache_dir", str(cache), "--output_dir", str(tmp_path)]
     found = {}
@@ -207,15 +208,14 @@ def test_the_prefix_of_clip_score_is_asked_for_and_told(files, cache, tmp_path):
         assert f"|prefix:{prefix.strip() or 'none'}|" in result["signatures"]["smile"]["clip_score"]
     assert found[""]["clip_score"] != found["two small pigs "]["clip_score"]
     assert found[""]["pool_recall_at_1"] == found["two small pigs "]["pool_recall_at_1"]  # of the captions as they are
-    # What nobody asked for: the paper's before a scorer of photographs, none before one of the embedded world.
-    parse = build_parser().parse_args
-    assert clip_prefix(parse(command)) == ""
-    assert clip_prefix(parse([*command, "--scorer", "openai/clip"])) == "A photo depicts "
-    assert clip_prefix(parse([*command, "--dataset", "a.json"])) == "A photo depicts "
-    assert clip_prefix(parse([*command, "--clip_prefix", "A photo"])) == "A photo "
+    # The default: the paper's prefix for a scorer of photographs, none for one of the embedded world.
+    assert clip_prefix(None, "scenes", None) == ""
+    assert clip_prefix(None, "scenes", "openai/clip") == "A photo depicts "
+    assert clip_prefix(None, "a.json", None) == "A photo depicts "
+    assert clip_prefix("A photo", "scenes", None) == "A photo "
 
 
-def test_given_bags_are_used_and_bad_ones_named(files, cache, tmp_path, capsys):
+def test_given_bags_are_used_and_invalid_ones_refused(files, cache, tmp_path, capsys):
     ids = [f"test-{i:05d}" for i in range(6)]
     bags = tmp_path / "bags.json"
     command = [
@@ -265,11 +265,11 @@ def edited(files, folder, change):
             lambda lines: [*lines, '{"image_id": "nobody", "caption": "a dog"}\n'],
             "not in the data set, such as 'nobody'",
         ),
-        (lambda lines: [*lines, lines[3]], "line 106: image 'test-00101' was there already, in line 4"),
-        (lambda lines: [*lines[:5], "{oops\n", *lines[5:]], "line 6, is no JSON"),
+        (lambda lines: [*lines, lines[3]], "line 106: image 'test-00101' is already in line 4"),
+        (lambda lines: [*lines[:5], "{oops\n", *lines[5:]], "line 6, is not JSON"),
     ],
 )
-def test_files_that_do_not_fit_are_refused_in_one_line(files, tmp_path, capsys, change, said):
+def test_files_of_other_images_are_refused_in_one_line(files, tmp_path, capsys, change, said):
     path = edited(files, tmp_path, change)
     command = ["evaluate", "--captions", str(path), "--max_images", str(IMAGES), "--output_dir", str(tmp_path / "out")]
     assert main(command) == 2
@@ -279,7 +279,7 @@ def test_files_that_do_not_fit_are_refused_in_one_line(files, tmp_path, capsys, 
     assert not (tmp_path / "out").exists()
 
 
-def test_empty_captions_are_counted_and_not_fatal(files, cache, tmp_path):
+def test_empty_captions_are_counted(files, cache, tmp_path):
     path = edited(files, tmp_path, lambda lines: ['{"image_id": "test-00104", "caption": " "}\n', *lines[1:]])
     command = ["evaluate", "--captions", str(path), "--max_images", str(IMAGES), "--language_model", "none"]
     assert main([*command, "--no_references", "--cache_dir", str(cache), "--output_dir", str(tmp_path)]) == 0
@@ -291,17 +291,17 @@ def test_empty_captions_are_counted_and_not_fatal(files, cache, tmp_path):
     ("more", "said"),
     [
         (["--names", "a", "b"], "1 sources of captions and 2 --names"),
-        (["--names", "references"], "what the human captions are called"),
+        (["--names", "references"], "reserved for the human captions"),
         (["--suite", "bleu"], "invalid choice"),
         (["--bags", "nowhere.json"], "nowhere.json"),
     ],
 )
-def test_bad_usage_is_refused_before_anything_slow(files, capsys, more, said):
+def test_bad_usage_is_refused_early(files, capsys, more, said):
     assert main(["evaluate", "--captions", str(files["full"]), *more]) == 2
     assert said in capsys.readouterr().err
 
 
-def test_files_of_one_name_are_told_apart_by_their_folders(files, tmp_path, capsys):
+def test_files_of_equal_names_get_the_names_of_their_folders(files, tmp_path, capsys):
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         os.link(files["full"], tmp_path / name / "x.jsonl")
@@ -322,5 +322,5 @@ def test_files_of_one_name_are_told_apart_by_their_folders(files, tmp_path, caps
     assert "Two sources of captions are called 'a/x'" in capsys.readouterr().err
 
 
-def test_the_choices_of_suite_are_the_tables():
-    assert (*suites.TABLES, "all") == evaluate.SUITES
+def test_suite_choices_equal_the_tables():
+    assert (*suites.TABLES, "all") == get_args(get_type_hints(EvaluateOptions)["suite"])

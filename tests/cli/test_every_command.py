@@ -1,4 +1,4 @@
-"""What holds for every command that is registered: help with examples that parse, fast, completed, documented."""
+"""Properties of every command: fast help, examples that parse, completion, documentation."""
 
 import argparse
 import json
@@ -16,16 +16,16 @@ from hf_captionrl.cli.main import build_parser
 ROOT = Path(__file__).parents[2]
 
 
-def leaves(parser=None, path=()):
-    """Parsers that do something, by what is typed for them."""
-    parser = build_parser() if parser is None else parser
+def leaves(parser, path=()):
+    """Parsers of all commands and subcommands, by their words."""
     inner = [a for a in parser._actions if isinstance(a, argparse._SubParsersAction)]
     if not inner:
         return {path: parser}
     return {k: v for name, below in inner[0].choices.items() for k, v in leaves(below, (*path, name)).items()}
 
 
-COMMANDS = leaves()
+PARSER = build_parser()
+COMMANDS = leaves(PARSER)
 
 
 def examples(text):
@@ -40,25 +40,27 @@ def test_help_has_examples_that_parse(path):
     found = [line for line in examples(text) if line.split()[1 : 1 + len(path)] == list(path)]
     assert found, text
     for line in found:
-        arguments = build_parser().parse_args(shlex.split(line, comments=True)[1:])
+        arguments = PARSER.parse_args(shlex.split(line, comments=True)[1:])
         assert callable(arguments.run)
 
 
 @pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
-def test_every_command_has_json_and_says_what_its_options_are(path):
+def test_every_command_has_json_and_help_for_every_option(path):
     options = {name: action for action in COMMANDS[path]._actions for name in action.option_strings}
     assert {"--json", "--traceback", "--help"} <= set(options)
     assert all(action.help for action in options.values())
     assert all(action.help for action in COMMANDS[path]._actions)
 
 
-def test_completion_knows_every_option_of_every_command():
-    script = completion_script(build_parser(), "bash")
-    offered = {name: set(words.split()) for name, words in re.findall(r'^ +([\w-]+)\) words="(.*)" ;;$', script, re.M)}
+def test_completion_contains_every_option_of_every_command():
+    script = completion_script(PARSER, "bash")
+    arrays = re.findall(r"^_shtab_captionrl_(\w+)=\((.*)\)$", script, re.MULTILINE)
+    offered = {name: set(shlex.split(words)) for name, words in arrays}
     for path, parser in COMMANDS.items():
-        words = {name for action in parser._actions for name in action.option_strings if name.startswith("--")}
-        assert words | set(path[1:]) <= offered[path[0]]
-    assert "--nothing" not in offered["caption"]
+        words = {name for action in parser._actions for name in action.option_strings}
+        assert words == offered["_".join((*path, "option_strings"))]
+        for depth in range(1, len(path)):
+            assert path[depth] in offered["_".join((*path[:depth], "subparsers"))]
 
 
 def test_every_command_and_exit_code_is_documented():
@@ -94,8 +96,8 @@ print(json.dumps({"loaded": loaded, "helps": len(helps), "seconds": here, "torch
 """
 
 
-def test_help_loads_nothing_heavy_and_is_fast():
-    """All helps together, against what one import of torch and transformers takes on the same machine."""
+def test_help_imports_nothing_heavy_and_is_fast():
+    """Time of all help texts, compared with one import of torch and transformers."""
     run = subprocess.run([sys.executable, "-c", HELP], cwd=ROOT, capture_output=True, text=True, check=True)
     found = json.loads(run.stdout)
     assert found["loaded"] == []

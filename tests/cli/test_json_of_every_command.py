@@ -1,6 +1,6 @@
-"""Every command with --json: one JSON object on stdout, all else on stderr; and the token is in no output and no file.
+"""Every command with --json: one JSON object on stdout, everything else on stderr; no output and no file contains the token.
 
-A command that is added needs a line in `RUNS`, or the tests here fail.
+A new command needs a line in `RUNS`.
 """
 
 import json
@@ -49,7 +49,7 @@ RUNS = {
     "demo": ["--no_browser"],
     "train": ["smile", "--steps", "3", "--hub_token", TOKEN],
 }
-"""What is typed for each command; in this order, for some read what others wrote."""
+"""Arguments of each command, in the order of the runs: some read the output of others."""
 
 RECIPE = """
 from dataclasses import dataclass, field
@@ -83,7 +83,7 @@ if __name__ == "__main__":
 
 
 def captured(argv):
-    """Exit code and what was said, also by what runs beneath."""
+    """Exit code and output, including that of subprocesses."""
     sys.stdout.flush(), sys.stderr.flush()
     kept = os.dup(1), os.dup(2)
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
@@ -106,7 +106,7 @@ def captured(argv):
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
-    """A folder in which every command was run with --json, and what each said."""
+    """A folder in which every command was run with --json, and the outputs."""
     folder = tmp_path_factory.mktemp("world")
     scenes = load_scenes(num_train=0, num_validation=0)["test"].select(range(IMAGES))
     for name, captions in (("a", [c[0] for c in scenes["captions"]]), ("b", list(scenes["full_caption"]))):
@@ -124,13 +124,13 @@ def world(tmp_path_factory):
         patch.setenv("CAPTIONRL_CACHE", str(folder / "cache"))
         patch.setattr("hf_captionrl.cli.train.recipe_path", lambda *parts: folder.joinpath("recipes", *parts))
         patch.setattr("hf_captionrl.evaluate_modules.evaluate_load.modules_cache", lambda: folder / "modules")
-        patch.setattr("hf_captionrl.cli.demo.load_demo", lambda arguments: None)
+        patch.setattr("hf_captionrl.album.demo.load_demo", lambda arguments: None)
         patch.setattr("hf_captionrl.album.page.serve", lambda demo, **k: k["announce"]("http://127.0.0.1:7860"))
         for name, arguments in RUNS.items():
             if name == "study score" and Path("ratings/key.json").exists():
                 answer(Path("ratings"), "rater-1", "p", lambda q: [3, 4, 5], Path("answers.json").resolve())
             words = name.split()
-            # Options of `train` stand before the method; what follows is the recipe's.
+            # Options of `train` stand before the method; the rest belongs to the recipe.
             argv = [*words, "--json", *arguments]
             said[name] = captured(argv)
         said["failed train"] = captured(["train", "--json", "smile", "--steps", "-1"])
@@ -138,14 +138,14 @@ def world(tmp_path_factory):
 
 
 @pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
-def test_one_json_object_and_nothing_else_on_stdout(world, path):
+def test_stdout_is_one_json_object(world, path):
     code, out, err = world[1][" ".join(path)]
     assert code == 0, err
     assert isinstance(json.loads(out), dict)
     assert TOKEN not in out + err
 
 
-def test_a_training_says_where_its_results_are_and_ends_as_the_recipe_does(world):
+def test_train_json_has_results_and_the_exit_code_of_the_recipe(world):
     folder, said = world
     _, out, err = said["train"]
     found = json.loads(out)
@@ -159,7 +159,7 @@ def test_a_training_says_where_its_results_are_and_ends_as_the_recipe_does(world
     assert (code, out) == (7, "")
 
 
-def test_the_token_is_in_no_file(world):
+def test_access_token_is_not_in_any_file(world):
     folder = world[0]
     files = [path for path in folder.rglob("*") if path.is_file()]
     assert len(files) > 40
@@ -182,7 +182,7 @@ def test_the_token_is_in_no_file(world):
     ],
     ids=lambda argv: argv[0],
 )
-def test_a_failure_says_one_line_on_stderr_and_nothing_on_stdout(argv, tmp_path, monkeypatch):
+def test_failure_prints_one_line_on_stderr_and_nothing_on_stdout(argv, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     code, out, err = captured(argv)

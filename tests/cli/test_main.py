@@ -20,7 +20,7 @@ COMMANDS = [[], ["caption"], ["evaluate"], ["metrics"], ["metrics", "install"], 
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_help_has_examples_and_starts_at_once(command):
+def test_help_has_examples_and_is_fast(command):
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     run = subprocess.run(
         [sys.executable, "-m", "hf_captionrl.cli", *command, "--help"],
@@ -46,18 +46,19 @@ def test_parsing_imports_nothing_heavy():
 
 
 def test_examples_in_the_help_parse():
-    parsers = next(action for action in build_parser()._actions if action.dest == "command").choices
-    for parser in (build_parser(), *parsers.values()):
+    whole = build_parser()
+    parsers = next(action for action in whole._actions if action.dest == "command").choices
+    for parser in (whole, *parsers.values()):
         text = re.sub(r"\\\n *", " ", parser.epilog or "")
         examples = [line.split("   ")[0] for line in text.splitlines() if line.startswith("  captionrl ")]
         assert examples
         for line in examples:
-            arguments = build_parser().parse_args(shlex.split(line.partition(" >")[0], comments=True)[1:])
+            arguments = whole.parse_args(shlex.split(line.partition(" >")[0], comments=True)[1:])
             assert callable(arguments.run)
 
 
 @pytest.mark.parametrize("argv", [[], ["nothing"], ["caption"], ["evaluate"], ["metrics", "path"]])
-def test_bad_usage_ends_with_2(argv, capsys):
+def test_bad_usage_exits_with_2(argv, capsys):
     assert main(argv) == 2
     assert "usage: captionrl" in capsys.readouterr().err
 
@@ -66,11 +67,11 @@ def fail_with(monkeypatch, error):
     def run(arguments):
         raise error
 
-    monkeypatch.setattr("hf_captionrl.cli.metrics.run_path", run)
+    monkeypatch.setattr("hf_captionrl.cli.metrics.print_path", run)
     return main(["metrics", "path", "x"])
 
 
-def test_exit_codes_tell_input_from_faults(monkeypatch, capsys):
+def test_exit_codes_distinguish_bad_input_from_faults(monkeypatch, capsys):
     assert fail_with(monkeypatch, ValueError("two\nlines")) == 2
     assert capsys.readouterr().err == "captionrl metrics: error: two lines\n"
     assert fail_with(monkeypatch, FileNotFoundError("gone")) == 2
@@ -107,14 +108,14 @@ def test_metrics_path_and_install(tmp_path, monkeypatch, capsys):
     result = json.loads(capsys.readouterr().out)
     assert "self_retrieval" in result["modules"]
     assert all(Path(file).is_file() and tmp_path in Path(file).parents for file in result["files"])
-    # A file where the cache's folder should be: nothing can be written there.
+    # A file in place of the cache folder, so that nothing can be written.
     (tmp_path / "file").write_text("")
     monkeypatch.setattr("hf_captionrl.evaluate_modules.evaluate_load.modules_cache", lambda: tmp_path / "file")
     assert main(["metrics", "install"]) == 1
     assert "cannot be written" in capsys.readouterr().err
 
 
-def test_the_console_script_is_declared():
+def test_console_script_is_declared():
     scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"].get("scripts", {})
     assert scripts.get("captionrl") == "hf_captionrl.cli:console"
 
@@ -122,7 +123,7 @@ def test_the_console_script_is_declared():
 @pytest.mark.parametrize(
     "argv", [["metrics", "path", "clip_score"], ["metrics", "path", "clip_score", "--json"], ["--help"]]
 )
-def test_a_full_stdout_is_one_line_and_exit_code_1(argv, monkeypatch, capsys):
+def test_full_stdout_gives_one_error_line_and_exit_code_1(argv, monkeypatch, capsys):
     with open("/dev/full", "w") as full:
         monkeypatch.setattr(sys, "stdout", full)
         assert main(argv) == 1
@@ -131,16 +132,16 @@ def test_a_full_stdout_is_one_line_and_exit_code_1(argv, monkeypatch, capsys):
     assert len(said.splitlines()) == 1
 
 
-def test_a_closed_stdout_is_refused_at_once(monkeypatch, capsys):
+def test_closed_stdout_is_refused_before_the_command_runs(monkeypatch, capsys):
     called = []
-    monkeypatch.setattr("hf_captionrl.cli.metrics.run_path", called.append)
+    monkeypatch.setattr("hf_captionrl.cli.metrics.print_path", called.append)
     monkeypatch.setattr(sys, "stdout", None)
     assert main(["metrics", "path", "clip_score"]) == 2
     assert capsys.readouterr().err == "captionrl: error: stdout is closed. Use > /dev/null to discard the output.\n"
     assert called == []
 
 
-def test_a_reader_that_stops_early_is_no_error(monkeypatch, capsys):
+def test_reader_that_stops_early_is_not_an_error(monkeypatch, capsys):
     reader, writer = os.pipe()
     os.close(reader)
     with os.fdopen(writer, "w") as pipe:

@@ -46,7 +46,7 @@ def test_every_command_takes_the_same_split_arguments(command):
 
 
 @pytest.mark.parametrize("bad", ["-0.1", "1", "10", "x", "nan"])
-def test_a_share_is_a_fraction(bad, capsys):
+def test_share_above_1_is_refused(bad, capsys):
     assert main(["caption", "m", "--test_share", bad]) == 2
     assert "share of at least 0 and below 1" in capsys.readouterr().err
 
@@ -61,7 +61,7 @@ def test_a_share_is_a_fraction(bad, capsys):
         ("train+test", ["train", "val", "test"], [n for n in range(12) if n % 3 != 1]),
     ],
 )
-def test_what_load_split_loads(tmp_path, capsys, split, names, wanted):
+def test_load_split_returns_the_named_split(tmp_path, capsys, split, names, wanted):
     arguments = DatasetOptions(dataset=str(folder_of(tmp_path / "photos", names=names)), split=split)
     found = load_split(arguments, quarantine_path=tmp_path / "q.jsonl")
     assert {int(image_id[:-4]) for image_id in found.dataset["image_id"]} == set(wanted)
@@ -70,7 +70,7 @@ def test_what_load_split_loads(tmp_path, capsys, split, names, wanted):
     assert f"{len(found.dataset)} images" in capsys.readouterr().err
 
 
-def test_a_named_split_that_is_not_there_is_that_of_training(tmp_path, capsys):
+def test_missing_split_is_divided_as_in_training(tmp_path, capsys):
     photos = folder_of(tmp_path / "photos", 20)
     arguments = DatasetOptions(dataset=str(photos), split="test", test_share=0.25)
     found = load_split(arguments, quarantine_path=None)
@@ -80,7 +80,7 @@ def test_a_named_split_that_is_not_there_is_that_of_training(tmp_path, capsys):
     assert "5 images, split 'test' (there are 20 all)" in capsys.readouterr().err
 
 
-def test_bags_are_mined_from_the_whole_folder_also_without_captions(tmp_path, capsys):
+def test_bags_of_a_whole_folder_without_captions(tmp_path, capsys):
     photos = folder_of(tmp_path / "photos")
     options = ["--scorer", "scenes:clip-judge", "--bag_sizes", "3", "--cache_dir", str(tmp_path / "c"), "--json"]
     options += ["--output", str(tmp_path / "b.parquet"), "--dataset", str(photos)]
@@ -93,7 +93,7 @@ def test_bags_are_mined_from_the_whole_folder_also_without_captions(tmp_path, ca
     assert json.loads(capsys.readouterr().out)["images"] == 12
 
 
-def test_captions_of_all_are_evaluated_on_all(tmp_path, capsys):
+def test_captions_of_split_all_are_evaluated_on_all_images(tmp_path, capsys):
     photos = folder_of(tmp_path / "photos")
     lines = [json.dumps({"image_id": f"{n}.png", "caption": f"a square {n}"}) for n in range(12)]
     (tmp_path / "x.jsonl").write_text("\n".join(lines) + "\n")

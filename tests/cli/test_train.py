@@ -20,13 +20,13 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def called(monkeypatch):
-    """What would take this process's place."""
+    """The command that would replace this process."""
     commands = []
     monkeypatch.setattr(os, "execv", lambda file, command: commands.append(command))
     return commands
 
 
-def test_a_recipe_gets_its_arguments_untouched(called):
+def test_recipe_gets_its_arguments_unchanged(called):
     assert main(["train", "smile", "--max_steps", "3", "--config", "x/y.yaml", "--help"]) == 0
     assert called == [
         [
@@ -42,7 +42,7 @@ def test_a_recipe_gets_its_arguments_untouched(called):
     ]
 
 
-def test_a_configuration_may_be_named_alone(called, tmp_path, monkeypatch):
+def test_configuration_is_found_by_its_name(called, tmp_path, monkeypatch):
     main(["train", "sle", "--config", "scenes.yaml"])
     assert called[-1][-1] == str(ROOT / "recipes/configs/sle_blip/scenes.yaml")
     monkeypatch.chdir(tmp_path)
@@ -51,7 +51,7 @@ def test_a_configuration_may_be_named_alone(called, tmp_path, monkeypatch):
     assert called[-1][-1] == "scenes.yaml"
 
 
-def test_a_configuration_may_be_named_after_an_equals_sign(called):
+def test_configuration_name_after_an_equals_sign(called):
     main(["train", "sle", "--config=scenes.yaml", "--seed=1"])
     assert called[-1][-3:] == ["--config", str(ROOT / "recipes/configs/sle_blip/scenes.yaml"), "--seed=1"]
 
@@ -90,7 +90,7 @@ import os
 open(os.environ["PLANTED"], "a").write(__name__ + "\\n")
 raise SystemExit("the working folder is on the path")
 """
-# Stands for a recipe: what a process imports, and from where.
+# A recipe that records what each process imports, and from where.
 RECIPE = """
 import json, os, sys
 import accelerate
@@ -113,7 +113,7 @@ if __name__ == "__main__":
 
 @pytest.fixture
 def planted(tmp_path, monkeypatch):
-    """A folder with files that no process may import, a recipe elsewhere, and what starts it there."""
+    """A folder with files that no process may import, and a function that runs a recipe there."""
     work, recipes, said = tmp_path / "work", tmp_path / "recipes", tmp_path / "said"
     for folder in (work, recipes, said):
         folder.mkdir()
@@ -163,7 +163,7 @@ def two_processes():
     return text
 
 
-def test_the_launcher_passes_exit_codes_on(monkeypatch, capsys, tmp_path):
+def test_launcher_returns_the_exit_code_of_the_processes(monkeypatch, capsys, tmp_path):
     import accelerate.commands.launch as accelerate_launch
     import accelerate.utils.launch
     from torch.distributed.elastic.multiprocessing.api import SignalException
@@ -196,28 +196,28 @@ def test_the_launcher_passes_exit_codes_on(monkeypatch, capsys, tmp_path):
     assert accelerate.utils.launch.env_var_path_add("PYTHONPATH", "/somewhere") == "before"
 
 
-def test_a_traceback_is_asked_for_in_front_of_the_method(called):
+def test_traceback_option_before_the_method_reaches_the_recipe(called):
     main(["train", "--traceback", "smile", "--seed", "1"])
     assert called[-1][-3:] == ["--seed", "1", "--traceback"]
 
 
-def test_every_recipe_has_a_method_and_the_other_way_round():
+def test_recipes_and_methods_correspond():
     recipes = {file.name for file in (ROOT / "recipes").glob("*.py")}
     assert {file for file, _ in METHODS.values()} == recipes
 
 
-def test_a_wheel_carries_every_recipe_and_configuration():
+def test_wheel_contains_every_recipe_and_configuration():
     listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["data-files"]
     patterns = [pattern for files in listed.values() for pattern in files]
     carried = {file for pattern in patterns for file in ROOT.glob(pattern)}
     wanted = {f for f in (ROOT / "recipes").rglob("*") if f.is_file() and "__pycache__" not in f.parts}
     assert wanted <= carried
-    for target, files in listed.items():  # each lies where `recipe_path` looks for it
+    for target, files in listed.items():  # `recipe_path` looks there
         for pattern in files:
             assert target == f"share/hf_captionrl/{Path(pattern).parent.as_posix()}"
 
 
-def test_outside_a_checkout_recipes_are_found_where_a_wheel_puts_them(tmp_path, monkeypatch):
+def test_recipes_of_a_wheel_are_found(tmp_path, monkeypatch):
     monkeypatch.setattr(train, "__file__", str(tmp_path / "site" / "hf_captionrl" / "cli" / "train.py"))
     monkeypatch.setattr(train.sysconfig, "get_path", lambda name: str(tmp_path))
     with pytest.raises(FileNotFoundError, match="pip install -e"):

@@ -11,8 +11,8 @@ import torch
 from transformers import CLIPConfig, CLIPModel, CLIPVisionModelWithProjection
 
 from hf_captionrl.captioners import load_captioner
-from hf_captionrl.conversion import convert
 from hf_captionrl.conversion.clipcap_code import MODULES, export_code
+from hf_captionrl.conversion.convert import convert
 from hf_captionrl.conversion.unpickling import read_pickle
 from tests.closeness import assert_close
 from tests.models.test_clipcap import KINDS, MAPPERS, WRITE, inputs, published_logits
@@ -55,7 +55,7 @@ def published(model, path, *, mapper_alone=False, **changes):
 
 
 @pytest.mark.parametrize("kind", MAPPERS)
-def test_a_converted_checkpoint_computes_what_the_published_code_does(kind, parts, tmp_path):
+def test_converted_checkpoint_equals_the_published_code(kind, parts, tmp_path):
     source, processor = tiny_clipcap(seed=7, **MAPPERS[kind])
     checkpoint = published(source, tmp_path / "weights.pt")
     settings = {"normalize_image_embeds": "normalised" in kind, "num_mapper_heads": 4}
@@ -84,11 +84,11 @@ def test_a_converted_checkpoint_computes_what_the_published_code_does(kind, part
     assert not [name for name in names if name.endswith((".pt", ".bin"))]
 
 
-def test_a_mapper_alone_gets_the_language_model_as_it_stands(parts, tmp_path):
+def test_mapper_without_language_model_gets_the_published_one(parts, tmp_path):
     source, _ = tiny_clipcap(seed=7)
     checkpoint = published(source, tmp_path / "weights.pt", mapper_alone=True)
     report = convert(checkpoint, tmp_path / "out", **parts, stop_at_period=False)
-    assert "mapper alone" in report.notes[0]
+    assert "only the mapper" in report.notes[0]
     model = load_captioner(tmp_path / "out").model
     reference, _ = tiny_clipcap(seed=3)
     for left, right in zip(model.language_model.parameters(), reference.language_model.parameters(), strict=True):
@@ -98,7 +98,7 @@ def test_a_mapper_alone_gets_the_language_model_as_it_stands(parts, tmp_path):
 
 
 class Evil:
-    """What an attacker would put into a pickle."""
+    """A pickle as an attacker would write it."""
 
     def __init__(self, path):
         self.path = path
@@ -130,10 +130,10 @@ def test_pickles_are_refused_and_not_run(tmp_path):
     with pytest.raises(ValueError, match=r"epoch\.pt holds 'epoch', a int, among its tensors"):
         read_pickle(tmp_path / "epoch.pt")
     torch.save([torch.ones(1)], tmp_path / "list.pt")
-    with pytest.raises(ValueError, match=r"list\.pt holds no state dict"):
+    with pytest.raises(ValueError, match=r"list\.pt has no state dict"):
         read_pickle(tmp_path / "list.pt")
     torch.save({"weight": torch.ones(1)}, tmp_path / "other.pt")
-    with pytest.raises(ValueError, match="has tensors such as weight, which the published code"):
+    with pytest.raises(ValueError, match="has tensors such as weight, which are not names of the published code"):
         convert(tmp_path / "other.pt", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -150,14 +150,14 @@ def test_pickles_are_refused_and_not_run(tmp_path):
         ({"clip_project.prefix_const": torch.ones(3, 48)}, "language model of width 48, not 64"),
     ],
 )
-def test_what_does_not_fit_is_named(changes, message, parts, tmp_path):
+def test_tensors_that_do_not_fit_are_named(changes, message, parts, tmp_path):
     checkpoint = published(tiny_clipcap()[0], tmp_path / "weights.pt", **changes)
     with pytest.raises(ValueError, match=message):
         convert(checkpoint, tmp_path / "out", **parts)
     assert not (tmp_path / "out").exists()
 
 
-def test_a_missing_tensor_is_named(parts, tmp_path):
+def test_missing_tensor_is_named(parts, tmp_path):
     source, _ = tiny_clipcap()
     state = torch.load(published(source, tmp_path / "weights.pt"), weights_only=True)
     del state["gpt.transformer.ln_f.bias"]
@@ -199,7 +199,7 @@ def run(code, folder, cwd, home):
 
 
 @pytest.mark.parametrize("kind", ["mlp", pytest.param("transformer", marks=pytest.mark.slow)])
-def test_the_copy_gives_identical_outputs_without_the_package(kind, tmp_path):
+def test_exported_code_gives_identical_outputs_without_the_package(kind, tmp_path):
     model, processor = tiny_clipcap(**MAPPERS[kind])
     folder = tmp_path / "model"
     model.save_pretrained(folder)
@@ -213,7 +213,7 @@ def test_the_copy_gives_identical_outputs_without_the_package(kind, tmp_path):
     ids, kinds, modules, ours = json.loads(done.stdout.splitlines()[-1])
     assert (ids, kinds, ours) == (written, KINDS, False)
     assert all(module.startswith("transformers_modules.") for module in modules)
-    # Where the package is, its own classes are used and nothing in the folder is run.
+    # With the package installed, its classes are used, and no code of the folder runs.
     for name in MODULES:
         (folder / f"{name}.py").write_text("raise SystemExit('run')")
     captioner = load_captioner(folder)
@@ -221,7 +221,7 @@ def test_the_copy_gives_identical_outputs_without_the_package(kind, tmp_path):
     assert captioner.model.generate(pixel_values, max_new_tokens=5, do_sample=False).tolist() == written
 
 
-def test_only_a_clipcap_is_exported(tmp_path):
+def test_only_clipcap_is_exported(tmp_path):
     model, processor = tiny_blip()
     with pytest.raises(ValueError, match=r"no config\.json"):
         export_code(tmp_path)

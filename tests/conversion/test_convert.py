@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from hf_captionrl.captioners import load_captioner
 from hf_captionrl.cli.main import main
-from hf_captionrl.conversion import convert
+from hf_captionrl.conversion.convert import convert
 from hf_captionrl.conversion.unpickling import read_pickle, unpickle
 from hf_captionrl.retrieval import load_scorer
 from hf_captionrl.scenes.models import model_path
@@ -68,7 +68,7 @@ def test_command_prints_sizes_and_hashes_and_the_result_loads(tmp_path, capsys):
     again = load_captioner(tmp_path / "new")
     assert captions(again) == captions(captioner)
     assert again.prompt == "a "
-    # A second time it stops, and says so in one line.
+    # A second conversion is refused in one line.
     assert main(["convert", str(tmp_path / "old"), str(tmp_path / "new")]) == 2
     assert re.fullmatch(
         r"captionrl convert: error: '\S+new' exists\. Use .*", capsys.readouterr().err.splitlines()[-1]
@@ -101,7 +101,7 @@ def test_shards_are_converted_one_by_one(tmp_path):
 
 @in_this_process
 @pytest.mark.parametrize("entry", ["../pytorch_model.bin", "sub/pytorch_model.bin", "weights.safetensors", 3])
-def test_shards_elsewhere_are_refused(entry, tmp_path):
+def test_shards_in_other_folders_are_refused(entry, tmp_path):
     pickled(tmp_path / "old", tiny_captioner("blip"), shards=2)
     path = tmp_path / "old" / "pytorch_model.bin.index.json"
     index = json.loads(path.read_text())
@@ -112,7 +112,7 @@ def test_shards_elsewhere_are_refused(entry, tmp_path):
 
 
 @in_this_process
-def test_adapter(tmp_path):
+def test_adapter_is_converted(tmp_path):
     base = tiny_captioner("blip")
     base.save_pretrained(tmp_path / "base")
     captioner = load_captioner(tmp_path / "base")
@@ -136,7 +136,7 @@ def test_adapter(tmp_path):
 
 
 @in_this_process
-def test_scorer_of_pickles(tmp_path):
+def test_scorer_with_pickles_is_converted(tmp_path):
     import shutil
 
     source = model_path("scenes:clip-judge")
@@ -184,7 +184,7 @@ def test_tied_weights_are_all_written(tmp_path):
         assert torch.equal(found[name], value)
 
 
-def test_the_process_has_no_token_and_no_current_folder(tmp_path, monkeypatch):
+def test_process_of_pickles_has_no_token_and_no_working_folder(tmp_path, monkeypatch):
     torch.save({"a": torch.ones(2)}, tmp_path / "w.bin")
     seen = {}
 
@@ -200,7 +200,7 @@ def test_the_process_has_no_token_and_no_current_folder(tmp_path, monkeypatch):
     assert "secret" not in seen["env"].values()
 
 
-def test_wrappers_and_their_other_parts(tmp_path):
+def test_wrapped_state_dicts_are_found(tmp_path):
     state = {"a": torch.ones(2)}
     torch.save({"model": state, "epoch": 3, "optimizer": {"lr": 1.0}}, tmp_path / "w.pth")
     assert read_pickle(tmp_path / "w.pth")[1] == ["epoch", "optimizer"]
@@ -211,7 +211,8 @@ def test_wrappers_and_their_other_parts(tmp_path):
 def test_torchscript_is_refused_by_name(tmp_path):
     torch.jit.save(torch.jit.script(torch.nn.Linear(2, 2)), tmp_path / "ViT-B-32.pt")
     with pytest.raises(
-        ValueError, match=r"ViT-B-32\.pt is a TorchScript archive, which holds code\. Use a file with its state"
+        ValueError,
+        match=r"ViT-B-32\.pt is a TorchScript archive, which contains code\. Use a file with only its state",
     ):
         read_pickle(tmp_path / "ViT-B-32.pt")
 
@@ -220,20 +221,23 @@ def test_torchscript_is_refused_by_name(tmp_path):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda f: tiny_captioner("blip").save_pretrained(f), r"has model\.safetensors already\. Load it as it is"),
+        (
+            lambda f: tiny_captioner("blip").save_pretrained(f),
+            r"already has model\.safetensors\. Use it without conversion",
+        ),
         (lambda f: tiny_blip()[0].config.save_pretrained(f), r"has no pytorch_model\.bin; it has no weights"),
         (lambda f: f.mkdir(), r"has no config\.json, and its checkpoints are: none"),
     ],
     ids=["safetensors", "no weights", "empty"],
 )
-def test_folders_without_anything_to_convert(make, message, tmp_path):
+def test_folders_without_pickles_are_refused(make, message, tmp_path):
     make(tmp_path / "old")
     with pytest.raises(ValueError, match=message):
         convert(tmp_path / "old", tmp_path / "new")
     assert not [path for path in tmp_path.iterdir() if path.name != "old"]
 
 
-def test_a_name_that_cannot_be_reached(tmp_path, capsys):
-    for name in ("nobody/nothing", "./nowhere"):
+def test_unreachable_name_is_refused(tmp_path, capsys):
+    for name in ("no-one/nothing", "./nowhere"):
         assert main(["convert", name, str(tmp_path / "new")]) == 2
         assert f"'{name}'" in capsys.readouterr().err

@@ -6,7 +6,7 @@ from safetensors.torch import load_file
 from transformers import CLIPConfig, CLIPModel
 
 from hf_captionrl.captioners import load_captioner
-from hf_captionrl.conversion import convert
+from hf_captionrl.conversion.convert import convert
 from hf_captionrl.retrieval import load_scorer
 from tests.retrieval.tiny_scorers import make_clip
 from tests.tiny import tiny_blip, tiny_images
@@ -181,7 +181,7 @@ def test_sizes_of_clip_come_from_the_shapes(tmp_path):
         torch.testing.assert_close(found.get_image_features(pixels).pooler_output, expected)
 
 
-def test_a_resnet_and_other_checkpoints_are_refused(tmp_path):
+def test_resnet_and_other_checkpoints_are_refused(tmp_path):
     torch.save({"visual.layer1.0.conv1.weight": torch.ones(1)}, tmp_path / "RN50.pth")
     with pytest.raises(ValueError, match=r"vision tower is a ResNet.*open_clip:RN50@openai"):
         convert(tmp_path / "RN50.pth", tmp_path / "new")

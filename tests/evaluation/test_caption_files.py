@@ -1,4 +1,4 @@
-"""Reading and writing files of captions, and what is said of broken ones."""
+"""Reading and writing files of captions, and errors of broken files."""
 
 import json
 
@@ -9,7 +9,7 @@ from hf_captionrl.evaluation.caption_files import CaptionWriter, read_caption_fi
 GOOD = '{"image_id": "a", "caption": "a dog"}\n{"image_id": 7, "captions": ["a cat", "", "x\u2028y"]}\n'
 
 
-def test_reads_one_and_several_captions_numbers_as_ids_and_empty_ones(tmp_path):
+def test_reads_several_captions_numeric_ids_and_empty_captions(tmp_path):
     path = tmp_path / "mle.jsonl"
     path.write_text(GOOD + "\n", encoding="utf-8")
     file = read_caption_file(path)
@@ -22,31 +22,31 @@ def test_reads_one_and_several_captions_numbers_as_ids_and_empty_ones(tmp_path):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (GOOD + "{broken}\n", "line 3, is no JSON"),
-        (GOOD + '{"image_id": "b", "capt', "line 3, the last, breaks off"),
+        (GOOD + "{broken}\n", "line 3, is not JSON"),
+        (GOOD + '{"image_id": "b", "capt', "line 3, the last, is incomplete"),
         (GOOD + '["b", "a bird"]\n', "line 3, holds a list"),
         (GOOD + '{"caption": "a bird"}\n', "image_id is None"),
         (GOOD + '{"image_id": true, "caption": "a bird"}\n', "image_id is True"),
         (GOOD + '{"image_id": "b", "caption": null}\n', r"image 'b' is \[None\], not text"),
         (GOOD + '{"image_id": "b", "captions": []}\n', r"is \[\], not text"),
         (GOOD + '{"image_id": "b", "captions": "a bird"}\n', "is 'a bird', not text"),
-        (GOOD + '{"image_id": "7", "caption": "again"}\n', "line 3: image '7' was there already, in line 2"),
+        (GOOD + '{"image_id": "7", "caption": "again"}\n', "line 3: image '7' is already in line 2"),
         ("\n\n", "holds no captions"),
     ],
 )
-def test_what_is_broken_is_named(tmp_path, text, said):
+def test_invalid_lines_are_refused_with_their_number(tmp_path, text, said):
     path = tmp_path / "x.jsonl"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(ValueError, match=said):
         read_caption_file(path)
 
 
-def test_a_missing_file_is_named(tmp_path):
+def test_missing_file_is_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"none\.jsonl"):
         read_caption_file(tmp_path / "none.jsonl")
 
 
-def test_files_that_do_not_fit_the_data_are_refused(tmp_path):
+def test_captions_of_other_images_are_refused(tmp_path):
     path = tmp_path / "x.jsonl"
     path.write_text(GOOD, encoding="utf-8")
     file = read_caption_file(path)
@@ -56,7 +56,7 @@ def test_files_that_do_not_fit_the_data_are_refused(tmp_path):
         file.aligned(["a", "b", "7", "c"], {"a", "b", "7", "c"})
 
 
-def test_the_writer_goes_on_behind_a_torn_line(tmp_path):
+def test_writer_resumes_after_an_incomplete_last_line(tmp_path):
     path = tmp_path / "deep" / "x.jsonl"
     with CaptionWriter(path) as writer:
         writer.start()
@@ -78,10 +78,10 @@ def test_the_writer_goes_on_behind_a_torn_line(tmp_path):
     }
 
 
-def test_a_broken_line_in_the_middle_is_not_built_upon(tmp_path):
+def test_writer_refuses_a_broken_line_in_the_middle(tmp_path):
     path = tmp_path / "x.jsonl"
     path.write_text("garbage\n" + GOOD, encoding="utf-8")
-    with pytest.raises(ValueError, match="line 1, is no JSON"):
+    with pytest.raises(ValueError, match="line 1, is not JSON"):
         CaptionWriter(path)
     with CaptionWriter(path, overwrite=True) as writer:
         assert not writer.done
@@ -90,7 +90,7 @@ def test_a_broken_line_in_the_middle_is_not_built_upon(tmp_path):
     assert path.read_bytes() == b""
 
 
-def test_two_writers_of_one_file_are_refused(tmp_path):
+def test_second_writer_of_a_file_is_refused(tmp_path):
     with CaptionWriter(tmp_path / "x.jsonl"), pytest.raises(ValueError, match="Another process"):
         CaptionWriter(tmp_path / "x.jsonl")
     CaptionWriter(tmp_path / "x.jsonl").close()

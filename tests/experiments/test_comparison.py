@@ -83,7 +83,7 @@ def test_a_single_reference_is_not_held_against_itself():
     assert len(captions) == 3
     assert row["cider_d"] is None
     assert "cider_d_ci" not in row
-    assert row["cider_d_reason"] == "an image has one reference only"
+    assert row["cider_d_reason"] == "an image has only one reference"
     assert row["length"] > 2
 
 

@@ -1,4 +1,4 @@
-"""`captionrl explain` on the embedded world: what it writes, and what self-retrieval says."""
+"""`captionrl explain` on the embedded world: its files, and the reward of self-retrieval."""
 
 import json
 import re
@@ -94,7 +94,7 @@ def test_advantage_is_reward_minus_baseline(baseline, rows, tmp_path, capsys):
     assert found["weights"] == within([expected / number] * number, 1e-4)
 
 
-def test_its_own_greedy_caption_has_no_advantage_over_itself(tmp_path, capsys):
+def test_greedy_caption_has_advantage_0_against_the_greedy_baseline(tmp_path, capsys):
     options = ["--distractors", "scenes:test-00000", "scenes:test-00012", "--baseline", "greedy", "--json"]
     assert explain(tmp_path, *options) == 0
     found = json.loads(capsys.readouterr().out)
@@ -103,13 +103,13 @@ def test_its_own_greedy_caption_has_no_advantage_over_itself(tmp_path, capsys):
     assert found["reward"]["advantage"] == 0.0
 
 
-def test_files_are_images_too(rows, tmp_path, capsys):
+def test_image_files(rows, tmp_path, capsys):
     rows[0]["image"].save(tmp_path / "a<b>.png")
     assert main(["explain", "scenes:clipcap-mle", str(tmp_path / "a<b>.png"), "--output_dir", str(tmp_path)]) == 0
     html = (tmp_path / "explain.html").read_text()
     assert "a&lt;b&gt;.png" in html
     assert str(tmp_path) not in html
-    assert "nats a token under MLE" in capsys.readouterr().out
+    assert "nats per token under MLE" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -125,13 +125,13 @@ def test_files_are_images_too(rows, tmp_path, capsys):
         ),
     ],
 )
-def test_bad_input_ends_with_2_and_says_why(more, message, tmp_path, capsys):
+def test_bad_input_exits_with_2_and_the_reason(more, message, tmp_path, capsys):
     assert main(["explain", "scenes:blip-mle", *more, "--output_dir", str(tmp_path)]) == 2
     assert message in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 
-def test_commands_of_the_page_run(tmp_path, monkeypatch, capsys):
+def test_commands_of_the_documentation_run(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     commands = [line for block in re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL) for line in block.splitlines()]
     explained = [line for line in commands if line.startswith("captionrl explain scenes:")]

@@ -1,4 +1,4 @@
-"""Page and picture of one caption: every number shown, deaf to what a caption would like the browser to do."""
+"""Page and picture of one caption: every number is shown, and captions cannot inject HTML."""
 
 import base64
 import hashlib
@@ -54,7 +54,7 @@ def test_every_number_is_on_the_page(seen, tmp_path):
     assert f"{pushes[0]:+.3f}" not in without.text
 
 
-def test_every_link_leads_somewhere_and_bars_have_the_width_of_their_numbers(seen, tmp_path):
+def test_links_have_targets_and_bars_have_the_width_of_their_numbers(seen, tmp_path):
     view, image = seen
     page = Page(write_explanation(tmp_path / "e.html", view, image, "T"))
     ids = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
@@ -69,7 +69,7 @@ def test_every_link_leads_somewhere_and_bars_have_the_width_of_their_numbers(see
     assert all(0 <= width <= 100 for width in widths)
 
 
-def test_names_for_those_who_do_not_see(seen, tmp_path):
+def test_page_has_labels_for_screen_readers(seen, tmp_path):
     view, image = seen
     page = Page(write_explanation(tmp_path / "e.html", view, image, "T", image_name="one.png"))
     assert [a["alt"] for tag, a in page.tags if tag == "img"] == ["one.png"]
@@ -93,7 +93,7 @@ def hostile_view(text):
 
 
 @pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
-def test_hostile_captions_and_tokens_stay_text(text, tmp_path):
+def test_hostile_captions_and_tokens_are_escaped(text, tmp_path):
     reward = CaptionReward(-1.0, 0.0, text, 1, 2, text)
     path = write_explanation(
         tmp_path / "e.html", hostile_view(text), tiny_images(1)[0], text, image_name=text, note=text, reward=reward
@@ -111,7 +111,7 @@ def test_hostile_captions_and_tokens_stay_text(text, tmp_path):
     assert write_explanation_picture(tmp_path / "e.png", hostile_view(text), reward=reward).stat().st_size > 0
 
 
-def test_policy_allows_the_pages_own_style_and_no_script(seen, tmp_path):
+def test_policy_allows_only_the_style_of_the_page(seen, tmp_path):
     view, image = seen
     html = write_explanation(tmp_path / "e.html", view, image, "T").read_text(encoding="utf-8")
     policy = re.search(r'Content-Security-Policy" content="([^"]+)"', html).group(1)
@@ -123,7 +123,7 @@ def test_policy_allows_the_pages_own_style_and_no_script(seen, tmp_path):
     assert "unsafe" not in policy
 
 
-def test_picture_is_a_png_and_nothing_else(seen, tmp_path):
+def test_picture_must_be_a_png(seen, tmp_path):
     view, _ = seen
     path = write_explanation_picture(tmp_path / "e.png", view, reward=REWARD)
     shown = Image.open(io.BytesIO(path.read_bytes()))
@@ -134,7 +134,7 @@ def test_picture_is_a_png_and_nothing_else(seen, tmp_path):
         write_explanation_picture(tmp_path / "e.svg", view)
 
 
-def test_json_holds_all_of_it_in_full(seen):
+def test_json_contains_every_number_in_full_precision(seen):
     view, _ = seen
     found = json.loads(json.dumps(to_plain(explanation_json(view, REWARD))))
     assert found["mle_loss"] == view.mle_loss
@@ -148,12 +148,12 @@ def test_json_holds_all_of_it_in_full(seen):
     ("text", "shown"),
     [(" pig", "pig"), (" ", "␣"), ("\n", "\\n"), ("\x07", "\\x07"), ("é", "é"), ("\ud83d", "\\ud83d")],
 )
-def test_tokens_can_be_seen(text, shown):
+def test_invisible_tokens_are_shown(text, shown):
     assert visible_token(text) == shown
 
 
 @needs_chromium
-def test_in_a_browser_the_style_is_let_in(seen, tmp_path):
+def test_browser_applies_the_style(seen, tmp_path):
     view, image = seen
     path = write_explanation(tmp_path / "e.html", view, image, "Seen")
     assert "<title>Seen</title>" in browse(path, tmp_path / "profile")

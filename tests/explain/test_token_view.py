@@ -41,7 +41,7 @@ def own_logits(captioner, image, caption):
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("first_token", ["mle", "smile"])
-def test_every_number_is_that_of_the_models_own_logits(name, first_token):
+def test_numbers_equal_those_of_the_models_logits(name, first_token):
     captioner, image = make(name), tiny_images(1)[0]
     view = explain_caption(captioner, image, CAPTION, first_token=first_token, top_k=4)
     logits, ids = own_logits(captioner, image, CAPTION)
@@ -66,7 +66,7 @@ def test_every_number_is_that_of_the_models_own_logits(name, first_token):
         entropy = -math.fsum(math.exp(z) / total * (z - math.log(total)) for z in scores)
         assert token.entropy == close(entropy, dtype="float32")
         if not whole:
-            # SMILE pays less by what the model gives to words outside the caption.
+            # SMILE's loss is lower by the probability of words outside the caption.
             assert token.mle_loss - token.smile_loss == close(
                 -math.log1p(-token.outside), ulps=64, magnitude=5, dtype="float32"
             )
@@ -83,7 +83,7 @@ def test_every_number_is_that_of_the_models_own_logits(name, first_token):
 
 
 @pytest.mark.parametrize("name", ["blip", "clipcap"])
-def test_losses_are_those_of_training_and_distributions_sum_to_one(name):
+def test_losses_equal_those_of_training_and_distributions_sum_to_1(name):
     captioner, image = make(name), tiny_images(1)[0]
     view = explain_caption(captioner, image, CAPTION, top_k=10**6)
     logits, ids = own_logits(captioner, image, CAPTION)
@@ -113,7 +113,7 @@ def test_full_logits_give_the_same_view(name):
         assert a.outside == close(b.outside, dtype="float32")
 
 
-def test_the_model_is_left_as_it_was():
+def test_model_state_does_not_change():
     captioner, image = tiny_captioner("blip"), tiny_images(1)[0]
     quiet = explain_caption(captioner, image, CAPTION)
     captioner.model.train()
@@ -125,7 +125,7 @@ def test_the_model_is_left_as_it_was():
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "token_mean"])
-def test_pushes_are_the_gradient_at_the_tokens_own_logits(reduction):
+def test_pushes_equal_the_gradient_at_the_tokens_own_logits(reduction):
     captioner, image = tiny_captioner("blip"), tiny_images(1)[0]
     view = explain_caption(captioner, image, CAPTION)
     logits, ids = own_logits(captioner, image, CAPTION)
@@ -142,14 +142,14 @@ def test_pushes_are_the_gradient_at_the_tokens_own_logits(reduction):
         assert pushes[t] < 0
 
 
-def test_a_cut_caption_has_no_end():
+def test_truncated_caption_has_no_end_token():
     view = explain_caption(tiny_captioner("blip"), tiny_images(1)[0], CAPTION, max_length=4)
     assert not view.complete
     assert not view.tokens[-1].is_end
     assert len(view.tokens) == 3
 
 
-def test_rows_of_the_head_without_a_token_have_a_name():
+def test_rows_of_the_head_without_a_token_get_a_name():
     captioner = tiny_captioner("git")
     captioner.model.resize_token_embeddings(len(captioner.tokenizer) + 3, mean_resizing=False)
     view = explain_caption(captioner, tiny_images(1)[0], CAPTION, top_k=10**6)

@@ -26,9 +26,9 @@ def warm_up():
     import torch
 
     torch.set_num_threads(1)
-    import hf_captionrl.cli.evaluate
     import hf_captionrl.cli.main
     import hf_captionrl.evaluation.caption_files
+    import hf_captionrl.evaluation.evaluate_captions
     import hf_captionrl.evaluation.mine_bags
     import hf_captionrl.evaluation.paper_tables
     import hf_captionrl.evaluation.write_captions

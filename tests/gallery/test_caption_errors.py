@@ -19,7 +19,7 @@ def test_marks_of_a_caption():
     assert gallery_marks("", PIGS) == []
 
 
-def test_counts():
+def test_error_counts():
     assert error_counts([[RIGHT, WRONG, WRONG], [RIGHT], [BOUND], []]) == {
         "captions": 4,
         "claims": 5,
@@ -30,7 +30,7 @@ def test_counts():
     }
 
 
-def test_the_worst_come_first_and_right_ones_not_at_all():
+def test_images_are_sorted_by_errors_and_right_ones_excluded():
     marks = {"A": [[RIGHT], [WRONG], [WRONG], [RIGHT], [BOUND]], "B": [[], [RIGHT], [WRONG], [WRONG], [RIGHT]]}
     assert most_wrong(marks, 9) == [4, 2, 1, 3]
     assert most_wrong(marks, 2) == [4, 2]

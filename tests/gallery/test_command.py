@@ -109,7 +109,7 @@ def test_every_wrong_claim_is_counted_and_marked(files, rows, tmp_path, capsys):
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in html
 
 
-def test_cider_cases_are_those_of_the_rule(files, rows, tmp_path):
+def test_cider_cases_follow_the_rule(files, rows, tmp_path):
     assert run(files, tmp_path) == 0
     found = json.loads((tmp_path / "gallery.json").read_text())["cider"]
     scores = {name: cider_d(mine, list(rows["captions"]))["per_sample"] for name, mine in files[1].items()}
@@ -132,7 +132,7 @@ def test_cider_cases_are_those_of_the_rule(files, rows, tmp_path):
     assert f"CIDEr-D {scores[found['cases'][0]['preferred']][number]:.2f}" in card
 
 
-def test_right_captions_that_cider_d_gives_next_to_nothing(files, rows, tmp_path):
+def test_right_captions_with_a_cider_d_near_0(files, rows, tmp_path):
     """By hand: no wrong claim, a right one, and a score below the bound."""
     assert run(files, tmp_path, "--max_cider", "1.5") == 0
     found = json.loads((tmp_path / "gallery.json").read_text())["unrewarded"]
@@ -151,7 +151,7 @@ def test_right_captions_that_cider_d_gives_next_to_nothing(files, rows, tmp_path
     assert f"{len(expected)} of {good} captions" in (tmp_path / "unrewarded.html").read_text()
 
 
-def test_a_captioner_may_stand_for_a_file_and_old_pages_go(files, tmp_path, capsys):
+def test_captioner_as_source_and_removal_of_old_pages(files, tmp_path, capsys):
     assert run(files, tmp_path) == 0
     assert (tmp_path / "cider.html").is_file()
     only = ["gallery", "--captions", "scenes:blip-mle", "--scorer", "none", "--max_images", "3"]
@@ -168,18 +168,18 @@ def test_a_captioner_may_stand_for_a_file_and_old_pages_go(files, tmp_path, caps
     [
         (["--names", "A"], "2 sources of captions and 1 --names"),
         (["--names", "A", "A"], "Two sources of captions are called 'A'"),
-        (["--bag_size", "4"], "no whole bag of 4"),
+        (["--bag_size", "4"], "no complete bag of 4"),
         (["--min_gap", "-1"], "--min_gap"),
         (["--max_cider", "0"], "--max_cider"),
         (["--captions", "gone.jsonl"], "There is no file 'gone.jsonl'"),
     ],
 )
-def test_bad_input_ends_with_2_and_says_why(more, message, files, tmp_path, capsys):
+def test_bad_input_exits_with_2_and_the_reason(more, message, files, tmp_path, capsys):
     assert run(files, tmp_path / "out", *more) == 2
     assert message in capsys.readouterr().err
 
 
-def test_commands_of_the_page_run(tmp_path, monkeypatch, capsys):
+def test_commands_of_the_documentation_run(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     lines = [line for block in re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL) for line in block.splitlines()]
     shown = [line for line in lines if line.startswith("captionrl gallery --captions scenes:")]
@@ -194,7 +194,7 @@ def test_commands_of_the_page_run(tmp_path, monkeypatch, capsys):
     assert found["unrewarded"] > found["right_captions"] / 2  # right, and short of the long references
 
 
-def test_only_names_that_two_sources_share_get_their_folders(tmp_path):
+def test_only_equal_names_get_the_names_of_their_folders(tmp_path):
     files = [tmp_path / folder / "a.jsonl" for folder in "xy"]
     for file in files:
         file.parent.mkdir()

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from hf_captionrl.captioners import load_captioner
 from hf_captionrl.checkpoints.loading import load_language_model
 from hf_captionrl.checkpoints.weights import _tell
-from hf_captionrl.conversion import convert
+from hf_captionrl.conversion.convert import convert
 from hf_captionrl.retrieval import load_scorer
 from hf_captionrl.scenes.models import model_path
 from tests.hub.conftest import holders_of_tokens, running_hub

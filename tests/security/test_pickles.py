@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
 from hf_captionrl.captioners import load_captioner
-from hf_captionrl.conversion import convert
+from hf_captionrl.conversion.convert import convert
 from hf_captionrl.data import load_captions
 from hf_captionrl.data.retrieval_benchmarks import load_hard_pool
 from hf_captionrl.instruct.judges import LocalJudge

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import json
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from hf_captionrl.cli.arguments import add_common, positive
+from hf_captionrl.evaluation.dataset_options import CaptionerOptions
+from hf_captionrl.options import option, positive
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,89 +18,69 @@ if TYPE_CHECKING:
     from hf_captionrl.captioners import Captioner
     from hf_captionrl.explain.page import CaptionReward
 
-__all__ = ["add_parser", "run"]
+__all__ = ["ExplainOptions", "explain"]
 
 _SCENES = "scenes:"
 _CLIP = "openai/clip-vit-base-patch32"
 
-_DESCRIPTION = """\
-For one image and caption: what each token costs under maximum likelihood (the whole vocabulary) and under SMILE (the
-caption's own words), which tokens could have stood in its place, and, with --distractors, what a step of
-self-retrieval would do to it. Writes explain.html, a page that needs nothing else, and explain.png.
-"""
 
-_EPILOG = """\
-images: a file, or scenes:ID, an image of the embedded world's test split, such as scenes:test-00012. --distractors also
-takes scenes:bag, the look-alikes of a scenes: image.
+@dataclass
+class ExplainOptions(CaptionerOptions):
+    """Explain one caption of one image, token by token.
 
-baselines of the reward:
-  leave_one_out   the mean reward of --num_samples captions that the model writes at random (the default)
-  greedy          the reward of the model's greedy caption
-  none            nothing: the advantage is the reward
+    Shows the loss of each token under maximum likelihood (the whole vocabulary) and under SMILE (the caption's own words),
+    its most likely alternatives and, with --distractors, the effect of one step of self-retrieval. Writes explain.html, a
+    self-contained page, and explain.png.
+    """
 
-examples:
-  captionrl explain scenes:blip-mle scenes:test-00012 --caption "two small pigs on a blue background"
-  captionrl explain scenes:blip-mle scenes:test-00012 --distractors scenes:bag
-  captionrl explain Salesforce/blip-image-captioning-base dog.jpg --caption "a dog" --distractors cat.jpg horse.jpg
-"""
+    examples: ClassVar[str] = """
+        images: a file, or scenes:ID, an image of the embedded world's test split, such as scenes:test-00012. --distractors
+        also takes scenes:bag, the look-alikes of a scenes: image.
 
+        baselines of the reward:
+          leave_one_out   the mean reward of --num_samples captions that the model samples (the default)
+          greedy          the reward of the model's greedy caption
+          none            no baseline: the advantage is the reward
 
-def add_parser(subcommands: Any) -> None:
-    """Add the subcommand."""
-    parser = subcommands.add_parser(
-        "explain",
-        help="show a caption token by token, under MLE, SMILE and self-retrieval",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        examples:
+          captionrl explain scenes:blip-mle scenes:test-00012 --caption "two small pigs on a blue background"
+          captionrl explain scenes:blip-mle scenes:test-00012 --distractors scenes:bag
+          captionrl explain Salesforce/blip-image-captioning-base dog.jpg --caption "a dog" --distractors cat.jpg horse.jpg
+    """
+
+    model: str = option(positional=True, metavar="MODEL", help="a folder, a name on the Hub, or scenes:blip-mle")
+    image: str = option(positional=True, metavar="IMAGE", help="a file, or scenes:ID")
+    caption: str | None = option(None, metavar="TEXT", help="the caption (default: the model's own, decoded greedily)")
+    output_dir: Path = option(Path("outputs/explain"), metavar="DIR", help="folder to write")
+    top_k: int = option(5, parse=positive, metavar="N", help="alternatives per token")
+    max_length: int = option(77, parse=positive, group="captioner", metavar="N", help="longest text in tokens")
+    first_token: Literal["mle", "smile"] = option(
+        "mle",
+        group="losses",
+        help="distribution of SMILE at the first token: the whole vocabulary, as in the paper, or the caption's words",
     )
-    parser.add_argument("model", metavar="MODEL", help="a folder, a name on the Hub, or scenes:blip-mle")
-    parser.add_argument("image", metavar="IMAGE", help="a file, or scenes:ID")
-    parser.add_argument("--caption", metavar="TEXT", help="the caption (default: the model's own, written greedily)")
-    parser.add_argument(
-        "--output_dir", type=Path, default=Path("outputs/explain"), metavar="DIR", help="(default: %(default)s)"
+    distractors: list[str] | None = option(
+        None, group="self-retrieval", metavar="IMAGE", help="other images, or scenes:bag"
     )
-    parser.add_argument("--top_k", type=positive, default=5, metavar="N", help="alternatives (default: %(default)s)")
-    group = parser.add_argument_group("captioner")
-    group.add_argument("--revision", metavar="REV", help="branch, tag or commit on the Hub")
-    group.add_argument("--prompt", metavar="TEXT", help="text that every caption continues (default: the model's own)")
-    group.add_argument("--dtype", default="float32", choices=("float32", "bfloat16", "float16"), help="of the weights")
-    group.add_argument("--device", metavar="NAME", help="cpu, cuda, cuda:1, ... (default: a GPU if there is one)")
-    group.add_argument(
-        "--max_length", type=positive, default=77, metavar="N", help="longest text in tokens (default: %(default)s)"
-    )
-    group = parser.add_argument_group("losses")
-    group.add_argument(
-        "--first_token",
-        default="mle",
-        choices=("mle", "smile"),
-        help="what SMILE reads at the first token: the whole vocabulary, as the paper, or V_D (default: %(default)s)",
-    )
-    group = parser.add_argument_group("self-retrieval")
-    group.add_argument("--distractors", nargs="+", metavar="IMAGE", help="other images, or scenes:bag")
-    group.add_argument(
-        "--scorer",
+    scorer: str | None = option(
+        None,
+        group="self-retrieval",
         metavar="NAME",
         help="dual encoder that rewards: a folder, a name on the Hub, open_clip:NAME@TAG (default: scenes:clip-reward for "
         f"images of the embedded world, else {_CLIP})",
     )
-    group.add_argument(
-        "--baseline", default="leave_one_out", choices=("leave_one_out", "greedy", "none"), help="see below"
+    baseline: Literal["leave_one_out", "greedy", "none"] = option(
+        "leave_one_out", group="self-retrieval", help="see below"
     )
-    group.add_argument("--num_samples", type=positive, default=8, metavar="N", help="for leave_one_out")
-    group.add_argument("--seed", type=int, default=0, metavar="N", help="of the samples (default: %(default)s)")
-    group.add_argument(
-        "--logprob_reduction",
-        default="mean",
-        choices=("mean", "sum"),
-        help="what a token weighs: 1/tokens or 1 (default: %(default)s)",
+    num_samples: int = option(8, parse=positive, group="self-retrieval", metavar="N", help="for leave_one_out")
+    seed: int = option(0, group="self-retrieval", metavar="N", help="of the samples")
+    logprob_reduction: Literal["mean", "sum"] = option(
+        "mean", group="self-retrieval", help="weight of a token: 1/tokens or 1"
     )
-    add_common(parser)
-    parser.set_defaults(run=run)
 
 
 class _Images:
-    """Opens images by name; the embedded world is made at most once."""
+    """Opens images by name; generates the embedded world at most once."""
 
     def __init__(self) -> None:
         self._rows: dict[str, dict[str, Any]] | None = None
@@ -123,9 +104,7 @@ class _Images:
         if name.startswith(_SCENES):
             return open_image(self.scene(name)["image"])
         if not Path(name).is_file():
-            raise FileNotFoundError(
-                f"There is no image {name!r}. Name a file, or scenes:ID such as scenes:test-00012."
-            )
+            raise FileNotFoundError(f"There is no image {name!r}. Use a file, or scenes:ID such as scenes:test-00012.")
         return open_image(name)
 
     def distractors(self, names: Sequence[str], image: str) -> list[Image.Image]:
@@ -136,16 +115,18 @@ class _Images:
                 continue
             bag = self.scene(image)["bag_id"] if image.startswith(_SCENES) else ""
             if not bag or self._rows is None:
-                raise ValueError(f"{image!r} is in no bag of the embedded world. Name the --distractors one by one.")
+                raise ValueError(
+                    f"{image!r} is not in a bag of the embedded world. Use --distractors IMAGE ... instead."
+                )
             wanted += [_SCENES + i for i, row in self._rows.items() if row["bag_id"] == bag]
-        # The image itself is there already, and its copy would count against it.
+        # A copy of the target among the distractors would lower its rank.
         return [self.open(name) for name in dict.fromkeys(wanted) if name != image]
 
 
 def _reward(
-    arguments: argparse.Namespace, captioner: Captioner, image: Image.Image, others: list[Image.Image], caption: str
+    arguments: ExplainOptions, captioner: Captioner, image: Image.Image, others: list[Image.Image], caption: str
 ) -> CaptionReward:
-    """Reward and baseline of the caption, as `SelfRetrieval` and the trainer's baselines give them."""
+    """Reward and baseline of the caption, as `SelfRetrieval` and the trainer's baselines compute them."""
     import torch
 
     from hf_captionrl.evaluation.arguments import optional_scorer
@@ -159,7 +140,7 @@ def _reward(
     name = arguments.scorer or ("scenes:clip-reward" if embedded else _CLIP)
     scorer: Any = optional_scorer(name)
     if scorer is None:
-        raise ValueError("--distractors needs a scorer. Name one with --scorer, or leave --distractors out.")
+        raise ValueError("--distractors needs a scorer. Use --scorer NAME, or leave --distractors out.")
     encoded = captioner.encode_images([image])
     captions = [caption]
     greedy = arguments.baseline == "greedy"
@@ -171,7 +152,7 @@ def _reward(
         captions += captioner.generate(**encoded, **decoding).captions
     texts = scorer.text_features(spoken(captions)).float()
     pool = scorer.image_features([image, *others]).float()
-    similarity = texts @ pool.T  # (captions, K), the own image first
+    similarity = texts @ pool.T  # (captions, K), the target first
     own = torch.zeros(len(captions), dtype=torch.long, device=similarity.device)
     rewards = retrieval_rewards(similarity, own, "log_prob", scorer.logit_scale).double().cpu()
     baseline = BASELINES[arguments.baseline]()
@@ -196,15 +177,15 @@ def _reward(
     )
 
 
-def run(arguments: argparse.Namespace) -> None:
+def explain(arguments: ExplainOptions) -> None:
     """Write page and picture."""
     if arguments.caption is not None and not arguments.caption.strip():
-        raise ValueError("--caption is empty. Say something, or leave it out for the model's own caption.")
+        raise ValueError("--caption is empty. Use a text, or leave --caption out for the model's own caption.")
     images = _Images()
     image = images.open(arguments.image)  # before anything slow
     others = images.distractors(arguments.distractors, arguments.image) if arguments.distractors else []
     if arguments.distractors and not others:
-        raise ValueError("--distractors name only the image itself. Name at least one other image.")
+        raise ValueError("--distractors names only the image itself. Use at least one other image.")
 
     import torch
 
@@ -226,7 +207,7 @@ def run(arguments: argparse.Namespace) -> None:
         written = captioner.generate(**captioner.encode_images([image]), num_beams=1, do_sample=False)
         caption = written.captions[0]
         if not caption.strip():
-            raise ValueError("The model writes nothing for this image. Pass a --caption.")
+            raise ValueError("The model's caption of this image is empty. Use --caption TEXT.")
     view = explain_caption(
         captioner,
         image,
@@ -256,5 +237,5 @@ def run(arguments: argparse.Namespace) -> None:
     gained = (
         "" if reward is None else f", advantage {reward.advantage:+.3f} (rank {reward.rank} of {reward.pool_size})"
     )
-    print(f"{caption}: {view.mle_loss:.3f} nats a token under MLE, {view.smile_loss:.3f} under SMILE{gained}.")
+    print(f"{caption}: {view.mle_loss:.3f} nats per token under MLE, {view.smile_loss:.3f} under SMILE{gained}.")
     print(f"Written to {folder}: explain.html, explain.png")

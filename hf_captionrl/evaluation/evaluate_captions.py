@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from hf_captionrl.cli.arguments import add_common, add_dataset
 from hf_captionrl.evaluation.caption_sources import read_files
-from hf_captionrl.evaluation.dataset_options import load_split
+from hf_captionrl.evaluation.dataset_options import DatasetOptions, HeldOutScorerOptions, load_split
 from hf_captionrl.evaluation.scored_captions import (
     REFERENCES,
     add_clip_features,
@@ -22,100 +21,79 @@ from hf_captionrl.evaluation.scored_captions import (
     perplexity_by,
     score_captions,
 )
+from hf_captionrl.options import option
 
 if TYPE_CHECKING:
     from hf_captionrl.evaluation.evaluator import Evaluator
     from hf_captionrl.evaluation.paper_tables import ScoredCaptions
     from hf_captionrl.reports.comparison import Section
 
-__all__ = ["SUITES", "add_parser", "run"]
+__all__ = ["EvaluateOptions", "evaluate_captions"]
 
-SUITES = ("smile", "discritune", "sle", "ndlb", "all")
-"""What `--suite` takes; a test compares it with `evaluation.paper_tables.TABLES`."""
-
-_WORDS_TITLE = "Words that tell the sources apart (local mutual information)"
-
-_DESCRIPTION = """\
-Compare captioners on one data set. Prints the table of a paper, one column a file, with 95 % intervals and
-marks where a file differs from the first (paired randomisation test). Writes comparison.json, comparison.md,
-lengths.png and trade_off.png. What cannot be measured here (no Java, no network, no truth) says why in its cell.
-"""
-
-_EPILOG = """\
-suites:
-  smile        length, lexical diversity, self-retrieval in the pool and among 100, CLIPScore, perplexity, CIDEr-D
-  discritune   P@1 among 100, BLEU-4, METEOR, CIDEr-D, SPICE; typical nouns and adjectives (needs spaCy)
-  sle          Div-1, Div-2, mBLEU-4 and CIDEr-D of several captions an image
-  ndlb         R@1 in bags of 3, 5 and 7 and among 100, BLEU-4, CIDEr-D, ClipSc, vocabulary
-  all          all of these
-Wherever captions can be checked against facts, hallucination and fact recall stand beside retrieval.
-
-examples:
-  captionrl evaluate --captions mle.jsonl smile.jsonl --dataset scenes --suite smile
-  captionrl evaluate --captions a.jsonl b.jsonl --names MLE SMILE --dataset dataset_coco.json --image_root coco \\
-      --scorer openai/clip-vit-base-patch32 --suite all --output_dir outputs/coco
-  captionrl evaluate --captions a.jsonl --scorer none --suite discritune --json
-
-captions: one JSON object a line, {"image_id": ..., "caption": ...} or {"image_id": ..., "captions": [...]}, one line
-for each image of the split, in any order. `captionrl caption` writes them.
-"""
+_WORDS_TITLE = "Words that distinguish the sources (local mutual information)"
 
 
-def add_parser(subcommands: Any) -> None:
-    """Add the subcommand."""
-    parser = subcommands.add_parser(
-        "evaluate",
-        help="compare files of captions, side by side",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+@dataclass
+class EvaluateOptions(HeldOutScorerOptions, DatasetOptions):
+    """Compare captioners on one data set.
+
+    Prints the table of a paper, one column per file, with 95 % intervals and marks where a file differs from the first
+    (paired randomisation test). Writes comparison.json, comparison.md, lengths.png and trade_off.png. A cell that cannot be
+    computed (no Java, no network, no truth) states the reason.
+    """
+
+    examples: ClassVar[str] = """
+        suites:
+          smile        length, lexical diversity, self-retrieval in the pool and among 100, CLIPScore, perplexity, CIDEr-D
+          discritune   P@1 among 100, BLEU-4, METEOR, CIDEr-D, SPICE; typical nouns and adjectives (needs spaCy)
+          sle          Div-1, Div-2, mBLEU-4 and CIDEr-D of several captions per image
+          ndlb         R@1 in bags of 3, 5 and 7 and among 100, BLEU-4, CIDEr-D, ClipSc, vocabulary
+          all          all of these
+        Where the facts of an image are known, the tables also show hallucination and fact recall.
+
+        examples:
+          captionrl evaluate --captions mle.jsonl smile.jsonl --dataset scenes --suite smile
+          captionrl evaluate --captions a.jsonl b.jsonl --names MLE SMILE --dataset dataset_coco.json --image_root coco \\
+              --scorer openai/clip-vit-base-patch32 --suite all --output_dir outputs/coco
+          captionrl evaluate --captions a.jsonl --scorer none --suite discritune --json
+
+        captions: one JSON object per line, {"image_id": ..., "caption": ...} or {"image_id": ..., "captions": [...]}, one
+        line per image of the split, in any order. `captionrl caption` writes such files.
+    """
+
+    captions: list[Path] = option(metavar="FILE", help="files of captions; the others are compared with the first")
+    names: list[str] | None = option(
+        None, metavar="NAME", help="names of the files in the tables (default: file names)"
     )
-    parser.add_argument(
-        "--captions",
-        nargs="+",
-        type=Path,
-        required=True,
-        metavar="FILE",
-        help="files of captions; the first is compared with",
-    )
-    parser.add_argument("--names", nargs="+", metavar="NAME", help="what to call them (default: the files' names)")
-    parser.add_argument("--suite", choices=SUITES, default="smile", help="which tables (default: %(default)s)")
-    parser.add_argument(
-        "--output_dir", type=Path, default=Path("outputs/evaluate"), metavar="DIR", help="(default: %(default)s)"
-    )
-    add_dataset(parser)
-    group = parser.add_argument_group("judges")
-    group.add_argument(
-        "--scorer",
-        metavar="NAME",
-        help="dual encoder that judges: a folder, a name on the Hub, open_clip:NAME@TAG, scenes:clip-judge, or 'none' "
-        "(default: scenes:clip-judge on the embedded world, else openai/clip-vit-base-patch32)",
-    )
-    group.add_argument(
-        "--clip_prefix",
+    suite: Literal["smile", "discritune", "sle", "ndlb", "all"] = option("smile", help="which tables")
+    output_dir: Path = option(Path("outputs/evaluate"), metavar="DIR", help="folder to write")
+    clip_prefix: str | None = option(
+        None,
+        group="evaluation",
         metavar="TEXT",
-        help="put before each caption for the CLIPScore of the smile suite (default: 'A photo depicts ', as in the paper, "
-        "but nothing for scorers of the embedded world, which have never read it)",
+        help="text before each caption for the CLIPScore of the smile suite (default: 'A photo depicts ', as in the paper; "
+        "none for scorers of the embedded world, which were trained without it)",
     )
-    group.add_argument(
-        "--language_model", metavar="NAME", help="causal language model for perplexity, or 'none' (default: likewise)"
+    language_model: str | None = option(
+        None,
+        group="evaluation",
+        metavar="NAME",
+        help="causal language model for perplexity, or 'none' (default: scenes:gpt2-perplexity on the embedded world, else "
+        "openai-community/gpt2)",
     )
-    group.add_argument(
-        "--bags",
-        type=Path,
+    bags: Path | None = option(
+        None,
+        group="evaluation",
         metavar="FILE",
         help="bags of similar images: a file of `captionrl bags`, or JSON, "
         '{"3": [["id", "id", "id"], ...], "5": ...} (default: the data set\'s column bag_id)',
     )
-    group.add_argument("--no_references", action="store_true", help="leave out the column of the human captions")
-    group.add_argument("--cache_dir", metavar="DIR", help="folder of the feature cache")
-    group.add_argument("--seed", type=int, default=0, metavar="N", help="of bootstrap, tests and the human captions")
-    add_common(parser)
-    parser.set_defaults(run=run)
+    no_references: bool = option(False, group="evaluation", help="leave out the column of the human captions")
+    seed: int = option(0, group="evaluation", metavar="N", help="of bootstrap, tests and the human captions")
 
 
 def _read_bags(path: Path, ids: Sequence[str]) -> dict[int, list[list[int]]]:
-    """Bags as rows, of `captionrl bags` or as a plain list."""
+    """Bags as rows, from a file of `captionrl bags` or from plain JSON."""
     from hf_captionrl.retrieval.bag_files import load_bags
 
     if path.suffix == ".parquet":
@@ -124,7 +102,7 @@ def _read_bags(path: Path, ids: Sequence[str]) -> dict[int, list[list[int]]]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ValueError(f"{shape}; it is no JSON ({error}).") from None
+        raise ValueError(f"{shape}; it is not JSON ({error}).") from None
     if isinstance(value, dict) and "bags" in value:
         return load_bags(path, image_ids=ids).rows(ids)
     if not isinstance(value, dict) or not all(
@@ -150,7 +128,7 @@ def _read_bags(path: Path, ids: Sequence[str]) -> dict[int, list[list[int]]]:
 
 
 def _words(scored: Sequence[ScoredCaptions], references: list[list[str]]) -> dict[str, Any]:
-    """Typical nouns and adjectives of each source, or why there are none."""
+    """Typical nouns and adjectives of each source, or the reason why there are none."""
     from hf_captionrl.metrics.suites.row import spoken
     from hf_captionrl.metrics.words import characteristic_words, spacy_tagger
 
@@ -167,7 +145,7 @@ def _words(scored: Sequence[ScoredCaptions], references: list[list[str]]) -> dic
 
 
 def _words_lines(words: Mapping[str, Any]) -> list[str]:
-    """What a reader sees of the words, one source a line."""
+    """The words as text, one line per source and kind."""
     if "reason" in words:
         return [f"not run: {words['reason']}"]
     return [
@@ -189,17 +167,18 @@ def _markdown(title: str, sections: Sequence[Section], words: Mapping[str, Any] 
 
 
 def _plain_rows(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Rows as results.json has them: without scores of single images."""
+    """Rows as results.json has them, without the scores of single images."""
     return [{key: value for key, value in row.items() if key not in ("per_sample", "groups", "ranks")} for row in rows]
 
 
 def _count_copies(evaluator: Evaluator, num_images: int) -> int:
-    """How many images are copies of others; says so."""
+    """Number of images that are copies of others. Prints a warning if there are any."""
     copies = 0 if evaluator.image_features is None else count_copies(evaluator.image_features)
     if copies:
-        said = f"{copies} of {num_images} images are copies of others and count against the captions of these"
         print(
-            f"captionrl evaluate: {said}. Leave them out, or merge them with metrics.self_retrieval.", file=sys.stderr
+            f"captionrl evaluate: {copies} of {num_images} images are copies of others, which lowers the retrieval of both. "
+            "Leave them out, or merge them with metrics.self_retrieval.",
+            file=sys.stderr,
         )
     return copies
 
@@ -207,7 +186,7 @@ def _count_copies(evaluator: Evaluator, num_images: int) -> int:
 def _sections(
     names: Sequence[str], scored: Sequence[ScoredCaptions], evaluator: Evaluator, reasons: Mapping[str, str]
 ) -> tuple[dict[str, Section], dict[str, Any]]:
-    """The tables asked for and the one of all captions, by name; and how their numbers were made."""
+    """The chosen tables and the table of all captions, by name; and the signatures of their numbers."""
     from hf_captionrl.evaluation.paper_tables import CAPTIONS_TABLE, TABLES, compare_with_first
     from hf_captionrl.reports.comparison import Section
 
@@ -225,9 +204,9 @@ def _sections(
     return sections, signatures
 
 
-def run(arguments: argparse.Namespace) -> None:
+def evaluate_captions(arguments: EvaluateOptions) -> None:
     """Compare the files."""
-    files = read_files(arguments)  # before anything slow
+    files = read_files(arguments.captions, arguments.names)  # before anything slow
     if arguments.bags is not None and not arguments.bags.is_file():
         raise FileNotFoundError(f"There is no file {str(arguments.bags)!r} for --bags.")
 
@@ -245,7 +224,7 @@ def run(arguments: argparse.Namespace) -> None:
     ids = [str(i) for i in split.dataset["image_id"][:]]
     aligned = [file.aligned(ids, split.all_ids) for file in files]
     given_bags = None if arguments.bags is None else _read_bags(arguments.bags, ids)
-    scorer, language_model, reasons = load_evaluators(arguments)
+    scorer, language_model, reasons = load_evaluators(arguments.dataset, arguments.scorer, arguments.language_model)
     # The evaluator's own perplexity is a bare number; here every number has an interval.
     evaluator = Evaluator(split.dataset, scorer, None, seed=arguments.seed, cache_dir=arguments.cache_dir)
     evaluator.bags = evaluator.bags if given_bags is None else given_bags
@@ -260,7 +239,7 @@ def run(arguments: argparse.Namespace) -> None:
         source.perplexity = perplexity_by(language_model)
     names = [*TABLES] if arguments.suite == "all" else [arguments.suite]
     if "smile" in names and scorer is not None:
-        add_clip_features(scored, scorer, clip_prefix(arguments))
+        add_clip_features(scored, scorer, clip_prefix(arguments.clip_prefix, arguments.dataset, arguments.scorer))
 
     copies = _count_copies(evaluator, len(ids))
     sections, signatures = _sections(names, scored, evaluator, reasons)
@@ -277,7 +256,7 @@ def run(arguments: argparse.Namespace) -> None:
         "signatures": signatures,
         "words": words,
         "seed": arguments.seed,
-        "config": plain_config({k: v for k, v in vars(arguments).items() if k not in ("run", "traceback", "json")}),
+        "config": plain_config({k: v for k, v in vars(arguments).items() if k not in ("traceback", "json")}),
         "versions": installed_versions(),
     }
     write_json(folder / "comparison.json", result)
@@ -297,7 +276,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def _draw_trade_off(path: Path, sections: Sequence[Section]) -> bool:
-    """Retrieval against faithfulness, or likeness to the references where there is no truth; from the first table that has both."""
+    """Plot retrieval against faithfulness, or against CIDEr-D without known facts, from the first table that has both."""
     from hf_captionrl.reports.length_plots import write_trade_off
 
     retrieval = {

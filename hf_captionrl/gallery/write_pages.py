@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from hf_captionrl.cli.arguments import add_common, add_dataset, positive
 from hf_captionrl.evaluation.caption_sources import source_names
-from hf_captionrl.evaluation.dataset_options import load_split
+from hf_captionrl.evaluation.dataset_options import DatasetOptions, HeldOutScorerOptions, device_option, load_split
+from hf_captionrl.options import option, positive
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,92 +18,71 @@ if TYPE_CHECKING:
     from hf_captionrl.evaluation.dataset_options import LoadedSplit
     from hf_captionrl.evaluation.evaluator import Evaluator
 
-__all__ = ["add_parser", "run"]
-
-_DESCRIPTION = """\
-Show what several captioners write about the same images. Writes gallery.json, and pages that need nothing else:
-bags.html, bags of look-alikes with the rank of each caption in its bag; errors.html, wrong claims marked where they
-stand, those that are true of something else in the scene apart (images of the embedded world, whose truth is known);
-cider.html, pairs of captions of which CIDEr-D prefers the worse, found by rule, counted, the widest gap first;
-unrewarded.html, captions that say only what is right and that CIDEr-D gives next to nothing (embedded world).
-"""
-
-_EPILOG = """\
-captions: files that `captionrl caption` writes, or captioners: a folder, a name on the Hub, or scenes:blip-mle. A captioner
-captions every image that is used, which takes its time: cut them with --max_images, or caption once and give the file.
-
-examples:
-  captionrl gallery --captions scenes:blip-mle scenes:clipcap-mle --max_images 105
-  captionrl gallery --captions mle.jsonl smile.jsonl sr.jsonl --names MLE SMILE SR --dataset scenes --bag_size 3
-  captionrl gallery --captions mle.jsonl sr.jsonl --dataset dataset_coco.json --image_root coco --bags truematch.parquet
-
-HolisticCaps as references, after `captionrl boost --dataset scenes --output boosted --embed_images`:
-  captionrl gallery --captions scenes:blip-mle scenes:blip-sr --dataset boosted/captions.parquet --split train \\
-      --scorer scenes:clip-judge
-"""
+__all__ = ["GalleryOptions", "write_pages"]
 
 
-def add_parser(subcommands: Any) -> None:
-    """Add the subcommand."""
-    parser = subcommands.add_parser(
-        "gallery",
-        help="show captions of several systems side by side, errors marked",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+@dataclass
+class GalleryOptions(HeldOutScorerOptions, DatasetOptions):
+    """Show what several captioners write about the same images.
+
+    Writes gallery.json and self-contained pages:
+
+      bags.html        bags of look-alikes with the rank of each caption in its bag
+      errors.html      wrong claims, marked; claims that are true of another object have their own mark (embedded world)
+      cider.html       pairs of captions of which CIDEr-D prefers the worse, found by rule and counted, widest gap first
+      unrewarded.html  captions with right claims only whose CIDEr-D is close to 0 (embedded world)
+
+    The facts that this needs are known only for images of the embedded world.
+    """
+
+    examples: ClassVar[str] = """
+        captions: files that `captionrl caption` writes, or captioners: a folder, a name on the Hub, or scenes:blip-mle. A
+        captioner captions every image, which is slow: use fewer with --max_images, or caption once and give the file.
+
+        examples:
+          captionrl gallery --captions scenes:blip-mle scenes:clipcap-mle --max_images 105
+          captionrl gallery --captions mle.jsonl smile.jsonl sr.jsonl --names MLE SMILE SR --dataset scenes --bag_size 3
+          captionrl gallery --captions mle.jsonl sr.jsonl --dataset dataset_coco.json --image_root coco \\
+              --bags truematch.parquet
+
+        HolisticCaps as references, after `captionrl boost --dataset scenes --output boosted --embed_images`:
+          captionrl gallery --captions scenes:blip-mle scenes:blip-sr --dataset boosted/captions.parquet --split train \\
+              --scorer scenes:clip-judge
+    """
+
+    captions: list[str] = option(metavar="FILE_OR_MODEL", help="files of captions, or captioners")
+    names: list[str] | None = option(None, metavar="NAME", help="names on the pages (default: file and model names)")
+    output_dir: Path = option(Path("outputs/gallery"), metavar="DIR", help="folder to write")
+    bags: Path | None = option(
+        None,
+        group="choice",
+        metavar="FILE",
+        help="bags of `captionrl bags` (default: the data set's column bag_id)",
     )
-    parser.add_argument(
-        "--captions", nargs="+", required=True, metavar="FILE_OR_MODEL", help="files of captions, or captioners"
+    bag_size: int | None = option(
+        None, parse=positive, group="choice", metavar="K", help="images per bag (default: 5, or the smallest size)"
     )
-    parser.add_argument("--names", nargs="+", metavar="NAME", help="what to call them (default: the files' names)")
-    parser.add_argument(
-        "--output_dir", type=Path, default=Path("outputs/gallery"), metavar="DIR", help="(default: %(default)s)"
+    max_bags: int = option(8, parse=positive, group="choice", metavar="N", help="bags shown")
+    max_shown: int = option(
+        24, parse=positive, group="choice", metavar="N", help="images of errors.html and pairs of cider.html"
     )
-    add_dataset(parser)
-    group = parser.add_argument_group("choice")
-    group.add_argument(
-        "--bags", type=Path, metavar="FILE", help="bags of `captionrl bags` (default: the data set's column bag_id)"
+    min_gap: float = option(
+        0.0, group="choice", metavar="X", help="cider.html: smallest difference in CIDEr-D, exclusive"
     )
-    group.add_argument(
-        "--bag_size", type=positive, metavar="K", help="images of a bag (default: 5, or the smallest there is)"
+    max_cider: float = option(
+        0.1, group="choice", metavar="X", help="unrewarded.html: largest CIDEr-D of a right caption, exclusive"
     )
-    group.add_argument("--max_bags", type=positive, default=8, metavar="N", help="bags shown (default: %(default)s)")
-    group.add_argument(
-        "--max_shown", type=positive, default=24, metavar="N", help="images of errors.html and cases of cider.html"
-    )
-    group.add_argument(
-        "--min_gap", type=float, default=0.0, metavar="X", help="CIDEr-D must differ by more (default: %(default)s)"
-    )
-    group.add_argument(
-        "--max_cider",
-        type=float,
-        default=0.1,
-        metavar="X",
-        help="unrewarded.html: CIDEr-D of right captions is below (default: %(default)s)",
-    )
-    group.add_argument("--seed", type=int, default=0, metavar="N", help="of the choice of bags (default: %(default)s)")
-    group = parser.add_argument_group("judge and captioners")
-    group.add_argument(
-        "--scorer",
-        metavar="NAME",
-        help="dual encoder that judges: a folder, a name on the Hub, open_clip:NAME@TAG, scenes:clip-judge, or 'none' "
-        "(default: scenes:clip-judge on the embedded world, else openai/clip-vit-base-patch32)",
-    )
-    group.add_argument("--cache_dir", metavar="DIR", help="folder of the feature cache")
-    group.add_argument(
-        "--num_beams", type=positive, default=3, metavar="N", help="of captioners (default: %(default)s)"
-    )
-    group.add_argument("--max_new_tokens", type=positive, default=40, metavar="N", help="(default: %(default)s)")
-    group.add_argument("--batch_size", type=positive, default=16, metavar="N", help="(default: %(default)s)")
-    group.add_argument("--device", metavar="NAME", help="cpu, cuda, cuda:1, ... (default: a GPU if there is one)")
-    add_common(parser)
-    parser.set_defaults(run=run)
+    seed: int = option(0, group="choice", metavar="N", help="of the choice of bags")
+    num_beams: int = option(3, parse=positive, group="captioners", metavar="N", help="beams")
+    max_new_tokens: int = option(40, parse=positive, group="captioners", metavar="N", help="longest caption in tokens")
+    batch_size: int = option(16, parse=positive, group="captioners", metavar="N", help="images captioned at once")
+    device: str | None = device_option(group="captioners")
 
 
 def _captions(
-    arguments: argparse.Namespace, names: Sequence[str], split: LoadedSplit, ids: list[str]
+    arguments: GalleryOptions, names: Sequence[str], split: LoadedSplit, ids: list[str]
 ) -> dict[str, list[str]]:
-    """The first caption of each image, of each source."""
+    """For each source, the first caption of each image."""
     import torch
 
     from hf_captionrl.captioners import load_captioner
@@ -133,8 +112,8 @@ def _captions(
     return found
 
 
-def _choose_bags(arguments: argparse.Namespace, evaluator: Evaluator, ids: list[str]) -> list[list[int]]:
-    """Bags of one size, drawn by the seed, in the order of the data set."""
+def _choose_bags(arguments: GalleryOptions, evaluator: Evaluator, ids: list[str]) -> list[list[int]]:
+    """Random bags of one size, in the order of the data set."""
     bags = evaluator.bags
     if arguments.bags is not None:
         from hf_captionrl.retrieval.bag_files import load_bags
@@ -142,7 +121,9 @@ def _choose_bags(arguments: argparse.Namespace, evaluator: Evaluator, ids: list[
         bags = load_bags(arguments.bags, image_ids=ids).rows(ids)
     sizes = sorted(size for size, found in bags.items() if found)
     if arguments.bag_size is not None and arguments.bag_size not in sizes:
-        raise ValueError(f"There is no whole bag of {arguments.bag_size} images here; there are bags of {sizes}.")
+        raise ValueError(
+            f"There is no complete bag of {arguments.bag_size} images. Use --bag_size with one of {sizes}."
+        )
     if not sizes:
         return []
     found = bags[arguments.bag_size or (5 if 5 in sizes else sizes[0])]
@@ -150,7 +131,7 @@ def _choose_bags(arguments: argparse.Namespace, evaluator: Evaluator, ids: list[
     return [found[number] for number in sorted(chosen)]
 
 
-def run(arguments: argparse.Namespace) -> None:
+def write_pages(arguments: GalleryOptions) -> None:
     """Write the pages."""
     names = source_names(arguments.captions, arguments.names)  # before anything slow
     if arguments.min_gap < 0:
@@ -197,8 +178,8 @@ def run(arguments: argparse.Namespace) -> None:
         "bags.html",
         bag_items(shown, bags),
         title="The same bags, captioned by " + ", ".join(names),
-        note="Each caption's rank is that of its own image in the bag.",
-        told=f"{len(bags)} bags",
+        note="The rank of a caption is that of its image in the bag.",
+        summary=f"{len(bags)} bags",
     )
     write_errors(pages, shown, errors, arguments.max_shown)
     failures = write_cider(pages, shown, cider, arguments.min_gap, arguments.max_shown)
@@ -224,5 +205,5 @@ def run(arguments: argparse.Namespace) -> None:
         print(f"{name}: {counted(counts)}")
     if failures is not None:
         print(cider_note(failures))
-    told = [f"{name} ({what})" for name, what in pages.written.items()]
-    print(f"Written to {folder}: {', '.join([*told, 'gallery.json'])}")
+    summary = [f"{name} ({what})" for name, what in pages.written.items()]
+    print(f"Written to {folder}: {', '.join([*summary, 'gallery.json'])}")

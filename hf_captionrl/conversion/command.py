@@ -1,0 +1,82 @@
+"""`captionrl convert`: write a checkpoint of pickles, or of published code, as safetensors."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from hf_captionrl.options import CommandOptions, option, positive
+
+__all__ = ["ConvertOptions", "convert_checkpoint"]
+
+
+@dataclass
+class ConvertOptions(CommandOptions):
+    """Write a checkpoint as safetensors, which every command loads.
+
+    SOURCE is a folder or a name on the Hub with pickles (pytorch_model.bin, in one file or several; adapter_model.bin;
+    open_clip_pytorch_model.bin), or a file of the published code of BLIP (captioners), OpenAI's CLIP (state dicts) or
+    ClipCap. A separate process opens the pickles, only for tensors (weights_only) and without the Hub's token. The command
+    prints size and SHA-256 of every file that it read and wrote. It copies configuration, tokenizer and processor, and no
+    code.
+    """
+
+    examples: ClassVar[str] = """
+        examples:
+          captionrl convert Salesforce/blip-image-captioning-base blip-base
+          captionrl convert outputs/old_adapter outputs/adapter
+          captionrl convert model_large_caption.pth blip-large --config Salesforce/blip-image-captioning-large
+          captionrl convert clip.pth clip --config openai/clip-vit-base-patch32
+          captionrl convert coco_weights.pt clipcap-coco
+          captionrl convert transformer_weights.pt clipcap-transformer --normalize_image_embeds
+          captionrl convert outputs/clipcap clipcap-with-code --with_code
+          captionrl convert open_clip_weights.pt open_clip_weights.safetensors
+    """
+
+    source: str = option(positional=True, metavar="SOURCE", help="a folder, a name on the Hub, or a file")
+    output: str = option(
+        positional=True,
+        metavar="OUT",
+        help="folder to write; NAME.safetensors: the tensors of one file under their own names",
+    )
+    revision: str | None = option(None, metavar="REV", help="branch, tag or commit on the Hub")
+    config: str | None = option(
+        None,
+        metavar="MODEL",
+        help="for a file of BLIP or CLIP: folder or name with the configuration (attention heads, activation), tokenizer "
+        "and processor of the same model; without it sizes come from the shapes, and heads are 64 wide",
+    )
+    vision_model: str | None = option(
+        None, group="ClipCap", metavar="MODEL", help="vision tower (default: openai/clip-vit-base-patch32)"
+    )
+    language_model: str | None = option(
+        None, group="ClipCap", metavar="MODEL", help="with tokenizer (default: openai-community/gpt2)"
+    )
+    normalize_image_embeds: bool = option(False, group="ClipCap", help="the model was trained with --normalize_prefix")
+    num_mapper_heads: int | None = option(
+        None, parse=positive, group="ClipCap", metavar="N", help="of a transformer mapper (default: 8)"
+    )
+    stop_at_period: bool = option(True, group="ClipCap", help="captions end at a full stop")
+    with_code: bool = option(
+        False, group="ClipCap", help="add ClipCap's code to the folder, for users without this package"
+    )
+
+
+def convert_checkpoint(options: ConvertOptions) -> None:
+    """Convert, and print sizes and hashes."""
+    from hf_captionrl.conversion.convert import convert
+
+    names = ("vision_model", "language_model", "num_mapper_heads")
+    clipcap: dict[str, Any] = {name: value for name in names if (value := getattr(options, name)) is not None}
+    report = convert(
+        options.source,
+        options.output,
+        revision=options.revision,
+        config=options.config,
+        with_code=options.with_code,
+        normalize_image_embeds=options.normalize_image_embeds,
+        stop_at_period=options.stop_at_period,
+        **clipcap,
+    )
+    print(json.dumps(report.to_dict()) if options.json else "\n".join(report.lines()))
