@@ -1,20 +1,21 @@
-"""The papers' tables: which numbers stand in each, and how they are computed for one file of captions."""
+"""The papers' tables: their columns, and how a row is computed from one file of captions."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
+from hf_captionrl.evaluate_modules.metric import all_metrics, table_columns
 from hf_captionrl.evaluation.evaluator import Evaluator
 from hf_captionrl.metrics import paired_test
-from hf_captionrl.metrics.java import meteor, spice
+from hf_captionrl.metrics.meteor_spice import meteor, spice
 from hf_captionrl.metrics.suites import discritune_suite, ndlb_suite, sle_suite, smile_suite
-from hf_captionrl.metrics.suites.row import SuiteRow, spoken
-from hf_captionrl.metrics.words import length_statistics
+from hf_captionrl.metrics.suites.suite_row import SuiteRow, spoken
+from hf_captionrl.metrics.word_statistics import length_statistics
 from hf_captionrl.reports.table import Column
 from hf_captionrl.scenes import check
 
@@ -23,21 +24,21 @@ __all__ = ["CAPTIONS_TABLE", "TABLES", "ScoredCaptions", "Table", "compare_with_
 
 @dataclass
 class ScoredCaptions:
-    """Captions of one captioner, with what is computed of them once.
+    """Captions of one captioner, with everything that is computed once.
 
     Args:
-        name: What the captioner is called.
-        captions: For each image its captions, in the order of the data set.
-        references: For each image the references to hold the first caption against.
+        name: Name of the captioner.
+        captions: Captions of each image, in the order of the data set.
+        references: References of each image, with which the first caption is compared.
         is_human: Whether the captions are the references.
         text: Features `(N, D)` of each image's first caption, or None.
         clip_text: The same for CLIPScore, made after `clip_prefix`, or None where that is empty.
         clip_prefix: Put before each caption there.
-        scorer: Signature of what made them.
-        tokens: Tokens of each first caption as the scorer reads them, or None.
-        max_text_tokens: How many the scorer reads.
-        perplexity: From captions to the result of `caption_perplexity`, or None.
-        lengths: Words of each first caption, filled in by the table of captions.
+        scorer: Signature of the scorer that made the features.
+        tokens: Number of the scorer's tokens of each first caption, or None.
+        max_text_tokens: Number of tokens that the scorer reads.
+        perplexity: Maps captions to the result of `caption_perplexity`, or None.
+        lengths: Number of words of each first caption, set by the table of captions.
     """
 
     name: str
@@ -55,7 +56,7 @@ class ScoredCaptions:
 
     @property
     def first(self) -> list[str]:
-        """The first caption of each image, the best of a beam."""
+        """The first caption of each image, which is the best of a beam."""
         return [group[0] for group in self.captions]
 
 
@@ -66,7 +67,7 @@ class Table:
     Args:
         title: Heading.
         columns: Its numbers.
-        compute: From judged captions and what they are judged by to a row with details.
+        compute: Maps scored captions and an evaluator to a row with details.
     """
 
     title: str
@@ -126,12 +127,12 @@ def _ndlb(scored: ScoredCaptions, evaluator: Evaluator) -> dict[str, Any]:
 def _sle(scored: ScoredCaptions, evaluator: Evaluator) -> dict[str, Any]:
     if min(len(group) for group in scored.captions) < 2:
         empty = SuiteRow(scored.first, evaluator.seed)
-        empty.missing("one caption an image; this table needs several", *(c.key for c in TABLES["sle"].columns))
+        empty.missing("one caption per image; this table needs several", *(c.key for c in TABLES["sle"].columns))
         return empty.result(details=True)
     if not scored.is_human:
         return sle_suite(scored.captions, references=scored.references, seed=evaluator.seed, details=True)
     row = sle_suite(scored.captions, seed=evaluator.seed, details=True)
-    reason = "all references are captions here"
+    reason = "the references are the captions"
     return row | {"cider_d_reason": reason, "best_cider_d_reason": reason}
 
 
@@ -144,80 +145,65 @@ def _captions(scored: ScoredCaptions, evaluator: Evaluator) -> dict[str, Any]:
     row.number("std_words", found["std_words"])
     row.number("max_words", found["max_words"])
     if tokens is None:
-        row.missing("no scorer, or it does not tell its tokens", "mean_tokens", "std_tokens", "captions_truncated")
+        row.missing("no scorer, or it does not give its tokens", "mean_tokens", "std_tokens", "captions_truncated")
     else:
         row.mean("mean_tokens", found["tokens"])
         row.number("std_tokens", found["std_tokens"])
         row.mean("captions_truncated", found["tokens"] > (scored.max_text_tokens or np.inf), is_share=True)
+    for metric in _CAPTION_METRICS:
+        result = metric.compute(spoken(scored.first))
+        for column in metric.columns:
+            row.mean(column.key, result["per_sample"], signature=result["signature"], is_share=column.is_fraction)
     return row.result(details=True)
 
 
-_FAITHFULNESS = (
-    Column("hallucination", "Hallucination", "lower", is_fraction=True),
-    Column("fact_recall", "Fact recall", "higher", is_fraction=True),
-)
-_CIDER = Column("cider_d", "CIDEr-D", "higher")
+_FAITHFULNESS = ("hallucination", "fact_recall")
+
+
+def _renamed(key: str, header: str, **changes: Any) -> Column:
+    """A declared column as another paper prints it."""
+    return replace(*table_columns(key), header=header, **changes)
+
 
 TABLES: dict[str, Table] = {
     "smile": Table(
         "SMILE",
-        (
-            Column("length", "Length (words)", None, digits=2),
-            Column("lexical_diversity", "Lexical diversity (thousands of words)", "higher"),
-            Column("pool_recall_at_1", "R@1, whole pool", "higher", is_fraction=True),
-            Column("pool_recall_at_5", "R@5, whole pool", "higher", is_fraction=True),
-            Column("rd100_recall_at_1", "R@1, RD100", "higher", is_fraction=True),
-            Column("rd100_recall_at_5", "R@5, RD100", "higher", is_fraction=True),
-            Column("clip_score", "CLIPScore (2.5 cos)", "higher"),
-            Column("perplexity", "Perplexity", "lower", digits=2),
-            _CIDER,
-            *_FAITHFULNESS,
+        table_columns(
+            *("length", "lexical_diversity", "pool_recall_at_1", "pool_recall_at_5", "rd100_recall_at_1"),
+            *("rd100_recall_at_5", "clip_score", "perplexity", "cider_d", *_FAITHFULNESS),
         ),
         _smile,
     ),
     "discritune": Table(
         "DiscriTune",
-        (
-            Column("blocks_recall_at_1", "P@1 among 100 (blocks)", "higher", is_fraction=True),
-            Column("bleu_4", "BLEU-4", "higher", is_fraction=True),
-            Column("meteor", "METEOR", "higher", is_fraction=True),
-            _CIDER,
-            Column("spice", "SPICE", "higher", is_fraction=True),
-            *_FAITHFULNESS,
-        ),
+        table_columns("blocks_recall_at_1", "bleu_4", "meteor", "cider_d", "spice", *_FAITHFULNESS),
         _discritune,
     ),
     "sle": Table(
-        "SLE (several captions an image)",
+        "SLE (several captions per image)",
         (
-            Column("captions_per_image", "Captions an image", None, digits=0),
-            Column("cider_d", "CIDEr-D, mean of an image's captions", "higher"),
-            Column("best_cider_d", "CIDEr-D, best of an image's captions", "higher"),
-            Column("div_1", "Div-1", "higher", is_fraction=True),
-            Column("div_2", "Div-2", "higher", is_fraction=True),
-            Column("mbleu_4_per_image", "mBLEU-4, mean over captions", "lower", is_fraction=True),
-            Column("mbleu_4", "mBLEU-4, corpus", "lower", is_fraction=True),
-            Column("unique_captions", "Unique captions", "higher", is_fraction=True),
+            *table_columns("captions_per_image"),
+            _renamed("cider_d", "CIDEr-D, mean over an image's captions"),
+            *table_columns("best_cider_d", "div_1", "div_2", "mbleu_4_per_image", "mbleu_4", "unique_captions"),
         ),
         _sle,
     ),
     "ndlb": Table(
         "No Detail Left Behind",
         (
-            Column("bag_3_recall_at_1", "R@1, bags of 3", "higher", is_fraction=True),
-            Column("bag_5_recall_at_1", "R@1, bags of 5", "higher", is_fraction=True),
-            Column("bag_7_recall_at_1", "R@1, bags of 7", "higher", is_fraction=True),
-            Column("rd100_recall_at_1", "R@1, RD100", "higher", is_fraction=True),
-            Column("bleu_4", "BLEU-4", "higher", is_fraction=True),
-            _CIDER,
-            Column("clip_score", "ClipSc (100 cos)", "higher", digits=2),
-            Column("vocabulary_size", "Words seen 5 times or more", "higher", digits=0),
-            *_FAITHFULNESS,
+            *table_columns(
+                "bag_3_recall_at_1", "bag_5_recall_at_1", "bag_7_recall_at_1", "rd100_recall_at_1", "bleu_4"
+            ),
+            *table_columns("cider_d"),
+            _renamed("clip_score", "ClipSc (100 cos)", digits=2),
+            *table_columns("vocabulary_size", *_FAITHFULNESS),
         ),
         _ndlb,
     ),
 }
 """Suites by the name that `--suite` takes."""
+
+_CAPTION_METRICS = [metric for metric in all_metrics().values() if metric.in_captions_table]
 
 CAPTIONS_TABLE = Table(
     "Captions",
@@ -227,16 +213,17 @@ CAPTIONS_TABLE = Table(
         Column("max_words", "Words, longest", None, digits=0),
         Column("mean_tokens", "Scorer's tokens, mean", None, digits=2),
         Column("std_tokens", "Scorer's tokens, standard deviation", None, digits=2),
-        Column("captions_truncated", "Cut at the scorer's text limit", "lower", is_fraction=True),
+        Column("captions_truncated", "Truncated at the scorer's text limit", "lower", is_fraction=True),
         Column("empty_captions", "Empty captions", "lower", digits=0),
+        *(column for metric in _CAPTION_METRICS for column in metric.columns),
     ),
     _captions,
 )
-"""Stands below every suite: what the captions are like, and what the scorer did not read (NDLB Table 9)."""
+"""Shown below every suite: lengths of the captions, and how many the scorer truncated (NDLB Table 9)."""
 
 
 def compare_with_first(rows: Sequence[dict[str, Any]], *, seed: int) -> None:
-    """Test each row against the first; adds `<key>_p_value`, `<key>_difference` and, below .05, `<key>_mark`."""
+    """Test each row against the first; adds `<key>_p_value`, `<key>_difference` and, if p < 0.05, `<key>_mark`."""
     first = rows[0]["per_sample"]
     for row in rows[1:]:
         for key, values in row["per_sample"].items():

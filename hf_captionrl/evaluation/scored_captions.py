@@ -73,7 +73,7 @@ def score_captions(
 ) -> ScoredCaptions:
     """Captions with what the scorer says of them, computed once for all tables."""
     from hf_captionrl.evaluation.paper_tables import ScoredCaptions
-    from hf_captionrl.metrics.suites.row import spoken
+    from hf_captionrl.metrics.suites.suite_row import spoken
     from hf_captionrl.retrieval import TokenScorer
 
     scored = ScoredCaptions(name, captions, references)
@@ -89,7 +89,7 @@ def score_captions(
 
 def clip_prefix(arguments: argparse.Namespace) -> str:
     """What to put before each caption for CLIPScore: what was asked for, or what the scorer has read in training."""
-    from hf_captionrl.metrics.clip import score_prefix
+    from hf_captionrl.metrics.clip_scores import score_prefix
 
     if arguments.clip_prefix is not None:
         return score_prefix("hessel", str(arguments.clip_prefix))
@@ -99,7 +99,7 @@ def clip_prefix(arguments: argparse.Namespace) -> str:
 
 def add_clip_features(scored: Sequence[ScoredCaptions], scorer: Any, prefix: str) -> None:
     """Make features for CLIPScore, which papers take of captions after a prefix."""
-    from hf_captionrl.metrics.suites.row import spoken
+    from hf_captionrl.metrics.suites.suite_row import spoken
 
     for source in scored if prefix else ():
         source.clip_prefix = prefix

@@ -109,7 +109,7 @@ def test_what_is_missing_says_why_in_its_cell(everything):
     markdown = (everything / "comparison.md").read_text()
     assert "| METEOR ↑ | not run: there is no Java |" in markdown
     sle = rows_of(everything, "sle")
-    assert "one caption an image" in sle["full"]["div_1_reason"]
+    assert "one caption per image" in sle["full"]["div_1_reason"]
     assert sle["five"]["captions_per_image"] == sle["references"]["captions_per_image"] == 5
     assert sle["five"]["div_1"] == pytest.approx(sle["references"]["div_1"])  # they are the references
     assert sle["references"]["cider_d_reason"]
@@ -121,7 +121,7 @@ def test_words_of_all_sources_where_there_is_a_tagger(files, tmp_path, monkeypat
     def tagger(captions):
         return [[(word, "ADJ" if word in ("small", "large") else "NOUN") for word in c.split()] for c in captions]
 
-    monkeypatch.setattr("hf_captionrl.metrics.words.spacy_tagger", lambda: tagger)
+    monkeypatch.setattr("hf_captionrl.metrics.word_statistics.spacy_tagger", lambda: tagger)
     monkeypatch.setattr(suites, "meteor", no_java)
     monkeypatch.setattr(suites, "spice", no_java)
     command = ["evaluate", "--captions", str(files["generic"]), "--max_images", "12", "--suite", "discritune"]
