@@ -33,7 +33,7 @@ from hf_captionrl.data import open_image
 from hf_captionrl.io import write_json
 from hf_captionrl.metrics.bootstrap import bootstrap_interval
 from hf_captionrl.metrics.caption_faithfulness import faithfulness
-from hf_captionrl.metrics.clip import clip_score
+from hf_captionrl.metrics.clip_scores import clip_score
 from hf_captionrl.metrics.self_retrieval_recall import self_retrieval
 from hf_captionrl.retrieval import load_scorer
 from hf_captionrl.scenes import BAG_SIZES, bags, check, load_scenes

@@ -24,7 +24,7 @@ from typing import Any
 from PIL import Image
 
 from hf_captionrl.io import atomic_write_bytes
-from hf_captionrl.reports.style import COLOURS, new_figure, save_figure
+from hf_captionrl.reports.plot_style import COLOURS, new_figure, save_figure
 
 __all__ = ["COLUMNS", "ROWS", "before_after", "is_current", "main", "numbers", "photograph"]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hf_captionrl.reports.style import COLOURS, new_figure, plain_label, save_figure, tidy
+from hf_captionrl.reports.plot_style import COLOURS, new_figure, plain_label, save_figure, tidy
 
 __all__ = ["PLOTS", "Plot"]
 

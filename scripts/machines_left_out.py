@@ -16,7 +16,7 @@ LEFT_OUT: dict[str, str] = {
     "tests/evaluate_modules": "Thin modules over what tests/metrics computes.",
     "tests/faults": _WHOLE,
     "tests/hub": _TEXT,
-    "tests/metrics/test_java.py": "METEOR, which a Java program computes.",
+    "tests/metrics/test_meteor_spice.py": "METEOR, which a Java program computes.",
     "tests/models/test_clipcap.py": "Imports in new processes, and a model that tests/captioners computes with.",
     "tests/conversion": "Files of weights under other names, compared bitwise.",
     "tests/checkpoints": "Files of a checkpoint that are damaged or hostile.",

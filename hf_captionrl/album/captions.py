@@ -15,7 +15,7 @@ from torch import Tensor
 from hf_captionrl.album.choice import AlbumCaptions, Finding, distinct_captions, found_images
 from hf_captionrl.captioners.captioner import Captioner
 from hf_captionrl.data import open_image
-from hf_captionrl.metrics.suites.row import spoken
+from hf_captionrl.metrics.suites.suite_row import spoken
 from hf_captionrl.retrieval import Scorer
 from hf_captionrl.text.degenerate_captions import degenerate
 from hf_captionrl.trainers.caption_generation import generate_captions

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from hf_captionrl.metrics.diversity import caption_statistics
-from hf_captionrl.metrics.words import length_statistics
+from hf_captionrl.metrics.word_statistics import length_statistics
 from hf_captionrl.reports.length_plots import write_length_histogram
 
 __all__ = ["PERCENTILES", "source_statistics", "write_source_histogram"]

@@ -108,7 +108,7 @@ def _optional_modules() -> list[Finding]:
 
 
 def _programs() -> list[Finding]:
-    from hf_captionrl.metrics.java import JavaError, find_java
+    from hf_captionrl.metrics.meteor_spice import JavaError, find_java
 
     try:
         java = Finding("Java", "ok", str(find_java()))

@@ -1,4 +1,6 @@
-"""Thin `evaluate` modules over `hf_captionrl.metrics`, one folder each, and each folder a complete Space.
+"""Modules of `evaluate` over `hf_captionrl.metrics`.
+
+`declarations/<name>.py` declares a metric. The folder `<name>` is generated from it and is a complete Space.
 
 After `import hf_captionrl` (unless `CAPTIONRL_NO_INSTALL` is set) `evaluate.load("self_retrieval")` and the other bare names
 of `MODULES` work from any folder, online and offline. Programs that do not import the package find them after
@@ -11,5 +13,5 @@ from hf_captionrl.evaluate_modules.evaluate_load import MODULES, install, module
 __all__ = ["MODULES", "install", "path"]
 
 if __name__ == "evaluate_modules":
-    # The working folder is that of hf_captionrl itself, and hides the package of this name in the cache of `evaluate`.
+    # The working folder is hf_captionrl itself, so this package hides the one in the cache of `evaluate`.
     __path__.append(str(modules_cache() / "evaluate_modules"))

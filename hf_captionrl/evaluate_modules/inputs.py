@@ -4,7 +4,6 @@ Legend: N captions, B images, R references of a caption, D features.
 """
 
 import functools
-import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,14 +14,9 @@ from hf_captionrl.checkpoints.shipped import model_path
 from hf_captionrl.metrics.caption_checks import check_captions, check_groups
 from hf_captionrl.retrieval.feature_checks import as_features
 from hf_captionrl.retrieval.scorer import load_scorer
-from hf_captionrl.text.frequencies import DocumentFrequencies
-from hf_captionrl.text.tokenize import ptb_tokenize
 
 __all__ = [
     "caption_features",
-    "captions_by_image",
-    "choose",
-    "document_frequencies",
     "grouped_features",
     "load_language_model",
     "reference_texts",
@@ -108,44 +102,6 @@ def grouped_features(texts: Sequence[Sequence[str]], scorer: Any, prefix: str = 
     """
     flat = resolve_scorer(scorer).text_features([prefix + text for group in texts for text in group])
     return list(flat.cpu().split([len(group) for group in texts]))
-
-
-def captions_by_image(captions: Sequence[Any], image_ids: Sequence[Any] | None) -> list[list[str]]:
-    """Captions as one list for each image."""
-    nested = not isinstance(captions[0], str)
-    if nested == (image_ids is not None):
-        raise ValueError(
-            "predictions are lists of captions already, and image_ids are given too. Pass one of both."
-            if nested
-            else "predictions are single captions: pass image_ids, the image of each, or a list of captions an image."
-        )
-    if image_ids is None:
-        return list(captions)
-    if len(image_ids) != len(captions):
-        raise ValueError(f"{len(captions)} predictions and {len(image_ids)} image_ids: pass one each.")
-    groups: dict[Any, list[str]] = {}
-    for image, caption in zip(image_ids, captions, strict=True):
-        groups.setdefault(image, []).append(caption)
-    return list(groups.values())
-
-
-def choose(which: Any, names: Sequence[str], argument: str) -> list[str]:
-    """Some of several names."""
-    chosen = list(names) if which == "all" else [which] if isinstance(which, str) else list(dict.fromkeys(which))
-    unknown = [name for name in chosen if name not in names]
-    if unknown or not chosen:
-        raise ValueError(f"{argument} must be some of {list(names)}, or 'all', got {unknown or which!r}.")
-    return chosen
-
-
-def document_frequencies(frequencies: Any, eos: bool) -> DocumentFrequencies | None:
-    """Document frequencies for CIDEr."""
-    if frequencies is None or isinstance(frequencies, DocumentFrequencies):
-        return frequencies
-    if isinstance(frequencies, str | os.PathLike):
-        return DocumentFrequencies.load(frequencies)
-    groups = check_groups(frequencies, "frequencies")
-    return DocumentFrequencies.from_references([[ptb_tokenize(text) for text in group] for group in groups], eos=eos)
 
 
 def scorer_signature(scorer: Any) -> str:

@@ -1,14 +1,15 @@
-"""The page of a Space: a small gradio app, since the one of `evaluate` is broken. Only here gradio is imported."""
+"""The page of a Space: a small gradio app, because the one of `evaluate` is broken. Only this file imports gradio."""
 
 import json
-import runpy
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from hf_captionrl.evaluate_modules.metric import load_metric
+
 __all__ = ["build_page", "compute_from_json"]
 
-# What a visitor may change: numbers and texts that nothing is opened for.
+# Arguments that a visitor may change: numbers and texts, for which nothing is opened.
 _DATA = (
     "predictions",
     "references",
@@ -25,11 +26,11 @@ _DATA = (
 
 
 def compute_from_json(metric: Any, text: str, cases: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Compute from what a visitor typed.
+    """Compute from the JSON that a visitor typed.
 
-    A public page must not open the files or start the programs of its server for everybody. So it takes only the
-    arguments of its examples; captions, features and what else is data as they come, but no string in their place and
-    no files; and of options (names of models, of metrics) only the examples' values.
+    A public page must not let visitors open files or start programs of its server. It therefore accepts only the arguments
+    of its examples. Captions, features and other data may have any value except strings and files. Options (names of models
+    or metrics) may have only the values of the examples.
     """
     try:
         arguments = json.loads(text)
@@ -52,7 +53,7 @@ def compute_from_json(metric: Any, text: str, cases: Sequence[Mapping[str, Any]]
 
 
 def _holds_file(value: Any) -> bool:
-    """Whether a mapping is in there that would be opened as an image."""
+    """Whether the value contains a mapping that would be opened as an image."""
     if isinstance(value, Mapping):
         return "path" in value or "bytes" in value or any(map(_holds_file, value.values()))
     return isinstance(value, list) and any(map(_holds_file, value))
@@ -64,7 +65,7 @@ def build_page(name: str, folder: Path) -> Any:
     import gradio
 
     metric = evaluate.load(str(folder / f"{name}.py"))
-    cases = runpy.run_path(str(folder / "tests.py"))["test_cases"]
+    cases = load_metric(name).cases
     examples = [json.dumps({k: v for k, v in case.items() if k != "result"}, indent=1) for case in cases]
 
     def run(text: str) -> dict[str, Any]:

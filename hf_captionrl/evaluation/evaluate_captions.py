@@ -129,8 +129,8 @@ def _read_bags(path: Path, ids: Sequence[str]) -> dict[int, list[list[int]]]:
 
 def _words(scored: Sequence[ScoredCaptions], references: list[list[str]]) -> dict[str, Any]:
     """Typical nouns and adjectives of each source, or the reason why there are none."""
-    from hf_captionrl.metrics.suites.row import spoken
-    from hf_captionrl.metrics.words import characteristic_words, spacy_tagger
+    from hf_captionrl.metrics.suites.suite_row import spoken
+    from hf_captionrl.metrics.word_statistics import characteristic_words, spacy_tagger
 
     sources = {source.name: spoken(source.first) for source in scored if not source.is_human}
     sources[REFERENCES] = [caption for group in references for caption in group]

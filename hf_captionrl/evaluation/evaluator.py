@@ -13,7 +13,7 @@ from hf_captionrl.evaluate_modules.inputs import load_language_model
 from hf_captionrl.evaluation.arguments import EvaluationArguments, optional_scorer
 from hf_captionrl.metrics import caption_perplexity, self_retrieval
 from hf_captionrl.metrics.suites import smile_suite
-from hf_captionrl.metrics.suites.row import spoken
+from hf_captionrl.metrics.suites.suite_row import spoken
 from hf_captionrl.reports.table import Column
 from hf_captionrl.retrieval import Scorer
 from hf_captionrl.scenes import BAG_SIZES, bags, check

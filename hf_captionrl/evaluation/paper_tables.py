@@ -1,20 +1,21 @@
-"""The papers' tables: their columns, and how one file of captions is scored for them."""
+"""The papers' tables: their columns, and how a row is computed from one file of captions."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
+from hf_captionrl.evaluate_modules.metric import all_metrics, table_columns
 from hf_captionrl.evaluation.evaluator import Evaluator
 from hf_captionrl.metrics import paired_test
-from hf_captionrl.metrics.java import meteor, spice
+from hf_captionrl.metrics.meteor_spice import meteor, spice
 from hf_captionrl.metrics.suites import discritune_suite, ndlb_suite, sle_suite, smile_suite
-from hf_captionrl.metrics.suites.row import SuiteRow, spoken
-from hf_captionrl.metrics.words import length_statistics
+from hf_captionrl.metrics.suites.suite_row import SuiteRow, spoken
+from hf_captionrl.metrics.word_statistics import length_statistics
 from hf_captionrl.reports.table import Column
 from hf_captionrl.scenes import check
 
@@ -114,7 +115,7 @@ def _sle(scored: ScoredCaptions, evaluator: Evaluator) -> dict[str, Any]:
     if not scored.is_human:
         return sle_suite(scored.captions, references=scored.references, seed=evaluator.seed, details=True)
     row = sle_suite(scored.captions, seed=evaluator.seed, details=True)
-    reason = "all references are captions here"
+    reason = "the references are the captions"
     return row | {"cider_d_reason": reason, "best_cider_d_reason": reason}
 
 
@@ -132,75 +133,60 @@ def _captions(scored: ScoredCaptions, evaluator: Evaluator) -> dict[str, Any]:
         row.mean("mean_tokens", found["tokens"])
         row.number("std_tokens", found["std_tokens"])
         row.mean("captions_truncated", found["tokens"] > (scored.max_text_tokens or np.inf), is_share=True)
+    for metric in _CAPTION_METRICS:
+        result = metric.compute(spoken(scored.first))
+        for column in metric.columns:
+            row.mean(column.key, result["per_sample"], signature=result["signature"], is_share=column.is_fraction)
     return row.result(details=True)
 
 
-_FAITHFULNESS = (
-    Column("hallucination", "Hallucination", "lower", is_fraction=True),
-    Column("fact_recall", "Fact recall", "higher", is_fraction=True),
-)
-_CIDER = Column("cider_d", "CIDEr-D", "higher")
+_FAITHFULNESS = ("hallucination", "fact_recall")
+
+
+def _renamed(key: str, header: str, **changes: Any) -> Column:
+    """A declared column as another paper prints it."""
+    return replace(*table_columns(key), header=header, **changes)
+
 
 TABLES: dict[str, Table] = {
     "smile": Table(
         "SMILE",
-        (
-            Column("length", "Length (words)", None, digits=2),
-            Column("lexical_diversity", "Lexical diversity (thousands of words)", "higher"),
-            Column("pool_recall_at_1", "R@1, whole pool", "higher", is_fraction=True),
-            Column("pool_recall_at_5", "R@5, whole pool", "higher", is_fraction=True),
-            Column("rd100_recall_at_1", "R@1, RD100", "higher", is_fraction=True),
-            Column("rd100_recall_at_5", "R@5, RD100", "higher", is_fraction=True),
-            Column("clip_score", "CLIPScore (2.5 cos)", "higher"),
-            Column("perplexity", "Perplexity", "lower", digits=2),
-            _CIDER,
-            *_FAITHFULNESS,
+        table_columns(
+            *("length", "lexical_diversity", "pool_recall_at_1", "pool_recall_at_5", "rd100_recall_at_1"),
+            *("rd100_recall_at_5", "clip_score", "perplexity", "cider_d", *_FAITHFULNESS),
         ),
         _smile,
     ),
     "discritune": Table(
         "DiscriTune",
-        (
-            Column("blocks_recall_at_1", "P@1 among 100 (blocks)", "higher", is_fraction=True),
-            Column("bleu_4", "BLEU-4", "higher", is_fraction=True),
-            Column("meteor", "METEOR", "higher", is_fraction=True),
-            _CIDER,
-            Column("spice", "SPICE", "higher", is_fraction=True),
-            *_FAITHFULNESS,
-        ),
+        table_columns("blocks_recall_at_1", "bleu_4", "meteor", "cider_d", "spice", *_FAITHFULNESS),
         _discritune,
     ),
     "sle": Table(
         "SLE (several captions per image)",
         (
-            Column("captions_per_image", "Captions per image", None, digits=0),
-            Column("cider_d", "CIDEr-D, mean per image", "higher"),
-            Column("best_cider_d", "CIDEr-D, best per image", "higher"),
-            Column("div_1", "Div-1", "higher", is_fraction=True),
-            Column("div_2", "Div-2", "higher", is_fraction=True),
-            Column("mbleu_4_per_image", "mBLEU-4, mean over captions", "lower", is_fraction=True),
-            Column("mbleu_4", "mBLEU-4, corpus", "lower", is_fraction=True),
-            Column("unique_captions", "Unique captions", "higher", is_fraction=True),
+            *table_columns("captions_per_image"),
+            _renamed("cider_d", "CIDEr-D, mean over an image's captions"),
+            *table_columns("best_cider_d", "div_1", "div_2", "mbleu_4_per_image", "mbleu_4", "unique_captions"),
         ),
         _sle,
     ),
     "ndlb": Table(
         "No Detail Left Behind",
         (
-            Column("bag_3_recall_at_1", "R@1, bags of 3", "higher", is_fraction=True),
-            Column("bag_5_recall_at_1", "R@1, bags of 5", "higher", is_fraction=True),
-            Column("bag_7_recall_at_1", "R@1, bags of 7", "higher", is_fraction=True),
-            Column("rd100_recall_at_1", "R@1, RD100", "higher", is_fraction=True),
-            Column("bleu_4", "BLEU-4", "higher", is_fraction=True),
-            _CIDER,
-            Column("clip_score", "ClipSc (100 cos)", "higher", digits=2),
-            Column("vocabulary_size", "Words seen 5 times or more", "higher", digits=0),
-            *_FAITHFULNESS,
+            *table_columns(
+                "bag_3_recall_at_1", "bag_5_recall_at_1", "bag_7_recall_at_1", "rd100_recall_at_1", "bleu_4"
+            ),
+            *table_columns("cider_d"),
+            _renamed("clip_score", "ClipSc (100 cos)", digits=2),
+            *table_columns("vocabulary_size", *_FAITHFULNESS),
         ),
         _ndlb,
     ),
 }
 """Suites by the name for `--suite`."""
+
+_CAPTION_METRICS = [metric for metric in all_metrics().values() if metric.in_captions_table]
 
 CAPTIONS_TABLE = Table(
     "Captions",
@@ -212,6 +198,7 @@ CAPTIONS_TABLE = Table(
         Column("std_tokens", "Scorer's tokens, standard deviation", None, digits=2),
         Column("captions_truncated", "Truncated at the scorer's text limit", "lower", is_fraction=True),
         Column("empty_captions", "Empty captions", "lower", digits=0),
+        *(column for metric in _CAPTION_METRICS for column in metric.columns),
     ),
     _captions,
 )

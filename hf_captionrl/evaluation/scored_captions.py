@@ -72,7 +72,7 @@ def score_captions(
 ) -> ScoredCaptions:
     """Captions with their text features and token counts, computed once for all tables."""
     from hf_captionrl.evaluation.paper_tables import ScoredCaptions
-    from hf_captionrl.metrics.suites.row import spoken
+    from hf_captionrl.metrics.suites.suite_row import spoken
     from hf_captionrl.retrieval import TokenScorer
 
     scored = ScoredCaptions(name, captions, references)
@@ -88,7 +88,7 @@ def score_captions(
 
 def clip_prefix(given: str | None, dataset: str, scorer_name: str | None) -> str:
     """Text before each caption for CLIPScore; scorers of the embedded world were trained without one."""
-    from hf_captionrl.metrics.clip import score_prefix
+    from hf_captionrl.metrics.clip_scores import score_prefix
 
     if given is not None:
         return score_prefix("hessel", given)
@@ -98,7 +98,7 @@ def clip_prefix(given: str | None, dataset: str, scorer_name: str | None) -> str
 
 def add_clip_features(scored: Sequence[ScoredCaptions], scorer: Any, prefix: str) -> None:
     """Add features for CLIPScore, which the papers compute with a prefix before each caption."""
-    from hf_captionrl.metrics.suites.row import spoken
+    from hf_captionrl.metrics.suites.suite_row import spoken
 
     for source in scored if prefix else ():
         source.clip_prefix = prefix

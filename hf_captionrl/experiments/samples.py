@@ -18,7 +18,7 @@ from hf_captionrl.captioners import Captioner
 from hf_captionrl.data import frames_of, open_still
 from hf_captionrl.io import write_json
 from hf_captionrl.metrics.suites import SAMPLE_KEYS, decoding_suite, tradeoff_points
-from hf_captionrl.reports.panel import PanelItem, write_panel
+from hf_captionrl.reports.sample_panel import PanelItem, write_panel
 from hf_captionrl.reports.table import Column
 from hf_captionrl.reports.tradeoff import write_diversity_tradeoff
 from hf_captionrl.text.frequencies import DocumentFrequencies

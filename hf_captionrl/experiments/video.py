@@ -13,7 +13,7 @@ from torch import Tensor
 from hf_captionrl.data import cached_features, frames_of
 from hf_captionrl.evaluation.evaluator import Evaluator
 from hf_captionrl.metrics import emscore
-from hf_captionrl.metrics.suites.row import spoken
+from hf_captionrl.metrics.suites.suite_row import spoken
 from hf_captionrl.reports.table import Column
 from hf_captionrl.retrieval import FeatureCache
 from hf_captionrl.retrieval.scorer_base import TokenScorer

@@ -19,7 +19,7 @@ from hf_captionrl.explain.token_view import Alternative, CaptionView, TokenView,
 from hf_captionrl.io import atomic_write_text
 from hf_captionrl.losses.policy_gradient import LogProbReduction
 from hf_captionrl.reports.gallery import embedded_image
-from hf_captionrl.reports.style import COLOURS, new_figure, plain_label, save_figure, tidy
+from hf_captionrl.reports.plot_style import COLOURS, new_figure, plain_label, save_figure, tidy
 from hf_captionrl.reports.templating import TEMPLATES, content_hash, html_templates
 
 __all__ = ["CaptionReward", "explanation_json", "visible_token", "write_explanation", "write_explanation_picture"]

@@ -131,7 +131,7 @@ def _reward(
 
     from hf_captionrl.evaluation.arguments import optional_scorer
     from hf_captionrl.explain.page import CaptionReward
-    from hf_captionrl.metrics.suites.row import spoken
+    from hf_captionrl.metrics.suites.suite_row import spoken
     from hf_captionrl.retrieval.ranking import ranks_from_scores
     from hf_captionrl.rewards.advantages import BASELINES
     from hf_captionrl.rewards.self_retrieval import retrieval_rewards

@@ -24,7 +24,7 @@ class CiderScores:
         self, captions: Mapping[str, list[str]], evaluator: Evaluator, ranks: Mapping[str, list[int]]
     ) -> None:
         from hf_captionrl.metrics import cider_d, faithfulness
-        from hf_captionrl.metrics.suites.row import spoken
+        from hf_captionrl.metrics.suites.suite_row import spoken
         from hf_captionrl.scenes import check
 
         self.ranks = ranks

@@ -1,4 +1,4 @@
-"""Metrics as pure functions of arrays and strings; each gives a dict with a `signature` that says how it was made."""
+"""Metrics as pure functions of arrays and strings; each returns a dict with a `signature` that states how it was computed."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hf_captionrl.metrics.bootstrap import bootstrap_interval, exact_interval, paired_test, proportion_interval
     from hf_captionrl.metrics.caption_faithfulness import chair, faithfulness
-    from hf_captionrl.metrics.clip import clip_score, ref_clip_score
+    from hf_captionrl.metrics.clip_scores import clip_score, ref_clip_score
     from hf_captionrl.metrics.diversity import caption_diversity, caption_statistics
-    from hf_captionrl.metrics.java import meteor, spice
-    from hf_captionrl.metrics.nlg import bleu, cider, cider_d, rouge_l
+    from hf_captionrl.metrics.meteor_spice import meteor, spice
     from hf_captionrl.metrics.perplexity import caption_perplexity
+    from hf_captionrl.metrics.reference_similarity import bleu, cider, cider_d, rouge_l
     from hf_captionrl.metrics.self_retrieval_recall import self_retrieval
-    from hf_captionrl.metrics.video import emscore
-    from hf_captionrl.metrics.words import characteristic_words, length_statistics, local_mutual_information
+    from hf_captionrl.metrics.video_matching import emscore
+    from hf_captionrl.metrics.word_statistics import characteristic_words, length_statistics, local_mutual_information
 
 __all__ = [
     "bleu",
@@ -41,31 +41,21 @@ __all__ = [
     "spice",
 ]
 
-# No module bears the name of a function: importing it would hide the function.
+# torch takes seconds to import, so a name loads its module when it is first used. No module has the name of a function,
+# because importing the module would hide the function.
 _MODULES = {
-    "bleu": "nlg",
-    "bootstrap_interval": "bootstrap",
-    "caption_diversity": "diversity",
-    "caption_perplexity": "perplexity",
-    "chair": "caption_faithfulness",
-    "characteristic_words": "words",
-    "cider": "nlg",
-    "cider_d": "nlg",
-    "clip_score": "clip",
-    "emscore": "video",
-    "exact_interval": "bootstrap",
-    "faithfulness": "caption_faithfulness",
-    "length_statistics": "words",
-    "local_mutual_information": "words",
-    "meteor": "java",
-    "spice": "java",
-    "caption_statistics": "diversity",
-    "paired_test": "bootstrap",
-    "proportion_interval": "bootstrap",
-    "ref_clip_score": "clip",
-    "rouge_l": "nlg",
-    "self_retrieval": "self_retrieval_recall",
+    "bootstrap": ("bootstrap_interval", "exact_interval", "paired_test", "proportion_interval"),
+    "caption_faithfulness": ("chair", "faithfulness"),
+    "clip_scores": ("clip_score", "ref_clip_score"),
+    "diversity": ("caption_diversity", "caption_statistics"),
+    "meteor_spice": ("meteor", "spice"),
+    "perplexity": ("caption_perplexity",),
+    "reference_similarity": ("bleu", "cider", "cider_d", "rouge_l"),
+    "self_retrieval_recall": ("self_retrieval",),
+    "video_matching": ("emscore",),
+    "word_statistics": ("characteristic_words", "length_statistics", "local_mutual_information"),
 }
+_HOME = {name: module for module, names in _MODULES.items() for name in names}
 
 
 def path(name: str) -> str:
@@ -84,7 +74,6 @@ def path(name: str) -> str:
 
 
 def __getattr__(name: str) -> Any:
-    # torch takes seconds to import; only what is used pays for it.
-    if name not in _MODULES:
+    if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)

@@ -1,4 +1,4 @@
-"""Error bars: bootstrap intervals over images or bags, exact ones of proportions, and a test between two captioners.
+"""Bootstrap intervals over images or bags, exact intervals of proportions, and a paired test of two captioners.
 
 Legend: N samples (captions), R resamples.
 """
@@ -11,13 +11,13 @@ import numpy as np
 
 __all__ = ["bootstrap_interval", "exact_interval", "paired_test", "proportion_interval"]
 
-# Draws of one slice: bounds the memory at 64 MiB whatever N and R are.
+# Draws at once: limits the memory to 64 MiB for any N and R.
 _DRAWS = 2**22
-# Where samples take fewer different values than one in so many, how often each value was drawn is drawn instead of the
-# samples: the same distribution (multinomial), a hundred times faster for recalls, whose values are 0 and 1.
+# If there are at least so many samples per different value, the number of times that each value is drawn is sampled
+# directly: the same distribution (multinomial), 100 times faster for recalls, whose values are 0 and 1.
 _SAMPLES_A_VALUE = 16
 _LARGEST = (np.finfo(np.float64).min, np.finfo(np.float64).max)
-# How far two sums of the same numbers in another order may be apart, as a share of the sum of their magnitudes.
+# Largest rounding difference of two sums of the same numbers in another order, relative to the sum of their magnitudes.
 _ROUNDING = 64 * np.finfo(np.float64).eps
 
 
@@ -28,18 +28,18 @@ def check_values(values: Any, name: str) -> np.ndarray:
         `numpy.ndarray` of shape `(N,)`: float64.
 
     Raises:
-        ValueError: If they are not a vector of numbers, are empty or one is not finite (its index is named).
+        ValueError: If they are not a vector of numbers, are empty, or a number is not finite (its index is named).
     """
-    if hasattr(
-        values, "detach"
-    ):  # a tensor, of which NumPy knows neither bf16 nor GPUs; torch takes seconds to import
+    if hasattr(values, "detach"):  # a tensor: NumPy does not support bf16 and GPUs, and importing torch takes seconds
         values = values.detach().double().cpu()
     try:
         array = np.asarray(values, dtype=np.float64)
     except (TypeError, ValueError, OverflowError) as error:
-        raise ValueError(f"{name} must be a list of numbers that a float can hold: {error}.") from error
+        raise ValueError(
+            f"{name} must be a list of numbers that a float can represent: {error}. Convert them to floats."
+        ) from error
     if array.ndim != 1 or len(array) == 0:
-        raise ValueError(f"{name} must be a list of numbers that is not empty, got shape {array.shape}.")
+        raise ValueError(f"{name} must be a list with at least one number, got shape {array.shape}. Pass a flat list.")
     bad = np.flatnonzero(~np.isfinite(array))
     if len(bad):
         raise ValueError(
@@ -49,7 +49,7 @@ def check_values(values: Any, name: str) -> np.ndarray:
 
 
 def _scaled(*vectors: np.ndarray) -> tuple[int, list[np.ndarray]]:
-    """Vectors divided by a power of two, which is exact, so that none of their sums overflows; and its exponent."""
+    """An exponent, and vectors divided by that power of two, which is exact and prevents sums from overflowing."""
     largest = max(float(np.abs(vector).max()) for vector in vectors)
     exponent = int(np.frexp(largest)[1]) + 1
     return exponent, [np.ldexp(vector, -exponent) for vector in vectors]
@@ -68,18 +68,20 @@ def _by_group(values: np.ndarray, groups: Sequence[Any] | None) -> np.ndarray:
     if groups is None:
         return values
     if len(groups) != len(values):
-        raise ValueError(f"groups must name one group for each of {len(values)} samples, got {len(groups)}.")
+        raise ValueError(
+            f"groups must hold one label for each of {len(values)} samples, got {len(groups)}. Pass one per sample."
+        )
     return np.bincount(_numbers(groups), values)
 
 
 def _numbers(labels: Sequence[Any]) -> np.ndarray:
-    """A number for each label, the same for equal ones, `(N,)`."""
+    """A number per label, equal for equal labels, `(N,)`."""
     array = np.asarray(labels) if hasattr(labels, "tolist") else None
     if array is None and all(issubclass(kind, int | np.integer) for kind in set(map(type, labels))):
         array = np.asarray(labels)
     if array is not None and array.dtype.kind in "iub":
         return np.unique(array, return_inverse=True)[1]
-    # Labels of other kinds never become an array: it would take tuples apart, and make 1 and "1" one text.
+    # Other labels are not converted to an array, which would split tuples and make 1 and "1" equal.
     numbers: dict[Any, int] = {}
     return np.array([numbers.setdefault(x, len(numbers)) for x in (labels if array is None else array.tolist())])
 
@@ -96,25 +98,25 @@ def bootstrap_interval(
     """Percentile bootstrap interval of `sum(values) / sum(weights)`, a mean by default.
 
     Args:
-        values (sequence of `N` numbers): One for each caption: a score, or the numerator of a ratio of sums.
-        weights (sequence of `N` numbers): Denominators of a ratio of sums, not negative; `None` means 1 each.
+        values (sequence of `N` numbers): The score of each caption, or the numerator of a ratio of sums.
+        weights (sequence of `N` numbers): Denominators of a ratio of sums, not negative; `None`: 1 each.
         groups (sequence of `N` labels): Image or bag of each caption; whole groups are drawn, because captions of one
-            image are not independent. `None`: every caption is its own.
+            image are not independent. `None`: every caption is its own group.
         confidence: Share of resamples inside the interval.
-        num_resamples: R, at least 1.
+        num_resamples: Number of resamples, at least 1.
         seed: Seed of the draws.
     Returns:
         `tuple[float, float]`: Lower and upper end.
     Raises:
-        ValueError: If sizes disagree, a value is not finite, weights are negative or all 0, or an option is out of
+        ValueError: If lengths differ, a value is not finite, weights are negative or all 0, or an option is out of
             range.
     """
     numbers = check_values(values, "values")
     sizes = np.ones_like(numbers) if weights is None else check_values(weights, "weights")
     if len(sizes) != len(numbers):
-        raise ValueError(f"{len(numbers)} values and {len(sizes)} weights: pass one each.")
+        raise ValueError(f"{len(numbers)} values and {len(sizes)} weights. Pass one weight per value.")
     if (sizes < 0).any() or sizes.sum() == 0:
-        raise ValueError("weights must not be negative, and not all 0: there is nothing to divide by.")
+        raise ValueError("weights must not be negative, and not all 0. Leave out samples without weight.")
     if not 0 < confidence < 1:
         raise ValueError(f"confidence must be between 0 and 1, got {confidence}.")
     if num_resamples < 1:
@@ -135,26 +137,28 @@ def bootstrap_interval(
         else:
             drawn = generator.integers(total, size=(size, total), dtype=np.int32)
             above, below = numerators[drawn].sum(axis=1), denominators[drawn].sum(axis=1)
-        # A resample without any weight says nothing; it is as if it had not been drawn.
+        # A resample without any weight is dropped.
         with np.errstate(over="ignore"):
             found.append(above[below > 0] / below[below > 0])
     ratios = np.concatenate(found)
     if len(ratios) == 0:
-        raise ValueError(f"None of {num_resamples} resamples drew a sample with a weight. Use more resamples.")
+        raise ValueError(f"None of {num_resamples} resamples contains a sample with a weight. Raise num_resamples.")
     tail = (1 - confidence) / 2
-    # Infinities have no quantiles between them.
+    # Quantiles cannot be interpolated between infinities.
     low, high = np.quantile(np.clip(ratios, *_LARGEST), [tail, 1 - tail])
     exponent = above_exponent - below_exponent
     return _unscaled(low, exponent), _unscaled(high, exponent)
 
 
 def exact_interval(successes: int, trials: int, *, confidence: float = 0.95) -> tuple[float, float]:
-    """Clopper and Pearson's interval of a share: at its ends what was seen has a probability of exactly one tail.
+    """Exact interval of a proportion by Clopper and Pearson.
+
+    At each end of the interval, an observation at least as extreme has a probability of `(1 - confidence) / 2`.
 
     Args:
-        successes: How many succeeded.
-        trials: Out of how many, at least 1, taken as independent.
-        confidence: Coverage, at least.
+        successes: Number of successes.
+        trials: Number of independent trials, at least 1.
+        confidence: Minimum coverage.
 
     Returns:
         `tuple[float, float]`: Lower and upper end, in [0, 1].
@@ -169,13 +173,15 @@ def exact_interval(successes: int, trials: int, *, confidence: float = 0.95) -> 
         or not 0 <= successes <= trials
         or trials < 1
     ):
-        raise ValueError(f"{successes} successes of {trials} trials: give at least one trial, and no more successes.")
+        raise ValueError(
+            f"{successes} successes of {trials} trials. Use integers with 0 <= successes <= trials and at least one trial."
+        )
     if not 0 < confidence < 1:
         raise ValueError(f"confidence must be between 0 and 1, got {confidence}.")
     tail = (1 - confidence) / 2
     failures = trials - successes
     lower = 0.0 if successes == 0 else float(betaincinv(successes, failures + 1, tail))
-    # By the failures' share, whose lower tail is small as well: 1 - tail would round.
+    # From the share of failures, because 1 - tail would round. SciPy's binomtest is less precise (root finding to 1e-12).
     upper = 1.0 if failures == 0 else 1.0 - float(betaincinv(failures, successes + 1, tail))
     return lower, upper
 
@@ -189,20 +195,20 @@ def proportion_interval(
     num_resamples: int = 1000,
     seed: int = 0,
 ) -> tuple[float, float]:
-    """Interval of a proportion, which has a width at 0 and 1 too, where resampling always finds the same.
+    """Interval of a proportion, which does not collapse at 0 and 1 as a bootstrap interval does.
 
-    Where every caption is its own sample and succeeds or fails, the exact interval of [`exact_interval`]. Otherwise (chances,
-    ratios of counts, several captions of an image) [`bootstrap_interval`], but where all fail, or all succeed, the exact
-    interval of as many trials as there are independent samples, which is wide enough whatever the sizes of the groups.
+    If every caption is an independent sample that succeeds or fails, this is [`exact_interval`]. Otherwise (probabilities,
+    ratios of counts, several captions per image) it is [`bootstrap_interval`]. If all fail or all succeed, it is the exact
+    interval with one trial per independent sample, which is wide enough for groups of any size.
 
     Args:
-        values (sequence of `N` numbers): For each caption 0 or 1, a chance in between, or how many of its `weights`
-            succeeded.
-        weights (sequence of `N` numbers): How many were counted; `None` means 1 each.
-        groups (sequence of `N` labels): Image or bag of each caption; `None`: every caption is its own.
+        values (sequence of `N` numbers): For each caption 0 or 1, a probability, or the number of successes among its
+            `weights`.
+        weights (sequence of `N` numbers): Number of trials of each caption; `None`: 1 each.
+        groups (sequence of `N` labels): Image or bag of each caption; `None`: every caption is its own group.
         confidence: Coverage of the interval.
-        num_resamples: Of the bootstrap, at least 1.
-        seed: Of the bootstrap.
+        num_resamples: Resamples of the bootstrap, at least 1.
+        seed: Seed of the bootstrap.
     Returns:
         `tuple[float, float]`: Lower and upper end, in [0, 1].
     Raises:
@@ -211,12 +217,12 @@ def proportion_interval(
     numbers = check_values(values, "values")
     sizes = np.ones_like(numbers) if weights is None else check_values(weights, "weights")
     if len(sizes) != len(numbers):
-        raise ValueError(f"{len(numbers)} values and {len(sizes)} weights: pass one each.")
+        raise ValueError(f"{len(numbers)} values and {len(sizes)} weights. Pass one weight per value.")
     bad = np.flatnonzero((numbers < 0) | (numbers > sizes))
     if len(bad):
         i = bad[0]
         raise ValueError(
-            f"values[{i}] is {numbers[i]}, outside [0, {sizes[i]}]: not a proportion. Use bootstrap_interval."
+            f"values[{i}] is {numbers[i]}, not in [0, {sizes[i]}]. Use bootstrap_interval for values that are not proportions."
         )
     above, below = _by_group(numbers, groups), _by_group(sizes, groups)
     independent = below == 1
@@ -241,31 +247,29 @@ def paired_test(
     num_resamples: int = 10_000,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """Is captioner `a` better than `b` on the same captions' images? A randomisation test of the mean difference.
+    """Randomisation test of the mean difference of two captioners on the same images.
 
-    Under the null hypothesis the two are exchangeable, so the sign of each image's difference is a coin toss. The
-    p-value is the share of tosses with a difference at least as large, the observed one counted (so it is never 0).
+    Under the null hypothesis the two are exchangeable, so the sign of each image's difference is random. The p-value is the
+    share of sign flips with a difference at least as large; it counts the observed one and is therefore never 0.
 
     Args:
-        a (sequence of `N` numbers): Scores of the first captioner, one a caption.
+        a (sequence of `N` numbers): Scores of the first captioner, one per caption.
         b (sequence of `N` numbers): Scores of the second on the same images, in the same order.
-        groups (sequence of `N` labels): Image or bag of each caption, tossed and drawn as a whole.
+        groups (sequence of `N` labels): Image or bag of each caption; the sign of a whole group is flipped.
         confidence: Share of resamples inside the interval of the difference.
-        num_resamples: Tosses, and draws for the interval.
+        num_resamples: Number of sign flips, and of resamples for the interval.
         seed: Seed of both.
     Returns:
         `dict`: `difference` (mean of a - b), `p_value` (two-sided), `interval` (low, high), `num_samples`,
         `signature`.
     Raises:
-        ValueError: If the two do not pair up or a score is not finite.
+        ValueError: If lengths differ or a score is not finite.
     """
     from hf_captionrl.metrics.signature import signature
 
     first, second = check_values(a, "a"), check_values(b, "b")
     if len(first) != len(second):
-        raise ValueError(
-            f"a has {len(first)} scores and b {len(second)}: a paired test needs the same images in both."
-        )
+        raise ValueError(f"a has {len(first)} scores and b {len(second)}. Pass scores of the same images in both.")
     exponent, (first, second) = _scaled(first, second)
     difference = first - second
     low, high = bootstrap_interval(
@@ -273,7 +277,7 @@ def paired_test(
     )
     sums = _by_group(difference, groups)
     observed = abs(sums.sum())
-    # Sums of the same numbers in another order differ by rounding; that is no larger difference.
+    # Sums of the same numbers in another order differ by rounding, which must not count as a larger difference.
     least = observed * (1 - 1e-12) - _ROUNDING * np.abs(sums).sum()
     generator = np.random.default_rng(seed)
     at_least = 0

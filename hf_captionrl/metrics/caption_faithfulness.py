@@ -1,6 +1,6 @@
-"""Do captions say what is in the image? CHAIR against object lists, and any checker of facts.
+"""Faithfulness: CHAIR with object lists, and any checker of facts.
 
-Every retrieval number is printed beside one of these: richer captions that find their image can still be wrong.
+Every retrieval number is shown beside one of these, because captions that retrieve their image can still be wrong.
 """
 
 import re
@@ -15,25 +15,24 @@ __all__ = ["chair", "faithfulness"]
 
 
 def faithfulness(captions: Any, facts: Sequence[Any], check: Callable[[str, Any], Any]) -> dict[str, Any]:
-    """Share of wrong claims, and of facts told, by a checker that knows the truth.
+    """Share of wrong claims, and of mentioned facts, according to a checker that knows the facts.
 
     Args:
-        captions: One caption for each image.
-        facts: For each image its facts, in the form the checker takes.
-        check: Called with a caption and its facts; gives an object whose attributes `right`, `wrong`, `recalled` and
-            `missed` hold the claims that are right and wrong, and the facts told and not told
-            (`hf_captionrl.scenes.check` is one).
+        captions: One caption per image.
+        facts: Facts of each image, in the form that the checker takes.
+        check: Called with a caption and its facts. It returns an object with the attributes `right` and `wrong` (lists of
+            claims), `recalled` and `missed` (lists of facts); an example is `hf_captionrl.scenes.check`.
     Returns:
-        `dict`: `hallucination`, wrong claims over all claims, lower is better; `fact_recall`, facts told over all
-        facts, higher is better (micro-averages, 0 where there is nothing to divide); `wrong_captions`, share of
-        captions with a wrong claim; `per_sample`, lists `right`, `wrong`, `recalled`, `missed` of numbers, to give to
-        [`bootstrap_interval`] as values and weights; `signature`.
+        `dict`: `hallucination`, wrong claims divided by all claims, lower is better; `fact_recall`, mentioned facts divided by
+        all facts, higher is better (micro-averages; 0 if there are no claims or facts); `wrong_captions`, share of
+        captions with a wrong claim; `per_sample`, the numbers of `right`, `wrong`, `recalled` and `missed` of each caption,
+        for the values and weights of [`bootstrap_interval`]; `signature`.
     Raises:
-        ValueError: If captions and facts do not pair up, or a caption or facts are bad (the index is named).
+        ValueError: If captions and facts differ in number, or a caption or facts are invalid (the index is named).
     """
     texts = check_captions(captions)
     if len(texts) != len(facts):
-        raise ValueError(f"{len(texts)} captions and {len(facts)} facts: pass one each, in the same order.")
+        raise ValueError(f"{len(texts)} captions and {len(facts)} facts. Pass one per caption, in the same order.")
     names = ("right", "wrong", "recalled", "missed")
     numbers: dict[str, list[int]] = {name: [] for name in names}
     for i, (text, truth) in enumerate(zip(texts, facts, strict=True)):
@@ -60,30 +59,30 @@ def faithfulness(captions: Any, facts: Sequence[Any], check: Callable[[str, Any]
 def chair(
     captions: Any, objects: Sequence[Iterable[str]], *, synonyms: Mapping[str, Iterable[str]] | None = None
 ) -> dict[str, Any]:
-    """CHAIR: objects that captions name and images do not hold.
+    """CHAIR: objects that captions name and images do not contain.
 
     Reference: Rohrbach et al. 2018, "Object Hallucination in Image Captioning", Eq. 1-2.
-    Differs from it by: plurals are undone by spelling (`-s`, `-es`, `-ies` and a few irregular ones), not by a
+    Differs from it by: plurals are reduced by spelling rules (`-s`, `-es`, `-ies` and a few irregular ones), not by a
     lexicon.
 
     Args:
-        captions: One caption for each image.
-        objects: For each image the names of what it holds (annotated objects, or objects of its references).
-        synonyms: For each object its other names, of one word or several ("hot dog"); `None`: the names in `objects`
-            alone. An object is looked for only if it is a key or stands in `objects`.
+        captions: One caption per image.
+        objects: Names of the objects in each image (annotated objects, or objects of its references).
+        synonyms: Other names of each object, of one word or several ("hot dog"); `None`: only the names in `objects`.
+            Only objects that are a key or occur in `objects` are searched for.
     Returns:
-        `dict`: `chair_i`, mentions of absent objects over all mentions; `chair_s`, captions with such a mention over
-        all; lower is better; `object_recall`, objects mentioned over objects there; `per_sample`, lists `wrong`,
+        `dict`: `chair_i`, mentions of absent objects divided by all mentions; `chair_s`, share of captions with such a mention;
+        lower is better; `object_recall`, share of the images' objects that are mentioned; `per_sample`, lists `wrong` and
         `mentioned` of names; `signature`.
     Raises:
-        ValueError: If captions and objects do not pair up, a text is bad (its index is named), or a synonym means two
+        ValueError: If captions and objects differ in number, a text is invalid (its index is named), or a synonym belongs to two
             objects.
     """
     texts = check_captions(captions)
     objects = listed_texts(objects, "objects")
     if len(texts) != len(objects):
         raise ValueError(
-            f"{len(texts)} captions and {len(objects)} lists of objects: pass one each, in the same order."
+            f"{len(texts)} captions and {len(objects)} lists of objects. Pass one list per caption, in the same order."
         )
     meaning: dict[tuple[str, ...], str] = {}
     for name, others in (synonyms or {}).items():
@@ -107,7 +106,7 @@ def chair(
     for text in texts:
         words, found, at = _lemmas(text), [], 0
         while at < len(words):
-            # The longest name first: a hot dog is no dog.
+            # The longest name first: a hot dog is not a dog.
             size = next(
                 (n for n in range(longest, 0, -1) if words[at : at + n] in meaning and at + n <= len(words)), 0
             )
@@ -126,7 +125,7 @@ def chair(
     }
 
 
-# What the rules of `_singular` get wrong: -ies of -ie, -ses of -s, -ches of -che, -is of -i, and true exceptions.
+# Words for which the rules of `_singular` are wrong: -ies of -ie, -ses of -s, -ches of -che, -is of -i, and exceptions.
 _IRREGULAR = {"men": "man", "women": "woman", "people": "person", "children": "child", "feet": "foot", "mice": "mouse"}
 _IRREGULAR |= {"geese": "goose", "teeth": "tooth", "knives": "knife", "leaves": "leaf", "shelves": "shelf"}
 _IRREGULAR |= {
@@ -166,7 +165,7 @@ _IRREGULAR |= {
 
 
 def _lemmas(text: str) -> tuple[str, ...]:
-    """Words of a text with plurals undone."""
+    """Words of a text in the singular."""
     return tuple(_singular(word) for word in ptb_tokenize(text))
 
 

@@ -1,4 +1,4 @@
-"""Where CIDEr-D prefers the worse caption: pairs of captions of one image, chosen by rule and counted.
+"""Pairs of captions of one image of which CIDEr-D prefers the worse one, chosen by rule and counted.
 
 Legend: N images.
 """
@@ -24,7 +24,7 @@ class CiderFailure:
         row: The image.
         preferred: The captioner with the higher CIDEr-D.
         better: The other one, whose caption is the better one.
-        gap: How much higher, at least 0.
+        gap: Difference of the two scores, at least 0.
     """
 
     row: int
@@ -34,16 +34,18 @@ class CiderFailure:
 
 
 def _columns(values: Mapping[str, Any] | None, names: list[str], number: int, what: str) -> dict[str, np.ndarray]:
-    """One array of N numbers a captioner; empty where nothing is known."""
+    """One array of N numbers per captioner; empty if `values` is None."""
     if values is None:
         return {}
     found = {}
     for name in names:
         if name not in values:
-            raise ValueError(f"{what} lacks {name!r}; it has {sorted(values)}. Give one list for each captioner.")
+            raise ValueError(f"{what} lacks {name!r}; it has {sorted(values)}. Give one list per captioner.")
         found[name] = check_values(values[name], f"{what}[{name!r}]")
         if len(found[name]) != number:
-            raise ValueError(f"{what}[{name!r}] has {len(found[name])} numbers for {number} images. Give one each.")
+            raise ValueError(
+                f"{what}[{name!r}] has {len(found[name])} numbers for {number} images. Give one per image."
+            )
     return found
 
 
@@ -55,26 +57,27 @@ def cider_failures(
     ranks: Mapping[str, Any] | None = None,
     min_gap: float = 0.0,
 ) -> dict[str, Any]:
-    """Pairs of captions of which CIDEr-D prefers the less faithful, or the one that retrieves worse.
+    """Pairs of captions of which CIDEr-D prefers the less faithful one, or the one with the larger rank.
 
-    Reference: Gaur et al. 2024 (No Detail Left Behind), Figure 6 and Appendix C.6, which show such captions; here every
-    pair of captioners is compared on every image. By rule, of two captions of one image whose CIDEr-D differs:
+    Reference: Gaur et al. 2024 (No Detail Left Behind), Figure 6 and Appendix C.6, which show such captions. Here every
+    pair of captioners is compared on every image. Of two captions of one image with different CIDEr-D:
 
-    - the more faithful one makes no more wrong claims and tells no fewer facts, and is strictly better in one of them;
-    - the better retrieving one has the smaller rank;
-    - CIDEr-D fails on the pair where the caption with the lower score is the better one by every rule that there are
-      numbers for.
+    - the more faithful one makes no more wrong claims and mentions no fewer facts, and is strictly better in one of them;
+    - the one that retrieves better has the smaller rank;
+    - CIDEr-D fails on the pair if the caption with the lower score is the better one by every rule whose numbers are given.
 
     Raises:
-        ValueError: If there are fewer than two captioners, numbers do not pair up, or there is nothing to judge by.
+        ValueError: If there are fewer than two captioners, lengths differ, or neither faithfulness nor ranks are given.
     """
     names = list(scores)
     if len(names) < 2:
-        raise ValueError(f"scores are of {names}. Give at least two captioners to compare.")
+        raise ValueError(f"scores are of {names}. Give at least two captioners.")
     if (wrong is None) != (recalled is None):
-        raise ValueError("wrong and recalled go together: a caption that says nothing is not a faithful one.")
+        raise ValueError(
+            "wrong and recalled must be given together, because a caption without claims is not faithful."
+        )
     if wrong is None and ranks is None:
-        raise ValueError("There is nothing to judge CIDEr-D by. Give wrong and recalled, or ranks.")
+        raise ValueError("CIDEr-D is compared with nothing. Give wrong and recalled, or ranks.")
     if min_gap < 0:
         raise ValueError(f"min_gap ({min_gap}) must be at least 0.")
     number = len(check_values(scores[names[0]], f"scores[{names[0]!r}]"))
@@ -125,20 +128,22 @@ def cider_failures(
 def unrewarded(
     scores: Mapping[str, Any], *, right: Mapping[str, Any], wrong: Mapping[str, Any], below: float = 0.1
 ) -> dict[str, Any]:
-    """Captions that say only what is right, and that CIDEr-D gives next to nothing.
+    """Captions without a wrong claim whose CIDEr-D is almost 0.
 
-    Reference: Gaur et al. 2024 (No Detail Left Behind), Figure 6: captions without a fault whose CIDEr against one long
-    reference is about 0. The paper chooses them by eye; the rule here is: at least one right claim, no wrong one, and
-    CIDEr-D below a bound.
+    Reference: Gaur et al. 2024 (No Detail Left Behind), Figure 6: correct captions whose CIDEr against one long reference
+    is about 0. The paper chooses them by hand; the rule here is: at least one right claim, no wrong one, and CIDEr-D below a
+    bound.
 
     Returns:
-        the second over the first (0 where there is none); `cases`, (row, captioner, score) of each, those with the most right
+        `dict`: `right_captions`, number of captions without a wrong claim; `unrewarded`, those below the bound; `share`,
+        the second divided by the first (0 if there are none); `cases`, (row, captioner, score) of each, those with the most
+        right claims first; `signature`.
 
     Raises:
-        ValueError: If numbers do not pair up, or the bound is not above 0.
+        ValueError: If lengths differ, or the bound is not above 0.
     """
     if below <= 0:
-        raise ValueError(f"below ({below}) must be above 0: CIDEr-D has no smaller value than 0.")
+        raise ValueError(f"below ({below}) must be above 0, the smallest value of CIDEr-D.")
     names = list(scores)
     if not names:
         raise ValueError("scores is empty. Give at least one captioner.")

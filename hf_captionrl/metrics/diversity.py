@@ -1,6 +1,6 @@
-"""How different captions are from one another: within an image, and over a whole set.
+"""Diversity of captions: of the captions of an image, and of a whole set.
 
-Legend: B images, G captions of an image, N captions.
+Legend: B images, G captions per image, N captions.
 """
 
 import string
@@ -22,17 +22,17 @@ _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def caption_statistics(captions: Any) -> dict[str, Any]:
-    """Length and lexical diversity of a set of captions, as SMILE counts them.
+    """Length and lexical diversity of a set of captions, as defined in SMILE.
 
     Reference: Yue et al. 2023, Section 4.1: the five COCO reference sets give 3.7 to 4.2 (the paper says 4.1).
 
     Args:
-        captions: The captions, one for each image.
+        captions: One caption per image.
     Returns:
-        `dict`: `length`, mean number of whitespace words; `lexical_diversity`, distinct words in thousands, case kept
+        `dict`: `length`, mean number of whitespace-separated words; `lexical_diversity`, distinct words in thousands, case kept
         and punctuation removed; `per_sample`, the lengths; `signature`.
     Raises:
-        ValueError: If captions is one string or empty, or a caption is bad (its index is named).
+        ValueError: If captions is one string or empty, or a caption is invalid (its index is named).
     """
     texts = check_captions(captions)
     lengths = [len(text.split()) for text in texts]
@@ -46,7 +46,7 @@ def caption_statistics(captions: Any) -> dict[str, Any]:
 
 
 def vocabulary_size(words: Iterable[Sequence[str]], min_frequency: int) -> int:
-    """How many words captions use often.
+    """Number of words that occur at least `min_frequency` times.
 
     Raises:
         ValueError: If `min_frequency` is below 1.
@@ -64,25 +64,25 @@ def caption_diversity(
     min_frequency: int = 5,
     max_order: int = 4,
 ) -> dict[str, Any]:
-    """Diversity of several captions for each image.
+    """Diversity of several captions per image.
 
     Reference: Chen and Jin 2020 (SLE), Table 4; Shetty et al. 2017. Div-n divides distinct n-grams by *words* (other
-    toolkits divide by n-grams: .722 against .792 on the same captions). mBLEU-4 holds each caption against the other
-    captions of its image together; lower is more diverse.
+    toolkits divide by n-grams: 0.792 instead of 0.722 on the same captions). mBLEU-4 compares each caption with the other
+    captions of its image as references; lower is more diverse.
 
     Args:
-        captions: For each image the list of its captions, at least two.
-        training_captions: Captions of the training set; with them `novel_captions` is counted.
-        min_frequency: How often a word must stand in the captions to count for `vocabulary_size`.
+        captions: Captions of each image, at least two.
+        training_captions: Captions of the training set, needed for `novel_captions`.
+        min_frequency: Number of occurrences from which a word counts for `vocabulary_size`.
         max_order: Longest n-gram of mBLEU.
     Returns:
         `dict`, shares in [0, 1]: `div_1`, `div_2`, means over images; `mbleu_1` ... `mbleu_4` of the corpus (the k-th
-        captions of all images against the others, mean over k); `mbleu_1_per_image` ... (mean over captions of
-        sentence BLEU); `unique_captions`, distinct captions over all; `length`, `lexical_diversity` as
+        captions of all images against the others, mean over k); `mbleu_1_per_image` ... (mean sentence BLEU over
+        captions); `unique_captions`, distinct captions divided by captions; `length`, `lexical_diversity` as in
         [`caption_statistics`]; `vocabulary_size`; `novel_captions` (only with `training_captions`); `per_image`,
         arrays of `div_1`, `div_2` and `mbleu_<max_order>`; `signature`.
     Raises:
-        ValueError: If an image has fewer than two captions or a caption is bad (its index is named).
+        ValueError: If an image has fewer than two captions or a caption is invalid (its index is named).
     """
     groups = check_groups(captions, "captions", minimum=2)
     flat = [caption for group in groups for caption in group]

@@ -1,6 +1,6 @@
-"""How surprised a causal language model is by captions.
+"""Perplexity of captions under a causal language model.
 
-Legend: B captions of a batch, T tokens.
+Legend: B captions per batch, T tokens.
 """
 
 import math
@@ -26,27 +26,26 @@ def caption_perplexity(
 ) -> dict[str, Any]:
     r"""Perplexity of captions, each on its own, under a causal language model.
 
-    Reference: the "Perplexity of fixed-length models" page of transformers, which SMILE cites: the first id the
-    tokenizer gives is context only, every later one is predicted. GPT-2's tokenizer gives no BOS, so there the first
-    word is never scored; `bos="prepend"` puts BOS before it and scores it.
+    Reference: the "Perplexity of fixed-length models" page of transformers, which SMILE cites: the first id of
+    the tokenizer is only context, and every later one is predicted. GPT-2's tokenizer adds no BOS, so its first word is not
+    scored; `bos="prepend"` puts BOS before it and scores it.
     Differs from it by: captions are scored one by one, not as one running text.
 
     Args:
         captions: The captions.
-        model: A causal language model (`transformers.PreTrainedModel`); used as it is, in evaluation mode.
+        model: A causal language model (`transformers.PreTrainedModel`); used in evaluation mode.
         tokenizer: Its tokenizer.
-        bos: `"tokenizer"`: ids as the tokenizer makes them; `"prepend"`: with BOS before them, if they do not begin
-            with it.
+        bos: `"tokenizer"`: the tokenizer's ids; `"prepend"`: BOS before them, unless they begin with it.
         batch_size: Captions per forward pass, sorted by length.
-        max_length: Cut captions after so many tokens; `None`: at the model's own limit, if it states one.
+        max_length: Number of tokens after which captions are truncated; `None`: the model's own limit, if it has one.
     Returns:
-        `dict`: `perplexity`, `exp(total nats / scored tokens)`, the micro-average; `mean_perplexity`, the mean of the
-        captions' own perplexities, which rare captions dominate; lower is better; `per_sample`, NaN where a caption
-        of one token has nothing to score; `nats` and `tokens`, arrays of each caption's loss and scored tokens, whose
-        ratio of sums [`bootstrap_interval`] gives an interval of (its ends are of the logarithm of the perplexity);
+        `dict`: `perplexity`, `exp(total nats / scored tokens)`, the micro-average; `mean_perplexity`, the mean over
+        captions, which is dominated by rare captions; lower is better; `per_sample`, NaN if a caption has only one token;
+        `nats` and `tokens`, loss and number of scored tokens of each caption ([`bootstrap_interval`] of their ratio of sums
+        is an interval of the logarithm of the perplexity);
         `num_tokens`, `num_truncated`, `signature`.
     Raises:
-        ValueError: If a caption is bad (its index is named), BOS is wanted but unknown, or no token can be scored.
+        ValueError: If a caption is invalid (its index is named), BOS is requested but unknown, or no token can be scored.
     """
     texts = check_captions(captions)
     if bos not in ("tokenizer", "prepend"):
@@ -82,7 +81,7 @@ def caption_perplexity(
             for at in range(0, len(order), batch_size):
                 rows = order[at : at + batch_size]
                 longest = len(ids[rows[-1]])
-                # Padding on the right changes nothing for the tokens before it: attention is causal.
+                # Attention is causal, so padding on the right does not change the tokens before it.
                 batch = torch.zeros(len(rows), longest, dtype=torch.long)
                 mask = torch.zeros_like(batch)
                 for i, row in enumerate(rows):
@@ -99,11 +98,11 @@ def caption_perplexity(
     per_sample = torch.where(scored > 0, torch.exp(nats / scored.clamp(min=1)), torch.full_like(nats, math.nan))
     if not bool(torch.isfinite(nats).all()):
         raise ValueError(
-            f"The model gives caption {int(torch.nonzero(~torch.isfinite(nats))[0])} a loss that is not finite."
+            f"The model gives caption {int(torch.nonzero(~torch.isfinite(nats))[0])} a loss that is not finite. Check the model's weights, or load it in fp32."
         )
     name = getattr(model.config, "_name_or_path", "") or getattr(model.config, "model_type", "")
     if name and Path(name).is_dir():
-        name = Path(name).resolve().name  # a machine's paths say nothing elsewhere
+        name = Path(name).resolve().name  # paths of one machine mean nothing on another
     return {
         "perplexity": float(torch.exp(nats.sum() / scored.sum())),  # infinite, not an error, above e^709
         "mean_perplexity": float(per_sample[scored > 0].mean()),

@@ -1,4 +1,4 @@
-"""Self-retrieval: does a caption find its own image again?
+"""Self-retrieval: does a caption retrieve its own image?
 
 Legend: N captions, M images of the pool, P ranked (caption, bag) pairs, D features.
 """
@@ -45,40 +45,40 @@ def self_retrieval(
     block_size: int | None = None,
     scorer: str = "",
 ) -> dict[str, Any]:
-    r"""Recall at k, mean and median rank of captions that look for their own images.
+    r"""Recall at k, mean and median rank of the own image of each caption.
 
     Reference: the pool of SMILE, RD100 of DiscriTune and No Detail Left Behind, TrueMatch of the latter, ImageCoDe.
-    Against n random distractors the default is the exact expectation: with b better images among the M - 1 others,
+    With n random distractors the default is the exact expectation: if b of the M - 1 other images rank higher,
     `recall_at_1 = mean C(M-1-b, n) / C(M-1, n)`, which needs no seed.
-    Differs from them by: ties count against the caption, everywhere (a tie at rank 1 is not a success).
+    Differs from them by: ties always count against the caption (a tie at rank 1 is not a success).
 
     Args:
         text_features (array or tensor of shape `(N, D)`): Features of the captions, scaled to unit length here.
         image_features (array or tensor of shape `(M, D)`): Features of the pool, of the same dtype.
         targets (sequence of `N` integers): Image row of each caption; `None`: caption i belongs to image i.
-        bags: Lists of image rows; every caption of a bag's images is ranked within the bag (TrueMatch).
-        sets: For each caption its own list of candidate rows, the target among them (ImageCoDe).
-        num_distractors: n random distractors from the pool for each caption; 99 gives RD100. `None`: the whole pool.
+        bags: Lists of image rows; each caption is ranked within the bag of its image (TrueMatch).
+        sets: Candidate rows of each caption, the target among them (ImageCoDe).
+        num_distractors: Number n of random distractors from the pool per caption; 99 gives RD100. `None`: the whole pool.
         protocol: With `num_distractors`: `"expected"` (closed form), `"blocks"` (consecutive blocks of n + 1 images,
-            the short last one dropped, as the papers do) or `"sampled"` (drawn anew for each caption, `repeats`
-            times).
-        ks: Which recalls.
+            an incomplete last block is dropped, as in the papers) or `"sampled"` (drawn `repeats` times for each
+            caption).
+        ks: Values of k.
         seed: Seed of `"sampled"` and of the bootstrap.
         repeats: Draws per caption of `"sampled"`.
-        duplicates: What to do with images of identical features: `"count"` them, or `"merge"` them into one.
-        num_bootstrap: Resamples for the `<key>_ci` intervals, over images or bags, where they are not exact (see
-            [`proportion_interval`]); 0 leaves them out.
-        confidence: Share of resamples inside an interval.
-        block_size: Captions ranked at a time; `None` keeps a block of scores near 64 MiB.
+        duplicates: `"count"` images with equal features, or `"merge"` them into one.
+        num_bootstrap: Resamples over images or bags for the `<key>_ci` intervals that are not exact (see
+            [`proportion_interval`]); 0: no intervals.
+        confidence: Coverage of the intervals.
+        block_size: Captions ranked at once; `None`: blocks of scores of about 64 MiB.
         scorer: Scorer and revision, for the signature.
     Returns:
         `dict`: `recall_at_<k>` in [0, 1], with `recall_at_<k>_ci` (low, high) and `recall_at_<k>_per_sample` for
-        [`paired_test`]; `mean_rank`, `median_rank`; `ranks`, an int array: in the pool, the bag, the set or the block
-        (for `"expected"` in the whole pool, and mean and median are of the expected ranks); `captions` and `groups`, the
-        caption and the image (bag, with `bags`) of each rank; `num_captions`, `pool_size`, `num_duplicate_images`,
+        [`paired_test`]; `mean_rank`, `median_rank`; `ranks`, an int array of ranks in the pool, bag, set or block
+        (for `"expected"` in the whole pool, and mean and median are those of the expected ranks); `captions` and `groups`,
+        the caption and the image (with `bags`: the bag) of each rank; `num_captions`, `pool_size`, `num_duplicate_images`,
         `signature`.
     Raises:
-        ValueError: If features, targets, bags, sets or options are bad; the message names the index.
+        ValueError: If features, targets, bags, sets or options are invalid (the index is named).
 
     Example:
         >>> result = self_retrieval([[1.0, 0.0], [0.6, 0.8]], [[1.0, 0.0], [0.0, 1.0]], num_bootstrap=0, ks=(1,))
@@ -151,12 +151,12 @@ class _Ranked:
     """Ranks under one protocol.
 
     Args:
-        ranks (`Tensor` of shape `(P,)`): In the pool, bag, set or block.
-        captions (`Tensor` of shape `(P,)`): Which caption each rank is of.
+        ranks (`Tensor` of shape `(P,)`): Ranks in the pool, bag, set or block.
+        captions (`Tensor` of shape `(P,)`): Caption of each rank.
         groups (`Tensor` of shape `(P,)`): Its image, or its bag.
-        expected (`Tensor` of shape `(P,)`): Ranks of which mean and median are reported.
-        variant: The protocol, for the signature.
-        chances: For each k the chance of a rank of at most k, where it is not simply 0 or 1.
+        expected (`Tensor` of shape `(P,)`): Ranks whose mean and median are reported.
+        variant: Name of the protocol, for the signature.
+        chances: For each k the probability of a rank of at most k, if it is not 0 or 1.
     """
 
     ranks: Tensor
@@ -167,7 +167,7 @@ class _Ranked:
     chances: Mapping[int, Tensor] = field(default_factory=dict)
 
     def recalls(self, ks: Sequence[int]) -> dict[int, Tensor]:
-        """For each k whether each caption succeeds, or how likely it does."""
+        """For each k, success of each caption (0 or 1), or its probability."""
         return {k: self.chances.get(k, (self.ranks <= k).double()) for k in ks}
 
 
@@ -186,7 +186,7 @@ def _rank(
     block_size: int | None,
     duplicate_of: Tensor,
 ) -> _Ranked:
-    """Ranks under the protocol that was asked for."""
+    """Ranks under the requested protocol."""
     captions = torch.arange(len(text))
     if bags is not None:
         found, captions, groups = bag_ranks(text, images, bags, owners, duplicate_of=duplicate_of)
@@ -210,7 +210,7 @@ def _rank(
         captions, groups = captions.repeat(repeats), owners.repeat(repeats)
         return _Ranked(drawn, captions, groups, drawn.double(), f"{name}-{repeats}-seed-{seed}")
     chances = {k: distractor_recall(found, len(images), k=k, num_distractors=num_distractors) for k in ks}
-    # Against n of the M - 1 others, b better ones are expected to leave n b / (M - 1) before the own image.
+    # If b of the M - 1 others are better, n b / (M - 1) of the n drawn ones are expected to be.
     expected = 1 + (found.double() - 1) * num_distractors / (len(images) - 1)
     return _Ranked(found, captions, owners, expected, name, chances)
 
@@ -226,14 +226,16 @@ def _sizes(lists: Sequence[Sequence[int]]) -> str:
 
 
 def _blocks(size: int, pool_size: int, owners: Tensor) -> list[list[int]]:
-    """Consecutive images, `size` at a time; the short last block is dropped."""
+    """Consecutive images, `size` at a time; an incomplete last block is dropped."""
     if size > pool_size:
         raise ValueError(f"Blocks of {size} images do not fit into a pool of {pool_size}. Lower num_distractors.")
     whole = [list(range(start, start + size)) for start in range(0, pool_size - size + 1, size)]
     described = set(owners.tolist())
     lacking = next((row for row in range(len(whole) * size) if row not in described), None)
     if lacking is not None:
-        raise ValueError(f"protocol='blocks' needs a caption for every image of the pool; image {lacking} has none.")
+        raise ValueError(
+            f"protocol='blocks' needs a caption for every image of the pool, and image {lacking} has none. Use 'expected'."
+        )
     return whole
 
 
@@ -248,7 +250,7 @@ def _check_options(
 ) -> None:
     given = [n for n, v in (("bags", bags), ("sets", sets), ("num_distractors", num_distractors)) if v is not None]
     if len(given) > 1:
-        raise ValueError(f"{' and '.join(given)} are different protocols: pass one of them at a time.")
+        raise ValueError(f"{' and '.join(given)} are different protocols. Pass only one of them.")
     if protocol not in ("expected", "blocks", "sampled"):
         raise ValueError(f"protocol must be 'expected', 'blocks' or 'sampled', got {protocol!r}.")
     if duplicates not in ("count", "merge"):
@@ -256,6 +258,6 @@ def _check_options(
     if len(ks) == 0 or any(isinstance(k, bool) or not isinstance(k, Integral) or k < 1 for k in ks):
         raise ValueError(f"ks must be positive integers, got {tuple(ks)}.")
     if num_distractors is not None and (not isinstance(num_distractors, Integral) or num_distractors < 1):
-        raise ValueError(f"num_distractors must be a whole number of at least 1, got {num_distractors}.")
+        raise ValueError(f"num_distractors must be an integer of at least 1, got {num_distractors}.")
     if num_bootstrap < 0:
         raise ValueError(f"num_bootstrap must not be negative, got {num_bootstrap}.")

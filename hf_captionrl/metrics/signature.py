@@ -1,4 +1,4 @@
-"""One line that says how a number was made, in sacrebleu's manner."""
+"""A signature as in sacrebleu: one line that states how a number was computed."""
 
 from importlib import metadata
 from typing import Any
@@ -7,13 +7,13 @@ __all__ = ["signature"]
 
 
 def signature(**parts: Any) -> str:
-    """Join what a result depends on.
+    """Join everything that a result depends on.
 
     Returns:
         `str`: Such as `"pool:5000|ties:against|dtype:float32|hf_captionrl:0.1.0"`.
 
     Raises:
-        ValueError: If a value holds a line break.
+        ValueError: If a value contains a line break.
     """
     written = []
     for name, value in parts.items():
@@ -21,7 +21,7 @@ def signature(**parts: Any) -> str:
             continue
         text = (str(value).lower() if isinstance(value, bool) else str(value)).replace("|", ",")
         if "\n" in text:
-            raise ValueError(f"{name}={text!r} holds a line break, but a signature is one line. Rename it.")
+            raise ValueError(f"{name}={text!r} contains a line break, but a signature is one line. Rename it.")
         written.append(f"{name}:{text}")
     try:
         version = metadata.version("hf-captionrl")

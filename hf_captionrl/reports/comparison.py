@@ -1,7 +1,7 @@
-"""Captioners side by side: one line a number, one column a captioner, one part a paper's table.
+"""Captioners side by side: one line per number, one column per captioner, one section per paper.
 
-Rows are those of [`hf_captionrl.reports.table`]; beside a number may also stand `<key>_mark`, which says how sure the
-difference from the first captioner is.
+Rows are those of [`hf_captionrl.reports.table`]. They may also contain `<key>_mark`, which marks a significant difference
+from the first captioner.
 """
 
 import io
@@ -19,14 +19,14 @@ from hf_captionrl.reports.table import Column, Row, check_rows, encodable, escap
 
 __all__ = ["Section", "comparison_markdown", "print_comparison"]
 
-# Wide enough for a number with its interval; a longer reason is broken into lines.
+# Wide enough for a number with its interval; longer reasons are wrapped.
 _CELL_WIDTH = 30
-# A longer reason is told in full below the table.
+# Longer reasons are shortened here and printed in full below the table.
 _REASON_WIDTH = 60
 
 _LEGEND = (
     "↑ higher is better, ↓ lower is better. Fractions are in [0, 1]. ± or [low, high]: 95 % interval over images. "
-    "* p < .05, ** p < .01 against the first column: paired randomisation test, not corrected for the number of tests."
+    "* p < 0.05, ** p < 0.01 compared with the first column: paired randomisation test, not corrected for the number of tests."
 )
 
 
@@ -36,8 +36,8 @@ class Section:
 
     Args:
         title: Heading.
-        columns: Its numbers, in the order in which they are shown.
-        rows: One a captioner, the same names in every section.
+        columns: Its columns, in the order in which they are shown.
+        rows: One per captioner, with the same names in every section.
     """
 
     title: str
@@ -70,7 +70,7 @@ def _cell(row: Row, column: Column) -> str:
 
 
 def _long_reasons(sections: Sequence[Section]) -> list[str]:
-    """What the cells had to shorten, each once."""
+    """Reasons that the cells shorten, each once."""
     found = [
         f"{column.title}: not run: {reason}"
         for section in sections
@@ -83,7 +83,7 @@ def _long_reasons(sections: Sequence[Section]) -> list[str]:
 
 
 def print_comparison(sections: Sequence[Section], *, file: IO[str] | None = None) -> None:
-    """Print the sections below one another, columns aligned.
+    """Print the sections below each other, with aligned columns.
 
     Args:
         sections: The papers' tables.
@@ -99,7 +99,7 @@ def print_comparison(sections: Sequence[Section], *, file: IO[str] | None = None
         return encodable(text, console)
 
     label_width = max(len(column.title) for section in sections for column in section.columns)
-    # Text and not str everywhere: a name or a reason with [brackets] is no markup.
+    # Text and not str, so that [brackets] in names and reasons are not markup.
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("", min_width=label_width, vertical="top", no_wrap=True)
     for name in names:
@@ -109,7 +109,7 @@ def print_comparison(sections: Sequence[Section], *, file: IO[str] | None = None
         for number, column in enumerate(section.columns, start=1):
             cells = [Text(shown(_cell(row, column)), overflow="fold") for row in section.rows]
             table.add_row(Text(shown(column.title)), *cells, end_section=number == len(section.columns))
-    # Piped output has no width of its own: give it what the table needs rather than wrapping at 80 characters.
+    # Piped output has no width: use the table's width instead of wrapping at 80 characters.
     if not console.is_terminal:
         console.width = max(console.width, label_width + (_CELL_WIDTH + 3) * len(names))
     console.print(table)

@@ -1,6 +1,6 @@
-"""What a policy writes while it learns: captions with their images and rewards, on the terminal and in trackers.
+"""Logs a policy's captions with their images and rewards, on the terminal and in trackers.
 
-Captions come from a model that is looking for holes: they are shown as text everywhere, never as markup.
+Captions come from a model that may exploit anything, so they are always shown as text and never as markup.
 """
 
 import importlib
@@ -20,7 +20,7 @@ from hf_captionrl.reports.table import escape_markdown
 __all__ = ["TRACKERS", "log_completions", "print_completions"]
 
 TRACKERS: tuple[str, ...] = ("tensorboard", "trackio", "wandb")
-"""Where tables with images can go; other names in `report_to` are left to the Trainer."""
+"""Trackers that show tables with images; the Trainer handles other names in `report_to`."""
 
 CompletionRow = Mapping[str, Any]
 
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 def _reward_names(rows: Sequence[CompletionRow]) -> list[str]:
-    """Every reward of any row, in the order of its first appearance."""
+    """Names of all rewards, in the order of their first appearance."""
     for index, row in enumerate(rows):
         if missing := [name for name in ("image_id", "caption") if name not in row]:
             raise ValueError(
@@ -38,7 +38,7 @@ def _reward_names(rows: Sequence[CompletionRow]) -> list[str]:
 
 
 def _extra_names(rows: Sequence[CompletionRow]) -> list[str]:
-    """Every further column of any row, in the order of its first appearance."""
+    """Names of all further columns, in the order of their first appearance."""
     return list(dict.fromkeys(str(name) for row in rows for name in row.get("extra") or {}))
 
 
@@ -47,7 +47,7 @@ def _has_ranks(rows: Sequence[CompletionRow]) -> bool:
 
 
 def _visible(value: Any) -> str:
-    """Text on one line whose control characters are written out: an escape sequence would drive the terminal."""
+    """Text on one line with escaped control characters, which could control the terminal."""
     text = " ".join(str(value).split())
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
@@ -57,13 +57,13 @@ def _number(value: Any) -> str:
 
 
 def print_completions(rows: Sequence[CompletionRow], *, step: int, console: Console | None = None) -> None:
-    """Show captions and what they earned as a table on the terminal."""
+    """Print captions and their rewards as a table."""
     names = _reward_names(rows)
     console = console or Console()
     encoding = console.encoding
 
     def cell(value: Any) -> Text:
-        # Text and not str: [brackets] in a caption are no markup.
+        # Text and not str, so that [brackets] in a caption are not markup.
         return Text(_visible(value).encode(encoding, errors="backslashreplace").decode(encoding), overflow="fold")
 
     table = Table(box=box.SIMPLE_HEAD, title=Text(f"Captions of step {step}"), pad_edge=False)
@@ -96,7 +96,7 @@ def _escaped(value: Any) -> str:
 
 
 def _columns(rows: Sequence[CompletionRow], step: int, text: Callable[[Any], str]) -> dict[str, list[Any]]:
-    """The table column by column; `text` makes strings safe for who shows them."""
+    """The columns of the table; `text` escapes strings for the tracker."""
     columns: dict[str, list[Any]] = {
         "step": [step] * len(rows),
         "image_id": [text(row["image_id"]) for row in rows],
@@ -125,14 +125,14 @@ def _log_table(
     text: Callable[[Any], str],
     tag: str,
 ) -> None:
-    """Into wandb, or into trackio, which has wandb's names."""
+    """Log a table to wandb, or to trackio, which has the same interface."""
     import pandas as pd
 
     columns = _columns(rows, step, text)
     if any(image is not None for image in images):
         columns["image"] = [None if image is None else module.Image(image.convert("RGB")) for image in images]
     table = module.Table(dataframe=pd.DataFrame(columns))
-    # No step= here: the Trainer's own callbacks let the tracker count, and wandb drops what comes for a step gone by.
+    # Without step=: the Trainer's callbacks let the tracker count steps, and wandb drops logs for earlier steps.
     module.log({tag: table, "train/global_step": step})
 
 
@@ -160,13 +160,13 @@ def log_completions(
 ) -> list[str]:
     """Send captions with images and rewards to the trackers that a run reports to.
 
-    A tracker that is asked for but missing, or without a run, is skipped with one warning for the whole process: a table
-    of captions is no reason to end a training.
+    A requested tracker that is not installed or has no run is skipped with one warning per process: a failed log must not end
+    the training.
     """
     _reward_names(rows)
     if len(images) not in (0, len(rows)):
         raise ValueError(
-            f"There are {len(images)} images for {len(rows)} rows. Give one a row (None where unknown), or none."
+            f"There are {len(images)} images for {len(rows)} rows. Pass one per row (None if unknown), or none."
         )
     wanted = {report_to} if isinstance(report_to, str) else set(report_to or ())
     trackers = [name for name in TRACKERS if rows and (name in wanted or "all" in wanted)]
@@ -189,7 +189,7 @@ def log_completions(
                     name, f"no run is active. Call {name}.init() before training, or log from the main process."
                 )
                 continue
-            # trackio shows text as Markdown, wandb as it is.
+            # trackio shows text as Markdown, wandb as plain text.
             _log_table(module, rows, images, step, _escaped if name == "trackio" else str, tag)
         written.append(name)
     return written

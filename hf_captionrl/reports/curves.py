@@ -1,4 +1,4 @@
-"""Curves over training: how long captions become, and how well they find their image."""
+"""Curves over training: mean length of captions and self-retrieval."""
 
 import math
 import os
@@ -8,12 +8,21 @@ from typing import Any
 
 from matplotlib.ticker import MaxNLocator
 
-from hf_captionrl.reports.style import COLOURS, LINES, MARKERS, check_png, new_figure, plain_label, save_figure, tidy
+from hf_captionrl.reports.plot_style import (
+    COLOURS,
+    LINES,
+    MARKERS,
+    check_png,
+    new_figure,
+    plain_label,
+    save_figure,
+    tidy,
+)
 
 __all__ = ["write_curves"]
 
 History = Sequence[Mapping[str, Any]]
-"""Evaluations of one method in order of time."""
+"""Evaluations of one method over training."""
 
 _PANELS = (("length", "Mean length (words)"), ("recall_at_1", "Self-retrieval R@1"))
 
@@ -21,17 +30,16 @@ _PANELS = (("length", "Mean length (words)"), ("recall_at_1", "Self-retrieval R@
 def write_curves(
     path: str | os.PathLike[str], histories: Mapping[str, History], *, x: str = "epoch", title: str | None = None
 ) -> Path:
-    """Draw mean length and self-retrieval R@1 over training, one line a method, and write the PNG atomically.
+    """Draw mean length and self-retrieval R@1 over training, one line per method, and write the PNG atomically.
 
     Reference: Yue et al. 2023, "Learning Descriptive Image Captioning via Semipermeable MLE", Figure 3.
 
     Args:
-        path: Where to write; the name must end in `.png`.
-        histories: For each method its evaluations: mappings with `x`, `length` (words), `recall_at_1` (a fraction;
-            None where there was no scorer) and, if known, `recall_at_1_ci` and `length_ci`, `[low, high]`, drawn as a
-            band.
+        path: File to write; the name must end in `.png`.
+        histories: Evaluations of each method: mappings with `x`, `length` (words), `recall_at_1` (a fraction; None if
+            there was no scorer) and optionally `recall_at_1_ci` and `length_ci`, `[low, high]`, drawn as a band.
         x: Key of the horizontal axis, `epoch` or `step`.
-        title: A line above the panels.
+        title: Title above the panels.
 
     Returns:
         `pathlib.Path`: The file written.
@@ -56,7 +64,7 @@ def write_curves(
                 linestyle=LINES[index % len(LINES)],
                 linewidth=2,
                 markersize=5,
-                # A point that lies on the axis (epoch 0) is still drawn whole.
+                # Points on the axis (epoch 0) are drawn completely.
                 clip_on=False,
                 zorder=3 + index,
             )
@@ -67,7 +75,7 @@ def write_curves(
             axis.text(0.5, 0.5, "not measured", transform=axis.transAxes, ha="center", va="center", color="#5d6370")
         axis.set_title(label, loc="left", fontsize=11, color="#1d1f23")
         axis.set_xlabel({"epoch": "Epoch", "step": "Training step"}.get(x, x))
-        # From zero: a cut axis makes a small gain look large.
+        # From zero, because a truncated axis makes small differences look large.
         axis.set_ylim(bottom=0)
         if x == "step" or all(float(point[x]).is_integer() for history in histories.values() for point in history):
             axis.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))

@@ -1,8 +1,7 @@
 """A gallery of images and captions as one HTML file.
 
-The file needs nothing else: images, style and script are inside it, and its content security policy lets a browser
-fetch nothing and run no script but the gallery's own. Captions come from models and from people; they are escaped
-wherever they appear.
+The file is self-contained: it includes images, style and script, and its content security policy lets a browser fetch
+nothing and run only the gallery's own script. Captions come from models and people; they are always escaped.
 """
 
 import base64
@@ -15,18 +14,16 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from markupsafe import Markup
 from PIL import Image
 
 from hf_captionrl.io import atomic_write_text
-from hf_captionrl.reports.templating import TEMPLATES, content_hash, html_templates
+from hf_captionrl.reports.templating import render_page
 
 __all__ = [
     "GalleryCaption",
     "GalleryItem",
     "Mark",
     "Verdict",
-    "content_hash",
     "cut_at_marks",
     "embedded_image",
     "mark_claims",
@@ -34,26 +31,26 @@ __all__ = [
 ]
 
 Verdict = Literal["right", "wrong", "misbound"]
-"""Of a claim; a misbound one is wrong here and true of something else in the scene."""
+"""Verdict on a claim; a misbound claim is wrong, but true of something else in the scene."""
 
 _MAX_SIDE = 512
 """Longest side of an image in the file, in pixels."""
 _PIXEL_ART_SIDE = 128
-"""Up to this side an image is shown with its pixels as they are instead of blurred."""
+"""Images up to this side are enlarged with visible pixels instead of blurred."""
 _PNG_PIXELS = 256 * 256
-"""Larger images are photographs: as PNG, fifty of them would be a file of twenty megabytes."""
+"""Larger images are photographs, which are stored as JPEG: 50 of them as PNG would take 20 megabytes."""
 
 
 @dataclass(frozen=True)
 class Mark:
-    """A judged claim.
+    """A claim with its verdict.
 
     Args:
         text: The claim.
-        verdict: Whether it is right, wrong, or wrong and true of something else.
-        start: Where its words begin in the caption, in characters; None where they do not stand there.
-        end: Where they end.
-        owner: What a misbound claim is true of.
+        verdict: Whether it is right, wrong, or misbound.
+        start: First character of its words in the caption; None if they do not occur there.
+        end: Character after the last one.
+        owner: The object of which a misbound claim is true.
     """
 
     text: str
@@ -65,17 +62,17 @@ class Mark:
 
 @dataclass(frozen=True)
 class GalleryCaption:
-    """What one method writes about one image.
+    """One method's caption of one image.
 
     Args:
         method: Name of the method, as in the results table.
         text: The caption.
-        right: Claims of the caption that are true, in its own words (`[claim.text for claim in check(...).right]`).
-        wrong: Claims that are false.
-        rank: Place of the image when the caption retrieves it, 1 = best; None if not ranked.
-        pool_size: Number of images it is ranked among.
-        marks: The claims with their places, in place of `right` and `wrong`, whose places are looked for.
-        numbers: What else is known of the caption, for instance `{"CIDEr-D": "0.12"}`.
+        right: True claims, in the words of the caption (`[claim.text for claim in check(...).right]`).
+        wrong: False claims.
+        rank: Rank of the image when the caption retrieves it, 1 = best; None if not ranked.
+        pool_size: Number of images in the pool.
+        marks: Claims with their positions. They replace `right` and `wrong`, whose positions are searched for.
+        numbers: Further numbers of the caption, for instance `{"CIDEr-D": "0.12"}`.
     """
 
     method: str
@@ -90,14 +87,14 @@ class GalleryCaption:
 
 @dataclass(frozen=True)
 class GalleryItem:
-    """One image with everything said about it.
+    """One image with its captions.
 
     Args:
         image: The image.
         image_id: Its identifier in the data set.
         captions: One caption per method, in the order in which they are shown.
         references: The human captions.
-        group: What it belongs to, such as a bag; items in a row of one group stand under its name.
+        group: Group of the image, such as its bag; consecutive items of one group are shown under its name.
     """
 
     image: Image.Image
@@ -108,11 +105,11 @@ class GalleryItem:
 
 
 class Piece(NamedTuple):
-    """A stretch of a caption.
+    """A part of a caption.
 
     Attributes:
         text: The words.
-        verdict: Whether they claim something right or wrong; None where nothing was judged.
+        verdict: Verdict on the claim; None if it is not a claim.
     """
 
     text: str
@@ -122,9 +119,9 @@ class Piece(NamedTuple):
 def mark_claims(text: str, right: Sequence[str], wrong: Sequence[str]) -> tuple[list[Piece], list[Piece]]:
     """Find the claims in a caption.
 
-    A claim is found where its words stand in the caption in order, with at most one other word between two of them
-    ("on blue background" in "on a blue background"). Each claim marks its first free place; wrong ones choose first,
-    so that no error is hidden by a longer true claim.
+    A claim is found if its words occur in the caption in order, with at most one other word between two of them
+    ("on blue background" in "on a blue background"). Each claim marks its first free position; wrong claims come first,
+    so that a longer true claim hides no error.
 
     Args:
         text: The caption.
@@ -132,15 +129,14 @@ def mark_claims(text: str, right: Sequence[str], wrong: Sequence[str]) -> tuple[
         wrong: False claims.
 
     Returns:
-        `tuple[list[Piece], list[Piece]]`: The caption cut into pieces (their texts joined are `text`), and the claims
-        that do not stand in it literally.
+        `tuple[list[Piece], list[Piece]]`: The caption in pieces (their joined texts are `text`), and the claims that
+        do not occur in it literally.
     """
     taken: list[tuple[int, int, Verdict]] = []
     absent: list[Piece] = []
     verdicts: tuple[tuple[Literal["wrong", "right"], Sequence[str]], ...] = (("wrong", wrong), ("right", right))
     for verdict, claims in verdicts:
-        # Longer claims first: "small" must not take the word that "two small pigs" needs. `sorted` keeps ties in
-        # order.
+        # Longer claims first, so that "small" does not take the word that "two small pigs" needs; `sorted` is stable.
         for claim in sorted((claim for claim in claims if claim.strip()), key=len, reverse=True):
             pattern = r"\W+(?:\w+\W+)?".join(re.escape(word) for word in claim.split())
             for found in re.finditer(rf"(?<!\w){pattern}(?!\w)", text, re.IGNORECASE):
@@ -153,18 +149,18 @@ def mark_claims(text: str, right: Sequence[str], wrong: Sequence[str]) -> tuple[
 
 
 def cut_at_marks(text: str, marks: Sequence[Mark]) -> tuple[list[Piece], list[Piece]]:
-    """Cut a caption where its claims stand. Where two overlap the wrong one is marked, so that no error is hidden.
+    """Split a caption at its claims. If two overlap, the wrong one is marked, so that no error is hidden.
 
     Args:
         text: The caption.
         marks: Its claims.
 
     Returns:
-        `tuple[list[Piece], list[Piece]]`: The caption cut into pieces (their texts joined are `text`), and the claims
-        that are not marked in it.
+        `tuple[list[Piece], list[Piece]]`: The caption in pieces (their joined texts are `text`), and the claims that
+        are not marked in it.
 
     Raises:
-        ValueError: If a claim's place is not in the caption.
+        ValueError: If a claim's position is not in the caption.
     """
     taken: list[tuple[int, int, Verdict]] = []
     absent: list[Piece] = []
@@ -174,8 +170,8 @@ def cut_at_marks(text: str, marks: Sequence[Mark]) -> tuple[list[Piece], list[Pi
             continue
         if not 0 <= mark.start < mark.end <= len(text):
             raise ValueError(
-                f"The claim {mark.text!r} stands at {mark.start} to {mark.end} of a caption of {len(text)} characters. "
-                "Give the caption that was checked."
+                f"The claim {mark.text!r} is at {mark.start} to {mark.end} of a caption of {len(text)} characters. "
+                "Pass the caption that was checked."
             )
         if all(mark.end <= start or end <= mark.start for start, end, _ in taken):
             taken.append((mark.start, mark.end, mark.verdict))
@@ -185,7 +181,7 @@ def cut_at_marks(text: str, marks: Sequence[Mark]) -> tuple[list[Piece], list[Pi
 
 
 def _cut(text: str, taken: Sequence[tuple[int, int, Verdict]]) -> list[Piece]:
-    """The whole text in pieces, with the taken places as pieces of their own."""
+    """The whole text in pieces, one of them per claim."""
     pieces: list[Piece] = []
     at = 0
     for start, end, verdict in sorted(taken):
@@ -209,11 +205,11 @@ def write_gallery(
     """Write a self-contained HTML gallery, atomically.
 
     Args:
-        path: Where to write.
+        path: File to write.
         items: The images, in the order in which they are shown.
         title: Heading.
-        note: A sentence under the heading: data set, split, scorer.
-        pixelated: Whether to enlarge with visible pixels; None decides by each image's size (up to 128 pixels a side).
+        note: Sentence below the heading: data set, split, scorer.
+        pixelated: Whether to enlarge with visible pixels; None: only images of up to 128 pixels per side.
 
     Returns:
         `pathlib.Path`: The file written.
@@ -223,16 +219,16 @@ def write_gallery(
     """
     items = list(items)
     if not items:
-        raise ValueError("There are no items. A gallery needs at least one image with a caption.")
+        raise ValueError("There are no items. Pass at least one image with a caption.")
     methods: dict[str, int] = {}
     for item in items:
         _check_item(item)
         for caption in item.captions:
             methods.setdefault(caption.method, len(methods))
-    style = (TEMPLATES / "gallery.css").read_text(encoding="utf-8")
-    script = (TEMPLATES / "gallery.js").read_text(encoding="utf-8")
-    environment = html_templates()
-    html = environment.get_template("gallery.html.j2").render(
+    html = render_page(
+        "gallery.html.j2",
+        styles=("gallery.css",),
+        scripts=("gallery.js",),
         title=title,
         note=note,
         methods=list(methods),
@@ -245,11 +241,6 @@ def write_gallery(
             mark.verdict == "misbound" for item in items for c in item.captions for mark in c.marks or ()
         ),
         has_ranks=any(caption.rank is not None for item in items for caption in item.captions),
-        # Ours, not a caption's: the only two texts that are not escaped. Their hashes are all the policy allows.
-        style=Markup(style),
-        script=Markup(script),
-        style_hash=content_hash(style),
-        script_hash=content_hash(script),
     )
     return atomic_write_text(path, html)
 
@@ -258,7 +249,7 @@ def _check_item(item: GalleryItem) -> None:
     names = [caption.method for caption in item.captions]
     if not names or len(set(names)) != len(names):
         raise ValueError(
-            f"Image {item.image_id!r} has captions by {names}; it needs one or more, each by another method."
+            f"Image {item.image_id!r} has captions by {names}; it needs at least one. Pass one caption per method."
         )
     for caption in item.captions:
         rank, size = caption.rank, caption.pool_size
@@ -270,7 +261,7 @@ def _check_item(item: GalleryItem) -> None:
 
 
 def _card(item: GalleryItem, methods: dict[str, int], pixelated: bool | None) -> dict[str, object]:
-    """What the template shows of one item."""
+    """Values of the template for one item."""
     captions = []
     for caption in item.captions:
         if caption.marks is None:
@@ -288,7 +279,7 @@ def _card(item: GalleryItem, methods: dict[str, int], pixelated: bool | None) ->
                 "pieces": pieces if caption.text.strip() else [],
                 "absent": absent,
                 "wrong": bool(caption.wrong) or any(mark.verdict != "right" for mark in marks),
-                # In words what the marks show, for those who do not see them.
+                # The marks in words, for screen readers.
                 "wrong_claims": [mark for mark in marks if mark.verdict == "wrong"],
                 "misbound_claims": [mark for mark in marks if mark.verdict == "misbound"],
                 "numbers": dict(caption.numbers),
@@ -307,11 +298,11 @@ def _card(item: GalleryItem, methods: dict[str, int], pixelated: bool | None) ->
 
 
 def embedded_image(image: Image.Image, pixelated: bool | None = None) -> dict[str, Any]:
-    """What a template needs to show an image inside its page.
+    """Values of a template that embeds an image.
 
     Args:
         image: The image.
-        pixelated: Whether to enlarge with visible pixels; None decides by its size (up to 128 pixels a side).
+        pixelated: Whether to enlarge with visible pixels; None: only if it has up to 128 pixels per side.
 
     Returns:
         `dict`: `source` for a `src`, `width`, `height`, `pixelated`.

@@ -1,4 +1,4 @@
-"""Pictures of caption sets: how long captions are, and what retrieval costs in faithfulness."""
+"""Plots of caption sets: lengths, and retrieval against faithfulness."""
 
 import math
 import os
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from matplotlib.ticker import MaxNLocator
 
-from hf_captionrl.reports.style import COLOURS, LINES, MARKERS, new_figure, plain_label, save_figure, tidy
+from hf_captionrl.reports.plot_style import COLOURS, LINES, MARKERS, new_figure, plain_label, save_figure, tidy
 
 __all__ = ["write_length_histogram", "write_trade_off"]
 
@@ -21,10 +21,10 @@ def write_length_histogram(
     unit: str = "words",
     title: str | None = None,
 ) -> Path:
-    """Draw how many captions of each source have how many words, and write the PNG atomically.
+    """Draw a histogram of caption lengths for each source, and write the PNG atomically.
 
     Reference: Gaur et al. 2024 (No Detail Left Behind), Figure 4. Shares of captions are drawn, so that sources of
-    different size compare; a dotted line marks each mean.
+    different size can be compared; a dotted line marks each mean.
     """
     if not lengths:
         raise ValueError("There are no lengths. Give at least one source with one caption.")
@@ -34,10 +34,12 @@ def write_length_histogram(
         if array.size == 0:
             raise ValueError(f"{name!r} has no captions. Leave the source out.")
         if not np.isfinite(array).all() or (array < 0).any() or (array != np.floor(array)).any():
-            raise ValueError(f"Lengths of {name!r} must be whole numbers of {unit}, 0 or more.")
+            raise ValueError(
+                f"Lengths of {name!r} must be integers of 0 or more {unit}. Pass the length of each caption."
+            )
         counted[name] = array.astype(np.int64)
     longest = max(int(array.max()) for array in counted.values())
-    # At most 60 bars: one a length up to there, then two, three, ... lengths a bar.
+    # At most 60 bars: one per length if possible, else one per two, three, ... lengths.
     step = math.ceil((longest + 1) / 60)
     edges = np.arange(0, longest + 1 + step, step) - 0.5
     figure, axis = new_figure(7.0, 4.0)

@@ -1,8 +1,7 @@
-"""The results table: one shape for every recipe, printed, written as JSON and written as Markdown.
+"""The results table of all recipes, printed and written as JSON and Markdown.
 
-A row is a mapping with `name` and one number per column of `COLUMNS`. Beside a number `<key>` may stand `<key>_ci`,
-its 95 % interval `[low, high]`, and beside a None `<key>_reason`, one sentence on why nothing was measured. Fractions
-are in [0, 1], never percent.
+A row is a mapping with `name` and one number per column of `COLUMNS`. A number `<key>` may have `<key>_ci`, its 95 %
+interval `[low, high]`, and None may have `<key>_reason`, one sentence that says why. Fractions are in [0, 1], never percent.
 """
 
 import io
@@ -36,7 +35,7 @@ __all__ = [
 ]
 
 Row = Mapping[str, Any]
-"""One captioner, or the references, with its numbers."""
+"""Numbers of one captioner, or of the references."""
 
 
 @dataclass(frozen=True)
@@ -45,9 +44,9 @@ class Column:
 
     Args:
         key: Key in a row and in results.json.
-        header: What a reader sees; may hold line breaks.
-        better: Which direction is better; None where neither is.
-        digits: Decimals shown.
+        header: Heading; may contain line breaks.
+        better: Which direction is better; None: neither.
+        digits: Number of decimals.
         is_fraction: Whether values lie in [0, 1].
     """
 
@@ -59,7 +58,7 @@ class Column:
 
     @property
     def arrow(self) -> str:
-        """`↑` where higher is better, `↓` where lower is, nothing for neither."""
+        """`↑` if higher is better, `↓` if lower is better, else empty."""
         return {"higher": "↑", "lower": "↓", None: ""}[self.better]
 
     @property
@@ -84,7 +83,7 @@ COLUMNS: tuple[Column, ...] = (
 """Columns of every results table, in the order in which they are shown."""
 
 REFERENCES = "references"
-"""Row name of the human captions; set apart from the captioners."""
+"""Row name of the human captions, which are separated from the captioners."""
 
 _LEGEND = (
     "↑ higher is better, ↓ lower is better; length has no better direction. Fractions are in [0, 1]. "
@@ -95,11 +94,11 @@ _INTERVAL_LEGEND = "± or [low, high]: 95 % interval."
 
 
 def check_rows(rows: Sequence[Row], columns: Sequence[Column] = COLUMNS) -> None:
-    """Refuse rows that would be read wrongly.
+    """Refuse malformed rows.
 
     Args:
         rows: The rows.
-        columns: The columns that each row must hold; further keys are allowed.
+        columns: The columns that each row must contain; further keys are allowed.
 
     Raises:
         ValueError: If there is no row, a name is missing or used twice, a column's key is missing, a number is not
@@ -144,16 +143,16 @@ def _check_value(name: str, column: Column, row: Row) -> None:
 
 
 def format_cell(row: Row, column: Column, *, separator: str = " ") -> str:
-    """One cell as a reader sees it.
+    """Text of one cell.
 
     Args:
         row: The row.
         column: The column.
-        separator: What stands between a number and its interval.
+        separator: Text between a number and its interval.
 
     Returns:
-        `str`: `0.658 ±0.021` for an interval that is symmetric at the digits shown, `0.658 [0.630, 0.681]` for
-        another, `not run: why` for a None with a reason, `–` for one without.
+        `str`: `0.658 ±0.021` if the interval is symmetric after rounding, else `0.658 [0.630, 0.681]`;
+        `not run: reason` for None with a reason, `–` for None without.
     """
     value, interval, reason = row.get(column.key), row.get(f"{column.key}_ci"), row.get(f"{column.key}_reason")
     if value is None:
@@ -175,11 +174,11 @@ def print_table(
     columns: Sequence[Column] = COLUMNS,
     file: IO[str] | None = None,
 ) -> None:
-    """Print the rows as one table; a terminal too narrow for it gets the columns in several parts, never cut off.
+    """Print the rows as one table, or as several tables if the terminal is too narrow.
 
     Args:
-        rows: The rows, as `check_rows` wants them.
-        title: A line above the table.
+        rows: The rows, see `check_rows`.
+        title: Title above the table.
         columns: The columns, in the order in which they are shown.
         file: Where to print; the standard output by default.
 
@@ -190,7 +189,7 @@ def print_table(
     console = Console(file=file, highlight=False)
     notes: list[str] = []
     tables = _fit(rows, columns, console, notes)
-    # Piped output has no width of its own: give it what the table needs rather than wrapping at 80 characters.
+    # Piped output has no width: use the table's width instead of wrapping at 80 characters.
     if not console.is_terminal:
         console.width = max(console.width, *(_width(table, console) for table in tables))
     if title:
@@ -204,7 +203,7 @@ def print_table(
 
 
 def _fit(rows: Sequence[Row], columns: Sequence[Column], console: Console, notes: list[str]) -> list[Table]:
-    """As few tables as the width allows, columns in order; each repeats the names."""
+    """As few tables as the width allows; each repeats the names."""
     whole = _rich_table(rows, columns, console, notes)
     if not console.is_terminal or _width(whole, console) <= console.width:
         return [whole]
@@ -219,7 +218,7 @@ def _fit(rows: Sequence[Row], columns: Sequence[Column], console: Console, notes
 
 
 def _width(table: Table, console: Console) -> int:
-    # Measured on an unbounded console: on a narrow one rich would already report the cut width.
+    # Measured with a wide limit: on a narrow console rich would report the limited width.
     return Measurement.get(console, console.options.update(max_width=10_000), table).maximum
 
 
@@ -233,7 +232,7 @@ def _rich_table(rows: Sequence[Row], columns: Sequence[Column], console: Console
             heading.append(encodable(space + column.arrow, console), style="cyan")
         table.add_column(heading, justify="right", no_wrap=True, vertical="top")
     for index, row in enumerate(rows):
-        # Text and not str: a name or a reason with [brackets] is no markup.
+        # Text and not str, so that [brackets] in names and reasons are not markup.
         cells = []
         for column in columns:
             reason = row.get(f"{column.key}_reason")
@@ -253,14 +252,14 @@ def _rich_table(rows: Sequence[Row], columns: Sequence[Column], console: Console
 
 
 def encodable(text: str, console: Console) -> str:
-    """Text as a terminal can show it.
+    """Text with ASCII replacements for characters that a terminal cannot encode.
 
     Args:
-        text: Any.
+        text: Any text.
         console: The terminal.
 
     Returns:
-        `str`: With ASCII in place of what it cannot encode.
+        `str`: The encodable text.
     """
     if console.encoding.lower().startswith("utf"):
         return text
@@ -279,10 +278,10 @@ def results_markdown(
     """The rows as a Markdown table with its legend.
 
     Args:
-        rows: The rows, as `check_rows` wants them.
-        title: Heading; left out if empty.
+        rows: The rows, see `check_rows`.
+        title: Heading; an empty title is left out.
         columns: The columns, in the order in which they are shown.
-        seed: Seed of the run, named under the table if given.
+        seed: Seed of the run, shown below the table if given.
 
     Returns:
         `str`: Markdown, ending in a line break.
@@ -310,7 +309,7 @@ _ADDRESS = re.compile(r"(?<=\w):(?=/)|(?i:(?<=\bwww))\.|(?<!\w)@(?=\w)|@(?=[\w-]
 
 
 def escape_markdown(text: str) -> str:
-    """Text for a Markdown line or table cell: what would end the cell or start markup, a link or HTML is escaped.
+    """Text escaped for a Markdown line or table cell, so that it contains no markup, links or HTML.
 
     Args:
         text: Any text; line breaks become spaces.
@@ -321,9 +320,9 @@ def escape_markdown(text: str) -> str:
     text = " ".join(text.split())
     for character in "\\|*_`<>":
         text = text.replace(character, f"\\{character}")
-    # Addresses, which pages turn into links by themselves, mail addresses and mentions, and entities.
+    # Addresses that become links automatically, mail addresses, mentions and entities.
     text = _ADDRESS.sub(r"\\\g<0>", text)
-    # Links and images, which a page would fetch; a bracket by itself, as around an interval, says nothing.
+    # Links and images, which a page would fetch; single brackets, as around an interval, are harmless.
     return _END_OF_LINK.sub(r"\\]", text)
 
 
@@ -341,15 +340,15 @@ def write_results(
     """Write `<name>.json` (rows, seed, config, versions) and `<name>.md` (the table), atomically.
 
     Args:
-        output_dir: Folder to write to; made if missing.
-        rows: The rows, as `check_rows` wants them.
+        output_dir: Folder to write to; created if missing.
+        rows: The rows, see `check_rows`.
         seed: Seed of the run.
-        config: What the run was told: a dataclass, a mapping, or a mapping of these. Values whose name says token,
-            secret or password are left out.
-        name: File name without its ending.
+        config: Configuration of the run: a dataclass, a mapping, or a mapping of these. Values whose name contains
+            token, secret or password are left out.
+        name: File name without its suffix.
         title: Heading of the Markdown file.
         columns: The columns, in the order in which they are shown.
-        selected: For each row that is the best checkpoint of a training which one, as `describe_selection` says it.
+        selected: For each row that is the best checkpoint of a training, the description by `describe_selection`.
 
     Returns:
         `pathlib.Path`: The JSON file.

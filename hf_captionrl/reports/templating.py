@@ -1,16 +1,17 @@
-"""How every HTML page is made: templates that escape what they show, and styles and scripts named by their hashes."""
+"""Renders HTML pages: templates escape all values, and a content security policy names style and script by their hashes."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-__all__ = ["TEMPLATES", "content_hash", "html_templates", "render_html"]
+__all__ = ["TEMPLATES", "content_hash", "html_templates", "render_html", "render_page"]
 
 TEMPLATES = Path(__file__).parent / "templates"
 """Folder of this package's templates, styles and scripts; products keep theirs in their own folders."""
@@ -45,8 +46,17 @@ def render_html(folder: Path, name: str, *, sort_keys: bool = True, **values: An
     return environment.get_template(f"{name}.html.j2").render(**values)
 
 
+def render_page(template: str, *, styles: Sequence[str], scripts: Sequence[str] = (), **values: Any) -> str:
+    """A self-contained page; the template gets `style`, `script` and the hashes that its policy allows."""
+    # Only the package's own style and script are not escaped.
+    for kind, names in (("style", styles), ("script", scripts)):
+        source = "".join((TEMPLATES / name).read_text(encoding="utf-8") for name in names)
+        values |= {kind: Markup(source), f"{kind}_hash": content_hash(source)}
+    return html_templates().get_template(template).render(**values)
+
+
 def content_hash(text: str) -> str:
-    """A source as a content security policy names it.
+    """The hash by which a content security policy allows a source.
 
     Args:
         text: Style or script.

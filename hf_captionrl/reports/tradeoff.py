@@ -1,4 +1,4 @@
-"""Precision against recall: how good several captions of an image are, against how much they differ."""
+"""Quality of several captions per image against their diversity."""
 
 import math
 import os
@@ -6,12 +6,21 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hf_captionrl.reports.style import COLOURS, LINES, MARKERS, check_png, new_figure, plain_label, save_figure, tidy
+from hf_captionrl.reports.plot_style import (
+    COLOURS,
+    LINES,
+    MARKERS,
+    check_png,
+    new_figure,
+    plain_label,
+    save_figure,
+    tidy,
+)
 
 __all__ = ["frontier", "write_diversity_tradeoff"]
 
 Point = Mapping[str, Any]
-"""One way to decode: its numbers and its temperature."""
+"""Numbers at one temperature."""
 
 _PANELS = (
     ("div_2", "Div-2 of the captions of an image", True),
@@ -20,10 +29,10 @@ _PANELS = (
 
 
 def frontier(points: Sequence[tuple[float, float]]) -> list[int]:
-    """Points that no other point beats in both coordinates."""
+    """Indices of points that no other point exceeds in both coordinates."""
     kept: list[int] = []
     best = -math.inf
-    # From the right: a point counts if it is higher than everything right of it.
+    # From right to left: a point belongs to it if it is higher than all points to its right.
     for index in sorted(range(len(points)), key=lambda i: (-points[i][0], -points[i][1], i)):
         if points[index][1] > best:
             best = points[index][1]
@@ -38,13 +47,13 @@ def write_diversity_tradeoff(
     precision: tuple[str, str] = ("cider_d", "Mean CIDEr-D of the captions"),
     title: str | None = None,
 ) -> Path:
-    """Draw CIDEr-D against Div-2 and against mBLEU-4 over temperatures, one line a captioner, and write the PNG atomically.
+    """Draw CIDEr-D against Div-2 and against mBLEU-4 over temperatures, one line per captioner, and write the PNG.
 
-    The line is a captioner's frontier: the temperatures that no other of its temperatures beats in both numbers. The
-    others stay as pale marks, since each was measured. Up and to the right is better in both panels.
+    A line connects the temperatures of a captioner that no other of its temperatures exceeds in both numbers; the others are
+    pale marks. Up and to the right is better in both panels.
 
-    Reference: Chen and Jin 2020, Section 5.4 and Table 4, which give one temperature; a comparison at one temperature
-    cannot tell a better captioner from one that samples more narrowly.
+    Reference: Chen and Jin 2020, Section 5.4 and Table 4, which report one temperature. A comparison at one temperature
+    cannot distinguish a better captioner from one that samples from a narrower distribution.
     """
     path = check_png(path)
     _check(curves, precision[0])

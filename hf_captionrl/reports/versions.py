@@ -1,4 +1,4 @@
-"""What a run was made with: versions of the packages, and its configuration without secrets."""
+"""Versions of the packages of a run, and its configuration without secrets."""
 
 import dataclasses
 import importlib.metadata
@@ -17,9 +17,9 @@ PACKAGES = ("torch", "transformers", "peft", "trl", "datasets", "accelerate")
 """Packages whose version can change a result."""
 
 _SECRET = re.compile(r"(?<!^first_)(token|secret|password|api_?key)s?$", re.IGNORECASE)
-"""`first_token`, a setting of SMILE, is none."""
+"""`first_token`, an argument of SMILE, is not a secret."""
 _LIMIT = re.compile(r"(^|_)(max|min|num)_(\w+_)?tokens?$")
-"""Numbers of tokens are none either."""
+"""Numbers of tokens are not secrets."""
 
 
 def is_secret(name: str, value: object) -> bool:
@@ -31,7 +31,7 @@ def is_secret(name: str, value: object) -> bool:
 
 
 def installed_versions() -> dict[str, str]:
-    """Versions of everything that can change a result, read without importing any of it."""
+    """Versions of all packages that can change a result, read without importing them."""
     versions = {"python": platform.python_version()}
     for package in (*PACKAGES, "hf_captionrl"):
         try:
@@ -52,7 +52,7 @@ def _git_revision(package: Path) -> str | None:
         return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
 
     try:
-        # Installed inside somebody else's repository (a .venv in it), git would name that repository's revision.
+        # In a .venv inside another repository, git would give the revision of that repository.
         if Path(git("rev-parse", "--show-toplevel")).resolve() != package.parent:
             return None
         revision = git("rev-parse", "HEAD")
@@ -62,7 +62,7 @@ def _git_revision(package: Path) -> str | None:
 
 
 def plain_config(config: Any) -> Any:
-    """A configuration as JSON can hold it; secrets are left out and other objects are named by their text."""
+    """A configuration for JSON, without secrets; objects that JSON cannot hold become their text."""
     if dataclasses.is_dataclass(config) and not isinstance(config, type):
         config = {field.name: getattr(config, field.name, None) for field in dataclasses.fields(config)}
     if isinstance(config, Mapping):
@@ -72,5 +72,5 @@ def plain_config(config: Any) -> Any:
     try:
         return to_plain(config)
     except (TypeError, ValueError):
-        # A dtype, a device, an infinite limit: its text says what it was.
+        # A dtype, a device or an infinite limit.
         return str(config)

@@ -1,7 +1,7 @@
 """BLEU of sentences, of corpora and between the captions of one image, on integer n-grams.
 
-All three give pycocoevalcap's numbers, its smoothing constants included: they keep a sentence without a matching
-4-gram from being 0, so a number of one kind must not be compared with one of another toolkit without saying so.
+All three equal pycocoevalcap's numbers, including its smoothing constants, with which a sentence without a matching 4-gram
+is not exactly 0. Other toolkits use other constants, so their numbers differ.
 """
 
 import torch
@@ -11,13 +11,13 @@ from hf_captionrl.text.ngrams import NgramCounts, TokenBatch, count_ngrams, posi
 
 __all__ = ["bleu_matches", "bleu_scores", "corpus_bleu", "pairwise_bleu", "sibling_bleu"]
 
-# pycocoevalcap's constants, so that nothing divides by zero.
+# pycocoevalcap's constants, which prevent division by zero.
 _SMALL = 1e-9
 _TINY = 1e-15
 
 
 def bleu_scores(matches: Tensor, totals: Tensor, lengths: Tensor, reference_lengths: Tensor) -> Tensor:
-    r"""BLEU-1 ... BLEU-n from counts, the one place with the formula.
+    r"""BLEU-1 ... BLEU-n from counts.
 
     Reference: Papineni et al. 2002. `BLEU-n = min(1, exp(1 - r/c)) (prod_{k<=n} (m_k + 1e-15) / (t_k + 1e-9))^{1/n}`.
 
@@ -25,7 +25,7 @@ def bleu_scores(matches: Tensor, totals: Tensor, lengths: Tensor, reference_leng
         matches (`torch.Tensor` of shape `(..., n)`): Clipped matches of each order.
         totals (`torch.Tensor` of shape `(..., n)`): N-grams of the candidate of each order.
         lengths (`torch.Tensor` of shape `(...)`): Words of the candidate, c.
-        reference_lengths (`torch.Tensor` of shape `(...)`): Words of the reference it is held against, r.
+        reference_lengths (`torch.Tensor` of shape `(...)`): Words of the closest reference, r.
 
     Returns:
         `torch.Tensor` of shape `(..., n)`: float64, in [0, 1], higher is better.
@@ -39,7 +39,7 @@ def bleu_scores(matches: Tensor, totals: Tensor, lengths: Tensor, reference_leng
 
 
 def _closest(lengths: Tensor, reference_lengths: Tensor, there: Tensor) -> Tensor:
-    """Length of the reference nearest in length, the shorter of two equally near: `(N,)` from `(N,)` and `(N, S)`."""
+    """Length of the reference closest in length, the shorter one of two equally close: `(N,)` from `(N,)` and `(N, S)`."""
     far = torch.iinfo(torch.long).max // 4
     distance = (lengths[:, None] - reference_lengths).abs() * 2**20 + reference_lengths
     best = torch.where(there, distance, far).argmin(dim=1, keepdim=True)
@@ -47,13 +47,13 @@ def _closest(lengths: Tensor, reference_lengths: Tensor, there: Tensor) -> Tenso
 
 
 def _slots(groups: Tensor, num_groups: int) -> Tensor:
-    """Number of each caption in its group, from 0; groups sorted."""
+    """Index of each caption in its group, from 0; groups must be sorted."""
     sizes = torch.bincount(groups, minlength=num_groups)
     return torch.arange(len(groups), device=groups.device) - (torch.cumsum(sizes, 0) - sizes)[groups]
 
 
 def _clipped(counts: NgramCounts, limit: Tensor, entries: Tensor) -> Tensor:
-    """Matches of each caption and order, `(N, n)`, when its n-grams count at most `limit` (E',) times."""
+    """Matches of each caption and order, `(N, n)`, with its n-gram counts clipped at `limit` (E',)."""
     width = counts.max_order
     segment = counts.rows.index_select(0, entries) * width + counts.orders(counts.ids.index_select(0, entries))
     clipped = torch.minimum(counts.counts.index_select(0, entries).double(), limit)
@@ -63,7 +63,7 @@ def _clipped(counts: NgramCounts, limit: Tensor, entries: Tensor) -> Tensor:
 def bleu_matches(
     batch: TokenBatch, candidate_groups: Tensor, reference_groups: Tensor, max_order: int = 4
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The counts of candidates against all references of their image, to average or to sum.
+    """Counts of candidates against all references of their image.
 
     Args:
         candidate_groups (`torch.Tensor` of shape `(N,)`): Image of each candidate.
@@ -74,17 +74,21 @@ def bleu_matches(
         the closest references `(N,)`.
 
     Raises:
-        ValueError: If the sizes disagree or a candidate's image has no reference.
+        ValueError: If sizes differ or a candidate's image has no reference.
     """
     num = len(candidate_groups)
     if len(batch) != num + len(reference_groups):
-        raise ValueError(f"{len(batch)} captions, but {num} candidates and {len(reference_groups)} references.")
+        raise ValueError(
+            f"{len(batch)} captions, but {num} candidates and {len(reference_groups)} references. Pass one group per caption."
+        )
     groups = torch.cat([candidate_groups, reference_groups])
     num_groups = int(groups.max()) + 1
     sizes = torch.bincount(reference_groups, minlength=num_groups)
     missing = torch.nonzero(sizes[candidate_groups] == 0).flatten()
     if len(missing):
-        raise ValueError(f"Candidate {int(missing[0])} belongs to an image without a reference.")
+        raise ValueError(
+            f"Candidate {int(missing[0])} belongs to an image without a reference. Pass at least one per image."
+        )
     slots = torch.full_like(groups, -1)
     slots[num:] = _slots(reference_groups, num_groups)
     counts = count_ngrams(batch, max_order, groups)
@@ -100,7 +104,7 @@ def bleu_matches(
 
 
 def corpus_bleu(matches: Tensor, totals: Tensor, lengths: Tensor, reference_lengths: Tensor) -> Tensor:
-    """BLEU of a whole corpus: counts are summed before anything is divided.
+    """BLEU of a whole corpus, from summed counts.
 
     Args:
         matches (`torch.Tensor` of shape `(N, n)`): See [`bleu_matches`].
@@ -115,23 +119,25 @@ def corpus_bleu(matches: Tensor, totals: Tensor, lengths: Tensor, reference_leng
 
 
 def pairwise_bleu(batch: TokenBatch, group_size: int, max_order: int = 4) -> Tensor:
-    """BLEU of every caption against every single other caption of its image (SLE's distance is one minus it).
+    """BLEU of every caption against each other caption of its image (SLE's distance is one minus it).
 
     Returns:
         `torch.Tensor` of shape `(B, G, G, n)`: float64; entry (b, j, k) is BLEU-1 ... n of caption j as candidate with
-        caption k as its one reference.
+        caption k as the only reference.
     Raises:
-        ValueError: If the captions are no whole number of groups.
+        ValueError: If the number of captions is not a multiple of `group_size`.
     """
     num = len(batch)
     if group_size < 1 or num == 0 or num % group_size:
-        raise ValueError(f"{num} captions are no whole number of groups of {group_size}.")
+        raise ValueError(
+            f"{num} captions cannot be divided into groups of {group_size}. Pass the same number of captions per image."
+        )
     device = batch.tokens.device
     position = torch.arange(num, device=device)
     groups = torch.div(position, group_size, rounding_mode="floor")
     counts = count_ngrams(batch, max_order, groups)
     table = counts.table(position % group_size)  # (C, G)
-    # N-grams of one caption alone match nothing but themselves: the totals know them already.
+    # N-grams of a single caption match only themselves, which the totals already contain.
     shared = positions(torch.bincount(counts.columns, minlength=len(table)) > 1)
     part = table.index_select(0, shared)
     both = torch.minimum(part[:, :, None], part[:, None, :]).view(len(shared), group_size**2)
@@ -154,10 +160,10 @@ def pairwise_bleu(batch: TokenBatch, group_size: int, max_order: int = 4) -> Ten
 
 
 def sibling_bleu(batch: TokenBatch, groups: Tensor, max_order: int = 4) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The counts of each caption against the other captions of its image together (mBLEU, SLE's reward of 2018).
+    """Counts of each caption with the other captions of its image as references (mBLEU, SLE's reward of 2018).
 
     Args:
-        groups (`torch.Tensor` of shape `(N,)`): Image of each caption, sorted; at least two captions an image.
+        groups (`torch.Tensor` of shape `(N,)`): Image of each caption, sorted; at least two captions per image.
 
     Returns:
         `tuple` of four tensors for [`bleu_scores`] or [`corpus_bleu`]: matches `(N, n)`, totals `(N, n)`, lengths
@@ -169,11 +175,13 @@ def sibling_bleu(batch: TokenBatch, groups: Tensor, max_order: int = 4) -> tuple
     sizes = torch.bincount(groups)
     lonely = torch.nonzero(sizes[groups] < 2).flatten()
     if len(lonely):
-        raise ValueError(f"Caption {int(lonely[0])} is alone in its group: there is no sibling to compare it with.")
+        raise ValueError(
+            f"Caption {int(lonely[0])} is the only one of its image. Pass at least two captions per image."
+        )
     slots = _slots(groups, len(sizes))
     counts = count_ngrams(batch, max_order, groups)
     table = counts.table(slots)  # (C, S)
-    # The most any other caption holds is the largest of the row, or the second largest for the one that holds it.
+    # The largest count in other captions is the row's maximum, or the second largest for the caption with the maximum.
     top = table.topk(2, dim=1)
     slot = slots[counts.rows]
     most = torch.where(

@@ -1,4 +1,4 @@
-"""CIDEr-D and plain CIDEr on integer n-grams, with document frequencies that are counted once and kept.
+"""CIDEr-D and plain CIDEr on integer n-grams, with document frequencies that are counted once.
 
 The two are different metrics. CIDEr-D (what pycocoevalcap and most papers call "CIDEr") clips the candidate's counts
 at the reference's and multiplies by a Gaussian of the difference in length; plain CIDEr does neither.
@@ -24,15 +24,15 @@ class CiderScorer:
 
     Reference: Vedantam et al. 2015, "CIDEr: Consensus-based Image Description Evaluation".
     With `g_n(c)` the vector of counts times `log M - log max(1, df)` of the n-grams of order n:
-    `CIDEr = 10 / (4 R) sum_n sum_r g_n(c) . g_n(r) / (|g_n(c)| |g_n(r)|)`; CIDEr-D puts `min(g_n(c), g_n(r))` for the
-    first `g_n(c)` and multiplies by `exp(-(l(c) - l(r))^2 / (2 sigma^2))`.
+    `CIDEr = 10 / (4 R) sum_n sum_r g_n(c) . g_n(r) / (|g_n(c)| |g_n(r)|)`; CIDEr-D replaces the
+    first `g_n(c)` by `min(g_n(c), g_n(r))` and multiplies by `exp(-(l(c) - l(r))^2 / (2 sigma^2))`.
     Differs from it by: nothing; as in the authors' code, counts are not divided by the length, and l counts bigrams.
 
     Args:
-        frequencies: Document frequencies; those of the training references for rewards, of the corpus for evaluation.
+        frequencies: Document frequencies: of the training references for rewards, of the corpus for evaluation.
         variant: `"cider_d"` or `"cider"`.
         sigma: Width of the length penalty of CIDEr-D, in words.
-        max_order: Longest n-gram, averaged with all shorter ones.
+        max_order: Longest n-gram; the score is the mean over orders.
 
     Example:
         >>> refs = [[["a", "red", "cat"]], [["a", "dog", "runs"]]]
@@ -71,7 +71,7 @@ class CiderScorer:
             `torch.Tensor` of shape `(N,)`: float64 scores in [0, 10] of all candidates, image after image; higher
             is better.
         Raises:
-            ValueError: If the numbers of images disagree, an image has no candidate or no reference, or frequencies
+            ValueError: If the numbers of images differ, an image has no candidate or no reference, or frequencies
                 are of token ids.
         """
         if self.frequencies.words is None:
@@ -95,7 +95,7 @@ class CiderScorer:
         )
 
     def score_tokens(self, batch: TokenBatch, candidate_images: Tensor, reference_images: Tensor) -> Tensor:
-        """Score captions that are integers already; runs on the device of the batch.
+        """Score captions given as integers; runs on the device of the batch.
 
         Args:
             batch: The N candidates, then the R references.
@@ -104,7 +104,7 @@ class CiderScorer:
         Returns:
             `torch.Tensor` of shape `(N,)`: float64 scores in [0, 10]; higher is better.
         Raises:
-            ValueError: If the sizes disagree, references are not sorted by image, or an image has none.
+            ValueError: If sizes differ, references are not sorted by image, or an image has none.
         """
         num_candidates, num_references = len(candidate_images), len(reference_images)
         if len(batch) != num_candidates + num_references:
@@ -118,10 +118,10 @@ class CiderScorer:
         missing = torch.nonzero(number[images[:num_candidates]] == 0).flatten()
         if len(missing):
             raise ValueError(
-                f"Candidate {int(missing[0])} belongs to image {int(images[missing[0]])}, which has no reference."
+                f"Candidate {int(missing[0])} belongs to image {int(images[missing[0]])}, which has no reference. Pass at least one per image."
             )
         if num_references > 1 and bool((images[num_candidates + 1 :] < images[num_candidates:-1]).any()):
-            raise ValueError("reference_images must be sorted, references of one image side by side.")
+            raise ValueError("reference_images are not sorted. Sort the references by image.")
         first = torch.cumsum(number, 0) - number
         slots = torch.full_like(images, -1)
         slots[num_candidates:] = torch.arange(num_references, device=device) - first[images[num_candidates:]]
@@ -135,7 +135,7 @@ class CiderScorer:
         amount = counts.counts.double()
         norms = torch.bincount(segment, squared * amount * amount, len(batch) * width).sqrt_().view(-1, width)
 
-        # Only n-grams that some reference of the image shares add to the products: a third of all.
+        # Only n-grams that occur in a reference of the image contribute to the products: a third of all.
         table = counts.table(slots)  # (C, S) counts in each reference
         shared = (table.amax(dim=1) > 0).index_select(0, counts.columns)
         ours = positions((counts.rows < num_candidates) & shared)  # (E',)
@@ -148,7 +148,7 @@ class CiderScorer:
         similarity.index_add_(0, segment.index_select(0, ours), products)
         similarity = similarity.view(num_candidates, width, num_slots)
 
-        # (N, S): the caption that stands at each slot of the candidate's image; slots past the last are masked.
+        # (N, S): the reference in each slot of the candidate's image; slots after the last one are masked.
         image = images[:num_candidates]
         steps = torch.arange(num_slots, device=device)
         there = steps < number[image][:, None]

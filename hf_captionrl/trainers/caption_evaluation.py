@@ -18,7 +18,7 @@ from hf_captionrl.captioners.sharding import is_sharded
 from hf_captionrl.data import CaptionDataset, evaluation_rows, frames_of, open_still
 from hf_captionrl.losses import IGNORE_INDEX
 from hf_captionrl.metrics import caption_statistics, self_retrieval
-from hf_captionrl.metrics.suites.row import spoken
+from hf_captionrl.metrics.suites.suite_row import spoken
 from hf_captionrl.reports.completion_log import log_completions, print_completions
 from hf_captionrl.trainers.best_metric import references_of
 from hf_captionrl.trainers.caption_generation import LazyImages, VideoFeatures, generate_captions

@@ -29,7 +29,7 @@ from hf_captionrl.data import (
     training_rows,
 )
 from hf_captionrl.losses import IGNORE_INDEX
-from hf_captionrl.metrics.suites.row import spoken
+from hf_captionrl.metrics.suites.suite_row import spoken
 from hf_captionrl.retrieval import Scorer
 from hf_captionrl.trainers.argument_support import refuse_unsupported
 from hf_captionrl.trainers.best_metric import check_best_metric, references_of

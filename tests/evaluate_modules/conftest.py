@@ -28,7 +28,7 @@ def evaluate(tmp_path_factory):
     """`evaluate` with caches of its own, the modules installed there, and nothing but these found."""
     import evaluate
 
-    from hf_captionrl.evaluate_modules import install
+    from hf_captionrl.evaluate_modules import MODULES, install
 
     home = tmp_path_factory.mktemp("hf")
     with pytest.MonkeyPatch.context() as patch:
@@ -39,7 +39,7 @@ def evaluate(tmp_path_factory):
         patch.setattr(sys, "path", [p for p in sys.path if not Path(p, "evaluate_modules").is_dir()])
         _forget_modules()
         evaluate.logging.set_verbosity_error()
-        assert len(install()) == 7
+        assert len(install()) == len(MODULES) >= 7
         yield evaluate
     _forget_modules()
 

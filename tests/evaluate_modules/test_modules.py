@@ -10,7 +10,7 @@ import torch
 
 import hf_captionrl.metrics as metrics
 from hf_captionrl.evaluate_modules import MODULES
-from hf_captionrl.evaluate_modules.video import caption_tokens, token_weights
+from hf_captionrl.evaluate_modules.declarations.emscore import caption_tokens, token_weights
 from hf_captionrl.retrieval.features import FeatureCache
 from hf_captionrl.scenes import check
 from hf_captionrl.scenes.models import model_path
@@ -254,9 +254,9 @@ def test_faithfulness_takes_objects_and_facts_everywhere(evaluate, scenes):
     assert both["chair_i"] == chair["chair_i"]
     assert both["per_sample"]["wrong"] == exact["per_sample"]["wrong"]
     assert both["per_sample"]["chair_wrong"] == chair["per_sample"]["wrong"]
-    with pytest.raises(ValueError, match="no name of an object"):
+    with pytest.raises(ValueError, match="not the name of an object"):
         metric.compute(predictions=["a dog"], references=[["a dog runs over the green meadow"]])
-    with pytest.raises(ValueError, match="nothing to hold"):
+    with pytest.raises(ValueError, match="nothing to compare"):
         metric.compute(predictions=["a dog"])
     with pytest.raises(ValueError, match=r"references\[0\] is the string 'dog'"):
         metric.compute(predictions=["a dog"], references=["dog"])

@@ -10,7 +10,7 @@ from tests.evaluate_modules.evaluators import JUDGE
 def test_a_misspelt_argument_is_told(evaluate):
     metric = evaluate.load("self_retrieval")
     arguments = {"predictions": ["a"], "references": [[1.0]], "text_features": [[1.0]]}
-    with pytest.warns(UserWarning, match="'num_distractor' is not known here.*'num_distractors'"):
+    with pytest.warns(UserWarning, match="'num_distractor' is unknown.*'num_distractors'"):
         metric.compute(**arguments, num_distractor=99)
 
 
@@ -54,8 +54,8 @@ BAD = [
     ("self_retrieval", {"references": np.eye(2), "num_distractors": -1, "protocol": "blocks"}, "at least 1, got -1"),
     ("caption_faithfulness", {"references": ["{}", "5"]}, r"facts\[0\] cannot be checked"),
     ("caption_faithfulness", {"objects": [["dog"], [3]]}, r"objects\[1\]\[0\] is 3"),
-    ("caption_nlg", {"references": ["a", "b"]}, r"references\[0\] must be a list of strings.*write \['a'\]"),
-    ("caption_nlg", {"references": [["a"], "bc"]}, r"references\[1\] must be a list of strings.*write \['bc'\]"),
+    ("caption_nlg", {"references": ["a", "b"]}, r"references\[0\] must be a list of strings.*Write \['a'\]"),
+    ("caption_nlg", {"references": [["a"], "bc"]}, r"references\[1\] must be a list of strings.*Write \['bc'\]"),
     ("caption_nlg", {"references": [["a"], []]}, r"references\[1\] is empty"),
     ("caption_nlg", {}, "references are missing"),
     ("caption_nlg", {"references": [["a"], ["b"]], "which": ["blue"]}, "which must be some of"),
@@ -99,7 +99,7 @@ def test_java_that_is_missing_is_a_reason_and_not_an_error(evaluate, tmp_path):
     assert found["meteor"] is None
     assert found["spice"] is None
     assert found["meteor_reason"].startswith("not run: ")
-    assert "is no program" in found["spice_reason"]
+    assert "is not a program" in found["spice_reason"]
     assert str(tmp_path) not in str(found)
     assert "meteor" not in found["signature"]
     none = evaluate.load("caption_nlg").compute(

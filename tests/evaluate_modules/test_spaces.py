@@ -1,9 +1,11 @@
-"""Each module's folder is a complete Space, and its example, cases and card are true."""
+"""Each module's folder is a complete Space; its example and cases run, and its card matches its declaration."""
 
-import ast
+import dataclasses
 import doctest
 import importlib
+import inspect
 import json
+import re
 import runpy
 import sys
 import types
@@ -12,8 +14,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from hf_captionrl.evaluate_modules import MODULES, path
+import hf_captionrl.metrics as metrics
+from hf_captionrl.evaluate_modules import MODULES, path, space
+from hf_captionrl.evaluate_modules.metric import load_metric
 from hf_captionrl.evaluate_modules.page import build_page, compute_from_json
+from scripts import metric_pages
 from tests.closeness import within
 
 
@@ -24,7 +29,7 @@ def name(request):
 
 def two_rows(name):
     """A case of a module's own with two rows or more; a single row is given twice, changed."""
-    cases = runpy.run_path(str(Path(path(name)) / "tests.py"))["test_cases"]
+    cases = load_metric(name).cases
     cases = [{key: value for key, value in case.items() if key != "result"} for case in cases]
     case = next((case for case in cases if len(case["predictions"]) > 1), cases[0])
     if len(case["predictions"]) == 1:
@@ -60,54 +65,64 @@ def test_cases(name, evaluate):
         assert number + 1e-4 != within(number, 1e-6, dtype="float64")
 
 
-def test_card_says_what_the_module_says(name):
-    module, card = module_of(name), (Path(path(name)) / "README.md").read_text(encoding="utf-8")
+def test_generated_files_match_their_declarations(tmp_path):
+    files = metric_pages.generated_files(metric_pages.ROOT)
+    stale = [path for path, text in files.items() if path.read_text(encoding="utf-8") != text]
+    assert stale == [], "Run `python scripts/metric_pages.py`."
+    assert len(files) == 5 * len(MODULES) + 1
+    changed = dataclasses.replace(load_metric("emscore"), description="Something else.\n")
+    assert "Something else." in space.render_card("emscore", changed)
+
+
+def test_check_names_stale_files(monkeypatch, capsys):
+    assert metric_pages.main(["--check"]) == 0
+    stale = metric_pages.generated_files(metric_pages.ROOT) | {metric_pages.ROOT / "docs" / "metrics.md": "old"}
+    monkeypatch.setattr(metric_pages, "generated_files", lambda _: stale)
+    assert metric_pages.main(["--check"]) == 1
+    assert capsys.readouterr().out == "stale: docs/metrics.md\n"
+
+
+def test_card_contains_the_declaration(name):
+    metric, card = load_metric(name), (Path(path(name)) / "README.md").read_text(encoding="utf-8")
     _, front, body = card.split("---\n", 2)
     meta = yaml.safe_load(front)
     assert meta["sdk"] == "gradio"
     assert meta["app_file"] == "app.py"
     assert meta["license"] == "apache-2.0"
     assert set(meta["tags"]) >= {"evaluate", "metric"}
-    assert meta["title"]
+    assert meta["title"] == metric.title
     assert meta["emoji"]
     assert len(meta["short_description"]) <= 60, "the Hub's limit"
-    assert module._DESCRIPTION.strip() in body
-    assert module._CITATION.strip() in body
-    example = doctest.DocTestParser().get_examples(module._KWARGS_DESCRIPTION)
+    assert metric.description.strip() in body
+    assert metric.citation.strip() in body
+    example = doctest.DocTestParser().get_examples(metric.inputs_description)
     shown = doctest.DocTestParser().get_examples(body)
     assert [(e.source, e.want) for e in example] == [(e.source, e.want.removesuffix("```\n")) for e in shown]
-    for argument in arguments_of(name):
-        assert f"{argument}" in body, argument
+    for argument in inspect.signature(metric.compute).parameters:
+        assert f"`{argument}`" in body, argument
     assert (Path(path(name)) / "requirements.txt").read_text().startswith("hf-captionrl")
 
 
-def arguments_of(name):
-    tree = ast.parse((Path(path(name)) / f"{name}.py").read_text())
-    (kind,) = [node for node in tree.body if isinstance(node, ast.ClassDef)]
-    (compute,) = [node for node in kind.body if getattr(node, "name", "") == "_compute"]
-    return [a.arg for a in (*compute.args.args, *compute.args.kwonlyargs) if a.arg != "self"]
-
-
-def test_arguments_are_described_and_siblings_are_let_through(name):
-    module = module_of(name)
-    arguments, _, _ = module._KWARGS_DESCRIPTION.partition("Returns:")
-    for argument in arguments_of(name):
-        assert argument in arguments, argument
-    tree = ast.parse((Path(path(name)) / f"{name}.py").read_text())
-    (compute,) = [node for node in ast.walk(tree) if getattr(node, "name", "") == "_compute"]
-    assert compute.args.kwarg is not None, "evaluate.combine forwards every argument to every module"
+def test_arguments_are_described(name):
+    metric = load_metric(name)
+    for argument in inspect.signature(metric.compute).parameters:
+        assert re.search(rf"\b{argument}\b", metric.arguments), argument
+    assert set(metric.functions) <= set(metrics.__all__)
 
 
 def test_evaluate_can_parse_the_module(name, evaluate):
-    # Its parser goes by lines: `import a, b` and a class imported from evaluate would break it.
+    # Its parser reads line by line: `import a, b` and a class imported from evaluate would break it.
     file = Path(path(name)) / f"{name}.py"
     libraries = {imported for kind, imported, _, _ in evaluate.loading.get_imports(str(file)) if kind == "library"}
-    tree = ast.parse(file.read_text())
-    wanted = {alias.name.split(".")[0] for node in tree.body if isinstance(node, ast.Import) for alias in node.names}
-    assert libraries == wanted | {"hf_captionrl"}
-    assert all(len(node.names) == 1 for node in ast.walk(tree) if isinstance(node, ast.Import))
+    assert libraries == {"evaluate", "hf_captionrl"}
     kinds = [o for o in vars(module_of(name)).values() if isinstance(o, type) and issubclass(o, evaluate.Metric)]
-    assert [kind.__name__ for kind in kinds] == [MODULES[name]]
+    assert [kind.__name__ for kind in kinds] == [space.class_name(name)]
+
+
+def test_arguments_of_siblings_are_let_through(evaluate):
+    metric = evaluate.load("caption_diversity")
+    captions = [["a dog", "a cat"]]
+    assert metric.compute(predictions=captions, scorer="x", num_bootstrap=0) == metric.compute(predictions=captions)
 
 
 class Recorder:
@@ -150,7 +165,7 @@ def test_page(name, evaluate, monkeypatch):
 
 def test_page_opens_nothing_of_its_server(evaluate):
     metric = evaluate.load("caption_nlg")
-    cases = runpy.run_path(str(Path(path("caption_nlg")) / "tests.py"))["test_cases"]
+    cases = load_metric("caption_nlg").cases
     given = {"predictions": ["a"], "references": [["a"]]}
     assert compute_from_json(metric, json.dumps(given), cases)["bleu_1"] == pytest.approx(1)
     with pytest.raises(ValueError, match="not 'java'"):
@@ -158,7 +173,7 @@ def test_page_opens_nothing_of_its_server(evaluate):
     with pytest.raises(ValueError, match="one JSON object"):
         compute_from_json(metric, "[]", cases)
     metric = evaluate.load("caption_perplexity")
-    cases = runpy.run_path(str(Path(path("caption_perplexity")) / "tests.py"))["test_cases"]
+    cases = load_metric("caption_perplexity").cases
     with pytest.raises(ValueError, match="not '/etc'"):
         compute_from_json(metric, json.dumps({"predictions": ["a"], "model": "/etc"}), cases)
 
@@ -184,7 +199,7 @@ def test_page_takes_data_and_the_options_of_its_examples(name, given, message):
     def compute(**_):
         raise AssertionError("computed")
 
-    cases = runpy.run_path(str(Path(path(name)) / "tests.py"))["test_cases"]
+    cases = load_metric(name).cases
     with pytest.raises(ValueError, match=message):
         compute_from_json(types.SimpleNamespace(compute=compute), json.dumps({"predictions": ["a"]} | given), cases)
     own = {key: value for key, value in cases[0].items() if key != "result"} | {"predictions": ["another"]}

@@ -130,7 +130,7 @@ def test_picture_must_be_a_png(seen, tmp_path):
     assert shown.format == "PNG"
     assert shown.width > 1500
     assert path.read_bytes() == write_explanation_picture(tmp_path / "again.png", view, reward=REWARD).read_bytes()
-    with pytest.raises(ValueError, match=r"End the name in \.png"):
+    with pytest.raises(ValueError, match=r"ends in \.png"):
         write_explanation_picture(tmp_path / "e.svg", view)
 
 

@@ -84,13 +84,13 @@ def test_p_values_under_the_null_are_uniform():
 def test_bad_input():
     with pytest.raises(ValueError, match=r"values\[1\] is nan"):
         bootstrap_interval([1.0, float("nan")])
-    with pytest.raises(ValueError, match="not empty"):
+    with pytest.raises(ValueError, match="at least one number"):
         bootstrap_interval([])
     with pytest.raises(ValueError, match="2 values and 1 weights"):
         bootstrap_interval([1.0, 2.0], weights=[1.0])
     with pytest.raises(ValueError, match="not all 0"):
         bootstrap_interval([1.0], weights=[0.0])
-    with pytest.raises(ValueError, match="groups must name one group for each of 2"):
+    with pytest.raises(ValueError, match="groups must hold one label for each of 2"):
         bootstrap_interval([1.0, 2.0], groups=["a"])
     with pytest.raises(ValueError, match="confidence"):
         bootstrap_interval([1.0], confidence=95)

@@ -49,8 +49,8 @@ def test_every_pair_of_three_is_compared():
     ("changes", "message"),
     [
         ({"scores": {"A": [1.0]}}, "at least two"),
-        ({"ranks": None}, "nothing to judge"),
-        ({"wrong": WRONG}, "go together"),
+        ({"ranks": None}, "compared with nothing"),
+        ({"wrong": WRONG}, "must be given together"),
         ({"ranks": {"A": [1, 1, 1, 1]}}, "lacks 'B'"),
         ({"ranks": {"A": [1] * 4, "B": [1] * 3}}, "3 numbers for 4"),
         ({"scores": {"A": [1.0], "B": [float("nan")]}}, "is nan"),

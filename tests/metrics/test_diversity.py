@@ -77,7 +77,7 @@ def test_statistics_keep_case_and_drop_punctuation():
 
 
 def test_bad_input_names_the_place():
-    with pytest.raises(ValueError, match=r"captions\[1\] has 1 caption\(s\); at least 2"):
+    with pytest.raises(ValueError, match=r"captions\[1\] has 1 caption\(s\)\. Pass at least 2"):
         caption_diversity([["a", "b"], ["a"]])
     with pytest.raises(ValueError, match=r"captions\[0\] is the string"):
         caption_diversity(["a dog"])

@@ -144,7 +144,7 @@ def test_features_are_taken_in_every_form_and_odd_rows_are_named():
         with pytest.raises(ValueError, match=r"bags\[0\] holds .* not an image row"):
             self_retrieval(images, images, bags=[bag])
     for distractors in (0, -1):
-        with pytest.raises(ValueError, match="num_distractors must be a whole number of at least 1"):
+        with pytest.raises(ValueError, match="num_distractors must be an integer of at least 1"):
             self_retrieval(images, images, num_distractors=distractors, protocol="blocks")
     for ks in ((), (0,), ("1",), (1.5,), (True,)):
         with pytest.raises(ValueError, match="ks must be positive integers"):

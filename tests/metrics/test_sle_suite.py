@@ -40,7 +40,7 @@ def test_points_come_by_temperature():
 
 
 def test_what_was_not_written_is_refused():
-    with pytest.raises(ValueError, match="no captions"):
+    with pytest.raises(ValueError, match="decodings is empty"):
         decoding_suite({})
     with pytest.raises(ValueError, match=r"\[0.0\] are not positive"):
         tradeoff_points({0.0: VARIED, 1.0: SAME}, references=REFERENCES)

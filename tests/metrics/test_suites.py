@@ -7,7 +7,7 @@ import torch
 
 from hf_captionrl.metrics import bleu, caption_diversity, cider_d, paired_test
 from hf_captionrl.metrics.suites import EMPTY_CAPTION, discritune_suite, ndlb_suite, sle_suite, smile_suite
-from hf_captionrl.metrics.suites.row import SuiteRow, leave_one_out
+from hf_captionrl.metrics.suites.suite_row import SuiteRow, leave_one_out
 from tests.closeness import close, within
 
 WORDS = "a red green small large dog cat bird tree house on under beside the of".split()
@@ -165,7 +165,7 @@ def test_meteor_and_spice_are_given_or_say_why_not():
     assert row["meteor_ci"][0] < 0.5 < row["meteor_ci"][1]
     assert row["per_sample"]["meteor"].mean() == pytest.approx(0.5)
     assert (row["spice"], row["spice_reason"]) == (None, "there is no Java")
-    assert discritune_suite(CAPTIONS, references=REFERENCES)["meteor_reason"] == "METEOR was not asked for"
+    assert discritune_suite(CAPTIONS, references=REFERENCES)["meteor_reason"] == "METEOR was not requested"
 
     def broken(captions, references):
         raise ZeroDivisionError  # a fault of the program is no missing part
@@ -243,7 +243,7 @@ def test_what_every_suite_of_single_captions_does(suite):
         suite(CAPTIONS, references=REFERENCES[:-1])
     row = suite(["", " ", *CAPTIONS[2:]], references=REFERENCES, text_features=TEXT, image_features=IMAGES)
     assert row["empty_captions"] == 2
-    assert row["hallucination_reason"] == "no truth to check against"
+    assert row["hallucination_reason"] == "no facts to check captions with"
     for key, value in row.items():
         if key.endswith("_reason"):
             assert row[key.removesuffix("_reason")] is None

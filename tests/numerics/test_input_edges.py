@@ -97,7 +97,7 @@ def test_options_that_no_formula_can_hold_are_refused():
         (lambda: exact_interval(1.5, 3), "1.5 successes"),
         (
             lambda: bootstrap_interval([1.0] * 40, weights=[1.0] + [0.0] * 39, num_resamples=1, seed=2),
-            "more resamples",
+            "Raise num_resamples",
         ),
     ):
         with pytest.raises(ValueError, match=said):

@@ -19,7 +19,7 @@ from hf_captionrl.metrics import (
     proportion_interval,
     self_retrieval,
 )
-from hf_captionrl.metrics.suites.row import SuiteRow
+from hf_captionrl.metrics.suites.suite_row import SuiteRow
 from hf_captionrl.reports.table import Column, format_cell, print_table
 from tests.closeness import close, within
 from tests.numerics.drawn import few, seeds
@@ -161,7 +161,7 @@ def test_proportions_of_groups_and_of_counts():
     assert proportion_interval([0] * 5, weights=[3, 0, 2, 4, 0]) == exact_interval(0, 3)
     assert proportion_interval([3, 0, 2], weights=[3, 0, 2]) == exact_interval(2, 2)
     for bad, weights in (([-1.0, 1.0], None), ([1.5, 0.0], None), ([2.0, 1.0], [1.0, 1.0])):
-        with pytest.raises(ValueError, match=r"not a proportion. Use bootstrap_interval"):
+        with pytest.raises(ValueError, match=r"Use bootstrap_interval"):
             proportion_interval(bad, weights=weights)
 
 

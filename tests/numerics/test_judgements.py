@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from hf_captionrl.instruct.ratings import Rating, answer_statistics, parse_scores, relative_scores
 from hf_captionrl.metrics.cider_failures import cider_failures, unrewarded
-from hf_captionrl.metrics.words import characteristic_words
+from hf_captionrl.metrics.word_statistics import characteristic_words
 from hf_captionrl.studies.accuracy_and_ratings import Pick, exact_interval, score_picks, score_ratings
 from hf_captionrl.studies.accuracy_and_ratings import Rating as StudyRating
 from tests.closeness import within

@@ -70,5 +70,5 @@ def test_bad_histories_are_refused(histories, message, tmp_path):
 
 
 def test_only_png(tmp_path):
-    with pytest.raises(ValueError, match=r"End the name in \.png"):
+    with pytest.raises(ValueError, match=r"ends in \.png"):
         write_curves(tmp_path / "c.jpg", HISTORIES)

@@ -215,7 +215,7 @@ def test_marks_stand_where_they_say():
     pieces, absent = cut_at_marks("pigs", [Mark("pigs", "right", 0, 4), Mark("pigs", "wrong", 0, 4)])
     assert [piece.verdict for piece in pieces] == ["wrong"]
     assert [tuple(piece) for piece in absent] == [("pigs", "right")]
-    with pytest.raises(ValueError, match="stands at 2 to 9 of a caption of 4"):
+    with pytest.raises(ValueError, match="is at 2 to 9 of a caption of 4"):
         cut_at_marks("pigs", [Mark("pigs", "right", 2, 9)])
 
 
@@ -262,8 +262,8 @@ def test_hostile_owners_groups_and_numbers_stay_text(text, tmp_path):
     ("items", "message"),
     [
         ([], "no items"),
-        ([make_item(captions=[GalleryCaption("A", "x"), GalleryCaption("A", "y")])], "each by another method"),
-        ([GalleryItem(Image.new("RGB", (2, 2)), "i", [])], "one or more"),
+        ([make_item(captions=[GalleryCaption("A", "x"), GalleryCaption("A", "y")])], "Pass one caption per method"),
+        ([GalleryItem(Image.new("RGB", (2, 2)), "i", [])], "at least one"),
         ([make_item(captions=[GalleryCaption("A", "x", rank=0)])], "rank 0 of None"),
         ([make_item(captions=[GalleryCaption("A", "x", rank=101, pool_size=100)])], "rank 101 of 100"),
     ],

@@ -75,5 +75,5 @@ def test_what_cannot_be_drawn_is_refused(tmp_path, curves, message):
 
 
 def test_only_png_is_written(tmp_path):
-    with pytest.raises(ValueError, match=r"End the name in \.png"):
+    with pytest.raises(ValueError, match=r"ends in \.png"):
         write_diversity_tradeoff(tmp_path / "t.svg", CURVES)

@@ -15,7 +15,7 @@ from hf_captionrl.explain.token_view import explain_caption
 from hf_captionrl.hub.model_card import render_model_card
 from hf_captionrl.hub.publish_checks import check_text
 from hf_captionrl.reports.gallery import GalleryCaption, GalleryItem, write_gallery
-from hf_captionrl.reports.panel import PanelItem, write_panel
+from hf_captionrl.reports.sample_panel import PanelItem, write_panel
 from hf_captionrl.studies.design import rating_parts
 from hf_captionrl.studies.result_pages import study_html
 from hf_captionrl.truematch.leaderboard import write_leaderboard

@@ -93,9 +93,9 @@ def test_identical_captions_are_no_news():
 
 def test_bad_input():
     batch = encode_words([["a"], ["b"], ["c"]])
-    with pytest.raises(ValueError, match="no whole number of groups of 2"):
+    with pytest.raises(ValueError, match="cannot be divided into groups of 2"):
         pairwise_bleu(batch, 2)
-    with pytest.raises(ValueError, match="Caption 2 is alone"):
+    with pytest.raises(ValueError, match="Caption 2 is the only one"):
         sibling_bleu(batch, torch.tensor([0, 0, 1]))
     with pytest.raises(ValueError, match="Candidate 1 belongs to an image without a reference"):
         bleu_matches(batch, torch.tensor([0, 1]), torch.tensor([0]))

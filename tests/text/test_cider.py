@@ -205,7 +205,7 @@ def test_bad_input_names_the_place():
         CiderScorer(counted, variant="cider_e")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"max_order \(5\)"):
         CiderScorer(counted, max_order=5)
-    with pytest.raises(ValueError, match="its beginning 'a b' is not"):
+    with pytest.raises(ValueError, match="its prefix 'a b' is not"):
         DocumentFrequencies.from_counts({"a": 1, "b": 1, "a b c": 1}, 2)
     with pytest.raises(ValueError, match="3 of 2 documents"):
         DocumentFrequencies.from_counts({"a": 3}, 2)

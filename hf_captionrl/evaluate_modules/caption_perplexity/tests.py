@@ -1,15 +1,5 @@
 """Cases of the metric: arguments of `compute`, and numbers that the result must hold."""
 
-test_cases = [
-    {
-        "predictions": ["a pig left of a tree", "two pigs"],
-        "model": "scenes:gpt2-perplexity",
-        "result": {"num_tokens": 10, "num_truncated": 0},
-    },
-    {
-        "predictions": ["a pig left of a tree"],
-        "model": "scenes:gpt2-perplexity",
-        "bos": "prepend",
-        "result": {"num_tokens": 7, "num_truncated": 0},
-    },
-]
+from hf_captionrl.evaluate_modules.metric import load_metric
+
+test_cases = load_metric("caption_perplexity").cases

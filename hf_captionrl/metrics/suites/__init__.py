@@ -1,10 +1,10 @@
-"""Suites: all numbers of one paper's table for one captioner, one file a paper."""
+"""Suites: all numbers of one paper's table for one captioner, one file per paper."""
 
 from hf_captionrl.metrics.suites.discritune import discritune_suite
 from hf_captionrl.metrics.suites.ndlb import ndlb_suite
-from hf_captionrl.metrics.suites.row import EMPTY_CAPTION
 from hf_captionrl.metrics.suites.sle import SAMPLE_KEYS, decoding_suite, sle_suite, tradeoff_points
 from hf_captionrl.metrics.suites.smile import smile_suite
+from hf_captionrl.metrics.suites.suite_row import EMPTY_CAPTION
 
 __all__ = [
     "EMPTY_CAPTION",

@@ -7,14 +7,14 @@ from typing import Any
 
 import torch
 
-from hf_captionrl.metrics.suites.row import SuiteRow, check_lengths
-from hf_captionrl.metrics.words import Tagger, characteristic_words
+from hf_captionrl.metrics.suites.suite_row import SuiteRow, check_lengths
+from hf_captionrl.metrics.word_statistics import Tagger, characteristic_words
 
 __all__ = ["NlgMetric", "discritune_suite"]
 
 NlgMetric = Callable[[list[str], list[list[str]]], Mapping[str, Any]]
-"""From captions and references to a result like that of [`hf_captionrl.metrics.java.meteor`]; a `RuntimeError` says
-why there is none."""
+"""Maps captions and references to a result like that of [`hf_captionrl.metrics.meteor_spice.meteor`]; raises a `RuntimeError`
+with the reason if it cannot be computed."""
 
 
 def discritune_suite(
@@ -35,22 +35,22 @@ def discritune_suite(
     """The columns of DiscriTune's Tables 1 and 2, and the words of Tables 7 and 14.
 
     Source: Dessi et al. 2023, sections 4.1 and 5. P@1 is recall at 1 among the 100 images of the caption's block:
-    consecutive blocks in the order of the data set, the short last one dropped. The paper's tables are a hundredfold.
+    consecutive blocks in the order of the data set; an incomplete last block is dropped. The paper multiplies by 100.
 
     Args:
-        captions: N captions, one an image.
-        references: For each image its references; CIDEr-D counts document frequencies in them.
-        text_features: `(N, D)` features of the captions by the judging scorer.
+        captions: N captions, one per image.
+        references: References of each image; CIDEr-D counts document frequencies in them.
+        text_features: `(N, D)` features of the captions by the scorer that evaluates.
         image_features: `(N, D)` features of the images by the same scorer.
-        meteor: Computes METEOR, for instance [`hf_captionrl.metrics.java.meteor`].
-        spice: Computes SPICE, for instance [`hf_captionrl.metrics.java.spice`].
-        facts: For each image what is true of it.
-        check: Checks one caption against one image's facts.
-        tagger: Lemmas and parts of speech, see [`hf_captionrl.metrics.words.spacy_tagger`]; then the words that tell
-            these captions from their references are given too.
+        meteor: Computes METEOR, for instance [`hf_captionrl.metrics.meteor_spice.meteor`].
+        spice: Computes SPICE, for instance [`hf_captionrl.metrics.meteor_spice.spice`].
+        facts: Facts of each image.
+        check: Checks a caption with the facts of its image.
+        tagger: Gives lemmas and parts of speech, see [`hf_captionrl.metrics.word_statistics.spacy_tagger`]; with it the words that
+            distinguish these captions from their references are returned too.
         scorer: Signature of the scorer, for the signatures of the numbers.
-        seed: Of the bootstrap.
-        details: Also give `per_sample`, `groups` and `signatures`, as [`smile_suite`] does.
+        seed: Seed of the bootstrap.
+        details: Also return `per_sample`, `groups` and `signatures`, as [`smile_suite`] does.
 
     Returns:
         `dict`: `blocks_recall_at_1`, `bleu_4`, `meteor`, `cider_d`, `spice`, `hallucination`, `fact_recall`,
@@ -58,7 +58,7 @@ def discritune_suite(
         `<key>_ci` and `<key>_reason` as in [`smile_suite`].
 
     Raises:
-        ValueError: If lengths disagree.
+        ValueError: If lengths differ.
     """
     check_lengths(captions, references=references, text_features=text_features, facts=facts)
     row = SuiteRow(captions, seed, scorer)
@@ -73,7 +73,7 @@ def discritune_suite(
     row.cider_d(references)
     for key, metric in (("meteor", meteor), ("spice", spice)):
         if metric is None or references is None:
-            row.missing("no references" if references is None else f"{key.upper()} was not asked for", key)
+            row.missing("no references" if references is None else f"{key.upper()} was not requested", key)
             continue
         try:
             found = metric(row.texts, [list(group) for group in references])

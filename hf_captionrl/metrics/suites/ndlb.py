@@ -9,7 +9,7 @@ import torch
 
 from hf_captionrl.metrics.diversity import vocabulary_size
 from hf_captionrl.metrics.signature import signature
-from hf_captionrl.metrics.suites.row import SuiteRow, check_lengths
+from hf_captionrl.metrics.suites.suite_row import SuiteRow, check_lengths
 from hf_captionrl.text.tokenize import ptb_tokenize
 
 __all__ = ["BAG_SIZES", "ndlb_suite"]
@@ -32,23 +32,23 @@ def ndlb_suite(
     seed: int = 0,
     details: bool = False,
 ) -> dict[str, Any]:
-    """The columns of No Detail Left Behind's Tables 3 to 7: bags, random distractors, likeness, vocabulary.
+    """The columns of No Detail Left Behind's Tables 3 to 7: bags, random distractors, similarity, vocabulary.
 
     Source: Gaur et al. 2024, sections 3 and 4. ClipSc is 100 times the cosine, without prefix and without clamping,
     so text features must be those of the bare captions.
 
     Args:
-        captions: N captions, one an image.
-        references: For each image its references, for CIDEr-D (document frequencies of these references).
-        text_features: `(N, D)` features of the captions by the judging scorer.
+        captions: N captions, one per image.
+        references: References of each image, for CIDEr-D (with document frequencies of these references).
+        text_features: `(N, D)` features of the captions by the scorer that evaluates.
         image_features: `(N, D)` features of the images by the same scorer.
-        facts: For each image what is true of it.
-        check: Checks one caption against one image's facts.
-        bags: For each bag size its bags, as lists of rows.
-        min_frequency: How often a word must stand in the captions to count for the vocabulary (Table 6).
+        facts: Facts of each image.
+        check: Checks a caption with the facts of its image.
+        bags: For each bag size the bags, as lists of rows.
+        min_frequency: Number of occurrences from which a word counts for the vocabulary (Table 6).
         scorer: Signature of the scorer, for the signatures of the numbers.
-        seed: Of the bootstrap.
-        details: Also give `per_sample`, `groups` and `signatures`, as [`smile_suite`] does.
+        seed: Seed of the bootstrap.
+        details: Also return `per_sample`, `groups` and `signatures`, as [`smile_suite`] does.
 
     Returns:
         `dict`: `bag_3_recall_at_1`, `bag_5_recall_at_1`, `bag_7_recall_at_1` (and those of other sizes in `bags`),
@@ -56,7 +56,7 @@ def ndlb_suite(
         `fact_recall`, `empty_captions`; `<key>_ci` and `<key>_reason` as in [`smile_suite`].
 
     Raises:
-        ValueError: If lengths disagree or `min_frequency` is below 1.
+        ValueError: If lengths differ or `min_frequency` is below 1.
     """
     check_lengths(captions, references=references, text_features=text_features, facts=facts)
     row = SuiteRow(captions, seed, scorer)

@@ -1,6 +1,6 @@
 """The columns of SLE's diversity table.
 
-Legend: B images, G captions of an image.
+Legend: B images, G captions per image.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from hf_captionrl.metrics import caption_diversity, cider_d
-from hf_captionrl.metrics.suites.row import SuiteRow, check_lengths, spoken
+from hf_captionrl.metrics.suites.suite_row import SuiteRow, check_lengths, spoken
 from hf_captionrl.text.frequencies import DocumentFrequencies
 
 __all__ = ["SAMPLE_KEYS", "decoding_suite", "sle_suite", "tradeoff_points"]
@@ -28,18 +28,18 @@ def sle_suite(
     seed: int = 0,
     details: bool = False,
 ) -> dict[str, Any]:
-    """The columns of SLE's Table 4: how different, and how good, are several captions of an image.
+    """The columns of SLE's Table 4: diversity and quality of several captions per image.
 
     Source: Chen and Jin 2020, Table 4: five random samples ("rs"), or the five best of a beam ("bs"). CIDEr is the
-    mean over the five; Div-n divides distinct n-grams by words; mBLEU-4 holds each caption against the other four and
-    is the mean over captions (`mbleu_4_per_image`). `mbleu_4`, of the corpus, is what other papers print.
+    mean over the five; Div-n divides distinct n-grams by words; mBLEU-4 compares each caption with the other four and
+    is the mean over captions (`mbleu_4_per_image`). Other papers report corpus mBLEU-4 (`mbleu_4`).
 
     Args:
-        captions: For each of the B images its G captions, at least two (the paper: five).
-        references: For each image its references, for CIDEr-D.
-        frequencies: Document frequencies of a training set; None counts these references.
-        seed: Of the bootstrap.
-        details: Also give `per_sample`, `groups` and `signatures`, as [`smile_suite`] does.
+        captions: The G captions of each of B images, at least two (the paper: five).
+        references: References of each image, for CIDEr-D.
+        frequencies: Document frequencies of a training set; None: those of `references`.
+        seed: Seed of the bootstrap.
+        details: Also return `per_sample`, `groups` and `signatures`, as [`smile_suite`] does.
 
     Returns:
         `dict`: `div_1`, `div_2`, `mbleu_4_per_image`, `mbleu_4`, `cider_d`, `best_cider_d` (of each image's best
@@ -47,7 +47,7 @@ def sle_suite(
         [`smile_suite`].
 
     Raises:
-        ValueError: If lengths disagree or an image has fewer than two captions.
+        ValueError: If lengths differ or an image has fewer than two captions.
     """
     check_lengths(captions, references=references)
     groups = [spoken(group) for group in captions]
@@ -79,23 +79,23 @@ def decoding_suite(
     frequencies: DocumentFrequencies | None = None,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """Both halves of a row of SLE's Table 4: the same images captioned in several ways.
+    """Both halves of a row of SLE's Table 4: the same images with captions of several decoding methods.
 
     Args:
-        decodings: For each way to write, `"rs"` (random samples) and `"bs"` (best of a beam) in the paper, for each image
-            its captions.
+        decodings: For each decoding method, `"rs"` (random samples) and `"bs"` (best of a beam) in the paper, the captions
+            of each image.
         references: As in [`sle_suite`].
         frequencies: As in [`sle_suite`].
-        seed: Of the bootstrap.
+        seed: Seed of the bootstrap.
 
     Returns:
-        `dict`: What [`sle_suite`] gives for each, its keys behind `rs_` and `bs_`.
+        `dict`: The result of [`sle_suite`] for each, with the prefixes `rs_` and `bs_`.
 
     Raises:
-        ValueError: If there is no way to write, or as in [`sle_suite`].
+        ValueError: If `decodings` is empty, or as in [`sle_suite`].
     """
     if not decodings:
-        raise ValueError("There are no captions. Give them by how they were written, e.g. {'rs': ..., 'bs': ...}.")
+        raise ValueError("decodings is empty. Pass the captions by decoding method, e.g. {'rs': ..., 'bs': ...}.")
     row: dict[str, Any] = {}
     for how, captions in decodings.items():
         found = sle_suite(captions, references=references, frequencies=frequencies, seed=seed)
@@ -113,20 +113,20 @@ def tradeoff_points(
     """Precision and recall of one captioner over temperatures, for `reports.tradeoff`.
 
     Args:
-        samples: For each temperature, for each image, the captions sampled at it.
-        references: For each image its references.
+        samples: For each temperature the sampled captions of each image.
+        references: References of each image.
         frequencies: As in [`sle_suite`].
-        seed: Of the bootstrap.
+        seed: Seed of the bootstrap.
 
     Returns:
-        `list[dict]`: One point a temperature, rising: `temperature` and what [`sle_suite`] gives.
+        `list[dict]`: One point per temperature, ascending: `temperature` and the result of [`sle_suite`].
 
     Raises:
         ValueError: If a temperature is not positive, or as in [`sle_suite`].
     """
     bad = [temperature for temperature in samples if not temperature > 0]
     if bad:
-        raise ValueError(f"Temperatures {bad} are not positive. Nothing can be sampled at them.")
+        raise ValueError(f"Temperatures {bad} are not positive. Use temperatures above 0.")
     return [
         {
             "temperature": temperature,

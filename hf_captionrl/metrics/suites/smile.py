@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from hf_captionrl.metrics import caption_statistics
-from hf_captionrl.metrics.suites.row import SuiteRow, check_lengths
+from hf_captionrl.metrics.suites.suite_row import SuiteRow, check_lengths
 
 __all__ = ["smile_suite"]
 
@@ -32,33 +32,33 @@ def smile_suite(
 ) -> dict[str, Any]:
     """The columns of SMILE's Table 1, with a faithfulness number beside every retrieval number.
 
-    Source: Yue et al. 2023, section 3.1 and Table 1. What cannot be measured is None, with the reason beside it.
+    Source: Yue et al. 2023, section 3.1 and Table 1. A number that cannot be computed is None, and `<key>_reason` says why.
 
     Args:
-        captions: N captions, one an image.
-        references: For each image its references; for CIDEr-D (document frequencies of these references).
-        text_features: `(N, D)` features of the captions by the judging scorer.
+        captions: N captions, one per image.
+        references: References of each image, for CIDEr-D (with document frequencies of these references).
+        text_features: `(N, D)` features of the captions by the scorer that evaluates.
         image_features: `(N, D)` features of the images by the same scorer.
-        clip_features: `(N, D)` features for CLIPScore, of the captions after `clip_prefix`; None for `text_features`.
-        clip_prefix: What was put before the captions there, for the signature; the paper's is "A photo depicts ".
+        clip_features: `(N, D)` features for CLIPScore, of the captions with `clip_prefix`; None: `text_features`.
+        clip_prefix: Prefix of the captions there, for the signature; the paper's is "A photo depicts ".
         perplexity: Maps captions to the result of [`caption_perplexity`] under a language model, or to the number alone,
             which then has no interval.
-        facts: For each image what is true of it.
-        check: Checks one caption against one image's facts.
-        bags: For each bag size its bags, as lists of rows.
+        facts: Facts of each image.
+        check: Checks a caption with the facts of its image.
+        bags: For each bag size the bags, as lists of rows.
         scorer: Signature of the scorer, for the signatures of the numbers.
-        seed: Of the bootstrap.
-        details: Also give `per_sample`, scores of single images (or bags) whose mean is the number, for
-            [`paired_test`]; `groups`, the bag of each score where there are bags; and `signatures`.
+        seed: Seed of the bootstrap.
+        details: Also return `per_sample`, scores of single images (or bags) whose mean is the number, for
+            [`paired_test`]; `groups`, the bag of each score if there are bags; and `signatures`.
 
     Returns:
         `dict`: `length`, `lexical_diversity`, `pool_recall_at_1`, `pool_recall_at_5`, `rd100_recall_at_1`,
         `rd100_recall_at_5`, `clip_score`, `perplexity`, `cider_d`, `hallucination`, `fact_recall`, `empty_captions`
         (their number) and, with bags, `bag_<size>_recall_at_1`; `ranks`, the rank of each image in the pool; `<key>_ci`
-        holds 95 % bootstrap intervals over images, `<key>_reason` why a value is None.
+        holds 95 % bootstrap intervals over images, `<key>_reason` the reason why a value is None.
 
     Raises:
-        ValueError: If lengths disagree.
+        ValueError: If lengths differ.
     """
     check_lengths(
         captions, references=references, text_features=text_features, clip_features=clip_features, facts=facts

@@ -1,4 +1,4 @@
-"""EMScore: a caption against a video, token by frame, and against references, token by token.
+"""EMScore: a caption is matched with the frames of a video, and with reference captions.
 
 Legend: N captions, F frames of a video, T tokens of a caption, D features.
 """
@@ -28,38 +28,42 @@ def emscore(
 ) -> dict[str, Any]:
     r"""Precision, recall and F of the embedding matching of captions and videos, fine, coarse and full.
 
-    Reference: Shi et al. 2022, "EMScore", Eq. 1-6. Fine: every token takes its most similar frame (P, weighted by
-    idf) and every frame its most similar token (R). Coarse: cosine of the mean frame with the last token (EOS), which
-    holds the whole caption. Full: the mean of fine and coarse, of P, R and F each. With references: tokens of a
-    reference take the place of frames, its last token that of the mean frame; of several references the best counts, for
-    each number by itself, as in the authors' code; the result is the mean of that and the score against the video.
+    Reference: Shi et al. 2022, "EMScore", Eq. 1-6. Fine: each token is matched with its most similar frame (P, weighted
+    by idf), and each frame with its most similar token (R). Coarse: cosine between the mean frame and the last token (EOS),
+    which represents the whole caption. Full: the mean of fine and coarse, separately for P, R and F. With references: the
+    tokens of a reference replace the frames, and its last token replaces the mean frame. Of several references the best
+    value counts, separately for each number, as in the authors' code; the result is the mean of that and the score with
+    the video.
     Differs from it by: nothing.
 
     Args:
-        token_features: For each caption an array of shape `(T, D)`, projected features of its tokens, EOS last.
-        frame_features: For each caption an array of shape `(F, D)`, features of the frames of its video.
-        idf: For each caption `T` weights of its tokens, not negative; `None` means equal ones.
-        reference_features: For each caption a list with an array of shape `(T, D)` for each reference, EOS last.
-        reference_idf: Likewise their weights, in recall; `None` means equal ones.
+        token_features: N arrays of shape `(T, D)`, projected features of the tokens of each caption, EOS last.
+        frame_features: N arrays of shape `(F, D)`, features of the frames of each caption's video.
+        idf: N sequences of `T` token weights, not negative; `None`: equal weights.
+        reference_features: N lists of arrays of shape `(T, D)`, one per reference, EOS last.
+        reference_idf: Weights of the references' tokens, used in recall; `None`: equal weights.
         scorer: Scorer and revision, for the signature.
     Returns:
-        `dict`: means `precision`, `recall`, `f` (full), `fine_precision`, `fine_recall`, `fine_f`, `coarse`, in [-1,
-            1],
-        higher is better; `per_sample`, arrays of the same names; `signature`. With references also
-        `reference_precision` and so on: of captions, videos and references together.
+        `dict`: means `precision`, `recall`, `f` (full), `fine_precision`, `fine_recall`, `fine_f`, `coarse`, in [-1, 1],
+        higher is better; `per_sample`, arrays with the same names; `signature`. With references also
+        `reference_precision` and so on, which combine the video and the references.
     Raises:
-        ValueError: If the sizes disagree, a row is NaN or zero, or weights are bad (the index is named).
+        ValueError: If sizes differ, a row is NaN or zero, or weights are invalid (the index is named).
     """
     if len(token_features) != len(frame_features) or len(token_features) == 0:
         raise ValueError(
-            f"{len(token_features)} captions and {len(frame_features)} videos: pass one each, at least one."
+            f"{len(token_features)} captions and {len(frame_features)} videos. Pass one video per caption, at least one."
         )
     if idf is not None and len(idf) != len(token_features):
-        raise ValueError(f"{len(token_features)} captions and {len(idf)} lists of idf weights: pass one each.")
+        raise ValueError(
+            f"{len(token_features)} captions and {len(idf)} lists of idf weights. Pass one list per caption."
+        )
     if reference_features is not None and (
         len(reference_features) != len(token_features) or not all(len(texts) for texts in reference_features)
     ):
-        raise ValueError(f"Pass references for each of the {len(token_features)} captions, at least one each.")
+        raise ValueError(
+            f"reference_features lacks references. Pass at least one for each of the {len(token_features)} captions."
+        )
     rows, with_references = [], []
     for i, (tokens_i, frames_i) in enumerate(zip(token_features, frame_features, strict=True)):
         tokens = _unit(tokens_i, f"token_features[{i}]")
@@ -89,7 +93,7 @@ def emscore(
 
 
 def _unit(features: Any, name: str, tokens: Tensor | None = None) -> Tensor:
-    """Features at unit length, as many of them as the tokens have, and where the tokens are."""
+    """Features of unit length, of the same dimension and on the same device as the tokens."""
     rows = unit_length(check_features(features, name).double())
     if tokens is not None and rows.shape[1] != tokens.shape[1]:
         owner = name[name.index("[") :].split("]")[0] + "]"
@@ -98,16 +102,18 @@ def _unit(features: Any, name: str, tokens: Tensor | None = None) -> Tensor:
 
 
 def _weights(weights: Any, rows: Tensor, name: str) -> Tensor:
-    """A weight for each row, where the rows are."""
+    """One weight per row, on the device of the rows."""
     number = len(rows)
     found = rows.new_ones(number) if weights is None else torch.as_tensor(weights, dtype=rows.dtype).to(rows.device)
     if found.shape != (number,) or not bool(((found >= 0) & found.isfinite()).all()) or not bool((found > 0).any()):
-        raise ValueError(f"{name} must hold {number} weights that are finite, not negative and not all 0.")
+        raise ValueError(
+            f"{name} must hold {number} weights that are finite, not negative and not all 0. Use None for equal weights."
+        )
     return found / found.amax() if float(found.amax()) > 2.0**500 else found  # their sum must not overflow
 
 
 def _matching(tokens: Tensor, weights: Tensor, others: Tensor, other_weights: Tensor, whole: Tensor) -> Tensor:
-    """Fine precision, recall and F, and the coarse cosine of a caption and what it is matched with, `(4,)`."""
+    """Fine precision, recall and F, and the coarse cosine, `(4,)`."""
     similarity = tokens @ others.T  # (T, F), F frames or tokens of a reference
     precision = (similarity.amax(dim=1) * weights).sum() / weights.sum()
     recall = (similarity.amax(dim=0) * other_weights).sum() / other_weights.sum()
@@ -117,5 +123,5 @@ def _matching(tokens: Tensor, weights: Tensor, others: Tensor, other_weights: Te
 
 
 def _full(matching: Tensor) -> Tensor:
-    """Full precision, recall and F before the fine and coarse ones, `(7,)`."""
+    """Full precision, recall and F, then the fine and coarse ones, `(7,)`."""
     return torch.cat([(matching[:3] + matching[3]) / 2, matching])

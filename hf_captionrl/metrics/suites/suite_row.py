@@ -1,6 +1,6 @@
-"""What the suites share: a row of numbers with intervals, reasons, and scores of single images.
+"""Row of a suite: numbers with intervals, reasons for missing ones, and scores of single images.
 
-Legend: N captions, one an image; D features.
+Legend: N captions, one per image; D features.
 """
 
 from __future__ import annotations
@@ -27,29 +27,29 @@ from hf_captionrl.text.tokenize import ptb_tokenize
 __all__ = ["EMPTY_CAPTION", "SuiteRow", "check_lengths", "leave_one_out", "spoken"]
 
 EMPTY_CAPTION = "."
-"""Stands for a caption without a word: scorers can read it, and n-gram metrics see nothing in it."""
+"""Replaces an empty caption: scorers can read it, and it has no n-grams."""
 
 
 def spoken(captions: Sequence[str]) -> list[str]:
-    """Captions that every metric takes: an empty one counts as a caption that says nothing."""
+    """Captions that every metric accepts: empty ones are replaced by `EMPTY_CAPTION`."""
     return [caption if caption.strip() else EMPTY_CAPTION for caption in captions]
 
 
 def check_lengths(captions: Sequence[Any], **others: Any) -> None:
-    """Everything comes once an image."""
+    """Refuse lists without exactly one entry per image."""
     for name, value in others.items():
         if value is not None and len(value) != len(captions):
-            raise ValueError(f"There are {len(captions)} captions but {len(value)} {name}. Pass one an image.")
+            raise ValueError(f"There are {len(captions)} captions but {len(value)} {name}. Pass one per image.")
 
 
 def leave_one_out(value: float, without: Any) -> np.ndarray:
-    """Contribution of each image to a number of the whole corpus: values whose mean is the number.
+    """Contributions of the images to a number of the whole corpus; their mean is the number.
 
-    The jackknife's pseudo-values, `N * value - (N - 1) * without_i`, centred on the value. With them a ratio of sums
-    or corpus BLEU gets an interval and a paired test as a mean does, right to first order.
+    These are the jackknife's pseudo-values, `N * value - (N - 1) * without_i`, centred on the value. With them a ratio of
+    sums or corpus BLEU gets an interval and a paired test as a mean does, correct to first order.
 
     Args:
-        without (array of shape `(N,)`): The number when image i is left out.
+        without (array of shape `(N,)`): The number without image i.
 
     Returns:
         `numpy.ndarray` of shape `(N,)`: Contributions.
@@ -63,9 +63,9 @@ class SuiteRow:
     """One row of a paper's table under construction.
 
     Args:
-        captions: N captions as they were written.
-        seed: Of the bootstrap.
-        scorer: Signature of the scorer whose features are judged by.
+        captions: N captions, which may be empty.
+        seed: Seed of the bootstrap.
+        scorer: Signature of the scorer that made the features.
     """
 
     def __init__(self, captions: Sequence[str], seed: int, scorer: str = "") -> None:
@@ -78,13 +78,13 @@ class SuiteRow:
         self.signatures: dict[str, str] = {}
 
     def missing(self, reason: str, *keys: str) -> None:
-        """Say why numbers are not there."""
+        """Set numbers to None, with the reason."""
         for key in keys:
             self.numbers[key] = None
             self.numbers[f"{key}_reason"] = reason
 
     def number(self, key: str, value: float, *, signature: str = "") -> None:
-        """Put down a number of the whole set, which is no mean over images and has no interval."""
+        """Set a number of the whole set that is not a mean over images and has no interval."""
         self.numbers[key] = value
         if signature:
             self.signatures[key] = signature
@@ -100,7 +100,7 @@ class SuiteRow:
         signature: str = "",
         is_share: bool = False,
     ) -> None:
-        """Put down a mean, or a ratio of sums, with its interval over images."""
+        """Set a mean, or a ratio of sums, with its interval over images."""
         array = np.asarray(values, dtype=np.float64)
         below = np.ones_like(array) if weights is None else np.asarray(weights, dtype=np.float64)
         total = float(below.sum())
@@ -122,7 +122,7 @@ class SuiteRow:
             self.groups[key] = list(groups)
 
     def recalls(self, name: str, ks: Sequence[int], text: Any, images: Any, **options: Any) -> dict[str, Any]:
-        """Put down `<name>_recall_at_<k>`.
+        """Set `<name>_recall_at_<k>`.
 
         Args:
             text (tensor of shape `(N, D)`): Features of the captions.
@@ -138,7 +138,7 @@ class SuiteRow:
         return found
 
     def random_distractors(self, ks: Sequence[int], text: Any, images: Any) -> None:
-        """Put down `rd100_recall_at_<k>`, the exact expectation against 99 random images.
+        """Set `rd100_recall_at_<k>`, the exact expectation with 99 random distractors.
 
         Args:
             text (tensor of shape `(N, D)`): Features of the captions.
@@ -150,7 +150,7 @@ class SuiteRow:
             self.recalls("rd100", ks, text, images, num_distractors=99)
 
     def clip_score(self, text: Any, images: Any, preset: Any, prefix: str = "") -> None:
-        """Put down `clip_score`.
+        """Set `clip_score`.
 
         Args:
             text (tensor of shape `(N, D)`): Features of the captions.
@@ -160,7 +160,7 @@ class SuiteRow:
         self.mean("clip_score", found["per_sample"], signature=found["signature"])
 
     def cider_d(self, references: Sequence[Sequence[str]] | None) -> None:
-        """Put down `cider_d`, document frequencies counted in these references."""
+        """Set `cider_d`, with document frequencies of these references."""
         if references is None:
             self.missing("no references", "cider_d")
             return
@@ -168,7 +168,7 @@ class SuiteRow:
         self.mean("cider_d", found["per_sample"], signature=found["signature"])
 
     def bleu_4(self, references: Sequence[Sequence[str]] | None) -> None:
-        """Put down `bleu_4` of the corpus; its interval is over the images' contributions, see `leave_one_out`."""
+        """Set corpus `bleu_4`; its interval is that of the images' contributions, see `leave_one_out`."""
         if references is None:
             self.missing("no references", "bleu_4")
             return
@@ -182,7 +182,7 @@ class SuiteRow:
         if len(words) == 1:
             self.number("bleu_4", value)
             return
-        # The counts without image i, for all i at once: what is left of the sums.
+        # The counts without image i, for all i at once.
         rest = [part.double().sum(0) - part.double() for part in counts]
         without = bleu_scores(*rest)[:, -1]  # (N,)
         self.mean("bleu_4", leave_one_out(value, without.numpy()), signature="metric:bleu_4|tok:ptb|corpus")
@@ -190,7 +190,7 @@ class SuiteRow:
         self.numbers["bleu_4_ci"] = [max(low, 0.0), min(high, 1.0)]
 
     def perplexity(self, measure: Callable[[Sequence[str]], float | Mapping[str, Any]] | None) -> None:
-        """Put down `perplexity`; its interval is that of the mean loss of a token, over captions."""
+        """Set `perplexity`; its interval is that of the mean loss per token, over captions."""
         if measure is None:
             self.missing("no language model", "perplexity")
             return
@@ -208,9 +208,9 @@ class SuiteRow:
         self.per_sample["perplexity"] = leave_one_out(value, np.exp(mean))
 
     def faithfulness(self, facts: Sequence[Mapping[str, Any]] | None, check: Callable[[str, Any], Any] | None) -> None:
-        """Put down `hallucination` and `fact_recall`."""
+        """Set `hallucination` and `fact_recall`."""
         if facts is None or check is None:
-            self.missing("no truth to check against", "hallucination", "fact_recall")
+            self.missing("no facts to check captions with", "hallucination", "fact_recall")
             return
         found = faithfulness(self.texts, facts, check)
         counts = {name: np.asarray(values) for name, values in found["per_sample"].items()}

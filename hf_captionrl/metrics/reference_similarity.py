@@ -1,6 +1,6 @@
-"""How near captions are to their references: BLEU, ROUGE-L, CIDEr and CIDEr-D, without Java.
+"""Similarity of captions to their references: BLEU, ROUGE-L, CIDEr and CIDEr-D, without Java.
 
-All tokenise by [`hf_captionrl.text.tokenize`] and equal pycocoevalcap's numbers to 1e-4 and better.
+All use the tokenizer of [`hf_captionrl.text.tokenize`] and equal pycocoevalcap's numbers to 1e-4 or better.
 """
 
 from typing import Any
@@ -18,7 +18,7 @@ from hf_captionrl.text.tokenize import ptb_tokenize
 
 __all__ = ["bleu", "cider", "cider_d", "rouge_l"]
 
-_MAX_BETA = 1e6  # recall alone counts then
+_MAX_BETA = 1e6  # from here on only recall counts
 
 
 def _tokenised(candidates: Any, references: Any) -> tuple[list[list[list[str]]], list[list[list[str]]]]:
@@ -39,7 +39,9 @@ def _cider(
     if frequencies is None:
         frequencies = DocumentFrequencies.from_references(theirs, eos=eos)
     elif frequencies.eos != eos:
-        raise ValueError(f"eos is {eos} but the frequencies were counted with eos={frequencies.eos}. Make them agree.")
+        raise ValueError(
+            f"eos is {eos} but the frequencies were counted with eos={frequencies.eos}. Use the same value for both."
+        )
     scorer = CiderScorer(frequencies, variant="cider_d" if variant == "cider_d" else "cider", sigma=sigma)
     scores = scorer(ours, theirs)
     return {
@@ -70,16 +72,16 @@ def cider_d(
     Reference: Vedantam et al. 2015, Section 6. See [`hf_captionrl.text.cider.CiderScorer`] for the formula.
 
     Args:
-        candidates: One caption for each image, or a list of captions for each image.
-        references: For each image the list of its references.
-        frequencies: Document frequencies of a training set; `None` counts these references, as pycocoevalcap does.
-            With one image alone every score is then 0.
-        eos: Whether to end every caption with an end-of-sequence word, so that endings are scored.
+        candidates: One caption per image, or a list of captions per image.
+        references: List of references of each image.
+        frequencies: Document frequencies of a training set; `None`: those of `references`, as in pycocoevalcap;
+            every score of a single image is then 0.
+        eos: Whether to add an end-of-sequence word to every caption, so that endings are scored.
         sigma: Width of the length penalty, in words.
     Returns:
-        `dict`: `cider_d`, the mean in [0, 10] (1.0 is what papers print as 100); `per_sample`; `signature`.
+        `dict`: `cider_d`, the mean in [0, 10] (papers multiply it by 100); `per_sample`; `signature`.
     Raises:
-        ValueError: If the texts do not pair up or one is bad (its index is named), or eos disagrees with frequencies.
+        ValueError: If the numbers of texts differ, a text is invalid (its index is named), or eos differs from that of frequencies.
     """
     return _cider(candidates, references, frequencies, eos, sigma, "cider_d")
 
@@ -87,19 +89,19 @@ def cider_d(
 def cider(
     candidates: Any, references: Any, *, frequencies: DocumentFrequencies | None = None, eos: bool = False
 ) -> dict[str, Any]:
-    """Plain CIDEr: neither clipped counts nor a length penalty. Not what papers call "CIDEr"; see [`cider_d`].
+    """Plain CIDEr, without clipped counts and length penalty. Papers that report "CIDEr" use [`cider_d`].
 
     Reference: Vedantam et al. 2015, Section 5 (without stemming, as in the authors' Python code).
 
     Args:
-        candidates: One caption for each image, or a list of captions for each image.
-        references: For each image the list of its references.
-        frequencies: Document frequencies of a training set; `None` counts these references.
-        eos: Whether to end every caption with an end-of-sequence word.
+        candidates: One caption per image, or a list of captions per image.
+        references: List of references of each image.
+        frequencies: Document frequencies of a training set; `None`: those of `references`.
+        eos: Whether to add an end-of-sequence word to every caption.
     Returns:
         `dict`: `cider`, the mean in [0, 10]; `per_sample`; `signature`.
     Raises:
-        ValueError: If the texts do not pair up or one is bad (its index is named), or eos disagrees with frequencies.
+        ValueError: If the numbers of texts differ, a text is invalid (its index is named), or eos differs from that of frequencies.
     """
     return _cider(candidates, references, frequencies, eos, 6.0, "cider")
 
@@ -110,14 +112,14 @@ def bleu(candidates: Any, references: Any, *, max_order: int = 4) -> dict[str, A
     Reference: Papineni et al. 2002, with pycocoevalcap's constants; equal to sacrebleu without smoothing to 1e-6.
 
     Args:
-        candidates: One caption for each image, or a list of captions for each image.
-        references: For each image the list of its references.
+        candidates: One caption per image, or a list of captions per image.
+        references: List of references of each image.
         max_order: Longest n-gram.
     Returns:
         `dict`: `bleu_1` ... `bleu_<max_order>` of the corpus in [0, 1]; `per_sample`, an array (captions, orders) of
         sentence BLEU; `signature`.
     Raises:
-        ValueError: If the texts do not pair up or one is bad (its index is named).
+        ValueError: If the numbers of texts differ or a text is invalid (its index is named).
     """
     ours, theirs = _tokenised(candidates, references)
     batch = encode_words([caption for group in (*ours, *theirs) for caption in group])
@@ -136,13 +138,13 @@ def rouge_l(candidates: Any, references: Any, *, beta: float = 1.2) -> dict[str,
     references.
 
     Args:
-        candidates: One caption for each image, or a list of captions for each image.
-        references: For each image the list of its references.
+        candidates: One caption per image, or a list of captions per image.
+        references: List of references of each image.
         beta: Weight of recall.
     Returns:
         `dict`: `rouge_l`, the mean in [0, 1]; `per_sample`; `signature`.
     Raises:
-        ValueError: If the texts do not pair up, one is bad (its index is named), or beta is negative.
+        ValueError: If the numbers of texts differ, a text is invalid (its index is named), or beta is negative.
     """
     if not 0 <= beta <= _MAX_BETA:
         raise ValueError(f"beta must be 0 or more, got {beta}. Use at most {_MAX_BETA:g}.")
@@ -150,7 +152,7 @@ def rouge_l(candidates: Any, references: Any, *, beta: float = 1.2) -> dict[str,
     scores = []
     for group, others in zip(ours, theirs, strict=True):
         for caption in group:
-            # A caption of nothing but punctuation is one empty word for pycocoevalcap.
+            # pycocoevalcap treats a caption of only punctuation as one empty word.
             words = caption or [""]
             common = [(_common(words, other or [""]), len(other or [""])) for other in others]
             precision = max(c for c, _ in common) / len(words)
@@ -166,7 +168,7 @@ def rouge_l(candidates: Any, references: Any, *, beta: float = 1.2) -> dict[str,
 
 
 def _common(a: list[str], b: list[str]) -> int:
-    """Length of the longest common subsequence: one integer addition a word (Hyyro's bit-parallel rule)."""
+    """Length of the longest common subsequence: one integer addition per word (Hyyro's bit-parallel algorithm)."""
     where: dict[str, int] = {}
     for i, word in enumerate(a):
         where[word] = where.get(word, 0) | 1 << i

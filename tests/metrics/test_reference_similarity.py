@@ -9,7 +9,7 @@ from pycocoevalcap.cider.cider import Cider
 from pycocoevalcap.rouge.rouge import Rouge, my_lcs
 
 from hf_captionrl.metrics import bleu, cider, cider_d, rouge_l
-from hf_captionrl.metrics.nlg import _common
+from hf_captionrl.metrics.reference_similarity import _common
 from hf_captionrl.text.frequencies import DocumentFrequencies
 from hf_captionrl.text.tokenize import ptb_tokenize
 from tests.closeness import assert_close, close
@@ -56,7 +56,7 @@ def test_given_frequencies_are_used_and_stated():
     assert given_["cider_d"] != cider_d(captions[:10], REFERENCES[:10])["cider_d"]
     assert_close(given_["per_sample"], cider_d(captions, REFERENCES)["per_sample"][:10])
     assert "df:given|documents:100" in given_["signature"]
-    with pytest.raises(ValueError, match="Make them agree"):
+    with pytest.raises(ValueError, match="Use the same value"):
         cider_d(captions, REFERENCES, eos=True, frequencies=DocumentFrequencies.from_references(words))
 
 

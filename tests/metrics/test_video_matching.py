@@ -98,7 +98,7 @@ def test_weights_of_references_count_in_recall_only():
     plain, weighted = (emscore(tokens, frames, reference_features=texts, reference_idf=w) for w in (None, weights))
     assert plain["reference_fine_precision"] == weighted["reference_fine_precision"]
     assert plain["reference_fine_recall"] != weighted["reference_fine_recall"]
-    with pytest.raises(ValueError, match="at least one each"):
+    with pytest.raises(ValueError, match="Pass at least one for each"):
         emscore(tokens, frames, reference_features=[[tokens[0]], []])
     with pytest.raises(ValueError, match=r"reference_features\[0\]\[0\] 15"):
         emscore(tokens, frames, reference_features=[[tokens[0][:, :15]], [tokens[1]]])

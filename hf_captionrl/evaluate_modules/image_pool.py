@@ -15,7 +15,7 @@ from hf_captionrl.evaluate_modules.prediction_columns import is_missing
 from hf_captionrl.retrieval import image_hash
 from hf_captionrl.retrieval.feature_checks import as_features
 
-__all__ = ["image_features_of", "image_pool", "own_images"]
+__all__ = ["image_features_of", "image_pool", "target_features"]
 
 # Images opened at a time.
 _CHUNK = 256
@@ -167,8 +167,8 @@ def _rows_of(references: Sequence[Any], ids: Sequence[str] | None) -> list[int] 
     return [row[name] for name in references]
 
 
-def own_images(pool: Any, rows: Sequence[int] | None) -> Tensor:
-    """Of each caption the features of its own image.
+def target_features(pool: Any, rows: Sequence[int] | None) -> Tensor:
+    """Features of the image of each caption.
 
     Args:
         pool (array or tensor of shape `(M, D)`): Features of the pool.

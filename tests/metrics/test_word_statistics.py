@@ -5,7 +5,7 @@ import types
 import numpy as np
 import pytest
 
-from hf_captionrl.metrics.words import (
+from hf_captionrl.metrics.word_statistics import (
     characteristic_words,
     length_statistics,
     local_mutual_information,
@@ -46,9 +46,9 @@ def test_sources_in_the_same_proportions_tell_nothing_apart():
 @pytest.mark.parametrize(
     ("counts", "said"),
     [
-        ({"one": {"a": 1}}, "two or more"),
+        ({"one": {"a": 1}}, "at least two"),
         ({"one": {"a": 1}, "two": {"a": -1}}, r"counts\['two'\]\['a'\] is -1"),
-        ({"one": {}, "two": {"a": 0}}, "No source has a word"),
+        ({"one": {}, "two": {"a": 0}}, "No source contains a word"),
     ],
 )
 def test_bad_counts_are_refused(counts, said):
@@ -80,7 +80,7 @@ def test_characteristic_words_count_within_a_part_of_speech():
 
 
 def test_bad_sources_and_a_tagger_that_loses_captions_are_refused():
-    with pytest.raises(ValueError, match="two or more"):
+    with pytest.raises(ValueError, match="at least two"):
         characteristic_words({"a": ["x/NOUN"]}, tagger=tagger)
     with pytest.raises(ValueError, match=r"sources\['b'\]\[0\] is empty"):
         characteristic_words({"a": ["x/NOUN"], "b": [" "]}, tagger=tagger)

@@ -1,7 +1,7 @@
-"""Several captions of each captioner for a few images, side by side in one HTML file.
+"""Several captions per captioner for a few images, side by side in one HTML file.
 
-The file needs nothing else, holds no script, and its content security policy lets a browser fetch nothing. Captions
-come from models and from people; they are escaped wherever they appear.
+The file is self-contained, has no script, and its content security policy lets a browser fetch nothing. Captions come from
+models and people; they are always escaped.
 """
 
 import os
@@ -10,12 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from markupsafe import Markup
 from PIL import Image
 
 from hf_captionrl.io import atomic_write_text
 from hf_captionrl.reports.gallery import embedded_image
-from hf_captionrl.reports.templating import TEMPLATES, content_hash, html_templates
+from hf_captionrl.reports.templating import render_page
 
 __all__ = ["PanelItem", "write_panel"]
 
@@ -27,7 +26,7 @@ class PanelItem:
     Args:
         image: The image.
         image_id: Its identifier in the data set.
-        captions: For each captioner its captions, in the order in which they were sampled.
+        captions: Captions of each captioner, in the order in which they were sampled.
         references: The human captions.
     """
 
@@ -40,37 +39,34 @@ class PanelItem:
 def write_panel(path: str | os.PathLike[str], items: Sequence[PanelItem], title: str, *, note: str = "") -> Path:
     """Write a self-contained page with all captions of each captioner, atomically.
 
-    Reference: Chen and Jin 2020, Figures 1, 2 and 4. A caption that repeats an earlier one of its captioner is pale, and
-    beside each captioner stands how many of its captions differ.
+    Reference: Chen and Jin 2020, Figures 1, 2 and 4. A caption that repeats an earlier one of its captioner is pale.
+    Each captioner is shown with its number of distinct captions.
     """
     items = list(items)
     if not items:
-        raise ValueError("There are no items. A panel needs at least one image with captions.")
+        raise ValueError("There are no items. Pass at least one image with captions.")
     names = list(items[0].captions)
     for item in items:
         if list(item.captions) != names or not all(item.captions.values()):
             found = {name: len(captions) for name, captions in item.captions.items()}
             raise ValueError(
-                f"Image {item.image_id!r} has captions by {found}; every image needs one or more by each of {names}, in "
-                "this order."
+                f"Image {item.image_id!r} has captions by {found}; every image needs at least one by each of {names}. Pass "
+                "them in this order."
             )
     if not names:
-        raise ValueError(f"Image {items[0].image_id!r} has no captioner. Give at least one with its captions.")
-    style = "".join((TEMPLATES / name).read_text(encoding="utf-8") for name in ("gallery.css", "panel.css"))
-    environment = html_templates()
-    html = environment.get_template("panel.html.j2").render(
+        raise ValueError(f"Image {items[0].image_id!r} has no captioner. Pass at least one with its captions.")
+    html = render_page(
+        "panel.html.j2",
+        styles=("gallery.css", "panel.css"),
         title=title,
         note=note,
         cards=[_card(item) for item in items],
-        # Ours, not a caption's: the only text that is not escaped. Its hash is all the policy allows.
-        style=Markup(style),
-        style_hash=content_hash(style),
     )
     return atomic_write_text(path, html)
 
 
 def _card(item: PanelItem) -> dict[str, Any]:
-    """What the template shows of one image."""
+    """Values of the template for one image."""
     models = []
     for index, (name, captions) in enumerate(item.captions.items()):
         texts = [caption.strip() for caption in captions]

@@ -1,0 +1,1 @@
+"""One file per metric of `evaluate.load`; each declares its `METRIC`."""

@@ -1,0 +1,91 @@
+"""The declaration of a metric, from which its `evaluate` module, its Space, its card and its table columns are made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from textwrap import dedent, indent
+from typing import Any
+
+from hf_captionrl.evaluate_modules.evaluate_load import MODULES
+from hf_captionrl.reports.table import Column
+
+__all__ = ["Metric", "all_metrics", "load_metric", "table_columns"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metric:
+    """A metric of `evaluate.load`, declared once as `METRIC` of `declarations/<name>.py`.
+
+    Args:
+        title: Heading of the card.
+        summary: What the Hub shows beside the title, at most 60 characters.
+        description: What is measured.
+        arguments: Arguments of `compute`, written as the `Args:` of a docstring.
+        returns: Keys of the result, written as the `Returns:` of a docstring.
+        examples: Doctest.
+        limitations: What a reader of the number must know.
+        citation: BibTeX.
+        urls: Addresses of the papers.
+        compute: Maps predictions, references and options to a result; options are the keywords of its signature.
+        predictions: Kinds of rows that predictions may be, see `prediction_columns`.
+        references: Kinds of rows that references may be; empty if there is no such column.
+        references_required: Whether references must be given.
+        store_references: Converts references to what a column can store.
+        functions: The functions of `hf_captionrl.metrics` that it computes.
+        keys: Main keys of the result, in Markdown, for the table of docs/metrics.md.
+        columns: How tables show its numbers.
+        in_captions_table: Whether `captionrl evaluate` shows the columns below every suite. The metric then needs
+            captions only, and returns `per_sample`, one number per caption.
+        cases: Arguments of `compute` with the `result` that they must give; the examples of the Space.
+        extra: Extra of `pip install hf-captionrl[...]` that the Space needs.
+        emoji: Shown on the Hub.
+    """
+
+    title: str
+    summary: str
+    description: str
+    arguments: str
+    returns: str
+    examples: str
+    limitations: str
+    compute: Callable[..., Mapping[str, Any]]
+    cases: tuple[Mapping[str, Any], ...]
+    keys: str
+    functions: tuple[str, ...] = ()
+    citation: str = ""
+    urls: tuple[str, ...] = ()
+    predictions: tuple[str, ...] = ("text",)
+    references: tuple[str, ...] = ()
+    references_required: bool = False
+    store_references: Callable[[Any], Any] | None = None
+    columns: tuple[Column, ...] = ()
+    in_captions_table: bool = False
+    extra: str = ""
+    emoji: str = "📏"
+
+    @property
+    def inputs_description(self) -> str:
+        """Arguments, result and examples as `evaluate` shows them."""
+        return f"\nArgs:\n{_indented(self.arguments)}Returns:\n{_indented(self.returns)}Examples:\n\n{_indented(self.examples)}"
+
+
+def _indented(text: str) -> str:
+    return indent(dedent(text).strip("\n") + "\n", "    ")
+
+
+def load_metric(name: str) -> Metric:
+    """The declaration of a metric."""
+    return import_module(f"{__package__}.declarations.{name}").METRIC
+
+
+def all_metrics() -> dict[str, Metric]:
+    """All declarations by name."""
+    return {name: load_metric(name) for name in MODULES}
+
+
+def table_columns(*keys: str) -> tuple[Column, ...]:
+    """The declared columns of some keys."""
+    columns = {column.key: column for metric in all_metrics().values() for column in metric.columns}
+    return tuple(columns[key] for key in keys)
