@@ -14,7 +14,7 @@ With the paper's settings on COCO, or on a folder of one's own photographs with 
 
 On videos, TGIF in its own layout (tgif-v1.0.tsv, splits/, and the GIFs in gifs/), Table 3 of the paper:
 
-    accelerate launch recipes/sle_blip.py --config recipes/configs/sle_blip/table3_sle.yaml --data_dir TGIF
+    accelerate launch recipes/sle_blip.py --row sle/table3/sle --data_dir TGIF
 
 Source: Chen and Jin 2020, "Better Captioning with Sequence-Level Exploration".
 """

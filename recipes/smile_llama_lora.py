@@ -6,7 +6,7 @@ Without arguments, a tiny LLaMA made on the spot and the instructions that ship 
 
 The experiment of the paper's appendix B, LLaMA-13B on Alpaca's 52,000 instructions, with a judge:
 
-    accelerate launch recipes/smile_llama_lora.py --config recipes/configs/smile_llama_lora/alpaca_llama13b_5epochs.yaml \
+    accelerate launch recipes/smile_llama_lora.py --row smile/table7/5-epochs \
         --questions question.jsonl --reference_answers answer_gpt35.jsonl \
         --judge endpoint --judge_base_url http://localhost:8000/v1 --judge_model NAME
 

@@ -33,7 +33,7 @@ from scripts.reproduction import findings  # noqa: E402
 from scripts.reproduction.checks import check_rows, current_checks, has_figure  # noqa: E402
 from scripts.reproduction.page import to_markdown  # noqa: E402
 from scripts.reproduction.real import missing_of, result_path, run_preset  # noqa: E402
-from scripts.reproduction.runs import Run, execute, finished  # noqa: E402
+from scripts.reproduction.runs import Run, execute, finished, with_rows  # noqa: E402
 
 __all__ = ["load_runs", "main", "pages"]
 
@@ -90,7 +90,7 @@ def _with_tables() -> dict[str, str]:
     for path in sorted(DOCS.glob("*.md")):
         text = path.read_text(encoding="utf-8")
         for name in _SHOWN.findall(text):
-            text = replace_section(text, name, (DOCS / name).read_text(encoding="utf-8"))
+            text = replace_section(text, name, with_rows((DOCS / name).read_text(encoding="utf-8")))
             made[path.name] = text
     return made
 
@@ -197,7 +197,7 @@ def _run_all(
                 reasons[name] = why
             progress.advance(bar)
         for preset in presets:
-            progress.update(bar, description=Path(preset).stem)
+            progress.update(bar, description=result_path(preset, args.output).stem)
             why = run_preset(preset, args.data_root, args.seeds or [0], told=progress.console.print, **folders)
             if why is not None:
                 reasons[preset] = why
