@@ -8,7 +8,7 @@ import torch
 
 from hf_captionrl.captioners import load_captioner
 from hf_captionrl.evaluation.evaluator import REWARD_COLUMNS
-from hf_captionrl.experiments.self_retrieval import BagArguments, changed, describe_reward, run_name
+from hf_captionrl.experiments.self_retrieval import BagArguments, describe_reward, run_name, runs_of
 from hf_captionrl.reports.table import COLUMNS
 from hf_captionrl.scenes.models import model_path
 
@@ -61,7 +61,7 @@ def test_everything_is_written(run):
     assert "log-probability that the scorer gives the image" in card
     assert "bags of look-alikes" in card
     assert load_captioner(str(run / "model"), dtype=torch.float32).family == "blip"
-    assert (run / "model-sr--random-").is_dir()
+    assert (run / "model-sr--random").is_dir()
 
 
 def test_the_bags_grew(run):
@@ -127,6 +127,11 @@ def parsed(*argv):
     return recipe.parse_args(list(argv))[-1]
 
 
+def changed(config, changes):
+    """The configuration of a variant."""
+    return runs_of(config, {"variant": changes})["variant"]
+
+
 def test_names_of_rows():
     assert run_name(parsed()) == "SR (bag curriculum)"
     assert run_name(parsed("--bag_schedule", "20", "--beta", "0.1")) == "SR (bags of 20, KL 0.1)"
@@ -140,7 +145,7 @@ def test_names_of_rows():
     assert config.bag_schedule is not None  # a variant is a copy
     alone = changed(config, {"retrieval_weight": 0, "cider_weight": 1.0, "bag_schedule": None})
     assert run_name(alone) == "CIDEr (random)"
-    assert (alone.baseline, alone.do_sample) == ("greedy", True)
+    assert (alone.baseline, alone.do_sample) == (config.baseline, config.do_sample)  # nothing follows from a change
     assert run_name(changed(config, {"retrieval_weight": 2.0})) == "SR (bag curriculum, SR 2)"
 
 
@@ -175,7 +180,9 @@ def test_the_card_says_what_was_rewarded():
 
 
 def test_what_does_not_fit_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="changes 'bag_shedule'"):
+    with pytest.raises(ValueError, match=r"has the name of the recipe's own run\. Use another name"):
+        runs_of(parsed(), {run_name(parsed()): {"beta": 0.1}})
+    with pytest.raises(ValueError, match="'variant' sets 'bag_shedule'"):
         changed(parsed(), {"bag_shedule": 3})
     with pytest.raises(ValueError, match="needs 2 of them"):
         changed(parsed(), {"baseline": "leave_one_out"})
