@@ -33,6 +33,7 @@ from hf_captionrl.evaluation.evaluator import Evaluator
 from hf_captionrl.experiments.arguments import DataArguments, ModelArguments
 from hf_captionrl.experiments.comparison import Comparison, alone_in, defer_push, finish, resumes
 from hf_captionrl.experiments.data import load_data
+from hf_captionrl.experiments.log_lines import print_heading, use_log_lines
 from hf_captionrl.experiments.parsing import parse_arguments
 from hf_captionrl.models.clipcap.assembly import assemble
 from hf_captionrl.scenes.models import PREFIX, model_path
@@ -167,6 +168,9 @@ def train(arguments: tuple[Any, ...]) -> Path:
         scorer=optional_scorer(eval_args.scorer_name_or_path),
         peft_config=model_args.peft_config,
     )
+    use_log_lines(trainer)
+    if trainer.is_world_process_zero():
+        print_heading(ROW)
     trainer.train(resume_from_checkpoint=resume and has_checkpoint(config.output_dir))
     trainer.save_model()
     config.output_dir = str(output_dir)

@@ -7,7 +7,7 @@ look-alikes with a curriculum, by the scorer that rewards and by a judge that do
 
 With the papers' settings on COCO, or on a folder of one's own photographs with captions in `metadata.jsonl`:
 
-    accelerate launch recipes/self_retrieval_blip.py --config recipes/configs/self_retrieval_blip/discritune_blip.yaml \
+    accelerate launch recipes/self_retrieval_blip.py --row discritune/blip \
         --dataset_name dataset_coco.json --image_root coco/images
     accelerate launch recipes/self_retrieval_blip.py --model_name_or_path Salesforce/blip-image-captioning-base \
         --dataset_name imagefolder --data_dir photos --output_dir outputs/photos

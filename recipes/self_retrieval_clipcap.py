@@ -10,7 +10,7 @@ With the papers' settings on COCO, from a ClipCap after maximum likelihood, or o
 captions in `metadata.jsonl`:
 
     accelerate launch recipes/self_retrieval_clipcap.py \
-        --config recipes/configs/self_retrieval_clipcap/discritune_coco.yaml \
+        --row discritune/coco \
         --model_name_or_path outputs/clipcap-coco --dataset_name dataset_coco.json --image_root coco/images
     accelerate launch recipes/self_retrieval_clipcap.py --model_name_or_path outputs/clipcap-coco \
         --dataset_name imagefolder --data_dir photos --output_dir outputs/photos

@@ -14,7 +14,7 @@ With the paper's settings on COCO, or on a folder of one's own photographs with 
 
 On videos, TGIF in its own layout (tgif-v1.0.tsv, splits/, and the GIFs in gifs/), Table 3 of the paper:
 
-    accelerate launch recipes/sle_blip.py --config recipes/configs/sle_blip/table3_sle.yaml --data_dir TGIF
+    accelerate launch recipes/sle_blip.py --row sle/table3/sle --data_dir TGIF
 
 Source: Chen and Jin 2020, "Better Captioning with Sequence-Level Exploration".
 """
@@ -34,7 +34,17 @@ from hf_captionrl.console import run_main
 from hf_captionrl.evaluation.arguments import EvaluationArguments, optional_scorer
 from hf_captionrl.evaluation.evaluator import Evaluator
 from hf_captionrl.experiments.arguments import DataArguments, ModelArguments
-from hf_captionrl.experiments.comparison import START, Run, alone_in, defer_push, finish, resumes, train_runs
+from hf_captionrl.experiments.comparison import (
+    START,
+    Run,
+    alone_in,
+    defer_push,
+    finish,
+    plan_runs,
+    resumes,
+    settings_of,
+    train_runs,
+)
 from hf_captionrl.experiments.data import load_data
 from hf_captionrl.experiments.parsing import parse_arguments
 from hf_captionrl.experiments.samples import (
@@ -106,17 +116,15 @@ def runs_of(config: SLEBlipConfig, arguments: SLEArguments) -> list[SLEBlipConfi
     wanted = [(alpha, 0.0) for alpha in arguments.compare_alphas]
     wanted += [(1.0, weight) for weight in arguments.compare_entropy_weights]
     # What was asked for with its own settings, the others without: a control must not have half of the treatment.
-    others = [pair for pair in dict.fromkeys(wanted) if pair != (config.alpha, config.entropy_weight)]
-    runs = []
-    for alpha, entropy_weight in sorted(others, key=lambda pair: (-pair[0], pair[1])):
-        run = copy.deepcopy(config)  # TrainingArguments' __post_init__ must not run a second time
+    own = (config.alpha, config.entropy_weight)
+    others = sorted({*wanted} - {own}, key=lambda pair: (-pair[0], pair[1]))
+    epochs = {"num_train_epochs": config.num_train_epochs - config.rl_start_epoch, "rl_start_epoch": 0}
+    listed: dict[str, dict[str, Any]] = {}
+    for alpha, entropy_weight in (*others, own):
+        run = copy.copy(config)
         run.alpha, run.entropy_weight = alpha, entropy_weight
-        runs.append(run)
-    runs.append(copy.deepcopy(config))
-    for run in runs:
-        run.num_train_epochs, run.rl_start_epoch = config.num_train_epochs - config.rl_start_epoch, 0
-        slug = "".join(c if c.isalnum() or c == "." else "-" for c in run_name(run).lower()).strip("-")
-        run.output_dir = str(Path(str(config.output_dir)) / ("model" if run is runs[-1] else f"model-{slug}"))
+        listed[run_name(run)] = {"alpha": alpha, "entropy_weight": entropy_weight, **epochs}
+    runs = list(plan_runs(config, listed, own=run_name(config)).values())
     if config.rl_start_epoch:
         first = copy.deepcopy(config)
         first.num_train_epochs, first.max_steps = config.rl_start_epoch, -1
@@ -124,6 +132,11 @@ def runs_of(config: SLEBlipConfig, arguments: SLEArguments) -> list[SLEBlipConfi
         runs.insert(0, first)
     # With nothing left to train after cross-entropy there is nothing to compare it with.
     return runs if runs[-1].num_train_epochs > 0 or config.max_steps > 0 else runs[:1]
+
+
+def name_of(run: SLEConfig) -> str:
+    """Row name of a run; that of cross-entropy is the one in which RL has not started."""
+    return XE if run.rl_start_epoch else run_name(run)
 
 
 def describe_reward(config: SLEConfig) -> str:
@@ -199,9 +212,11 @@ def compare(arguments: tuple[Any, ...]) -> Path:
                 peft_config=model_args.peft_config if first else None,
             )
 
-        name = XE if run.rl_start_epoch else run_name(run)
-        return Run(name, Path(str(run.output_dir)).name, make, trains=trains, starts_from=START if first else XE)
+        name = name_of(run)
+        folder = Path(str(run.output_dir)).name
+        return Run(name, folder, make, trains, START if first else XE, settings.get(name, {}))
 
+    settings = settings_of({name_of(run): run for run in configs if not run.rl_start_epoch} or {XE: configs[0]})
     runs = [run_of(run) for run in configs]
     result = train_runs(runs, evaluator, splits["test"], resume=resume, output_dir=output_dir)
     if not result.is_main_process:

@@ -6,7 +6,7 @@ Without arguments, a tiny LLaMA made on the spot and the instructions that ship 
 
 The experiment of the paper's appendix B, LLaMA-13B on Alpaca's 52,000 instructions, with a judge:
 
-    accelerate launch recipes/smile_llama_lora.py --config recipes/configs/smile_llama_lora/alpaca_llama13b_5epochs.yaml \
+    accelerate launch recipes/smile_llama_lora.py --row smile/table7/5-epochs \
         --questions question.jsonl --reference_answers answer_gpt35.jsonl \
         --judge endpoint --judge_base_url http://localhost:8000/v1 --judge_model NAME
 
@@ -26,7 +26,8 @@ from transformers.utils import is_torch_bf16_gpu_available
 
 from hf_captionrl.console import run_main
 from hf_captionrl.experiments.arguments import describe
-from hf_captionrl.experiments.comparison import alone_in, resumes
+from hf_captionrl.experiments.comparison import alone_in, plan_runs, resumes, settings_of
+from hf_captionrl.experiments.log_lines import print_heading, use_log_lines
 from hf_captionrl.experiments.parsing import parse_arguments
 from hf_captionrl.instruct.answers import (
     ANSWER_COLUMNS,
@@ -141,17 +142,14 @@ def planned_runs(config: SmileSFTConfig, compare: InstructionArguments) -> dict[
     """The runs by row name: the controls, the other scopes and lambdas, and last what was asked for."""
     wanted = [(weight, config.subset_scope) for weight in compare.compare_mle_weights]
     wanted += [(config.mle_weight, scope) for scope in compare.compare_scopes]
-    runs: dict[str, SmileSFTConfig] = {}
+    listed: dict[str, dict[str, Any]] = {}
     for weight, scope in [*wanted, (config.mle_weight, config.subset_scope)]:
-        run = copy.deepcopy(config)  # __post_init__ must not run a second time
+        run = copy.copy(config)
         run.mle_weight, run.subset_scope = weight, scope
-        runs.setdefault(run_name(run), run)
+        listed.setdefault(run_name(run), {"mle_weight": weight, "subset_scope": scope})
     own = run_name(config)
-    runs[own] = runs.pop(own)
-    for name, run in runs.items():
-        slug = "".join(c if c.isalnum() or c == "." else "-" for c in name.lower()).strip("-")
-        run.output_dir = str(Path(str(config.output_dir)) / ("model" if name == own else f"model-{slug}"))
-    return runs
+    listed[own] = listed.pop(own)
+    return plan_runs(config, listed, own=own)
 
 
 def starting_point(arguments: LlamaArguments, train: Any, config: SmileSFTConfig, *, resume: bool) -> str:
@@ -168,6 +166,9 @@ def starting_point(arguments: LlamaArguments, train: Any, config: SmileSFTConfig
         first.mle_weight, first.subset_scope = 1.0, "document"
         first.num_train_epochs, first.learning_rate = arguments.pretrain_epochs, arguments.pretrain_learning_rate
         trainer = SmileSFTTrainer(model, first, train_dataset=train, processing_class=tokenizer)
+        use_log_lines(trainer)
+        if config.process_index == 0:
+            print_heading(f"{TINY_LLAMA}, trained from scratch")
         trainer.train()
         model = trainer.accelerator.unwrap_model(trainer.model)
     model.save_pretrained(folder)
@@ -254,7 +255,11 @@ def train_and_answer(
         # If the first training is killed, the others must not resume from what an earlier start of this recipe left.
         for run in runs.values():
             begin_run(str(run.output_dir))
-    for row, run in runs.items():
+    differing = settings_of(runs)
+    for number, (row, run) in enumerate(runs.items()):
+        if config.process_index == 0:
+            values = ", ".join(f"{key}={value}" for key, value in differing[row].items())
+            print_heading(f"{number + 1} of {len(runs)}: {row} ({values})")
         model, _ = load_model(model_args, start)
         lora = LoraConfig(
             r=model_args.lora_r,
@@ -264,6 +269,7 @@ def train_and_answer(
             task_type="CAUSAL_LM",
         )
         trainer = SmileSFTTrainer(model, run, train_dataset=train, processing_class=tokenizer, peft_config=lora)
+        use_log_lines(trainer)
         trainer.train(resume_from_checkpoint=resume and has_checkpoint(run.output_dir))
         trainer.save_model()
         answers[row] = answer_questions(

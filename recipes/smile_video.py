@@ -8,7 +8,7 @@ learns the words for motion by maximum likelihood, and goes on with SMILE.
 On MSR-VTT (videodatainfo.json, and the films in videos/) and on TGIF (tgif-v1.0.tsv, splits/, and the GIFs in gifs/):
 
     accelerate launch recipes/smile_video.py --config recipes/configs/smile_video/msrvtt.yaml --data_dir MSRVTT
-    accelerate launch recipes/smile_video.py --config recipes/configs/smile_video/tgif.yaml --data_dir TGIF
+    accelerate launch recipes/smile_video.py --row smile/table6/tgif --data_dir TGIF
 
 Source: Yue et al. 2023, "Learning Descriptive Image Captioning via Semipermeable Maximum Likelihood Estimation"; frames one
 after the other as in Li et al. 2022, "BLIP", section 5.6; EMScore of Shi et al. 2022.

@@ -64,15 +64,28 @@ def check_modules(root: Path) -> list[Fault]:
 
 
 def check_configs(root: Path) -> list[Fault]:
-    """Every `recipes/configs/<recipe>/NAME.yaml` passes through `parse_args` of `recipes/<recipe>.py`."""
+    """Every base file `recipes/configs/<recipe>/NAME.yaml` and every row passes through `parse_args` of its recipe."""
     faults: list[Fault] = []
     folder = root / "recipes" / "configs"
     broken: set[str] = set()
+    todo: list[tuple[str, str, list[str]]] = []  # where, recipe, arguments
     for path in sorted([*folder.rglob("*.yaml"), *folder.rglob("*.yml")]):
         name, recipe = relative(root, path), path.parent.name
+        if path.parent == folder / "rows":
+            continue
         if path.parent.parent != folder or not (root / "recipes" / f"{recipe}.py").is_file():
             faults.append(Fault(name, 0, "stands in no folder of a recipe. Put it into recipes/configs/<recipe>/."))
             continue
+        todo.append((name, recipe, ["--config", str(path)]))
+    if (folder / "rows").is_dir():
+        rows = importlib.import_module("hf_captionrl.experiments.rows")
+        for row in rows.row_names(folder):
+            name = f"recipes/configs/rows/{row.split('/')[0]}.yaml"
+            try:
+                todo.append((name, rows.load_row(folder, row).recipe, ["--row", row]))
+            except ValueError as error:
+                faults.append(Fault(name, 0, str(error)))
+    for name, recipe, arguments in todo:
         if recipe in broken:
             continue
         if error := failure(functools.partial(importlib.import_module, f"recipes.{recipe}")):
@@ -82,8 +95,8 @@ def check_configs(root: Path) -> list[Fault]:
             )
             continue
         parser = sys.modules[f"recipes.{recipe}"].parse_args
-        if error := failure(functools.partial(parser, ["--config", str(path)])):
-            faults.append(Fault(name, 0, f"recipes/{recipe}.py cannot parse it: {error}"))
+        if error := failure(functools.partial(parser, arguments)):
+            faults.append(Fault(name, 0, f"recipes/{recipe}.py cannot parse {' '.join(arguments)}: {error}"))
     return faults
 
 

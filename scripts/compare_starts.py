@@ -2,9 +2,9 @@
 
     python scripts/run_seeds.py self_retrieval_blip --seeds 0 1 2 --runs_dir RUNS --output ...     # the generic start
     for s in 0 1 2; do
-        python recipes/smile_blip.py --config recipes/configs/smile_blip/scenes_detailed.yaml --seed $s \
+        python recipes/smile_blip.py --row smile/scenes/detailed --seed $s \
             --output_dir DETAILED/smile_blip/seed-$s
-        python recipes/self_retrieval_blip.py --config recipes/configs/self_retrieval_blip/scenes_from_detailed.yaml \
+        python recipes/self_retrieval_blip.py --row ndlb/scenes/from-detailed \
             --seed $s --model_name_or_path DETAILED/smile_blip/seed-$s/model \
             --output_dir DETAILED/self_retrieval_blip/seed-$s
     done

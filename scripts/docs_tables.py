@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from scripts.benchmark import replace_section
+from scripts.reproduction.runs import with_rows
 
 __all__ = ["FULL", "MOST_COLUMNS", "pages", "select_columns", "widest_table"]
 
@@ -92,7 +93,7 @@ def pages(docs: Path = DOCS) -> dict[str, str]:
     for path in sorted(docs.glob("*.md")):
         text = path.read_text(encoding="utf-8")
         for name in _COPIED.findall(text):
-            text = replace_section(text, name, (docs / name).read_text(encoding="utf-8"))
+            text = replace_section(text, name, with_rows((docs / name).read_text(encoding="utf-8")))
             made[path.name] = text
     full = made[FULL]
     tables = dict(_WHOLE.findall(full))

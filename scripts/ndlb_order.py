@@ -2,11 +2,11 @@
 
     captionrl boost --dataset scenes --split train --output outputs/boosted
     for s in 0 1 2 3 4; do
-        python recipes/smile_blip.py --config recipes/configs/smile_blip/scenes_holistic.yaml --seed $s \
+        python recipes/smile_blip.py --row smile/scenes/holistic --seed $s \
             --output_dir outputs/holistic/seed-$s
-        python recipes/self_retrieval_blip.py --config recipes/configs/self_retrieval_blip/scenes_sr_l.yaml --seed $s \
+        python recipes/self_retrieval_blip.py --row ndlb/scenes/sr-l --seed $s \
             --output_dir outputs/sr_l/seed-$s
-        python recipes/self_retrieval_blip.py --config recipes/configs/self_retrieval_blip/scenes_sr_lv.yaml --seed $s \
+        python recipes/self_retrieval_blip.py --row ndlb/scenes/sr-lv --seed $s \
             --model_name_or_path outputs/holistic/seed-$s/model --output_dir outputs/sr_lv/seed-$s
     done
     python scripts/ndlb_order.py --seeds 0 1 2 3 4
@@ -35,11 +35,11 @@ __all__ = ["COMMANDS", "collect", "differences", "main", "to_markdown"]
 
 COMMANDS = (
     "captionrl boost --dataset scenes --split train --output outputs/boosted",
-    "for each seed s: python recipes/smile_blip.py --config recipes/configs/smile_blip/scenes_holistic.yaml --seed s "
+    "for each seed s: python recipes/smile_blip.py --row smile/scenes/holistic --seed s "
     "--output_dir outputs/holistic/seed-s",
-    "for each seed s: python recipes/self_retrieval_blip.py --config recipes/configs/self_retrieval_blip/scenes_sr_l.yaml "
+    "for each seed s: python recipes/self_retrieval_blip.py --row ndlb/scenes/sr-l "
     "--seed s --output_dir outputs/sr_l/seed-s",
-    "for each seed s: python recipes/self_retrieval_blip.py --config recipes/configs/self_retrieval_blip/scenes_sr_lv.yaml "
+    "for each seed s: python recipes/self_retrieval_blip.py --row ndlb/scenes/sr-lv "
     "--seed s --model_name_or_path outputs/holistic/seed-s/model --output_dir outputs/sr_lv/seed-s",
 )
 """What the runs are made by; the result records it."""

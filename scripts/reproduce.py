@@ -184,7 +184,7 @@ def _run_all(
                 reasons[name] = why
             progress.advance(bar)
         for preset in presets:
-            progress.update(bar, description=Path(preset).stem)
+            progress.update(bar, description=result_path(preset, args.output).stem)
             why = run_preset(preset, args.data_root, args.seeds or [0], told=progress.console.print, **folders)
             if why is not None:
                 reasons[preset] = why

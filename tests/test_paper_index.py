@@ -1,6 +1,7 @@
 """The index of the papers: no item of a paper is missing, and whatever a row names is there."""
 
 import ast
+import fnmatch
 import functools
 import json
 import shlex
@@ -8,12 +9,16 @@ from pathlib import Path
 
 import pytest
 
+from hf_captionrl.experiments.rows import row_names
 from scripts import make_paper_index
 from scripts.make_paper_index import PAPERS, STATUSES, find_number, load_rows, to_markdown
+from scripts.reproduction.runs import CONFIGS
 from tests.test_docs import parse
 
 ROOT = Path(__file__).parents[1]
 ROWS = load_rows()
+# What a run can be configured by: rows of the papers' tables, and base files such as smile_blip/coco.
+NAMES = [*row_names(CONFIGS), *(f"{file.parent.name}/{file.stem}" for file in CONFIGS.glob("*/*.yaml"))]
 
 # What the papers number, counted in the papers: the highest number of each kind; none is left out in between.
 NUMBERED = {
@@ -63,7 +68,11 @@ def faults(row):
         file, _, name = entry.partition("::")
         if not (ROOT / file).is_file() or not name.startswith("test_") or name not in names(file):
             found.append(entry)
-    found += [pattern for pattern in row.get("recipes", []) if not list(ROOT.glob(pattern))]
+    found += [
+        pattern
+        for pattern in row.get("recipes", [])
+        if not (fnmatch.filter(NAMES, pattern) or list(ROOT.glob(pattern)))
+    ]
     found += [
         file for file in [*row.get("results", []), *filter(None, [row.get("figure")])] if not (ROOT / file).is_file()
     ]
@@ -71,7 +80,7 @@ def faults(row):
         found.append(row["page"])
     for entry in row.get("numbers", []):
         found += [f"key {key}" for key in entry.keys() - {"what", "paper", "run", "at", "preset", "preset_at"}]
-        if "preset" in entry and not (ROOT / entry["preset"]).is_file():
+        if "preset" in entry and entry["preset"] not in NAMES:
             found.append(entry["preset"])
         if "run" in entry:
             file = f"docs/results/{entry['run']}.json"
@@ -120,7 +129,7 @@ def test_a_row_that_names_nothing_is_seen():
     bad = {
         "code": ["hf_captionrl/losses/smile.py:no_loss"],
         "tests": ["tests/losses/test_smile.py::test_nothing"],
-        "recipes": ["recipes/configs/smile_blip/table9_*.yaml"],
+        "recipes": ["smile/table9/*"],
         "results": [*good["results"], "docs/results/none.json"],
         "numbers": [{"what": "R@1", "run": "smile_blip_seeds", "at": "rows/GAN/length"}],
         "page": "none.md",

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from hf_captionrl.experiments.rows import row_names
 from scripts import reproduce
 from scripts.make_paper_index import PAPERS, load_rows
 from scripts.reproduction import checks, findings, real, runs
@@ -110,16 +111,19 @@ def test_rows_are_gathered_from_the_runs_of_the_seeds(tmp_path, monkeypatch):
 # --- the papers' own data ----------------------------------------------------------------------------------------------
 
 
-def test_every_preset_of_the_index_says_what_it_needs():
+def test_every_preset_of_the_index_says_what_it_needs(tmp_path):
     presets = reproduce._presets(load_rows())
     assert len(presets) > 60
     for preset in presets:
         assert real.missing_of(preset, None), preset
-        assert (ROOT / "recipes" / f"{Path(preset).parent.name}.py").is_file()
+        recipe, option, value, *_ = real.arguments_of(preset, tmp_path, 0, tmp_path / "out")
+        assert (ROOT / recipe).is_file()
+        assert option == ("--config" if value.endswith(".yaml") else "--row")
+        assert value in (preset, f"recipes/configs/{preset}.yaml")
 
 
 def test_a_preset_runs_where_its_data_are(tmp_path):
-    preset, data, called = "recipes/configs/self_retrieval_clipcap/discritune_coco.yaml", tmp_path / "data", []
+    preset, data, called = "discritune/coco", tmp_path / "data", []
     arguments = {"output": tmp_path / "out", "runs_dir": tmp_path / "runs", "told": lambda text: None}
     said = real.run_preset(preset, data, [0], caller=lambda words: 1, **arguments)
     assert said.startswith("models/clipcap-coco, models/openai/clip-vit-large-patch14, dataset_coco.json, images")
@@ -244,6 +248,25 @@ def test_the_committed_results_are_those_of_the_runs():
     for run in RUNS.values():
         if not run.steps and "run_seeds" in run.command:
             assert run.recorded(run.seeds, f"docs/results/{run.name}") in commands, run.name
+
+
+def test_commands_recorded_before_there_were_rows_name_rows_of_today():
+    recorded = [
+        text
+        for path in (ROOT / "docs/results").iterdir()
+        if path.suffix in (".json", ".md")
+        for text in [path.read_text()]
+    ]
+    translated = "\n".join(map(runs.with_rows, recorded))
+    assert "--row" not in "\n".join(recorded)
+    used = set(re.findall(r"--row ([\w./-]+)", translated))
+    assert (
+        {"ndlb/scenes/all", "smile/scenes/table5", "smile/scenes/simplest-smile"}
+        <= used
+        <= set(row_names(runs.CONFIGS))
+    )
+    left = set(re.findall(r"--config (recipes/configs/[\w./-]+)", translated))
+    assert all((ROOT / name).is_file() for name in left)
 
 
 def test_findings_say_what_the_numbers_say():

@@ -34,13 +34,15 @@ methods:
 {methods}
 
 Options of this command stand before METHOD; the recipe gets everything after it. --help there lists the arguments of the
-recipe, --config takes a YAML file of recipes/configs, by path or by name (such as coco.yaml).
+recipe, --config takes a YAML file of recipes/configs, by path or by name (such as coco.yaml), and --row selects a row of a
+paper's table (such as smile/table3/row7).
 
 examples:
   captionrl train smile
   captionrl train smile --model_name_or_path Salesforce/blip-image-captioning-base --dataset_name imagefolder \\
       --data_dir photos --output_dir outputs/photos
-  captionrl train self-retrieval --config discritune_blip.yaml --dataset_name dataset_coco.json --image_root coco
+  captionrl train self-retrieval --row discritune/blip --dataset_name dataset_coco.json --image_root coco
+  captionrl train self-retrieval-clipcap --row ndlb/table5/row8 --image_root coco/images
   captionrl train --processes 8 --accelerate_config ddp.yaml smile --config coco.yaml
   captionrl train --json smile --seed 1 > run.json
   captionrl train smile --help

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+import copy
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from hf_captionrl.captioners import Captioner
 from hf_captionrl.evaluation.arguments import EvaluationArguments
 from hf_captionrl.evaluation.evaluator import Evaluator
 from hf_captionrl.experiments.arguments import describe
+from hf_captionrl.experiments.log_lines import print_heading, silence_libraries, use_log_lines
 from hf_captionrl.experiments.publication import check_hub_strategy, defer_push, push_model, write_publication
 from hf_captionrl.experiments.report import write_report
 from hf_captionrl.io import FolderLock
@@ -21,7 +24,18 @@ from hf_captionrl.reports.table import COLUMNS, Column
 from hf_captionrl.trainers import CaptionConfig, CaptionTrainer
 from hf_captionrl.trainers.checkpoints import begin_run, has_checkpoint
 
-__all__ = ["START", "Comparison", "Run", "alone_in", "defer_push", "finish", "resumes", "train_runs"]
+__all__ = [
+    "START",
+    "Comparison",
+    "Run",
+    "alone_in",
+    "defer_push",
+    "finish",
+    "plan_runs",
+    "resumes",
+    "settings_of",
+    "train_runs",
+]
 
 START = "MLE"
 """Row name of the captioner that every run starts from."""
@@ -37,6 +51,7 @@ class Run:
         make (`Callable`): Builds the trainer.
         trains (`bool`): False for a captioner that is only evaluated.
         starts_from (`str`): Name of the run whose captioner this one goes on with, by default the start of them all.
+        settings (`dict`): The arguments in which the runs of the comparison differ, with this run's values.
     """
 
     name: str
@@ -44,6 +59,7 @@ class Run:
     make: Callable[[], CaptionTrainer]
     trains: bool = True
     starts_from: str = START
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass
@@ -58,6 +74,7 @@ class Comparison:
         captioner ([`Captioner`], *optional*): The recipe's own model, after training.
         main (`str`): Its row.
         is_main_process (`bool`): Whether this process writes the report.
+        settings (`dict[str, dict]`): For each run the arguments in which the runs differ.
     """
 
     rows: list[dict[str, Any]] = field(default_factory=list)
@@ -67,6 +84,44 @@ class Comparison:
     captioner: Captioner | None = None
     main: str = START
     is_main_process: bool = True
+    settings: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+
+def plan_runs(config: Any, listed: Mapping[str, Mapping[str, Any]], *, own: str) -> dict[str, Any]:
+    """A configuration per run: the recipe's, changed exactly as the list says; nothing follows from a change.
+
+    Args:
+        config (`TrainingArguments`): The recipe's configuration; `output_dir` is the recipe's folder.
+        listed (`Mapping`): Row name to {argument: value}, in the order of the table.
+        own (`str`): Row name of the recipe's own run, whose folder is `model`.
+
+    Returns:
+        `dict`: Row name to a copy of the configuration.
+
+    Raises:
+        ValueError: If a run names an argument that the configuration does not have.
+    """
+    runs = {}
+    for name, changes in listed.items():
+        run = copy.deepcopy(config)  # TrainingArguments' __post_init__ must not run a second time
+        for argument, value in changes.items():
+            if not hasattr(run, argument):
+                raise ValueError(
+                    f"The run {name!r} sets {argument!r}, which the trainer's configuration does not have. Use one of its arguments."
+                )
+            setattr(run, argument, value)
+        slug = "".join(c if c.isalnum() or c == "." else "-" for c in name.lower()).strip("-")
+        run.output_dir = str(Path(str(config.output_dir)) / ("model" if name == own else f"model-{slug}"))
+        runs[name] = run
+    return runs
+
+
+def settings_of(configs: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """For each run the arguments in which the runs differ, with its own values."""
+    found = {name: {f.name: getattr(c, f.name) for f in dataclasses.fields(c)} for name, c in configs.items()}
+    first = next(iter(found.values()))
+    differing = [key for key in first if any(values[key] != first[key] for values in found.values())]
+    return {name: {key: values[key] for key in differing if key != "output_dir"} for name, values in found.items()}
 
 
 @contextlib.contextmanager
@@ -84,6 +139,7 @@ def alone_in(config: Any) -> Iterator[None]:
         OSError: If nothing can be written there.
     """
     check_hub_strategy(config)
+    silence_libraries(progress_bars=not config.disable_tqdm)
     with FolderLock(config.output_dir) if config.process_index == 0 else contextlib.nullcontext():
         yield
 
@@ -124,10 +180,14 @@ def train_runs(
     Returns:
         [`Comparison`]: With the row of the references at the end.
     """
-    result = Comparison()
+    result = Comparison(settings={run.name: dict(run.settings) for run in runs if run.settings})
     before: dict[str, dict[str, float]] = {}  # the first point of a curve, by the captioner that it starts from
     for number, run in enumerate(runs):
         trainer = run.make()
+        use_log_lines(trainer)
+        if run.trains and trainer.is_world_process_zero():
+            settings = ", ".join(f"{key}={value}" for key, value in run.settings.items())
+            print_heading(f"{number + 1} of {len(runs)}: {run.name}" + (f" ({settings})" if settings else ""))
         if number == 0 and not resume and trainer.is_world_process_zero():
             # In every folder, before the first training starts: if it is killed, the others must not resume from what an
             # earlier start of this recipe left.
@@ -198,7 +258,7 @@ def finish(
         result.histories,
         title=title,
         seed=config.seed,
-        config=describe(arguments),
+        config=describe(arguments) | ({"runs": result.settings} if result.settings else {}),
         gallery_size=eval_args.gallery_size,
         columns=columns,
         selected=result.selected,

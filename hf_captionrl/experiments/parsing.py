@@ -12,14 +12,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-import yaml
-
 from hf_captionrl.experiments.arguments import ModelArguments, RunArguments, enable_determinism
+from hf_captionrl.experiments.rows import load_row, read_yaml
 
 __all__ = ["parse_arguments"]
 
+_SOURCES = ("--config=", "--row=")
 _EPILOG = """\
---config FILE reads arguments from a YAML file; the command line overrides it. --traceback shows where an error happened.
+--config FILE reads arguments from a YAML file, --row NAME those of a row of recipes/configs/rows, such as ndlb/table5/row8;
+the command line overrides both. --traceback shows where an error happened.
 """
 
 
@@ -27,14 +28,15 @@ def parse_arguments(
     dataclass_types: Sequence[type],
     argv: Sequence[str] | None,
     *,
-    default_config: str | os.PathLike[str] | None = None,
+    default_config: Path | None = None,
 ) -> tuple[Any, ...]:
-    """Parse a recipe's arguments: defaults, then `--config file.yaml`, then the command line.
+    """Parse a recipe's arguments: defaults, then `--config file.yaml` or `--row name`, then the command line.
 
     Args:
         dataclass_types: The dataclasses to fill.
         argv: Arguments without the program's name; None for `sys.argv`.
-        default_config: YAML file used where the command line names no config, model or data set of its own.
+        default_config: `recipes/configs/<recipe>/<name>.yaml`, read where the command line names no configuration, row, model or
+            data set of its own.
 
     Returns:
         One filled dataclass for each type.
@@ -44,23 +46,23 @@ def parse_arguments(
         ValueError: If an argument is unknown, has a value of the wrong type or contradicts another one.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
-    arguments = [part for a in arguments for part in (a.split("=", 1) if a.startswith("--config=") else [a])]
+    arguments = [part for a in arguments for part in (a.split("=", 1) if a.startswith(_SOURCES) else [a])]
     # Whoever brings a model or data of his own gets the paper's settings, not those of a tiny model.
-    own = ("--config", "--model_name_or_path", "--dataset_name", "--data_dir", "--image_root")
+    own = ("--config", "--row", "--model_name_or_path", "--dataset_name", "--data_dir", "--image_root")
     given = {a.split("=")[0].replace("-", "_").replace("__", "--", 1) for a in arguments if a.startswith("--")}
-    if default_config is not None and not given & set(own):
-        arguments = ["--config", os.fspath(default_config), *arguments]
+    path, row = _take(arguments, "--config", "FILE.yaml"), _take(arguments, "--row", "ndlb/table5/row8")
     types = (*dataclass_types, RunArguments)
     parser = _make_parser(types)
-    path = None
-    while "--config" in arguments:
-        position = arguments.index("--config")
-        if position + 1 == len(arguments):
-            raise ValueError("--config names no file. Use --config FILE.yaml.")
-        path = arguments[position + 1]
-        del arguments[position : position + 2]
-    if path is not None:
-        _apply_config(parser, types, path)
+    if path is not None and row is not None:
+        raise ValueError(
+            f"--config is {path!r} and --row is {row!r}. Use one of them; the command line overrides either."
+        )
+    if row is not None:
+        _apply_config(parser, types, row, _row_settings(row, default_config))
+    elif path is not None:
+        _apply_config(parser, types, Path(path).name, _read_config(path))
+    elif default_config is not None and not given & set(own):
+        _apply_config(parser, types, default_config.name, read_yaml(default_config))
     *parsed, run = _parse(parser, arguments)
     if run.deterministic:
         enable_determinism()
@@ -70,6 +72,27 @@ def parse_arguments(
         if getattr(config, "field_support", None) is not None and config.model_init_kwargs:
             models[0].model_init_kwargs, config.model_init_kwargs = config.model_init_kwargs, None
     return tuple(parsed)
+
+
+def _take(arguments: list[str], option: str, example: str) -> str | None:
+    """Remove an option from the arguments; its last value, or None."""
+    value = None
+    while option in arguments:
+        position = arguments.index(option)
+        if position + 1 == len(arguments):
+            raise ValueError(f"{option} has no value. Use {option} {example}.")
+        value = arguments[position + 1]
+        del arguments[position : position + 2]
+    return value
+
+
+def _row_settings(name: str, default_config: Path | None) -> dict[str, Any]:
+    if default_config is None:
+        raise ValueError(f"--row is {name!r}, and this program has no rows. Use --config.")
+    row = load_row(default_config.parents[1], name)
+    if row.recipe != default_config.parent.name:
+        raise ValueError(f"The row {name} belongs to another recipe. Use recipes/{row.recipe}.py.")
+    return row.settings
 
 
 def _make_parser(types: Sequence[type]) -> Any:
@@ -102,10 +125,8 @@ def _suggestion(parser: Any, name: str, prefix: str = "") -> str:
     return f" Use {prefix + near[0]!r}, or --help for the list." if near else " Use --help for the list of arguments."
 
 
-def _apply_config(parser: Any, types: Sequence[type], path: str) -> None:
-    """Make the values of a YAML file the defaults of the parser."""
-    config = _read_config(path)
-    name = Path(path).name
+def _apply_config(parser: Any, types: Sequence[type], name: str, config: dict[str, Any]) -> None:
+    """Make the values of a YAML file or of a row the defaults of the parser."""
     variables = config.pop("env", {})
     if not isinstance(variables, Mapping):
         raise ValueError(f"'env' in {name} is {variables!r}. Use a mapping from environment variables to values.")
@@ -124,13 +145,7 @@ def _apply_config(parser: Any, types: Sequence[type], path: str) -> None:
 def _read_config(path: str) -> dict[str, Any]:
     if not Path(path).is_file():
         raise FileNotFoundError(f"There is no configuration file {path!r}. Use --config with the path of a YAML file.")
-    try:
-        config = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path!r} is not valid YAML ({' '.join(str(error).split())}). Correct it.") from None
-    if not isinstance(config, dict):
-        raise ValueError(f"{path!r} holds a {type(config).__name__}. Use a mapping: one `argument: value` per line.")
-    return config
+    return read_yaml(Path(path))
 
 
 def _checked(name: str, action: argparse.Action, hint: Any, value: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +16,16 @@ from hf_captionrl.evaluation.arguments import EvaluationArguments, optional_scor
 from hf_captionrl.evaluation.evaluator import REWARD_COLUMNS, Evaluator
 from hf_captionrl.evaluation.similarity import similarity_features
 from hf_captionrl.experiments.arguments import DataArguments, ModelArguments
-from hf_captionrl.experiments.comparison import Run, alone_in, defer_push, finish, resumes, train_runs
+from hf_captionrl.experiments.comparison import (
+    Run,
+    alone_in,
+    defer_push,
+    finish,
+    plan_runs,
+    resumes,
+    settings_of,
+    train_runs,
+)
 from hf_captionrl.experiments.data import load_data
 from hf_captionrl.experiments.parsing import parse_arguments
 from hf_captionrl.reports.table import COLUMNS
@@ -27,7 +35,7 @@ from hf_captionrl.retrieval.neighbours import nearest_neighbours
 from hf_captionrl.rewards import WeightedRewards
 from hf_captionrl.trainers import SelfRetrievalConfig, SelfRetrievalTrainer
 
-__all__ = ["BagArguments", "SelfRetrievalRecipeConfig", "main", "parse_args", "run_name"]
+__all__ = ["BagArguments", "SelfRetrievalRecipeConfig", "main", "parse_args", "run_name", "runs_of"]
 
 
 @dataclass
@@ -109,18 +117,17 @@ def run_name(config: SelfRetrievalConfig) -> str:
     return f"{'SR' if config.retrieval_weight else 'CIDEr'} ({', '.join(notes)})"
 
 
-def changed(config: SelfRetrievalRecipeConfig, changes: Mapping[str, Any]) -> SelfRetrievalRecipeConfig:
-    """A configuration with some fields changed, checked as a whole."""
-    run = copy.deepcopy(config)  # TrainingArguments' __post_init__ must not run a second time
-    for name, value in changes.items():
-        if not hasattr(run, name):
-            raise ValueError(f"A variant changes {name!r}, which the trainer's configuration does not have.")
-        setattr(run, name, value)
-    if "baseline" not in changes and "cider_weight" in changes:
-        run.baseline = "greedy" if run.cider_weight > 0 else "running_mean"
-        run.do_sample = bool(run.do_sample or run.cider_weight)
-    run.check()
-    return run
+def runs_of(
+    config: SelfRetrievalRecipeConfig, variants: Mapping[str, Mapping[str, Any]]
+) -> dict[str, SelfRetrievalRecipeConfig]:
+    """The runs by row name: the variants, and last the recipe's own, as the one that the others lead up to."""
+    own = run_name(config)
+    if own in variants:
+        raise ValueError(f"The variant {own!r} has the name of the recipe's own run. Use another name.")
+    runs = plan_runs(config, {**variants, own: {}}, own=own)
+    for run in runs.values():
+        run.check()
+    return runs
 
 
 def neighbours_of(train: datasets.Dataset, scorer: Scorer, arguments: BagArguments, cache_dir: str | None) -> Tensor:
@@ -159,9 +166,8 @@ def _compare(arguments: tuple[Any, ...]) -> Path:
     if push and not trains:
         raise ValueError("push_to_hub is set, but num_train_epochs=0 only evaluates. Leave push_to_hub out, or train.")
     resume = resumes(config)
-    configs = {run_name(config): config}
-    for name, changes in bag_args.named_variants.items():
-        configs[name] = changed(config, changes)
+    configs = runs_of(config, bag_args.named_variants if trains else {})
+    settings = settings_of(configs)
     with config.main_process_first(local=False, desc="loading the data"):
         splits = load_data(data_args, output_dir=output_dir)
     scorers = [optional_scorer(name) for name in (eval_args.scorer_name_or_path, *bag_args.more_scorers)]
@@ -176,10 +182,6 @@ def _compare(arguments: tuple[Any, ...]) -> Path:
         neighbours = neighbours_of(splits["train"], scorers[0], bag_args, config.feature_cache_dir)  # type: ignore[arg-type]
 
     def run_of(name: str, run: SelfRetrievalRecipeConfig) -> Run:
-        folder = "model" if run is config else "model-" + "".join(c if c.isalnum() else "-" for c in name.lower())
-        run = copy.deepcopy(run)
-        run.output_dir = str(output_dir / folder)
-
         def make() -> SelfRetrievalTrainer:
             return SelfRetrievalTrainer(
                 model_args.load(run.prompt),
@@ -193,12 +195,9 @@ def _compare(arguments: tuple[Any, ...]) -> Path:
                 peft_config=model_args.peft_config,
             )
 
-        return Run(name, folder, make, trains=trains)
+        return Run(name, Path(str(run.output_dir)).name, make, trains, settings=settings[name])
 
-    main_name = next(iter(configs))
-    # The recipe's own model stands last, as the one that the others lead up to.
-    names = [*(name for name in configs if name != main_name and trains), main_name]
-    runs = [run_of(name, configs[name]) for name in names]
+    runs = [run_of(name, run) for name, run in configs.items()]
     result = train_runs(runs, evaluator, splits["test"], resume=resume, output_dir=output_dir)
     if not result.is_main_process:
         return output_dir / "results.json"

@@ -14,7 +14,17 @@ from transformers.trainer_utils import IntervalStrategy
 from hf_captionrl.captioners import Captioner, load_captioner
 from hf_captionrl.evaluation.arguments import optional_scorer
 from hf_captionrl.evaluation.evaluator import Evaluator
-from hf_captionrl.experiments.comparison import START, Run, alone_in, defer_push, finish, resumes, train_runs
+from hf_captionrl.experiments.comparison import (
+    START,
+    Run,
+    alone_in,
+    defer_push,
+    finish,
+    plan_runs,
+    resumes,
+    settings_of,
+    train_runs,
+)
 from hf_captionrl.experiments.data import load_data
 from hf_captionrl.reports.table import COLUMNS, Column
 from hf_captionrl.trainers import SmileConfig, SmileTrainer
@@ -85,6 +95,20 @@ def _first(config: SmileRecipeConfig, arguments: SmileArguments, folder: Path) -
     return first
 
 
+def runs_of(config: SmileRecipeConfig, compare_mle_weights: Sequence[float]) -> dict[str, SmileRecipeConfig]:
+    """The runs by row name, in the order of the table: the control, what was asked for, the mixtures."""
+    listed: dict[str, dict[str, Any]] = {}
+    for weight in sorted({config.mle_weight, *compare_mle_weights}, key=lambda w: (w != 1.0, w)):
+        run = copy.copy(config)
+        # The control is plain maximum likelihood, whatever is done to SMILE.
+        first_token, subset = (None, "caption") if weight == 1.0 else (config.first_token, config.subset)
+        run.mle_weight, run.first_token, run.subset = weight, first_token, subset
+        listed[run_name(run)] = {"mle_weight": weight, "first_token": first_token, "subset": subset}
+        if weight == config.mle_weight:
+            own = run_name(run)
+    return plan_runs(config, listed, own=own)
+
+
 def compare_smile(
     arguments: tuple[Any, ...],
     *,
@@ -123,7 +147,7 @@ def _compare(
             return load_captioner(str(first_folder), prompt=run.prompt, dtype=torch.float32)
         return model_args.load(run.prompt)
 
-    def made(name: str, run: SmileRecipeConfig) -> Run:
+    def made(name: str, run: SmileRecipeConfig, settings: dict[str, Any]) -> Run:
         def make() -> SmileTrainer:
             return SmileTrainer(
                 load(run),
@@ -135,21 +159,12 @@ def _compare(
             )
 
         starts_from = FIRST if begins and name != FIRST else START
-        return Run(name, Path(str(run.output_dir)).name, make, trains=trains, starts_from=starts_from)
+        return Run(name, Path(str(run.output_dir)).name, make, trains, starts_from, settings)
 
-    def run_of(weight: float) -> Run:
-        run = copy.deepcopy(config)
-        run.mle_weight = weight
-        if weight == 1.0:  # the control is plain maximum likelihood, whatever is done to SMILE
-            run.first_token, run.subset = None, "caption"
-        folder = "model" if weight == config.mle_weight else f"model-lambda-{weight:g}"
-        run.output_dir = str(output_dir / folder)
-        return made(run_name(run), run)
-
-    # In the order of the table: the control, what was asked for, the mixtures.
-    weights = sorted({config.mle_weight, *smile_args.compare_mle_weights}, key=lambda w: (w != 1.0, w))
-    runs = [made(FIRST, _first(config, smile_args, first_folder))] if begins else []
-    runs += [run_of(weight) for weight in (weights if trains else [config.mle_weight])]
+    configs = runs_of(config, smile_args.compare_mle_weights if trains else [])
+    settings = settings_of(configs)
+    runs = [made(FIRST, _first(config, smile_args, first_folder), {})] if begins else []
+    runs += [made(name, run, settings[name]) for name, run in configs.items()]
     result = train_runs(runs, evaluator, splits["test"], resume=resume, output_dir=output_dir)
     if not result.is_main_process:
         return output_dir / "results.json"

@@ -187,7 +187,7 @@ def print_table(
     """
     check_rows(rows, columns)
     console = Console(file=file, highlight=False)
-    notes: list[str] = []
+    notes: dict[str, dict[str, list[str]]] = {}  # reason -> column -> rows
     tables = _fit(rows, columns, console, notes)
     # Piped output has no width: use the table's width instead of wrapping at 80 characters.
     if not console.is_terminal:
@@ -196,25 +196,40 @@ def print_table(
         console.print(Text(title, style="bold"))
     for table in tables:
         console.print(table)
-    for note in notes:
-        console.print(Text(note, style="dim"))
+    for note in _grouped(notes, len(rows)):
+        console.print(Text(encodable(note, console), style="dim"))
     legend = _LEGEND + (f" {_INTERVAL_LEGEND}" if _has_intervals(rows, columns) else "")
     console.print(Text(encodable(legend, console), style="dim"))
 
 
-def _fit(rows: Sequence[Row], columns: Sequence[Column], console: Console, notes: list[str]) -> list[Table]:
-    """As few tables as the width allows; each repeats the names."""
+def _grouped(notes: Mapping[str, Mapping[str, Sequence[str]]], number: int) -> list[str]:
+    """One line per reason, with the columns, and the rows if it is not all of them."""
+    lines = []
+    for reason, columns in notes.items():
+        where: dict[str, list[str]] = {}
+        for column, names in columns.items():
+            where.setdefault("" if len(names) == number else f" ({', '.join(names)})", []).append(column)
+        lines.append(
+            f"not run: {reason}: " + "; ".join(f"{', '.join(titles)}{rows}" for rows, titles in where.items())
+        )
+    return lines
+
+
+def _fit(
+    rows: Sequence[Row], columns: Sequence[Column], console: Console, notes: dict[str, dict[str, list[str]]]
+) -> list[Table]:
+    """As few tables as the width allows, columns in order; each repeats the names."""
     whole = _rich_table(rows, columns, console, notes)
     if not console.is_terminal or _width(whole, console) <= console.width:
         return [whole]
     tables: list[Table] = []
     part: list[Column] = []
     for column in columns:
-        if part and _width(_rich_table(rows, [*part, column], console, []), console) > console.width:
-            tables.append(_rich_table(rows, part, console, []))
+        if part and _width(_rich_table(rows, [*part, column], console, {}), console) > console.width:
+            tables.append(_rich_table(rows, part, console, {}))
             part = []
         part.append(column)
-    return [*tables, _rich_table(rows, part, console, [])]
+    return [*tables, _rich_table(rows, part, console, {})]
 
 
 def _width(table: Table, console: Console) -> int:
@@ -222,7 +237,9 @@ def _width(table: Table, console: Console) -> int:
     return Measurement.get(console, console.options.update(max_width=10_000), table).maximum
 
 
-def _rich_table(rows: Sequence[Row], columns: Sequence[Column], console: Console, notes: list[str]) -> Table:
+def _rich_table(
+    rows: Sequence[Row], columns: Sequence[Column], console: Console, notes: dict[str, dict[str, list[str]]]
+) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("", no_wrap=True, vertical="top")
     for column in columns:
@@ -237,8 +254,7 @@ def _rich_table(rows: Sequence[Row], columns: Sequence[Column], console: Console
         for column in columns:
             reason = row.get(f"{column.key}_reason")
             if row[column.key] is None and reason:
-                note = f"not run ({row['name']}, {column.title}): {reason}"
-                notes.append(encodable(note, console))
+                notes.setdefault(str(reason), {}).setdefault(column.title, []).append(row["name"])
                 cells.append(Text("not run", style="dim"))
                 continue
             value, _, interval = format_cell(row, column, separator="\n").partition("\n")

@@ -32,8 +32,7 @@ def _interval(number: Measured) -> str:
 
 
 def _short(preset: str) -> str:
-    path = Path(preset)
-    return f"`{path.parent.name}/{path.stem}`" if path.suffix else preset
+    return f"`{preset}`" if "/" in preset else preset
 
 
 def _hardware(record: Mapping[str, Any]) -> str:

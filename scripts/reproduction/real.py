@@ -17,11 +17,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from hf_captionrl.experiments.rows import Row, load_row, read_yaml
 from hf_captionrl.io import write_json
 from hf_captionrl.reports.versions import installed_versions
-from scripts.reproduction.runs import ROOT, Caller, call, hardware
+from scripts.reproduction.runs import CONFIGS, Caller, call, hardware
 from scripts.run_seeds import aggregate
 
 __all__ = ["arguments_of", "missing_of", "result_path", "run_preset"]
@@ -31,13 +30,15 @@ _FOLDERS = ("msr-vtt", "tgif")
 
 
 @functools.cache
-def _settings(preset: str) -> dict[str, Any]:
-    return yaml.safe_load((ROOT / preset).read_text(encoding="utf-8"))
+def _preset(name: str) -> Row:
+    """A row of recipes/configs/rows, or a base file such as smile_blip/coco."""
+    base = CONFIGS / f"{name}.yaml"
+    return Row(name, name, base.parent.name, read_yaml(base)) if base.is_file() else load_row(CONFIGS, name)
 
 
 def _places(preset: str, data_root: Path) -> dict[str, Path]:
     """What a preset reads, by the option that names it."""
-    settings = _settings(preset)
+    settings = _preset(preset).settings
     places = {
         option: data_root / "models" / settings[option].removeprefix("outputs/")
         for option in _MODELS
@@ -59,7 +60,7 @@ def missing_of(preset: str, data_root: Path | None) -> list[str]:
     """What a preset needs that is not there.
 
     Args:
-        preset: A configuration of recipes/configs.
+        preset: A row, or a base file such as smile_blip/coco.
         data_root: The folder; None if none was named.
 
     Returns:
@@ -77,7 +78,7 @@ def arguments_of(preset: str, data_root: Path, seed: int, folder: Path) -> list[
     """The command line that runs a preset with the data of a folder.
 
     Args:
-        preset: A configuration of recipes/configs.
+        preset: A row, or a base file such as smile_blip/coco.
         data_root: The folder.
         seed: Of the run.
         folder: Where it writes.
@@ -85,23 +86,24 @@ def arguments_of(preset: str, data_root: Path, seed: int, folder: Path) -> list[
     Returns:
         `list[str]`: Words, without the interpreter.
     """
-    recipe = f"recipes/{Path(preset).parent.name}.py"
+    recipe, is_base = _preset(preset).recipe, (CONFIGS / f"{preset}.yaml").is_file()
+    selected = ["--config", f"recipes/configs/{preset}.yaml"] if is_base else ["--row", preset]
     places = _places(preset, data_root.resolve())
     options = [word for option, path in places.items() for word in (f"--{option}", str(path))]
-    return [recipe, "--config", preset, *options, "--seed", str(seed), "--output_dir", str(folder)]
+    return [f"recipes/{recipe}.py", *selected, *options, "--seed", str(seed), "--output_dir", str(folder)]
 
 
 def result_path(preset: str, output: Path) -> Path:
     """Where the result of a preset is kept.
 
     Args:
-        preset: A configuration of recipes/configs.
+        preset: A row, or a base file such as smile_blip/coco.
         output: Folder of the results.
 
     Returns:
         `pathlib.Path`: A JSON file.
     """
-    return output / "papers_data" / f"{Path(preset).parent.name}-{Path(preset).stem}.json"
+    return output / "papers_data" / f"{preset.replace('/', '-')}.json"
 
 
 def run_preset(
@@ -117,7 +119,7 @@ def run_preset(
     """Run a preset for each seed that is not done, and write mean, standard error and values of every number.
 
     Args:
-        preset: A configuration of recipes/configs.
+        preset: A row, or a base file such as smile_blip/coco.
         data_root: The folder of data and captioners.
         seeds: Those asked for.
         output: Folder of the results.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
+import re
 import shlex
 import shutil
 import subprocess
@@ -25,10 +26,13 @@ from hf_captionrl.reports.versions import installed_versions
 from scripts.reproduction.numbers import look_up
 from scripts.run_seeds import aggregate
 
-__all__ = ["ROOT", "Run", "call", "execute", "finished", "hardware", "words_of"]
+__all__ = ["CONFIGS", "ROOT", "Run", "call", "execute", "finished", "hardware", "with_rows", "words_of"]
 
 ROOT = Path(__file__).resolve().parents[2]
+CONFIGS = ROOT / "recipes" / "configs"
 _EACH = "for each seed s: "
+_OLD_CONFIG = re.compile(r"--config recipes/configs/(smile|self_retrieval)_blip/scenes_(\w+)\.yaml")
+_PAPER = {"smile": "smile", "self_retrieval": "ndlb"}
 
 Caller = Callable[..., int]
 
@@ -130,6 +134,11 @@ def hardware() -> str:
     return (names[0] if names else platform.machine()) + gpu
 
 
+def with_rows(text: str) -> str:
+    """Text of a committed result with `--row` in place of the configuration files that were commands before there were rows."""
+    return _OLD_CONFIG.sub(lambda old: f"--row {_PAPER[old[1]]}/scenes/{old[2].replace('_', '-')}", text)
+
+
 def finished(run: Run, seeds: Sequence[int], output: Path) -> dict[str, Any] | None:
     """The result of a run, if it is that of this command, these seeds and this version of the package.
 
@@ -148,9 +157,9 @@ def finished(run: Run, seeds: Sequence[int], output: Path) -> dict[str, Any] | N
     stem = path.with_suffix("")
     asked = run.recorded(seeds, (stem.relative_to(ROOT) if stem.is_relative_to(ROOT) else stem).as_posix())
     made = record.get("versions", {}).get("hf_captionrl", version("hf_captionrl"))
-    same = record.get("command", record.get("commands", asked)) == asked and list(record.get("seeds", ())) == list(
-        seeds
-    )
+    recorded = record.get("command", record.get("commands", asked))
+    recorded = with_rows(recorded) if isinstance(recorded, str) else [with_rows(command) for command in recorded]
+    same = recorded == asked and list(record.get("seeds", ())) == list(seeds)
     return record if same and made == version("hf_captionrl") else None
 
 

@@ -21,8 +21,8 @@ __all__ = ["ADAPTERS", "train_adapter"]
 
 ROOT = Path(__file__).resolve().parents[2]
 BASE = "blip-mle"
-ADAPTERS = {"blip-smile": "smile_blip", "blip-sr": "self_retrieval_blip"}
-"""Names, and the recipe of each, which is run with its `scenes_lora.yaml`."""
+ADAPTERS = {"blip-smile": ("smile_blip", "smile/scenes/lora"), "blip-sr": ("self_retrieval_blip", "ndlb/scenes/lora")}
+"""Names, and the recipe and row of each."""
 
 _SHIPPED = (
     *("adapter_config.json", "adapter_model.safetensors", "captioner.json"),
@@ -41,11 +41,10 @@ def train_adapter(name: str, seed: int, checkpoints: Path) -> dict[str, Any]:
     Returns:
         `dict`: The log of the run.
     """
-    recipe = ADAPTERS[name]
-    config = f"recipes/configs/{recipe}/scenes_lora.yaml"
+    recipe, row = ADAPTERS[name]
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, f"recipes/{recipe}.py", "--config", config, "--seed", str(seed)]
+        command = [sys.executable, f"recipes/{recipe}.py", "--row", row, "--seed", str(seed)]
         # One thread, so that the result is the same everywhere.
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         subprocess.run([*command, "--output_dir", folder], check=True, cwd=ROOT, env=environment)
@@ -55,7 +54,7 @@ def train_adapter(name: str, seed: int, checkpoints: Path) -> dict[str, Any]:
         "name": name,
         "seed": seed,
         "base_model": BASE,
-        "recipe": f"recipes/{recipe}.py --config {config}",
+        "recipe": f"recipes/{recipe}.py --row {row}",
         "seconds": round(time.perf_counter() - start),
     }
 

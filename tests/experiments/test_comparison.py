@@ -1,5 +1,6 @@
 """What the recipes share, with trainers that only count: curves, limits, and the row of the references."""
 
+import dataclasses
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -7,9 +8,13 @@ import datasets
 import pytest
 
 from hf_captionrl.evaluation.evaluator import Evaluator, draw_references
-from hf_captionrl.experiments.comparison import Run, train_runs
+from hf_captionrl.experiments.comparison import Run, plan_runs, settings_of, train_runs
+from hf_captionrl.experiments.self_retrieval import SelfRetrievalRecipeConfig
+from hf_captionrl.experiments.self_retrieval import runs_of as self_retrieval_runs
 from hf_captionrl.experiments.smile import SmileArguments, SmileRecipeConfig, _first
+from hf_captionrl.experiments.smile import runs_of as smile_runs
 from hf_captionrl.trainers.checkpoints import begin_run, open_checkpoint, seal_checkpoint
+from recipes import self_retrieval_blip, self_retrieval_clipcap
 from recipes.sle_blip import SLEBlipConfig, describe_reward
 
 
@@ -20,6 +25,7 @@ class Counting:
         self.length, self.gain, self.evaluated = length, gain, 0
         self.state = SimpleNamespace(log_history=[])
         self.captioner = None
+        self.args = SimpleNamespace(disable_tqdm=True)
         self.selection = {"step": gain} if gain > 1 else None
 
     def evaluate(self):
@@ -29,6 +35,12 @@ class Counting:
     def train(self, resume_from_checkpoint=None):
         self.length += self.gain
         self.state.log_history.append({"epoch": 1.0, "eval_length": float(self.length)})
+
+    def add_callback(self, callback):
+        self.callback = callback
+
+    def remove_callback(self, callback):
+        pass
 
     def generate_captions(self, dataset):
         return ["word " * self.length]
@@ -63,6 +75,55 @@ def test_the_limit_of_steps_is_not_that_of_the_epochs_before(tmp_path):
     first = _first(config, SmileArguments(mle_epochs=2), Path(tmp_path / "first"))
     assert (first.num_train_epochs, first.max_steps) == (2, -1)
     assert config.max_steps == 1000
+
+
+def values_of(config):
+    return {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+
+
+@pytest.mark.parametrize(
+    "changes", [{"cider_weight": 0.5}, {"retrieval_weight": 0, "cider_weight": 1.0}, {"beta": 0.1}]
+)
+def test_a_run_differs_in_what_the_list_names_and_in_nothing_else(tmp_path, changes):
+    config = SelfRetrievalRecipeConfig(str(tmp_path), use_cpu=True)
+    run = self_retrieval_runs(config, {"other": changes})["other"]
+    assert values_of(run) == values_of(config) | changes | {"output_dir": str(tmp_path / "model-other")}
+
+
+def test_every_run_with_cider_names_its_baseline():
+    """CIDEr-D needs a baseline per image; nothing sets it when only the weight changes."""
+    listed = 0
+    for recipe, argv in (
+        (self_retrieval_blip, []),
+        (self_retrieval_blip, ["--row", "ndlb/scenes/all"]),
+        (self_retrieval_clipcap, []),
+    ):
+        *_, bags, config = recipe.parse_args([*argv, "--use_cpu"])
+        for name, changes in bags.named_variants.items():
+            if changes.get("cider_weight"):
+                listed += 1
+                assert changes["baseline"] == "greedy", name
+                assert self_retrieval_runs(config, {name: changes})[name].do_sample
+    assert listed == 1
+
+
+def test_the_control_of_smile_is_plain_maximum_likelihood_and_the_list_says_so(tmp_path):
+    config = SmileRecipeConfig(str(tmp_path), subset="reverse", first_token="shift", use_cpu=True)
+    runs = smile_runs(config, [1.0, 0.01])
+    own = "SMILE (reverse subset, first token: shift)"
+    mixture = "SMILE (lambda=0.01, reverse subset, first token: shift)"
+    assert settings_of(runs) == {
+        "MLE+MLE": {"mle_weight": 1.0, "subset": "caption", "first_token": None},
+        own: {"mle_weight": 0.0, "subset": "reverse", "first_token": "shift"},
+        mixture: {"mle_weight": 0.01, "subset": "reverse", "first_token": "shift"},
+    }
+    assert runs[own].output_dir == str(tmp_path / "model")
+
+
+def test_a_run_with_an_unknown_argument_is_an_error(tmp_path):
+    config = SmileRecipeConfig(str(tmp_path), use_cpu=True)
+    with pytest.raises(ValueError, match=r"'x' sets 'mle_wieght'.*Use one of its arguments"):
+        plan_runs(config, {"x": {"mle_wieght": 1.0}}, own="x")
 
 
 def evaluator_of(references):

@@ -61,7 +61,7 @@ KINDS = {
     "flag of the wrong type": (["--learning_rate", "fast"], r"--learning_rate.*invalid float value: 'fast'.*--help"),
     "flag without a value": (["--learning_rate"], r"--learning_rate.*expected one argument"),
     "missing file": (["--config", "nowhere.yaml"], r"no configuration file 'nowhere\.yaml'.*Use --config"),
-    "config without a file": (["--config"], r"--config names no file\. Use"),
+    "config without a file": (["--config"], r"--config has no value\. Use --config FILE\.yaml"),
     "YAML list": (yaml("- 1\n"), r"run\.yaml' holds a list\. Use a mapping"),
     "empty YAML": (yaml(""), r"run\.yaml' holds a NoneType\. Use a mapping"),
     "broken YAML": (yaml("a: ["), r"run\.yaml' is not valid YAML"),

@@ -66,9 +66,16 @@ def test_mapper_and_language_model_learn_and_the_tower_does_not(run):
     assert torch.cosine_similarity(start, end, dim=0) > 0.8  # the seed gave both runs the same mapper to begin with
 
 
-@pytest.mark.parametrize("name", ["coco", "conceptual", "ndlb_table11"])
-def test_the_papers_settings(name):
-    arguments, _, _, config = recipe.parse_args(["--config", str(CONFIGS / f"{name}.yaml")])
+@pytest.mark.parametrize(
+    "selected",
+    [
+        ["--config", str(CONFIGS / "coco.yaml")],
+        ["--row", "discritune/mle-conceptual"],
+        ["--row", "ndlb/table11/holisticcap"],
+    ],
+)
+def test_the_papers_settings(selected):
+    arguments, _, _, config = recipe.parse_args(selected)
     assert (config.per_device_train_batch_size, config.learning_rate) == (40, 2e-5)
     assert (config.max_steps, config.warmup_steps, config.lr_scheduler_type) == (30_000, 1_000, "linear")
     assert config.mle_weight == 1.0

@@ -13,6 +13,7 @@ import torch
 
 from hf_captionrl.captioners import load_captioner
 from hf_captionrl.data import load_captions, sample_frames
+from hf_captionrl.experiments.rows import row_names
 from hf_captionrl.experiments.samples import SAMPLE_COLUMNS, SampleArguments, Sampler, keep_long_references
 from hf_captionrl.reports.table import COLUMNS
 from hf_captionrl.scenes import full_caption, load_scenes, render_scene, scene_stream
@@ -22,7 +23,7 @@ from hf_captionrl.trainers.caption_generation import vision_tower_features
 from tests.closeness import assert_close
 
 RECIPES = Path(__file__).parents[2] / "recipes"
-CONFIGS = sorted((RECIPES / "configs" / "sle_blip").glob("*.yaml"))
+ROWS = [name for name in row_names(RECIPES / "configs") if name.startswith("sle/")]
 SHORT = [
     *("--max_train_images", "16", "--max_eval_images", "8", "--max_test_images", "105", "--sample_images", "6"),
     *("--max_steps", "2", "--per_device_train_batch_size", "8", "--num_generations", "3", "--num_samples", "3"),
@@ -112,30 +113,33 @@ def test_every_run_goes_on_from_cross_entropy(run):
     assert json.loads((run / "results.json").read_text())["rows"][1]["cider_d"] is not None
 
 
-@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
-def test_every_configuration_is_understood(path):
+@pytest.mark.parametrize("name", ["coco", "scenes"])
+def test_every_base_file_is_understood(name):
+    path = RECIPES / "configs" / "sle_blip" / f"{name}.yaml"
     *_, arguments, config = recipe.parse_args(["--config", str(path), "--use_cpu"])
-    assert [recipe.run_name(run) for run in recipe.runs_of(config, arguments)][-1]
-    assert config.output_dir == ("outputs/sle_blip" if path.stem == "scenes" else f"outputs/sle_blip/{path.stem}")
+    assert recipe.run_name(recipe.runs_of(config, arguments)[-1]) == f"SLE (alpha={0.75 if name == 'coco' else 0.6})"
+    assert config.output_dir == ("outputs/sle_blip" if name == "scenes" else "outputs/sle_blip/coco")
 
 
-def test_the_papers_tables_are_all_there():
+def test_each_row_of_the_papers_tables_trains_what_it_names():
     rows = {}
-    for path in CONFIGS:
-        *_, arguments, config = recipe.parse_args(["--config", str(path), "--use_cpu"])
+    for name in ROWS:
+        *_, arguments, config = recipe.parse_args(["--row", name, "--use_cpu"])
         runs = recipe.runs_of(config, arguments)
-        rows[path.stem] = recipe.XE if runs[-1].rl_start_epoch else recipe.run_name(runs[-1])
-    assert rows["table1_xe"] == "XE"
-    assert rows["table1_sll"] == rows["table3_sll"] == "SLL"
-    for weight in ("0.1", "0.01", "0.001"):
-        assert rows[f"table2_sll_me_{weight}"] == f"SLL-ME (entropy={weight})"
-    for alpha in ("0.25", "0.5", "0.75"):
-        assert rows[f"table2_sle_{alpha}"] == f"SLE (alpha={alpha})"
-    assert rows["code_2018"] == "SLE (alpha=0.75, multi-reference)"
-    assert rows["table3_sle"] == "SLE (alpha=0.75)"
+        rows[name.removeprefix("sle/")] = recipe.XE if runs[-1].rl_start_epoch else recipe.run_name(runs[-1])
+    assert rows == {
+        "table1/xe": "XE",
+        "table1/sll": "SLL",
+        **{f"table2/sll-me-{weight}": f"SLL-ME (entropy={weight})" for weight in ("0.1", "0.01", "0.001")},
+        **{f"table2/sle-{alpha}": f"SLE (alpha={alpha})" for alpha in ("0.25", "0.5", "0.75")},
+        "table3/sll": "SLL",
+        "table3/sll-me": "SLL-ME (entropy=0.01)",
+        "table3/sle": "SLE (alpha=0.75)",
+        "code-2018": "SLE (alpha=0.75, multi-reference)",
+    }
 
 
-VIDEO = ["--config", str(RECIPES / "configs" / "sle_blip" / "table3_sle.yaml"), "--use_cpu"]
+VIDEO = ["--row", "sle/table3/sle", "--use_cpu"]
 SHIPPED = [
     *("--model_name_or_path", "scenes:blip-mle", "--scorer_name_or_path", "scenes:clip-reward", "--prompt", ""),
     *("--held_out_scorer_name_or_path", "scenes:clip-judge", "--perplexity_name_or_path", "scenes:gpt2-perplexity"),

@@ -1,6 +1,5 @@
 """The recipe from the command line's arguments to every file it promises."""
 
-import importlib
 import importlib.util
 import json
 import sys
@@ -10,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from transformers import TrainingArguments
 
 from hf_captionrl.captioners import load_captioner
 from hf_captionrl.reports.table import COLUMNS
@@ -234,12 +232,3 @@ def test_the_embedded_data_named_by_hand_keep_their_settings():
 def test_what_would_be_ignored_is_refused(tmp_path, arguments, message):
     with pytest.raises(ValueError, match=message):
         recipe.main(["--output_dir", str(tmp_path), "--use_cpu", *arguments])
-
-
-def test_every_configuration_writes_to_its_own_folder():
-    folders = []
-    for file in (RECIPES / "configs").rglob("*.yaml"):
-        owner = importlib.import_module(f"recipes.{file.parent.name}")
-        config = next(a for a in owner.parse_args(["--config", str(file)]) if isinstance(a, TrainingArguments))
-        folders.append(config.output_dir)
-    assert len(set(folders)) == len(folders)

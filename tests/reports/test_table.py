@@ -210,3 +210,11 @@ def test_rows_that_would_be_read_wrongly_are_refused(rows, message, tmp_path):
 def test_name_may_not_leave_the_folder(tmp_path):
     with pytest.raises(ValueError, match="file name without folders"):
         write_results(tmp_path, [make_row()], seed=0, config={}, name="../results")
+
+
+def test_a_reason_is_printed_once_with_its_columns_and_rows():
+    missing = {"perplexity": None, "perplexity_reason": "no model", "cider_d": None, "cider_d_reason": "no model"}
+    alone = {"fact_recall": None, "fact_recall_reason": "no truth"}
+    text = printed([make_row("MLE", **missing, **alone), make_row("SMILE", **missing)])
+    notes = [line for line in text.splitlines() if line.startswith("not run: ")]
+    assert notes == ["not run: no model: Perplexity ↓, CIDEr-D ↑", "not run: no truth: Fact recall ↑ (MLE)"]

@@ -1,0 +1,118 @@
+"""What a training prints: a heading per run, one short line per log, and no warnings that a user cannot act on."""
+
+from __future__ import annotations
+
+import logging
+import re
+import shutil
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from transformers.trainer_callback import PrinterCallback, ProgressCallback
+
+__all__ = ["LogLines", "ProgressLogLines", "format_log", "print_heading", "silence_libraries", "use_log_lines"]
+
+# What is shown first of a log; the rest follows as far as the line is wide. All of it is in trainer_state.json.
+_FIRST = (
+    *(
+        "loss",
+        "reward",
+        "reward_std",
+        "kl",
+        "bag_size",
+        "recall_at_1",
+        "recall_at_5",
+        "length",
+        "completions/mean_length",
+    ),
+    *("guard/degenerate", "guard/clipped_ratio", "grad_norm", "learning_rate", "lexical_diversity"),
+)
+_UNUSED = re.compile(r"(text_|logit_scale|visual_projection)\S*\s*\| (\x1b\S*?m)?UNEXPECTED")
+_HIDDEN = ("epoch", "total_flos", "runtime", "samples_per_second", "steps_per_second")
+
+
+def _width() -> int:
+    return shutil.get_terminal_size((100, 24)).columns
+
+
+def print_heading(text: str) -> None:
+    """Print the heading of a run, as wide as the terminal."""
+    width = _width()
+    text = text if len(text) <= width - 6 else f"{text[: width - 9]}..."
+    print(f"\n-- {text} {'-' * (width - len(text) - 4)}", flush=True)
+
+
+def format_log(logs: Mapping[str, Any], step: int, max_steps: int, *, width: int = 100) -> str:
+    """One line of at most `width` columns: the step, and the values that matter most first."""
+    kind = "eval " if any(name.startswith("eval_") for name in logs) else ""
+    kind = "done " if "train_runtime" in logs else kind
+    values = {name.removeprefix("eval_").removeprefix("train_"): value for name, value in logs.items()}
+    line = f"{kind or 'train'} {step:>{len(str(max_steps))}}/{max_steps}"
+    if "epoch" in values:
+        line += f"  epoch {_short(values['epoch'])}"
+    if kind == "done ":
+        line += f"  seconds {_short(values['runtime'])}"
+    names = sorted(values, key=lambda name: _FIRST.index(name) if name in _FIRST else len(_FIRST))
+    for name in names:
+        part = f"  {name.rpartition('/')[2] if name in _FIRST else name} {_short(values[name])}"
+        if name in _HIDDEN:
+            continue
+        if len(line) + len(part) > width:
+            break
+        line += part
+    return line
+
+
+def _short(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+class LogLines(PrinterCallback):
+    """Prints one line per log."""
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
+        """Print the line on the main process of each machine."""
+        if state.is_local_process_zero and logs:
+            print(format_log(logs, state.global_step, state.max_steps, width=_width()), flush=True)
+
+
+class ProgressLogLines(ProgressCallback):
+    """A progress bar, with one line per log above it."""
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
+        """Write the line above the bar."""
+        if state.is_world_process_zero and self.training_bar is not None and logs:
+            self.training_bar.write(format_log(logs, state.global_step, state.max_steps, width=_width()))
+
+
+def use_log_lines(trainer: Any) -> None:
+    """Replace the callback of transformers that prints each log as a dict."""
+    trainer.remove_callback(PrinterCallback)
+    trainer.remove_callback(ProgressCallback)
+    trainer.add_callback(LogLines if trainer.args.disable_tqdm else ProgressLogLines)
+
+
+class _OtherHalf(logging.Filter):
+    """Drops the report on a CLIP whose vision tower alone is loaded; one that names any other weight stays."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        named = [line for line in record.getMessage().splitlines() if " | " in line and not line.startswith("Key")]
+        return not named or not all(_UNUSED.match(line) for line in named)
+
+
+def silence_libraries(*, progress_bars: bool) -> None:
+    """Silence what other libraries print about themselves: our own warnings and all errors stay."""
+    # trl and peft still use a name that transformers renamed; only a release of theirs can change that.
+    warnings.filterwarnings("ignore", message=r"`\w*gradient_checkpointing\w*` is deprecated", category=FutureWarning)
+    # A ClipCap takes the vision tower of a CLIP; the report lists every weight of the text tower as unexpected.
+    loading = logging.getLogger("transformers.modeling_utils")
+    if not any(isinstance(known, _OtherHalf) for known in loading.filters):
+        loading.addFilter(_OtherHalf())
+    if not progress_bars:
+        # --disable_tqdm is about the trainer's bars only; loading and tokenizing print one for each step, too.
+        from datasets import disable_progress_bars
+        from transformers.utils.logging import disable_progress_bar
+
+        disable_progress_bars()
+        disable_progress_bar()
