@@ -88,15 +88,15 @@ def check_configs(root: Path) -> list[Fault]:
     for name, recipe, arguments in todo:
         if recipe in broken:
             continue
-        if error := failure(functools.partial(importlib.import_module, f"recipes.{recipe}")):
+        if problem := failure(functools.partial(importlib.import_module, f"recipes.{recipe}")):
             broken.add(recipe)  # told once, not for each of its configs
             faults.append(
-                Fault(f"recipes/{recipe}.py", 0, f"cannot be imported, so its configs are unchecked: {error}")
+                Fault(f"recipes/{recipe}.py", 0, f"cannot be imported, so its configs are unchecked: {problem}")
             )
             continue
         parser = sys.modules[f"recipes.{recipe}"].parse_args
-        if error := failure(functools.partial(parser, arguments)):
-            faults.append(Fault(name, 0, f"recipes/{recipe}.py cannot parse {' '.join(arguments)}: {error}"))
+        if problem := failure(functools.partial(parser, arguments)):
+            faults.append(Fault(name, 0, f"recipes/{recipe}.py cannot parse {' '.join(arguments)}: {problem}"))
     return faults
 
 

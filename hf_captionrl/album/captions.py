@@ -16,7 +16,7 @@ from hf_captionrl.album.choice import AlbumCaptions, Finding, distinct_captions,
 from hf_captionrl.captioners.captioner import Captioner
 from hf_captionrl.data import open_image
 from hf_captionrl.metrics.suites.suite_row import spoken
-from hf_captionrl.retrieval import Scorer
+from hf_captionrl.retrieval import Scorer, image_hash
 from hf_captionrl.text.degenerate_captions import degenerate
 from hf_captionrl.trainers.caption_generation import generate_captions
 
@@ -124,6 +124,18 @@ def _opened_batches(images: Sequence[Any], batch_size: int) -> Iterator[list[Ima
 
 
 def _image_features(scorer: Scorer, images: Sequence[Any], batch_size: int) -> Tensor:
-    """`(M, D)`."""
+    """`(M, D)`; a copy of an image gets the features of the first, so that the two tie on every processor.
+
+    The same picture at another place of a batch can differ in the last bit, which depends on the processor.
+    """
     _refuse_none(images)
-    return torch.cat([scorer.image_features(opened) for opened in _opened_batches(images, batch_size)])
+    row_of: dict[str, int] = {}
+    rows, parts = [], []
+    for opened in _opened_batches(images, batch_size):
+        keys = [image_hash(image) for image in opened]
+        new = {key: image for key, image in zip(keys, opened, strict=True) if key not in row_of}
+        if new:
+            row_of |= {key: row for row, key in enumerate(new, start=len(row_of))}
+            parts.append(scorer.image_features(list(new.values())))
+        rows += [row_of[key] for key in keys]
+    return torch.cat(parts)[rows]

@@ -2,6 +2,7 @@
 
 import weakref
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -56,6 +57,22 @@ def test_album_of_look_alikes_gets_distinct_captions(captioner, scorer, images):
     assert twice.captions[0].rank > 1
 
 
+def test_copies_tie_even_if_features_depend_on_the_place_in_the_batch(images, monkeypatch):
+    class Placed:
+        """As on some processors: the last bit depends on the row."""
+
+        def image_features(self, opened):
+            pixels = [torch.tensor(np.asarray(image.convert("RGB"), dtype=np.float32)).flatten() for image in opened]
+            return torch.stack([colours + 1e-3 * row for row, colours in enumerate(pixels)])
+
+    album = [images[0], images[1], images[0], images[2], images[1]]
+    for batch_size in (1, 2, 5):
+        features = album_captions._image_features(Placed(), album, batch_size)
+        assert torch.equal(features[2], features[0])
+        assert torch.equal(features[4], features[1])
+        assert len(features.unique(dim=0)) == 3
+
+
 def test_degenerate_candidates_are_used_only_without_others(scorer, images, monkeypatch):
     loop = "a pig on a blue background on a blue background"
     said = [[loop, "a pig"], [loop], ["", "a tree"]]
@@ -65,7 +82,7 @@ def test_degenerate_candidates_are_used_only_without_others(scorer, images, monk
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"), [({"num_beams": 0}, "num_beams is 0"), ({"num_samples": -1}, "num_samples -1")]
+    ("settings", "message"), [({"num_beams": 0}, "num_beams is 0"), ({"num_samples": -1}, "num_samples is -1")]
 )
 def test_bad_settings(captioner, images, settings, message):
     with pytest.raises(ValueError, match=message):
