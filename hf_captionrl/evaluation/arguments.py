@@ -42,7 +42,9 @@ class EvaluationArguments:
     def resolve(self, dataset_name: str, *, trains: bool = True) -> None:
         """Set the defaults: the shipped models on the embedded world, the papers' models elsewhere.
 
-        With `trains`, warns if one scorer both selects checkpoints and evaluates them.
+        Args:
+            dataset_name: Data set of the run.
+            trains: Whether checkpoints will be selected; warns if one scorer both selects and evaluates.
         """
         embedded = dataset_name in EMBEDDED
         self.scorer_name_or_path = self.scorer_name_or_path or ("scenes:clip-reward" if embedded else _CLIP)
@@ -61,5 +63,12 @@ class EvaluationArguments:
 
 
 def optional_scorer(name: str | None) -> Scorer | None:
-    """Load a scorer by its name for `load_scorer` or that of a shipped model; None for `"none"`."""
+    """Load a scorer by name.
+
+    Args:
+        name: A name for `load_scorer`, a shipped model, or `"none"`.
+
+    Returns:
+        [`Scorer`] or None: None for `"none"`.
+    """
     return None if name in (None, "none") else load_scorer(model_path(str(name)))

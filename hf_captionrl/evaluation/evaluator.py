@@ -92,7 +92,18 @@ class Evaluator:
         cache_dir: str | None = None,
         reward_scorer: Scorer | None = None,
     ) -> Evaluator:
-        """Load the models that evaluate, and compute the features of the test images."""
+        """Load the models that evaluate, and compute the features of the test images.
+
+        Args:
+            dataset: The test split.
+            arguments: Names of the models, after `resolve`.
+            seed: Of bootstrap and random choice.
+            cache_dir: Folder of the feature cache; None for the default one.
+            reward_scorer: Scorer of the reward, whose retrieval is shown beside the held-out scorer's; None for none.
+
+        Returns:
+            [`Evaluator`]: Ready to evaluate captions.
+        """
         language_model = None
         name = arguments.perplexity_name_or_path
         if name and name != "none":
@@ -107,7 +118,16 @@ class Evaluator:
         )
 
     def row(self, name: str, captions: Sequence[str], references: list[list[str]] | None = None) -> dict[str, Any]:
-        """One row of the table, see `smile_suite`, from one caption per test image."""
+        """One row of the table.
+
+        Args:
+            name: Name of the row.
+            captions: One caption per test image.
+            references: Used instead of all references of the test split.
+
+        Returns:
+            `dict`: Name and numbers, see `smile_suite`.
+        """
         # Without the papers' prefix "A photo depicts": scorers of the embedded world were trained without it.
         text = None
         if self.held_out_scorer is not None:
@@ -144,9 +164,12 @@ class Evaluator:
         return numbers
 
     def reference_row(self) -> tuple[dict[str, Any], list[str]]:
-        """The human row: one random reference per image, compared with the others. Also returns the chosen references.
+        """The human row: one random reference per image, compared with the others.
 
         If an image has only one reference, CIDEr-D is None, with the reason.
+
+        Returns:
+            `tuple[dict, list[str]]`: The row, and the chosen references.
         """
         captions, others = draw_references(self.references, self.seed)
         if all(others):
