@@ -35,7 +35,7 @@ LEFT_OUT: dict[str, str] = {
     "tests/test_lazy_import.py": _TEXT,
     "tests/recipes": _WHOLE,
     "tests/reports": _TEXT,
-    "tests/retrieval/test_features_faults.py": "Files of features that are broken or cut off.",
+    "tests/retrieval/test_feature_cache_faults.py": "Files of features that are broken or cut off.",
     "tests/scenes/test_dataset.py": "Pictures in 8 bits and their sentences.",
     "tests/security": _TEXT,
     "tests/trainers/test_caption_rl_guarded.py": "Decisions of the guards.",

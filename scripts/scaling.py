@@ -125,7 +125,7 @@ def _retrieval(count: int, folder: Path) -> Part:
 
 
 def _cider(count: int, folder: Path) -> Part:
-    from hf_captionrl.text.cider import CiderScorer
+    from hf_captionrl.text.cider_d import CiderScorer
     from hf_captionrl.text.frequencies import DocumentFrequencies
 
     rng = np.random.default_rng(0)

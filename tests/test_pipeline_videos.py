@@ -7,7 +7,7 @@ import torch
 
 from hf_captionrl.captioners import load_captioner
 from hf_captionrl.data import sample_frames
-from hf_captionrl.data.feature_cache import pool_frames
+from hf_captionrl.data.feature_extraction import pool_frames
 from hf_captionrl.experiments.samples import SampleArguments, Sampler
 from hf_captionrl.pipelines import pipeline
 from hf_captionrl.scenes import load_moving_scenes

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from hf_captionrl.album.choice import AlbumCaptions, Finding, distinct_captions, found_images
+from hf_captionrl.album.distinct_captions import AlbumCaptions, Finding, distinct_captions, found_images
 from hf_captionrl.captioners.captioner import Captioner
 from hf_captionrl.data import open_image
 from hf_captionrl.metrics.suites.suite_row import spoken

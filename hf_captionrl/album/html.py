@@ -8,7 +8,7 @@ from typing import Any
 
 from PIL import Image
 
-from hf_captionrl.album.choice import AlbumCaptions, Finding
+from hf_captionrl.album.distinct_captions import AlbumCaptions, Finding
 from hf_captionrl.reports.gallery import embedded_image
 from hf_captionrl.reports.templating import TEMPLATES, html_templates
 

@@ -123,7 +123,7 @@ def _places() -> list[Finding]:
     from huggingface_hub import constants
 
     from hf_captionrl.evaluate_modules import MODULES
-    from hf_captionrl.retrieval.features import default_cache_dir
+    from hf_captionrl.retrieval.feature_cache import default_cache_dir
 
     found = []
     for name, folder in (("feature cache", Path(default_cache_dir())), ("Hub cache", Path(constants.HF_HUB_CACHE))):

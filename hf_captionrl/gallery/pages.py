@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hf_captionrl.evaluation.evaluator import Evaluator
-    from hf_captionrl.gallery.cider import CiderScores
+    from hf_captionrl.gallery.cider_examples import CiderScores
     from hf_captionrl.reports.gallery import GalleryItem, Mark
 
 __all__ = ["Pages", "Shown", "bag_items", "counted", "write_cider", "write_errors", "write_unrewarded"]
@@ -150,7 +150,7 @@ def counted(counts: Mapping[str, int]) -> str:
 
 def write_cider(pages: Pages, shown: Shown, cider: CiderScores, min_gap: float, limit: int) -> dict[str, Any] | None:
     """Pairs of captions of which CIDEr-D prefers the worse."""
-    from hf_captionrl.gallery.cider import cider_note
+    from hf_captionrl.gallery.cider_examples import cider_note
 
     failures = cider.failures(min_gap)
     if failures is None:

@@ -142,7 +142,7 @@ def write_pages(arguments: GalleryOptions) -> None:
     from hf_captionrl.evaluation.arguments import EvaluationArguments, optional_scorer
     from hf_captionrl.evaluation.evaluator import Evaluator
     from hf_captionrl.gallery.caption_errors import error_counts
-    from hf_captionrl.gallery.cider import CiderScores, cider_note
+    from hf_captionrl.gallery.cider_examples import CiderScores, cider_note
     from hf_captionrl.gallery.pages import (
         Pages,
         Shown,

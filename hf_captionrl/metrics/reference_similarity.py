@@ -11,7 +11,7 @@ import torch
 from hf_captionrl.metrics.caption_checks import check_pairs
 from hf_captionrl.metrics.signature import signature
 from hf_captionrl.text.bleu import bleu_matches, bleu_scores, corpus_bleu
-from hf_captionrl.text.cider import CiderScorer
+from hf_captionrl.text.cider_d import CiderScorer
 from hf_captionrl.text.frequencies import DocumentFrequencies
 from hf_captionrl.text.ngrams import encode_words
 from hf_captionrl.text.tokenize import ptb_tokenize
@@ -69,7 +69,7 @@ def cider_d(
 ) -> dict[str, Any]:
     """CIDEr-D, the metric that pycocoevalcap and most papers call "CIDEr".
 
-    Reference: Vedantam et al. 2015, Section 6. See [`hf_captionrl.text.cider.CiderScorer`] for the formula.
+    Reference: Vedantam et al. 2015, Section 6. See [`hf_captionrl.text.cider_d.CiderScorer`] for the formula.
 
     Args:
         candidates: One caption per image, or a list of captions per image.

@@ -34,7 +34,7 @@ __all__ = [
 _MODULES = {
     "bag_files": ("BagFile", "NeighbourFile", "load_bags", "load_neighbours", "save_bags", "save_neighbours"),
     "bags": ("bag_similarities", "candidate_bags", "curate_bags", "training_bags"),
-    "features": ("FeatureCache", "FeatureView", "default_cache_dir", "image_hash", "model_fingerprint"),
+    "feature_cache": ("FeatureCache", "FeatureView", "default_cache_dir", "image_hash", "model_fingerprint"),
     "neighbours": ("approximate_neighbours", "multimodal_features", "nearest_neighbours", "neighbour_recall"),
     "scorer": ("HFScorer", "OpenClipScorer", "Scorer", "TokenScorer", "load_scorer"),
 }

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from hf_captionrl.rewards.base import Reward, WeightedRewards
-from hf_captionrl.rewards.functions import FunctionReward, function_reward
+from hf_captionrl.rewards.trl_reward_functions import FunctionReward, function_reward
 
 __all__ = ["REWARDS", "RewardLike", "register_reward", "resolve_rewards"]
 

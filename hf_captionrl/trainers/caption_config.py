@@ -10,8 +10,8 @@ from transformers import TrainingArguments
 
 from hf_captionrl.trainers.argument_ranges import check_ranges
 from hf_captionrl.trainers.argument_support import BASE_FIELDS, Support, refuse_unsupported
+from hf_captionrl.trainers.exact_resume import ReliableArguments
 from hf_captionrl.trainers.policy import check_model_init_kwargs
-from hf_captionrl.trainers.resumable import ReliableArguments
 
 __all__ = ["CaptionConfig"]
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from hf_captionrl.captioners.captioner import Captioner
 from hf_captionrl.captioners.eval_mode import evaluating
 from hf_captionrl.data import cached_features, frames_of, open_image, sample_frames
-from hf_captionrl.data.feature_cache import VideoPooling, pool_frames
+from hf_captionrl.data.feature_extraction import VideoPooling, pool_frames
 from hf_captionrl.retrieval import FeatureCache, Scorer
 
 __all__ = ["LazyImages", "VideoFeatures", "generate_captions", "scorer_features", "vision_tower_features"]

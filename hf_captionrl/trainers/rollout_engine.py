@@ -17,11 +17,11 @@ from torch import Tensor
 from hf_captionrl.captioners.generation import Completions
 from hf_captionrl.rewards import BASELINES, RewardContext, make_baseline
 from hf_captionrl.rewards.advantages import compute_advantages
-from hf_captionrl.trainers.kept_rollout import load_rollout, save_rollout
 from hf_captionrl.trainers.processes import mean_over_processes
 from hf_captionrl.trainers.reference_model import make_reference, reference_policy, refuse_shared_parameters
 from hf_captionrl.trainers.reward_columns import RowColumns
 from hf_captionrl.trainers.rollout import image_inputs, token_log_probs, write_completions
+from hf_captionrl.trainers.rollout_checkpoint import load_rollout, save_rollout
 
 if TYPE_CHECKING:
     from hf_captionrl.trainers.caption_rl_trainer import CaptionRLTrainer

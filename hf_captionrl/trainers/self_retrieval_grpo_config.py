@@ -7,7 +7,7 @@ from typing import Any
 
 from trl import GRPOConfig
 
-from hf_captionrl.trainers.resumable import ReliableArguments
+from hf_captionrl.trainers.exact_resume import ReliableArguments
 from hf_captionrl.trainers.self_retrieval_arguments import SelfRetrievalArguments
 
 __all__ = ["SelfRetrievalGRPOConfig"]

@@ -22,9 +22,9 @@ from hf_captionrl.retrieval import Scorer
 from hf_captionrl.rewards import RewardContext, RewardData, RewardLike, resolve_rewards
 from hf_captionrl.trainers.caption_generation import scorer_features
 from hf_captionrl.trainers.devices import refuse_data_parallel
+from hf_captionrl.trainers.exact_resume import ReliableTraining
 from hf_captionrl.trainers.policy import default_output_dir
 from hf_captionrl.trainers.precision import require_fp32
-from hf_captionrl.trainers.resumable import ReliableTraining
 from hf_captionrl.trainers.rollout_sampler import CurriculumCallback
 from hf_captionrl.trainers.self_retrieval_grpo_config import SelfRetrievalGRPOConfig
 

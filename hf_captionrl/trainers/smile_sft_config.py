@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from trl import SFTConfig
 
-from hf_captionrl.trainers.resumable import ReliableArguments
+from hf_captionrl.trainers.exact_resume import ReliableArguments
 
 __all__ = ["SCOPES", "SmileSFTConfig"]
 

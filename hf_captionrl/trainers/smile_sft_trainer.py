@@ -10,9 +10,9 @@ from trl import SFTTrainer
 from trl.trainer.utils import FusedCausalLMOutput
 
 from hf_captionrl.trainers.devices import refuse_data_parallel
+from hf_captionrl.trainers.exact_resume import ReliableTraining
 from hf_captionrl.trainers.policy import default_output_dir
 from hf_captionrl.trainers.precision import require_fp32
-from hf_captionrl.trainers.resumable import ReliableTraining
 from hf_captionrl.trainers.smile_sft_config import SmileSFTConfig
 from hf_captionrl.trainers.smile_sft_head import add_smile_head, plain_head_for_checks, uses_trl_head
 from hf_captionrl.trainers.smile_sft_segments import sentence_ends

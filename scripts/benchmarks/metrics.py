@@ -26,7 +26,7 @@ from hf_captionrl.io import write_json
 from hf_captionrl.metrics import self_retrieval
 from hf_captionrl.retrieval.ranking import ranks
 from hf_captionrl.text.bleu import pairwise_bleu
-from hf_captionrl.text.cider import CiderScorer
+from hf_captionrl.text.cider_d import CiderScorer
 from hf_captionrl.text.frequencies import DocumentFrequencies
 from hf_captionrl.text.ngrams import encode_words
 from scripts.benchmarks.smile_head import _processor

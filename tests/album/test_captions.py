@@ -10,7 +10,7 @@ from PIL import Image
 from hf_captionrl import load_captioner, load_scorer
 from hf_captionrl.album import captions as album_captions
 from hf_captionrl.album.captions import album_candidates, caption_album, compare_captioners
-from hf_captionrl.album.choice import same_text
+from hf_captionrl.album.distinct_captions import same_text
 from hf_captionrl.data import ImageError
 from hf_captionrl.scenes import load_scenes
 from hf_captionrl.scenes.models import model_path

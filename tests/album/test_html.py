@@ -5,7 +5,7 @@ from html.parser import HTMLParser
 import pytest
 from PIL import Image
 
-from hf_captionrl.album.choice import AlbumCaption, AlbumCaptions, Finding
+from hf_captionrl.album.distinct_captions import AlbumCaption, AlbumCaptions, Finding
 from hf_captionrl.album.html import album_style, render_album, render_comparison, spoken_list
 from tests.reports.test_gallery import HOSTILE
 

@@ -11,7 +11,7 @@ import torch
 import hf_captionrl.metrics as metrics
 from hf_captionrl.evaluate_modules import MODULES
 from hf_captionrl.evaluate_modules.declarations.emscore import caption_tokens, token_weights
-from hf_captionrl.retrieval.features import FeatureCache
+from hf_captionrl.retrieval.feature_cache import FeatureCache
 from hf_captionrl.scenes import check
 from hf_captionrl.scenes.models import model_path
 from tests.closeness import assert_close, close

@@ -250,17 +250,17 @@ def _noted(path, lines):
 
 def cache(folder, *, asked, at=None, limit=None):
     """Fill a cache of features."""
-    from hf_captionrl.retrieval import features
+    from hf_captionrl.retrieval import feature_cache
 
     if limit is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
-    features._FLUSH_BYTES = 0  # every batch is written
+    feature_cache._FLUSH_BYTES = 0  # every batch is written
 
     def compute(rows):
         _noted(asked, rows)
         return truth([KEYS[row] for row in rows])
 
-    store = features.FeatureCache(folder, model_id="tiny", revision="r1")
+    store = feature_cache.FeatureCache(folder, model_id="tiny", revision="r1")
     with Moment(at) as moment:
         store.get_or_compute(KEYS, compute, batch_size=8)
     return {"calls": moment.calls}
@@ -270,7 +270,7 @@ def cached(folder):
     """Keys in a cache, and whether their features are right."""
     import numpy as np
 
-    from hf_captionrl.retrieval.features import FeatureCache
+    from hf_captionrl.retrieval.feature_cache import FeatureCache
 
     store = FeatureCache(folder, model_id="tiny", revision="r1")
     there = [key for key in KEYS if key in store]

@@ -5,7 +5,7 @@ import zlib
 import numpy as np
 import torch
 
-from hf_captionrl.retrieval.features import FeatureCache
+from hf_captionrl.retrieval.feature_cache import FeatureCache
 
 KEYS = [f"image {i}" for i in range(60)]
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from hf_captionrl.album.choice import AlbumCaption, AlbumCaptions, Finding
+from hf_captionrl.album.distinct_captions import AlbumCaption, AlbumCaptions, Finding
 from hf_captionrl.album.html import album_style, render_album, render_comparison
 from hf_captionrl.explain.page import CaptionReward, write_explanation
 from hf_captionrl.explain.token_view import explain_caption

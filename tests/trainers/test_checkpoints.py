@@ -16,7 +16,7 @@ from hf_captionrl.trainers.checkpoints import (
     newest_complete_checkpoint,
     seal_checkpoint,
 )
-from hf_captionrl.trainers.resumable import _is_of_disk, _without_torn
+from hf_captionrl.trainers.exact_resume import _is_of_disk, _without_torn
 
 
 def made(folder, *steps, sealed=True):

@@ -2,13 +2,13 @@
 
 import pytest
 
-from hf_captionrl.trainers import resumable
+from hf_captionrl.trainers import exact_resume
 
 KILLED = RuntimeError("DataLoader worker (pid 3) is killed by signal: Killed. ")
 
 
 def fail(error):
-    with resumable._dead_workers_named():
+    with exact_resume._dead_workers_named():
         raise error
 
 
@@ -20,7 +20,7 @@ def test_the_error_of_the_signal():
 
 
 def test_a_broken_pipe_of_a_worker(monkeypatch):
-    monkeypatch.setattr(resumable, "_reads_from_worker", lambda error: True)
+    monkeypatch.setattr(exact_resume, "_reads_from_worker", lambda error: True)
     with pytest.raises(RuntimeError, match=r"has died \(reset by peer\).*resume_from_checkpoint=True") as caught:
         fail(ConnectionResetError("reset by peer"))
     assert isinstance(caught.value.__cause__, ConnectionResetError)
@@ -30,7 +30,7 @@ def test_the_signal_comes_while_a_broken_pipe_is_looked_at(monkeypatch):
     def interrupted(error):
         raise KILLED
 
-    monkeypatch.setattr(resumable, "_reads_from_worker", interrupted)
+    monkeypatch.setattr(exact_resume, "_reads_from_worker", interrupted)
     with pytest.raises(RuntimeError, match=r"^A DataLoader worker, which loads images, has died"):
         fail(EOFError())
 

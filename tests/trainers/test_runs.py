@@ -21,7 +21,7 @@ from hf_captionrl.trainers.checkpoints import (
     run_of_checkpoint,
     seal_checkpoint,
 )
-from hf_captionrl.trainers.resumable import ReliableTraining
+from hf_captionrl.trainers.exact_resume import ReliableTraining
 from tests.processes import run_in_processes
 from tests.tiny import tiny_captioner
 from tests.trainers.bits import bits, different

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
-from hf_captionrl.trainers.resumable import ReliableArguments, ReliableTraining
+from hf_captionrl.trainers.exact_resume import ReliableArguments, ReliableTraining
 
 
 class KilledError(Exception):

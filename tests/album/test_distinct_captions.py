@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from hf_captionrl.album.assignment import best_assignment
-from hf_captionrl.album.choice import distinct_captions, found_images, same_text
+from hf_captionrl.album.distinct_captions import distinct_captions, found_images, same_text
 from tests.closeness import close
 
 

@@ -9,15 +9,15 @@ import pytest
 import torch
 from pycocoevalcap.cider.cider import Cider
 
-from hf_captionrl.text import cider, ngrams
-from hf_captionrl.text.cider import CiderScorer
+from hf_captionrl.text import cider_d, ngrams
+from hf_captionrl.text.cider_d import CiderScorer
 from hf_captionrl.text.frequencies import EOS, DocumentFrequencies
 from hf_captionrl.text.ngrams import TokenBatch, encode_words
 from hf_captionrl.text.tokenize import ptb_tokenize
 from tests.closeness import assert_close, close
 
 VECTORS = Path(__file__).parents[1] / "vectors"
-CIDER = json.loads((VECTORS / "cider.json").read_text())
+CIDER = json.loads((VECTORS / "cider_d.json").read_text())
 EXPECTED = CIDER["expected"]
 CANDIDATES = [[ptb_tokenize(caption)] for caption in CIDER["raw_hyp"]]
 REFERENCES = [[ptb_tokenize(caption) for caption in captions] for captions in CIDER["raw_refs"]]
@@ -223,6 +223,6 @@ def test_the_path_of_other_devices_gives_the_same_scores(monkeypatch):
     expected = CiderScorer(counted)(candidates, references)
     monkeypatch.setattr(ngrams, "_sort", torch.sort)
     monkeypatch.setattr(ngrams, "positions", lambda mask: torch.nonzero(mask).flatten())
-    monkeypatch.setattr(cider, "positions", lambda mask: torch.nonzero(mask).flatten())
+    monkeypatch.setattr(cider_d, "positions", lambda mask: torch.nonzero(mask).flatten())
     assert_close(CiderScorer(counted)(candidates, references), expected)
     assert_close(CiderScorer(DocumentFrequencies.from_references(references))(candidates, references), expected)

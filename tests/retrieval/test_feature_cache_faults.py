@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hf_captionrl.retrieval import features as features_module
+from hf_captionrl.retrieval import feature_cache as features_module
 from hf_captionrl.retrieval import row_store
 from tests.retrieval.cached import KEYS, Compute, make, must_not_compute, truth
 
@@ -21,14 +21,14 @@ CHILD = f"""
 import os, signal, sys, zlib
 import numpy as np
 sys.path.insert(0, {str(Path(__file__).parents[2])!r})
-from hf_captionrl.retrieval import features, row_store
+from hf_captionrl.retrieval import feature_cache, row_store
 
 def truth(keys):
     return np.stack([np.random.default_rng(zlib.crc32(k.encode())).standard_normal(16) for k in keys]).astype("f4")
 
 def run(directory, keys, compute=None, batch_size=8):
-    features._FLUSH_BYTES = 0  # write every batch
-    cache = features.FeatureCache(directory, model_id="tiny", revision="r1")
+    feature_cache._FLUSH_BYTES = 0  # write every batch
+    cache = feature_cache.FeatureCache(directory, model_id="tiny", revision="r1")
     return cache.get_or_compute(keys, compute or (lambda rows: truth([keys[i] for i in rows])), batch_size=batch_size)
 
 directory, keys = sys.argv[1], [f"image {{i}}" for i in range(60)]

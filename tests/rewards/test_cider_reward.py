@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from hf_captionrl.rewards import CiderReward, WeightedRewards
-from hf_captionrl.text.cider import CiderScorer
+from hf_captionrl.text.cider_d import CiderScorer
 from hf_captionrl.text.frequencies import EOS as EOS_WORD
 from hf_captionrl.text.frequencies import DocumentFrequencies
 from hf_captionrl.text.tokenize import ptb_tokenize
@@ -28,7 +28,7 @@ def words(captions: list[str]) -> list[list[str]]:
 
 
 def on_words(candidates, rows, *, eos=False, variant="cider_d"):
-    """The same with the words of text/cider.py."""
+    """The same with the words of text/cider_d.py."""
     frequencies = DocumentFrequencies.from_references([words(group) for group in REFERENCES], eos=eos)
     scorer = CiderScorer(frequencies, variant=variant)
     return scorer([words(group) for group in candidates], [words(REFERENCES[row]) for row in rows])

@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from hf_captionrl.retrieval.features import FeatureCache, FeatureView, default_cache_dir, image_hash
+from hf_captionrl.retrieval.feature_cache import FeatureCache, FeatureView, default_cache_dir, image_hash
 from hf_captionrl.retrieval.row_store import StoreMismatchError
 from tests.retrieval.cached import KEYS, Compute, make, must_not_compute, truth
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hf_captionrl.rewards.base import Reward, RewardContext, RewardData
 from hf_captionrl.rewards.registry import register_reward
-from hf_captionrl.text.cider import CiderScorer
+from hf_captionrl.text.cider_d import CiderScorer
 from hf_captionrl.text.frequencies import DocumentFrequencies
 from hf_captionrl.text.ngrams import TokenBatch
 
