@@ -17,7 +17,7 @@ from hf_captionrl.text.tokenize import ptb_tokenize
 from tests.closeness import assert_close, close
 
 VECTORS = Path(__file__).parents[1] / "vectors"
-CIDER = json.loads((VECTORS / "cider_d.json").read_text())
+CIDER = json.loads((VECTORS / "cider.json").read_text())
 EXPECTED = CIDER["expected"]
 CANDIDATES = [[ptb_tokenize(caption)] for caption in CIDER["raw_hyp"]]
 REFERENCES = [[ptb_tokenize(caption) for caption in captions] for captions in CIDER["raw_refs"]]
