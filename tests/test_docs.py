@@ -62,8 +62,11 @@ def test_links_lead_somewhere(page):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_code_compiles_and_imports_what_there_is(page):
-    shown = re.findall(r"^`([\w/]+)\.py`:$", page.read_text(), re.M)  # files that the page tells readers to write
-    for code in blocks(page, "python", "py"):
+    found = blocks(page, "python", "py")
+    # Files that the page tells readers to write: named above the code, or in its first line.
+    shown = re.findall(r"^`([\w/]+)\.py`:$", page.read_text(), re.M)
+    shown += [path for code in found for path in re.findall(r"\A# (\S+)\.py$", code, re.M)]
+    for code in found:
         tree = ast.parse(code)
         for node in ast.walk(tree):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("hf_captionrl"):

@@ -247,7 +247,7 @@ def test_adaptive_state_survives(neighbours):
         ({"batch_size": 39, "num_processes": 2}, r"holds 1 bags of 20, which 2 processes cannot share.*to 40"),
         ({"batch_size": 0}, "which is not a batch"),
         ({"batch_size": COUNT + 1}, "which is not a batch"),
-        ({"schedule": 62, "batch_size": 200}, "needs 61 ranked neighbours an image, and there are 60"),
+        ({"schedule": 62, "batch_size": 200}, "needs 61 ranked neighbours per image, and there are 60"),
         ({"schedule": {}}, "schedule is empty"),
         ({"schedule": {0: 2}}, "last epoch, counted from 1"),
         ({"schedule": {3: 0}}, "bag size of at least 1"),

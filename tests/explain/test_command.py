@@ -145,8 +145,9 @@ def test_commands_of_the_documentation_run(tmp_path, monkeypatch, capsys):
 
 
 def test_examples_of_the_help_parse():
+    commands = next(action for action in build_parser()._actions if action.dest == "command").choices
     for name, number in (("explain", 3), ("gallery", 4)):
-        text = (ROOT / "hf_captionrl" / "cli" / f"{name}.py").read_text().replace("\\\\\n", " ")
+        text = re.sub(r"\\\n *", " ", commands[name].epilog)
         examples = [line for line in text.splitlines() if line.startswith("  captionrl ")]
         assert len(examples) == number
         for line in examples:

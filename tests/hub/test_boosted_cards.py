@@ -46,7 +46,7 @@ def test_the_card_is_written_again_from_the_manifest(boosted, capsys):
     for bad, message in (
         (["--license", "TODO"], "placeholder"),
         (["--dataset_id", "a b"], "not a name that the Hub accepts"),
-        (["--model_id", "me/x"], "no fact of a data set's card"),
+        (["--model_id", "me/x"], "not a fact of a data set's card"),
     ):
         assert main(["card", str(boosted), *bad]) == 2
         assert message in capsys.readouterr().err

@@ -298,7 +298,7 @@ def test_examples_are_pinned_and_prose_is_not():
 
 def test_command_line(checkpoint, hub, capsys, monkeypatch):
     assert main(["push", str(checkpoint)]) == 2
-    assert "Pass --repo_id" in capsys.readouterr().err
+    assert "Use --repo_id" in capsys.readouterr().err
     assert main(["push", str(checkpoint), "--dry_run", "--json"]) == 0
     assert "model.safetensors" in json.loads(capsys.readouterr().out)["published"]
     assert hub.calls == []

@@ -86,14 +86,14 @@ def test_busy_servers_are_asked_again():
 @pytest.mark.parametrize(
     ("reply", "message", "attempts"),
     [
-        ((500, {}, "oops"), "no answer in 3 tries, the last: HTTP 500", 3),
-        ((429, {}, "slow down"), "no answer in 3 tries, the last: HTTP 429", 3),
+        ((500, {}, "oops"), "no answer in 3 tries; the last error: HTTP 500", 3),
+        ((429, {}, "slow down"), "no answer in 3 tries; the last error: HTTP 429", 3),
         ((400, {}, "too long"), "HTTP 400: too long. Check --judge_base_url", 1),
         ((401, {}, "who are you"), "HTTP 401: who are you. Check the address", 1),
         ((302, {"Location": "/elsewhere"}, ""), "HTTP 302", 1),  # the key would go along
-        ((200, {}, "<html>hello</html>"), "no chat completion", 3),
-        ((200, {}, b"\xff\xfe\x00"), "no chat completion", 3),
-        ((200, {}, '{"choices": []}'), "no chat completion", 3),
+        ((200, {}, "<html>hello</html>"), "not a chat completion", 3),
+        ((200, {}, b"\xff\xfe\x00"), "not a chat completion", 3),
+        ((200, {}, '{"choices": []}'), "not a chat completion", 3),
         ((200, {}, '{"choices": [{"message": {"content": null}}]}'), "replied nothing", 1),
         ((200, {"Content-Length": "1000"}, '{"choices"'), "no answer in 3 tries", 3),  # broken off
     ],
@@ -182,7 +182,7 @@ def test_a_file_of_ratings(tmp_path):
 def test_bad_ratings_name_the_line(tmp_path, line):
     good = '{"model": "m", "question_id": 1, "candidate": 8, "reference": 5}'
     (tmp_path / "r.jsonl").write_text(good + "\n" + line + "\n")
-    with pytest.raises(ValueError, match=r"Line 2 of r\.jsonl is no (rating|JSON)"):
+    with pytest.raises(ValueError, match=r"Line 2 of r\.jsonl is not (a rating|valid JSON)"):
         FileJudge(tmp_path / "r.jsonl")
 
 

@@ -25,7 +25,7 @@ def test_averages_are_over_claims_and_facts_not_over_captions():
     assert result["fact_recall"] == 3 / 5
     assert result["wrong_captions"] == 1 / 3
     assert result["per_sample"] == {"right": [2, 1, 0], "wrong": [0, 2, 0], "recalled": [2, 1, 0], "missed": [0, 0, 2]}
-    assert "check:tests.metrics.test_faithfulness.word_check" in result["signature"]
+    assert "check:tests.metrics.test_caption_faithfulness.word_check" in result["signature"]
     claims = [r + w for r, w in zip(result["per_sample"]["right"], result["per_sample"]["wrong"], strict=True)]
     low, high = bootstrap_interval(result["per_sample"]["wrong"], weights=claims)
     assert low <= result["hallucination"] <= high

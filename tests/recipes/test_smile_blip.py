@@ -126,7 +126,7 @@ def test_a_folder_of_photographs_with_bad_rows(tmp_path):
     assert [row["name"] for row in results["rows"]] == ["MLE", "MLE+MLE", "SMILE", "references"]
     smile = results["rows"][2]
     assert smile["hallucination"] is None
-    assert "truth" in smile["hallucination_reason"]
+    assert "no facts" in smile["hallucination_reason"]
     assert smile["perplexity"] is None
     assert smile["rd100_recall_at_1"] is None  # fewer than 100 images
     card = (tmp_path / "out" / "model" / "README.md").read_text()

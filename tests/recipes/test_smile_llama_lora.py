@@ -200,7 +200,7 @@ def test_bad_instructions(rows, message):
 def test_bad_files(tmp_path):
     (tmp_path / "a.jsonl").write_text("{]")
     (tmp_path / "b.json").write_text("[1, 2]")
-    with pytest.raises(ValueError, match=r"a\.jsonl is no JSON"):
+    with pytest.raises(ValueError, match=r"a\.jsonl is not valid JSON"):
         load_instructions(tmp_path / "a.jsonl")
     with pytest.raises(ValueError, match="something else than objects"):
         load_instructions(tmp_path / "b.json")

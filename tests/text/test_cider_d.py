@@ -212,7 +212,7 @@ def test_bad_input_names_the_place():
     batch = encode_words([["a"], ["b"]])
     with pytest.raises(ValueError, match="Candidate 0 belongs to image 0, which has no reference"):
         CiderScorer(counted).score_tokens(batch, torch.tensor([0]), torch.tensor([1]))
-    with pytest.raises(ValueError, match="must be sorted"):
+    with pytest.raises(ValueError, match="are not sorted"):
         CiderScorer(counted).score_tokens(encode_words([["a"]] * 3), torch.tensor([0]), torch.tensor([1, 0]))
 
 

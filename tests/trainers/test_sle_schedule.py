@@ -75,7 +75,7 @@ def test_two_learning_rates_need_a_schedule_of_the_step(tmp_path, scenes):
         ({"alpha": float("nan")}, "alpha is nan"),
         ({"num_generations": 1}, "num_generations is 1"),
         ({"distance": "hamming"}, "distance is 'hamming'"),
-        ({"diversity": "triples"}, "variant is 'triples'"),
+        ({"diversity": "triples"}, "diversity is 'triples'"),
         ({"diversity": "multi_reference", "distance": "edit"}, "defined for BLEU only"),
         ({"rl_start_epoch": -1}, "rl_start_epoch is -1"),
         ({"xe_learning_rate": 0.0}, "xe_learning_rate is 0.0"),

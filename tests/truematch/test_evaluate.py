@@ -121,7 +121,7 @@ def test_invalid_evaluations_are_refused(built, measured, cache, tmp_path, capsy
     some = measured / "full.jsonl"
     for more, message in [
         ([], "nothing to evaluate"),
-        (["--captions", some, some], "/full'. Pass different --names"),
+        (["--captions", some, some], "/full'. Use --names"),
         (["--captions", some, "--names", "references"], "what the human captions are called"),
         (["--captions", some, "--names", "a", "b"], "1 sources of captions and 2 --names"),
         (["--captions", tmp_path / "none.jsonl"], "There is no file"),
