@@ -245,7 +245,7 @@ class FileJudge:
                 self._rows.append({"model": str(row["model"]), "rating": rating, "candidate_first": first})
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise ValueError(
-                    f"Line {number} of {self.name} is no rating ({error}). Write model, question_id, candidate and "
+                    f"Line {number} of {self.name} is not a rating ({error}). Write model, question_id, candidate and "
                     "reference, scores from 1 to 10."
                 ) from None
 

@@ -122,7 +122,7 @@ def test_invalid_evaluations_are_refused(built, measured, cache, tmp_path, capsy
     for more, message in [
         ([], "nothing to evaluate"),
         (["--captions", some, some], "/full'. Use --names"),
-        (["--captions", some, "--names", "references"], "what the human captions are called"),
+        (["--captions", some, "--names", "references"], "is reserved for the human captions"),
         (["--captions", some, "--names", "a", "b"], "1 sources of captions and 2 --names"),
         (["--captions", tmp_path / "none.jsonl"], "There is no file"),
         (["--captions", some, "--scorer", "none"], "Retrieval needs a scorer"),
