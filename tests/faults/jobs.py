@@ -32,8 +32,8 @@ def warm_up():
     import hf_captionrl.evaluation.mine_bags
     import hf_captionrl.evaluation.paper_tables
     import hf_captionrl.evaluation.write_captions
+    import hf_captionrl.experiments
     import hf_captionrl.hub
-    import hf_captionrl.recipe
     import hf_captionrl.reports.comparison  # noqa: F401
     import tests.hub.server
     import tests.tiny  # noqa: F401
