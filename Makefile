@@ -9,7 +9,7 @@ OFFLINE := HF_HUB_OFFLINE=1 HF_DATASETS_OFFLINE=1 HF_EVALUATE_OFFLINE=1 TOKENIZE
 # Compiled modules are kept, whatever the shell says: the tests start many interpreters.
 TESTING := $(OFFLINE) OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=
 
-.PHONY: help demo test test-slow test-machines test-versions check check-house check-types check-pages check-lint docs format install install-test release-check clean
+.PHONY: help demo test test-slow test-machines test-versions check check-imports check-house check-types check-pages check-lint docs format install install-test release-check clean
 
 help:  ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 16
@@ -54,12 +54,14 @@ test-machines: $(VENV)/.installed-test  ## Tests of what computes, as other proc
 test-versions: $(VENV)/.installed-test  ## Tests against the lowest, a middle and the newest releases of the libraries
 	$(TESTING) $(BIN)/python scripts/test_versions.py
 
-# Two at a time, the longest first: each is one process of one core.
 check: $(VENV)/.installed-test  ## Lint, format, types, architecture, docstrings, configs
-	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target check-house check-types check-pages check-lint
+	@$(BIN)/python scripts/check.py check-imports check-house check-pages check-types check-lint
 
 check-house: $(VENV)/.installed-test
-	$(OFFLINE) $(BIN)/python scripts/check_house.py
+	$(OFFLINE) $(BIN)/python scripts/check_house.py --except modules configs
+
+check-imports: $(VENV)/.installed-test
+	$(OFFLINE) $(BIN)/python scripts/check_house.py --only modules configs
 
 check-types: $(VENV)/.installed-test
 	$(BIN)/mypy

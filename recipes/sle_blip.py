@@ -48,13 +48,13 @@ from hf_captionrl.experiments.comparison import (
 from hf_captionrl.experiments.data import load_data
 from hf_captionrl.experiments.parsing import parse_arguments
 from hf_captionrl.experiments.samples import (
-    SAMPLE_COLUMNS,
     SampleArguments,
     Sampler,
     keep_long_references,
     write_samples,
 )
 from hf_captionrl.reports.table import COLUMNS
+from hf_captionrl.reports.table_columns import SAMPLE_COLUMNS
 from hf_captionrl.trainers import SLEConfig, SLETrainer
 
 __all__ = ["main", "parse_args"]

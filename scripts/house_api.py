@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TypeAlias
 
+from scripts.house_files import parse
+
 Definition: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 Place: TypeAlias = tuple[Path, Definition]
 
@@ -26,7 +28,6 @@ class PublicAPI:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self._trees: dict[Path, ast.Module] = {}
         self._homes: dict[str, dict[str, tuple[str, str]]] = {}
 
     def find(self) -> dict[tuple[Path, str], Definition]:
@@ -65,7 +66,7 @@ class PublicAPI:
             path = self._file(module)
             if path is None:
                 return None
-            for node in self._tree(path).body:
+            for node in parse(path).body:
                 if isinstance(node, Definition) and node.name == name:
                     return path, node
             if name not in self._offered(module):
@@ -83,7 +84,7 @@ class PublicAPI:
                 module, _, name = target.rpartition(".")
                 yield module, name
             else:
-                yield from ((target, name) for name in exported(self._tree(path)))
+                yield from ((target, name) for name in exported(parse(path)))
 
     def _file(self, module: str) -> Path | None:
         stem = self.root.joinpath(*module.split("."))
@@ -92,17 +93,12 @@ class PublicAPI:
     def _dotted(self, path: Path) -> str:
         return ".".join(path.relative_to(self.root).with_suffix("").parts).removesuffix(".__init__")
 
-    def _tree(self, path: Path) -> ast.Module:
-        if path not in self._trees:
-            self._trees[path] = ast.parse(path.read_text(encoding="utf-8"))
-        return self._trees[path]
-
     def _offered(self, module: str) -> dict[str, tuple[str, str]]:
         """Names that a module imports or looks up, with the module and name behind each."""
         if module not in self._homes:
             homes: dict[str, tuple[str, str]] = {}
             path = self._file(module)
-            for node in ast.walk(self._tree(path)) if path else ():
+            for node in ast.walk(parse(path)) if path else ():
                 if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("hf_captionrl"):
                     homes |= {a.asname or a.name: (str(node.module), a.name) for a in node.names}
                 elif isinstance(node, ast.Dict):

@@ -11,7 +11,7 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-from scripts.house_docstrings import Fault, parse, python_files, relative
+from scripts.house_files import Fault, parse, python_files, relative
 
 _HELPER = "tests/closeness.py"
 _KEYWORDS = {"atol", "abs_tol", "delta"}

@@ -12,46 +12,11 @@ import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 from scripts.house_api import PublicAPI
+from scripts.house_files import Fault, parse, python_files, relative
 
 PACKAGE = "hf_captionrl"
-
-
-class Fault(NamedTuple):
-    """One broken rule.
-
-    Args:
-        path: The file, relative to the root.
-        line: The line, from 1; 0 where the file as a whole is meant.
-        message: The rule and the remedy.
-    """
-
-    path: str
-    line: int
-    message: str
-
-    def __str__(self) -> str:
-        return f"{self.path}:{self.line}: {self.message}"
-
-
-def python_files(root: Path, *folders: str) -> list[Path]:
-    """Python files below the given folders of `root`, in a stable order."""
-    return sorted(
-        path for folder in folders for path in (root / folder).rglob("*.py") if "__pycache__" not in path.parts
-    )
-
-
-def relative(root: Path, path: Path) -> str:
-    """A path as faults name it."""
-    return path.relative_to(root).as_posix()
-
-
-def parse(path: Path) -> ast.Module:
-    """The syntax tree of a file."""
-    return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
-
 
 _HEADINGS = ("Args", "Returns", "Yields", "Raises", "Example", "Examples", "Attributes", "Note", "Shape")
 _Function = ast.FunctionDef | ast.AsyncFunctionDef

@@ -10,7 +10,7 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-from scripts.house_docstrings import Fault, parse, python_files, relative
+from scripts.house_files import Fault, parse, python_files, relative
 
 PACKAGE = "hf_captionrl"
 

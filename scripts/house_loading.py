@@ -11,7 +11,8 @@ import ast
 import re
 from pathlib import Path
 
-from scripts.house_docstrings import PACKAGE, Fault, parse, python_files, relative
+from scripts.house_docstrings import PACKAGE
+from scripts.house_files import Fault, parse, python_files, relative
 
 _MODEL = re.compile(r"^(?!Peft).*(Model|For[A-Z]\w+|WithProjection)$")
 

@@ -6,7 +6,7 @@ import ast
 import re
 from pathlib import Path
 
-from scripts.house_docstrings import Fault, parse, python_files, relative
+from scripts.house_files import Fault, parse, python_files, relative
 
 _PAGE = "docs/skips.md"
 

@@ -16,8 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from hf_captionrl.experiments.rows import read_yaml
 from hf_captionrl.io import atomic_write_text
 
 __all__ = ["PAPERS", "STATUSES", "find_number", "load_index", "load_rows", "main", "to_markdown"]
@@ -51,10 +50,7 @@ def load_index(path: Path = ROWS) -> dict[str, Any]:
     Returns:
         `rows` and `runs`.
     """
-    text = path.read_text(encoding="utf-8")
-    # The parser in C takes a tenth of the time where PyYAML has it.
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    return yaml.load(text, Loader=loader)  # nosec B506
+    return read_yaml(path)
 
 
 def load_rows(path: Path = ROWS) -> list[dict[str, Any]]:

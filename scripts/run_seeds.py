@@ -18,10 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from hf_captionrl.evaluation.evaluator import REWARD_COLUMNS
-from hf_captionrl.experiments.samples import SAMPLE_COLUMNS
 from hf_captionrl.io import atomic_write_text, write_json
 from hf_captionrl.reports.table import COLUMNS, Column
+from hf_captionrl.reports.table_columns import REWARD_COLUMNS, SAMPLE_COLUMNS
 
 __all__ = ["aggregate", "main", "to_markdown"]
 

@@ -16,7 +16,8 @@ from mkdocs.exceptions import Abort
 import hf_captionrl
 from scripts.docs_fields import field_parts, google_style
 from scripts.docs_math import MathExtension, mathml
-from scripts.house_docstrings import parse, static_all
+from scripts.house_docstrings import static_all
+from scripts.house_files import parse
 from tests.browser import CHROMIUM, Browser
 from tests.test_docs import blocks
 

@@ -112,7 +112,7 @@ def found_images(text_features: Any, image_features: Any, targets: Any = None) -
 
 
 def distinct_captions(candidates: Sequence[Sequence[str]], text_features: Any, image_features: Any) -> AlbumCaptions:
-    r"""Choose one candidate for each image so that the texts differ and each finds its own image.
+    r"""Choose one candidate for each image so that the texts differ and each retrieves its target.
 
     The margin of a caption t of image i is `m_i(t) = s(t, i) - max_{j != i} s(t, j)`; it is positive exactly if the rank
     is 1. The choice is the exact optimum of, in this order:
@@ -186,7 +186,7 @@ def distinct_captions(candidates: Sequence[Sequence[str]], text_features: Any, i
 
 
 def _scores(text_features: Any, image_features: Any, targets: Any) -> tuple[Tensor, Tensor]:
-    """Similarities `(N, M)`, and the column of each caption's own image."""
+    """Similarities `(N, M)`, and the column of each caption's target."""
     text = check_features(text_features, "text_features")
     images = check_features(image_features, "image_features").to(text)
     if text.shape[1] != images.shape[1]:

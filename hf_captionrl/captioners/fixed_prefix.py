@@ -5,6 +5,7 @@ Legend: B images, N captions, P tokens of the prefix, T tokens of the text, M im
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -33,13 +34,13 @@ class FixedPrefixCaptioner(Captioner):
     # Cached with the prompt that they belong to.
     _fixed: tuple[str, dict[str, Tensor]] | None = None
 
+    @abstractmethod
     def prefix_token_ids(self) -> Sequence[int]:
         """Token ids before the text, or in the encoder.
 
         Returns:
             `Sequence[int]`: P ids.
         """
-        raise NotImplementedError
 
     def one_side_input(self) -> dict[str, Tensor]:
         """The side inputs of any image.

@@ -5,6 +5,7 @@ Legend: B images, N = B * captions an image, P tokens of start and prompt, T tok
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,6 +50,7 @@ class Writing(Encoding):
         return next(self.model.parameters()).device
 
     @classmethod
+    @abstractmethod
     def find_vision_tower(cls, model: Any) -> Any:
         """The vision tower.
 
@@ -59,7 +61,6 @@ class Writing(Encoding):
             `nn.Module`: Its `last_hidden_state` is what `image_features` stands for, where a family does not say
             otherwise.
         """
-        raise NotImplementedError
 
     @property
     def vision_tower(self) -> Any:
@@ -67,6 +68,7 @@ class Writing(Encoding):
         return self.find_vision_tower(self.base_model)
 
     @classmethod
+    @abstractmethod
     def encode(cls, model: Any, inputs: dict[str, Any]) -> Tensor:
         """What `image_features` stands for, computed.
 
@@ -77,7 +79,6 @@ class Writing(Encoding):
         Returns:
             `torch.Tensor` of shape `(B, M, D)`.
         """
-        raise NotImplementedError
 
     def generate_ids(
         self, image_features: Tensor, prompt_ids: Tensor, side_inputs: dict[str, Tensor], **kwargs: Any

@@ -5,6 +5,7 @@ Legend: B images or captions, N captions, T tokens, M image tokens, D features.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -16,7 +17,7 @@ from hf_captionrl.captioners.caption_tokens import completion_mask, encode, pad_
 __all__ = ["Encoding"]
 
 
-class Encoding:
+class Encoding(ABC):
     """The part of [`Captioner`] that makes batches and reads completions."""
 
     side_inputs: ClassVar[tuple[str, ...]] = ()
@@ -44,9 +45,9 @@ class Encoding:
     pad_token_id: int
 
     @property
+    @abstractmethod
     def max_text_tokens(self) -> int:
         """Longest text, in tokens, that the model has positions for."""
-        raise NotImplementedError
 
     @property
     def end_token_ids(self) -> tuple[int, ...]:

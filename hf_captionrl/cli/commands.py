@@ -47,7 +47,7 @@ COMMANDS: tuple[Command, ...] = (
         "truematch",
         "build, review and use a benchmark of similar images",
         description="TrueMatch (No Detail Left Behind, section 3): bags of 3, 5 and 7 similar images. A caption passes if it "
-        "retrieves its own image within the bag.",
+        "retrieves its target image within the bag.",
         subcommands=(
             Command(
                 "build",

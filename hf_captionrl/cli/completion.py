@@ -30,8 +30,7 @@ def completion_script(parser: argparse.ArgumentParser, shell: str) -> str:
     """The script that completes a parser's commands and options in a shell."""
     import shtab
 
-    # "shell" is the name of one; nothing is executed.
-    return str(shtab.complete(parser, shell=shell))  # nosec B604
+    return str(shtab.complete(parser, shell))
 
 
 def print_script(options: CompletionOptions, parser: argparse.ArgumentParser) -> None:

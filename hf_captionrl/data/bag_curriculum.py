@@ -188,7 +188,7 @@ class BagCurriculumSampler(Sampler[list[int]]):
         Called several times in an epoch, the size still rises by one step. All processes must say the same number.
 
         Args:
-            recall_at_1: Share of the training captions that retrieve their own image, in [0, 1].
+            recall_at_1: Share of the training captions that retrieve their target, in [0, 1].
 
         Returns:
             `int`: Bag size of the next epoch.

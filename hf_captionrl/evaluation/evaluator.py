@@ -14,25 +14,12 @@ from hf_captionrl.evaluation.arguments import EvaluationArguments, optional_scor
 from hf_captionrl.metrics import caption_perplexity, self_retrieval
 from hf_captionrl.metrics.suites import smile_suite
 from hf_captionrl.metrics.suites.suite_row import spoken
-from hf_captionrl.reports.table import Column
 from hf_captionrl.retrieval import Scorer
 from hf_captionrl.scenes import BAG_SIZES, bags, check
 from hf_captionrl.text.degenerate_captions import degenerate
 from hf_captionrl.trainers.caption_generation import scorer_features
 
-__all__ = ["REWARD_COLUMNS", "Evaluator"]
-
-REWARD_COLUMNS: tuple[Column, ...] = (
-    *(Column(f"bag_{size}_recall_at_1", f"R@1\nbags of {size}", "higher", is_fraction=True) for size in BAG_SIZES),
-    *(
-        Column(f"reward_bag_{size}_recall_at_1", f"R@1 bags\nof {size}, own", "higher", is_fraction=True)
-        for size in BAG_SIZES
-    ),
-    Column("reward_rd100_recall_at_1", "R@1 RD100,\nown", "higher", is_fraction=True),
-    Column("degenerate", "Degene-\nrate", "lower", is_fraction=True),
-)
-"""Columns of tables after training with rewards: bags by the held-out scorer, the same by the reward scorer ("own"), and
-the share of captions that repeat themselves."""
+__all__ = ["Evaluator"]
 
 
 class Evaluator:

@@ -117,7 +117,14 @@ def plan_runs(config: Any, listed: Mapping[str, Mapping[str, Any]], *, own: str)
 
 
 def settings_of(configs: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """For each run the arguments in which the runs differ, with its own values."""
+    """The arguments in which runs differ.
+
+    Args:
+        configs: The runs' configurations by name.
+
+    Returns:
+        `dict[str, dict[str, Any]]`: For each run, the values of these arguments without `output_dir`.
+    """
     found = {name: {f.name: getattr(c, f.name) for f in dataclasses.fields(c)} for name, c in configs.items()}
     first = next(iter(found.values()))
     differing = [key for key in first if any(values[key] != first[key] for values in found.values())]

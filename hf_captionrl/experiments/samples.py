@@ -17,30 +17,15 @@ import torch
 from hf_captionrl.captioners import Captioner
 from hf_captionrl.data import frames_of, open_still
 from hf_captionrl.io import write_json
-from hf_captionrl.metrics.suites import SAMPLE_KEYS, decoding_suite, tradeoff_points
+from hf_captionrl.metrics.suites import decoding_suite, tradeoff_points
 from hf_captionrl.reports.sample_panel import PanelItem, write_panel
-from hf_captionrl.reports.table import Column
+from hf_captionrl.reports.table_columns import SAMPLE_COLUMNS
 from hf_captionrl.reports.tradeoff import write_diversity_tradeoff
 from hf_captionrl.text.frequencies import DocumentFrequencies
 from hf_captionrl.text.tokenize import ptb_tokenize
 from hf_captionrl.trainers.caption_generation import LazyImages, generate_captions, vision_tower_features
 
-__all__ = ["SAMPLE_COLUMNS", "SampleArguments", "Sampler", "keep_long_references", "write_samples"]
-
-_TITLES = {"rs": "samples", "bs": "beam"}
-_COLUMN_OF = {
-    "cider_d": ("CIDEr-D", "higher"),
-    "div_1": ("Div-1", "higher"),
-    "div_2": ("Div-2", "higher"),
-    "mbleu_4_per_image": ("mBLEU-4", "lower"),
-}
-
-SAMPLE_COLUMNS: tuple[Column, ...] = tuple(
-    Column(f"{how}_{key}", f"{_COLUMN_OF[key][0]}\n{title}", _COLUMN_OF[key][1], is_fraction=key != "cider_d")  # type: ignore[arg-type]
-    for how, title in _TITLES.items()
-    for key in SAMPLE_KEYS
-)
-"""Columns of SLE's Table 4: random samples ("rs" in the paper), then the best captions of a beam ("bs")."""
+__all__ = ["SampleArguments", "Sampler", "keep_long_references", "write_samples"]
 
 
 @dataclass

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -76,7 +77,7 @@ def decoding(attempt: int, max_new_tokens: int) -> dict[str, Any]:
     return {"do_sample": True, "temperature": RETRY_TEMPERATURE, "num_beams": 1, "max_new_tokens": max_new_tokens}
 
 
-class LocalBackend:
+class LocalBackend(ABC):
     """Answers prompts batch by batch. Subclasses load the model and answer one batch.
 
     Args:
@@ -105,9 +106,9 @@ class LocalBackend:
                 batch = positions[start : start + size]
                 yield from zip(batch, self._answer([prompts[i] for i in batch]), strict=True)
 
+    @abstractmethod
     def _answer(self, prompts: Sequence[Prompt]) -> Sequence[Answer]:
         """Answer one batch."""
-        raise NotImplementedError
 
 
 def seed_draws(prompts: Sequence[Prompt]) -> None:

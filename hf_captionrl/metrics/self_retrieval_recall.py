@@ -1,4 +1,4 @@
-"""Self-retrieval: does a caption retrieve its own image?
+"""Self-retrieval: does a caption retrieve its target?
 
 Legend: N captions, M images of the pool, P ranked (caption, bag) pairs, D features.
 """
@@ -45,7 +45,7 @@ def self_retrieval(
     block_size: int | None = None,
     scorer: str = "",
 ) -> dict[str, Any]:
-    r"""Recall at k, mean and median rank of the own image of each caption.
+    r"""Recall at k, mean and median rank of each caption's target.
 
     Reference: the pool of SMILE, RD100 of DiscriTune and No Detail Left Behind, TrueMatch of the latter, ImageCoDe.
     With n random distractors the default is the exact expectation: if b of the M - 1 other images rank higher,

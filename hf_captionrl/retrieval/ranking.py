@@ -1,11 +1,11 @@
-"""Where a caption ranks its own image. The only rank code of the package: rewards and metrics both call it.
+"""The rank of a caption's target. The only rank code of the package: rewards and metrics both call it.
 
 Legend: N captions, M images of the pool, K images of a bag, D features.
 
-Three rules hold everywhere. A tie counts against the caption: an image with the same score stands before the caption's
-own one, so that a constant caption is never right by luck. The score of the own image is read from the very block of
-scores it is compared with: a separate row-by-row dot product rounds differently (it changed 1,829 of 5,000 ranks). Exact
-copies of an image have one score, for a product may round their columns differently, too.
+Three rules hold everywhere. A tie counts against the caption: an image with the same score ranks before the
+target, so a constant caption is never right by luck. The target's score is read from the same block of scores as the
+others: a separate dot product rounds differently (it changed 1,829 of 5,000 ranks). Exact copies of an image get the
+same score, because a matrix product may round their columns differently, too.
 """
 
 from collections.abc import Sequence
@@ -69,9 +69,9 @@ def ranks_from_scores(scores: Tensor, columns: Tensor) -> Tensor:
 
     Args:
         scores (`torch.Tensor` of shape `(N, K)`): Similarities of each caption with K images.
-        columns (`torch.Tensor` of shape `(N,)`): Column of the own image.
+        columns (`torch.Tensor` of shape `(N,)`): Column of the target.
     Returns:
-        `torch.Tensor` of shape `(N,)`: int64 ranks in [1, K], 1 = best; equal scores rank before the own image.
+        `torch.Tensor` of shape `(N,)`: int64 ranks in [1, K], 1 = best; equal scores rank before the target.
     """
     own = scores.gather(1, columns[:, None])
     # Counting who is certainly worse, not who is better, ranks a score that is not a number last instead of first.
@@ -121,7 +121,7 @@ def ranks(
     block_size: int | None = None,
     duplicate_of: Tensor | None = None,
 ) -> Tensor:
-    """Rank of each caption's own image in the whole pool, in blocks of captions.
+    """Rank of each caption's target in the whole pool, in blocks of captions.
 
     Args:
         text_features (array or tensor of shape `(N, D)`): Features of the captions, unit length for cosine.
@@ -154,7 +154,7 @@ def ranks(
 
 
 def recall_at_k(rank: Tensor, k: int) -> float:
-    """Share of captions whose own image is among the first k.
+    """Share of captions whose target is among the first k.
 
     Args:
         rank (`torch.Tensor` of shape `(N,)`): Ranks, 1 = best.
@@ -172,7 +172,7 @@ def recall_at_k(rank: Tensor, k: int) -> float:
 
 
 def distractor_recall(rank: Tensor, pool_size: int, *, k: int = 1, num_distractors: int = 99) -> Tensor:
-    r"""Chance that the own image is among the first k against distractors drawn at random from the pool.
+    r"""Probability that the target is among the first k against distractors drawn at random from the pool.
 
     Exact: with b = rank - 1 better images among the other M - 1, the number of better ones among n distractors is
     hypergeometric, so the chance is `sum_{i<k} C(b, i) C(M-1-b, n-i) / C(M-1, n)`;
@@ -228,7 +228,7 @@ def random_distractor_recall(rank: Tensor, pool_size: int, *, k: int = 1, num_di
         rank (`torch.Tensor` of shape `(N,)`): Ranks in the whole pool, 1 = best.
         pool_size: M.
         k: How many images may stand before or at the own one.
-        num_distractors: Distractors beside the own image; 99 gives the papers' 100 images.
+        num_distractors: Distractors beside the target; 99 gives the papers' 100 images.
     Returns:
         `float`: Expected recall at k in [0, 1], higher is better.
     Raises:
@@ -278,7 +278,7 @@ def bag_ranks(
     *,
     duplicate_of: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Rank of each caption's own image inside each bag that holds it (TrueMatch).
+    """Rank of each caption's target within each bag that contains it (TrueMatch).
 
     Args:
         text_features (array or tensor of shape `(N, D)`): Features of the captions.
@@ -322,7 +322,7 @@ def set_ranks(
     *,
     duplicate_of: Tensor | None = None,
 ) -> Tensor:
-    """Rank of each caption's own image inside the caption's own set of candidates (ImageCoDe).
+    """Rank of each caption's target within the caption's set of candidates (ImageCoDe).
 
     Args:
         text_features (array or tensor of shape `(N, D)`): Features of the captions.

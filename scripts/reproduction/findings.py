@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from hf_captionrl.experiments.rows import read_yaml
 from scripts.reproduction.numbers import Measured, difference, measured, scaled, shown
 from scripts.reproduction.runs import ROOT
 
@@ -27,7 +26,7 @@ def load_findings(path: Path = FINDINGS) -> dict[str, Any]:
     Returns:
         `dict`: By paper.
     """
-    return yaml.safe_load(path.read_text(encoding="utf-8"))
+    return read_yaml(path)
 
 
 def verdict(found: Measured, expected: str) -> str:

@@ -50,7 +50,7 @@ def test_retrieval_rewards_of_any_similarities(seed, kind, dtype, N, K, scale):
     size = max(1.0, scale * float(scores.abs().max()))
     assert_close(log_prob.double(), expected, dtype="float32", magnitude=size)
     torch.testing.assert_close(retrieval_rewards(scores, own, "cosine"), scores[torch.arange(N), own])
-    # Other distractors first, and the own image elsewhere: the same reward.
+    # Other distractors first, and the target in another position: the same reward.
     order = torch.randperm(K, generator=torch.Generator().manual_seed(seed + 1))
     moved = torch.argsort(order)[own]
     assert_close(retrieval_rewards(scores[:, order], moved, "log_prob", scale), log_prob, magnitude=size)

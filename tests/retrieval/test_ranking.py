@@ -77,7 +77,7 @@ def test_ranks_equal_the_hard_pool_of_capenrich():
 
 
 def test_the_own_score_comes_from_the_block_it_is_compared_with():
-    """Copies of the own image tie with it to the last bit, which a separate dot product would not see."""
+    """Copies of the target tie with it to the last bit, which a separate dot product would not see."""
     pool = unit(1, 512, 0).repeat(700, 1)
     text = unit(40, 512, 1)
     targets = torch.arange(40) * 17

@@ -40,7 +40,7 @@ def trainer(tmp_path_factory):
 
 
 def by_hand(trainer, scorer, captions, rows, candidates) -> list[float]:
-    """Log-softmax of each caption's own image among the candidates, one caption at a time."""
+    """Log-softmax of each caption's target among the candidates, one caption at a time."""
     images = scorer.image_features([open_image(trainer.caption_data[row]["image"]) for row in candidates])
     values = []
     for caption, row in zip(captions, rows, strict=True):

@@ -1,4 +1,4 @@
-"""Self-retrieval: does a caption retrieve its own image?"""
+"""Self-retrieval: does a caption retrieve its target image?"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -69,11 +69,11 @@ def compute(
 METRIC = Metric(
     title="Self-Retrieval",
     emoji="🔎",
-    summary="Does a caption retrieve its own image?",
+    summary="Does a caption retrieve its target image?",
     description="""\
 Self-retrieval measures whether a caption distinguishes its image from others. A frozen image-text model (CLIP, SigLIP,
-any dual encoder) ranks the images of a pool by their similarity to the caption; the result is the rank of the caption's
-own image. The pool is all images (SMILE), random distractors (RD100 of DiscriTune and No Detail Left Behind), bags of
+any dual encoder) ranks the images of a pool by their similarity to the caption; the result is the rank of the target,
+the image that the caption describes. The pool is all images (SMILE), random distractors (RD100 of DiscriTune and No Detail Left Behind), bags of
 similar images (TrueMatch) or a set of candidates for each caption (ImageCoDe). Ties count against the caption. A high
 number means that captions are distinctive, not that they are correct: report it beside a faithfulness number, and
 evaluate with a scorer that did not train the captioner.
@@ -93,7 +93,7 @@ evaluate with a scorer that did not train the captioner.
     image_ids (`list[str]`, M): Ids of the pool's rows.
     targets (`list[int]`, N): Row of each caption's image, instead of references.
     bags (`list[list[int]]`): Rows of images; each caption is ranked within the bag of its image.
-    sets (`list[list[int]]`, N): Candidates of each caption, its own image among them.
+    sets (`list[list[int]]`, N): Candidates of each caption, its target among them.
     num_distractors (`int`): Number of random distractors per caption; 99 gives RD100.
     protocol: `"expected"` (exact, no seed), `"blocks"` (consecutive images, as the papers do) or `"sampled"`.
     ks (`list[int]`): Values of k of recall at k; 1, 5 and 10 by default.
