@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import io
+import os
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import datasets
 import numpy as np
 
-from hf_captionrl.scenes.grammar import ANNOTATORS, annotate, full_caption
+from hf_captionrl.scenes.grammar import ALT_TEXT_ANNOTATORS, ANNOTATORS, Annotator, annotate, full_caption
+from hf_captionrl.scenes.kinds import EMOJI_KINDS, SHAPE_KINDS
 from hf_captionrl.scenes.render import render_scene
-from hf_captionrl.scenes.world import EMOJI_KINDS, SHAPE_KINDS, Facts, Scene, sample_scene, vary_scene
+from hf_captionrl.scenes.world import Facts, Scene, goes_against_preferences, sample_clique, sample_scene
 
-__all__ = ["BAG_SIZES", "FEATURES", "KINDS", "bags", "compose_splits", "facts_features", "load_scenes", "scene_stream"]
+__all__ = ["BAG_SIZES", "DOMAINS", "FEATURES", "KINDS", "bags", "compose_splits", "facts_features", "load_scenes", "scene_stream"]
 
 BAG_SIZES: tuple[int, ...] = (3, 5, 7)
-"""Sizes of the near-duplicate bags of the test split, as in TrueMatch."""
+"""Sizes of the bags of similar images of the test split, as in TrueMatch."""
 
+WORLD_VERSION = "2"
+"""Part of the name of the files on disk: scenes of another version are other scenes."""
 
+_SHARE_AGAINST = 0.25
 _DRAWS_A_SCENE = 100
 
 
@@ -35,12 +43,17 @@ def facts_features(kind: type[Facts], *, decode: bool = True) -> datasets.Featur
             "full_caption": datasets.Value("string"),
             "facts": {name: datasets.Value("int32" if name == "count" else "string") for name in fields},
             "bag_id": datasets.Value("string"),
+            "against_preferences": datasets.Value("bool"),
         }
     )
 
 
 FEATURES = facts_features(Facts)
-"""Columns of every split. `bag_id` is `"<size>-<number>"` inside a near-duplicate bag and `""` elsewhere."""
+"""Columns of every split. `bag_id` is the number of a bag of similar images, and `""` outside of bags.
+`against_preferences`: background, position and partner all differ from what the kind prefers."""
+
+DOMAINS: dict[str, tuple[Annotator, ...]] = {"captions": ANNOTATORS, "alt_text": ALT_TEXT_ANNOTATORS}
+"""Annotators by the name of their domain."""
 
 KINDS: dict[str, tuple[str, ...]] = {"emoji": EMOJI_KINDS, "shapes": SHAPE_KINDS}
 """Kinds of things by the name of their set."""
@@ -83,17 +96,14 @@ def _unique(draw: Callable[[], Any], seen: set[Facts], number: int) -> list[Any]
     return scenes
 
 
-def _bag(draw: Callable[[], Any], vary: Callable[[Any], Any], seen: set[Facts], size: int) -> list[Any]:
-    """`size` scenes, all but the first of which differ from the first in one fact."""
+def _unique_bag(draw_bag: Callable[[int, bool], list[Any]], seen: set[Facts], size: int, against: bool) -> list[Any]:
+    """A bag of scenes that were not seen before."""
     while True:
-        bag = _unique(draw, seen, 1)
-        for _ in range(50 * size):
-            if len(bag) == size:
-                return bag
-            other = vary(bag[0])
-            if other.facts not in seen:
-                seen.add(other.facts)
-                bag.append(other)
+        bag = draw_bag(size, against)
+        facts = [scene.facts for scene in bag]
+        if not seen.intersection(facts):
+            seen.update(facts)
+            return bag
 
 
 def _png(scene: Scene) -> dict[str, Any]:
@@ -109,23 +119,26 @@ def _split(
     bag_ids: list[str],
     encode: Callable[[Any], dict[str, Any]],
     features: datasets.Features,
+    kinds: tuple[str, ...],
+    annotators: Sequence[Annotator],
 ) -> datasets.Dataset:
     columns: dict[str, list[Any]] = {column: [] for column in features}
     for number, (scene, bag_id) in enumerate(zip(scenes, bag_ids, strict=True)):
-        # One generator a scene, so that a larger split begins with the smaller one's captions.
+        # One generator per scene, so that a larger split begins with the smaller one's captions.
         rng = np.random.default_rng((*key, number))
         columns["image"].append(encode(scene))
         columns["image_id"].append(f"{name}-{number:05d}")
-        columns["captions"].append([annotate(rng, scene.facts, annotator) for annotator in ANNOTATORS])
+        columns["captions"].append([annotate(rng, scene.facts, annotator) for annotator in annotators])
         columns["full_caption"].append(full_caption(scene.facts))
         columns["facts"].append(scene.facts.to_dict())
         columns["bag_id"].append(bag_id)
+        columns["against_preferences"].append(goes_against_preferences(scene.facts, kinds))
     return datasets.Dataset.from_dict(columns, features=features)
 
 
 def compose_splits(
     draw: Callable[[], Any],
-    vary: Callable[[Any], Any],
+    draw_bag: Callable[[int, bool], list[Any]],
     encode: Callable[[Any], dict[str, Any]],
     features: datasets.Features,
     *,
@@ -133,10 +146,13 @@ def compose_splits(
     num_train: int,
     num_validation: int,
     num_test: int,
+    kinds: tuple[str, ...] = EMOJI_KINDS,
+    annotators: Sequence[Annotator] = ANNOTATORS,
 ) -> datasets.DatasetDict:
     """Make the splits of a world; no two scenes share their facts.
 
     Args:
+        draw_bag (`Callable`): From a size, and whether it goes against the preferences of kinds, to a bag of scenes.
         encode (`Callable`): From a scene to its file, the `{"bytes": ..., "path": None}` of an image column.
     """
     if min(num_train, num_validation, num_test) < 0:
@@ -144,23 +160,21 @@ def compose_splits(
     seen: set[Facts] = set()
     test: list[Any] = []
     bag_ids: list[str] = []
-    for number in range(num_test // sum(BAG_SIZES)):
-        for size in BAG_SIZES:
-            test += _bag(draw, vary, seen, size)
-            bag_ids += [f"{size}-{number:03d}"] * size
+    size = max(BAG_SIZES)
+    for number in range(num_test // size):
+        test += _unique_bag(draw_bag, seen, size, (number + 1) % round(1 / _SHARE_AGAINST) == 0)
+        bag_ids += [f"{number:03d}"] * size
     single = _unique(draw, seen, num_test - len(test))
-    test += single
-    bag_ids += [""] * len(single)
     validation = _unique(draw, seen, num_validation)
     train = _unique(draw, seen, num_train)
     parts = {
         "train": (0, train, [""] * num_train),
         "validation": (1, validation, [""] * num_validation),
-        "test": (2, test, bag_ids),
+        "test": (2, test + single, bag_ids + [""] * len(single)),
     }
     return datasets.DatasetDict(
         {
-            name: _split(name, (seed, split), scenes, ids, encode, features)
+            name: _split(name, (seed, split), scenes, ids, encode, features, kinds, annotators)
             for name, (split, scenes, ids) in parts.items()
         }
     )
@@ -169,6 +183,7 @@ def compose_splits(
 def load_scenes(
     kind: Literal["emoji", "shapes"] = "emoji",
     *,
+    annotators: Literal["captions", "alt_text"] = "captions",
     seed: int = 0,
     num_train: int = 5000,
     num_validation: int = 500,
@@ -176,61 +191,84 @@ def load_scenes(
 ) -> datasets.DatasetDict:
     """Make the embedded data set; no two scenes of it share their facts.
 
+    It is made once and kept on disk, in the folder of `datasets`' cache.
+
     Args:
-        kind (`str`): `"emoji"` for the committed sprites, `"shapes"` for coloured shapes that need no asset.
+        kind (`str`): `"emoji"` for the committed sprites, `"shapes"` for shapes that need no asset.
+        annotators (`str`): Who wrote the references: people who caption, or people who write alternative texts.
         seed (`int`): The same seed gives the same bytes.
         num_train (`int`): Scenes in `train`.
         num_validation (`int`): Scenes in `validation`.
-        num_test (`int`): Scenes in `test`: near-duplicate bags of 3, 5 and 7 in equal numbers, a few single scenes.
+        num_test (`int`): Scenes in `test`: bags of 7 similar images, and what is left over as single scenes. The bags of 3
+            and 5 are parts of those of 7. A quarter of the bags goes against what their kind prefers.
 
     Returns:
         `datasets.DatasetDict`: `train`, `validation` and `test` with the columns of `FEATURES`.
 
     Raises:
-        ValueError: If `kind` is unknown or a size is negative.
+        ValueError: If `kind` or `annotators` is unknown or a size is negative.
     """
     if kind not in KINDS:
         raise ValueError(f"kind is {kind!r}. Use one of {sorted(KINDS)}.")
+    if annotators not in DOMAINS:
+        raise ValueError(f"annotators is {annotators!r}. Use one of {sorted(DOMAINS)}.")
     # Copies of what says how a table is shown; tables never change, and are shared.
-    return copy.deepcopy(_composed(kind, seed, num_train, num_validation, num_test))
+    return copy.deepcopy(_kept(kind, annotators, seed, num_train, num_validation, num_test))
 
 
 @functools.lru_cache(maxsize=4)
-def _composed(kind: str, seed: int, num_train: int, num_validation: int, num_test: int) -> datasets.DatasetDict:
-    """What [`load_scenes`] gives, made once a process: drawing and encoding it takes seconds."""
+def _kept(kind: str, domain: str, *numbers: int) -> datasets.DatasetDict:
+    """What [`load_scenes`] returns, from disk if it was made before."""
+    name = "-".join(map(str, (WORLD_VERSION, kind, domain, *numbers)))
+    folder = Path(datasets.config.HF_DATASETS_CACHE) / "hf_captionrl_scenes" / name
+    if (folder / "dataset_dict.json").is_file():
+        return datasets.DatasetDict.load_from_disk(str(folder))
+    made = _composed(kind, domain, *numbers)
+    with contextlib.suppress(OSError):  # a read-only or full disk: the data are made again in the next process
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
+            made.save_to_disk(str(Path(temporary) / "made"))
+            # Whoever is second keeps the first one's files, which are the same.
+            os.rename(Path(temporary) / "made", folder)
+    return made
+
+
+def _composed(kind: str, domain: str, seed: int, num_train: int, num_validation: int, num_test: int) -> datasets.DatasetDict:
     rng = np.random.default_rng(seed)
     kinds = KINDS[kind]
     return compose_splits(
         lambda: sample_scene(rng, kinds),
-        lambda scene: vary_scene(rng, scene, kinds),
+        lambda size, against: sample_clique(rng, size, kinds, against=against),
         _png,
         FEATURES,
         seed=seed,
         num_train=num_train,
         num_validation=num_validation,
         num_test=num_test,
+        kinds=kinds,
+        annotators=DOMAINS[domain],
     )
 
 
 def bags(bag_ids: list[str], size: int) -> list[list[int]]:
-    """Rows of each near-duplicate bag of one size.
+    """Rows of each bag of similar images of one size.
 
     Args:
         bag_ids (`list[str]`): The `bag_id` column.
         size (`int`): Bag size, one of `BAG_SIZES`.
 
     Returns:
-        `list[list[int]]`: For each complete bag its row numbers.
+        `list[list[int]]`: For each complete bag of 7 its first `size` rows.
 
     Raises:
-        ValueError: If no bag has that size.
+        ValueError: If the size is none of `BAG_SIZES`, or there is no complete bag.
     """
     found: dict[str, list[int]] = {}
     for row, bag_id in enumerate(bag_ids):
-        if bag_id.startswith(f"{size}-"):
+        if bag_id:
             found.setdefault(bag_id, []).append(row)
-    # A split that was cut short may end in the middle of a bag: an easier bag, and not one of this size.
-    complete = [rows for rows in found.values() if len(rows) == size]
-    if not complete:
+    # A split that was cut short may end in the middle of a bag, which would be an easier one.
+    complete = [rows[:size] for rows in found.values() if len(rows) == max(BAG_SIZES)]
+    if size not in BAG_SIZES or not complete:
         raise ValueError(f"No bag of {size} here. Use one of {BAG_SIZES}, on the test split.")
     return complete

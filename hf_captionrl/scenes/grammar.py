@@ -1,30 +1,94 @@
-"""What people write about a scene: one full description, and five annotators who leave most of it out."""
+"""What people write about a scene: a full description, and annotators who mention some facts more often than others."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
+from hf_captionrl.scenes.kinds import CATEGORIES, category_of, names_of, plural
 from hf_captionrl.scenes.moving_world import MovingFacts, motion_words
-from hf_captionrl.scenes.world import Facts, category_of
+from hf_captionrl.scenes.world import (
+    BACKGROUNDS,
+    COLOURS,
+    COUNTS,
+    ORIENTATIONS,
+    PATTERNS,
+    POSITIONS,
+    RELATIONS,
+    SIZES,
+    TIMES,
+    WEATHERS,
+    Facts,
+    choose,
+)
 
-__all__ = ["ANNOTATORS", "POSITION_PHRASES", "Annotator", "annotate", "article", "full_caption", "plural"]
+__all__ = [
+    "ALT_TEXT_ANNOTATORS",
+    "ANNOTATORS",
+    "OPINIONS",
+    "SALIENCE",
+    "WORDS",
+    "Annotator",
+    "annotate",
+    "article",
+    "full_caption",
+    "plural",
+]
 
 _NUMBER = {1: "a", 2: "two", 3: "three"}
-_IRREGULAR = {
-    "butterfly": "butterflies",
-    "bus": "buses",
-    "cactus": "cacti",
-    "fish": "fish",
-    "octopus": "octopuses",
-    "strawberry": "strawberries",
+
+SALIENCE: dict[str, float] = {
+    "count": 0.6,
+    "second": 0.5,
+    "colour": 0.4,
+    "relation": 0.4,
+    "background": 0.3,
+    "weather": 0.25,
+    "time": 0.2,
+    "second_colour": 0.2,
+    "size": 0.15,
+    "position": 0.12,
+    "pattern": 0.1,
+    "orientation": 0.1,
+    "motion": 0.6,
+    "speed": 0.2,
 }
+"""Probability that an annotator of verbosity 1 mentions a fact. The kind or its category is always mentioned."""
 
+WORDS: dict[str, tuple[str, ...]] = {
+    "small": ("small", "little", "tiny"),
+    "large": ("large", "big", "huge"),
+    "sideways": ("sideways", "lying down"),
+    "upside down": ("upside down", "inverted"),
+    "left of": ("left of", "to the left of"),
+    "right of": ("right of", "to the right of"),
+    "above": ("above", "over"),
+    "below": ("below", "under"),
+    "top": ("at the top", "in the upper part"),
+    "middle": ("in the middle", "in the center"),
+    "bottom": ("at the bottom", "in the lower part"),
+    "gray": ("gray", "grey"),
+    "purple": ("purple", "violet"),
+    "pink": ("pink", "rose colored"),
+    "golden": ("golden", "gold"),
+    "red": ("red", "crimson"),
+    "striped": ("striped", "lined"),
+    "dotted": ("dotted", "spotted"),
+    "rain": ("in the rain", "on a rainy day"),
+    "snow": ("in the snow", "on a snowy day"),
+    "night": ("at night", "in the dark"),
+}
+"""What people say of a value, the most frequent first; other values have their own name alone."""
 
-def plural(kind: str) -> str:
-    """Plural of a kind."""
-    return _IRREGULAR.get(kind, kind + "s")
+OPINIONS: tuple[str, ...] = ("nice", "cute", "pretty", "lovely", "beautiful")
+"""Adjectives that say nothing that could be checked."""
+
+_P_WORDS = (0.7, 0.2, 0.1)
+_P_OPINION = 0.06
+_P_MISTAKE = 0.03
 
 
 def article(next_word: str) -> str:
@@ -32,26 +96,104 @@ def article(next_word: str) -> str:
     return "an" if next_word[0] in "aeiou" else "a"
 
 
-def _noun_phrase(facts: Facts, *, number: bool, size: str, orientation: str, generic: bool = False) -> str:
-    noun = category_of(facts.kind) if generic else facts.kind
-    noun = noun if facts.count == 1 else plural(noun)
-    words = [w for w in (size, orientation, noun) if w]
-    if facts.count == 1:
-        return " ".join([article(words[0]), *words])
-    return " ".join([_NUMBER[facts.count] if number else "some", *words])
+@dataclass(frozen=True)
+class Annotator:
+    """A person who mentions each fact only sometimes, and now and then is wrong.
+
+    Args:
+        verbosity (`float`): Factor of the probabilities of `SALIENCE`.
+        generic (`float`): Probability of naming the category of the main group ("an animal") instead of its kind.
+        setting_first (`bool`): Starts with background, weather and time: "at night, two dogs".
+        alt_text (`bool`): Writes phrases that are separated by commas, and starts with "image of".
+    """
+
+    verbosity: float
+    generic: float = 0.0
+    setting_first: bool = False
+    alt_text: bool = False
 
 
-def _orientation(facts: Facts) -> str:
-    # The only unmarked value of the world: captions do not say that something is upright.
-    return "" if facts.orientation == "upright" else facts.orientation
+ANNOTATORS: tuple[Annotator, ...] = (
+    Annotator(0.5, 0.35),
+    Annotator(0.7, 0.25),
+    Annotator(0.9, 0.15, setting_first=True),
+    Annotator(1.15, 0.1),
+    Annotator(1.5, 0.05),
+)
+"""From terse to verbose."""
+
+ALT_TEXT_ANNOTATORS: tuple[Annotator, ...] = tuple(
+    replace(annotator, setting_first=False, alt_text=True, verbosity=annotator.verbosity * 0.9) for annotator in ANNOTATORS
+)
+"""Another domain: people who write alternative texts."""
 
 
-POSITION_PHRASES = {"top": "at the top", "middle": "in the middle", "bottom": "at the bottom"}
-"""What is said of each position."""
+class _Words:
+    """Chooses words for values: always the first one, or, with a generator, sometimes a synonym."""
+
+    def __init__(self, rng: np.random.Generator | None = None) -> None:
+        self.rng = rng
+
+    def _one_of(self, words: tuple[str, ...]) -> str:
+        if self.rng is None or len(words) == 1:
+            return words[0]
+        weights = np.array(_P_WORDS[: len(words)])
+        return words[int(self.rng.choice(len(words), p=weights / weights.sum()))]
+
+    def value(self, value: str) -> str:
+        """A word for a value of a fact."""
+        return self._one_of(WORDS.get(value, (value,)))
+
+    def noun(self, kind: str) -> str:
+        """A name of a kind or category."""
+        return kind if kind in CATEGORIES else self._one_of(names_of(kind))
+
+
+def _noun_phrase(said: Mapping[str, Any], words: _Words, opinion: str = "") -> str:
+    noun = words.noun(said["kind"])
+    count = said["count"]
+    noun = noun if said["is_single"] else plural(noun)
+    adjectives = [words.value(said[name]) for name in ("size", "orientation", "colour") if said[name]]
+    parts = [word for word in (opinion, *adjectives, noun) if word]
+    if said["is_single"]:
+        return " ".join([article(parts[0]), *parts])
+    return " ".join([_NUMBER[count] if count else "some", *parts])
+
+
+def _second_phrase(said: Mapping[str, Any], words: _Words) -> str:
+    noun = [word for word in (words.value(said["second_colour"]) if said["second_colour"] else "", words.noun(said["second"])) if word]
+    relation = words.value(said["relation"]) if said["relation"] else "with"
+    return " ".join([relation, article(noun[0]), *noun])
+
+
+def _setting(said: Mapping[str, Any], words: _Words) -> list[str]:
+    parts = []
+    if said["background"] or said["pattern"]:
+        colours = [words.value(said[name]) for name in ("pattern", "background") if said[name]]
+        parts.append(f"on {article(colours[0])} {' '.join(colours)} background")
+    return parts + [words.value(said[name]) for name in ("weather", "time") if said[name]]
+
+
+def _sentence(facts: Facts, said: Mapping[str, Any], words: _Words, annotator: Annotator, opinion: str = "") -> str:
+    """The words for the facts that are said; `said` holds for each fact its value, or `""`."""
+    parts = [_noun_phrase(said, words, opinion)]
+    if isinstance(facts, MovingFacts):
+        parts.append(motion_words(facts, motion=bool(said["motion"]), speed=bool(said["speed"])))
+    elif said["second"]:
+        parts.append(_second_phrase(said, words))
+    if said["position"]:
+        parts.append(words.value(said["position"]))
+    setting = _setting(said, words)
+    parts = [part for part in parts if part]
+    if annotator.alt_text:
+        return ", ".join([f"image of {parts[0]}", *parts[1:], *setting])
+    if annotator.setting_first and setting:
+        return f"{' '.join(setting)}, {' '.join(parts)}"
+    return " ".join([*parts, *setting])
 
 
 def full_caption(facts: Facts) -> str:
-    """The whole truth about a scene or clip, in one fixed wording.
+    """Everything about a scene or clip that has a word, in one fixed wording.
 
     Args:
         facts ([`Facts`]): The scene's facts, or those of a clip.
@@ -60,76 +202,61 @@ def full_caption(facts: Facts) -> str:
         `str`: A caption that no other scene shares.
 
     Example:
-        >>> full_caption(Facts("pig", 2, "small", "sideways", "top", "blue", "mushroom", "left of"))
-        'two small sideways pigs left of a mushroom at the top on a blue background'
+        >>> full_caption(Facts("pig", 2, "small", "sideways", "top", "blue", "cup", "left of", colour="red"))
+        'two small sideways red pigs left of a cup at the top on a blue background'
         >>> full_caption(MovingFacts("pig", 1, "small", "upright", "top", "blue", motion="left", speed="slow"))
         'a small pig moving left slowly at the top on a blue background'
     """
-    parts = [_noun_phrase(facts, number=True, size=facts.size, orientation=_orientation(facts))]
-    if isinstance(facts, MovingFacts):
-        parts.append(motion_words(facts))
+    said = facts.to_dict() | {"is_single": facts.count == 1}
+    said["orientation"] = "" if facts.orientation == "upright" else facts.orientation
+    return _sentence(facts, said, _Words(), Annotator(1.0))
+
+
+_VALUES: dict[str, tuple[Any, ...]] = {
+    "count": COUNTS,
+    "size": SIZES,
+    "orientation": ORIENTATIONS,
+    "position": POSITIONS,
+    "background": BACKGROUNDS,
+    "relation": RELATIONS,
+    "colour": COLOURS,
+    "second_colour": COLOURS,
+    "pattern": PATTERNS,
+    "weather": WEATHERS,
+    "time": TIMES,
+}
+
+
+def _mistaken(rng: np.random.Generator, facts: Facts, name: str) -> Any:
+    """A wrong value that can be said instead of the true one."""
+    value = getattr(facts, name)
+    if name in ("kind", "second"):
+        other = facts.second if name == "kind" else facts.kind
+        values: tuple[Any, ...] = tuple(k for k in CATEGORIES[category_of(value)] if k != other)
     else:
-        parts.append(f"{facts.relation} {article(facts.second)} {facts.second}" if facts.second else "alone")
-    if facts.position:
-        parts.append(POSITION_PHRASES[facts.position])
-    parts.append(f"on {article(facts.background)} {facts.background} background")
-    return " ".join(parts)
-
-
-@dataclass(frozen=True)
-class Annotator:
-    """A person who mentions each fact only sometimes.
-
-    Args:
-        verbosity (`float`): Probability of mentioning each fact, in [0, 1].
-        generic (`float`): Probability of naming the category of the main group ("an animal") instead of its kind.
-        small (`str`): Word for small.
-        large (`str`): Word for large.
-        short_background (`bool`): Says "on blue" instead of "on a blue background".
-    """
-
-    verbosity: float
-    generic: float = 0.0
-    small: str = "small"
-    large: str = "large"
-    short_background: bool = False
-
-
-ANNOTATORS: tuple[Annotator, ...] = (
-    Annotator(0.06, 0.9, short_background=True),
-    Annotator(0.12, 0.8, small="little", large="big"),
-    Annotator(0.20, 0.6),
-    Annotator(0.28, 0.4, small="tiny", large="huge"),
-    Annotator(0.40, 0.3),
-)
-"""From terse to verbose. On average a reference has about five words, a full caption more than twice as many."""
+        values = tuple(v for v in _VALUES[name] if v and v != "upright")
+    others = tuple(v for v in values if v != value)
+    return choose(rng, others) if others else value
 
 
 def annotate(rng: np.random.Generator, facts: Facts, annotator: Annotator) -> str:
-    """One reference caption: true, but incomplete."""
-    number, size, orientation, position, background, second, relation = rng.random(7) < annotator.verbosity
-    generic = bool(rng.random() < annotator.generic)
-    size_word = {"small": annotator.small, "large": annotator.large}[facts.size] if size else ""
-    noun = _noun_phrase(
-        facts,
-        number=bool(number),
-        size=size_word,
-        orientation=_orientation(facts) if orientation else "",
-        generic=generic,
-    )
-    parts = [noun]
+    """One reference caption: incomplete, and seldom wrong."""
+    said: dict[str, Any] = {}
+    for name in facts.__dataclass_fields__:
+        value = getattr(facts, name)
+        has_word = bool(value) and value not in ("upright", "still")
+        mentions = name == "kind" or rng.random() < min(SALIENCE.get(name, 1.0) * annotator.verbosity, 0.97)
+        said[name] = value if has_word and mentions else ""
+        if said[name] and name in (*_VALUES, "kind", "second") and rng.random() < _P_MISTAKE:
+            said[name] = _mistaken(rng, facts, name)
+    if said.get("relation") and not said["second"]:
+        said["relation"] = ""  # a relation needs the other object
+    if not said["second"]:
+        said["second_colour"] = ""
+    if rng.random() < annotator.generic and said["kind"] not in CATEGORIES:
+        said["kind"] = category_of(said["kind"])
+    said["is_single"] = (said["count"] or facts.count) == 1
     if isinstance(facts, MovingFacts):
-        motion, speed = rng.random(2) < annotator.verbosity
-        if words := motion_words(facts, motion=bool(motion), speed=bool(speed)):
-            parts.append(words)
-    elif facts.second and (second or relation):
-        # A caption with the relation also names the other object; the converse does not hold.
-        parts.append(f"{facts.relation if relation else 'with'} {article(facts.second)} {facts.second}")
-    elif not facts.second and second:
-        parts.append("alone")
-    if position and facts.position:
-        parts.append(POSITION_PHRASES[facts.position])
-    if background:
-        colour = facts.background
-        parts.append(f"on {colour}" if annotator.short_background else f"on {article(colour)} {colour} background")
-    return " ".join(parts)
+        said["motion"] = facts.motion if rng.random() < SALIENCE["motion"] * annotator.verbosity else ""
+    opinion = str(choose(rng, OPINIONS)) if rng.random() < _P_OPINION else ""
+    return _sentence(facts, said, _Words(rng), annotator, opinion)

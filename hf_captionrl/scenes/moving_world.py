@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from hf_captionrl.scenes.world import BACKGROUNDS, EMOJI_KINDS, ORIENTATIONS, POSITIONS, SIZES, Facts, choose
+from hf_captionrl.scenes.kinds import EMOJI_KINDS
+from hf_captionrl.scenes.world import BACKGROUNDS, ORIENTATIONS, POSITIONS, SIZES, Facts, choose
 
 __all__ = [
     "DIRECTIONS",

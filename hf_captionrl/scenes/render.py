@@ -1,19 +1,25 @@
-"""Scenes as pixels: sprites or drawn shapes on a 3 x 3 grid, one cell a vision patch."""
+"""Scenes as pixels.
+
+Things stand near the cells of a 3 x 3 grid, not on them. As in photographs, light, colours, sharpness and noise differ
+from picture to picture, and there is clutter. All of it follows from the scene's `nuisance`.
+"""
 
 from __future__ import annotations
 
 import functools
 from pathlib import Path
 
-from PIL import Image, ImageDraw
+import numpy as np
+from PIL import Image, ImageDraw, ImageFilter
 
+from hf_captionrl.scenes.kinds import EMOJI_KINDS
 from hf_captionrl.scenes.moving_world import Clip
-from hf_captionrl.scenes.world import EMOJI_KINDS, Scene
+from hf_captionrl.scenes.world import Facts, Scene
 
 __all__ = ["CELL", "IMAGE_SIZE", "SPRITES_DIR", "render_clip", "render_scene"]
 
 CELL = 24
-"""Side of a grid cell in pixels; the patch size of the embedded models."""
+"""Side of a grid cell in pixels."""
 IMAGE_SIZE = 3 * CELL
 """Side of an image in pixels."""
 SPRITES_DIR = Path(__file__).parent / "sprites"
@@ -21,55 +27,162 @@ SPRITES_DIR = Path(__file__).parent / "sprites"
 _SIDE = {"small": 14, "large": 23}
 _ANGLE = {"upright": 0, "sideways": 90, "upside down": 180}
 _RGB = {
-    "black": (24, 24, 27),
+    "black": (38, 38, 42),
     "blue": (96, 165, 250),
     "gray": (156, 163, 175),
     "green": (74, 222, 128),
     "pink": (249, 168, 212),
-    "purple": (147, 51, 234),
+    "purple": (168, 85, 247),
     "white": (250, 250, 250),
     "yellow": (253, 224, 71),
 }
-_SHAPE_RGB = {"red": (220, 38, 38), "orange": (249, 115, 22), "teal": (13, 148, 136), "brown": (120, 53, 15)}
+_PAINT = {
+    "red": (214, 30, 30),
+    "blue": (30, 80, 225),
+    "green": (12, 140, 60),
+    "golden": (225, 165, 10),
+    "purple": (125, 35, 205),
+}
+_UNPAINTED = (70, 72, 80)  # of shapes
+_SHADE = 0.86  # of stripes and dots, relative to the background
+_STEP = 9  # pixels from stripe to stripe
+
+GROUP_SHIFT, SPRITE_SHIFT = 3, 2
+"""Largest shift of the whole picture and of each sprite, in pixels."""
+SCALES = (0.85, 1.15)
+BRIGHTNESS = (0.7, 1.15)
+SATURATION = (0.5, 1.1)
+BLUR = (0.2, 0.7)
+"""Standard deviation of the blur, in pixels."""
+NOISE = 5.0
+"""Standard deviation of the noise; a colour has 256 values."""
+CLUTTER = 0.6
+"""Mean number of translucent ellipses."""
+_NIGHT = np.array([0.5, 0.53, 0.72], dtype=np.float32)
 
 
 def _draw_shape(kind: str, side: int) -> Image.Image:
-    """A coloured shape on transparent ground, drawn at four times its size and reduced, for smooth edges."""
-    colour, shape = kind.split()
-    fill = (*_SHAPE_RGB[colour], 255)
+    """A shape on transparent ground, drawn at four times its size and reduced, for smooth edges."""
+    fill = (*_UNPAINTED, 255)
     big = Image.new("RGBA", (96, 96))
     draw = ImageDraw.Draw(big)
-    if shape == "triangle":
+    if kind == "triangle":
         draw.polygon([(48, 6), (90, 90), (6, 90)], fill=fill)
-    elif shape == "arrow":
+    elif kind == "arrow":
         draw.polygon([(48, 4), (88, 46), (62, 46), (62, 92), (34, 92), (34, 46), (8, 46)], fill=fill)
-    elif shape == "heart":
+    elif kind == "heart":
         draw.ellipse((6, 10, 52, 56), fill=fill)
         draw.ellipse((44, 10, 90, 56), fill=fill)
         draw.polygon([(9, 44), (87, 44), (48, 92)], fill=fill)
-    elif shape == "house":
-        draw.polygon([(48, 4), (92, 44), (4, 44)], fill=fill)
-        draw.rectangle((18, 44, 78, 92), fill=fill)
-    elif shape == "crescent":
+    elif kind == "crescent":
         draw.ellipse((6, 6, 90, 90), fill=fill)
         draw.ellipse((20, -14, 96, 62), fill=(0, 0, 0, 0))
-    elif shape == "flag":
+    elif kind == "flag":
         draw.rectangle((10, 4, 20, 92), fill=fill)
         draw.polygon([(20, 6), (90, 28), (20, 50)], fill=fill)
+    elif kind == "bolt":
+        draw.polygon([(58, 4), (20, 54), (44, 54), (34, 92), (78, 38), (52, 38)], fill=fill)
+    elif kind == "drop":
+        draw.ellipse((18, 36, 78, 94), fill=fill)
+        draw.polygon([(48, 2), (74, 52), (22, 52)], fill=fill)
+    elif kind == "pin":
+        draw.ellipse((20, 4, 76, 60), fill=fill)
+        draw.polygon([(24, 44), (72, 44), (48, 94)], fill=fill)
+        draw.ellipse((38, 22, 58, 42), fill=(0, 0, 0, 0))
     else:
         raise ValueError(f"{kind!r} is neither a sprite nor a drawn shape. Use a kind of EMOJI_KINDS or SHAPE_KINDS.")
     return big.resize((side, side), Image.Resampling.LANCZOS)
 
 
 @functools.cache
-def _sprite(kind: str, size: str, orientation: str) -> Image.Image:
-    side = _SIDE[size]
+def _sprite(kind: str, colour: str) -> Image.Image:
+    """A kind in a colour, 64 x 64 pixels."""
     if kind in EMOJI_KINDS:
         with Image.open(SPRITES_DIR / f"{kind}.png") as file:
-            sprite = file.convert("RGBA").resize((side, side), Image.Resampling.LANCZOS)
+            sprite = file.convert("RGBA")
     else:
-        sprite = _draw_shape(kind, side)
+        sprite = _draw_shape(kind, 64)
+    if not colour:
+        return sprite
+    pixels = np.asarray(sprite).astype(np.float32)
+    light = pixels[..., :3] @ np.array([0.299, 0.587, 0.114], dtype=np.float32) / 255
+    # Shadows stay dark and highlights stay light, so that the thing can still be recognised.
+    amount = np.clip(0.45 + light, 0, 1)[..., None]
+    shine = np.clip(light - 0.55, 0, 1)[..., None]
+    painted = np.array(_PAINT[colour], dtype=np.float32) * amount
+    pixels[..., :3] = painted + (255 - painted) * shine
+    return Image.fromarray(pixels.round().astype(np.uint8), "RGBA")
+
+
+@functools.cache
+def _background(colour: str, pattern: str, start: int) -> Image.Image:
+    rgb = _RGB[colour]
+    image = Image.new("RGB", (IMAGE_SIZE, IMAGE_SIZE), rgb)
+    # Black has no darker shade.
+    shade = tuple(round(c * _SHADE) if max(rgb) > 60 else c + 30 for c in rgb)
+    draw = ImageDraw.Draw(image)
+    places = range(start - _STEP, IMAGE_SIZE + _STEP, _STEP)
+    if pattern == "striped":
+        for x in places:
+            draw.rectangle((x, 0, x + 3, IMAGE_SIZE), fill=shade)
+    elif pattern == "dotted":
+        for x in places:
+            for y in places:
+                draw.ellipse((x, y, x + 4, y + 4), fill=shade)
+    return image
+
+
+@functools.lru_cache(maxsize=20_000)
+def _small_sprite(kind: str, colour: str, orientation: str, side: int) -> Image.Image:
+    sprite = _sprite(kind, colour).resize((side, side), Image.Resampling.LANCZOS)
     return sprite.rotate(_ANGLE[orientation])
+
+
+def _paste(image: Image.Image, sprite: Image.Image, centre: tuple[float, float]) -> None:
+    corner = (round(centre[0] - sprite.width / 2), round(centre[1] - sprite.height / 2))
+    image.paste(sprite, corner, sprite)
+
+
+def _clutter(image: Image.Image, rng: np.random.Generator) -> None:
+    for _ in range(int(rng.poisson(CLUTTER))):
+        x, y = rng.uniform(0, IMAGE_SIZE, 2)
+        width, height = rng.uniform(6, 22, 2)
+        fill = (*(int(c) for c in rng.integers(0, 256, 3)), int(rng.integers(40, 90)))
+        layer = Image.new("RGBA", image.size)
+        ImageDraw.Draw(layer).ellipse((x - width / 2, y - height / 2, x + width / 2, y + height / 2), fill=fill)
+        image.paste(layer, (0, 0), layer)
+
+
+def _weather(image: Image.Image, facts: Facts, rng: np.random.Generator) -> None:
+    draw = ImageDraw.Draw(image, "RGBA")
+    if facts.weather == "rain":
+        for x, y in rng.uniform(-6, IMAGE_SIZE, (22, 2)):
+            draw.line((x, y, x + 2.5, y + 7), fill=(70, 110, 190, 190), width=1)
+    elif facts.weather == "snow":
+        for x, y in rng.uniform(0, IMAGE_SIZE, (26, 2)):
+            draw.ellipse((x - 1, y - 1, x + 1, y + 1), fill=(255, 255, 255, 235), outline=(190, 205, 225, 200))
+
+
+def _photograph(image: Image.Image, facts: Facts, rng: np.random.Generator) -> Image.Image:
+    """Light, colours, sharpness and noise."""
+    brightness, saturation, blur = rng.uniform(*BRIGHTNESS), rng.uniform(*SATURATION), rng.uniform(*BLUR)
+    pixels = np.asarray(image.filter(ImageFilter.GaussianBlur(blur))).astype(np.float32)
+    gray = pixels.mean(2, keepdims=True)
+    pixels = gray + (pixels - gray) * np.float32(saturation)
+    if facts.time == "night":
+        pixels = pixels * _NIGHT
+    pixels *= np.float32(brightness)
+    pixels += np.float32(NOISE) * rng.standard_normal(pixels.shape, dtype=np.float32)
+    return Image.fromarray(pixels.clip(0, 255).round().astype(np.uint8))
+
+
+def _moon(image: Image.Image, rng: np.random.Generator) -> None:
+    x = 6 if rng.random() < 0.5 else IMAGE_SIZE - 12
+    layer = Image.new("RGBA", (8, 8))
+    draw = ImageDraw.Draw(layer)
+    draw.ellipse((0, 0, 7, 7), fill=(255, 250, 205, 255))
+    draw.ellipse((3, -1, 9, 5), fill=(0, 0, 0, 0))
+    image.paste(layer, (x, 3), layer)
 
 
 def render_scene(scene: Scene) -> Image.Image:
@@ -82,16 +195,22 @@ def render_scene(scene: Scene) -> Image.Image:
         `PIL.Image.Image`: RGB, `IMAGE_SIZE` x `IMAGE_SIZE` pixels.
     """
     facts = scene.facts
-    image = Image.new("RGB", (IMAGE_SIZE, IMAGE_SIZE), _RGB[facts.background])
-    cells = [(scene.row, scene.column + i, facts.kind, facts.orientation) for i in range(facts.count)]
-    second = scene.second_cell()
-    if second is not None:
-        cells.append((*second, facts.second, "upright"))
-    for row, column, kind, orientation in cells:
-        sprite = _sprite(kind, facts.size, orientation)
-        margin = (CELL - sprite.width) // 2
-        image.paste(sprite, (column * CELL + margin, row * CELL + margin), sprite)
-    return image
+    rng = np.random.default_rng(scene.nuisance)
+    image = _background(facts.background, facts.pattern, int(rng.integers(_STEP))).copy()
+    _clutter(image, rng)
+    main = (facts.kind, facts.colour, facts.orientation)
+    things = [(scene.row, scene.column + i, main) for i in range(facts.count)]
+    if (second := scene.second_cell()) is not None:
+        things.append((*second, (facts.second, facts.second_colour, "upright")))
+    shift = rng.uniform(-GROUP_SHIFT, GROUP_SHIFT, 2)
+    for row, column, look in things:
+        x, y = (np.array([column, row]) + 0.5) * CELL + shift + rng.uniform(-SPRITE_SHIFT, SPRITE_SHIFT, 2)
+        _paste(image, _small_sprite(*look, round(_SIDE[facts.size] * rng.uniform(*SCALES))), (x, y))
+    _weather(image, facts, rng)
+    photograph = _photograph(image, facts, rng)
+    if facts.time == "night":
+        _moon(photograph, rng)
+    return photograph
 
 
 def render_clip(clip: Clip, num_frames: int = 6) -> list[Image.Image]:
@@ -105,12 +224,19 @@ def render_clip(clip: Clip, num_frames: int = 6) -> list[Image.Image]:
         `list[PIL.Image.Image]`: RGB, `IMAGE_SIZE` x `IMAGE_SIZE` pixels, in temporal order.
     """
     facts = clip.facts
-    sprite = _sprite(facts.kind, facts.size, facts.orientation)
-    margin = (CELL - sprite.width) // 2
     frames = []
+    rng = np.random.default_rng(clip.nuisance)
+    shift = rng.uniform(-GROUP_SHIFT, GROUP_SHIFT, 2)
+    side = round(_SIDE[facts.size] * rng.uniform(*SCALES))
+    sprite = _small_sprite(facts.kind, facts.colour, facts.orientation, side)
+    ground = _background(facts.background, facts.pattern, int(rng.integers(_STEP))).copy()
+    _clutter(ground, rng)
+    look = int(rng.integers(2**31))
     for number in range(num_frames):
         row, column = clip.cell(number / max(num_frames - 1, 1))
-        frame = Image.new("RGB", (IMAGE_SIZE, IMAGE_SIZE), _RGB[facts.background])
-        frame.paste(sprite, (round(column * CELL) + margin, round(row * CELL) + margin), sprite)
-        frames.append(frame)
+        frame = ground.copy()
+        centre = ((column + 0.5) * CELL + shift[0], (row + 0.5) * CELL + shift[1])
+        _paste(frame, sprite, centre)
+        # Light and colours stay the same during a clip.
+        frames.append(_photograph(frame, facts, np.random.default_rng(look)))
     return frames

@@ -13,16 +13,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from hf_captionrl.scenes.grammar import plural
+from hf_captionrl.scenes.grammar import OPINIONS
+from hf_captionrl.scenes.kinds import CATEGORIES, EMOJI_KINDS, NATURAL_COLOURS, SHAPE_KINDS, names_of, plural
 from hf_captionrl.scenes.moving_world import MOTION_PHRASES, MotionReader, MovingFacts
 from hf_captionrl.scenes.world import (
     BACKGROUNDS,
-    CATEGORIES,
-    EMOJI_KINDS,
+    COLOURS,
     OPPOSITES,
     POSITIONS,
     ROWS_TO_SECOND,
-    SHAPE_KINDS,
+    UNMARKED,
     Facts,
 )
 
@@ -33,7 +33,8 @@ class Claim(NamedTuple):
     """Something a caption says of a scene.
 
     Attributes:
-        attribute (`str`): Field of [`Facts`] that the claim is about, or `"colour"` for a colour given to a thing.
+        attribute (`str`): Field of [`Facts`] that the claim is about, or another one that recalls no fact, such as
+            `"category of kind"` or `"natural colour"`.
         value (`str`): What is claimed, in the world's own words.
         text (`str`): The words of the caption that claim it.
     """
@@ -51,7 +52,8 @@ class CheckResult:
         right (`tuple[Claim, ...]`): True claims.
         wrong (`tuple[Claim, ...]`): False claims: the hallucinations.
         recalled (`tuple[str, ...]`): Names of the facts that a true claim states.
-        missed (`tuple[str, ...]`): Names of the facts that no true claim states. `upright` has no word: never missed.
+        missed (`tuple[str, ...]`): Names of the facts that no true claim states. Values of `UNMARKED` have no word and
+            are never missed.
         unknown_words (`tuple[str, ...]`): Words without any meaning in this world.
     """
 
@@ -67,7 +69,7 @@ _FILLER = frozenset(
         "of in at to is are there it its this that picture image photo scene row part side standing sitting placed "
         "shown which very just"
     ).split()
-)
+) | frozenset(OPINIONS)
 
 # Lexicon: phrase -> (type of token, value in the world's words). Longer phrases win.
 _SYNONYMS: dict[tuple[str, str], tuple[str, ...]] = {
@@ -78,11 +80,16 @@ _SYNONYMS: dict[tuple[str, str], tuple[str, ...]] = {
     ("size", "small"): ("small", "little", "tiny"),
     ("size", "large"): ("large", "big", "huge"),
     ("orientation", "upright"): ("upright", "standing upright"),
-    ("orientation", "sideways"): ("sideways", "on its side", "on their sides", "lying down", "rotated"),
+    ("orientation", "sideways"): ("sideways", "on its side", "on their sides", "lying down", "lying", "rotated"),
     ("orientation", "upside down"): ("upside down", "inverted", "flipped", "on its head", "on their heads"),
     ("position", "top"): ("at the top", "in the top row", "on the top row", "in the upper part"),
     ("position", "middle"): ("in the middle", "in the middle row", "in the center", "in the centre", "at the center"),
     ("position", "bottom"): ("at the bottom", "in the bottom row", "on the bottom row", "in the lower part"),
+    ("pattern", "striped"): ("striped", "lined", "with stripes"),
+    ("pattern", "dotted"): ("dotted", "spotted", "with dots"),
+    ("weather", "rain"): ("in the rain", "on a rainy day", "in rain", "rainy", "raining"),
+    ("weather", "snow"): ("in the snow", "on a snowy day", "in snow", "snowy", "snowing"),
+    ("time", "night"): ("at night", "in the dark", "by night", "during the night"),
     ("relation", "left of"): ("left of", "to the left of", "on the left of"),
     ("relation", "right of"): ("right of", "to the right of", "on the right of"),
     ("relation", "above"): ("above", "over", "on top of"),
@@ -91,8 +98,8 @@ _SYNONYMS: dict[tuple[str, str], tuple[str, ...]] = {
     ("alone", ""): ("alone", "on its own", "on their own", "by itself", "by themselves"),
 }
 _POSTPOSED = frozenset({"on its side", "on their sides", "on its head", "on their heads", "lying down"})
-_COLOUR_SYNONYMS = {"grey": "gray", "violet": "purple"}
-_SHAPE_COLOURS = ("red", "orange", "teal", "brown")
+_COLOUR_SYNONYMS = {"grey": "gray", "violet": "purple", "gold": "golden", "crimson": "red", "rose colored": "pink"}
+_OTHER_COLOURS = ("orange", "brown", "teal")
 
 
 @functools.cache
@@ -101,14 +108,15 @@ def _lexicon(moving: bool = False) -> tuple[dict[tuple[str, ...], tuple[str, str
     for token, phrases in {**_SYNONYMS, **(MOTION_PHRASES if moving else {})}.items():
         for phrase in phrases:
             lexicon[tuple(phrase.split())] = token
-    for colour in (*BACKGROUNDS, *_SHAPE_COLOURS):
+    for colour in (*BACKGROUNDS, *filter(None, COLOURS), *_OTHER_COLOURS):
         lexicon[(colour,)] = ("colour", colour)
     for other, colour in _COLOUR_SYNONYMS.items():
-        lexicon[(other,)] = ("colour", colour)
+        lexicon[tuple(other.split())] = ("colour", colour)
     for kind in (*EMOJI_KINDS, *SHAPE_KINDS):
-        lexicon[tuple(kind.split())] = ("kind", kind)
-        if plural(kind) != kind:
-            lexicon[tuple(plural(kind).split())] = ("kinds", kind)
+        for name in names_of(kind):
+            lexicon[(name,)] = ("kind", kind)
+            if plural(name) != name:
+                lexicon[(plural(name),)] = ("kinds", kind)
     for category in CATEGORIES:
         lexicon[(category,)] = ("kind", category)
         lexicon[(plural(category),)] = ("kinds", category)
@@ -202,10 +210,12 @@ class _Reader:
 
     def modifier(self, about: str, attribute: str, value: str, text: str, kind: str) -> None:
         facts = self.facts
-        if attribute == "colour":
-            self.claim("colour", f"{value} {kind}", text, False)  # no thing of this world has a colour of its own
-        elif about == "nothing":
+        if about == "nothing":
             return  # a thing that is not there is one mistake, whatever is said of it
+        if attribute == "colour":
+            self._colour(about, value, text)
+        elif attribute == "pattern":
+            self.claim("pattern of a thing", f"{value} {kind}", text, False)  # only backgrounds have patterns
         elif about == "second":
             truth = {"count": "1", "size": facts.size, "orientation": "upright"}[attribute]
             if attribute == "count" and value == truth:
@@ -213,6 +223,15 @@ class _Reader:
             self.claim(f"second {attribute}", value, text, value == truth)
         else:
             self.claim(attribute, value, text, value == str(getattr(facts, attribute)))
+
+    def _colour(self, about: str, value: str, text: str) -> None:
+        fact, kind = ("colour", self.facts.kind) if about == "main" else ("second_colour", self.facts.second)
+        painted = getattr(self.facts, fact)
+        if not painted and value == NATURAL_COLOURS.get(kind):
+            # True of every such thing, so it recalls no fact.
+            self.claim(f"natural {fact}", value, text, True)
+        else:
+            self.claim(fact, value, text, value == painted)
 
     def _relation(self, meant: str) -> None:
         assert self.relation is not None
@@ -245,6 +264,7 @@ class _Reading:
         self.motion = MotionReader(facts, self.reader.claim) if isinstance(facts, MovingFacts) else None
         self.modifiers: list[tuple[str, str, str]] = []  # numbers and adjectives before their noun
         self.colour: tuple[str, str] | None = None  # one that may turn out to be the background's
+        self.pattern: tuple[str, str] | None = None  # likewise
         self.on = False
 
     def take(self, token: str, value: str, text: str) -> None:
@@ -256,6 +276,7 @@ class _Reading:
                 self.close_colour()
             self.colour = (value, text)
         elif token == "background":
+            self.close_pattern(f" {text}")
             self.close_colour(f" {text}")
             self.modifiers.clear()  # the article before the colour belonged to the background
         elif token == "on":
@@ -265,6 +286,9 @@ class _Reading:
             self._noun(token, value, text)
         elif token in ("count", "size", "orientation"):
             self._modifier(token, value, text)
+        elif token == "pattern":
+            self.close_colour()
+            self.pattern = (value, text)
         else:
             self.close_colour()
             self._other(token, value, text)
@@ -278,7 +302,17 @@ class _Reading:
             self.reader.claim("background", value, words, value == self.reader.facts.background)
         self.colour, self.on = None, False
 
+    def close_pattern(self, noun: str = "") -> None:
+        """A pattern that stands alone, or before "background", is the background's."""
+        if self.pattern is not None:
+            value, text = self.pattern
+            self.reader.claim("pattern", value, f"{text}{noun}", value == self.reader.facts.pattern)
+        self.pattern = None
+
     def _noun(self, token: str, value: str, text: str) -> None:
+        if self.pattern is not None:
+            self.modifiers.append(("pattern", *self.pattern))
+            self.pattern = None
         if self.colour is not None and self.on:
             self.close_colour()
         elif self.colour is not None:
@@ -304,11 +338,14 @@ class _Reading:
             self.reader.relation = None
         elif token == "position":
             self.reader.position(value, text)
+        elif token in ("weather", "time"):
+            self.reader.claim(token, value, text, value == getattr(self.reader.facts, token))
         elif token == "alone":
-            self.reader.claim("second", "", text, not self.reader.facts.second)
+            self.reader.claim("alone", "", text, not self.reader.facts.second)
 
     def close(self) -> None:
         """The caption ends."""
+        self.close_pattern()
         self.close_colour()
         if self.motion is not None:
             self.motion.close()
@@ -367,10 +404,7 @@ def check(caption: str, facts: Facts | Mapping[str, Any]) -> CheckResult:
 
 def _sayable(facts: Facts) -> list[str]:
     """Names of the facts that a caption can recall or miss."""
-    names = [n for n in facts.__dataclass_fields__ if n != "relation" or facts.second]
+    names = [name for name in facts.__dataclass_fields__ if getattr(facts, name) not in ("", UNMARKED.get(name))]
     if isinstance(facts, MovingFacts):
-        # Every clip shows one thing alone, so neither is news; what has no position or speed cannot be said to have one.
-        names = [n for n in names if n not in ("count", "second") and getattr(facts, n)]
-    if facts.orientation == "upright":
-        names.remove("orientation")
+        names.remove("count")  # every clip shows one thing
     return names

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import string
 
-from hf_captionrl.scenes.grammar import ANNOTATORS, plural
-from hf_captionrl.scenes.world import BACKGROUNDS, CATEGORIES, EMOJI_KINDS, ORIENTATIONS, RELATIONS, SIZES
+from hf_captionrl.scenes.grammar import OPINIONS, WORDS
+from hf_captionrl.scenes.kinds import CATEGORIES, EMOJI_KINDS, names_of, plural
+from hf_captionrl.scenes.world import BACKGROUNDS, COLOURS, RELATIONS, SIZES
 
 __all__ = ["SPECIAL_TOKENS", "vocabulary"]
 
@@ -15,26 +16,12 @@ SPECIAL_TOKENS: tuple[str, ...] = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]",
 
 def vocabulary() -> list[str]:
     """All tokens, in the order of their ids."""
-    words = {
-        "a",
-        "an",
-        "two",
-        "three",
-        "some",
-        "with",
-        "alone",
-        "at",
-        "in",
-        "on",
-        "the",
-        "of",
-        "picture",
-        "background",
-    }
-    words |= {"top", "middle", "bottom", *BACKGROUNDS, *EMOJI_KINDS, *map(plural, EMOJI_KINDS), *SIZES}
-    words |= {word for category in CATEGORIES for word in (category, plural(category))}
-    words |= {annotator.small for annotator in ANNOTATORS} | {annotator.large for annotator in ANNOTATORS}
-    words |= {word for phrase in (*ORIENTATIONS, *RELATIONS) for word in phrase.split()} - {"upright"}
+    words = set("a an two three some with alone at in on the of image picture background ,".split())
+    words |= {*BACKGROUNDS, *filter(None, COLOURS), *SIZES, *OPINIONS}
+    words |= {form for kind in EMOJI_KINDS for name in names_of(kind) for form in (name, plural(name))}
+    words |= {form for category in CATEGORIES for form in (category, plural(category))}
+    words |= {word for phrases in (*WORDS.values(), RELATIONS) for phrase in phrases for word in phrase.split()}
+    words |= {"moving", "still", "rest", "up", "down", "slowly", "fast"}
     characters = string.ascii_lowercase + string.digits
     first_words = ("a", "an", "two", "three", "some")
     pieces = [f"##{c}" for c in characters] + [f"##{w}" for w in first_words if len(w) > 1]

@@ -1,107 +1,82 @@
 """The rules of the embedded world: which scenes exist, and how they are drawn at random.
 
-A scene is a 3 x 3 grid. One to three copies of one `kind` of thing stand side by side in one row; a second thing may
-stand beside, above or below them. Everything a caption can say about a scene is in its `Facts`; the column in which
-the group starts is a nuisance that no caption mentions.
+A scene shows one to three copies of one `kind` of thing, side by side in one row of a 3 x 3 grid; a second thing may
+stand beside, above or below them. Everything that a caption can say about a scene is in its `Facts`. Where exactly
+things stand, and the light and noise of the picture, are nuisances that no caption mentions.
+
+Facts depend on each other, as in photographs: kinds have Zipfian frequencies, and each kind prefers a background, a
+position and a partner. A captioner can therefore guess facts from others, and is wrong where a scene goes against these
+preferences.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+import functools
+import itertools
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from hf_captionrl.scenes.kinds import EMOJI_KINDS, NATURAL_COLOURS, kind_probabilities
+
 __all__ = [
     "BACKGROUNDS",
-    "CATEGORIES",
+    "COLOURS",
     "COUNTS",
-    "EMOJI_KINDS",
     "OPPOSITES",
     "ORIENTATIONS",
+    "PATTERNS",
     "POSITIONS",
     "RELATIONS",
     "ROWS_TO_SECOND",
-    "SHAPE_KINDS",
     "SIZES",
+    "TIMES",
+    "UNMARKED",
+    "WEATHERS",
     "Facts",
+    "Preferences",
     "Scene",
-    "category_of",
     "choose",
+    "goes_against_preferences",
+    "preferences",
+    "sample_clique",
     "sample_scene",
     "vary_scene",
 ]
 
-EMOJI_KINDS: tuple[str, ...] = (
-    "apple",
-    "bell",
-    "bus",
-    "butterfly",
-    "cactus",
-    "cake",
-    "crab",
-    "duck",
-    "elephant",
-    "fish",
-    "frog",
-    "house",
-    "mushroom",
-    "octopus",
-    "penguin",
-    "pig",
-    "snail",
-    "strawberry",
-    "sunflower",
-    "teapot",
-    "tree",
-    "turtle",
-    "umbrella",
-    "whale",
-)
-"""Kinds drawn with the committed Noto Emoji sprites."""
-
-SHAPE_KINDS: tuple[str, ...] = tuple(
-    f"{colour} {shape}"
-    for shape in ("arrow", "crescent", "flag", "heart", "house", "triangle")
-    for colour in ("red", "orange", "teal", "brown")
-)
-"""Kinds drawn without any asset. No shape looks the same upside down, so that orientation stays visible."""
-
-CATEGORIES: dict[str, tuple[str, ...]] = {
-    "animal": (
-        "butterfly",
-        "crab",
-        "duck",
-        "elephant",
-        "fish",
-        "frog",
-        "octopus",
-        "penguin",
-        "pig",
-        "snail",
-        "turtle",
-        "whale",
-    ),
-    "plant": ("cactus", "sunflower", "tree"),
-    "thing": ("apple", "bell", "bus", "cake", "house", "mushroom", "strawberry", "teapot", "umbrella"),
-    "shape": SHAPE_KINDS,
-}
-"""What people call a kind when they do not look closely."""
-
 COUNTS: tuple[int, ...] = (1, 2, 3)
 SIZES: tuple[str, ...] = ("small", "large")
 ORIENTATIONS: tuple[str, ...] = ("upright", "sideways", "upside down")
-"""`upright` is the one value without a word: no caption ever says it. It is the declared hallucination probe."""
 POSITIONS: tuple[str, ...] = ("top", "middle", "bottom")
 BACKGROUNDS: tuple[str, ...] = ("black", "blue", "gray", "green", "pink", "purple", "white", "yellow")
+COLOURS: tuple[str, ...] = ("", "red", "blue", "green", "golden", "purple")
+"""Colours in which a thing may be painted; `""` is its natural colour."""
+PATTERNS: tuple[str, ...] = ("", "striped", "dotted")
+WEATHERS: tuple[str, ...] = ("", "rain", "snow")
+TIMES: tuple[str, ...] = ("", "night")
 RELATIONS: tuple[str, ...] = ("left of", "right of", "above", "below")
+"""Where the main group stands seen from the second object."""
 OPPOSITES: dict[str, str] = {"left of": "right of", "right of": "left of", "above": "below", "below": "above"}
 """Where the second object stands seen from the main group."""
 ROWS_TO_SECOND: dict[str, int] = {"above": 1, "below": -1}
 """Rows from the main group down to the second object, where they differ."""
 
-_P_SECOND = 0.6
-"""Probability that a scene has a second object."""
+UNMARKED: dict[str, str] = {
+    "orientation": "upright",
+    "colour": "",
+    "second_colour": "",
+    "pattern": "",
+    "weather": "",
+    "time": "",
+}
+"""Values that have no word, because no one mentions them. A captioner that always mentions such a fact is wrong there."""
+
+_P_SECOND = 0.65
+"""Probability of a second object."""
+_P_PREFERRED = 0.65
+"""Probability that background, position and partner are those that the kind prefers."""
+_P_UNMARKED = {"orientation": 0.5, "colour": 0.45, "second_colour": 0.45, "pattern": 0.55, "weather": 0.55, "time": 0.7}
 _GRID = 3
 
 
@@ -113,11 +88,16 @@ class Facts:
         kind (`str`): Kind of the main group.
         count (`int`): Copies in the main group, 1 to 3.
         size (`str`): Size of everything in the scene.
-        orientation (`str`): Orientation of the main group; `upright` has no word in any caption.
+        orientation (`str`): Orientation of the main group.
         position (`str`): Row of the main group.
         background (`str`): Background colour.
         second (`str`): Kind of the second object (one, upright, of the scene's size), or `""` if the group is alone.
         relation (`str`): Where the main group stands seen from the second object, or `""`.
+        colour (`str`): Colour in which the main group is painted, or `""`.
+        second_colour (`str`): The same of the second object.
+        pattern (`str`): Pattern of the background, or `""`.
+        weather (`str`): Rain, snow or `""`.
+        time (`str`): `"night"` or `""`.
     """
 
     kind: str
@@ -128,6 +108,11 @@ class Facts:
     background: str
     second: str = ""
     relation: str = ""
+    colour: str = ""
+    second_colour: str = ""
+    pattern: str = ""
+    weather: str = ""
+    time: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """The facts as a plain dict, the form of the data set's `facts` column.
@@ -140,15 +125,17 @@ class Facts:
 
 @dataclass(frozen=True)
 class Scene:
-    """Facts plus the nuisance that decides the pixels.
+    """Facts plus the nuisances that decide the pixels.
 
     Args:
         facts ([`Facts`]): What captions may say.
         column (`int`): First column of the main group, 0 to 2.
+        nuisance (`int`): Seed of places, light, blur, noise and clutter.
     """
 
     facts: Facts
     column: int
+    nuisance: int = 0
 
     @property
     def row(self) -> int:
@@ -172,9 +159,68 @@ class Scene:
         }[facts.relation]
 
 
-def category_of(kind: str) -> str:
-    """The category of a kind."""
-    return next(category for category, kinds in CATEGORIES.items() if kind in kinds)
+class Preferences(NamedTuple):
+    """What usually goes with a kind.
+
+    Attributes:
+        background (`str`): Background colour.
+        position (`str`): Row.
+        partner (`str`): Kind of the second object.
+    """
+
+    background: str
+    position: str
+    partner: str
+
+
+@functools.cache
+def preferences(kind: str, kinds: tuple[str, ...] = EMOJI_KINDS) -> Preferences:
+    """What a kind prefers. Each value is preferred by about equally many kinds; no two frequent kinds share all three."""
+    at = kinds.index(kind)
+    # Steps without a common divisor with the numbers of values, so that all of them occur.
+    partner = kinds[(at * 5 + 7) % len(kinds)]
+    return Preferences(
+        BACKGROUNDS[(3 * at + at // len(BACKGROUNDS)) % len(BACKGROUNDS)],
+        POSITIONS[(at + at // len(POSITIONS)) % len(POSITIONS)],
+        partner if partner != kind else kinds[at - 1],
+    )
+
+
+def goes_against_preferences(facts: Facts, kinds: tuple[str, ...] = EMOJI_KINDS) -> bool:
+    """Whether background, position and partner, where there is one, all differ from what the kind prefers."""
+    preferred = preferences(facts.kind, kinds)
+    return (
+        facts.background != preferred.background
+        and facts.position != preferred.position
+        and facts.second != preferred.partner
+    )
+
+
+def choose(rng: np.random.Generator, values: tuple[Any, ...]) -> Any:
+    """Draw one of some values, each as likely as the others."""
+    return values[int(rng.integers(len(values)))]
+
+
+def _usual(rng: np.random.Generator, preferred: Any, values: tuple[Any, ...], against: bool) -> Any:
+    """The preferred value, or another one."""
+    if not against and rng.random() < _P_PREFERRED:
+        return preferred
+    return choose(rng, tuple(value for value in values if value != preferred))
+
+
+def _marked(rng: np.random.Generator, fact: str, values: tuple[str, ...]) -> str:
+    """The value without a word, or one of those that have one."""
+    unmarked = UNMARKED[fact]
+    if rng.random() < _P_UNMARKED[fact]:
+        return unmarked
+    return str(choose(rng, tuple(value for value in values if value != unmarked)))
+
+
+def _draw_kind(rng: np.random.Generator, kinds: tuple[str, ...], other_than: tuple[str, ...] = ()) -> str:
+    while True:
+        kind = kinds[int(rng.choice(len(kinds), p=kind_probabilities(kinds)))]
+        if kind not in other_than:
+            return kind
 
 
 def _columns(facts: Facts) -> list[int]:
@@ -187,44 +233,83 @@ def _columns(facts: Facts) -> list[int]:
     return list(range(first, last + 1))
 
 
-def choose(rng: np.random.Generator, values: tuple[Any, ...]) -> Any:
-    """Draw one of some values, each as likely as the others."""
-    return values[int(rng.integers(len(values)))]
+def _is_possible(facts: Facts) -> bool:
+    """Whether a scene can show the facts."""
+    natural = facts.colour and NATURAL_COLOURS.get(facts.kind) == facts.colour
+    second_natural = facts.second_colour and NATURAL_COLOURS.get(facts.second) == facts.second_colour
+    # A thing in the colour of the background could not be seen.
+    hidden = facts.background in (facts.colour, facts.second_colour)
+    return not (natural or second_natural or hidden or facts.kind == facts.second) and bool(_columns(facts))
 
 
-def sample_scene(rng: np.random.Generator, kinds: tuple[str, ...] = EMOJI_KINDS) -> Scene:
+def _place(rng: np.random.Generator, facts: Facts) -> Scene:
+    return Scene(facts, choose(rng, tuple(_columns(facts))), int(rng.integers(2**31)))
+
+
+def sample_scene(
+    rng: np.random.Generator, kinds: tuple[str, ...] = EMOJI_KINDS, *, against: bool = False
+) -> Scene:
     """Draw one scene.
 
     Args:
         rng (`numpy.random.Generator`): Source of randomness; the same state gives the same scene.
-        kinds (`tuple[str, ...]`): Kinds to choose from.
+        kinds (`tuple[str, ...]`): Kinds to choose from, the most frequent first.
+        against (`bool`): Whether background, position and partner are never those that the kind prefers.
 
     Returns:
         [`Scene`]: A possible scene.
     """
     while True:
-        kind = choose(rng, kinds)
-        second = relation = ""
+        kind = _draw_kind(rng, kinds)
+        preferred = preferences(kind, kinds)
+        second = relation = second_colour = ""
         if rng.random() < _P_SECOND:
-            second = choose(rng, tuple(k for k in kinds if k != kind))
+            if not against and rng.random() < _P_PREFERRED:
+                second = preferred.partner
+            else:
+                second = _draw_kind(rng, kinds, (kind, preferred.partner))
             relation = choose(rng, RELATIONS)
+            second_colour = _marked(rng, "second_colour", COLOURS)
         facts = Facts(
             kind=kind,
             count=choose(rng, COUNTS),
             size=choose(rng, SIZES),
-            orientation=choose(rng, ORIENTATIONS),
-            position=choose(rng, POSITIONS),
-            background=choose(rng, BACKGROUNDS),
+            orientation=_marked(rng, "orientation", ORIENTATIONS),
+            position=_usual(rng, preferred.position, POSITIONS, against),
+            background=_usual(rng, preferred.background, BACKGROUNDS, against),
             second=second,
             relation=relation,
+            colour=_marked(rng, "colour", COLOURS),
+            second_colour=second_colour,
+            pattern=_marked(rng, "pattern", PATTERNS),
+            weather=_marked(rng, "weather", WEATHERS),
+            time=_marked(rng, "time", TIMES),
         )
-        columns = _columns(facts)
-        if columns:
-            return Scene(facts, choose(rng, tuple(columns)))
+        if _is_possible(facts):
+            return _place(rng, facts)
+
+
+def _values(facts: Facts, kinds: tuple[str, ...]) -> dict[str, tuple[Any, ...]]:
+    """Values that each fact of a scene may have."""
+    values: dict[str, tuple[Any, ...]] = {
+        "kind": kinds,
+        "count": COUNTS,
+        "size": SIZES,
+        "orientation": ORIENTATIONS,
+        "position": POSITIONS,
+        "background": BACKGROUNDS,
+        "colour": COLOURS,
+        "pattern": PATTERNS,
+        "weather": WEATHERS,
+        "time": TIMES,
+    }
+    if facts.second:
+        values |= {"second": kinds, "relation": RELATIONS, "second_colour": COLOURS}
+    return values
 
 
 def vary_scene(rng: np.random.Generator, scene: Scene, kinds: tuple[str, ...] = EMOJI_KINDS) -> Scene:
-    """A near-duplicate: one fact is drawn anew (a second object comes or goes with its relation).
+    """A near-duplicate: another picture in which one fact is different.
 
     Args:
         rng (`numpy.random.Generator`): Source of randomness.
@@ -232,32 +317,68 @@ def vary_scene(rng: np.random.Generator, scene: Scene, kinds: tuple[str, ...] = 
         kinds (`tuple[str, ...]`): Kinds to choose from.
 
     Returns:
-        [`Scene`]: A possible scene whose facts differ from those of `scene`.
+        [`Scene`]: A possible scene whose facts differ from those of `scene` in one.
     """
-    facts = scene.facts
-    values: dict[str, tuple[Any, ...]] = {
-        "kind": tuple(k for k in kinds if k != facts.second),
-        "count": COUNTS,
-        "size": SIZES,
-        "orientation": ORIENTATIONS,
-        "position": POSITIONS,
-        "background": BACKGROUNDS,
-        "second": ("", *(k for k in kinds if k != facts.kind)),
-        "relation": RELATIONS,
-    }
+    values = _values(scene.facts, kinds)
     while True:
         name = choose(rng, tuple(values))
-        if name == "relation" and not facts.second:
-            continue
-        value = choose(rng, values[name])
-        if value == getattr(facts, name):
-            continue
-        changed = replace(facts, **{name: value})
-        if name == "second":
-            relation = "" if not value else facts.relation or choose(rng, RELATIONS)
-            changed = replace(changed, relation=relation)
-        columns = _columns(changed)
-        if columns:
-            # The column stays if it can: a nuisance must not give the duplicate away.
-            column = scene.column if scene.column in columns else choose(rng, tuple(columns))
-            return Scene(changed, column)
+        changed = replace(scene.facts, **{name: choose(rng, values[name])})
+        if changed != scene.facts and _is_possible(changed):
+            return _place(rng, changed)
+
+
+# How often two images of a clique differ in a fact: most often in what people seldom mention.
+_CLIQUE_WEIGHTS = {
+    "orientation": 3,
+    "position": 3,
+    "size": 3,
+    "pattern": 3,
+    "weather": 3,
+    "colour": 3,
+    "second_colour": 3,
+    "time": 2,
+    "relation": 2,
+    "background": 1,
+    "count": 1,
+}
+
+
+def sample_clique(
+    rng: np.random.Generator,
+    size: int,
+    kinds: tuple[str, ...] = EMOJI_KINDS,
+    *,
+    against: bool = False,
+) -> list[Scene]:
+    """Scenes each of which differs from each other in one or two facts.
+
+    Args:
+        rng (`numpy.random.Generator`): Source of randomness.
+        size (`int`): Number of scenes.
+        kinds (`tuple[str, ...]`): Kinds to choose from, the most frequent first.
+        against (`bool`): Whether the first scene goes against what its kind prefers.
+
+    Returns:
+        `list` of [`Scene`]: In random order; two facts vary, all others are equal.
+    """
+    while True:
+        base = sample_scene(rng, kinds, against=against).facts
+        values = _values(base, kinds)
+        names = [name for name in _CLIQUE_WEIGHTS if name in values]
+        weights = np.array([_CLIQUE_WEIGHTS[name] for name in names], dtype=float)
+        first, second = (names[i] for i in rng.choice(len(names), 2, replace=False, p=weights / weights.sum()))
+        others = [
+            facts
+            for a, b in itertools.product(values[first], values[second])
+            if (facts := replace(base, **{first: a, second: b})) != base and _is_possible(facts)
+        ]
+        if against:
+            others = [facts for facts in others if goes_against_preferences(facts, kinds)]
+        if len(others) >= size - 1:
+            chosen = [base, *(others[i] for i in rng.choice(len(others), size - 1, replace=False))]
+            return [_place(rng, chosen[i]) for i in rng.permutation(size)]
+
+
+def differing_facts(first: Facts, second: Facts) -> list[str]:
+    """Names of the facts in which two scenes differ."""
+    return [f.name for f in fields(first) if getattr(first, f.name) != getattr(second, f.name)]
