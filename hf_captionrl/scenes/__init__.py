@@ -3,10 +3,10 @@
 from hf_captionrl.scenes.dataset import BAG_SIZES, bags, load_scenes, scene_stream
 from hf_captionrl.scenes.grammar import full_caption
 from hf_captionrl.scenes.moving_dataset import load_moving_scenes
-from hf_captionrl.scenes.moving_world import Clip, MovingFacts, sample_clip, vary_clip
+from hf_captionrl.scenes.moving_world import Clip, MovingFacts, sample_clip
 from hf_captionrl.scenes.render import render_clip, render_scene
 from hf_captionrl.scenes.truth_checker import CheckResult, Claim, check
-from hf_captionrl.scenes.world import Facts, Scene, sample_scene, vary_scene
+from hf_captionrl.scenes.world import Facts, Scene, sample_clique, sample_scene, vary_scene
 
 __all__ = [
     "BAG_SIZES",
@@ -24,8 +24,8 @@ __all__ = [
     "render_clip",
     "render_scene",
     "sample_clip",
+    "sample_clique",
     "sample_scene",
     "scene_stream",
-    "vary_clip",
     "vary_scene",
 ]

@@ -20,7 +20,17 @@ from hf_captionrl.scenes.kinds import EMOJI_KINDS, SHAPE_KINDS
 from hf_captionrl.scenes.render import render_scene
 from hf_captionrl.scenes.world import Facts, Scene, goes_against_preferences, sample_clique, sample_scene
 
-__all__ = ["BAG_SIZES", "DOMAINS", "FEATURES", "KINDS", "bags", "compose_splits", "facts_features", "load_scenes", "scene_stream"]
+__all__ = [
+    "BAG_SIZES",
+    "DOMAINS",
+    "FEATURES",
+    "KINDS",
+    "bags",
+    "compose_splits",
+    "facts_features",
+    "load_scenes",
+    "scene_stream",
+]
 
 BAG_SIZES: tuple[int, ...] = (3, 5, 7)
 """Sizes of the bags of similar images of the test split, as in TrueMatch."""
@@ -233,7 +243,9 @@ def _kept(kind: str, domain: str, *numbers: int) -> datasets.DatasetDict:
     return made
 
 
-def _composed(kind: str, domain: str, seed: int, num_train: int, num_validation: int, num_test: int) -> datasets.DatasetDict:
+def _composed(
+    kind: str, domain: str, seed: int, num_train: int, num_validation: int, num_test: int
+) -> datasets.DatasetDict:
     rng = np.random.default_rng(seed)
     kinds = KINDS[kind]
     return compose_splits(

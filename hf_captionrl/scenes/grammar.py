@@ -123,7 +123,8 @@ ANNOTATORS: tuple[Annotator, ...] = (
 """From terse to verbose."""
 
 ALT_TEXT_ANNOTATORS: tuple[Annotator, ...] = tuple(
-    replace(annotator, setting_first=False, alt_text=True, verbosity=annotator.verbosity * 0.9) for annotator in ANNOTATORS
+    replace(annotator, setting_first=False, alt_text=True, verbosity=annotator.verbosity * 0.9)
+    for annotator in ANNOTATORS
 )
 """Another domain: people who write alternative texts."""
 
@@ -137,8 +138,12 @@ class _Words:
     def _one_of(self, words: tuple[str, ...]) -> str:
         if self.rng is None or len(words) == 1:
             return words[0]
-        weights = np.array(_P_WORDS[: len(words)])
-        return words[int(self.rng.choice(len(words), p=weights / weights.sum()))]
+        chosen = self.rng.random() * sum(_P_WORDS[: len(words)])
+        for word, probability in zip(words, _P_WORDS, strict=False):
+            if chosen < probability:
+                return word
+            chosen -= probability
+        return words[-1]
 
     def value(self, value: str) -> str:
         """A word for a value of a fact."""
@@ -161,7 +166,11 @@ def _noun_phrase(said: Mapping[str, Any], words: _Words, opinion: str = "") -> s
 
 
 def _second_phrase(said: Mapping[str, Any], words: _Words) -> str:
-    noun = [word for word in (words.value(said["second_colour"]) if said["second_colour"] else "", words.noun(said["second"])) if word]
+    noun = [
+        word
+        for word in (words.value(said["second_colour"]) if said["second_colour"] else "", words.noun(said["second"]))
+        if word
+    ]
     relation = words.value(said["relation"]) if said["relation"] else "with"
     return " ".join([relation, article(noun[0]), *noun])
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import functools
-
-import numpy as np
+import math
 
 __all__ = [
     "CATEGORIES",
@@ -12,7 +11,7 @@ __all__ = [
     "NATURAL_COLOURS",
     "SHAPE_KINDS",
     "category_of",
-    "kind_probabilities",
+    "cumulative_probabilities",
     "names_of",
     "plural",
 ]
@@ -137,7 +136,11 @@ def plural(name: str) -> str:
 
 
 @functools.cache
-def kind_probabilities(kinds: tuple[str, ...]) -> np.ndarray:
-    """Zipfian probabilities `(K,)` of kinds that are ordered from frequent to rare: 1 / (rank + 3), normalised."""
-    weights = 1.0 / (np.arange(len(kinds)) + 3.0)
-    return weights / weights.sum()
+def cumulative_probabilities(kinds: tuple[str, ...]) -> tuple[float, ...]:
+    """Cumulative Zipfian probabilities of kinds that are ordered from frequent to rare: proportional to 1 / (rank + 3).
+
+    The last one, 1, is left out.
+    """
+    weights = [1.0 / (rank + 3.0) for rank in range(len(kinds))]
+    total = math.fsum(weights)
+    return tuple(math.fsum(weights[: at + 1]) / total for at in range(len(kinds) - 1))

@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image
 
 from hf_captionrl.scenes.dataset import KINDS, compose_splits, facts_features
-from hf_captionrl.scenes.moving_world import Clip, MovingFacts, sample_clip, vary_clip
+from hf_captionrl.scenes.moving_world import Clip, MovingFacts, sample_clip, sample_clips_alike
 from hf_captionrl.scenes.render import render_clip
 
 __all__ = ["CLIP_FRAMES", "FRAME_MS", "MOVING_FEATURES", "load_moving_scenes"]
@@ -54,7 +54,7 @@ def load_moving_scenes(
         seed (`int`): The same seed gives the same bytes.
         num_train (`int`): Clips in `train`.
         num_validation (`int`): Clips in `validation`.
-        num_test (`int`): Clips in `test`: near-duplicate bags of 3, 5 and 7 in equal numbers, a few single clips.
+        num_test (`int`): Clips in `test`: bags of 7 similar clips, and what is left over as single clips.
 
     Returns:
         `datasets.DatasetDict`: `train`, `validation` and `test` with the columns of `MOVING_FEATURES`.
@@ -68,11 +68,12 @@ def load_moving_scenes(
     kinds = KINDS[kind]
     return compose_splits(
         lambda: sample_clip(rng, kinds),
-        lambda clip: vary_clip(rng, clip, kinds),
+        lambda size, against: sample_clips_alike(rng, size, kinds, against=against),
         _gif,
         MOVING_FEATURES,
         seed=seed,
         num_train=num_train,
         num_validation=num_validation,
         num_test=num_test,
+        kinds=kinds,
     )

@@ -12,8 +12,22 @@ from typing import Any
 
 import numpy as np
 
-from hf_captionrl.scenes.kinds import EMOJI_KINDS
-from hf_captionrl.scenes.world import BACKGROUNDS, ORIENTATIONS, POSITIONS, SIZES, Facts, choose
+from hf_captionrl.scenes.kinds import EMOJI_KINDS, NATURAL_COLOURS
+from hf_captionrl.scenes.world import (
+    BACKGROUNDS,
+    COLOURS,
+    ORIENTATIONS,
+    PATTERNS,
+    POSITIONS,
+    SIZES,
+    Facts,
+    choose,
+    draw_kind,
+    marked,
+    preferences,
+    sample_clique_of,
+    usual,
+)
 
 __all__ = [
     "DIRECTIONS",
@@ -25,7 +39,7 @@ __all__ = [
     "MovingFacts",
     "motion_words",
     "sample_clip",
-    "vary_clip",
+    "sample_clips_alike",
 ]
 
 DIRECTIONS: tuple[str, ...] = ("left", "right", "up", "down")
@@ -76,11 +90,13 @@ class Clip:
         facts ([`MovingFacts`]): What captions may say.
         row (`int`): First row of the thing, 0 to 2.
         column (`int`): Its first column, 0 to 2.
+        nuisance (`int`): Seed of places, light, blur, noise and clutter.
     """
 
     facts: MovingFacts
     row: int
     column: int
+    nuisance: int = 0
 
     def cell(self, moment: float) -> tuple[float, float]:
         """Where the thing is; it moves evenly.
@@ -110,59 +126,79 @@ def _consistent(rng: np.random.Generator, facts: MovingFacts) -> MovingFacts:
     return replace(facts, speed=speed, position=position)
 
 
-def sample_clip(rng: np.random.Generator, kinds: tuple[str, ...] = EMOJI_KINDS) -> Clip:
+def _is_possible(facts: MovingFacts) -> bool:
+    natural = facts.colour and NATURAL_COLOURS.get(facts.kind) == facts.colour
+    return not natural and facts.colour != facts.background and bool(_starts(facts))
+
+
+def _place(rng: np.random.Generator, facts: MovingFacts) -> Clip:
+    return Clip(facts, *choose(rng, tuple(_starts(facts))), int(rng.integers(2**31)))
+
+
+def sample_clip(rng: np.random.Generator, kinds: tuple[str, ...] = EMOJI_KINDS, *, against: bool = False) -> Clip:
     """Draw one clip.
 
     Args:
         rng (`numpy.random.Generator`): Source of randomness; the same state gives the same clip.
-        kinds (`tuple[str, ...]`): Kinds to choose from.
+        kinds (`tuple[str, ...]`): Kinds to choose from, the most frequent first.
+        against (`bool`): Whether background and position are never those that the kind prefers.
 
     Returns:
         [`Clip`]: A possible clip.
     """
-    facts = MovingFacts(
-        kind=choose(rng, kinds),
-        count=1,
-        size=choose(rng, SIZES),
-        orientation=choose(rng, ORIENTATIONS),
-        position="",
-        background=choose(rng, BACKGROUNDS),
-        motion=STILL if rng.random() < _P_STILL else choose(rng, DIRECTIONS),
-    )
-    facts = _consistent(rng, facts)
-    return Clip(facts, *choose(rng, tuple(_starts(facts))))
-
-
-def vary_clip(rng: np.random.Generator, clip: Clip, kinds: tuple[str, ...] = EMOJI_KINDS) -> Clip:
-    """A near-duplicate: one fact is drawn anew (speed and position come and go with the motion).
-
-    Args:
-        rng (`numpy.random.Generator`): Source of randomness.
-        clip ([`Clip`]): The clip to vary.
-        kinds (`tuple[str, ...]`): Kinds to choose from.
-
-    Returns:
-        [`Clip`]: A possible clip whose facts differ from those of `clip`.
-    """
-    facts = clip.facts
-    values: dict[str, tuple[Any, ...]] = {
-        "kind": kinds,
-        "size": SIZES,
-        "orientation": ORIENTATIONS,
-        "background": BACKGROUNDS,
-        "motion": (*DIRECTIONS, STILL),
-    }
-    values |= {"position": POSITIONS} if facts.position else {}
-    values |= {"speed": SPEEDS} if facts.speed else {}
     while True:
-        name = choose(rng, tuple(values))
-        value = choose(rng, values[name])
-        if value != getattr(facts, name):
-            changed = _consistent(rng, replace(facts, **{name: value}))
-            starts = _starts(changed)
-            # The cell stays if it can: a nuisance must not give the duplicate away.
-            start = (clip.row, clip.column)
-            return Clip(changed, *(start if start in starts else choose(rng, tuple(starts))))
+        kind = draw_kind(rng, kinds)
+        preferred = preferences(kind, kinds)
+        motion = STILL if rng.random() < _P_STILL else choose(rng, DIRECTIONS)
+        facts = MovingFacts(
+            kind=kind,
+            count=1,
+            size=choose(rng, SIZES),
+            orientation=marked(rng, "orientation", ORIENTATIONS),
+            position="" if motion in ("up", "down") else usual(rng, preferred.position, POSITIONS, against),
+            background=usual(rng, preferred.background, BACKGROUNDS, against),
+            colour=marked(rng, "colour", COLOURS),
+            pattern=marked(rng, "pattern", PATTERNS),
+            motion=motion,
+        )
+        facts = _consistent(rng, facts)
+        if _is_possible(facts):
+            return _place(rng, facts)
+
+
+_CLIQUE_WEIGHTS = {"motion": 4, "orientation": 2, "size": 2, "pattern": 2, "colour": 2, "position": 2, "background": 1}
+
+
+def sample_clips_alike(
+    rng: np.random.Generator, size: int, kinds: tuple[str, ...] = EMOJI_KINDS, *, against: bool = False
+) -> list[Clip]:
+    """Clips each of which differs from each other in one or two facts, apart from speed and position, which follow motion."""
+
+    def draw() -> tuple[MovingFacts, dict[str, tuple[Any, ...]]]:
+        facts = sample_clip(rng, kinds, against=against).facts
+        values: dict[str, tuple[Any, ...]] = {
+            "size": SIZES,
+            "orientation": ORIENTATIONS,
+            "background": BACKGROUNDS,
+            "colour": COLOURS,
+            "pattern": PATTERNS,
+            "motion": (*DIRECTIONS, STILL),
+        }
+        return facts, values | ({"position": POSITIONS} if facts.position else {})
+
+    def change(facts: MovingFacts, changes: dict[str, Any]) -> MovingFacts | None:
+        changed = replace(facts, **changes)
+        if "motion" in changes:
+            # Speed and position stay where they can, so that motion alone differs.
+            still, vertical = changed.motion == STILL, changed.motion in ("up", "down")
+            changed = replace(
+                changed,
+                speed="" if still else facts.speed or SPEEDS[0],
+                position="" if vertical else facts.position or POSITIONS[1],
+            )
+        return changed if _is_possible(changed) else None
+
+    return [_place(rng, facts) for facts in sample_clique_of(rng, size, draw, change, _CLIQUE_WEIGHTS)]
 
 
 def motion_words(facts: MovingFacts, *, motion: bool = True, speed: bool = True) -> str:

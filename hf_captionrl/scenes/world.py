@@ -11,14 +11,16 @@ preferences.
 
 from __future__ import annotations
 
+import bisect
 import functools
 import itertools
-from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from hf_captionrl.scenes.kinds import EMOJI_KINDS, NATURAL_COLOURS, kind_probabilities
+from hf_captionrl.scenes.kinds import EMOJI_KINDS, NATURAL_COLOURS, cumulative_probabilities
 
 __all__ = [
     "BACKGROUNDS",
@@ -38,10 +40,14 @@ __all__ = [
     "Preferences",
     "Scene",
     "choose",
+    "draw_kind",
     "goes_against_preferences",
+    "marked",
     "preferences",
     "sample_clique",
+    "sample_clique_of",
     "sample_scene",
+    "usual",
     "vary_scene",
 ]
 
@@ -72,11 +78,20 @@ UNMARKED: dict[str, str] = {
 }
 """Values that have no word, because no one mentions them. A captioner that always mentions such a fact is wrong there."""
 
+F = TypeVar("F", bound="Facts")
+
 _P_SECOND = 0.65
 """Probability of a second object."""
 _P_PREFERRED = 0.65
 """Probability that background, position and partner are those that the kind prefers."""
-_P_UNMARKED = {"orientation": 0.5, "colour": 0.45, "second_colour": 0.45, "pattern": 0.55, "weather": 0.55, "time": 0.7}
+_P_UNMARKED = {
+    "orientation": 0.5,
+    "colour": 0.45,
+    "second_colour": 0.45,
+    "pattern": 0.55,
+    "weather": 0.55,
+    "time": 0.7,
+}
 _GRID = 3
 
 
@@ -201,14 +216,14 @@ def choose(rng: np.random.Generator, values: tuple[Any, ...]) -> Any:
     return values[int(rng.integers(len(values)))]
 
 
-def _usual(rng: np.random.Generator, preferred: Any, values: tuple[Any, ...], against: bool) -> Any:
+def usual(rng: np.random.Generator, preferred: Any, values: tuple[Any, ...], against: bool) -> Any:
     """The preferred value, or another one."""
     if not against and rng.random() < _P_PREFERRED:
         return preferred
     return choose(rng, tuple(value for value in values if value != preferred))
 
 
-def _marked(rng: np.random.Generator, fact: str, values: tuple[str, ...]) -> str:
+def marked(rng: np.random.Generator, fact: str, values: tuple[str, ...]) -> str:
     """The value without a word, or one of those that have one."""
     unmarked = UNMARKED[fact]
     if rng.random() < _P_UNMARKED[fact]:
@@ -216,9 +231,10 @@ def _marked(rng: np.random.Generator, fact: str, values: tuple[str, ...]) -> str
     return str(choose(rng, tuple(value for value in values if value != unmarked)))
 
 
-def _draw_kind(rng: np.random.Generator, kinds: tuple[str, ...], other_than: tuple[str, ...] = ()) -> str:
+def draw_kind(rng: np.random.Generator, kinds: tuple[str, ...], other_than: tuple[str, ...] = ()) -> str:
+    """Draw a kind by its frequency."""
     while True:
-        kind = kinds[int(rng.choice(len(kinds), p=kind_probabilities(kinds)))]
+        kind = kinds[bisect.bisect(cumulative_probabilities(kinds), rng.random())]
         if kind not in other_than:
             return kind
 
@@ -246,9 +262,7 @@ def _place(rng: np.random.Generator, facts: Facts) -> Scene:
     return Scene(facts, choose(rng, tuple(_columns(facts))), int(rng.integers(2**31)))
 
 
-def sample_scene(
-    rng: np.random.Generator, kinds: tuple[str, ...] = EMOJI_KINDS, *, against: bool = False
-) -> Scene:
+def sample_scene(rng: np.random.Generator, kinds: tuple[str, ...] = EMOJI_KINDS, *, against: bool = False) -> Scene:
     """Draw one scene.
 
     Args:
@@ -260,30 +274,30 @@ def sample_scene(
         [`Scene`]: A possible scene.
     """
     while True:
-        kind = _draw_kind(rng, kinds)
+        kind = draw_kind(rng, kinds)
         preferred = preferences(kind, kinds)
         second = relation = second_colour = ""
         if rng.random() < _P_SECOND:
             if not against and rng.random() < _P_PREFERRED:
                 second = preferred.partner
             else:
-                second = _draw_kind(rng, kinds, (kind, preferred.partner))
+                second = draw_kind(rng, kinds, (kind, preferred.partner))
             relation = choose(rng, RELATIONS)
-            second_colour = _marked(rng, "second_colour", COLOURS)
+            second_colour = marked(rng, "second_colour", COLOURS)
         facts = Facts(
             kind=kind,
             count=choose(rng, COUNTS),
             size=choose(rng, SIZES),
-            orientation=_marked(rng, "orientation", ORIENTATIONS),
-            position=_usual(rng, preferred.position, POSITIONS, against),
-            background=_usual(rng, preferred.background, BACKGROUNDS, against),
+            orientation=marked(rng, "orientation", ORIENTATIONS),
+            position=usual(rng, preferred.position, POSITIONS, against),
+            background=usual(rng, preferred.background, BACKGROUNDS, against),
             second=second,
             relation=relation,
-            colour=_marked(rng, "colour", COLOURS),
+            colour=marked(rng, "colour", COLOURS),
             second_colour=second_colour,
-            pattern=_marked(rng, "pattern", PATTERNS),
-            weather=_marked(rng, "weather", WEATHERS),
-            time=_marked(rng, "time", TIMES),
+            pattern=marked(rng, "pattern", PATTERNS),
+            weather=marked(rng, "weather", WEATHERS),
+            time=marked(rng, "time", TIMES),
         )
         if _is_possible(facts):
             return _place(rng, facts)
@@ -361,24 +375,41 @@ def sample_clique(
     Returns:
         `list` of [`Scene`]: In random order; two facts vary, all others are equal.
     """
+
+    def draw() -> tuple[Facts, dict[str, tuple[Any, ...]]]:
+        facts = sample_scene(rng, kinds, against=against).facts
+        return facts, _values(facts, kinds)
+
+    def change(facts: Facts, changes: dict[str, Any]) -> Facts | None:
+        changed = replace(facts, **changes)
+        usual_again = against and not goes_against_preferences(changed, kinds)
+        return changed if _is_possible(changed) and not usual_again else None
+
+    return [_place(rng, facts) for facts in sample_clique_of(rng, size, draw, change, _CLIQUE_WEIGHTS)]
+
+
+def sample_clique_of(
+    rng: np.random.Generator,
+    size: int,
+    draw: Callable[[], tuple[F, dict[str, tuple[Any, ...]]]],
+    change: Callable[[F, dict[str, Any]], F | None],
+    weights: Mapping[str, float],
+) -> list[F]:
+    """Facts that differ from each other in one or two: all combinations of the values of two facts are equally likely.
+
+    Args:
+        draw (`Callable`): Draws facts, and the values that each of them may have.
+        change (`Callable`): Other facts with some values changed, or None if they are impossible.
+        weights (`Mapping[str, float]`): How often each fact varies.
+    """
     while True:
-        base = sample_scene(rng, kinds, against=against).facts
-        values = _values(base, kinds)
-        names = [name for name in _CLIQUE_WEIGHTS if name in values]
-        weights = np.array([_CLIQUE_WEIGHTS[name] for name in names], dtype=float)
-        first, second = (names[i] for i in rng.choice(len(names), 2, replace=False, p=weights / weights.sum()))
-        others = [
-            facts
-            for a, b in itertools.product(values[first], values[second])
-            if (facts := replace(base, **{first: a, second: b})) != base and _is_possible(facts)
-        ]
-        if against:
-            others = [facts for facts in others if goes_against_preferences(facts, kinds)]
+        base, values = draw()
+        names = [name for name in weights if name in values]
+        p = np.array([weights[name] for name in names], dtype=float)
+        first, second = (names[i] for i in rng.choice(len(names), 2, replace=False, p=p / p.sum()))
+        pairs = itertools.product(values[first], values[second])
+        changed = [change(base, {first: a, second: b}) for a, b in pairs]
+        others = [facts for facts in dict.fromkeys(changed) if facts is not None and facts != base]
         if len(others) >= size - 1:
             chosen = [base, *(others[i] for i in rng.choice(len(others), size - 1, replace=False))]
-            return [_place(rng, chosen[i]) for i in rng.permutation(size)]
-
-
-def differing_facts(first: Facts, second: Facts) -> list[str]:
-    """Names of the facts in which two scenes differ."""
-    return [f.name for f in fields(first) if getattr(first, f.name) != getattr(second, f.name)]
+            return [chosen[i] for i in rng.permutation(size)]
