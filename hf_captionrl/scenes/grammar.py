@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from hf_captionrl.scenes.kinds import CATEGORIES, category_of, names_of, plural
-from hf_captionrl.scenes.moving_world import MovingFacts, motion_words
+from hf_captionrl.scenes.moving_world import ADVERBS, STILL
 from hf_captionrl.scenes.world import (
     BACKGROUNDS,
     COLOURS,
@@ -32,10 +32,12 @@ __all__ = [
     "SALIENCE",
     "WORDS",
     "Annotator",
+    "Words",
     "annotate",
     "article",
     "full_caption",
     "plural",
+    "write_sentence",
 ]
 
 _NUMBER = {1: "a", 2: "two", 3: "three"}
@@ -129,7 +131,7 @@ ALT_TEXT_ANNOTATORS: tuple[Annotator, ...] = tuple(
 """Another domain: people who write alternative texts."""
 
 
-class _Words:
+class Words:
     """Chooses words for values: always the first one, or, with a generator, sometimes a synonym."""
 
     def __init__(self, rng: np.random.Generator | None = None) -> None:
@@ -154,18 +156,19 @@ class _Words:
         return kind if kind in CATEGORIES else self._one_of(names_of(kind))
 
 
-def _noun_phrase(said: Mapping[str, Any], words: _Words, opinion: str = "") -> str:
+def _noun_phrase(said: Mapping[str, Any], words: Words, opinion: str = "") -> str:
     noun = words.noun(said["kind"])
     count = said["count"]
-    noun = noun if said["is_single"] else plural(noun)
+    is_single = count == 1 or not (count or said.get("several"))
+    noun = noun if is_single else plural(noun)
     adjectives = [words.value(said[name]) for name in ("size", "orientation", "colour") if said[name]]
     parts = [word for word in (opinion, *adjectives, noun) if word]
-    if said["is_single"]:
+    if is_single:
         return " ".join([article(parts[0]), *parts])
     return " ".join([_NUMBER[count] if count else "some", *parts])
 
 
-def _second_phrase(said: Mapping[str, Any], words: _Words) -> str:
+def _second_phrase(said: Mapping[str, Any], words: Words) -> str:
     noun = [
         word
         for word in (words.value(said["second_colour"]) if said["second_colour"] else "", words.noun(said["second"]))
@@ -175,7 +178,7 @@ def _second_phrase(said: Mapping[str, Any], words: _Words) -> str:
     return " ".join([relation, article(noun[0]), *noun])
 
 
-def _setting(said: Mapping[str, Any], words: _Words) -> list[str]:
+def _setting(said: Mapping[str, Any], words: Words) -> list[str]:
     parts = []
     if said["background"] or said["pattern"]:
         colours = [words.value(said[name]) for name in ("pattern", "background") if said[name]]
@@ -183,20 +186,39 @@ def _setting(said: Mapping[str, Any], words: _Words) -> list[str]:
     return parts + [words.value(said[name]) for name in ("weather", "time") if said[name]]
 
 
-def _sentence(facts: Facts, said: Mapping[str, Any], words: _Words, annotator: Annotator, opinion: str = "") -> str:
-    """The words for the facts that are said; `said` holds for each fact its value, or `""`."""
-    parts = [_noun_phrase(said, words, opinion)]
-    if isinstance(facts, MovingFacts):
-        parts.append(motion_words(facts, motion=bool(said["motion"]), speed=bool(said["speed"])))
-    elif said["second"]:
+def _motion(said: Mapping[str, Any]) -> str:
+    if said.get("motion") == STILL:
+        return "at rest"
+    motion, speed = said.get("motion"), said.get("speed")
+    words = [word for word in (motion, ADVERBS[speed] if speed else "") if word]
+    return " ".join(["moving", *words]) if words else ""
+
+
+def write_sentence(
+    said: Mapping[str, Any],
+    words: Words | None = None,
+    annotator: Annotator | None = None,
+    opinion: str = "",
+) -> str:
+    """The words for what is said.
+
+    Args:
+        said (`Mapping`): For each fact its value, or `""`; `several`: more than one, the number unsaid.
+        words ([`Words`]): Chooses words; by default the first one of each value.
+        annotator ([`Annotator`]): Decides about order and style.
+        opinion (`str`): An adjective of `OPINIONS`.
+    """
+    words = words or Words()
+    parts = [_noun_phrase(said, words, opinion), _motion(said)]
+    if said["second"]:
         parts.append(_second_phrase(said, words))
     if said["position"]:
         parts.append(words.value(said["position"]))
     setting = _setting(said, words)
     parts = [part for part in parts if part]
-    if annotator.alt_text:
+    if annotator is not None and annotator.alt_text:
         return ", ".join([f"image of {parts[0]}", *parts[1:], *setting])
-    if annotator.setting_first and setting:
+    if annotator is not None and annotator.setting_first and setting:
         return f"{' '.join(setting)}, {' '.join(parts)}"
     return " ".join([*parts, *setting])
 
@@ -216,9 +238,9 @@ def full_caption(facts: Facts) -> str:
         >>> full_caption(MovingFacts("pig", 1, "small", "upright", "top", "blue", motion="left", speed="slow"))
         'a small pig moving left slowly at the top on a blue background'
     """
-    said = facts.to_dict() | {"is_single": facts.count == 1}
+    said = facts.to_dict()
     said["orientation"] = "" if facts.orientation == "upright" else facts.orientation
-    return _sentence(facts, said, _Words(), Annotator(1.0))
+    return write_sentence(said)
 
 
 _VALUES: dict[str, tuple[Any, ...]] = {
@@ -253,7 +275,7 @@ def annotate(rng: np.random.Generator, facts: Facts, annotator: Annotator) -> st
     said: dict[str, Any] = {}
     for name in facts.__dataclass_fields__:
         value = getattr(facts, name)
-        has_word = bool(value) and value not in ("upright", "still")
+        has_word = bool(value) and value != "upright"
         mentions = name == "kind" or rng.random() < min(SALIENCE.get(name, 1.0) * annotator.verbosity, 0.97)
         said[name] = value if has_word and mentions else ""
         if said[name] and name in (*_VALUES, "kind", "second") and rng.random() < _P_MISTAKE:
@@ -264,8 +286,6 @@ def annotate(rng: np.random.Generator, facts: Facts, annotator: Annotator) -> st
         said["second_colour"] = ""
     if rng.random() < annotator.generic and said["kind"] not in CATEGORIES:
         said["kind"] = category_of(said["kind"])
-    said["is_single"] = (said["count"] or facts.count) == 1
-    if isinstance(facts, MovingFacts):
-        said["motion"] = facts.motion if rng.random() < SALIENCE["motion"] * annotator.verbosity else ""
+    said["several"] = not said["count"] and facts.count > 1
     opinion = str(choose(rng, OPINIONS)) if rng.random() < _P_OPINION else ""
-    return _sentence(facts, said, _Words(rng), annotator, opinion)
+    return write_sentence(said, Words(rng), annotator, opinion)

@@ -30,6 +30,7 @@ from hf_captionrl.scenes.world import (
 )
 
 __all__ = [
+    "ADVERBS",
     "DIRECTIONS",
     "MOTION_PHRASES",
     "SPEEDS",
@@ -37,7 +38,6 @@ __all__ = [
     "Clip",
     "MotionReader",
     "MovingFacts",
-    "motion_words",
     "sample_clip",
     "sample_clips_alike",
 ]
@@ -52,7 +52,8 @@ _P_STILL = 0.2
 """Probability that nothing moves."""
 _STEP = {"left": (0, -1), "right": (0, 1), "up": (-1, 0), "down": (1, 0), STILL: (0, 0)}
 _CELLS = {"slow": 1, "fast": 2, "": 0}
-_ADVERB = {"slow": "slowly", "fast": "fast"}
+ADVERBS = {"slow": "slowly", "fast": "fast"}
+"""What people say of a speed."""
 
 MOTION_PHRASES: dict[tuple[str, str], tuple[str, ...]] = {
     ("verb", ""): ("moving", "going", "sliding", "heading", "running", "moves", "goes", "runs", "in motion"),
@@ -199,14 +200,6 @@ def sample_clips_alike(
         return changed if _is_possible(changed) else None
 
     return [_place(rng, facts) for facts in sample_clique_of(rng, size, draw, change, _CLIQUE_WEIGHTS)]
-
-
-def motion_words(facts: MovingFacts, *, motion: bool = True, speed: bool = True) -> str:
-    """What is said of the motion."""
-    if facts.motion == STILL:
-        return "at rest" if motion else ""
-    words = [facts.motion] * motion + [_ADVERB[facts.speed]] * speed
-    return " ".join(["moving", *words]) if words else ""
 
 
 class MotionReader:

@@ -8,16 +8,24 @@ from __future__ import annotations
 import functools
 import re
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 
-from hf_captionrl.scenes.grammar import ANNOTATORS, POSITION_PHRASES, article, plural
-from hf_captionrl.scenes.world import BACKGROUNDS, CATEGORIES, EMOJI_KINDS, RELATIONS, SHAPE_KINDS, category_of
+from hf_captionrl.scenes.grammar import OPINIONS, WORDS, write_sentence
+from hf_captionrl.scenes.kinds import CATEGORIES, EMOJI_KINDS, SHAPE_KINDS, category_of, names_of, plural
+from hf_captionrl.scenes.world import (
+    BACKGROUNDS,
+    COLOURS,
+    ORIENTATIONS,
+    PATTERNS,
+    POSITIONS,
+    RELATIONS,
+    SIZES,
+    TIMES,
+    WEATHERS,
+)
 
-__all__ = ["ALONE", "SceneClaims", "blend_claims", "combine_claims", "read_claims", "write_claims"]
-
-ALONE = "alone"
-"""Value of `second` where a caption says that there is no second object."""
+__all__ = ["SceneClaims", "blend_claims", "combine_claims", "read_claims", "write_claims"]
 
 _NUMBERS = {"a": 1, "an": 1, "two": 2, "three": 3, "some": 0}
 
@@ -30,12 +38,8 @@ class SceneClaims:
         kind (`str`): Kind of the main group, or only its category.
         count (`int`): Copies, 1 to 3.
         several (`bool`): More than one, the number unsaid.
-        size (`str`): `small` or `large`, whatever word was used.
-        orientation (`str`): `sideways` or `upside down`.
-        position (`str`): `top`, `middle` or `bottom`.
-        background (`str`): Its colour.
-        second (`str`): Kind of the second object, or `ALONE`.
-        relation (`str`): Where the main group stands seen from the second object.
+
+    The other fields are those of [`Facts`].
     """
 
     kind: str
@@ -47,75 +51,79 @@ class SceneClaims:
     background: str = ""
     second: str = ""
     relation: str = ""
+    colour: str = ""
+    second_colour: str = ""
+    pattern: str = ""
+    weather: str = ""
+    time: str = ""
+
+
+_ADJECTIVES = {"size": SIZES, "orientation": ORIENTATIONS[1:], "colour": COLOURS[1:]}
+_SETTING = {"pattern": PATTERNS[1:], "background": BACKGROUNDS, "weather": WEATHERS[1:], "time": TIMES[1:]}
 
 
 @functools.cache
 def _nouns() -> dict[str, str]:
     """Singulars and plurals to the world's own name."""
-    names = (*EMOJI_KINDS, *SHAPE_KINDS, *CATEGORIES)
-    return {form: name for name in names for form in (name, plural(name))}
+    names = {name: kind for kind in (*EMOJI_KINDS, *SHAPE_KINDS) for name in names_of(kind)}
+    names |= {category: category for category in CATEGORIES}
+    return {form: kind for name, kind in names.items() for form in (name, plural(name))}
 
 
 @functools.cache
-def _sizes() -> dict[str, str]:
-    small = {annotator.small: "small" for annotator in ANNOTATORS}
-    return small | {annotator.large: "large" for annotator in ANNOTATORS}
+def _values(values: tuple[str, ...]) -> dict[str, str]:
+    """What people say to the value that it stands for."""
+    return {phrase: value for value in values for phrase in WORDS.get(value, (value,))}
 
 
 @functools.cache
 def _grammar() -> re.Pattern[str]:
-    def one_of(words: object) -> str:
-        return "|".join(sorted(map(re.escape, words), key=len, reverse=True))  # type: ignore[call-overload]
+    def group(name: str, words: Iterable[str]) -> str:
+        return f"(?P<{name}>{'|'.join(sorted(map(re.escape, words), key=len, reverse=True))})"
 
+    adjectives = "".join(f"(?:{group(name, _values(values))} )?" for name, values in _ADJECTIVES.items())
     return re.compile(
-        rf"(?P<number>{one_of(_NUMBERS)}) (?:(?P<size>{one_of(_sizes())}) )?(?:(?P<orientation>sideways|upside down) )?"
-        rf"(?P<noun>{one_of(_nouns())})"
-        rf"(?: (?:with|(?P<relation>{one_of(RELATIONS)})) an? (?P<second>{one_of(_nouns())})| (?P<alone>alone))?"
-        rf"(?: (?P<position>{one_of(POSITION_PHRASES.values())}))?"
-        rf"(?: on (?:an? )?(?P<background>{one_of(BACKGROUNDS)})(?: background)?)?"
+        f"{group('number', _NUMBERS)} (?:(?:{'|'.join(OPINIONS)}) )?{adjectives}{group('noun', _nouns())}"
+        f"(?: (?:with|{group('relation', _values(RELATIONS))}) an? "
+        f"(?:{group('second_colour', _values(COLOURS[1:]))} )?{group('second', _nouns())})?"
+        f"(?: {group('position', _values(POSITIONS))})?"
+        f"(?: on an?(?: {group('pattern', _values(PATTERNS[1:]))})?"
+        f"(?: {group('background', _values(BACKGROUNDS))})? background)?"
+        f"(?: {group('weather', _values(WEATHERS[1:]))})?(?: {group('time', _values(TIMES[1:]))})?"
     )
 
 
 def read_claims(caption: str) -> SceneClaims | None:
-    """Read a caption of the world's grammar.
+    """Read a caption of the world's grammar, in any of its styles.
 
     Example:
-        >>> read_claims("Two tiny pigs left of a mushroom on blue.")
-        SceneClaims(kind='pig', count=2, several=False, size='small', orientation='', position='', background='blue', \
-second='mushroom', relation='left of')
+        >>> claims = read_claims("On a gray background, two tiny pigs left of a mug.")
+        >>> claims.kind, claims.count, claims.size, claims.second, claims.background
+        ('pig', 2, 'small', 'cup', 'gray')
     """
-    found = _grammar().fullmatch(" ".join(caption.lower().rstrip(" .").split()))
+    text = " ".join(caption.lower().rstrip(" .").split())
+    if text.startswith("image of "):
+        text = text.removeprefix("image of ").replace(",", "")
+    elif ", " in text:
+        setting, _, rest = text.partition(", ")
+        text = f"{rest} {setting}"
+    found = _grammar().fullmatch(text)
     if found is None:
         return None
     number, nouns = _NUMBERS[found["number"]], _nouns()
+    values = _ADJECTIVES | _SETTING | {"position": POSITIONS, "relation": RELATIONS, "second_colour": COLOURS[1:]}
     return SceneClaims(
         kind=nouns[found["noun"]],
         count=number,
         several=number == 0,
-        size=_sizes().get(found["size"] or "", ""),
-        orientation=found["orientation"] or "",
-        position=next((name for name, phrase in POSITION_PHRASES.items() if phrase == found["position"]), ""),
-        background=found["background"] or "",
-        second=ALONE if found["alone"] else nouns.get(found["second"] or "", ""),
-        relation=found["relation"] or "",
+        second=nouns.get(found["second"] or "", ""),
+        **{name: _values(known).get(found[name] or "", "") for name, known in values.items()},
     )
 
 
 def write_claims(claims: SceneClaims) -> str:
     """Write a caption that claims just this, in the wording of the world's full captions."""
-    one = claims.count == 1 or (claims.count == 0 and not claims.several)
-    words = [w for w in (claims.size, claims.orientation, claims.kind if one else plural(claims.kind)) if w]
-    number = article(words[0]) if one else {0: "some", 2: "two", 3: "three"}[claims.count]
-    parts = [number, *words]
-    if claims.second == ALONE:
-        parts.append(ALONE)
-    elif claims.second:
-        parts += [claims.relation or "with", article(claims.second), claims.second]
-    if claims.position:
-        parts.append(POSITION_PHRASES[claims.position])
-    if claims.background:
-        parts += ["on", article(claims.background), claims.background, "background"]
-    return " ".join(parts)
+    return write_sentence(asdict(claims))
 
 
 def _most(values: Sequence[str | int]) -> str | int:
@@ -133,8 +141,8 @@ def blend_claims(captions: Sequence[SceneClaims]) -> SceneClaims:
     }
     exact = [c.kind for c in captions if c.kind not in CATEGORIES]
     merged["kind"] = _most(exact) if exact else merged["kind"]
-    if merged["second"] in ("", ALONE):
-        merged["relation"] = ""  # a caption with a relation names the other object
+    if not merged["second"]:
+        merged["relation"] = merged["second_colour"] = ""  # a caption with either names the other object
     several = not merged["count"] and any(c.several for c in captions)
     return SceneClaims(**merged, several=several)  # type: ignore[arg-type]
 
@@ -152,14 +160,18 @@ def combine_claims(correct: SceneClaims, new: SceneClaims) -> SceneClaims:
         merged = replace(merged, kind=new.kind)
     if not correct.count and (new.count > 1 or not correct.several):
         merged = replace(merged, count=new.count, several=correct.several and not new.count)
-    for name in ("size", "orientation", "position", "background"):
+    for name in ("size", "orientation", "position", "background", "colour", "pattern", "weather", "time"):
         if not getattr(correct, name):
             merged = replace(merged, **{name: getattr(new, name)})
     if not correct.second:
-        merged = replace(merged, second=new.second, relation=new.relation)
-    elif correct.second == new.second and not correct.relation:
-        merged = replace(merged, relation=new.relation)
+        merged = replace(merged, second=new.second, relation=new.relation, second_colour=new.second_colour)
+    elif correct.second == new.second:
+        merged = replace(
+            merged,
+            relation=correct.relation or new.relation,
+            second_colour=correct.second_colour or new.second_colour,
+        )
     if merged.second == merged.kind:
         # The new caption gives its second object the name that people gave the main one: one thing, not two.
-        merged = replace(merged, second=correct.second, relation=correct.relation)
+        merged = replace(merged, second=correct.second, relation=correct.relation, second_colour=correct.second_colour)
     return merged

@@ -174,6 +174,7 @@ class _Reader:
         self.begins_with_second = begins_with_second
         self.right: dict[tuple[str, str], Claim] = {}
         self.wrong: dict[tuple[str, str], Claim] = {}
+        self.speaks_of_main = False  # some noun phrase, perhaps with a wrong noun
         self.subject: str | None = None  # "main", "second" or "nothing": what the latest noun phrase means
         self.relation: tuple[str, str] | None = None  # (value, text) waiting for its second noun phrase
 
@@ -198,6 +199,7 @@ class _Reader:
             self.claim(f"category of {fact}" if kind in CATEGORIES else fact, kind, text, True)
         # A wrong noun in first place still talks about the main group, so that its number and size can be judged.
         about = "main" if meant == "nothing" and first else meant
+        self.speaks_of_main |= about == "main"
         for attribute, value, words in modifiers:
             self.modifier(about, attribute, value, words, kind)
         counts = [value for attribute, value, _ in modifiers if attribute == "count"]
@@ -250,7 +252,7 @@ class _Reader:
             self.claim("position", value, text, False)
             return
         row = POSITIONS.index(self.facts.position)
-        if self.subject == "second" and not {"kind", "category of kind"} & {a for a, _ in self.right}:
+        if self.subject == "second" and not self.speaks_of_main:
             row += ROWS_TO_SECOND.get(self.facts.relation, 0)
         truth = POSITIONS[row]
         self.claim("position", value, text, value == truth)
