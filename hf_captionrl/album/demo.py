@@ -115,7 +115,7 @@ def albums_of(folder: Path | None) -> dict[str, list[Any]]:
         found: dict[str, list[Any]] = {}
         for size in BAG_SIZES:
             for number, bag in enumerate(bags(list(rows["bag_id"]), size), start=1):
-                found[f"{size} look-alikes ({number})"] = [rows[row]["image"] for row in bag]
+                found[f"{size} similar images ({number})"] = [rows[row]["image"] for row in bag]
         return found
     if not folder.is_dir():
         raise FileNotFoundError(

@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from hf_captionrl.scenes.kinds import CATEGORIES
 from hf_captionrl.scenes.truth_checker import check
-from hf_captionrl.scenes.world import CATEGORIES, Facts
+from hf_captionrl.scenes.world import Facts
 
 __all__ = ["Conflict", "scene_conflicts", "text_conflicts"]
 

@@ -14,25 +14,9 @@ import numpy as np
 
 from hf_captionrl.language_models.backend import Failure
 from hf_captionrl.language_models.prompt import Prompt
-from hf_captionrl.scenes.scene_claims import (
-    ALONE,
-    SceneClaims,
-    blend_claims,
-    combine_claims,
-    read_claims,
-    write_claims,
-)
-from hf_captionrl.scenes.world import (
-    BACKGROUNDS,
-    COUNTS,
-    EMOJI_KINDS,
-    ORIENTATIONS,
-    POSITIONS,
-    RELATIONS,
-    SHAPE_KINDS,
-    SIZES,
-    Facts,
-)
+from hf_captionrl.scenes.kinds import EMOJI_KINDS, SHAPE_KINDS
+from hf_captionrl.scenes.scene_claims import SceneClaims, blend_claims, combine_claims, read_claims, write_claims
+from hf_captionrl.scenes.world import FACT_VALUES, Facts
 
 __all__ = ["SceneDescriber", "SceneWriter"]
 
@@ -72,8 +56,7 @@ class SceneDescriber:
     """Describes scenes like a vision model: in detail, and partly wrong.
 
     Each fact is mentioned with probability `mention_rate` (the kind always), and each mentioned fact gets a wrong value with
-    probability `error_rate`, independently. `upright` has no word, so an upright object gets an orientation
-    only by error. The draws depend on seed, image and attempt, not on the order of questions.
+    probability `error_rate`, independently. A value without a word, such as `upright`, can only be mentioned by error. The draws depend on seed, image and attempt, not on the order of questions.
 
     Args:
         facts (`Mapping[str, Facts | Mapping]`): For each image id its facts.
@@ -132,24 +115,14 @@ class SceneDescriber:
 
         kinds = EMOJI_KINDS if facts.kind in EMOJI_KINDS else SHAPE_KINDS
         kind = see(facts.kind, tuple(k for k in kinds if k != facts.second))
-        seen = {
-            "count": see(facts.count, COUNTS),
-            "size": see(facts.size, SIZES),
-            "orientation": see(facts.orientation, ORIENTATIONS),
-            "position": see(facts.position, POSITIONS),
-            "background": see(facts.background, BACKGROUNDS),
-        }
+        seen = {name: see(getattr(facts, name), values) for name, values in FACT_VALUES.items()}
         # A wrong second object is another object, or an invented one if there is none.
-        second = see(facts.second or ALONE, tuple(k for k in kinds if k not in (kind, facts.kind)))
-        relation = see(facts.relation or RELATIONS[int(rng.integers(len(RELATIONS)))], RELATIONS)
-        said = dict(zip((*seen, "second", "relation"), rng.random(7) < self._mention_rate, strict=True))
-        claims = {name: value for name, value in seen.items() if said[name]}
-        if claims.get("orientation") == "upright":
-            del claims["orientation"]
+        seen["second"] = see(facts.second, tuple(k for k in kinds if k not in (kind, facts.kind)))
+        mentioned = dict(zip(seen, rng.random(len(seen)) < self._mention_rate, strict=True))
+        # A value without a word cannot be said, and what belongs to the second object needs it.
+        if not (seen["second"] and mentioned["second"]):
+            mentioned["relation"] = mentioned["second_colour"] = False
+        claims = {name: value for name, value in seen.items() if mentioned[name] and value not in ("", "upright")}
         if "count" not in claims:  # a noun is always singular or plural
             claims |= {"several": True} if seen["count"] > 1 else {"count": 1}
-        if said["second"]:
-            claims["second"] = second
-            if said["relation"] and second != ALONE:
-                claims["relation"] = relation
         return SceneClaims(kind=kind, **claims)

@@ -54,9 +54,8 @@ class Evaluator:
         self.bags: dict[int, list[list[int]]] = {}
         if "bag_id" in columns:
             ids = list(dataset["bag_id"])
-            whole = {bag_id for bag_id, n in Counter(ids).items() if bag_id.startswith(f"{n}-")}
-            sizes = [size for size in BAG_SIZES if any(bag_id.startswith(f"{size}-") for bag_id in whole)]
-            self.bags = {size: bags(ids, size) for size in sizes}
+            if max(BAG_SIZES) in Counter(filter(None, ids)).values():  # a small split has no complete bag
+                self.bags = {size: bags(ids, size) for size in BAG_SIZES}
         self.perplexity: Callable[[Sequence[str]], Mapping[str, Any]] | None = None
         if language_model is not None:
             model, tokenizer = language_model

@@ -40,14 +40,17 @@ def binding_owner(claim: Claim, facts: Facts | Mapping[str, Any]) -> str:
 
     Reference: Gaur et al. 2024 (No Detail Left Behind), Figure 9: the red of the crane given to the train. By rule: an
     orientation, or a number above 1, that the other object has; a place in the picture where the other object is; a side
-    on which the other object stands; a colour of a thing that is the background's. A wrong size never counts, as both
-    objects share theirs, nor does "a", which every second object is.
+    on which the other object stands; a colour or pattern that another thing or the background has. A wrong size never
+    counts, as both objects share theirs, nor does "a", which every second object is.
     """
     known = {n: facts[n] if isinstance(facts, Mapping) else getattr(facts, n) for n in Facts.__dataclass_fields__}
     kind, second = str(known["kind"]), str(known["second"])
     attribute, value = claim.attribute, claim.value
-    if attribute == "colour":
-        return "background" if value.partition(" ")[0] == known["background"] else ""
+    if attribute == "pattern of a thing":
+        return "background" if value.partition(" ")[0] == known["pattern"] else ""
+    if attribute in ("colour", "second_colour", "background"):
+        owners = {"colour": kind, "second_colour": second, "background": "background"}
+        return next((owner for name, owner in owners.items() if name != attribute and known[name] == value), "")
     if not second:
         return ""
     if attribute == "second count":

@@ -10,20 +10,7 @@ import numpy as np
 
 from hf_captionrl.scenes.kinds import CATEGORIES, category_of, names_of, plural
 from hf_captionrl.scenes.moving_world import ADVERBS, STILL
-from hf_captionrl.scenes.world import (
-    BACKGROUNDS,
-    COLOURS,
-    COUNTS,
-    ORIENTATIONS,
-    PATTERNS,
-    POSITIONS,
-    RELATIONS,
-    SIZES,
-    TIMES,
-    WEATHERS,
-    Facts,
-    choose,
-)
+from hf_captionrl.scenes.world import FACT_VALUES, Facts, choose
 
 __all__ = [
     "ALT_TEXT_ANNOTATORS",
@@ -243,21 +230,6 @@ def full_caption(facts: Facts) -> str:
     return write_sentence(said)
 
 
-_VALUES: dict[str, tuple[Any, ...]] = {
-    "count": COUNTS,
-    "size": SIZES,
-    "orientation": ORIENTATIONS,
-    "position": POSITIONS,
-    "background": BACKGROUNDS,
-    "relation": RELATIONS,
-    "colour": COLOURS,
-    "second_colour": COLOURS,
-    "pattern": PATTERNS,
-    "weather": WEATHERS,
-    "time": TIMES,
-}
-
-
 def _mistaken(rng: np.random.Generator, facts: Facts, name: str) -> Any:
     """A wrong value that can be said instead of the true one."""
     value = getattr(facts, name)
@@ -265,7 +237,7 @@ def _mistaken(rng: np.random.Generator, facts: Facts, name: str) -> Any:
         other = facts.second if name == "kind" else facts.kind
         values: tuple[Any, ...] = tuple(k for k in CATEGORIES[category_of(value)] if k != other)
     else:
-        values = tuple(v for v in _VALUES[name] if v and v != "upright")
+        values = tuple(v for v in FACT_VALUES[name] if v and v != "upright")
     others = tuple(v for v in values if v != value)
     return choose(rng, others) if others else value
 
@@ -278,7 +250,7 @@ def annotate(rng: np.random.Generator, facts: Facts, annotator: Annotator) -> st
         has_word = bool(value) and value != "upright"
         mentions = name == "kind" or rng.random() < min(SALIENCE.get(name, 1.0) * annotator.verbosity, 0.97)
         said[name] = value if has_word and mentions else ""
-        if said[name] and name in (*_VALUES, "kind", "second") and rng.random() < _P_MISTAKE:
+        if said[name] and name in (*FACT_VALUES, "kind", "second") and rng.random() < _P_MISTAKE:
             said[name] = _mistaken(rng, facts, name)
     if said.get("relation") and not said["second"]:
         said["relation"] = ""  # a relation needs the other object

@@ -26,6 +26,7 @@ __all__ = [
     "BACKGROUNDS",
     "COLOURS",
     "COUNTS",
+    "FACT_VALUES",
     "OPPOSITES",
     "ORIENTATIONS",
     "PATTERNS",
@@ -67,6 +68,21 @@ OPPOSITES: dict[str, str] = {"left of": "right of", "right of": "left of", "abov
 """Where the second object stands seen from the main group."""
 ROWS_TO_SECOND: dict[str, int] = {"above": 1, "below": -1}
 """Rows from the main group down to the second object, where they differ."""
+
+FACT_VALUES: dict[str, tuple[Any, ...]] = {
+    "count": COUNTS,
+    "size": SIZES,
+    "orientation": ORIENTATIONS,
+    "position": POSITIONS,
+    "background": BACKGROUNDS,
+    "relation": RELATIONS,
+    "colour": COLOURS,
+    "second_colour": COLOURS,
+    "pattern": PATTERNS,
+    "weather": WEATHERS,
+    "time": TIMES,
+}
+"""Values of the facts that are not kinds."""
 
 UNMARKED: dict[str, str] = {
     "orientation": "upright",
@@ -305,20 +321,9 @@ def sample_scene(rng: np.random.Generator, kinds: tuple[str, ...] = EMOJI_KINDS,
 
 def _values(facts: Facts, kinds: tuple[str, ...]) -> dict[str, tuple[Any, ...]]:
     """Values that each fact of a scene may have."""
-    values: dict[str, tuple[Any, ...]] = {
-        "kind": kinds,
-        "count": COUNTS,
-        "size": SIZES,
-        "orientation": ORIENTATIONS,
-        "position": POSITIONS,
-        "background": BACKGROUNDS,
-        "colour": COLOURS,
-        "pattern": PATTERNS,
-        "weather": WEATHERS,
-        "time": TIMES,
-    }
-    if facts.second:
-        values |= {"second": kinds, "relation": RELATIONS, "second_colour": COLOURS}
+    values = {"kind": kinds, "second": kinds} | FACT_VALUES
+    if not facts.second:
+        values = {name: known for name, known in values.items() if name not in ("second", "relation", "second_colour")}
     return values
 
 
