@@ -1,7 +1,7 @@
 """Train the shipped models of the embedded world, from nothing, on one machine without network.
 
-    python scripts/train_scenes_models.py scorer --name clip-reward --seed 1
-    python scripts/train_scenes_models.py scorer --name clip-judge --seed 2
+    python scripts/train_scenes_models.py reward-scorer --seed 1
+    python scripts/train_scenes_models.py held-out-scorer --seed 2
     python scripts/train_scenes_models.py language-model --seed 3
     python scripts/train_scenes_models.py captioner --seed 4
     python scripts/train_scenes_models.py clipcap --seed 5
@@ -27,7 +27,7 @@ from scripts.scenes_models.adapters import ADAPTERS, train_adapter
 from scripts.scenes_models.captioners import train_captioner, train_clipcap
 from scripts.scenes_models.parts import CHECKPOINTS
 from scripts.scenes_models.records import append_log, measure, write_card
-from scripts.scenes_models.scorers import train_language_model, train_scorer
+from scripts.scenes_models.scorers import train_held_out_scorer, train_language_model, train_reward_scorer
 
 __all__ = ["main"]
 
@@ -35,13 +35,13 @@ __all__ = ["main"]
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("stage", choices=["scorer", "language-model", "captioner", "clipcap", "adapter", "measure"])
+    parser.add_argument("stage", choices=["reward-scorer", "held-out-scorer", "language-model", "captioner", "clipcap", "adapter", "measure"])
     parser.add_argument("--name")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--fact_steps", type=int, default=2500)
     parser.add_argument("--steps", type=int)
     args = parser.parse_args()
-    if args.stage != "measure" and not args.name:
+    if args.stage in ("measure", "adapter") and not args.name:
         parser.error("--name is missing: the folder of the checkpoint.")  # before training, not after
     torch.set_num_threads(1)  # the models are too small for more, and the result is then the same everywhere
     if args.stage == "measure":
@@ -52,8 +52,10 @@ def main() -> None:
         write_card(log)
         print(json.dumps(log["measured"], indent=2))
         return
-    if args.stage == "scorer":
-        log = train_scorer(args.name, args.seed, args.fact_steps, args.steps or 1500)
+    if args.stage == "reward-scorer":
+        log = train_reward_scorer(args.name or "clip-reward", args.seed, args.fact_steps, args.steps or 1200)
+    elif args.stage == "held-out-scorer":
+        log = train_held_out_scorer(args.name or "siglip-held-out", args.seed, args.fact_steps, args.steps or 2000)
     elif args.stage == "captioner":
         log = train_captioner(args.name or "blip-mle", args.seed, args.fact_steps, args.steps or 5000)
     elif args.stage == "adapter":

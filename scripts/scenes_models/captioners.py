@@ -20,30 +20,44 @@ from transformers import (
 
 from hf_captionrl.models.clipcap import ClipCapConfig, ClipCapForConditionalGeneration, ClipCapProcessor
 from hf_captionrl.scenes.grammar import ANNOTATORS, annotate
-from hf_captionrl.scenes.render import CELL, IMAGE_SIZE
-from hf_captionrl.scenes.world import Scene, sample_scene
+from hf_captionrl.scenes.render import IMAGE_SIZE
 from scripts.scenes_models.parts import (
     CHECKPOINTS,
     HEADS,
     HIDDEN,
     MEAN,
     MLP,
+    PATCH,
     STD,
+    ScenePool,
     fit,
     gpt2_config,
     learn_facts,
     make_tokenizer,
-    to_pixels,
 )
 
 __all__ = ["train_captioner", "train_clipcap"]
 
+_SEEN_FACTS = (
+    "kind",
+    "colour",
+    "size",
+    "position",
+    "background",
+    "pattern",
+    "weather",
+    "time",
+    "second",
+    "second_colour",
+)
+"""Facts that the captioner's tower is taught; number, orientation and relation it finds out from captions, or not."""
 
-def _annotated_scenes(rng: np.random.Generator, tokenizer: BertTokenizer) -> tuple[list[Scene], BatchEncoding]:
-    """Fresh scenes with a caption each: on the 5,000 of the training split a captioner learns by heart who mentioned what."""
-    scenes = [sample_scene(rng) for _ in range(64)]
+
+def _annotated(pool: ScenePool, rng: np.random.Generator, tokenizer: BertTokenizer) -> tuple[Tensor, BatchEncoding]:
+    """Pixels, and a fresh caption each: from five captions per image a captioner learns by heart who mentioned what."""
+    scenes, pixels = pool.draw(rng, 64)
     texts = [annotate(rng, s.facts, ANNOTATORS[rng.integers(len(ANNOTATORS))]) for s in scenes]
-    return scenes, tokenizer(texts, padding=True, return_tensors="pt")
+    return pixels, tokenizer(texts, padding=True, return_tensors="pt")
 
 
 def train_captioner(name: str, seed: int, fact_steps: int, steps: int) -> dict[str, Any]:
@@ -79,13 +93,14 @@ def train_captioner(name: str, seed: int, fact_steps: int, steps: int) -> dict[s
             "label_smoothing": 0.0,
         },
         # BLIP's own default, 1e-10, leaves all positions alike: a tower trained from nothing then never learns where.
-        vision_config={**shared, "image_size": IMAGE_SIZE, "patch_size": CELL, "initializer_range": 0.02},
+        vision_config={**shared, "image_size": IMAGE_SIZE, "patch_size": PATCH, "initializer_range": 0.02},
         projection_dim=HIDDEN,
         image_text_hidden_size=HIDDEN,
     )
     model = BlipForConditionalGeneration(config)
     log: dict[str, Any] = {"stage": "captioner", "name": name, "seed": seed, "fact_steps": fact_steps, "steps": steps}
-    learn_facts(model.vision_model, seed, fact_steps, log)
+    pool = ScenePool(seed, 6000)
+    learn_facts(model.vision_model, pool, _SEEN_FACTS, HIDDEN, seed, fact_steps, log)
     model.vision_model.requires_grad_(False)
 
     rng = np.random.default_rng((seed, 3))
@@ -93,9 +108,9 @@ def train_captioner(name: str, seed: int, fact_steps: int, steps: int) -> dict[s
     bos = config.text_config.bos_token_id
 
     def loss_of() -> Tensor:
-        scenes, batch = _annotated_scenes(rng, tokenizer)
+        pixels, batch = _annotated(pool, rng, tokenizer)
         with torch.no_grad():
-            features = model.vision_model(pixel_values=to_pixels(scenes)).last_hidden_state  # (B, M, D)
+            features = model.vision_model(pixel_values=pixels).last_hidden_state  # (B, M, D)
         input_ids = batch["input_ids"].clone()
         input_ids[:, 0] = bos  # BLIP's decoder starts with [DEC], not [CLS]
         labels = input_ids.masked_fill(batch["attention_mask"] == 0, -100)
@@ -150,14 +165,15 @@ def train_clipcap(name: str, seed: int, tower: str, steps: int) -> dict[str, Any
     encoder.visual_projection.load_state_dict(scorer.visual_projection.state_dict())
     model.vision_tower.requires_grad_(False)
 
+    pool = ScenePool(seed, 6000)
     rng = np.random.default_rng((seed, 3))
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=2e-3, weight_decay=0.05)
 
     def loss_of() -> Tensor:
-        scenes, batch = _annotated_scenes(rng, tokenizer)
+        pixels, batch = _annotated(pool, rng, tokenizer)
         labels = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)
         return model(
-            pixel_values=to_pixels(scenes),
+            pixel_values=pixels,
             input_ids=batch["input_ids"],
             attention_mask=batch["attention_mask"],
             labels=labels,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -14,54 +14,79 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import BertTokenizer, GPT2Config
 
-from hf_captionrl.scenes.grammar import Annotator, annotate, full_caption
-from hf_captionrl.scenes.render import render_scene
+from hf_captionrl.scenes.grammar import Annotator, annotate
+from hf_captionrl.scenes.kinds import EMOJI_KINDS
+from hf_captionrl.scenes.render import IMAGE_SIZE, render_scene
 from hf_captionrl.scenes.vocabulary import vocabulary
-from hf_captionrl.scenes.world import (
-    BACKGROUNDS,
-    COUNTS,
-    EMOJI_KINDS,
-    ORIENTATIONS,
-    POSITIONS,
-    RELATIONS,
-    SIZES,
-    Facts,
-    Scene,
-    sample_scene,
-    vary_scene,
-)
+from hf_captionrl.scenes.world import FACT_VALUES, Facts, Scene, sample_scene, vary_scene
 
 __all__ = [
     "CHECKPOINTS",
-    "FACT_VALUES",
     "HEADS",
+    "HEADS_OF",
     "HIDDEN",
     "MEAN",
     "MLP",
+    "PATCH",
     "STD",
-    "caption_batches",
+    "ScenePool",
     "fit",
     "gpt2_config",
     "learn_facts",
     "make_tokenizer",
     "one_cycle",
     "random_caption",
-    "to_pixels",
 ]
 
 CHECKPOINTS = Path(__file__).parents[2] / "hf_captionrl" / "scenes" / "checkpoints"
 HIDDEN, HEADS, MLP = 128, 4, 256
 MEAN = STD = [0.5, 0.5, 0.5]
-FACT_VALUES: dict[str, tuple[Any, ...]] = {
+PATCH = 18
+"""Side of a patch in pixels: not that of a grid cell."""
+
+HEADS_OF: dict[str, tuple[Any, ...]] = {
+    **FACT_VALUES,
     "kind": EMOJI_KINDS,
-    "count": COUNTS,
-    "size": SIZES,
-    "orientation": ORIENTATIONS,
-    "position": POSITIONS,
-    "background": BACKGROUNDS,
     "second": ("", *EMOJI_KINDS),
-    "relation": ("", *RELATIONS),
+    "relation": ("", *FACT_VALUES["relation"]),
 }
+"""What a linear head can tell of each fact."""
+
+
+class ScenePool:
+    """Pictures that models are trained on: groups of one scene and three that differ from it in one fact.
+
+    Drawing a picture takes longer than a step on it, so all of them are drawn once.
+
+    Args:
+        seed (`int`): Models that shall not share their data have different ones.
+        num_groups (`int`): Groups of four pictures.
+    """
+
+    def __init__(self, seed: int, num_groups: int) -> None:
+        rng = np.random.default_rng((seed, 0))
+        self.scenes: list[Scene] = []
+        for _ in range(num_groups):
+            base = sample_scene(rng)
+            self.scenes += [base, *(vary_scene(rng, base) for _ in range(3))]
+        shape = (len(self.scenes), IMAGE_SIZE, IMAGE_SIZE, 3)
+        self.images = np.empty(shape, dtype=np.uint8)
+        for image, scene in zip(self.images, self.scenes, strict=True):
+            image[...] = render_scene(scene)
+
+    def draw(self, rng: np.random.Generator, number: int) -> tuple[list[Scene], Tensor]:
+        """Scenes at random, and their pixels `(B, 3, IMAGE_SIZE, IMAGE_SIZE)` in [-1, 1]."""
+        return self.take(rng.choice(len(self.scenes), number, replace=False))
+
+    def draw_groups(self, rng: np.random.Generator, number: int) -> tuple[list[Scene], Tensor]:
+        """Whole groups at random, one after the other."""
+        groups = rng.choice(len(self.scenes) // 4, number, replace=False)
+        return self.take((groups[:, None] * 4 + np.arange(4)).ravel())
+
+    def take(self, rows: np.ndarray) -> tuple[list[Scene], Tensor]:
+        """Scenes of some rows."""
+        pixels = torch.from_numpy(self.images[rows]).permute(0, 3, 1, 2).float().div_(127.5).sub_(1.0)
+        return [self.scenes[row] for row in rows], pixels
 
 
 def make_tokenizer(max_length: int, **special: str) -> BertTokenizer:
@@ -107,32 +132,15 @@ def gpt2_config(tokenizer: BertTokenizer, *, positions: int, layers: int) -> GPT
     )
 
 
-def to_pixels(scenes: list[Scene]) -> Tensor:
-    """Scenes as the image processors would give them.
-
-    Args:
-        scenes (`list[Scene]`): B scenes.
-
-    Returns:
-        `torch.Tensor` of shape `(B, 3, IMAGE_SIZE, IMAGE_SIZE)`: In [-1, 1].
-    """
-    array = np.stack([np.asarray(render_scene(scene)) for scene in scenes])
-    return torch.from_numpy(array).permute(0, 3, 1, 2).float().div_(127.5).sub_(1.0)
-
-
-def random_caption(rng: np.random.Generator, facts: Facts) -> str:
-    """A true caption of any verbosity in any annotator's words.
-
-    Args:
-        rng (`numpy.random.Generator`): Source of randomness.
-        facts (`Facts`): The scene's facts.
-
-    Returns:
-        `str`: A caption.
-    """
-    small, large = (("small", "large"), ("little", "big"), ("tiny", "huge"))[int(rng.integers(3))]
-    generic = float(rng.random() < 0.25)
-    return annotate(rng, facts, Annotator(float(rng.random()), generic, small, large, bool(rng.random() < 0.3)))
+def random_caption(rng: np.random.Generator, facts: Facts, verbosity: tuple[float, float] = (0.3, 3.0)) -> str:
+    """A caption of any verbosity in any style."""
+    annotator = Annotator(
+        float(rng.uniform(*verbosity)),
+        generic=0.1,
+        setting_first=bool(rng.random() < 0.3),
+        alt_text=bool(rng.random() < 0.2),
+    )
+    return annotate(rng, facts, annotator)
 
 
 def one_cycle(optimizer: torch.optim.Optimizer, steps: int) -> torch.optim.lr_scheduler.LRScheduler:
@@ -196,57 +204,38 @@ def fit(
     return losses, round(time.process_time() - start)
 
 
-def learn_facts(tower: nn.Module, seed: int, steps: int, log: dict[str, Any]) -> None:
-    """Teach a vision tower to see: linear heads for every fact on its pooled output.
+def learn_facts(
+    tower: nn.Module, pool: ScenePool, names: tuple[str, ...], width: int, seed: int, steps: int, log: dict[str, Any]
+) -> None:
+    """Teach a vision tower to see: linear heads for some facts on its pooled output.
 
     Args:
-        tower (`nn.Module`): Called with `pixel_values`, returns `pooler_output` of shape `(B, HIDDEN)`.
-        seed (`int`): Seed of scenes and heads.
-        steps (`int`): Updates with 64 fresh scenes each.
+        tower (`nn.Module`): Called with `pixel_values`, returns `pooler_output` of shape `(B, width)`.
+        pool ([`ScenePool`]): The pictures.
+        names (`tuple[str, ...]`): The facts.
+        width (`int`): Of the pooled output.
+        seed (`int`): Seed of the order and the heads.
+        steps (`int`): Updates with 64 pictures each.
         log (`dict`): Receives accuracy per fact on 1,000 fresh scenes, and CPU seconds.
     """
     rng = np.random.default_rng((seed, 0))
-    heads = nn.ModuleDict({name: nn.Linear(HIDDEN, len(values)) for name, values in FACT_VALUES.items()})
+    heads = nn.ModuleDict({name: nn.Linear(width, len(HEADS_OF[name])) for name in names})
     optimizer = torch.optim.AdamW([*tower.parameters(), *heads.parameters()], lr=2e-3, weight_decay=0.01)
 
     def targets(scenes: list[Scene]) -> dict[str, Tensor]:
-        return {
-            name: torch.tensor([values.index(getattr(s.facts, name)) for s in scenes])
-            for name, values in FACT_VALUES.items()
-        }
+        return {name: torch.tensor([HEADS_OF[name].index(getattr(s.facts, name)) for s in scenes]) for name in names}
 
     def loss_of() -> Tensor:
-        scenes = [sample_scene(rng) for _ in range(64)]
-        pooled = tower(pixel_values=to_pixels(scenes)).pooler_output
+        scenes, pixels = pool.draw(rng, 64)
+        pooled = tower(pixel_values=pixels).pooler_output
         return torch.stack([F.cross_entropy(heads[n](pooled), t) for n, t in targets(scenes).items()]).sum()
 
     start = time.process_time()
     fit("facts", steps, loss_of, optimizer, clipped=tower.parameters(), every=250)
-    scenes = [sample_scene(rng) for _ in range(1000)]
+    scenes, pixels = ScenePool(10_000 + seed, 250).take(np.arange(1000))
     with torch.no_grad():
-        pooled = tower(pixel_values=to_pixels(scenes)).pooler_output
+        pooled = tower(pixel_values=pixels).pooler_output
         accuracy = {n: (heads[n](pooled).argmax(-1) == t).float().mean().item() for n, t in targets(scenes).items()}
     log["fact_accuracy"] = {n: round(a, 4) for n, a in accuracy.items()}
     log["facts_cpu_s"] = round(time.process_time() - start)
     print(log, flush=True)
-
-
-def caption_batches(seed: int) -> Iterator[tuple[list[Scene], list[str]]]:
-    """Batches that only details can solve: 32 scenes, each with three near-duplicates; half of the captions are full.
-
-    Args:
-        seed (`int`): Seed of the stream.
-
-    Returns:
-        `Iterator`: Scenes and captions, 128 of each.
-    """
-    rng = np.random.default_rng((seed, 1))
-    while True:
-        scenes: list[Scene] = []
-        for _ in range(32):
-            base = sample_scene(rng)
-            scenes += [base, *(vary_scene(rng, base) for _ in range(3))]
-        yield (
-            scenes,
-            [full_caption(s.facts) if rng.random() < 0.5 else random_caption(rng, s.facts) for s in scenes],
-        )

@@ -38,7 +38,7 @@ def measure(name: str) -> dict[str, float]:
     folder = str(CHECKPOINTS / name)
     full = list(test["full_caption"])
     references = [row[2] for row in test["captions"]]
-    if name.startswith("clip-"):
+    if name in ("clip-reward", "siglip-held-out"):
         scorer = load_scorer(folder)
         images = scorer.image_features(list(test["image"]))
         numbers: dict[str, float] = {}
@@ -63,7 +63,7 @@ def measure(name: str) -> dict[str, float]:
         }
     captioner = load_captioner(folder, dtype=torch.float32)
     captions = generate_captions(captioner, list(test["image"]), batch_size=250, num_beams=3, max_new_tokens=30)
-    held_out_scorer = load_scorer(str(CHECKPOINTS / "clip-judge"))
+    held_out_scorer = load_scorer(str(CHECKPOINTS / "siglip-held-out"))
     row = smile_suite(
         captions,
         text_features=held_out_scorer.text_features(captions),
@@ -115,7 +115,7 @@ def write_card(entry: dict[str, Any]) -> None:
     lines += [f"- {key}: {value:.4f}" for key, value in entry["measured"].items()]
     lines += [
         "",
-        f"Limitations: a vocabulary of {len(vocabulary())} tokens; images of 72 x 72 pixels; one grid cell a patch.",
+        f"Limitations: a vocabulary of {len(vocabulary())} tokens; images of 72 x 72 pixels.",
         "",
     ]
     (CHECKPOINTS / entry["name"] / "README.md").write_text("\n".join(lines), encoding="utf-8")

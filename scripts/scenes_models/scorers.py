@@ -1,7 +1,12 @@
-"""The two contrastive scorers and the language model that judges fluency."""
+"""The two image-text models, and the language model that measures fluency.
+
+The reward scorer learns as CLIP did: from short captions of pictures that have little in common. The held-out scorer has
+another architecture and loss, sees other pictures, and learns from details, similar pictures and swapped objects.
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,43 +19,58 @@ from transformers import (
     CLIPModel,
     CLIPProcessor,
     GPT2LMHeadModel,
+    SiglipConfig,
+    SiglipImageProcessor,
+    SiglipModel,
+    SiglipProcessor,
 )
 
-from hf_captionrl.scenes.render import CELL, IMAGE_SIZE
-from hf_captionrl.scenes.world import sample_scene
+from hf_captionrl.scenes import check, full_caption
+from hf_captionrl.scenes.render import IMAGE_SIZE
+from hf_captionrl.scenes.world import Facts, sample_scene
 from scripts.scenes_models.parts import (
     CHECKPOINTS,
     HEADS,
+    HEADS_OF,
     HIDDEN,
     MEAN,
     MLP,
+    PATCH,
     STD,
-    caption_batches,
+    ScenePool,
     fit,
     gpt2_config,
     learn_facts,
     make_tokenizer,
     random_caption,
-    to_pixels,
 )
 
-__all__ = ["train_language_model", "train_scorer"]
+__all__ = ["swapped", "train_held_out_scorer", "train_language_model", "train_reward_scorer"]
+
+_TEXT_LENGTH = 40
+_SIZE = {"height": IMAGE_SIZE, "width": IMAGE_SIZE}
+_REWARD_FACTS = ("kind", "second", "background", "colour", "count")
 
 
-def train_scorer(name: str, seed: int, fact_steps: int, steps: int) -> dict[str, Any]:
-    """Train a CLIP: facts first, then contrastive alignment.
+def swapped(facts: Facts) -> Facts:
+    """The facts with the two objects in each other's place, so that every relation and colour is bound wrongly."""
+    return replace(facts, kind=facts.second, second=facts.kind, colour=facts.second_colour, second_colour=facts.colour)
+
+
+def train_reward_scorer(name: str, seed: int, fact_steps: int, steps: int) -> dict[str, Any]:
+    """Train a CLIP on annotators' short captions: five facts first, then contrastive alignment.
 
     Args:
         name (`str`): Folder under `CHECKPOINTS`.
         seed (`int`): Seed of weights and data.
         fact_steps (`int`): Updates of the vision tower on facts.
-        steps (`int`): Contrastive updates.
+        steps (`int`): Contrastive updates with 128 pictures each.
 
     Returns:
         `dict`: The log of the run.
     """
     torch.manual_seed(seed)
-    tokenizer = make_tokenizer(40, bos_token="[CLS]", eos_token="[SEP]")
+    tokenizer = make_tokenizer(_TEXT_LENGTH, bos_token="[CLS]", eos_token="[SEP]")
     shared: dict[str, Any] = {
         "hidden_size": HIDDEN,
         "intermediate_size": MLP,
@@ -61,31 +81,34 @@ def train_scorer(name: str, seed: int, fact_steps: int, steps: int) -> dict[str,
         text_config={
             **shared,
             "vocab_size": len(tokenizer),
-            "max_position_embeddings": 40,
+            "max_position_embeddings": _TEXT_LENGTH,
             "bos_token_id": tokenizer.cls_token_id,
             "eos_token_id": tokenizer.sep_token_id,
             "pad_token_id": tokenizer.pad_token_id,
         },
-        vision_config={**shared, "image_size": IMAGE_SIZE, "patch_size": CELL},
+        vision_config={**shared, "image_size": IMAGE_SIZE, "patch_size": PATCH},
         projection_dim=HIDDEN,
     )
     model = CLIPModel(config)
-    log: dict[str, Any] = {"stage": "scorer", "name": name, "seed": seed, "fact_steps": fact_steps, "steps": steps}
-    learn_facts(model.vision_model, seed, fact_steps, log)
-    # The tower already sees; it may follow the text slowly.
-    vision = list(model.vision_model.parameters())
-    ids = {id(p) for p in vision}
-    rest = [p for p in model.parameters() if id(p) not in ids]
-    optimizer = torch.optim.AdamW([{"params": rest}, {"params": vision, "lr": 3e-4}], lr=1e-3, weight_decay=0.01)
-    batches = caption_batches(seed)
+    pool = ScenePool(seed, 6000)
+    log: dict[str, Any] = {
+        "stage": "reward-scorer",
+        "name": name,
+        "seed": seed,
+        "fact_steps": fact_steps,
+        "steps": steps,
+    }
+    learn_facts(model.vision_model, pool, _REWARD_FACTS, HIDDEN, seed, fact_steps, log)
+    optimizer = _optimizer(model)
+    rng = np.random.default_rng((seed, 1))
 
     def loss_of() -> Tensor:
-        scenes, captions = next(batches)
+        scenes, pixels = pool.draw(rng, 128)
+        captions = [random_caption(rng, scene.facts, (0.5, 1.5)) for scene in scenes]
         text = tokenizer(captions, padding=True, return_tensors="pt")
-        out = model(pixel_values=to_pixels(scenes), input_ids=text["input_ids"], attention_mask=text["attention_mask"])
-        same = torch.tensor(
-            [[a == b for b in captions] for a in captions]
-        ).float()  # identical captions share a target
+        out = model(pixel_values=pixels, input_ids=text["input_ids"], attention_mask=text["attention_mask"])
+        # Identical captions share a target.
+        same = torch.tensor([[a == b for b in captions] for a in captions]).float()
         target = same / same.sum(1, keepdim=True)
         return (F.cross_entropy(out.logits_per_text, target) + F.cross_entropy(out.logits_per_image, target)) / 2
 
@@ -94,17 +117,99 @@ def train_scorer(name: str, seed: int, fact_steps: int, steps: int) -> dict[str,
             model.logit_scale.clamp_(max=np.log(100.0))
 
     _, log["contrastive_cpu_s"] = fit("clip", steps, loss_of, optimizer, clipped=model.parameters(), after=bound_scale)
-    image_processor = CLIPImageProcessor(
-        size={"height": IMAGE_SIZE, "width": IMAGE_SIZE}, do_center_crop=False, image_mean=MEAN, image_std=STD
-    )
+    image_processor = CLIPImageProcessor(size=_SIZE, do_center_crop=False, image_mean=MEAN, image_std=STD)
     folder = CHECKPOINTS / name
     model.save_pretrained(folder)
     CLIPProcessor(image_processor, tokenizer).save_pretrained(folder)
     return log
 
 
+def _optimizer(model: torch.nn.Module) -> torch.optim.Optimizer:
+    """The tower already sees, so it follows the text slowly."""
+    vision = list(model.vision_model.parameters())  # type: ignore[union-attr,operator]
+    ids = {id(p) for p in vision}
+    rest = [p for p in model.parameters() if id(p) not in ids]
+    return torch.optim.AdamW([{"params": rest}, {"params": vision, "lr": 3e-4}], lr=1e-3, weight_decay=0.01)
+
+
+def train_held_out_scorer(name: str, seed: int, fact_steps: int, steps: int) -> dict[str, Any]:
+    """Train a SigLIP on details: all facts first, then the sigmoid loss with similar pictures and swapped objects.
+
+    Args:
+        name (`str`): Folder under `CHECKPOINTS`.
+        seed (`int`): Seed of weights and data.
+        fact_steps (`int`): Updates of the vision tower on facts.
+        steps (`int`): Contrastive updates with 128 pictures each.
+
+    Returns:
+        `dict`: The log of the run.
+    """
+    torch.manual_seed(seed)
+    tokenizer = make_tokenizer(_TEXT_LENGTH, bos_token="[CLS]", eos_token="[SEP]")
+    width = 160
+    shared: dict[str, Any] = {
+        "hidden_size": width,
+        "intermediate_size": 2 * width,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 5,
+    }
+    config = SiglipConfig(
+        text_config={
+            **shared,
+            "vocab_size": len(tokenizer),
+            "max_position_embeddings": _TEXT_LENGTH,
+            "projection_size": width,
+            "bos_token_id": tokenizer.cls_token_id,
+            "eos_token_id": tokenizer.sep_token_id,
+            "pad_token_id": tokenizer.pad_token_id,
+        },
+        vision_config={**shared, "image_size": IMAGE_SIZE, "patch_size": 12},
+    )
+    model = SiglipModel(config)
+    pool = ScenePool(seed, 6000)
+    log: dict[str, Any] = {
+        "stage": "held-out-scorer",
+        "name": name,
+        "seed": seed,
+        "fact_steps": fact_steps,
+        "steps": steps,
+    }
+    learn_facts(model.vision_model, pool, tuple(HEADS_OF), width, seed, fact_steps, log)
+    optimizer = _optimizer(model)
+    rng = np.random.default_rng((seed, 1))
+
+    def loss_of() -> Tensor:
+        scenes, pixels = pool.draw_groups(rng, 32)
+        facts = [scene.facts for scene in scenes]
+        captions = [full_caption(f) if rng.random() < 0.5 else random_caption(rng, f, (1.0, 4.0)) for f in facts]
+        # Of pictures with two objects also the captions with swapped objects, which fit none of them.
+        wrong = [full_caption(swapped(f)) for f in facts[::2] if f.second]
+        text = tokenizer([*captions, *wrong], padding="max_length", max_length=_TEXT_LENGTH, return_tensors="pt")
+        logits = model(pixel_values=pixels, input_ids=text["input_ids"]).logits_per_text.T  # images, captions
+        fits = torch.eye(len(facts), logits.shape[1])
+        counts = torch.ones_like(fits)
+        for at, mine in enumerate(facts):
+            group = at // 4
+            for other, theirs in enumerate(facts):
+                if other == at:
+                    continue
+                if other // 4 == group:  # a caption may leave out the fact in which the two differ
+                    fits[at, other] = float(not check(captions[other], mine).wrong)
+                elif theirs.kind == mine.kind:
+                    counts[at, other] = 0.0  # not known without reading the caption
+        signs = 2 * fits - 1
+        return -(F.logsigmoid(signs * logits) * counts).sum() / len(facts)
+
+    _, log["contrastive_cpu_s"] = fit("siglip", steps, loss_of, optimizer, clipped=model.parameters())
+    image_processor = SiglipImageProcessor(size=_SIZE, image_mean=MEAN, image_std=STD)
+    folder = CHECKPOINTS / name
+    model.save_pretrained(folder)
+    SiglipProcessor(image_processor, tokenizer).save_pretrained(folder)
+    return log
+
+
 def train_language_model(name: str, seed: int, steps: int) -> dict[str, Any]:
-    """Train a tiny GPT-2 on true captions of every verbosity; it judges fluency by perplexity.
+    """Train a tiny GPT-2 on true captions of every verbosity; it measures fluency by perplexity.
 
     Args:
         name (`str`): Folder under `CHECKPOINTS`.
