@@ -15,7 +15,7 @@ MODELS: dict[str, str] = {
     "blip-sr": "Adapter on blip-mle after self-retrieval in bags of look-alikes: says what tells images apart.",
     "clipcap-mle": "ClipCap after maximum likelihood, on the frozen vision tower of clip-reward.",
     "clip-reward": "Scorer that rewards, and that selects checkpoints.",
-    "clip-judge": "Scorer of another seed that judges; nothing is ever trained against it.",
+    "siglip-held-out": "Scorer of another seed that judges; nothing is ever trained against it.",
     "gpt2-perplexity": "Language model that judges fluency.",
 }
 """Names and roles."""

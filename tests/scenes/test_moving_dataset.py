@@ -18,9 +18,9 @@ from hf_captionrl.scenes import (
     load_moving_scenes,
     render_clip,
     sample_clip,
-    vary_clip,
 )
 from hf_captionrl.scenes.grammar import ANNOTATORS, annotate
+from hf_captionrl.scenes.moving_world import sample_clips_alike
 from tests.closeness import within
 
 SIZES = {"num_train": 20, "num_validation": 6, "num_test": 32}
@@ -32,11 +32,20 @@ def splits():
     return load_moving_scenes(**SIZES)
 
 
-def test_pixels_move_as_the_facts_say():
+@pytest.fixture
+def studio(monkeypatch):
+    """Pictures without noise, clutter and bad light."""
+    for name, value in {"CLUTTER": 0.0, "BRIGHTNESS": (1, 1), "SATURATION": (1, 1), "BLUR": (0.1, 0.1)}.items():
+        monkeypatch.setattr(f"hf_captionrl.scenes.render.{name}", value)
+    monkeypatch.setattr("hf_captionrl.scenes.render._noise", lambda: np.zeros((256, 256, 3), np.float32))
+
+
+def test_pixels_move_as_the_facts_say(studio):
     rng = np.random.default_rng(0)
     seen = set()
     for _ in range(60):
-        clip = sample_clip(rng, ("red heart", "teal triangle", "orange arrow"))
+        clip = sample_clip(rng, ("heart", "triangle", "arrow"))
+        clip = replace(clip, facts=replace(clip.facts, pattern="", background="white"))
         frames = [np.asarray(f).astype(int) for f in render_clip(clip)]
         corners = frames[0][[0, 0, -1, -1], [0, -1, 0, -1]]
         ground = corners[np.argmax([(corners == c).all(1).sum() for c in corners])]
@@ -49,7 +58,8 @@ def test_pixels_move_as_the_facts_say():
         expected = {"left": (0, -1), "right": (0, 1), "up": (-1, 0), "down": (1, 0), "still": (0, 0)}
         assert (down, right) == within(tuple(np.multiply(expected[clip.facts.motion], cells)), 0.1)
         if clip.facts.position:
-            assert int(centres[0][0]) == int(centres[-1][0]) == ("top", "middle", "bottom").index(clip.facts.position)
+            place = ("top", "middle", "bottom").index(clip.facts.position)
+            assert (centres[0][0], centres[-1][0]) == within((place + 0.5, place + 0.5), 0.3)
         else:
             assert clip.facts.motion in ("up", "down")
         seen.add((clip.facts.motion, clip.facts.speed))
@@ -80,11 +90,11 @@ def test_files_are_videos_close_to_what_was_drawn(splits):
         assert is_video(row["image"])
         verify_video(row["image"])
     rng = np.random.default_rng((0, 1))
-    clip = sample_clip(rng)  # the first that the test split drew
+    clip = sample_clips_alike(rng, 7)[0]  # the first that the test split drew
     frames = sample_frames(splits["test"][0]["image"], 6)
     assert splits["test"][0]["facts"] == clip.facts.to_dict()
     for got, drawn in zip(frames, render_clip(clip), strict=True):
-        assert np.abs(np.asarray(got).astype(int) - np.asarray(drawn)).max() <= 12
+        assert np.abs(np.asarray(got).astype(int) - np.asarray(drawn)).mean() < 5  # 256 colours, and noise
     still = next(row for row in splits["train"] if row["facts"]["motion"] == "still")
     with Image.open(io.BytesIO(still["image"]["bytes"])) as image:
         assert getattr(image, "n_frames", 1) == 1
@@ -102,8 +112,7 @@ def test_splits_share_no_facts_and_bags_are_near_duplicates(splits):
             first, *others = (test[i]["facts"] for i in members)
             for other in others:
                 differing = {name for name in first if first[name] != other[name]}
-                assert len(differing - {"speed", "position"}) <= 1
-                assert differing
+                assert 1 <= len(differing - {"speed", "position"} or differing) <= 2
 
 
 def test_equal_seeds_give_equal_bytes():
@@ -116,18 +125,19 @@ def test_equal_seeds_give_equal_bytes():
         load_moving_scenes(num_test=-1)
 
 
-def test_a_varied_clip_differs():
+def test_clips_of_a_bag_differ_in_one_or_two_facts():
     rng = np.random.default_rng(0)
-    clip = sample_clip(rng)
-    for _ in range(50):
-        other = vary_clip(rng, clip)
-        assert other.facts != clip.facts
-        assert bool(other.facts.speed) == (other.facts.motion != "still")
+    for _ in range(30):
+        clips = sample_clips_alike(rng, 7)
+        assert len({clip.facts for clip in clips}) == 7
+        for clip in clips:
+            assert bool(clip.facts.speed) == (clip.facts.motion != "still")
+            assert bool(clip.facts.position) == (clip.facts.motion not in ("up", "down"))
 
 
 def test_annotators_tell_the_truth_and_mention_motion_sometimes():
     rng = np.random.default_rng(0)
-    mentions = 0
+    mentions = wrong = claims = 0
     for _ in range(200):
         facts = sample_clip(rng).facts
         whole = check(full_caption(facts), facts)
@@ -136,10 +146,12 @@ def test_annotators_tell_the_truth_and_mention_motion_sometimes():
         assert not whole.unknown_words
         for annotator in ANNOTATORS:
             result = check(annotate(rng, facts, annotator), facts)
-            assert not result.wrong
+            wrong += len(result.wrong)
+            claims += len(result.wrong) + len(result.right)
             assert not result.unknown_words
             mentions += "motion" in result.recalled
-    assert 0.1 < mentions / 1000 < 0.4
+    assert 0.4 < mentions / 1000 < 0.7
+    assert 0.01 < wrong / claims < 0.04
 
 
 @pytest.mark.parametrize(
