@@ -42,6 +42,7 @@ def test_a_new_test_file_is_run(tmp_path):
     assert machines.chosen_files(root) == ["tests/new/test_a.py", "tests/test_b.py"]
 
 
+@pytest.mark.slow  # a fresh process per configuration
 def test_a_configuration_computes_as_it_says(tmp_path):
     """One real run: the variables arrive, and what passes, fails and is skipped is counted."""
     code = """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import sysconfig
 from pathlib import Path
@@ -14,10 +15,16 @@ __all__ = ["render_template", "template_folder"]
 
 def render_template(name: str, **values: Any) -> str:
     """Fill in a template."""
+    return str(_environment(template_folder(name)).get_template(name).render(**values))
+
+
+@functools.cache
+def _environment(folder: Path) -> Any:
+    """Jinja's environment, which keeps the templates that it has compiled."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(  # nosec B701 # escaped by filters, see below
-        loader=FileSystemLoader(template_folder(name)),
+        loader=FileSystemLoader(folder),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -28,7 +35,7 @@ def render_template(name: str, **values: Any) -> str:
     )
     environment.filters["md"] = lambda value: escape_markdown(str(value))
     environment.filters["code"] = _python_literal
-    return environment.get_template(name).render(**values)
+    return environment
 
 
 def template_folder(name: str) -> Path:

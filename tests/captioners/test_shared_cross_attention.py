@@ -333,7 +333,9 @@ def with_decoder(kind, settings):
     return model, processor
 
 
-@pytest.mark.parametrize("kind", [*FOLDING_DECODERS, *OTHER_DECODERS])
+@pytest.mark.parametrize(
+    "kind", [*FOLDING_DECODERS, *(pytest.param(kind, marks=pytest.mark.slow) for kind in OTHER_DECODERS)]
+)
 def test_decoders_of_transformers(kind):
     model, processor = with_decoder(kind, {**FOLDING_DECODERS, **OTHER_DECODERS}[kind])
     captioner = load_captioner(model, processor=processor)

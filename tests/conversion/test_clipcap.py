@@ -198,7 +198,8 @@ def run(code, folder, cwd, home):
     )
 
 
-@pytest.mark.parametrize("kind", ["mlp", pytest.param("transformer", marks=pytest.mark.slow)])
+@pytest.mark.slow  # a fresh process without the package
+@pytest.mark.parametrize("kind", ["mlp", "transformer"])
 def test_exported_code_gives_identical_outputs_without_the_package(kind, tmp_path):
     model, processor = tiny_clipcap(**MAPPERS[kind])
     folder = tmp_path / "model"

@@ -159,6 +159,7 @@ def test_a_script_in_the_working_folder_comes_first_as_for_every_name(nursery, t
     assert "FOREIGN CODE WAS RUN" in said
 
 
+@pytest.mark.slow  # a fresh process per case
 def test_whatever_the_hub_answers(nursery, hub, tmp_path):
     endpoint = "http://127.0.0.1:{}/{}".format
     cases = {name: endpoint(hub.server_port, name) for name in HUB}
@@ -172,6 +173,7 @@ def test_whatever_the_hub_answers(nursery, hub, tmp_path):
     assert asked == set(HUB), "every case must have asked the server"
 
 
+@pytest.mark.slow  # a fresh process per case
 def test_a_page_stored_before_does_not_come_back(nursery, hub, tmp_path):
     # A process without the package has cached a sign-in page under the name; later the Hub is away.
     before = "import evaluate\ntry:\n    evaluate.load('caption_diversity')\nexcept BaseException as error:\n    print(error)"

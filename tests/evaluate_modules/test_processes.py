@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 import hf_captionrl.metrics as metrics
 from hf_captionrl.evaluate_modules import MODULES
 from tests.closeness import close
@@ -32,6 +34,7 @@ print("RESULT", json.dumps([diversity, found]))
 """
 
 
+@pytest.mark.slow  # four processes, one after the other
 def test_two_processes_and_two_experiments(nursery, tmp_path):
     cache = str(tmp_path / "cache")
     jobs = [

@@ -36,6 +36,7 @@ def test_stopped_anywhere_it_comes_to_the_same_table(nursery, tmp_path, step):
     assert again.value["rows"] == whole.value["rows"]
 
 
+@pytest.mark.slow  # two recipes; test_campaign.py has two trainers
 def test_a_second_one_in_the_same_folder_is_refused(nursery, tmp_path):
     ready = tmp_path / "ready"
     holder = nursery.start("hold_folder", folder=str(tmp_path / "out"), ready=str(ready))

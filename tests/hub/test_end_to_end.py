@@ -118,6 +118,7 @@ def test_what_an_adapter_and_a_merged_one_consist_of(world):
     assert not [name for name, data in merged.items() if str(folder).encode() in data]
 
 
+@pytest.mark.slow  # fresh processes
 def test_a_revision_stays_what_it_was(world):
     hub, want, _, asked, folder = world
     first = list(hub.repo("tester/blip").commits)[1]
@@ -128,6 +129,7 @@ def test_a_revision_stays_what_it_was(world):
     assert captions(tiny_captioner("blip", seed=1)) != want["tester/blip"]
 
 
+@pytest.mark.slow  # a fresh process
 def test_stock_models_need_transformers_only(world):
     hub, want, _, asked, folder = world
     first = list(hub.repo("tester/blip").commits)[1]
@@ -199,6 +201,7 @@ print(metric.__module__, found["ranks"])
 """
 
 
+@pytest.mark.slow  # fresh processes
 def test_a_metric_is_loaded_from_its_space_by_name(world):
     hub, _, _, _, folder = world
     repo = hub.repo("tester/self_retrieval", "space")

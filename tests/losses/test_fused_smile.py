@@ -261,7 +261,7 @@ RANDOM = torch.tensor([[1, 3], [0, 5], [1, 2], [6, 6]])
     "options",
     [
         pytest.param({}, id="smile"),
-        pytest.param({"mle_weight": 0.3, "reduction": "none"}, id="per-token"),
+        pytest.param({"mle_weight": 0.3, "reduction": "none"}, id="per-token", marks=pytest.mark.slow),
         pytest.param({"mle_weight": 0.3, "mle_label_smoothing": 0.1}, id="mixture", marks=pytest.mark.slow),
         pytest.param({"subset": "reverse"}, id="reverse", marks=pytest.mark.slow),
         pytest.param({"subset": "random", "random_ids": RANDOM}, id="random", marks=pytest.mark.slow),

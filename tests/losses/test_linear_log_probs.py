@@ -125,7 +125,7 @@ def test_with_nothing_supervised_everything_is_zero(head: Head):
     assert not weight.grad.any()
 
 
-@pytest.mark.parametrize("with_entropy", [False, True])
+@pytest.mark.parametrize("with_entropy", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_compiles_without_graph_breaks(with_entropy):
     head = make_head(torch.float32)
 

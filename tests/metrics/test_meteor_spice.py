@@ -64,6 +64,7 @@ def test_meteor_is_pycocoevalcaps_and_its_process_stays():
         assert odd[1] == pytest.approx(first[0])  # another caption has another number
 
 
+@pytest.mark.slow  # starts Java several times
 def test_protocol_and_one_process_for_all_calls(tmp_path):
     fake = program(tmp_path, ANSWERS)
     with MeteorProcess(fake) as process:

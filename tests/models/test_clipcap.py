@@ -325,9 +325,8 @@ print(json.dumps([ids, kinds, modules, "hf_captionrl" in sys.modules]))
 KINDS = ["ClipCapForConditionalGeneration", "ClipCapProcessor", "ClipCapConfig"]
 
 
-@pytest.mark.parametrize(
-    "order", [*list(ORDERS)[:1], *(pytest.param(o, marks=pytest.mark.slow) for o in list(ORDERS)[1:])]
-)
+@pytest.mark.slow  # a fresh process per order
+@pytest.mark.parametrize("order", ORDERS)
 def test_auto_classes_know_it(saved, order):
     folder, written = saved
     out = json.loads(run(f"{ORDERS[order]}\nOPTIONS = {{}}\n{WRITE}", str(folder)).splitlines()[-1])
@@ -345,6 +344,7 @@ def test_without_the_package_it_is_unknown(saved, tmp_path):
     assert "clipcap" in done.stderr
 
 
+@pytest.mark.slow  # a fresh process; tests/test_lazy_import.py has one for the package
 def test_the_import_stays_light():
     code = "import sys, hf_captionrl; print(sorted({'torch', 'transformers', 'numpy'} & set(sys.modules)))"
     assert run(code).strip() == "[]"

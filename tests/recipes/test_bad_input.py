@@ -258,6 +258,7 @@ def test_every_recipe_ends_like_this():
         assert file.read_text().endswith('if __name__ == "__main__":\n    run_main(main)\n'), file.name
 
 
+@pytest.mark.slow  # fresh processes; main() is tested above
 def test_a_recipe_called_directly(tmp_path):
     done = subprocess.run(
         [sys.executable, str(ROOT / "recipes" / "sle_blip.py"), "--config", "nowhere.yaml"],

@@ -167,6 +167,7 @@ def make_moving_world(folder, count=12):
     return folder
 
 
+@pytest.mark.slow  # test_smile_video.py trains on videos every day
 def test_videos_are_trained_on(tmp_path):
     """Table 3's configuration on a moving world: mean-pooled features from the first step to the panel."""
     world, out = make_moving_world(tmp_path / "world"), tmp_path / "out"

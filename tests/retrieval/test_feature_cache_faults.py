@@ -131,6 +131,7 @@ def test_killed_at_every_step_of_writing_leaves_a_valid_cache(tmp_path):
     assert {*range(0, 60, 8), 60} <= set(there)
 
 
+@pytest.mark.slow  # the test above kills at every step
 def test_killed_again_and_again_at_any_time_comes_to_the_end(tmp_path):
     rng, kills, count = np.random.default_rng(0), 0, 0
     for _ in range(60):

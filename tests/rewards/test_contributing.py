@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -30,6 +32,7 @@ def link_tree(source, target, replaced):
             (target / entry.name).symlink_to(entry)
 
 
+@pytest.mark.slow  # a fresh pytest; the other examples run in warm processes
 def test_add_a_reward(tmp_path):
     files = example_files()
     assert [Path(name).parent.as_posix() for name in files] == ["hf_captionrl/rewards", "tests/rewards"]

@@ -71,7 +71,7 @@ def test_rules(caption, tokens):
     assert " ".join(ptb_tokenize(caption)) == tokens
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.text(max_size=40))
 def test_any_text_is_cut_into_lower_case_words_without_blanks(text):
     tokens = ptb_tokenize(text)

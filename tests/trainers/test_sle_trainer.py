@@ -175,7 +175,7 @@ def z_scores(found, exact):
     ("alpha", "s", "distance"),
     [
         (0.75, 5, "bleu34"),
-        (0.0, 5, "bleu34"),
+        pytest.param(0.0, 5, "bleu34", marks=pytest.mark.slow),
         pytest.param(0.25, 3, "edit", marks=pytest.mark.slow),
         pytest.param(1.0, 5, "bleu34", marks=pytest.mark.slow),
     ],

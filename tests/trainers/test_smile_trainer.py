@@ -251,7 +251,8 @@ def test_adapters_train_and_come_back(tmp_path, scenes):
         {"first_token": "shift"},
         {"subset": "reverse", "mle_weight": 0.5},
         {"preset": "code", "mle_weight": 0.01},
-        {"dataloader_num_workers": 2, "dataloader_persistent_workers": True},
+        # The workers take ten seconds to end.
+        pytest.param({"dataloader_num_workers": 2, "dataloader_persistent_workers": True}, marks=pytest.mark.slow),
         {"torch_compile": False, "prompt": "a picture of "},
     ],
     ids=lambda s: next(iter(s)),

@@ -257,6 +257,7 @@ def test_neftune_adds_noise_to_the_words(tmp_path, scenes):
     assert not embeddings._forward_hooks  # taken off at the end
 
 
+@pytest.mark.slow  # compiles for ten seconds
 def test_a_compiled_model_learns_the_same(tmp_path, scenes):
     plain = trained(tmp_path / "a", scenes)
     compiled = trained(tmp_path / "b", scenes, torch_compile=True, torch_compile_backend="eager")
