@@ -102,8 +102,8 @@ def vision_tower_features(
             what = f"video_inputs_{num_frames}_frames_{captioner.video_signature()}"
     elif frame_pooling == "native":
         raise ValueError(
-            "frame_pooling is 'native', a model's own way to read videos, but the data are images. Load videos with "
-            "num_frames, or leave frame_pooling as it was."
+            "frame_pooling is 'native', a model's own video inputs, but the data are images. Load videos with num_frames, "
+            "or leave frame_pooling out."
         )
     captioner.fixed_side_inputs(1)  # raises if the model needs more than features
     model, _, revision = captioner.vision_signature().rpartition("@")

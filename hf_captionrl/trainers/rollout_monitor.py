@@ -139,7 +139,7 @@ class RolloutMonitor:
         return self.guard.observe(
             context.captions,
             ended=context.ended,
-            cut_share=statistics.get("completions/cut_by_scorer"),
+            truncated_by_scorer=statistics.get("completions/truncated_by_scorer"),
             # Shares of images found, not log-probabilities, whose scales differ between scorers.
             reward=statistics.get("recall_at_1") if held_out_scorer is not None else None,
             held_out_scorer=held_out_scorer,

@@ -15,4 +15,4 @@ _RewardFields: Any = reward_arguments(REWARDS.values())
 
 @dataclass
 class SelfRetrievalArguments(_RewardFields):
-    """Weight and arguments of every registered reward; by default self-retrieval alone, as DiscriTune has it."""
+    """Weight and arguments of every registered reward; by default self-retrieval alone, as in DiscriTune."""

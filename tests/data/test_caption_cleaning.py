@@ -1,4 +1,4 @@
-"""Captions come out in one form, and nothing that is no caption passes."""
+"""Normalisation of captions, and detection of invalid ones."""
 
 import unicodedata
 
@@ -58,7 +58,7 @@ def test_caption_fault(caption, reason):
     assert (fault and fault[0]) == reason
     if fault:
         assert fault[0] in CAPTION_REMEDIES
-        assert len(fault[1]) < 200  # a whole page is never quoted
+        assert len(fault[1]) < 200  # long texts are shortened in messages
 
 
 def test_every_shape_of_a_row():

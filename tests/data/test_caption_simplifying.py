@@ -1,4 +1,4 @@
-"""Captions cut to subject, or subject, verb and object: by the grammar of scenes, and by spaCy."""
+"""Captions shortened to subject, or subject, verb and object: by the grammar of scenes, and by spaCy."""
 
 import importlib.util
 import sys
@@ -55,7 +55,7 @@ def test_a_data_set_keeps_its_rows_and_loses_what_cannot_be_cut():
     assert rows["image_id"][0] not in some["image_id"][:]
     with pytest.raises(ValueError, match="has a subject"):
         simplify_captions(rows, lambda texts: [None] * len(texts))
-    with pytest.raises(ValueError, match="one each"):
+    with pytest.raises(ValueError, match="one per caption"):
         simplify_captions(rows, lambda texts: ["a pig"])
 
 

@@ -1,4 +1,4 @@
-"""Data sets in memory, with the columns of published ones, as `load_captions` and the trainers take them."""
+"""Data sets in memory, also with the columns of published ones, in `load_captions` and trainers."""
 
 import datasets
 import pytest
@@ -78,7 +78,7 @@ def test_a_dataset_dict_has_its_splits_with_ids_of_their_own():
 
 
 def test_files_of_data_in_memory(tmp_path):
-    """An image column of the program is opened as it stands; text is a path only below image_root."""
+    """Files of an image column are opened anywhere; paths in a text column only below image_root."""
     folder = make_folder(tmp_path / "p", 2)
     paths = [str(folder / "0.png"), str(folder / "1.png")]
     images = Dataset.from_dict({"image": paths, "text": ["a", "b"]}).cast_column("image", Image())
@@ -107,7 +107,7 @@ def test_iterable_data_are_refused_where_the_whole_set_is_needed():
     for data in (stream, datasets.IterableDatasetDict({"train": stream})):
         with pytest.raises(ValueError, match=r"are an IterableDataset.*SmileTrainer with max_steps"):
             load_captions(data)
-        with pytest.raises(ValueError, match=r"eval_dataset is an IterableDataset.*finds each image among all others"):
+        with pytest.raises(ValueError, match=r"eval_dataset is an IterableDataset.*ranks each image among all others"):
             evaluation_rows(data)
 
 
@@ -156,7 +156,7 @@ def test_empty_captions_are_found_before_training_with_their_row(bad, said):
     ds = embedded(4, captions_of=lambda number: bad if number == 2 else captions(number))
     with pytest.raises(ValueError, match=rf"^train_dataset: row 2 \(image_id 'id-2'\) {said}.*check_captions"):
         training_rows(ds)
-    with pytest.raises(ValueError, match="row 2"):  # every time, not only the first
+    with pytest.raises(ValueError, match="row 2"):  # every time, not only once
         training_rows(ds)
     training_rows(ds.select([0, 1, 3]))
     raw = ds.rename_column("captions", "sentences").remove_columns("image_id")

@@ -1,4 +1,4 @@
-"""Every source becomes one shape, and what cannot is refused with the remedy."""
+"""Every source is converted to the same columns, or refused with the remedy."""
 
 import csv
 import functools
@@ -13,7 +13,7 @@ from hf_captionrl.data import check_captions, exchange_captions, load_caption_sp
 from hf_captionrl.data.caption_columns import undecoded
 from tests.data.photos import captions, embedded, make_folder, png
 
-ALL = (1, 0, 0)  # no split is taken out of train
+ALL = (1, 0, 0)  # no split is divided off train
 
 
 def assert_shape(ds):
@@ -76,7 +76,7 @@ def test_csv_and_parquet_metadata(tmp_path):
     ("line", "number"), [("1.png,a dog, running\n", 5), ("1.png\n", 5), ('1.png,"a\ndog",3\n', 6)]
 )
 def test_a_csv_row_of_another_length_is_refused(tmp_path, line, number):
-    """What an unquoted comma cuts off would be lost, and what is missing would be no caption."""
+    """An unquoted comma would truncate a caption, and a missing field would be an empty caption."""
     folder = make_folder(tmp_path / "a", 2)
     (folder / "metadata.jsonl").unlink()
     (folder / "metadata.csv").write_text('file_name,caption\n\n0.png,"a cat,\nasleep"\n' + line)
@@ -131,7 +131,7 @@ def test_missing_columns_name_what_there_is_and_what_to_set(tmp_path):
     with pytest.raises(ValueError, match=r"caption_column could be any of \['caption', 'text'\]"):
         load_captions("imagefolder", data_dir=folder)
     make_folder(tmp_path, 3, column="captions", rows={n: {"captions": n} for n in range(3)})
-    with pytest.raises(ValueError, match=r"not one text.*Set caption_column"):
+    with pytest.raises(ValueError, match=r"no text; the columns.*Set caption_column"):
         load_captions("imagefolder", data_dir=folder)
 
 

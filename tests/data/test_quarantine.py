@@ -1,4 +1,4 @@
-"""Bad rows are left out, counted and written down; too many stop the run before it starts."""
+"""Invalid rows are removed, counted and listed; too many of them stop the run before it starts."""
 
 import json
 import os
@@ -21,7 +21,7 @@ from tests.data.photos import captions, embedded, make_folder, png
 
 
 def bad_folder(folder, count=100):
-    """100 pictures, five of them bad, one row without a good caption, two rows that lose a caption."""
+    """100 images, five of them invalid, one row without a valid caption, two rows with an invalid caption."""
     make_folder(
         folder,
         count,
@@ -121,7 +121,7 @@ def test_all_splits_in_one_file_and_each_below_the_limit(tmp_path):
     assert {name: len(ds) for name, ds in good.items()} == {"train": 100, "validation": 3, "test": 4}
     assert json.loads(path.read_text())["split"] == "validation"
     assert (report.bad_rows("train"), report.bad_fraction("validation")) == (0, 0.25)
-    # A split that was taken out of train calls itself by its own name.
+    # A split that was divided off train has its own name.
     _, single = check_captions(splits["test"])
     assert single.rows == {"test": 4}
 

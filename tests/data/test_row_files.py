@@ -1,4 +1,4 @@
-"""CSV and its like: what cannot be read without guessing is refused with its line, and no row is lost."""
+"""CSV and other row files: ambiguous files are refused with the line, and no row is lost."""
 
 import csv
 import json
@@ -46,7 +46,7 @@ def test_other_repeated_columns_are_refused(tmp_path, header):
     [
         ('file_name,caption\na.png,"a dog\nb.png,a cat\nc.png,a cow\n', 2, "never closed"),
         ('file_name,caption\na.png,x\nb.png,"a cat\n', 3, "never closed"),
-        # The next quote seems to close it: without care two rows become one.
+        # The next quote would close it and join two rows.
         ('file_name,caption\na.png,"a dog\nb.png,"a cat"\nc.png,y\n', 2, "text after a closing quote"),
         ('file_name,caption\na.png,"two\nlines"\nb.png,"a "big" cat"\n', 4, "text after a closing quote"),
         ('file_name,"caption\na.png,x\n', 1, "never closed"),
@@ -96,7 +96,7 @@ HOSTILE = [
 
 @pytest.mark.parametrize("suffix", ["csv", "jsonl"])
 def test_rows_in_are_rows_used_and_rows_quarantined(tmp_path, suffix):
-    """Hostile rows, written by the standard library: none vanishes."""
+    """No difficult row that the standard library writes is lost."""
     random.seed(7)
     number = 300
     rows = []
@@ -117,7 +117,7 @@ def test_rows_in_are_rows_used_and_rows_quarantined(tmp_path, suffix):
     bad = [entry.image_id for entry in report.entries if entry.dropped == "row"]
     assert sorted([*good["image_id"][:], *bad]) == sorted(row[0] for row in rows)
     assert len(good) + report.bad_rows() == number
-    # Every caption, too: used, in a row that is out, or listed.
+    # Every caption is used, in a removed row, or listed.
     used = sum(map(len, good["captions"][:]))
     given = {row[0]: row[1:] for row in rows}
     usable = sum(any(map(str.isalnum, text)) and len(text) <= 4000 for i in good["image_id"][:] for text in given[i])

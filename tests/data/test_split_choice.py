@@ -1,4 +1,4 @@
-"""Which images are meant: all, a split, several; nothing is divided unasked, and what is divided is said."""
+"""Choice of splits: all, one or several; data are divided only on request, with a log."""
 
 import logging
 
@@ -12,7 +12,7 @@ from tests.data.photos import embedded, make_folder
 
 @pytest.fixture
 def plain(tmp_path):
-    """20 images that name no splits."""
+    """20 images without splits."""
     return {"dataset_name": "imagefolder", "data_dir": make_folder(tmp_path / "photos", 20)}
 
 
@@ -36,7 +36,7 @@ def test_names_of_splits():
         with pytest.raises(ValueError, match="has an empty name"):
             parse_split(bad)
     for bad in ("test+test", "val+validation", "all+test"):
-        with pytest.raises(ValueError, match="names images twice"):
+        with pytest.raises(ValueError, match="has images twice"):
             parse_split(bad)
 
 
@@ -80,7 +80,7 @@ def test_to_look_at_data_without_splits_is_to_look_at_all(plain, caplog):
         "its 20 images are divided by the hash of image_id (seed 0) into 16 train (0.8), 2 validation (0.1), 2 test"
         in (caplog.text)
     )
-    # The same that training holds out.
+    # The images that training holds out.
     assert set(test.dataset["image_id"]) == set(load_captions(split="test", **plain)["image_id"])
     assert test.split == "test"
     other = choose_split("imagefolder", "test", data_dir=plain["data_dir"], split_fractions=(0.5, 0.1, 0.4), seed=3)
@@ -91,7 +91,7 @@ def test_to_look_at_named_splits_is_to_look_at_test(named, tmp_path):
     found = choose_split(named["dataset_name"], None, data_dir=named["data_dir"])
     assert (found.split, found.sizes) == ("test", {"train": 10, "validation": 4, "test": 6})
     assert found.dataset["image_id"][:] == [f"{n}.png" for n in range(14, 20)]
-    # A named train is whole, as long as no one asks for what it lacks.
+    # A named train split is undivided unless a missing split is requested.
     folder = make_folder(tmp_path / "two", 20, rows={n: {"split": "train" if n < 15 else "val"} for n in range(20)})
     assert len(choose_split("imagefolder", "train", data_dir=folder).dataset) == 15
     with pytest.raises(ValueError, match=r"has the splits {'train': 15, 'validation': 5} and no 'test'. Set split"):
@@ -165,7 +165,7 @@ def test_a_recipe_divides_by_its_shares(plain, tmp_path, caplog):
 
 
 def test_a_split_column_of_a_table_is_honoured(tmp_path):
-    """Flickr30k on the Hub: one table called test, whose rows name their splits."""
+    """Flickr30k on the Hub: one table called test, with a column of split names."""
     names = ["train", "val", "test", "train"]
     table = embedded(4).add_column("split", names)
     datasets.DatasetDict({"test": table}).save_to_disk(tmp_path / "d")
@@ -174,6 +174,6 @@ def test_a_split_column_of_a_table_is_honoured(tmp_path):
         found = choose_split(str(tmp_path / name), None)
         assert (found.split, found.sizes) == ("test", {"train": 2, "validation": 1, "test": 1})
         assert found.dataset["image_id"][:] == ["id-2"]
-    # A column about something else.
+    # A column with another meaning.
     embedded(4).add_column("split", ["a", "train", "b", "c"]).to_parquet(tmp_path / "t.parquet")
     assert len(choose_split(str(tmp_path / "t.parquet"), None).dataset) == 4

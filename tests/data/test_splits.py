@@ -1,4 +1,4 @@
-"""Ids stay unique, splits stay apart, and what is missing is cut the same way on every machine."""
+"""Unique ids, disjoint splits, and missing splits that are the same on every machine."""
 
 import json
 import logging
@@ -11,7 +11,7 @@ from hf_captionrl.data import hash_split, load_caption_splits, load_captions
 from hf_captionrl.data.caption_columns import replace_column, with_split
 from tests.data.photos import embedded, make_folder, png
 
-ALL = (1, 0, 0)  # no split is taken out of train
+ALL = (1, 0, 0)  # no split is divided off train
 
 
 # --- ids ---
@@ -31,7 +31,7 @@ def test_one_caption_a_row_is_joined(tmp_path, caplog):
 def test_one_id_for_two_images_is_an_error(tmp_path):
     folder = make_folder(tmp_path, 4, rows={n: {"image_id": "same" if n > 1 else n} for n in range(4)})
     with pytest.raises(
-        ValueError, match=r"image_id 'same' stands for different images in rows 2 and 3.*image_id_column"
+        ValueError, match=r"image_id 'same' is used for different images in rows 2 and 3.*image_id_column"
     ):
         load_captions("imagefolder", data_dir=folder)
 
@@ -55,7 +55,7 @@ def test_splits_that_number_alike_are_told_apart(tmp_path, caplog):
     splits = load_caption_splits("imagefolder", data_dir=tmp_path)
     assert splits["train"]["image_id"][:] == ["train/0", "train/1", "train/2"]
     assert splits["validation"]["image_id"][:] == ["validation/0", "validation/1", "validation/2"]
-    assert "number their images alike" in caplog.text
+    assert "use the same ids for different images" in caplog.text
 
 
 def test_the_same_image_in_two_splits_is_said(tmp_path, caplog):
@@ -79,7 +79,7 @@ def test_hash_split_is_exact_stable_and_blind_to_order(tmp_path):
     shuffled = hash_split(ds.shuffle(seed=3), shares)
     assert {name: set(part["image_id"]) for name, part in shuffled.items()} == ids
     assert {name: set(part["image_id"]) for name, part in hash_split(ds, shares, seed=1).items()} != ids
-    # Ten images fewer: only those at the cuts change sides.
+    # With ten images fewer, only images near the boundaries move.
     fewer = hash_split(ds.select(range(190)), shares)
     assert sum(len(set(fewer[name]["image_id"]) - ids[name]) for name in fewer) <= 4
     # The same on every machine.
@@ -139,7 +139,7 @@ def test_one_split_name_that_is_not_known_is_refused(tmp_path, odd):
     folder = make_folder(tmp_path, 4, rows={n: {"split": odd if n == 2 else "train"} for n in range(4)})
     with pytest.raises(ValueError, match=rf"row 3 \(the first is 1\) has the split {odd!r}; other rows name one of"):
         load_caption_splits("imagefolder", data_dir=folder)
-    # Where none is known, the column is about something else.
+    # If no value is known, the column has another meaning.
     folder = make_folder(tmp_path, 4, rows={n: {"split": odd} for n in range(4)})
     assert len(load_captions("imagefolder", data_dir=folder, split_fractions=ALL)) == 4
 
@@ -150,7 +150,7 @@ def test_one_split_name_that_is_not_known_is_refused(tmp_path, odd):
 def test_replace_column_of_a_selection():
     ds = embedded(10).select([7, 2, 2, 5])
     out = replace_column(ds, "captions", [["a"], ["b"], ["d"], ["c"]], datasets.List(datasets.Value("string")))
-    assert out["captions"][:] == [["a"], ["b"], ["d"], ["c"]]  # a row that is there twice may get two values
+    assert out["captions"][:] == [["a"], ["b"], ["d"], ["c"]]  # a row that occurs twice may get two values
     assert out["image_id"][:] == ["id-7", "id-2", "id-2", "id-5"]
     assert out.select([3])[0]["captions"] == ["c"]
     assert out["image"][1] == ds["image"][1]

@@ -1,4 +1,4 @@
-"""Frames come from where the clock says, whatever the container."""
+"""Frames are sampled by time, in every container format."""
 
 import io
 import sys
@@ -57,7 +57,7 @@ def test_too_short_delays_count_as_browsers_play_them():
 
 @pytest.mark.parametrize("disposal", [0, 1, 2])
 def test_partial_frames_are_drawn_over_what_stays(disposal):
-    """Frames of a GIF hold what changed; the oracle draws whole pictures."""
+    """Frames of a GIF hold only changes; the expected frames are complete."""
     whole = []
     for k in range(6):
         picture = plain((40, 90, 160), (40, 30))
@@ -100,7 +100,7 @@ def test_films(kind, tmp_path):
 
 def test_films_with_frames_of_different_length_and_a_late_start():
     times = [5, 6, 16, 17, 18, 21]
-    durations = [1, 10, 1, 1, 3, 1]  # the last as long as the film's rate says
+    durations = [1, 10, 1, 1, 3, 1]  # the last frame has the duration of the film's rate
     data = film(6, times=times)
     for number in (1, 2, 3, 6):
         assert colours_of(sample_frames(data, number)) == middles(durations, number)

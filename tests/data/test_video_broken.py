@@ -1,4 +1,4 @@
-"""What is no video, or a broken one, says so."""
+"""Errors of broken videos and of other files."""
 
 import io
 import pickle
@@ -55,7 +55,7 @@ def test_a_film_cut_short_is_refused(kind, tmp_path):
 
 
 def test_a_film_without_its_index_is_refused(tmp_path):
-    data = film(20)  # the index of an MP4 stands at the end
+    data = film(20)  # the index of an MP4 is at the end
     refused(data[: len(data) // 2], "does not decode beyond its header", "video_truncated")
     (tmp_path / "half.mp4").write_bytes(data[: len(data) // 2])
     error = str(refused(tmp_path / "half.mp4", r"its header \([A-Z][a-z ]+\)", "video_truncated"))
@@ -100,8 +100,8 @@ def test_at_least_one_frame(number):
 
 def test_what_is_no_video(tmp_path):
     (tmp_path / "a.gif").write_text("<html>404</html>")
-    refused(tmp_path / "a.gif", "a.gif' begins like none of", "video_unreadable")
-    refused(png(0), "begins like none of", "video_unreadable")
+    refused(tmp_path / "a.gif", "a.gif' is not a GIF", "video_unreadable")
+    refused(png(0), "is not a GIF", "video_unreadable")
     refused(Image.new("RGB", (4, 4)), "is a picture", "video_unreadable")
     refused(tmp_path / "none.mp4", "video '.*none.mp4' is not a file", "image_not_found")
     refused("https://a.b/c.gif", "is an address", "image_remote")

@@ -68,7 +68,7 @@ def test_rewards_carry_no_gradient(rollouts):
         ([Fixed([1.0])], [1.0, 2.0], "2 reward weights for 1"),
         ([Fixed([1.0])], [math.nan], "Use finite numbers"),
         ([Fixed([1.0])], [math.inf], "Use finite numbers"),
-        ([Fixed([1.0]), Fixed([2.0])], None, "one name"),
+        ([Fixed([1.0]), Fixed([2.0])], None, "the same name"),
     ],
 )
 def test_weights_that_do_not_fit_are_refused(rewards, weights, message):

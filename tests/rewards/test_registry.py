@@ -49,9 +49,9 @@ def test_zero_weight_is_a_weight():
     [
         ("cidre", None, ValueError, "There is no reward 'cidre'"),
         ([], None, ValueError, "There is no reward"),
-        ([("cider", 1.0)], [1.0], ValueError, "Give them once"),
+        ([("cider", 1.0)], [1.0], ValueError, "Pass them once"),
         (["cider", "length"], [1.0], ValueError, "1 reward weights for 2"),
-        (["cider", "cider"], None, ValueError, "one name"),
+        (["cider", "cider"], None, ValueError, "the same name"),
         (None, None, TypeError, "None is not a reward"),
         ([3], None, TypeError, "3 is not a reward"),
         (CiderReward, None, TypeError, "is not a reward"),

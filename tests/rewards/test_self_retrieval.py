@@ -52,7 +52,7 @@ def plain(scorer, caption: str, own: int, compared: list[int], kind: str, scale:
 @pytest.mark.parametrize("kind", sorted(KINDS))
 @pytest.mark.parametrize(("key", "scale"), [("cosine_times_100_as_coded", 100.0), ("raw_cosine_paper_literal", 1.0)])
 def test_equals_the_authors_numbers(kind, key, scale):
-    """Theirs are losses, and at scale 100 their similarity is a hundred cosines; here a cosine is a cosine."""
+    """The authors' values are losses, and their similarities include the scale of 100."""
     similarity = torch.tensor(VECTORS["text_features"]) @ torch.tensor(VECTORS["image_features"]).T
     found = retrieval_rewards(similarity, torch.arange(6), kind, scale)
     expected = -torch.tensor(VECTORS[key][KINDS[kind]]["loss"])
@@ -60,7 +60,7 @@ def test_equals_the_authors_numbers(kind, key, scale):
 
 
 def test_a_tie_is_not_a_success():
-    """In the authors' code it is one, as argmax takes the first of equals: their number of two zero captions is 1."""
+    """In the authors' code it is a success, because argmax takes the first of equals."""
     assert VECTORS["tie_all_zero_text_acc"] == [1.0, 1.0]
     assert retrieval_rewards(torch.zeros(2, 6), torch.arange(2), "accuracy").tolist() == [0, 0]
     similarity = torch.tensor([[0.5, 0.5, 0.1], [0.5, 0.4, 0.1]])
@@ -128,7 +128,7 @@ def test_similarity_scale(rollouts, given, scale):
 
 @pytest.mark.parametrize("scope", ["batch", "bag", "hard"])
 def test_two_processes_reward_as_one(rollouts, scope):
-    """Candidates of all processes, positions shifted by those before."""
+    """Candidates of all processes; positions count those of the processes before."""
     scorer, captions = world()
     reward = ready(rollouts, scorer, distractor_scope=scope, num_hard_distractors=2, bags=True)
     whole = reward(rollouts.context(captions, ROWS, bag_size=3))
@@ -145,7 +145,7 @@ def test_two_processes_reward_as_one(rollouts, scope):
         for start in (0, 3)
     ]
     assert_close(torch.cat(parts), whole, magnitude=100)  # cosines times 100
-    if scope == "batch":  # negative control: a process alone has easier distractors
+    if scope == "batch":  # negative control: one process alone has easier distractors
         alone = reward(rollouts.context(captions[: 3 * G], ROWS[:3]))
         assert (alone > parts[0] + 1e-3).any()
 
@@ -202,7 +202,7 @@ def test_an_ensemble_takes_turns(rollouts):
         context = rollouts.context(captions, ROWS, step=step)
         mine, theirs = context, rollouts.context(captions, ROWS)
         assert reward(mine).equal(alone[step % 2](theirs))
-        # Logged at every step, by the scorer whose turn it is.
+        # Logged at every step, by the current scorer.
         assert mine.statistics == theirs.statistics
         assert "recall_at_1" in mine.statistics
 
@@ -213,7 +213,7 @@ def test_captions_truncated_by_the_scorer_are_counted(rollouts):
     scorer.texts[long] = scorer.images[0]
     context = rollouts.context([long, *captions[1:]], ROWS)
     ready(rollouts, scorer)(context)
-    assert context.statistics["completions/cut_by_scorer"] == pytest.approx(1 / 12)
+    assert context.statistics["completions/truncated_by_scorer"] == pytest.approx(1 / 12)
 
 
 def test_captions_are_read_once_and_images_never(rollouts, monkeypatch):
@@ -256,7 +256,7 @@ def test_contradictory_arguments_are_errors_before_training(rollouts):
     scorer, _ = world()
     with pytest.raises(ValueError, match="needs a scorer"):
         SelfRetrieval().prepare(rollouts.data([["a"]]))
-    with pytest.raises(ValueError, match="made of bags"):
+    with pytest.raises(ValueError, match="needs batches of bags"):
         SelfRetrieval(scorer, distractor_scope="bag").prepare(rollouts.data([["a"]] * 8))
     with pytest.raises(ValueError, match="features of 8 images for 3"):
         SelfRetrieval(scorer).prepare(rollouts.data([["a"]] * 3))

@@ -1,4 +1,4 @@
-"""Reward functions of both signatures: which is which, what they are given, and what they may return."""
+"""Reward functions of both signatures: their arguments, results and errors."""
 
 import asyncio
 import functools
@@ -35,11 +35,11 @@ class AsyncOfCompletions:
         return [5.0 for _ in completions]
 
 
-# What a function of completions is given
+# Arguments of a function of completions
 
 
 class Recorder:
-    """A function of completions that keeps its arguments."""
+    """A function of completions that records its arguments."""
 
     def __call__(self, completions, **kwargs):
         self.given: dict[str, Any] = {"completions": completions, **kwargs}
@@ -125,7 +125,7 @@ def test_completions_are_text_or_messages(context):
     assert values(CompletionReward(plain, conversational=True)) == [0.0] * 4
     assert values(CompletionReward(of_lists)) == values(CompletionReward(quoted)) == [5.0, 9.0, 5.0, 4.0]
     context.completions = [[{"role": "assistant", "content": "chat"}]] * 4
-    assert values(CompletionReward(plain)) == [0.0] * 4  # as in TRL, whatever is annotated
+    assert values(CompletionReward(plain)) == [0.0] * 4  # as in TRL, whatever the annotation
     assert values(CompletionReward(of_lists)) == [4.0] * 4
     assert values(CompletionReward(plain, conversational=False)) == [1.0] * 4
 
@@ -153,7 +153,7 @@ def test_missing_columns_are_found_before_training(rollouts):
         rewards(rollouts.context(["a"], [0]))
 
 
-# What a function returns
+# Results of a function
 
 
 @pytest.mark.parametrize(
@@ -215,7 +215,7 @@ def test_captions_without_any_reward_are_warned_of(context, caplog):
     assert "2 of 4 captions got None or NaN from every reward (first, second)" in caplog.text
     assert "'a dog' of the image 'i7'" in caplog.text
     caplog.clear()
-    # With a reward that always applies beside it, a function may leave out what it likes.
+    # Beside a reward that always applies, a function may return None for any caption.
     resolve_rewards([lambda c: [None] * 4, LengthPenalty()])(context)
     assert not caplog.text
 

@@ -1,4 +1,4 @@
-"""The epoch of the bag curriculum: set by a callback, never by an attribute that Trainer or accelerate looks for."""
+"""The epoch of the bag curriculum is set only by a callback, not by Trainer or accelerate."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ BAGS = {"bags": True, "bag_schedule": {1: 2, 2: 4}, **SAMPLED, "max_completion_l
 
 
 def self_retrieval(folder, scenes, **settings):
-    """Two rollouts an epoch; bags of 2 in the first, of 4 later."""
+    """Two rollouts per epoch; bags of 2 in the first epoch, of 4 later."""
     return build(folder, scenes["train"], **{**BAGS, "max_steps": 4, **settings})
 
 

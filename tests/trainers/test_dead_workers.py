@@ -1,4 +1,4 @@
-"""A killed worker is named, whenever PyTorch says so: its signal's handler may speak at any moment."""
+"""The error of a killed worker names it, at any moment that PyTorch's signal handler may raise."""
 
 import pytest
 

@@ -64,7 +64,7 @@ def test_eval_loss_equals_a_loop(tmp_path, scenes, mle_weight, batch):
     trainer = make(tmp_path, scenes, mle_weight=mle_weight, per_device_eval_batch_size=batch)
     expected = looped_loss(trainer.captioner, scenes["validation"], 42, smile=mle_weight == 0.0)
     assert trainer.evaluate()["eval_loss"] == pytest.approx(expected, rel=1e-5)
-    trainer.state.epoch = 3.0  # the same captions in each epoch
+    trainer.state.epoch = 3.0  # the same captions in every epoch
     trainer.accelerator.step = 7
     assert trainer.evaluate()["eval_loss"] == pytest.approx(expected, rel=1e-5)
 
@@ -154,7 +154,7 @@ def test_a_metric_that_evaluation_does_not_give_is_refused(tmp_path, scenes, set
     data = {"a": scenes["validation"]} if settings.pop("eval", None) else scenes["validation"]
     with pytest.raises(ValueError, match=message):
         make(tmp_path, scenes, trainer_arguments={"eval_dataset": data}, **settings)
-    # Names that the user's own function gives are not known before.
+    # Names from compute_metrics are not known in advance.
     settings["metric_for_best_model"] = "bleu"
     make(tmp_path, scenes, trainer_arguments={"eval_dataset": data, "compute_metrics": lambda p: {}}, **settings)
 
@@ -251,7 +251,7 @@ def test_a_data_collator_makes_the_batches_of_training_and_evaluation(tmp_path, 
 
 @pytest.mark.parametrize("kind", ["captioner", "model", "name"])
 def test_model_init_makes_what_a_model_may_be(kind, tmp_path, scenes, monkeypatch):
-    # A trial is of a library for searches, of which none is installed.
+    # Trials belong to search libraries, none of which is installed.
     monkeypatch.setattr("transformers.integrations.hp_params", dict)
     model, processor = tiny_blip()
     model.save_pretrained(tmp_path / "m")
@@ -295,7 +295,7 @@ def test_model_init_resets_adapter_and_cached_features(tmp_path, scenes):
     trainer.train()
     other = trainer.train_dataset[0]["image_features"]
     assert any("lora" in name for name in first)
-    assert not torch.equal(features, other)  # of the tower that came with the new model
+    assert not torch.equal(features, other)  # of the new model's tower
     pixels = trainer.captioner.encode_images([scenes["train"][0]["image"]])
     torch.testing.assert_close(other[None], trainer.captioner.image_features(**pixels).detach())
 
@@ -346,7 +346,7 @@ def test_default_output_folder_has_the_name_of_the_model(tmp_path, scenes, score
     assert CaptionRLTrainer("my-blip", "cider").args.output_dir == "my-blip-CaptionRL"
     assert default_output_dir("Salesforce/blip-base", "SMILE") == "blip-base-SMILE"
     assert default_output_dir(model, "SMILE") == "blip-SMILE"
-    assert default_output_dir("scenes:blip-mle", "SMILE") == "blip-mle-SMILE"  # no file system refuses it
+    assert default_output_dir("scenes:blip-mle", "SMILE") == "blip-mle-SMILE"  # valid on every file system
     assert default_output_dir(None, "SMILE") == "captioner-SMILE"
 
 

@@ -1,4 +1,4 @@
-"""peft_config=LoraConfig(...) as in TRL, and the papers' adapters as functions that return one."""
+"""peft_config as in TRL, and the presets for the papers' adapters."""
 
 import copy
 import re

@@ -1,4 +1,4 @@
-"""Rollouts draw from the policy itself."""
+"""Rollouts sample from the policy's own distribution."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ def drawn(captioner, images, **settings):
 
 @pytest.mark.parametrize("family", ["blip", "git", "vit-gpt2", "clipcap"])
 def test_published_generation_settings_do_not_change_the_rollout(family):
-    """Repetition penalties and forced ends would draw from another distribution than the one that is scored."""
+    """Repetition penalties and forced ends would sample from another distribution than the scored one."""
     captioner = tiny_captioner(family)
     images = [captioner.encode_images(tiny_images(2))]
     plain = drawn(captioner, images)
@@ -24,7 +24,7 @@ def test_published_generation_settings_do_not_change_the_rollout(family):
     writer.generation_config.repetition_penalty = 50.0
     writer.generation_config.min_new_tokens = 8
     assert drawn(captioner, images) == plain
-    assert writer.generation_config.repetition_penalty == 50.0  # kept for those who load what is saved
+    assert writer.generation_config.repetition_penalty == 50.0  # kept in the saved model
     torch.manual_seed(0)
     assert captioner.generate(**images[0], **SETTINGS).ids.tolist() != plain
 

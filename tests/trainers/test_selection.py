@@ -1,4 +1,4 @@
-"""Which checkpoint a run selected: printed, stored with the model, and right about ties."""
+"""The selected checkpoint is printed and stored with the model, with its ties."""
 
 import json
 
@@ -121,8 +121,8 @@ def test_rolled_back_run_says_what_it_kept(tmp_path, scenes, capsys):
     trainer.args.metric_for_best_model = "recall_at_1"
     trainer.guard.rolled_back_to = str(tmp_path / "checkpoint-2")
     trainer._load_best_model()
-    assert trainer.selection["kept_instead"] == "the guard went back to checkpoint-2"
-    assert "It was not loaded: the guard went back to checkpoint-2." in capsys.readouterr().out
+    assert trainer.selection["kept_instead"] == "the guard rolled back to checkpoint-2"
+    assert "It was not loaded: the guard rolled back to checkpoint-2." in capsys.readouterr().out
 
 
 def test_report_of_a_recipe_holds_it(tmp_path):

@@ -1,4 +1,4 @@
-"""SLETrainer: its gradient by enumeration and against a plain loop, the switch from cross-entropy, bad input."""
+"""SLETrainer: its gradient by enumeration and against a plain loop, and invalid input."""
 
 import itertools
 import json
@@ -58,11 +58,11 @@ def plain_cider(candidate, references, corpus):
 END, LONGEST, VOCABULARY = 0, 5, 3
 
 
-REFERENCES = [[(1, 2, 1, 2), (2, 2, 1), ()], [(1, 1)], [(2, 1, 2)]]  # the first image is the one that is captioned
+REFERENCES = [[(1, 2, 1, 2), (2, 2, 1), ()], [(1, 1)], [(2, 1, 2)]]  # the first image is captioned
 
 
 def all_captions():
-    """Every caption that the policy can write: up to four words and the end, or five words."""
+    """Every caption that the policy can generate: up to four words and the end, or five words."""
     return [
         words + ((END,) if len(words) < LONGEST else ())
         for length in range(LONGEST + 1)
@@ -111,9 +111,9 @@ def reward_data():
 
 
 def exact_gradient(theta, alpha, s, plain_distance):
-    """Of Eq. 15-16 with the baselines of Section 4.3, expected over s independent captions.
+    """Expectation of Eq. 15-16 with the baselines of Section 4.3 over s independent captions.
 
-    Captions j != k are independent, and d(y, y) = 0, so two sums over all captions say everything.
+    Captions j != k are independent and d(y, y) = 0, so two sums over all captions are enough.
     """
     captions = all_captions()
     ids, mask = tensors(captions)
@@ -124,16 +124,16 @@ def exact_gradient(theta, alpha, s, plain_distance):
     cider = torch.tensor([plain_cider(c, corpus[0], corpus) for c in captions], dtype=torch.float64)
     words = [[w for w in c if w != END] for c in captions]
     d = torch.tensor([[plain_distance(a, b) for b in words] for a in words], dtype=torch.float64)
-    # CIDEr: the greedy baseline does not depend on what was sampled, so it falls out.
+    # CIDEr: the greedy baseline does not depend on the samples, so it cancels.
     quality = p * cider
-    # Eq. 14, s (s - 1) pairs; and its baseline, in which each sample stands twice.
+    # Eq. 14, s (s - 1) pairs; and its baseline, in which each sample occurs twice.
     diversity = 2 * (s - 1) / s * p * (d @ p) - 2 * (s - 1) / s**2 * p * ((d + d.T) @ p)
     total = ((alpha * quality + (1 - alpha) * diversity) * -log_p.double()).sum()
     return torch.autograd.grad(total, theta)[0].double()
 
 
 def sampled_gradients(theta, config, batches, images):
-    """Gradients of the loss that the trainer computes, one a batch of rollouts."""
+    """Gradients of the trainer's loss, one per batch of rollouts."""
     rewards = WeightedRewards(*zip(*config.make_rewards(), strict=True))
     rewards.prepare(reward_data())
     names = {reward.baseline or config.baseline for reward in rewards.rewards}
@@ -163,7 +163,7 @@ def policy():
 
 
 def z_scores(found, exact):
-    """Distance of the mean from the exact gradient in standard errors, where a parameter matters."""
+    """Distance of the mean from the exact gradient in standard errors, for parameters with a gradient."""
     found = torch.stack(list(found))
     error = found.std(0) / math.sqrt(len(found))
     used = error > 0
@@ -188,15 +188,15 @@ def test_the_gradient_is_that_of_all_captions_summed(tmp_path, alpha, s, distanc
     z = z_scores(found, exact_gradient(theta, alpha, s, plain))
     assert z.abs().max() < 4.5
     assert float((z**2).mean()) < 2.5
-    # Another alpha is told apart: the error bar is small enough to say something.
+    # Another alpha is distinguished, so the standard error is small enough.
     assert z_scores(found, exact_gradient(theta, abs(alpha - 0.25), s, plain)).abs().max() > 6
 
 
 def test_a_symmetric_distance_loses_a_share_of_two_in_s_to_its_baseline(tmp_path):
-    """The mean over all captions of an image contains the caption itself: with s = 2 nothing is left."""
+    """The mean over all captions of an image contains the caption itself: with s = 2 the advantage is 0."""
     theta = policy()
     full, half, none = (exact_gradient(theta, 0.0, s, plain_edit) for s in (10**6, 4, 2))
-    # A million captions stand for infinitely many, which are some 1e-6 of the gradient (0.01) away.
+    # A million captions approximate infinitely many, up to about 1e-6 of the gradient (0.01).
     assert half.numpy() == within((full * (3 / 4) * (1 - 2 / 4)).numpy(), 1e-7)
     assert none.abs().max() < resolution(1, dtype="float64")
     with pytest.warns(UserWarning, match="diversity advantage is 0"):
@@ -218,7 +218,7 @@ def test_the_code_of_2018_gives_its_advantages(tmp_path):
     config = SLEConfig(str(tmp_path), diversity="multi_reference", use_cpu=True)
     (_, diversity) = config.make_rewards()
     quality = FunctionReward(lambda context: torch.tensor(VECTORS["quality_advantage"]).flatten(), "quality")
-    quality.baseline = "none"  # what the authors' example gives is an advantage already
+    quality.baseline = "none"  # the authors' example returns advantages
     rewards = WeightedRewards([quality, diversity[0]], [config.alpha, diversity[1]])
     ids: dict[str, int] = {"<end>": END}
     captions = [
@@ -234,7 +234,7 @@ def test_the_code_of_2018_gives_its_advantages(tmp_path):
 
 
 def step_with_rollout(folder, dataset, **arguments):
-    """One step, and the captions that it was taken on: sampled and greedy."""
+    """One step, and its sampled and greedy captions."""
     trainer = build(folder, dataset, **arguments)
     written = []
     write = trainer.rollouts.generate

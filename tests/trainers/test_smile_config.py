@@ -1,4 +1,4 @@
-"""Configuration: defaults of the paper, presets, and messages that name the remedy."""
+"""SmileConfig: defaults of the paper, presets, and errors that name the remedy."""
 
 import pytest
 

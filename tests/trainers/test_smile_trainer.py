@@ -1,4 +1,4 @@
-"""SmileTrainer against plain loops, other splits of the batch, other numbers of processes, and its own resumed self."""
+"""SmileTrainer: plain loops, splits of the batch, several processes, and exact resume."""
 
 import json
 import os
@@ -108,7 +108,7 @@ def test_other_families_split_alike(tmp_path, scenes, family):
 
 
 def test_the_split_matters_to_a_trainer_that_averages_per_micro_batch(tmp_path, scenes, whole_batch, monkeypatch):
-    """The planted fault: dividing by each micro-batch's own tokens is another gradient, and the test above sees it."""
+    """Negative control: dividing by the tokens of each micro-batch changes the gradient, which the test above detects."""
     monkeypatch.setattr(
         SmileTrainer,
         "token_mean",
@@ -161,7 +161,7 @@ def test_cached_image_features_change_nothing(tmp_path, scenes, whole_batch, mon
     cached = train(tmp_path / "a", scenes["train"], per_device_train_batch_size=16, **settings)
     assert largest_difference(weights(cached), whole_batch) < resolution(1)
     assert sum(encoded) == 16
-    # A second run of three epochs encodes nothing at all.
+    # A second run of three epochs encodes nothing.
     train(tmp_path / "b", scenes["train"], per_device_train_batch_size=8, **{**settings, "max_steps": 6})
     assert sum(encoded) == 16
 
@@ -191,7 +191,7 @@ def test_resume_is_exact(tmp_path, scenes):
         "optim": "adamw_torch",
         "learning_rate": 1e-3,
         "lr_scheduler_type": "cosine",
-        "per_device_train_batch_size": 4,  # 4 steps an epoch: step 6 is in the middle of the second
+        "per_device_train_batch_size": 4,  # 4 steps per epoch: step 6 is in the middle of the second
         "max_steps": 10,
         "save_strategy": "steps",
         "save_steps": 6,
@@ -270,7 +270,7 @@ def test_evaluation_generates_and_retrieves(tmp_path, scenes):
     trainer = SmileTrainer(captioner(), config, eval_dataset=scenes["validation"], scorer=scorer)
     metrics = trainer.evaluate()
     assert {"eval_length", "eval_lexical_diversity", "eval_recall_at_1", "eval_recall_at_5"} <= metrics.keys()
-    assert "eval_rd100_recall_at_1" not in metrics  # 12 images are not 100
+    assert "eval_rd100_recall_at_1" not in metrics  # fewer than 100 images
     assert 0.0 <= metrics["eval_recall_at_1"] <= metrics["eval_recall_at_5"] <= 1.0
     assert metrics["eval_length"] == pytest.approx(
         sum(len(c.split()) for c in trainer.generate_captions(scenes["validation"])) / 12

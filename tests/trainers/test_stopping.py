@@ -1,4 +1,4 @@
-"""Signals while a trainer trains, against the trainer's own loop."""
+"""Signals during training."""
 
 import os
 import signal
@@ -13,7 +13,7 @@ from tests.faults.jobs import trainer_of
 
 
 class At(TrainerCallback):
-    """Does something after a step."""
+    """Calls a function after a step."""
 
     def __init__(self, step, action):
         self.step, self.action = step, action
@@ -24,7 +24,7 @@ class At(TrainerCallback):
 
 
 def send_and_wait(number, is_handled):
-    """Signals that are pending are one signal: the next may be sent when this one was handled, or has raised."""
+    """Pending signals merge into one, so the next is sent only when this one was handled or has raised."""
     os.kill(os.getpid(), number)
     end = time.monotonic() + 60
     while not is_handled():
@@ -47,7 +47,7 @@ def signalled(folder, step=4, number=signal.SIGTERM, kind="smile", times=1, **ch
 
 @pytest.fixture(autouse=True)
 def _handlers_are_given_back():
-    # A shell starts programs in the background with SIGINT ignored; what is tested is how a program in front behaves.
+    # Shells start background programs with SIGINT ignored; the test is about foreground programs.
     found = signal.signal(signal.SIGINT, signal.default_int_handler)
     before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
     yield
@@ -71,7 +71,7 @@ def test_the_step_is_finished_saved_and_left(tmp_path, number, capfd):
 
 
 def test_the_best_one_does_not_push_out_the_one_just_saved(tmp_path):
-    # The Trainer's own end of training deletes every checkpoint but the best with save_total_limit=1.
+    # With save_total_limit=1 the Trainer deletes all but the best checkpoint at the end of training.
     best = {"load_best_model_at_end": True, "metric_for_best_model": "length", "eval_strategy": "epoch"}
     trainer = signalled(tmp_path, 4, save_strategy="epoch", save_total_limit=1, **best)
     with pytest.raises(SystemExit):
@@ -132,7 +132,7 @@ def test_broken_best_checkpoint_is_reported_and_the_last_weights_are_kept(tmp_pa
         weights = tmp_path / "checkpoint-3" / "model.safetensors"
         weights.write_bytes(weights.read_bytes()[:-9])
 
-    # One evaluation, after the third step, so that there is one best checkpoint.
+    # One evaluation, after the third step, so there is one best checkpoint.
     best = {"load_best_model_at_end": True, "metric_for_best_model": "length", "eval_strategy": "steps"}
     settings = {"eval_steps": 3, "save_steps": 3, "max_steps": 5, **best}
     trainer = trainer_of("smile", tmp_path, callbacks=[At(5, harm)], **settings)

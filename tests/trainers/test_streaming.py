@@ -1,4 +1,4 @@
-"""Iterable data: SMILE trains on them, alone and on two processes; what needs every image refuses them."""
+"""Iterable data: SMILE trains on them on one and two processes; trainers that need every image refuse them."""
 
 import datasets
 import pytest
@@ -34,7 +34,7 @@ def fit(folder, dataset, **more):
 
 
 def distance(a, b):
-    """Largest difference in units of the largest weight."""
+    """Largest difference relative to the largest weight."""
     assert a.keys() == b.keys()
     return max(((a[n] - b[n]).abs().max() / a[n].abs().max().clamp(min=1e-3)).item() for n in a)
 
@@ -46,7 +46,7 @@ def test_a_stream_trains_as_the_same_rows_in_memory(tmp_path, data):
     streamed = fit(tmp_path / "stream", stream, per_device_train_batch_size=16)
     assert distance(whole, streamed) < resolution(1.0)
     start = dict(tiny_captioner("blip", seed=1).model.named_parameters())
-    assert distance({n: v.detach() for n, v in start.items()}, streamed) > 1e-3  # it did train
+    assert distance({n: v.detach() for n, v in start.items()}, streamed) > 1e-3  # the weights changed
     accumulated = fit(tmp_path / "split", stream, per_device_train_batch_size=4, gradient_accumulation_steps=4)
     assert distance(whole, accumulated) < resolution(1.0, ulps=512)
 

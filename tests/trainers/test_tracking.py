@@ -1,4 +1,4 @@
-"""Captions with images, references, rewards and ranks in the trackers, read back from where they are kept; offline."""
+"""Captions with images, references, rewards and ranks, read back from the files of the trackers; offline."""
 
 import importlib.machinery
 import json
@@ -40,7 +40,7 @@ LOGGED = {
 
 @pytest.fixture
 def offline(monkeypatch, tmp_path):
-    """No remedy but to this machine; what is tried is remembered. A token that must not get anywhere."""
+    """Block and record connections to other machines, and set a token that must not be sent."""
     tried = []
     connect, look_up = socket.socket.connect, socket.getaddrinfo
 
@@ -64,7 +64,7 @@ def offline(monkeypatch, tmp_path):
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
     monkeypatch.delenv("TRACKIO_SPACE_ID", raising=False)
     monkeypatch.setenv("HF_TOKEN", TOKEN)
-    # With a token, trackio asks the Hub who its owner is, unless the Hub is switched off.
+    # With a token, trackio asks the Hub for its owner, unless the Hub is disabled.
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     close_session()
     import trackio
@@ -83,7 +83,7 @@ def offline(monkeypatch, tmp_path):
 
 
 def trackio_rows(folder):
-    """Everything that trackio kept: dicts, in their order."""
+    """Everything that trackio stored, as dicts in order."""
     with sqlite3.connect(folder / "trackio" / "captions.db") as base:
         return [json.loads(text) for (text,) in base.execute("select metrics from metrics order by id")]
 
@@ -93,7 +93,7 @@ def tables_of(folder, tag):
 
 
 def fake_wandb(monkeypatch):
-    """As much of wandb as transformers and we touch."""
+    """The part of wandb that transformers and this package use."""
     module = mock.MagicMock(name="wandb")
     module.__spec__ = importlib.machinery.ModuleSpec("wandb", None)
     module.__path__ = []
@@ -144,7 +144,7 @@ def test_what_is_read_back_is_what_was_logged(tmp_path, scenes, offline, monkeyp
             assert row["reference"].replace("\\", "") == context.references[n // 2][0]
             assert row["rewards/self_retrieval"] == pytest.approx(float(rewards[n, 0]))
             assert row["rank"] == int(context.ranks[n]) >= 1
-            # Who is found first of all is found; the share of these is what is logged as a number.
+            # The share of captions with rank 1 is logged as a number.
             stored = Image.open(tmp_path / "trackio" / "media" / row["image"]["file_path"])
             expected = open_image(image_of[row["image_id"]])
             assert np.array_equal(np.asarray(stored.convert("RGB")), np.asarray(expected))
@@ -163,7 +163,7 @@ def test_what_is_read_back_is_what_was_logged(tmp_path, scenes, offline, monkeyp
         assert all(caption in markdown.replace("\\", "") for caption in context.captions[:SHOWN])
     assert [len(events.Images(f"completions/{n}")) for n in range(SHOWN)] == [2] * SHOWN
 
-    # wandb: what its module was called with.
+    # wandb: the arguments of its calls.
     given = [
         call.args[0]["completions"].dataframe for call in wandb.log.call_args_list if "completions" in call.args[0]
     ]

@@ -1,4 +1,4 @@
-"""Each field of the installed TrainingArguments works, is refused when a configuration is made, or is none of training."""
+"""Each field of TrainingArguments works, is refused by the configuration, or has no effect on training."""
 
 import ast
 import dataclasses
@@ -89,7 +89,7 @@ TESTED = {
 
 @pytest.fixture(autouse=True, scope="module")
 def one_folder(tmp_path_factory):
-    """Configurations write nothing; one folder does for all."""
+    """Configurations write nothing, so all share one folder."""
     return tmp_path_factory.mktemp("arguments")
 
 
@@ -141,7 +141,7 @@ def replaced(cls) -> set[str]:
 
 
 def never_run(cls) -> set[str]:
-    """Methods of the Trainer that are replaced, and those that only such methods use."""
+    """Methods of the Trainer that are replaced, and those that are only used by them."""
     methods = {name: inspect.getsource(method) for name, method in vars(Trainer).items() if inspect.isfunction(method)}
     ours = "".join(inspect.getsource(owner) for owner in cls.__mro__[: cls.__mro__.index(Trainer)])
     dead = replaced(cls) & methods.keys()
@@ -160,10 +160,10 @@ def never_run(cls) -> set[str]:
 
 @pytest.mark.parametrize("cls", [SmileTrainer, SelfRetrievalTrainer, SLETrainer])
 def test_what_is_left_to_the_trainer_is_read_by_code_that_runs(cls):
-    """A field that the Trainer reads only in code that never runs here must be read, tested or refused by us."""
+    """A field that the Trainer reads only in replaced code must be read, tested or refused by this package."""
     table = cls.config_class.field_support
     dead = never_run(cls)
-    assert {"evaluate", "evaluation_loop", "prediction_step"} <= dead  # the test sees what is replaced
+    assert {"evaluate", "evaluation_loop", "prediction_step"} <= dead  # the test detects replaced methods
     assert ("_get_train_sampler" in dead) == (cls is not SmileTrainer)
     methods = {name: method for name, method in vars(Trainer).items() if inspect.isfunction(method)}
     alive = set().union(*(reads(method) for name, method in methods.items() if name not in dead))
@@ -254,7 +254,7 @@ def test_neftune_adds_noise_to_the_words(tmp_path, scenes):
     assert not same(plain, noisy)
     embeddings = noisy.captioner.base_model.get_input_embeddings()
     assert embeddings is noisy.captioner.base_model.text_decoder.get_input_embeddings()
-    assert not embeddings._forward_hooks  # taken off at the end
+    assert not embeddings._forward_hooks  # removed at the end
 
 
 def test_a_compiled_model_learns_the_same(tmp_path, scenes):
@@ -352,7 +352,7 @@ def test_evaluation_at_the_start_and_by_plateau(tmp_path, scenes):
     entries = [entry for entry in trainer.state.log_history if "eval_loss" in entry]
     assert [entry["step"] for entry in entries] == [0, 1, 2]
     assert trainer.args.metric_for_best_model == "loss"
-    # The scheduler itself overlooks gains of less than one in 10,000.
+    # The scheduler ignores gains below 1e-4.
     assert trainer.lr_scheduler.best == pytest.approx(min(entry["eval_loss"] for entry in entries[1:]), rel=2e-4)
 
 
