@@ -54,17 +54,7 @@ class CaptionCollator:
             raise ValueError(f"max_length ({self.max_length}) must be 1 or more. The papers use 40.")
 
     def __call__(self, items: Sequence[CaptionItem]) -> dict[str, Any]:
-        """Collate one batch.
-
-        Args:
-            items (`Sequence[CaptionItem]`): B items, all with images or all with features of one shape.
-
-        Returns:
-            `dict[str, Any]`: What `captioner.collate` returns.
-
-        Raises:
-            ValueError: If only some items have features, or their shapes differ.
-        """
+        """Collate B items, all with images or all with features of the same shape."""
         captions = [item["caption"] for item in items]
         features = [item["image_features"] for item in items if item["image_features"] is not None]
         if not features:

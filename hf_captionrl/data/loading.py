@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -136,9 +137,13 @@ def _read_splits(data: Any, arguments: SourceArguments, wanted: tuple[str, ...] 
         for name, rows in source.splits.items()
     }
     splits = tell_splits_apart(splits, source.name)
-    order = [*(name for name in SPLITS if name in splits), *(name for name in splits if name not in SPLITS)]
-    ordered = {name: splits[name] for name in order}
-    return _Splits(source.name, ordered, source.names_splits, source.has_captions, in_memory)
+    return _Splits(source.name, _in_order(splits), source.names_splits, source.has_captions, in_memory)
+
+
+def _in_order(splits: Mapping[str, datasets.Dataset]) -> dict[str, datasets.Dataset]:
+    """Train, validation and test first."""
+    names = [*(name for name in SPLITS if name in splits), *(name for name in splits if name not in SPLITS)]
+    return {name: splits[name] for name in names}
 
 
 def load_caption_splits(
@@ -193,8 +198,7 @@ def _carved(found: _Splits, split_fractions: tuple[float, float, float] | None, 
         return datasets.DatasetDict(found.splits)
     fractions = split_fractions or (_WHOLE if found.in_memory else SPLIT_SHARES)
     splits = carve_missing(found.splits, fractions, seed, found.name)
-    order = [*(name for name in SPLITS if name in splits), *(name for name in splits if name not in SPLITS)]
-    return datasets.DatasetDict({name: with_split(splits[name], name) for name in order})
+    return datasets.DatasetDict({name: with_split(rows, name) for name, rows in _in_order(splits).items()})
 
 
 def load_captions(

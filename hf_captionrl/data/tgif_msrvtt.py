@@ -14,14 +14,13 @@ either. It also comes as two files, `train_val_videodatainfo.json` and `test_vid
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from hf_captionrl.data.raw_splits import SPLIT_NAMES, Source
-from hf_captionrl.data.row_files import Row, read_text
+from hf_captionrl.data.row_files import Row, parse_json, read_text
 from hf_captionrl.data.video_files import VIDEO_SUFFIXES
 
 __all__ = ["find_video_source", "read_video_source"]
@@ -114,10 +113,7 @@ def _read_tgif(path: Path, root: Path) -> Source:
 
 def _read_json(path: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Videos and sentences of an MSR-VTT file."""
-    try:
-        content = json.loads(read_text(path))
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise ValueError(f"{path} is not valid JSON ({error}). Correct the file.") from error
+    content = parse_json(read_text(path), str(path))
     parts: Any = [content.get(key) for key in ("videos", "sentences")] if isinstance(content, dict) else [None]
     if not all(
         isinstance(part, list) and all(isinstance(row, dict) and "video_id" in row for row in part) for part in parts

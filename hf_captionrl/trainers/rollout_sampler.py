@@ -17,29 +17,16 @@ __all__ = ["CurriculumCallback", "RolloutBatches", "RolloutCollator", "batch_sam
 
 
 class CurriculumCallback(EpochCallback):
-    """Sets the epoch of a [`BagCurriculumSampler`], and with it the size of the bags.
-
-    Args:
-        dataset ([`BagCurriculumSampler`]): The sampler.
-    """
+    """Sets the epoch of a [`BagCurriculumSampler`], and with it the size of the bags."""
 
 
 class RolloutCollator:
-    """Adds the rows of the data set to a batch.
-
-    Args:
-        collator (`Callable`): A [`CaptionCollator`].
-    """
+    """Adds `rows` `(B,)`, the rows of the data set, to the batch of a [`CaptionCollator`]."""
 
     def __init__(self, collator: Any) -> None:
         self.collator = collator
 
     def __call__(self, items: Sequence[Any]) -> dict[str, Tensor]:
-        """Collate one micro-batch.
-
-        Returns:
-            `dict`: The captioner's batch, and `rows` of shape `(B,)`.
-        """
         return {**self.collator(items), "rows": torch.tensor([item["index"] for item in items])}
 
 

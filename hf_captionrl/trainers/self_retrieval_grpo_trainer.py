@@ -27,6 +27,7 @@ from hf_captionrl.trainers.exact_resume import ReliableTraining
 from hf_captionrl.trainers.policy import default_output_dir
 from hf_captionrl.trainers.precision import require_fp32
 from hf_captionrl.trainers.rollout_sampler import CurriculumCallback, make_bag_sampler
+from hf_captionrl.trainers.self_retrieval_arguments import scorer_list
 from hf_captionrl.trainers.self_retrieval_grpo_config import SelfRetrievalGRPOConfig
 
 __all__ = ["BagRepeatSampler", "SelfRetrievalGRPOTrainer"]
@@ -107,9 +108,7 @@ class SelfRetrievalGRPOTrainer(ReliableTraining, GRPOTrainer):
         reward_funcs: RewardLike | Sequence[RewardLike | tuple[RewardLike, float]] | None = None,
         **kwargs: Any,
     ) -> None:
-        scorers = list(scorer) if isinstance(scorer, (list, tuple)) else [scorer]
-        if not scorers or scorers[0] is None:
-            raise ValueError("Self-retrieval needs a scorer. Pass scorer=load_scorer(name).")
+        scorers = scorer_list(scorer)
         if args is None:
             args = SelfRetrievalGRPOConfig(default_output_dir(model, "SelfRetrieval"))
         if not isinstance(args, SelfRetrievalGRPOConfig):

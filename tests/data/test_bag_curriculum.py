@@ -36,7 +36,7 @@ def batches(sampler, epoch=None):
     return list(sampler)
 
 
-def test_the_papers_schedule_epoch_by_epoch(neighbours):
+def test_schedule_of_the_paper_in_every_epoch(neighbours):
     sampler = BagCurriculumSampler(neighbours, 100)
     assert dict(PAPER_SCHEDULE) == {3: 2, 8: 3, 10: 5, 12: 7, 14: 10, 17: 15, 20: 20}
     for epoch, size in enumerate([*SIZES, 20, 20]):  # later epochs keep the last size
@@ -86,7 +86,7 @@ def test_leftovers_are_not_always_dropped(neighbours):
 
 @pytest.mark.parametrize("processes", [2, 3])
 @pytest.mark.parametrize("epoch", [0, 3, 8, 19])
-def test_the_parts_of_the_processes_are_the_global_batch(neighbours, processes, epoch):
+def test_parts_of_the_processes_form_the_global_batch(neighbours, processes, epoch):
     whole = BagCurriculumSampler(neighbours, 100, seed=1)
     parts = [
         BagCurriculumSampler(neighbours, 100, seed=1, process_index=p, num_processes=processes)
@@ -117,7 +117,7 @@ class Rows(Dataset):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_in_a_data_loader_the_epoch_is_always_the_right_one(neighbours, workers):
+def test_epoch_in_a_data_loader(neighbours, workers):
     sampler, other = (BagCurriculumSampler(neighbours, 100, {1: 2, 2: 5}) for _ in range(2))
     more = {"num_workers": workers, "persistent_workers": True} if workers else {}
     loader = DataLoader(Rows(), batch_sampler=sampler, **more)
@@ -148,7 +148,7 @@ def test_resuming_in_the_middle_of_an_epoch(neighbours, processes, workers):
             assert [b.tolist() for b in loader] == expected[epoch - 9]
 
 
-def test_another_interpreter_draws_the_same(neighbours, tmp_path):
+def test_another_interpreter_draws_the_same_bags(neighbours, tmp_path):
     np.save(tmp_path / "n.npy", neighbours.numpy())
     code = (
         "import json, sys, numpy as np; from hf_captionrl.data.bag_curriculum import BagCurriculumSampler as S;"
@@ -202,7 +202,7 @@ def test_exact_leftovers_with_features(neighbours, features):
     assert len(set(flat)) == 700
 
 
-def test_adaptive_sizes_rise_when_recall_passes(neighbours):
+def test_adaptive_sizes_rise_with_recall(neighbours):
     sampler = BagCurriculumSampler(neighbours, 100, {1: 2, 2: 5, 3: 20}, adaptive=0.5)
     sizes, said = [], []
     for epoch, recall in enumerate([0.1, 0.49, 0.5, 0.2, 0.9, 1.0, 1.0]):
@@ -218,7 +218,7 @@ def test_adaptive_sizes_rise_when_recall_passes(neighbours):
     assert [sampler.bag_size_at(epoch) for epoch in range(7)] == sizes
 
 
-def test_adaptive_state_survives(neighbours):
+def test_adaptive_state_is_restored(neighbours):
     def build(**more):
         return BagCurriculumSampler(neighbours, 100, {1: 2, 2: 5, 3: 20}, adaptive=0.5, **more)
 
@@ -267,7 +267,7 @@ def test_bad_input_is_refused_at_the_start(neighbours, arguments, message):
         BagCurriculumSampler(**{"neighbours": neighbours, "batch_size": 100, **arguments})
 
 
-def test_neighbours_beyond_those_that_count_fill_no_bag():
+def test_only_the_first_200_neighbours_are_used():
     ranked = np.array([[i for i in range(300) if i != row] for row in range(300)])
     with pytest.raises(ValueError, match=r"there are 299, of which at most 200 are used"):
         BagCurriculumSampler(ranked, 300, schedule=250)

@@ -30,7 +30,7 @@ def test_clean_caption(dirty, clean):
     pa.array([clean_caption(dirty)])  # a half surrogate pair could not be stored
 
 
-def test_ascii_shortcut_agrees_with_the_long_way():
+def test_ascii_shortcut_equals_the_general_code():
     for code in range(128):
         text = f"a {chr(code)} b"
         assert clean_caption(text) == clean_caption(text + " \u00e9")[:-2].rstrip(), code
@@ -61,7 +61,7 @@ def test_caption_fault(caption, reason):
         assert len(fault[1]) < 200  # long texts are shortened in messages
 
 
-def test_every_shape_of_a_row():
+def test_every_form_of_a_row():
     assert to_caption_list("a  dog") == ["a dog"]
     assert to_caption_list(["a", None, 3, ["b"], " "]) == ["a", None, None, None, ""]
     assert to_caption_list([{"raw": "a", "tokens": ["a"]}, {"caption": "b"}, {"text": 3}, {}]) == [

@@ -105,7 +105,7 @@ def test_resample_off_keeps_the_same_captions():
     assert [item["caption"] for item in ds] == before == expected(range(10), 0)
 
 
-def test_features_stand_in_for_images(tmp_path):
+def test_features_replace_images(tmp_path):
     rows = np.random.default_rng(0).normal(size=(6, 3, 2)).astype(np.float16)
     np.save(tmp_path / "f.npy", rows)
     mapped = np.load(tmp_path / "f.npy", mmap_mode="r")
@@ -128,7 +128,7 @@ def test_transform_and_columns():
         CaptionDataset(embedded(2).remove_columns("image_id"))
 
 
-def test_a_picture_that_broke_after_the_check_names_its_row():
+def test_image_damaged_after_the_check_names_its_row():
     ds = embedded(3)
     broken = ds.map(lambda row, n: {"image": {"bytes": b"no" if n == 1 else png(n), "path": None}}, with_indices=True)
     with pytest.raises(ImageError) as caught:
@@ -188,7 +188,7 @@ class EpochByAttribute(CaptionDataset):
         self._plain = epoch
 
 
-def test_the_worker_test_would_notice_a_stale_epoch():
+def test_stale_epoch_is_detected_by_the_worker_test():
     ds = EpochByAttribute(embedded(12))
     loader = DataLoader(
         ds, batch_size=4, num_workers=2, persistent_workers=True, collate_fn=CaptionCollator(FakeCaptioner())

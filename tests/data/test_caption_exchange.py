@@ -42,7 +42,7 @@ def test_parquet_and_another_column(tmp_path, scenes):
     assert [list(c) for c in found["captions"]] == [[f"b{ids[5]}"], [f"b{ids[2]}"]]
 
 
-def test_what_does_not_fit_is_refused(tmp_path, scenes):
+def test_invalid_files_are_refused(tmp_path, scenes):
     ids = list(scenes["image_id"])
     good = [{"image_id": i, "captions": ["a"]} for i in ids]
     with pytest.raises(ValueError, match=r"lacks the column.*blend_caption"):

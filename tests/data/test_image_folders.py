@@ -28,7 +28,7 @@ def load(folder, **more):
     return load_captions("imagefolder", data_dir=folder, **ALL, **more)
 
 
-def test_a_bare_folder_with_subfolders_is_loaded_whole(tmp_path):
+def test_folder_without_metadata_is_loaded_with_subfolders(tmp_path):
     folder = bare(tmp_path / "p", "b.png", "a.PNG", "2024/summer/c.png", "2024/a.png", "notes/d.Jpeg")
     for name in ("imagefolder", str(folder)):
         ds = load_captions(name, data_dir=folder if name == "imagefolder" else None, **ALL)
@@ -64,7 +64,7 @@ def test_every_format_that_can_be_opened_is_found(tmp_path):
     assert not {".eps", ".txt", ".mp4", ".pdf", ".ico", ".heic", ""} & image_suffixes()
 
 
-def test_files_of_systems_are_skipped_and_others_counted(tmp_path, caplog):
+def test_system_files_are_skipped_and_other_files_counted(tmp_path, caplog):
     folder = bare(tmp_path, "a.png", ".b.png", "._a.png", ".trash/c.png", "__MACOSX/d.png", "@eaDir/e.png")
     for name in ("Thumbs.db", "desktop.ini", ".DS_Store", "x.heic", "y.HEIC", "notes.txt", "README"):
         (folder / name).write_bytes(b"x")
@@ -141,7 +141,7 @@ def test_a_folder_that_cannot_be_read_is_named(tmp_path, caplog, monkeypatch):
     assert "1 folders cannot be read, such as 'locked/' (Permission denied)" in caplog.text
 
 
-def test_looking_through_a_folder_opens_no_file(tmp_path, monkeypatch):
+def test_listing_a_folder_opens_no_file(tmp_path, monkeypatch):
     folder = bare(tmp_path, *(f"{n // 10}/{n}.png" for n in range(40)))
 
     def refuse(*arguments, **settings):
@@ -164,7 +164,7 @@ def test_folders_named_like_splits_without_metadata(tmp_path):
 # --- with metadata ---
 
 
-def test_images_that_no_row_names_are_counted(tmp_path, caplog):
+def test_images_without_a_row_are_counted(tmp_path, caplog):
     folder = make_folder(tmp_path, 4)
     bare(folder, "extra.png", "sub/extra.png", ".hidden.png")
     with caplog.at_level(logging.WARNING):
@@ -183,7 +183,7 @@ def test_images_that_no_row_names_are_counted(tmp_path, caplog):
     assert "not named by any row" not in caplog.text
 
 
-def test_a_split_folder_without_metadata_is_said(tmp_path, caplog):
+def test_split_folder_without_metadata_is_reported(tmp_path, caplog):
     make_folder(tmp_path / "train", 3)
     bare(tmp_path, "test/0.png", "test/1.png")
     with caplog.at_level(logging.WARNING):
@@ -191,7 +191,7 @@ def test_a_split_folder_without_metadata_is_said(tmp_path, caplog):
     assert "2 of 5 images are not named by any row of train/metadata.jsonl" in caplog.text
 
 
-def test_a_second_metadata_file_is_refused_or_named(tmp_path, caplog):
+def test_second_metadata_file_is_refused_or_reported(tmp_path, caplog):
     folder = make_folder(tmp_path / "p", 2)
     (folder / "metadata.csv").write_text("file_name,caption\n0.png,other\n")
     for require in (True, False):
@@ -213,7 +213,7 @@ def test_a_second_metadata_file_is_refused_or_named(tmp_path, caplog):
     assert "2024/metadata.jsonl is not read" in caplog.text
 
 
-def test_metadata_without_captions_is_enough_to_caption(tmp_path):
+def test_metadata_without_captions_is_accepted_for_captioning(tmp_path):
     folder = make_folder(tmp_path, 3, column="date")
     with pytest.raises(ValueError, match="no column 'captions'"):
         load_captions("imagefolder", data_dir=folder)

@@ -21,7 +21,7 @@ from tests.data.photos import make_folder, png
         ("1.png", False),
     ],
 )
-def test_what_is_no_address_is_opened_as_a_file(tmp_path, path, expected):
+def test_paths_that_are_not_addresses_are_files(tmp_path, path, expected):
     assert is_address(path) is expected
     with pytest.raises(ImageError) as error:
         open_image(path)

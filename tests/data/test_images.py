@@ -97,7 +97,7 @@ def test_every_mode_becomes_rgb():
             assert np.abs(np.asarray(out)[..., 0].astype(int) - np.asarray(grey)).max() <= 1, mode
 
 
-def test_the_callers_image_is_neither_changed_nor_shared():
+def test_image_of_the_caller_is_not_changed_or_shared():
     image = Image.open(io.BytesIO(encode(picture((400, 300)), "JPEG")))
     verify_image(image)
     assert image.size == (400, 300)  # not shrunk
@@ -114,7 +114,7 @@ def test_cmyk_jpeg():
     assert np.abs(out.astype(int) - RED).max() < 12
 
 
-def test_transparency_is_laid_over_white():
+def test_transparency_becomes_white():
     image = Image.new("RGBA", (4, 2), (*RED, 255))
     image.paste((0, 0, 0, 0), (0, 0, 2, 2))  # black where invisible, so dropping alpha would show it
     out = open_image(encode(image, "PNG"))
@@ -136,7 +136,7 @@ def test_palette_with_transparent_colour():
 
 
 @pytest.mark.parametrize("kind", ["GIF", "PNG", "WEBP"])
-def test_animation_gives_its_first_frame(kind):
+def test_animation_is_opened_at_its_first_frame(kind):
     frames = [Image.new("RGB", (8, 8), colour) for colour in (RED, (0, 255, 0), (0, 0, 255))]
     data = encode(frames[0], kind, save_all=True, append_images=frames[1:], duration=10)
     assert Image.open(io.BytesIO(data)).n_frames == 3
@@ -176,7 +176,7 @@ def test_exif_orientation_is_applied_once():
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_damaged_exif_does_not_spoil_the_pixels():
+def test_damaged_exif_is_ignored():
     data = encode(picture(), "JPEG", exif=b"Exif\x00\x00II*\x00\xff\xff\xff\xff garbage")
     assert open_image(data).size == (40, 30)
 
@@ -244,7 +244,7 @@ def test_postscript_is_never_run(tmp_path):
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "GIF", "TIFF", "BMP"])
 @pytest.mark.filterwarnings("ignore")
-def test_damaged_files_raise_nothing_else(kind):
+def test_damaged_files_raise_only_image_errors(kind):
     rng = random.Random(kind)
     data = encode(picture((24, 24)), kind)
     outcomes = set()
@@ -260,7 +260,7 @@ def test_damaged_files_raise_nothing_else(kind):
     assert len(outcomes) > 1, outcomes
 
 
-def test_the_error_travels_between_processes():
+def test_error_can_be_pickled():
     error = pickle.loads(pickle.dumps(ImageError("image_truncated", "image 'a.jpg' is cut")))
     assert (error.reason, error.detail) == ("image_truncated", "image 'a.jpg' is cut")
 

@@ -41,7 +41,7 @@ def test_a_coco_image_has_one_number(name):
 
 
 @pytest.mark.parametrize("name", ["", None, True, "cat.jpg", 3.5, "12a", "-4"])
-def test_no_coco_image(name):
+def test_names_without_a_coco_id_are_refused(name):
     with pytest.raises(ValueError, match="is not a COCO image"):
         coco_id(name)
 
@@ -139,7 +139,7 @@ def test_bad_imagecode(tmp_path, content, message):
         load_imagecode(put(tmp_path / "valid_data.json", content))
 
 
-def test_imagecode_wants_ten_images_inside_its_folder(tmp_path):
+def test_imagecode_sets_need_ten_images_in_their_folder(tmp_path):
     path, root = imagecode(tmp_path, numbers=range(9))
     with pytest.raises(ValueError, match="holds 9 images"):
         load_imagecode(path, root)
@@ -155,7 +155,7 @@ def test_imagecode_wants_ten_images_inside_its_folder(tmp_path):
 NAMES = ["val2014/COCO_val2014_000000391895.jpg", "COCO_val2014_000000060623", "522418"]
 
 
-def test_the_pool_in_any_plain_form(tmp_path):
+def test_hard_pool_in_every_format(tmp_path):
     ids = ["391895", "60623", "522418"]
     assert load_hard_pool(put(tmp_path / "a.json", NAMES)) == ids
     assert load_hard_pool(put(tmp_path / "a.txt", "\n".join(NAMES) + "\n")) == ids
@@ -163,7 +163,7 @@ def test_the_pool_in_any_plain_form(tmp_path):
     assert load_hard_pool(tmp_path / "a.npy") == ids
 
 
-def test_the_pool_is_never_a_pickle(tmp_path):
+def test_hard_pool_as_a_pickle_is_refused(tmp_path):
     (tmp_path / "test_imgs_feats_3w.pkl").write_bytes(pickle.dumps({"imgids": NAMES}))
     with pytest.raises(ValueError, match="pickles are never opened"):
         load_hard_pool(tmp_path / "test_imgs_feats_3w.pkl")
@@ -228,7 +228,7 @@ def test_bad_nocaps(tmp_path, changes, message):
         load_nocaps(put(tmp_path / "n.json", nocaps(**changes)), tmp_path)
 
 
-def test_nocaps_stays_in_its_folder(tmp_path):
+def test_nocaps_paths_outside_the_folder_are_refused(tmp_path):
     value = nocaps()
     value["images"][0]["file_name"] = "../secret.jpg"
     with pytest.raises(ValueError, match=r"secret.jpg', which is not below image_root"):
@@ -283,6 +283,6 @@ def test_bad_concadia(tmp_path, image, message):
         load_concadia(put(tmp_path / "wiki_split.json", {"images": [image]}), tmp_path)
 
 
-def test_concadia_twice(tmp_path):
+def test_repeated_concadia_image_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"'1.jpg' is there twice"):
         load_concadia(put(tmp_path / "w.json", {"images": [concadia(1, "test")] * 2}), tmp_path)

@@ -55,7 +55,7 @@ def test_all_and_joined_splits(named, plain):
         load_captions(split="test+nowhere", **named)
 
 
-def test_every_split_name_of_the_scenes_is_parsed_alike(monkeypatch):
+def test_split_names_of_the_scenes_are_parsed_like_others(monkeypatch):
     import functools
 
     import hf_captionrl.scenes
@@ -69,7 +69,7 @@ def test_every_split_name_of_the_scenes_is_parsed_alike(monkeypatch):
         choose_split("scenes", "nowhere")
 
 
-def test_to_look_at_data_without_splits_is_to_look_at_all(plain, caplog):
+def test_data_without_splits_default_to_all_images(plain, caplog):
     with caplog.at_level(logging.WARNING):
         found = choose_split(plain["dataset_name"], None, data_dir=plain["data_dir"])
     assert (len(found.dataset), found.split, found.sizes) == (20, "all", {"all": 20})
@@ -87,7 +87,7 @@ def test_to_look_at_data_without_splits_is_to_look_at_all(plain, caplog):
     assert len(other.dataset) == 8
 
 
-def test_to_look_at_named_splits_is_to_look_at_test(named, tmp_path):
+def test_data_with_splits_default_to_test(named, tmp_path):
     found = choose_split(named["dataset_name"], None, data_dir=named["data_dir"])
     assert (found.split, found.sizes) == ("test", {"train": 10, "validation": 4, "test": 6})
     assert found.dataset["image_id"][:] == [f"{n}.png" for n in range(14, 20)]
@@ -100,7 +100,7 @@ def test_to_look_at_named_splits_is_to_look_at_test(named, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["parquet", "disk", "jsonl"])
-def test_files_and_saved_data_without_splits_are_looked_at_whole(tmp_path, kind):
+def test_files_and_saved_data_without_splits_default_to_all_images(tmp_path, kind):
     path = tmp_path / f"data.{kind}"
     if kind == "parquet":
         embedded(12).to_parquet(path)
@@ -113,7 +113,7 @@ def test_files_and_saved_data_without_splits_are_looked_at_whole(tmp_path, kind)
     assert (len(found.dataset), found.split) == (12, "all")
 
 
-def test_a_single_named_split_is_looked_at_whole(tmp_path):
+def test_single_split_is_not_divided(tmp_path):
     datasets.DatasetDict({"train": embedded(12)}).save_to_disk(tmp_path / "d")
     assert len(choose_split(str(tmp_path / "d"), None).dataset) == 12
     assert len(load_captions(str(tmp_path / "d"))) == 10  # to train on, a tenth each is held out
@@ -126,7 +126,7 @@ def test_the_division_for_training_is_logged_with_its_shares(plain, caplog):
     assert "(seed 4) into 14 train (0.7), 4 validation (0.2), 2 test (0.1)" in caplog.text
 
 
-def test_splits_that_share_an_image_are_joined_without_it_twice(tmp_path, caplog):
+def test_joined_splits_contain_a_shared_image_once(tmp_path, caplog):
     one, other = embedded(4), embedded(6, captions_of=lambda n: [f"other {n}"]).select([3, 4, 5])
     datasets.DatasetDict({"train": one, "test": other}).save_to_disk(tmp_path / "d")
     with caplog.at_level(logging.WARNING):
@@ -136,7 +136,7 @@ def test_splits_that_share_an_image_are_joined_without_it_twice(tmp_path, caplog
     assert "1 rows repeat an image" in caplog.text
 
 
-def test_columns_that_differ_between_splits_are_left_out_of_all(tmp_path, caplog):
+def test_columns_that_differ_between_splits_are_dropped(tmp_path, caplog):
     for name, note in (("train", 5), ("test", "text")):
         make_folder(tmp_path / name, 2, rows={n: {"note": note, "same": n} for n in range(2)})
     with caplog.at_level(logging.WARNING):
@@ -164,7 +164,7 @@ def test_a_recipe_divides_by_its_shares(plain, tmp_path, caplog):
             DataArguments(**bad)
 
 
-def test_a_split_column_of_a_table_is_honoured(tmp_path):
+def test_split_column_of_a_table_is_used(tmp_path):
     """Flickr30k on the Hub: one table called test, with a column of split names."""
     names = ["train", "val", "test", "train"]
     table = embedded(4).add_column("split", names)

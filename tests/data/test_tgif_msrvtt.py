@@ -38,7 +38,7 @@ def test_tgif(tmp_path):
     assert by_file["validation"][0] == splits["validation"][0]
 
 
-def test_tgif_without_splits_and_what_is_wrong_with_it(tmp_path, caplog):
+def test_tgif_without_splits_and_invalid_tables(tmp_path, caplog):
     folder = make_tgif(tmp_path, 10)
     with pytest.raises(ValueError, match=r"'tgif' holds videos\. Set num_frames"):
         load_caption_splits("tgif", data_dir=folder)

@@ -56,7 +56,7 @@ def test_features_of_a_video_are_the_mean_over_its_frames(tmp_path):
     assert video_hash(tmp_path / "gifs" / "t0.gif") != video_hash(tmp_path / "gifs" / "t1.gif")
 
 
-def test_scorers_see_the_mean_at_unit_length(tmp_path):
+def test_scorer_features_of_videos_have_unit_length(tmp_path):
     ds = load_captions("tgif", data_dir=make_tgif(tmp_path), num_frames=3)
 
     def encode(images):
@@ -82,7 +82,7 @@ def test_videos_without_features_are_refused(tmp_path):
         frames_of(mixed)
 
 
-def test_frames_one_after_the_other_and_the_cache_tells_them_from_means(tmp_path):
+def test_concatenated_frames_have_other_cache_keys_than_means(tmp_path):
     ds = load_captions("tgif", data_dir=make_tgif(tmp_path), num_frames=3)
     encode = Encoder()
     cache = FeatureCache(tmp_path / "cache", model_id="m", revision="r", what="frames")
@@ -105,7 +105,7 @@ def test_frames_one_after_the_other_and_the_cache_tells_them_from_means(tmp_path
         cached_features(cache, ds, encode, progress=False)  # means have another shape
 
 
-def test_a_scorers_frames_stay_apart(tmp_path):
+def test_concatenation_is_refused_for_scorers(tmp_path):
     features = torch.arange(24.0).reshape(6, 4)
     assert torch.equal(pool_frames(features, 3, "concat"), features.reshape(2, 3, 4))
     assert torch.equal(pool_frames(features, 3), features.reshape(2, 3, 4).mean(1))

@@ -80,7 +80,7 @@ def test_equals_the_score_on_words(rollouts, eos, variant):
     assert found.max() > 1
 
 
-def test_the_end_token_is_worth_something(rollouts):
+def test_end_token_is_rewarded(rollouts):
     """A truncated caption scores less than one that ends, and the same if the end is not scored."""
     text = "a kitchen with a sink and a"
     for eos in (True, False):
@@ -104,7 +104,7 @@ def test_frequencies_are_of_the_training_set(rollouts):
     assert (other - whole[:2]).abs().max() > 0.05
 
 
-def test_does_not_depend_on_what_else_is_in_the_batch(rollouts):
+def test_reward_does_not_depend_on_the_batch(rollouts):
     reward = ready(rollouts)
     order = [6, 0, 3, 3, 7]
     captions = [CANDIDATES[row] for row in order]
@@ -144,7 +144,7 @@ def test_references_without_words(rollouts, eos):
     assert float(values[3]) < float(full(rollouts.context(["a dog runs"], [2])))
 
 
-def test_training_never_tokenises(rollouts):
+def test_captions_are_not_tokenised_in_training(rollouts):
     """Rewards use ids: only references are tokenised, and captions are not read."""
 
     class Unread(list):

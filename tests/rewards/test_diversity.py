@@ -110,7 +110,7 @@ def test_bleu_equals_the_authors_numbers(rollouts):
     assert_close(bleu34_distance(context.ids, words, 5), expected, dtype="float32")
 
 
-def test_two_words_are_equal_to_themselves():
+def test_short_captions_have_distance_0_to_themselves():
     """BLEU-3 of two words with themselves is 0, but their distance is 0."""
     ids = torch.tensor([[1, 2], [1, 2], [1, 3]])
     found = bleu34_distance(ids, torch.ones(3, 2), 3)
@@ -217,7 +217,7 @@ def test_samples_of_another_image_do_not_matter(rollouts):
 
 
 @pytest.mark.parametrize("kwargs", [{}, {"distance": "edit"}, {"diversity": "multi_reference"}])
-def test_no_caption_is_looked_at_in_python(rollouts, kwargs):
+def test_captions_are_not_read_in_python(rollouts, kwargs):
     """The number of tensor operations does not grow with the images, and the text is not read."""
     reward = ready(rollouts, **kwargs)
     counted = []

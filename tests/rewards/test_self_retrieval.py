@@ -110,7 +110,7 @@ def test_every_scope_equals_a_plain_loop(rollouts, kind, scope):
     )
 
 
-def test_more_hard_distractors_than_there_are_is_the_whole_batch(rollouts):
+def test_too_many_hard_distractors_are_the_whole_batch(rollouts):
     scorer, captions = world()
     whole, hard = (ready(rollouts, scorer, distractor_scope=s, num_hard_distractors=50) for s in ("batch", "hard"))
     contexts = [rollouts.context(captions, ROWS) for _ in range(2)]
@@ -178,7 +178,7 @@ def test_empty_captions_and_nan_features_get_the_floor_and_are_counted(rollouts,
     assert_close(values[others], expected[others], dtype="float32", magnitude=100)
 
 
-def test_the_floor_is_of_the_images_compared(rollouts):
+def test_floor_depends_on_the_number_of_candidates(rollouts):
     scorer, captions = world()
     context = rollouts.context(captions, ROWS, bag_size=3)
     for scope, number in (("batch", 6), ("bag", 3), ("hard", 5)):
@@ -194,7 +194,7 @@ def test_an_ensemble_averages_rewards(rollouts):
     torch.testing.assert_close(found, (alone[0] + alone[1]) / 2)
 
 
-def test_an_ensemble_takes_turns(rollouts):
+def test_ensemble_alternates(rollouts):
     (one, captions), (other, _) = world(0), world(1)
     alone = [ready(rollouts, scorer) for scorer in (one, other)]
     reward = ready(rollouts, one, other, scorer_ensemble="alternate")
@@ -216,7 +216,7 @@ def test_captions_truncated_by_the_scorer_are_counted(rollouts):
     assert context.statistics["completions/truncated_by_scorer"] == pytest.approx(1 / 12)
 
 
-def test_captions_are_read_once_and_images_never(rollouts, monkeypatch):
+def test_captions_are_encoded_once_and_images_are_not_opened(rollouts, monkeypatch):
     scorer, captions = world()
     reward = ready(rollouts, scorer)
     monkeypatch.setattr(scorer, "image_features", None)
@@ -271,7 +271,7 @@ def test_incomplete_bags_are_refused(rollouts):
         reward(rollouts.context(captions, ROWS, bag_size=4))
 
 
-def test_a_policy_that_writes_more_than_the_scorer_reads_is_refused(rollouts):
+def test_policy_with_longer_captions_than_the_scorer_reads_is_refused(rollouts):
     scorer, _ = world()
     reads = scorer.max_text_tokens - 2
     data = rollouts.data([["a"]] * 8)

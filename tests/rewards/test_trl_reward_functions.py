@@ -74,7 +74,7 @@ def test_columns_are_repeated_for_each_caption(context):
     }
 
 
-def test_function_gets_only_what_it_names(context):
+def test_function_gets_only_its_named_parameters(context):
     assert WeightedRewards([CompletionReward(lambda length, completions: length)])(context)[:, 0].tolist() == [
         *(40, 40),
         *(70, 70),
@@ -204,7 +204,7 @@ def test_sequences_of_numbers_are_rewards(context, returned):
     assert context.statistics["rewards/<lambda>/undefined"] == 1.0
 
 
-def test_captions_without_any_reward_are_warned_of(context, caplog):
+def test_warning_for_captions_without_any_reward(context, caplog):
     def first(completions, **kwargs):
         return [1.0, None, None, None]
 
@@ -224,7 +224,7 @@ def test_captions_without_any_reward_are_warned_of(context, caplog):
     ("returned", "words"),
     [([None] * 4, "None or NaN"), ([float("nan")] * 4, "None or NaN"), ([float("inf")] * 4, "None, NaN or infinity")],
 )
-def test_rollout_without_any_reward_is_warned_of_once(context, caplog, returned, words):
+def test_one_warning_for_rollouts_without_any_reward(context, caplog, returned, words):
     rewards = resolve_rewards(lambda completions, **kwargs: returned)
     assert rewards(context).tolist() == rewards(context).tolist() == [[0.0]] * 4
     assert [record.levelname for record in caplog.records] == ["WARNING"]
@@ -291,7 +291,7 @@ def test_asynchronous_functions_share_one_loop_also_inside_another(context):
     assert loops[0][1] is not threading.main_thread()
 
 
-def test_error_of_an_asynchronous_function_is_its_own(context):
+def test_error_of_an_asynchronous_function_is_raised(context):
     async def reward(completions, **kwargs):
         raise KeyError("solution")
 

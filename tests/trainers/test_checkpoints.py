@@ -31,7 +31,7 @@ def made(folder, *steps, sealed=True):
     return folder
 
 
-def test_the_newest_one_by_number(tmp_path, caplog):
+def test_newest_checkpoint_is_found_by_number(tmp_path, caplog):
     made(tmp_path, 2, 10, 9)
     (tmp_path / "checkpoint-best").mkdir()
     (tmp_path / "checkpoint-99").write_text("a file")
@@ -103,7 +103,7 @@ def test_error_without_a_sealed_checkpoint(tmp_path, caplog):
         newest_complete_checkpoint(tmp_path / "checkpoint-7")
 
 
-def test_a_folder_of_another_name_has_none_before_it(tmp_path):
+def test_checkpoint_with_another_name_has_no_predecessor(tmp_path):
     made(tmp_path, 2)
     (tmp_path / "checkpoint-2").rename(tmp_path / "best")
     assert newest_complete_checkpoint(tmp_path / "best") == str(tmp_path / "best")
@@ -130,7 +130,7 @@ def test_disk_errors_are_recognised(error, of_disk):
     assert _is_of_disk(error) == of_disk
 
 
-def test_the_remains_of_a_checkpoint_are_removed_and_the_one_before_named(tmp_path):
+def test_partial_checkpoint_is_removed_and_the_previous_one_named(tmp_path):
     made(tmp_path, 2)
     made(tmp_path, 4, sealed=False)
     said = str(_remove_partial(tmp_path / "checkpoint-4", OSError(errno.ENOSPC, "No space left on device")))

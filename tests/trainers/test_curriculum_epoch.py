@@ -46,7 +46,7 @@ def bag_sizes(trainer, **arguments):
 
 
 @pytest.mark.parametrize("make", [self_retrieval, grpo])
-def test_epoch_comes_from_the_callback_alone(tmp_path, scenes, make):
+def test_epoch_is_set_only_by_the_callback(tmp_path, scenes, make):
     assert bag_sizes(make(tmp_path / "with", scenes)) == [2, 2, 4, 4]
     without = make(tmp_path / "without", scenes)
     without.remove_callback(CurriculumCallback)

@@ -76,7 +76,7 @@ def test_large_weights_are_finite(dtype):
     assert first_non_finite(model) == "layer.bias"
 
 
-def test_only_what_training_changes_is_looked_at():
+def test_only_trainable_weights_and_saved_buffers_are_checked():
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
     model.register_buffer("mask", torch.tensor([0.0, -math.inf]))
     model.register_buffer("scratch", torch.tensor([math.nan]), persistent=False)
@@ -88,7 +88,7 @@ def test_only_what_training_changes_is_looked_at():
     assert first_non_finite(model) == "1.running_mean"
 
 
-def test_adapters_and_modules_to_save_are_looked_at():
+def test_adapters_and_modules_to_save_are_checked():
     from peft import LoraConfig, get_peft_model
 
     base = tiny_captioner("blip").model
@@ -124,11 +124,11 @@ def diverge_on_one(folder):
         (Path(folder) / f"said-{trainer.args.process_index}").write_text(str(error))
 
 
-def test_shards_are_looked_at_where_they_are(tmp_path):
+def test_each_process_checks_its_shard(tmp_path):
     run_in_processes(2, look_at_shards, str(tmp_path), folder=tmp_path)
 
 
-def test_all_processes_stop_where_one_has_diverged(tmp_path):
+def test_all_processes_stop_if_one_has_diverged(tmp_path):
     run_in_processes(2, diverge_on_one, str(tmp_path), folder=tmp_path)
     said = [(tmp_path / f"said-{rank}").read_text() for rank in (0, 1)]
     assert said[0] == said[1]

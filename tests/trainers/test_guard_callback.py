@@ -74,7 +74,7 @@ def test_another_run_of_the_same_trainer_saves_again(tmp_path):
 
 
 @pytest.mark.parametrize("hacked_from", [10, 12])
-def test_rollback_leaves_no_checkpoint_of_the_epoch(tmp_path, hacked_from):
+def test_rollback_prevents_the_save_at_the_end_of_the_epoch(tmp_path, hacked_from):
     """After a stop the Trainer ends the epoch, and saves if it saves every epoch (8 steps here)."""
     trainer, callback = make_trainer(
         tmp_path, "rollback", hacked_from, max_steps=-1, num_train_epochs=3, save_strategy="epoch"
@@ -85,7 +85,7 @@ def test_rollback_leaves_no_checkpoint_of_the_epoch(tmp_path, hacked_from):
     assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-8"]
 
 
-def test_rollback_passes_over_checkpoints_that_are_gone(tmp_path):
+def test_rollback_skips_removed_checkpoints(tmp_path):
     trainer, callback = make_trainer(tmp_path, "rollback", hacked_from=6, window=4)
     # One hacked step of four is above the limit, also in the newest quarter.
     trainer.add_callback(Remover(tmp_path / "checkpoint-5"))
@@ -137,7 +137,7 @@ def test_warn_logs_once_per_broken_limit(tmp_path, caplog):
     assert sum("seems to be hacked" in r.getMessage() for r in caplog.records) == 1
 
 
-def test_ordinary_captions_leave_training_alone(tmp_path, caplog):
+def test_ordinary_captions_do_not_stop_training(tmp_path, caplog):
     trainer, callback = make_trainer(tmp_path, "rollback", hacked_from=99, save_steps=100)
     with caplog.at_level(logging.WARNING, logger="hf_captionrl"):
         trainer.train()

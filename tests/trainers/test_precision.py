@@ -168,7 +168,7 @@ def test_a_frozen_16_bit_part_beside_fp32_is_allowed(tmp_path, scenes):
     assert next(trainer.captioner.vision_tower.parameters()).dtype == torch.bfloat16
 
 
-def test_the_dtype_asked_for_is_refused_without_an_adapter(stored, tmp_path, scenes):
+def test_16_bit_dtype_is_refused_without_an_adapter(stored, tmp_path, scenes):
     config = SmileConfig(str(tmp_path), use_cpu=True, model_init_kwargs={"dtype": "bfloat16"})
     with pytest.raises(ValueError, match="trainable weights are bfloat16"):
         SmileTrainer(stored[torch.float32], config, scenes["train"])

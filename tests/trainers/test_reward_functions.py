@@ -144,7 +144,7 @@ def test_columns_of_rows(tmp_path):
         columns["nothing"]
 
 
-def test_grpo_passes_what_trl_passes(tmp_path):
+def test_grpo_passes_the_arguments_of_trl(tmp_path):
     reward, asked = Recorder(), []
 
     async def words(completions, **columns):

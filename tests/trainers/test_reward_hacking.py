@@ -167,7 +167,7 @@ def test_non_finite_rewards_are_counted_and_excluded():
     json.dumps(guard.state_dict(), allow_nan=False)
 
 
-def test_a_constant_gap_is_no_hacking():
+def test_constant_gap_is_not_hacking():
     guard = RewardHackingGuard(GuardThresholds(window=2))
     for _ in range(6):
         guard.observe(["a cat"], reward=3.0, held_out_scorer=0.5)
@@ -182,7 +182,7 @@ def test_gap_limit_works_with_a_late_and_rare_held_out_scorer():
         assert (guard.reason is None) is (step < 7)
 
 
-def test_processes_decide_on_their_common_mean():
+def test_processes_decide_by_the_mean_over_all_processes():
     guards = [RewardHackingGuard(GuardThresholds(window=1, max_degenerate=0.3)) for _ in range(2)]
     steps = [[HACKED, HACKED, HACKED, GOOD], [GOOD] * 4]
     each = [list(RewardHackingGuard().observe(step).values()) for step in steps]

@@ -78,7 +78,7 @@ def test_rollout_is_stored_only_between_iterations(through):
     assert stored == {1, 2, 4, 5, 7, 8}
 
 
-def test_checkpoint_without_its_rollout_writes_a_new_one(tmp_path, scenes, through, caplog):
+def test_checkpoint_without_its_rollout_generates_a_new_one(tmp_path, scenes, through, caplog):
     """Like checkpoints of earlier versions, or of another number of processes."""
     copy = Path(shutil.copytree(checkpoint(through, 2), tmp_path / "checkpoint-2"))
     state = copy / "caption_rl_state.json"

@@ -130,7 +130,7 @@ def test_no_checkpoint_of_another_run_is_removed(tmp_path, best):
     assert best or mine == ["checkpoint-6"]
 
 
-def test_older_checkpoints_of_the_own_run_are_removed(tmp_path):
+def test_older_checkpoints_of_the_same_run_are_removed(tmp_path):
     toy(tmp_path, max_steps=10, save_total_limit=2).train()
     assert names(tmp_path) == ["checkpoint-10", "checkpoint-8"]
     (tmp_path / "checkpoint-10" / "model.safetensors").write_bytes(b"broken")
@@ -242,7 +242,7 @@ def test_the_record_of_a_run_is_never_published():
     assert any(fnmatch(RUN_FILE, pattern) for pattern in NEVER)
 
 
-def test_runs_of_one_seed_have_ids_of_their_own(tmp_path):
+def test_runs_with_the_same_seed_have_different_ids(tmp_path):
     ids = set()
     for name in ("a", "b"):
         toy(tmp_path / name, max_steps=2).train()

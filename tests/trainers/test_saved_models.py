@@ -13,7 +13,7 @@ from tests.trainers import test_reward_functions as rewarding
 
 
 @pytest.mark.parametrize(("make", "objective"), [(rewarding.self_retrieval, "self_retrieval"), (rewarding.sle, None)])
-def test_saved_folder_captions_and_knows_its_training(tmp_path, make, objective):
+def test_saved_folder_can_caption_and_records_its_training(tmp_path, make, objective):
     data = rewarding.marked()
     trainer = make(tmp_path, data, rewarding.Recorder(), learning_rate=1e-2)
     trainer.train()

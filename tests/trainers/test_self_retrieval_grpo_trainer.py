@@ -77,7 +77,7 @@ def test_ends_and_masks(trainer):
 
 
 @pytest.mark.parametrize(("accumulation", "generations", "iterations"), [(1, 1, 1), (2, 2, 2), (4, 2, 1), (2, 4, 3)])
-def test_the_number_of_a_rollout(trainer, monkeypatch, accumulation, generations, iterations):
+def test_rollout_number(trainer, monkeypatch, accumulation, generations, iterations):
     """As in TRL: a rollout every `steps_per_generation * num_iterations` micro-steps. Scorers alternate by it."""
     monkeypatch.setattr(trainer.args, "gradient_accumulation_steps", accumulation)
     monkeypatch.setattr(trainer.args, "steps_per_generation", generations)
@@ -175,7 +175,7 @@ def bags_of(number: int, batch_size: int, schedule, **settings) -> BagCurriculum
     return BagCurriculumSampler(neighbours, batch_size, schedule, **settings)
 
 
-def test_rows_come_in_the_order_that_trl_wants():
+def test_rows_have_the_order_of_trl():
     bags = BagCurriculumSampler(None, 4, 1, distractors="random", num_images=13)
     ours = list(BagRepeatSampler(bags, 3, 2))
     theirs = list(RepeatSampler(list(range(13)), 3, batch_size=4, repeat_count=2, seed=0))
@@ -187,7 +187,7 @@ def test_rows_come_in_the_order_that_trl_wants():
         assert all(len(set(block[0, :, 0].tolist())) == 4 for block in blocks)
 
 
-def test_bags_stay_whole_and_the_rest_is_filled_with_others():
+def test_bags_stay_whole_and_rollouts_are_filled_with_random_images():
     bags = bags_of(40, 10, {2: 3, 4: 5})
     sampler = BagRepeatSampler(bags, 2, 1)
     for epoch, size in ((0, 3), (2, 5)):
@@ -204,7 +204,7 @@ def test_bags_stay_whole_and_the_rest_is_filled_with_others():
     assert list(again) != list(sampler)
 
 
-def test_a_run_moves_through_the_schedule(tmp_path):
+def test_run_follows_the_bag_schedule(tmp_path):
     neighbours = np.stack([np.r_[0:row, row + 1 : 8] for row in range(8)])
     trainer = make_trainer(
         str(tmp_path),
@@ -225,7 +225,7 @@ def test_a_run_moves_through_the_schedule(tmp_path):
 # TRL's interface: what this trainer overrides or reads must still exist with the same meaning.
 
 
-def test_trl_still_calls_what_is_overridden():
+def test_trl_still_calls_the_overridden_methods():
     assert list(inspect.signature(GRPOTrainer._calculate_rewards).parameters) == [
         "self",
         "inputs",
@@ -243,7 +243,7 @@ def test_trl_still_calls_what_is_overridden():
     assert "rewards_per_func = gather(rewards_per_func)" in inspect.getsource(GRPOTrainer._calculate_rewards)
 
 
-def test_trl_still_has_what_is_read(trainer):
+def test_trl_still_has_the_attributes_that_are_read(trainer):
     for name in (
         "num_generations",
         "num_iterations",
@@ -312,7 +312,7 @@ def test_data_without_a_column(tmp_path, trainer):
         SelfRetrievalGRPOTrainer(trainer.model, [], trainer.args, trainer.caption_data)
 
 
-def test_rewards_beyond_what_trl_computes_in_are_refused():
+def test_rewards_beyond_fp32_are_refused():
     class Huge:
         names = ("small", "huge")
 

@@ -180,7 +180,7 @@ def z_scores(found, exact):
         pytest.param(1.0, 5, "bleu34", marks=pytest.mark.slow),
     ],
 )
-def test_the_gradient_is_that_of_all_captions_summed(tmp_path, alpha, s, distance):
+def test_gradient_equals_the_sum_over_all_captions(tmp_path, alpha, s, distance):
     theta = policy()
     config = SLEConfig(str(tmp_path), alpha=alpha, num_generations=s, distance=distance, use_cpu=True)
     plain = {"bleu34": plain_bleu34, "edit": plain_edit}[distance]
@@ -192,7 +192,7 @@ def test_the_gradient_is_that_of_all_captions_summed(tmp_path, alpha, s, distanc
     assert z_scores(found, exact_gradient(theta, abs(alpha - 0.25), s, plain)).abs().max() > 6
 
 
-def test_a_symmetric_distance_loses_a_share_of_two_in_s_to_its_baseline(tmp_path):
+def test_baseline_of_a_symmetric_distance_removes_two_in_s(tmp_path):
     """The mean over all captions of an image contains the caption itself: with s = 2 the advantage is 0."""
     theta = policy()
     full, half, none = (exact_gradient(theta, 0.0, s, plain_edit) for s in (10**6, 4, 2))
@@ -205,7 +205,7 @@ def test_a_symmetric_distance_loses_a_share_of_two_in_s_to_its_baseline(tmp_path
         assert gradient.abs().max() < resolution(1, dtype="float64")
 
 
-def test_the_surrogate_is_the_authors():
+def test_loss_equals_the_authors_surrogate():
     vector = json.loads((Path(__file__).parents[1] / "vectors" / "policy_gradient.json").read_text())["sle_surrogate"]
     log_probs, mask = torch.tensor(vector["log_probs"]), torch.tensor(vector["mask"])
     loss = policy_gradient_loss(
@@ -214,7 +214,7 @@ def test_the_surrogate_is_the_authors():
     assert float(loss) == close(vector["loss"], dtype="float32")
 
 
-def test_the_code_of_2018_gives_its_advantages(tmp_path):
+def test_advantages_equal_those_of_the_code_of_2018(tmp_path):
     config = SLEConfig(str(tmp_path), diversity="multi_reference", use_cpu=True)
     (_, diversity) = config.make_rewards()
     quality = FunctionReward(lambda context: torch.tensor(VECTORS["quality_advantage"]).flatten(), "quality")
@@ -312,7 +312,7 @@ def test_alpha_one_is_self_critical_training(tmp_path, scenes):
     assert largest_difference(weights(sll), weights(train(tmp_path, scenes["train"], alpha=0.75))) > 1e-4
 
 
-def test_without_quality_nothing_but_diversity_is_rewarded(tmp_path, scenes):
+def test_alpha_zero_rewards_only_diversity(tmp_path, scenes):
     trainer = build(tmp_path, scenes["train"].map(lambda row: {"captions": []}), alpha=0.0)
     assert trainer.rewards.names == ["diversity"]
 
@@ -341,13 +341,13 @@ def test_self_critical_training_works_with_one_caption(tmp_path):
     assert SLEConfig(str(tmp_path), alpha=1.0, num_generations=1, use_cpu=True).alpha == 1.0
 
 
-def test_images_without_references_are_refused_where_cider_is_asked_for(tmp_path, scenes):
+def test_images_without_references_are_refused_with_cider(tmp_path, scenes):
     without = scenes["train"].map(lambda row, i: {"captions": row["captions"] if i else []}, with_indices=True)
     with pytest.raises(ValueError, match="1 training images have no reference"):
         build(tmp_path, without)
 
 
-def test_references_without_a_token_are_counted_and_empty_samples_defined(tmp_path, scenes):
+def test_empty_references_are_counted_and_empty_samples_have_rewards(tmp_path, scenes):
     blank = scenes["train"].map(lambda row, i: {"captions": row["captions"] if i else ["\u200b"]}, with_indices=True)
     trainer = build(
         tmp_path, blank, logging_steps=1, per_device_train_batch_size=16, generation_kwargs={"max_new_tokens": 1}

@@ -101,7 +101,7 @@ def test_scopes_differ_and_prompt_words_stay_out(parts, tmp_path):
 @pytest.mark.parametrize(
     ("packing", "lora"), [(False, False), (True, False), (False, True)], ids=["padded", "bfd", "lora"]
 )
-def test_lambda_1_is_trl(parts, tmp_path, packing, lora):
+def test_lambda_1_equals_trl(parts, tmp_path, packing, lora):
     """Same weights after two accumulated steps, same logs, bit-exactly."""
     settings = {
         "per_device_train_batch_size": 1,
@@ -126,7 +126,7 @@ def test_lambda_1_is_trl(parts, tmp_path, packing, lora):
     assert len(logs[0]) == 2
 
 
-def test_the_mixture_tends_to_trl(parts, tmp_path):
+def test_mixture_near_lambda_1_approaches_trl(parts, tmp_path):
     """The package's own code has TRL's loss and gradients just below lambda = 1."""
     ours = make(parts, tmp_path / "a", mle_weight=1 - 1e-9)
     theirs = make(parts, tmp_path / "b", cls=SFTTrainer, config=SFTConfig)
@@ -350,7 +350,7 @@ def test_bad_arguments(tmp_path, changes, message):
         SmileSFTConfig(str(tmp_path), use_cpu=True, bf16=False, **changes)
 
 
-def test_wrong_kinds_are_refused(parts, tmp_path):
+def test_wrong_types_are_refused(parts, tmp_path):
     with pytest.raises(TypeError, match="SmileSFTConfig"):
         make(parts, tmp_path, config=SFTConfig)
     prompt_tuning = PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)

@@ -76,7 +76,7 @@ def test_one_step_equals_a_plain_loop(tmp_path, scenes, mle_weight):
 
 
 @pytest.mark.parametrize(("batch", "accumulation"), [(8, 2), pytest.param(4, 4, marks=pytest.mark.slow), (2, 8)])
-def test_any_split_into_micro_batches_gives_one_gradient(tmp_path, scenes, whole_batch, batch, accumulation):
+def test_gradient_does_not_depend_on_micro_batches(tmp_path, scenes, whole_batch, batch, accumulation):
     split = weights(
         train(
             tmp_path,
@@ -89,7 +89,7 @@ def test_any_split_into_micro_batches_gives_one_gradient(tmp_path, scenes, whole
 
 
 @pytest.mark.parametrize("family", ["git", "vit-gpt2", "vit-bert", "clipcap"])
-def test_other_families_split_alike(tmp_path, scenes, family):
+def test_gradient_of_other_families_does_not_depend_on_micro_batches(tmp_path, scenes, family):
     settings = {"learning_rate": 1.0, "freeze_vision_tower": False}
     before = dict(tiny_captioner(family).model.named_parameters())
     whole = train(
@@ -107,7 +107,7 @@ def test_other_families_split_alike(tmp_path, scenes, family):
     assert max((weights(whole)[name] - before[name]).abs().max().item() for name in before) > 1e-3
 
 
-def test_the_split_matters_to_a_trainer_that_averages_per_micro_batch(tmp_path, scenes, whole_batch, monkeypatch):
+def test_averaging_per_micro_batch_changes_the_gradient(tmp_path, scenes, whole_batch, monkeypatch):
     """Negative control: dividing by the tokens of each micro-batch changes the gradient, which the test above detects."""
     monkeypatch.setattr(
         SmileTrainer,
@@ -171,7 +171,7 @@ def test_a_trained_tower_may_not_be_cached(tmp_path):
         SmileConfig(str(tmp_path), cache_image_features=True)
 
 
-def test_frozen_tower_stays_and_the_rest_moves(whole_batch):
+def test_frozen_tower_is_unchanged_and_the_rest_trains(whole_batch):
     before = dict(captioner().model.named_parameters())
     moved = {name for name in whole_batch if not torch.equal(whole_batch[name], before[name])}
     assert moved
@@ -179,7 +179,7 @@ def test_frozen_tower_stays_and_the_rest_moves(whole_batch):
     assert {name for name in whole_batch if "text_decoder" in name} == moved
 
 
-def test_unfrozen_tower_moves(tmp_path, scenes):
+def test_unfrozen_tower_trains(tmp_path, scenes):
     trained = weights(train(tmp_path, scenes["train"], freeze_vision_tower=False, per_device_train_batch_size=16))
     before = dict(captioner().model.named_parameters())
     name = "vision_model.encoder.layers.0.mlp.fc1.weight"
@@ -223,7 +223,7 @@ def test_every_epoch_draws_its_own_captions(tmp_path, scenes):
     assert drawn[0] != drawn[1] != drawn[2]
 
 
-def test_adapters_train_and_come_back(tmp_path, scenes):
+def test_adapters_train_and_load(tmp_path, scenes):
     trainer = train(
         tmp_path,
         scenes["train"],
@@ -349,7 +349,7 @@ def test_objective_falls_back_to_full_logits():
     )
 
 
-def test_adapters_of_one_seed_start_alike(tmp_path, scenes):
+def test_adapters_with_the_same_seed_start_equal(tmp_path, scenes):
     def drawn(seed):
         config = SmileConfig(str(tmp_path), use_cpu=True, seed=seed)
         adapter = {"tune": "language", "r": 4, "alpha": 8}

@@ -124,7 +124,7 @@ def test_bad_rows_of_a_stream_are_named(data):
         list(StreamedCaptions(paths))
 
 
-def test_what_cannot_be_done_with_a_stream_is_refused_with_the_reason(tmp_path, data, scorer):
+def test_unsupported_uses_of_a_stream_are_refused_with_the_reason(tmp_path, data, scorer):
     stream = data.to_iterable_dataset()
     captioner = tiny_captioner("blip")
     plain = {**PLAIN_SGD, "output_dir": str(tmp_path)}
@@ -143,7 +143,7 @@ def test_what_cannot_be_done_with_a_stream_is_refused_with_the_reason(tmp_path, 
         SmileTrainer(captioner, SmileConfig(**plain), train_dataset=both)
 
 
-def test_trainers_take_raw_columns(tmp_path, data):
+def test_trainers_accept_raw_columns(tmp_path, data):
     raw = data.rename_column("captions", "text").remove_columns("image_id")
     named = load_captions(raw)
     assert distance(fit(tmp_path / "raw", raw), fit(tmp_path / "named", named)) == 0

@@ -110,7 +110,7 @@ def fake_wandb(monkeypatch):
     return module
 
 
-def test_what_is_read_back_is_what_was_logged(tmp_path, scenes, offline, monkeypatch, capsys):
+def test_trackers_store_what_was_logged(tmp_path, scenes, offline, monkeypatch, capsys):
     wandb = fake_wandb(monkeypatch)
     data = scenes["train"].select(range(8))
     trackers = ["tensorboard", "trackio", "wandb"]
@@ -196,7 +196,7 @@ def smile(folder, scenes, **more):
     return SmileTrainer(captioner, config, train_dataset=data, eval_dataset=scenes["validation"], scorer=scorer)
 
 
-def test_maximum_likelihood_and_smile_show_what_they_evaluate(tmp_path, scenes, offline):
+def test_mle_and_smile_log_evaluation_captions(tmp_path, scenes, offline):
     trainer = smile(tmp_path, scenes, eval_strategy="steps", eval_steps=1)
     trainer.train()
     (table,) = tables_of(tmp_path, "eval_completions")
@@ -213,7 +213,7 @@ def test_maximum_likelihood_and_smile_show_what_they_evaluate(tmp_path, scenes, 
     assert found["eval/recall_at_1"] == pytest.approx(entry["eval_recall_at_1"])
 
 
-def test_sequence_level_exploration_shows_rewards_without_ranks(tmp_path, scenes, offline):
+def test_sle_logs_rewards_without_ranks(tmp_path, scenes, offline):
     settings = {name: value for name, value in GREEDY.items() if name not in ("do_sample", "max_steps")}
     config = SLEConfig(
         str(tmp_path / "run"), report_to="trackio", max_steps=1, **{**settings, **LOGGED, "num_generations": 3}
@@ -226,7 +226,7 @@ def test_sequence_level_exploration_shows_rewards_without_ranks(tmp_path, scenes
     assert "rank" not in table[0]
 
 
-def test_nothing_is_shown_unless_asked_for(tmp_path, scenes, offline, capsys):
+def test_nothing_is_shown_by_default(tmp_path, scenes, offline, capsys):
     trainer = smile(tmp_path, scenes, log_completions=False, eval_strategy="steps", eval_steps=1)
     trainer.train()
     assert any("eval/recall_at_1" in row for row in trackio_rows(tmp_path))
@@ -240,7 +240,7 @@ def test_missing_wandb_is_an_error_before_training(tmp_path, scenes, monkeypatch
         build(tmp_path, scenes["train"], report_to=["wandb"])
 
 
-def test_the_guard_of_this_file_works(offline):
+def test_blocked_connections_are_detected(offline):
     with pytest.raises(OSError, match="no network"):
         socket.create_connection(("192.0.2.1", 80), timeout=1)
     assert offline

@@ -60,7 +60,7 @@ REFUSED_RL = {
 
 TESTED = {
     "auto_find_batch_size": "test_batch_size_is_reduced_after_out_of_memory",
-    "data_seed": "test_the_data_seed_draws_batches_and_captions",
+    "data_seed": "test_data_seed_determines_batches_and_captions",
     "dataloader_drop_last": "test_the_incomplete_last_batch",
     "dataloader_in_order": "test_loader_settings",
     "dataloader_multiprocessing_context": "test_loader_settings",
@@ -77,12 +77,12 @@ TESTED = {
     "metric_for_best_model": "test_evaluation_at_the_start_and_by_plateau",
     "neftune_noise_alpha": "test_neftune_adds_noise_to_the_words",
     "per_device_eval_batch_size": "test_the_batch_size_of_evaluation",
-    "prediction_loss_only": "test_the_loss_alone",
+    "prediction_loss_only": "test_prediction_loss_only",
     "push_to_hub": "test_settings_of_a_push",
     "skip_memory_metrics": "test_memory_is_measured",
     "torch_compile": "test_a_compiled_model_learns_the_same",
     "torch_compile_backend": "test_a_compiled_model_learns_the_same",
-    "use_cache": "test_caches_do_not_matter_in_training",
+    "use_cache": "test_caches_do_not_change_training",
 }
 """Fields that this package reads itself, or that could meet its own code, and the test of each in this file."""
 
@@ -159,7 +159,7 @@ def never_run(cls) -> set[str]:
 
 
 @pytest.mark.parametrize("cls", [SmileTrainer, SelfRetrievalTrainer, SLETrainer])
-def test_what_is_left_to_the_trainer_is_read_by_code_that_runs(cls):
+def test_fields_left_to_the_trainer_are_read_by_code_that_runs(cls):
     """A field that the Trainer reads only in replaced code must be read, tested or refused by this package."""
     table = cls.config_class.field_support
     dead = never_run(cls)
@@ -266,11 +266,11 @@ def test_a_compiled_model_learns_the_same(tmp_path, scenes):
     assert hasattr(compiled.model_wrapped, "_orig_mod")
 
 
-def test_caches_do_not_matter_in_training(tmp_path, scenes):
+def test_caches_do_not_change_training(tmp_path, scenes):
     assert same(trained(tmp_path / "a", scenes), trained(tmp_path / "b", scenes, use_cache=True))
 
 
-def test_the_data_seed_draws_batches_and_captions(tmp_path, scenes):
+def test_data_seed_determines_batches_and_captions(tmp_path, scenes):
     first = trained(tmp_path / "a", scenes, data_seed=1)
     assert same(first, trained(tmp_path / "b", scenes, data_seed=1))
     assert not same(first, trained(tmp_path / "c", scenes, data_seed=2))
@@ -370,7 +370,7 @@ def test_the_batch_size_of_evaluation(tmp_path, scenes, monkeypatch):
     assert sizes == {"loss": [5, 5, 2], "generate": [5, 5, 2]}
 
 
-def test_the_loss_alone(tmp_path, scenes):
+def test_prediction_loss_only(tmp_path, scenes):
     whole = trainer_of(tmp_path, scenes).evaluate()
     alone = trainer_of(tmp_path, scenes, prediction_loss_only=True).evaluate()
     assert "eval_length" in whole
