@@ -1,4 +1,4 @@
-"""Data loaders as a configuration describes them."""
+"""DataLoader settings of a configuration."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def test_stopped_anywhere_it_comes_to_the_same_table(nursery, tmp_path, step):
     stopped = nursery.run("recipe", arguments=arguments(tmp_path), signal_at=step, timeout=300)
     assert stopped.code == 0, stopped.output
     assert stopped.value is None
-    assert "is saved. resume_from_checkpoint goes on from it." in stopped.output
+    assert "is saved. resume_from_checkpoint resumes from it." in stopped.output
     assert not (tmp_path / "out" / "results.json").exists()
     again = nursery.run("recipe", arguments=arguments(tmp_path, "--resume_from_checkpoint", "true"), timeout=300)
     assert again.code == 0, again.output

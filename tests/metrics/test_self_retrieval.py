@@ -35,7 +35,7 @@ def test_pool_equals_a_plain_loop():
     assert "ties:against" in result["signature"]
 
 
-def test_length_of_features_does_not_matter():
+def test_norm_of_features_does_not_matter():
     text, images = features(20, 0), features(20, 1)
     scaled = self_retrieval(text * 7, images * torch.linspace(0.1, 9, 20)[:, None])
     assert scaled["ranks"].tolist() == self_retrieval(text, images)["ranks"].tolist()
@@ -91,7 +91,7 @@ def test_copies_in_the_pool_are_counted_and_can_be_merged():
     images = torch.eye(4)[[0, 1, 0, 2]]
     result = self_retrieval(images.clone(), images)
     assert result["num_duplicate_images"] == 1
-    assert result["ranks"].tolist() == [2, 1, 2, 1]  # the copy ties, and a tie counts against
+    assert result["ranks"].tolist() == [2, 1, 2, 1]  # the copy ties, and ties count against the caption
     merged = self_retrieval(images.clone(), images, duplicates="merge")
     assert merged["ranks"].tolist() == [1, 1, 1, 1]
     assert merged["pool_size"] == 3
@@ -131,7 +131,7 @@ def test_recall_of_two_captioners_can_be_compared():
     assert test["p_value"] < 0.01
 
 
-def test_features_are_taken_in_every_form_and_odd_rows_are_named():
+def test_features_are_accepted_in_every_form_and_invalid_rows_are_named():
     text, images = np.eye(3, dtype=np.float32)[:2], np.eye(3, dtype=np.float32)
     expected = self_retrieval(text, images, targets=[0, 1])["ranks"].tolist()
     for form in (torch.from_numpy, list, lambda rows: rows.tolist(), lambda rows: list(torch.from_numpy(rows))):

@@ -260,8 +260,8 @@ def test_the_tiny_llama_is_reproducible():
 
 def test_a_checkpoints_own_code_is_refused(tmp_path):
     (tmp_path / "remote.yaml").write_text("model_name_or_path: tiny-llama\ntrust_remote_code: true\n")
-    with pytest.raises(ValueError, match="trust_remote_code is set, but no code"):
+    with pytest.raises(ValueError, match="trust_remote_code is set, but code from checkpoints"):
         recipe.parse_args(["--config", str(tmp_path / "remote.yaml")])
     asked = ["--model_name_or_path", "tiny-llama", "--model_init_kwargs", '{"trust_remote_code": true}']
-    with pytest.raises(ValueError, match="trust_remote_code is set, but no code"):
+    with pytest.raises(ValueError, match="trust_remote_code is set, but code from checkpoints"):
         recipe.parse_args(asked)

@@ -193,7 +193,7 @@ def test_resume_takes_no_weights_from_pickles_harmless_or_not(name, checkpoint, 
     (copy / "model.safetensors").unlink()
     seal_checkpoint(copy)
     with pytest.raises(
-        ValueError, match=rf"No checkpoint in .* is whole: checkpoint-1 \({name} is a pickle; weights are"
+        ValueError, match=rf"No checkpoint in .* is complete: checkpoint-1 \({name} is a pickle; weights are"
     ):
         train(tmp_path / "run", rows, captioner=tiny_captioner("blip"), resume=str(copy), max_steps=2)
 

@@ -62,9 +62,7 @@ def test_asking_for_it_does_not_help(load, folder):
     ],
 )
 def test_trainers_of_trl_are_not_asked_for_it(config, asked, tmp_path):
-    with pytest.raises(
-        ValueError, match=r"^trust_remote_code is set, but no code that a checkpoint brings is run here"
-    ):
+    with pytest.raises(ValueError, match=r"^trust_remote_code is set, but code from checkpoints is never run"):
         config(str(tmp_path), use_cpu=True, bf16=False, **asked)
 
 
