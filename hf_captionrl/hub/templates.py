@@ -22,8 +22,7 @@ def render_template(name: str, **values: Any) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
-        # Markdown, not HTML: `md` escapes for text and `code` for Python, and the templates use one of them
-        # everywhere.
+        # The output is Markdown, not HTML: the templates escape every value with `md` (text) or `code` (Python).
         autoescape=False,
     )
     environment.filters["md"] = lambda value: escape_markdown(str(value))
@@ -32,7 +31,7 @@ def render_template(name: str, **values: Any) -> str:
 
 
 def template_folder(name: str) -> Path:
-    """`hub_cards/` of the checkout, or where a wheel puts it."""
+    """`hub_cards/` of the checkout, or of an installed wheel."""
     folders = (
         Path(__file__).parents[2] / "hub_cards",
         Path(sysconfig.get_path("data"), "share/hf_captionrl/hub_cards"),
@@ -46,7 +45,7 @@ def template_folder(name: str) -> Path:
 
 
 def _python_literal(value: Any) -> str:
-    """A value as Python source on one line; escapes keep quotes, line breaks and backticks from ending it."""
+    """A value as Python source on one line; quotes, line breaks and backticks are escaped."""
     if isinstance(value, bool | int | float) or value is None:
         return repr(value)
     return json.dumps(str(value), ensure_ascii=True).replace("`", "\\u0060")

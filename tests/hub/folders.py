@@ -1,4 +1,4 @@
-"""Finished folders, as a recipe leaves them."""
+"""Finished folders, as written by a recipe."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +10,7 @@ from tests.tiny import tiny_captioner
 
 
 def complete(folder, captioner, model_id="smile", **facts):
-    """Beside a saved model: card, manifest, results."""
+    """Add card, manifest and results to a saved model."""
     results = make_results()
     changes = {"model_id": model_id, "family": captioner.family, "prompt": captioner.prompt, **facts}
     write_model_card(folder, results, replace(FACTS, **changes))
@@ -25,7 +25,7 @@ def complete(folder, captioner, model_id="smile", **facts):
 
 
 def publishable(folder, family="blip", captioner=None, **facts):
-    """A tiny captioner with all that is published."""
+    """A tiny captioner with all published files."""
     captioner = captioner or tiny_captioner(family)
     captioner.save_pretrained(folder)
     return complete(folder, captioner, **facts)
