@@ -259,7 +259,7 @@ def test_adaptive_state_is_restored(neighbours):
         ({"distractors": "hard"}, "'nearest' or 'random'"),
         ({"neighbours": None}, "needs neighbours"),
         ({"neighbours": None, "distractors": "random"}, "Pass num_images"),
-        ({"neighbours": [[0]]}, "names itself"),
+        ({"neighbours": [[0]]}, "contains the image itself"),
     ],
 )
 def test_bad_input_is_refused_at_the_start(neighbours, arguments, message):

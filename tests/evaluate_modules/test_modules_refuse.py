@@ -38,13 +38,13 @@ BAD = [
     ("self_retrieval", {"references": [0, 2], "image_features": np.eye(2, dtype=np.float32)}, "2"),
     ("self_retrieval", {"references": [0, 1], "targets": [0, 1], "image_features": np.eye(2)}, "Pass one of them"),
     ("self_retrieval", {"references": [0, 1]}, "there are no images"),
-    ("self_retrieval", {"image_features": np.eye(2, dtype=np.float16)}, "of two precisions"),
+    ("self_retrieval", {"image_features": np.eye(2, dtype=np.float16)}, "Convert one of them"),
     ("self_retrieval", {"text_features": np.eye(3)}, "2 predictions and 3 rows of text_features"),
     ("self_retrieval", {"references": np.eye(2), "text_features": None}, "scorer is missing"),
     (
         "self_retrieval",
         {"references": np.eye(2), "text_features": [[1.0, 0.0], [1.0]]},
-        r"text_features\[1\] has the shape",
+        r"text_features\[1\] has shape",
     ),
     (
         "self_retrieval",

@@ -1,4 +1,4 @@
-"""Finished folders, as a recipe leaves them."""
+"""Finished folders, as written by a recipe."""
 
 import functools
 import shutil
@@ -13,7 +13,7 @@ from tests.tiny import tiny_captioner
 
 
 def complete(folder, captioner, model_id="smile", **facts):
-    """Beside a saved model: card, manifest, results."""
+    """Add card, manifest and results to a saved model."""
     results = make_results()
     changes = {"model_id": model_id, "family": captioner.family, "prompt": captioner.prompt, **facts}
     write_model_card(folder, results, replace(FACTS, **changes))
@@ -28,7 +28,7 @@ def complete(folder, captioner, model_id="smile", **facts):
 
 
 def publishable(folder, family="blip", captioner=None, **facts):
-    """A tiny captioner with all that is published."""
+    """A tiny captioner with all published files."""
     if captioner is not None or facts:
         captioner = captioner or tiny_captioner(family)
         captioner.save_pretrained(folder)

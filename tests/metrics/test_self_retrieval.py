@@ -136,12 +136,12 @@ def test_features_are_accepted_in_every_form_and_invalid_rows_are_named():
     expected = self_retrieval(text, images, targets=[0, 1])["ranks"].tolist()
     for form in (torch.from_numpy, list, lambda rows: rows.tolist(), lambda rows: list(torch.from_numpy(rows))):
         assert self_retrieval(form(text), form(images), targets=[0, 1])["ranks"].tolist() == expected
-    with pytest.raises(ValueError, match=r"text_features\[1\] has the shape \(2,\), but text_features\[0\] \(3,\)"):
+    with pytest.raises(ValueError, match=r"text_features\[1\] has shape \(2,\), but text_features\[0\] has \(3,\)"):
         self_retrieval([[1.0, 0.0, 0.0], [1.0, 0.0]], images, targets=[0, 1])
-    with pytest.raises(ValueError, match="image_features cannot be read as a matrix of numbers"):
+    with pytest.raises(ValueError, match="image_features is not a matrix of numbers"):
         self_retrieval(text, [["a"], ["b"]], targets=[0, 1])
     for bag in ([0, 1.5], [0, "1"], [0, None]):
-        with pytest.raises(ValueError, match=r"bags\[0\] holds .* not an image row"):
+        with pytest.raises(ValueError, match=r"bags\[0\] contains .* not an image row"):
             self_retrieval(images, images, bags=[bag])
     for distractors in (0, -1):
         with pytest.raises(ValueError, match="num_distractors must be an integer of at least 1"):

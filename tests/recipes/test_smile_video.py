@@ -139,7 +139,7 @@ def test_every_configuration_is_read(selected, dataset):
         (["--num_frames", "0"], "num_frames is 0"),
         (["--cache_image_features", "false"], "pooled once for the whole run. Add --freeze_vision_tower"),
         (["--frame_pooling", "median"], "frame_pooling is 'median'. Use 'mean', 'concat', 'ordered' or 'native'"),
-        (["--frame_pooling", "native"], "BlipForConditionalGeneration is only ever given images here"),
+        (["--frame_pooling", "native"], "BlipForConditionalGeneration is only supported with image inputs"),
         (["--tune", "language"], "mle_epochs is 24, and what follows goes on with the whole model"),
         (["--model_name_or_path", "scenes:clipcap-mle"], "places for the image tokens of one image, not of 4"),
     ],
