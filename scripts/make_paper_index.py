@@ -1,9 +1,9 @@
-"""The page that leads from every table, figure and equation of the papers to code, recipe, test and status.
+"""Generates docs/paper_index.md: code, recipe, test and status of every table, figure and equation of the papers.
 
     python scripts/make_paper_index.py            # docs/paper_index.yaml -> docs/paper_index.md
-    python scripts/make_paper_index.py --check    # exit code 1 if the page is not what the rows say
+    python scripts/make_paper_index.py --check    # exit code 1 if the page is out of date
 
-Numbers on the page are read from the committed results; nothing is typed in.
+Numbers on the page are read from the committed results.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ PAPERS = {
     "ndlb": 'NDLB: "No Detail Left Behind: Revisiting Self-Retrieval for Fine-Grained Image Captioning"',
 }
 STATUSES = {
-    "reproduced": "run on the embedded world, where its effect can be small or large or absent; the numbers are committed",
-    "runs": "one command makes it on the embedded world; no number of it is claimed",
-    "tested": "a formula, an algorithm or settings, held against something independent by the tests named",
-    "not run": "code, settings and tests are there; the note says what it needs that was not here",
-    "not applicable": "nothing to run; the note says why",
+    "reproduced": "run on the embedded world; the numbers are committed, whether or not they show the paper's effect",
+    "runs": "one command produces it on the embedded world; no number is claimed",
+    "tested": "a formula, an algorithm or settings; the listed tests compare it with something independent",
+    "not run": "code, settings and tests exist; the note names what was missing to run it",
+    "not applicable": "there is nothing to run; the note says why",
 }
 _HEADINGS = {"smile": "SMILE", "discritune": "DiscriTune", "sle": "SLE", "ndlb": "No Detail Left Behind"}
 
@@ -126,17 +126,17 @@ def to_markdown(rows: Sequence[dict[str, Any]]) -> str:
     lines = [
         "# Index of the papers",
         "",
-        "Every table, figure, numbered equation and algorithm of the four papers, and what stands for it here: code, recipe, command, tests,",
-        "page. No number of a paper was repeated on the paper's own data: neither the images nor the papers' captioners were at hand. What",
-        "was run was run on the embedded world, and says so.",
+        "This page lists every table, figure, numbered equation and algorithm of the four papers, with the code, recipe, command, tests and page",
+        "for it. No number of a paper was reproduced on the paper's own data, because neither the images nor the papers' captioners were",
+        "available. All experiments were run on the embedded world.",
         "",
-        "| status | rows | means |",
+        "| status | rows | meaning |",
         "|:--|--:|:--|",
         *(f"| {status} | {counted[status]} | {meaning} |" for status, meaning in STATUSES.items()),
         "",
-        "The rows stand in [paper_index.yaml](paper_index.yaml); `python scripts/make_paper_index.py` writes this page, and a test checks that every",
-        "file, test and number named exists and that no item of a paper is missing. ± is one standard error over seeds. The papers' figures beside",
-        "ours, with intervals: [reproduction](reproduction.md).",
+        "`python scripts/make_paper_index.py` generates this page from [paper_index.yaml](paper_index.yaml). A test checks that every file, test and",
+        "number on it exists, and that no item of a paper is missing. ± is one standard error over seeds. [Reproduction](reproduction.md) shows the",
+        "papers' numbers beside ours, with intervals.",
     ]
     for paper, title in PAPERS.items():
         lines += [

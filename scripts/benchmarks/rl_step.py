@@ -3,7 +3,7 @@ r"""How long a whole reinforcement step takes: generate, score, update, beside t
 Both steps train the very same weights on the same images, in turn in one process. Ours is `SelfRetrievalTrainer` itself;
 the other is `NaiveStep`. Before anything is timed, both update from one rollout, and their gradients have to agree.
 
-Legend: B images, G captions an image, N = B * G captions.
+Legend: B images, G captions per image, N = B * G captions.
 """
 
 import argparse
@@ -34,7 +34,7 @@ PARTS = ("generate", "score", "update")
 
 
 def _step(name: str, world: World, optimizer: Any) -> dict[str, Any]:
-    """Seconds of one step with its parts, images encoded, and tokens a caption."""
+    """Seconds of one step with its parts, images encoded, and tokens per caption."""
     clock = Clock()
     with counted_images(world) as images:
         lengths = STEPS[name](world, clock)
@@ -240,7 +240,7 @@ def markdown(result: dict[str, Any]) -> str:
         "within a round, above 1 if ours is faster: median [quartiles] of CPU-seconds; the same with the scorer's images "
         "added to the time of ours; and the median of wall time. Measured on a CPU only.",
         "",
-        "| shape | step | B x G | tokens a caption | images encoded | generate + score + update, CPU-s | step, CPU-s "
+        "| shape | step | B x G | tokens per caption | images encoded | generate + score + update, CPU-s | step, CPU-s "
         "| naive / ours | at least | with the scorer's images | wall |",
         "|---|---|---|---|---|---|---|---|---|---|---|",
     ]

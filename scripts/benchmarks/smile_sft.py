@@ -310,7 +310,7 @@ def markdown(result: dict[str, Any]) -> str:
         "of the median (95 % from 6 batches on). Peak memory is that of torch's allocator during a step, without "
         "weights and optimizer.",
         "",
-        "| shape | path | tokens a second | over trl | interval | peak memory | batches |",
+        "| shape | path | tokens per second | over trl | interval | peak memory | batches |",
         "|---|---|--:|--:|--:|--:|--:|",
     ]
     for name, measured in shapes.items():
