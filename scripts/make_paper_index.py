@@ -19,8 +19,6 @@ from typing import Any
 from hf_captionrl.experiments.rows import read_yaml
 from hf_captionrl.io import atomic_write_text
 
-__all__ = ["PAPERS", "STATUSES", "find_number", "load_index", "load_rows", "main", "to_markdown"]
-
 ROOT = Path(__file__).resolve().parents[1]
 ROWS = ROOT / "docs" / "paper_index.yaml"
 PAGE = ROOT / "docs" / "paper_index.md"
@@ -43,21 +41,13 @@ _HEADINGS = {"smile": "SMILE", "discritune": "DiscriTune", "sle": "SLE", "ndlb":
 
 
 def load_index(path: Path = ROWS) -> dict[str, Any]:
-    """The whole file.
-
-    Args:
-        path: The YAML file.
-    Returns:
-        `rows` and `runs`.
-    """
+    """The whole file."""
     return read_yaml(path)
 
 
 def load_rows(path: Path = ROWS) -> list[dict[str, Any]]:
     """The rows of the index.
 
-    Args:
-        path: The YAML file.
     Returns:
         One dict a row; its keys are described at the top of the file.
     """
@@ -72,13 +62,8 @@ def _results(run: str) -> Any:
 def find_number(place: str, value: Any) -> tuple[float, float | None]:
     """A number of a JSON file.
 
-    Args:
-        place: Keys joined by `/`; in a list of objects the `name` of one.
-        value: The file's content.
     Returns:
         The number, or the mean, and its standard error where there is one.
-    Raises:
-        KeyError: If there is nothing at that place.
     """
     for key in place.split("/"):
         if isinstance(value, list):
@@ -115,13 +100,7 @@ def _where(row: dict[str, Any]) -> str:
 
 
 def to_markdown(rows: Sequence[dict[str, Any]]) -> str:
-    """The page.
-
-    Args:
-        rows: From [`load_rows`].
-    Returns:
-        Markdown.
-    """
+    """The page."""
     counted = Counter(row["status"] for row in rows)
     lines = [
         "# Index of the papers",
@@ -157,13 +136,7 @@ def to_markdown(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the page, or check it.
-
-    Args:
-        arguments: The command line; None for the program's own.
-    Returns:
-        The exit code: 1 if `--check` finds the page out of date.
-    """
+    """Write the page, or check it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 if the page is out of date")
     page = to_markdown(load_rows())

@@ -11,38 +11,17 @@ from hf_captionrl.experiments.rows import read_yaml
 from scripts.reproduction.numbers import Measured, difference, measured, scaled, shown
 from scripts.reproduction.runs import ROOT
 
-__all__ = ["load_findings", "pages", "verdict"]
-
 FINDINGS = ROOT / "docs" / "findings.yaml"
 HOLDS, UNSEEN, OPEN, FAILS, MISSING = "holds", "no difference seen", "open", "does not hold", "not tested"
 
 
 def load_findings(path: Path = FINDINGS) -> dict[str, Any]:
-    """The findings.
-
-    Args:
-        path: The YAML file; its keys are described at its top.
-
-    Returns:
-        `dict`: By paper.
-    """
+    """The findings."""
     return read_yaml(path)
 
 
 def verdict(found: Measured, expected: str) -> str:
-    """Whether a difference is as a finding says.
-
-    Args:
-        found: First number minus second one.
-        expected: `>`, `<`, or `=` for a finding that there is no difference.
-
-    Returns:
-        `str`: `holds` if the interval lies on the expected side of 0, `does not hold` if it lies on the other one, `open` if 0 is
-        in it or there is none; for `=`, `no difference seen` if 0 is in it, else `does not hold`.
-
-    Raises:
-        ValueError: If the expectation is none of the three.
-    """
+    """Whether a difference is as a finding says."""
     if expected not in (">", "<", "="):
         raise ValueError(
             f"expected ({expected!r}) must be '>', '<' or '='. Say what the paper claims of first minus second."
@@ -122,16 +101,8 @@ def _lines(finding: Mapping[str, Any], results: Mapping[str, Any]) -> tuple[str,
 def pages(results: Mapping[str, Any], findings: Mapping[str, Any] | None = None) -> dict[str, str]:
     """One page a paper.
 
-    Args:
-        results: Finished results by name of the run.
-        findings: Those of docs/findings.yaml by default.
-
     Returns:
         `dict[str, str]`: Markdown by file name.
-
-    Raises:
-        KeyError: If a finding names a place that a result does not have.
-        ValueError: If a finding compares runs of different seeds.
     """
     made = {}
     for paper, page in (load_findings() if findings is None else findings).items():

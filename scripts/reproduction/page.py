@@ -13,8 +13,6 @@ from scripts.reproduction.numbers import Measured, measured, shown
 from scripts.reproduction.real import missing_of, result_path
 from scripts.reproduction.runs import Run
 
-__all__ = ["to_markdown"]
-
 _HEADINGS = {"smile": "SMILE", "discritune": "DiscriTune", "sle": "SLE", "ndlb": "No Detail Left Behind"}
 _HEAD = "| | | paper | ours | 95 % interval | preset | hardware | |"
 _EMBEDDED = "embedded world"
@@ -118,19 +116,7 @@ def to_markdown(
     checks: Mapping[str, Any],
     reasons: Mapping[str, str] | None = None,
 ) -> str:
-    """The page.
-
-    Args:
-        rows: Of docs/paper_index.yaml.
-        runs: By name.
-        results: Finished results by name of the run.
-        output: Folder of the results; those of the papers' own data are looked up there.
-        checks: Of rows without a figure, by id: `command`, `exit_code`, and `tests`, how many.
-        reasons: Why runs and presets were not run, by name; by default what they need.
-
-    Returns:
-        `str`: Markdown.
-    """
+    """The page."""
     reasons = reasons or {}
     entries = [entry for row in rows for entry in row.get("numbers", ())]
     with_ours = sum(entry.get("run") in results for entry in entries)
