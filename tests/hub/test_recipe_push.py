@@ -23,7 +23,7 @@ SHORT = [
 
 @pytest.mark.parametrize("strategy", ["checkpoint", "all_checkpoints"])
 def test_checkpoints_in_between_are_not_pushed(tmp_path, strategy):
-    with pytest.raises(ValueError, match="hold the optimizer as a pickle"):
+    with pytest.raises(ValueError, match="contain the optimizer as a pickle"):
         smile_blip.main(["--output_dir", str(tmp_path / "out"), "--push_to_hub", "--hub_strategy", strategy, *SHORT])
     assert not (tmp_path / "out").exists()
 

@@ -171,7 +171,7 @@ def test_the_card_says_what_was_rewarded():
     assert said(cider_weight=1.0, retrieval_weight=0, bag_schedule=None) == (
         "CIDEr-D; batches of 100 images per process, from random images."
     )
-    assert said(bag_distractors="random").endswith("made of random images.")
+    assert said(bag_distractors="random").endswith("from random images.")
     assert (
         ", plus 0.25 times the penalty on repetition, plus 0.5 times the penalty on tokens beyond the 20th;"
         in said(length_weight=0.5, max_tokens=20, repetition_weight=0.25)
