@@ -1,8 +1,8 @@
 """Floating-point numbers are compared in units of their resolution, as a check of `check_house.py`.
 
-An absolute tolerance says nothing without the magnitude of the values, which stands in no source. `tests/closeness.py`
-knows it when a test runs, so the tests state tolerances through it alone: whatever else takes an absolute tolerance is a
-fault, unless it is a plain 0.
+An absolute tolerance is meaningless without the magnitude of the values, which the source does not contain.
+`tests/closeness.py` knows it when a test runs, so tests must use it for all tolerances. Every other absolute tolerance
+is a fault, unless it is 0.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from scripts.house_files import Fault, parse, python_files, relative
 _HELPER = "tests/closeness.py"
 _KEYWORDS = {"atol", "abs_tol", "delta"}
 _POSITIONS = {"approx": 2, "allclose": 3, "isclose": 3, "assert_allclose": 3}
-"""Functions that take the absolute tolerance by position too, and which argument it is, from 0; one less as a method."""
+"""Functions that accept the absolute tolerance by position, and the index of that argument from 0 (one less for
+methods)."""
 _LIBRARIES = {"math", "np", "numpy", "np.testing", "numpy.testing", "pytest", "torch", ""}
 _DECIMALS = {"assert_almost_equal", "assert_array_almost_equal", "assertAlmostEqual", "assert_approx_equal"}
 _TINY, _SMALL = 1e-4, 1e-2
@@ -26,7 +27,7 @@ _DIFFERENCE = "Compare with resolution(magnitude, dtype=...) of tests/closeness.
 
 
 def check_closeness(root: Path) -> list[Fault]:
-    """No test has an absolute tolerance that does not go through the helper."""
+    """No test has an absolute tolerance outside the helper."""
     faults: list[Fault] = []
     for path in python_files(root, "tests"):
         name = relative(root, path)
@@ -46,7 +47,7 @@ def check_closeness(root: Path) -> list[Fault]:
 
 
 def _bare(node: ast.AST, tiny: set[str]) -> Iterator[tuple[int, str]]:
-    """Where a node holds an absolute tolerance, and what to use instead; `tiny` are names of tiny numbers."""
+    """The absolute tolerances in a node, and the remedy; `tiny` are names of tiny numbers."""
     if isinstance(node, ast.Call):
         yield from _bare_call(node)
     elif isinstance(node, ast.Dict):

@@ -73,7 +73,7 @@ def test_every_configuration_has_an_order_of_its_own():
 
 
 def test_what_the_processor_lacks_is_not_run(tmp_path, monkeypatch):
-    monkeypatch.setattr(machines, "_has", lambda flag: flag != "avx512bw")
+    monkeypatch.setattr(machines, "has_cpu_flag", lambda flag: flag != "avx512bw")
     monkeypatch.setattr(machines, "revision", lambda: RESULT["revision"])
     monkeypatch.setattr(machines.subprocess, "run", None)
     found = machines.run("aten-avx512", tmp_path)

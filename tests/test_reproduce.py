@@ -218,7 +218,7 @@ def test_the_committed_pages_are_those_of_the_results(monkeypatch, capsys):
 
 def test_every_figure_of_the_index_is_on_the_page():
     page = (ROOT / "docs/reproduction.md").read_text()
-    sections = dict(zip(PAPERS, page.split("## Rows without a figure")[0].split("\n## ")[1:], strict=True))
+    sections = dict(zip(PAPERS, page.split("## Rows without a number")[0].split("\n## ")[1:], strict=True))
     for row in load_rows():
         for entry in row.get("numbers", ()):
             name = f"[{row['kind'].capitalize()} {row['number']}]"

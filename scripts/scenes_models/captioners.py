@@ -36,8 +36,6 @@ from scripts.scenes_models.parts import (
     to_pixels,
 )
 
-__all__ = ["train_captioner", "train_clipcap"]
-
 
 def _annotated_scenes(rng: np.random.Generator, tokenizer: BertTokenizer) -> tuple[list[Scene], BatchEncoding]:
     """Fresh scenes with a caption each: on the 5,000 of the training split a captioner learns by heart who mentioned what."""
@@ -48,12 +46,6 @@ def _annotated_scenes(rng: np.random.Generator, tokenizer: BertTokenizer) -> tup
 
 def train_captioner(name: str, seed: int, fact_steps: int, steps: int) -> dict[str, Any]:
     """Train a tiny BLIP: facts first, then maximum likelihood on annotators' captions of fresh scenes, tower frozen.
-
-    Args:
-        name (`str`): Folder under `CHECKPOINTS`.
-        seed (`int`): Seed of weights and data.
-        fact_steps (`int`): Updates of the vision tower on facts.
-        steps (`int`): Updates of the text decoder with 64 captions each.
 
     Returns:
         `dict`: The log of the run.
@@ -123,12 +115,6 @@ def train_clipcap(name: str, seed: int, tower: str, steps: int) -> dict[str, Any
     """Train a tiny ClipCap: the vision tower of a scorer, frozen, then maximum likelihood on fresh scenes.
 
     As in DiscriTune, the embedding that the captions are made of is that of the scorer which rewards later.
-
-    Args:
-        name (`str`): Folder under `CHECKPOINTS`.
-        seed (`int`): Seed of weights and data.
-        tower (`str`): Folder of the scorer.
-        steps (`int`): Updates of mapper and language model with 64 captions each.
 
     Returns:
         `dict`: The log of the run.

@@ -31,24 +31,6 @@ from hf_captionrl.scenes.world import (
     vary_scene,
 )
 
-__all__ = [
-    "CHECKPOINTS",
-    "FACT_VALUES",
-    "HEADS",
-    "HIDDEN",
-    "MEAN",
-    "MLP",
-    "STD",
-    "caption_batches",
-    "fit",
-    "gpt2_config",
-    "learn_facts",
-    "make_tokenizer",
-    "one_cycle",
-    "random_caption",
-    "to_pixels",
-]
-
 CHECKPOINTS = Path(__file__).parents[2] / "hf_captionrl" / "scenes" / "checkpoints"
 HIDDEN, HEADS, MLP = 128, 4, 256
 MEAN = STD = [0.5, 0.5, 0.5]
@@ -65,15 +47,7 @@ FACT_VALUES: dict[str, tuple[Any, ...]] = {
 
 
 def make_tokenizer(max_length: int, **special: str) -> BertTokenizer:
-    """The shared WordPiece tokenizer.
-
-    Args:
-        max_length (`int`): Longest input of the model, in tokens.
-        special (`str`): Special tokens that the model names differently.
-
-    Returns:
-        `BertTokenizer`: Lower-casing, with `[CLS] ... [SEP]` around every text.
-    """
+    """The shared WordPiece tokenizer."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "vocab.txt"
         file.write_text("\n".join(vocabulary()) + "\n", encoding="utf-8")
@@ -81,16 +55,7 @@ def make_tokenizer(max_length: int, **special: str) -> BertTokenizer:
 
 
 def gpt2_config(tokenizer: BertTokenizer, *, positions: int, layers: int) -> GPT2Config:
-    """A tiny GPT-2 without dropout.
-
-    Args:
-        tokenizer (`BertTokenizer`): The shared one.
-        positions (`int`): Longest input.
-        layers (`int`): Blocks.
-
-    Returns:
-        `GPT2Config`: Its configuration.
-    """
+    """A tiny GPT-2 without dropout."""
     return GPT2Config(
         vocab_size=len(tokenizer),
         n_positions=positions,
@@ -110,9 +75,6 @@ def gpt2_config(tokenizer: BertTokenizer, *, positions: int, layers: int) -> GPT
 def to_pixels(scenes: list[Scene]) -> Tensor:
     """Scenes as the image processors would give them.
 
-    Args:
-        scenes (`list[Scene]`): B scenes.
-
     Returns:
         `torch.Tensor` of shape `(B, 3, IMAGE_SIZE, IMAGE_SIZE)`: In [-1, 1].
     """
@@ -121,30 +83,14 @@ def to_pixels(scenes: list[Scene]) -> Tensor:
 
 
 def random_caption(rng: np.random.Generator, facts: Facts) -> str:
-    """A true caption of any verbosity in any annotator's words.
-
-    Args:
-        rng (`numpy.random.Generator`): Source of randomness.
-        facts (`Facts`): The scene's facts.
-
-    Returns:
-        `str`: A caption.
-    """
+    """A true caption of any verbosity in any annotator's words."""
     small, large = (("small", "large"), ("little", "big"), ("tiny", "huge"))[int(rng.integers(3))]
     generic = float(rng.random() < 0.25)
     return annotate(rng, facts, Annotator(float(rng.random()), generic, small, large, bool(rng.random() < 0.3)))
 
 
 def one_cycle(optimizer: torch.optim.Optimizer, steps: int) -> torch.optim.lr_scheduler.LRScheduler:
-    """Linear warm-up over 5 % of the steps, then a cosine to zero.
-
-    Args:
-        optimizer (`torch.optim.Optimizer`): Its learning rate is the peak.
-        steps (`int`): Length of the run.
-
-    Returns:
-        `torch.optim.lr_scheduler.LRScheduler`: To be stepped after every update.
-    """
+    """Linear warm-up over 5 % of the steps, then a cosine to zero."""
     warm = max(1, steps // 20)
     return torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda s: min((s + 1) / warm, 0.5 * (1 + np.cos(np.pi * min(1.0, s / steps))))
@@ -162,15 +108,6 @@ def fit(
     every: int = 100,
 ) -> tuple[list[float], int]:
     """The training loop of every model here.
-
-    Args:
-        title (`str`): Stands before the progress.
-        steps (`int`): Updates; the learning rate follows [`one_cycle`].
-        loss_of (`Callable`): Draws a batch and returns its loss.
-        optimizer (`torch.optim.Optimizer`): Steps once a loss.
-        clipped (iterable of `nn.Parameter`): Gradients that are clipped together to norm 1.
-        after (`Callable`, *optional*): Called after every step.
-        every (`int`): Steps between two lines of progress.
 
     Returns:
         `tuple[list[float], int]`: The losses, and CPU seconds.
@@ -201,8 +138,6 @@ def learn_facts(tower: nn.Module, seed: int, steps: int, log: dict[str, Any]) ->
 
     Args:
         tower (`nn.Module`): Called with `pixel_values`, returns `pooler_output` of shape `(B, HIDDEN)`.
-        seed (`int`): Seed of scenes and heads.
-        steps (`int`): Updates with 64 fresh scenes each.
         log (`dict`): Receives accuracy per fact on 1,000 fresh scenes, and CPU seconds.
     """
     rng = np.random.default_rng((seed, 0))
@@ -233,9 +168,6 @@ def learn_facts(tower: nn.Module, seed: int, steps: int, log: dict[str, Any]) ->
 
 def caption_batches(seed: int) -> Iterator[tuple[list[Scene], list[str]]]:
     """Batches that only details can solve: 32 scenes, each with three near-duplicates; half of the captions are full.
-
-    Args:
-        seed (`int`): Seed of the stream.
 
     Returns:
         `Iterator`: Scenes and captions, 128 of each.

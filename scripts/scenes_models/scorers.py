@@ -34,17 +34,9 @@ from scripts.scenes_models.parts import (
     to_pixels,
 )
 
-__all__ = ["train_language_model", "train_scorer"]
-
 
 def train_scorer(name: str, seed: int, fact_steps: int, steps: int) -> dict[str, Any]:
     """Train a CLIP: facts first, then contrastive alignment.
-
-    Args:
-        name (`str`): Folder under `CHECKPOINTS`.
-        seed (`int`): Seed of weights and data.
-        fact_steps (`int`): Updates of the vision tower on facts.
-        steps (`int`): Contrastive updates.
 
     Returns:
         `dict`: The log of the run.
@@ -105,11 +97,6 @@ def train_scorer(name: str, seed: int, fact_steps: int, steps: int) -> dict[str,
 
 def train_language_model(name: str, seed: int, steps: int) -> dict[str, Any]:
     """Train a tiny GPT-2 on true captions of every verbosity; it judges fluency by perplexity.
-
-    Args:
-        name (`str`): Folder under `CHECKPOINTS`.
-        seed (`int`): Seed of weights and data.
-        steps (`int`): Updates with 128 captions each.
 
     Returns:
         `dict`: The log of the run.

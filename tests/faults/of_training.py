@@ -83,7 +83,7 @@ def checkpoint(nursery, folder, rng, kills):
         shutil.rmtree(run)
 
 
-@area("signals", "SIGTERM or SIGINT in training: saved, exit 0, gone on with")
+@area("signals", "SIGTERM or SIGINT in training: saved, exit 0, resumed")
 def signals(nursery, folder, rng, kills):
     whole = {}
     for number in range(kills):

@@ -225,8 +225,8 @@ def test_a_trainer_refuses_videos_without_cached_features(tmp_path):
     ("arguments", "message"),
     [
         (["--tune", "language"], "rl_start_epoch is 1"),
-        (["--push_to_hub", "--held_out_scorer_name_or_path", "none"], "needs a judge"),
-        (["--resume_from_checkpoint", "model/checkpoint-40"], "use 'true'"),
+        (["--push_to_hub", "--held_out_scorer_name_or_path", "none"], "needs a held-out scorer"),
+        (["--resume_from_checkpoint", "model/checkpoint-40"], "Use 'true'"),
         (["--alpha", "2"], "alpha is 2.0"),
         (["--num_samples", "1"], "num_samples is 1"),
         (["--num_frames", "-1"], "num_frames is -1"),
