@@ -124,8 +124,7 @@ def relative_scores(
     num_resamples: int = 1000,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """Scores of the answers divided by those of the reference answers: 1 is as good as the references, higher is
-    better.
+    """Scores of the answers divided by those of the reference answers; above 1 they are better.
 
     Reference: Yue et al. 2023, appendix B, Table 7, which multiplies by 100. Differs from it by: each pair is judged in
     both orders, because judges prefer a position, and both count. Intervals resample questions, each with all its

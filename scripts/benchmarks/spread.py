@@ -15,5 +15,5 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 
 def summary(values: Sequence[float]) -> dict[str, Any]:
     """`median`, `quartiles` and the `values` themselves."""
-    quartiles = np.quantile(values, [0.25, 0.75]).tolist()
+    quartiles: list[float] = np.quantile(values, [0.25, 0.75]).tolist()
     return {"median": statistics.median(values), "quartiles": quartiles, "values": values}

@@ -101,7 +101,7 @@ def test_concatenated_frames_have_other_cache_keys_than_means(tmp_path):
                 assert_close(added, code, ulps=512)
     cached_features(cache, ds, encode, progress=False, pooling="concat")
     assert encode.seen == 24
-    with pytest.raises(ValueError, match="One store holds one kind"):
+    with pytest.raises(ValueError, match="Use another `what`"):
         cached_features(cache, ds, encode, progress=False)  # means have another shape
 
 
