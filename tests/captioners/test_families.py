@@ -335,7 +335,8 @@ def test_save_and_load(captioner, tmp_path):
 # The table
 
 
-def test_slow_tiny_family_fails():
+def test_slow_tiny_family_fails(monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     ticks = iter([0.0, SECONDS - 1.0, 20.0, 20.5, 30.0, 31.0])
     with timed("planted", lambda: next(ticks)):
         pass
