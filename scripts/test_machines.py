@@ -150,17 +150,15 @@ def revision() -> str | None:
     return None if found is None or "+" in found else found
 
 
-def finished(output: Path) -> dict[str, dict[str, Any]]:
-    """Existing results of this revision.
-
-    Returns:
-        `dict`: Results by configuration.
-    """
+def finished(output: Path, *, keep: bool = False) -> dict[str, dict[str, Any]]:
+    """Results by configuration: those of this revision, and with `keep` those of earlier ones without a failure."""
     found, now = {}, revision()
     for name in CONFIGURATIONS:
         path = output / f"{name}.json"
         result = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
-        if result is not None and now is not None and result["revision"] == now:
+        if result is None or result["revision"] is None:
+            continue
+        if result["revision"] == now or (keep and not result.get("failures")):
             found[name] = result
     return found
 
@@ -183,7 +181,6 @@ def merge(results: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
         "machine": {"processor": processor_name(), "architecture": platform.machine(), "cpus": os.cpu_count()},
         "python": platform.python_version(),
         "versions": library_versions(*LIBRARIES),
-        "revision": next(iter(results.values()))["revision"],
         "workers": WORKERS,
         "left_out": LEFT_OUT,
         "configurations": {name: _row(name, results[name]) for name in CONFIGURATIONS},
@@ -192,7 +189,7 @@ def merge(results: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
 
 def _row(name: str, result: Mapping[str, Any]) -> dict[str, Any]:
     configuration = CONFIGURATIONS[name]
-    kept = {key: value for key, value in result.items() if key not in ("revision", "status")}
+    kept = {key: value for key, value in result.items() if key != "status"}
     return {
         "what": configuration.what,
         "environment": dict(configuration.environment),
@@ -204,23 +201,26 @@ def _row(name: str, result: Mapping[str, Any]) -> dict[str, Any]:
 def section(merged: Mapping[str, Any]) -> str:
     """The table of docs/reproducibility.md."""
     lines = [
-        "| configuration | environment | order | torch computes with | passed | failed | skipped | seconds |",
-        "|:--|:--|--:|:--|--:|--:|--:|--:|",
+        "| configuration | environment | order | torch computes with | passed | failed | skipped | seconds | revision |",
+        "|:--|:--|--:|:--|--:|--:|--:|--:|:--|",
     ]
     seconds = 0
     for name, row in merged["configurations"].items():
         variables = " ".join(f"`{key}={value}`" for key, value in row["environment"].items())
         if "reason" in row:
-            lines.append(f"| {name}: {row['what']} | {variables} | {row['seed']} | not run: {row['reason']} | | | | |")
+            lines.append(
+                f"| {name}: {row['what']} | {variables} | {row['seed']} | not run: {row['reason']} | | | | | |"
+            )
             continue
         counts = " | ".join(str(row[key]) for key in ("passed", "failed", "skipped", "seconds"))
         seconds += row["seconds"]
-        lines.append(f"| {name}: {row['what']} | {variables} | {row['seed']} | {row['torch_capability']} | {counts} |")
+        computes = f"{row['seed']} | {row['torch_capability']} | {counts} | `{row['revision'][:8]}`"
+        lines.append(f"| {name}: {row['what']} | {variables} | {computes} |")
     named = ", ".join(f"{name} {number}" for name, number in merged["versions"].items())
     machine = merged["machine"]
     made = (
         f"{seconds / 60:.0f} minutes on {machine['processor']}, {machine['cpus']} cores, {merged['workers']} processes; "
-        f"Python {merged['python']}, {named}; revision `{merged['revision'][:12]}`."
+        f"Python {merged['python']}, {named}."
     )
     left = "\n".join(f"- {why} {', '.join(names)}" for why, names in _by_reason(merged["left_out"]).items())
     return "\n".join([*lines, "", made, "", "Test files that are not run:", "", left])
@@ -249,6 +249,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="files or folders (default: all that depend on how numbers are computed)",
     )
     parser.add_argument("--output", type=Path, default=OUTPUT, help="folder of the results of each configuration")
+    parser.add_argument(
+        "--keep",
+        action="store_true",
+        help="keep results of earlier revisions in which nothing failed; the table names them",
+    )
     parser.add_argument("--page", action="store_true", help="write the page from existing results")
     parser.add_argument("--check", action="store_true", help="compare the page with docs/results; runs nothing")
     parser.add_argument("--here", nargs=2, help=argparse.SUPPRESS)
@@ -257,7 +262,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return run_here(arguments.here[0], Path(arguments.here[1]), arguments.tests)
     if arguments.check:
         return _check()
-    results = finished(arguments.output)
+    results = finished(arguments.output, keep=arguments.keep)
     if not arguments.page:
         wanted = arguments.only or [name for name in CONFIGURATIONS if name not in results]
         made = {name: run(name, arguments.output, arguments.tests) for name in wanted}
@@ -265,7 +270,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if failed or arguments.only:
             print(f"failed: {', '.join(failed)}" if failed else "no failures")
             return 1 if failed else 0
-        results = finished(arguments.output)
+        results = finished(arguments.output, keep=arguments.keep)
     merged = merge(results)
     write_json(RESULTS, merged)
     atomic_write_text(PAGE, page_with(merged))

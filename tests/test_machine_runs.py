@@ -111,10 +111,27 @@ def test_a_stopped_run_continues_with_what_is_missing(tmp_path, monkeypatch):
     assert ran == [*first, *(name for name in machines.CONFIGURATIONS if name not in first)]
     assert machines.main(["--check"]) == 0
     assert (
-        "| aten-avx2: torch with AVX2 | `ATEN_CPU_CAPABILITY=avx2` | 2 | AVX2 | 3 | 0 | 1 | 61 |" in page.read_text()
+        "| aten-avx2: torch with AVX2 | `ATEN_CPU_CAPABILITY=avx2` | 2 | AVX2 | 3 | 0 | 1 | 61 | `aaaaaaaa` |"
+        in page.read_text()
     )
     page.write_text(page.read_text().replace("| 3 |", "| 4 |", 1))
     assert machines.main(["--check"]) == 1
+
+
+def test_results_of_earlier_revisions_are_kept_on_demand(monkeypatch, tmp_path):
+    monkeypatch.setattr(machines, "revision", lambda: RESULT["revision"])
+    earlier = {**RESULT, "revision": "b" * 40}
+    found = {
+        "aten-avx2": earlier,
+        "two-threads": {**earlier, "failures": ["tests/a.py::test_b"]},
+        "aten-default": RESULT,
+    }
+    plant(tmp_path, {f"{name}.json": json.dumps(result) for name, result in found.items()})
+    assert list(machines.finished(tmp_path)) == ["aten-default"]
+    assert list(machines.finished(tmp_path, keep=True)) == ["aten-default", "aten-avx2"]
+    assert "`bbbbbbbb`" in machines.section(
+        machines.merge(results(**{"aten-avx2": {**results()["aten-avx2"], **earlier}}))
+    )
 
 
 def test_changed_files_are_no_revision(monkeypatch, tmp_path):
