@@ -333,5 +333,5 @@ def test_the_list_and_unknown_rows(capsys):
     out = capsys.readouterr().out
     assert "finished" in out
     assert "missing" in out
-    with pytest.raises(SystemExit, match="no row and no run"):
+    with pytest.raises(SystemExit, match="neither a row nor a run"):
         reproduce.main(["--list", "--only", "smile-table-99"])

@@ -190,7 +190,7 @@ def test_self_check_reports_a_loss_that_is_not_plain_cross_entropy(caplog):
     captioner.model.loss_function = lambda *args, **kwargs: torch.tensor(0.5)
     with caplog.at_level(logging.WARNING):
         captioner.self_check(batch)
-    assert "own loss of GitForCausalLM is 0.5" in caplog.text
+    assert "itself computes a loss of 0.5" in caplog.text
     assert not captioner.use_full_logits
 
 

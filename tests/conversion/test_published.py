@@ -84,7 +84,7 @@ def test_blip_with_a_configuration(tmp_path):
     torch.save({"model": original_blip(model), "epoch": 5}, tmp_path / "model_base_caption.pth")
     report = convert(tmp_path / "model_base_caption.pth", tmp_path / "new", config=str(tmp_path / "like"))
     assert report.kind == "BLIP captioner"
-    assert report.notes == ["model_base_caption.pth: left out epoch, which are not weights."]
+    assert report.notes == ["model_base_caption.pth: omitted epoch, which are not weights."]
     assert_same_tensors(tmp_path / "new", model)
     again, source = load_captioner(tmp_path / "new"), load_captioner(model, processor=processor)
     batch = source.encode_images(tiny_images(3, size=24))
@@ -104,7 +104,7 @@ def test_blip_pretraining_checkpoint_keeps_the_captioner(tmp_path):
     assert_same_tensors(tmp_path / "new", model)
     assert (
         report.notes[0]
-        == "Left out itm_head, text_encoder, vision_proj, visual_encoder_m, which captioning does not use."
+        == "Omitted itm_head, text_encoder, vision_proj, visual_encoder_m, which captioning does not use."
     )
     assert "no tokenizer" in report.notes[1]
 

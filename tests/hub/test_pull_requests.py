@@ -56,7 +56,7 @@ def test_scorer_online_and_then_offline(hub, repository, monkeypatch, caplog):
     scorer = load_scorer(NAME)
     assert torch.equal(features(scorer), expected)
     assert scorer.revision == repo.branches["refs/pr/15"][:12]
-    assert "the weights of refs/pr/15 are used" in caplog.text
+    assert "Using the weights of refs/pr/15" in caplog.text
     assert not any(path.endswith("pytorch_model.bin") for path in downloads(hub))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     hub.fail(".*", 500)

@@ -97,7 +97,7 @@ def test_copies_in_the_pool_are_counted_and_can_be_merged():
     assert merged["pool_size"] == 3
     bags = self_retrieval(images.clone(), images, duplicates="merge", bags=[[0, 1, 2], [2, 3]])
     assert bags["recall_at_1"] == 1.0
-    for wrong, message in (([9, 0], "names image 9"), ([-1, 0], "names image -1"), ([0, 1.5], "holds 1.5")):
+    for wrong, message in (([9, 0], "contains image 9"), ([-1, 0], "contains image -1"), ([0, 1.5], "contains 1.5")):
         with pytest.raises(ValueError, match=rf"bags\[1\] {message}"):
             self_retrieval(images, images, duplicates="merge", bags=[[0, 1], wrong])
         with pytest.raises(ValueError, match=rf"sets\[0\] {message}"):

@@ -164,7 +164,7 @@ def test_no_supervised_tokens_and_no_captions(dtype, B, T, how):
     assert loss.item() == 0
     assert not logits.grad.any()
     assert not weight.grad.any()
-    with pytest.raises(ValueError, match="is ignored"):
+    with pytest.raises(ValueError, match="are ignored"):
         smile_loss(logits, labels, **how)
 
 

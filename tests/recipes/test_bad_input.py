@@ -141,7 +141,7 @@ BAGS = {
     "no held-out scorer": (["--held_out_scorer_name_or_path", "none"], r"needs a reward scorer and a held-out scorer"),
     "a bag larger than the batch": (
         ["--bag_schedule", "99", "--per_device_train_batch_size", "8", "--gradient_accumulation_steps", "1"],
-        r"a bag of 99 is larger than the batch of 8.*Raise batch_size",
+        r"A bag of 99 is larger than the batch of 8.*Raise batch_size",
     ),
 }
 

@@ -190,7 +190,7 @@ def test_what_does_not_fit_is_refused(tmp_path):
         BagArguments(variants='{"x": 3}')
     with pytest.raises(ValueError, match="'multimodal' or 'image'"):
         BagArguments(bag_features="text")
-    with pytest.raises(ValueError, match="a judge that does not"):
+    with pytest.raises(ValueError, match="needs a reward scorer and a held-out scorer"):
         recipe.main(["--held_out_scorer_name_or_path", "none", "--output_dir", str(tmp_path), *SHORT])
     with pytest.raises(ValueError, match="num_train_epochs=0 only evaluates"):
         recipe.main(["--output_dir", str(tmp_path), *SHORT, "--num_train_epochs", "0", "--push_to_hub", "true"])

@@ -141,7 +141,7 @@ def test_every_configuration_is_read(selected, dataset):
         (["--frame_pooling", "median"], "frame_pooling is 'median'. Use 'mean', 'concat', 'ordered' or 'native'"),
         (["--frame_pooling", "native"], "BlipForConditionalGeneration is only supported with image inputs"),
         (["--tune", "language"], "mle_epochs is 24, but the runs after these epochs train the whole model"),
-        (["--model_name_or_path", "scenes:clipcap-mle"], "places for the image tokens of one image, not of 4"),
+        (["--model_name_or_path", "scenes:clipcap-mle"], "accepts the image tokens of one frame, not of 4"),
     ],
 )
 def test_what_cannot_be_is_refused(small_world, tmp_path, arguments, message):

@@ -236,7 +236,7 @@ def test_swapped_records_are_detected(tmp_path):
 def test_truncated_file_loses_only_its_last_rows(tmp_path):
     path = filled(tmp_path / "data") / "data.bin"
     os.truncate(path, 64 * 50 + 30)
-    recovers(tmp_path / "data", list(range(50, 60)), "10 rows are cut off")
+    recovers(tmp_path / "data", list(range(50, 60)), "10 rows are missing")
     path = filled(tmp_path / "gone") / "data.bin"
     path.unlink()
     assert make(tmp_path / "gone").missing(KEYS) == list(range(60))
