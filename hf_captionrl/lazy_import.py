@@ -54,6 +54,10 @@ class _LazyModule(ModuleType):
             vars(self).pop(attribute, None)
 
     def __getattr__(self, attribute: str) -> Any:
+        if attribute == "__spec__":  # of `importlib.util.find_spec`, which finds parents without importing them
+            parent = importlib.util.find_spec(self.__name__.rpartition(".")[0])
+            if parent is not None and parent.submodule_search_locations is not None:
+                return _find_spec(self.__name__, parent.submodule_search_locations)
         # `from module import *` asks for `__all__`. Other special names are asked for by tools, which must not import.
         if not (attribute.startswith("__") and attribute != "__all__"):
             _execute(self)

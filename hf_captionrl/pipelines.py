@@ -1,4 +1,4 @@
-"""One call from a model to captions: of images, paths, lists, data sets and videos."""
+"""Captions images, paths, lists, data sets and videos in one call."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from hf_captionrl.trainers.caption_generation import LazyImages, VideoFeatures, 
 __all__ = ["CaptionPipeline", "pipeline"]
 
 MAX_DOWNLOAD_BYTES = 256 * 2**20
-"""Largest image or video that is fetched from an address."""
+"""Maximum size in bytes of an image or video that is fetched from a URL."""
 _TIMEOUT_S = 30.0
 _NUM_FRAMES = 8
 
@@ -35,22 +35,23 @@ def pipeline(
     device: torch.device | str | None = None,
     **settings: Any,
 ) -> CaptionPipeline:
-    """Load a captioner for use.
+    """Load a captioner for inference.
 
     Args:
         model: A name on the Hub, a folder, a shipped model (`scenes:blip-mle`), or a captioner.
         revision: Branch, tag or commit on the Hub.
         prompt: Text that every caption continues; by default the model's own.
-        dtype: Of the weights; by default the checkpoint's.
-        device: By default a GPU if there is one. A captioner that is given stays where it is.
-        settings: For [`CaptionPipeline`]: `allow_urls`, `num_frames`, `frame_pooling`, `batch_size`, and defaults for `generate`.
+        dtype: Dtype of the weights; by default the checkpoint's.
+        device: By default a GPU if there is one. A captioner object stays on its device.
+        settings: Arguments of [`CaptionPipeline`]: `allow_urls`, `num_frames`, `frame_pooling`, `batch_size`, and
+            defaults for `generate`.
 
     Returns:
-        [`CaptionPipeline`]: Call it with what is to be captioned.
+        [`CaptionPipeline`]: Call it with images or videos.
 
     Raises:
-        FileNotFoundError: If there is no such model, or none with weights in safetensors.
-        ValueError: If it is not a captioner.
+        FileNotFoundError: If the model does not exist, or has no weights in safetensors.
+        ValueError: If the model is not a captioner.
     """
     if isinstance(model, Captioner):
         captioner = load_captioner(model, prompt=prompt, device=device)
@@ -71,14 +72,14 @@ class CaptionPipeline:
 
     Args:
         captioner ([`Captioner`]): The captioner.
-        allow_urls (`bool`): Fetch `http(s)` addresses. Without it they are refused: a list from elsewhere must not make
-            this machine ask other machines for things.
-        num_frames (`int`, *optional*): Frames looked at of a video. None: as many as in training, or 8 where the captioner
-            was trained on images. A data set of videos says itself how many.
-        frame_pooling (`str`, *optional*): How their features become the video's, see `data.pool_frames`; `"native"`: by the
-            model's own video inputs. None: as the captioner was trained; the mean where that was on images.
+        allow_urls (`bool`): Fetch `http(s)` URLs. By default they are refused, because a list from an untrusted source
+            must not cause network requests.
+        num_frames (`int`, *optional*): Number of frames per video. None: as in training, or 8 if the captioner was
+            trained on images. A data set of videos has its own number.
+        frame_pooling (`str`, *optional*): How the features of frames are pooled, see `data.pool_frames`; `"native"`
+            uses the model's own video inputs. None: as in training, or the mean if the captioner was trained on images.
         batch_size (`int`): Images per batch.
-        generation: Defaults for the captioner's `generate`, such as `num_beams`.
+        generation: Default arguments of the captioner's `generate`, such as `num_beams`.
 
     Raises:
         ValueError: If a number is below 1.
@@ -120,23 +121,23 @@ class CaptionPipeline:
         progress: bool | Callable[[int], Any] = False,
         **generation: Any,
     ) -> Any:
-        """Write captions.
+        """Generate captions.
 
         Args:
-            inputs: An image (PIL, path, bytes, or what an undecoded `datasets.Image` holds), a video (path or bytes), an
-                address with `allow_urls`, a list of these, or a `datasets.Dataset` with a column `image`.
+            inputs: An image (PIL, path, bytes, or what an undecoded `datasets.Image` holds), a video (path or bytes), a
+                URL with `allow_urls`, a list of these, or a `datasets.Dataset` with a column `image`.
             batch_size: Images per batch; by default the pipeline's.
-            progress: Show a bar, or a function that is called with the number of inputs done.
-            generation: For `generate`; goes before the pipeline's defaults.
+            progress: True shows a progress bar; a function is called with the number of finished inputs.
+            generation: Arguments of `generate`, which override the pipeline's defaults.
 
         Returns:
-            `str` for one input, `list[str]` for several, in their order; with `num_return_sequences` above 1 a list of
-            captions in place of each.
+            `str` for one input, `list[str]` for several, in their order. With `num_return_sequences` above 1, each
+            caption is replaced by a list of captions.
 
         Raises:
-            ImageError: If something cannot be read, or is an address and these are not allowed.
-            TypeError: If the inputs are none of these.
-            ValueError: If a data set has no column `image`, or an address does not lead to an image.
+            ImageError: If an input cannot be read, or is a URL without `allow_urls`.
+            TypeError: If the inputs have another type.
+            ValueError: If a data set has no column `image`, or a URL does not return an image.
         """
         settings = {**self.generation, **generation}
         size = self.batch_size if batch_size is None else batch_size
@@ -172,10 +173,10 @@ class CaptionPipeline:
         return result[0] if single else result
 
     def _sequence(self, inputs: Any) -> tuple[Sequence[Any], int]:
-        """The inputs, and for a data set of videos the number of frames of each."""
+        """The inputs, and the number of frames per video if they are a data set of videos."""
         if isinstance(inputs, datasets.Dataset):
             if "image" not in inputs.column_names:
-                raise ValueError(f"The data set has the columns {inputs.column_names}, and none is called 'image'.")
+                raise ValueError(f"The data set has the columns {inputs.column_names}, but none is called 'image'.")
             return LazyImages(inputs, range(len(inputs))), frames_of(inputs)
         return [fetch(item) if self.allow_urls and _is_address(item) else item for item in inputs], 0
 
@@ -186,7 +187,7 @@ def _is_single(inputs: Any) -> bool:
     if isinstance(inputs, datasets.Dataset | Sequence):
         return False
     raise TypeError(
-        f"The inputs are a {type(inputs).__name__}. Give an image, a path, a list of these, or a datasets.Dataset."
+        f"The inputs are a {type(inputs).__name__}. Pass an image, a path, a list of these, or a datasets.Dataset."
     )
 
 
@@ -203,12 +204,12 @@ def fetch(address: str) -> bytes:
     """Download an image or a video.
 
     Returns:
-        `bytes`: What is there.
+        `bytes`: The content.
     """
     try:
         with urllib.request.urlopen(address, timeout=_TIMEOUT_S) as answer:  # http(s), see _is_address # nosec B310
             if urlsplit(answer.geturl()).scheme.lower() not in ("http", "https"):
-                raise ValueError(f"{address!r} leads to {answer.geturl()!r}, which is not on the web.")
+                raise ValueError(f"{address!r} leads to {answer.geturl()!r}, which is not an http(s) URL.")
             data = answer.read(MAX_DOWNLOAD_BYTES + 1)
     except (OSError, http.client.HTTPException) as error:
         raise ValueError(
@@ -220,7 +221,7 @@ def fetch(address: str) -> bytes:
 
 
 class _Chosen(Sequence[Any]):
-    """Some of the inputs, each looked up when it is wanted."""
+    """A part of the inputs, each read when it is accessed."""
 
     def __init__(self, images: Sequence[Any], rows: Sequence[int]) -> None:
         self.images, self.rows = images, rows
@@ -233,7 +234,7 @@ class _Chosen(Sequence[Any]):
 
 
 class _Progress:
-    """A bar, a function, or nothing."""
+    """The progress bar, the function, or None."""
 
     def __init__(self, wanted: bool | Callable[[int], Any], total: int) -> None:
         self.wanted, self.total, self.bar = wanted, total, None
@@ -250,7 +251,7 @@ class _Progress:
             self.bar.close()
 
     def after(self, before: int) -> Callable[[int], Any]:
-        """Counts on from what was done before."""
+        """Adds the number of inputs that were finished before."""
 
         def report(number: int) -> None:
             if self.bar is not None:

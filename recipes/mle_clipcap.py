@@ -1,7 +1,9 @@
-"""Train a ClipCap from a pretrained vision tower and a pretrained language model, by maximum likelihood.
+"""Train a ClipCap from a pretrained vision tower and a pretrained language model, with maximum likelihood.
 
-It is where DiscriTune and "No Detail Left Behind" begin: the vision tower is frozen, mapper and language model are
-trained. Without arguments, on the embedded world (minutes on 2 CPU cores, no network):
+DiscriTune and "No Detail Left Behind" start from such a captioner: the vision tower is frozen, mapper and language
+model are trained.
+
+Without arguments, on the embedded world (minutes on 2 CPU cores, no network):
 
     accelerate launch recipes/mle_clipcap.py
 
@@ -10,7 +12,7 @@ With the settings of "No Detail Left Behind", Table 11, on COCO:
     accelerate launch recipes/mle_clipcap.py --config recipes/configs/mle_clipcap/coco.yaml \
         --dataset_name dataset_coco.json --image_root coco/images
 
-What it writes to `model/` is what `recipes/self_retrieval_clipcap.py --model_name_or_path` takes.
+Pass the folder `model/` that it writes to `recipes/self_retrieval_clipcap.py --model_name_or_path`.
 
 Sources: Mokady et al. 2021, "ClipCap: CLIP Prefix for Image Captioning"; "No Detail Left Behind: Revisiting
 Self-Retrieval for Fine-Grained Image Captioning", Appendix C.3.
@@ -48,28 +50,31 @@ ROW = "MLE"
 
 @dataclass
 class ClipCapArguments(ModelArguments):
-    """What the ClipCap is made of."""
+    """The parts of the ClipCap."""
 
     model_name_or_path: str = field(
-        default="", metadata={"help": "A ClipCap to go on from. Empty: a new one, made of the two models below."}
+        default="", metadata={"help": "A ClipCap to continue. Empty: a new one from the two models below."}
     )
     vision_model: str = field(
         default="openai/clip-vit-base-patch32",
-        metadata={"help": "Vision tower: CLIP, SigLIP or the like, or a shipped scorer (scenes:clip-reward)."},
+        metadata={
+            "help": "Vision tower of a CLIP, SigLIP or similar model, or of a shipped scorer (scenes:clip-reward)."
+        },
     )
     language_model: str = field(
         default="openai-community/gpt2", metadata={"help": "Causal language model, with its tokenizer."}
     )
     fresh_language_model: bool = field(
-        default=False, metadata={"help": "Take only shape and tokenizer of the language model, not its weights."}
+        default=False,
+        metadata={"help": "Use only configuration and tokenizer of the language model, with random weights."},
     )
-    prefix_length: int = field(default=10, metadata={"help": "Vectors in front of a caption."})
+    prefix_length: int = field(default=10, metadata={"help": "Number of prefix vectors before a caption."})
     mapping_type: str = field(default="mlp", metadata={"help": "'mlp' or 'transformer'."})
-    clip_length: int = field(default=10, metadata={"help": "Vectors of the image in the transformer mapper."})
+    clip_length: int = field(default=10, metadata={"help": "Number of image vectors in the transformer mapper."})
     num_mapper_layers: int = field(default=8, metadata={"help": "Layers of the transformer mapper."})
     normalize_image_embeds: bool = field(default=False, metadata={"help": "Scale image embeddings to unit length."})
     stop_at_period: bool = field(
-        default=False, metadata={"help": "Captions end with a full stop, as the papers', instead of an end token."}
+        default=False, metadata={"help": "End captions with a full stop, as in the papers, instead of an end token."}
     )
 
     def load(self, prompt: str | None = None) -> Captioner:
@@ -78,7 +83,8 @@ class ClipCapArguments(ModelArguments):
             return super().load(prompt)
         if self.attn_implementation or self.model_init_kwargs:
             raise ValueError(
-                "attn_implementation and model_init_kwargs are for a ClipCap that is loaded, and this one is made of two models. "
+                "attn_implementation and model_init_kwargs apply to a ClipCap that is loaded, but this one is built "
+                "from two models. "
                 "Set model_name_or_path, or leave them out."
             )
         model, processor = assemble(
@@ -98,17 +104,17 @@ class ClipCapArguments(ModelArguments):
 
     @property
     def base(self) -> ModelArguments:
-        """What the model card names: the language model, the larger part of what is trained."""
+        """Base model for the model card: the language model, which contains most of the trained weights."""
         return ModelArguments(model_name_or_path=self.model_name_or_path or self.language_model)
 
     @property
     def public_name(self) -> str:
-        """Name of the base model for the model card: never a path of this machine."""
+        """Name of the base model for the model card, never a local path."""
         return self.base.public_name
 
     @property
     def license(self) -> str:
-        """Licence of the trained model, as the Hub writes it."""
+        """Licence of the trained model, in the Hub's spelling."""
         shipped = all(n.startswith(PREFIX) for n in (self.vision_model, self.language_model))
         return self.model_license or ("apache-2.0" if shipped and not self.model_name_or_path else self.base.license)
 
@@ -117,19 +123,19 @@ class ClipCapArguments(ModelArguments):
 class MleClipCapConfig(SmileConfig):
     """[`SmileConfig`] at lambda = 1 with the settings of "No Detail Left Behind", Table 11."""
 
-    output_dir: str | None = field(default="outputs/mle_clipcap", metadata={"help": "Where everything is written."})
+    output_dir: str | None = field(default="outputs/mle_clipcap", metadata={"help": "Folder for all output."})
     mle_weight: float = field(default=1.0, metadata={"help": "1: maximum likelihood."})
     learning_rate: float = field(default=2e-5, metadata={"help": "Peak learning rate."})
     lr_scheduler_type: str = field(default="linear", metadata={"help": "Learning rate schedule."})
-    weight_decay: float = field(default=0.0, metadata={"help": "AdamW weight decay; the paper names none."})
+    weight_decay: float = field(default=0.0, metadata={"help": "AdamW weight decay; the paper does not state one."})
     max_steps: int = field(default=30_000, metadata={"help": "Updates."})
     warmup_steps: float = field(default=1_000, metadata={"help": "Of them, warm-up."})
-    per_device_train_batch_size: int = field(default=40, metadata={"help": "Captions a device and step."})
+    per_device_train_batch_size: int = field(default=40, metadata={"help": "Captions per device and step."})
     freeze_vision_tower: bool = field(default=True, metadata={"help": "Do not train the vision tower."})
     cache_image_features: bool = field(default=True, metadata={"help": "Encode each image once for the whole run."})
-    generation_num_beams: int = field(default=5, metadata={"help": "Beams when captions are generated to evaluate."})
-    # DiscriTune's 40 tokens, less the 10 of the prefix.
-    generation_max_new_tokens: int = field(default=30, metadata={"help": "Longest caption generated to evaluate."})
+    generation_num_beams: int = field(default=5, metadata={"help": "Number of beams for evaluation."})
+    # DiscriTune's 40 tokens minus 10 for the prefix.
+    generation_max_new_tokens: int = field(default=30, metadata={"help": "Maximum length of a caption in evaluation."})
     save_on_signal: bool = field(default=True, metadata={"help": "On SIGTERM save a checkpoint and exit with 0."})
 
 
@@ -147,7 +153,7 @@ def main(argv: Sequence[str] | None = None) -> Path:
 
 
 def train(arguments: tuple[Any, ...]) -> Path:
-    """Train and measure what the recipe was told."""
+    """Train and evaluate the ClipCap."""
     model_args, data_args, eval_args, config = arguments
     eval_args.resolve(data_args.dataset_name)
     output_dir = Path(config.output_dir)
@@ -159,7 +165,7 @@ def train(arguments: tuple[Any, ...]) -> Path:
         splits["test"], eval_args, seed=config.seed, cache_dir=config.feature_cache_dir
     )
     config.output_dir = str(output_dir / "model")
-    set_seed(config.seed)  # the mapper is drawn now
+    set_seed(config.seed)  # initialises the mapper
     trainer = SmileTrainer(
         model_args.load(config.prompt),
         config,

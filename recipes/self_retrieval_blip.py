@@ -1,11 +1,11 @@
 """Finetune a captioner by self-retrieval: captions from which a frozen image-text model finds their image.
 
-Without arguments, on the embedded world (4 minutes on 2 CPU cores, no network): random distractors against bags of
-look-alikes with a curriculum, by the scorer that rewards and by a judge that does not.
+Without arguments, on the embedded world (4 minutes on 2 CPU cores, no network): compares random distractors with a
+curriculum of bags of look-alikes, by the reward scorer and by a held-out scorer.
 
     accelerate launch recipes/self_retrieval_blip.py
 
-With the papers' settings on COCO, or on a folder of one's own photographs with captions in `metadata.jsonl`:
+With the papers' settings on COCO, or on your own photographs with captions in `metadata.jsonl`:
 
     accelerate launch recipes/self_retrieval_blip.py --row discritune/blip \
         --dataset_name dataset_coco.json --image_root coco/images

@@ -1,12 +1,12 @@
 """Finetune a ClipCap by self-retrieval: captions from which a frozen image-text model finds their image.
 
-ClipCap is the captioner of both papers: CLIP, a mapper, and a language model that continues what the mapper makes of the
-image. Without arguments, on the embedded world (minutes on 2 CPU cores, no network): random distractors against bags of
-look-alikes with a curriculum, by the scorer that rewards and by a judge that does not.
+ClipCap is the captioner of both papers: CLIP, a mapper, and a language model that continues the mapper's output.
+Without arguments, on the embedded world (minutes on 2 CPU cores, no network): compares random distractors with a
+curriculum of bags of look-alikes, by the reward scorer and by a held-out scorer.
 
     accelerate launch recipes/self_retrieval_clipcap.py
 
-With the papers' settings on COCO, from a ClipCap after maximum likelihood, or on a folder of one's own photographs with
+With the papers' settings on COCO, from a ClipCap trained with maximum likelihood, or on your own photographs with
 captions in `metadata.jsonl`:
 
     accelerate launch recipes/self_retrieval_clipcap.py \
@@ -15,7 +15,7 @@ captions in `metadata.jsonl`:
     accelerate launch recipes/self_retrieval_clipcap.py --model_name_or_path outputs/clipcap-coco \
         --dataset_name imagefolder --data_dir photos --output_dir outputs/photos
 
-Every row of the papers' tables that trains a ClipCap has its file, listed in docs/self_retrieval_configs.md.
+docs/self_retrieval_configs.md lists the rows of the papers' tables, which `--row` selects.
 
 Sources: Dessi et al. 2023, "Cross-Domain Image Captioning with Discriminative Finetuning"; "No Detail Left Behind:
 Revisiting Self-Retrieval for Fine-Grained Image Captioning"; Mokady et al. 2021, "ClipCap: CLIP Prefix for Image

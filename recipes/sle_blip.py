@@ -5,7 +5,7 @@ CIDEr-D with a bonus for the entropy of each word (SLL-ME), and CIDEr-D with dis
 
     accelerate launch recipes/sle_blip.py
 
-With the paper's settings on COCO, or on a folder of one's own photographs with captions in `metadata.jsonl`:
+With the paper's settings on COCO, or on your own photographs with captions in `metadata.jsonl`:
 
     accelerate launch recipes/sle_blip.py --config recipes/configs/sle_blip/coco.yaml \
         --dataset_name dataset_coco.json --image_root coco/images
@@ -61,28 +61,30 @@ __all__ = ["main", "parse_args"]
 
 CONFIGS = Path(__file__).parent / "configs" / "sle_blip"
 XE = "XE"
-"""Row name of the captioner after cross-entropy, from which the others go on."""
+"""Row name of the captioner after cross-entropy, which the other runs continue."""
 
 
 @dataclass
 class SLEArguments(SampleArguments):
-    """What is compared, and how captions are sampled for the table."""
+    """The runs to compare, and how captions are sampled for the table."""
 
     compare_alphas: list[float] = field(
         default_factory=lambda: [1.0],
-        metadata={"help": "Further runs with these alphas beside the configured one; 1 is SLL, CIDEr-D alone."},
+        metadata={"help": "Additional runs with these alphas; 1 is SLL, CIDEr-D alone."},
     )
     compare_entropy_weights: list[float] = field(
         default_factory=lambda: [0.01],
-        metadata={"help": "Further runs with alpha=1 and these weights of word entropy: SLL-ME (the paper: 0.01)."},
+        metadata={
+            "help": "Additional runs with alpha=1 and these weights of word entropy: SLL-ME (0.01 in the paper)."
+        },
     )
 
 
 @dataclass
 class SLEBlipConfig(SLEConfig):
-    """[`SLEConfig`] with what a recipe adds: it evaluates each epoch."""
+    """[`SLEConfig`] with the defaults of a recipe: it evaluates every epoch."""
 
-    output_dir: str | None = field(default="outputs/sle_blip", metadata={"help": "Where everything is written."})
+    output_dir: str | None = field(default="outputs/sle_blip", metadata={"help": "Folder for all output."})
     eval_strategy: str = field(default="epoch", metadata={"help": "When to evaluate."})
     save_strategy: str = field(default="epoch", metadata={"help": "When to save."})
     save_total_limit: int | None = field(default=1, metadata={"help": "Checkpoints kept."})
@@ -109,13 +111,13 @@ def run_name(config: SLEConfig) -> str:
 
 
 def runs_of(config: SLEBlipConfig, arguments: SLEArguments) -> list[SLEBlipConfig]:
-    """The configurations that are compared, the recipe's own at the end.
+    """The configurations to compare, with the recipe's own at the end.
 
-    The epochs of cross-entropy are the same for all of them, so they are trained once, in a run of their own.
+    All runs share the epochs of cross-entropy, which are therefore trained once, in a separate run.
     """
     wanted = [(alpha, 0.0) for alpha in arguments.compare_alphas]
     wanted += [(1.0, weight) for weight in arguments.compare_entropy_weights]
-    # What was asked for with its own settings, the others without: a control must not have half of the treatment.
+    # Only the configured run has its settings; a control must not contain a part of the method.
     own = (config.alpha, config.entropy_weight)
     others = sorted({*wanted} - {own}, key=lambda pair: (-pair[0], pair[1]))
     epochs = {"num_train_epochs": config.num_train_epochs - config.rl_start_epoch, "rl_start_epoch": 0}
@@ -130,25 +132,26 @@ def runs_of(config: SLEBlipConfig, arguments: SLEArguments) -> list[SLEBlipConfi
         first.num_train_epochs, first.max_steps = config.rl_start_epoch, -1
         first.output_dir = str(Path(str(config.output_dir)) / "model-xe")
         runs.insert(0, first)
-    # With nothing left to train after cross-entropy there is nothing to compare it with.
+    # If cross-entropy takes all epochs, no other run remains to compare with.
     return runs if runs[-1].num_train_epochs > 0 or config.max_steps > 0 else runs[:1]
 
 
 def name_of(run: SLEConfig) -> str:
-    """Row name of a run; that of cross-entropy is the one in which RL has not started."""
+    """Row name of a run; cross-entropy is the run in which RL has not started."""
     return XE if run.rl_start_epoch else run_name(run)
 
 
 def describe_reward(config: SLEConfig) -> str:
-    """What was rewarded, in a sentence, for the model card."""
+    """One sentence on the reward, for the model card."""
     named = "" if config.baseline in (None, "none") else f" over the baseline {config.baseline}"
-    over = " over that of the greedy one" if config.baseline == "greedy" else named
+    over = " minus that of the greedy caption" if config.baseline == "greedy" else named
     distance = (
-        f"{config.distance} distance" if config.diversity == "pairwise" else "unlikeness (BLEU against all others)"
+        f"{config.distance} distance" if config.diversity == "pairwise" else "difference (BLEU against all others)"
     )
     diversity = "" if config.alpha == 1.0 else f", {1 - config.alpha:g} times their {distance}"
     entropy = f", and {config.entropy_weight:g} times the entropy of each word" if config.entropy_weight else ""
-    return f"{config.alpha:g} times the CIDEr-D of {config.num_generations} sampled captions an image{over}{diversity}{entropy}."
+    sampled = f"{config.alpha:g} times the CIDEr-D of {config.num_generations} sampled captions per image"
+    return f"{sampled}{over}{diversity}{entropy}."
 
 
 def main(argv: Sequence[str] | None = None) -> Path:
@@ -159,21 +162,21 @@ def main(argv: Sequence[str] | None = None) -> Path:
 
 
 def _check(model_args: ModelArguments, data_args: DataArguments, config: SLEBlipConfig) -> None:
-    """Refuse what would fail, before hours of reading videos and not after."""
+    """Refuse invalid settings before videos are read, which can take hours."""
     if data_args.num_frames and not config.cache_image_features:
         raise ValueError(
-            f"num_frames is {data_args.num_frames}, and the features of a video's frames are averaged once for the whole run. "
-            "Add --freeze_vision_tower and --cache_image_features."
+            f"num_frames is {data_args.num_frames}, and features of videos are computed once for the whole run. Add "
+            "--freeze_vision_tower and --cache_image_features."
         )
     if model_args.tune is not None and config.rl_start_epoch:
         raise ValueError(
-            f"rl_start_epoch is {config.rl_start_epoch}, and what follows cross-entropy goes on with its whole model, not with "
-            "a LoRA on it. Leave out --tune, or start from a captioner trained by cross-entropy with --rl_start_epoch 0."
+            f"rl_start_epoch is {config.rl_start_epoch}, but the runs after cross-entropy train the whole model, not "
+            "a LoRA. Leave out --tune, or use --rl_start_epoch 0 with a captioner trained with cross-entropy."
         )
 
 
 def compare(arguments: tuple[Any, ...]) -> Path:
-    """Train and compare what the recipe was told."""
+    """Train and compare the runs of the recipe."""
     model_args, data_args, eval_args, sle_args, config = arguments
     _check(model_args, data_args, config)
     eval_args.resolve(data_args.dataset_name)
@@ -204,7 +207,7 @@ def compare(arguments: tuple[Any, ...]) -> Path:
             return SLETrainer(
                 load(None if first else start_folder),
                 run,
-                # Where nothing is trained, rewards need not look at the training images either.
+                # Without training, the rewards need no features of the training images.
                 train_dataset=splits["train"] if trains else None,
                 eval_dataset=splits["validation"],
                 scorer=scorer,

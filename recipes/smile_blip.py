@@ -1,10 +1,10 @@
-"""Finetune a captioner with SMILE and compare it with what it was, and with as many more steps of maximum likelihood.
+"""Finetune a captioner with SMILE, and compare it with its start and with as many further steps of maximum likelihood.
 
 Without arguments, on the embedded world (3 minutes on 2 CPU cores, no network):
 
     accelerate launch recipes/smile_blip.py
 
-With the paper's settings on COCO, or on a folder of one's own photographs with captions in `metadata.jsonl`:
+With the paper's settings on COCO, or on your own photographs with captions in `metadata.jsonl`:
 
     accelerate launch recipes/smile_blip.py --config recipes/configs/smile_blip/coco.yaml \
         --dataset_name dataset_coco.json --image_root coco/images
@@ -34,9 +34,9 @@ CONFIGS = Path(__file__).parent / "configs" / "smile_blip"
 
 @dataclass
 class SmileBlipConfig(SmileRecipeConfig):
-    """[`SmileRecipeConfig`] with a folder of its own."""
+    """[`SmileRecipeConfig`] with its default folder."""
 
-    output_dir: str | None = field(default="outputs/smile_blip", metadata={"help": "Where everything is written."})
+    output_dir: str | None = field(default="outputs/smile_blip", metadata={"help": "Folder for all output."})
 
 
 def parse_args(argv: Sequence[str] | None = None) -> tuple[Any, ...]:

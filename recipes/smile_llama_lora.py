@@ -1,6 +1,7 @@
-"""Teach a LLaMA to follow instructions with SMILE through LoRA, beside maximum likelihood, and compare their answers.
+"""Finetune a LLaMA on instructions with LoRA, with SMILE and with maximum likelihood, and compare the answers.
 
-Without arguments, a tiny LLaMA made on the spot and the instructions that ship (2 minutes on 1 CPU core, no network):
+Without arguments, with a tiny LLaMA trained from scratch and the instructions of this package (2 minutes on 1 CPU core,
+no network):
 
     accelerate launch recipes/smile_llama_lora.py
 
@@ -54,22 +55,22 @@ SHIPPED = "shipped"
 
 @dataclass
 class LlamaArguments:
-    """Which language model is finetuned, and how."""
+    """The language model and its LoRA."""
 
     model_name_or_path: str = field(
         default="meta-llama/Llama-3.2-1B",
-        metadata={"help": f"A folder, a name on the Hub, or {TINY_LLAMA!r}: one made from scratch."},
+        metadata={"help": f"A folder, a name on the Hub, or {TINY_LLAMA!r}: a tiny one, trained from scratch."},
     )
     model_revision: str | None = field(default=None, metadata={"help": "Branch, tag or commit on the Hub."})
-    model_dtype: str = field(default="bfloat16", metadata={"help": "Type of the frozen weights."})
+    model_dtype: str = field(default="bfloat16", metadata={"help": "Dtype of the frozen weights."})
     lora_r: int = field(default=8, metadata={"help": "Rank of the LoRA."})
     lora_alpha: int = field(default=16, metadata={"help": "Scale of the LoRA."})
     lora_dropout: float = field(default=0.0, metadata={"help": "Dropout before the LoRA."})
     lora_target_modules: list[str] = field(
-        default_factory=lambda: ["q_proj", "v_proj"], metadata={"help": "Layers with a LoRA; lm_head is allowed."}
+        default_factory=lambda: ["q_proj", "v_proj"], metadata={"help": "Modules with a LoRA; lm_head is allowed."}
     )
     pretrain_epochs: float = field(
-        default=0.0, metadata={"help": f"Epochs of maximum likelihood that make {TINY_LLAMA!r} a language model."}
+        default=0.0, metadata={"help": f"Epochs of maximum likelihood that pretrain {TINY_LLAMA!r}."}
     )
     pretrain_learning_rate: float = field(default=3e-3, metadata={"help": "Its learning rate."})
 
@@ -80,41 +81,41 @@ class LlamaArguments:
 
 @dataclass
 class InstructionArguments:
-    """Which instructions are learnt, and what is compared."""
+    """The instructions, and the runs to compare."""
 
     dataset_name: str = field(
         default="tatsu-lab/alpaca",
         metadata={"help": f"JSON, JSON Lines or Parquet file, a name on the Hub, or {SHIPPED!r}."},
     )
     dataset_config: str | None = field(default=None, metadata={"help": "Configuration of a data set on the Hub."})
-    dataset_revision: str | None = field(default=None, metadata={"help": "Branch, tag or commit of it."})
-    max_train_rows: int | None = field(default=None, metadata={"help": "Use only so many instructions."})
-    max_bad_fraction: float = field(default=0.05, metadata={"help": "Share of blank rows that is tolerated."})
+    dataset_revision: str | None = field(default=None, metadata={"help": "Branch, tag or commit of the data set."})
+    max_train_rows: int | None = field(default=None, metadata={"help": "Maximum number of instructions."})
+    max_bad_fraction: float = field(default=0.05, metadata={"help": "Largest accepted share of blank rows."})
     compare_mle_weights: list[float] = field(
-        default_factory=lambda: [1.0], metadata={"help": "Further runs with these lambdas; 1 is the control, MLE."}
+        default_factory=lambda: [1.0], metadata={"help": "Additional runs with these lambdas; 1 is the control, MLE."}
     )
     compare_scopes: list[str] = field(
-        default_factory=list, metadata={"help": f"Further runs with these subset scopes, of {', '.join(SCOPES)}."}
+        default_factory=list, metadata={"help": f"Additional runs with these subset scopes, of {', '.join(SCOPES)}."}
     )
 
 
 @dataclass
 class SmileLlamaConfig(SmileSFTConfig):
-    """[`SmileSFTConfig`] with the settings of appendix B, as far as it names them."""
+    """[`SmileSFTConfig`] with the settings that appendix B states."""
 
-    output_dir: str | None = field(
-        default="outputs/smile_llama_lora", metadata={"help": "Where everything is written."}
+    output_dir: str | None = field(default="outputs/smile_llama_lora", metadata={"help": "Folder for all output."})
+    per_device_train_batch_size: int = field(default=8, metadata={"help": "Answers per device and step."})
+    num_train_epochs: float = field(default=5.0, metadata={"help": "Number of epochs: 5, 10 or 20 in the paper."})
+    learning_rate: float = field(default=1e-4, metadata={"help": "Peak learning rate; the paper does not state it."})
+    max_length: int | None = field(
+        default=512, metadata={"help": "Maximum length of prompt and answer in tokens; longer ones are truncated."}
     )
-    per_device_train_batch_size: int = field(default=8, metadata={"help": "Answers a device and step."})
-    num_train_epochs: float = field(default=5.0, metadata={"help": "The paper's 5, 10 or 20."})
-    learning_rate: float = field(default=1e-4, metadata={"help": "Peak learning rate; the paper does not say."})
-    max_length: int | None = field(default=512, metadata={"help": "Longest prompt and answer in tokens; cut above."})
     save_strategy: str = field(default="epoch", metadata={"help": "When to save."})
     save_total_limit: int | None = field(default=1, metadata={"help": "Checkpoints kept."})
     save_on_signal: bool = field(default=True, metadata={"help": "On SIGTERM save a checkpoint and exit with 0."})
 
     def __post_init__(self) -> None:
-        # trl switches it on where nothing is said, which a CPU refuses.
+        # trl enables bf16 by default, which a CPU refuses.
         if self.bf16 is None and not is_torch_bf16_gpu_available():  # type: ignore[has-type]
             self.bf16 = False
         super().__post_init__()
@@ -139,7 +140,7 @@ def run_name(config: SmileSFTConfig) -> str:
 
 
 def planned_runs(config: SmileSFTConfig, compare: InstructionArguments) -> dict[str, SmileSFTConfig]:
-    """The runs by row name: the controls, the other scopes and lambdas, and last what was asked for."""
+    """The runs by row name: the controls, the other scopes and lambdas, and last the configured run."""
     wanted = [(weight, config.subset_scope) for weight in compare.compare_mle_weights]
     wanted += [(config.mle_weight, scope) for scope in compare.compare_scopes]
     listed: dict[str, dict[str, Any]] = {}
@@ -153,7 +154,7 @@ def planned_runs(config: SmileSFTConfig, compare: InstructionArguments) -> dict[
 
 
 def starting_point(arguments: LlamaArguments, train: Any, config: SmileSFTConfig, *, resume: bool) -> str:
-    """Where every run loads its model from; the tiny one is made, taught to speak and saved there first."""
+    """Folder or name from which every run loads its model; the tiny one is pretrained and saved there first."""
     if arguments.model_name_or_path != TINY_LLAMA:
         return arguments.model_name_or_path
     folder = Path(str(config.output_dir)) / "base"
@@ -198,17 +199,17 @@ def main(argv: Sequence[str] | None = None) -> Path:
 
 
 def compare(arguments: tuple[Any, ...]) -> Path:
-    """Train, ask and judge what the recipe was told."""
+    """Train the runs, and let them answer and be judged."""
     *_, judge_args, config = arguments
     output_dir = Path(config.output_dir)
     push, config.push_to_hub = config.push_to_hub, False
     config.hub_private_repo = True if config.hub_private_repo is None else config.hub_private_repo
     resume, config.resume_from_checkpoint = resumes(config), None
-    judge = judge_args.load()  # before hours of training, not after
+    judge = judge_args.load()  # check before hours of training
     questions = load_questions(judge_args.questions or DATA / "questions.jsonl", judge_args.reference_answers)
     if judge is not None and judge_args.judge != "file" and any(not q.reference for q in questions):
         raise ValueError(
-            "A judge compares with reference answers, and some questions have none. Set --reference_answers."
+            "A judge compares with reference answers, but some questions have none. Set --reference_answers."
         )
     if judge_args.answers:
         answers, main_process = read_answers(judge_args.answers, questions), True
@@ -231,7 +232,7 @@ def compare(arguments: tuple[Any, ...]) -> Path:
 def train_and_answer(
     arguments: tuple[Any, ...], questions: Sequence[Question], *, resume: bool, push: bool
 ) -> tuple[dict[str, list[str]], bool]:
-    """Train every run from the same start, and let each answer the questions."""
+    """Train every run from the same start, and let each model answer the questions."""
     from peft import LoraConfig
 
     model_args, data_args, judge_args, config = arguments
@@ -252,7 +253,7 @@ def train_and_answer(
     answers = {"start": answer_questions(model.to(config.device), tokenizer, prompts, **settings)}
     runs = planned_runs(config, data_args)
     if not resume and config.process_index == 0:
-        # If the first training is killed, the others must not resume from what an earlier start of this recipe left.
+        # If the first training is killed, the other runs must not resume from checkpoints of an earlier start.
         for run in runs.values():
             begin_run(str(run.output_dir))
     differing = settings_of(runs)
@@ -275,7 +276,7 @@ def train_and_answer(
         answers[row] = answer_questions(
             trainer.accelerator.unwrap_model(trainer.model), tokenizer, prompts, **settings
         )
-    if push:  # the last one, the recipe's own
+    if push:  # the last run is the recipe's own
         trainer.push_to_hub(commit_message="Add SMILE adapter")
     return answers, trainer.is_world_process_zero()
 

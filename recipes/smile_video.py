@@ -1,17 +1,16 @@
-"""Finetune a captioner with SMILE on videos, looked at in a few frames, and compare it as `smile_blip.py` does.
+"""Finetune a captioner with SMILE on a few frames of videos, and compare it as `smile_blip.py` does.
 
-Without arguments, on the moving variant of the embedded world (2 minutes on a CPU core, no network): a captioner of images
-learns the words for motion by maximum likelihood, and goes on with SMILE.
+Without arguments, on the moving variant of the embedded world (2 minutes on a CPU core, no network): an image captioner
+first learns the words for motion with maximum likelihood, then trains with SMILE.
 
     accelerate launch recipes/smile_video.py
 
-On MSR-VTT (videodatainfo.json, and the films in videos/) and on TGIF (tgif-v1.0.tsv, splits/, and the GIFs in gifs/):
+On MSR-VTT (videodatainfo.json, and the videos in videos/) and on TGIF (tgif-v1.0.tsv, splits/, and the GIFs in gifs/):
 
     accelerate launch recipes/smile_video.py --config recipes/configs/smile_video/msrvtt.yaml --data_dir MSRVTT
     accelerate launch recipes/smile_video.py --row smile/table6/tgif --data_dir TGIF
 
-Source: Yue et al. 2023, "Learning Descriptive Image Captioning via Semipermeable Maximum Likelihood Estimation"; frames one
-after the other as in Li et al. 2022, "BLIP", section 5.6; EMScore of Shi et al. 2022.
+Source: Yue et al. 2023, "Learning Descriptive Image Captioning via Semipermeable Maximum Likelihood Estimation"; concatenated frames as in Li et al. 2022, "BLIP", section 5.6; EMScore by Shi et al. 2022.
 """
 
 from __future__ import annotations
@@ -36,9 +35,9 @@ CONFIGS = Path(__file__).parent / "configs" / "smile_video"
 
 @dataclass
 class SmileVideoConfig(SmileRecipeConfig):
-    """[`SmileRecipeConfig`] with a folder of its own."""
+    """[`SmileRecipeConfig`] with its default folder."""
 
-    output_dir: str | None = field(default="outputs/smile_video", metadata={"help": "Where everything is written."})
+    output_dir: str | None = field(default="outputs/smile_video", metadata={"help": "Folder for all output."})
 
 
 def parse_args(argv: Sequence[str] | None = None) -> tuple[Any, ...]:
@@ -51,13 +50,13 @@ def main(argv: Sequence[str] | None = None) -> Path:
     """Run the recipe."""
     arguments = parse_args(argv)
     _, data_args, _, _, config = arguments
-    # Said before hours of reading videos, not after.
+    # Refused before videos are read, which can take hours.
     if not data_args.num_frames:
-        raise ValueError("num_frames is 0, and videos are seen by their frames. Set it to 8, say.")
+        raise ValueError("num_frames is 0, but videos need at least one frame. Use --num_frames 8, for example.")
     if not config.cache_image_features:
         raise ValueError(
-            f"num_frames is {data_args.num_frames}, and the features of a video's frames are pooled once for the whole run. "
-            "Add --freeze_vision_tower and --cache_image_features."
+            f"num_frames is {data_args.num_frames}, and features of videos are computed once for the whole run. Add "
+            "--freeze_vision_tower and --cache_image_features."
         )
     return compare_smile(
         arguments,

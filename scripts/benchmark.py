@@ -1,9 +1,9 @@
-"""Measures what the documentation claims: `python scripts/benchmark.py NAME [options]`.
+"""Runs the benchmarks of the documentation: `python scripts/benchmark.py NAME [options]`.
 
 Each benchmark is a module of `scripts/benchmarks/` with `add_arguments(parser)` and `run(args) -> dict` (what goes into
 its JSON); a new module with these two is a new subcommand. A module that also has `markdown(result) -> str` keeps its own
-section of docs/benchmarks.md with `--write`. `--device cuda` without a name is `device --device cuda`: everything that is
-measured on a GPU.
+section of docs/benchmarks.md with `--write`. `--device cuda` without a name means `device --device cuda`: all GPU
+benchmarks.
 """
 
 import argparse
@@ -15,15 +15,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))  # `python scripts/benchmark.py` puts scripts/ there, not the folder that holds it
+sys.path.insert(0, str(ROOT))  # as a program, only scripts/ is on the path
 
-from hf_captionrl.io import atomic_write_text  # noqa: E402
-
-__all__ = ["benchmarks", "main", "replace_section"]
+from scripts.page_sections import write_section  # noqa: E402
 
 
 def benchmarks() -> dict[str, str]:
-    """Finds the benchmarks without importing them, which would take seconds for those that are not asked for.
+    """Finds the benchmarks without importing them, because imports take seconds.
 
     Returns:
         `dict[str, str]`: First line of the docstring by name of the subcommand.
@@ -37,41 +35,15 @@ def benchmarks() -> dict[str, str]:
     return found
 
 
-def replace_section(page: str, name: str, text: str) -> str:
-    """Puts a benchmark's text between its markers.
-
-    Args:
-        page: The old page.
-        name: Name of the benchmark.
-        text: The new section; it goes to the end of a page that has no markers for it.
-
-    Returns:
-        `str`: The new page.
-    """
-    begin, end = f"<!-- begin {name} -->", f"<!-- end {name} -->"
-    section = f"{begin}\n{text.strip()}\n{end}"
-    if begin in page and end in page:
-        before, rest = page.split(begin, 1)
-        return before + section + rest.split(end, 1)[1]
-    return f"{page.rstrip()}\n\n{section}\n"
-
-
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one benchmark and prints its result.
-
-    Args:
-        argv: Command-line arguments; those of the process if None.
-
-    Returns:
-        `int`: Exit status, 0.
-    """
+    """Runs one benchmark and prints its result."""
     argv = list(sys.argv[1:] if argv is None else argv)
     if "--device" in argv and not benchmarks().keys() & set(argv):
         argv.insert(argv.index("--device"), "device")
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", action="store_true", help="renew the section of docs/benchmarks.md")
+    parser.add_argument("--write", action="store_true", help="update the section of docs/benchmarks.md")
     parser.add_argument(
-        "--page", type=Path, default=ROOT / "docs" / "benchmarks.md", help="the page that --write renews"
+        "--page", type=Path, default=ROOT / "docs" / "benchmarks.md", help="the page that --write updates"
     )
     subcommands = parser.add_subparsers(dest="benchmark", required=True)
     asked = {}
@@ -89,9 +61,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     text = module.markdown(result)
     print(text)
     if args.write:
-        page = args.page.read_text(encoding="utf-8") if args.page.exists() else "# Benchmarks\n"
-        atomic_write_text(args.page, replace_section(page, args.benchmark, text))
-        print(f"\nRenewed the section {args.benchmark!r} of {args.page}.")
+        write_section(args.page, args.benchmark, text, title="Benchmarks")
+        print(f"\nUpdated the section {args.benchmark!r} of {args.page}.")
     return 0
 
 

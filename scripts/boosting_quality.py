@@ -1,10 +1,11 @@
-"""Measure Visual Caption Boosting on the embedded world: faithfulness by the truth checker, retrieval by the judge.
+"""Measure Visual Caption Boosting on the embedded world: faithfulness by the truth checker, retrieval by the held-out
+scorer.
 
     python scripts/boosting_quality.py --output docs/results/boosting_quality.json
 
-For each seed the whole pipeline runs on a test split of its own, with the rule-based pair of backends. The describer's
-error rate is the default's, and two others beside it. Intervals are 95 % percentile bootstrap over images, all seeds
-together. `--picture docs/images/boosting_lengths.png` draws Figure 4, too.
+For each seed, the whole pipeline runs on a different test split with the rule-based backends, at the default error rate
+of the describer and at two others. Intervals are 95 % percentile bootstrap intervals over the images of all seeds.
+`--picture docs/images/boosting_lengths.png` draws Figure 4, too.
 """
 
 from __future__ import annotations
@@ -39,8 +40,6 @@ from hf_captionrl.retrieval import load_scorer
 from hf_captionrl.scenes import BAG_SIZES, bags, check, load_scenes
 from hf_captionrl.scenes.models import model_path
 
-__all__ = ["boosted", "claim_numbers", "main", "ratio", "statistics_to_markdown", "to_markdown"]
-
 SOURCES = ("references", "BlendCap", "VisualCap", "HolisticCap")
 ERROR_RATES = (0.10, 0.15, 0.20)
 DEFAULT_RATE = 0.15
@@ -48,16 +47,7 @@ CLIP_SCORE = "clip_score"
 
 
 def boosted(seed: int, error_rate: float, num_test: int) -> datasets.Dataset:
-    """The test split of a seed, through the pipeline.
-
-    Args:
-        seed (`int`): Of the scenes and of the describer.
-        error_rate (`float`): Of the describer.
-        num_test (`int`): Scenes.
-
-    Returns:
-        `datasets.Dataset`: What the pipeline wrote.
-    """
+    """Boost the test split of a seed."""
     scenes = load_scenes(seed=seed, num_train=0, num_validation=0, num_test=num_test)["test"]
     facts = dict(zip(scenes["image_id"][:], scenes["facts"][:], strict=True))
     backends: dict[str, Any] = {
@@ -71,18 +61,14 @@ def boosted(seed: int, error_rate: float, num_test: int) -> datasets.Dataset:
 
 
 def captions_of(rows: datasets.Dataset) -> dict[str, list[list[str]]]:
-    """For each source the captions of each image."""
+    """Captions of each image, by source."""
     columns = dict(zip(SOURCES[1:], ("blend_caption", "visual_caption", "holistic_caption"), strict=True))
     found: dict[str, list[list[str]]] = {"references": rows["references"][:]}
     return found | {name: [[text] for text in rows[column][:]] for name, column in columns.items()}
 
 
 def claim_numbers(captions: Sequence[Sequence[str]], facts: Sequence[Any]) -> dict[str, np.ndarray]:
-    """Claims right and wrong, facts recalled and missed, summed over the captions of each image.
-
-    Args:
-        captions: For each image its captions.
-        facts: For each image its facts.
+    """Correct and wrong claims, recalled and missed facts, summed over the captions of each image.
 
     Returns:
         `dict[str, numpy.ndarray]`: Vectors of shape `(M,)`.
@@ -99,7 +85,6 @@ def ratio(values: Any, weights: Any = None) -> dict[str, Any]:
     Args:
         values (`numpy.ndarray` of shape `(M,)`): Numerators.
         weights (`numpy.ndarray` of shape `(M,)`, *optional*): Denominators; 1 each if left out.
-
     Returns:
         `dict`: `value` and `interval`.
     """
@@ -109,8 +94,7 @@ def ratio(values: Any, weights: Any = None) -> dict[str, Any]:
 
 
 def retrieval_numbers(rows: datasets.Dataset, scorer: Any) -> dict[str, dict[str, np.ndarray]]:
-    """For each source and setting the success of each image's captions, averaged over them, and their CLIPScore: vectors of
-    shape (M,)."""
+    """Success rate and CLIPScore of each image's captions, by source and setting; vectors of shape (M,)."""
     images = scorer.image_features([open_image(image) for image in rows["image"]])
     pools = {"rd100": None} | {f"bags_{size}": bags(rows["bag_id"][:], size) for size in BAG_SIZES}
     found: dict[str, dict[str, np.ndarray]] = {}
@@ -130,7 +114,7 @@ def retrieval_numbers(rows: datasets.Dataset, scorer: Any) -> dict[str, dict[str
 
 
 def conflict_numbers(rows: datasets.Dataset, source: str) -> dict[str, int]:
-    """How often a caption contradicts the BlendCap, exactly and by the word-list rule, and where they agree."""
+    """How often a caption contradicts its BlendCap, by the truth checker, by the word lists, and by both."""
     counts = {"exact": 0, "by_words": 0, "both": 0, "captions": len(rows)}
     for blend, other, facts in zip(rows["blend_caption"], rows[source], rows["facts"], strict=True):
         exact, words = bool(scene_conflicts(blend, other, facts)), bool(text_conflicts(blend, other))
@@ -145,7 +129,7 @@ def _joined(parts: Sequence[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
 
 
 def _claims_section(runs: Sequence[datasets.Dataset]) -> dict[str, Any]:
-    """Everything the truth checker says, over all seeds."""
+    """The truth checker's results over all seeds."""
     numbers: dict[str, dict[str, np.ndarray]] = {}
     per_seed: dict[str, list[float]] = {"wrong_ratio": [], "recall_gain": []}
     each = [{name: claim_numbers(texts, run["facts"][:]) for name, texts in captions_of(run).items()} for run in runs]
@@ -180,14 +164,7 @@ def _cell(number: dict[str, Any], digits: int = 3) -> str:
 
 
 def to_markdown(result: dict[str, Any]) -> str:
-    """The full table, of which docs/boosting.md shows some columns.
-
-    Args:
-        result (`dict`): What [`main`] writes.
-
-    Returns:
-        `str`: A row a source, each number with its interval.
-    """
+    """The full table, of which docs/boosting.md shows some columns."""
     claims = {
         "fact_recall": "Fact recall ↑",
         "hallucination": "Hallucination ↓",
@@ -204,14 +181,7 @@ def to_markdown(result: dict[str, Any]) -> str:
 
 
 def statistics_to_markdown(result: dict[str, Any]) -> str:
-    """Table 9 of docs/boosting.md.
-
-    Args:
-        result (`dict`): What [`main`] writes.
-
-    Returns:
-        `str`: A row a source: words and tokens a caption with their deviations, and different words.
-    """
+    """Table 9 of docs/boosting.md."""
     lines = ["| | Captions | Words/Cap | Toks/Cap | Longest, tokens | Different words |", "|:--|--:|--:|--:|--:|--:|"]
     for name in SOURCES:
         row = result["statistics"][name]
@@ -222,20 +192,15 @@ def statistics_to_markdown(result: dict[str, Any]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> Path:
-    """Measure and write.
-
-    Args:
-        argv: Arguments without the program's name; None for `sys.argv`.
-
-    Returns:
-        `pathlib.Path`: The file written.
-    """
+    """Measure and write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path("docs/results/boosting_quality.json"))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--num_test", type=int, default=1000)
-    parser.add_argument("--scorer", default="scenes:clip-judge", help="judges, and its tokenizer counts")
-    parser.add_argument("--picture", type=Path, help="where to draw the lengths, a name ending in .png")
+    parser.add_argument(
+        "--scorer", default="scenes:clip-judge", help="held-out scorer, whose tokenizer counts the tokens"
+    )
+    parser.add_argument("--picture", type=Path, help="PNG file for the plot of the lengths")
     arguments = parser.parse_args(argv)
     runs = {rate: [boosted(seed, rate, arguments.num_test) for seed in arguments.seeds] for rate in ERROR_RATES}
     result: dict[str, Any] = {

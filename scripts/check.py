@@ -1,6 +1,5 @@
-"""Run the parts of `make check`, two at a time, the longest first: each is one process of one core.
-
-make's own `--jobs` is not used: under some supervisors of processes it loses its children ("wait: No child processes").
+"""Run the parts of `make check`, two at a time, the longest first; each uses one core. `make --jobs` is not used,
+because it fails under some process supervisors ("wait: No child processes").
 
     python scripts/check.py check-house check-types ...
 """
@@ -19,7 +18,7 @@ JOBS = 2
 
 def run_part(target: str) -> tuple[str, int, str]:
     """Name, exit code and output of a target of the Makefile."""
-    # Without the flags of the make that calls: they would pass its job server on.
+    # Remove the flags of the calling make, which would pass on its job server.
     environment = {
         name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL")
     }
@@ -37,7 +36,7 @@ def run_part(target: str) -> tuple[str, int, str]:
 
 def main(targets: list[str]) -> int:
     """Run every target, print each one's output when it ends, and return 1 if one failed."""
-    # Where the caller ignores SIGCHLD, the system discards exit codes, and every part would seem to pass.
+    # If the caller ignores SIGCHLD, the system discards exit codes, and every part would seem to pass.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     failed = []
     with ThreadPoolExecutor(JOBS) as pool:

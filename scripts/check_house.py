@@ -1,7 +1,6 @@
-"""The rules of the house, checked: `python scripts/check_house.py`, part of `make check`.
-
-Each check is a function from the root of the project to its faults, so that the tests can plant one. Only `modules`
-and `configs` import the project; the others read its source.
+"""Checks the rules of the project: `python scripts/check_house.py`, part of `make check`. Each check is a function from
+the root of the project to its faults, so that tests can plant one. Only `modules` and `configs` import the project; the
+others read its source.
 
     python scripts/check_house.py --only layers docstrings     # a part of it
     python scripts/check_house.py --print-layers               # the table of docs/architecture.md
@@ -38,7 +37,7 @@ FORBIDDEN: dict[str, str] = {
     r"https?://\S+\.(?:whl|tgz)\b": "the address of a package; name packages and versions only",
     r"\bhf_[A-Za-z0-9]{30,}\b": "an access token; remove it and revoke it",
 }
-"""What no text of the project may hold, and what to do instead."""
+"""Text that must not occur in the project, and the remedy."""
 
 _LONG_FILE, _LONG_FUNCTION = 400, 80
 _HEAVY = {"torch", "transformers", "datasets", "matplotlib"}
@@ -75,7 +74,7 @@ def check_configs(root: Path) -> list[Fault]:
         if path.parent == folder / "rows":
             continue
         if path.parent.parent != folder or not (root / "recipes" / f"{recipe}.py").is_file():
-            faults.append(Fault(name, 0, "stands in no folder of a recipe. Put it into recipes/configs/<recipe>/."))
+            faults.append(Fault(name, 0, "is not in the folder of a recipe. Move it to recipes/configs/<recipe>/."))
             continue
         todo.append((name, recipe, ["--config", str(path)]))
     if (folder / "rows").is_dir():
@@ -90,7 +89,7 @@ def check_configs(root: Path) -> list[Fault]:
         if recipe in broken:
             continue
         if problem := failure(functools.partial(importlib.import_module, f"recipes.{recipe}")):
-            broken.add(recipe)  # told once, not for each of its configs
+            broken.add(recipe)  # reported once, not for each of its configs
             faults.append(
                 Fault(f"recipes/{recipe}.py", 0, f"cannot be imported, so its configs are unchecked: {problem}")
             )
@@ -102,7 +101,7 @@ def check_configs(root: Path) -> list[Fault]:
 
 
 def failure(action: Callable[[], object]) -> str:
-    """Run something; its error in one line, or nothing."""
+    """Call a function; its error in one line, or None."""
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said):
@@ -117,12 +116,12 @@ def failure(action: Callable[[], object]) -> str:
 
 
 def text_files(root: Path) -> Iterator[tuple[str, str]]:
-    """Every text of the project: what git tracks or would."""
+    """Every text file that git tracks or would track."""
     command = ["git", "-C", str(root), "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
     run = subprocess.run(command, capture_output=True, text=True, check=False) if shutil.which("git") else None
     if run is not None and run.returncode == 0:
         names = sorted(name for name in run.stdout.split("\0") if name)
-    else:  # not a checkout, for instance an unpacked archive
+    else:  # not a checkout, for example an unpacked archive
         names = sorted(relative(root, p) for p in root.rglob("*") if not any(q.startswith(".") for q in p.parts[1:]))
     for name in names:
         path = root / name
@@ -132,7 +131,7 @@ def text_files(root: Path) -> Iterator[tuple[str, str]]:
 
 
 def check_texts(root: Path) -> list[Fault]:
-    """No text holds a path of one machine, an address of a package, or a secret."""
+    """No text contains a local path, the URL of a package, or a secret."""
     faults: list[Fault] = []
     for name, text in text_files(root):
         for pattern, what in FORBIDDEN.items():
@@ -143,7 +142,7 @@ def check_texts(root: Path) -> list[Fault]:
 
 
 def check_pins(root: Path) -> list[Fault]:
-    """Every line of constraints.txt is `name==version`: no address, no option of an installer."""
+    """Every line of constraints.txt is `name==version`, without URLs and options of an installer."""
     path = root / "constraints.txt"
     lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
     return [
@@ -154,7 +153,7 @@ def check_pins(root: Path) -> list[Fault]:
 
 
 def check_lengths(root: Path) -> list[Fault]:
-    """No file has more than 400 lines, and no function more than 80 beside its docstring: a longer one is two things."""
+    """No file has more than 400 lines, and no function more than 80 without its docstring."""
     faults: list[Fault] = []
     for path in python_files(root, PACKAGE, "recipes", "scripts", "tests"):
         name = relative(root, path)

@@ -1,4 +1,4 @@
-"""How much CIDEr-D does self-retrieval cost, from a captioner of generic and from one of detailed captions?
+"""Compares the CIDEr-D that self-retrieval loses from a generic and from a detailed captioner.
 
     python scripts/run_seeds.py self_retrieval_blip --seeds 0 1 2 --runs_dir RUNS --output ...     # the generic start
     for s in 0 1 2; do
@@ -10,8 +10,8 @@
     done
     python scripts/compare_starts.py --generic RUNS/self_retrieval_blip --detailed DETAILED
 
-writes docs/results/detailed_start_seeds.json. Every captioner is held against both kinds of references, the annotators' and
-the full captions, on the same images: each start is at home in one of them.
+writes docs/results/detailed_start_seeds.json. Every captioner is compared with both kinds of references on the same
+images: the annotators' captions and the full captions. Each start was trained on one of them.
 Source: "No Detail Left Behind", Findings 3 and 5.
 """
 
@@ -33,8 +33,6 @@ from hf_captionrl.scenes.models import model_path
 from hf_captionrl.trainers.caption_generation import generate_captions
 from scripts.run_seeds import aggregate
 
-__all__ = ["main", "measure"]
-
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -42,13 +40,9 @@ def measure(captions: list[str], test: Any, held_out_scorer: Any, image_features
     """Numbers of one captioner.
 
     Args:
-        captions (`list[str]`): One a test image.
-        test (`datasets.Dataset`): The test split.
-        judge ([`Scorer`]): Ranks the images.
-        image_features (`torch.Tensor` of shape `(N, D)`): The judge's, of the test images.
-
+        image_features (`torch.Tensor` of shape `(N, D)`): Features of the test images by the held-out scorer.
     Returns:
-        `dict[str, float]`: CIDEr-D against both kinds of references, R@1 among 100, hallucination.
+        `dict[str, float]`: CIDEr-D with both kinds of references, R@1 among 100, hallucination.
     """
     ranks = self_retrieval(
         held_out_scorer.text_features(captions), image_features, num_distractors=99, num_bootstrap=0
@@ -65,7 +59,7 @@ def measure(captions: list[str], test: Any, held_out_scorer: Any, image_features
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--generic", type=Path, required=True, help="runs of self_retrieval_blip, a folder a seed")
+    parser.add_argument("--generic", type=Path, required=True, help="runs of self_retrieval_blip, one folder per seed")
     parser.add_argument("--detailed", type=Path, required=True, help="runs of both recipes, as above")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--output", type=Path, default=ROOT / "docs/results/detailed_start_seeds.json")

@@ -1,9 +1,9 @@
-"""What `--deterministic` costs: steps with and without it in turn, in one process.
+"""Measures the cost of `--deterministic`: alternating steps with and without it, in one process.
 
     OMP_NUM_THREADS=1 python scripts/deterministic_cost.py --steps 60
 
-writes `docs/results/deterministic.json` and its table in `docs/reproducibility.md`. Every other step is deterministic, so that whatever else the machine does falls on
-both. The first two steps of a trainer are left out.
+writes `docs/results/deterministic.json` and its table in `docs/reproducibility.md`. Every other step is deterministic,
+so that other load of the machine affects both kinds equally. The first two steps of a trainer are discarded.
 """
 
 from __future__ import annotations
@@ -25,15 +25,13 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a program, only scripts/ is on the path
 from hf_captionrl.captioners import load_captioner
 from hf_captionrl.experiments.arguments import enable_determinism
-from hf_captionrl.io import atomic_write_text, write_json
+from hf_captionrl.io import write_json
 from hf_captionrl.metrics import bootstrap_interval
 from hf_captionrl.retrieval import load_scorer
 from hf_captionrl.scenes import load_scenes
 from hf_captionrl.scenes.models import model_path
 from hf_captionrl.trainers import SelfRetrievalConfig, SelfRetrievalTrainer, SmileConfig, SmileTrainer
-from scripts.benchmark import replace_section
-
-__all__ = ["PAGE", "InTurn", "main", "measure", "table"]
+from scripts.page_sections import write_section
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "reproducibility.md"
@@ -43,7 +41,7 @@ WARM_UP = 2
 
 
 class InTurn(TrainerCallback):
-    """Makes every other step deterministic and takes the time of each, in seconds of CPU, or of the clock on a GPU."""
+    """Makes every other step deterministic and measures each, in CPU seconds, or wall time on a GPU."""
 
     def __init__(self) -> None:
         self.seconds: dict[bool, list[float]] = {False: [], True: []}
@@ -59,38 +57,20 @@ class InTurn(TrainerCallback):
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Switch.
-
-        Args:
-            args (`TrainingArguments`): Unused.
-            state (`TrainerState`): Knows the step.
-            control (`TrainerControl`): Unused.
-            kwargs (`Any`): Unused.
-        """
+        """Switch."""
         torch.use_deterministic_algorithms(state.global_step % 2 == 1, warn_only=True)
         self._start = self._now()
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Take the time.
-
-        Args:
-            args (`TrainingArguments`): Unused.
-            state (`TrainerState`): Knows the step; it counts the one that ends.
-            control (`TrainerControl`): Unused.
-            kwargs (`Any`): Unused.
-        """
+        """Take the time."""
         if state.global_step > WARM_UP:
             self.seconds[state.global_step % 2 == 0].append(self._now() - self._start)
 
 
 def measure(kind: str, steps: int) -> dict[str, Any]:
     """Time the steps of a trainer on the embedded world.
-
-    Args:
-        kind (`str`): `"smile"` or `"self_retrieval"`.
-        steps (`int`): How many, even.
 
     Returns:
         `dict`: Median milliseconds of a step without and with, the ratio of their sums and its 95 % interval.
@@ -124,14 +104,7 @@ def measure(kind: str, steps: int) -> dict[str, Any]:
 
 
 def table(found: Mapping[str, Any]) -> str:
-    """What was measured, as Markdown.
-
-    Args:
-        found: The results.
-
-    Returns:
-        `str`: A row for each trainer's step, and one for the GPU if there was none.
-    """
+    """The results as Markdown."""
     threads = found["command"].split("OMP_NUM_THREADS=")[-1].split()[0]
     device = f"{found['device']}, threads: {threads}" if found["device"].startswith("CPU") else found["device"]
     lines = ["| step | device | without | with | ratio, 95 % interval |", "|:--|:--|--:|--:|:--|"]
@@ -146,29 +119,21 @@ def table(found: Mapping[str, Any]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> Path:
-    """Measure and write.
-
-    Args:
-        argv: Arguments without the program's name; None for `sys.argv`.
-
-    Returns:
-        `pathlib.Path`: The JSON file.
-    """
+    """Measure and write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=60, help="Steps of each trainer, half of them deterministic.")
     parser.add_argument("--output", type=Path, default=RESULTS)
-    parser.add_argument("--page_only", action="store_true", help="Write the page from the results that are there.")
+    parser.add_argument("--page_only", action="store_true", help="Write the page from existing results.")
     arguments = parser.parse_args(argv)
     if not arguments.page_only:
         _measure_all(arguments)
-    if arguments.output.resolve() == RESULTS:  # a trial leaves the page alone
-        page, found = PAGE.read_text(encoding="utf-8"), json.loads(RESULTS.read_text(encoding="utf-8"))
-        atomic_write_text(PAGE, replace_section(page, "deterministic", table(found)))
+    if arguments.output.resolve() == RESULTS:  # other outputs do not update the page
+        write_section(PAGE, "deterministic", table(json.loads(RESULTS.read_text(encoding="utf-8"))))
     return arguments.output
 
 
 def _measure_all(arguments: argparse.Namespace) -> None:
-    enable_determinism()  # the workspace of cuBLAS is the same for both: it is read once
+    enable_determinism()  # cuBLAS reads its workspace once, so both kinds of steps share it
     found = {
         "command": f"OMP_NUM_THREADS={torch.get_num_threads()} python scripts/deterministic_cost.py --steps {arguments.steps}",
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU ({platform.machine()})",

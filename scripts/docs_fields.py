@@ -30,8 +30,6 @@ def _text(node: ast.expr) -> str | None:
 def field_parts(source: str) -> tuple[str | None, str | None]:
     """The help and the default of `field(default=..., metadata={"help": ...})`.
 
-    Args:
-        source: The right-hand side of a dataclass field.
     Returns:
         The help and the source of the default; None for what is not there.
     """
@@ -48,14 +46,7 @@ def field_parts(source: str) -> tuple[str | None, str | None]:
 
 
 def google_style(text: str) -> str:
-    """A docstring of the house as griffe's Google style reads it.
-
-    Args:
-        text: A docstring without its indentation.
-    Returns:
-        The same with sections set apart, types without marks, `Example:` as code, and references of the Hugging Face style,
-        which nothing here resolves, without their brackets.
-    """
+    """A docstring of the house as griffe's Google style reads it."""
     text = _EXAMPLE.sub("Examples:", _REFERENCE.sub(r"\1", text))
     text = _TYPE.sub(lambda found: f"{found[1]} ({re.sub('[`*]', '', found[2])})", text)
     return _SECTION.sub("\n\n", text)
@@ -65,12 +56,7 @@ class FieldHelp(griffe.Extension):
     """Help texts of dataclass fields as docstrings, and the house's docstrings as griffe's Google style reads them."""
 
     def on_attribute_instance(self, *, attr: griffe.Attribute, **kwargs: Any) -> None:
-        """Read the field's help and default.
-
-        Args:
-            attr: The attribute that griffe has just read.
-            **kwargs: What griffe passes beside it.
-        """
+        """Read the field's help and default."""
         if attr.parent is None or not attr.parent.is_class or attr.value is None:
             return
         text, default = field_parts(str(attr.value))
@@ -80,11 +66,6 @@ class FieldHelp(griffe.Extension):
             attr.value = default
 
     def on_instance(self, *, obj: griffe.Object, **kwargs: Any) -> None:
-        """Rewrite the docstring of whatever griffe has read.
-
-        Args:
-            obj: The object that griffe has just read.
-            **kwargs: What griffe passes beside it.
-        """
+        """Rewrite the docstring of whatever griffe has read."""
         if obj.docstring is not None:
             obj.docstring.value = google_style(obj.docstring.value)

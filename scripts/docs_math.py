@@ -17,8 +17,6 @@ from markdown.extensions import Extension
 from markdown.inlinepatterns import InlineProcessor
 from markdown.preprocessors import Preprocessor
 
-__all__ = ["MathExtension", "mathml", "on_config"]
-
 _LOG = logging.getLogger("mkdocs.hooks.formulas")
 _SPACED = re.compile(r"<mi>(?:log|exp)</mi>(?!<mo stretchy=\"false\">&#x00028;)")
 BLOCK = re.compile(r"^```math[ ]*\n(.*?)\n```[ ]*$", re.M | re.S)
@@ -26,16 +24,7 @@ INLINE = r"\$`([^`]+)`\$"
 
 
 def mathml(latex: str, *, block: bool = False) -> str:
-    """A formula as MathML.
-
-    Args:
-        latex: The formula, without its delimiters.
-        block: Displayed in a line of its own.
-    Returns:
-        A `<math>` element.
-    Raises:
-        ValueError: If the formula is incomplete, or contains a command or an alignment that the converter does not know.
-    """
+    """A formula as MathML."""
     try:
         made = convert(latex.strip(), display="block" if block else "inline")
     except Exception as error:

@@ -26,8 +26,6 @@ from PIL import Image
 from hf_captionrl.io import atomic_write_bytes
 from hf_captionrl.reports.plot_style import COLOURS, new_figure, save_figure
 
-__all__ = ["COLUMNS", "ROWS", "before_after", "is_current", "main", "numbers", "photograph"]
-
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # `python scripts/docs_pictures.py` puts scripts/ there, not the folder that holds it
 
@@ -72,24 +70,12 @@ def before_after() -> list[tuple[str, list[tuple[float, float]]]]:
 
 
 def numbers() -> str:
-    """The numbers of the picture as text, which the picture carries along.
-
-    Returns:
-        `str`: JSON.
-    """
+    """The numbers of the picture as text, which the picture carries along."""
     return json.dumps({"columns": [key for key, _ in COLUMNS], "rows": before_after()})
 
 
 def is_current(path: Path, wanted: str) -> bool:
-    """Whether a picture was drawn from the committed results.
-
-    Args:
-        path: A PNG of `draw`, or of a `Plot`.
-        wanted: The numbers of the committed results.
-
-    Returns:
-        `bool`: False also if the file is missing or carries no numbers.
-    """
+    """Whether a picture was drawn from the committed results."""
     if not path.is_file():
         return False
     with Image.open(path) as picture:
@@ -97,13 +83,7 @@ def is_current(path: Path, wanted: str) -> bool:
 
 
 def draw(path: Path) -> Path:
-    """Draw the table, a bar behind each number.
-
-    Args:
-        path: Where to write; a PNG.
-    Returns:
-        The file written.
-    """
+    """Draw the table, a bar behind each number."""
     table = before_after()
     figure, axis = new_figure(9.6, 2.9)
     figure.patch.set_facecolor("white")
@@ -132,18 +112,7 @@ def _colour(row: int) -> Any:
 
 
 def photograph(page: Path, path: Path, *, width: int = 1180, height: int = 930) -> Path:
-    """The top of a page as Chromium shows it.
-
-    Args:
-        page: An HTML file that fetches nothing.
-        path: Where to write; a PNG.
-        width: Of the window, in pixels.
-        height: Of the window, in pixels.
-    Returns:
-        The file written.
-    Raises:
-        FileNotFoundError: If there is no Chromium.
-    """
+    """The top of a page as Chromium shows it."""
     chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if chromium is None:
         raise FileNotFoundError("There is no Chromium on this machine. Install chromium, or leave --gallery out.")
@@ -157,14 +126,7 @@ def photograph(page: Path, path: Path, *, width: int = 1180, height: int = 930) 
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Make the pictures.
-
-    Args:
-        arguments: The command line; None for the program's own.
-
-    Returns:
-        `int`: Exit code.
-    """
+    """Make the pictures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gallery", type=Path, metavar="PAGE", help="bags.html of `captionrl gallery`")
     parser.add_argument("--output_dir", type=Path, default=IMAGES, metavar="DIR", help="(default: docs/images)")

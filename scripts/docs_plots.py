@@ -10,8 +10,6 @@ from typing import Any
 
 from hf_captionrl.reports.plot_style import COLOURS, new_figure, plain_label, save_figure, tidy
 
-__all__ = ["PLOTS", "Plot"]
-
 RESULTS = Path(__file__).resolve().parents[1] / "docs" / "results"
 Cell = tuple[float, float, float]  # a number and the ends of its error bar
 
@@ -44,11 +42,7 @@ class Plot:
     cell: Callable[[dict[str, Any], str, str], Cell] = _of_rows
 
     def table(self) -> list[list[Cell]]:
-        """The numbers, by row and column.
-
-        Raises:
-            KeyError: If the result has no such row or column.
-        """
+        """The numbers, by row and column."""
         record = json.loads((RESULTS / self.result).read_text(encoding="utf-8"))
         return [[self.cell(record, row, column) for column, _ in self.columns] for row in self.rows]
 

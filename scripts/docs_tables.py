@@ -11,10 +11,8 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from scripts.benchmark import replace_section
+from scripts.page_sections import replace_section
 from scripts.reproduction.runs import with_rows
-
-__all__ = ["FULL", "MOST_COLUMNS", "pages", "select_columns", "widest_table"]
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 FULL = "full_tables.md"
@@ -37,16 +35,7 @@ def widest_table(text: str) -> int:
 
 
 def select_columns(table: str, headings: Sequence[str]) -> str:
-    """A table with the columns that name its rows, which have no heading, and some others.
-
-    Args:
-        table: Markdown; what follows the table is left out.
-        headings: Of the columns to keep, in order.
-    Returns:
-        Markdown.
-    Raises:
-        ValueError: If the table has no such column.
-    """
+    """A table with the columns that name its rows, which have no heading, and some others."""
     lines = [line for line in table.splitlines() if line.startswith("|")]
     known = _cells(lines[0])
     if missing := [heading for heading in headings if not heading or heading not in known]:
@@ -81,13 +70,8 @@ def _guide(text: str, full: str, tables: Mapping[str, str]) -> str:
 def pages(docs: Path = DOCS) -> dict[str, str]:
     """Every page that shows tables of docs/results, or columns of the full tables.
 
-    Args:
-        docs: The folder of the pages.
     Returns:
         Markdown by file name.
-    Raises:
-        KeyError: If a guide names a table that docs/full_tables.md does not have.
-        ValueError: If a guide names a column that its table does not have.
     """
     made = {}
     for path in sorted(docs.glob("*.md")):

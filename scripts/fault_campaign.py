@@ -1,10 +1,10 @@
-"""Break every part again and again, and count what is lost: docs/results/reliability.json and docs/reliability.md.
+"""Causes faults in every part and counts what is lost: docs/results/reliability.json and docs/reliability.md.
 
     python scripts/fault_campaign.py                                    # everything, 20 faults each
     python scripts/fault_campaign.py --areas training push --kills 50 --seed 7
-    python scripts/fault_campaign.py --page_only                        # the page from the numbers that are there
+    python scripts/fault_campaign.py --page_only                        # the page from existing numbers
 
-What an area does stands in `tests/faults/of_*.py`. Areas that are not run keep their rows of before.
+The areas are defined in `tests/faults/of_*.py`. Areas that are not run keep their previous rows.
 """
 
 from __future__ import annotations
@@ -19,26 +19,19 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a program, only scripts/ is on the path
-from hf_captionrl.io import atomic_write_text, write_json
+from hf_captionrl.io import write_json
 from hf_captionrl.reports.versions import installed_versions
-from scripts.benchmark import replace_section
-
-__all__ = ["main", "table"]
+from scripts.machine import library_versions
+from scripts.page_sections import write_section
 
 ROOT = Path(__file__).resolve().parents[1]
+LIBRARIES = ("torch", "transformers", "accelerate", "safetensors")  # they determine how a run is saved
 RESULTS = ROOT / "docs" / "results" / "reliability.json"
 PAGE = ROOT / "docs" / "reliability.md"
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """The rows as Markdown, with their sums.
-
-    Args:
-        rows: Of `run_area`.
-
-    Returns:
-        `str`: The table.
-    """
+    """The rows as Markdown, with their sums."""
     lines = [
         "| fault | tried | survived | lost | made twice | longest wait, s | seconds |",
         "|:--|--:|--:|--:|--:|--:|--:|",
@@ -52,14 +45,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run areas and write their results.
-
-    Args:
-        argv: Arguments without the program's name; None for `sys.argv`.
-
-    Returns:
-        `int`: 1 if a fault was not survived or something was lost, else 0.
-    """
+    """Run areas and write their results."""
     os.environ.update(dict.fromkeys(("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "HF_EVALUATE_OFFLINE"), "1"))
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     from tests.faults.areas import AREAS, run_area
@@ -72,7 +58,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--kills", type=int, default=20, metavar="N", help="faults of each area (default: %(default)s)"
     )
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of their moments (default: %(default)s)")
+    parser.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="seed of the times of the faults (default: %(default)s)"
+    )
     parser.add_argument("--page_only", action="store_true", help="write the page from the results that are there")
     arguments = parser.parse_args(argv)
     before = json.loads(RESULTS.read_text(encoding="utf-8"))["areas"] if RESULTS.exists() else []
@@ -91,26 +79,15 @@ def main(argv: Sequence[str] | None = None) -> int:
                 # After each area: this program may be killed, too.
                 ordered = [rows[known] for known in AREAS if known in rows]
                 made = {"python": platform.python_version(), "machine": platform.machine(), "cpus": os.cpu_count()}
-                write_json(RESULTS, {"versions": versions(), **made, "areas": ordered})
+                write_json(RESULTS, {"versions": library_versions(*LIBRARIES), **made, "areas": ordered})
     ordered = [rows[known] for known in AREAS if known in rows]
     found = json.loads(RESULTS.read_text(encoding="utf-8"))
     named = ", ".join(f"{name} {number}" for name, number in found["versions"].items())
     section = (
         f"{table(ordered)}\n\nPython {found['python']}, {named}; {found['cpus']} CPU cores, shared with other work."
     )
-    atomic_write_text(PAGE, replace_section(PAGE.read_text(encoding="utf-8"), "faults", section))
+    write_section(PAGE, "faults", section)
     return int(any(row["survived"] < row["faults"] or row["lost"] for row in ordered))
-
-
-def versions() -> dict[str, str]:
-    """Versions of what decides how a run is saved.
-
-    Returns:
-        `dict`: Package to version.
-    """
-    from importlib.metadata import version
-
-    return {name: version(name) for name in ("torch", "transformers", "accelerate", "safetensors")}
 
 
 if __name__ == "__main__":

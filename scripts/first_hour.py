@@ -1,12 +1,13 @@
-"""Play the first hour of four users with a fresh clone: documented commands in a new folder, and what they leave checked.
+"""Simulates the first hour of four users with a fresh clone: runs documented commands in a new folder and checks the
+results.
 
     python scripts/first_hour.py                                  # a fresh clone in a fresh environment, all users
-    python scripts/first_hour.py --python .venv/bin/python        # a fresh clone, the packages of an environment that is there
-    python scripts/first_hour.py --python .venv/bin/python --user photographer --keep
+    python scripts/first_hour.py --python .venv/bin/python        # a fresh clone, the packages of an existing
+    environment python scripts/first_hour.py --python .venv/bin/python --user photographer --keep
 
-The users are a photographer with a bare folder of photographs, a researcher with a Karpathy-split file, a user of TRL with a
-raw `datasets.Dataset` and a reward function, and a user of LoRA with a chat model in bf16. Nothing is downloaded but the
-packages of a fresh environment. The log goes to docs/results/first_hour.json.
+The users are a photographer with a folder of photographs, a researcher with a Karpathy-split file, a user of TRL with a
+raw `datasets.Dataset` and a reward function, and a user of LoRA with a chat model in bf16. Only the packages of a fresh
+environment are downloaded. The log goes to docs/results/first_hour.json.
 """
 
 from __future__ import annotations
@@ -32,8 +33,6 @@ from scripts.first_hour_users.researcher import play_researcher
 from scripts.first_hour_users.session import CommandFailedError, Session
 from scripts.first_hour_users.trl_user import play_trl_user
 
-__all__ = ["USERS", "clone", "main", "play"]
-
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "docs" / "results" / "first_hour.json"
 
@@ -54,38 +53,19 @@ def _program(name: str) -> str:
 
 
 def clone(repository: Path, folder: Path) -> Path:
-    """Clone what is committed.
-
-    Args:
-        repository: The repository, or a worktree of one.
-        folder: Where to; must not be there yet.
-
-    Returns:
-        `pathlib.Path`: The clone.
-    """
+    """Clone the committed files."""
     subprocess.run([_program("git"), "clone", "--quiet", str(repository), str(folder)], check=True)
     return folder
 
 
 def installed(source: Path) -> Path:
-    """Install a clone as the README says.
-
-    Args:
-        source: The clone.
-
-    Returns:
-        `pathlib.Path`: The interpreter of its environment.
-    """
+    """Install a clone as the README says."""
     subprocess.run([_program("make"), "--silent", "install", f"PYTHON={sys.executable}"], cwd=source, check=True)
     return source / ".venv" / "bin" / "python"
 
 
 def play(name: str, session: Session) -> dict[str, Any]:
     """One user, from an empty folder to the last check.
-
-    Args:
-        name: A key of `USERS`.
-        session: Where the user works.
 
     Returns:
         `dict`: The user's entry of the log.
@@ -103,7 +83,7 @@ def play(name: str, session: Session) -> dict[str, Any]:
         KeyError,
         IndexError,
         TypeError,
-    ) as failed:  # what a check reads is not as it should be
+    ) as failed:  # a check found something unexpected
         error = f"{type(failed).__name__}: {failed}"
     passed = error is None and all(check["passed"] for check in session.checks)
     return {
@@ -117,7 +97,7 @@ def play(name: str, session: Session) -> dict[str, Any]:
 
 
 def _report(entry: dict[str, Any]) -> None:
-    """What a user saw, a line for each command and each check."""
+    """The user's log, one line per command and check."""
     for command in entry["commands"]:
         print(f"  {command['seconds']:6.1f} s  {command['lines']:3d} lines  {command['command']}")
     for check in entry["checks"]:
@@ -132,14 +112,7 @@ def _report(entry: dict[str, Any]) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Clone, install, play the users, write the log.
-
-    Args:
-        argv: Arguments without the program's name; None for `sys.argv`.
-
-    Returns:
-        `int`: 0 if all passed, else 1.
-    """
+    """Clone, install, play the users, write the log."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--user", action="append", choices=USERS, help="one of them; may be given again (default: all)"

@@ -1,6 +1,6 @@
 """The public API: what the pages of docs/reference list, with the base classes that users see through it.
 
-Found in the source alone, without importing anything. A page lists a name (`::: hf_captionrl.captioners.Captioner`) or a
+It is found in the source, without imports. A page lists a name (`::: hf_captionrl.captioners.Captioner`) or a
 module, which stands for the names of its `__all__`. Packages re-export names with imports, or with a table of
 `name -> submodule` or `submodule -> names` that is looked up on first use.
 """

@@ -1,8 +1,8 @@
 """Floating-point numbers are compared in units of their resolution, as a check of `check_house.py`.
 
-An absolute tolerance says nothing without the magnitude of the values, which stands in no source. `tests/closeness.py`
-knows it when a test runs, so the tests state tolerances through it alone: whatever else takes an absolute tolerance is a
-fault, unless it is a plain 0.
+An absolute tolerance is meaningless without the magnitude of the values, which the source does not contain.
+`tests/closeness.py` knows it when a test runs, so tests must use it for all tolerances. Every other absolute tolerance
+is a fault, unless it is 0.
 """
 
 from __future__ import annotations
@@ -16,16 +16,18 @@ from scripts.house_files import Fault, parse, python_files, relative
 _HELPER = "tests/closeness.py"
 _KEYWORDS = {"atol", "abs_tol", "delta"}
 _POSITIONS = {"approx": 2, "allclose": 3, "isclose": 3, "assert_allclose": 3}
-"""Functions that take the absolute tolerance by position too, and which argument it is, from 0; one less as a method."""
+"""Functions that accept the absolute tolerance by position, and the index of that argument from 0 (one less for
+methods)."""
 _LIBRARIES = {"math", "np", "numpy", "np.testing", "numpy.testing", "pytest", "torch", ""}
 _DECIMALS = {"assert_almost_equal", "assert_array_almost_equal", "assertAlmostEqual", "assert_approx_equal"}
-_TINY = 1e-4
+_TINY, _SMALL = 1e-4, 1e-2
+"""Limits from which on anything, and an absolute difference, must say the magnitude of its values."""
 _INSTEAD = "Use assert_close, close or within of tests/closeness.py, which know the magnitude of the values."
 _DIFFERENCE = "Compare with resolution(magnitude, dtype=...) of tests/closeness.py."
 
 
 def check_closeness(root: Path) -> list[Fault]:
-    """No test has an absolute tolerance that does not go through the helper."""
+    """No test has an absolute tolerance outside the helper."""
     faults: list[Fault] = []
     for path in python_files(root, "tests"):
         name = relative(root, path)
@@ -35,7 +37,7 @@ def check_closeness(root: Path) -> list[Fault]:
         tiny = {
             target.id
             for node in ast.walk(tree)
-            if isinstance(node, ast.Assign) and _is_tiny(node.value, set())
+            if isinstance(node, ast.Assign) and _is_tiny(node.value, set(), _TINY)
             for target in node.targets
             if isinstance(target, ast.Name)
         }
@@ -45,7 +47,7 @@ def check_closeness(root: Path) -> list[Fault]:
 
 
 def _bare(node: ast.AST, tiny: set[str]) -> Iterator[tuple[int, str]]:
-    """Where a node holds an absolute tolerance, and what to use instead; `tiny` are names of tiny numbers."""
+    """The absolute tolerances in a node, and the remedy; `tiny` are names of tiny numbers."""
     if isinstance(node, ast.Call):
         yield from _bare_call(node)
     elif isinstance(node, ast.Dict):
@@ -64,8 +66,9 @@ def _bare(node: ast.AST, tiny: set[str]) -> Iterator[tuple[int, str]]:
             elif not isinstance(operator, ast.Lt | ast.LtE):
                 continue
             # Below a tiny number, or above a tiny negative one.
+            most = _SMALL if _is_difference(left) else _TINY
             for limit in (right, left.operand if isinstance(left, ast.UnaryOp) else None):
-                if limit is not None and _is_tiny(limit, tiny):
+                if limit is not None and _is_tiny(limit, tiny, most):
                     yield node.lineno, f"{ast.unparse(limit)} is an absolute tolerance. {_DIFFERENCE}"
 
 
@@ -88,10 +91,20 @@ def _is_zero(node: ast.expr) -> bool:
     return isinstance(node, ast.Constant) and node.value == 0
 
 
-def _is_tiny(node: ast.expr, names: set[str]) -> bool:
+def _is_difference(node: ast.expr) -> bool:
+    """Whether something holds an absolute difference: `abs(a - b)`, `(a - b).abs().max()`."""
+    for call in ast.walk(node):
+        if isinstance(call, ast.Call) and ast.unparse(call.func).rpartition(".")[2] == "abs":
+            inside = call.args[:1] or [call.func]
+            if any(isinstance(part, ast.BinOp) and isinstance(part.op, ast.Sub) for part in ast.walk(inside[0])):
+                return True
+    return False
+
+
+def _is_tiny(node: ast.expr, names: set[str], most: float) -> bool:
     """Whether a limit is a tiny number, the name of one, or calculated from one: `1e-6`, `1e-6 + 1e-9 * size`."""
     if isinstance(node, ast.BinOp):
-        return _is_tiny(node.left, names) or _is_tiny(node.right, names)
+        return _is_tiny(node.left, names, most) or _is_tiny(node.right, names, most)
     if isinstance(node, ast.Name):
         return node.id in names
-    return isinstance(node, ast.Constant) and isinstance(node.value, float) and 0 < node.value <= _TINY
+    return isinstance(node, ast.Constant) and isinstance(node.value, float) and 0 < node.value <= most

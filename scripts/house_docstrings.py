@@ -23,7 +23,7 @@ _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def check_docstrings(root: Path) -> list[Fault]:
-    """Every module says what it is and lists its public names; the public API's docstrings follow the template."""
+    """Every module has a docstring and lists its public names; docstrings of the public API follow the template."""
     faults: list[Fault] = []
     api = PublicAPI(root)
     public_api = api.find()
@@ -34,7 +34,7 @@ def check_docstrings(root: Path) -> list[Fault]:
         if not ast.get_docstring(tree):
             faults.append(Fault(name, 1, "the module has no docstring. Say in one line what is in it."))
         if name.startswith("scripts/"):
-            continue  # programs: nobody imports them
+            continue  # programs have no public API
         defined = defined_names(tree)
         public = static_all(tree)
         if public is None:
@@ -141,7 +141,7 @@ def own_nodes(function: _Function) -> Iterator[ast.AST]:
 
 
 def summary_faults(docstring: str | None) -> list[str]:
-    """What is wrong with the first line."""
+    """Faults of the first line."""
     if not docstring:
         return ["there is no docstring."]
     lines = docstring.splitlines()
@@ -174,9 +174,9 @@ def function_faults(function: _Function, *, is_method: bool = False, init_of: as
     if missing := [p for p in parameters if p not in named]:
         faults.append(f"Args does not name {', '.join(missing)}.")
     if extra := sorted(named - set(parameters)):
-        faults.append(f"Args names {', '.join(extra)}, which is no parameter.")
+        faults.append(f"Args names {', '.join(extra)}, which is not a parameter.")
     if init_of is None and returns_something(function) and not {"Returns", "Yields"} & found.keys():
-        faults.append("it returns something, but there is no Returns section.")
+        faults.append("it returns a value, but has no Returns section.")
     text = " ".join(found.get("Raises", []))
     for error in sorted(raised(function)):
         if not re.search(rf"\b{error}\b", text):
@@ -185,7 +185,7 @@ def function_faults(function: _Function, *, is_method: bool = False, init_of: as
 
 
 def returns_something(function: _Function) -> bool:
-    """Whether a function gives a value back."""
+    """Whether a function returns a value."""
     annotation = function.returns
     if annotation is not None:
         return ast.unparse(annotation).strip("'\"") not in ("None", "NoReturn", "Never")

@@ -1,4 +1,4 @@
-"""What the checks of `check_house.py` share: faults, files and syntax trees."""
+"""Shared by the checks of `check_house.py`: faults, files and syntax trees."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Fault(NamedTuple):
 
     Args:
         path: The file, relative to the root.
-        line: The line, from 1; 0 where the file as a whole is meant.
+        line: The line, from 1; 0 for the whole file.
         message: The rule and the remedy.
     """
 
@@ -34,7 +34,7 @@ def python_files(root: Path, *folders: str) -> list[Path]:
 
 
 def relative(root: Path, path: Path) -> str:
-    """A path as faults name it."""
+    """A path relative to the root, as faults show it."""
     return path.relative_to(root).as_posix()
 
 
@@ -46,5 +46,5 @@ def parse(path: Path) -> ast.Module:
 @functools.cache
 def _parse(path: Path, changed: int) -> ast.Module:
     tree = ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
-    gc.freeze()  # a hundred thousand nodes per second, none of which is ever garbage
+    gc.freeze()  # no node is ever garbage, so collecting only costs time
     return tree

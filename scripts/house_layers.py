@@ -47,7 +47,7 @@ LAYERS: dict[int, dict[str, str]] = {
         "evaluation": "files of captions and their evaluation",
     },
     4: {
-        "album": "captions that tell the images of a set apart; demo page",
+        "album": "captions that distinguish the images of a set; demo page",
         "truematch": "benchmarks of look-alikes: build, review, evaluate",
         "boosting": "Visual Caption Boosting",
         "studies": "human studies: design, page, scoring",

@@ -21,7 +21,7 @@ def skip_commands(root: Path) -> dict[str, str]:
 
 
 def check_skips(root: Path) -> list[Fault]:
-    """Every reason for which a test may be skipped stands in docs/skips.md, beside the command that unskips it."""
+    """docs/skips.md lists every reason for skipping a test, with the command that unskips it."""
     commands = skip_commands(root)
     faults: list[Fault] = []
     for path in python_files(root, "tests"):
@@ -44,12 +44,7 @@ def check_skips(root: Path) -> list[Fault]:
 
 
 def skip_summary(reasons: list[str], commands: dict[str, str]) -> list[str]:
-    """What was skipped, a line for each reason, and the command that unskips it.
-
-    Args:
-        reasons: Reason of each skipped test, as pytest reports it.
-        commands: As [`skip_commands`] finds them.
-    """
+    """The skipped tests, one line per reason, with the command that unskips them."""
     lines = []
     for reason in sorted(set(reasons)):
         count = reasons.count(reason)

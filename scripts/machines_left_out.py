@@ -1,11 +1,9 @@
-"""Tests that `make test-machines` leaves out, and why."""
+"""Tests that `make test-machines` omits, and why."""
 
 from __future__ import annotations
 
-__all__ = ["LEFT_OUT"]
-
 _TEXT = "Text, files and pages."
-_WHOLE = "Whole programs in processes of their own; what they compute is computed in the folders that are run."
+_WHOLE = "Whole programs in separate processes; the folders that are run test their computations."
 LEFT_OUT: dict[str, str] = {
     "tests/boosting": "Prompts, journals and answers of servers.",
     "tests/captioners/test_captioner_loading.py": "Which class a folder is loaded as.",
@@ -17,12 +15,12 @@ LEFT_OUT: dict[str, str] = {
     "tests/faults": _WHOLE,
     "tests/hub": _TEXT,
     "tests/metrics/test_meteor_spice.py": "METEOR, which a Java program computes.",
-    "tests/models/test_clipcap.py": "Imports in new processes, and a model that tests/captioners computes with.",
+    "tests/models/test_clipcap.py": "Imports in new processes, and a model that tests/captioners tests.",
     "tests/conversion": "Files of weights under other names, compared bitwise.",
     "tests/checkpoints": "Files of a checkpoint that are damaged or hostile.",
     "tests/captioners/test_layouts.py": "Which files a checkpoint has; the models compute in tests/captioners/test_families.py.",
     "tests/captioners/test_published_checkpoints.py": "The same, of published checkpoints.",
-    "tests/trainers/test_training_arguments.py": "Which arguments are taken.",
+    "tests/trainers/test_training_arguments.py": "Parsing of arguments.",
     "tests/trainers/test_saved_models.py": "Files of a saved model.",
     "tests/trainers/test_runs.py": "Identifiers of runs.",
     "tests/trainers/test_stopping.py": "Signals and processes.",
@@ -35,7 +33,7 @@ LEFT_OUT: dict[str, str] = {
     "tests/test_lazy_import.py": _TEXT,
     "tests/recipes": _WHOLE,
     "tests/reports": _TEXT,
-    "tests/retrieval/test_feature_cache_faults.py": "Files of features that are broken or cut off.",
+    "tests/retrieval/test_feature_cache_faults.py": "Damaged or truncated files of features.",
     "tests/scenes/test_dataset.py": "Pictures in 8 bits and their sentences.",
     "tests/security": _TEXT,
     "tests/trainers/test_caption_rl_guarded.py": "Decisions of the guards.",
@@ -58,4 +56,4 @@ LEFT_OUT: dict[str, str] = {
     "tests/test_slow_log.py": _TEXT,
     "tests/test_tables_of_pages.py": _TEXT,
 }
-"""Folders and files of tests in which nothing depends on how numbers are added up, or that are too long, and why."""
+"""Tests that do not depend on the order of sums, or that take too long, with the reason."""

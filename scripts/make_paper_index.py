@@ -1,9 +1,9 @@
-"""The page that leads from every table, figure and equation of the papers to code, recipe, test and status.
+"""Generates docs/paper_index.md: code, recipe, test and status of every table, figure and equation of the papers.
 
     python scripts/make_paper_index.py            # docs/paper_index.yaml -> docs/paper_index.md
-    python scripts/make_paper_index.py --check    # exit code 1 if the page is not what the rows say
+    python scripts/make_paper_index.py --check    # exit code 1 if the page is out of date
 
-Numbers on the page are read from the committed results; nothing is typed in.
+Numbers on the page are read from the committed results.
 """
 
 from __future__ import annotations
@@ -19,8 +19,6 @@ from typing import Any
 from hf_captionrl.experiments.rows import read_yaml
 from hf_captionrl.io import atomic_write_text
 
-__all__ = ["PAPERS", "STATUSES", "find_number", "load_index", "load_rows", "main", "to_markdown"]
-
 ROOT = Path(__file__).resolve().parents[1]
 ROWS = ROOT / "docs" / "paper_index.yaml"
 PAGE = ROOT / "docs" / "paper_index.md"
@@ -33,31 +31,23 @@ PAPERS = {
     "ndlb": 'NDLB: "No Detail Left Behind: Revisiting Self-Retrieval for Fine-Grained Image Captioning"',
 }
 STATUSES = {
-    "reproduced": "run on the embedded world, where its effect can be small or large or absent; the numbers are committed",
-    "runs": "one command makes it on the embedded world; no number of it is claimed",
-    "tested": "a formula, an algorithm or settings, held against something independent by the tests named",
-    "not run": "code, settings and tests are there; the note says what it needs that was not here",
-    "not applicable": "nothing to run; the note says why",
+    "reproduced": "run on the embedded world; the numbers are committed, whether or not they show the paper's effect",
+    "runs": "one command produces it on the embedded world; no number is claimed",
+    "tested": "a formula, an algorithm or settings; the listed tests compare it with something independent",
+    "not run": "code, settings and tests exist; the note names what was missing to run it",
+    "not applicable": "there is nothing to run; the note says why",
 }
 _HEADINGS = {"smile": "SMILE", "discritune": "DiscriTune", "sle": "SLE", "ndlb": "No Detail Left Behind"}
 
 
 def load_index(path: Path = ROWS) -> dict[str, Any]:
-    """The whole file.
-
-    Args:
-        path: The YAML file.
-    Returns:
-        `rows` and `runs`.
-    """
+    """The whole file."""
     return read_yaml(path)
 
 
 def load_rows(path: Path = ROWS) -> list[dict[str, Any]]:
     """The rows of the index.
 
-    Args:
-        path: The YAML file.
     Returns:
         One dict a row; its keys are described at the top of the file.
     """
@@ -72,13 +62,8 @@ def _results(run: str) -> Any:
 def find_number(place: str, value: Any) -> tuple[float, float | None]:
     """A number of a JSON file.
 
-    Args:
-        place: Keys joined by `/`; in a list of objects the `name` of one.
-        value: The file's content.
     Returns:
         The number, or the mean, and its standard error where there is one.
-    Raises:
-        KeyError: If there is nothing at that place.
     """
     for key in place.split("/"):
         if isinstance(value, list):
@@ -115,28 +100,22 @@ def _where(row: dict[str, Any]) -> str:
 
 
 def to_markdown(rows: Sequence[dict[str, Any]]) -> str:
-    """The page.
-
-    Args:
-        rows: From [`load_rows`].
-    Returns:
-        Markdown.
-    """
+    """The page."""
     counted = Counter(row["status"] for row in rows)
     lines = [
         "# Index of the papers",
         "",
-        "Every table, figure, numbered equation and algorithm of the four papers, and what stands for it here: code, recipe, command, tests,",
-        "page. No number of a paper was repeated on the paper's own data: neither the images nor the papers' captioners were at hand. What",
-        "was run was run on the embedded world, and says so.",
+        "This page lists every table, figure, numbered equation and algorithm of the four papers, with the code, recipe, command, tests and page",
+        "for it. No number of a paper was reproduced on the paper's own data, because neither the images nor the papers' captioners were",
+        "available. All experiments were run on the embedded world.",
         "",
-        "| status | rows | means |",
+        "| status | rows | meaning |",
         "|:--|--:|:--|",
         *(f"| {status} | {counted[status]} | {meaning} |" for status, meaning in STATUSES.items()),
         "",
-        "The rows stand in [paper_index.yaml](paper_index.yaml); `python scripts/make_paper_index.py` writes this page, and a test checks that every",
-        "file, test and number named exists and that no item of a paper is missing. ± is one standard error over seeds. The papers' figures beside",
-        "ours, with intervals: [reproduction](reproduction.md).",
+        "`python scripts/make_paper_index.py` generates this page from [paper_index.yaml](paper_index.yaml). A test checks that every file, test and",
+        "number on it exists, and that no item of a paper is missing. ± is one standard error over seeds. [Reproduction](reproduction.md) shows the",
+        "papers' numbers beside ours, with intervals.",
     ]
     for paper, title in PAPERS.items():
         lines += [
@@ -157,13 +136,7 @@ def to_markdown(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the page, or check it.
-
-    Args:
-        arguments: The command line; None for the program's own.
-    Returns:
-        The exit code: 1 if `--check` finds the page out of date.
-    """
+    """Write the page, or check it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 if the page is out of date")
     page = to_markdown(load_rows())

@@ -1,9 +1,9 @@
-"""Make a BLIP-base-shaped captioner small, with random weights and a WordPiece vocabulary of one's own captions.
+"""Create a small captioner with BLIP-base's architecture, random weights and a WordPiece vocabulary of your captions.
 
     python scripts/make_small_blip.py --metadata photos/metadata.jsonl --output_dir outputs/small-blip
 
-For trying a recipe on real photographs where no checkpoint can be downloaded: everything but the size is as in
-Salesforce/blip-image-captioning-base, so what runs here runs there. It has learned nothing.
+Use it to try a recipe on photographs without downloading a checkpoint. Everything except the size equals
+Salesforce/blip-image-captioning-base. The model is untrained.
 """
 
 from __future__ import annotations
@@ -17,26 +17,13 @@ from transformers import BertTokenizer, BlipConfig, BlipForConditionalGeneration
 
 from hf_captionrl.io import read_jsonl
 
-__all__ = ["main", "make_small_blip"]
-
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "[DEC]", "[ENC]"]
 
 
 def make_small_blip(
     captions: list[str], *, hidden_size: int = 96, num_layers: int = 2, image_size: int = 96, seed: int = 0
 ) -> tuple[BlipForConditionalGeneration, BlipProcessor]:
-    """Build model and processor.
-
-    Args:
-        captions (`list[str]`): The vocabulary is learned from them.
-        hidden_size (`int`): Of vision tower and decoder; 768 in BLIP-base. A multiple of 12, its number of heads.
-        num_layers (`int`): Of each; 12 in BLIP-base.
-        image_size (`int`): Side of the image in pixels, a multiple of 16; 384 in BLIP-base.
-        seed (`int`): Of the weights.
-
-    Returns:
-        Model and processor.
-    """
+    """Build model and processor."""
     pieces = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     pieces.normalizer = normalizers.BertNormalizer(lowercase=True)
     pieces.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -57,7 +44,7 @@ def make_small_blip(
             "sep_token_id": end,
             "pad_token_id": tokenizer.pad_token_id,
         },
-        # BLIP's own initializer_range, 1e-10, cannot be trained from nothing.
+        # A model with BLIP's initializer_range of 1e-10 cannot be trained from scratch.
         vision_config={
             **shared,
             "num_attention_heads": 12,

@@ -1,4 +1,4 @@
-"""Write what is generated from the declarations of the metrics: their Spaces, and the table in docs/metrics.md.
+"""Generates the Spaces of the metrics and the table in docs/metrics.md from the declarations.
 
 python scripts/metric_pages.py [--check]
 """
@@ -41,7 +41,7 @@ def generated_files(root: Path) -> dict[Path, str]:
 def main(argv: list[str] | None = None) -> int:
     """Write or check the files; 1 if some are stale."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="only say which files are stale")
+    parser.add_argument("--check", action="store_true", help="write nothing; list the files that are out of date")
     arguments = parser.parse_args(argv)
     files = generated_files(ROOT)
     stale = [path for path, text in files.items() if not path.is_file() or path.read_text(encoding="utf-8") != text]

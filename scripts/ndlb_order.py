@@ -1,4 +1,4 @@
-"""Boosting and self-retrieval together: Tables 3 to 5 of No Detail Left Behind in small, over seeds.
+"""Boosting followed by self-retrieval: a small version of Tables 3 to 5 of No Detail Left Behind, over seeds.
 
     captionrl boost --dataset scenes --split train --output outputs/boosted
     for s in 0 1 2 3 4; do
@@ -11,8 +11,8 @@
     done
     python scripts/ndlb_order.py --seeds 0 1 2 3 4
 
-writes docs/results/ndlb_order_seeds.json and prints the two tables of docs/boosting.md. Intervals are Student's t over pairs of
-one seed.
+writes docs/results/ndlb_order_seeds.json and prints the two tables of docs/boosting.md. Intervals are Student's t over
+pairs with the same seed.
 """
 
 from __future__ import annotations
@@ -25,13 +25,11 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))  # `python scripts/ndlb_order.py` puts scripts/ there, not the folder that holds it
+sys.path.insert(0, str(ROOT))  # as a program, only scripts/ is on the path
 
 from hf_captionrl.io import write_json  # noqa: E402
 from scripts.reproduction.numbers import seed_interval  # noqa: E402
 from scripts.run_seeds import aggregate  # noqa: E402
-
-__all__ = ["COMMANDS", "collect", "differences", "main", "to_markdown"]
 
 COMMANDS = (
     "captionrl boost --dataset scenes --split train --output outputs/boosted",
@@ -42,7 +40,7 @@ COMMANDS = (
     "for each seed s: python recipes/self_retrieval_blip.py --row ndlb/scenes/sr-lv "
     "--seed s --model_name_or_path outputs/holistic/seed-s/model --output_dir outputs/sr_lv/seed-s",
 )
-"""What the runs are made by; the result records it."""
+"""Commands of the runs, which the result records."""
 
 GENERIC, SR_L = "generic start", "SR-L, random distractors, from generic"
 HOLISTIC, SR_LV = "HolisticCap start", "SR-LV, bag curriculum, from HolisticCap"
@@ -62,18 +60,10 @@ _FROM = {SR_L: "SR-L, random distractors, from there", SR_LV: "SR-LV, bag curric
 
 
 def collect(sr_l: Path, sr_lv: Path, seeds: Sequence[int]) -> dict[str, Any]:
-    """Put the results of all runs together.
-
-    Args:
-        sr_l: Runs of SR-L from the generic start, a folder `seed-S` for each seed.
-        sr_lv: Runs of SR-LV from the HolisticCap start, likewise.
-        seeds: Which.
+    """Combine the results of all runs.
 
     Returns:
         `dict`: `commands`, `seeds`, `versions`, `rows` as of [`aggregate`], and `sr_lv_minus_sr_l` of [`differences`].
-
-    Raises:
-        FileNotFoundError: If a run is missing.
     """
     runs, versions = [], {}
     for seed in seeds:
@@ -92,11 +82,6 @@ def collect(sr_l: Path, sr_lv: Path, seeds: Sequence[int]) -> dict[str, Any]:
 def differences(rows: Sequence[Mapping[str, Any]], more: str, less: str) -> dict[str, dict[str, Any]]:
     """One row minus another, seed by seed.
 
-    Args:
-        rows: Of [`aggregate`].
-        more: Name of the one.
-        less: Name of the other.
-
     Returns:
         `dict`: For each number `mean`, `standard_error`, `values`, and `interval`, 95 % by Student's t (None where all seeds
         are alike).
@@ -114,14 +99,7 @@ def differences(rows: Sequence[Mapping[str, Any]], more: str, less: str) -> dict
 
 
 def to_markdown(record: Mapping[str, Any]) -> str:
-    """The full table, of which docs/boosting.md shows some columns, and that of the differences.
-
-    Args:
-        record: What [`collect`] gives.
-
-    Returns:
-        `str`: The rows with mean and standard error, and the difference with its interval and what it shows.
-    """
+    """The full table, of which docs/boosting.md shows some columns, and the table of differences."""
     lines = ["| | " + " | ".join(_COLUMNS.values()) + " |", "|:--" + "|--:" * len(_COLUMNS) + "|"]
     for row in record["rows"]:
         cells = []
@@ -139,17 +117,10 @@ def to_markdown(record: Mapping[str, Any]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> Path:
-    """Command line.
-
-    Args:
-        argv: Arguments without the program's name; None for `sys.argv`.
-
-    Returns:
-        `pathlib.Path`: The file written.
-    """
+    """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sr_l", type=Path, default=Path("outputs/sr_l"), help="runs of SR-L, a folder a seed")
-    parser.add_argument("--sr_lv", type=Path, default=Path("outputs/sr_lv"), help="runs of SR-LV, likewise")
+    parser.add_argument("--sr_l", type=Path, default=Path("outputs/sr_l"), help="runs of SR-L, one folder per seed")
+    parser.add_argument("--sr_lv", type=Path, default=Path("outputs/sr_lv"), help="runs of SR-LV, one folder per seed")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--output", type=Path, default=ROOT / "docs/results/ndlb_order_seeds.json")
     arguments = parser.parse_args(argv)

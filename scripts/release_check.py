@@ -1,10 +1,10 @@
-"""Build the wheel and the sdist, and try them where the source tree is not: `make release-check`.
+"""Builds the wheel and the sdist, and tests them without the source tree: `make release-check`.
 
     python scripts/release_check.py                        # both; the files go to outputs/release/
     python scripts/release_check.py --only wheel           # one of them
 
-Each is installed into a fresh environment. From an empty folder, `captionrl` captions images of the embedded world, a SMILE
-training of two steps runs, and what it saved is loaded and captioned with. The packages come from constraints.txt.
+Each is installed into a fresh environment. In an empty folder, `captionrl` captions images of the embedded world, SMILE
+trains two steps, and the saved model writes captions. The packages come from constraints.txt.
 """
 
 from __future__ import annotations
@@ -22,8 +22,6 @@ import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
-__all__ = ["build", "check_contents", "main", "try_out"]
-
 ROOT = Path(__file__).resolve().parents[1]
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_EVALUATE_OFFLINE": "1", "OMP_NUM_THREADS": "2"}
 
@@ -38,7 +36,7 @@ REQUIRED = (
     "LICENSE",
     "NOTICE",
 )
-"""Ends or parts of the paths that both archives must hold."""
+"""Parts of paths that both archives must contain."""
 
 
 def _run(command: Sequence[str | os.PathLike[str]], *, cwd: Path = ROOT, offline: bool = False) -> str:
@@ -57,9 +55,6 @@ def _run(command: Sequence[str | os.PathLike[str]], *, cwd: Path = ROOT, offline
 def build(folder: Path) -> dict[str, Path]:
     """Build the sdist, and the wheel from the sdist.
 
-    Args:
-        folder (`Path`): Where both are put; what was there is removed.
-
     Returns:
         `dict[str, Path]`: `"sdist"` and `"wheel"`.
     """
@@ -69,14 +64,7 @@ def build(folder: Path) -> dict[str, Path]:
 
 
 def check_contents(archive: Path) -> list[str]:
-    """What of `REQUIRED` an archive lacks, and what it should not hold.
-
-    Args:
-        archive (`Path`): A wheel or an sdist.
-
-    Returns:
-        `list[str]`: One sentence for each fault.
-    """
+    """Paths of `REQUIRED` that an archive lacks, and paths that it must not contain."""
     if archive.suffix == ".whl":
         with zipfile.ZipFile(archive) as wheel:
             names = wheel.namelist()
@@ -90,10 +78,6 @@ def check_contents(archive: Path) -> list[str]:
 
 def try_out(archive: Path, folder: Path) -> dict[str, float]:
     """Install an archive into a fresh environment, and use it from an empty folder.
-
-    Args:
-        archive (`Path`): A wheel or an sdist.
-        folder (`Path`): For the environment and what is written.
 
     Returns:
         `dict[str, float]`: Seconds of each part.
@@ -134,14 +118,7 @@ def try_out(archive: Path, folder: Path) -> dict[str, float]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Build, look inside, install and use; 1 if something is missing.
-
-    Args:
-        argv: Arguments; None for the command line.
-
-    Returns:
-        `int`: Exit code.
-    """
+    """Build, inspect, install and use the archives; 1 if something is missing."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=("wheel", "sdist"), help="try only one of the two")
     parser.add_argument(

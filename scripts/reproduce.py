@@ -1,13 +1,14 @@
-"""The papers' tables again, as far as this machine allows: docs/reproduction.md and the pages of findings.
+"""Reproduces the papers' tables as far as the machine allows: docs/reproduction.md and the pages of findings.
 
-    python scripts/reproduce.py --list                          # every row, and what is left of it
-    python scripts/reproduce.py                                 # whatever is left, then the pages
+    python scripts/reproduce.py --list                          # every row, and what is missing
+    python scripts/reproduce.py                                 # run what is missing, then write the pages
     python scripts/reproduce.py --only smile-table-1            # rows or runs by name
-    python scripts/reproduce.py --data_root DATA                # the papers' own rows as well
-    python scripts/reproduce.py --pages                         # the pages of what is finished; runs nothing
-    python scripts/reproduce.py --check                         # exit code 1 if the committed pages are not what the results say
+    python scripts/reproduce.py --data_root DATA                # also rows on the papers' data
+    python scripts/reproduce.py --pages                         # write the pages of finished results; runs nothing
+    python scripts/reproduce.py --check                         # exit code 1 if the committed pages are out of date
 
-What to run stands in docs/paper_index.yaml. A finished result of the same command, seeds and version is not made again.
+docs/paper_index.yaml defines the runs. A finished result with the same command, seeds and version is not computed
+again.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))  # `python scripts/reproduce.py` puts scripts/ there, not the folder that holds it
+sys.path.insert(0, str(ROOT))  # as a program, only scripts/ is on the path
 
 from hf_captionrl.io import atomic_write_text  # noqa: E402
 from scripts import docs_tables  # noqa: E402
@@ -34,8 +35,6 @@ from scripts.reproduction.page import to_markdown  # noqa: E402
 from scripts.reproduction.real import missing_of, result_path, run_preset  # noqa: E402
 from scripts.reproduction.runs import Run, execute, finished  # noqa: E402
 
-__all__ = ["load_runs", "main", "pages"]
-
 DOCS = ROOT / "docs"
 RESULTS = DOCS / "results"
 CHECKS = "reproduction_rows.json"
@@ -44,11 +43,8 @@ CHECKS = "reproduction_rows.json"
 def load_runs(path: Path = ROWS) -> dict[str, Run]:
     """The runs of the embedded world.
 
-    Args:
-        path: The YAML file.
-
     Returns:
-        `dict[str, Run]`: By name, those that others need first.
+        `dict[str, Run]`: Runs by name; runs that others need come first.
     """
     return {run["name"]: Run(**run) for run in load_index(path)["runs"]}
 
@@ -66,11 +62,6 @@ def pages(
     output: Path = RESULTS, *, seeds: Sequence[int] | None = None, reasons: Mapping[str, str] | None = None
 ) -> dict[str, str]:
     """The pages of what is finished.
-
-    Args:
-        output: Folder of the results.
-        seeds: Of the results; by default those of each run.
-        reasons: Why runs and presets were not run, by name.
 
     Returns:
         `dict[str, str]`: Markdown by file name; of docs/results, also the pages that show its tables or columns of them.
@@ -90,12 +81,12 @@ def _asked(
         return list(rows)
     unknown = set(only) - {row["id"] for row in rows} - runs.keys()
     if unknown:
-        raise SystemExit(f"--only {' '.join(sorted(unknown))} is no row and no run. See --list.")
+        raise SystemExit(f"--only {' '.join(sorted(unknown))} is neither a row nor a run. See --list.")
     return [row for row in rows if row["id"] in only]
 
 
 def _wanted(rows: Sequence[Mapping[str, Any]], only: Sequence[str] | None, runs: Mapping[str, Run]) -> list[str]:
-    """Runs of the rows, and what they need first, in the order of the file."""
+    """Runs of the rows, and the runs that they need, in the order of the file."""
     names = {entry["run"] for row in rows for entry in row.get("numbers", ()) if "run" in entry}
     names |= set(runs) if not only else set(only) & runs.keys()
     for name in list(names):
@@ -133,19 +124,19 @@ def _listing(rows: Sequence[dict[str, Any]], runs: Mapping[str, Run], args: argp
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", metavar="ID", help="rows of the index, or runs")
-    parser.add_argument("--seeds", type=int, nargs="+", help="in place of each run's own; 0 for the papers' data")
+    parser.add_argument("--seeds", type=int, nargs="+", help="replace the seeds of each run; 0 for the papers' data")
     parser.add_argument(
         "--output",
         type=Path,
         default=RESULTS,
-        help="folder of the results; another than docs/results has its own pages",
+        help="folder of the results; any folder other than docs/results has its own pages",
     )
     parser.add_argument(
         "--runs_dir", type=Path, default=ROOT / "outputs" / "reproduction", help="folder of the models"
     )
     parser.add_argument("--data_root", type=Path, help="folder of the papers' data and captioners")
-    parser.add_argument("--list", action="store_true", help="show what is finished and what is left; runs nothing")
-    parser.add_argument("--pages", action="store_true", help="write the pages of what is finished; runs nothing")
+    parser.add_argument("--list", action="store_true", help="show what is finished and what is missing; runs nothing")
+    parser.add_argument("--pages", action="store_true", help="write the pages of finished results; runs nothing")
     parser.add_argument(
         "--check", action="store_true", help="exit code 1 if the committed pages are out of date; writes nothing"
     )
@@ -164,7 +155,7 @@ def _stale() -> list[str]:
 def _run_all(
     rows: Sequence[dict[str, Any]], runs: Mapping[str, Run], args: argparse.Namespace, console: Console
 ) -> dict[str, str]:
-    """Run what is left, with a bar; why something was not run, by name."""
+    """Run what is missing, with a progress bar; returns the reasons of runs that were not run, by name."""
     reasons: dict[str, str] = {}
     wanted = [
         name
@@ -196,14 +187,7 @@ def _run_all(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Command line.
-
-    Args:
-        argv: Arguments without the program's name; None for `sys.argv`.
-
-    Returns:
-        `int`: 1 if `--check` finds a page out of date, or something that was run failed.
-    """
+    """Command line."""
     args = _parser().parse_args(argv)
     console = Console()
     if args.check:

@@ -1,9 +1,9 @@
-"""Run a recipe with several seeds and put mean and standard error of every figure into one table.
+"""Run a recipe with several seeds, and write mean and standard error of every number into one table.
 
     python scripts/run_seeds.py smile_blip --seeds 0 1 2 --output docs/results/smile_blip_seeds
 
-writes `smile_blip_seeds.json` and `smile_blip_seeds.md`. Arguments after `--` go to the recipe. A seed whose results are there already
-is not run again.
+writes `smile_blip_seeds.json` and `smile_blip_seeds.md`. Arguments after `--` go to the recipe. A seed with existing
+results is not run again.
 """
 
 from __future__ import annotations
@@ -22,27 +22,18 @@ from hf_captionrl.io import atomic_write_text, write_json
 from hf_captionrl.reports.table import COLUMNS, Column
 from hf_captionrl.reports.table_columns import REWARD_COLUMNS, SAMPLE_COLUMNS
 
-__all__ = ["aggregate", "main", "to_markdown"]
-
 ROOT = Path(__file__).resolve().parents[1]
 
 
 def aggregate(runs: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
     """Mean and standard error over seeds of every number of every row.
 
-    Args:
-        runs (`list[list[dict]]`): For each seed the rows of its results.json, in the same order.
-
     Returns:
-        `list[dict]`: For each row its `name` and, by key, `{"mean", "standard_error", "values"}`; of one seed the standard
-        error is None.
-
-    Raises:
-        ValueError: If the runs hold different rows.
+        `list[dict]`: For each row its `name` and, by key, `{"mean", "standard_error", "values"}`; with one seed, the standard error is None.
     """
     names = [[row["name"] for row in rows] for rows in runs]
     if any(other != names[0] for other in names):
-        raise ValueError(f"The runs hold different rows: {names}. Run all seeds with the same arguments.")
+        raise ValueError(f"The runs have different rows: {names}. Run all seeds with the same arguments.")
     result = []
     for position, name in enumerate(names[0]):
         entry: dict[str, Any] = {"name": name}
@@ -62,17 +53,7 @@ def to_markdown(
     command: str,
     further: Sequence[Column] = (*REWARD_COLUMNS, *SAMPLE_COLUMNS),
 ) -> str:
-    """The aggregated rows as a Markdown table.
-
-    Args:
-        rows (`list[dict]`): From [`aggregate`].
-        seeds (`list[int]`): The seeds.
-        command (`str`): How to make it again.
-        further (`Sequence[Column]`): Columns beside those of every table; shown where a row has them.
-
-    Returns:
-        `str`: Markdown.
-    """
+    """The aggregated rows as a Markdown table."""
     shown = [*COLUMNS, *(column for column in further if any(column.key in row for row in rows))]
     columns = [(c.key, c.title, c.digits) for c in shown]
     lines = ["| |" + "".join(f" {title} |" for _, title, _ in columns), "|:--|" + "--:|" * len(columns)]
@@ -92,7 +73,7 @@ def _cell(mean: float, error: float | None, digits: int) -> str:
 
 
 def _of_any_machine(words: Sequence[str]) -> list[str]:
-    """Arguments without the folder of runs where that is a place of this machine."""
+    """Arguments without an absolute folder of runs."""
     said = list(words)
     for at in reversed([i for i, word in enumerate(said[:-1]) if word == "--runs_dir"]):
         if Path(said[at + 1]).is_absolute():
@@ -124,7 +105,7 @@ def main() -> None:
         runs.append(json.loads((folder / "results.json").read_text()))
     rows = aggregate([run["rows"] for run in runs])
     again = " ".join(["python", "scripts/run_seeds.py", *_of_any_machine(sys.argv[1:])])
-    # Seeds may have been run days apart: each tells of which revision it is.
+    # Seeds may have been run days apart, so each result contains its revision.
     revisions = [run["versions"].get("git_revision") for run in runs]
     record = {
         "rows": rows,

@@ -1,12 +1,11 @@
-"""Memory and time against the size of the data: features, bags, evaluation, boosting, each at three sizes.
+"""Measures memory and time of features, bags, evaluation and boosting at three sizes of the data.
 
     python scripts/scaling.py          # about four CPU minutes; writes docs/results/scaling.json and docs/scaling.md
-    python scripts/scaling.py --render # the tables from the numbers that are there
+    python scripts/scaling.py --render # the tables from existing numbers
 
-Each size runs in a process of its own, on one thread. Time is that process' CPU time, so that others on the machine do
-not count; memory is the peak of its resident set above what it held before (Linux counts it and lets it be reset), with
-the input made before. The exponent is the slope of the straight line through logarithms: 1 where twice the data takes
-twice as much.
+Each size runs in a separate process with one thread. Time is the CPU time of the process. Memory is the peak of its
+resident set minus its value after the input was created (Linux counts and resets the peak). The exponent is the slope
+of a line through the logarithms: 1 means that twice the data takes twice as much.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ from typing import Any
 import numpy as np
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))  # `python scripts/scaling.py` puts scripts/ there, not the folder that holds it
+sys.path.insert(0, str(ROOT))  # as a program, only scripts/ is on the path
 
-from hf_captionrl.io import atomic_write_text, write_json  # noqa: E402
+from hf_captionrl.io import write_json  # noqa: E402
 from hf_captionrl.reports.versions import installed_versions  # noqa: E402
-from scripts.benchmark import replace_section  # noqa: E402
+from scripts.page_sections import write_section  # noqa: E402
 
 RESULTS = ROOT / "docs" / "results" / "scaling.json"
 PAGE = ROOT / "docs" / "scaling.md"
@@ -36,12 +35,7 @@ Part = Callable[[], Any]
 
 
 def features_of(count: int, width: int, seed: int = 0) -> Any:
-    """Clusters of about 20 rows, as look-alikes are.
-
-    Args:
-        count: Rows N.
-        width: Numbers a row D.
-        seed: Of the draws.
+    """Clusters of about 20 rows, like look-alikes.
 
     Returns:
         `torch.Tensor` of shape `(N, D)`: float32.
@@ -130,7 +124,7 @@ def _cider(count: int, folder: Path) -> Part:
 
     rng = np.random.default_rng(0)
     words = [f"w{n}" for n in range(5_000)]
-    drawn = rng.zipf(1.3, size=(count, 6, 10)) % len(words)  # words as unequal as those of a language
+    drawn = rng.zipf(1.3, size=(count, 6, 10)) % len(words)  # word frequencies like those of a language
     captions = [[[words[w] for w in caption] for caption in image] for image in drawn]
     references = [image[1:] for image in captions]
     candidates = [image[:1] for image in captions]
@@ -167,14 +161,11 @@ STAGES: dict[str, tuple[str, Callable[[int, Path], Part], tuple[int, int, int]]]
     "cider": ("Evaluation: CIDEr-D with five references", _cider, (1_000, 4_000, 16_000)),
     "boosting": ("Boosting: three captions per image by rule", _boosting, (100, 400, 1_600)),
 }
-"""Name: what it is, how a size is prepared, and the sizes in rows."""
+"""Description, preparation and sizes in rows, by name."""
 
 
 def memory_mib(what: str) -> float:
     """A number of this process from `/proc/self/status`.
-
-    Args:
-        what: `"VmRSS"`, what it holds now, or `"VmHWM"`, the most that it held.
 
     Returns:
         `float`: MiB.
@@ -190,7 +181,7 @@ def _child(stage: str, count: int, answers: Any) -> None:
     try:
         with tempfile.TemporaryDirectory() as folder:
             work = STAGES[stage][1](count, Path(folder))
-            Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the peak starts anew
+            Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # resets the peak
             held, started = memory_mib("VmRSS"), time.process_time()
             work()
             seconds = time.process_time() - started
@@ -200,17 +191,10 @@ def _child(stage: str, count: int, answers: Any) -> None:
 
 
 def measure(stage: str, count: int) -> dict[str, Any]:
-    """One size of one stage, in a process of its own.
-
-    Args:
-        stage: A name of `STAGES`.
-        count: Rows.
+    """Measure one size of one stage in a separate process.
 
     Returns:
         `dict`: `rows`, `cpu_s` and `peak_mib`.
-
-    Raises:
-        RuntimeError: If the process fails.
     """
     context = multiprocessing.get_context("fork")
     answers = context.SimpleQueue()
@@ -229,14 +213,7 @@ def exponent(sizes: Sequence[float], values: Sequence[float]) -> float:
     """Slope of the least-squares line through the logarithms.
 
     Args:
-        sizes: Rows, at least two different ones.
         values: Seconds or MiB, above 0.
-
-    Returns:
-        `float`: e in `values ~ sizes ** e`.
-
-    Raises:
-        ValueError: If a number is not above 0, or all sizes are equal.
     """
     if min(*sizes, *values) <= 0 or len(set(sizes)) < 2:
         raise ValueError(f"sizes {list(sizes)} and values {list(values)} must be above 0, and sizes differ.")
@@ -244,14 +221,7 @@ def exponent(sizes: Sequence[float], values: Sequence[float]) -> float:
 
 
 def render(results: Mapping[str, Any]) -> str:
-    """The table of the page.
-
-    Args:
-        results: As `docs/results/scaling.json` holds it.
-
-    Returns:
-        `str`: Markdown.
-    """
+    """The table of the page."""
     lines = [
         "| | rows | CPU s | peak MiB | time ~ rows^e | memory ~ rows^e |",
         "|---|--:|--:|--:|--:|--:|",
@@ -272,17 +242,16 @@ def render(results: Mapping[str, Any]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure, write the numbers, render the page.
-
-    Args:
-        argv: Arguments; None for `sys.argv`.
-
-    Returns:
-        `int`: 0.
-    """
+    """Measure, write the numbers, render the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--render", action="store_true", help="measure nothing, render the numbers that are there")
-    parser.add_argument("--stages", nargs="+", choices=STAGES, default=list(STAGES), help="which; others are kept")
+    parser.add_argument("--render", action="store_true", help="measure nothing, render existing numbers")
+    parser.add_argument(
+        "--stages",
+        nargs="+",
+        choices=STAGES,
+        default=list(STAGES),
+        help="stages to measure; others keep their numbers",
+    )
     args = parser.parse_args(argv)
     if not args.render:
         before = json.loads(RESULTS.read_text(encoding="utf-8"))["stages"] if RESULTS.is_file() else {}
@@ -296,10 +265,10 @@ def main(argv: Sequence[str] | None = None) -> int:
                 [(run["rows"], round(run["cpu_s"], 2), round(run["peak_mib"])) for run in found[name]],
                 flush=True,
             )
-            # After each stage: one that is stopped loses the others nothing.
+            # After each stage, so that an interrupted run keeps finished stages.
             write_json(RESULTS, {"stages": {name: found[name] for name in STAGES if name in found}, "versions": kept})
     results = json.loads(RESULTS.read_text(encoding="utf-8"))
-    atomic_write_text(PAGE, replace_section(PAGE.read_text(encoding="utf-8"), "scaling", render(results)))
+    write_section(PAGE, "scaling", render(results))
     return 0
 
 

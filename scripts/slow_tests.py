@@ -1,10 +1,10 @@
-"""Run the slow tests, and keep a short log: `make test-slow`.
+"""Runs the slow tests and writes a short log: `make test-slow`.
 
     python scripts/slow_tests.py                       # all of them; the log goes to outputs/slow_tests.json
     python scripts/slow_tests.py tests/faults          # a part
-    python scripts/slow_tests.py --page                # the log that is there, into docs/results/ and docs/reliability.md
+    python scripts/slow_tests.py --page                # the existing log, into docs/results/ and docs/reliability.md
 
-The log is written after every test: this program may be killed, too.
+The log is written after every test, because this program may be killed, too.
 """
 
 from __future__ import annotations
@@ -22,12 +22,11 @@ from typing import Any
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a program, only scripts/ is on the path
-from hf_captionrl.io import atomic_write_text, write_json
+from hf_captionrl.io import write_json
 from hf_captionrl.reports.versions import installed_versions
-from scripts.benchmark import replace_section
-from scripts.fault_campaign import versions
-
-__all__ = ["Recorder", "main", "table"]
+from scripts.fault_campaign import LIBRARIES
+from scripts.machine import library_versions
+from scripts.page_sections import write_section
 
 ROOT = Path(__file__).resolve().parents[1]
 LOG = ROOT / "outputs" / "slow_tests.json"
@@ -36,7 +35,7 @@ PAGE = ROOT / "docs" / "reliability.md"
 
 
 class Recorder:
-    """A plugin of pytest that writes down how each test ended.
+    """A pytest plugin that records the outcome of each test.
 
     Args:
         path (`Path`): The log.
@@ -52,11 +51,7 @@ class Recorder:
         self.ended = False
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Add a phase of a test; setup and teardown count as its time, and their failure as its own.
-
-        Args:
-            report (`pytest.TestReport`): Of one phase.
-        """
+        """Add a phase of a test; time and failures of setup and teardown count for the test."""
         test = self.tests.setdefault(report.nodeid, {"outcome": "passed", "seconds": 0.0})
         test["seconds"] = round(test["seconds"] + report.duration, 2)
         if report.outcome != "passed" and test["outcome"] != "failed":
@@ -65,11 +60,7 @@ class Recorder:
             self.write()
 
     def pytest_sessionfinish(self, exitstatus: int) -> None:
-        """Say that every test was run.
-
-        Args:
-            exitstatus (`int`): 0 or 1 where none was left out; else the run was broken off.
-        """
+        """Record that every test was run."""
         self.ended = int(exitstatus) in (0, 1)
         self.write()
 
@@ -81,7 +72,7 @@ class Recorder:
             "ended": self.ended,
             "asked": self.asked,
             "seconds": seconds,
-            "versions": versions(),
+            "versions": library_versions(*LIBRARIES),
             "revision": self.revision,
             **made,
             "tests": self.tests,
@@ -90,14 +81,7 @@ class Recorder:
 
 
 def table(log: Mapping[str, Any]) -> str:
-    """A log as Markdown, a row for each file.
-
-    Args:
-        log: As [`Recorder`] writes it.
-
-    Returns:
-        `str`: The table, with sums.
-    """
+    """A log as Markdown, one row per file."""
     files: dict[str, list[dict[str, Any]]] = {}
     for name, test in sorted(log["tests"].items()):
         files.setdefault(name.partition("::")[0], []).append(test)
@@ -114,42 +98,28 @@ def table(log: Mapping[str, Any]) -> str:
 
 
 def write_page(path: Path) -> None:
-    """Take over the log that is there.
-
-    Args:
-        path (`Path`): The log.
-
-    Raises:
-        ValueError: If the run was broken off, or a test failed.
-    """
+    """Write the existing log to docs/."""
     log = json.loads(path.read_text(encoding="utf-8"))
     if not log["ended"]:
-        raise ValueError(f"The run of {path.name} was broken off. Run `make test-slow` to its end.")
+        raise ValueError(f"The run of {path.name} is incomplete. Run `make test-slow` to its end.")
     if log.get("asked", ["tests"]) != ["tests"]:
-        raise ValueError(f"{path.name} is of {' '.join(log['asked'])} alone. Run `make test-slow`.")
+        raise ValueError(f"{path.name} is of {' '.join(log['asked'])} only. Run `make test-slow`.")
     failed = [name for name, test in log["tests"].items() if test["outcome"] == "failed"]
     if failed:
-        raise ValueError(f"{len(failed)} tests failed, the first is {failed[0]}. Mend them, and run `make test-slow`.")
+        raise ValueError(f"{len(failed)} tests failed, the first is {failed[0]}. Fix them, and run `make test-slow`.")
     write_json(RESULTS, log)
     named = ", ".join(f"{name} {number}" for name, number in log["versions"].items())
     made = f"Python {log['python']}, {named}; {log['cpus']} CPU cores, shared with other work."
     section = f"{table(log)}\n\n{log['seconds'] / 60:.0f} minutes in one run. {made}"
-    atomic_write_text(PAGE, replace_section(PAGE.read_text(encoding="utf-8"), "slow", section))
+    write_section(PAGE, "slow", section)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the slow tests, or take over their log.
-
-    Args:
-        argv: Arguments without the program's name; None for `sys.argv`.
-
-    Returns:
-        `int`: The exit status of pytest.
-    """
+    """Run the slow tests, or write their log to docs/."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tests", nargs="*", default=["tests"], help="files or folders (default: all)")
     parser.add_argument("--log", type=Path, default=LOG, metavar="FILE", help="where the log goes")
-    parser.add_argument("--page", action="store_true", help="take over the log that is there; runs nothing")
+    parser.add_argument("--page", action="store_true", help="write the existing log to docs/; runs nothing")
     arguments = parser.parse_args(argv)
     if arguments.page:
         write_page(arguments.log)

@@ -1,13 +1,13 @@
-"""Run the tests as other machines would compute: `make test-machines`.
+"""Runs the tests with the instruction sets of other machines: `make test-machines`.
 
-    python scripts/test_machines.py                        # what has no result of this revision yet, then the page
-    python scripts/test_machines.py --only aten-default    # one configuration; the others stay
-    python scripts/test_machines.py --only two-threads --tests tests/losses    # a part, to find a fault; keeps no result
-    python scripts/test_machines.py --page                 # the results that are there, into docs/
-    python scripts/test_machines.py --check                # whether docs/reproducibility.md shows the results
+    python scripts/test_machines.py                        # configurations without a result of this revision, then the
+    page python scripts/test_machines.py --only aten-default    # one configuration; the others keep their results
+    python scripts/test_machines.py --only two-threads --tests tests/losses    # a part, to debug; stores no result
+    python scripts/test_machines.py --page                 # the existing results, into docs/ python
+    scripts/test_machines.py --check                # whether docs/reproducibility.md shows the results
 
-Another processor adds the same numbers up in another order, with vectors of other widths. Environment variables make
-torch, oneDNN and MKL do so here. A configuration's result goes to outputs/machines/, so that a run that was stopped
+Another processor has vectors of another width, and adds the same numbers in another order. Environment variables make
+torch, oneDNN and MKL do the same. A configuration's result goes to outputs/machines/, so that a run that was stopped
 continues with the next one.
 """
 
@@ -30,12 +30,11 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a program, only scripts/ is on the path
 from hf_captionrl.io import atomic_write_text, write_json
 from hf_captionrl.reports.versions import installed_versions
-from scripts.benchmark import replace_section
-from scripts.fault_campaign import versions
+from scripts.fault_campaign import LIBRARIES
+from scripts.machine import has_cpu_flag, library_versions, processor_name
 from scripts.machines_left_out import LEFT_OUT
+from scripts.page_sections import replace_section
 from scripts.slow_tests import Recorder
-
-__all__ = ["CONFIGURATIONS", "LEFT_OUT", "Configuration", "chosen_files", "main", "section", "summary"]
 
 ROOT = Path(__file__).resolve().parents[1]
 OUTPUT = ROOT / "outputs" / "machines"
@@ -47,13 +46,13 @@ WORKERS = 2
 
 @dataclass(frozen=True)
 class Configuration:
-    """One way to compute.
+    """One configuration of the math libraries.
 
     Args:
-        what (`str`): Said in the table.
+        what (`str`): Description in the table.
         environment (`Mapping[str, str]`): Variables that the libraries read when they are loaded.
-        seed (`int`): Of the order of the test files.
-        needs (`str`): A flag of the processor without which it cannot run.
+        seed (`int`): Seed of the order of the test files.
+        needs (`str`): Flag of the processor that it requires.
     """
 
     what: str
@@ -79,20 +78,12 @@ CONFIGURATIONS: dict[str, Configuration] = {
     ),
     "two-threads": Configuration("2 threads each", {"OMP_NUM_THREADS": "2", "MKL_NUM_THREADS": "2"}, seed=6),
 }
-"""Each has an order of the files of its own, so that every test runs six times in six orders: tests that fail now and
-then, or after another one, are found too."""
+"""Each configuration has a different order of files. This reveals tests that fail occasionally or only after another
+test."""
 
 
 def chosen_files(root: Path = ROOT, seed: int | None = None) -> list[str]:
-    """Test files of everything that computes.
-
-    Args:
-        root: Of the project.
-        seed: Of their order; None for the alphabet's.
-
-    Returns:
-        `list[str]`: Paths from the root.
-    """
+    """Test files that depend on how numbers are computed."""
     found = sorted(path.relative_to(root).as_posix() for path in (root / "tests").rglob("test_*.py"))
     found = [name for name in found if not any(name == out or name.startswith(f"{out}/") for out in LEFT_OUT)]
     if seed is not None:
@@ -101,47 +92,21 @@ def chosen_files(root: Path = ROOT, seed: int | None = None) -> list[str]:
 
 
 class _Log(Recorder):
-    """Writes once, at the end: configurations are repeated whole."""
+    """Writes once, at the end, because a configuration is always repeated completely."""
 
     def write(self) -> None:
         if self.ended:
             super().write()
 
 
-def processor() -> str:
-    """Name of the processor.
-
-    Returns:
-        `str`: As the system tells it.
-    """
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text(encoding="utf-8").splitlines() if info.is_file() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
-
-
-def _has(flag: str) -> bool:
-    info = Path("/proc/cpuinfo")
-    return not flag or not info.is_file() or flag in info.read_text(encoding="utf-8").split()
-
-
 def run_here(name: str, log: Path, tests: Sequence[str]) -> int:
-    """Run a configuration whose variables are set; in a process of its own.
-
-    Args:
-        name: Of the configuration.
-        log: Where its result goes.
-        tests: Files or folders; empty for everything that computes.
-
-    Returns:
-        `int`: The exit status of pytest.
-    """
+    """Run a configuration in this process, whose variables are set."""
     import torch
 
     asked = list(tests) or chosen_files(seed=CONFIGURATIONS[name].seed)
     recorder = _Log(log, asked)
     options = ["-m", "not slow", "-n", str(WORKERS), "--dist", "loadfile", "-p", "no:cacheprovider"]
-    options += ["--no-loadscope-reorder"]  # else xdist starts with the largest files, whatever their order
+    options += ["--no-loadscope-reorder"]  # otherwise xdist starts with the largest files
     status = int(pytest.main([*options, *asked], plugins=[recorder]))
     if recorder.ended:
         result = summary(json.loads(log.read_text(encoding="utf-8")))
@@ -159,19 +124,14 @@ def summary(log: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def run(name: str, output: Path, tests: Sequence[str] = ()) -> dict[str, Any] | None:
-    """Run a configuration in a process of its own.
-
-    Args:
-        name: Of the configuration.
-        output: Folder of the results.
-        tests: Files or folders; empty for everything that computes.
+    """Run a configuration in a separate process.
 
     Returns:
-        `dict` or `None`: Its result; None where pytest did not come to its end.
+        `dict` or `None`: Its result; None if pytest did not finish.
     """
     configuration = CONFIGURATIONS[name]
     path = output / (f"{name}.json" if not tests else f"{name}.part.json")
-    if not _has(configuration.needs):
+    if not has_cpu_flag(configuration.needs):
         result = {"revision": revision(), "reason": f"this processor has no {configuration.needs}"}
         write_json(path, result)
         return result
@@ -185,29 +145,20 @@ def run(name: str, output: Path, tests: Sequence[str] = ()) -> dict[str, Any] | 
 
 
 def revision() -> str | None:
-    """What is tested.
-
-    Returns:
-        `str` or `None`: The commit; None outside a checkout, or where files differ from it.
-    """
+    """What is tested."""
     found = installed_versions().get("git_revision")
     return None if found is None or "+" in found else found
 
 
-def finished(output: Path) -> dict[str, dict[str, Any]]:
-    """Results of this revision that are there.
-
-    Args:
-        output: Their folder.
-
-    Returns:
-        `dict`: Results by configuration.
-    """
+def finished(output: Path, *, keep: bool = False) -> dict[str, dict[str, Any]]:
+    """Results by configuration: those of this revision, and with `keep` those of earlier ones without a failure."""
     found, now = {}, revision()
     for name in CONFIGURATIONS:
         path = output / f"{name}.json"
         result = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
-        if result is not None and now is not None and result["revision"] == now:
+        if result is None or result["revision"] is None:
+            continue
+        if result["revision"] == now or (keep and not result.get("failures")):
             found[name] = result
     return found
 
@@ -215,14 +166,8 @@ def finished(output: Path) -> dict[str, dict[str, Any]]:
 def merge(results: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
     """All results in one.
 
-    Args:
-        results: By configuration, all of one revision.
-
     Returns:
-        `dict`: What docs/results/test_machines.json holds.
-
-    Raises:
-        ValueError: If a configuration is missing, or a test failed in one.
+        `dict`: The content of docs/results/test_machines.json.
     """
     missing = [name for name in CONFIGURATIONS if name not in results]
     if missing:
@@ -230,15 +175,12 @@ def merge(results: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
     failed = {name: result["failures"] for name, result in results.items() if result.get("failures")}
     if failed:
         name, tests = next(iter(failed.items()))
-        raise ValueError(
-            f"{name}: {len(tests)} tests failed, the first is {tests[0]}. Repair them and run `{COMMAND}`."
-        )
+        raise ValueError(f"{name}: {len(tests)} tests failed, the first is {tests[0]}. Fix them and run `{COMMAND}`.")
     return {
         "command": COMMAND,
-        "machine": {"processor": processor(), "architecture": platform.machine(), "cpus": os.cpu_count()},
+        "machine": {"processor": processor_name(), "architecture": platform.machine(), "cpus": os.cpu_count()},
         "python": platform.python_version(),
-        "versions": versions(),
-        "revision": next(iter(results.values()))["revision"],
+        "versions": library_versions(*LIBRARIES),
         "workers": WORKERS,
         "left_out": LEFT_OUT,
         "configurations": {name: _row(name, results[name]) for name in CONFIGURATIONS},
@@ -247,7 +189,7 @@ def merge(results: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
 
 def _row(name: str, result: Mapping[str, Any]) -> dict[str, Any]:
     configuration = CONFIGURATIONS[name]
-    kept = {key: value for key, value in result.items() if key not in ("revision", "status")}
+    kept = {key: value for key, value in result.items() if key != "status"}
     return {
         "what": configuration.what,
         "environment": dict(configuration.environment),
@@ -257,35 +199,31 @@ def _row(name: str, result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def section(merged: Mapping[str, Any]) -> str:
-    """The table of docs/reproducibility.md.
-
-    Args:
-        merged: As [`merge`] makes it.
-
-    Returns:
-        `str`: Markdown.
-    """
+    """The table of docs/reproducibility.md."""
     lines = [
-        "| configuration | environment | order | torch computes with | passed | failed | skipped | seconds |",
-        "|:--|:--|--:|:--|--:|--:|--:|--:|",
+        "| configuration | environment | order | torch computes with | passed | failed | skipped | seconds | revision |",
+        "|:--|:--|--:|:--|--:|--:|--:|--:|:--|",
     ]
     seconds = 0
     for name, row in merged["configurations"].items():
         variables = " ".join(f"`{key}={value}`" for key, value in row["environment"].items())
         if "reason" in row:
-            lines.append(f"| {name}: {row['what']} | {variables} | {row['seed']} | not run: {row['reason']} | | | | |")
+            lines.append(
+                f"| {name}: {row['what']} | {variables} | {row['seed']} | not run: {row['reason']} | | | | | |"
+            )
             continue
         counts = " | ".join(str(row[key]) for key in ("passed", "failed", "skipped", "seconds"))
         seconds += row["seconds"]
-        lines.append(f"| {name}: {row['what']} | {variables} | {row['seed']} | {row['torch_capability']} | {counts} |")
+        computes = f"{row['seed']} | {row['torch_capability']} | {counts} | `{row['revision'][:8]}`"
+        lines.append(f"| {name}: {row['what']} | {variables} | {computes} |")
     named = ", ".join(f"{name} {number}" for name, number in merged["versions"].items())
     machine = merged["machine"]
     made = (
         f"{seconds / 60:.0f} minutes on {machine['processor']}, {machine['cpus']} cores, {merged['workers']} processes; "
-        f"Python {merged['python']}, {named}; revision `{merged['revision'][:12]}`."
+        f"Python {merged['python']}, {named}."
     )
     left = "\n".join(f"- {why} {', '.join(names)}" for why, names in _by_reason(merged["left_out"]).items())
-    return "\n".join([*lines, "", made, "", "Not run, because of what the tests are about:", "", left])
+    return "\n".join([*lines, "", made, "", "Test files that are not run:", "", left])
 
 
 def _by_reason(left_out: Mapping[str, str]) -> dict[str, list[str]]:
@@ -296,31 +234,27 @@ def _by_reason(left_out: Mapping[str, str]) -> dict[str, list[str]]:
 
 
 def page_with(merged: Mapping[str, Any]) -> str:
-    """docs/reproducibility.md with the table of these results.
-
-    Args:
-        merged: As [`merge`] makes it.
-
-    Returns:
-        `str`: The page.
-    """
+    """docs/reproducibility.md with the table of these results."""
     return replace_section(PAGE.read_text(encoding="utf-8"), "machines", section(merged))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run configurations, write the page, or check it.
-
-    Args:
-        argv: Arguments without the program's name; None for `sys.argv`.
-
-    Returns:
-        `int`: 0, or 1 where a test failed or the page differs.
-    """
+    """Run configurations, write the page, or check it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=CONFIGURATIONS, metavar="NAME", help=", ".join(CONFIGURATIONS))
-    parser.add_argument("--tests", nargs="+", default=[], help="files or folders (default: everything that computes)")
+    parser.add_argument(
+        "--tests",
+        nargs="+",
+        default=[],
+        help="files or folders (default: all that depend on how numbers are computed)",
+    )
     parser.add_argument("--output", type=Path, default=OUTPUT, help="folder of the results of each configuration")
-    parser.add_argument("--page", action="store_true", help="write the page from the results that are there")
+    parser.add_argument(
+        "--keep",
+        action="store_true",
+        help="keep results of earlier revisions in which nothing failed; the table names them",
+    )
+    parser.add_argument("--page", action="store_true", help="write the page from existing results")
     parser.add_argument("--check", action="store_true", help="compare the page with docs/results; runs nothing")
     parser.add_argument("--here", nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args(argv)
@@ -328,7 +262,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return run_here(arguments.here[0], Path(arguments.here[1]), arguments.tests)
     if arguments.check:
         return _check()
-    results = finished(arguments.output)
+    results = finished(arguments.output, keep=arguments.keep)
     if not arguments.page:
         wanted = arguments.only or [name for name in CONFIGURATIONS if name not in results]
         made = {name: run(name, arguments.output, arguments.tests) for name in wanted}
@@ -336,7 +270,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if failed or arguments.only:
             print(f"failed: {', '.join(failed)}" if failed else "no failures")
             return 1 if failed else 0
-        results = finished(arguments.output)
+        results = finished(arguments.output, keep=arguments.keep)
     merged = merge(results)
     write_json(RESULTS, merged)
     atomic_write_text(PAGE, page_with(merged))

@@ -1,13 +1,14 @@
-"""Run the tests against the lowest, a middle and the newest releases of the libraries: `make test-versions`.
+"""Runs the tests with the lowest, a middle and the newest releases of the libraries: `make test-versions`.
 
-    python scripts/test_versions.py                  # every environment without a result of this revision, then the page
-    python scripts/test_versions.py --only lowest    # one environment; the others stay
-    python scripts/test_versions.py --page           # the results that are there, into docs/
+    python scripts/test_versions.py                  # environments without a result of this revision, then the page
+    python scripts/test_versions.py --only lowest    # one environment; the others keep their results
+    python scripts/test_versions.py --page           # the existing results, into docs/
     python scripts/test_versions.py --check          # whether docs/reproducibility.md shows the results
 
-`lowest` holds the lower bounds of pyproject.toml, `newest` the versions of constraints.txt, which `make test` uses, too. Each
-environment is a virtual environment in outputs/versions/; all other packages have the versions of constraints.txt where
-those fit, else the newest that do. The tests are those in which this package meets the libraries.
+`lowest` has the lower bounds of pyproject.toml, `newest` the versions of constraints.txt, which `make test` uses, too.
+Each environment is a virtual environment in outputs/versions/; other packages have the versions of constraints.txt if
+these are compatible, otherwise the newest compatible ones. The tests are those in which this package meets the
+libraries.
 """
 
 from __future__ import annotations
@@ -28,11 +29,10 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a program, only scripts/ is on the path
 from hf_captionrl.io import atomic_write_text, write_json
-from scripts.benchmark import replace_section
+from scripts.machine import library_versions
+from scripts.page_sections import replace_section, write_section
 from scripts.slow_tests import Recorder
 from scripts.test_machines import summary
-
-__all__ = ["ENVIRONMENTS", "TESTS", "lower_bounds", "main", "pins", "section"]
 
 ROOT = Path(__file__).resolve().parents[1]
 OUTPUT = ROOT / "outputs" / "versions"
@@ -99,7 +99,7 @@ def _normal(name: str) -> str:
 
 
 def prepare(name: str, folder: Path) -> Path:
-    """Make the virtual environment, or bring it up to date; its Python."""
+    """Create or update the virtual environment; returns its Python."""
     python = folder / name / "bin" / "python"
     uv = str(Path(sys.executable).with_name("uv"))
     if not python.is_file():
@@ -112,7 +112,7 @@ def prepare(name: str, folder: Path) -> Path:
 
 
 def run(name: str, folder: Path) -> dict[str, Any] | None:
-    """The result of an environment; None where pytest did not come to its end."""
+    """The result of an environment; None if pytest did not finish."""
     python, path = prepare(name, folder), folder / f"{name}.json"
     path.unlink(missing_ok=True)
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -125,16 +125,12 @@ def run(name: str, folder: Path) -> dict[str, Any] | None:
 
 
 def run_here(path: Path) -> int:
-    """Run the tests with this Python, and keep the result."""
-    from importlib.metadata import version
-
+    """Run the tests with this Python, and write the result."""
     recorder = Recorder(path, TESTS)
     status = int(pytest.main(["-q", "-m", "not slow", "-n", "2", "--dist", "loadfile", *TESTS], plugins=[recorder]))
     if recorder.ended:
         result = summary(json.loads(path.read_text(encoding="utf-8")))
-        write_json(
-            path, result | {"python": platform.python_version(), "versions": {n: version(n) for n in LIBRARIES}}
-        )
+        write_json(path, result | {"python": platform.python_version(), "versions": library_versions(*LIBRARIES)})
     return status
 
 
@@ -150,7 +146,7 @@ def section(results: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def finished(folder: Path) -> dict[str, dict[str, Any]]:
-    """Results that are there, by environment."""
+    """Existing results by environment."""
     paths = {name: folder / f"{name}.json" for name in ENVIRONMENTS}
     return {name: json.loads(path.read_text(encoding="utf-8")) for name, path in paths.items() if path.is_file()}
 
@@ -160,7 +156,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=ENVIRONMENTS, metavar="NAME", help=", ".join(ENVIRONMENTS))
     parser.add_argument("--output", type=Path, default=OUTPUT, help="folder of the environments and their results")
-    parser.add_argument("--page", action="store_true", help="write the page from the results that are there")
+    parser.add_argument("--page", action="store_true", help="write the page from existing results")
     parser.add_argument("--check", action="store_true", help="compare the page with docs/results; runs nothing")
     parser.add_argument("--here", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args(argv)
@@ -186,7 +182,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"no result yet: {', '.join(missing)}")
         return 0 if arguments.only else 1
     write_json(RESULTS, results)
-    atomic_write_text(PAGE, replace_section(page, "versions", section(results)))
+    write_section(PAGE, "versions", section(results))
     return 0
 
 

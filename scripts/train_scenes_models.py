@@ -1,4 +1,4 @@
-"""Train the shipped models of the embedded world, from nothing, on one machine without network.
+"""Train the shipped models of the embedded world from scratch, on one machine without a network.
 
     python scripts/train_scenes_models.py reward-scorer --seed 1
     python scripts/train_scenes_models.py held-out-scorer --seed 2
@@ -9,8 +9,8 @@
     python scripts/train_scenes_models.py adapter --name blip-sr --seed 7
     python scripts/train_scenes_models.py measure --name blip-mle
 
-A contrastive loss alone learns this world slowly, so every vision tower first learns the facts with linear heads that
-are then thrown away. Each stage appends to `training_log.json` beside the checkpoints.
+A contrastive loss alone learns this world slowly. Every vision tower therefore first learns the facts with linear
+heads, which are discarded. Each stage appends to `training_log.json` beside the checkpoints.
 """
 
 from __future__ import annotations
@@ -29,8 +29,6 @@ from scripts.scenes_models.parts import CHECKPOINTS
 from scripts.scenes_models.records import append_log, measure, write_card
 from scripts.scenes_models.scorers import train_held_out_scorer, train_language_model, train_reward_scorer
 
-__all__ = ["main"]
-
 
 def main() -> None:
     """Command line."""
@@ -42,8 +40,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int)
     args = parser.parse_args()
     if args.stage in ("measure", "adapter") and not args.name:
-        parser.error("--name is missing: the folder of the checkpoint.")  # before training, not after
-    torch.set_num_threads(1)  # the models are too small for more, and the result is then the same everywhere
+        parser.error("--name is missing: the folder of the checkpoint.")  # checked before training
+    torch.set_num_threads(1)  # enough for these models, and results do not depend on the number of cores
     if args.stage == "measure":
         file = CHECKPOINTS / "training_log.json"
         log = next(entry for entry in json.loads(file.read_text()) if entry["name"] == args.name)

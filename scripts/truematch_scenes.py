@@ -1,10 +1,10 @@
-"""Make, review and use a benchmark of look-alikes on the embedded world; the table of docs/truematch.md.
+"""Builds, reviews and uses a benchmark of look-alikes on the embedded world, for the table of docs/truematch.md.
 
     python scripts/truematch_scenes.py --folder truematch --output docs/results/truematch_scenes.json
 
-The review is done in headless Chromium by a script that sees what a person sees, the page: it reads the ids of the
-images on the screen, looks up their facts, and presses k where every image differs from the query in at most two facts, and
-2 ("any caption tells them apart") elsewhere. Only the rule comes from the truth; how people would decide is not known.
+A script reviews the page in headless Chromium. It reads the ids of the images on the page and looks up their facts. It
+presses k if every image differs from the query in at most two facts, and 2 ("Any caption distinguishes them")
+otherwise. How people would decide is not known.
 """
 
 from __future__ import annotations
@@ -25,8 +25,6 @@ from hf_captionrl.truematch.benchmark_files import load_truematch
 from hf_captionrl.truematch.review import review_images
 from hf_captionrl.truematch.review_server import ReviewServer
 
-__all__ = ["decide_in_browser", "is_kept", "main"]
-
 MOST_FACTS = 2
 """Facts in which an image of a kept bag may differ from the query."""
 
@@ -34,14 +32,7 @@ MODELS = ("scenes:blip-mle", "scenes:clipcap-mle")
 
 
 def is_kept(facts: Sequence[Mapping[str, Any]]) -> bool:
-    """The script's rule.
-
-    Args:
-        facts: Of each image, the query's first.
-
-    Returns:
-        `bool`: Whether every image differs from the query in at most `MOST_FACTS` facts, and in one at least.
-    """
+    """The script's rule."""
     query = facts[0]
     return all(1 <= sum(other[name] != query[name] for name in query) <= MOST_FACTS for other in facts[1:])
 
@@ -49,17 +40,7 @@ def is_kept(facts: Sequence[Mapping[str, Any]]) -> bool:
 def decide_in_browser(
     browser: Any, address: str, facts: Mapping[str, Mapping[str, Any]], limit: int | None = None
 ) -> int:
-    """Decide on every open bag by pressing keys.
-
-    Args:
-        browser: A `Browser` of `tests/browser.py`.
-        address: Of the review page.
-        facts: Of each image, by its id.
-        limit: How many decisions; None for all bags.
-
-    Returns:
-        `int`: How many were made.
-    """
+    """Decide on every open bag by pressing keys."""
     count = "Number(document.getElementById('count').textContent.split(' ')[0])"
     total = "Number(document.getElementById('count').textContent.split(' ')[2])"
     browser.open(address)
@@ -78,11 +59,7 @@ def _run(*arguments: str) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run it all.
-
-    Args:
-        argv: Arguments without the program's name; None for `sys.argv`.
-    """
+    """Run it all."""
     from tests.browser import Browser
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

@@ -1,8 +1,10 @@
 """For every test: nothing leaves this machine, and little of it is wasted."""
 
+import functools
 import gc
 import importlib
 import os
+import ssl
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +12,9 @@ import pytest
 
 # Before torch is imported: threads of tiny matrices wait for one another longer than they multiply.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# Every client of the Hub reads the certificates of all authorities, for connections that no test makes.
+ssl.create_default_context = functools.lru_cache(ssl.create_default_context)
 
 _OFFLINE = str(Path(__file__).with_name("offline"))
 _PLACES = os.environ.get("PYTHONPATH", "").split(os.pathsep)

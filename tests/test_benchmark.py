@@ -8,6 +8,7 @@ import torch
 
 from scripts import benchmark
 from scripts.benchmarks import smile_head
+from scripts.page_sections import replace_section
 
 TINY = smile_head.Shape(B=4, V=300, D=16, prompt=2, mean=5, std=1, shortest=3, longest=8)
 
@@ -43,9 +44,9 @@ def test_runs_one_and_renews_its_section(tiny, tmp_path, capfd):
 
 
 def test_a_new_section_goes_to_the_end():
-    page = benchmark.replace_section("# Benchmarks\n", "a", "one")
-    page = benchmark.replace_section(page, "b", "two")
-    assert benchmark.replace_section(page, "a", "three").count("begin a") == 1
+    page = replace_section("# Benchmarks\n", "a", "one")
+    page = replace_section(page, "b", "two")
+    assert replace_section(page, "a", "three").count("begin a") == 1
     assert page.index("one") < page.index("two")
 
 

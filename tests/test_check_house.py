@@ -135,7 +135,7 @@ def test_the_template_passes(tmp_path):
         (
             "        *targets: Rows.\n",
             "        *targets: Rows.\n        stale: Gone.\n",
-            "names stale, which is no parameter",
+            "names stale, which is not a parameter",
         ),
         ("    Returns:\n        Ranks, 1 = best.\n", "", "no Returns section"),
         ("        ValueError: If there is none.\n", "        KeyError: If there is none.\n", "raises ValueError"),

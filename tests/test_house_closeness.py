@@ -26,6 +26,8 @@ from tests.planted import messages, plant
         "def same(a, b, atol=1e-5): ...",
         "def same(a, b, *, atol): ...",
         "assert abs(a - b) < 1e-6",
+        "assert abs(a - b) < 5e-4",
+        "assert (a - b).abs().max() <= 0.01",
         "assert 1e-6 > abs(a - b)",
         "assert 0 <= a <= 1e-9",
         "assert a >= -1e-6",

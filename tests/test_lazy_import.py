@@ -1,6 +1,7 @@
 """A submodule of another library is extended when it is imported, without an import hook, and looks as if it were not."""
 
 import importlib
+import importlib.util
 import inspect
 import json
 import os
@@ -87,6 +88,14 @@ def test_tools_that_look_through_all_modules_do_not_import_it(library):
             getattr(module, attribute, None)
     assert library not in sys.modules
     assert calls == []
+
+
+def test_find_spec_finds_it_without_importing(library):
+    calls = extend(library)
+    spec = importlib.util.find_spec(f"{library}.core")
+    assert spec.origin.endswith("core.py")
+    assert calls == []
+    assert type(sys.modules[f"{library}.core"]) is not types.ModuleType
 
 
 def test_all_names_at_once(library):

@@ -42,6 +42,7 @@ def test_a_new_test_file_is_run(tmp_path):
     assert machines.chosen_files(root) == ["tests/new/test_a.py", "tests/test_b.py"]
 
 
+@pytest.mark.slow  # a fresh process per configuration
 def test_a_configuration_computes_as_it_says(tmp_path):
     """One real run: the variables arrive, and what passes, fails and is skipped is counted."""
     code = """
@@ -72,7 +73,7 @@ def test_every_configuration_has_an_order_of_its_own():
 
 
 def test_what_the_processor_lacks_is_not_run(tmp_path, monkeypatch):
-    monkeypatch.setattr(machines, "_has", lambda flag: flag != "avx512bw")
+    monkeypatch.setattr(machines, "has_cpu_flag", lambda flag: flag != "avx512bw")
     monkeypatch.setattr(machines, "revision", lambda: RESULT["revision"])
     monkeypatch.setattr(machines.subprocess, "run", None)
     found = machines.run("aten-avx512", tmp_path)
@@ -110,10 +111,27 @@ def test_a_stopped_run_continues_with_what_is_missing(tmp_path, monkeypatch):
     assert ran == [*first, *(name for name in machines.CONFIGURATIONS if name not in first)]
     assert machines.main(["--check"]) == 0
     assert (
-        "| aten-avx2: torch with AVX2 | `ATEN_CPU_CAPABILITY=avx2` | 2 | AVX2 | 3 | 0 | 1 | 61 |" in page.read_text()
+        "| aten-avx2: torch with AVX2 | `ATEN_CPU_CAPABILITY=avx2` | 2 | AVX2 | 3 | 0 | 1 | 61 | `aaaaaaaa` |"
+        in page.read_text()
     )
     page.write_text(page.read_text().replace("| 3 |", "| 4 |", 1))
     assert machines.main(["--check"]) == 1
+
+
+def test_results_of_earlier_revisions_are_kept_on_demand(monkeypatch, tmp_path):
+    monkeypatch.setattr(machines, "revision", lambda: RESULT["revision"])
+    earlier = {**RESULT, "revision": "b" * 40}
+    found = {
+        "aten-avx2": earlier,
+        "two-threads": {**earlier, "failures": ["tests/a.py::test_b"]},
+        "aten-default": RESULT,
+    }
+    plant(tmp_path, {f"{name}.json": json.dumps(result) for name, result in found.items()})
+    assert list(machines.finished(tmp_path)) == ["aten-default"]
+    assert list(machines.finished(tmp_path, keep=True)) == ["aten-default", "aten-avx2"]
+    assert "`bbbbbbbb`" in machines.section(
+        machines.merge(results(**{"aten-avx2": {**results()["aten-avx2"], **earlier}}))
+    )
 
 
 def test_changed_files_are_no_revision(monkeypatch, tmp_path):

@@ -60,10 +60,10 @@ def test_a_notebook_is_committed_without_outputs(path):
     nbformat.validate(nbformat.read(path, as_version=4))
 
 
+@pytest.mark.slow  # each takes a kernel that imports everything
 @pytest.mark.parametrize(
     "path",
-    # Each takes a kernel that imports everything; one is enough for every day.
-    [pytest.param(p, id=p.stem, marks=[] if p.stem == "quickstart" else pytest.mark.slow) for p in NOTEBOOKS],
+    [pytest.param(p, id=p.stem) for p in NOTEBOOKS],
 )
 def test_a_notebook_runs(path, tmp_path):
     notebook = nbformat.read(path, as_version=4)
@@ -73,6 +73,7 @@ def test_a_notebook_runs(path, tmp_path):
     assert seconds < CPU_SECONDS, f"{path.name} took {seconds:.1f} CPU seconds"
 
 
+@pytest.mark.slow  # takes a kernel, too
 def test_a_failing_cell_and_a_left_output_are_seen(tmp_path):
     content = json.loads(NOTEBOOKS[0].read_text())
     content["cells"][1]["execution_count"] = 3

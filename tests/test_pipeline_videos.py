@@ -116,5 +116,5 @@ def test_a_captioner_of_images_says_nothing_of_videos_and_sees_their_mean(clips,
     assert set(json.loads((tmp_path / "captioner.json").read_text())) == {"family", "prompt"}
     caption = pipeline(tmp_path, device="cpu", **SETTINGS)
     assert (caption.captioner.frame_pooling, caption.captioner.num_frames, caption.num_frames) == ("mean", 0, 8)
-    with pytest.raises(ValueError, match="places for the image tokens of one image"):
+    with pytest.raises(ValueError, match="accepts the image tokens of one frame"):
         pipeline(tiny_captioner("clipcap"), frame_pooling="concat")([clips[0]["image"]])

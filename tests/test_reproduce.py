@@ -218,7 +218,7 @@ def test_the_committed_pages_are_those_of_the_results(monkeypatch, capsys):
 
 def test_every_figure_of_the_index_is_on_the_page():
     page = (ROOT / "docs/reproduction.md").read_text()
-    sections = dict(zip(PAPERS, page.split("## Rows without a figure")[0].split("\n## ")[1:], strict=True))
+    sections = dict(zip(PAPERS, page.split("## Rows without a number")[0].split("\n## ")[1:], strict=True))
     for row in load_rows():
         for entry in row.get("numbers", ()):
             name = f"[{row['kind'].capitalize()} {row['number']}]"
@@ -333,5 +333,5 @@ def test_the_list_and_unknown_rows(capsys):
     out = capsys.readouterr().out
     assert "finished" in out
     assert "missing" in out
-    with pytest.raises(SystemExit, match="no row and no run"):
+    with pytest.raises(SystemExit, match="neither a row nor a run"):
         reproduce.main(["--list", "--only", "smile-table-99"])

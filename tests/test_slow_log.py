@@ -58,12 +58,12 @@ def test_a_part_of_the_tests_is_not_taken_over(tmp_path):
     recorder = Recorder(tmp_path / "log.json", ["tests/faults"])
     reported(recorder, "tests/faults/a.py::test_one", "passed", "passed", "passed")
     recorder.pytest_sessionfinish(0)
-    with pytest.raises(ValueError, match=r"log\.json is of tests/faults alone"):
+    with pytest.raises(ValueError, match=r"log\.json is of tests/faults only"):
         main(["--page", "--log", str(recorder.path)])
 
 
 @pytest.mark.parametrize(
-    ("status", "message"), [(2, "broken off"), (1, "3 tests failed, the first is tests/a.py::test_two")]
+    ("status", "message"), [(2, "incomplete"), (1, "3 tests failed, the first is tests/a.py::test_two")]
 )
 def test_only_a_whole_run_without_failures_is_taken_over(recorder, status, message):
     recorder.pytest_sessionfinish(status)

@@ -1,4 +1,4 @@
-"""Loads a saved adapter onto its base model, and refuses other models."""
+"""Loads a saved adapter onto its base model, and rejects other models."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ __all__ = ["adapter_base", "with_adapter"]
 
 
 def adapter_base(name: str, revision: str | None, adapters: tuple[str, ...] = ()) -> str:
-    """The base model named by an adapter."""
+    """The base model in the configuration of an adapter; `adapters` are those already loaded, to detect cycles."""
     base = read_object(str(find_file(name, "adapter_config.json", revision))).get("base_model_name_or_path")
     if not base:
-        raise ValueError(f"The adapter {name!r} does not say which model it belongs to. Pass base_model=...")
+        raise ValueError(f"adapter_config.json of {name!r} does not name its base model. Pass base_model=...")
     if not isinstance(base, str):
         raise ValueError(
-            f"adapter_config.json of {name!r} holds {base!r} as base_model_name_or_path, but must hold a name or folder. Pass "
-            "base_model=..."
+            f"adapter_config.json of {name!r} has {base!r} as base_model_name_or_path, which must be a name or a folder. "
+            "Pass base_model=..."
         )
     beside = os.path.normpath(os.path.join(name, base)) if base.startswith(".") else ""
     if os.path.isdir(beside):
@@ -30,17 +30,14 @@ def adapter_base(name: str, revision: str | None, adapters: tuple[str, ...] = ()
     places = {os.path.realpath(place) if os.path.isdir(place) else place for place in (*adapters, name)}
     if (os.path.realpath(base) if os.path.isdir(base) else base) in places:
         raise ValueError(
-            f"adapter_config.json of {name!r} names {base!r} as its base, which is the adapter itself. Pass base_model=..., the "
-            "model that it was trained on."
+            f"adapter_config.json of {name!r} has {base!r} as its base model, which is the adapter itself. Pass "
+            "base_model=..., the model that it was trained on."
         )
     return base
 
 
 def with_adapter(model: Any, name: str, file: str, base: str, revision: str | None) -> Any:
-    """Load an adapter onto a model completely, and refuse an adapter of another model.
-
-    PEFT only warns about missing weights, and ignores weights that the model does not have.
-    """
+    """Load an adapter onto a model, and raise if it does not fit: PEFT only warns, or ignores its weights."""
     from peft import PeftModel, get_peft_model_state_dict
 
     with safe_open(file, "pt") as stored:
@@ -55,7 +52,7 @@ def with_adapter(model: Any, name: str, file: str, base: str, revision: str | No
         # Counted, not compared by name: older releases of transformers have other names for the same weights.
         places = names - adapted.state_dict().keys()
         if len(places) > len(own):
-            wrong = f"it has {min(places - own)}, for which the model has no place"
+            wrong = f"it has {min(places - own)}, which the model does not have"
     except UserWarning as error:
         lacking = re.search(r"\['(.*?)'", str(error))
         wrong, cause = f"it lacks {lacking[1] if lacking else 'weights'}", error
@@ -65,7 +62,7 @@ def with_adapter(model: Any, name: str, file: str, base: str, revision: str | No
         cause = error
         found = re.search(r"size mismatch for (\S+): .*?Size\((.*?)\).*?Size\((.*?)\)", str(error))
         wrong = (
-            f"{found[1]} is {found[2]} in it and {found[3]} in the model"
+            f"{found[1]} is {found[2]} in the adapter and {found[3]} in the model"
             if found
             else "the model has none of the modules that it adapts"
             if "Target modules" in str(error)

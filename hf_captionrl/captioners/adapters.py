@@ -20,15 +20,15 @@ class Adapting:
     base_model: Any
     connector_paths: ClassVar[tuple[str, ...]]
     language_lora: ClassVar[str] = ""
-    """Regular expression, matched in full: the modules of the language model that get LoRA."""
+    """Regular expression for the full names of the modules of the language model that get LoRA."""
     vision_lora: ClassVar[str] = ""
     """The same for the vision tower."""
 
     def lora_targets(self, tune: Literal["language", "vision", "both"] = "language") -> str:
-        """Which modules get LoRA.
+        """Names of the modules that get LoRA.
 
-        Reference: "No Detail Left Behind", SR-L, SR-V and SR-LV: attention and the MLP's output in the language model,
-        attention inputs and both layers of the MLP in the vision tower.
+        Reference: "No Detail Left Behind", SR-L, SR-V and SR-LV: attention and the output of the MLP in the language
+        model, attention inputs and both layers of the MLP in the vision tower.
 
         Args:
             tune: The part to adapt.
@@ -37,12 +37,12 @@ class Adapting:
             `str`: A regular expression for PEFT's `target_modules`.
 
         Raises:
-            ValueError: If `tune` is not one of the three, or no module matches.
+            ValueError: If `tune` is unknown, or no module matches.
         """
         patterns = {"language": [self.language_lora], "vision": [self.vision_lora]}
         patterns["both"] = patterns["language"] + patterns["vision"]
         if tune not in patterns:
-            raise ValueError(f"tune ({tune!r}) must be 'language', 'vision' or 'both'.")
+            raise ValueError(f"tune is {tune!r}. Use 'language', 'vision' or 'both'.")
         for pattern in patterns[tune]:
             if not any(re.fullmatch(pattern, name) for name, _ in self.base_model.named_modules()):
                 raise ValueError(
@@ -61,7 +61,7 @@ class Adapting:
         target_modules: str | list[str] | None = None,
         modules_to_save: list[str] | None = None,
     ) -> LoraConfig:
-        """The LoRA of the paper for this model, as a configuration of PEFT.
+        """The paper's LoRA configuration for this model.
 
         Reference: "No Detail Left Behind", SR-L, SR-V and SR-LV (`tune="language"`, `"vision"`, `"both"`).
 
@@ -69,35 +69,33 @@ class Adapting:
             tune: The part to adapt.
             r (`int`): Rank.
             alpha (`float`): Scaling is `alpha / r`.
-            dropout (`float`): Of the adapters' input, in [0, 1).
-            target_modules (`str` or `list[str]`, *optional*): In place of `lora_targets(tune)`.
-            modules_to_save (`list[str]`, *optional*): Trained in full; by default the modules between vision tower and
-                language model, if there are any.
+            dropout (`float`): Dropout on the adapters' input, in [0, 1).
+            target_modules (`str` or `list[str]`, *optional*): Modules to adapt instead of `lora_targets(tune)`.
+            modules_to_save (`list[str]`, *optional*): Modules that are trained in full; by default those between the
+                vision tower and the language model, if there are any.
 
         Returns:
             `peft.LoraConfig`: For `peft_config` of a trainer, or for `peft.get_peft_model`.
 
         Raises:
-            ValueError: If `tune` is not one of the three, or no module matches.
+            ValueError: If `tune` is unknown, or no module matches.
         """
         from peft import LoraConfig
 
-        whole = list(self.connector_paths) if modules_to_save is None else modules_to_save
-        present = {name for name, _ in self.base_model.named_modules()}
         if modules_to_save is None:
-            whole = [name for name in whole if name in present]
+            present = {name for name, _ in self.base_model.named_modules()}
+            modules_to_save = [name for name in self.connector_paths if name in present]
         return LoraConfig(
             r=r,
             lora_alpha=alpha,
             lora_dropout=dropout,
             target_modules=target_modules or self.lora_targets(tune),
-            modules_to_save=whole or None,
-            # The task types' wrappers expect text-only inputs.
-            task_type=None,
+            modules_to_save=modules_to_save or None,
+            task_type=None,  # PEFT's wrappers of task types expect text-only inputs
         )
 
     def add_lora(self, tune: Literal["language", "vision", "both"] = "language", **settings: Any) -> None:
-        """Wrap the model with LoRA; only the adapter and `modules_to_save` are trained then.
+        """Wrap the model with LoRA, so that only the adapter and `modules_to_save` are trained.
 
         Args:
             tune: The part to adapt.
@@ -106,11 +104,11 @@ class Adapting:
         self.add_adapter(self.lora_config(tune, **settings))
 
     def add_adapter(self, config: PeftConfig) -> None:
-        """Wrap the model with an adapter of PEFT.
+        """Wrap the model with a PEFT adapter.
 
         Args:
-            config (`peft.PeftConfig`): The adapter. Without `target_modules`, PEFT's default for the model type is used,
-                or, without such a default, `lora_targets("language")`. `task_type` is ignored: the wrappers of the task
+            config (`peft.PeftConfig`): The adapter. `target_modules` defaults to PEFT's default for the model type,
+                and to `lora_targets("language")` if PEFT has none. `task_type` is ignored: PEFT's wrappers of task
                 types expect text-only inputs.
 
         Raises:
@@ -121,15 +119,15 @@ class Adapting:
 
         if hasattr(self.model, "peft_config"):
             raise ValueError(
-                "The model has an adapter already, and peft_config asks for another one. Train the one that it has "
-                "(leave peft_config out), or merge it first (model.merge_and_unload())."
+                "The model already has an adapter, and peft_config would add another one. Omit peft_config to train the "
+                "existing adapter, or merge it first (model.merge_and_unload())."
             )
         if config.is_prompt_learning:
             raise ValueError(
-                f"peft_config is a {type(config).__name__}. A captioner's batch has no room for a learned prompt. Use "
+                f"peft_config is a {type(config).__name__}, a learned prompt, which captioners do not support. Use "
                 "peft.LoraConfig or another adapter of weights."
             )
-        config = copy.deepcopy(config)  # PEFT changes it, and several models may share a configuration
+        config = copy.deepcopy(config)  # PEFT modifies it, and several models may share a configuration
         config.task_type = None
         if getattr(config, "target_modules", "") is None and not self._peft_knows_targets(config):
             config.target_modules = self.lora_targets("language")  # type: ignore[attr-defined]

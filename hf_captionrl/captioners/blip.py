@@ -30,21 +30,21 @@ class BlipCaptioner(Captioner):
 
     @classmethod
     def output_head(cls, model: Any) -> Any:
-        # The model itself names none.
+        # BlipForConditionalGeneration does not implement get_output_embeddings.
         decoder = getattr(model, "text_decoder", None)
         return None if decoder is None else decoder.get_output_embeddings()
 
     def special_token_ids(self) -> tuple[int, int, int]:
-        # eos_token_id in BLIP's configuration is a leftover: captions begin with [DEC] and end with [SEP].
+        # BLIP does not use its eos_token_id: captions begin with [DEC] and end with [SEP].
         config = self.base_model.config.text_config
         return self.require_ids(config.bos_token_id, config.sep_token_id, config.pad_token_id)
 
     def check_tokens(self) -> None:
-        # [DEC] is BLIP's own addition: behind the words of BERT's vocabulary, never one of them.
+        # BLIP adds [DEC] after BERT's vocabulary, so that it is never an ordinary word.
         check_special_tokens(self.tokenizer, self.base_model, self.start_token_id, self.eos_token_id, refuse=True)
 
     def own_loss(self, batch: dict[str, Any]) -> Tensor:
-        # The configuration may ask for label smoothing.
+        # The configuration may set label smoothing.
         decoder = self.base_model.text_decoder
         smoothing, decoder.label_smoothing = decoder.label_smoothing, 0.0
         try:
@@ -55,8 +55,7 @@ class BlipCaptioner(Captioner):
     def generate_ids(
         self, image_features: Tensor, prompt_ids: Tensor, side_inputs: dict[str, Tensor], **kwargs: Any
     ) -> Tensor:
-        # The model's own generate drops the last token of the prompt, taking it for [SEP].
-        # Nor does it need the mask of ones that the model's own makes for the image.
+        # Not model.generate: it drops the last token of the prompt, assuming [SEP], and adds a mask for the image.
         decoder = self.base_model.text_decoder
         if self.base_model.folds_cross_attention:
             prompt_ids, kwargs = spread_samples(decoder, prompt_ids, kwargs)

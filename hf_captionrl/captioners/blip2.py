@@ -22,10 +22,10 @@ QFORMER_INPUTS = ("qformer_input_ids", "qformer_attention_mask")
 class Blip2Captioner(FixedPrefixCaptioner):
     """BLIP-2 and InstructBLIP with a decoder-only language model (OPT, Vicuna).
 
-    `image_features` are those of the vision tower, before the Q-Former, so that Q-Former and projection may be trained.
-    With LoRA both are trained whole; the queries, a parameter of the model and no module, are trained only without LoRA.
+    `image_features` are the outputs of the vision tower, before the Q-Former, so that Q-Former and projection can be
+    trained. With LoRA, both are trained in full; the queries, which are a parameter and not a module, are then frozen.
 
-    InstructBLIP's Q-Former reads the prompt too.
+    InstructBLIP's Q-Former also reads the prompt.
     """
 
     family = "blip-2"
@@ -39,7 +39,7 @@ class Blip2Captioner(FixedPrefixCaptioner):
         "Salesforce/blip2-opt-2.7b-coco": "a photo of",
         "Salesforce/blip2-opt-6.7b-coco": "a photo of",
         "Salesforce/blip2-flan-t5-xl-coco": "a photo of",
-        # One of several that it was trained with.
+        # One of several prompts that it was trained with.
         "Salesforce/instructblip-": "A short image description:",
     }
 
@@ -49,7 +49,7 @@ class Blip2Captioner(FixedPrefixCaptioner):
 
     @classmethod
     def complete_processor(cls, model: Any, processor: Any) -> None:
-        """Give a checkpoint from before transformers 4.47 the image token that newer ones have."""
+        """Add the image token to a checkpoint that was saved before transformers 4.47."""
         tokenizer, config = processor.tokenizer, model.config
         if config.image_token_id is not None:
             return
@@ -67,8 +67,8 @@ class Blip2Captioner(FixedPrefixCaptioner):
         if known is None or known != image_token_id:
             raise ValueError(
                 f"The token <image> has the id {known} in the tokenizer and {image_token_id} in the configuration of this "
-                f"{name}: they do not belong together. Pass the model's own processor; for checkpoints older than "
-                "image tokens, set processor.num_query_tokens and model.config.image_token_index, and resize the embeddings."
+                f"{name}: they do not match. Pass the processor of the model. For checkpoints from before transformers "
+                "4.47, set processor.num_query_tokens and model.config.image_token_index, and resize the embeddings."
             )
         if self._reads_prompt and getattr(self.processor, "qformer_tokenizer", None) is None:
             raise ValueError(
@@ -81,14 +81,14 @@ class Blip2Captioner(FixedPrefixCaptioner):
         return self.base_model.config.model_type == "instructblip"
 
     def special_token_ids(self) -> tuple[int, int, int]:
-        # The language model writes on its own, by its own settings. OPT ends with a newline, not with </s>.
+        # Generation uses the language model's configuration. OPT ends captions with a newline, not with </s>.
         config, generation = self.base_model.config.text_config, self.base_model.language_model.generation_config
         start = "decoder_start_token_id" if self.is_encoder_decoder else "bos_token_id"
         first, end, pad = configured_ids((start, "eos_token_id", "pad_token_id"), generation, config)
         return self.require_ids(first, end, self.tokenizer.pad_token_id if pad is None else pad)
 
     def check_tokens(self) -> None:
-        # An ordinary token, the newline, ends captions of OPT.
+        # The end token is not checked: OPT ends captions with an ordinary token, the newline.
         check_special_tokens(self.tokenizer, self.base_model, self.start_token_id, None)
 
     def prefix_token_ids(self) -> list[int]:
@@ -113,7 +113,7 @@ class Blip2Captioner(FixedPrefixCaptioner):
     def generate_ids(
         self, image_features: Tensor, prompt_ids: Tensor, side_inputs: dict[str, Tensor], **kwargs: Any
     ) -> Tensor:
-        # In a row of image and text, <image> would ask for one more image.
+        # A generated <image> would require another image.
         if not self.is_encoder_decoder:
             image_token_id = self.base_model.config.image_token_id
             kwargs["suppress_tokens"] = [*(kwargs.get("suppress_tokens") or []), image_token_id]
@@ -121,7 +121,7 @@ class Blip2Captioner(FixedPrefixCaptioner):
 
 
 class Blip2EncoderDecoderCaptioner(Blip2Captioner):
-    """BLIP-2 and InstructBLIP with an encoder-decoder (Flan-T5): image and prompt stand in the encoder."""
+    """BLIP-2 and InstructBLIP with an encoder-decoder (Flan-T5), whose encoder reads image and prompt."""
 
     is_encoder_decoder = True
     token_argument = "decoder_input_ids"

@@ -1,4 +1,4 @@
-"""Captions to token ids with prompt and labels.
+"""Converts captions to token ids with prompt and labels.
 
 Legend: B captions, T tokens.
 """
@@ -22,10 +22,7 @@ def start_token_settings(processor: Any, chat: str) -> dict[str, Any]:
 
 
 def _split_prompt(prompt: str) -> tuple[str, str]:
-    """The prompt without trailing blanks, and the separator before a caption.
-
-    A byte-level vocabulary has the blank at the start of the next word, not at the end of the last one.
-    """
+    """The prompt without trailing spaces, and the separator: byte-level tokens begin, not end, with the space."""
     prompt = prompt.rstrip(" ")
     return prompt, "" if not prompt or prompt[-1].isspace() else " "
 
@@ -46,7 +43,7 @@ def _caption_token_ids(tokenizer: Any, prompt: str, captions: Sequence[str], lea
     for caption, row in zip(captions, ids, strict=True):
         if list(row[: len(before)]) == before:
             rows.append(list(row[len(before) :]))
-        else:  # the last word of the prompt was merged with the first of the caption
+        else:  # the tokenizer merged the last word of the prompt with the first word of the caption
             rows.append(list(tokenizer(caption.strip(), add_special_tokens=False).input_ids))
     return rows
 
@@ -63,34 +60,29 @@ def encode(
     pad_id: int,
     max_length: int,
 ) -> dict[str, Tensor]:
-    """Token ids `[start] prompt caption [end]`, padded on the right, and their labels.
+    """`input_ids`, `attention_mask` and `labels` `(B, T)` of `[start] prompt caption [end]`, padded on the right.
 
-    Returns:
-        `dict`: `input_ids`, `attention_mask` and `labels`, each `(B, T)`; labels are the ids of the caption and its
+    Supervised are the caption and its end token.
     """
     if not captions:
-        raise ValueError("There are no captions to encode. Pass one caption per image.")
+        raise ValueError("There are no captions to encode. Pass at least one caption per image.")
     for row, caption in enumerate(captions):
         if not isinstance(caption, str):
             raise TypeError(f"Caption {row} is {caption!r}, not a string. Check the data with check_captions.")
         if not caption.strip():
-            raise ValueError(f"Caption {row} ({caption!r}) is empty. Drop it; check_captions finds such rows.")
+            raise ValueError(f"Caption {row} ({caption!r}) is empty. Remove it; check_captions finds such rows.")
     before = [start_id, *forced_ids, *prompt_token_ids(tokenizer, prompt)]
     if len(before) >= max_length:
         raise ValueError(
-            f"The prompt {prompt!r} takes {len(before)} tokens with the start token, which fills "
-            f"max_length ({max_length}). Raise max_length or shorten the prompt."
+            f"The prompt {prompt!r} takes {len(before)} tokens with the start token, which leaves no tokens for the "
+            f"caption within max_length ({max_length}). Raise max_length or shorten the prompt."
         )
     rows = [(before + ids + [end_id])[:max_length] for ids in _caption_token_ids(tokenizer, prompt, captions, lead)]
     return pad_rows(rows, ignored=len(before), pad_id=pad_id)
 
 
 def pad_rows(rows: Sequence[Sequence[int]], *, ignored: int, pad_id: int) -> dict[str, Tensor]:
-    """Pad rows of ids on the right and label them.
-
-    Returns:
-        `dict`: `input_ids`, `attention_mask` and `labels`, each `(B, T)`.
-    """
+    """`input_ids`, `attention_mask`, `labels` `(B, T)`, padded on the right; `ignored` leading ids are not supervised."""
     shape = (len(rows), max(len(row) for row in rows))
     input_ids = torch.full(shape, pad_id)
     attention_mask = torch.zeros(shape, dtype=torch.long)
@@ -103,17 +95,10 @@ def pad_rows(rows: Sequence[Sequence[int]], *, ignored: int, pad_id: int) -> dic
 
 
 def completion_mask(ids: Tensor, *, end_ids: Sequence[int], pad_id: int) -> tuple[Tensor, Tensor]:
-    """Which generated tokens belong to the caption, and which captions ended with an end token.
-
-    Args:
-        ids (`torch.Tensor` of shape `(B, T)`): Generated ids, without prompt.
-
-    Returns:
-        `tuple`: A mask `(B, T)`, true up to and including the first end token, and `(B,)`, true where there is one.
-    """
+    """Mask `(B, T)` of generated `ids` up to and including the first end token, and whether there is one `(B,)`."""
     is_end = torch.isin(ids, torch.tensor(list(end_ids), device=ids.device))  # (B, T)
     mask = is_end.cumsum(1) - is_end.long() == 0
     if pad_id not in end_ids:
-        # Rows that stopped without an end token are padded too.
+        # Rows without an end token are padded too.
         mask &= ((ids != pad_id).flip(1).cumsum(1) > 0).flip(1)
     return mask, is_end.any(1)

@@ -1,4 +1,4 @@
-r"""The common interface of all captioners: encode, align labels, score, generate, adapt, save.
+r"""The common interface of all captioners: encode, score, generate, adapt, save.
 
 Legend: B images or captions, N = B * captions per image, T tokens, V vocabulary, D features, M image tokens.
 """
@@ -30,38 +30,38 @@ __all__ = ["Captioner"]
 class Captioner(Writing, Adapting, Saving):
     """A vision-to-text model with its processor, with the same interface for every family.
 
-    Batches are the same for all families: `input_ids` (start, prompt, caption, end), `attention_mask` and `labels`,
-    which equal `input_ids` where supervised and are not shifted, with `pixel_values` or `image_features`. The model
-    and whatever wraps it take such a batch, and a `head_objective` (see `captioners.head_tap`).
+    All families use the same batches: `input_ids` (start, prompt, caption, end), `attention_mask` and `labels`, with
+    `pixel_values` or `image_features`. Labels equal `input_ids` where supervised, and are not shifted. The model and
+    its wrappers take such a batch and a `head_objective` (see `captioners.head_tap`).
 
-    A family is a subclass that sets the class attributes and overrides the few methods that its models need.
+    A family is a subclass that sets the class attributes and overrides the methods that its models need.
 
     Args:
         model (`PreTrainedModel` or `PeftModel`): The model; its `forward` is extended in place.
-        processor: With `image_processor` and `tokenizer`.
+        processor: A processor with `image_processor` and `tokenizer`.
         prompt (`str`, *optional*): Text before every caption, in training and generation; never supervised.
 
     Raises:
-        ValueError: If the model has no output head, the tokenizer does not fit it, or a special token is missing.
+        ValueError: If the model has no output head, the tokenizer does not match it, or a special token is missing.
     """
 
     family: ClassVar[str] = ""
     model_types: ClassVar[tuple[str, ...]] = ()
     is_encoder_decoder: ClassVar[bool] = False
     token_argument: ClassVar[str] = "input_ids"
-    """Name of the decoder's token ids in the forward of the model."""
+    """Name of the decoder's token ids in the model's forward."""
     image_in_cross_attention: ClassVar[bool] = False
-    """Whether the text attends to the image in cross-attention only, so that captions of an image can share its keys."""
+    """Whether the text sees the image only through cross-attention, so that captions of an image can share its keys."""
     vision_path: ClassVar[str] = ""
     """Path of the vision tower, whose `last_hidden_state` is `image_features`."""
     connector_paths: ClassVar[tuple[str, ...]] = ()
     """Paths of the modules between vision tower and language model, if there are any."""
     model_class: ClassVar[str] = "AutoModelForImageTextToText"
-    """The class of transformers that loads a checkpoint."""
+    """Name of the class in transformers that loads a checkpoint."""
     checkpoint_prompts: ClassVar[dict[str, str]] = {}
-    """Prefixes of names on the Hub, and the prompt that these checkpoints were trained with."""
+    """From prefixes of names on the Hub to the prompts that these checkpoints were trained with."""
     default_prompt: ClassVar[str] = ""
-    """The prompt of all other checkpoints, unless one is given."""
+    """Prompt of all other checkpoints, unless one is given."""
     processor_parts: ClassVar[tuple[str, ...]] = ()
     """Attributes that the processor needs besides `image_processor` and `tokenizer`."""
 
@@ -80,34 +80,34 @@ class Captioner(Writing, Adapting, Saving):
             self.base_model.folds_cross_attention = fold_cross_attention(self.base_model)
 
     def check_fit(self) -> None:
-        """Refuse parts that do not belong together.
+        """Check that model, tokenizer and processor match.
 
         Raises:
-            ValueError: If the model has no output head, or tokenizer or processor do not fit it.
+            ValueError: If the model has no output head, or tokenizer or processor do not match it.
         """
         lacking = [name for name in self.processor_parts if getattr(self.processor, name, None) is None]
         if lacking:
             raise ValueError(
                 f"The {type(self.processor).__name__} has no {' and no '.join(lacking)}, which {type(self.base_model).__name__} "
-                "needs. Pass the processor that was made for the model, for instance by AutoProcessor.from_pretrained."
+                "needs. Pass the processor of the model, for instance from AutoProcessor.from_pretrained."
             )
         head = self.output_head(self.base_model)
         if head is None:
             raise ValueError(
                 f"{type(self.base_model).__name__} has no output head, so it cannot generate. "
-                "Load the checkpoint as its class with a language-modelling head."
+                "Load the checkpoint with its class that has a language-modelling head."
             )
         if len(self.tokenizer) > head.out_features:
             raise ValueError(
-                f"The tokenizer knows {len(self.tokenizer)} tokens, the model's output head {head.out_features}: they "
-                "do not belong together. Pass the model's own processor, or call model.resize_token_embeddings."
+                f"The tokenizer has {len(self.tokenizer)} tokens, but the model's output head has {head.out_features}. "
+                "Pass the processor of the model, or call model.resize_token_embeddings."
             )
 
     def check_image_size(self) -> None:
-        """Refuse an image processor that makes images of another size than the vision tower takes.
+        """Check that the image processor and the vision tower use the same image size.
 
         Raises:
-            ValueError: If it does.
+            ValueError: If the sizes differ.
         """
         check_image_size(
             self.find_vision_tower(self.base_model),
@@ -116,36 +116,36 @@ class Captioner(Writing, Adapting, Saving):
         )
 
     def check_tokens(self) -> None:
-        """Refuse a tokenizer without the end token; warn if the start or end token is an ordinary word.
+        """Check that the tokenizer has the end token; warn if the start or end token is an ordinary word.
 
         Raises:
-            ValueError: If the tokenizer has no such token.
+            ValueError: If the tokenizer does not have the end token.
         """
         check_special_tokens(self.tokenizer, self.base_model, self.start_token_id, self.eos_token_id)
 
-    # Defined by the family
+    # Overridden by families
 
     @classmethod
     def for_config(cls, config: Any) -> type[Captioner]:
         """The class for a checkpoint, for model types that need several classes.
 
         Args:
-            config (`PreTrainedConfig`): Of the checkpoint.
+            config (`PreTrainedConfig`): Configuration of the checkpoint.
 
         Returns:
-            `type`: By default this one.
+            `type`: By default this class.
         """
         return cls
 
     @classmethod
     def output_head(cls, model: Any) -> Any:
-        """The output projection as it is in the model (PEFT may have wrapped it).
+        """The output projection, possibly wrapped by PEFT.
 
         Args:
             model (`nn.Module`): The model without PEFT's outermost wrapper.
 
         Returns:
-            `nn.Module`, or None if the model has none.
+            `nn.Module`, or None if the model does not have one.
         """
         return model.get_output_embeddings()
 
@@ -160,27 +160,27 @@ class Captioner(Writing, Adapting, Saving):
 
     @classmethod
     def native_inputs(cls, model: Any, inputs: dict[str, Any]) -> dict[str, Any]:
-        """A batch as keyword arguments of the model's own forward.
+        """Convert a batch to keyword arguments of the model's original forward.
 
         Args:
             model (`nn.Module`): The model.
-            inputs (`dict`): A batch of `collate`, or the model's own inputs.
+            inputs (`dict`): A batch from `collate`, or inputs of the original forward.
 
         Returns:
-            `dict`: The model's own inputs.
+            `dict`: Inputs of the original forward.
         """
         return dict(inputs)
 
     @classmethod
     def is_native(cls, model: Any, inputs: dict[str, Any]) -> bool:
-        """Whether a batch with images is already in the form of the model's own forward.
+        """Whether a batch with images already has the form of the model's original forward.
 
         Args:
             model (`nn.Module`): The model.
-            inputs (`dict`): A batch of `collate`, or the model's own inputs, with `pixel_values`.
+            inputs (`dict`): A batch from `collate`, or inputs of the original forward, with `pixel_values`.
 
         Returns:
-            `bool`: By default, if there is an image for each caption.
+            `bool`: By default, whether there is one image per caption.
         """
         pixels = inputs["pixel_values"]
         ids: Any = inputs.get("input_ids", inputs.get(cls.token_argument))
@@ -201,13 +201,13 @@ class Captioner(Writing, Adapting, Saving):
     @classmethod
     @contextmanager
     def known_features(cls, model: Any, features: Tensor, inputs: dict[str, Any]) -> Iterator[None]:
-        """Context in which the model uses known features instead of images.
+        """Context in which the model uses precomputed features instead of images.
 
         Args:
             model (`nn.Module`): The model without PEFT's outermost wrapper.
-            features (`torch.Tensor` of shape `(B, M, D)`): Of `encode`; one row per caption, or, if cross-attention is
-                folded, one row per image.
-            inputs (`dict`): The model's own inputs; changed in place.
+            features (`torch.Tensor` of shape `(B, M, D)`): Output of `encode`, one row per caption; one row per image
+                if cross-attention is folded.
+            inputs (`dict`): Inputs of the original forward; modified in place.
 
         Yields:
             Nothing.
@@ -218,7 +218,7 @@ class Captioner(Writing, Adapting, Saving):
 
     @classmethod
     def softcap(cls, model: Any) -> float | None:
-        """Soft cap of the logits after the projection, if the model has one.
+        """Soft cap of the logits, if the model has one.
 
         Args:
             model (`nn.Module`): The model.
@@ -236,7 +236,7 @@ class Captioner(Writing, Adapting, Saving):
             name (`str`): Name on the Hub.
 
         Returns:
-            `str`: `default_prompt` for all others.
+            `str`: The prompt; `default_prompt` for unknown names.
         """
         known = (prompt for start, prompt in cls.checkpoint_prompts.items() if name.startswith(start))
         return next(known, cls.default_prompt)
@@ -245,22 +245,22 @@ class Captioner(Writing, Adapting, Saving):
         """Ids of the start, end and padding tokens.
 
         Returns:
-            `tuple`: Three ids.
+            `tuple`: The three ids.
 
         Raises:
-            ValueError: If neither configuration nor tokenizer knows one of them.
+            ValueError: If one of them is in neither the configuration nor the tokenizer.
         """
         config = self.base_model.config
         return self.require_ids(config.bos_token_id, config.eos_token_id, config.pad_token_id)
 
-    # Derived from it
+    # The same for all families
 
     def require_ids(self, start: Any, end: Any, pad: Any) -> tuple[int, int, int]:
         """Check three special tokens.
 
         Args:
             start (`int` or `list`, *optional*): Id of the start token.
-            end (`int` or `list`, *optional*): Id of the end token; of several, the first counts.
+            end (`int` or `list`, *optional*): Id of the end token; the first one of a list is used.
             pad (`int` or `list`, *optional*): Id of the padding token.
 
         Returns:
@@ -274,7 +274,7 @@ class Captioner(Writing, Adapting, Saving):
         missing = [name for name, value in zip(named, ids, strict=True) if not isinstance(value, int)]
         if missing:
             raise ValueError(
-                f"Neither the model's configuration nor its tokenizer names the {' and '.join(missing)} token. Set "
+                f"Neither the model's configuration nor its tokenizer defines the {' and '.join(missing)} token. Set "
                 "bos_token_id (decoder_start_token_id), eos_token_id and pad_token_id in model.config."
             )
         return ids[0], ids[1], ids[2]
@@ -286,7 +286,7 @@ class Captioner(Writing, Adapting, Saving):
 
     @property
     def use_full_logits(self) -> bool:
-        """Whether logits are computed in full: slower, but correct for models whose head cannot be tapped."""
+        """Whether full logits are computed: slower, but correct for models whose head cannot be tapped."""
         return self.base_model.use_full_logits
 
     @use_full_logits.setter
@@ -300,27 +300,27 @@ class Captioner(Writing, Adapting, Saving):
 
     @property
     def max_text_tokens(self) -> int:
-        """Longest text, in tokens, that the model has positions for; start and prompt count."""
+        """Longest text that the model has positions for, in tokens, including start token and prompt."""
         config = self.base_model.config.get_text_config(decoder=True)
         return int(getattr(config, "max_position_embeddings", None) or 2**20)
 
     def freeze_vision(self) -> None:
-        """Exclude the vision tower from training; `image_features` may be computed once then."""
+        """Exclude the vision tower from training, so that `image_features` can be computed once."""
         self.vision_tower.requires_grad_(False)
 
     def vision_state(self) -> dict[str, Tensor]:
         """All weights that `image_features` depend on.
 
         Returns:
-            `dict`: Names and weights.
+            `dict`: From names to weights.
         """
         return self.vision_tower.state_dict()
 
     def vision_signature(self) -> str:
-        """Identifies what the vision tower computes: a hash of its weights and of the image processor.
+        """Identifies the function that the vision tower computes.
 
         Returns:
-            `str`: Model name, `@` and a hash of weights and image processor; under one name equal if these are.
+            `str`: The model's name, `@`, and a hash of the weights and of the image processor's settings.
         """
         digest = hashlib.blake2b(digest_size=12)
         for name, value in self.vision_state().items():
@@ -333,11 +333,11 @@ class Captioner(Writing, Adapting, Saving):
         return f"{name or self.family}@{digest.hexdigest()}"
 
     def image_features(self, pixel_values: Tensor, **side_inputs: Tensor) -> Tensor:
-        """Output of the vision tower, which batches and `generate` take in place of `pixel_values`.
+        """Output of the vision tower. Batches and `generate` accept it instead of `pixel_values`.
 
         Args:
-            pixel_values (`torch.Tensor` of shape `(B, 3, H, W)`): Of `encode_images`.
-            side_inputs (`torch.Tensor`): The rest of `encode_images`.
+            pixel_values (`torch.Tensor` of shape `(B, 3, H, W)`): Output of `encode_images`.
+            side_inputs (`torch.Tensor`): The other outputs of `encode_images`.
 
         Returns:
             `torch.Tensor` of shape `(B, M, D)`.
@@ -346,22 +346,22 @@ class Captioner(Writing, Adapting, Saving):
         inputs["pixel_values"] = pixel_values.to(self.device)
         return with_gathered_weights(self.model, lambda: self.encode(self.base_model, inputs))
 
-    # Scoring and writing
+    # Scoring
 
     def log_probs(
         self, batch: dict[str, Any], *, temperature: float = 1.0, return_entropy: bool = False, model: Any = None
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """Log-probability of every supervised token, without logits of the whole batch.
+        """Log-probability of every supervised token, without building the logits of the whole batch.
 
         Args:
-            batch (`dict`): Of `collate` or `encode_completions`, with images or features.
-            temperature (`float`): The logits are divided by it.
+            batch (`dict`): Output of `collate` or `encode_completions`, with images or features.
+            temperature (`float`): Divides the logits.
             return_entropy (`bool`): Also return the entropy of each distribution.
-            model (`nn.Module`, *optional*): The model as wrapped by DDP or the like; by default `self.model`.
+            model (`nn.Module`, *optional*): The model, wrapped for instance by DDP; by default `self.model`.
 
         Returns:
-            `torch.Tensor` of shape `(B, T - 1)`, 0 where nothing is supervised, aligned with `align_labels(labels)`;
-            with the entropies, a pair.
+            `torch.Tensor` of shape `(B, T - 1)`: Aligned with `align_labels(labels)`, 0 at unsupervised positions;
+            with `return_entropy` a pair (log-probabilities, entropies).
         """
         model = self.model if model is None else model
         batch = {**self.fixed_side_inputs_missing_in(batch), **batch}
@@ -370,10 +370,10 @@ class Captioner(Writing, Adapting, Saving):
         return (output["log_probs"], output["entropy"]) if return_entropy else output["log_probs"]
 
     def own_loss(self, batch: dict[str, Any]) -> Tensor:
-        """The model's own loss, as plain mean cross-entropy.
+        """The loss that the model itself computes, as plain mean cross-entropy.
 
         Args:
-            batch (`dict`): Of `collate`.
+            batch (`dict`): Output of `collate`.
 
         Returns:
             `torch.Tensor`: Scalar.
@@ -381,13 +381,13 @@ class Captioner(Writing, Adapting, Saving):
         return self.model(**batch).loss
 
     def self_check(self, batch: dict[str, Any], atol: float | None = None) -> float:
-        """Compare the tap with the model's own loss on one batch; where they differ, use full logits from now on.
+        """Compare the head tap with the model's own loss on one batch, and switch to full logits if they differ.
 
         Args:
-            batch (`dict`): Of `collate`, on the model's device.
+            batch (`dict`): Output of `collate`, on the model's device.
             atol (`float`, *optional*): Largest difference in nats; by default 1e-3 in fp32 and 0.05 in 16 bits.
 
         Returns:
-            `float`: The difference between mean cross-entropy through the tap and the model's own loss.
+            `float`: Difference between the mean cross-entropy through the tap and the model's own loss.
         """
         return check_tap(self, batch, atol)

@@ -1,10 +1,11 @@
-"""From a name, a folder or a model to a captioner of the right family."""
+"""Loads a captioner of the right family from a name, a folder or a model."""
 
 from __future__ import annotations
 
 import functools
 import os
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
@@ -29,13 +30,13 @@ from hf_captionrl.checkpoints.weights import ADAPTER_FILES, find_weights, usable
 __all__ = ["FAMILIES", "load_captioner", "register"]
 
 FAMILIES: dict[str, type[Captioner]] = {}
-"""From `config.model_type` to the family that knows it."""
+"""From `config.model_type` to its family."""
 
 Family = TypeVar("Family", bound=type[Captioner])
 
 
 def register(family: Family) -> Family:
-    """Class decorator: let `load_captioner` find a family by the model types that it names.
+    """Class decorator that registers a family for its `model_types`, so that `load_captioner` finds it.
 
     Args:
         family: A subclass of [`Captioner`].
@@ -59,47 +60,48 @@ def load_captioner(
     base_model: Any | None = None,
     **kwargs: Any,
 ) -> Captioner:
-    """Load a vision-to-text model, or an adapter on one, as a captioner.
+    """Load a vision-to-text model, or an adapter and its base model, as a captioner.
 
     Args:
         model (`str`, `PreTrainedModel`, `PeftModel` or [`Captioner`]): Name on the Hub, a folder, a shipped model
             (`"scenes:blip-mle"`), or a model.
-        processor (*optional*): In place of the one beside the model; needed where `model` is an object.
-        prompt (`str`, *optional*): Stands before every caption; by default what the captioner was saved with, else
-            what the checkpoint is known to be trained with, else nothing.
-        dtype (`torch.dtype` or `str`, *optional*): Of the weights; by default the checkpoint's.
-        device (`torch.device` or `str`, *optional*): Where to.
+        processor (*optional*): Processor to use instead of the saved one; required if `model` is a model object.
+        prompt (`str`, *optional*): Text before every caption. By default the prompt that the captioner was saved with,
+            else the known prompt of a published checkpoint, else none.
+        dtype (`torch.dtype` or `str`, *optional*): Data type of the weights; by default that of the checkpoint.
+        device (`torch.device` or `str`, *optional*): Device to move the model to.
         revision (`str`, *optional*): Branch, tag or commit on the Hub.
-        base_model (*optional*): What an adapter belongs to, where that is not where its configuration says. A path there
-            that begins with a dot is looked for from the adapter's folder first.
-        kwargs: For `from_pretrained`; like `dtype` only where there is a model to load.
+        base_model (*optional*): Base model of an adapter, if it is not the one in the adapter's configuration. A
+            relative path in the configuration that begins with a dot is first resolved from the adapter's folder.
+        kwargs: Arguments of `from_pretrained`. Like `dtype`, they are only accepted if a model is loaded.
 
     Returns:
         [`Captioner`]: In eval mode if it was loaded.
 
     Raises:
-        FileNotFoundError: If there is no such folder or repository, or it lacks a processor or weights in safetensors.
-        ValueError: If it is not a captioner, has no output head, brings code of its own, a file is damaged, the parts do
-            not belong together, or settings of loading are given with a model that is loaded already.
+        FileNotFoundError: If the folder or repository does not exist, or lacks a processor or weights in safetensors.
+        ValueError: If the model is not a captioner, has no output head or needs custom code, a file is damaged, the
+            parts do not match, or arguments of loading are given for a model that is already loaded.
     """
     kwargs = check_kwargs(kwargs)
-    unused = [*([] if dtype is None else ["dtype"]), *kwargs]
-    if unused and not isinstance(model, (str, os.PathLike)):
+    if dtype is not None:
+        kwargs = {"dtype": dtype} | kwargs
+    if kwargs and not isinstance(model, (str, os.PathLike)):
         raise ValueError(
-            f"{', '.join(unused)} cannot be set on a {type(model).__name__} object, which is loaded already. Give them where "
-            "it is loaded, or convert it with model.to(dtype)."
+            f"{', '.join(kwargs)} cannot be set on a {type(model).__name__} object, which is already loaded. Pass them when "
+            "you load it, or convert it with model.to(dtype)."
         )
     if isinstance(model, Captioner):
         captioner = model
         if prompt is not None:
             captioner.prompt = prompt
     elif isinstance(model, (str, os.PathLike)):
-        captioner = _load(model_path(os.fspath(model)), processor, prompt, dtype, revision, base_model, kwargs)
+        captioner = _load(_Source(model_path(os.fspath(model)), processor, prompt, revision, base_model, kwargs))
     else:
         family = _family_of(getattr(model, "config", None), type(model).__name__)
         if processor is None:
             raise ValueError(
-                f"A {type(model).__name__} object brings no processor. Pass processor=, for instance an AutoProcessor."
+                f"A {type(model).__name__} object has no processor. Pass processor=, for instance an AutoProcessor."
             )
         if prompt is None:
             prompt = family.known_prompt(str(getattr(model, "name_or_path", "")))
@@ -114,24 +116,24 @@ def _family_of(config: Any, what: str) -> type[Captioner]:
     if model_type in FAMILIES:
         return FAMILIES[model_type].for_config(config)
     raise ValueError(
-        f"{what} (model type {model_type!r}) is not a captioner of a known family. {_hint(config, str(model_type))} Known "
-        f"families: {', '.join(sorted(FAMILIES))}."
+        f"{what} (model type {model_type!r}) is not a captioner of a supported family. {_hint(config, str(model_type))} "
+        f"Supported: {', '.join(sorted(FAMILIES))}."
     )
 
 
 def _hint(config: Any, model_type: str) -> str:
-    """What the model is instead, and what to do."""
+    """What kind of model it is, and what to do."""
     if hasattr(config, "logit_scale_init_value") or model_type.startswith(("clip", "siglip")):
-        return "It ranks captions, but writes none: load it with load_scorer."
-    sees = (
+        return "It ranks captions, but cannot generate them. Use load_scorer to load it."
+    has_vision = (
         getattr(config, "vision_config", None) is not None or model_type in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
     )
     if model_type in MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES:
-        return "It classifies images, but writes nothing. Load a vision-to-text model."
-    if not sees and (
+        return "It classifies images, but cannot generate text. Load a vision-to-text model."
+    if not has_vision and (
         model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or model_type in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
     ):
-        return "It reads text, but sees no images. Load a vision-to-text model."
+        return "It reads only text, not images. Load a vision-to-text model."
     return "Load a vision-to-text model."
 
 
@@ -145,7 +147,7 @@ def _as_processor(processor: Any, what: str) -> Any:
 
 
 def _check_place(name: str) -> None:
-    """Refuse what is neither a folder nor a name on the Hub, before the Hub is asked for it."""
+    """Raise for a name that is neither a folder nor a possible name on the Hub, before a request is sent."""
     if os.path.isdir(name):
         return
     if hub_name(name) is None or os.path.isabs(name) or name.startswith((".", "~")):
@@ -154,64 +156,58 @@ def _check_place(name: str) -> None:
         )
 
 
-def _load(
-    name: str,
-    processor: Any,
-    prompt: str | None,
-    dtype: Any,
-    revision: str | None,
-    base_model: Any,
-    kwargs: dict[str, Any],
-    adapt: Callable[[Any], Any] | None = None,
-    adapters: tuple[str, ...] = (),
-) -> Captioner:
+@dataclass(frozen=True)
+class _Source:
+    """The arguments of `load_captioner` for one folder or repository: a model, or an adapter."""
+
+    name: str
+    processor: Any
+    prompt: str | None
+    revision: str | None
+    base_model: Any
+    kwargs: dict[str, Any]
+    adapt: Callable[[Any], Any] | None = None  # adds the adapter that this is the base model of
+    adapters: tuple[str, ...] = ()  # loaded so far, to detect cycles
+
+
+def _load(source: _Source) -> Captioner:
+    name = source.name
     _check_place(name)
-    revision = usable_revision(name, revision, ("config.json", "adapter_config.json"))
+    revision = usable_revision(name, source.revision, ("config.json", "adapter_config.json"))
     settings = read_settings(name, revision)
-    if prompt is None:
-        prompt = settings.get("prompt")
+    prompt = settings.get("prompt") if source.prompt is None else source.prompt
+    source = replace(source, prompt=prompt, revision=revision)
     if find_file(name, "adapter_config.json", revision):
-        captioner = _load_adapter(name, processor, prompt, dtype, revision, base_model, kwargs, adapters)
-        captioner.model = captioner.model if adapt is None else adapt(captioner.model)
+        captioner = _load_adapter(source)
+        captioner.model = captioner.model if source.adapt is None else source.adapt(captioner.model)
     else:
-        captioner = _load_whole(name, processor, prompt, dtype, revision, kwargs, adapt)
+        captioner = _load_model(source)
     captioner.frame_pooling = settings.get("frame_pooling", captioner.frame_pooling)
     captioner.num_frames = settings.get("num_frames", captioner.num_frames)
     return captioner
 
 
-def _load_whole(
-    name: str,
-    processor: Any,
-    prompt: str | None,
-    dtype: Any,
-    revision: str | None,
-    kwargs: dict[str, Any],
-    adapt: Callable[[Any], Any] | None = None,
-) -> Captioner:
-    config = read_config(name, revision, hint=f"Known families: {', '.join(sorted(FAMILIES))}.")
+def _load_model(source: _Source) -> Captioner:
+    name, revision = source.name, source.revision
+    config = read_config(name, revision, hint=f"Supported families: {', '.join(sorted(FAMILIES))}.")
     family = _family_of(config, repr(name))
-    if processor is None:
-        processor = load_processor(name, revision)
+    processor = load_processor(name, revision) if source.processor is None else source.processor
     if processor is None:
         raise FileNotFoundError(
-            f"{name!r} holds a model, but no tokenizer or no image processor. Save the processor beside it "
+            f"{name!r} has a model, but no tokenizer or no image processor. Save the processor in the same folder "
             "(processor.save_pretrained), or pass processor=..."
         )
-    if dtype is not None:
-        kwargs["dtype"] = dtype
     loader = getattr(transformers, family.model_class)
-    model, missing = load_pretrained(loader, name, revision=revision, config=config, **kwargs)
+    model, missing = load_pretrained(loader, name, revision=revision, config=config, **source.kwargs)
     _check_head(name, family, model, missing)
-    # Captioners read the last hidden state; published ones leave out the poolers that nothing reads.
+    # Captioners use the last hidden state; published checkpoints omit the poolers, which are not used.
     check_complete(name, model, missing, unused=("pooler", "position_ids"))
     processor = _as_processor(processor, repr(name))
     family.complete_processor(model, processor)
-    if adapt is not None:
-        # Before the processor, which may come from the adapter's folder, is compared with the model.
-        model = adapt(model)
-    if prompt is None:
-        prompt = family.known_prompt(name)
+    if source.adapt is not None:
+        # Adapt first: the processor, which may come from the adapter's folder, is then compared with the model.
+        model = source.adapt(model)
+    prompt = family.known_prompt(name) if source.prompt is None else source.prompt
     captioner = family(model, processor, prompt=prompt)
     captioner.model.eval()
     return captioner
@@ -222,34 +218,23 @@ def _check_head(name: str, family: type[Captioner], model: Any, missing: set[str
     names = {n for n, p in model.named_parameters(remove_duplicate=False) if head is not None and p is head.weight}
     if head is None or names <= missing:
         raise ValueError(
-            f"{name!r} has no weights for the output head of {type(model).__name__}: it is not a trained captioner. "
-            "Load one with a language-modelling head, or pass a model object to train one from scratch."
+            f"{name!r} has no weights for the output head of {type(model).__name__}, so it is not a trained captioner. "
+            "Load a checkpoint with a language-modelling head, or pass a model object to train it from scratch."
         )
 
 
-def _load_adapter(
-    name: str,
-    processor: Any,
-    prompt: str | None,
-    dtype: Any,
-    revision: str | None,
-    base_model: Any,
-    kwargs: dict[str, Any],
-    adapters: tuple[str, ...],
-) -> Captioner:
-    base = base_model or adapter_base(name, revision, adapters)
-    # PEFT would open a pickle.
-    weights = find_weights(name, revision, ADAPTER_FILES)
-    if processor is None:
-        processor = load_processor(name, revision)
-    revision = weights.revision
+def _load_adapter(source: _Source) -> Captioner:
+    name = source.name
+    base = source.base_model or adapter_base(name, source.revision, source.adapters)
+    weights = find_weights(name, source.revision, ADAPTER_FILES)  # PEFT would open a pickle
+    processor = load_processor(name, source.revision) if source.processor is None else source.processor
+    adapt = functools.partial(with_adapter, name=name, file=weights.path, revision=weights.revision)
     if isinstance(base, (str, os.PathLike)):
-        place = model_path(os.fspath(base))
-        adapt = functools.partial(with_adapter, name=name, file=weights.path, base=place, revision=revision)
-        captioner = _load(place, processor, prompt, dtype, None, None, kwargs, adapt, (*adapters, name))
+        place, adapters = model_path(os.fspath(base)), (*source.adapters, name)
+        adapt = functools.partial(adapt, base=place)
+        captioner = _load(_Source(place, processor, source.prompt, None, None, source.kwargs, adapt, adapters))
     else:
-        captioner = load_captioner(base, processor=processor, prompt=prompt, dtype=dtype, **kwargs)
-        base_type = type(captioner.base_model).__name__
-        captioner.model = with_adapter(captioner.model, name, weights.path, base_type, revision)
+        captioner = load_captioner(base, processor=processor, prompt=source.prompt, **source.kwargs)
+        captioner.model = adapt(captioner.model, base=type(captioner.base_model).__name__)
     captioner.model.eval()
     return captioner

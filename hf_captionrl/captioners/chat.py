@@ -1,7 +1,7 @@
 r"""Chat models with image inputs: LLaVA, Qwen-VL, SmolVLM and others.
 
-Legend: B images, N captions, P tokens of the prefix, T tokens of the text, M image tokens (of the image that has most),
-D features, L layers that get features of their own.
+Legend: B images, N captions, P tokens of the prefix, T tokens of the text, M image tokens (of the image with most),
+D features, L layers with additional features (DeepStack).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 from hf_captionrl.captioners.caption_tokens import start_token_settings
 from hf_captionrl.captioners.captioner import Captioner
 from hf_captionrl.captioners.captioner_loading import register
-from hf_captionrl.captioners.chat_video import PLACES_OF_VIDEOS, VideoInputs, as_videos, pixel_kind
+from hf_captionrl.captioners.chat_video import VIDEO_POSITION_INPUTS, VideoInputs, as_videos, pixel_kind
 from hf_captionrl.captioners.processor_checks import (
     blank_image,
     check_chat_processor,
@@ -31,30 +31,30 @@ from hf_captionrl.captioners.prompt_prefix import join_prefix, left_padded, repe
 
 __all__ = ["ChatCaptioner"]
 
-PER_IMAGE = ("image_grid_thw", *PLACES_OF_VIDEOS, "image_sizes", "pixel_attention_mask")
+PER_IMAGE = ("image_grid_thw", *VIDEO_POSITION_INPUTS, "image_sizes", "pixel_attention_mask")
 """Outputs of processors besides pixels and text that the models need as inputs."""
 TOKEN_TYPES = ("mm_token_type_ids", "token_type_ids")
 """Names that processors use for token types."""
 LISTED = frozenset({"llava", "llava_onevision", "qwen2_vl", "qwen2_5_vl", "qwen3_vl"})
-"""Model types whose forward takes a list of `(M, D)`, one entry per image, where others take `(tiles, tokens, D)`."""
+"""Model types whose forward takes a list of `(M, D)`, one entry per image. Others take `(tiles, tokens, D)`."""
 PROBE_SIZES = ((64, 64), (400, 100), (90, 200), (30, 20), (900, 1200))
-"""Width and height of test images; a processor with equal outputs for all of them is assumed to have one output size."""
+"""Widths and heights of test images. A processor whose outputs are equal for all of them has one output size."""
 _PROBE = "PROBE"
 
 
 @register
 class ChatCaptioner(VideoInputs, Captioner):
-    """Chat models of `AutoModelForImageTextToText`: the image's tokens stand in the user's turn, the caption is the answer.
+    """Chat models of `AutoModelForImageTextToText`: the user's turn contains the image, the caption is the answer.
 
-    Their own processor determines the text before the caption, the number of tokens per image, and the end of the answer.
-    `image_features` are the inputs of the language model, after the connector; the connector is therefore part of the
-    vision tower. If images differ in their number of tokens (tiles, native resolution), features are padded and cannot be
-    cached for a whole run.
+    The processor determines the text before the caption, the number of tokens per image, and the end of the answer.
+    `image_features` are the inputs of the language model, after the connector, which therefore counts as part of the
+    vision tower. If images differ in their number of tokens (tiles, native resolution), features are padded and cannot
+    be cached for a whole run.
 
     Args:
         model (`PreTrainedModel` or `PeftModel`): The model.
-        processor: Its own, with `image_processor`, `tokenizer` and, where it was trained to chat, `chat_template`.
-        prompt (`str`, *optional*): The turn of the user; not part of the text that contains the caption.
+        processor: Processor of the model with `image_processor`, `tokenizer` and, for chat models, `chat_template`.
+        prompt (`str`, *optional*): The user's turn; not part of the text that contains the caption.
     """
 
     family = "chat"
@@ -79,7 +79,7 @@ class ChatCaptioner(VideoInputs, Captioner):
     connectors: ClassVar[tuple[str, ...]] = ("multi_modal_projector", "connector", "embed_vision")
 
     def __init__(self, model: Any, processor: Any, *, prompt: str | None = None) -> None:
-        # Of the prompt they were made for: the chat as text, and what the model is told of any image.
+        # Caches, with the prompt they were computed for: the rendered chat, and the side inputs of any image.
         self._rendered: tuple[str, tuple[str, str]] | None = None
         self._fixed: tuple[tuple[str, int], dict[str, Tensor] | None] | None = None
         super().__init__(model, processor, prompt=prompt)
@@ -90,12 +90,12 @@ class ChatCaptioner(VideoInputs, Captioner):
         check_chat_processor(self.processor, model, self.image_token_id(model), self.processor_class)
         if str(self.processor.image_token) not in self._turns()[0]:
             raise ValueError(
-                f"The chat template of the {type(self.processor).__name__} has no place for an image ({self.processor.image_token}). "
-                "Pass the model's own processor, or set its chat_template."
+                f"The chat template of the {type(self.processor).__name__} has no image token ({self.processor.image_token}). "
+                "Pass the processor of the model, or set its chat_template."
             )
 
     def check_tokens(self) -> None:
-        # The chat's own format says what begins and ends an answer.
+        # The chat template defines how an answer begins and ends.
         return
 
     def check_image_size(self) -> None:
@@ -109,7 +109,7 @@ class ChatCaptioner(VideoInputs, Captioner):
     def find_vision_tower(cls, model: Any) -> Any:
         found = [getattr(model.model, name) for name in cls.towers if hasattr(model.model, name)]
         if not found:
-            raise ValueError(f"{type(model).__name__} has none of {cls.towers}: it has no vision tower.")
+            raise ValueError(f"{type(model).__name__} has none of {cls.towers}. Use a chat model with a vision tower.")
         return found[0]
 
     @classmethod
@@ -120,7 +120,7 @@ class ChatCaptioner(VideoInputs, Captioner):
             model (`nn.Module`): The model without PEFT's outermost wrapper.
 
         Returns:
-            `nn.Module` or None, where the tower ends with it.
+            `nn.Module`, or None if it is part of the vision tower.
         """
         return next((getattr(model.model, name) for name in cls.connectors if hasattr(model.model, name)), None)
 
@@ -134,21 +134,21 @@ class ChatCaptioner(VideoInputs, Captioner):
 
     def vision_state(self) -> dict[str, Tensor]:
         connector = self.connector(self.base_model)
-        behind = {} if connector is None else {f"connector.{k}": v for k, v in connector.state_dict().items()}
-        return {**super().vision_state(), **behind, **self.ends_of_rows()}
+        connected = {} if connector is None else {f"connector.{k}": v for k, v in connector.state_dict().items()}
+        return {**super().vision_state(), **connected, **self.ends_of_rows()}
 
     def ends_of_rows(self) -> dict[str, Tensor]:
-        """What LLaVA-OneVision puts behind rows of image tokens, which is part of the features.
+        """The vector that LLaVA-OneVision appends to each row of image tokens; part of the features.
 
         Returns:
-            `dict`: A name and a weight; empty for the others.
+            `dict`: From its name to the weight; empty for other models.
         """
         end = getattr(self.base_model.model, "image_newline", None)
         return {} if end is None else {"image_newline": end}
 
     @classmethod
     def softcap(cls, model: Any) -> float | None:
-        # Gemma 3 with images does not do what its configuration says.
+        # Gemma 3 with images does not apply the soft cap of its configuration.
         return None if model.config.model_type == "gemma3" else super().softcap(model)
 
     # Text
@@ -167,14 +167,14 @@ class ChatCaptioner(VideoInputs, Captioner):
         config, tokenizer = self.base_model.config.get_text_config(decoder=True), self.tokenizer
         generation = self.base_model.generation_config
         before, answered = self._turns()
-        behind = answered[len(before) :] if answered.startswith(before) else _PROBE
-        self.lead, _, end = behind.partition(_PROBE)
+        answer = answered[len(before) :] if answered.startswith(before) else _PROBE
+        self.lead, _, end = answer.partition(_PROBE)
         ends = generation.eos_token_id if generation.eos_token_id is not None else config.eos_token_id
         ends = list(ends) if isinstance(ends, (list, tuple)) else [ends]
         if tokenizer.eos_token_id not in ends:
             ends.append(tokenizer.eos_token_id)
         own = tokenizer(end, add_special_tokens=False).input_ids[:1] if end.strip() else []
-        # What ends an answer in the chat's format, unless it is a word; else what ends any text.
+        # The end of an answer in the chat template, unless it is an ordinary word; then the end of any text.
         special = {*ends, *tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
         known = [*(token for token in own if token in special), *ends]
         self._end_ids = tuple(dict.fromkeys(token for token in known if token is not None))
@@ -187,7 +187,7 @@ class ChatCaptioner(VideoInputs, Captioner):
         return self._end_ids
 
     def _turns(self) -> tuple[str, str]:
-        """The chat up to the caption, and with a caption."""
+        """The chat before the caption, and the chat with a caption (`_PROBE`)."""
         if self._rendered is None or self._rendered[0] != self.prompt:
             self._rendered = (self.prompt, self._render())
         return self._rendered[1]
@@ -211,7 +211,7 @@ class ChatCaptioner(VideoInputs, Captioner):
         """The text before the caption if there is no chat template.
 
         Returns:
-            `str`: The image token and the prompt, one per line.
+            `str`: The image token and the prompt on separate lines.
         """
         token = self.processor.image_token
         return f"{token}\n{self.prompt}\n" if self.prompt else f"{token}\n"
@@ -219,7 +219,7 @@ class ChatCaptioner(VideoInputs, Captioner):
     # Images
 
     def _prefix_of(self, image: Image.Image) -> dict[str, Any]:
-        """What the processor makes of an image and the chat before the caption: lists of ids and kinds, tensors."""
+        """The processor's output for an image and the chat before the caption: lists of ids and types, tensors."""
         return self._read(
             self.processor(text=[self._turns()[0]], images=[image], return_tensors="pt", **self.processor_settings)
         )
@@ -232,7 +232,7 @@ class ChatCaptioner(VideoInputs, Captioner):
 
     @property
     def processor_settings(self) -> dict[str, Any]:
-        """More arguments of the processor's call."""
+        """Additional arguments for calling the processor."""
         return start_token_settings(self.processor, self._turns()[0])
 
     def encode_images(self, images: Sequence[Image.Image]) -> dict[str, Tensor]:
@@ -243,7 +243,7 @@ class ChatCaptioner(VideoInputs, Captioner):
         return {**batch, **self._side_inputs(rows)}
 
     def _side_inputs(self, rows: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
-        # The last token of the prefix is the start token of the text.
+        # The last token before the caption is the start token of the text.
         batch = left_padded([row["input_ids"][:-1] for row in rows], self.pad_token_id)
         batch["prefix_types"] = left_padded([row["types"][:-1] for row in rows], 0)["prefix_ids"]
         batch["image_rows"] = torch.tensor([row["pixel_values"].size(0) for row in rows])
@@ -253,24 +253,24 @@ class ChatCaptioner(VideoInputs, Captioner):
         return batch
 
     def _fixed_or_none(self) -> dict[str, Tensor] | None:
-        """The side inputs of any image, or any video of `native_frames`, as one row; None where they differ."""
-        made_for = (self.prompt, self.native_frames)
-        if self._fixed is None or self._fixed[0] != made_for:
+        """The side inputs of any image, or any video with `native_frames`, as one row; None if they differ."""
+        key = (self.prompt, self.native_frames)
+        if self._fixed is None or self._fixed[0] != key:
             first, *others = (
                 self._rows_of_blank_videos(PROBE_SIZES)
                 if self.native_frames
                 else [self._side_inputs([self._prefix_of(Image.new("RGB", size))]) for size in PROBE_SIZES]
             )
             same = all(torch.equal(first[name], other[name]) for other in others for name in first)
-            self._fixed = (made_for, first if same else None)
+            self._fixed = (key, first if same else None)
         return self._fixed[1]
 
     def fixed_side_inputs(self, number: int) -> dict[str, Tensor]:
         fixed = self._fixed_or_none()
         if fixed is None:
             raise ValueError(
-                f"{type(self.base_model).__name__} cuts images into tiles or takes them at their own size, so features alone "
-                "do not say what an image is. Set cache_image_features=False, or pass a processor with one fixed size "
+                f"{type(self.base_model).__name__} splits images into tiles or keeps their size, so that features alone do "
+                "not determine its inputs. Set cache_image_features=False, or pass a processor with one fixed size "
                 "(do_image_splitting=False, crop_to_patches=False, or min_pixels equal to max_pixels with square images)."
             )
         return {name: value.repeat_interleave(number, dim=0) for name, value in fixed.items()}
@@ -294,7 +294,7 @@ class ChatCaptioner(VideoInputs, Captioner):
         native = {k: v for k, v in native.items() if k not in cls.side_inputs and k != "pixel_values"}
         if name is not None:
             native[name] = torch.cat([types, text], 1)
-        for name in ("image_grid_thw", *PLACES_OF_VIDEOS):
+        for name in ("image_grid_thw", *VIDEO_POSITION_INPUTS):
             if name in inputs:
                 native[name] = repeat_rows(inputs[name], rows).flatten(0, 1)
         native["prefix_ids"] = repeat_rows(inputs["prefix_ids"], rows)
@@ -302,10 +302,10 @@ class ChatCaptioner(VideoInputs, Captioner):
 
     @classmethod
     def text_types(cls, input_ids: Tensor) -> Tensor:
-        """Kinds of the tokens of the text.
+        """Token types of the text.
 
         Args:
-            input_ids (`torch.Tensor` of shape `(N, T)`): Of a batch.
+            input_ids (`torch.Tensor` of shape `(N, T)`): Token ids of a batch.
 
         Returns:
             `torch.Tensor` of shape `(N, T)`.
@@ -328,8 +328,8 @@ class ChatCaptioner(VideoInputs, Captioner):
         flat = torch.cat([_flat(layer) for layer in layers], -1)  # (sum of M, (1 + L) D)
         if len(flat) != sum(counts):
             raise ValueError(
-                f"{type(model).__name__} made {len(flat)} features for {sum(counts)} {kind} tokens. The processor does "
-                "not belong to the model; load both from one checkpoint."
+                f"{type(model).__name__} returned {len(flat)} features for {sum(counts)} {kind} tokens, so processor and "
+                "model do not match. Load both from one checkpoint."
             )
         return torch.nn.utils.rnn.pad_sequence(list(flat.split(counts)), batch_first=True)
 
@@ -344,11 +344,11 @@ class ChatCaptioner(VideoInputs, Captioner):
 
     @classmethod
     def features_output(cls, model: Any, features: Tensor, counts: list[int]) -> Any:
-        """Features as the model's own `get_image_features` returns them.
+        """Features in the form that the model's `get_image_features` returns.
 
         Args:
             model (`nn.Module`): The model.
-            features (`torch.Tensor` of shape `(N, M, (1 + L) D)`): Padded.
+            features (`torch.Tensor` of shape `(N, M, (1 + L) D)`): Padded features.
             counts (`list[int]`): Image tokens of each row.
 
         Returns:
@@ -363,18 +363,18 @@ class ChatCaptioner(VideoInputs, Captioner):
             if len(layers) > 1:
                 output.deepstack_features = layers[1:]
             return output
-        # Images may differ in their number of tiles; all tiles have as many tokens.
+        # Images may differ in their number of tiles, but all tiles have the same number of tokens.
         return BaseModelOutputWithPooling(pooler_output=torch.cat(layers[0]).unflatten(0, (-1, math.gcd(*counts))))
 
     @classmethod
     def image_token_id(cls, model: Any) -> int:
-        """Which token stands for a piece of an image.
+        """Id of the image token.
 
         Args:
             model (`nn.Module`): The model.
 
         Returns:
-            `int`: Its id.
+            `int`: The id.
         """
         return int(model.config.image_token_id)
 
@@ -382,19 +382,19 @@ class ChatCaptioner(VideoInputs, Captioner):
         self, image_features: Tensor, prompt_ids: Tensor, side_inputs: dict[str, Tensor], **kwargs: Any
     ) -> Tensor:
         model = self.base_model
-        stand_ins = {self.image_token_id(model), pixel_kind(model, side_inputs["prefix_ids"])[1]}
-        suppressed = [*(kwargs.pop("suppress_tokens", None) or []), *sorted(stand_ins)]
+        image_tokens = {self.image_token_id(model), pixel_kind(model, side_inputs["prefix_ids"])[1]}
+        suppressed = [*(kwargs.pop("suppress_tokens", None) or []), *sorted(image_tokens)]
         batch = {"input_ids": prompt_ids, "attention_mask": torch.ones_like(prompt_ids), **side_inputs}
         inputs = self.native_inputs(model, batch)
         width = inputs["input_ids"].size(1)
         with self.known_features(model, image_features, inputs):
             ids = model.generate(**inputs, suppress_tokens=suppressed, **kwargs)  # (N, P + T)
-        written = ids[:, width:]
-        return torch.cat([repeat_rows(prompt_ids, len(written)), written], 1)
+        generated = ids[:, width:]
+        return torch.cat([repeat_rows(prompt_ids, len(generated)), generated], 1)
 
 
 def _flat(features: Any) -> Tensor:
-    """Features of some images, one list or tensor, as `(sum of M, D)`."""
+    """Features of several images, a list or tensor, as `(sum of M, D)`."""
     if isinstance(features, Tensor):
         return features.flatten(0, -2)
     return torch.cat([part.flatten(0, -2) for part in features])

@@ -1,10 +1,9 @@
 r"""Chat models with video inputs.
 
-Legend: B videos, F frames of each, M tokens of a video, P tokens of the prefix, D features, L layers that get features of
-their own.
+Legend: B videos, F frames per video, M tokens per video, P tokens of the prefix, D features.
 
-Some models have a token for a piece of a video and `get_video_features` (LLaVA-OneVision, Qwen-VL), others read a video's
-frames as so many images (InternVL, SmolVLM). Which it is, the processor decides; batches are the same for both.
+Some models have a video token and `get_video_features` (LLaVA-OneVision, Qwen-VL); others read the frames of a video as
+images (InternVL, SmolVLM). The processor decides which one applies; batches are the same for both.
 """
 
 from __future__ import annotations
@@ -21,20 +20,16 @@ from torch import Tensor
 from hf_captionrl.captioners.model_inputs import Encoding
 from hf_captionrl.captioners.processor_checks import blank_image
 
-__all__ = ["PLACES_OF_VIDEOS", "VideoInputs", "as_videos", "pixel_kind"]
+__all__ = ["VIDEO_POSITION_INPUTS", "VideoInputs", "as_videos", "pixel_kind"]
 
-PLACES_OF_VIDEOS = ("video_grid_thw", "second_per_grid_ts")
-"""What Qwen-VL counts the positions of a video's tokens by."""
+VIDEO_POSITION_INPUTS = ("video_grid_thw", "second_per_grid_ts")
+"""Inputs from which Qwen-VL computes the positions of video tokens."""
 FRAMES_PER_SECOND = 1.0
-"""What processors that reckon with time are told of any video: times of its own would make its text its own."""
+"""Frame rate passed to processors for every video, so that the text before the caption is the same for all videos."""
 
 
 def pixel_kind(model: Any, prefix_ids: Tensor) -> tuple[str, int]:
-    """As what the model reads the images or videos of a batch.
-
-    Args:
-        prefix_ids (`torch.Tensor` of shape `(B, P)`): What stands before the text.
-    """
+    """Whether `prefix_ids` `(B, P)` contain video or image tokens, and the id of that token."""
     token = getattr(model.config, "video_token_id", None)
     if token is not None and bool((prefix_ids == token).any()):
         return "video", int(token)
@@ -46,7 +41,7 @@ class VideoInputs(Encoding):
 
     processor: Any
 
-    if TYPE_CHECKING:  # what ChatCaptioner has
+    if TYPE_CHECKING:  # members of ChatCaptioner
 
         def _render(self, kind: str = "image") -> tuple[str, str]: ...
 
@@ -73,16 +68,16 @@ class VideoInputs(Encoding):
         last = self._prefix_of_video([blank_image()] * num_frames)["input_ids"][-1]
         if last != self.start_token_id:
             raise ValueError(
-                f"frame_pooling is 'native', but the chat template of {name} does not end alike with a video (token {last}) "
-                f"and with an image (token {self.start_token_id}). Use a template that does, or frame_pooling='mean'."
+                f"frame_pooling is 'native', but the chat of {name} ends with token {last} after a video and with token "
+                f"{self.start_token_id} after an image. Use a template with the same ending, or frame_pooling='mean'."
             )
         self.native_frames = num_frames
         if self._fixed_or_none() is None:
             self.native_frames = 0
             raise ValueError(
-                f"frame_pooling is 'native', but the processor of {name} makes more tokens of some videos of {num_frames} "
-                "frames than of others, so features alone do not say what a video is. Set its video_processor to one size "
-                "for all videos, or use frame_pooling='mean'."
+                f"frame_pooling is 'native', but the processor of {name} returns different numbers of tokens for videos of "
+                f"{num_frames} frames, so that features alone do not determine its inputs. Set its video_processor to one "
+                "size for all videos, or use frame_pooling='mean'."
             )
 
     def encode_videos(self, videos: Sequence[Sequence[Image.Image]]) -> dict[str, Tensor]:
@@ -94,7 +89,7 @@ class VideoInputs(Encoding):
         return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
 
     def _prefix_of_video(self, frames: Sequence[Image.Image]) -> dict[str, Any]:
-        """What the processor makes of a video and the chat before the caption, as `_prefix_of` does of an image."""
+        """The processor's output for a video and the chat before the caption, like `_prefix_of` for an image."""
         times = {
             "total_num_frames": len(frames),
             "fps": FRAMES_PER_SECOND,
@@ -105,8 +100,8 @@ class VideoInputs(Encoding):
         turn = "" if token is None else self._render("video")[0]
         if token is None or turn.count(token) != 1:
             raise ValueError(
-                f"frame_pooling is 'native', but the chat template of {type(self.base_model).__name__} has no place for "
-                f"a video: it writes {turn!r}. Use a template that knows content of type 'video', or frame_pooling='mean'."
+                f"frame_pooling is 'native', but the chat template of {type(self.base_model).__name__} does not render "
+                f"one video token: {turn!r}. Use a template with content of type 'video', or frame_pooling='mean'."
             )
         found = self.processor(
             text=[turn],
@@ -121,19 +116,14 @@ class VideoInputs(Encoding):
         return self._read(found)
 
     def _rows_of_blank_videos(self, sizes: Sequence[tuple[int, int]]) -> list[dict[str, Tensor]]:
-        """The side inputs of videos of `native_frames` frames in some sizes, a row each."""
-        rows = []
-        for size in sizes:
-            row = self.encode_videos([[Image.new("RGB", size)] * self.native_frames])
-            # Masks of pixels, of no use to features, are as large as the pixels.
-            rows.append(
-                {name: value for name, value in row.items() if name not in ("pixel_values", "pixel_attention_mask")}
-            )
-        return rows
+        """The side inputs of blank videos with `native_frames` frames, one row per size."""
+        pixels = ("pixel_values", "pixel_attention_mask")  # features replace both
+        videos = (self.encode_videos([[Image.new("RGB", size)] * self.native_frames]) for size in sizes)
+        return [{name: value for name, value in row.items() if name not in pixels} for row in videos]
 
 
 def as_videos(model: Any, output: Any) -> Any:
-    """Features of videos as the model's own `get_video_features` returns them."""
+    """Features of videos in the form that the model's `get_video_features` returns."""
     if model.config.model_type == "llava_onevision":
         output.pooler_output = torch.stack(output.pooler_output)
     return output

@@ -17,18 +17,18 @@ __all__ = ["ClipCapCaptioner"]
 
 @register
 class ClipCapCaptioner(Captioner):
-    """ClipCap (`ClipCapForConditionalGeneration`): the language model continues a prefix made of the image embedding.
+    """ClipCap (`ClipCapForConditionalGeneration`): the language model continues a prefix computed from the image embedding.
 
-    Its image features are the image embedding, `(B, 1, D)`. With `stop_at_period` in its configuration (or
-    `load_captioner(name, stop_at_period=True)`) a caption ends with the first token that contains a full stop, which
-    then is its end token: in training, where every caption gets a `"."` for an end, in writing, and in scoring.
+    `image_features` are the image embedding, `(B, 1, D)`. With `stop_at_period` in the configuration (or
+    `load_captioner(name, stop_at_period=True)`), the end token is the first token that contains a full stop. This
+    applies to training, where every caption is made to end with `"."`, to generation and to scoring.
     """
 
     family = "clipcap"
     model_types = ("clipcap",)
     vision_path = "vision_tower"
     connector_paths = ("mapper",)
-    # NDLB's SR-L and SR-V, whichever the language model.
+    # SR-L and SR-V of No Detail Left Behind, for any language model.
     language_lora = r"language_model\..*\.(c_attn|c_proj|[qkvo]_proj|out_proj|down_proj|fc2)"
     vision_lora = r"vision_tower\..*\.([qkv]_proj|fc1|fc2)"
 
@@ -41,7 +41,7 @@ class ClipCapCaptioner(Captioner):
 
     @property
     def max_text_tokens(self) -> int:
-        # The prefix stands in the place of one token, the start token.
+        # The prefix replaces the start token.
         return super().max_text_tokens - self.base_model.config.prefix_length + 1
 
     def special_token_ids(self) -> tuple[int, int, int]:
@@ -63,7 +63,7 @@ class ClipCapCaptioner(Captioner):
         return start, end, pad
 
     def check_tokens(self) -> None:
-        # Not the full stop, which is an ordinary token.
+        # Check the language model's end token, not the full stop, which is an ordinary token.
         check_special_tokens(self.tokenizer, self.base_model, self.start_token_id, self.language_end_id)
 
     def encode_captions(self, captions: Sequence[str], *, max_length: int = 40) -> dict[str, Tensor]:

@@ -39,7 +39,7 @@ class EncoderDecoderCaptioner(Captioner):
         return decoder_text(inputs)
 
     def special_token_ids(self) -> tuple[int, int, int]:
-        # Of the configuration, else the decoder's, else the tokenizer's; transformers needs them in the configuration.
+        # From the configuration, else the decoder's, else the tokenizer. transformers reads them from the configuration.
         config, tokenizer = self.base_model.config, self.tokenizer
         decoder, generation = config.decoder, self.base_model.generation_config
         candidates: dict[str, tuple[Any, ...]] = {
@@ -52,7 +52,7 @@ class EncoderDecoderCaptioner(Captioner):
             known = [getattr(config, name, None), getattr(generation, name, None)]
             value = next((value for value in (*known, *elsewhere) if value is not None), None)
             if known == [None, None] and value is not None:
-                logger.warning("The configuration lacks %s: using %s, from decoder or tokenizer.", name, value)
+                logger.warning("The configuration lacks %s. Using %s, from the decoder or tokenizer.", name, value)
             setattr(config, name, value)
             setattr(generation, name, value)
             found.append(value)
@@ -66,7 +66,7 @@ class EncoderDecoderCaptioner(Captioner):
             prompt_ids, kwargs = spread_samples(model, prompt_ids, kwargs)
         with computed_once(getattr(model, "enc_to_dec_proj", None)):
             return model.generate(
-                # Never encoded: tells generate the number of rows, which may be a multiple of that of the images.
+                # Never encoded: only tells generate the number of rows, which may be a multiple of the images.
                 pixel_values=image_features.new_zeros(prompt_ids.size(0), 1, 1, 1),
                 encoder_outputs=BaseModelOutput(last_hidden_state=image_features),
                 attention_mask=torch.ones(image_features.shape[:2], dtype=torch.long, device=prompt_ids.device),

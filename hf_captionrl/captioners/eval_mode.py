@@ -12,7 +12,7 @@ __all__ = ["evaluating"]
 
 @contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
-    """Put a module into eval mode, and restore the mode of each of its submodules afterwards."""
+    """Context in which a module is in eval mode; restores the mode of each submodule."""
     training = [part for part in module.modules() if part.training]
     module.eval()
     try:

@@ -19,19 +19,16 @@ __all__ = ["FixedPrefixCaptioner", "configured_ids"]
 
 
 def configured_ids(names: Sequence[str], generation: Any, config: Any) -> list[Any]:
-    """Ids of special tokens as `generate` reads them."""
-    said = [getattr(generation, name, None) for name in names]
-    return [getattr(config, name, None) if value is None else value for name, value in zip(names, said, strict=True)]
+    """Ids of special tokens, as `generate` reads them: from the generation config, else the model's config."""
+    values = [getattr(generation, name, None) for name in names]
+    return [getattr(config, name, None) if value is None else value for name, value in zip(names, values, strict=True)]
 
 
 class FixedPrefixCaptioner(Captioner):
-    """A captioner with image tokens before the text, or, for an encoder-decoder, in the encoder.
-
-    In an encoder-decoder the prompt is in the encoder too, and is not part of the text that contains the caption.
-    """
+    """A captioner with image tokens before the text; in an encoder-decoder, the encoder reads them and the prompt."""
 
     side_inputs: ClassVar[tuple[str, ...]] = ("prefix_ids", "prefix_mask")
-    # Cached with the prompt that they belong to.
+    # Side inputs, with the prompt that they were computed for.
     _fixed: tuple[str, dict[str, Tensor]] | None = None
 
     @abstractmethod
@@ -43,10 +40,10 @@ class FixedPrefixCaptioner(Captioner):
         """
 
     def one_side_input(self) -> dict[str, Tensor]:
-        """The side inputs of any image.
+        """The side inputs, which are the same for all images.
 
         Returns:
-            `dict`: Tensors of one row.
+            `dict`: Tensors with one row.
         """
         return left_padded([self.prefix_token_ids()], self.pad_token_id)
 
@@ -82,8 +79,8 @@ class FixedPrefixCaptioner(Captioner):
         inputs = self.native_inputs(model, batch)
         if self.is_encoder_decoder:
             inputs.pop("decoder_attention_mask")
-            inputs["decoder_input_ids"] = prompt_ids  # all of them: nothing is to be predicted yet
+            inputs["decoder_input_ids"] = prompt_ids  # including the last one, which split_prefix removes
         width = inputs[self.token_argument].size(1)
         with self.known_features(model, image_features, inputs):
-            written = model.generate(**inputs, **kwargs)[:, width:]  # (N, T)
-        return torch.cat([repeat_rows(prompt_ids, len(written)), written], 1)
+            generated = model.generate(**inputs, **kwargs)[:, width:]  # (N, T)
+        return torch.cat([repeat_rows(prompt_ids, len(generated)), generated], 1)

@@ -18,10 +18,10 @@ __all__ = ["Florence2Captioner"]
 
 @register
 class Florence2Captioner(FixedPrefixCaptioner):
-    """Florence-2 (`Florence2ForConditionalGeneration`): image and task stand in the encoder of a BART.
+    """Florence-2 (`Florence2ForConditionalGeneration`), whose BART encoder reads image and task.
 
-    `prompt` is a task such as `<CAPTION>` or `<DETAILED_CAPTION>`, which the processor words, or a sentence.
-    `image_features` are the map of the vision tower, row by row.
+    `prompt` is a task such as `<CAPTION>` or `<DETAILED_CAPTION>`, which the processor expands, or a sentence.
+    `image_features` is the flattened feature map of the vision tower, row by row.
     """
 
     family = "florence2"
@@ -41,7 +41,7 @@ class Florence2Captioner(FixedPrefixCaptioner):
     def special_token_ids(self) -> tuple[int, int, int]:
         config, generation = self.base_model.config.text_config, self.base_model.generation_config
         names = ("decoder_start_token_id", "eos_token_id", "pad_token_id")
-        # Every target of BART begins with <s>, behind the start token.
+        # Every target of BART has <s> after the start token.
         forced, begins = generation.forced_bos_token_id, self.tokenizer("").input_ids[:1]
         self.forced_token_ids = (self.tokenizer.bos_token_id,) if begins == [self.tokenizer.bos_token_id] else ()
         if forced is not None:
@@ -49,7 +49,7 @@ class Florence2Captioner(FixedPrefixCaptioner):
         return self.require_ids(*configured_ids(names, generation, config))
 
     def prefix_token_ids(self) -> list[int]:
-        # The wording of a task depends on the text alone.
+        # The ids do not depend on the image.
         read = self.processor(images=blank_image(), text=self.prompt)
         return list(read["input_ids"][0])
 
@@ -63,8 +63,8 @@ class Florence2Captioner(FixedPrefixCaptioner):
         side = math.isqrt(features.size(1))
         if side * side != features.size(1):
             raise ValueError(
-                f"image_features of {features.size(1)} rows are not a square map. Make them with captioner.image_features, "
-                "and let the image processor cut squares."
+                f"image_features with {features.size(1)} rows are not a square feature map. Compute them with "
+                "captioner.image_features, and use an image processor with square outputs."
             )
         with super().known_features(model, features.transpose(1, 2).unflatten(2, (side, side)), inputs):
             yield

@@ -1,6 +1,6 @@
-r"""Captions out of a captioner.
+r"""Generates captions.
 
-Legend: B images, N = B * captions an image, P tokens of start and prompt, T tokens, M image tokens, D features.
+Legend: B images, N = B * captions per image, P tokens of start and prompt, T tokens, M image tokens, D features.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ __all__ = ["Completions", "Writing"]
 
 @dataclass
 class Completions:
-    """Captions that a captioner generated.
+    """Generated captions.
 
     Args:
-        ids (`torch.Tensor` of shape `(N, T)`): Token ids behind the prompt, the end token included, right-padded.
+        ids (`torch.Tensor` of shape `(N, T)`): Token ids after the prompt, including the end token, right-padded.
         captions (`list[str]`): N captions without prompt and special tokens.
-        ended (`torch.Tensor` of shape `(N,)`): True where the end token was written, false where the length ran out.
-        mask (`torch.Tensor` of shape `(N, T)`): True for the tokens of the caption, the end token included.
+        ended (`torch.Tensor` of shape `(N,)`): True if the caption has an end token, false if it was truncated.
+        mask (`torch.Tensor` of shape `(N, T)`): True for the tokens of the caption, including the end token.
     """
 
     ids: Tensor
@@ -46,7 +46,7 @@ class Writing(Encoding):
 
     @property
     def device(self) -> torch.device:
-        """Where the model is."""
+        """Device of the model."""
         return next(self.model.parameters()).device
 
     @classmethod
@@ -58,8 +58,7 @@ class Writing(Encoding):
             model (`nn.Module`): The model without PEFT's outermost wrapper.
 
         Returns:
-            `nn.Module`: Its `last_hidden_state` is what `image_features` stands for, where a family does not say
-            otherwise.
+            `nn.Module`: For most families, its `last_hidden_state` is `image_features`.
         """
 
     @property
@@ -70,11 +69,11 @@ class Writing(Encoding):
     @classmethod
     @abstractmethod
     def encode(cls, model: Any, inputs: dict[str, Any]) -> Tensor:
-        """What `image_features` stands for, computed.
+        """Compute `image_features`.
 
         Args:
             model (`nn.Module`): The model without PEFT's outermost wrapper.
-            inputs (`dict`): Of `encode_images`.
+            inputs (`dict`): Output of `encode_images`.
 
         Returns:
             `torch.Tensor` of shape `(B, M, D)`.
@@ -83,13 +82,13 @@ class Writing(Encoding):
     def generate_ids(
         self, image_features: Tensor, prompt_ids: Tensor, side_inputs: dict[str, Tensor], **kwargs: Any
     ) -> Tensor:
-        """Let the model continue the prompt.
+        """Generate a continuation of the prompt.
 
         Args:
             image_features (`torch.Tensor` of shape `(B, M, D)`): Output of the vision tower.
             prompt_ids (`torch.Tensor` of shape `(B, P)`): Start token and prompt.
-            side_inputs (`dict`): What else the family needs to know of the images.
-            kwargs: For the model's `generate`.
+            side_inputs (`dict`): Other inputs per image, see `Captioner.side_inputs`.
+            kwargs: Arguments of the model's `generate`.
 
         Returns:
             `torch.Tensor` of shape `(N, P + T)`: Prompt and continuation.
@@ -111,23 +110,23 @@ class Writing(Encoding):
         max_new_tokens: int = 40,
         **kwargs: Any,
     ) -> Completions:
-        """Write captions, in eval mode. Each image is encoded once, however many captions or beams it gets.
+        """Generate captions in eval mode. Each image is encoded once for all its captions and beams.
 
         Args:
-            pixel_values (`torch.Tensor` of shape `(B, 3, H, W)`, *optional*): Of `encode_images`.
-            image_features (`torch.Tensor` of shape `(B, M, D)`, *optional*): In place of them.
-            max_new_tokens (`int`): Longest caption, the end token included; at most what the model has positions for.
-            kwargs: The rest of `encode_images`, and settings of transformers' `generate`: `num_beams`, `do_sample`,
-                `num_return_sequences`, ...
+            pixel_values (`torch.Tensor` of shape `(B, 3, H, W)`, *optional*): Output of `encode_images`.
+            image_features (`torch.Tensor` of shape `(B, M, D)`, *optional*): Features to use instead of pixels.
+            max_new_tokens (`int`): Longest caption, including the end token; limited by the model's positions.
+            kwargs: The other outputs of `encode_images`, and arguments of transformers' `generate`: `num_beams`,
+                `do_sample`, `num_return_sequences`, ...
 
         Returns:
-            [`Completions`]: N = B * `num_return_sequences` captions, those of an image in a row.
+            [`Completions`]: N = B * `num_return_sequences` captions; those of one image are consecutive.
 
         Raises:
             ValueError: If both or neither of `pixel_values` and `image_features` are given.
         """
         if (pixel_values is None) == (image_features is None):
-            raise ValueError("Give generate either pixel_values or image_features.")
+            raise ValueError("generate needs images once. Pass either pixel_values or image_features.")
         with evaluating(self.model), torch.no_grad():
             images = {name: kwargs.pop(name) for name in self.side_inputs if name in kwargs}
             if pixel_values is not None:
@@ -141,16 +140,16 @@ class Writing(Encoding):
         return Completions(ids=ids, captions=self.decode(ids, mask), ended=ended, mask=mask)
 
     def fixed_side_inputs_missing_in(self, inputs: dict[str, Any]) -> dict[str, Tensor]:
-        """`fixed_side_inputs` for images that came without.
+        """`fixed_side_inputs` for inputs that do not contain them.
 
         Args:
-            inputs (`dict`): With `pixel_values` or `image_features`.
+            inputs (`dict`): Inputs with `pixel_values` or `image_features`.
 
         Returns:
-            `dict`: Empty where nothing is missing.
+            `dict`: The missing side inputs; empty if there are none.
 
         Raises:
-            ValueError: If the family's differ from image to image.
+            ValueError: If the side inputs depend on the image.
         """
         if not self.side_inputs or any(name in inputs for name in self.side_inputs):
             return {}
@@ -169,6 +168,6 @@ class Writing(Encoding):
         settings = {"eos_token_id": list(self.end_token_ids), "pad_token_id": self.pad_token_id, **settings}
         settings["max_new_tokens"] = min(settings["max_new_tokens"], self.max_text_tokens - len(before))
         if is_sharded(self.model):
-            # Every process must go on for as long as one of them writes, or its weights are gathered by no one.
+            # All processes must run until the last one has finished, because they gather the weights together.
             settings.setdefault("synced_gpus", True)
         return self.generate_ids(features, prompt_ids, images, **settings)[:, len(before) :]  # (N, T)

@@ -1,6 +1,6 @@
 """GIT.
 
-Legend: B images or videos, F frames, M image tokens of a frame, D features.
+Legend: B images or videos, F frames, M image tokens per frame, D features.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ __all__ = ["GitCaptioner"]
 
 @register
 class GitCaptioner(Captioner):
-    """GIT (`GitForCausalLM`), whose image tokens stand before the text in one sequence.
+    """GIT (`GitForCausalLM`), which reads image tokens and text as one sequence.
 
-    A GIT made for videos (`num_image_with_embedding` in its configuration) adds to the features of each frame what it has
-    learnt for the frame's place; so it takes as many frames as that, one after the other in `image_features`.
+    A GIT for videos (`num_image_with_embedding` in its configuration) adds a learned temporal embedding to each frame.
+    It takes exactly that many frames, concatenated in `image_features`.
     """
 
     family = "git"
@@ -42,9 +42,9 @@ class GitCaptioner(Captioner):
     def check_frame_pooling(self, pooling: str, num_frames: int) -> None:
         places = self.base_model.config.num_image_with_embedding
         if pooling == "concat" and places != num_frames:
-            made = f"videos of {places} frames" if places else "images"
+            expected = f"videos of {places} frames" if places else "images"
             raise ValueError(
-                f"frame_pooling is 'concat' with {num_frames} frames, but this GitForCausalLM was made for {made} "
+                f"frame_pooling is 'concat' with {num_frames} frames, but this GitForCausalLM expects {expected} "
                 "(num_image_with_embedding). Set num_frames to that number, or use frame_pooling='mean'."
             )
         if pooling != "concat":
@@ -64,11 +64,11 @@ class GitCaptioner(Captioner):
         def known(pixels: Tensor, **kwargs: Any) -> BaseModelOutputWithPooling:
             number = int(pixels.flatten()[0])
             one = features[:, number * tokens : (number + 1) * tokens]  # (B, M, D)
-            # A copy, always: the model adds to it in place.
+            # Always a copy, because the model adds to it in place.
             one = one.repeat_interleave(pixels.size(0) // features.size(0), dim=0)
             return BaseModelOutputWithPooling(last_hidden_state=one)
 
-        # Stands for the pixels: each frame is its own number.
+        # In place of the pixels, each frame carries its index.
         numbers = torch.arange(frames, device=features.device, dtype=features.dtype)
         with replaced_forward(cls.find_vision_tower(model), known):
             inputs["pixel_values"] = numbers.view(1, -1, 1, 1, 1).repeat(features.size(0), 1, 1, 1, 1)

@@ -2,10 +2,10 @@ r"""The head tap: the only code that accesses the output projection of a caption
 
 Legend: B captions, T tokens, V vocabulary, D features, M image tokens.
 
-A captioner's model gets a class of its own whose `forward` takes two more arguments. With `head_objective` the output
-projection is skipped, so that `(B, T, V)` logits never exist; the objective gets the projection's input and weight and
-returns a loss or per-token values, which become the model's output. With `image_features` the vision tower is skipped.
-All of this happens inside `forward`, below DDP, FSDP and PEFT: a loss computed outside breaks FSDP2.
+`tap_head` gives the model a subclass of its class whose `forward` takes two more arguments. With `head_objective` the
+output projection is skipped, so that `(B, T, V)` logits are never built; the objective gets the projection's input and
+weight and returns a loss or per-token values, which become the model's output. With `image_features` the vision tower
+is skipped. All of this happens inside `forward`, below DDP, FSDP and PEFT: a loss computed outside breaks FSDP2.
 """
 
 import functools
@@ -21,7 +21,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.utils import ModelOutput
 
 from hf_captionrl.captioners.output_projection import head_projection, is_tappable
-from hf_captionrl.captioners.prompt_prefix import captions_an_image, repeat_rows
+from hf_captionrl.captioners.prompt_prefix import captions_per_image, repeat_rows
 from hf_captionrl.losses.linear_log_probs import IGNORE_INDEX, linear_log_probs
 
 __all__ = [
@@ -41,15 +41,15 @@ logger = logging.getLogger(__name__)
 class HeadInputs:
     """Inputs of an objective: hidden states and weight, or the full logits in the fallback.
 
-    Everything is aligned: position t predicts `labels[:, t]`.
+    All tensors are aligned: position t predicts `labels[:, t]`.
 
     Args:
-        labels (`torch.Tensor` of shape `(B, T)`): Token ids, `IGNORE_INDEX` where nothing is supervised.
+        labels (`torch.Tensor` of shape `(B, T)`): Token ids, `IGNORE_INDEX` at unsupervised positions.
         hidden (`torch.Tensor` of shape `(B, T, D)`, *optional*): Input of the output projection.
-        weight (`torch.Tensor` of shape `(V, D)`, *optional*): Its weight.
-        bias (`torch.Tensor` of shape `(V,)`, *optional*): Its bias.
-        softcap (`float`, *optional*): `softcap * tanh(logits / softcap)` follows the projection.
-        logits (`torch.Tensor` of shape `(B, T, V)`, *optional*): In the fallback only; then `hidden` is None.
+        weight (`torch.Tensor` of shape `(V, D)`, *optional*): Weight of the output projection.
+        bias (`torch.Tensor` of shape `(V,)`, *optional*): Bias of the output projection.
+        softcap (`float`, *optional*): The projection is followed by `softcap * tanh(logits / softcap)`.
+        logits (`torch.Tensor` of shape `(B, T, V)`, *optional*): Only in the fallback, where `hidden` is None.
     """
 
     labels: Tensor
@@ -61,20 +61,20 @@ class HeadInputs:
 
 
 HeadObjective = Callable[[HeadInputs], dict[str, Tensor]]
-"""From [`HeadInputs`] to named tensors: `loss` (a scalar), and anything else."""
+"""Function from [`HeadInputs`] to named tensors: `loss` (a scalar) and any others."""
 
 
 @dataclass(init=False)
 class HeadOutput(ModelOutput):
-    """The tensors an objective returned, as a model's output: `output.loss`, `output["log_probs"]`, ...
+    """The tensors that an objective returned, as a model output: `output.loss`, `output["log_probs"]`, ...
 
     Args:
-        values (`dict`, *optional*): Names and tensors.
-        named (`torch.Tensor`): More of them.
+        values (`dict`, *optional*): From names to tensors.
+        named (`torch.Tensor`): More tensors, as keyword arguments.
     """
 
     loss: Tensor | None = None
-    """A scalar, where the objective has one."""
+    """A scalar, if the objective returned one."""
 
     def __init__(self, values: dict[str, Any] | None = None, **named: Any) -> None:
         super().__init__()
@@ -83,10 +83,10 @@ class HeadOutput(ModelOutput):
 
 
 class LogProbsObjective:
-    """Per-token log-probabilities, and entropies if asked for.
+    """Per-token log-probabilities, and optionally entropies.
 
     Args:
-        temperature (`float`): The logits are divided by it, as in sampling.
+        temperature (`float`): Divides the logits, as in sampling.
         return_entropy (`bool`): Also return the entropy of each distribution.
     """
 
@@ -95,13 +95,13 @@ class LogProbsObjective:
         self.return_entropy = return_entropy
 
     def __call__(self, head: HeadInputs) -> dict[str, Tensor]:
-        """Compute them.
+        """Compute the log-probabilities.
 
         Args:
             head ([`HeadInputs`]): From the tap.
 
         Returns:
-            `dict`: `log_probs` and, if asked for, `entropy`, both `(B, T)` with 0 where the label is ignored.
+            `dict`: `log_probs`, and `entropy` if requested; both `(B, T)`, 0 where the label is ignored.
         """
         if head.hidden is not None and head.weight is not None:
             result = linear_log_probs(
@@ -127,7 +127,7 @@ class LogProbsObjective:
 
 
 def mean_cross_entropy(head: HeadInputs) -> dict[str, Tensor]:
-    """Plain maximum likelihood as an objective: mean nats per supervised token.
+    """Maximum likelihood as an objective: mean nats per supervised token.
 
     Args:
         head ([`HeadInputs`]): From the tap.
@@ -143,7 +143,7 @@ def mean_cross_entropy(head: HeadInputs) -> dict[str, Tensor]:
 
 @contextmanager
 def replaced_forward(module: nn.Module, function: Callable[..., Any]) -> Iterator[None]:
-    """Replace the forward of a module in a context. Its hooks still run: FSDP and ZeRO gather weights in them."""
+    """Context in which a module has another forward. Its hooks still run: FSDP and ZeRO gather weights in them."""
     previous = module.__dict__.get("forward")
     module.__dict__["forward"] = function
     try:
@@ -157,13 +157,9 @@ def replaced_forward(module: nn.Module, function: Callable[..., Any]) -> Iterato
 
 @contextmanager
 def bypass_vision_tower(tower: nn.Module, image_features: Tensor) -> Iterator[Tensor]:
-    """Context in which the vision tower returns known features.
+    """Context in which the vision tower returns `image_features` `(B, M, D)`.
 
-    Args:
-        image_features (`torch.Tensor` of shape `(B, M, D)`): Its output.
-
-    Yields:
-        `torch.Tensor` of shape `(B, 1, 1, 1)`: To be passed as `pixel_values`; where generation repeats its rows, the
+    Yields a placeholder `(B, 1, 1, 1)` for `pixel_values`. If generation repeats its rows, the features are repeated too.
     """
 
     def known(*args: Any, **kwargs: Any) -> BaseModelOutputWithPooling:
@@ -177,11 +173,11 @@ def bypass_vision_tower(tower: nn.Module, image_features: Tensor) -> Iterator[Te
 
 
 def align(states: Tensor, labels: Tensor, shift: bool) -> tuple[Tensor, Tensor]:
-    """The states that predict each label: the last ones (images come before text), moved by one if `shift`."""
+    """The states that predict each label: the last ones (images precede the text), shifted by one if `shift`."""
     if states.size(1) < labels.size(1):
         raise ValueError(
             f"The model returned {states.size(1)} positions for {labels.size(1)} labels. "
-            "Make labels and token ids of one batch with the captioner's collate."
+            "Create labels and token ids together with captioner.collate."
         )
     states = states[:, states.size(1) - labels.size(1) :]
     return (states[:, :-1], labels[:, 1:]) if shift else (states, labels)
@@ -190,17 +186,17 @@ def align(states: Tensor, labels: Tensor, shift: bool) -> tuple[Tensor, Tensor]:
 def _image_inputs(
     model: Any, family: Any, features: Tensor | None, batch: dict[str, Any], inputs: dict[str, Any]
 ) -> Any:
-    """The context in which the vision tower is skipped, or an empty one; several captions per image share its features."""
+    """Context that skips the vision tower if there are features, or if several captions share an image."""
     tokens = inputs.get(family.token_argument)
     rows = None if tokens is None else tokens.size(0)
     pixels = batch.get("pixel_values")
     if features is None:
         if pixels is None or rows is None or family.is_native(model, batch):
             return nullcontext()
-        features = family.encode(model, batch)  # (B, M, D): an image is encoded once for all its captions
+        features = family.encode(model, batch)  # (B, M, D): each image is encoded once for all its captions
     elif pixels is not None and pixels.size(0) != features.size(0):
-        raise ValueError("Both pixel_values and image_features were given, of different batch sizes. Pass one.")
-    if rows is not None and captions_an_image(rows, features.size(0)) > 1 and not model.folds_cross_attention:
+        raise ValueError("pixel_values and image_features have different batch sizes. Pass only one of them.")
+    if rows is not None and captions_per_image(rows, features.size(0)) > 1 and not model.folds_cross_attention:
         features = repeat_rows(features, rows)
     dtype = next((p.dtype for p in family.find_vision_tower(model).parameters()), features.dtype)
     return family.known_features(model, features.to(dtype), inputs)
@@ -218,14 +214,14 @@ def _tapped_forward(
     with _image_inputs(model, family, image_features, batch, inputs):
         if objective is None:
             return original(model, **_with_long_labels(family, inputs))
-        labels = inputs.pop("labels", None)  # without them the model computes no loss of its own
+        labels = inputs.pop("labels", None)  # without labels the model does not compute a loss
         if labels is None:
-            raise ValueError("A head objective needs labels. Make the batch with the captioner's collate.")
+            raise ValueError("A head objective needs labels. Create the batch with captioner.collate.")
         return _run_objective(model, original, family, objective, labels, inputs)
 
 
 def _with_long_labels(family: Any, inputs: dict[str, Any]) -> dict[str, Any]:
-    """Labels for the model's own loss, which knows of a prefix: nothing in it is supervised."""
+    """Labels for the model's own loss: padded on the left to the length of prefix and text."""
     labels, ids = inputs.get("labels"), inputs.get(family.token_argument)
     if labels is not None and ids is not None and labels.size(1) < ids.size(1):
         inputs["labels"] = F.pad(labels, (ids.size(1) - labels.size(1), 0), value=IGNORE_INDEX)
@@ -246,7 +242,9 @@ def _run_objective(
     if model.use_full_logits or not is_tappable(head):
         if not model.use_full_logits:
             model.use_full_logits = True
-            logger.warning("%s cannot be read as one weight: using full logits (slower).", type(head).__name__)
+            logger.warning(
+                "%s is not a single weight matrix. Using full logits, which is slower.", type(head).__name__
+            )
         logits, labels = align(original(model, **inputs).logits, labels, shift)
         return HeadOutput(objective(HeadInputs(labels=labels, logits=logits)))
 
@@ -270,7 +268,7 @@ def _run_objective(
             HeadInputs(labels=aligned, hidden=hidden, weight=weight, bias=bias, softcap=family.softcap(model))
         )
 
-    # The objective runs as the head's own forward: a head that is sharded by itself has its weight only there.
+    # The objective runs as the forward of the head: if the head is sharded separately, its weight is gathered only there.
     with replaced_forward(head, compute):
         return HeadOutput(head(captured[-1]))
 
@@ -285,7 +283,7 @@ _ADDED_BY_PEFT = (
 def _tapped_class(cls: Any, family: Any) -> Any:
     original = cls.forward
 
-    # generate and PEFT read the signature of the model's own forward.
+    # generate and PEFT read the signature of the original forward.
     @functools.wraps(original)
     def forward(
         self: Any,
@@ -296,20 +294,20 @@ def _tapped_class(cls: Any, family: Any) -> Any:
     ) -> Any:
         if args:
             if head_objective is not None or image_features is not None:
-                raise TypeError("Pass the inputs by name together with head_objective or image_features.")
+                raise TypeError("With head_objective or image_features, pass all inputs by name.")
             return original(self, *args, **kwargs)
-        # PEFT's wrappers of task types pass these whether the model knows them or not.
+        # PEFT's wrappers of task types pass these even if the model does not take them.
         kwargs = {name: value for name, value in kwargs.items() if value is not None or name not in _ADDED_BY_PEFT}
         return _tapped_forward(self, original, family, head_objective, image_features, kwargs)
 
     def reduce(self: Any, protocol: Any) -> Any:
-        # copy and pickle look up a class by name and find the model's own class.
+        # copy and pickle look up a class by its name, and would find the original class.
         reduced = super(made, self).__reduce_ex__(protocol)
         return (_new_tapped, (cls, family), *reduced[2:]) if type(self) is made else reduced
 
     def enable_input_require_grads(self: Any) -> None:
         super(made, self).enable_input_require_grads()
-        # BLIP and GIT add positions in place, which autograd forbids on the leaf that the line above makes.
+        # The line above makes the embeddings a leaf. BLIP and GIT modify them in place, which autograd forbids.
         self._require_grads_hooks.append(
             self.get_input_embeddings().register_forward_hook(lambda module, inputs, output: output.clone())
         )
@@ -321,7 +319,7 @@ def _tapped_class(cls: Any, family: Any) -> Any:
         "use_full_logits": False,
         "folds_cross_attention": False,
         "captioner_family": family,
-        # transformers writes the class's name into config.json and looks up what to record by its full name.
+        # transformers writes the class name to config.json, and uses the full name to find which outputs to record.
         "__module__": cls.__module__,
         "__qualname__": cls.__qualname__,
         "__doc__": cls.__doc__,
@@ -336,13 +334,13 @@ def _new_tapped(cls: Any, family: Any) -> Any:
 
 
 def tap_head(model: nn.Module, family: type) -> None:
-    """Give a model the `forward` described above, in place. Call this before PEFT, DDP and FSDP wrap the model."""
+    """Extend the `forward` of a model in place, as described above. Call this before PEFT, DDP and FSDP wrap it."""
     if getattr(model, "captioner_family", None) is not None:
         return
     if "forward" in model.__dict__:
         raise ValueError(
-            f"The forward of this {type(model).__name__} was replaced before (accelerate's prepare, a device_map over "
-            "several devices, or a patch). Make the captioner first, then prepare captioner.model."
+            f"The forward of this {type(model).__name__} has already been replaced (by accelerate's prepare, by a "
+            "device_map over several devices, or by a patch). Create the captioner first, then prepare captioner.model."
         )
     made: Any = _tapped_class(type(model), family)  # type: ignore[arg-type]
     model.__class__ = made

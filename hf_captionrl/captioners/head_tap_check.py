@@ -1,4 +1,4 @@
-"""The first-batch check of the head tap against the model's own loss."""
+"""Checks the head tap against the model's own loss on the first batch."""
 
 from __future__ import annotations
 
@@ -16,16 +16,12 @@ logger = logging.getLogger(__name__)
 
 
 def check_tap(captioner: Any, batch: dict[str, Any], atol: float | None = None) -> float:
-    """Compare cross-entropy through the tap with the model's own loss; if they differ, switch to full logits.
-
-    Args:
-        atol (`float`, *optional*): Largest difference in nats; by default 1e-3 in fp32 and 0.05 in 16 bits.
-    """
+    """See `Captioner.self_check`."""
     model = captioner.model
     if atol is None:
         half = torch.is_autocast_enabled(captioner.device.type) or next(model.parameters()).element_size() < 4
         atol = 0.05 if half else 1e-3
-    with evaluating(model), torch.no_grad():  # dropout would make any two forwards differ
+    with evaluating(model), torch.no_grad():  # with dropout, two forwards would differ
         own = float(captioner.own_loss(batch))
         try:
             tapped = float(model(**batch, head_objective=mean_cross_entropy).loss)
@@ -41,16 +37,17 @@ def check_tap(captioner: Any, batch: dict[str, Any], atol: float | None = None) 
     if abs(full - tapped) <= atol:
         captioner.use_full_logits = was_full
         logger.warning(
-            "SELF-CHECK: cross-entropy is %.6f, through the head tap and from the full logits, but the own loss of %s "
-            "is %.6f. It smooths, weighs or shifts differently; training uses the former.",
+            "SELF-CHECK: cross-entropy is %.6f, both through the head tap and from full logits, but %s itself computes "
+            "a loss of %.6f. Its loss smooths, weights or shifts differently. Training uses the cross-entropy.",
             tapped,
             name,
             own,
         )
     else:
         logger.warning(
-            "SELF-CHECK FAILED: cross-entropy is %.6f through the head tap, but the own loss of %s is %.6f. Something "
-            "follows its output projection. From now on full logits are used (%.6f): slower and larger, but right.",
+            "SELF-CHECK FAILED: cross-entropy is %.6f through the head tap, but %s itself computes a loss of %.6f. It "
+            "changes the logits after the output projection. Full logits (%.6f) are used from now on: correct, but "
+            "they need more time and memory.",
             tapped,
             name,
             own,

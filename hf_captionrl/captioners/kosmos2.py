@@ -13,9 +13,9 @@ __all__ = ["Kosmos2Captioner"]
 
 @register
 class Kosmos2Captioner(FixedPrefixCaptioner):
-    """Kosmos-2 (`Kosmos2ForConditionalGeneration`): `<s><image>`, the image's tokens, `</image>`, prompt and caption.
+    """Kosmos-2 (`Kosmos2ForConditionalGeneration`), which reads `<s><image>`, image tokens, `</image>`, prompt, caption.
 
-    With `<grounding>` in the prompt the captions carry the places of what they name.
+    With `<grounding>` in the prompt, captions contain the locations of the objects.
     """
 
     family = "kosmos-2"

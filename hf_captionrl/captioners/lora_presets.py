@@ -1,4 +1,4 @@
-"""The papers' adapters as functions that return a `LoraConfig`: SR-L, SR-V and SR-LV of No Detail Left Behind."""
+"""`LoraConfig`s of the adapters of No Detail Left Behind: SR-L, SR-V and SR-LV."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ __all__ = ["both_lora", "language_lora", "vision_lora"]
 
 
 class _Targets(Captioner):
-    """Module names of a model without its weights."""
+    """A captioner of which only the module names are used: without weights, processor and head tap."""
 
-    def __init__(self, model: Any) -> None:  # no processor, no tap: only names are read
+    def __init__(self, model: Any) -> None:
         self.model = model
 
 

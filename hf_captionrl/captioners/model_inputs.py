@@ -1,4 +1,4 @@
-"""Batches from images and captions, and captions from token ids.
+"""Converts images and captions to batches, and token ids to captions.
 
 Legend: B images or captions, N captions, T tokens, M image tokens, D features.
 """
@@ -18,17 +18,17 @@ __all__ = ["Encoding"]
 
 
 class Encoding(ABC):
-    """The part of [`Captioner`] that makes batches and reads completions."""
+    """The part of [`Captioner`] that creates batches and decodes completions."""
 
     side_inputs: ClassVar[tuple[str, ...]] = ()
-    """Inputs of the model per image other than the pixels: names of tensors with one row per image."""
+    """Names of the inputs per image other than the pixels; each has one row per image."""
     lead: str = ""
     """Separator between a caption and the text before it, if the prompt does not define it."""
     forced_token_ids: tuple[int, ...] = ()
     """Tokens that always follow the start token; they are neither generated nor supervised."""
 
     joins_frames: ClassVar[bool] = False
-    """Whether the text may see the image tokens of several frames, one frame after the other."""
+    """Whether the model accepts the concatenated image tokens of several frames."""
     native_frames: int = 0
     """Number of frames of the videos in `image_features`; 0 for images."""
     frame_pooling: str = "mean"
@@ -47,11 +47,11 @@ class Encoding(ABC):
     @property
     @abstractmethod
     def max_text_tokens(self) -> int:
-        """Longest text, in tokens, that the model has positions for."""
+        """Longest text that the model has positions for, in tokens."""
 
     @property
     def end_token_ids(self) -> tuple[int, ...]:
-        """Tokens that end a generated caption; the first one, `eos_token_id`, ends the captions of the data."""
+        """Tokens that end a generated caption; the first one, `eos_token_id`, ends captions in training."""
         return (self.eos_token_id,)
 
     @property
@@ -61,7 +61,7 @@ class Encoding(ABC):
 
     @property
     def text_prompt(self) -> str:
-        """The part of the prompt that begins the text of the caption."""
+        """The part of the prompt that is in the same sequence as the caption."""
         return self.prompt
 
     def prompt_ids(self) -> list[int]:
@@ -86,30 +86,30 @@ class Encoding(ABC):
         return {"pixel_values": pixels, **self.fixed_side_inputs(len(images))}
 
     def check_frame_pooling(self, pooling: str, num_frames: int) -> None:
-        """Refuse a way to look at videos that the model cannot take.
+        """Check that the model supports a frame pooling.
 
         Args:
-            pooling (`str`): `"mean"`, `"concat"` or `"ordered"`, see `data.pool_frames`, or `"native"`, the model's own:
-                from then on features that come alone are those of videos (`native_frames`).
+            pooling (`str`): `"mean"`, `"concat"` or `"ordered"`, see `data.pool_frames`; or `"native"`, the model's own
+                video inputs. After `"native"`, features without side inputs are those of videos (`native_frames`).
             num_frames (`int`): F.
 
         Raises:
-            ValueError: If it cannot.
+            ValueError: If it does not.
         """
         name = type(self.base_model).__name__
         if pooling == "native":
             raise ValueError(
-                f"frame_pooling is 'native', and {name} is only ever given images here, not the video inputs of its own "
-                "processor. Use frame_pooling='mean'."
+                f"frame_pooling is 'native', but {name} is only supported with image inputs, not with video inputs. Use "
+                "frame_pooling='mean'."
             )
         if pooling != "mean" and not self.joins_frames:
             raise ValueError(
-                f"frame_pooling is {pooling!r}, but {name} has places for the image tokens of one image, not of {num_frames}. "
+                f"frame_pooling is {pooling!r}, but {name} accepts the image tokens of one frame, not of {num_frames}. "
                 "Use frame_pooling='mean', or a captioner with cross-attention (BLIP, VisionEncoderDecoder)."
             )
 
     def encode_videos(self, videos: Sequence[Sequence[Image.Image]]) -> dict[str, Tensor]:
-        """Prepare videos for a model that has video inputs of its own.
+        """Prepare videos for a model with video inputs.
 
         Args:
             videos (`Sequence`): B videos of F frames each, in temporal order.
@@ -118,26 +118,26 @@ class Encoding(ABC):
             `dict`: As for `encode_images`, one row per video.
 
         Raises:
-            ValueError: If the model has none.
+            ValueError: If the model has no video inputs.
         """
         raise ValueError(f"{type(self.base_model).__name__} has no video inputs. Use frame_pooling='mean'.")
 
     def video_signature(self) -> str:
-        """Identifies the model's own preparation of videos.
+        """Identifies how the model's processor prepares videos.
 
         Returns:
-            `str`: A hash of its settings; empty where the model has no video inputs.
+            `str`: A hash of its settings; empty if the model has no video inputs.
         """
         return ""
 
     def fixed_side_inputs(self, number: int) -> dict[str, Tensor]:
-        """Inputs of the model other than pixels, if they are the same for all images.
+        """The side inputs, if they are the same for all images.
 
         Args:
             number (`int`): B.
 
         Returns:
-            `dict`: The tensors that `side_inputs` names, each with B rows; empty if the family needs none.
+            `dict`: The tensors named in `side_inputs`, each with B rows; empty if the family has none.
 
         Raises:
             ValueError: If they depend on the image, so that features alone do not determine the inputs.
@@ -145,15 +145,15 @@ class Encoding(ABC):
         return {}
 
     def encode_captions(self, captions: Sequence[str], *, max_length: int = 40) -> dict[str, Tensor]:
-        """Token ids and labels of captions after the prompt.
+        """Token ids and labels of captions, with the prompt.
 
         Args:
             captions (`Sequence[str]`): B captions.
             max_length (`int`): Longest row in tokens; longer captions are truncated and then lack the end token.
 
         Returns:
-            `dict`: `input_ids`, `attention_mask`, `labels`, each `(B, T)`. The end token is supervised; start, prompt
-            and padding are not.
+            `dict`: `input_ids`, `attention_mask`, `labels`, each `(B, T)`. The caption and the end token are
+            supervised; start token, prompt and padding are not.
 
         Raises:
             TypeError: If a caption is not a string.
@@ -172,11 +172,12 @@ class Encoding(ABC):
         )
 
     def encode_completions(self, ids: Tensor, mask: Tensor | None = None) -> dict[str, Tensor]:
-        """Token ids and labels of generated completions, so that `log_probs` can score them.
+        """Token ids and labels of generated completions, to score them with `log_probs`.
 
         Args:
             ids (`torch.Tensor` of shape `(N, T)`): Ids after the prompt, as `generate` returns them.
-            mask (`torch.Tensor` of shape `(N, T)`, *optional*): Which ids count; by default up to the end token.
+            mask (`torch.Tensor` of shape `(N, T)`, *optional*): True for ids of the caption; by default those up to
+                the end token.
 
         Returns:
             `dict`: `input_ids`, `attention_mask`, `labels`, on the device of `ids`.
@@ -196,13 +197,13 @@ class Encoding(ABC):
         image_features: Tensor | None = None,
         max_length: int = 40,
     ) -> dict[str, Tensor]:
-        """One batch of images, or their features, and captions.
+        """Create a batch from images, or their features, and captions.
 
         Args:
             images (`Sequence[PIL.Image.Image]`, *optional*): B images.
-            captions (`Sequence[str]`): B captions, or a multiple: the captions of one image are consecutive.
-            image_features (`torch.Tensor` of shape `(B, M, D)`, *optional*): In place of the images.
-            max_length (`int`): Longest caption in tokens, with start, prompt and end.
+            captions (`Sequence[str]`): B captions, or a multiple of B; the captions of one image are consecutive.
+            image_features (`torch.Tensor` of shape `(B, M, D)`, *optional*): Features to use instead of images.
+            max_length (`int`): Longest row in tokens, including start token, prompt and end token.
 
         Returns:
             `dict`: The inputs of the model.
@@ -211,7 +212,7 @@ class Encoding(ABC):
             ValueError: If both or neither of images and features are given.
         """
         if (images is None) == (image_features is None):
-            raise ValueError("Give either images or image_features, the cached output of the vision tower.")
+            raise ValueError("A batch needs images once. Pass either images or image_features.")
         batch = self.encode_captions(captions, max_length=max_length)
         if images is not None:
             batch |= self.encode_images(images)
@@ -221,10 +222,10 @@ class Encoding(ABC):
 
     @staticmethod
     def align_labels(labels: Tensor) -> Tensor:
-        """The labels as an objective gets them: position t is predicted by position t of the hidden states.
+        """The labels as a head objective gets them: position t of the hidden states predicts position t.
 
         Args:
-            labels (`torch.Tensor` of shape `(B, T)`): Of a batch.
+            labels (`torch.Tensor` of shape `(B, T)`): Labels of a batch.
 
         Returns:
             `torch.Tensor` of shape `(B, T - 1)`.
@@ -232,14 +233,15 @@ class Encoding(ABC):
         return labels[:, 1:]
 
     def decode(self, ids: Tensor, mask: Tensor | None = None) -> list[str]:
-        """Captions of completions.
+        """Decode completions to captions.
 
         Args:
             ids (`torch.Tensor` of shape `(N, T)`): Ids after the prompt.
-            mask (`torch.Tensor` of shape `(N, T)`, *optional*): Which ids count; by default up to the end token.
+            mask (`torch.Tensor` of shape `(N, T)`, *optional*): True for ids of the caption; by default those up to
+                the end token.
 
         Returns:
-            `list[str]`: Without special tokens, stripped.
+            `list[str]`: Stripped captions without special tokens.
         """
         if mask is None:
             mask, _ = completion_mask(ids, end_ids=self.end_token_ids, pad_id=self.pad_token_id)

@@ -1,4 +1,4 @@
-r"""An output projection, plain or wrapped by PEFT, as a single weight.
+r"""Represents an output projection, possibly wrapped by PEFT, as a single weight.
 
 Legend: B captions, T tokens, V vocabulary, D features, r rank.
 """
@@ -12,7 +12,7 @@ __all__ = ["head_projection", "is_tappable"]
 
 
 def _active(module: nn.Module) -> Any:
-    """The module that computes: PEFT's copy of a trained module, the base of a switched-off or merged adapter."""
+    """The module that computes the output: PEFT's trained copy, or the base layer of a disabled or merged adapter."""
     if isinstance(module, nn.Linear):
         return module
     from peft.tuners.lora import Linear as LoraLinear
@@ -32,7 +32,7 @@ def _adapters(module: Any) -> list[str]:
 
 
 def _is_plain(module: Any) -> bool:
-    """A dense linear layer; quantised ones pack their weight."""
+    """Whether the module is a dense linear layer; quantised layers pack their weight."""
     return isinstance(module, nn.Linear) and module.weight.dim() == 2 and module.weight.is_floating_point()
 
 
@@ -52,23 +52,18 @@ def is_tappable(head: nn.Module) -> bool:
 
 
 def head_projection(head: nn.Module, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-    r"""Input, weight and bias such that `F.linear(input, weight, bias)` is what the projection computes.
+    r"""Input `(B, T, D')`, weight `(V, D')` and bias such that `F.linear` of them equals the projection of `hidden`.
 
-    LoRA on the head is `h W^T + s * dropout(h) A^T B^T = [h, s * dropout(h) A^T] [W, B]^T`: exact with dropout too.
-
-    Args:
-        hidden (`torch.Tensor` of shape `(B, T, D)`): Its input.
-
-    Returns:
-        `tuple`: Input `(B, T, D')`, weight `(V, D')` and bias `(V,)` or None; `D' = D` without LoRA, else `D + r`.
+    LoRA on the head is `h W^T + s * dropout(h) A^T B^T = [h, s * dropout(h) A^T] [W, B]^T`, so that `D' = D + r`. This
+    is exact, also with dropout. Without LoRA, `D' = D`.
     """
     module = _active(head)
     base = module if isinstance(module, nn.Linear) else module.base_layer
     weight, bias = base.weight, base.bias
     if hasattr(weight, "placements"):
         raise ValueError(
-            "The output projection is a sharded DTensor here. Use FSDP2 or ZeRO-3, which gather it in the model's "
-            "forward, and leave the output projection out of the tensor-parallel plan."
+            "The output projection is a sharded DTensor. Use FSDP2 or ZeRO-3, which gather it in the model's "
+            "forward, and exclude the output projection from the tensor-parallel plan."
         )
     if base is module:
         return hidden, weight, bias

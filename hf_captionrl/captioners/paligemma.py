@@ -16,7 +16,7 @@ __all__ = ["PaliGemmaCaptioner"]
 
 @register
 class PaliGemmaCaptioner(ChatCaptioner):
-    """PaliGemma, which reads image and prompt in both directions and writes the caption behind them."""
+    """PaliGemma, with bidirectional attention over image and prompt, and causal attention over the caption."""
 
     family = "paligemma"
     model_types = ("paligemma",)
@@ -28,7 +28,7 @@ class PaliGemmaCaptioner(ChatCaptioner):
 
     @classmethod
     def text_types(cls, input_ids: Tensor) -> Tensor:
-        # 0 is read in both directions: the start token, which is the last of the prompt. The rest is the answer.
+        # Type 0 has bidirectional attention: here the start token, which is the last token of the prompt.
         types = torch.ones_like(input_ids)
         types[:, 0] = 0
         return types

@@ -19,11 +19,11 @@ __all__ = ["Pix2StructCaptioner"]
 
 @register
 class Pix2StructCaptioner(Captioner):
-    """Pix2Struct (`Pix2StructForConditionalGeneration`), which reads patches of an image in its own shape.
+    """Pix2Struct (`Pix2StructForConditionalGeneration`), which reads patches and keeps the aspect ratio of the image.
 
-    `pixel_values` are the flattened patches `(B, M, 2 + D)`, whose first two columns are row and column, counted from 1;
-    where an image has fewer than M patches, rows of zeros follow. `image_features` have zeros there too.
-    The number of patches is that of the image processor (`max_patches`).
+    `pixel_values` are the flattened patches `(B, M, 2 + D)`; the first two columns are row and column, counted from 1.
+    Images with fewer than M patches are padded with rows of zeros, in `image_features` too. M is set by the image
+    processor (`max_patches`).
     """
 
     family = "pix2struct"
@@ -38,8 +38,8 @@ class Pix2StructCaptioner(Captioner):
         super().check_fit()
         if getattr(self.base_model.config, "is_vqa", False) or getattr(self.image_processor, "is_vqa", False):
             raise ValueError(
-                "This Pix2Struct answers questions that are painted above the image (is_vqa). Load a checkpoint that "
-                "captions, such as google/pix2struct-textcaps-base."
+                "This Pix2Struct answers questions that are rendered above the image (is_vqa). Load a captioning "
+                "checkpoint, such as google/pix2struct-textcaps-base."
             )
 
     def special_token_ids(self) -> tuple[int, int, int]:
@@ -87,10 +87,10 @@ class Pix2StructCaptioner(Captioner):
         model = self.base_model
         inputs: dict[str, Any] = {"decoder_input_ids": prompt_ids}
         with self.known_features(model, image_features, inputs):
-            # Never encoded: tells generate the number of rows.
+            # Never encoded: only tells generate the number of rows.
             return model.generate(image_features.new_zeros(len(image_features), 1, 1), **inputs, **kwargs)
 
 
 def _is_patch(patches: Tensor) -> Tensor:
-    """1 for a patch, 0 for padding, `(B, M)`: rows are counted from 1."""
+    """`(B, M)`: 1 for a patch, 0 for padding, whose row is 0."""
     return (patches[..., 0] != 0).long()

@@ -1,4 +1,4 @@
-"""Loads the processor of a checkpoint: image processor and tokenizer, joined if transformers does not join them."""
+"""Loads the processor of a checkpoint, as a `ProcessorPair` if transformers has no joint processor for it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _FILES = (
 
 
 def load_processor(name: str, revision: str | None) -> Any:
-    """The processor in a folder or repository."""
+    """The processor in a folder or repository; None if tokenizer or image processor are missing."""
     check_json_files(name, revision, _FILES)
     has_tokenizer = any(find_file(name, file, revision) for file in TOKENIZER_FILES)
     has_image_processor = any(find_file(name, file, revision) for file in _FILES[:2])
@@ -33,11 +33,11 @@ def load_processor(name: str, revision: str | None) -> Any:
         return _joined(name, revision)
     except ImportError:
         raise
-    except Exception as error:  # of a validator, of a missing file, or an attribute of a wrong type
+    except Exception as error:  # from a validator, a missing file, or an attribute of the wrong type
         if brings_code(name, _FILES, revision):
             raise ValueError(
-                f"The image processor or tokenizer of {name!r} brings code of its own (auto_map), which is never run here. Pass "
-                "processor=..., made of classes of transformers, or load a conversion of the model to them (of Florence-2, "
+                f"The image processor or tokenizer of {name!r} needs custom code (auto_map), which is never executed here. "
+                "Pass processor=... with classes of transformers, or load a checkpoint converted to them (for Florence-2: "
                 "florence-community/...)."
             ) from error
         said = " ".join(str(error).split())
@@ -62,7 +62,7 @@ def _joined(name: str, revision: str | None) -> Any:
 
 
 def _load_image_processor(name: str, revision: str | None) -> Any:
-    """The image processor; `ViTFeatureExtractor` and its like are today's `ViTImageProcessor`."""
+    """The image processor; former names such as `ViTFeatureExtractor` are mapped to `ViTImageProcessor`."""
     for file in _FILES[:2]:
         path = find_file(name, file, revision)
         content = {} if path is None else read_object(path)

@@ -1,4 +1,4 @@
-"""Saving a captioner: model or adapter, processor and prompt in one folder."""
+"""Saves a captioner: model or adapter, processor and prompt in one folder."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hf_captionrl.io import write_json
 __all__ = ["SETTINGS_FILE", "ProcessorPair", "Saving", "read_settings"]
 
 SETTINGS_FILE = "captioner.json"
-"""File of the settings that are neither the model's nor the processor's: family, prompt, frame pooling."""
+"""File of the settings that belong to neither model nor processor: family, prompt, frame pooling."""
 
 _SETTINGS: dict[str, tuple[type, str]] = {
     "family": (str, "a string"),
@@ -32,18 +32,18 @@ def read_settings(name: str, revision: str | None) -> dict[str, Any]:
     for key, (kind, what) in _SETTINGS.items():
         if key in settings and (not isinstance(settings[key], kind) or isinstance(settings[key], bool)):
             raise ValueError(
-                f"{shown(file)} holds {settings[key]!r} as {key}, but must hold {what}. Use an intact copy of the checkpoint."
+                f"{key} is {settings[key]!r} in {shown(file)}, but must be {what}. Use an intact copy of the checkpoint."
             )
     return settings
 
 
 @dataclass
 class ProcessorPair:
-    """An image processor and a tokenizer, for families that have no processor that joins them.
+    """An image processor and a tokenizer, for families without a joint processor.
 
     Args:
-        image_processor: Of transformers.
-        tokenizer: Of transformers.
+        image_processor: Image processor of transformers.
+        tokenizer: Tokenizer of transformers.
     """
 
     image_processor: Any
@@ -54,7 +54,7 @@ class ProcessorPair:
 
         Args:
             folder: Destination.
-            kwargs: For both `save_pretrained`.
+            kwargs: Passed to both `save_pretrained` methods.
         """
         self.image_processor.save_pretrained(folder, **kwargs)
         self.tokenizer.save_pretrained(folder, **kwargs)
@@ -72,15 +72,15 @@ class Saving:
 
     @classmethod
     def complete_processor(cls, model: Any, processor: Any) -> None:
-        """Convert model and processor of an older release to the current form; families override it.
+        """Convert model and processor of an older release to the current form. Families may override it.
 
         Args:
-            model: As loaded.
-            processor: As loaded.
+            model: The loaded model.
+            processor: The loaded processor.
         """
 
     def save_processor(self, folder: str | os.PathLike[str]) -> None:
-        """Save the processor, the prompt and the frame pooling beside a model or adapter.
+        """Save the processor, the prompt and the frame pooling.
 
         Args:
             folder: Destination.
@@ -103,18 +103,18 @@ class Saving:
     def push_to_hub(
         self, repo_id: str, *, private: bool | None = None, token: str | None = None, overwrite: bool = False
     ) -> str:
-        """Save with a card and push to the Hub, checked like every push: safetensors only, no secrets.
+        """Save with a model card and push to the Hub, after the checks of every push: safetensors only, no secrets.
 
         Args:
             repo_id (`str`): `owner/name`; created if missing.
-            private (`bool`, *optional*): Whether a new repository is private; None for yes.
-            token (`str`, *optional*): Of the Hub; by default the one stored by `hf auth login`.
-            overwrite (`bool`): Push also into a repository that holds other content.
+            private (`bool`, *optional*): Whether a new repository is private; None means yes.
+            token (`str`, *optional*): Access token; by default the one stored by `hf auth login`.
+            overwrite (`bool`): Also push to a repository that has other content.
 
         Returns:
-            `str`: Address of the commit.
+            `str`: URL of the commit.
         """
-        # `hub` is in a higher layer. Importing it here, when it is called, does not create an import cycle.
+        # `hub` is in a higher layer. Importing it at the call avoids an import cycle.
         hub = importlib.import_module("hf_captionrl.hub")
         is_private = private is None or private
         return str(hub.push_captioner(self, repo_id, private=is_private, token=token, overwrite=overwrite))

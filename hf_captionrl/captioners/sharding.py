@@ -1,4 +1,4 @@
-"""Calls of methods other than `forward` on a model that FSDP2 shards."""
+"""Calls methods other than `forward` on a model that FSDP2 shards."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def is_sharded(model: Any) -> bool:
 def with_gathered_weights(model: Any, function: Callable[[], Result]) -> Result:
     """Call a function as if it were the model's forward, so that FSDP2 gathers the outermost weights for it.
 
-    Generation and image encoding run parts of a captioner separately; FSDP2 gathers weights for the whole model only.
+    Generation and image encoding call submodules directly, while FSDP2 gathers these weights in forward only.
     """
     if not is_sharded(model):
         return function()

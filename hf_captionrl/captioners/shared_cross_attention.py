@@ -1,14 +1,14 @@
-r"""Several captions of an image share its keys and values in cross-attention.
+r"""Shares the keys and values of an image in cross-attention among its captions.
 
 Legend: B images, G captions per image, N = B * G, T tokens, M image tokens, D features, H heads.
 
-Cross-attention treats every position of a text separately: it has no causal mask, and the keys are the image's. The G
-captions of an image are therefore read as one text of G * T positions, `(N, T, D) -> (B, G * T, D)`, against the image's
-`(B, M, D)`: keys and values are projected, stored and cached once per image instead of once per caption. Only the
-order of summation in the gradients differs.
+Cross-attention processes each position of a text separately: it has no causal mask, and its keys come from the image.
+The G captions of an image are therefore folded into one text of G * T positions, `(N, T, D) -> (B, G * T, D)`, which
+attends to the image's `(B, M, D)`: keys and values are projected, stored and cached once per image instead of once per
+caption. Only the order of summation in the gradients differs.
 
-The modules get a class of their own, as the whole model does in `captioners.head_tap`. What they do follows from the shapes
-of each call alone, so it holds in the recomputation of gradient checkpointing too, and in copies, under PEFT and FSDP.
+The modules get a subclass of their class, like the whole model in `captioners.head_tap`. Its forward depends only on the
+shapes of each call, so that it also works in copies, under PEFT and FSDP, and when gradient checkpointing recomputes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from transformers.generation.configuration_utils import GenerationMode
 
 from hf_captionrl.captioners.head_tap import replaced_forward
-from hf_captionrl.captioners.prompt_prefix import captions_an_image, repeat_rows
+from hf_captionrl.captioners.prompt_prefix import captions_per_image, repeat_rows
 
 __all__ = ["computed_once", "fold_cross_attention", "spread_samples"]
 
@@ -36,10 +36,10 @@ FOLDABLE = frozenset(
     BartAttention BlenderbotAttention BlenderbotSmallAttention MarianAttention MBartAttention PegasusAttention
     PLBartAttention TrOCRAttention""".split()
 )
-"""Attention classes of transformers known to treat text positions separately when they attend to an image."""
+"""Attention classes of transformers whose cross-attention processes text positions separately."""
 
 CROSS_ATTENTION_NAMES = (".crossattention", ".crossattention.self", ".encoder_attn")
-"""Last parts of the names of modules that attend to the image, not to the text."""
+"""Endings of the names of modules that attend to the image, not to the text."""
 
 
 def _folded(states: Tensor, images: int) -> Tensor:
@@ -62,25 +62,25 @@ def _unfolded(output: Any, rows: int, images: int) -> Any:
 @functools.cache
 def _folding_class(cls: Any) -> Any:
     original: Callable[..., Any] = cls.forward
-    names = list(inspect.signature(original).parameters)[2:]  # behind self and hidden_states
+    names = list(inspect.signature(original).parameters)[2:]  # after self and hidden_states
     image_name = "encoder_hidden_states" if "encoder_hidden_states" in names else "key_value_states"
     mask_name = "encoder_attention_mask" if "encoder_attention_mask" in names else "attention_mask"
 
     @functools.wraps(original)
     def forward(self: Any, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
-        kwargs.update(zip(names, args, strict=False))  # names only: some models pass these by position
+        kwargs.update(zip(names, args, strict=False))  # some models pass these by position
         image = kwargs.get(image_name)
         if image is None or image.size(0) == hidden_states.size(0):
             return original(self, hidden_states, **kwargs)
         rows, images = hidden_states.size(0), image.size(0)
-        captions_an_image(rows, images)  # raises if it is not an integer
+        captions_per_image(rows, images)  # raises if it is not an integer
         if kwargs.get(mask_name) is not None:  # it has one row per caption
             kwargs[image_name] = repeat_rows(image, rows)
             return original(self, hidden_states, **kwargs)
         return _unfolded(original(self, _folded(hidden_states, images), **kwargs), rows, images)
 
     def reduce(self: Any, protocol: Any) -> Any:
-        # copy and pickle look up a class by name and find the module's own class.
+        # copy and pickle look up a class by its name, and would find the original class.
         reduced = super(made, self).__reduce_ex__(protocol)
         return (_new_folding, (cls,), *reduced[2:]) if type(self) is made else reduced
 
@@ -102,7 +102,7 @@ def _new_folding(cls: Any) -> Any:
 
 
 def fold_cross_attention(model: nn.Module) -> bool:
-    """Let the cross-attention of a model take B images for N captions, in place. Call it before PEFT, DDP and FSDP."""
+    """Let the cross-attention of a model accept B images for N captions, in place. Call it before PEFT, DDP and FSDP."""
     found = [
         module
         for name, module in model.named_modules()
@@ -110,7 +110,7 @@ def fold_cross_attention(model: nn.Module) -> bool:
         and type(module).__module__.startswith("transformers.models.")
         and name.endswith(CROSS_ATTENTION_NAMES)
     ]
-    # A forward of the object's own (accelerate's hooks) would hide that of its class.
+    # An instance attribute `forward` (from accelerate's hooks) would hide the forward of the class.
     if not found or any("forward" in module.__dict__ or getattr(module, "is_causal", False) for module in found):
         return False
     for module in found:
@@ -121,16 +121,10 @@ def fold_cross_attention(model: nn.Module) -> bool:
 
 
 def spread_samples(writer: Any, prompt_ids: Tensor, settings: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
-    """Request G samples of an image with G prompts, so that generate does not repeat the image features.
+    """Request G samples per image with G prompts `(B, P) -> (N, P)` instead of `num_return_sequences`.
 
-    With `num_return_sequences`, generate would repeat them, and keep the keys and values of each repetition. Beams and
-    other ways to write, which reorder or combine rows, are left as they are.
-
-    Args:
-        prompt_ids (`torch.Tensor` of shape `(B, P)`): One prompt per image.
-
-    Returns:
-        `tuple`: `prompt_ids` of shape `(N, P)`, those of an image in a row, and the settings that go with them.
+    With `num_return_sequences`, generate would repeat the image features, and store keys and values for each repetition.
+    Beam search and other decodings that reorder or combine rows are not changed.
     """
     config = copy.deepcopy(writer.generation_config)
     given = settings.get("generation_config")
@@ -147,9 +141,9 @@ def spread_samples(writer: Any, prompt_ids: Tensor, settings: dict[str, Any]) ->
 
 @contextmanager
 def computed_once(module: nn.Module | None) -> Iterator[None]:
-    """Let a module compute its output once, and return it again at each later call.
+    """Context in which a module computes its output once and then returns it again.
 
-    An encoder-decoder projects the same image features again for every token that it generates.
+    Without it, an encoder-decoder projects the same image features again for every generated token.
     """
     if module is None:
         yield

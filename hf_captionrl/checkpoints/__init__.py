@@ -1,4 +1,4 @@
-"""What a checkpoint consists of: its names, its files, the checks before it is loaded, and loading from safetensors."""
+"""Names and files of checkpoints, checks before loading, and loading from safetensors."""
 
 from hf_captionrl.checkpoints.files import check_json_files, find_file, read_object
 from hf_captionrl.checkpoints.loading import load_language_model, load_pretrained, read_config

@@ -1,4 +1,4 @@
-"""Files of a checkpoint: found in a folder or on the Hub, and checked before transformers reads them."""
+"""Finds the files of a checkpoint in a folder or on the Hub, and checks them before transformers reads them."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ JSON_FILES = (
     "special_tokens_map.json",
     "adapter_config.json",
 )
-"""Files that transformers and PEFT expect to hold a JSON object."""
+"""Files that must contain a JSON object for transformers and PEFT."""
 
 TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "tokenizer.model", "spiece.model")
-"""Any of them holds a vocabulary; without one transformers makes an empty tokenizer."""
+"""Each of them contains a vocabulary; without one, transformers creates an empty tokenizer."""
 
 _SHARD = re.compile(r"[^/\\]+\.safetensors")
 
 
 def hub_name(name: str) -> str | None:
-    """The name itself if it can be one of a repository on the Hub."""
+    """The name if it is a valid name of a repository on the Hub and not a folder, else None."""
     from huggingface_hub.utils import HFValidationError, validate_repo_id
 
     if os.path.isdir(name):
@@ -53,7 +53,7 @@ def hub_name(name: str) -> str | None:
 
 
 def find_file(name: str, file: str, revision: str | None = None) -> str | None:
-    """Path of a file of a checkpoint, downloaded where that is needed and possible."""
+    """Path of a file of a checkpoint, downloaded if needed; None if it does not exist or cannot be downloaded."""
     from huggingface_hub.utils import httpx
     from transformers.utils import cached_file
 
@@ -65,12 +65,12 @@ def find_file(name: str, file: str, revision: str | None = None) -> str | None:
     }
     try:
         return cached_file(name, file, **quiet)
-    except httpx.HTTPError:  # a connection that breaks in the middle
+    except httpx.HTTPError:  # the connection was interrupted
         return cached_file(name, file, local_files_only=True, **quiet)
 
 
 def shown(path: str | os.PathLike[str]) -> str:
-    """How a file is named in an error."""
+    """Name of a file for error messages: `owner/name: file` if it is in the Hub's cache, else its path."""
     path = Path(path)
     cached = re.search(r"models--(.+)$", path.parent.parent.parent.name)  # .../models--a--b/snapshots/COMMIT/file
     return f"{cached[1].replace('--', '/')}: {path.name}" if cached else str(path)
@@ -90,13 +90,13 @@ def read_object(path: str | os.PathLike[str]) -> dict[str, Any]:
             type(value), "a number"
         )
         raise ValueError(
-            f"{shown(path)} holds {kind}, but must hold a JSON object. Use an intact copy of the checkpoint."
+            f"{shown(path)} contains {kind}, but must contain a JSON object. Use an intact copy of the checkpoint."
         )
     return value
 
 
 def check_json_files(name: str, revision: str | None = None, files: Iterable[str] = JSON_FILES) -> None:
-    """Refuse a checkpoint with a configuration that is not a JSON object."""
+    """Raise if one of the files is not a JSON object."""
     for file in files:
         path = find_file(name, file, revision)
         if path is not None:
@@ -104,7 +104,7 @@ def check_json_files(name: str, revision: str | None = None, files: Iterable[str
 
 
 def check_index(path: str | os.PathLike[str]) -> list[str]:
-    """Shards of an index, each of which must be a plain `*.safetensors` name in the same folder."""
+    """Names of the shards in an index; each must be a plain `*.safetensors` name in the same folder."""
     content = read_object(path)
     weight_map = content.get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
@@ -113,13 +113,13 @@ def check_index(path: str | os.PathLike[str]) -> list[str]:
         if not isinstance(file, str) or not _SHARD.fullmatch(file):
             raise ValueError(
                 f"{shown(path)} maps {tensor!r} to {file!r}, but every entry must be the plain name of a *.safetensors file "
-                "beside it. Use a checkpoint that save_pretrained or `captionrl convert` wrote."
+                "in the same folder. Use a checkpoint written by save_pretrained or `captionrl convert`."
             )
     return sorted(set(weight_map.values()))
 
 
 def check_safetensors(path: str | os.PathLike[str]) -> None:
-    """Refuse a file that is empty, truncated, or of another format; only its header is read."""
+    """Raise if a file is empty, truncated, or in another format; reads only its header."""
     from safetensors import SafetensorError, safe_open
 
     try:

@@ -1,4 +1,4 @@
-"""Loading a configuration or a model: from safetensors alone, and without code or kernels that a checkpoint names."""
+"""Loads configurations and models: only from safetensors, without custom code and kernels of the checkpoint."""
 
 from __future__ import annotations
 
@@ -24,35 +24,35 @@ __all__ = [
 
 _FOR_MODEL = ("dtype", "torch_dtype", "quantization_config", "attn_implementation", "experts_implementation")
 _FIXED = {"trust_remote_code": False, "use_safetensors": True}
-"""Arguments of `from_pretrained` that have one value here."""
+"""Arguments of `from_pretrained` whose values are fixed."""
 
 
 def check_kwargs(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Arguments for `from_pretrained` without those that have one value here."""
+    """Arguments for `from_pretrained` without those whose values are fixed; raises if they have other values."""
     if kwargs.get("trust_remote_code"):
         raise ValueError(
-            "trust_remote_code is never taken: no code that a checkpoint brings is run here. Leave it out, and load "
-            "checkpoints of model types that transformers knows."
+            "trust_remote_code is not supported: custom code of a checkpoint is never executed. Omit it, and load "
+            "checkpoints of model types that transformers supports."
         )
     if kwargs.get("use_safetensors", True) not in (True, None):
         raise ValueError(
-            f"use_safetensors is {kwargs['use_safetensors']!r}, but weights are read from safetensors alone. Leave it out, and "
+            f"use_safetensors is {kwargs['use_safetensors']!r}, but weights are only read from safetensors. Omit it, and "
             "use `captionrl convert` on a checkpoint that has pickles."
         )
     for name in ("variant", "subfolder", "gguf_file", "weights_only"):
         if kwargs.get(name) not in (None, ""):
             raise ValueError(
-                f"{name} is {kwargs[name]!r}, which is not supported: files of other names or folders are not checked before they "
-                "are opened. Use a folder or revision that holds the checkpoint itself."
+                f"{name} is {kwargs[name]!r}, which is not supported: files with other names or in other folders are not "
+                "checked before they are opened. Use a folder or revision with the checkpoint itself."
             )
     kwargs = {k: v for k, v in kwargs.items() if k not in ("variant", "subfolder", "gguf_file", "weights_only")}
     if kwargs.get("output_loading_info"):
-        raise ValueError("output_loading_info is not supported: the result is not a tuple. Leave it out.")
+        raise ValueError("output_loading_info is not supported: the result is not a tuple. Omit it.")
     return {k: v for k, v in kwargs.items() if k not in (*_FIXED, "output_loading_info")}
 
 
 def brings_code(name: str, files: tuple[str, ...], revision: str | None) -> bool:
-    """Whether a checkpoint asks for Python files that lie beside it."""
+    """Whether one of the files refers to custom code (`auto_map`)."""
     for file in files:
         path = find_file(name, file, revision)
         if path is not None and '"auto_map"' in Path(path).read_text(encoding="utf-8"):
@@ -61,10 +61,11 @@ def brings_code(name: str, files: tuple[str, ...], revision: str | None) -> bool
 
 
 def without_kernels(config: Any) -> Any:
-    """Remove from a configuration what makes transformers fetch kernels, or weights of another name.
+    """Remove the settings that make transformers download kernels, or load weights with another file name.
 
-    `attn_implementation` and `experts_implementation` in a `config.json` may name a repository of compiled code, and
-    `flash_attention_2` is replaced by one where the library is missing. `transformers_weights` may name a pickle.
+    `attn_implementation` and `experts_implementation` in a `config.json` may be a repository of compiled code.
+    `flash_attention_2` is replaced by such a repository if the library is missing. `transformers_weights` may be the
+    name of a pickle.
     """
     config._attn_implementation_internal = None
     config._experts_implementation_internal = None
@@ -83,7 +84,7 @@ def read_config(name: str, revision: str | None = None, *, hint: str = "") -> An
     from transformers import AutoConfig
 
     if os.path.isdir(name) and not os.path.isfile(os.path.join(name, "config.json")):
-        raise FileNotFoundError(f"The folder {name!r} has no config.json. Pass the folder that save_pretrained wrote.")
+        raise FileNotFoundError(f"The folder {name!r} has no config.json. Pass a folder written by save_pretrained.")
     path = find_file(name, "config.json", revision)
     content = {} if path is None else read_object(path)
     try:
@@ -91,15 +92,15 @@ def read_config(name: str, revision: str | None = None, *, hint: str = "") -> An
     except OSError as error:
         raise FileNotFoundError(
             f"{name!r} is neither a folder nor a reachable model on the Hub with a readable config.json. Check the "
-            "name; offline, only folders and models that were downloaded before can be loaded."
+            "name. Offline, only folders and downloaded models can be loaded."
         ) from error
-    except Exception as error:  # a validator of transformers, of huggingface_hub, or an attribute of a wrong type
+    except Exception as error:  # from a validator of transformers or huggingface_hub, or an attribute of a wrong type
         kind = content.get("model_type")
         known = isinstance(kind, str) and kind in transformers.CONFIG_MAPPING
         if brings_code(name, ("config.json",), revision) and not known:
             reason = (
-                "brings code of its own (auto_map in config.json), which is never run here. Load a checkpoint of the same "
-                "model in a class of transformers' own (often there is one whose name ends in -hf), or convert it to one"
+                "needs custom code (auto_map in config.json), which is never executed here. Load a checkpoint of the same "
+                "model that uses a class of transformers (its name often ends in -hf), or convert it"
             )
         elif known or (kind is not None and not isinstance(kind, str)):
             said = " ".join(str(error).split())
@@ -109,7 +110,7 @@ def read_config(name: str, revision: str | None = None, *, hint: str = "") -> An
             )
         else:
             reason = (
-                f"is of a model type that the installed transformers ({transformers.__version__}) does not know. Update "
+                f"has a model type that the installed transformers ({transformers.__version__}) does not support. Update "
                 "transformers, or check model_type in its config.json"
             )
         raise ValueError(f"{name!r} {reason}. {hint}".rstrip()) from error
@@ -118,19 +119,19 @@ def read_config(name: str, revision: str | None = None, *, hint: str = "") -> An
 def check_checkpoint(
     name: str, revision: str | None = None, config: Any | None = None, *, adapters: tuple[str, ...] = ()
 ) -> dict[str, Any]:
-    """Check the files of a model that is loaded next, and say where they are."""
+    """Check the files of a model before it is loaded; returns arguments of `from_pretrained` for them."""
     from transformers import GenerationConfig
 
     revision = usable_revision(name, revision, ("config.json", "adapter_config.json"))
     if path := find_file(name, "adapter_config.json", revision):
-        # transformers puts it on its base by itself: both are checked, and the base's configuration is used.
+        # transformers loads the base model too: check both, and use the configuration of the base model.
         base = read_object(path).get("base_model_name_or_path")
         if isinstance(base, str) and base.startswith("."):
             base = os.path.normpath(os.path.join(name, base))  # relative to the adapter, so that both can be moved
         if not isinstance(base, str) or os.path.realpath(base) in map(os.path.realpath, (*adapters, name)):
             raise ValueError(
-                f"adapter_config.json of {name!r} names {base!r} as its base. Use the name or folder of the model that it "
-                "was trained on."
+                f"adapter_config.json of {name!r} has {base!r} as its base model. Use the name or folder of the model "
+                "that it was trained on."
             )
         find_weights(name, revision, ADAPTER_FILES)
         return {
@@ -154,7 +155,7 @@ def load_pretrained(
     name, kwargs = model_path(name), check_kwargs(kwargs)
     loader_name = getattr(loader, "__name__", str(loader))
     checked = check_checkpoint(name, revision, config)
-    # from_pretrained takes settings of the configuration too, but not beside a configuration.
+    # from_pretrained accepts settings of the configuration as arguments only if no configuration is passed.
     for key in [key for key in kwargs if key in checked["config"].to_dict() and key not in _FOR_MODEL]:
         setattr(checked["config"], key, kwargs.pop(key))
     try:
@@ -171,25 +172,26 @@ def load_pretrained(
         said = " ".join(str(error).split())
         if unknown := re.search(r"unexpected keyword argument '(\w+)'", said):
             raise ValueError(
-                f"{loader_name} takes no argument {unknown[1]!r} (model_init_kwargs). Use arguments of from_pretrained."
+                f"{loader_name} has no argument {unknown[1]!r} (model_init_kwargs). Use arguments of from_pretrained."
             ) from error
         raise ValueError(
-            f"The weights of {name!r} cannot be loaded as its config.json says ({said[:300]}). Use an intact copy of the "
-            "checkpoint."
+            f"The weights of {name!r} do not match its config.json ({said[:300]}). Use an intact copy of the checkpoint."
         ) from error
     except ValueError as error:
         if "Unrecognized configuration class" not in str(error):
             raise
         kind = getattr(checked.get("config"), "model_type", None)
-        raise ValueError(f"{name!r} is of model type {kind!r}, which {loader_name} does not load.") from error
+        raise ValueError(
+            f"{name!r} has model type {kind!r}, which {loader_name} does not support. Use a model of another type."
+        ) from error
     except ImportError as error:
         said = " ".join(str(error).split())
-        raise ValueError(f"{name!r} needs a library that is not installed: {said[:300]}") from error
+        raise ValueError(f"{name!r} needs a library that is not installed ({said[:300]}). Install it.") from error
     return model, set(info["missing_keys"])
 
 
 def load_language_model(name: str, *, revision: str | None = None, **kwargs: Any) -> Any:
-    """Load a causal language model, complete."""
+    """Load a causal language model in eval mode; raises if weights are missing."""
     from transformers import AutoModelForCausalLM
 
     model, missing = load_pretrained(AutoModelForCausalLM, name, revision=revision, **kwargs)
@@ -198,7 +200,7 @@ def load_language_model(name: str, *, revision: str | None = None, **kwargs: Any
 
 
 def check_complete(name: str, model: Any, missing: set[str], *, unused: tuple[str, ...] = ()) -> None:
-    """Refuse a model some of whose weights are random because its checkpoint lacks them."""
+    """Raise if the checkpoint lacks weights, which would be random."""
     missing = {weight for weight in missing if not any(part in weight for part in unused)}
     if missing:
         raise ValueError(

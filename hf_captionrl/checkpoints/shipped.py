@@ -1,4 +1,4 @@
-"""Names of the shipped models of the embedded world (`scenes:NAME`), and the folders that hold them."""
+"""Names (`scenes:NAME`) and folders of the shipped models of the embedded world."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from pathlib import Path
 __all__ = ["MODELS", "PREFIX", "model_path"]
 
 PREFIX = "scenes:"
-"""What a name begins with that means a shipped model."""
+"""Prefix of the names of shipped models."""
 
 MODELS: dict[str, str] = {
-    "blip-mle": "Captioner after maximum likelihood: generic and right.",
-    "blip-smile": "Adapter on blip-mle after SMILE: says all that it sees.",
-    "blip-sr": "Adapter on blip-mle after self-retrieval in bags of look-alikes: says what tells images apart.",
-    "clipcap-mle": "ClipCap after maximum likelihood, on the frozen vision tower of clip-reward.",
-    "clip-reward": "Scorer that rewards, and that selects checkpoints.",
-    "siglip-held-out": "Scorer of another seed that judges; nothing is ever trained against it.",
-    "gpt2-perplexity": "Language model that judges fluency.",
+    "blip-mle": "Captioner trained with maximum likelihood: correct but generic captions.",
+    "blip-smile": "Adapter for blip-mle, trained with SMILE: detailed captions.",
+    "blip-sr": "Adapter for blip-mle, trained with self-retrieval in bags of look-alikes: distinctive captions.",
+    "clipcap-mle": "ClipCap trained with maximum likelihood on the frozen vision tower of clip-reward.",
+    "clip-reward": "Reward scorer, which also selects checkpoints.",
+    "siglip-held-out": "Held-out scorer of another architecture; only used for evaluation.",
+    "gpt2-perplexity": "Language model that measures fluency.",
 }
-"""Names and roles."""
+"""From names to descriptions."""
 
 _FOLDER = Path(__file__).parents[1] / "scenes" / "checkpoints"
 
 
 def model_path(name: str) -> str:
-    """Resolve `scenes:NAME` to the folder of a shipped model; every other name stays as it is.
+    """Resolve `scenes:NAME` to the folder of a shipped model; other names are returned unchanged.
 
     Args:
         name (`str`): For instance `"scenes:blip-mle"`, a folder, or a name on the Hub.

@@ -1,8 +1,8 @@
-"""Where a checkpoint has its weights in safetensors: on the revision asked for, or on the Hub's pull request with a copy.
+"""Finds the weights of a checkpoint in safetensors, on the requested revision or in a pull request on the Hub.
 
-Many older repositories hold pickles alone on their main revision. A bot of the Hub has opened a pull request with the
-same weights in safetensors for most of them, which transformers loads too. It is read here under stricter conditions: the
-bot wrote it, and the pickle beside the copy is the one of the main revision. Offline, the copy in the cache is used.
+Many older repositories have only pickles on their main revision. For most of them, a bot of the Hub has opened a pull
+request with the same weights in safetensors, which transformers loads too. Here the conditions are stricter: the bot is
+the author, and the pull request contains the same pickle as the main revision. Offline, the cache is used.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ __all__ = ["ADAPTER_FILES", "WEIGHT_FILES", "Weights", "convert_command", "find_
 logger = logging.getLogger(__name__)
 
 WEIGHT_FILES = ("model.safetensors", "model.safetensors.index.json")
-"""Where transformers looks for weights, in its order."""
+"""Weight files of transformers, in the order in which it looks for them."""
 ADAPTER_FILES = ("adapter_model.safetensors",)
-"""Where PEFT does."""
+"""Weight files of PEFT."""
 
 PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "adapter_model.bin")
-"""What older releases of both wrote."""
+"""Weight files of older releases of both."""
 
 _BOT = "SFconvertbot"
 _TITLE = "Adding `safetensors` variant of this model"
@@ -36,15 +36,12 @@ _MAIN = (None, "main")
 
 @dataclass(frozen=True)
 class Weights:
-    """Weights that were found.
-
-    Args:
-        path (`str`): The safetensors file, or the index of several.
-        revision (`str`, *optional*): Where they are on the Hub.
-    """
+    """Weights that were found."""
 
     path: str
+    """The safetensors file, or the index of several files."""
     revision: str | None
+    """Revision on the Hub."""
 
     @property
     def commit(self) -> str | None:
@@ -55,15 +52,12 @@ class Weights:
 
 
 def convert_command(name: str) -> str:
-    """The command that writes safetensors from pickles."""
+    """The command that converts pickles to safetensors."""
     return f"`captionrl convert {shlex.quote(name)} OUT`"
 
 
 def usable_revision(name: str, revision: str | None, files: Sequence[str] = ("config.json",)) -> str | None:
-    """The revision to read a checkpoint from, where none is asked for.
-
-    Offline, a repository of which only the pull request with safetensors was downloaded is read from there.
-    """
+    """The revision to read a checkpoint from; offline, this may be a cached pull request."""
     if revision is not None or hub_name(name) is None or any(find_file(name, file) for file in files):
         return revision
     for pull_request in _cached_pull_requests(name):
@@ -73,7 +67,7 @@ def usable_revision(name: str, revision: str | None, files: Sequence[str] = ("co
 
 
 def find_weights(name: str, revision: str | None = None, files: Sequence[str] = WEIGHT_FILES) -> Weights:
-    """Find the weights of a checkpoint in safetensors, and check that they are whole."""
+    """Find the weights of a checkpoint in safetensors, and check that they are complete."""
     found = _find(name, revision, files)
     pull_request = None
     if found is None and hub_name(name) is not None:
@@ -83,16 +77,15 @@ def find_weights(name: str, revision: str | None = None, files: Sequence[str] = 
     if found is None:
         raise FileNotFoundError(_missing(name, revision, files, pull_request))
     if found.revision != revision:
-        _tell(name, str(found.revision))
-    _check_whole(name, found)
+        _warn_once(name, str(found.revision))
+    _check_shards(name, found)
     return found
 
 
 @functools.lru_cache(maxsize=64)
-def _tell(name: str, revision: str) -> None:
-    """Say once where weights come from."""
+def _warn_once(name: str, revision: str) -> None:
     logger.warning(
-        "%s has no safetensors on its main revision: the weights of %s are used, which the Hub's bot converted.",
+        "%s has no safetensors on its main revision. Using the weights of %s, converted by the Hub's bot.",
         name,
         revision,
     )
@@ -106,7 +99,7 @@ def _find(name: str, revision: str | None, files: Sequence[str]) -> Weights | No
     return None
 
 
-def _check_whole(name: str, weights: Weights) -> None:
+def _check_shards(name: str, weights: Weights) -> None:
     if not weights.path.endswith(".index.json"):
         check_safetensors(weights.path)
         return
@@ -114,30 +107,30 @@ def _check_whole(name: str, weights: Weights) -> None:
         path = find_file(name, shard, weights.revision)
         if path is None:
             raise FileNotFoundError(
-                f"{shown(weights.path)} names {shard}, which is missing. Use an intact copy of the checkpoint."
+                f"{shown(weights.path)} lists {shard}, which is missing. Use an intact copy of the checkpoint."
             )
         check_safetensors(path)
 
 
 def _missing(name: str, revision: str | None, files: Sequence[str], pull_request: str | None) -> str:
-    """Which sentence to raise where there are no safetensors."""
+    """The error message if there are no safetensors."""
     is_adapter = files is ADAPTER_FILES or files == ADAPTER_FILES
     what = f"The adapter {name!r} has no {files[0]}" if is_adapter else f"{name!r} has no weights in safetensors"
     at = f" on revision {revision!r}" if revision is not None else ""
     others = _other_weights(name, revision)
     found = f"; it has {others[0]}" if others else ""
-    lead = f"{what}{at}{found}. Other formats run code where they are opened."
+    lead = f"{what}{at}{found}. Other formats can execute code when they are opened."
     if pull_request is not None:
         lead += f" Revision {pull_request!r} has the same weights in safetensors."
     elif hub_name(name) is not None and not others:
-        lead += " With a connection to the Hub, a copy that its bot converted is found where there is one."
+        lead += " With a connection to the Hub, a copy converted by its bot would be used, if there is one."
     if os.path.isdir(name) and not others:
-        return f"{lead} Save the model there with save_pretrained, or use {convert_command(name)} on pickles."
+        return f"{lead} Use save_pretrained to save the model there, or {convert_command(name)} on pickles."
     return f"{lead} Use {convert_command(name)} and load OUT."
 
 
 def _other_weights(name: str, revision: str | None) -> list[str]:
-    """Weights in other formats, by name; on the Hub only what is in the cache, for pickles are not downloaded here."""
+    """Names of weights in other formats; for the Hub only those in the cache, because pickles are not downloaded."""
     if os.path.isdir(name):
         endings = (".bin", ".pt", ".pth", ".pkl", ".ckpt", ".h5", ".msgpack")
         found = sorted(path.name for path in Path(name).iterdir() if path.suffix in endings)
@@ -148,7 +141,7 @@ def _other_weights(name: str, revision: str | None) -> list[str]:
 
 
 def _pull_request(name: str, files: Sequence[str]) -> str | None:
-    """The pull request with safetensors: asked of the Hub; where that cannot be reached, looked up in the cache."""
+    """The pull request with safetensors, from the Hub or, if it cannot be reached, from the cache."""
     for pull_request in [*_open_pull_requests(name), *_cached_pull_requests(name)]:
         if _find(name, pull_request, files) is not None:
             return pull_request
@@ -156,7 +149,7 @@ def _pull_request(name: str, files: Sequence[str]) -> str | None:
 
 
 def _open_pull_requests(name: str) -> list[str]:
-    """Revisions that the Hub's bot converted from the pickles that the main revision has; newest first."""
+    """Revisions that the Hub's bot converted from the pickles of the main revision; newest first."""
     from huggingface_hub import HfApi, constants
     from huggingface_hub.utils import httpx
 
@@ -176,7 +169,7 @@ def _open_pull_requests(name: str) -> list[str]:
             & {(info.path, _blob(info)) for info in api.get_paths_info(name, list(PICKLES), revision=revision)}
         ]
     except (OSError, httpx.HTTPError, ValueError, RuntimeError) as error:
-        logger.info("The Hub was not asked for a copy of %s in safetensors: %s", name, error)
+        logger.info("Could not look for a copy of %s in safetensors on the Hub: %s", name, error)
         return []
 
 
@@ -187,7 +180,7 @@ def _blob(info: object) -> str | None:
 
 
 def _cached_pull_requests(name: str) -> list[str]:
-    """Revisions `refs/pr/N` that the cache of the Hub knows; newest first."""
+    """Revisions `refs/pr/N` in the cache of the Hub; newest first."""
     from huggingface_hub import constants
     from huggingface_hub.file_download import repo_folder_name
 

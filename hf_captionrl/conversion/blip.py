@@ -50,7 +50,7 @@ def is_blip(names: set[str]) -> bool:
 
 
 def blip_names(state: dict[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
-    """Rename the tensors of a captioner for transformers; also returns the parts that were left out."""
+    """Rename the tensors of a captioner for transformers; also returns the omitted parts."""
     parts = {name.partition(".")[0] for name in state}
     if "text_decoder" not in parts or ("text_encoder" in parts and "itm_head" not in parts):
         raise ValueError(
@@ -81,7 +81,7 @@ def blip_names(state: dict[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
 
 
 def blip_config(state: dict[str, Tensor], given: Any | None = None) -> Any:
-    """The configuration that fits the tensors."""
+    """The configuration with the sizes of the tensors."""
     from transformers import BlipConfig
 
     patch = state["vision_model.embeddings.patch_embedding.weight"]  # (D, 3, P, P)

@@ -38,7 +38,7 @@ _INSIDE = {
     "mlp.c_proj": "mlp.fc2",
 }
 _NUMBERS = ("input_resolution", "context_length", "vocab_size")
-"""Settings that OpenAI's archives keep among the tensors."""
+"""Settings that OpenAI's archives store as tensors."""
 
 
 def is_clip(names: set[str]) -> bool:
@@ -50,8 +50,8 @@ def clip_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
     """Rename the tensors for transformers, with separate queries, keys and values, and transposed projections."""
     if "visual.layer1.0.conv1.weight" in state:
         raise ValueError(
-            "The vision tower is a ResNet, which transformers' CLIP does not have. Use a checkpoint with a vision transformer, "
-            "or open_clip's own weights ('open_clip:RN50@openai')."
+            "The vision tower is a ResNet, which transformers' CLIP does not support. Use a checkpoint with a vision "
+            "transformer, or the weights of open_clip ('open_clip:RN50@openai')."
         )
     found: dict[str, Tensor] = {}
     for name, value in state.items():
@@ -84,7 +84,7 @@ def _in_block(layer: str, inner: str, value: Tensor, name: str) -> dict[str, Ten
 
 
 def clip_config(state: dict[str, Tensor], given: Any | None = None) -> Any:
-    """The configuration that fits the tensors."""
+    """The configuration with the sizes of the tensors."""
     from transformers import CLIPConfig
 
     patch = state["vision_model.embeddings.patch_embedding.weight"]  # (D, 3, P, P)

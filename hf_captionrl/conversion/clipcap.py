@@ -37,7 +37,7 @@ def mapper_settings(state: dict[str, Tensor], width: int) -> dict[str, Any]:
         linear = state.get(MAPPER + "linear.weight")
         if linear is None or linear.size(0) % width or constant.size(1) != width:
             raise ValueError(
-                f"The transformer mapper was made for a language model of width {constant.size(1)}, not {width}. Use the "
+                f"The transformer mapper needs a language model of width {constant.size(1)}, not {width}. Use the "
                 "--language_model that it was trained with."
             )
         return {
@@ -77,7 +77,7 @@ def renamed(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def check_shapes(found: dict[str, Tensor], model: ClipCapForConditionalGeneration) -> None:
-    """Refuse a checkpoint whose tensors are not those of mapper and language model."""
+    """Raise if the tensors are not those of mapper and language model."""
     expected = {n: v for n, v in model.state_dict().items() if not n.startswith("vision_tower.")}
     if not any(name.startswith("language_model.") for name in found):
         expected = {n: v for n, v in expected.items() if n.startswith("mapper.")}

@@ -36,7 +36,7 @@ def export_code(folder: Path) -> list[Path]:
     model_type = configs[folder / "config.json"].get("model_type")
     if model_type != "clipcap":
         raise ValueError(
-            f"{folder} holds a model of type {model_type!r}, not 'clipcap'. Use --with_code only for ClipCap."
+            f"{folder} has a model of type {model_type!r}, not 'clipcap'. Use --with_code only for ClipCap."
         )
     source = Path(str(clipcap.__file__)).parent
     for module in MODULES:

@@ -62,7 +62,7 @@ def convert(
 
             export_code(folder)
             report.notes.append(
-                "ClipCap's code is beside the weights: transformers loads it with trust_remote_code=True."
+                "The folder contains ClipCap's code, which transformers loads with trust_remote_code=True."
             )
         if not report.written:
             report.written = [FileRecord.of(path) for path in sorted(folder.glob("*.safetensors"))]
@@ -117,8 +117,8 @@ def _only_file(folder: Path, source: str) -> Path:
     if len(found) != 1:
         names = ", ".join(path.name for path in found) or "none"
         raise ValueError(
-            f"{source!r} has no config.json, and its checkpoints are: {names}. Use the path of one file, or a folder that "
-            "save_pretrained wrote."
+            f"{source!r} has no config.json, and its checkpoints are: {names}. Use the path of one file, or a folder "
+            "written by save_pretrained."
         )
     return found[0]
 
@@ -143,7 +143,7 @@ def _unpickle(place: Path, output: Path, report: Report) -> list[str]:
     found = unpickle(place, output)
     report.read.append(FileRecord(place.name, found["bytes"], found["sha256"]))
     if found["others"]:
-        report.notes.append(f"{place.name}: left out {', '.join(found['others'])}, which are not weights.")
+        report.notes.append(f"{place.name}: omitted {', '.join(found['others'])}, which are not weights.")
     return list(found["tensors"])
 
 
@@ -181,7 +181,7 @@ def _write_shards(index: Path, folder: Path, report: Report) -> None:
         isinstance(f, str) and _SHARD.fullmatch(f) for f in weight_map.values()
     ):
         raise ValueError(
-            f"{index.name} must map every tensor to the plain name of a *.bin file beside it. Use an intact copy."
+            f"{index.name} must map every tensor to the plain name of a *.bin file in its folder. Use an intact copy."
         )
     where: dict[str, str] = {}
     for shard in sorted(set(weight_map.values())):
@@ -189,7 +189,7 @@ def _write_shards(index: Path, folder: Path, report: Report) -> None:
         where |= dict.fromkeys(_unpickle(index.parent / shard, folder / target, report), target)
     if missing := sorted(weight_map.keys() - where.keys()):
         raise ValueError(
-            f"{index.name} names {missing[0]}, which is in none of its files. Use an intact copy of the checkpoint."
+            f"{index.name} lists {missing[0]}, which is in none of its files. Use an intact copy of the checkpoint."
         )
     size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
     write_json(folder / "model.safetensors.index.json", {"metadata": {"total_size": size}, "weight_map": where})

@@ -45,7 +45,7 @@ def _write_clipcap(state: dict[str, Tensor], folder: Path, report: Report, setti
     model, processor, mapper_alone = assemble_clipcap(state, **settings)
     if mapper_alone:
         report.notes.append(
-            f"The checkpoint holds only the mapper; the language model is {settings['language_model']} as published."
+            f"The checkpoint contains only the mapper. The language model is {settings['language_model']} as published."
         )
     model.save_pretrained(folder)
     processor.save_pretrained(folder)
@@ -57,7 +57,7 @@ def _write_blip(state: dict[str, Tensor], folder: Path, report: Report, like: Pa
     report.kind = "BLIP captioner"
     found, dropped = blip_names(state)
     if dropped:
-        report.notes.append(f"Left out {', '.join(dropped)}, which captioning does not use.")
+        report.notes.append(f"Omitted {', '.join(dropped)}, which captioning does not use.")
     config = blip_config(found, _config_of(like, "blip"))
     _save(found, config, BlipForConditionalGeneration, folder)
     if like is None:
@@ -85,8 +85,8 @@ def _config_of(like: Path | None, model_type: str) -> Any:
     config = read_config(str(like))
     if config.model_type != model_type:
         raise ValueError(
-            f"--config {str(like)!r} is of model type {config.model_type!r}, but the checkpoint is {model_type!r}. Use a checkpoint of "
-            "the same kind."
+            f"--config {str(like)!r} has model type {config.model_type!r}, but the checkpoint has {model_type!r}. Use a "
+            "configuration of the same type."
         )
     config._name_or_path = ""
     return config
@@ -101,7 +101,7 @@ def _save(state: dict[str, Tensor], config: Any, model_class: Any, folder: Path)
         wrong = misfits(state, model_class(config).state_dict())
     if wrong:
         raise ValueError(
-            f"The checkpoint does not fit {model_class.__name__}: {wrong}. Use a checkpoint as it was released, and "
+            f"The checkpoint does not match {model_class.__name__}: {wrong}. Use a checkpoint as it was released, and "
             "--config of the same model."
         )
     save_file(

@@ -1,4 +1,4 @@
-"""Reads one pickle of tensors and writes it as safetensors: the only place where a pickle of weights is opened.
+"""Reads one pickle of tensors and writes it as safetensors. Pickles of weights are opened nowhere else.
 
     python -P -m hf_captionrl.conversion.unpickling SOURCE OUTPUT
 
@@ -26,7 +26,7 @@ _SECRETS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_TOKEN_PATH", "OPENAI_API_K
 
 
 def read_pickle(path: Path) -> tuple[dict[str, Any], list[str]]:
-    """Read the tensors of a pickle without running code in it."""
+    """Read the tensors of a pickle without executing its code; also returns the names of other values."""
     import torch
 
     if not path.is_file():
@@ -43,8 +43,8 @@ def read_pickle(path: Path) -> tuple[dict[str, Any], list[str]]:
         loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError, IndexError, AttributeError) as error:
         raise ValueError(
-            f"{path.name} is not a plain file of tensors, and anything else in a pickle could run code. Use a file with the "
-            "state dict alone, torch.save(model.state_dict(), ...)."
+            f"{path.name} is not a plain file of tensors, and other pickles can execute code. Use a file with only the "
+            "state dict, torch.save(model.state_dict(), ...)."
         ) from error
     others: list[str] = []
     for key in _WRAPPERS:
@@ -56,8 +56,8 @@ def read_pickle(path: Path) -> tuple[dict[str, Any], list[str]]:
     for name, value in loaded.items():
         if not isinstance(name, str) or not isinstance(value, torch.Tensor) or value.layout != torch.strided:
             raise ValueError(
-                f"{path.name} holds {name!r}, a {type(value).__name__}, among its tensors. Use a file with the state dict alone, "
-                "torch.save(model.state_dict(), ...)."
+                f"{path.name} contains {name!r}, a {type(value).__name__}, among its tensors. Use a file with only the state "
+                "dict, torch.save(model.state_dict(), ...)."
             )
     if all(name.startswith("module.") for name in loaded):  # of DistributedDataParallel
         loaded = {name.removeprefix("module."): value for name, value in loaded.items()}
@@ -86,8 +86,7 @@ def _write(source: Path, output: Path) -> dict[str, Any]:
 def unpickle(source: Path, output: Path) -> dict[str, Any]:
     """Write the tensors of a pickle as safetensors, in a separate process.
 
-    Returns:
-        `dict`: `bytes` and `sha256` of the source, names of its `tensors`, and names of the `others` that were left out.
+    Returns `bytes` and `sha256` of the source, names of its `tensors`, and names of the omitted `others`.
     """
     environment = {k: v for k, v in os.environ.items() if k not in _SECRETS} | {"HF_HUB_OFFLINE": "1"}
     command = [sys.executable, "-P", "-m", __name__, str(source.resolve()), str(output.resolve())]

@@ -17,6 +17,7 @@ from hf_captionrl.data.loading import (
     load_captions,
 )
 from hf_captionrl.data.quarantine import QuarantineEntry, QuarantineError, QuarantineReport, check_captions
+from hf_captionrl.data.raw_splits import SourceArguments
 from hf_captionrl.data.streaming import StreamedCaptions
 from hf_captionrl.data.trainer_rows import evaluation_rows, training_rows
 from hf_captionrl.data.video import (
@@ -48,6 +49,7 @@ __all__ = [
     "QuarantineEntry",
     "QuarantineError",
     "QuarantineReport",
+    "SourceArguments",
     "StreamedCaptions",
     "VideoError",
     "cached_features",

@@ -10,7 +10,7 @@ from typing import Any
 __all__ = ["CAPTION_REMEDIES", "MAX_CAPTION_WORDS", "caption_fault", "clean_caption", "to_caption_list"]
 
 MAX_CAPTION_WORDS = 200
-"""Longest accepted caption in words: longer than any caption of a data set, shorter than a pasted web page."""
+"""Longest accepted caption in words: longer than the captions of data sets, shorter than a web page."""
 
 CAPTION_REMEDIES: dict[str, str] = {
     "caption_missing": "give the row at least one caption, or remove the row",
@@ -20,10 +20,10 @@ CAPTION_REMEDIES: dict[str, str] = {
 }
 """Faults of captions, and the remedy for each."""
 
-# A sentence in a script without spaces is a single word, and so is base64.
+# Without spaces, a Chinese sentence and base64 each count as one word.
 _CHARACTERS_PER_WORD = 20
 _SURROGATE = re.compile("[\ud800-\udfff]")
-# Zero-width (non-)joiners belong to Persian, Indic scripts and emoji, tags (U+E0020-E007F) to flags: they stay.
+# Kept: zero-width (non-)joiners are part of Persian, Indic scripts and emoji; tags (U+E0020-E007F) are part of flags.
 _KEPT_FORMAT = {"\u200c", "\u200d"} | {chr(code) for code in range(0xE0020, 0xE0080)}
 _KEYS_OF_TEXT = ("raw", "caption", "text", "sentence")
 
@@ -31,8 +31,8 @@ _KEYS_OF_TEXT = ("raw", "caption", "text", "sentence")
 def clean_caption(caption: str) -> str:
     r"""Normalise a caption: Unicode NFC, no control characters, single spaces.
 
-    Control characters (category Cc) and lines become spaces; invisible format characters (Cf: byte-order marks,
-    soft hyphens, bidirectional overrides) are dropped, joiners excepted; half surrogate pairs become U+FFFD.
+    Control characters (category Cc) and line breaks become spaces; invisible format characters (Cf: byte-order marks,
+    soft hyphens, bidirectional overrides) are dropped, except joiners; half surrogate pairs become U+FFFD.
 
     Args:
         caption (`str`): Any string.

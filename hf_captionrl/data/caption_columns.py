@@ -1,4 +1,4 @@
-"""Any table becomes `image`, `image_id`, `captions` and the rest, without copying a single image."""
+"""Converts any table to the columns `image`, `image_id` and `captions`, without copying images."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from datasets.table import InMemoryTable, concat_tables
 
 from hf_captionrl.data.caption_cleaning import to_caption_list
 from hf_captionrl.data.image_paths import is_address, paths_without_bytes, refuse_outside
+from hf_captionrl.data.raw_splits import SourceArguments
 from hf_captionrl.data.row_files import CAPTION_COLUMNS, Row
 from hf_captionrl.data.video import VIDEO_FRAMES
 from hf_captionrl.data.video_files import VIDEO_SUFFIXES
@@ -22,6 +23,7 @@ from hf_captionrl.data.video_files import VIDEO_SUFFIXES
 __all__ = [
     "CAPTIONS",
     "USUAL_NAMES",
+    "caption_lists",
     "merge_rows_of_one_image",
     "pick_column",
     "replace_column",
@@ -35,38 +37,42 @@ logger = logging.getLogger(__name__)
 CAPTIONS = datasets.List(datasets.Value("string"))
 """Feature of the `captions` column."""
 
-# Looked for, in this order, where the default name is not there; a name that the caller chose is never replaced.
 USUAL_NAMES = {
     "image_column": ("image", "file_name", "image_path", "img", "filename", "filepath", "jpg", "png", "video"),
     "caption_column": CAPTION_COLUMNS,
 }
-"""Usual names of columns, in the order in which they are looked for where the default is missing."""
+"""Usual names of columns, in the order of the search if the default name is missing."""
 
 _DEFAULTS = {"image_column": "image", "caption_column": "captions"}
 
 
+def caption_lists(ds: datasets.Dataset, column: str = "captions") -> list[list[str]]:
+    """The captions of each row: a list, a single text, or none."""
+    return [[c] if isinstance(c, str) else list(c or []) for c in ds[column]]
+
+
 def undecoded(ds: datasets.Dataset, column: str = "image") -> datasets.Dataset:
-    """The same data set, whose images come as `{"bytes", "path"}` instead of being decoded on every access."""
+    """The same data set with images as `{"bytes", "path"}`, not decoded on every access."""
     if isinstance(ds.features.get(column), datasets.Image):
         return ds.cast_column(column, datasets.Image(decode=False))
     return ds
 
 
 def replace_column(ds: datasets.Dataset, name: str, values: Sequence[Any], feature: Any) -> datasets.Dataset:
-    """Set one column and leave all others where they are, on disk or in memory.
+    """Set one column without copying the others.
 
-    `Dataset.map` and `add_column` after `select` would rewrite every image to change one string; here that happens only to
-    selections that repeat rows.
+    `Dataset.map` and `add_column` after `select` would rewrite every image; here only selections that repeat rows are
+    copied.
     """
     if len(values) != len(ds):
-        raise ValueError(f"{len(values)} values for {len(ds)} rows of column {name!r}. Give one per row.")
+        raise ValueError(f"{len(values)} values for {len(ds)} rows of column {name!r}. Pass one per row.")
     table, indices = ds.data, ds._indices
     shown = [] if indices is None else indices.column(0).to_pylist()
     if len(set(shown)) < len(shown):
-        # A row that is shown twice may get two values, so it has to be there twice.
+        # A row that is selected twice may get two values, so it is copied.
         table, indices = InMemoryTable(ds.with_format("arrow")[:]), None
     elif indices is not None:
-        # A selection shows some rows of its table: the values go to those, the hidden ones stay empty.
+        # Rows of the table that are not selected get no value.
         spread: list[Any] = [None] * table.num_rows
         for row, value in zip(shown, values, strict=True):
             spread[row] = value
@@ -79,13 +85,13 @@ def replace_column(ds: datasets.Dataset, name: str, values: Sequence[Any], featu
     info = ds.info.copy()
     kept = {column: kind for column, kind in ds.features.items() if column != name}
     info.features = datasets.Features({**kept, name: feature})
-    # Of the old one's and of what is new: without one given, `datasets` would read every image in memory for it.
+    # Without a fingerprint, `datasets` would read every image in memory to compute one.
     fingerprint = Hasher.hash((ds._fingerprint, column))
     return datasets.Dataset(table, info=info, split=ds.split, indices_table=indices, fingerprint=fingerprint)
 
 
 def with_split(ds: datasets.Dataset, split: str) -> datasets.Dataset:
-    """The same data set under the name of a split; a part of `train` still calls itself `train`."""
+    """The same data set under the name of another split."""
     return datasets.Dataset(
         ds.data,
         info=ds.info,
@@ -96,7 +102,7 @@ def with_split(ds: datasets.Dataset, split: str) -> datasets.Dataset:
 
 
 def pick_column(names: Sequence[str], wanted: str, argument: str, where: str) -> str:
-    """The column that an argument names; where its default is missing, the one column with a usual name."""
+    """The column that an argument names; if its default is missing, the only column with a usual name."""
     if wanted in names:
         return wanted
     if wanted == _DEFAULTS[argument]:
@@ -115,7 +121,7 @@ def pick_column(names: Sequence[str], wanted: str, argument: str, where: str) ->
 
 
 def _pick_captions(names: Sequence[str], wanted: str, where: str, required: bool) -> str | None:
-    """The column with captions; `None` where none is needed, and none or several could be meant."""
+    """The column with captions; `None` if captions are not required and no or several columns match."""
     if not required and wanted == _DEFAULTS["caption_column"] and wanted not in names:
         found = [name for name in CAPTION_COLUMNS if name in names]
         return found[0] if len(found) == 1 else None
@@ -123,14 +129,13 @@ def _pick_captions(names: Sequence[str], wanted: str, where: str, required: bool
 
 
 def _as_text(value: Any) -> str | None:
-    """Anything of JSON as a string that a table can hold: a half surrogate pair becomes a question mark."""
+    """Any JSON value as a string for a table; a half surrogate pair becomes a question mark."""
     text = value if isinstance(value, str) or value is None else json.dumps(value)
     return None if text is None else text.encode("utf-8", "replace").decode()
 
 
 def _rows_to_dataset(rows: list[Row], image_column: str, caption_column: str | None) -> datasets.Dataset:
-    """Rows of JSON, where a column may hold anything, as a table, where it may not."""
-    # In order of appearance; rows need not have the same keys.
+    """A table of JSON rows, which may have different keys and values of mixed types."""
     names = list(dict.fromkeys(name for row in rows for name in row))
     columns: dict[str, Any] = {}
     for name in names:
@@ -152,28 +157,27 @@ def _rows_to_dataset(rows: list[Row], image_column: str, caption_column: str | N
 def _with_images(
     ds: datasets.Dataset, column: str, root: Path | None, where: str, num_frames: int, in_memory: bool
 ) -> datasets.Dataset:
-    """The column `column` as a `datasets.Image` column `image`; that of videos is never decoded as such."""
+    """The column `column` as a `datasets.Image` column `image`, which is not decoded if it holds videos."""
     feature = ds.features[column]
     kind = getattr(feature, "dtype", None)
     is_text = kind in {"string", "large_string"}
-    # Joined here, since the reader of a row does not know the root. An absolute path or an address stays itself.
+    # Joined here, because the reader of a row does not know the root. Absolute paths and addresses are unchanged.
     paths = [_join(root, path) for path in ds[column][:]] if is_text else paths_without_bytes(ds.data.column(column))
-    # An image column that the calling program made is opened as it stands; text is never a path without a root.
+    # Files of an image column in memory are opened wherever they are; a text column needs a root.
     if is_text or root is not None or not in_memory:
         refuse_outside(paths, root, f"{where}, column {column!r}")
-    # datasets.Image would fetch an address as soon as somebody looks at the row, and takes more for one than open_image,
-    # which refuses it.
+    # On access, datasets.Image would fetch an address, which open_image refuses.
     fetches = any(path and "://" in path for path in paths)
     result = datasets.Image(decode=not (num_frames or fetches))
     if is_text:
         film = next((path for path in paths if path and Path(path).suffix.lower() in VIDEO_SUFFIXES), None)
         if film is not None and not num_frames:
             raise ValueError(
-                f"{where}: column {column!r} holds videos ({film!r}). Set num_frames to the frames to look at (8, say)."
+                f"{where}: column {column!r} holds videos ({film!r}). Set num_frames to the number of frames per video, e.g. 8."
             )
         image = [{"bytes": None, "path": path} for path in paths]
         with_image = replace_column(ds, "image", image, result)
-        # In this order: a table without any column has forgotten its number of rows.
+        # In this order, because a table without columns loses its number of rows.
         return with_image if column == "image" else with_image.remove_columns(column)
     if column != "image":
         ds = ds.rename_column(column, "image")
@@ -184,7 +188,7 @@ def _with_images(
         return ds.cast_column("image", result)
     raise ValueError(
         f"{where}: column {column!r} holds {feature}, not images, paths or bytes; the columns are {ds.column_names}. "
-        f"Set image_column to one that does."
+        f"Set image_column to the column with images."
     )
 
 
@@ -196,33 +200,26 @@ def _join(root: Path | None, path: str | None) -> str | None:
 
 def to_caption_columns(
     rows: datasets.Dataset | list[Row],
+    arguments: SourceArguments,
     *,
     split: str,
     where: str,
-    image_root: Path | None = None,
-    image_column: str = "image",
-    caption_column: str = "captions",
-    image_id_column: str | None = None,
-    num_frames: int = 0,
-    require_captions: bool = True,
     in_memory: bool = False,
 ) -> datasets.Dataset:
-    """Bring one split into the columns `image`, `image_id`, `captions` and whatever else it has.
+    """Convert one split to the columns `image`, `image_id` and `captions`, and keep its other columns.
 
     Captions are cleaned (`clean_caption`). Ids are taken from `image_id_column`, else from a column `image_id`, else
-    from the path as written in the source, else they are `"<split>-<row>"`. Rows with one id and one image (one
-    caption per row) become one row with all their captions; one id for two images is an error.
-
-    Args:
-        image_column (`str`): Column with images, bytes or paths.
+    from the path as written in the source, else they are `"<split>-<row>"`. Rows with the same id and image (one
+    caption per row) are joined; the same id for two images is an error.
     """
     where = f"{where}, split {split!r}"
     if isinstance(rows, datasets.Dataset):
         names = rows.column_names
     else:
         names = list(dict.fromkeys(name for row in rows for name in row))
-    image_column = pick_column(names, image_column, "image_column", where)
-    chosen_captions = _pick_captions(names, caption_column, where, require_captions)
+    image_column = pick_column(names, arguments.image_column, "image_column", where)
+    chosen_captions = _pick_captions(names, arguments.caption_column, where, arguments.require_captions)
+    image_id_column, num_frames = arguments.image_id_column, arguments.num_frames
     if image_id_column is not None and image_id_column not in names:
         raise ValueError(
             f"{where} has no column {image_id_column!r}; its columns are {sorted(names)}. Set image_id_column to one "
@@ -234,9 +231,9 @@ def to_caption_columns(
     ds = ds.with_format(None)
 
     captions = _captions_of(ds, chosen_captions)
-    if require_captions and len(ds) and not any(caption is not None for row in captions for caption in row):
+    if arguments.require_captions and len(ds) and not any(caption is not None for row in captions for caption in row):
         raise ValueError(
-            f"{where}: column {chosen_captions!r} holds {ds.features[str(chosen_captions)]} and not one text; the columns "
+            f"{where}: column {chosen_captions!r} holds {ds.features[str(chosen_captions)]} and no text; the columns "
             f"are {sorted(names)}. Set caption_column to one that holds captions."
         )
     if image_id_column is not None:
@@ -245,18 +242,19 @@ def to_caption_columns(
         ids = ds[image_column][:]
     else:
         ids = [None] * len(ds)
-    # Numbers with a missing value among them come back from a table as floats: 7.0 is the id 7.
+    # A table returns integers with a missing value among them as floats: 7.0 is the id 7.
     ids = [int(value) if isinstance(value, float) and value.is_integer() else value for value in ids]
     ids = [f"{split}-{row:06d}" if value is None or value == "" else str(value) for row, value in enumerate(ids)]
 
-    # A column that is in the way of one of ours and was not chosen for it has to go.
+    # A column that has one of our names but was not chosen for it is dropped.
     taken = {"image": image_column, "captions": chosen_captions, "image_id": image_id_column}
     clash = [name for name, chosen in taken.items() if name in ds.column_names and name != chosen]
     if clash:
         logger.info("%s: the columns %s are dropped; image_column and caption_column chose others.", where, clash)
     used = {*clash, chosen_captions, image_id_column} - {image_column}
     ds = ds.remove_columns([name for name in ds.column_names if name in used])
-    ds = _with_images(ds, image_column, image_root, where, num_frames, in_memory)
+    root = None if arguments.image_root is None else Path(arguments.image_root)
+    ds = _with_images(ds, image_column, root, where, num_frames, in_memory)
     ds = replace_column(ds, "image_id", ids, datasets.Value("string"))
     if num_frames:
         ds = replace_column(ds, VIDEO_FRAMES, [num_frames] * len(ds), datasets.Value("int32"))
@@ -272,7 +270,7 @@ def _captions_of(ds: datasets.Dataset, column: str | None) -> list[list[str | No
 def merge_rows_of_one_image(
     ds: datasets.Dataset, ids: list[str], captions: list[list[str | None]], where: str
 ) -> datasets.Dataset:
-    """Join rows with one id to the first of them, which gets the captions of all."""
+    """Join rows with the same id into the first of them, which gets all captions."""
     first: dict[str, int] = {}
     joined: dict[int, list[str | None]] = {}
     repeated = []
@@ -285,8 +283,8 @@ def merge_rows_of_one_image(
             earlier = first[ids[row]]
             if images[row]["image"] != images[earlier]["image"]:
                 raise ValueError(
-                    f"{where}: image_id {ids[row]!r} stands for different images in rows {earlier} and {row}; an id "
-                    f"stands for one image. Set image_id_column to a column that tells images apart, or leave it out."
+                    f"{where}: image_id {ids[row]!r} is used for different images in rows {earlier} and {row}; an id "
+                    f"must name one image. Set image_id_column to a column with unique ids, or leave it out."
                 )
             joined.setdefault(earlier, list(captions[earlier])).extend(captions[row])
         logger.warning("%s: %d rows repeat an image; their captions are joined to its first.", where, len(repeated))

@@ -1,4 +1,4 @@
-"""One caption per image and epoch, the same one in every process, worker and platform."""
+"""Draws one caption per image and epoch, the same in every process, worker and platform."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class CaptionItem(TypedDict):
     """One training example.
 
     Attributes:
-        image (`PIL.Image.Image`, *optional*): RGB; `None` where `image_features` stand in for it.
+        image (`PIL.Image.Image`, *optional*): RGB; `None` if there are `image_features`.
         image_features (`torch.Tensor` of shape `(M, D)`, *optional*): Cached output of the vision tower.
         caption (`str`): The caption drawn for this epoch.
         image_id (`str`): Id of the image.
@@ -37,13 +37,13 @@ class CaptionItem(TypedDict):
 
 
 def draw_caption(num_captions: int, *, seed: int, epoch: int, image_id: str) -> int:
-    """Choose the caption of an image that an epoch trains on.
+    """Choose the training caption of an image in an epoch.
 
-    The choice is a hash, not a random state: processes, workers and resumed runs need no shared state, and the caption
-    of an image does not depend on the other images of the data set.
+    The choice is a hash, so processes, workers and resumed runs need no shared random state, and the caption of an
+    image does not depend on the other images of the data set.
 
     Args:
-        num_captions (`int`): Captions the image has.
+        num_captions (`int`): Number of captions of the image.
         seed (`int`): Seed of the run.
         epoch (`int`): Epoch, from 0.
         image_id (`str`): Id of the image.
@@ -55,7 +55,9 @@ def draw_caption(num_captions: int, *, seed: int, epoch: int, image_id: str) -> 
         ValueError: If the image has no caption.
     """
     if num_captions < 1:
-        raise ValueError(f"Image {image_id!r} has {num_captions} captions and needs one. Run check_captions first.")
+        raise ValueError(
+            f"Image {image_id!r} has {num_captions} captions, but needs at least one. Run check_captions first."
+        )
     # Lengths are unambiguous: seed and epoch hold no "/".
     key = f"{int(seed)}/{int(epoch)}/{image_id}".encode("utf-8", "surrogatepass")
     return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "big") % num_captions
@@ -81,7 +83,7 @@ class CaptionDraw:
         return int(self._epoch)
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch, here and in every running worker.
+        """Set the epoch, here and in every running worker.
 
         Args:
             epoch (`int`): Epoch, from 0.
@@ -111,12 +113,12 @@ class CaptionDataset(CaptionDraw, torch.utils.data.Dataset):
             array or a memory map of shape `(len(ds), M, D)`. Images are then never opened.
         transform (`Callable`, *optional*): RGB image to image, applied after opening.
         max_pixels (`int`): As for `open_image`.
-        resample (`bool`): `False` keeps the captions of epoch 0 and ignores `set_epoch`. For evaluation: accelerate
-            counts every evaluation as an epoch, and losses over different captions cannot be compared.
+        resample (`bool`): `False` keeps the captions of epoch 0 and ignores `set_epoch`. For evaluation, because
+            accelerate counts every evaluation as an epoch, and losses on different captions are not comparable.
 
     Raises:
         ValueError: If a column is missing, `image_features` has another number of rows than `ds`, or `ds` holds videos
-            and there are none.
+            without `image_features`.
     """
 
     def __init__(
@@ -139,13 +141,13 @@ class CaptionDataset(CaptionDraw, torch.utils.data.Dataset):
             )
         if image_features is None and frames_of(ds):
             raise ValueError(
-                "The data set holds videos, which a captioner sees as the mean of what its vision tower makes of their "
-                "frames. Pass image_features of cached_features; trainers do so with freeze_vision_tower=True and "
+                "The data set holds videos, for which a captioner needs the features of their frames. Pass image_features "
+                "of cached_features; trainers do so with freeze_vision_tower=True and "
                 "cache_image_features=True."
             )
         if image_features is not None and len(image_features) != len(ds):
             raise ValueError(
-                f"image_features has {len(image_features)} rows and the data set {len(ds)}; each image needs its own. "
+                f"image_features has {len(image_features)} rows and the data set {len(ds)}; they must be equal. "
                 f"Compute the features again from this data set."
             )
         # Other columns (and, with features, the image's bytes) are never read.
@@ -163,7 +165,7 @@ class CaptionDataset(CaptionDraw, torch.utils.data.Dataset):
         return len(self._rows)
 
     def __getitem__(self, index: int) -> CaptionItem:
-        index = range(len(self))[int(index)]  # a list's rules for negative numbers and for those out of range
+        index = range(len(self))[int(index)]  # as a list for negative and out-of-range numbers
         row = self._rows[index]
         image_id = str(row["image_id"])
         image, features = None, None
@@ -176,7 +178,7 @@ class CaptionDataset(CaptionDraw, torch.utils.data.Dataset):
             if self._transform is not None:
                 image = self._transform(image)
         else:
-            # Copied: memory maps are read-only, and a view would drag the whole map into the next process.
+            # Copied, because memory maps are read-only and a view would pickle the whole map.
             row_features = self._image_features[index]
             if isinstance(row_features, torch.Tensor):
                 features = row_features.detach().clone()

@@ -1,4 +1,4 @@
-"""Replaces the captions of a data set by those of a file: boosted, simplified, or of another captioner."""
+"""Replaces the captions of a data set by those of a file: boosted, simplified, or from another captioner."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import datasets
 
-from hf_captionrl.data.caption_columns import replace_column
+from hf_captionrl.data.caption_columns import caption_lists, replace_column
 
 __all__ = ["exchange_captions"]
 
@@ -32,7 +32,7 @@ def exchange_captions(
 
     Raises:
         FileNotFoundError: If there is no such file.
-        ValueError: If it is of another kind, lacks a column, repeats an image, or knows none of the images.
+        ValueError: If it has another format, lacks a column, repeats an image, or has none of the images.
     """
     path = Path(file)
     if path.suffix not in _READERS:
@@ -44,16 +44,16 @@ def exchange_captions(
     rows = datasets.load_dataset(_READERS[path.suffix], data_files=glob.escape(str(path)), split="train")
     missing = [name for name in ("image_id", column) if name not in rows.column_names]
     if missing:
-        raise ValueError(f"{path.name} lacks the column(s) {missing}; it has {rows.column_names}. Name the right one.")
+        raise ValueError(f"{path.name} lacks the column(s) {missing}; it has {rows.column_names}. Use one of these.")
     ids = [str(image_id) for image_id in rows["image_id"]]
-    captions = {i: [c] if isinstance(c, str) else list(c or []) for i, c in zip(ids, rows[column], strict=True)}
+    captions = dict(zip(ids, caption_lists(rows, column), strict=True))
     if len(captions) < len(ids):
         raise ValueError(f"{path.name} holds {len(ids)} rows for {len(captions)} images. Keep one row per image.")
     own = [str(image_id) for image_id in dataset["image_id"]]
     kept = [row for row, image_id in enumerate(own) if captions.get(image_id)]
     if not kept:
         raise ValueError(
-            f"{path.name} knows none of the {len(own)} images (it has {ids[:1]}, they are {own[:1]}). Take the captions "
+            f"{path.name} has none of the {len(own)} images (its ids are like {ids[:1]}, theirs like {own[:1]}). Use the captions "
             "of the same split."
         )
     if len(kept) < len(own):

@@ -2,7 +2,7 @@
 
 Reference: Yue et al. 2023, "Learning Descriptive Image Captioning via Semipermeable Maximum Likelihood Estimation",
 section 4.4 and Figure 4(b): Simplest-COCO ("a girl") and Simpler-COCO ("a man working"), both made with spaCy. The paper
-gives no rules beyond these words; those here are written down below.
+gives no exact rules; [`spacy_simplifier`] describes those used here.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ def _noun(token: Any) -> str:
 
 
 def _with_article(token: Any, *, always: bool) -> str:
-    """A noun with its article; its own article is kept, adjusted to the shortened phrase."""
+    """A noun with its article, which is adjusted to the shortened phrase."""
     noun = _noun(token)
     if token.pos_ == "PRON":
         return noun
     own = next((child.text.lower() for child in token.lefts if child.dep_ == "det"), "")
     plural = token.tag_ in ("NNS", "NNPS")
     if own == "the" or (always and plural):
-        return f"the {noun}"  # the one article of a plural
+        return f"the {noun}"  # a plural has no other article
     if plural or not (own in _ARTICLES or always):
         return noun
     return f"{_indefinite(noun)} {noun}"
@@ -119,7 +119,7 @@ def spacy_simplifier(level: Level, *, model: str | None = None, batch_size: int 
 
 
 def scene_simplifier(level: Level) -> Simplifier:
-    """The same for captions of the embedded world, by its grammar; there a relation stands where verbs do.
+    """The same for captions of the embedded world, by its grammar; a relation takes the place of the verb.
 
     "two large pigs left of a mushroom on blue" becomes "some pigs" (simplest) or "some pigs left of a mushroom"
     (simpler).
@@ -148,7 +148,9 @@ def simplify_captions(dataset: datasets.Dataset, simplifier: Simplifier) -> data
     flat = [caption for group in groups for caption in group]
     cut = list(simplifier(flat))
     if len(cut) != len(flat):
-        raise ValueError(f"The simplifier gave {len(cut)} results for {len(flat)} captions. It must give one each.")
+        raise ValueError(
+            f"The simplifier gave {len(cut)} results for {len(flat)} captions. It must return one per caption."
+        )
     found = iter(cut)
     simple = [[text for _ in group if (text := next(found)) is not None] for group in groups]
     kept = [row for row, group in enumerate(simple) if group]
@@ -157,7 +159,7 @@ def simplify_captions(dataset: datasets.Dataset, simplifier: Simplifier) -> data
     lost = sum(text is None for text in cut)
     if lost:
         logger.warning(
-            "%d of %d captions have no subject and are left out, with %d rows.",
+            "%d of %d captions have no subject and are removed, with %d rows.",
             *(lost, len(flat), len(groups) - len(kept)),
         )
     dataset = replace_column(dataset, "captions", simple, CAPTIONS)

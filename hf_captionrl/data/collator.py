@@ -16,7 +16,7 @@ __all__ = ["CaptionCollator", "Collates"]
 
 
 class Collates(Protocol):
-    """The method that the collator needs of a captioner."""
+    """Protocol of a captioner for the collator."""
 
     def collate(
         self,
@@ -54,21 +54,11 @@ class CaptionCollator:
             raise ValueError(f"max_length ({self.max_length}) must be 1 or more. The papers use 40.")
 
     def __call__(self, items: Sequence[CaptionItem]) -> dict[str, Any]:
-        """Collate one batch.
-
-        Args:
-            items (`Sequence[CaptionItem]`): B items, all with images or all with features of one shape.
-
-        Returns:
-            `dict[str, Any]`: What `captioner.collate` returns.
-
-        Raises:
-            ValueError: If some items have features and others do not, or their shapes differ.
-        """
+        """Collate B items, all with images or all with features of the same shape."""
         captions = [item["caption"] for item in items]
         features = [item["image_features"] for item in items if item["image_features"] is not None]
         if not features:
-            # Images of a stream are not decoded yet; they are opened here.
+            # Images of a stream are decoded here.
             images = [
                 item["image"] if isinstance(item["image"], Image.Image) else open_image(item["image"])
                 for item in items
@@ -77,7 +67,7 @@ class CaptionCollator:
             if len(images) != len(items):
                 raise ValueError(
                     f"{len(items) - len(images)} of {len(items)} items have neither image nor image_features, "
-                    f"and each needs one. Take the items from a CaptionDataset."
+                    f"and each needs one. Use the items of a CaptionDataset."
                 )
             return self.captioner.collate(images, captions, image_features=None, max_length=self.max_length)
         shapes = sorted({tuple(feature.shape) for feature in features})

@@ -23,7 +23,7 @@ __all__ = ["FramePooling", "VideoPooling", "cached_features", "iterate_images", 
 FramePooling = Literal["mean", "concat", "ordered"]
 """How features of frames are combined to features of a video."""
 VideoPooling = FramePooling | Literal["native"]
-"""As `FramePooling`, or by the model's own video inputs."""
+"""As `FramePooling`, or with the model's own video inputs."""
 
 
 def iterate_images(dataset: datasets.Dataset) -> Iterator[Image.Image]:
@@ -43,17 +43,17 @@ def iterate_images(dataset: datasets.Dataset) -> Iterator[Image.Image]:
 
 
 def pool_frames(features: Any, num_frames: int, pooling: FramePooling = "mean") -> Tensor:
-    r"""Features of frames -> features of their videos.
+    r"""Features of videos from features of their frames.
 
-    `"mean"`: $\frac1F\sum_f x_f$, position by position (Chen and Jin 2020, section 5.1). `"concat"`: the frames' image tokens
-    one after the other, $(x_1, \ldots, x_F)$, for a decoder that attends to any number of them, as BLIP does with videos
-    (Li et al. 2022, section 5.6). To cross-attention the second, like the first, is the same for a video that plays
-    backwards: nothing marks when a frame was seen. `"ordered"` marks it: as `"concat"`, with the sinusoids of Vaswani et
-    al. 2017, section 3.5, for the place of the frame added to each of its tokens. A captioner made for images has to learn
-    to read these.
+    `"mean"`: $\frac1F\sum_f x_f$, position by position (Chen and Jin 2020, section 5.1). `"concat"`: the image tokens of
+    all frames, $(x_1, \ldots, x_F)$, for decoders that attend to any number of them, as in BLIP (Li et al. 2022, section
+    5.6). Neither encodes the order of the frames: cross-attention sees no difference if a video is played backwards.
+    `"ordered"` is `"concat"` with sinusoidal position encodings (Vaswani et al. 2017, section 3.5) of the frame added to
+    its tokens; a captioner pretrained on images has to learn to use them.
 
     Args:
-        features (`torch.Tensor` or array of shape `(n * F, M, D)` or `(n * F, D)`): The frames of a video in a row.
+        features (`torch.Tensor` or array of shape `(n * F, M, D)` or `(n * F, D)`): The frames of a video are
+            consecutive.
         num_frames (`int`): F.
         pooling (`"mean"`, `"concat"` or `"ordered"`): See above.
 
@@ -75,7 +75,7 @@ def pool_frames(features: Any, num_frames: int, pooling: FramePooling = "mean") 
 
 
 def _place_code(num_frames: int, width: int) -> Tensor:
-    """Sinusoids of the places 0 to F - 1, `(F, D)`; sines and cosines take turns."""
+    """Sinusoidal encodings of the positions 0 to F - 1, `(F, D)`; sines and cosines alternate."""
     rates = 10000.0 ** (-(torch.arange(width) // 2 * 2) / width)  # (D,), radians a place
     angles = torch.arange(num_frames)[:, None] * rates  # (F, D)
     return torch.where(torch.arange(width) % 2 == 0, angles.sin(), angles.cos())
@@ -93,8 +93,8 @@ def cached_features(
 ) -> FeatureView:
     """Features of every image, from the cache if they are in it; keyed by image content.
 
-    The features of a video are made of those of its frames (`sample_frames`, "uniform") by `pool_frames`; its key is the
-    hash of its file with the pooling and the number of frames.
+    The features of a video are computed from those of its frames (`sample_frames`, "uniform") by `pool_frames`; its key
+    is the hash of its file with the pooling and the number of frames.
 
     Args:
         cache ([`FeatureCache`]): Of one model.
@@ -103,10 +103,10 @@ def cached_features(
             the consecutive frames of several videos to features with one row per video.
         batch_size (`int`): Images, or frames, per call; the frames of one video are never divided.
         progress (`str` or `bool`): Label of the progress bar, or False.
-        unit_length (`bool`): Scale the mean over a video's frames to length 1. For scorers: their features have it, and
-            the mean of several is shorter. It weights each frame alike, whatever its length before.
-        pooling (`"mean"`, `"concat"`, `"ordered"` or `"native"`): Of videos, see `pool_frames`; `"native"`: `encode` does it.
-            A cache holds features of one shape: those of another number of image tokens need another `what`.
+        unit_length (`bool`): Scale the mean over a video's frames to length 1. For scorers, whose features have unit
+            length; the mean of several is shorter.
+        pooling (`"mean"`, `"concat"`, `"ordered"` or `"native"`): For videos, see `pool_frames`; with `"native"`, `encode`
+            pools. A cache holds features of one shape: another number of image tokens needs another `what`.
 
     Returns:
         [`FeatureView`] of shape `(len(dataset), ...)`: In the order of the rows, memory-mapped.

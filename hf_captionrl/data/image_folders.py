@@ -1,7 +1,7 @@
 """Lists the files of image folders, with or without metadata.
 
-The reader of `datasets` (`imagefolder`) is not used because it takes the names of folders for labels, follows links,
-drops files without metadata silently, and cannot return the reason for each file that it leaves out."""
+The reader of `datasets` (`imagefolder`) is not used because it reads folder names as labels, follows links, drops files
+without metadata silently, and does not report why it skips a file."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def metadata_file(folder: Path) -> Path | None:
     found = [folder / name for name in METADATA_FILES if (folder / name).is_file()]
     if len(found) > 1:
         names = " and ".join(path.name for path in found)
-        raise ValueError(f"{folder} has {names}, and only one can be read. Keep the one that is meant.")
+        raise ValueError(f"{folder} has {names}, and only one can be read. Keep one of them.")
     return found[0] if found else None
 
 
@@ -145,7 +145,7 @@ def report_unnamed(folder: Path, rows_of: Mapping[Path, Iterable[Row]]) -> None:
     unnamed = [path for path in listing.images if path not in named]
     if unnamed:
         logger.warning(
-            "%s: %d of %d images are named by no row of %s and are not used, such as %r.",
+            "%s: %d of %d images are not named by any row of %s and are not used, such as %r.",
             *(folder, len(unnamed), len(listing.images)),
             *(" and ".join(str(path.relative_to(folder)) for path in rows_of), unnamed[0]),
         )

@@ -61,14 +61,7 @@ def refuse_outside(paths: Iterable[str | None], root: str | Path | None, where: 
 
 
 def paths_without_bytes(column: pa.ChunkedArray) -> Sequence[str | None]:
-    """Paths of an image column whose bytes are not in the column.
-
-    Args:
-        column (`pyarrow.ChunkedArray`): Of structs with `bytes` and `path`; other types name no files.
-
-    Returns:
-        `Sequence[str | None]`: One path per row; None if the bytes are in the column or nothing is.
-    """
+    """Path per row of a column of `bytes` and `path`; None for rows with bytes, empty for columns of other types."""
     kind = column.type
     if not pa.types.is_struct(kind) or kind.get_field_index("path") < 0:
         return []

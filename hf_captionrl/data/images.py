@@ -1,4 +1,4 @@
-"""Opening images that strangers took: any file, bytes or PIL image becomes RGB, or one clear error."""
+"""Opens images from untrusted sources: any file, bytes or PIL image becomes RGB or raises an `ImageError`."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ IMAGE_REMEDIES: dict[str, str] = {
     "image_too_small": f"replace the image: both sides need {MIN_SIDE} pixels or more",
     "image_too_large": "shrink the image, or raise max_pixels if you trust the file",
 }
-"""What can be wrong with an image, and the remedy of each."""
+"""Faults of images, and the remedy for each."""
 
 # Raster formats only: Pillow hands EPS to Ghostscript, and icon and font formats hold no photographs.
 _FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "DIB", "TIFF", "PPM", "TGA", "JPEG2000", "AVIF")
 _CUT_SHORT = ("truncated", "broken data stream", "unrecognized data stream", "incomplete", "unexpected end", "eof")
-# JPEG's decoder can skip the fine detail: the whole stream is still read, so a cut file is still found.
+# JPEG's decoder can skip fine detail; it still reads the whole stream, so truncated files are still found.
 _DRAFT_SIDE = 32
 
 
@@ -69,11 +69,7 @@ def image_formats() -> tuple[str, ...]:
 
 
 def media_source(value: Any, kind: str = "image") -> tuple[str | io.BytesIO | Image.Image, str]:
-    """What to open, and how to call it in a message.
-
-    Returns:
-        `tuple`: A path, bytes to read or a PIL image, and its name.
-    """
+    """The path, bytes or PIL image to open, and its name in messages."""
     if isinstance(value, Mapping):
         if value.get("bytes") is not None:
             source, name = media_source(value["bytes"], kind)
@@ -111,7 +107,7 @@ def media_source(value: Any, kind: str = "image") -> tuple[str | io.BytesIO | Im
 
 @contextlib.contextmanager
 def opened_image(value: Any, max_pixels: int, kind: str = "image") -> Iterator[Image.Image]:
-    """The image after its header is read and its size checked; every error inside becomes an `ImageError`."""
+    """The image after its header and size are checked; every error inside the block becomes an `ImageError`."""
     source, name = media_source(value, kind)
     try:
         if isinstance(source, Image.Image):
@@ -133,7 +129,7 @@ def opened_image(value: Any, max_pixels: int, kind: str = "image") -> Iterator[I
             "image_unreadable", f"{name} is not in a known format ({', '.join(image_formats())})"
         ) from None
     except Exception as error:
-        # Decoders of hostile files raise anything: struct.error, SyntaxError, IndexError, zlib.error, ...
+        # Decoders raise many kinds of errors on malicious files: struct.error, SyntaxError, IndexError, zlib.error, ...
         text = f"{type(error).__name__}: {error}"
         cut = any(sign in text.lower() for sign in _CUT_SHORT)
         reason = "image_truncated" if cut else "image_unreadable"
@@ -141,14 +137,7 @@ def opened_image(value: Any, max_pixels: int, kind: str = "image") -> Iterator[I
 
 
 def image_bytes(value: Mapping[str, Any]) -> dict[str, Any]:
-    """An image with the bytes of its file as they are; no folder of this machine goes into what may be published.
-
-    Args:
-        value (`Mapping`): The `{"bytes": ..., "path": ...}` of an undecoded `datasets.Image`.
-
-    Returns:
-        `dict`: `bytes`, and as `path` the name of the file alone, where it has one.
-    """
+    """An undecoded `datasets.Image` with its bytes, and of its path only the file name, so that no local path is published."""
     path, data = value.get("path"), value.get("bytes")
     if data is None:
         with open(value["path"], "rb") as file:
@@ -157,11 +146,7 @@ def image_bytes(value: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_size(size: tuple[int, int], name: str, max_pixels: int) -> None:
-    """Refuse images that are too small to be a picture or too large to be safe.
-
-    Args:
-        size (`tuple[int, int]`): Width and height in pixels.
-    """
+    """Refuse images that are too small to be a picture or too large to be safe; `size` is width and height in pixels."""
     width, height = size
     # Between once and twice its own limit Pillow only warns.
     max_pixels = min(max_pixels, Image.MAX_IMAGE_PIXELS or max_pixels)
@@ -174,11 +159,7 @@ def check_size(size: tuple[int, int], name: str, max_pixels: int) -> None:
 
 
 def check_all_frames(size: tuple[int, int], count: int, name: str, most: int) -> None:
-    """Refuse a video that would take too long to decode.
-
-    Args:
-        size (`tuple[int, int]`): Width and height in pixels.
-    """
+    """Refuse a video that would take too long to decode; `size` is width and height in pixels."""
     if size[0] * size[1] * count > most:
         raise ImageError(
             "image_too_large",
@@ -187,7 +168,7 @@ def check_all_frames(size: tuple[int, int], count: int, name: str, most: int) ->
 
 
 def _deep_to_8_bit(image: Image.Image) -> Image.Image:
-    """Greyscale of 16 or 32 bits or floats to 8 bits; Pillow's own conversion clips, so that all turns white."""
+    """Greyscale of 16 or 32 bits or floats to 8 bits; Pillow's conversion would clip most of it to white."""
     values = np.nan_to_num(np.asarray(image).astype(np.float32), posinf=0.0, neginf=0.0)
     top = 65535.0 if image.mode.startswith("I;16") else float(values.max())
     # Guess the scale of floats and 32-bit integers from their range: [0, 1], [0, 255], [0, 65535], anything.
@@ -208,7 +189,7 @@ def to_rgb(image: Image.Image) -> Image.Image:
     if image.mode in {"I", "F"} or image.mode.startswith("I;16"):
         image = _deep_to_8_bit(image)
     if image.mode == "La":
-        image = image.convert("LA")  # Pillow has no direct way from premultiplied grey to RGBA
+        image = image.convert("LA")  # Pillow cannot convert premultiplied grey to RGBA directly
     if image.mode in {"RGBA", "RGBa", "LA", "PA"} or "transparency" in image.info or _has_rgba_palette(image):
         layer = image.convert("RGBA")
         white = Image.new("RGBA", layer.size, (255, 255, 255, 255))
@@ -224,19 +205,19 @@ def to_rgb(image: Image.Image) -> Image.Image:
 def open_image(value: Any, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
     """Open an image of any kind as RGB.
 
-    The EXIF orientation is applied, transparency is laid over white, CMYK, palette, greyscale and 16-bit images are
-    converted, and of an animation the first frame is taken. Addresses are never fetched.
+    The EXIF orientation is applied, transparency becomes white, CMYK, palette, greyscale and 16-bit images are converted,
+    and of an animation the first frame is used. Addresses are never fetched.
 
     Args:
         value (`Any`): Path, bytes, PIL image, or the `{"bytes": ..., "path": ...}` of an undecoded `datasets.Image`.
-        max_pixels (`int`): Largest accepted width * height. Pillow's own `Image.MAX_IMAGE_PIXELS` holds beside it.
+        max_pixels (`int`): Largest accepted width * height. Pillow's own `Image.MAX_IMAGE_PIXELS` also applies.
 
     Returns:
-        `PIL.Image.Image`: A decoded RGB image that holds no file open and no metadata.
+        `PIL.Image.Image`: A decoded RGB image without metadata and without an open file.
 
     Raises:
-        ImageError: If there is no such image, or it is unreadable, truncated, smaller than 2 pixels a side or too
-            large; `.reason` and `.remedy` say which and what to do.
+        ImageError: If there is no such image, or it is unreadable, truncated, smaller than 2 pixels per side or too
+            large; with `.reason` and `.remedy`.
     """
     with opened_image(value, max_pixels) as image:
         # A file opens at its first frame. Decoding comes first, since below a damaged EXIF block is forgiven.
@@ -249,8 +230,8 @@ def verify_image(value: Any, *, mode: Literal["header", "full"] = "full", max_pi
 
     Args:
         value (`Any`): As for `open_image`.
-        mode (`"header"` or `"full"`): Read only the header (format and size), or decode the pixels as well, which
-            alone finds truncated files.
+        mode (`"header"` or `"full"`): Read only the header (format and size), or also decode the pixels, which detects
+            truncated files.
         max_pixels (`int`): As for `open_image`.
 
     Raises:
@@ -261,7 +242,7 @@ def verify_image(value: Any, *, mode: Literal["header", "full"] = "full", max_pi
         raise ValueError(f"mode ({mode!r}) must be 'header' or 'full'. Choose one of them.")
     with opened_image(value, max_pixels) as image:
         if mode == "full":
-            # An image object belongs to the caller: draft() would shrink it.
+            # An image object belongs to the caller, and draft() would shrink it.
             if image is not value and isinstance(image, JpegImagePlugin.JpegImageFile):
                 image.draft(None, (_DRAFT_SIDE, _DRAFT_SIDE))
             image.load()

@@ -1,15 +1,16 @@
-"""Loads images with captions from any source into the same columns."""
+"""Loads images with captions from any source, with the same columns."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import datasets
 
 from hf_captionrl.data.caption_columns import replace_column, to_caption_columns, with_split
-from hf_captionrl.data.raw_splits import SPLIT_NAMES, Source, by_split_column
+from hf_captionrl.data.raw_splits import SPLIT_NAMES, Source, SourceArguments, by_split_column
 from hf_captionrl.data.source_reading import read_source
 from hf_captionrl.data.splits import (
     ALL,
@@ -33,14 +34,14 @@ __all__ = [
 ]
 
 SPLIT_SHARES = (0.8, 0.1, 0.1)
-"""Shares of train, validation and test of data that name none, for training."""
+"""Shares of train, validation and test for training on data without splits."""
 
 _WHOLE = (1.0, 0.0, 0.0)
 _EMBEDDED = ("scenes", "moving_scenes")
 
 
 def _scenes_captions(rows: datasets.Dataset, column: str) -> datasets.Dataset:
-    """The embedded data with its detailed captions in place of the annotators', if that column is asked for."""
+    """The embedded data, with the detailed captions instead of the annotators' if `column` is `full_caption`."""
     if column == "captions":
         return rows
     if column != "full_caption":
@@ -52,7 +53,7 @@ def _scenes_captions(rows: datasets.Dataset, column: str) -> datasets.Dataset:
 
 
 def _with_frames(splits: datasets.DatasetDict, num_frames: int) -> datasets.DatasetDict:
-    """Splits of videos that are looked at in so many frames."""
+    """Splits of videos with the column `VIDEO_FRAMES`."""
     return datasets.DatasetDict(
         {
             name: replace_column(rows, VIDEO_FRAMES, [num_frames] * len(rows), datasets.Value("int32"))
@@ -63,7 +64,7 @@ def _with_frames(splits: datasets.DatasetDict, num_frames: int) -> datasets.Data
 
 @dataclass
 class _Splits:
-    """Every split as the source has it, in our columns, nothing taken out of `train`."""
+    """Every split as the source has it, in our columns; `train` is not divided."""
 
     name: str
     splits: dict[str, datasets.Dataset]
@@ -84,19 +85,19 @@ def _load_embedded(name: str, caption_column: str, num_frames: int, splits: tupl
     if moving:
         made = load_moving_scenes()
     else:
-        # The test split is drawn first, so it is the same without the others, and ready ten times sooner.
+        # The test split is drawn first, so it is the same without the others, and 10 times faster.
         made = load_scenes(num_train=0, num_validation=0) if splits == ("test",) else load_scenes()
     made = datasets.DatasetDict({n: _scenes_captions(rows, caption_column) for n, rows in made.items()})
     return _Splits(name, dict(_with_frames(made, num_frames) if moving else made))
 
 
 def _source_in_memory(data: Any, image_root: str | Path | None) -> Source:
-    """A data set that the caller has already; the parts of a `DatasetDict` under our names."""
+    """A data set in memory; the parts of a `DatasetDict` under our names."""
     root = None if image_root is None else Path(image_root)
     if isinstance(data, datasets.IterableDataset | datasets.IterableDatasetDict):
         raise ValueError(
-            f"The data are an {type(data).__name__}, whose rows come one after the other, and here all are needed at once. "
-            "Pass it to SmileTrainer with max_steps, or make a Dataset of it: Dataset.from_list(list(data.take(n)))."
+            f"The data are an {type(data).__name__}, which is read row by row, but all rows are needed at once. Pass it to "
+            "SmileTrainer with max_steps, or convert it to a Dataset: Dataset.from_list(list(data.take(n)))."
         )
     if isinstance(data, datasets.Dataset):
         parts = by_split_column(data)
@@ -116,152 +117,88 @@ def _source_in_memory(data: Any, image_root: str | Path | None) -> Source:
     return Source("the data set", splits, root)
 
 
-def _read_splits(
-    data: Any,
-    *,
-    dataset_config: str | None = None,
-    revision: str | None = None,
-    data_dir: str | Path | None = None,
-    image_root: str | Path | None = None,
-    image_column: str = "image",
-    caption_column: str = "captions",
-    image_id_column: str | None = None,
-    num_frames: int = 0,
-    require_captions: bool = True,
-    wanted: tuple[str, ...] = (),
-) -> _Splits:
+def _read_splits(data: Any, arguments: SourceArguments, wanted: tuple[str, ...] = ()) -> _Splits:
     """Every split as the source has it; of the embedded data perhaps only those `wanted`."""
-    if num_frames < 0:
-        raise ValueError(f"num_frames is {num_frames}. Use 0 for images, or the frames to look at of each video.")
     if isinstance(data, str) and data in _EMBEDDED:
-        return _load_embedded(data, caption_column, num_frames, wanted)
+        return _load_embedded(data, arguments.caption_column, arguments.num_frames, wanted)
     in_memory = not isinstance(data, str | Path)
-    if in_memory:
-        source = _source_in_memory(data, image_root)
-    else:
-        source = read_source(
-            str(data),
-            dataset_config=dataset_config,
-            revision=revision,
-            data_dir=data_dir,
-            image_root=image_root,
-            require_captions=require_captions,
-        )
-    if source.holds_videos and not num_frames:
-        raise ValueError(f"{str(data)!r} holds videos. Set num_frames to the frames to look at of each (8, say).")
-    if image_column == "image" and source.image_column is not None:
-        # What this kind of source always calls it; a file of another making falls back to the usual names.
+    source = _source_in_memory(data, arguments.image_root) if in_memory else read_source(str(data), arguments)
+    if source.holds_videos and not arguments.num_frames:
+        raise ValueError(f"{str(data)!r} holds videos. Set num_frames to the number of frames per video, e.g. 8.")
+    arguments = replace(arguments, image_root=source.root)
+    if arguments.image_column == "image" and source.image_column is not None:
+        # The usual name in this kind of source; files without it fall back to the other usual names.
         head = next(iter(source.splits.values()))
         names = head.column_names if isinstance(head, datasets.Dataset) else set().union(*head)
-        image_column = source.image_column if source.image_column in names else image_column
+        if source.image_column in names:
+            arguments = replace(arguments, image_column=source.image_column)
     splits = {
-        name: to_caption_columns(
-            rows,
-            split=name,
-            where=source.name,
-            image_root=source.root,
-            image_column=image_column,
-            caption_column=caption_column,
-            image_id_column=image_id_column,
-            num_frames=num_frames,
-            require_captions=require_captions,
-            in_memory=in_memory,
-        )
+        name: to_caption_columns(rows, arguments, split=name, where=source.name, in_memory=in_memory)
         for name, rows in source.splits.items()
     }
     splits = tell_splits_apart(splits, source.name)
-    order = [*(name for name in SPLITS if name in splits), *(name for name in splits if name not in SPLITS)]
-    ordered = {name: splits[name] for name in order}
-    return _Splits(source.name, ordered, source.names_splits, source.has_captions, in_memory)
+    return _Splits(source.name, _in_order(splits), source.names_splits, source.has_captions, in_memory)
+
+
+def _in_order(splits: Mapping[str, datasets.Dataset]) -> dict[str, datasets.Dataset]:
+    """Train, validation and test first."""
+    names = [*(name for name in SPLITS if name in splits), *(name for name in splits if name not in SPLITS)]
+    return {name: splits[name] for name in names}
 
 
 def load_caption_splits(
     dataset_name: Any = "scenes",
     *,
-    dataset_config: str | None = None,
-    revision: str | None = None,
-    data_dir: str | Path | None = None,
-    image_root: str | Path | None = None,
-    image_column: str = "image",
-    caption_column: str = "captions",
-    image_id_column: str | None = None,
     split_fractions: tuple[float, float, float] | None = None,
     seed: int = 0,
-    num_frames: int = 0,
-    require_captions: bool = True,
+    **source: Any,
 ) -> datasets.DatasetDict:
-    """Load every split of a caption data set. No code of a data set is ever run, and no image is decoded or fetched.
+    """Load every split of a caption data set. Code of data sets is never run, and no image is decoded or fetched.
 
     `dataset_name` is one of:
 
     - `"scenes"`: the embedded data, or `"moving_scenes"`, its clips, with `num_frames`;
-      `caption_column="full_caption"` takes its detailed captions.
+      `caption_column="full_caption"` selects the detailed captions.
     - `"imagefolder"` with `data_dir`, or the folder itself: `metadata.jsonl` (or .csv, .parquet) with a `file_name`
       and captions per line, in the folder or in `train/`, `validation/`, `test/`. With `require_captions=False` also a
-      folder of images alone, with subfolders; ids are the relative paths.
-    - a Karpathy-split JSON (`dataset_coco.json`) with `image_root`; its split `restval` counts as train.
+      folder that holds only images, with subfolders; ids are the relative paths.
+    - a Karpathy-split JSON (`dataset_coco.json`) with `image_root`; its split `restval` becomes part of train.
     - a .jsonl, .json, .csv or .parquet file with image paths (relative to `image_root`, else to the file; parquet may
       also hold the images), or a folder of `save_to_disk`. In CSV several columns `caption` are several captions.
     - a data set on the Hub.
-    - a `datasets.Dataset` or `DatasetDict` in memory. Files of an image column are opened wherever they lie; paths in a
-      column of text need `image_root`.
-    - `"tgif"` or `"msr-vtt"` with `data_dir`, or their `.tsv` or `videodata*.json` itself: see `video_sources`.
+    - a `datasets.Dataset` or `DatasetDict` in memory. Files of an image column are opened wherever they are; paths in a
+      text column need `image_root`.
+    - `"tgif"` or `"msr-vtt"` with `data_dir`, or their `.tsv` or `videodata*.json` itself: see `data/tgif_msrvtt.py`.
 
     With `num_frames`, the image column of any source contains videos.
 
     Args:
         dataset_name (`str`, `Path`, `datasets.Dataset` or `datasets.DatasetDict`): See above.
-        dataset_config (`str`, *optional*): Configuration of a Hub data set.
-        revision (`str`, *optional*): Revision of a Hub data set.
-        data_dir (`str` or `Path`, *optional*): Folder of `"imagefolder"`.
-        image_root (`str` or `Path`, *optional*): Folder that paths in the image column are relative to. No path may
-            lead out of it, whether by `..`, by a link, or as an absolute path.
-        image_column (`str`): Column with images, bytes or paths. Where the default is missing, the one column with a
-            usual name (`file_name`, `img`, ...) is taken.
-        caption_column (`str`): Column with a caption or a list of captions; for the default likewise (`caption`,
-            `text`, `sentences`, ...). Several usual names are an error.
-        image_id_column (`str`, *optional*): Column with ids. Default: a column `image_id`, else the path, else
-            `"<split>-<row>"`. Rows of one image are joined; one id for two images is an error.
-        split_fractions (`tuple[float, float, float]`, *optional*): Shares of train, validation and test, used for those of
-            the last two that the source lacks: they are taken out of train by the hash of the image id, and the sizes are
-            logged. `(1, 0, 0)` takes none. None: (0.8, 0.1, 0.1), and (1, 0, 0) for data in memory.
+        split_fractions (`tuple[float, float, float]`, *optional*): Shares of train, validation and test. A validation or
+            test split that the source lacks is split off train by the hash of the image id, and the sizes are logged;
+            `(1, 0, 0)` leaves train unchanged. None: (0.8, 0.1, 0.1), and (1, 0, 0) for data in memory.
         seed (`int`): Seed of that hash.
-        num_frames (`int`): 0 for images. For videos the frames of each that are looked at, see `sample_frames`: the
-            splits then have a column `video_frames` with that number, and `image` is not decoded on access.
-        require_captions (`bool`): False also accepts data without captions, as for captioning; `captions` is then empty.
+        source (`Any`): Fields of [`SourceArguments`]: `data_dir`, `image_root`, `image_column`, ...
 
     Returns:
         `datasets.DatasetDict`: Splits with the columns `image` (`datasets.Image`), `image_id` (`str`), `captions`
         (`list[str]`, `None` where the source held no string) and any others. Not checked: see `check_captions`.
 
     Raises:
-        FileNotFoundError: If a file or folder is not there.
-        ValueError: If the source cannot be read, a column is missing or could be one of several, a path leads out of the
-            folder of the data, or ids are ambiguous.
+        FileNotFoundError: If a file or folder does not exist.
+        ValueError: If the source cannot be read, a column is missing or ambiguous, a path leaves the folder of the data,
+            or ids are ambiguous.
     """
-    found = _read_splits(
-        dataset_name,
-        dataset_config=dataset_config,
-        revision=revision,
-        data_dir=data_dir,
-        image_root=image_root,
-        image_column=image_column,
-        caption_column=caption_column,
-        image_id_column=image_id_column,
-        num_frames=num_frames,
-        require_captions=require_captions,
-    )
-    return _carved(found, split_fractions, seed)
+    return _carved(_read_splits(dataset_name, SourceArguments(**source)), split_fractions, seed)
 
 
 def _carved(found: _Splits, split_fractions: tuple[float, float, float] | None, seed: int) -> datasets.DatasetDict:
-    """Every split, those that are missing taken out of `train`."""
+    """Every split; missing ones are split off `train`."""
     if found.name in _EMBEDDED:
         return datasets.DatasetDict(found.splits)
     fractions = split_fractions or (_WHOLE if found.in_memory else SPLIT_SHARES)
     splits = carve_missing(found.splits, fractions, seed, found.name)
-    order = [*(name for name in SPLITS if name in splits), *(name for name in splits if name not in SPLITS)]
-    return datasets.DatasetDict({name: with_split(splits[name], name) for name in order})
+    return datasets.DatasetDict({name: with_split(rows, name) for name, rows in _in_order(splits).items()})
 
 
 def load_captions(
@@ -277,23 +214,23 @@ def load_captions(
     Args:
         dataset_name (`str`, `Path`, `datasets.Dataset` or `datasets.DatasetDict`): As for `load_caption_splits`.
         split (`str`, *optional*): `"train"`, `"validation"`, `"test"`, or another that the source has; several joined by
-            `+`, such as `"validation+test"`; `"all"` for every image, where nothing is divided. Of data that name no splits
-            `"train"` is the share of `split_fractions`, which is logged. `None` gives a `DatasetDict` of the splits.
+            `+`, such as `"validation+test"`; `"all"` for every image, undivided. Without splits in the data, `"train"` is
+            the share of `split_fractions`, which is logged. `None` gives a `DatasetDict` of the splits.
         split_fractions (`tuple[float, float, float]`, *optional*): As for `load_caption_splits`.
         seed (`int`): As for `load_caption_splits`.
-        source (`Any`): `data_dir`, `image_root`, `image_column` and the other arguments of `load_caption_splits`.
+        source (`Any`): Fields of [`SourceArguments`]: `data_dir`, `image_root`, `image_column`, ...
 
     Returns:
         `datasets.Dataset | datasets.DatasetDict`: The images, or every split if `split` is `None`.
 
     Raises:
-        FileNotFoundError: If a file or folder is not there.
+        FileNotFoundError: If a file or folder does not exist.
         ValueError: If the source cannot be read, a column or the split is missing, or ids are ambiguous.
     """
     if split is None:
         return load_caption_splits(dataset_name, split_fractions=split_fractions, seed=seed, **source)
     names = parse_split(split)  # before anything is read
-    found = _read_splits(dataset_name, wanted=names, **source)
+    found = _read_splits(dataset_name, SourceArguments(**source), names)
     if not names:
         return join_splits(found.splits, (), found.name)
     return join_splits(_carved(found, split_fractions, seed), names, found.name)
@@ -306,7 +243,7 @@ class ChosenSplit:
     Args:
         dataset (`datasets.Dataset`): The images.
         split (`str`): Their name: a split, several joined by `+`, or `"all"`.
-        sizes (`dict[str, int]`): Images of every split that the source has; one entry, `"all"`, where it names none.
+        sizes (`dict[str, int]`): Number of images of every split of the source; only `"all"` if it has no splits.
     """
 
     dataset: datasets.Dataset
@@ -322,25 +259,25 @@ def choose_split(
     seed: int = 0,
     **source: Any,
 ) -> ChosenSplit:
-    """Load images to caption, evaluate, mine or show. Unlike for training, splits are only divided on request.
+    """Load images to caption, evaluate, mine or show. Unlike in training, data are only divided on request.
 
     Args:
         dataset_name (`Any`): As for `load_captions`.
-        split (`str`, *optional*): As for `load_captions`. None: `"test"` of data that name several splits, else `"all"`.
-        split_fractions (`tuple[float, float, float]`): Shares, where a split is asked for that the source does not have.
-        seed (`int`): Seed of the hash that then divides; that of the training run.
+        split (`str`, *optional*): As for `load_captions`. None: `"test"` of data with several splits, else `"all"`.
+        split_fractions (`tuple[float, float, float]`): Shares for a requested split that the source does not have.
+        seed (`int`): Seed of the hash that then divides the data; use that of the training run.
         source (`Any`): As for `load_captions`.
 
     Returns:
         `ChosenSplit`: The images.
 
     Raises:
-        FileNotFoundError: If a file or folder is not there.
-        ValueError: As `load_captions`, or if no split is asked for and the data name several, but not `"test"`.
+        FileNotFoundError: If a file or folder does not exist.
+        ValueError: As `load_captions`, or if `split` is None and the data have several splits, but not `"test"`.
     """
     embedded = isinstance(dataset_name, str) and dataset_name in _EMBEDDED
     names = ("test",) if split is None and embedded else parse_split(split or ALL)
-    found = _read_splits(dataset_name, wanted=names, **source)
+    found = _read_splits(dataset_name, SourceArguments(**source), names)
     splits = found.splits
     sizes = {name: len(rows) for name, rows in splits.items()} if found.names_splits else {ALL: len(splits["train"])}
     if split is None and found.names_splits and found.has_captions and len(splits) > 1:
@@ -348,7 +285,7 @@ def choose_split(
         if "test" not in splits:
             raise ValueError(
                 f"{found.name} has the splits {sizes} and no 'test'. Set split (--split) to one of them, to several "
-                "('a+b') or to 'all'; 'test' takes a share out of train, as training does."
+                "('a+b') or to 'all'; 'test' is split off train, as in training."
             )
     if embedded or not names:
         return ChosenSplit(join_splits(splits, names, found.name), "+".join(names) or ALL, sizes)

@@ -1,4 +1,4 @@
-"""Captioned sets with a layout of their own, given their files: nocaps by domain, and Concadia."""
+"""Reads nocaps (by domain) and Concadia from their published files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NOCAPS_DOMAINS = ("in-domain", "near-domain", "out-domain")
 def _root(image_root: str | Path) -> Path:
     root = Path(image_root)
     if not root.is_dir():
-        raise FileNotFoundError(f"image_root ({str(root)!r}) must be a folder. Give the one that holds the images.")
+        raise FileNotFoundError(f"image_root ({str(root)!r}) is not a folder. Use the one that holds the images.")
     return root
 
 
@@ -35,7 +35,7 @@ def _file(root: Path, name: Any, where: str) -> str:
 def _list_of(value: Any, key: str, path: str | Path) -> list[dict[str, Any]]:
     rows = value.get(key) if isinstance(value, dict) else None
     if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) for row in rows):
-        raise ValueError(f"{path} has no list {key!r} of objects. Give the file as it was published.")
+        raise ValueError(f"{path} has no list {key!r} of objects. Use the published file.")
     return rows
 
 
@@ -65,15 +65,15 @@ def load_nocaps(
 
     Args:
         path: The annotation file. The test file has no captions.
-        image_root: The folder that `file_name` starts from.
-        domain: Which images.
+        image_root: The folder that `file_name` is relative to.
+        domain: Domain of the images.
 
     Returns:
-        `datasets.Dataset`: `image`, `image_id`, `captions`, `domain`; images are opened when they are looked at.
+        `datasets.Dataset`: `image`, `image_id`, `captions`, `domain`; images are decoded on access.
 
     Raises:
-        FileNotFoundError: If the file or folder is not there.
-        ValueError: If the file is something else, an image has no caption or domain, or a caption no image.
+        FileNotFoundError: If the file or folder does not exist.
+        ValueError: If the file has another format, an image has no caption or domain, or a caption no image.
     """
     if domain not in ("all", *NOCAPS_DOMAINS):
         raise ValueError(f"domain is {domain!r}. Use 'all' or one of {NOCAPS_DOMAINS}.")
@@ -84,7 +84,7 @@ def load_nocaps(
     for image in images:
         image_id = image.get("id")
         if not isinstance(image_id, int | str) or image_id in captions:
-            raise ValueError(f"{path}: an image has the id {image_id!r}, which is missing or there twice.")
+            raise ValueError(f"{path}: an image has the id {image_id!r}, which is missing or repeated.")
         if image.get("domain") not in NOCAPS_DOMAINS:
             raise ValueError(
                 f"{path}: image {image_id!r} has the domain {image.get('domain')!r}, not {NOCAPS_DOMAINS}."
@@ -92,7 +92,9 @@ def load_nocaps(
         captions[image_id] = []
     for number, entry in enumerate(annotations):
         if entry.get("image_id") not in captions:
-            raise ValueError(f"{path}: annotation {number} is of image {entry.get('image_id')!r}, which is not there.")
+            raise ValueError(
+                f"{path}: annotation {number} is of image {entry.get('image_id')!r}, which does not exist."
+            )
         captions[entry["image_id"]].append(entry.get("caption"))
     columns: dict[str, list[Any]] = {"image": [], "image_id": [], "captions": [], "domain": []}
     for image in images:
@@ -120,21 +122,21 @@ def load_concadia(
     """Concadia: images of Wikipedia with a caption and a description each (Kreiss et al. 2022).
 
     The annotation file (`wiki_split.json`) holds `images` with `filename`, `split` (train, val, test), and `caption`,
-    `description` and `context`, each with the text in `raw`. DiscriTune compares with the captions; descriptions are
-    written for people who cannot see the image.
+    `description` and `context`, each with the text in `raw`. DiscriTune evaluates on the captions; descriptions replace
+    the image for blind readers.
 
     Args:
         path: The annotation file.
-        image_root: The folder with the images, which are called as `filename` says.
+        image_root: The folder with the images, named `filename`.
         split: `"train"`, `"validation"` or `"test"`.
-        text: What stands in `captions`.
+        text: The text in the column `captions`.
 
     Returns:
         `datasets.Dataset`: `image`, `image_id` (the file's name), `captions` (one each), `context`.
 
     Raises:
-        FileNotFoundError: If the file or folder is not there.
-        ValueError: If the file is something else, or has no such split or text.
+        FileNotFoundError: If the file or folder does not exist.
+        ValueError: If the file has another format, or lacks the split or text.
     """
     if text not in ("caption", "description"):
         raise ValueError(f"text is {text!r}. Use 'caption' or 'description'.")

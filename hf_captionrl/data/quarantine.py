@@ -1,4 +1,4 @@
-"""Check every row before training: bad ones are skipped, counted and written down; too many stop the run."""
+"""Checks every row before training: invalid rows are quarantined and reported; too many of them stop the run."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _REMEDIES = {**IMAGE_REMEDIES, **VIDEO_REMEDIES, **CAPTION_REMEDIES}
 
 @dataclass(frozen=True)
 class QuarantineEntry:
-    """One thing that was left out.
+    """A row or caption that was removed.
 
     Args:
         row (`int`): Row of the data set that was checked, from 0.
@@ -47,8 +47,8 @@ class QuarantineEntry:
         column (`str`): `"image"` or `"captions"`.
         reason (`str`): A key of `IMAGE_REMEDIES`, `VIDEO_REMEDIES` or `CAPTION_REMEDIES`.
         detail (`str`): The value and the rule it broke.
-        remedy (`str`): What to do about it.
-        dropped (`str`): `"row"`, or `"caption"` where the row had others and stays.
+        remedy (`str`): Recommended correction.
+        dropped (`str`): `"row"`, or `"caption"` if the row has valid captions and is kept.
     """
 
     row: int
@@ -63,11 +63,11 @@ class QuarantineEntry:
 
 @dataclass(frozen=True)
 class QuarantineReport:
-    """What `check_captions` found.
+    """Result of `check_captions`.
 
     Args:
-        rows (`dict[str, int]`): Split to number of rows checked.
-        entries (`tuple[QuarantineEntry, ...]`): Everything that was left out; one entry a bad row.
+        rows (`dict[str, int]`): Number of checked rows of each split.
+        entries (`tuple[QuarantineEntry, ...]`): Everything that was removed; one entry per invalid row.
         path (`Path`, *optional*): Where the entries were written.
     """
 
@@ -76,7 +76,7 @@ class QuarantineReport:
     path: Path | None = None
 
     def bad_rows(self, split: str | None = None) -> int:
-        """Count the rows that were left out.
+        """Count the rows that were removed.
 
         Args:
             split (`str`, *optional*): Only those of one split.
@@ -88,14 +88,14 @@ class QuarantineReport:
 
     @property
     def bad_captions(self) -> int:
-        """Captions left out of rows that stayed."""
+        """Number of captions removed from rows that are kept."""
         return sum(entry.dropped == "caption" for entry in self.entries)
 
     def bad_fraction(self, split: str | None = None) -> float:
-        """Share of rows that were left out.
+        """Share of rows that were removed.
 
         Args:
-            split (`str`, *optional*): Of one split instead of all.
+            split (`str`, *optional*): One split; None for all.
 
         Returns:
             `float`: In [0, 1]; 0 if there are no rows.
@@ -107,7 +107,7 @@ class QuarantineReport:
         """Count by reason, the most frequent first.
 
         Args:
-            dropped (`"row"` or `"caption"`): Rows left out, or captions left out of rows that stayed.
+            dropped (`"row"` or `"caption"`): Removed rows, or captions removed from rows that are kept.
             split (`str`, *optional*): Only those of one split.
 
         Returns:
@@ -120,7 +120,7 @@ class QuarantineReport:
         """One sentence for a log.
 
         Returns:
-            `str`: Counts by reason and where to read more.
+            `str`: Counts by reason, and the path of the list.
         """
         total = sum(self.rows.values())
         if not self.entries:
@@ -139,16 +139,16 @@ class QuarantineReport:
     def write(self) -> None:
         """Write one JSON object per entry to `path`, if there is one."""
         if self.path is not None:
-            # ASCII escapes keep U+2028 and half surrogates of a hostile caption from breaking lines or the encoding.
+            # ASCII escapes, because U+2028 and half surrogates in a caption would break lines or the encoding.
             atomic_write_text(self.path, "".join(json.dumps(asdict(entry)) + "\n" for entry in self.entries))
 
 
 class QuarantineError(ValueError):
-    """Too many bad rows to train on.
+    """Too many invalid rows to train on.
 
     Args:
         message (`str`): Counts by reason and the remedy.
-        report (`QuarantineReport`): Everything that was found.
+        report (`QuarantineReport`): The complete result.
     """
 
     def __init__(self, message: str, report: QuarantineReport) -> None:
@@ -208,15 +208,15 @@ def _check_split(
     if missing:
         raise ValueError(
             f"Split {split!r} has no columns {missing}; it has {ds.column_names}. Load it with load_captions, and set "
-            f"image_column, caption_column or image_id_column to the columns meant."
+            f"image_column, caption_column or image_id_column."
         )
     ds = ds.with_format(None)
     ids = [str(image_id) for image_id in ds["image_id"][:]]
     image_id, times = Counter(ids).most_common(1)[0] if ids else ("", 1)
     if times > 1:
         raise ValueError(
-            f"Split {split!r}: image_id {image_id!r} is in {times} rows; an id stands for one image with all its "
-            f"captions. Load it with load_captions, which joins such rows, or set another image_id_column."
+            f"Split {split!r}: image_id {image_id!r} is in {times} rows; an id must name one image with all "
+            f"its captions. Load it with load_captions, which joins such rows, or set another image_id_column."
         )
     image_faults: Iterator[ImageError | None]
     if check_images is None:
@@ -246,7 +246,7 @@ def _check_split(
 def quarantine_entry(
     row: int, image_id: str, split: str, column: str, reason: str, detail: str, dropped: Literal["row", "caption"]
 ) -> QuarantineEntry:
-    """One thing that was left out, with its remedy."""
+    """An entry with the remedy for its reason."""
     return QuarantineEntry(row, image_id, split, column, reason, detail, _REMEDIES[reason], dropped)
 
 
@@ -261,43 +261,43 @@ def check_captions(
     num_workers: int = 0,
     require_captions: bool = True,
 ) -> tuple[Any, QuarantineReport]:
-    """Leave out what cannot be trained on, and say what and why.
+    """Remove invalid rows and captions from a data set, and report each with its reason.
 
-    A row is bad if its image cannot be opened or it has no good caption. A bad caption beside good ones is left out
-    alone. The good captions are cleaned (`clean_caption`). Images and videos are decoded once and thrown away,
-    never kept.
+    A row is invalid if its image cannot be opened or it has no valid caption. In a row with valid captions, only the
+    invalid ones are removed. Valid captions are cleaned (`clean_caption`). Images and videos are decoded once and not
+    stored.
 
     Args:
-        ds (`datasets.Dataset` or `datasets.DatasetDict`): What `load_captions` or `load_caption_splits` gave.
-        quarantine_path (`str` or `Path`, *optional*): File for one JSON object per bad thing, rewritten by every call;
-            empty if all is well. Give a `DatasetDict` to have all splits in one file.
-        max_bad_fraction (`float`): Largest share of bad rows of any split, in [0, 1].
-        max_caption_words (`int`): Longest good caption in whitespace words (and 20 times that in characters).
-        check_images (`bool`, `"header"` or `"full"`): `True` and `"full"` decode every image; `"header"` reads format
-            and size only and misses truncated files; `False` does not look at images.
-        max_pixels (`int`): Largest width * height of a good image.
-        num_workers (`int`): Threads that decode images; 0 and 1 decode in the caller's.
-        require_captions (`bool`): False also keeps rows without a good caption, whose bad captions are left out.
+        ds (`datasets.Dataset` or `datasets.DatasetDict`): Data of `load_captions` or `load_caption_splits`.
+        quarantine_path (`str` or `Path`, *optional*): File with one JSON object per entry, rewritten by every call and
+            empty without entries. With a `DatasetDict` it holds all splits.
+        max_bad_fraction (`float`): Largest share of invalid rows in any split, in [0, 1].
+        max_caption_words (`int`): Longest valid caption in whitespace words (and 20 times that in characters).
+        check_images (`bool`, `"header"` or `"full"`): `True` and `"full"` decode every image; `"header"` reads only
+            format and size and does not detect truncated files; `False` does not check images.
+        max_pixels (`int`): Largest width * height of a valid image.
+        num_workers (`int`): Threads that decode images; 0 and 1 use the caller's thread.
+        require_captions (`bool`): False also keeps rows without a valid caption; invalid captions are still removed.
 
     Returns:
-        `tuple[datasets.Dataset | datasets.DatasetDict, QuarantineReport]`: The good rows, and what was left out.
+        `tuple[datasets.Dataset | datasets.DatasetDict, QuarantineReport]`: The valid rows, and the report.
 
     Raises:
-        QuarantineError: If a split has a larger share of bad rows than allowed, or no good row. The file is written
-            before.
+        QuarantineError: If the share of invalid rows of a split is too large, or it has no valid row. The file is
+            written first.
         ValueError: If a column is missing, an id is in two rows, or an argument is out of range.
     """
     if not 0 <= max_bad_fraction <= 1:
         raise ValueError(
-            f"max_bad_fraction ({max_bad_fraction}) must lie in [0, 1]; it is not a percentage. Use 0.05."
+            f"max_bad_fraction ({max_bad_fraction}) must be in [0, 1]; it is not a percentage. Use 0.05, for example."
         )
     if max_caption_words < 1 or num_workers < 0:
         raise ValueError(
             f"max_caption_words ({max_caption_words}) must be 1 or more and num_workers ({num_workers}) 0 or more. "
-            f"Correct the one that is not."
+            f"Use numbers in these ranges."
         )
     if check_images not in (True, False, "header", "full"):
-        raise ValueError(f"check_images ({check_images!r}) must be True, False, 'header' or 'full'. Choose one.")
+        raise ValueError(f"check_images ({check_images!r}) is not known. Use True, False, 'header' or 'full'.")
     mode: Literal["header", "full"] | None = "header" if check_images == "header" else "full" if check_images else None
     single = isinstance(ds, datasets.Dataset)
     splits = {str(ds.split or "train"): ds} if single else dict(ds)
@@ -319,11 +319,7 @@ def check_captions(
 
 
 def stop_if_too_many(report: QuarantineReport, split: str, max_bad_fraction: float) -> None:
-    """Refuse a split with too many bad rows.
-
-    Args:
-        max_bad_fraction (`float`): Largest accepted share, in [0, 1].
-    """
+    """Refuse a split with a share of invalid rows above `max_bad_fraction`, in [0, 1]."""
     total, bad, fraction = report.rows[split], report.bad_rows(split), report.bad_fraction(split)
     if total and bad < total and fraction <= max_bad_fraction:
         return

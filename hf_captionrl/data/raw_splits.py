@@ -1,4 +1,4 @@
-"""Raw splits: what a source holds before its columns are brought into our form, and the names of splits."""
+"""Arguments of a source of captions, its raw splits before their columns are converted, and the names of splits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import datasets
 
 from hf_captionrl.data.row_files import Row
 
-__all__ = ["SPLIT_NAMES", "Source", "by_split_column", "source_of_rows", "split_name"]
+__all__ = ["SPLIT_NAMES", "Source", "SourceArguments", "by_split_column", "source_of_rows", "split_name"]
 
 SPLIT_NAMES: dict[str, str] = {
     "train": "train",
@@ -28,6 +28,42 @@ SPLIT_NAMES: dict[str, str] = {
 """Names of splits in data sets, and our name for each."""
 
 
+@dataclass(frozen=True)
+class SourceArguments:
+    """Location and columns of a caption data set.
+
+    Args:
+        dataset_config (`str`, *optional*): Configuration of a Hub data set.
+        revision (`str`, *optional*): Revision of a Hub data set.
+        data_dir (`str` or `Path`, *optional*): Folder of `"imagefolder"`.
+        image_root (`str` or `Path`, *optional*): Folder that paths in the image column are relative to. Paths that
+            leave it, by `..`, by a link, or as an absolute path, are refused.
+        image_column (`str`): Column with images, bytes or paths. If the default is missing, the only column with a
+            usual name (`file_name`, `img`, ...) is used.
+        caption_column (`str`): Column with a caption or a list of captions; the default likewise (`caption`, `text`,
+            `sentences`, ...). Several usual names are an error.
+        image_id_column (`str`, *optional*): Column with ids. Default: a column `image_id`, else the path, else
+            `"<split>-<row>"`. Rows of one image are joined; one id for two images is an error.
+        num_frames (`int`): 0 for images. For videos the number of frames of each, see `sample_frames`: the splits then
+            have a column `video_frames` with that number, and `image` is not decoded on access.
+        require_captions (`bool`): False also accepts data without captions; `captions` is then empty.
+    """
+
+    dataset_config: str | None = None
+    revision: str | None = None
+    data_dir: str | Path | None = None
+    image_root: str | Path | None = None
+    image_column: str = "image"
+    caption_column: str = "captions"
+    image_id_column: str | None = None
+    num_frames: int = 0
+    require_captions: bool = True
+
+    def __post_init__(self) -> None:
+        if self.num_frames < 0:
+            raise ValueError(f"num_frames is {self.num_frames}. Use 0 for images, or the number of frames per video.")
+
+
 @dataclass
 class Source:
     """Raw splits of a source.
@@ -38,8 +74,7 @@ class Source:
         root (`Path`, *optional*): Folder that the paths in the image column are relative to, and must not leave.
         image_column (`str`, *optional*): The image column of this kind of source.
         holds_videos (`bool`): True if the source is known to contain videos.
-        names_splits (`bool`): False if the source does not name splits; all rows are then
-            `train`.
+        names_splits (`bool`): False if the source does not name splits; all rows are then `train`.
         has_captions (`bool`): False for a folder of images without metadata.
     """
 

@@ -1,7 +1,7 @@
 """Published retrieval benchmarks, read from their files: TrueMatch's release, ImageCoDe, and the CapEnrich hard pool.
 
-Captioned data sets with a layout of their own (nocaps, Concadia) are in `data/nocaps_concadia.py`. Nothing is downloaded,
-and no pickle is opened.
+The captioned data sets nocaps and Concadia are in `data/nocaps_concadia.py`. Nothing is downloaded, and pickles are never
+opened.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 IMAGECODE_SET_SIZE = 10
-"""Images of every set of ImageCoDe."""
+"""Number of images in each set of ImageCoDe."""
 
 _STATIC = "open-images"  # in the name of a set of ten similar photographs; all others are frames of one video
 _COCO_NAME = re.compile(r"(?:.*_)?0*(\d+)(?:\.[A-Za-z]+)?")
@@ -48,7 +48,7 @@ def read_json(path: str | Path, what: str) -> Any:
     """
     path = Path(path)
     if not path.is_file():
-        raise FileNotFoundError(f"There is no file {str(path)!r}. Give {what}.")
+        raise FileNotFoundError(f"There is no file {str(path)!r}. Use {what}.")
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
@@ -68,12 +68,12 @@ def coco_id(name: Any) -> str:
         `str`: `"3310"`.
 
     Raises:
-        ValueError: If there is no number in it.
+        ValueError: If the name contains no number.
     """
     text = str(name).replace("\\", "/").rpartition("/")[2]
     found = None if isinstance(name, bool) else _COCO_NAME.fullmatch(text)
     if found is None:
-        raise ValueError(f"{name!r} is not a COCO image. Give its id, such as 3310, or COCO_val2014_000000003310.jpg.")
+        raise ValueError(f"{name!r} is not a COCO image. Use its id, such as 3310, or COCO_val2014_000000003310.jpg.")
     return found.group(1)
 
 
@@ -81,20 +81,20 @@ def load_published_bags(folder: str | Path, sizes: Sequence[int] = (3, 5, 7)) ->
     """The bags of the paper's release, as COCO ids.
 
     The release (the data set NDLB-TrueMatch-Benchmark of the paper's authors) describes its layout as a folder
-    `benchmark/` with one file for each bag size, `3.json`, `5.json`, `7.json`, each a list of bags and each bag a list of COCO
-    ids; the paper's counts are 254, 104 and 93. Not known here: what its file of size 1 is for, and whether ids are
-    numbers or text. Both are accepted; anything else is refused.
+    `benchmark/` with one file per bag size, `3.json`, `5.json`, `7.json`, each a list of bags and each bag a list of COCO
+    ids; the paper's counts are 254, 104 and 93. Its description does not say whether ids are numbers or text, so both are
+    accepted, and not what its file of size 1 is for.
 
     Args:
         folder: The release, or its folder `benchmark`.
-        sizes: Which bag sizes.
+        sizes: Bag sizes to load.
 
     Returns:
-        `dict[int, list[list[str]]]`: By size, the bags.
+        `dict[int, list[list[str]]]`: The bags of each size.
 
     Raises:
-        FileNotFoundError: If a size's file is not there.
-        ValueError: If a file holds something else, a bag has another size, or an image is in two bags of one size.
+        FileNotFoundError: If the file of a size does not exist.
+        ValueError: If a file has another format, a bag has another size, or an image is in two bags of one size.
     """
     folder = Path(folder)
     inside = folder / "benchmark" if (folder / "benchmark").is_dir() else folder
@@ -125,10 +125,10 @@ def load_published_bags(folder: str | Path, sizes: Sequence[int] = (3, 5, 7)) ->
 def match_coco_ids(
     bags: Mapping[int, Sequence[Sequence[str]]], image_ids: Sequence[Any]
 ) -> dict[int, list[list[str]]]:
-    """Bags of COCO ids as bags of a data set's own ids.
+    """Replace the COCO ids of bags by the ids of a data set.
 
     Args:
-        bags: By size, from [`load_published_bags`].
+        bags: Bags of each size, from [`load_published_bags`].
         image_ids: Ids of the data set, each with a COCO id in it.
 
     Returns:
@@ -146,7 +146,7 @@ def match_coco_ids(
     if missing:
         raise ValueError(
             f"{len(missing)} images of the bags are not in the data set, such as COCO image {missing[0]}. The paper's bags are "
-            "made of COCO's Karpathy validation and test images, 10,000 together: give both."
+            "made of COCO's Karpathy validation and test images, 10,000 together. Use both."
         )
     return {size: [[own[i] for i in bag] for bag in group] for size, group in bags.items()}
 
@@ -156,15 +156,15 @@ def match_coco_ids(
 
 @dataclass(frozen=True)
 class RetrievalSets:
-    """Descriptions of one image each in a set of candidates.
+    """Descriptions, each of one image in a set of candidates.
 
     Args:
-        image_ids: Id of each image, the set's name and the position, such as `"open-images-12_ab/3"`.
-        paths: File of each image, empty where no folder was given.
+        image_ids: Id of each image: the name of its set and its position, such as `"open-images-12_ab/3"`.
+        paths: File of each image; empty without an image folder.
         descriptions: Human descriptions.
-        targets: For each description the row of its image, as the metric's `targets`.
-        sets: For each description the rows of its candidates, as the metric's `sets`.
-        is_video: For each description whether its set is frames of one video.
+        targets: Row of the described image of each description, as the metric's `targets`.
+        sets: Rows of the candidates of each description, as the metric's `sets`.
+        is_video: Whether the candidates of each description are frames of one video.
     """
 
     image_ids: list[str]
@@ -184,35 +184,35 @@ def load_imagecode(
     """Sets of ten similar images with descriptions of some of them (Krojer et al. 2022).
 
     The annotation file (`valid_data.json`: 2,302 descriptions) maps the name of each set to its descriptions by the target's
-    position, `{"open-images-12_ab": {"5": "..."}}`. The images of a set lie in a folder of its name and are called
-    `img0.jpg` to `img9.jpg`; published archives may number otherwise, so they are taken in the order of their numbers, as the
-    authors' loader does. A captioner is measured as the descriptions are: caption image `targets[i]`, rank it in `sets[i]`.
+    position, `{"open-images-12_ab": {"5": "..."}}`. The images of a set are in a folder of the same name, `img0.jpg` to
+    `img9.jpg`; archives may use other numbers, so the images are sorted by number, as in the authors' loader. To evaluate
+    a captioner, caption image `targets[i]` and rank it in `sets[i]`.
 
     Args:
-        path: `train_data.json`, `valid_data.json` or one like them. The unlabelled test file has no targets.
-        image_root: The folder with one folder a set; None where features are already there.
+        path: `train_data.json`, `valid_data.json` or a file in the same format. The unlabelled test file has no targets.
+        image_root: The folder with one folder per set; None if only rows are needed.
         kind: All sets, those of photographs (`open-images` in the name), or those of video frames.
 
     Returns:
         [`RetrievalSets`]: Rows of images, and descriptions with their targets and candidates.
 
     Raises:
-        FileNotFoundError: If the file or a set's folder is not there.
-        ValueError: If the file is something else, or a set has not ten images.
+        FileNotFoundError: If the file or the folder of a set does not exist.
+        ValueError: If the file has another format, or a set does not have ten images.
     """
     if kind not in ("all", "static", "video"):
         raise ValueError(f"kind is {kind!r}. Use 'all', 'static' or 'video'.")
     value = read_json(path, "ImageCoDe's valid_data.json")
     shape = f'{path} must hold {{"SET": {{"POSITION": "DESCRIPTION"}}}} with positions from 0 to 9'
     if not isinstance(value, dict) or not value:
-        raise ValueError(f"{shape}; it holds a {type(value).__name__}. The file without labels cannot be measured.")
+        raise ValueError(f"{shape}; it holds a {type(value).__name__}. Use a file with labels.")
     found = RetrievalSets([], [], [], [], [], [])
     for name, texts in value.items():
         video = _STATIC not in name
         if kind != "all" and video != (kind == "video"):
             continue
         if not isinstance(texts, dict) or not texts:
-            raise ValueError(f"{shape}; set {name!r} holds {texts!r:.60}. The file without labels cannot be measured.")
+            raise ValueError(f"{shape}; set {name!r} holds {texts!r:.60}. Use a file with labels.")
         first = len(found.image_ids)
         found.image_ids.extend(f"{name}/{i}" for i in range(IMAGECODE_SET_SIZE))
         if image_root is not None:
@@ -227,13 +227,13 @@ def load_imagecode(
             found.sets.append(list(range(first, first + IMAGECODE_SET_SIZE)))
             found.is_video.append(video)
     if not found.descriptions:
-        raise ValueError(f"{path} has no {kind} sets. Choose another kind.")
+        raise ValueError(f"{path} has no {kind} sets. Use another kind.")
     return found
 
 
 def _set_images(root: Path, name: str) -> list[Path]:
     if not name or {"/", "\\"} & set(name) or name in (".", ".."):
-        raise ValueError(f"{name!r} is not the name of a folder of a set. Check the annotation file.")
+        raise ValueError(f"{name!r} is not a valid name of a set. Check the annotation file.")
     folder = root / name
     if not folder.is_dir():
         raise FileNotFoundError(
@@ -254,10 +254,10 @@ def _set_images(root: Path, name: str) -> list[Path]:
 def load_hard_pool(path: str | Path) -> list[str]:
     """COCO ids of a retrieval pool, such as CapEnrich's 30,000 images (SMILE, section 4).
 
-    The pool was published as a pickle of names and features, which is not opened here: a pickle runs code. Not known is which
-    images are in it, so nothing can be checked but their form. Save its names as JSON (a list), as text (a line each)
-    or as `.npy` without objects; they look like `COCO_val2014_000000003310` or `val2014/COCO_val2014_000000003310.jpg`.
-    With the rows of these images as the pool, `metrics.self_retrieval(..., targets=...)` ranks captions in it.
+    The pool was published as a pickle of names and features. Pickles run code, so it is not opened: save its names as JSON
+    (a list), as text (one per line) or as `.npy` without objects. They look like `COCO_val2014_000000003310` or
+    `val2014/COCO_val2014_000000003310.jpg`; only their form is checked. With these images as the pool,
+    `metrics.self_retrieval(..., targets=...)` ranks captions in it.
 
     Args:
         path: The file of names.
@@ -267,13 +267,13 @@ def load_hard_pool(path: str | Path) -> list[str]:
 
     Raises:
         FileNotFoundError: If there is no such file.
-        ValueError: If it is a pickle, holds something else, or an image occurs twice.
+        ValueError: If it is a pickle or has another format, or an image occurs twice.
     """
     path = Path(path)
     if not path.is_file():
-        raise FileNotFoundError(f"There is no file {str(path)!r}. Give the names of the pool's images.")
+        raise FileNotFoundError(f"There is no file {str(path)!r}. Use a file with the names of the pool's images.")
     suffix = path.suffix.lower()
-    remedy = "Where you trust the pickle, save its list `imgids` as JSON, and give that file."
+    remedy = "If you trust the pickle, save its list `imgids` as JSON, and use that file."
     names: Any
     if suffix == ".json":
         names = read_json(path, "a list of names of images")
@@ -295,6 +295,6 @@ def load_hard_pool(path: str | Path) -> list[str]:
     seen: set[str] = set()
     for name, i in zip(names, ids, strict=True):
         if i in seen:
-            raise ValueError(f"{path}: image {name!r} is there twice, and would count against itself. Keep one.")
+            raise ValueError(f"{path}: image {name!r} is there twice, and would be its own distractor. Keep one.")
         seen.add(i)
     return ids

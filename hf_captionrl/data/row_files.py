@@ -1,4 +1,4 @@
-"""Files of rows: JSON lines, CSV and Parquet. Every row is returned or the file is refused; none is dropped silently."""
+"""Reads JSON lines, CSV and Parquet. A file is either read completely or refused; no row is dropped silently."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def is_json_lines(text: str) -> bool:
 def read_json_lines(path: Path) -> list[Row]:
     """The objects of a file of JSON lines."""
     rows = []
-    # Not splitlines(): it would also cut at U+2028 inside a caption.
+    # Not splitlines(), which also splits at U+2028 inside a caption.
     for number, line in enumerate(read_text(path).split("\n"), start=1):
         if line.strip():
             row = parse_json(line, f"Line {number} of {path}")
@@ -80,13 +80,13 @@ def read_json_lines(path: Path) -> list[Row]:
 def read_csv(path: Path) -> list[Row]:
     """The rows of a CSV file, whose first line names the columns.
 
-    Several columns with the same name for captions (`caption`, `text`, ...) become a list of captions; their empty cells
-    are left out where another one is filled.
+    Several columns with the same name for captions (`caption`, `text`, ...) become a list of captions, without empty cells
+    if any is filled.
     """
     rows: list[Row] = []
     finished = 0  # lines of the records that were read completely
     with path.open(encoding="utf-8-sig", newline="") as file:
-        # Not strict, an unclosed quote would make one field of everything up to the next quote or the end of the file.
+        # If not strict, an unclosed quote would extend the field to the next quote or the end of the file.
         lines = csv.reader(file, strict=True)
         try:
             names = [name.strip() for name in next(lines, [])]
@@ -119,19 +119,19 @@ def read_csv(path: Path) -> list[Row]:
 
 
 def _repeated_columns(names: list[str], path: Path) -> frozenset[str]:
-    """Names of several columns, each of which is one of captions."""
+    """Names of caption columns that occur several times."""
     repeated = frozenset(name for name, number in Counter(names).items() if number > 1 and name)
     refused = sorted(repeated - set(CAPTION_COLUMNS))
     if refused:
         raise ValueError(
             f"The first line of {path} names the column {refused[0]!r} {names.count(refused[0])} times, and only one "
-            f"could be read. Give the columns different names; several columns 'caption' are several captions."
+            f"could be read. Use different names; only several columns 'caption' are read as several captions."
         )
     return repeated
 
 
 def _warn_of_rows_inside(values: list[str], names: list[str], where: str) -> None:
-    """A quote that is closed in a later row makes one text of all rows between: legal CSV, and seldom meant."""
+    """Warn if a quote is closed in a later row, which joins the rows between: valid CSV, but usually an error."""
     for value in values:
         inner = [line for line in value.splitlines()[1:] if line.count(",") == len(names) - 1]
         if inner and len(names) > 1:
@@ -152,7 +152,7 @@ def _csv_row(names: list[str], values: list[str], repeated: frozenset[str], wher
                 f"{where} has {value!r:.60} in column {number}, which has no name in the first line. Name it."
             )
     for name in repeated:
-        # An image with fewer captions than the others; a row without captions keeps its empty cells, so that the check finds it.
+        # For images with fewer captions than others. A row without captions keeps its empty cells, so that the check finds it.
         row[name] = [text for text in row[name] if text.strip()] or row[name]
     return row
 
@@ -167,6 +167,6 @@ def read_rows(path: Path) -> list[Row]:
 
         table = pyarrow.parquet.read_table(path)
         if len(set(table.column_names)) < len(table.column_names):
-            raise ValueError(f"{path} has two columns of one name: {table.column_names}. Give them different names.")
+            raise ValueError(f"{path} has two columns with the same name: {table.column_names}. Use different names.")
         return table.to_pylist()
     return read_json_lines(path)

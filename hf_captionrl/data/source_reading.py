@@ -17,7 +17,7 @@ from hf_captionrl.data.image_folders import (
     metadata_rows,
     report_unnamed,
 )
-from hf_captionrl.data.raw_splits import SPLIT_NAMES, Source, by_split_column, source_of_rows
+from hf_captionrl.data.raw_splits import SPLIT_NAMES, Source, SourceArguments, by_split_column, source_of_rows
 from hf_captionrl.data.row_files import Row, is_json_lines, parse_json, read_json_lines, read_rows, read_text
 from hf_captionrl.data.tgif_msrvtt import find_video_source, read_video_source
 
@@ -27,23 +27,16 @@ logger = logging.getLogger(__name__)
 
 _ROW_FILES = {".json", ".jsonl", ".ndjson", ".csv"}
 _SAVED_FILES = ("state.json", "dataset_dict.json")  # of `save_to_disk`
-_DATA_SUFFIXES = {".parquet", ".arrow", ".tar"}  # beside images these hold a data set; a .csv or .zip may be anything
+_DATA_SUFFIXES = {".parquet", ".arrow", ".tar"}  # files of a data set; a .csv or .zip may be anything
 _SUFFIXES = ".jpg, .png, .webp"
 
 
-def read_source(
-    dataset_name: str,
-    *,
-    dataset_config: str | None = None,
-    revision: str | None = None,
-    data_dir: str | Path | None = None,
-    image_root: str | Path | None = None,
-    require_captions: bool = True,
-) -> Source:
+def read_source(dataset_name: str, arguments: SourceArguments) -> Source:
     """Determine the kind of `dataset_name` and read it."""
-    root = None if image_root is None else Path(image_root)
+    data_dir, require_captions = arguments.data_dir, arguments.require_captions
+    root = None if arguments.image_root is None else Path(arguments.image_root)
     if root is not None and not root.is_dir():
-        raise FileNotFoundError(f"image_root ({str(root)!r}) must be a folder. Give the folder that holds the images.")
+        raise FileNotFoundError(f"image_root ({str(root)!r}) is not a folder. Use the folder that holds the images.")
     path = Path(dataset_name).expanduser()
     if dataset_name == "imagefolder":
         if data_dir is None:
@@ -59,7 +52,7 @@ def read_source(
         return _read_bare_folder(path, listing, root, require_captions)
     if path.suffix.lower() in _ROW_FILES | {".parquet"} and not path.is_file():
         raise FileNotFoundError(f"dataset_name ({dataset_name!r}) is not a file. Check the path.")
-    return _read_with_datasets(dataset_name, path, dataset_config, revision, data_dir, root)
+    return _read_with_datasets(dataset_name, path, arguments, root)
 
 
 # --- rows ---------------------------------------------------------------------------------------------------------
@@ -88,7 +81,7 @@ def _read_karpathy(content: Row, path: Path, root: Path | None) -> Source:
     if not isinstance(images, list) or not images or not all(isinstance(image, dict) for image in images):
         raise ValueError(
             f"{path} is an object with the keys {sorted(content)[:10]}; a Karpathy split has a list `images`. "
-            f"Give a Karpathy-split JSON, a list of objects, or JSON lines."
+            f"Use a Karpathy-split JSON, a list of objects, or JSON lines."
         )
     if not any("sentences" in image for image in images):
         raise ValueError(
@@ -139,7 +132,7 @@ def _read_image_folder(folder: Path, root: Path | None, require_captions: bool) 
     metadata, parts = metadata_file(folder), _split_folders(folder)
     if metadata is not None and parts:
         others = " and ".join(str(path.relative_to(folder)) for path in parts.values())
-        raise ValueError(f"{folder} has {metadata.name} and {others}, and only one can be read. Keep those meant.")
+        raise ValueError(f"{folder} has {metadata.name} and {others}, and only one can be read. Remove the others.")
     if metadata is not None:
         rows = metadata_rows(metadata)
         if root is None:
@@ -152,7 +145,7 @@ def _read_image_folder(folder: Path, root: Path | None, require_captions: bool) 
     for name, metadata in parts.items():
         rows = rows_of[metadata] = metadata_rows(metadata)
         for row in rows:
-            # Paths are relative to their metadata file; with the folder in front they stay unique over splits.
+            # Paths are relative to their metadata file; the name of the folder makes them unique over splits.
             if root is None and isinstance(row.get("file_name"), str):
                 row["file_name"] = f"{name}/{row['file_name']}"
         splits.setdefault(SPLIT_NAMES[name], []).extend(rows)  # type: ignore[union-attr]
@@ -205,27 +198,22 @@ def _is_bare_folder(folder: Path) -> FolderListing | None:
 # --- everything else ----------------------------------------------------------------------------------------------
 
 
-def _read_with_datasets(
-    dataset_name: str,
-    path: Path,
-    dataset_config: str | None,
-    revision: str | None,
-    data_dir: str | Path | None,
-    root: Path | None,
-) -> Source:
+def _read_with_datasets(dataset_name: str, path: Path, arguments: SourceArguments, root: Path | None) -> Source:
     try:
-        if path.is_dir() and any((path / name).is_file() for name in ("state.json", "dataset_dict.json")):
+        if path.is_dir() and any((path / name).is_file() for name in _SAVED_FILES):
             loaded = datasets.load_from_disk(str(path))
         elif path.is_file():
             kind = path.suffix.lower().lstrip(".")
             if kind not in ("parquet", "arrow"):
                 # load_dataset would interpret any other kind as the name of a data set on the Hub.
                 raise ValueError(f"a file {path.suffix or 'without a suffix'} holds no table")
-            loaded = datasets.load_dataset(kind, data_files=glob.escape(str(path)))  # a name, no pattern
+            loaded = datasets.load_dataset(kind, data_files=glob.escape(str(path)))  # a name, not a pattern
             root = root or path.parent
         else:
-            folder = None if data_dir is None else str(data_dir)
-            loaded = datasets.load_dataset(dataset_name, dataset_config, revision=revision, data_dir=folder)
+            folder = None if arguments.data_dir is None else str(arguments.data_dir)
+            loaded = datasets.load_dataset(
+                dataset_name, arguments.dataset_config, revision=arguments.revision, data_dir=folder
+            )
     except Exception as error:
         # The Hub raises many kinds of errors (missing file, no network, a script), which have the same remedy.
         reason = f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"

@@ -1,4 +1,4 @@
-"""Splits: which of a data set's images are for training, validation and testing, and which of them are asked for."""
+"""Splits of a data set: parsing of requested splits, joining, and dividing by the hash of the image ids."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SPLITS = ("train", "validation", "test")
 ALL = "all"
 """Name for all splits together."""
 
-# Enough to distinguish two numberings without reading all images.
+# Enough to detect different images with the same ids, without reading all images.
 _OVERLAP_PROBES = 100
 
 
@@ -36,7 +36,7 @@ def parse_split(split: str) -> tuple[str, ...]:
     if not all(names):
         raise ValueError(f"split is {split!r}, which has an empty name. Use a split, 'validation+test', or 'all'.")
     if ALL in names or len(set(names)) < len(names):
-        raise ValueError(f"split is {split!r}, which names images twice. Name each split once, or 'all' alone.")
+        raise ValueError(f"split is {split!r}, which has images twice. Name each split once, or only 'all'.")
     return tuple(names)
 
 
@@ -51,7 +51,7 @@ def join_splits(splits: Mapping[str, datasets.Dataset], names: Iterable[str], wh
     if len(names) == 1:
         return with_split(splits[names[0]], names[0])
     parts = [splits[name] for name in names]
-    # Where one has addresses among its paths, none is decoded on access.
+    # If one split has addresses among its paths, no image is decoded on access.
     if not all(getattr(part.features["image"], "decode", False) for part in parts):
         parts = [undecoded(part) for part in parts]
     different = {
@@ -71,17 +71,16 @@ def join_splits(splits: Mapping[str, datasets.Dataset], names: Iterable[str], wh
 def hash_split(ds: datasets.Dataset, fractions: dict[str, float], *, seed: int = 0) -> dict[str, datasets.Dataset]:
     """Divide a data set by the hash of its image ids.
 
-    Images are ranked by hash and cut at the fractions: the sizes are exact, the order of the rows does not matter, and
-    adding images moves only those at the cuts. A fraction above 0 gets one image at least, if there are enough; one of 0
-    gets none.
+    Images are ranked by hash and divided at the fractions: sizes are exact, the order of the rows does not matter, and
+    adding images moves only those near the boundaries. A fraction above 0 gets at least one image, if there are enough.
 
     Args:
         ds (`datasets.Dataset`): Data set with unique `image_id`s.
-        fractions (`dict[str, float]`): Share of each part in [0, 1]; they add up to 1. The first above 0 takes the remainder.
+        fractions (`dict[str, float]`): Share of each part in [0, 1], with sum 1. The first above 0 gets the remainder.
         seed (`int`): Seed of the hash.
 
     Returns:
-        `dict[str, datasets.Dataset]`: The parts that are not empty, rows in the order they had.
+        `dict[str, datasets.Dataset]`: The parts that are not empty, with rows in their original order.
 
     Raises:
         ValueError: If the fractions are not in [0, 1] or do not add up to 1.
@@ -106,17 +105,13 @@ def hash_split(ds: datasets.Dataset, fractions: dict[str, float], *, seed: int =
 
 def _check_fractions(fractions: dict[str, float]) -> None:
     if not all(0 <= share <= 1 for share in fractions.values()) or abs(sum(fractions.values()) - 1) > 1e-6:
-        raise ValueError(f"Split fractions {fractions} must lie in [0, 1] and add up to 1. Correct split_fractions.")
+        raise ValueError(f"Split fractions {fractions} must be in [0, 1] and add up to 1. Correct split_fractions.")
 
 
 def carve_missing(
     splits: dict[str, datasets.Dataset], fractions: tuple[float, float, float], seed: int, where: str
 ) -> dict[str, datasets.Dataset]:
-    """Split missing `validation` and `test` splits off `train`, and log the sizes.
-
-    Args:
-        fractions (`tuple[float, float, float]`): Shares of train, validation and test, in [0, 1].
-    """
+    """Split missing `validation` and `test` splits off `train`, and log the sizes; `fractions` has all three shares."""
     shares = dict(zip(SPLITS, fractions, strict=True))
     missing = [name for name in SPLITS[1:] if name not in splits]
     if "train" not in splits or not any(shares[name] for name in missing):
@@ -147,7 +142,7 @@ def tell_splits_apart(splits: dict[str, datasets.Dataset], where: str) -> dict[s
     for (one, other), common in shared.items():
         left, right = (undecoded(splits[name]).select_columns("image") for name in (one, other))
         if any(left[rows[one][i]] != right[rows[other][i]] for i in common[:_OVERLAP_PROBES]):
-            logger.warning("%s: splits number their images alike; image_id becomes '<split>/<id>'.", where)
+            logger.warning("%s: splits use the same ids for different images; image_id becomes '<split>/<id>'.", where)
             return {
                 name: replace_column(
                     ds, "image_id", [f"{name}/{i}" for i in ds["image_id"][:]], datasets.Value("string")

@@ -1,4 +1,4 @@
-"""Captions of iterable data sets, whose rows are read one after the other."""
+"""Captions of iterable data sets."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ __all__ = ["StreamedCaptions"]
 
 
 class StreamedCaptions(CaptionDraw, torch.utils.data.IterableDataset):
-    """Images of an iterable data set with one caption each, as `CaptionDataset` gives them.
+    """Images of an iterable data set with one caption each, as items of a `CaptionDataset`.
 
-    An image is opened by the collator, not here: with several processes accelerate lets each read the whole stream and keep
-    its own rows. The workers of a DataLoader share the shards of the stream, as `datasets` does.
+    Images are opened by the collator, because with several processes each reads the whole stream and keeps its own rows.
+    The workers of a DataLoader share the shards of the stream.
 
     Args:
         rows (`datasets.IterableDataset`): An image column and one of captions. Ids come from `image_id`, else they are the
             row numbers.
         seed (`int`): Seed of the draw of a caption.
-        name (`str`): How to call the data in a message.
+        name (`str`): Name of the data in messages.
 
     Raises:
-        ValueError: If a column is missing or could be one of several, or images are paths in a column of text.
+        ValueError: If a column is missing or ambiguous, or images are paths in a text column.
     """
 
     def __init__(self, rows: datasets.IterableDataset, *, seed: int = 0, name: str = "train_dataset") -> None:
@@ -46,7 +46,7 @@ class StreamedCaptions(CaptionDraw, torch.utils.data.IterableDataset):
 
     def set_epoch(self, epoch: int) -> None:
         super().set_epoch(epoch)
-        self._rows.set_epoch(int(epoch))  # a shuffled stream gets the order of the epoch
+        self._rows.set_epoch(int(epoch))  # the order of a shuffled stream depends on the epoch
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         for number, row in zip(itertools.count(), self._rows):
@@ -58,8 +58,8 @@ class StreamedCaptions(CaptionDraw, torch.utils.data.IterableDataset):
         where = f"{self._name}: row {number} (image_id {image_id!r})"
         if isinstance(image, str):
             raise ValueError(
-                f"{where} holds text as its image, and a stream has no folder that paths must stay in. Load the rows with "
-                "load_captions and image_root, or cast the column to datasets.Image."
+                f"{where} holds text as its image, but paths need an image_root, which streams do not have. Load the rows "
+                "with load_captions and image_root, or cast the column to datasets.Image."
             )
         captions = [text for text in to_caption_list(row[self._captions]) if text is not None and clean_caption(text)]
         if not captions:

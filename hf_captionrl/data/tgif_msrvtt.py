@@ -1,4 +1,4 @@
-"""Videos with captions in the formats of TGIF (a table of addresses) and MSR-VTT (JSON).
+"""Reads videos with captions in the formats of TGIF (a table of addresses) and MSR-VTT (JSON).
 
 TGIF (Li et al. 2016, "TGIF: A New Dataset and Benchmark on Animated GIF Description"): `tgif-v1.0.tsv` holds an address
 and a caption per line, `splits/train.txt`, `val.txt` and `test.txt` an address per line. Nothing is fetched: the GIF of
@@ -8,20 +8,19 @@ hold paths relative to that folder.
 MSR-VTT (Xu et al. 2016, "MSR-VTT: A Large Video Description Dataset for Bridging Video and Language"):
 `videodatainfo.json` holds `videos` with `video_id` and `split`, and `sentences` with `video_id` and `caption`; the film
 of `video7` is `video7.mp4` (or another kind of film), in `videos/` beside the file or in `image_root`, or in a folder of
-either. It also comes as two files, `train_val_videodatainfo.json` and `test_videodatainfo.json`, with their films apart
-(`TrainValVideo/`, `TestVideo/`): all such files of a folder are read as one.
+either. It also comes as two files, `train_val_videodatainfo.json` and `test_videodatainfo.json`, with separate film folders
+(`TrainValVideo/`, `TestVideo/`); all such files of a folder are read together.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from hf_captionrl.data.raw_splits import SPLIT_NAMES, Source
-from hf_captionrl.data.row_files import Row, read_text
+from hf_captionrl.data.row_files import Row, parse_json, read_text
 from hf_captionrl.data.video_files import VIDEO_SUFFIXES
 
 __all__ = ["find_video_source", "read_video_source"]
@@ -46,7 +45,7 @@ def find_video_source(dataset_name: str, path: Path, data_dir: str | Path | None
         found = sorted(folder.glob(pattern))
         if len(found) > 1 and pattern != _PARTS:
             names = [file.name for file in found[:5]]
-            raise ValueError(f"data_dir ({str(folder)!r}) holds {names}. Give the file meant as dataset_name.")
+            raise ValueError(f"data_dir ({str(folder)!r}) holds {names}. Use one of them as dataset_name.")
         if found:
             return found
     raise FileNotFoundError(
@@ -91,8 +90,8 @@ def _read_tgif(path: Path, root: Path) -> Source:
     for address in captions:
         if files.setdefault(_local(address), address) != address:
             raise ValueError(
-                f"{path}: {files[_local(address)]!r} and {address!r} have one file name. Save them under different names "
-                "and write those in place of the addresses."
+                f"{path}: {files[_local(address)]!r} and {address!r} have the same file name. Save them under different "
+                "names and write those names instead of the addresses."
             )
     split_of: dict[str, str] = {}
     for name in _SPLIT_FILES:
@@ -103,7 +102,7 @@ def _read_tgif(path: Path, root: Path) -> Source:
     if split_of:
         lost = [address for address in captions if address not in split_of]
         if lost:
-            logger.warning("%s: %d videos are in no split and left out (%s, ...).", path, len(lost), lost[0])
+            logger.warning("%s: %d videos are not in any split and are skipped (%s, ...).", path, len(lost), lost[0])
     rows = (
         (_local(address), str(Path(_local(address)).with_suffix("")), texts, split_of.get(address, "train"))
         for address, texts in captions.items()
@@ -114,16 +113,13 @@ def _read_tgif(path: Path, root: Path) -> Source:
 
 def _read_json(path: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Videos and sentences of an MSR-VTT file."""
-    try:
-        content = json.loads(read_text(path))
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise ValueError(f"{path} is not valid JSON ({error}). Correct the file.") from error
+    content = parse_json(read_text(path), str(path))
     parts: Any = [content.get(key) for key in ("videos", "sentences")] if isinstance(content, dict) else [None]
     if not all(
         isinstance(part, list) and all(isinstance(row, dict) and "video_id" in row for row in part) for part in parts
     ):
         raise ValueError(
-            f"{path} has no lists 'videos' and 'sentences' with a video_id per row. Give videodatainfo.json."
+            f"{path} has no lists 'videos' and 'sentences' with a video_id per row. Use videodatainfo.json."
         )
     return parts[0], parts[1]
 
@@ -140,7 +136,7 @@ def _read_msr_vtt(paths: list[Path], root: Path) -> Source:
                 raise ValueError(
                     f"{name} is twice in {path}. Remove one of the two."
                     if file_of[name] == path
-                    else f"{name} is in {file_of[name]} and in {path}. Give the one file that is meant as dataset_name."
+                    else f"{name} is in {file_of[name]} and in {path}. Use only one of these files as dataset_name."
                 )
             file_of[name] = path
             split_of[name] = row.get("split", "train")
@@ -152,7 +148,7 @@ def _read_msr_vtt(paths: list[Path], root: Path) -> Source:
             found = file.relative_to(root).as_posix()
             if present.setdefault(file.stem, found) != found and Path(present[file.stem]).parent != Path(found).parent:
                 raise ValueError(
-                    f"{root} holds {present[file.stem]} and {found}. Keep one of them, or set image_root to the folder meant."
+                    f"{root} holds {present[file.stem]} and {found}. Keep one of them, or set image_root to its folder."
                 )
     rows = (
         (present.get(name, f"{name}.mp4"), name, captions.get(name, []), split) for name, split in split_of.items()

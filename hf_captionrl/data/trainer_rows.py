@@ -27,27 +27,27 @@ def training_rows(dataset: Any, args: Any = None, *, whole_set_for: str | None =
     """Training data in the columns that trainers read; every row is checked for captions before training.
 
     Args:
-        dataset (`Any`): What `load_captions` accepts: a `datasets.Dataset`, also with other usual names of columns and
-            without ids; a `DatasetDict`, of which `train` is taken; a name or path. Or a `datasets.IterableDataset`.
+        dataset (`Any`): What `load_captions` accepts: a `datasets.Dataset`, also with other usual column names and
+            without ids; a `DatasetDict`, of which `train` is used; a name or path. Or a `datasets.IterableDataset`.
             None stays None.
         args (`TrainingArguments`, *optional*): `max_steps` must be set for an iterable data set; its
-            `accelerator_config.dispatch_batches` becomes False, since batches of captions differ in length.
+            `accelerator_config.dispatch_batches` becomes False, because batches of captions differ in length.
         whole_set_for (`str`, *optional*): Why a trainer with rewards needs the whole data set; iterable data are
             then refused, and captions may be missing.
 
     Returns:
-        `datasets.Dataset` with `image`, `image_id` and `captions`, the same object where it has them; or
+        `datasets.Dataset` with `image`, `image_id` and `captions`, the same object if it has them; or
         [`StreamedCaptions`].
 
     Raises:
-        ValueError: If a column is missing or ambiguous, a row has no caption or an empty one (it is named), or iterable data
-            cannot be used.
+        ValueError: If a column is missing or ambiguous, a row has no caption or an empty one, or iterable data cannot be
+            used.
     """
     if dataset is None or isinstance(dataset, StreamedCaptions):
         return dataset
     if isinstance(dataset, _Stream):
         return _stream(dataset, args, whole_set_for)
-    # Rewards look at the captions themselves, if at all: self-retrieval needs none.
+    # Rewards check captions themselves; self-retrieval needs none.
     rewarded = whole_set_for is not None
     rows = _with_columns(dataset, "training", "train", require_captions=not rewarded)
     if not len(rows):
@@ -68,8 +68,8 @@ def evaluation_rows(dataset: Any) -> Any:
     """Evaluation data in the columns that trainers read; captions may be missing.
 
     Args:
-        dataset (`Any`): As for `training_rows`; of a `DatasetDict` `validation` is taken. A plain dict of several data sets
-            is converted one by one. None stays None.
+        dataset (`Any`): As for `training_rows`; of a `DatasetDict`, `validation` is used. In a dict of several data sets,
+            each is converted. None stays None.
 
     Returns:
         `datasets.Dataset`, or a dict of such.
@@ -82,7 +82,7 @@ def evaluation_rows(dataset: Any) -> Any:
     if isinstance(dataset, Mapping) and not isinstance(dataset, datasets.DatasetDict | datasets.IterableDatasetDict):
         return {name: evaluation_rows(rows) for name, rows in dataset.items()}
     if isinstance(dataset, _Stream):
-        raise ValueError(_refused("eval_dataset", dataset, "evaluation finds each image among all others"))
+        raise ValueError(_refused("eval_dataset", dataset, "evaluation ranks each image among all others"))
     return _with_columns(dataset, "evaluation", "validation", require_captions=False)
 
 
@@ -107,7 +107,7 @@ def _with_columns(dataset: Any, data: str, split: str, **source: Any) -> dataset
 
 
 def _is_ready(rows: datasets.Dataset) -> bool:
-    """Whether the columns are as `load_captions` makes them: images, not paths, and texts, not mappings that hold them."""
+    """Whether the columns have the types of `load_captions`: images, not paths, and texts, not mappings of texts."""
     if not set(rows.column_names) >= _COLUMNS:
         return False
     captions = rows.features["captions"]
@@ -116,11 +116,11 @@ def _is_ready(rows: datasets.Dataset) -> bool:
 
 
 def _with_own_names(rows: datasets.Dataset, given: datasets.Dataset) -> datasets.Dataset:
-    """Rows with the captions under the caller's name too: reward functions name the columns of the data."""
+    """Rows with the captions also under the caller's name, because reward functions use the column names of the data."""
     names = [
         name for name in USUAL_NAMES["caption_column"] if name in set(given.column_names) - set(rows.column_names)
     ]
-    if len(rows) != len(given):  # rows of one image were joined, so no single text belongs to the row
+    if len(rows) != len(given):  # rows of one image were joined
         return rows
     for name in names:
         rows = replace_column(rows, name, given[name][:], given.features[name])
@@ -129,7 +129,7 @@ def _with_own_names(rows: datasets.Dataset, given: datasets.Dataset) -> datasets
 
 def _refused(name: str, dataset: Any, reason: str) -> str:
     return (
-        f"{name} is an {type(dataset).__name__}, whose rows come one after the other, but {reason}. Use a Dataset: "
+        f"{name} is an {type(dataset).__name__}, which is read row by row, but {reason}. Use a Dataset: "
         "load_dataset without streaming=True, or Dataset.from_list(list(rows.take(n)))."
     )
 
@@ -137,7 +137,7 @@ def _refused(name: str, dataset: Any, reason: str) -> str:
 def _stream(dataset: Any, args: Any, whole_set_for: str | None) -> StreamedCaptions:
     if isinstance(dataset, datasets.IterableDatasetDict):
         raise ValueError(
-            f"train_dataset is an IterableDatasetDict of {list(dataset)}. Pass one of them: ['train'], say."
+            f"train_dataset is an IterableDatasetDict of {list(dataset)}. Pass one of them, e.g. ['train']."
         )
     if getattr(args, "cache_image_features", False):
         whole_set_for = whole_set_for or "cache_image_features encodes every image before training"
@@ -149,7 +149,7 @@ def _stream(dataset: Any, args: Any, whole_set_for: str | None) -> StreamedCapti
             "number of optimizer steps."
         )
     if args.accelerator_config.dispatch_batches is None:
-        # Otherwise accelerate reads on the main process alone and joins batches, whose texts differ in length.
+        # By default accelerate reads on the main process and joins batches, but their texts differ in length.
         args.accelerator_config.dispatch_batches = False
     seed = args.seed if args.data_seed is None else args.data_seed
     return StreamedCaptions(dataset, seed=seed)
@@ -164,6 +164,6 @@ def _refuse_empty(rows: datasets.Dataset) -> None:
             continue
         fault = "has no caption" if empty is None else f"has an empty caption: captions[{empty}] is {texts[empty]!r}"
         raise ValueError(
-            f"train_dataset: row {row} (image_id {rows[row : row + 1]['image_id'][0]!r}) {fault}. Write one, or let "
-            "hf_captionrl.data.check_captions leave such rows and captions out."
+            f"train_dataset: row {row} (image_id {rows[row : row + 1]['image_id'][0]!r}) {fault}. Write one, or remove "
+            "such rows and captions with hf_captionrl.data.check_captions."
         )

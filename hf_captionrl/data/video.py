@@ -80,29 +80,30 @@ def sample_frames(
 ) -> list[Image.Image]:
     r"""Sample frames of a video, evenly over its duration.
 
-    The frames on screen at $F$ times of a video of duration $T$ are taken. `"uniform"` divides it into $F$ equal parts
+    The frames are those on screen at $F$ times of a video of duration $T$. `"uniform"` divides it into $F$ equal parts
     and takes the middle of each, $t_i = T (i + 1/2) / F$. `"ends"` takes the first and the last frame and equidistant
     times between them, $t_i = s_n i / (F - 1)$ with $s_n$ the time at which the last frame appears (and the first frame
-    for $F = 1$). If a video has fewer than $F$ frames, frames are repeated in proportion to the time that they are shown. Delays of a GIF below 20 ms count 100 ms, as browsers play them.
+    for $F = 1$). If a video has fewer than $F$ frames, frames are repeated in proportion to their duration. GIF delays
+    below 20 ms count as 100 ms, as in browsers.
 
-    The video is decoded from the start and only the chosen frames are kept. Rotation marks of films are not applied.
+    The video is decoded from the start and only the chosen frames are kept. Rotation metadata of films is not applied.
 
     Args:
         value (`Any`): Path, bytes, or the `{"bytes": ..., "path": ...}` of an undecoded column. Addresses are never
             fetched.
         num_frames (`int`): F.
-        how (`"uniform"` or `"ends"`): Which moments.
+        how (`"uniform"` or `"ends"`): Times of the frames.
         max_pixels (`int`): Largest accepted width * height of a frame.
 
     Returns:
         `list[PIL.Image.Image]`: F decoded RGB frames in temporal order.
 
     Raises:
-        ImageError: If there is no such file, a frame does not decode or is too large, or all of them together are;
+        ImageError: If there is no such file, a frame cannot be decoded, or a frame or all frames together are too large;
             `.reason` says which.
-        VideoError: If it is not a video, has no frames, or its stream is broken or truncated: a GIF without its end mark, a
-            film of which less than nine tenths of what its header says are there.
-        ImportError: If it is a film and PyAV is not there.
+        VideoError: If it is not a video, has no frames, or its stream is broken or truncated: a GIF without its end mark, or
+            a film with less than 0.9 of the frames or duration in its header.
+        ImportError: If it is a film and PyAV is not installed.
         ValueError: If `num_frames` is below 1 or `how` is unknown.
     """
     if num_frames < 1:
@@ -115,7 +116,7 @@ def sample_frames(
         if kind is None:
             raise VideoError(
                 "video_unreadable",
-                f"{name} begins like none of GIF, animated WebP or PNG, MP4, MOV, WebM, MKV, AVI, MPEG, FLV",
+                f"{name} is not a GIF, animated WebP or PNG, MP4, MOV, WebM, MKV, AVI, MPEG or FLV",
             )
         if kind in ANIMATIONS:
             return _sample_animation(value, file.read() if kind == "gif" else None, name, num_frames, how, max_pixels)
@@ -200,7 +201,7 @@ def verify_video(value: Any, *, mode: Literal["header", "full"] = "full", max_pi
 
     Raises:
         ImageError: As `sample_frames` would.
-        ImportError: If it is a film and PyAV is not there.
+        ImportError: If it is a film and PyAV is not installed.
         ValueError: If `mode` is neither `"header"` nor `"full"`.
     """
     if mode not in ("header", "full"):
@@ -259,7 +260,7 @@ def frames_of(dataset: datasets.Dataset) -> int:
     numbers = set(dataset[VIDEO_FRAMES][:])
     if len(numbers) > 1 or not all(isinstance(number, int) and number > 0 for number in numbers):
         raise ValueError(
-            f"The column {VIDEO_FRAMES!r} holds {sorted(map(str, numbers))[:5]}; all rows need one number of frames. "
+            f"The column {VIDEO_FRAMES!r} holds {sorted(map(str, numbers))[:5]}; all rows need the same number of frames. "
             "Load the data with num_frames."
         )
     return numbers.pop() if numbers else 0

@@ -1,4 +1,4 @@
-"""Video files: their formats, what can be wrong with them, and which frames are on screen at given times."""
+"""Video files: formats, faults and their remedies, and the frames on screen at given times."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pool of images that captions look for, from whatever says which images these are.
+"""The pool of images that captions retrieve, from images, features, ids or references.
 
 Legend: N captions, M images of the pool, D features.
 """
@@ -17,15 +17,15 @@ from hf_captionrl.retrieval.feature_checks import as_features
 
 __all__ = ["image_features_of", "image_pool", "target_features"]
 
-# Images opened at a time.
+# Number of images opened at a time.
 _CHUNK = 256
 
 
 def image_features_of(images: Iterable[Any], scorer: Any, name: str = "images") -> Tensor:
-    """Features of images by a scorer, on the CPU; opened a few at a time.
+    """Features of images by a scorer, on the CPU; a few images are opened at a time.
 
-    Equal pictures are encoded once and have bit-equal features, so that copies in a pool are found and tie: in another
-    place of a batch, or in another batch, a model rounds differently.
+    Equal images are encoded once and get bit-equal features, so that duplicates in a pool tie; the rounding of a model
+    depends on the position in a batch.
 
     Returns:
         `torch.Tensor` of shape `(M, D)`.
@@ -65,13 +65,13 @@ def image_pool(
 ) -> tuple[Tensor, Sequence[int] | None]:
     """The pool of images, on the CPU, and which of them each caption belongs to.
 
-    The pool is `image_features` (a matrix, a mapping of ids, or a `FeatureCache`), else `images`, else the references
-    themselves: images, vectors, or paths (a path given twice is one image). With a pool of its own, references are ids
-    (of `image_ids`, the mapping or the store), row numbers, or left out (caption i belongs to image i).
+    The pool is `image_features` (a matrix, a mapping of ids, or a `FeatureCache`), else `images`, else the references:
+    images, vectors, or paths (equal paths are one image). With a separate pool, references are ids (of `image_ids`, the
+    mapping or the store), row numbers, or omitted (caption i belongs to image i).
 
     Args:
         image_features: `(M, D)` features, a mapping of ids to vectors, or a store with `get(ids)`.
-        dtype: Of vectors that were stored as references.
+        dtype: Dtype of vectors that were stored as references.
 
     Returns:
         `tuple`: Features `(M, D)`, and N row numbers or `None`.
@@ -94,7 +94,7 @@ def image_pool(
     if image_features is not None and not _is_matrix(image_features):
         ids = list(image_ids) if image_ids is not None else list(dict.fromkeys(k for k in known if isinstance(k, str)))
         if not ids:
-            raise ValueError("references must be ids of the feature store, or pass image_ids.")
+            raise ValueError("references must be ids of the feature store. Otherwise pass image_ids.")
         try:
             features = image_features.get(ids)
         except KeyError as error:
@@ -148,14 +148,14 @@ def _stack(rows: Sequence[Any], dtype: torch.dtype | None = None) -> Tensor:
 
 def _rows_of(references: Sequence[Any], ids: Sequence[str] | None) -> list[int] | None:
     if not references or isinstance(references[0], list):
-        return None  # left out, or texts that are for another module of a combination
+        return None  # omitted, or texts for another module of a combination
     if isinstance(references[0], int):
         return list(references)
     if not isinstance(references[0], str):
         raise ValueError("references are images, and a pool is given too. Pass one, or ids as references.")
     if ids is None:
         raise ValueError(
-            f"references[0] is the id {references[0]!r}, but the pool has no ids. Pass image_ids, one a row."
+            f"references[0] is the id {references[0]!r}, but the pool has no ids. Pass image_ids, one per row."
         )
     row: dict[str, int] = {}
     for i, name in enumerate(ids):
@@ -163,19 +163,12 @@ def _rows_of(references: Sequence[Any], ids: Sequence[str] | None) -> list[int] 
             raise ValueError(f"image_ids[{i}] is {name!r}, as is image_ids[{row[name]}]. Every id must be unique.")
     for i, name in enumerate(references):
         if name not in row:
-            raise ValueError(f"references[{i}] is {name!r}, which is no id of the pool of {len(row)} images.")
+            raise ValueError(f"references[{i}] is {name!r}, which is not an id of the pool of {len(row)} images.")
     return [row[name] for name in references]
 
 
 def target_features(pool: Any, rows: Sequence[int] | None) -> Tensor:
-    """Features of the image of each caption.
-
-    Args:
-        pool (array or tensor of shape `(M, D)`): Features of the pool.
-
-    Returns:
-        `torch.Tensor` of shape `(N, D)`.
-    """
+    """Features `(N, D)` of the image of each caption, from the pool's features `(M, D)`."""
     features = torch.as_tensor(pool)
     if rows is None:
         return features

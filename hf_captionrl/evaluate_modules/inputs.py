@@ -1,4 +1,4 @@
-"""From what a user passes to what `hf_captionrl.metrics` takes: models by name, features and groups of captions.
+"""Converts the user's arguments to those of `hf_captionrl.metrics`: models by name, features and groups of captions.
 
 Legend: N captions, B images, R references of a caption, D features.
 """
@@ -32,10 +32,10 @@ def _named_scorer(name: str) -> Any:
 
 
 def resolve_scorer(scorer: Any) -> Any:
-    """A scorer from its name; a name asked for twice is loaded once."""
+    """A scorer from its name; each name is loaded once."""
     if scorer is None:
         raise ValueError(
-            "scorer is missing: captions and images have no features without one. Pass for instance "
+            "scorer is missing: it computes the features of captions and images. Pass for instance "
             "scorer='openai/clip-vit-base-patch32', or text_features and image_features that you have."
         )
     return _named_scorer(scorer) if isinstance(scorer, str) else load_scorer(scorer)
@@ -51,7 +51,7 @@ def _named_language_model(name: str) -> tuple[Any, Any]:
 
 
 def load_language_model(model: Any, tokenizer: Any = None) -> tuple[Any, Any]:
-    """A causal language model, in fp32, and its tokenizer; a name asked for twice is loaded once."""
+    """A causal language model, in fp32, and its tokenizer; each name is loaded once."""
     if isinstance(model, str):
         loaded, own = _named_language_model(model)
         return loaded, own if tokenizer is None else tokenizer
@@ -64,21 +64,14 @@ def load_language_model(model: Any, tokenizer: Any = None) -> tuple[Any, Any]:
 
 
 def caption_features(captions: Sequence[str], text_features: Any, scorer: Any, prefix: str = "") -> Tensor:
-    """Features of captions, on the CPU: those given, or the scorer's.
-
-    Args:
-        text_features (array or tensor of shape `(N, D)`, or `None`): Features made before.
-
-    Returns:
-        `torch.Tensor` of shape `(N, D)`.
-    """
+    """Features of captions `(N, D)`, on the CPU: `text_features`, or the scorer's."""
     if captions and isinstance(captions[0], list):
         if text_features is not None:
             raise ValueError("predictions are features, and text_features are given too. Pass one of them.")
         return as_features(list(captions), "predictions")
     texts = check_captions(captions, "predictions")
     if text_features is None:
-        # On the CPU, whatever the scorer runs on: there they meet features that were made before.
+        # On the CPU, like features that are passed.
         return resolve_scorer(scorer).text_features([prefix + text for text in texts]).cpu()
     if len(text_features) != len(texts):
         raise ValueError(f"{len(texts)} predictions and {len(text_features)} rows of text_features: pass one each.")
@@ -86,7 +79,7 @@ def caption_features(captions: Sequence[str], text_features: Any, scorer: Any, p
 
 
 def reference_texts(references: Sequence[Any] | None, given: Sequence[Any] | None) -> list[list[str]] | None:
-    """Reference captions: those given, or the references column where it holds texts."""
+    """Reference captions: those passed, or the references column if it holds texts."""
     if given is not None:
         return check_groups(given, "reference_captions")
     if references and isinstance(references[0], list) and references[0] and isinstance(references[0][0], str):
@@ -95,22 +88,18 @@ def reference_texts(references: Sequence[Any] | None, given: Sequence[Any] | Non
 
 
 def grouped_features(texts: Sequence[Sequence[str]], scorer: Any, prefix: str = "") -> list[Tensor]:
-    """Features of several texts for each caption, on the CPU.
-
-    Returns:
-        `list[torch.Tensor]`: N of shape `(R, D)`.
-    """
+    """Features of several texts for each caption, on the CPU: N tensors `(R, D)`."""
     flat = resolve_scorer(scorer).text_features([prefix + text for group in texts for text in group])
     return list(flat.cpu().split([len(group) for group in texts]))
 
 
 def scorer_signature(scorer: Any) -> str:
-    """A scorer's signature, where there is one."""
+    """The signature of a scorer; None without one."""
     return "" if scorer is None else str(resolve_scorer(scorer).signature)
 
 
 def truncation(captions: Sequence[Any], scorer: Any, prefix: str = "") -> dict[str, Any]:
-    """How many captions the scorer reads in part only."""
+    """Number of captions that the scorer truncates."""
     if scorer is None or not isinstance(captions[0], str):
         return {}
     count = int(resolve_scorer(scorer).count_truncated([prefix + caption for caption in captions]))

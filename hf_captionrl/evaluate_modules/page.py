@@ -9,7 +9,7 @@ from hf_captionrl.evaluate_modules.metric import load_metric
 
 __all__ = ["build_page", "compute_from_json"]
 
-# Arguments that a visitor may change: numbers and texts, for which nothing is opened.
+# Arguments that a visitor may change: numbers and texts that are not opened as files.
 _DATA = (
     "predictions",
     "references",
@@ -47,7 +47,7 @@ def compute_from_json(metric: Any, text: str, cases: Sequence[Mapping[str, Any]]
             raise ValueError(f"This page takes {name} {allowed} only, not {value!r}.")
         if _holds_file(value):
             raise ValueError(
-                f"This page opens no files, and {name} hold a mapping with 'path' or 'bytes'. Leave it out."
+                f"This page does not open files, but {name} contain a mapping with 'path' or 'bytes'. Leave it out."
             )
     return metric.compute(**arguments)
 

@@ -1,1 +1,1 @@
-"""Comparisons of runs: what the recipes share."""
+"""Comparisons of runs: the code that the recipes share."""

@@ -1,4 +1,4 @@
-"""What the recipes are told: which captioner, which images, who judges."""
+"""Arguments shared by the recipes: captioner, data, determinism."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = [
 
 @dataclass
 class ModelArguments:
-    """Which captioner is finetuned, and which of its parts."""
+    """The captioner, and the parts of it that are finetuned."""
 
     model_name_or_path: str = field(
         default="scenes:blip-mle",
@@ -40,14 +40,14 @@ class ModelArguments:
     dtype: str = field(
         default="float32",
         metadata={
-            "help": "Type of the weights. 'bfloat16' or 'float16' only with --tune, for the frozen base: weights that are "
-            "trained are fp32. 'auto' is the checkpoint's."
+            "help": "Dtype of the weights. 'bfloat16' and 'float16' need --tune and apply to the frozen base; "
+            "trainable weights are fp32. 'auto': the dtype of the checkpoint."
         },
     )
     attn_implementation: str | None = field(
         default=None, metadata={"help": "'sdpa', 'eager', 'flash_attention_2', ...; None: transformers' choice."}
     )
-    # Of the trainer's configuration, where the recipe loads the model: no argument of its own.
+    # Copied from the trainer's configuration, because the recipe loads the model; not an argument.
     model_init_kwargs: dict[str, Any] = field(default_factory=dict, init=False)
     tune: str | None = field(
         default=None, metadata={"help": "Train a LoRA on 'language', 'vision' or 'both'. None: train all weights."}
@@ -58,15 +58,15 @@ class ModelArguments:
     model_license: str | None = field(
         default=None,
         metadata={
-            "help": "Licence for the model card: that of the base model. None: apache-2.0 for shipped models, else 'other'."
+            "help": "Licence of the base model, for the model card. None: apache-2.0 for shipped models, else 'other'."
         },
     )
 
     def load(self, prompt: str | None = None) -> Captioner:
-        """Load the captioner anew, in fp32 unless told otherwise.
+        """Load the captioner, in fp32 by default.
 
         Args:
-            prompt: Text that every caption continues; None for the family's own.
+            prompt: Text that every caption continues; None for the default of the family.
 
         Returns:
             [`Captioner`]: The captioner.
@@ -82,7 +82,7 @@ class ModelArguments:
 
     @property
     def public_name(self) -> str:
-        """Name of the captioner for the model card: never a path of this machine."""
+        """Name of the captioner for the model card, never a local path."""
         name = self.model_name_or_path
         if name.startswith(PREFIX):
             return f"hf-captionrl-scenes-{name.removeprefix(PREFIX)}"
@@ -90,7 +90,7 @@ class ModelArguments:
 
     @property
     def license(self) -> str:
-        """Licence of the finetuned model, as the Hub writes it."""
+        """Licence of the finetuned model, in the Hub's spelling."""
         shipped = self.model_name_or_path.startswith(PREFIX)
         return self.model_license or ("apache-2.0" if shipped else "other")
 
@@ -104,7 +104,7 @@ class ModelArguments:
 
 @dataclass
 class DataArguments:
-    """Which captioned images are trained and tested on."""
+    """The images and captions for training and evaluation."""
 
     dataset_name: str = field(
         default="scenes",
@@ -114,56 +114,62 @@ class DataArguments:
         },
     )
     dataset_config: str | None = field(default=None, metadata={"help": "Configuration of a data set on the Hub."})
-    dataset_revision: str | None = field(default=None, metadata={"help": "Branch, tag or commit of it."})
+    dataset_revision: str | None = field(default=None, metadata={"help": "Branch, tag or commit of the data set."})
     data_dir: str | None = field(
         default=None, metadata={"help": "Folder of 'imagefolder': images and a metadata.jsonl."}
     )
     image_root: str | None = field(default=None, metadata={"help": "Folder that image paths are relative to."})
     image_column: str = field(default="image", metadata={"help": "Column with the images."})
     caption_column: str = field(
-        default="captions", metadata={"help": "Column with the captions, a text or a list of texts."}
+        default="captions", metadata={"help": "Column with the captions, a string or a list of strings."}
     )
     validation_share: float = field(
         default=0.1,
         metadata={
-            "help": "Of data without a validation split: the share of train, in [0, 1), that is taken out for it by the hash "
-            "of the image ids. The sizes are printed."
+            "help": "For data without a validation split: share of the images, in [0, 1), that a hash of the image "
+            "ids assigns to it. The sizes are printed."
         },
     )
-    test_share: float = field(default=0.1, metadata={"help": "Likewise of data without a test split."})
+    test_share: float = field(default=0.1, metadata={"help": "The same for data without a test split."})
     split_seed: int = field(
-        default=0, metadata={"help": "Seed of that hash, the same for runs with different seeds and for `captionrl`."}
+        default=0,
+        metadata={
+            "help": "Seed of that hash; independent of --seed, so that all runs and `captionrl` divide the data in "
+            "the same way."
+        },
     )
     train_captions: str | None = field(
         default=None,
         metadata={
-            "help": "A Parquet or JSONL file with image_id and captions, which take the place of the training split's: "
-            "captions.parquet of `captionrl boost`. Images that it lacks are left out."
+            "help": "Parquet or JSONL file with image_id and captions that replace those of the training split, such "
+            "as captions.parquet of `captionrl boost`. Images that are not in the file are left out."
         },
     )
     train_captions_column: str = field(
-        default="captions", metadata={"help": "Its column, a text or a list of texts; also 'blend_caption', ..."}
+        default="captions",
+        metadata={"help": "Caption column of that file, a string or a list of strings, e.g. 'blend_caption'."},
     )
     simplify: str | None = field(
         default=None,
         metadata={
-            "help": "Cut all captions to 'simplest' (subject with article) or 'simpler' (subject, verb, object), as in SMILE's "
+            "help": "Shorten all captions to 'simplest' (subject with article) or 'simpler' (subject, verb, object), "
+            "as in SMILE's "
             "Figure 4(b). Needs spaCy, except on 'scenes'."
         },
     )
     num_frames: int = field(
         default=0,
         metadata={
-            "help": "0: the data are images. Else videos, and so many frames of each, whose features frame_pooling joins; "
-            "needs freeze_vision_tower and cache_image_features."
+            "help": "0: the data are images. Otherwise the number of frames per video; frame_pooling pools their "
+            "features. Needs freeze_vision_tower and cache_image_features."
         },
     )
     max_bad_fraction: float = field(
-        default=0.05, metadata={"help": "Share of unusable rows above which training does not start."}
+        default=0.05, metadata={"help": "Largest share of invalid rows; above it, training does not start."}
     )
-    max_train_images: int | None = field(default=None, metadata={"help": "Use only so many training images."})
-    max_eval_images: int | None = field(default=None, metadata={"help": "Use only so many validation images."})
-    max_test_images: int | None = field(default=None, metadata={"help": "Use only so many test images."})
+    max_train_images: int | None = field(default=None, metadata={"help": "Maximum number of training images."})
+    max_eval_images: int | None = field(default=None, metadata={"help": "Maximum number of validation images."})
+    max_test_images: int | None = field(default=None, metadata={"help": "Maximum number of test images."})
 
     def __post_init__(self) -> None:
         if self.simplify not in (None, *LEVELS):
@@ -175,31 +181,29 @@ class DataArguments:
                 "Use 0.1 for a tenth."
             )
         if self.num_frames < 0:
-            raise ValueError(
-                f"num_frames is {self.num_frames}. Use 0 for images, or the frames to look at of a video."
-            )
+            raise ValueError(f"num_frames is {self.num_frames}. Use 0 for images, or the number of frames per video.")
 
 
 @dataclass
 class RunArguments:
-    """What every recipe may be told about the run itself; `recipe.parsing` adds it to a recipe's own."""
+    """Arguments of the run itself; `experiments.parsing` adds them to those of the recipe."""
 
     deterministic: bool = field(
         default=False,
         metadata={
-            "help": "Use the deterministic form of every operation that has one, so that a GPU gives the same bits twice. It "
-            "costs time: docs/reproducibility.md."
+            "help": "Use deterministic kernels where they exist, so that two runs on a GPU are bit-exact. For the "
+            "cost see docs/reproducibility.md."
         },
     )
 
 
 def enable_determinism() -> None:
-    """Use the deterministic form of every operation that has one; operations without one warn and go on.
+    """Use the deterministic version of every operation that has one; other operations warn and continue.
 
-    Call it before anything runs on a GPU: cuBLAS reads its workspace once. What is drawn depends on the seed alone either
-    way; this is about sums whose order a GPU leaves to chance.
+    Call it before anything runs on a GPU, because cuBLAS reads its workspace once. Random numbers depend only on the
+    seed in any case; this setting fixes the order of sums on a GPU.
     """
-    # Without a workspace of fixed size cuBLAS picks another algorithm when streams compete.
+    # Without a workspace of fixed size, cuBLAS may select another algorithm when streams compete.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     os.environ.setdefault("FLASH_ATTENTION_DETERMINISTIC", "1")
     torch.use_deterministic_algorithms(True, warn_only=True)
@@ -214,7 +218,7 @@ def describe(arguments: Sequence[Any]) -> dict[str, Any]:
         arguments: Dataclass instances.
 
     Returns:
-        `dict`: Class name to fields; whether the run was deterministic, too.
+        `dict`: From class name to fields, including whether the run was deterministic.
     """
     run = RunArguments(deterministic=torch.are_deterministic_algorithms_enabled())
     return {type(a).__name__: {f.name: getattr(a, f.name) for f in dataclasses.fields(a)} for a in (*arguments, run)}

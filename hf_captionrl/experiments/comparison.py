@@ -1,4 +1,4 @@
-"""Several trainings of one captioner, side by side in one table."""
+"""Trains several captioners from one start and compares them in one table."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ class Run:
 
     Args:
         name (`str`): Its row in the table.
-        folder (`str`): Folder of its checkpoints, in the recipe's; that of the recipe's own model is `model`.
+        folder (`str`): Folder of its checkpoints, relative to the recipe's folder; `model` for the recipe's own run.
         make (`Callable`): Builds the trainer.
         trains (`bool`): False for a captioner that is only evaluated.
-        starts_from (`str`): Name of the run whose captioner this one goes on with, by default the start of them all.
+        starts_from (`str`): Name of the run whose captioner this run continues; by default the initial captioner.
         settings (`dict`): The arguments in which the runs of the comparison differ, with this run's values.
     """
 
@@ -64,17 +64,17 @@ class Run:
 
 @dataclass
 class Comparison:
-    """What the runs gave.
+    """Results of the runs.
 
     Args:
         rows (`list[dict]`): Rows of the table.
-        captions (`dict[str, list[str]]`): For each row its captions of the test split.
-        histories (`dict[str, list[dict]]`): For each row its evaluations during training.
-        selected (`dict[str, dict]`): For each row the checkpoint that was selected, where one was.
-        captioner ([`Captioner`], *optional*): The recipe's own model, after training.
-        main (`str`): Its row.
+        captions (`dict[str, list[str]]`): Row name to captions of the test split.
+        histories (`dict[str, list[dict]]`): Row name to evaluations during training.
+        selected (`dict[str, dict]`): Row name to the selected checkpoint, if one was selected.
+        captioner ([`Captioner`], *optional*): The captioner of the recipe's own run, after training.
+        main (`str`): Row name of the recipe's own run.
         is_main_process (`bool`): Whether this process writes the report.
-        settings (`dict[str, dict]`): For each run the arguments in which the runs differ.
+        settings (`dict[str, dict]`): Run name to the arguments in which the runs differ.
     """
 
     rows: list[dict[str, Any]] = field(default_factory=list)
@@ -88,7 +88,7 @@ class Comparison:
 
 
 def plan_runs(config: Any, listed: Mapping[str, Mapping[str, Any]], *, own: str) -> dict[str, Any]:
-    """A configuration per run: the recipe's, changed exactly as the list says; nothing follows from a change.
+    """One configuration per run: a copy of the recipe's with exactly the listed changes; no other field changes.
 
     Args:
         config (`TrainingArguments`): The recipe's configuration; `output_dir` is the recipe's folder.
@@ -133,17 +133,17 @@ def settings_of(configs: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 @contextlib.contextmanager
 def alone_in(config: Any) -> Iterator[None]:
-    """Have the recipe's folder for oneself, from the first file to the last.
+    """Lock the recipe's folder while it is written.
 
     Args:
-        config (`TrainingArguments`): Its `output_dir`, and which process this is.
+        config (`TrainingArguments`): `output_dir` and the rank of the process are used.
 
     Yields:
         `None`: Nothing.
 
     Raises:
-        ValueError: If another run is writing there, or what it leaves must not be pushed.
-        OSError: If nothing can be written there.
+        ValueError: If another run uses the folder, or `hub_strategy` is not supported.
+        OSError: If the folder is not writable.
     """
     check_hub_strategy(config)
     silence_libraries(progress_bars=not config.disable_tqdm)
@@ -152,22 +152,22 @@ def alone_in(config: Any) -> Iterator[None]:
 
 
 def resumes(config: CaptionConfig) -> bool:
-    """Whether to go on where an interrupted recipe stopped.
+    """Whether to resume an interrupted recipe.
 
     Args:
-        config ([`CaptionConfig`]): Its `resume_from_checkpoint` is a yes or no here.
+        config ([`CaptionConfig`]): `resume_from_checkpoint` must be a yes or no.
 
     Returns:
         `bool`: True for yes.
 
     Raises:
-        ValueError: If it names a checkpoint: there are several trainings.
+        ValueError: If it names a checkpoint, because there are several trainings.
     """
     value = str(config.resume_from_checkpoint or "false").lower()
     if value not in ("true", "false"):
         raise ValueError(
-            f"resume_from_checkpoint is {config.resume_from_checkpoint!r}. This recipe trains several captioners, each with "
-            "checkpoints of its own: use 'true' to go on from the last one of each, in the same output_dir."
+            f"resume_from_checkpoint is {config.resume_from_checkpoint!r}. This recipe trains several captioners, "
+            "each with its own checkpoints. Use 'true' to resume each from its last checkpoint, in the same output_dir."
         )
     return value == "true"
 
@@ -175,20 +175,20 @@ def resumes(config: CaptionConfig) -> bool:
 def train_runs(
     runs: Sequence[Run], evaluator: Evaluator, test: datasets.Dataset, *, resume: bool, output_dir: Path
 ) -> Comparison:
-    """Train one after the other, and caption the test split with the start and with each of them.
+    """Train the runs in order, and caption the test split with the initial captioner and with each trained one.
 
     Args:
         runs (`Sequence[Run]`): In the order of the table.
-        evaluator ([`Evaluator`]): Makes the rows.
+        evaluator ([`Evaluator`]): Computes the rows.
         test (`datasets.Dataset`): The test split.
-        resume (`bool`): Each goes on from its own last checkpoint, if it has one.
+        resume (`bool`): Resume each run from its last checkpoint, if there is one.
         output_dir (`pathlib.Path`): The recipe's folder.
 
     Returns:
         [`Comparison`]: With the row of the references at the end.
     """
     result = Comparison(settings={run.name: dict(run.settings) for run in runs if run.settings})
-    before: dict[str, dict[str, float]] = {}  # the first point of a curve, by the captioner that it starts from
+    before: dict[str, dict[str, float]] = {}  # the first point of a curve: the captioner before training
     for number, run in enumerate(runs):
         trainer = run.make()
         use_log_lines(trainer)
@@ -196,8 +196,8 @@ def train_runs(
             settings = ", ".join(f"{key}={value}" for key, value in run.settings.items())
             print_heading(f"{number + 1} of {len(runs)}: {run.name}" + (f" ({settings})" if settings else ""))
         if number == 0 and not resume and trainer.is_world_process_zero():
-            # In every folder, before the first training starts: if it is killed, the others must not resume from what an
-            # earlier start of this recipe left.
+            # Remove old checkpoints of all runs before the first training: after a kill, the other runs must not resume
+            # from those of an earlier start.
             for each in runs:
                 begin_run(output_dir / each.folder)
         if not result.captions:
@@ -240,13 +240,13 @@ def finish(
     """Write table, gallery, curves and card, and push the model if asked to.
 
     Args:
-        result ([`Comparison`]): What was trained.
-        evaluator ([`Evaluator`]): Knows the test split and the judge.
+        result ([`Comparison`]): Results of the runs.
+        evaluator ([`Evaluator`]): Has the test split and the held-out scorer.
         arguments (`tuple`): The recipe's dataclasses: those of model, data and evaluation first, the trainer's last.
         splits (`datasets.DatasetDict`): The data, for the card.
         title (`str`): Title of the table.
         push (`bool`): Push the model with its card to the Hub.
-        objective (`dict`): Fields of the card that say what was trained.
+        objective (`dict`): Fields of the card that describe the objective.
         columns (`Sequence[Column]`): Columns of the table.
 
     Returns:

@@ -23,20 +23,20 @@ logger = logging.getLogger(__name__)
 def load_data(
     arguments: DataArguments, *, output_dir: str | os.PathLike[str], seed: int | None = None
 ) -> datasets.DatasetDict:
-    """Load, check and cut the data; bad rows go to `quarantine.jsonl`.
+    """Load, check and divide the data; invalid rows are written to `quarantine.jsonl`.
 
-    Data that name no splits are divided by `validation_share` and `test_share`; the sizes are logged.
+    Data without named splits are divided by `validation_share` and `test_share`; the sizes are logged.
 
     Args:
         arguments: Which data.
-        output_dir: Where the quarantine file goes.
-        seed: Of the division, in place of `arguments.split_seed`.
+        output_dir: Folder of the quarantine file.
+        seed: Seed of the division; by default `arguments.split_seed`.
 
     Returns:
         `datasets.DatasetDict`: `train`, `validation`, `test`.
 
     Raises:
-        ValueError: If too many rows are bad, or a column is missing.
+        ValueError: If too many rows are invalid, or a column is missing.
     """
     if arguments.dataset_name in EMBEDDED and (arguments.data_dir or arguments.image_root):
         raise ValueError(
@@ -91,7 +91,7 @@ def load_data(
 
 
 def _simplified(splits: datasets.DatasetDict, arguments: DataArguments) -> datasets.DatasetDict:
-    """The splits with captions cut as `arguments.simplify` says."""
+    """The splits with captions shortened by `arguments.simplify`."""
     level: Any = arguments.simplify
     if level is None:
         return splits
@@ -100,7 +100,7 @@ def _simplified(splits: datasets.DatasetDict, arguments: DataArguments) -> datas
 
 
 def describe_data(arguments: DataArguments, splits: Mapping[str, datasets.Dataset]) -> str:
-    """What the model card says of the data.
+    """Description of the data for the model card.
 
     Args:
         arguments: Which data.

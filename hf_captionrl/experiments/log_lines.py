@@ -1,4 +1,4 @@
-"""What a training prints: a heading per run, one short line per log, and no warnings that a user cannot act on."""
+"""Console output of a training: one heading per run, one short line per log, no irrelevant warnings."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
 __all__ = ["LogLines", "ProgressLogLines", "format_log", "print_heading", "silence_libraries", "use_log_lines"]
 
-# What is shown first of a log; the rest follows as far as the line is wide. All of it is in trainer_state.json.
+# Values shown first; others follow while the line has room. trainer_state.json contains all of them.
 _FIRST = (
     *(
         "loss",
@@ -44,7 +44,7 @@ def print_heading(text: str) -> None:
 
 
 def format_log(logs: Mapping[str, Any], step: int, max_steps: int, *, width: int = 100) -> str:
-    """One line of at most `width` columns: the step, and the values that matter most first."""
+    """One line of at most `width` columns: the step, then the most important values first."""
     kind = "eval " if any(name.startswith("eval_") for name in logs) else ""
     kind = "done " if "train_runtime" in logs else kind
     values = {name.removeprefix("eval_").removeprefix("train_"): value for name, value in logs.items()}
@@ -94,7 +94,7 @@ def use_log_lines(trainer: Any) -> None:
 
 
 class _OtherHalf(logging.Filter):
-    """Drops the report on a CLIP whose vision tower alone is loaded; one that names any other weight stays."""
+    """Drops the report about a CLIP of which only the vision tower is loaded; reports that name other weights stay."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         named = [line for line in record.getMessage().splitlines() if " | " in line and not line.startswith("Key")]
@@ -102,15 +102,15 @@ class _OtherHalf(logging.Filter):
 
 
 def silence_libraries(*, progress_bars: bool) -> None:
-    """Silence what other libraries print about themselves: our own warnings and all errors stay."""
-    # trl and peft still use a name that transformers renamed; only a release of theirs can change that.
+    """Silence messages of other libraries that users cannot act on; our warnings and all errors stay."""
+    # trl and peft still use a name that transformers renamed; only their next releases can change that.
     warnings.filterwarnings("ignore", message=r"`\w*gradient_checkpointing\w*` is deprecated", category=FutureWarning)
-    # A ClipCap takes the vision tower of a CLIP; the report lists every weight of the text tower as unexpected.
+    # ClipCap loads the vision tower of a CLIP; the report lists every weight of the text tower as unexpected.
     loading = logging.getLogger("transformers.modeling_utils")
     if not any(isinstance(known, _OtherHalf) for known in loading.filters):
         loading.addFilter(_OtherHalf())
     if not progress_bars:
-        # --disable_tqdm is about the trainer's bars only; loading and tokenizing print one for each step, too.
+        # --disable_tqdm covers only the trainer's bars, not those of loading and tokenizing.
         from datasets import disable_progress_bars
         from transformers.utils.logging import disable_progress_bar
 

@@ -1,4 +1,4 @@
-"""Parses the arguments of a recipe; every mistake is one sentence that names the argument, the rule and the remedy."""
+"""Parses the arguments of a recipe; errors are one sentence that names the argument, the rule and the remedy."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ __all__ = ["parse_arguments"]
 
 _SOURCES = ("--config=", "--row=")
 _EPILOG = """\
---config FILE reads arguments from a YAML file, --row NAME those of a row of recipes/configs/rows, such as ndlb/table5/row8;
-the command line overrides both. --traceback shows where an error happened.
+--config FILE reads arguments from a YAML file, --row NAME reads those of a row of recipes/configs/rows, such as
+ndlb/table5/row8; the command line overrides both. --traceback shows where an error happened.
 """
 
 
@@ -35,19 +35,19 @@ def parse_arguments(
     Args:
         dataclass_types: The dataclasses to fill.
         argv: Arguments without the program's name; None for `sys.argv`.
-        default_config: `recipes/configs/<recipe>/<name>.yaml`, read where the command line names no configuration, row, model or
-            data set of its own.
+        default_config: `recipes/configs/<recipe>/<name>.yaml`, used if the command line names no configuration, row,
+            model or data set.
 
     Returns:
         One filled dataclass for each type.
 
     Raises:
-        FileNotFoundError: If there is no such YAML file.
+        FileNotFoundError: If the YAML file does not exist.
         ValueError: If an argument is unknown, has a value of the wrong type or contradicts another one.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     arguments = [part for a in arguments for part in (a.split("=", 1) if a.startswith(_SOURCES) else [a])]
-    # Whoever brings a model or data of his own gets the paper's settings, not those of a tiny model.
+    # With another model or other data, the defaults are the paper's settings, not those of the tiny model.
     own = ("--config", "--row", "--model_name_or_path", "--dataset_name", "--data_dir", "--image_root")
     given = {a.split("=")[0].replace("-", "_").replace("__", "--", 1) for a in arguments if a.startswith("--")}
     path, row = _take(arguments, "--config", "FILE.yaml"), _take(arguments, "--row", "ndlb/table5/row8")
@@ -68,7 +68,7 @@ def parse_arguments(
         enable_determinism()
     models = [arguments for arguments in parsed if isinstance(arguments, ModelArguments)]
     for config in parsed if models else ():
-        # Recipes load the model themselves, and pass a loaded one to the trainer.
+        # Recipes load the model and pass it to the trainer.
         if getattr(config, "field_support", None) is not None and config.model_init_kwargs:
             models[0].model_init_kwargs, config.model_init_kwargs = config.model_init_kwargs, None
     return tuple(parsed)
@@ -88,7 +88,7 @@ def _take(arguments: list[str], option: str, example: str) -> str | None:
 
 def _row_settings(name: str, default_config: Path | None) -> dict[str, Any]:
     if default_config is None:
-        raise ValueError(f"--row is {name!r}, and this program has no rows. Use --config.")
+        raise ValueError(f"--row is {name!r}, but this program has no rows. Use --config.")
     row = load_row(default_config.parents[1], name)
     if row.recipe != default_config.parent.name:
         raise ValueError(f"The row {name} belongs to another recipe. Use recipes/{row.recipe}.py.")
@@ -126,13 +126,13 @@ def _suggestion(parser: Any, name: str, prefix: str = "") -> str:
 
 
 def _apply_config(parser: Any, types: Sequence[type], name: str, config: dict[str, Any]) -> None:
-    """Make the values of a YAML file or of a row the defaults of the parser."""
+    """Use the values of a YAML file or of a row as defaults of the parser."""
     variables = config.pop("env", {})
     if not isinstance(variables, Mapping):
         raise ValueError(f"'env' in {name} is {variables!r}. Use a mapping from environment variables to values.")
     os.environ.update({str(variable): str(value) for variable, value in variables.items()})
     actions: dict[str, argparse.Action] = {}
-    for action in parser._actions:  # the first of a name: after `--flag` comes `--no_flag`
+    for action in parser._actions:  # keep the first action of a name: `--no_flag` follows `--flag`
         actions.setdefault(action.dest, action)
     hints = {key: hint for kind in types for key, hint in typing.get_type_hints(kind).items()}
     for key, value in config.items():
@@ -149,7 +149,7 @@ def _read_config(path: str) -> dict[str, Any]:
 
 
 def _checked(name: str, action: argparse.Action, hint: Any, value: Any) -> Any:
-    """A value of a YAML file as the parser would have made it of the command line."""
+    """A value of a YAML file, converted as the parser converts command line arguments."""
     kind = _kind(hint)
     if value is None:
         if kind in (int, float, bool) and type(None) not in typing.get_args(hint):
@@ -184,12 +184,12 @@ def _scalar(name: str, action: argparse.Action, kind: type, value: Any) -> Any:
     except (ValueError, argparse.ArgumentTypeError):
         rule = f"one of {list(map(str, action.choices))}" if action.choices else f"a value of type {kind.__name__}"
         raise ValueError(f"{action.dest} in {name} is {value!r}. Use {rule}.") from None
-    # Other values stay what YAML made of them: `false` is a value of some arguments that also take text.
+    # Other values stay as YAML reads them: some arguments accept both `false` and text.
     return value
 
 
 def _kind(hint: Any) -> type:
-    """The one type of an argument or of the items of its list; `str` where several are possible."""
+    """The type of an argument or of its list items; `str` if several are possible."""
     if typing.get_origin(hint) is list:
         return _kind(typing.get_args(hint)[0])
     kinds = [kind for kind in typing.get_args(hint) or (hint,) if kind is not type(None)]

@@ -1,4 +1,4 @@
-"""What makes a finished model publishable: card, manifest and results beside its weights, and the push."""
+"""Writes card, manifest and results of a finished model, and pushes it."""
 
 from __future__ import annotations
 
@@ -32,33 +32,34 @@ __all__ = ["check_hub_strategy", "defer_push", "push_model", "write_publication"
 
 
 def check_hub_strategy(config: Any) -> None:
-    """Refuse to push what must not be pushed, before anything is written."""
+    """Refuse settings of the push that would upload checkpoints, before anything is written."""
     strategy = getattr(config.hub_strategy, "value", config.hub_strategy)
     if config.push_to_hub and strategy in ("checkpoint", "all_checkpoints"):
         raise ValueError(
-            f"hub_strategy is {strategy!r}, but checkpoints in between hold the optimizer as a pickle, which is never "
-            "uploaded; they stay in output_dir. Use 'end' or 'every_save': the finished model is pushed once, with its card."
+            f"hub_strategy is {strategy!r}, but checkpoints contain the optimizer as a pickle, which is never "
+            "uploaded. Use 'end' or 'every_save': the finished model is pushed once, with its card."
         )
 
 
 def defer_push(config: CaptionConfig, judge_name: str | None) -> bool:
-    """Take the push from the Trainer: the card needs the table, so a recipe pushes at its end.
+    """Disable the Trainer's own push: the card needs the table, so a recipe pushes at its end.
 
     Args:
-        config ([`CaptionConfig`]): Its `push_to_hub` is switched off.
-        judge_name (`str`, *optional*): The judge.
+        config ([`CaptionConfig`]): Its `push_to_hub` is set to False.
+        judge_name (`str`, *optional*): Name of the held-out scorer.
 
     Returns:
         `bool`: Whether to push at the end.
 
     Raises:
-        ValueError: If there is to be a push, and no judge for its card, or checkpoints in between are to be pushed too.
+        ValueError: If a push is requested without a held-out scorer, or with a `hub_strategy` that uploads checkpoints.
     """
     check_hub_strategy(config)
     push, config.push_to_hub = config.push_to_hub, False
     if push and judge_name in (None, "none"):
         raise ValueError(
-            "push_to_hub needs a judge: no card is written without retrieval numbers. Set held_out_scorer_name_or_path."
+            "push_to_hub needs a held-out scorer, because the card must contain retrieval numbers. Use "
+            "--held_out_scorer_name_or_path."
         )
     return push
 
@@ -75,7 +76,10 @@ def write_publication(
 ) -> None:
     """Write card, manifest and results into the folder of the finished model."""
     if evaluator.held_out_scorer is None:
-        raise ValueError("There is no judge, and no card is written without retrieval numbers.")
+        raise ValueError(
+            "There is no held-out scorer, but the card must contain retrieval numbers. Set "
+            "held_out_scorer_name_or_path."
+        )
     model_args: ModelArguments = next(a for a in arguments if isinstance(a, ModelArguments))
     data_args: DataArguments = next(a for a in arguments if isinstance(a, DataArguments))
     config: CaptionConfig = next(a for a in arguments if isinstance(a, CaptionConfig))
@@ -98,14 +102,14 @@ def write_publication(
         prompt=captioner.prompt,
         row=row,
         license=model_args.license,
-        # An adapter on a model that only this machine has is pushed merged into it.
+        # An adapter of a local base model is merged into it for the push.
         is_adapter=(folder / "adapter_config.json").is_file() and local_base_model(folder) is None,
         base_revision=model_args.model_revision or "main",
         **objective,
     )
     write_model_card(folder, results, card)
     eval_args = next((a for a in arguments if isinstance(a, EvaluationArguments)), None)
-    # Pictures of somebody's photographs leave this machine only when that is asked for.
+    # Local photographs are uploaded only on request.
     shows_images = name in EMBEDDED or on_hub or (eval_args is not None and eval_args.push_gallery)
     write_manifest(
         folder,
@@ -128,7 +132,7 @@ def write_publication(
 
 
 def push_model(folder: Path, config: CaptionConfig) -> str:
-    """Push the finished model to where the configuration says."""
+    """Push the finished model to the configured repository."""
     return push_folder(
         folder,
         config.hub_model_id or folder.parent.name,

@@ -1,4 +1,4 @@
-"""What a recipe leaves behind: table, gallery, curves, card, and what is pushed."""
+"""Writes the report of a recipe: table, gallery, curves."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ def write_report(
     """Write results.json, results.md, gallery.html and curves.png, and print the table.
 
     Args:
-        output_dir: Where to.
-        evaluator: Knows the test split.
+        output_dir: Folder to write to.
+        evaluator: Has the test split.
         rows: Rows of the table.
-        captions: For each captioner its captions of the test split.
-        histories: For each finetuned captioner its evaluations during training.
+        captions: Row name to captions of the test split.
+        histories: Row name to evaluations during training.
         title: Title of the table.
         seed: Seed of the run.
-        config: What the run was told, by name.
+        config: Arguments of the run by name.
         gallery_size: Images in the gallery.
         columns: Columns of the table.
-        selected: For each finetuned captioner the checkpoint that was selected.
+        selected: Row name to the selected checkpoint.
 
     Returns:
         `pathlib.Path`: The JSON file.
@@ -63,7 +63,7 @@ def write_report(
 
 
 def gallery_item(evaluator: Evaluator, index: int, captions: dict[str, list[str]]) -> GalleryItem:
-    """One image of the gallery with its captions, claims judged where the truth is known."""
+    """One image of the gallery with its captions; claims are checked if the facts are known."""
     row = evaluator.dataset[index]
     shown = []
     for name, mine in captions.items():

@@ -11,14 +11,14 @@ from typing import Any
 import yaml
 
 try:
-    from yaml import CSafeLoader as SafeLoader  # written in C, ten times faster
+    from yaml import CSafeLoader as SafeLoader  # the C implementation is ten times faster
 except ImportError:
     from yaml import SafeLoader  # type: ignore[assignment]
 
 __all__ = ["Row", "load_row", "read_yaml", "row_names"]
 
 ROWS = "rows"
-"""Folder of the row files in `recipes/configs`; beside it stands a folder of base files for each recipe."""
+"""Folder of the row files in `recipes/configs`; the other folders there contain the base files of each recipe."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Row:
 
     Args:
         name: `<paper>/<row>`.
-        title: What the row trains or evaluates.
+        title: Description of what the row trains or evaluates.
         recipe: File name of its recipe, without ending.
         settings: Arguments of the recipe; `output_dir` is `outputs/<name>`.
     """
@@ -39,7 +39,7 @@ class Row:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """The mapping that a YAML file holds."""
+    """The mapping in a YAML file."""
     try:
         content = yaml.load(path.read_text(encoding="utf-8"), Loader=SafeLoader)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -57,7 +57,7 @@ def row_names(configs: Path) -> list[str]:
 
 
 def load_row(configs: Path, name: str) -> Row:
-    """The row of that name, with the settings of its bases."""
+    """A row by name, including the settings of its bases."""
     paper, _, own = name.partition("/")
     file = configs / ROWS / f"{paper}.yaml"
     rows = read_yaml(file) if file.is_file() else {}

@@ -1,6 +1,6 @@
-"""Several captions an image: the part of a recipe that asks how different they are.
+"""Samples several captions per image and measures their diversity.
 
-Legend: B images, G captions of an image.
+Legend: B images, G captions per image.
 """
 
 from __future__ import annotations
@@ -30,20 +30,22 @@ __all__ = ["SampleArguments", "Sampler", "keep_long_references", "write_samples"
 
 @dataclass
 class SampleArguments:
-    """How several captions an image are written and shown."""
+    """Number of captions per image, and how they are sampled and shown."""
 
-    num_samples: int = field(default=5, metadata={"help": "Captions an image; the paper's 5."})
-    sample_images: int | None = field(default=None, metadata={"help": "Use only so many test images for them."})
+    num_samples: int = field(default=5, metadata={"help": "Captions per image; 5 in the paper."})
+    sample_images: int | None = field(
+        default=None, metadata={"help": "Maximum number of test images for these captions."}
+    )
     sample_temperatures: list[float] = field(
         default_factory=lambda: [0.5, 0.75, 1.0, 1.25],
-        metadata={"help": "Temperatures of the trade-off plot; the table's is 1 and is always among them."},
+        metadata={"help": "Temperatures of the trade-off plot. The table uses 1, which is always included."},
     )
     panel_images: int = field(default=6, metadata={"help": "Images shown in panel.html; 0 writes none."})
     min_reference_words: int = field(
         default=0,
         metadata={
-            "help": "Keep references with at least so many words (COCO asked its annotators for eight); of an image that has "
-            "none such, its longest."
+            "help": "Minimum number of words of a reference (COCO asked its annotators for eight). An image without "
+            "such a reference keeps its longest one."
         },
     )
 
@@ -57,7 +59,7 @@ class SampleArguments:
 
 
 def keep_long_references(splits: datasets.DatasetDict, minimum: int) -> datasets.DatasetDict:
-    """Leave out short references, in every split alike."""
+    """Remove short references from every split."""
 
     def of_row(row: dict[str, Any]) -> dict[str, list[str]]:
         texts = list(row["captions"])
@@ -70,15 +72,15 @@ def keep_long_references(splits: datasets.DatasetDict, minimum: int) -> datasets
 
 
 class Sampler:
-    """Writes several captions for each of some test images, and measures them.
+    """Generates several captions per test image, and measures them.
 
     Args:
-        dataset: The test split; document frequencies of CIDEr-D are those of all its references, as in the table.
-        arguments: How many of what.
-        seed: Of the sampling and of the bootstrap.
-        batch_size: Images at a time.
-        max_new_tokens: Longest caption in tokens.
-        cache_dir: Folder of the feature cache, where the data are videos; None for the default one.
+        dataset: The test split. CIDEr-D uses the document frequencies of all its references, as in the table.
+        arguments: Numbers of images and captions.
+        seed: Seed of sampling and bootstrap.
+        batch_size: Images per batch.
+        max_new_tokens: Maximum length of a caption in tokens.
+        cache_dir: Folder of the feature cache for videos; None for the default.
     """
 
     def __init__(
@@ -102,10 +104,10 @@ class Sampler:
             [[ptb_tokenize(text) for text in texts] for texts in dataset["captions"]]
         )
         self.samples: dict[str, list[list[str]]] = {}  # row name -> captions at temperature 1
-        self.points: dict[str, list[dict[str, Any]]] = {}  # row name -> one point a temperature
+        self.points: dict[str, list[dict[str, Any]]] = {}  # row name -> one point per temperature
 
     def write(self, captioner: Captioner, **generate_kwargs: Any) -> list[list[str]]:
-        """Several captions an image."""
+        """Captions of each image, `num_samples` per image."""
         G = self.arguments.num_samples
         images: dict[str, Any]
         if frames_of(self.dataset):
@@ -119,7 +121,7 @@ class Sampler:
         return [flat[start : start + G] for start in range(0, len(flat), G)]
 
     def measure(self, name: str, captioner: Captioner) -> dict[str, Any]:
-        """The columns of one row; what was sampled is remembered for plot and panel."""
+        """The columns of one row; stores the samples for plot and panel."""
         by_temperature = {
             temperature: self.write(captioner, do_sample=True, num_beams=1, top_k=0, temperature=temperature)
             for temperature in sorted({1.0, *self.arguments.sample_temperatures})
@@ -131,7 +133,7 @@ class Sampler:
         return decoding_suite({"rs": by_temperature[1.0], "bs": beams}, references=self.references, **settings)
 
     def not_measured(self, reason: str) -> dict[str, Any]:
-        """The columns of a row that nobody sampled."""
+        """The columns of a row without samples."""
         row: dict[str, Any] = {}
         for column in SAMPLE_COLUMNS:
             row |= {column.key: None, f"{column.key}_reason": reason}
@@ -145,7 +147,7 @@ def write_samples(output_dir: str | os.PathLike[str], sampler: Sampler, *, title
     shown = min(sampler.arguments.panel_images, len(sampler.dataset))
     if shown:
         items = [_panel_item(sampler.dataset[index], index, sampler.samples) for index in range(shown)]
-        note = f"{sampler.arguments.num_samples} random samples a captioner at temperature 1, not chosen."
+        note = f"{sampler.arguments.num_samples} random samples per captioner at temperature 1, not selected."
         write_panel(folder / "panel.html", items, title, note=note)
     ids = [str(i) for i in sampler.dataset["image_id"]]
     captions = {name: dict(zip(ids, groups, strict=True)) for name, groups in sampler.samples.items()}

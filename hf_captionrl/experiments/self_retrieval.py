@@ -1,4 +1,4 @@
-"""Self-retrieval finetuning as a recipe, for any captioner: what `recipes/self_retrieval_*.py` share."""
+"""Self-retrieval finetuning of any captioner: the code that `recipes/self_retrieval_*.py` share."""
 
 from __future__ import annotations
 
@@ -41,19 +41,24 @@ __all__ = ["BagArguments", "SelfRetrievalRecipeConfig", "main", "parse_args", "r
 
 @dataclass
 class BagArguments:
-    """Where look-alikes come from, and what is compared."""
+    """Nearest neighbours for the bags, and the runs that are compared."""
 
     neighbours: str | None = field(
         default=None,
-        metadata={"help": "File of `captionrl bags --mode neighbours`. None: computed with the scorer at the start."},
+        metadata={
+            "help": "File of `captionrl bags --mode neighbours`. None: the reward scorer computes the neighbours at "
+            "the start."
+        },
     )
     bag_features: str = field(
         default="multimodal",
-        metadata={"help": "Similar in image and captions, 'multimodal', or in the 'image' alone."},
+        metadata={
+            "help": "Features for the similarity: image and captions ('multimodal') or only the image ('image')."
+        },
     )
-    num_neighbours: int = field(default=200, metadata={"help": "Nearest images that bags are filled from."})
+    num_neighbours: int = field(default=200, metadata={"help": "Number of nearest images from which bags are filled."})
     more_scorers: list[str] = field(
-        default_factory=list, metadata={"help": "Further scorers that reward, for an ensemble (see scorer_ensemble)."}
+        default_factory=list, metadata={"help": "Further reward scorers, for an ensemble (see scorer_ensemble)."}
     )
     variants: dict[str, Any] | str | None = field(
         default=None,
@@ -82,9 +87,9 @@ class BagArguments:
 
 @dataclass
 class SelfRetrievalRecipeConfig(SelfRetrievalConfig):
-    """[`SelfRetrievalConfig`] with what a recipe adds: it evaluates each epoch by the judge."""
+    """[`SelfRetrievalConfig`] with the defaults of a recipe: it evaluates every epoch with the held-out scorer."""
 
-    output_dir: str | None = field(default="outputs/self_retrieval", metadata={"help": "Where everything is written."})
+    output_dir: str | None = field(default="outputs/self_retrieval", metadata={"help": "Folder for all output."})
     eval_strategy: str = field(default="epoch", metadata={"help": "When to evaluate."})
     save_strategy: str = field(default="epoch", metadata={"help": "When to save."})
     save_total_limit: int | None = field(default=2, metadata={"help": "Checkpoints kept."})
@@ -121,7 +126,7 @@ def run_name(config: SelfRetrievalConfig) -> str:
 def runs_of(
     config: SelfRetrievalRecipeConfig, variants: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, SelfRetrievalRecipeConfig]:
-    """The runs by row name: the variants, and last the recipe's own, as the one that the others lead up to."""
+    """The runs by row name: the variants, and last the recipe's own run."""
     own = run_name(config)
     if own in variants:
         raise ValueError(f"The variant {own!r} has the name of the recipe's own run. Use another name.")
@@ -132,7 +137,7 @@ def runs_of(
 
 
 def neighbours_of(train: datasets.Dataset, scorer: Scorer, arguments: BagArguments, cache_dir: str | None) -> Tensor:
-    """Most similar training images of each training image, by the rewarding scorer.
+    """Most similar training images of each training image, by the reward scorer.
 
     Returns:
         `torch.Tensor` of shape `(N, k)`: Rows, best first.
@@ -160,7 +165,7 @@ def _compare(arguments: tuple[Any, ...]) -> Path:
     push = defer_push(config, eval_args.held_out_scorer_name_or_path)
     if "none" in (eval_args.held_out_scorer_name_or_path, eval_args.scorer_name_or_path):
         raise ValueError(
-            "Self-retrieval needs a scorer that rewards and a judge that does not. Set scorer_name_or_path and "
+            "Self-retrieval needs a reward scorer and a held-out scorer. Set scorer_name_or_path and "
             "held_out_scorer_name_or_path."
         )
     trains = config.num_train_epochs > 0 or config.max_steps > 0
@@ -188,7 +193,7 @@ def _compare(arguments: tuple[Any, ...]) -> Path:
                 model_args.load(run.prompt),
                 scorers,  # type: ignore[arg-type]
                 run,
-                # Where nothing is trained, rewards need not look at the training images either.
+                # Without training, the rewards need no features of the training images.
                 train_dataset=splits["train"] if trains else None,
                 eval_dataset=splits["validation"],
                 held_out_scorer=evaluator.held_out_scorer,
@@ -203,7 +208,7 @@ def _compare(arguments: tuple[Any, ...]) -> Path:
     if not result.is_main_process:
         return output_dir / "results.json"
     if not trains:
-        result.captioner = None  # an evaluation makes no model, and so no card that says how it was made
+        result.captioner = None  # an evaluation trains no model, so there is no card to write
     return finish(
         result,
         evaluator,
@@ -217,11 +222,11 @@ def _compare(arguments: tuple[Any, ...]) -> Path:
 
 
 def describe_reward(config: SelfRetrievalConfig, scorers: Sequence[Any]) -> str:
-    """What was rewarded, in a sentence, for the model card."""
+    """One sentence on the reward, for the model card."""
     step = config.per_device_train_batch_size * config.gradient_accumulation_steps
     reward = WeightedRewards(*zip(*config.make_rewards(scorer=scorers), strict=True)).describe()
     names = " and ".join(scorer.signature.split("|")[0] for scorer in scorers)
     scorer = f"; scorer {names}" if config.retrieval_weight else ""
     look_alikes = config.bag_schedule is not None and config.bag_distractors != "random"
     bags = "bags of look-alikes" if look_alikes else "random images"
-    return f"{reward[0].upper()}{reward[1:]}{scorer}; batches of {step} images a process made of {bags}."
+    return f"{reward[0].upper()}{reward[1:]}{scorer}; batches of {step} images per process, from {bags}."

@@ -32,7 +32,7 @@ from hf_captionrl.trainers import SmileConfig, SmileTrainer
 __all__ = ["FIRST", "SmileArguments", "SmileRecipeConfig", "compare_smile", "run_name"]
 
 FIRST = "MLE first"
-"""Row name of the captioner after `mle_epochs`, from which the others go on."""
+"""Row name of the captioner after `mle_epochs`, which the other runs continue."""
 
 
 @dataclass
@@ -41,13 +41,13 @@ class SmileArguments:
 
     compare_mle_weights: list[float] = field(
         default_factory=lambda: [1.0, 0.01],
-        metadata={"help": "Further runs with these lambdas beside the configured one; 1 is the control, more MLE."},
+        metadata={"help": "Additional runs with these lambdas; 1 is the control, further steps of MLE."},
     )
     mle_epochs: float = field(
         default=0.0,
         metadata={
-            "help": "Epochs of maximum likelihood before everything that is compared: SMILE is for captioners that know the "
-            "words of the data."
+            "help": "Epochs of maximum likelihood before all compared runs, because SMILE needs a captioner that "
+            "knows the words of the data."
         },
     )
     mle_learning_rate: float | None = field(
@@ -57,12 +57,16 @@ class SmileArguments:
 
 @dataclass
 class SmileRecipeConfig(SmileConfig):
-    """[`SmileConfig`] with what a recipe adds: it evaluates each epoch and keeps the epoch that retrieves best."""
+    """[`SmileConfig`] with the defaults of a recipe: it evaluates every epoch and keeps the one with the best R@1."""
 
     eval_strategy: str = field(default="epoch", metadata={"help": "When to evaluate."})
     save_strategy: str = field(default="epoch", metadata={"help": "When to save."})
-    save_total_limit: int | None = field(default=1, metadata={"help": "Checkpoints kept, besides the best one."})
-    load_best_model_at_end: bool = field(default=True, metadata={"help": "Keep the best epoch by validation R@1."})
+    save_total_limit: int | None = field(
+        default=1, metadata={"help": "Number of checkpoints to keep, in addition to the best one."}
+    )
+    load_best_model_at_end: bool = field(
+        default=True, metadata={"help": "Select the epoch with the best R@1 on the validation split."}
+    )
     save_on_signal: bool = field(default=True, metadata={"help": "On SIGTERM save a checkpoint and exit with 0."})
 
 
@@ -81,26 +85,26 @@ def run_name(config: SmileConfig) -> str:
 
 
 def _first(config: SmileRecipeConfig, arguments: SmileArguments, folder: Path) -> SmileRecipeConfig:
-    """The configuration of the epochs of maximum likelihood before everything else."""
+    """The configuration of the initial epochs of maximum likelihood."""
     first = copy.deepcopy(config)  # TrainingArguments' __post_init__ must not run a second time
     first.mle_weight, first.first_token, first.subset = 1.0, None, "caption"
     first.num_train_epochs, first.learning_rate = (
         arguments.mle_epochs,
         arguments.mle_learning_rate or config.learning_rate,
     )
-    first.max_steps = -1  # the limit of what comes after
-    # What is kept is its end, whatever an epoch retrieves: others go on from it.
+    first.max_steps = -1  # max_steps limits only the compared runs
+    # The other runs continue from its last epoch, so no epoch is selected.
     first.eval_strategy, first.load_best_model_at_end = IntervalStrategy.NO, False  # type: ignore[assignment]
     first.output_dir = str(folder)
     return first
 
 
 def runs_of(config: SmileRecipeConfig, compare_mle_weights: Sequence[float]) -> dict[str, SmileRecipeConfig]:
-    """The runs by row name, in the order of the table: the control, what was asked for, the mixtures."""
+    """The runs by row name, in the order of the table: the control, the configured run, the mixtures."""
     listed: dict[str, dict[str, Any]] = {}
     for weight in sorted({config.mle_weight, *compare_mle_weights}, key=lambda w: (w != 1.0, w)):
         run = copy.copy(config)
-        # The control is plain maximum likelihood, whatever is done to SMILE.
+        # The control is plain maximum likelihood, whatever the settings of SMILE.
         first_token, subset = (None, "caption") if weight == 1.0 else (config.first_token, config.subset)
         run.mle_weight, run.first_token, run.subset = weight, first_token, subset
         listed[run_name(run)] = {"mle_weight": weight, "first_token": first_token, "subset": subset}
@@ -116,7 +120,7 @@ def compare_smile(
     make_evaluator: Callable[..., Evaluator] = Evaluator.from_arguments,
     columns: Sequence[Column] = COLUMNS,
 ) -> Path:
-    """Train and compare what a recipe was told."""
+    """Train and compare the runs of a recipe."""
     with alone_in(arguments[-1]):
         return _compare(arguments, title, make_evaluator, columns)
 
@@ -132,8 +136,8 @@ def _compare(
     begins = trains and smile_args.mle_epochs > 0
     if begins and model_args.tune is not None:
         raise ValueError(
-            f"mle_epochs is {smile_args.mle_epochs:g}, and what follows goes on with the whole model, not with a LoRA on it. "
-            "Leave out --tune, or start from a captioner that knows the data with --mle_epochs 0."
+            f"mle_epochs is {smile_args.mle_epochs:g}, but the runs after these epochs train the whole model, not a "
+            "LoRA. Leave out --tune, or use --mle_epochs 0 with a captioner that was trained on the data."
         )
     resume = resumes(config)
     with config.main_process_first(local=False, desc="loading the data"):

@@ -1,4 +1,4 @@
-"""Judging captions of videos: EMScore beside the rest.
+"""Evaluation of captions of videos, with EMScore.
 
 Legend: N videos, F frames, D features.
 """
@@ -24,23 +24,23 @@ VIDEO_COLUMNS: tuple[Column, ...] = (
     Column("emscore", "EMScore", "higher", digits=3),
     Column("emscore_references", "EMScore,\nreferences", "higher", digits=3),
 )
-"""Columns of tables on videos: EMScore without and with references, by the judge, in [-1, 1]."""
+"""Columns for videos: EMScore without and with references, by the held-out scorer, in [-1, 1]."""
 
 
 class VideoEvaluator(Evaluator):
-    """Judges captions of videos: as [`Evaluator`], and by EMScore where the judge has features of tokens.
+    """Evaluates captions of videos like [`Evaluator`], and with EMScore if the held-out scorer has token features.
 
     Args:
-        args: Those of [`Evaluator`]: the test split, the judge, the language model.
-        cache_dir: Folder of the feature cache; None for the default one.
-        kwargs: The rest of them.
+        args: Positional arguments of [`Evaluator`].
+        cache_dir: Folder of the feature cache; None for the default.
+        kwargs: Keyword arguments of [`Evaluator`].
     """
 
     def __init__(self, *args: Any, cache_dir: str | None = None, **kwargs: Any) -> None:
         super().__init__(*args, cache_dir=cache_dir, **kwargs)
         number = frames_of(self.dataset)
         if not number:
-            raise ValueError("The data are images. Set num_frames to the frames to look at of each video (8, say).")
+            raise ValueError("The data are images. Set num_frames to the number of frames per video, for example 8.")
         self.frame_features: list[Tensor] | None = None
         self._reference_features: list[Tensor] = []
         if isinstance(self.held_out_scorer, TokenScorer):
@@ -56,7 +56,7 @@ class VideoEvaluator(Evaluator):
         """One row of the table."""
         row = super().row(name, captions, references)
         if self.frame_features is None or not isinstance(self.held_out_scorer, TokenScorer):
-            reason = "the judge has no features of tokens; CLIP models of transformers have"
+            reason = "the held-out scorer has no token features; use a CLIP of transformers or open_clip"
             return row | {c.key: None for c in VIDEO_COLUMNS} | {f"{c.key}_reason": reason for c in VIDEO_COLUMNS}
         tokens = [r.cpu() for r in self.held_out_scorer.token_features(spoken(captions))]
         texts = self._texts(references)
@@ -64,7 +64,7 @@ class VideoEvaluator(Evaluator):
         return row | {"emscore": found["f"], "emscore_references": found["reference_f"]}
 
     def _texts(self, references: list[list[str]] | None) -> list[list[Tensor]]:
-        """Features of the references' tokens."""
+        """Token features of the references."""
         known = iter(self._reference_features)
         every = [[next(known) for _ in texts] for texts in self.references]
         if references is None:

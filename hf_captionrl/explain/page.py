@@ -236,7 +236,7 @@ def write_explanation_picture(
         axes[2].barh(places, pushes, 0.7, color=blue)
         axes[2].axvline(0.0, color="#5d6370", linewidth=0.8)
         axes[2].xaxis.set_major_locator(MaxNLocator(nbins=5))
-        axes[2].set_xlabel("RL: pull at the token's logit")
+        axes[2].set_xlabel("RL: gradient at the token's logit")
         axes[2].set_title(f"advantage {reward.advantage:+.2f}, rank {reward.rank} of {reward.pool_size}", fontsize=9)
     for axis, number in zip(axes[:2], (2, 3), strict=True):
         axis.legend(frameon=False, fontsize=8, ncols=number, loc="lower left", bbox_to_anchor=(-0.02, 1.0), borderpad=0.1, handlelength=1.2, columnspacing=0.9)  # fmt: skip

@@ -1,6 +1,6 @@
 """Publishing: cards, manifest, push.
 
-A card is rendered or refused, a folder is checked before anything is uploaded, and a failed push can be repeated.
+Cards and folders are checked before anything is uploaded, and a failed push can be repeated.
 """
 
 from hf_captionrl.hub.dataset_card import DatasetCardFacts, render_dataset_card, write_dataset_card

@@ -1,4 +1,4 @@
-"""Cards of data sets: bags of similar images (TrueMatch), and boosted captions."""
+"""Cards of data sets: bags of similar images (TrueMatch) and boosted captions."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from huggingface_hub import DatasetCardData
-from huggingface_hub.utils import HFValidationError, validate_repo_id
 
-from hf_captionrl.hub.publish_checks import check_card, check_text
+from hf_captionrl.hub.publish_checks import check_card, check_name, check_text
 from hf_captionrl.hub.templates import render_template
 from hf_captionrl.io import atomic_write_text
 
@@ -22,23 +21,23 @@ Kind = Literal["truematch", "boosted captions"]
 
 @dataclass(frozen=True)
 class DatasetCardFacts:
-    """What the card of a data set states.
+    """Contents of the card of a data set.
 
     Args:
-        dataset_id: Where it will be found: `owner/name`.
-        kind: `truematch` for bags of similar images, `boosted captions` for richer references.
-        file: The file that holds it, relative to the repository.
-        source: Name of the data set whose images these are.
-        source_license: Licence of that data set: images are not part of this one, and keep theirs.
-        description: A sentence or more: what it holds, and for which images.
-        made_with: By name, what it was made with: scorer or language model, settings, seed, versions.
-        columns: What each column holds.
-        sizes: Rows, by name of the split, or bags by their size.
-        license: Licence of what was added here.
-        checked: How it was checked, and what is known to be wrong with it.
-        language: Language code of its captions.
-        has_images: Whether the images are in it, too.
-        revision: Branch, tag or commit that the printed example loads.
+        dataset_id: Name on the Hub, `owner/name`.
+        kind: `truematch` for bags of similar images, `boosted captions` for detailed references.
+        file: Data file, relative to the repository.
+        source: Name of the data set of the images.
+        source_license: Licence of the data set of the images, which are not part of this data set.
+        description: What the data set contains, and for which images, in one or more sentences.
+        made_with: How it was created: scorer or language model, settings, seed, versions, by name.
+        columns: From column names to descriptions.
+        sizes: Number of rows per split, or number of bags per size.
+        license: Licence of the data set.
+        checked: How it was checked, and its known errors.
+        language: Language code of the captions.
+        has_images: Whether the data set contains the images too.
+        revision: Branch, tag or commit in the code example.
     """
 
     dataset_id: str
@@ -63,29 +62,24 @@ class DatasetCardFacts:
                 check_text(entry.name, value)
         for name, table in (("made_with", self.made_with), ("columns", self.columns), ("sizes", self.sizes)):
             if not table:
-                raise ValueError(f"{name} is empty. A card says what a data set holds and how it was made.")
+                raise ValueError(f"{name} is empty. Describe what the data set contains and how it was created.")
             for key, value in table.items():
                 check_text(f"{name}[{key!r}]", str(value) if isinstance(value, str) else f"{key} {value}")
         if self.kind not in get_args(Kind):
-            raise ValueError(f"kind is {self.kind!r}; there are cards for {get_args(Kind)}.")
+            raise ValueError(f"kind is {self.kind!r}. Use one of {get_args(Kind)}.")
         if any(size < 1 for size in self.sizes.values()):
-            raise ValueError(f"sizes is {dict(self.sizes)}; an empty part is not published.")
-        try:
-            validate_repo_id(self.dataset_id)
-        except HFValidationError as error:
-            raise ValueError(
-                f"dataset_id is {self.dataset_id!r}, not a name that the Hub accepts ({error})."
-            ) from error
+            raise ValueError(f"sizes is {dict(self.sizes)}, but must be at least 1. Remove empty parts.")
+        check_name(self.dataset_id, "dataset_id")
 
 
 def render_dataset_card(facts: DatasetCardFacts) -> str:
     """Render the card of a data set.
 
     Args:
-        facts: What it states.
+        facts: Contents of the card.
 
     Returns:
-        `str`: Markdown with metadata in front.
+        `str`: Markdown that begins with metadata.
 
     Raises:
         ValueError: If the card must not be published.
@@ -105,20 +99,20 @@ def render_dataset_card(facts: DatasetCardFacts) -> str:
 
 
 def write_dataset_card(folder: str | os.PathLike[str], facts: DatasetCardFacts) -> Path:
-    """Render the card of a data set and write it as the folder's `README.md`, atomically.
+    """Render the card of a data set and write it to `README.md` in its folder, atomically.
 
     Args:
         folder: Folder of the data set.
-        facts: What the card states.
+        facts: Contents of the card.
 
     Returns:
         `pathlib.Path`: The card.
 
     Raises:
-        FileNotFoundError: If the folder lacks the file that the card names.
+        FileNotFoundError: If the folder lacks the data file of the card.
         ValueError: If the card must not be published; nothing is written.
     """
     folder = Path(folder)
     if not (folder / facts.file).is_file():
-        raise FileNotFoundError(f"{folder} has no {facts.file}, which its card names. Write the data first.")
+        raise FileNotFoundError(f"{folder} has no {facts.file}, the data file in its card. Write the data first.")
     return atomic_write_text(folder / "README.md", render_dataset_card(facts))

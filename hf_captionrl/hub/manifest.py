@@ -1,4 +1,4 @@
-"""The training manifest: with what, on what and how a published model was made, without anything of this machine."""
+"""The training manifest: versions, command, data and configuration of a published model, without local paths."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from hf_captionrl.hub.publish_checks import redact
 from hf_captionrl.io import write_json
 from hf_captionrl.reports.versions import installed_versions, is_secret, plain_config
 
-__all__ = ["MANIFEST_FILE", "public_command", "public_values", "write_manifest"]
+__all__ = ["MANIFEST_FILE", "public_command", "public_values", "public_versions", "write_manifest"]
 
 MANIFEST_FILE = "training_manifest.json"
-"""Its name in a published repository, by which a repository is known as one of ours."""
+"""File name in a published repository; it identifies repositories that this package has pushed."""
 
 _ABSOLUTE = re.compile(r"(?:/|~|[A-Za-z]:[\\/]|\\\\)[^\s]")
 
@@ -24,7 +24,7 @@ def public_values(value: Any) -> Any:
     """A configuration for publication: without secrets, and with names instead of local paths.
 
     Args:
-        value: A dataclass, a mapping, or anything nested of these.
+        value: A dataclass, a mapping, or nested ones.
 
     Returns:
         Dicts, lists, numbers, text and None.
@@ -41,7 +41,7 @@ def _public(value: Any) -> Any:
 
 
 def _public_text(text: str) -> str:
-    """Text without tokens; of a path that leads anywhere on this machine only the last part."""
+    """Text without tokens; a local path is reduced to its last part."""
     if _ABSOLUTE.match(text) or ".." in re.split(r"[\\/]", text):
         text = re.split(r"[\\/]", text.rstrip("\\/"))[-1]
     return redact(text)
@@ -51,13 +51,13 @@ def public_command(argv: Sequence[str]) -> list[str]:
     """A command line for publication.
 
     Args:
-        argv: As in `sys.argv`.
+        argv: The arguments, as in `sys.argv`.
 
     Returns:
-        `list[str]`: Values of options that are secrets are `***`; paths of this machine are names.
+        `list[str]`: The arguments; secrets are replaced by `***`, and local paths by names.
     """
     command: list[str] = []
-    option = ""  # the one that the next part is the value of
+    option = ""  # the option whose value is the next argument
     for part in argv:
         name, equals, value = part.partition("=")
         if option and is_secret(option, part):
@@ -68,6 +68,12 @@ def public_command(argv: Sequence[str]) -> list[str]:
             command.append(_public_text(part))
         option = part if part.startswith("-") and not equals else ""
     return command
+
+
+def public_versions(versions: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Versions, by default the installed ones, without the revision of a private checkout."""
+    versions = installed_versions() if versions is None else versions
+    return {name: version for name, version in versions.items() if name != "git_revision"}
 
 
 def write_manifest(
@@ -82,19 +88,17 @@ def write_manifest(
 
     Args:
         folder: Folder of the checkpoint.
-        command: As in `sys.argv`.
-        seeds: By what they seed.
-        data: Name, configuration, revision, and a fingerprint of each split.
-        config: What the run was told.
+        command: The arguments of the program, as in `sys.argv`.
+        seeds: From what is seeded to the seed.
+        data: Name, configuration and revision of the data, and a fingerprint of each split.
+        config: Configuration of the run.
 
     Returns:
         `pathlib.Path`: The file.
     """
-    # Others cannot use the revision of a private checkout.
-    versions = {name: version for name, version in installed_versions().items() if name != "git_revision"}
     manifest = {
         "made_with": "hf_captionrl",
-        "versions": versions,
+        "versions": public_versions(),
         "command": public_command(command),
         "data": public_values(data),
         "seeds": dict(seeds),

@@ -1,4 +1,4 @@
-"""An adapter merged into its base model, for those who do not have that model."""
+"""Merges an adapter into its base model, for users who do not have the base model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
 
 
 def write_merged(folder: str | Path, target: str | Path, names: Sequence[str]) -> None:
-    """Write a folder with the merged model, whose adapter stands in `adapter/`."""
+    """Write a folder with the merged model, and the adapter in `adapter/`."""
     from hf_captionrl.captioners import load_captioner
 
     folder, target = Path(folder), Path(target)
@@ -26,7 +26,7 @@ def write_merged(folder: str | Path, target: str | Path, names: Sequence[str]) -
     captioner = load_captioner(str(folder))
     captioner.model = captioner.model.merge_and_unload()
     captioner.save_pretrained(target)
-    # The base model was a folder of this machine: only its name is said.
+    # The base model was a local folder: keep only its name.
     path = target / "adapter" / "adapter_config.json"
     config = json.loads(path.read_text(encoding="utf-8"))
     config["base_model_name_or_path"] = Path(config.get("base_model_name_or_path") or "").name

@@ -1,4 +1,4 @@
-"""A metric as a Space: its folder of `evaluate_modules` with a card that names the Space it stands in."""
+"""Publishes a metric as a Space: its folder in `evaluate_modules`, with a card for the Space."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from hf_captionrl.evaluate_modules import MODULES, path
+from hf_captionrl.hub.manifest import public_versions
 from hf_captionrl.hub.publish_checks import check_card
 from hf_captionrl.hub.push import push_folder
 from hf_captionrl.hub.templates import render_template
 from hf_captionrl.io import atomic_write_text
-from hf_captionrl.reports.versions import installed_versions
 
 __all__ = ["push_metric", "render_metric_card", "write_space"]
 
 _OWNER = "ORGANISATION"
-"""What stands for the owner in the modules' own cards."""
+"""Placeholder for the owner in the cards of the modules."""
 
 
 def render_metric_card(name: str, repo_id: str, *, revision: str = "main") -> str:
@@ -27,29 +27,30 @@ def render_metric_card(name: str, repo_id: str, *, revision: str = "main") -> st
 
     Args:
         name: One of `evaluate_modules.MODULES`.
-        repo_id: `owner/name` of the Space; `evaluate` wants the module's own name behind the owner.
-        revision: Branch, tag or commit that the printed example loads.
+        repo_id: `owner/name` of the Space; `evaluate` needs the name of the module after the owner.
+        revision: Branch, tag or commit in the code example.
 
     Returns:
-        `str`: The module's card, with the Space's name, and how to load it at one revision.
+        `str`: The card of the module, with the name of the Space and a code example with a fixed revision.
 
     Raises:
-        ValueError: If there is no such module, the Space is called otherwise, or the card must not be published.
+        ValueError: If there is no such module, the Space has another name, or the card must not be published.
     """
     folder = Path(path(name))
     owner, slash, last = repo_id.partition("/")
     if not (owner and slash) or last != name:
-        raise ValueError(f"The Space is called {repo_id!r}; evaluate.load finds {name}.py only in OWNER/{name}.")
+        raise ValueError(
+            f"repo_id is {repo_id!r}, but evaluate.load finds {name}.py only in OWNER/{name}. Use that name."
+        )
     text = (folder / "README.md").read_text(encoding="utf-8").replace(f"{_OWNER}/", f"{owner}/")
     _, metadata, body = text.split("---\n", 2)
-    versions = {key: value for key, value in installed_versions().items() if key != "git_revision"}
     card = render_template(
         "metric.md",
         metadata=metadata.strip(),
         body=body.strip(),
         repo_id=repo_id,
         revision=revision,
-        versions=versions,
+        versions=public_versions(),
     )
     check_card(card)
     return card
@@ -60,7 +61,7 @@ def write_space(name: str, folder: str | os.PathLike[str], repo_id: str) -> Path
 
     Args:
         name: One of `evaluate_modules.MODULES`.
-        folder: Where to.
+        folder: Output folder.
         repo_id: `owner/name` of the Space.
 
     Returns:
@@ -93,18 +94,18 @@ def push_metric(
         name: One of `evaluate_modules.MODULES`.
         owner: User or organisation.
         private: Whether a new Space is private.
-        token: Of the Hub; by default the one stored by `hf auth login`.
-        overwrite: Push also into a Space that holds other content.
-        sleep: What waits between tries, for tests.
+        token: Access token; by default the one stored by `hf auth login`.
+        overwrite: Also push to a Space that has other content.
+        sleep: Function that waits between attempts, for tests.
 
     Returns:
-        `str`: Address of the commit.
+        `str`: URL of the commit.
 
     Raises:
-        ValueError: As `render_metric_card`, or as `push_folder`.
-        FileExistsError: If the Space holds other content.
-        PermissionError: If the token is missing, wrong, or may not write there.
-        PushError: If the Hub cannot be reached or refuses otherwise.
+        ValueError: As `render_metric_card` or `push_folder`.
+        FileExistsError: If the Space has other content.
+        PermissionError: If the token is missing, invalid, or has no write permission.
+        PushError: If the Hub cannot be reached, or the push fails for another reason.
     """
     if name not in MODULES:
         raise ValueError(f"There is no metric {name!r}. Use one of {sorted(MODULES)}.")

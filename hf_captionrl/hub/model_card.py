@@ -1,15 +1,13 @@
-"""Model cards: rendered from what a run measured, or refused.
+"""Renders model cards from the results of a run.
 
-The template is `hub_cards/model.md`. A card says how to use the model, on what data and by which formula it was
-trained, how it decodes, what was measured with which scorer, and, beside every retrieval number, how much of what it
-says is wrong.
+The template is `hub_cards/model.md`. A card describes how to use the model, its training data and objective, its decoding,
+the results and the scorer that measured them, and with every retrieval number how many statements are hallucinated.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -17,9 +15,9 @@ from typing import Any, Literal, get_args
 
 import yaml
 from huggingface_hub import EvalResult, EvalResultEntry, ModelCardData, eval_result_entries_to_yaml
-from huggingface_hub.utils import HFValidationError, validate_repo_id
 
-from hf_captionrl.hub.publish_checks import check_card, check_text
+from hf_captionrl.hub.manifest import public_versions
+from hf_captionrl.hub.publish_checks import HUB_NAME, check_card, check_name, check_text
 from hf_captionrl.hub.templates import render_template
 from hf_captionrl.io import atomic_write_text, write_json
 from hf_captionrl.reports.table import COLUMNS, check_rows, format_cell, results_markdown
@@ -35,46 +33,44 @@ __all__ = [
 ]
 
 FACTS_FILE = "card.json"
-"""The facts behind a card, kept beside it and never uploaded, so that the card can be written again."""
+"""The contents of a card, saved in its folder so that it can be rendered again; never uploaded."""
 
 EVAL_RESULTS_FILE = ".eval_results/hf_captionrl.yaml"
-"""The results as the Hub collects them for a data set's leaderboard."""
+"""The results in the format of the Hub's leaderboards."""
 
 Objective = Literal["smile", "mle", "self_retrieval", "sle"]
-_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 @dataclass(frozen=True)
 class ModelCardFacts:
-    """What a card states beside the numbers.
+    """Contents of a model card other than the numbers.
 
     Args:
-        model_id: Where the model will be found: `name` or `organisation/name` on the Hub, or a relative folder's name.
-        base_model: The captioner it was finetuned from.
-        family: Captioner family: `blip`, `git`, `encoder_decoder`, or another name that `load_captioner` knows.
+        model_id: Name of the model: `name` or `organisation/name` on the Hub, or the name of a relative folder.
+        base_model: The captioner that was finetuned.
+        family: Captioner family: `blip`, `git`, `encoder_decoder`, or another family that `load_captioner` supports.
         dataset: Name of the training and test data.
-        dataset_description: A sentence or more on the data: size, origin, splits.
+        dataset_description: Size, origin and splits of the data, in one or more sentences.
         objective: `smile`, `self_retrieval`, `sle`, or `mle` for plain maximum likelihood.
         scorer: Signature of the scorer that ranks: model, revision, dtype.
-        scorer_max_text_tokens: Tokens after which the scorer cuts a caption.
-        generation: Arguments of `generate` behind every caption of the table.
+        scorer_max_text_tokens: Number of tokens after which the scorer truncates a caption.
+        generation: Arguments of `generate` for all captions of the table.
         row: Name of this model's row in the results.
-        license: The model's licence, as the Hub writes it; a finetuned model keeps to its base model's.
-        baseline_row: Row that it is compared with in the limitations; None for none.
-        mle_weight: lambda, the share of plain maximum likelihood in [0, 1].
-        reward: What was rewarded, in a sentence, where a reward was.
+        license: Licence identifier of the Hub; a finetuned model must respect the licence of its base model.
+        baseline_row: Row of the model that it is compared with in the limitations; None for none.
+        mle_weight: lambda, the weight of plain maximum likelihood in [0, 1].
+        reward: Description of the reward in one sentence, if there was a reward.
         first_token: Distribution at the first token, `mle` (whole vocabulary) or `smile` (subset).
-        prompt: Text that every caption continues; empty for none. Of a chat model, the question.
-        truncated_fraction: Share of captions that the scorer cut, in [0, 1]; None if not counted.
-        test_split: Split that was measured.
+        prompt: Text before every caption; empty for none. For a chat model, the question.
+        truncated_fraction: Share of captions that the scorer truncated, in [0, 1]; None if not counted.
+        test_split: Split of the results.
         language: Language code of the captions.
-        revision: Branch, tag or commit that the printed examples load; `main` becomes the commit of the weights when
-            they are pushed.
-        tags: Further tags of the Hub.
-        is_adapter: Whether only a LoRA is published, on top of the base model.
-        base_revision: Revision of the base model that an adapter is printed with.
-        dataset_id: The data set's name on the Hub, `owner/name`, where it has one: the results go to its leaderboard.
-        dataset_revision: Commit of it that was measured.
+        revision: Branch, tag or commit in the code examples; a push replaces `main` by the commit of the weights.
+        tags: More tags on the Hub.
+        is_adapter: Whether only a LoRA is published, without the base model.
+        base_revision: Revision of the base model in the code examples of an adapter.
+        dataset_id: Name of the data set on the Hub, `owner/name`, if it has one; its leaderboard gets the results.
+        dataset_revision: Commit of the data set that was used.
     """
 
     model_id: str
@@ -108,67 +104,61 @@ class ModelCardFacts:
             value = getattr(self, entry.name)
             if isinstance(value, str) and not (entry.name in ("prompt", "reward") and not value):
                 check_text(entry.name, value)
-        try:
-            validate_repo_id(self.model_id)
-        except HFValidationError as error:
-            raise ValueError(
-                f"model_id is {self.model_id!r}, not a name that the Hub accepts ({error}). "
-                "Use organisation/name, with letters, digits, '-', '_' and '.'."
-            ) from error
+        check_name(self.model_id, "model_id")
         if self.objective not in get_args(Objective):
-            raise ValueError(f"objective is {self.objective!r}; a card knows the formulas of {get_args(Objective)}.")
+            raise ValueError(f"objective is {self.objective!r}. Use one of {get_args(Objective)}.")
         if self.objective in ("self_retrieval", "sle") and not self.reward:
-            raise ValueError(f"objective is {self.objective!r}, so the card must say what was rewarded. Set reward.")
+            raise ValueError(f"objective is {self.objective!r}, so the card must describe the reward. Set reward.")
         if not 0.0 <= self.mle_weight <= 1.0:
-            raise ValueError(f"mle_weight is {self.mle_weight}; it must lie in [0, 1].")
-        if self.dataset_id is not None and not _HUB_NAME.fullmatch(self.dataset_id):
-            raise ValueError(f"dataset_id is {self.dataset_id!r}; on the Hub a data set is called owner/name.")
+            raise ValueError(f"mle_weight is {self.mle_weight}, but must be in [0, 1]. Use 0 for SMILE alone.")
+        if self.dataset_id is not None and not HUB_NAME.fullmatch(self.dataset_id):
+            raise ValueError(f"dataset_id is {self.dataset_id!r}. Use owner/name, the name on the Hub.")
         if self.family == "chat" and not self.prompt:
-            raise ValueError("A chat model is asked something, and the card must say what. Set prompt.")
+            raise ValueError("The card of a chat model must contain the question. Set prompt.")
 
 
 def read_facts(folder: str | os.PathLike[str]) -> ModelCardFacts:
-    """The facts behind a card.
+    """Read the contents of a card.
 
     Args:
-        folder: Where `write_model_card` wrote it.
+        folder: Folder of `write_model_card`.
 
     Returns:
-        [`ModelCardFacts`]: The facts.
+        [`ModelCardFacts`]: The contents.
 
     Raises:
-        FileNotFoundError: If they are not there.
-        ValueError: If they were changed to what no card may say.
+        FileNotFoundError: If the folder has no `card.json`.
+        ValueError: If the file was changed and is invalid.
     """
     path = Path(folder) / FACTS_FILE
     if not path.is_file():
         raise FileNotFoundError(
-            f"{folder} has no {FACTS_FILE}, the facts behind a card. Write it with write_model_card."
+            f"{folder} has no {FACTS_FILE}, the contents of a card. Write it with write_model_card."
         )
     found = json.loads(path.read_text(encoding="utf-8"))
     unknown = sorted(set(found) - {entry.name for entry in fields(ModelCardFacts)})
     if unknown:
-        raise ValueError(f"{path} holds {unknown[0]!r}, which is no fact of a card. Remove it.")
+        raise ValueError(f"{path} contains {unknown[0]!r}, which is not a field of a card. Remove it.")
     return ModelCardFacts(**{**found, "tags": tuple(found.get("tags", ()))})
 
 
 def _measured(results: Mapping[str, Any], facts: ModelCardFacts) -> tuple[list[Mapping[str, Any]], Mapping[str, Any]]:
-    """All rows, and the model's own, checked."""
+    """All rows and the row of the model, after checks."""
     rows = results.get("rows") or []
     check_rows(rows)
     by_name = {row["name"]: row for row in rows}
     for name in (facts.row, facts.baseline_row):
         if name is not None and name not in by_name:
-            raise ValueError(f"The results have no row {name!r}, only {sorted(by_name)}. Name one of these.")
+            raise ValueError(f"The results have no row {name!r}. Use one of {sorted(by_name)}.")
     row = by_name[facts.row]
     missing = [c.key for c in COLUMNS if row[c.key] is None and not row.get(f"{c.key}_reason")]
     if missing:
         raise ValueError(
             f"{', '.join(missing)} of {facts.row!r} is missing. "
-            "Measure it, or say in <key>_reason why it cannot be measured."
+            "Measure it, or set <key>_reason to the reason why it cannot be measured."
         )
     if row["rd100_recall_at_1"] is None and row["pool_recall_at_1"] is None:
-        raise ValueError(f"{facts.row!r} has no retrieval number. A card without one says nothing about this model.")
+        raise ValueError(f"{facts.row!r} has no retrieval number. Measure rd100_recall_at_1 or pool_recall_at_1.")
     for name, entry in by_name.items():
         for column in COLUMNS:
             if entry.get(f"{column.key}_reason"):
@@ -177,18 +167,18 @@ def _measured(results: Mapping[str, Any], facts: ModelCardFacts) -> tuple[list[M
 
 
 def render_model_card(results: Mapping[str, Any], facts: ModelCardFacts) -> str:
-    """Render a model card from a run's results.
+    """Render a model card from the results of a run.
 
     Args:
-        results: What `write_results` wrote: rows, seed, config, versions.
-        facts: Everything that is not a number.
+        results: Output of `write_results`: rows, seed, config, versions.
+        facts: Contents other than the numbers.
 
     Returns:
-        `str`: Markdown with metadata (a `model-index` with intervals) in front.
+        `str`: Markdown that begins with metadata (a `model-index` with intervals).
 
     Raises:
-        ValueError: If the results are malformed, lack a row or a metric without a reason, hold no retrieval number
-            for this model, or a text must not be published (see `check_card`).
+        ValueError: If the results are malformed, lack a row, a retrieval number or a metric without a reason, or a
+            text must not be published (see `check_card`).
         FileNotFoundError: If the template cannot be found.
     """
     rows, row = _measured(results, facts)
@@ -205,22 +195,22 @@ def render_model_card(results: Mapping[str, Any], facts: ModelCardFacts) -> str:
         retrieval_key="rd100_recall_at_1" if row["rd100_recall_at_1"] is not None else "pool_recall_at_1",
         table=results_markdown(rows, title=""),
         seed=results["seed"],
-        versions={k: v for k, v in results.get("versions", {}).items() if k != "git_revision"},
+        versions=public_versions(results.get("versions", {})),
     )
     check_card(card)
     return card
 
 
 def eval_results_yaml(results: Mapping[str, Any], facts: ModelCardFacts) -> str | None:
-    """The results for a data set's leaderboard, as `.eval_results/*.yaml`.
+    """The results for the leaderboard of a data set, as `.eval_results/*.yaml`.
 
     Args:
-        results: As for `render_model_card`.
-        facts: Everything that is not a number.
+        results: Output of `write_results`.
+        facts: Contents other than the numbers.
 
     Returns:
-        `str`: One entry per metric, its interval in the notes; None where the data set has no name on the Hub, since
-        the Hub refuses such a file.
+        `str`: One entry per metric, with its interval in the notes. None if the data set is not on the Hub, which does
+        not accept such a file.
 
     Raises:
         ValueError: As `render_model_card`.
@@ -249,16 +239,16 @@ def eval_results_yaml(results: Mapping[str, Any], facts: ModelCardFacts) -> str 
 
 
 def write_model_card(folder: str | os.PathLike[str], results: Mapping[str, Any], facts: ModelCardFacts) -> Path:
-    """Render a model card and write it as the folder's `README.md`, atomically, with what it was made of beside it.
+    """Render a model card and write it to `README.md`, atomically, with the files to render it again.
 
     Args:
-        folder: Folder of the checkpoint; made if missing.
-        results: What `write_results` wrote: rows, seed, config, versions.
-        facts: Everything that is not a number.
+        folder: Folder of the checkpoint; created if missing.
+        results: Output of `write_results`: rows, seed, config, versions.
+        facts: Contents other than the numbers.
 
     Returns:
-        `pathlib.Path`: The card. `card.json` keeps the facts, and `.eval_results/` the results where the data set has
-        a name on the Hub.
+        `pathlib.Path`: The card. `card.json` contains `facts`, and `.eval_results/` the results if the data set is on
+        the Hub.
 
     Raises:
         ValueError: If the card must not be published (see `render_model_card`); nothing is written.
@@ -275,7 +265,7 @@ def write_model_card(folder: str | os.PathLike[str], results: Mapping[str, Any],
 
 
 def _metadata(row: Mapping[str, Any], facts: ModelCardFacts) -> str:
-    """The YAML block, as huggingface_hub writes it."""
+    """The YAML block, in the format of huggingface_hub."""
     evaluations = []
     for column in COLUMNS:
         if row[column.key] is None:
@@ -306,7 +296,7 @@ def _metadata(row: Mapping[str, Any], facts: ModelCardFacts) -> str:
         license=facts.license,
         library_name="peft" if facts.is_adapter else "transformers",
         pipeline_tag="image-text-to-text" if facts.family == "chat" else "image-to-text",
-        base_model=facts.base_model if _HUB_NAME.fullmatch(facts.base_model) else None,
+        base_model=facts.base_model if HUB_NAME.fullmatch(facts.base_model) else None,
         tags=["image-captioning", "hf_captionrl", facts.objective, *facts.tags],
         model_name=facts.model_id.rpartition("/")[2],
         eval_results=evaluations,

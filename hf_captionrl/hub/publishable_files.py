@@ -22,13 +22,13 @@ _PUBLISHED = {
     "space": ("*.py", "*.md", "*.txt"),
     "dataset": ("*.parquet", "*.json", "*.jsonl", "*.csv", "*.md", "*.safetensors", "data/*.parquet"),
 }
-"""Patterns of the files that are published. All other files are left out."""
+"""Patterns of the files that are published. All other files are omitted."""
 
 NEVER = (
     *("checkpoint-*", "checkpoint-*/**", "*.bin", "*.pt", "*.pth", "*.pkl", "*.pickle", "*.ckpt", "*.npy", "*.npz"),
     *("push_state.json", "card.json", "trainer_state.json", "*.run.json", "quarantine.jsonl", "journal-*"),
 )
-"""Files that are never published: pickles, which run code when they are opened, and the state of a Trainer."""
+"""Files that are never published: pickles, which can execute code when they are opened, and the state of a Trainer."""
 
 PROCESSORS = ("processor_config.json", "preprocessor_config.json")
 """Files of an image processor."""
@@ -42,8 +42,8 @@ class Contents:
     """Files of a folder, relative to it, with `/`.
 
     Args:
-        published: What is uploaded.
-        left_out: What is not.
+        published: Files that are uploaded.
+        left_out: Files that are not uploaded.
     """
 
     published: Sequence[str]
@@ -66,27 +66,27 @@ def folder_contents(
     """Select and check the files of a folder before anything is uploaded.
 
     Args:
-        folder: What is to be published.
+        folder: Folder to publish.
         repo_type: `model`, `dataset` or `space`.
-        token: The token that is about to be used.
-        gallery: Whether HTML pages of a model, such as `gallery.html`, are published: they hold pictures of the test images.
-            None: only where the manifest says that these are public.
+        token: The token used for the push.
+        gallery: Whether to publish HTML pages of a model, such as `gallery.html`, which contain the test images. By
+            default only if these are public according to the manifest.
 
     Returns:
-        [`Contents`]: What is published and what is left out.
+        [`Contents`]: The published files and the others.
 
     Raises:
         FileNotFoundError: If card, weights, processor or manifest are missing.
-        ValueError: If a file leads out of the folder, holds a token, or the card must not be published.
+        ValueError: If a file is a link out of the folder or contains a token, or the card must not be published.
     """
     folder = Path(folder)
     if not folder.is_dir():
-        raise FileNotFoundError(f"There is no folder {str(folder)!r}. Name the one with the finished model.")
+        raise FileNotFoundError(f"There is no folder {str(folder)!r}. Use the folder of a finished model.")
     published: list[str] = []
     left_out: list[str] = []
     shows_images = _has_public_images(folder) if gallery is None else gallery
     for name in _files(folder):
-        # fnmatch lets * run over a slash, which only the patterns with a folder in front may do.
+        # fnmatch lets * match a slash, so compare only patterns with the same number of slashes.
         kinds = [kind for kind in _PUBLISHED[repo_type] if kind.count("/") == name.count("/")]
         allowed = any(fnmatch(name, kind) for kind in kinds) and not any(
             fnmatch(name, never) or fnmatch(name.rpartition("/")[2], never) for never in NEVER
@@ -98,7 +98,7 @@ def folder_contents(
         path = folder / name
         if not path.resolve().is_relative_to(folder.resolve()):
             raise ValueError(
-                f"{name} in {folder} is a link to a place outside the folder. Put the file itself there, or remove the link."
+                f"{name} in {folder} is a link to a place outside the folder. Replace it with the file, or remove it."
             )
         if path.suffix not in _BINARY and path.stat().st_size < _MAX_SCANNED:
             check_secret(name, path.read_text(encoding="utf-8", errors="replace"), token)
@@ -109,7 +109,7 @@ def folder_contents(
 
 
 def _has_public_images(folder: Path) -> bool:
-    """Whether the manifest says that the images of the run are public."""
+    """Whether the images of the run are public according to the manifest."""
     try:
         manifest = json.loads((folder / MANIFEST_FILE).read_text(encoding="utf-8"))
         return manifest["data"]["public_images"] is True
@@ -118,7 +118,7 @@ def _has_public_images(folder: Path) -> bool:
 
 
 def _check_image_paths(name: str, path: Path) -> None:
-    """Refuse a table that refers to images by local paths."""
+    """Raise if a table refers to images by local paths."""
     import pyarrow.parquet
 
     with pyarrow.parquet.ParquetFile(path) as file:
@@ -129,48 +129,46 @@ def _check_image_paths(name: str, path: Path) -> None:
                 found = next((v["path"] for v in values if v and v.get("path") and os.path.isabs(v["path"])), None)
                 if found:
                     raise ValueError(
-                        f"{name} names images by their places on this machine, such as {os.path.basename(found)!r}, where nobody "
-                        "else finds them. Write it with the images in it, or without them (`captionrl boost ... --merge "
-                        "--embed_images`, or --no_images)."
+                        f"{name} refers to images by local paths, such as {os.path.basename(found)!r}, which others cannot "
+                        "access. Embed the images, or omit them (`captionrl boost ... --merge --embed_images`, or "
+                        "--no_images)."
                     )
 
 
 def _check_complete(folder: Path, repo_type: str, published: Sequence[str]) -> None:
     if "README.md" not in published:
-        raise FileNotFoundError(
-            f"{folder} has no README.md, so it is not complete. Write its card first: captionrl card {folder}"
-        )
+        raise FileNotFoundError(f"{folder} has no README.md. Write the card first: captionrl card {folder}")
     metadata = check_card((folder / "README.md").read_text(encoding="utf-8"))
     if repo_type == "model":
         if not any(fnmatch(name, "*.safetensors") for name in published):
             raise FileNotFoundError(
-                f"{folder} has no *.safetensors, so it is not complete, and weights in other formats are not uploaded: "
-                "a pickle runs code where it is opened. Save with save_pretrained."
+                f"{folder} has no *.safetensors. Other formats are not uploaded, because pickles can execute code when "
+                "they are opened. Save with save_pretrained."
             )
         for parts, what in ((PROCESSORS, "image processor"), (_TOKENIZERS, "tokenizer")):
             if parts is PROCESSORS and metadata.get("pipeline_tag") == "text-generation":
-                continue  # it reads text alone
+                continue  # it only reads text
             if not any(part in published for part in parts):
                 raise FileNotFoundError(
-                    f"{folder} has no {what} ({', '.join(parts)}), so nobody could use its model. "
+                    f"{folder} has no {what} ({', '.join(parts)}), so the model cannot be used. "
                     "Save it with captioner.save_pretrained."
                 )
         if MANIFEST_FILE not in published:
             raise FileNotFoundError(
-                f"{folder} has no {MANIFEST_FILE}, which says how the model was made. Write it with hf_captionrl.hub.write_manifest, "
-                f"or both card and manifest: captionrl card {folder}"
+                f"{folder} has no {MANIFEST_FILE}, which describes the training. Write it with "
+                f"hf_captionrl.hub.write_manifest, or write card and manifest: captionrl card {folder}"
             )
-    # A model that was never measured has a card that says so, and no results.
+    # The card of a model that was not measured says so, and has no results.
     is_measured = "model-index" in metadata or "results.json" in published
     if repo_type == "model" and is_measured and not _metrics(metadata):
         raise ValueError(
-            f"The card in {folder} has no retrieval number in its model-index, so it says nothing about the model. Write it "
-            "from results.json with `captionrl card`."
+            f"The card in {folder} has no retrieval number in its model-index. Write it from results.json with `captionrl "
+            "card`."
         )
 
 
 def _metrics(metadata: object) -> list[str]:
-    """Retrieval metrics with a number in a card's `model-index`."""
+    """Retrieval metrics with a number in the `model-index` of a card."""
     found = []
     index = metadata.get("model-index") if isinstance(metadata, dict) else None
     for model in index or []:
@@ -182,13 +180,13 @@ def _metrics(metadata: object) -> list[str]:
 
 
 def local_base_model(folder: str | os.PathLike[str]) -> str | None:
-    """The local folder of the base model of an adapter, which others cannot load.
+    """The base model of an adapter if it is a local folder, which others cannot load.
 
     Args:
         folder: Folder of a checkpoint.
 
     Returns:
-        `str`: The base model's folder; None where there is no adapter, or its base model is on the Hub.
+        `str`: The folder; None if there is no adapter, or its base model is on the Hub.
     """
     path = Path(folder) / "adapter_config.json"
     if not path.is_file():

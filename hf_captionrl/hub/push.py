@@ -1,4 +1,4 @@
-"""Uploads a folder to the Hub: checks first, retries with growing waits, and can be repeated."""
+"""Uploads a folder to the Hub, after checks and with retries. A failed push can be repeated."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from typing import Any
 
 from hf_captionrl.hub.manifest import MANIFEST_FILE
 from hf_captionrl.hub.merge import write_merged
+from hf_captionrl.hub.publish_checks import check_name
 from hf_captionrl.hub.publishable_files import NEVER, Contents, folder_contents, local_base_model
 from hf_captionrl.hub.push_errors import PushError, explain, is_transient
 from hf_captionrl.io import atomic_write_text, write_json
@@ -22,11 +23,11 @@ from hf_captionrl.io import atomic_write_text, write_json
 __all__ = ["STATE_FILE", "check_name", "pin_examples", "push_folder", "read_push_state"]
 
 STATE_FILE = "push_state.json"
-"""State and destination of the last push; kept beside the model, never uploaded."""
+"""State and destination of the last push; saved in the folder of the model, never uploaded."""
 
 _LONGEST_WAIT_S = 60.0
 _STALE = ("*.safetensors", "*.safetensors.index.json", "adapter_config.json", "adapter/*")
-"""Weights that an earlier push left and this one does not bring would be loaded together with it."""
+"""Files of an earlier push that are deleted, because they would be loaded together with the new weights."""
 
 
 def push_folder(
@@ -47,39 +48,39 @@ def push_folder(
     sleep: Callable[[float], object] = time.sleep,
     again: str | None = None,
 ) -> str:
-    """Upload a finished folder with its card; the model files are not changed.
+    """Upload a finished folder with its card. The model files are not modified.
 
-    Files go up as one commit, and a second one prints the first's id as `revision` into the card's examples. In the
-    folder only the card (for that) and `push_state.json` are written.
+    All files are in one commit. A second commit writes the id of the first one as `revision` into the code examples of the
+    card. In the folder, only the card and `push_state.json` are written.
 
     Args:
-        folder: With weights in safetensors, processor, card and manifest; or a Space, or a data set.
-        repo_id: `owner/name`, or `name` for the token's owner; created if missing.
+        folder: Folder with weights in safetensors, processor, card and manifest; or a Space, or a data set.
+        repo_id: `owner/name`, or `name` for the owner of the token; created if missing.
         repo_type: `model`, `space` or `dataset`.
-        private: Whether a new repository is private. One that exists stays what it is.
-        token: Of the Hub; by default the one stored by `hf auth login`.
-        revision: Branch to push to, made if missing; by default `main`.
+        private: Whether a new repository is private; existing ones are not changed.
+        token: Access token; by default the one stored by `hf auth login`.
+        revision: Branch to push to, created if missing; by default `main`.
         commit_message: Message of the commit.
-        merged: Upload an adapter merged into its base model, with the adapter alone in `adapter/`. By default where the
+        merged: Upload an adapter merged into its base model, with the adapter in `adapter/`. By default only if the
             base model is a local folder, which others cannot load.
-        overwrite: Push also into a repository that holds other content.
-        marker: File by which a repository is known as one of ours; by default that of its type.
-        gallery: Whether the HTML pages of a model are uploaded, which hold pictures of the test images. None: only where the
-            manifest says that these are public.
-        attempts: Tries in all.
-        first_wait_s: Seconds before the second try; each further wait is twice as long, at most a minute.
-        sleep: What waits, for tests.
-        again: What to do after a failure, in a sentence; by default to push the folder again.
+        overwrite: Also push to a repository that has other content.
+        marker: File that identifies repositories of this package; by default that of the repository type.
+        gallery: Whether to upload the HTML pages of a model, which contain the test images. By default only if these
+            are public according to the manifest.
+        attempts: Maximum number of attempts.
+        first_wait_s: Seconds before the second attempt; each further wait is twice as long, at most a minute.
+        sleep: Function that waits, for tests.
+        again: Remedy after a failure, in one sentence; by default to push the folder again.
 
     Returns:
-        `str`: Address of the commit.
+        `str`: URL of the commit.
 
     Raises:
         FileNotFoundError: If the folder is not complete.
-        ValueError: If the name is not valid, or something in the folder must not be published.
-        FileExistsError: If the repository holds other content.
-        PermissionError: If the token is missing, wrong, or may not write there.
-        PushError: If the Hub cannot be reached or refuses otherwise.
+        ValueError: If the name is invalid, or something in the folder must not be published.
+        FileExistsError: If the repository has other content.
+        PermissionError: If the token is missing, invalid, or has no write permission.
+        PushError: If the Hub cannot be reached, or the push fails for another reason.
     """
     from huggingface_hub import get_token
 
@@ -90,7 +91,7 @@ def push_folder(
     contents = folder_contents(folder, repo_type, token=sent, gallery=gallery)
     state = {"repo_id": repo_id, "repo_type": repo_type, "private": private, "revision": revision}
     state |= {"commit_message": commit_message, "merged": merged, "marker": marker, "gallery": gallery}
-    _remember(folder, {**state, "state": "started"})
+    _save_state(folder, {**state, "state": "started"})
     merge = repo_type == "model" and (local_base_model(folder) is not None if merged is None else merged)
     try:
         with contextlib.ExitStack() as stack:
@@ -110,22 +111,22 @@ def push_folder(
                     sleep(min(first_wait_s * 2 ** (attempt - 1), _LONGEST_WAIT_S))
     except BaseException as error:
         reason = explain(error, repo_id, has_token=bool(sent)) if isinstance(error, Exception) else "interrupted"
-        _remember(folder, {**state, "state": "failed", "reason": reason})
+        _save_state(folder, {**state, "state": "failed", "reason": reason})
         if not isinstance(error, Exception) or isinstance(error, FileExistsError):
             raise
         again = again or (
-            f"Nothing is lost: all is still in {folder}. Repeat with `captionrl push {folder}` or "
+            f"Nothing is lost: all files are still in {folder}. Repeat with `captionrl push {folder}` or "
             f"hf_captionrl.hub.push_folder({str(folder)!r}, {repo_id!r})."
         )
-        kind = PermissionError if reason.startswith(("The Hub wants", "The Hub does not", "The token")) else PushError
-        # Without the client's own error: its text may quote headers, and headers hold the token.
+        kind = PermissionError if reason.startswith(("The Hub needs", "The Hub does not", "The token")) else PushError
+        # Without the client's error, whose text may contain headers with the token.
         raise kind(f"Pushing to {repo_id!r} failed: {reason} {again}") from None
-    _remember(folder, {**state, "repo_id": upload.repo_id, "state": "pushed", "commit": address})
+    _save_state(folder, {**state, "repo_id": upload.repo_id, "state": "pushed", "commit": address})
     return address
 
 
 class _Upload:
-    """One push, which can be run again: files that have arrived are not sent twice."""
+    """A push that can be repeated; uploaded files are not sent again."""
 
     def __init__(
         self,
@@ -171,41 +172,41 @@ class _Upload:
         )
         card = (self.source / "README.md").read_text(encoding="utf-8")
         oid = getattr(commit, "oid", None)
-        # Where nothing has changed, what is pinned stays pinned.
+        # Without changes, keep the pinned revision.
         pinned = pin_examples(card, self.repo_id, oid, again=oid != before.sha)
         if pinned == card:
             return str(commit)
         second = self.api.upload_file(
             path_or_fileobj=pinned.encode(), path_in_repo="README.md", commit_message="Pin the examples", **where
         )
-        # Only now: should it fail, a repeated push finds the card as it was and pins it then.
+        # Last, so that after a failure a repeated push finds the original card and pins it.
         with contextlib.suppress(OSError):
             atomic_write_text(self.folder / "README.md", pinned)
         return str(second)
 
     def _check_others(self, info: Any) -> None:
-        """Refuse a repository with files that were not pushed by this package."""
+        """Raise if the repository has files that were not pushed by this package."""
         default = {"model": MANIFEST_FILE, "dataset": "README.md"}.get(self.state["repo_type"])
         marker = self.state["marker"] or default
         files = {file.rfilename for file in info.siblings or []} - {".gitattributes"}
         if files and marker not in files and not self.overwrite:
             raise FileExistsError(
-                f"{self.repo_id!r} exists and holds other content ({', '.join(sorted(files)[:3])}). Choose another name, or "
-                "say that it may be overwritten (`captionrl push --overwrite`). Nothing was sent."
+                f"{self.repo_id!r} exists and has other content ({', '.join(sorted(files)[:3])}). Use another name, or "
+                "allow overwriting (`captionrl push --overwrite`). Nothing was sent."
             )
 
 
 def pin_examples(card: str, repo_id: str, commit: str | None, *, again: bool = False) -> str:
-    """Make a card's printed code load this very repository at this very commit.
+    """Make the code examples of a card load the repository at a fixed commit.
 
     Args:
-        card: Markdown. Its code may say `revision="main"` and the repository's name without its owner.
+        card: Markdown. Its code may contain `revision="main"` and the name of the repository without the owner.
         repo_id: `owner/name`.
-        commit: The commit that holds the weights; None to leave revisions as they are.
-        again: Also in place of another commit, which an earlier push pinned.
+        commit: The commit of the weights; None to keep the revisions.
+        again: Also replace a commit that was pinned by an earlier push.
 
     Returns:
-        `str`: The card, its code blocks changed.
+        `str`: The card with changed code blocks.
     """
 
     def pin(block: re.Match[str]) -> str:
@@ -223,31 +224,20 @@ def read_push_state(folder: str | os.PathLike[str]) -> dict[str, Any]:
         folder: The folder.
 
     Returns:
-        `dict`: `state` (`started`, `failed` or `pushed`), where it went, and the reason of a failure; empty without.
+        `dict`: `state` (`started`, `failed` or `pushed`), the destination, and the reason of a failure; empty if there
+        was no push.
     """
     path = Path(folder) / STATE_FILE
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
 
-def _remember(folder: Path, state: Mapping[str, Any]) -> None:
-    # A full disk or a folder that cannot be written must not stand in the way of what saves the model elsewhere.
+def _save_state(folder: Path, state: Mapping[str, Any]) -> None:
+    # A full disk or a read-only folder must not prevent the push.
     with contextlib.suppress(OSError):
         write_json(folder / STATE_FILE, state)
 
 
-def check_name(repo_id: str) -> None:
-    """Refuse a name of a repository that the Hub does not accept."""
-    from huggingface_hub.utils import HFValidationError, validate_repo_id
-
-    try:
-        validate_repo_id(repo_id)
-    except HFValidationError as error:
-        raise ValueError(
-            f"{repo_id!r} is not a name that the Hub accepts ({error}). Use owner/name, with letters, digits, '-', '_', '.'."
-        ) from None
-
-
 def _check_token(token: str | None) -> None:
     if token is not None and not (token.isascii() and token.isprintable() and token and " " not in token):
-        # In a header it would fail with a message that quotes it.
-        raise ValueError("The token holds a blank, a line break or another character that no token has. Copy it anew.")
+        # In a header, such a token would fail with a message that contains it.
+        raise ValueError("The token contains a space, a line break or another invalid character. Copy it again.")

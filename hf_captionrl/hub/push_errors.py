@@ -40,18 +40,18 @@ def is_transient(error: BaseException) -> bool:
 
 
 def explain(error: BaseException, repo_id: str, *, has_token: bool) -> str:
-    """Explanation of the error, and the remedy."""
+    """Explanation of an error, with the remedy."""
     status = _status(error)
     if any(type(link).__name__ == "OfflineModeIsEnabled" for link in error_chain(error)):
         return "HF_HUB_OFFLINE is set, so nothing is sent. Unset it."
     if status == 401:
         if not has_token:
-            return "The Hub wants a token, and there is none. Log in with `hf auth login`, or set HF_TOKEN."
-        return "The Hub does not accept the token (401). Make a new one and log in with `hf auth login`."
+            return "The Hub needs a token, but there is none. Log in with `hf auth login`, or set HF_TOKEN."
+        return "The Hub does not accept the token (401). Create a new one and log in with `hf auth login`."
     if status == 403:
-        return f"The token may not write to {repo_id!r} (403). Use one with write permission for that name."
+        return f"The token may not write to {repo_id!r} (403). Use a token with write permission for it."
     if status == 404:
-        return f"The Hub has no {repo_id!r}, or hides it from this token (404). Check name and token."
+        return f"{repo_id!r} does not exist on the Hub, or this token has no access to it (404). Check name and token."
     if status is not None and status != 200:
         return f"The Hub answered {status}."
     last = list(error_chain(error))[-1]

@@ -1,4 +1,4 @@
-"""Cards of models without results, such as those of a trainer's `save_model`, and their push."""
+"""Cards of models without results, such as those saved by a trainer's `save_model`, and their push."""
 
 from __future__ import annotations
 
@@ -11,21 +11,17 @@ from typing import Any
 
 from huggingface_hub import ModelCardData
 
-from hf_captionrl.hub.manifest import MANIFEST_FILE, write_manifest
-from hf_captionrl.hub.publish_checks import check_card, check_text
+from hf_captionrl.hub.manifest import MANIFEST_FILE, public_versions, write_manifest
+from hf_captionrl.hub.publish_checks import HUB_NAME, check_card, check_text
 from hf_captionrl.hub.publishable_files import PROCESSORS, local_base_model
 from hf_captionrl.hub.push import push_folder
 from hf_captionrl.hub.templates import render_template
 from hf_captionrl.io import atomic_write_text
-from hf_captionrl.reports.versions import installed_versions
 
-__all__ = ["HUB_NAME", "push_captioner", "push_trained", "write_trained_card", "write_unmeasured_card"]
-
-HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
-"""`owner/name`."""
+__all__ = ["push_captioner", "push_trained", "write_trained_card", "write_unmeasured_card"]
 
 _GENERATED = ("[More Information Needed]", "generated automatically according to the information the Trainer")
-"""Text of the cards that peft and transformers write beside a model; these cards state nothing and are replaced."""
+"""Text in the cards that peft and transformers generate, which have no content and are replaced."""
 
 
 def write_unmeasured_card(
@@ -39,19 +35,19 @@ def write_unmeasured_card(
     dataset_description: str | None = None,
     language: str | None = None,
 ) -> Path:
-    """Write the card of a saved captioner without results; the card says that nothing was measured.
+    """Write the card of a saved captioner without results. The card says that nothing was measured.
 
-    The manifest, which every published model has, is written too if it is missing.
+    Also writes the manifest, which every published model has, if it is missing.
 
     Args:
-        folder: Of a captioner, as `trainer.save_model()` or `captioner.save_pretrained` wrote it.
-        model_id: `name` or `owner/name`; None for the folder's name.
-        base_model: The model that was finetuned; None for the base model of the adapter, if there is one.
-        license: As the Hub writes it; None for `other`.
-        dataset: Name of the training data; None to leave it out.
+        folder: Folder of a captioner, from `trainer.save_model()` or `captioner.save_pretrained`.
+        model_id: `name` or `owner/name`; by default the name of the folder.
+        base_model: The model that was finetuned; by default the base model of the adapter, if there is one.
+        license: Licence identifier of the Hub; by default `other`.
+        dataset: Name of the training data; None to omit it.
         dataset_id: Name of the training data on the Hub, `owner/name`.
-        dataset_description: A sentence about the data.
-        language: Language code of the captions; None to leave it out.
+        dataset_description: One sentence about the data.
+        language: Language code of the captions; None to omit it.
 
     Returns:
         `pathlib.Path`: The card.
@@ -63,7 +59,7 @@ def write_unmeasured_card(
     folder = Path(folder)
     settings = _captioner_settings(folder)
     is_adapter, named = _base_model_of_adapter(folder)
-    # The push merges an adapter into a base model that exists on this machine only.
+    # A push merges an adapter into a local base model.
     is_adapter = is_adapter and local_base_model(folder) is None
     name = model_id or re.sub(r"[^A-Za-z0-9._-]+", "-", folder.resolve().name).strip("-.") or "captioner"
     return _write_card(
@@ -79,12 +75,12 @@ def write_unmeasured_card(
 
 
 def write_trained_card(folder: str | os.PathLike[str], *, model_id: str, **facts: Any) -> Path:
-    """Write the card of a trainer's output folder, unless the folder has a card that someone wrote.
+    """Write the card of a trainer's output folder, unless the folder already has a card written by a user.
 
     Args:
-        folder: As `trainer.save_model()` wrote it; of a captioner, or of a chat model that TRL trained.
+        folder: Output of `trainer.save_model()`: a captioner, or a chat model trained with TRL.
         model_id: `name` or `owner/name`.
-        facts: `base_model`, `license`, `dataset`, `dataset_id` and `language`, as for [`write_unmeasured_card`].
+        facts: `base_model`, `license`, `dataset`, `dataset_id` and `language`, see [`write_unmeasured_card`].
 
     Returns:
         `pathlib.Path`: The card.
@@ -105,8 +101,8 @@ def write_trained_card(folder: str | os.PathLike[str], *, model_id: str, **facts
     texts = {**dict.fromkeys(names), "model_id": model_id, **facts}
     if texts["base_model"] is None:
         texts["base_model"] = named
-    sees = any((folder / name).is_file() for name in PROCESSORS)
-    task = "image-text-to-text" if sees else "text-generation"
+    has_images = any((folder / name).is_file() for name in PROCESSORS)
+    task = "image-text-to-text" if has_images else "text-generation"
     return _write_card(folder, texts=texts, is_adapter=is_adapter, task=task, tags=["hf_captionrl"])
 
 
@@ -120,7 +116,7 @@ def _write_card(
     family: str = "",
     prompt: str = "",
 ) -> Path:
-    """Check the texts that users give, and write the card and a missing manifest."""
+    """Check the texts from users, and write the card and a missing manifest."""
     for field, value in texts.items():
         if value is not None:
             check_text("dataset_description" if field == "description" else field, value)
@@ -137,7 +133,6 @@ def _write_card(
         tags=tags,
         **relation,
     )
-    versions = {key: value for key, value in installed_versions().items() if key != "git_revision"}
     card = render_template(
         "model_unmeasured.md",
         **{**texts, "license": license_name},
@@ -146,7 +141,7 @@ def _write_card(
         task=task,
         family=family,
         prompt=prompt,
-        versions=versions,
+        versions=public_versions(),
     )
     check_card(card)
     _write_missing_manifest(folder)
@@ -159,7 +154,7 @@ def _write_missing_manifest(folder: Path) -> None:
 
 
 def _base_model_of_adapter(folder: Path) -> tuple[bool, str | None]:
-    """Whether a folder contains an adapter, and its base model: of a local folder the last part of the path."""
+    """Whether a folder contains an adapter, and its base model (for a local folder, the last part of the path)."""
     path = folder / "adapter_config.json"
     if not path.is_file():
         return False, None
@@ -197,10 +192,10 @@ def push_captioner(captioner: Any, repo_id: str, **settings: Any) -> str:
     Args:
         captioner ([`Captioner`]): The captioner.
         repo_id: `owner/name`; created if missing.
-        settings: `private`, `token` and `overwrite`, as for [`push_folder`].
+        settings: `private`, `token` and `overwrite`, see [`push_folder`].
 
     Returns:
-        `str`: Address of the commit.
+        `str`: URL of the commit.
 
     Raises:
         ValueError: As [`push_folder`].
@@ -218,12 +213,12 @@ def push_trained(folder: str | os.PathLike[str], repo_id: str, **settings: Any) 
     """Push the output folder of a trainer, with the checks of every push.
 
     Args:
-        folder: With the saved model and its card.
-        repo_id: As for [`push_folder`].
-        settings: `private`, `token`, `revision`, `commit_message` and `overwrite`, as for [`push_folder`].
+        folder: Folder with the saved model and its card.
+        repo_id: See [`push_folder`].
+        settings: `private`, `token`, `revision`, `commit_message` and `overwrite`, see [`push_folder`].
 
     Returns:
-        `str`: Address of the commit.
+        `str`: URL of the commit.
 
     Raises:
         FileNotFoundError: As [`push_folder`].
@@ -232,5 +227,5 @@ def push_trained(folder: str | os.PathLike[str], repo_id: str, **settings: Any) 
         PermissionError: As [`push_folder`].
         PushError: As [`push_folder`].
     """
-    # Merging loads a captioner, which models of TRL's trainers are not.
+    # Merging loads a captioner; models of TRL's trainers are not captioners.
     return push_folder(folder, repo_id, merged=None if _is_captioner(Path(folder)) else False, **settings)

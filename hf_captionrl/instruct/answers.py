@@ -1,4 +1,4 @@
-"""Answers of several language models to the same questions: who judges them, the table, and the file they are kept in."""
+"""Answers of several language models to the same questions: the judge, the table and the file of answers."""
 
 from __future__ import annotations
 
@@ -28,20 +28,21 @@ ANSWER_COLUMNS: tuple[Column, ...] = (
     *(Column(name, f"{title}\n", "higher") for name, title in CATEGORIES.items()),
     Column("overall", "Overall\n", "higher"),
 )
-"""Columns of Table 7; scores are shares of the reference answers' scores."""
+"""Columns of Table 7; scores are divided by those of the reference answers."""
 
 
 @dataclass
 class JudgeArguments:
-    """Which questions are answered, and who judges the answers."""
+    """The questions, and the judge of the answers."""
 
     questions: str | None = field(
-        default=None, metadata={"help": "Vicuna's question.jsonl, or a file like it. None: the questions that ship."}
+        default=None,
+        metadata={"help": "File in the format of Vicuna's question.jsonl. None: the questions of this package."},
     )
     reference_answers: str | None = field(
         default=None, metadata={"help": "JSON Lines with question_id and text, for questions without a reference."}
     )
-    answer_max_new_tokens: int = field(default=512, metadata={"help": "Longest answer in tokens."})
+    answer_max_new_tokens: int = field(default=512, metadata={"help": "Maximum length of an answer in tokens."})
     judge: str = field(
         default="none",
         metadata={"help": "'none', 'endpoint' (OpenAI-compatible), 'model' (of transformers) or 'file' (of ratings)."},
@@ -52,11 +53,11 @@ class JudgeArguments:
     judge_model: str | None = field(default=None, metadata={"help": "Name at the endpoint, or folder or Hub name."})
     judge_key_variable: str = field(
         default="JUDGE_API_KEY",
-        metadata={"help": "Environment variable that holds the endpoint's key, if it wants one."},
+        metadata={"help": "Environment variable with the endpoint's key, if it needs one."},
     )
     judge_ratings: str | None = field(default=None, metadata={"help": "JSON Lines of ratings for 'file'."})
     answers: str | None = field(
-        default=None, metadata={"help": "answers.jsonl of an earlier run: nothing is trained, only judged."}
+        default=None, metadata={"help": "answers.jsonl of an earlier run, to judge its answers without training."}
     )
 
     def __post_init__(self) -> None:
@@ -88,7 +89,7 @@ def answer_row(
     """One row of the table."""
     row: dict[str, Any] = {"name": name, **answer_statistics(answers)}
     row |= dict.fromkeys((*CATEGORIES, "overall"))
-    reason = "no judge was asked"
+    reason = "no judge was set"
     if judge is not None:
         try:
             found = judge.rate(name, questions, answers)
@@ -108,7 +109,7 @@ def answer_row(
 
 
 def write_answers(path: Path, questions: Sequence[Question], answers: Mapping[str, Sequence[str]]) -> None:
-    """Keep the answers, so that they can be judged again, or by people."""
+    """Store the answers, so that they can be judged again."""
     rows = [
         {"model": name, "question_id": q.question_id, "category": q.category, "question": q.text, "answer": text}
         for name, texts in answers.items()
@@ -118,7 +119,7 @@ def write_answers(path: Path, questions: Sequence[Question], answers: Mapping[st
 
 
 def read_answers(path: str, questions: Sequence[Question]) -> dict[str, list[str]]:
-    """Answers of an earlier run."""
+    """Answers of an earlier run, by model."""
     found: dict[str, dict[str, str]] = {}
     for _, row in read_jsonl(path):
         found.setdefault(row["model"], {})[str(row["question_id"])] = row["answer"]
@@ -126,6 +127,7 @@ def read_answers(path: str, questions: Sequence[Question]) -> dict[str, list[str
         missing = [q.question_id for q in questions if q.question_id not in texts]
         if missing:
             raise ValueError(
-                f"{Path(path).name} has no answer of {name!r} to question {missing[0]!r}. Same --questions?"
+                f"{Path(path).name} has no answer of {name!r} to question {missing[0]!r}. Use the same --questions as "
+                "that run."
             )
     return {name: [texts[q.question_id] for q in questions] for name, texts in found.items()}

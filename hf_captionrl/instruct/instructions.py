@@ -22,7 +22,7 @@ _FILES = {".json", ".jsonl", ".ndjson", ".parquet"}
 
 
 def format_prompt(instruction: str, input: str = "") -> str:
-    """What an answer continues; it ends in a line break, at which no tokenizer merges prompt and answer."""
+    """The prompt that the answer continues. It ends in a line break, where no tokenizer merges prompt and answer."""
     middle = f"Input: {input.strip()}\n" if input.strip() else ""
     return f"Instruction: {instruction.strip()}\n{middle}Answer:\n"
 
@@ -35,11 +35,13 @@ def _read_file(path: Path) -> datasets.Dataset:
         try:
             rows = json.loads(text)
         except ValueError as error:
-            raise ValueError(f"{path.name} is no JSON ({error}). Use a list of objects, or JSON Lines.") from None
+            raise ValueError(f"{path.name} is not JSON ({error}). Use a list of objects, or JSON Lines.") from None
     else:
         rows = [row for _, row in read_jsonl(path)]
     if not all(isinstance(row, dict) for row in rows):
-        raise ValueError(f"{path.name} holds something else than objects. Use instruction, input and output.")
+        raise ValueError(
+            f"{path.name} contains items that are not objects. Use objects with instruction, input and output."
+        )
     return datasets.Dataset.from_list(rows)
 
 

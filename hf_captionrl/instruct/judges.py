@@ -1,4 +1,4 @@
-"""Who rates answers beside reference answers: an OpenAI-compatible endpoint, a local model, or a file of ratings."""
+"""Judges of answers: an OpenAI-compatible endpoint, a local model, or a file of ratings."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from hf_captionrl.language_models.prompt import Prompt
 __all__ = ["EndpointJudge", "FileJudge", "Judge", "JudgeError", "LocalJudge", "Ratings", "judge_prompt", "rate_pairs"]
 
 NO_ANSWER = "(no answer)"
-"""What the judge is shown in place of an empty answer."""
+"""Text that replaces an empty answer."""
 
 
 class JudgeError(RuntimeError):
-    """A judge cannot be asked, or not understood."""
+    """A judge cannot be reached, or its reply cannot be read."""
 
 
 @contextlib.contextmanager
 def _as_judge_error() -> Iterator[None]:
-    """What stops every question stops the judge."""
+    """An error that would affect every question; it stops the judge."""
     try:
         yield
     except BackendError as error:
@@ -38,11 +38,11 @@ def _as_judge_error() -> Iterator[None]:
 
 @dataclass
 class Ratings:
-    """What came back.
+    """Ratings and failures of a judge.
 
     Args:
-        ratings (`list[Rating]`): Understood ones.
-        failed (`list[str]`): For each reply that was not understood the question's id and the reply's beginning.
+        ratings (`list[Rating]`): Ratings that could be read.
+        failed (`list[str]`): For each reply that could not be read, the question id and the beginning of the reply.
     """
 
     ratings: list[Rating] = field(default_factory=list)
@@ -60,7 +60,7 @@ class Judge(Protocol):
 
 
 def judge_prompt(question: str, first: str, second: str) -> str:
-    """What a judge is asked.
+    """The question to a judge.
 
     Args:
         second: The answer shown second.
@@ -76,18 +76,20 @@ def judge_prompt(question: str, first: str, second: str) -> str:
 
 
 def rate_pairs(ask: Callable[[str], str], questions: Sequence[Question], answers: Sequence[str]) -> Ratings:
-    """Ask a judge that reads and writes text about every answer, in both orders.
+    """Ask a text model to judge every answer, in both orders.
 
     Args:
-        answers: One a question; for an empty one the judge is shown `(no answer)`.
+        answers: One per question; an empty one is shown as `(no answer)`.
     """
     if len(questions) != len(answers):
-        raise ValueError(f"There are {len(answers)} answers to {len(questions)} questions. Pass one each.")
+        raise ValueError(
+            f"There are {len(answers)} answers to {len(questions)} questions. Pass one answer per question."
+        )
     result = Ratings()
     for question, answer in zip(questions, answers, strict=True):
         if not question.reference.strip():
             raise ValueError(
-                f"Question {question.question_id!r} has no reference answer to be judged beside. Pass "
+                f"Question {question.question_id!r} has no reference answer to compare with. Pass "
                 "--reference_answers, a JSON Lines file with question_id and text."
             )
         shown = answer if answer.strip() else NO_ANSWER
@@ -109,15 +111,15 @@ class EndpointJudge:
     """A model behind an OpenAI-compatible address, asked at temperature 0 by an [`HTTPBackend`].
 
     Args:
-        base_url (`str`): Address up to, and without, `/chat/completions`; nothing else is ever contacted.
+        base_url (`str`): Address without `/chat/completions`; no other address is contacted.
         model (`str`): Name of the model there.
         api_key_env (`str`, *optional*): Environment variable with the key, which is sent as a bearer token.
-        retries (`int`): Further attempts after an answer of 429 or 5xx, or none at all.
-        backoff (`float`): Seconds before the first of them; each waits twice as long as the one before, or as long as the
-            server's `Retry-After` says.
-        timeout (`float`): Seconds to wait for a reply.
-        max_tokens (`int`): Longest reply.
-        sleep (`Callable`): Waits; for tests.
+        retries (`int`): Number of further attempts after a response of 429 or 5xx, or no response.
+        backoff (`float`): Seconds before the first further attempt, doubled before each next one, unless the server
+            sends `Retry-After`.
+        timeout (`float`): Time limit of a reply in seconds.
+        max_tokens (`int`): Maximum length of a reply.
+        sleep (`Callable`): Replaces `time.sleep` in tests.
     """
 
     def __init__(
@@ -159,11 +161,13 @@ class EndpointJudge:
         if isinstance(answer, Failure):
             raise JudgeError(
                 f"The judge at {self._url} failed: {answer.detail}. Check --judge_base_url and --judge_model, or try again "
-                "later: the answers are kept in answers.jsonl."
+                "later; the answers are in answers.jsonl."
             )
         text = answer.text if isinstance(answer, Truncated) else answer
         if not text:
-            raise JudgeError(f"The judge at {self._url} replied nothing. Is {self.name!r} a model that chats?")
+            raise JudgeError(
+                f"The judge at {self._url} returned an empty reply. Check that {self.name!r} is a chat model."
+            )
         return text
 
     def rate(self, model: str, questions: Sequence[Question], answers: Sequence[str]) -> Ratings:
@@ -172,13 +176,13 @@ class EndpointJudge:
 
 
 class LocalJudge:
-    """A causal language model of transformers, asked greedily.
+    """A causal language model of transformers, with greedy decoding.
 
     Args:
         model (`PreTrainedModel`): The model.
         tokenizer: Its tokenizer; its chat template is used if it has one.
-        name (`str`): For the results.
-        max_new_tokens (`int`): Longest reply.
+        name (`str`): Name in the results.
+        max_new_tokens (`int`): Maximum length of a reply.
     """
 
     def __init__(self, model: Any, tokenizer: Any, *, name: str = "local", max_new_tokens: int = 64) -> None:
@@ -201,7 +205,7 @@ class LocalJudge:
         )
 
     def ask(self, prompt: str) -> str:
-        """Let the model continue one prompt."""
+        """Generate the reply to one prompt."""
         import torch
 
         if self._tokenizer.chat_template:
@@ -226,11 +230,11 @@ class LocalJudge:
 
 
 class FileJudge:
-    """Ratings made elsewhere, for instance by people.
+    """Ratings from a file, for example by people.
 
     Args:
-        path (`str` or `os.PathLike`): JSON Lines, a rating a line: `model` (row name), `question_id`, `candidate` and
-            `reference` (scores from 1 to 10), `candidate_first` (`true` if left out).
+        path (`str` or `os.PathLike`): JSON Lines, one rating per line: `model` (row name), `question_id`, `candidate`
+            and `reference` (scores from 1 to 10), `candidate_first` (`true` if left out).
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:

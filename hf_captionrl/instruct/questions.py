@@ -19,10 +19,10 @@ class Question:
     """One question.
 
     Args:
-        question_id (`str`): Its name in every file.
+        question_id (`str`): Id in every file.
         category (`str`): One of `CATEGORIES`.
-        text (`str`): What is asked.
-        reference (`str`): A good answer; empty where none is known.
+        text (`str`): The question.
+        reference (`str`): Reference answer; empty if there is none.
     """
 
     question_id: str
@@ -41,9 +41,9 @@ def _rows(path: str | os.PathLike[str]) -> Iterable[tuple[int, dict[str, Any]]]:
 def load_questions(
     path: str | os.PathLike[str], reference_answers: str | os.PathLike[str] | None = None
 ) -> list[Question]:
-    """Read questions in the format of Vicuna's `question.jsonl`: `question_id`, `text` and `category` a line.
+    """Read questions in the format of Vicuna's `question.jsonl`: `question_id`, `text` and `category` per line.
 
-    Questions of categories that Table 7 leaves out (coding, math) are left out here too.
+    Questions of categories that Table 7 omits (coding, math) are skipped.
     """
     answers = (
         {}
@@ -55,14 +55,15 @@ def load_questions(
         name = str(row["question_id"])
         if name in found:
             raise ValueError(
-                f"Line {number} of {Path(path).name} has the question_id {name!r} again. Make them differ."
+                f"Line {number} of {Path(path).name} has the question_id {name!r} of an earlier line. Use different "
+                "ids."
             )
         category = str(row.get("category", ""))
         if category not in CATEGORIES:
             continue
         found[name] = Question(name, category, str(row["text"]), str(row.get("reference", answers.get(name, ""))))
     if not found:
-        raise ValueError(f"{Path(path).name} holds no question of a category among {', '.join(CATEGORIES)}.")
+        raise ValueError(f"{Path(path).name} contains no question of the categories {', '.join(CATEGORIES)}.")
     return list(found.values())
 
 
@@ -79,7 +80,7 @@ def answer_questions(
     try:
         for start in range(0, len(prompts), batch_size):
             encoded = tokenizer(list(prompts[start : start + batch_size]), return_tensors="pt", padding=True)
-            # Some tokenizers add inputs that the model does not take.
+            # Some tokenizers return inputs that the model does not accept.
             inputs = {name: encoded[name].to(model.device) for name in ("input_ids", "attention_mask")}
             with torch.no_grad():
                 written = model.generate(**inputs, do_sample=False, max_new_tokens=max_new_tokens)

@@ -1,4 +1,4 @@
-"""Answers judged beside reference answers: scores relative to the references, by category, with intervals.
+"""Scores of answers relative to reference answers, by category, with intervals.
 
 Reference: Yue et al. 2023, "Learning Descriptive Image Captioning via Semipermeable MLE", appendix B and Table 7, after
 the evaluation of Vicuna (Chiang et al. 2023).
@@ -36,25 +36,25 @@ CATEGORIES: dict[str, str] = {
     "counterfactual": "Counterfactual",
     "writing": "Writing",
 }
-"""Categories of Table 7, in its order, by the names that Vicuna's question file gives them. Coding and math are left out
-as in the paper."""
+"""Categories of Table 7, in its order, with the names of Vicuna's question file; without coding and math, as in the
+paper."""
 
 WORST, BEST = 1.0, 10.0
-"""Ends of the judge's scale."""
+"""Lowest and highest score of the judge."""
 
-# With its sign, so that "-1" is no score; a hyphen between two numbers is none.
+# With its sign, so that "-1" does not count as a score; a hyphen between two numbers is not a sign.
 _NUMBER = re.compile(r"(?<![\w.])[-\u2212]?[0-9]+(?:\.[0-9]+)?(?:\s*/\s*10\b)?(?![\w]|\.\d)")
 
 
 @dataclass(frozen=True)
 class Rating:
-    """What the judge said when it saw one answer beside the reference answer.
+    """The judge's scores of one answer and of the reference answer beside it.
 
     Args:
-        question_id (`str`): Which question.
-        category (`str`): Its category.
+        question_id (`str`): Id of the question.
+        category (`str`): Category of the question.
         candidate (`float`): Score of the answer, from 1 to 10.
-        reference (`float`): Score of the reference answer, likewise.
+        reference (`float`): Score of the reference answer, from 1 to 10.
         candidate_first (`bool`): Whether the judge read the answer before the reference.
     """
 
@@ -75,10 +75,10 @@ class Rating:
 
 
 def parse_scores(reply: str) -> tuple[float, float] | None:
-    """The two scores in a judge's reply: the first line that holds exactly two numbers from 1 to 10.
+    """The two scores in a judge's reply: those of the first line with exactly two numbers from 1 to 10.
 
     Returns:
-        `tuple[float, float]`: Scores of the answer shown first and of the one shown second; None if there are none.
+        `tuple[float, float]`: Scores of the answers shown first and second; None if there is no such line.
     """
     for line in reply.splitlines():
         numbers = [float(found.split("/")[0].replace("\u2212", "-")) for found in _NUMBER.findall(line)]
@@ -90,8 +90,8 @@ def parse_scores(reply: str) -> tuple[float, float] | None:
 def answer_statistics(answers: Sequence[str]) -> dict[str, Any]:
     """Average length and lexical diversity of answers, and how many are empty."""
     if isinstance(answers, str):
-        raise ValueError("answers is one string. Pass a list with one answer a question.")
-    answers = listed_texts(answers, "answers, one answer a question,")
+        raise ValueError("answers is one string. Pass a list with one answer per question.")
+    answers = listed_texts(answers, "answers, one answer per question,")
     spoken = [answer for answer in answers if not (isinstance(answer, str) and not answer.strip())]
     result: dict[str, Any] = {"length": 0.0, "lexical_diversity": 0.0}
     if spoken:
@@ -107,7 +107,7 @@ def answer_statistics(answers: Sequence[str]) -> dict[str, Any]:
 
 
 def _ratio(ratings: Sequence[Rating], **settings: Any) -> tuple[float, tuple[float, float] | None]:
-    """Sum of the answers' scores over that of the references', and its interval over questions."""
+    """Sum of the answers' scores divided by that of the references, and its interval over questions."""
     above, below = [r.candidate for r in ratings], [r.reference for r in ratings]
     questions = [r.question_id for r in ratings]
     interval = (
@@ -124,13 +124,14 @@ def relative_scores(
     num_resamples: int = 1000,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """Scores of the answers as shares of the reference answers' scores: 1 is as good as the references, more is better.
+    """Scores of the answers divided by those of the reference answers; above 1 they are better.
 
-    Reference: Yue et al. 2023, appendix B, Table 7, which prints them times 100. Differs from it by: each pair is judged
-    in both orders, because judges prefer a place; both count. Intervals resample questions, with all their ratings.
+    Reference: Yue et al. 2023, appendix B, Table 7, which multiplies by 100. Differs from it by: each pair is judged in
+    both orders, because judges prefer a position, and both count. Intervals resample questions, each with all its
+    ratings.
     """
     if not ratings:
-        raise ValueError("There are no ratings. Ask a judge first, or look at why all its replies failed.")
+        raise ValueError("There are no ratings. Ask a judge first, or check why all its replies failed.")
     strange = {r.category for r in ratings} - set(categories)
     if strange:
         raise ValueError(f"Unknown category {sorted(strange)[0]!r}. Use one of {', '.join(categories)}.")
@@ -147,7 +148,7 @@ def relative_scores(
     for rating in ratings:
         orders = of_question.setdefault(rating.question_id, {})
         orders.setdefault(rating.candidate_first, []).append(rating.candidate - rating.reference)
-    # Candidate minus reference, seen first and seen second: half of the difference is owed to the place.
+    # Candidate minus reference, shown first and shown second: the position causes half of the difference.
     both = [orders for orders in of_question.values() if len(orders) == 2]
     gaps = [sum(o[True]) / len(o[True]) - sum(o[False]) / len(o[False]) for o in both]
     return result | {

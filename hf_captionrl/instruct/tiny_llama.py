@@ -1,4 +1,4 @@
-"""A LLaMA small enough to be trained on one CPU thread, made from scratch with a tokenizer of its own."""
+"""A LLaMA that is small enough to train on one CPU thread, with random weights and its own tokenizer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 __all__ = ["TINY_LLAMA", "tiny_llama"]
 
 TINY_LLAMA = "tiny-llama"
-"""Name under which a recipe asks for it."""
+"""Model name that selects it in a recipe."""
 
 _SPECIAL = ["<unk>", "<s>", "</s>"]
 
@@ -38,10 +38,10 @@ def _tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast
 def tiny_llama(
     texts: Iterable[str], *, vocab_size: int = 1024, width: int = 64, layers: int = 2, seed: int = 0
 ) -> tuple[Any, Any]:
-    """Make the model with random weights, and a byte-level BPE tokenizer learnt from the texts.
+    """Create the model with random weights, and train a byte-level BPE tokenizer on the texts.
 
     Args:
-        vocab_size: Most tokens; fewer texts give fewer. At least 259, the bytes and three special tokens.
+        vocab_size: Maximum number of tokens; few texts give fewer. At least 259: the bytes and three special tokens.
     """
     if vocab_size < 259:
         raise ValueError(f"vocab_size is {vocab_size}. Use at least 259: 256 bytes and 3 special tokens.")

@@ -15,7 +15,7 @@ RETRY_TEMPERATURE = 0.7
 
 
 class BackendError(RuntimeError):
-    """A backend fails for every prompt: wrong key, unknown model, wrong address. The run stops; no answer is lost."""
+    """A backend fails for every prompt: wrong key, model or address. The run stops, but no answer is lost."""
 
 
 @dataclass(frozen=True)
@@ -23,9 +23,9 @@ class Failure:
     """A prompt without an answer.
 
     Args:
-        reason (`str`): `"backend_failed"` if all tries failed (the next run asks again), or `"backend_rejected"` if the prompt
-            was refused (not asked again).
-        detail (`str`): What happened, in a sentence; never a key.
+        reason (`str`): `"backend_failed"` if all attempts failed (the next run asks again), or `"backend_rejected"` if the
+            prompt was rejected (it is not asked again).
+        detail (`str`): Description of the error in one sentence; never contains a key.
     """
 
     reason: str

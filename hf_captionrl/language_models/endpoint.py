@@ -25,9 +25,9 @@ from hf_captionrl.language_models.prompt import Prompt
 
 __all__ = ["HTTPBackend", "chat_turns", "image_url"]
 
-# Not `huggingface_hub.InferenceClient`, because it breaks three promises: `timeout` limits each read and not the whole answer
-# (a server that drips held a request of 0.3 s for 7 s), redirects are followed, which sends prompts and images elsewhere, and
-# without a key it sends the user's Hub token to the endpoint.
+# Not `huggingface_hub.InferenceClient`, for three reasons: its `timeout` limits each read and not the whole answer (with a
+# slow server, a request with a timeout of 0.3 s took 7 s); it follows redirects, which sends prompts and images elsewhere;
+# and without a key it sends the user's Hub token to the endpoint.
 
 _LARGEST_ANSWER = 4 * 2**20  # bytes; a caption has a few hundred
 _RETRIED = (408, 409, 425, 429)  # and 500 and above
@@ -104,7 +104,7 @@ class HTTPBackend:
     ) -> None:
         parts = urllib.parse.urlsplit(base_url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(f"base_url is {base_url!r}. Give an address such as http://127.0.0.1:8000/v1.")
+            raise ValueError(f"base_url is {base_url!r}. Use an address such as http://127.0.0.1:8000/v1.")
         if parts.username or parts.password or parts.query:
             raise ValueError(
                 "base_url contains a user, a password or a query, which would appear in logs. Put the key into an environment "
@@ -123,8 +123,8 @@ class HTTPBackend:
             # http.client would print such a key in its own error.
             if not all("!" <= letter <= "~" for letter in self._key):
                 raise BackendError(
-                    f"The environment variable {api_key_env} holds spaces, line breaks or characters that are not ASCII, "
-                    "which a key cannot contain. Put only the endpoint's key into it."
+                    f"The environment variable {api_key_env} contains spaces, line breaks or characters that are not ASCII, "
+                    "which are invalid in a key. Put only the endpoint's key into it."
                 )
         self._url = base_url.rstrip("/") + "/chat/completions"
         self.model, self.sees_images = model, sees_images

@@ -1,4 +1,4 @@
-"""Base class of backends that hold a model, and helpers for its revision, decoding, seed and chat text."""
+"""Base class of backends with a local model, and helpers for its revision, decoding, seed and chat text."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def default_device(device: str | None) -> str:
 def loaded_revision(model: Any, *parts: str) -> str:
     """Commit of a loaded model from the Hub, or a hash of its weights.
 
-    A folder can change its weights without changing its name, and an adapter's base keeps its commit whatever the adapter
-    is; both get the hash.
+    Folders and adapters get the hash: the weights of a folder can change without its name, and the commit of an adapter's
+    base model does not identify the adapter.
     """
     from hf_captionrl.retrieval.content_hashes import model_fingerprint
 
@@ -49,7 +49,7 @@ def loaded_revision(model: Any, *parts: str) -> str:
 
 
 def folder_revision(model: str, revision: str | None) -> str:
-    """The same for a model that another engine loads: a hash of the folder's files, or the commit in the Hub's cache."""
+    """Revision of a model loaded by another engine: a hash of the files of a folder, or the commit in the Hub's cache."""
     folder = Path(model)
     if folder.is_dir():
         digest = hashlib.blake2b(digest_size=16)
@@ -85,7 +85,7 @@ class LocalBackend(ABC):
         identity (`str`): Commit of the model, or hash of its weights.
         max_new_tokens (`int`): Longest answer.
         batch_size (`int`, *optional*): Prompts per batch; `None` for all.
-        engine (`str`): Named in the revision.
+        engine (`str`): Name of the engine in the revision.
     """
 
     sees_images = False
@@ -98,7 +98,7 @@ class LocalBackend(ABC):
         self._batch_size, self._max_new_tokens = batch_size, max_new_tokens
 
     def complete(self, prompts: Sequence[Prompt]) -> Iterator[tuple[int, Answer]]:
-        """Answer prompts; a batch holds prompts of the same attempt, which are decoded alike."""
+        """Answer prompts in batches with the same attempt, because its number determines the decoding."""
         for attempt in sorted({prompt.attempt for prompt in prompts}):
             positions = [i for i, prompt in enumerate(prompts) if prompt.attempt == attempt]
             size = self._batch_size or len(positions)
@@ -112,10 +112,7 @@ class LocalBackend(ABC):
 
 
 def seed_draws(prompts: Sequence[Prompt]) -> None:
-    """Seed sampling with the first prompt and its attempt, not with what was asked before.
-
-    The same batch samples the same answers in a resumed run.
-    """
+    """Seed sampling with the first prompt and its attempt, so that a batch gets the same answers in a resumed run."""
     import torch
 
     torch.manual_seed(int(prompts[0].hash[:15], 16) + prompts[0].attempt)

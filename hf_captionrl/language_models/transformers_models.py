@@ -32,8 +32,8 @@ def _ids_of(*sources: Any) -> set[int]:
 def _continuation(row: list[int], asked: list[int], special: set[int]) -> list[int]:
     """The tokens after the prompt; all tokens if the row does not begin with the prompt.
 
-    A chat model repeats the prompt exactly, BLIP repeats it with another first token and without its last, and InstructBLIP
-    returns only the answer. The comparison therefore ignores special tokens.
+    Chat models repeat the prompt exactly, BLIP repeats it with another first token and without the last token, and
+    InstructBLIP returns only the answer. The comparison therefore ignores special tokens.
     """
     if row[: len(asked)] == asked:
         return row[len(asked) :]
@@ -54,7 +54,7 @@ class TransformersBackend(LocalBackend):
         model (`str`): A folder, a name on the Hub, or a shipped model.
         revision (`str`, *optional*): Branch, tag or commit.
         device (`str`, *optional*): By default a GPU if there is one.
-        dtype (`str`): Of the weights.
+        dtype (`str`): Data type of the weights.
         batch_size (`int`): Prompts per batch.
         max_new_tokens (`int`): Longest answer.
     """
@@ -129,7 +129,8 @@ class TransformersTextBackend(TransformersBackend):
         # Chat templates already add the first special token.
         ids = self._tokenizer(texts, add_special_tokens=not self._template)["input_ids"]
         answers: list[Answer] = [
-            Failure("backend_rejected", f"the prompt has {len(row)} tokens, the model takes {longest}") for row in ids
+            Failure("backend_rejected", f"the prompt has {len(row)} tokens, but the model accepts {longest}")
+            for row in ids
         ]
         fitting = [i for i, row in enumerate(ids) if longest is None or len(row) + 16 <= longest]
         if fitting:

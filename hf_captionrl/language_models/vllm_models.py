@@ -20,8 +20,8 @@ class VLLMBackend(LocalBackend):
         revision (`str`, *optional*): Branch, tag or commit.
         sees_images (`bool`): Whether it answers prompts with images.
         max_new_tokens (`int`): Longest answer.
-        dtype (`str`): Of the weights.
-        seed (`int`): Of sampling at later attempts.
+        dtype (`str`): Data type of the weights.
+        seed (`int`): Seed of sampling at later attempts.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class VLLMBackend(LocalBackend):
         # By default vLLM falls back to pickled weights.
         self._engine = vllm.LLM(model=model, revision=revision, dtype=dtype, seed=seed, load_format="safetensors")
         self._seed, self.sees_images = seed, sees_images
-        # vLLM batches the prompts itself, so all of them are one batch.
+        # A single batch, because vLLM batches the prompts itself.
         super().__init__(model, folder_revision(model, revision), max_new_tokens=max_new_tokens, engine="vllm")
 
     def _answer(self, prompts: Sequence[Prompt]) -> list[Answer]:

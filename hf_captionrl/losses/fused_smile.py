@@ -2,11 +2,11 @@ r"""The autograd functions behind `fused_smile_loss`.
 
 Legend: B captions, T tokens, V vocabulary, D features, K columns of a subset, R rows of one chunk.
 
-`SubsetLoss` does what SMILE alone needs: scores of the subset's words, and one full row per caption (its first token).
-It keeps the gradient of those few logits from the forward and multiplies it with the weight's gradient in the
-backward, so that any upstream gradient works and nothing of the weight's size exists in between. `FullVocabularyLoss`
-does what needs whole rows (a mixture with MLE, the reverse subset), chunk by chunk, gradients included, in the
-forward.
+`SubsetLoss` computes SMILE alone: the scores of the subset, and one row over the whole vocabulary per caption (its
+first token). The forward pass stores the gradient of these few logits, and the backward pass multiplies it with the
+weight, so that any upstream gradient works and no tensor of the weight's size is kept in between.
+`FullVocabularyLoss` computes everything that needs whole rows (a mixture with MLE, the reverse subset) in chunks; its
+forward pass computes the gradients too.
 """
 
 from typing import Any, NamedTuple
@@ -26,15 +26,15 @@ from hf_captionrl.losses.vocabulary_subset import FILL, first_positions, first_s
 
 __all__ = ["FullVocabularyLoss", "SubsetLoss"]
 
-_CACHE_BYTES = 4 * 2**20  # of the weight at a time: between 2 and 8 MiB were equally fast, less and more were slower
+_CACHE_BYTES = 4 * 2**20  # of the weight per piece: 2 to 8 MiB were equally fast, smaller and larger pieces slower
 
 
 def _add_rows(table: Tensor, index: Tensor, rows: Tensor) -> Tensor:
-    """`table.index_add_` that sums the rows of one index in the rows' (higher) precision first."""
+    """`table.index_add_` that first sums the rows of each index in the (higher) precision of `rows`."""
     if table.dtype == rows.dtype:
         return table.index_add_(0, index, rows)
     order = torch.arange(index.numel(), device=index.device)
-    # Some row of each index stands for all of them; which one does not matter.
+    # One row of each index, no matter which, accumulates the others.
     representative = torch.zeros(table.size(0), dtype=torch.long, device=index.device)
     representative = representative.index_copy_(0, index, order)[index]
     summed = torch.zeros_like(rows).index_add_(0, representative, rows)
@@ -47,7 +47,7 @@ def _first_index(supervised: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _exponentials(logits: Tensor, *, in_place: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """`exp(logits - max)` (into the logits' own memory if allowed), log-sum-exp and sum of each row."""
+    """`exp(logits - max)`, log-sum-exp and sum of each row; `in_place` overwrites the logits."""
     largest = logits.amax(-1, keepdim=True)  # (R, 1)
     powers = (logits.sub_(largest) if in_place else logits - largest).exp_()  # (R, V)
     total = powers.sum(-1, keepdim=True)  # (R, 1)
@@ -55,21 +55,15 @@ def _exponentials(logits: Tensor, *, in_place: bool) -> tuple[Tensor, Tensor, Te
 
 
 class FirstRows(NamedTuple):
-    """The whole vocabulary's part in the first tokens: losses and the gradient of their logits, multiplied out or not.
+    """Cross-entropy of the first tokens over the whole vocabulary, with the gradients that are needed."""
 
-    Args:
-        losses (`torch.Tensor` of shape `(B, 1)`): Cross-entropy.
-        d_hidden (`torch.Tensor` of shape `(B, D)`, *optional*): Gradient of the hidden states.
-        d_logits (`torch.Tensor` of shape `(V, B)`, *optional*): Gradient of the logits, for that of weight and bias.
-    """
-
-    losses: Tensor
-    d_hidden: Tensor | None
-    d_logits: Tensor | None
+    losses: Tensor  # (B, 1)
+    d_hidden: Tensor | None  # (B, D)
+    d_logits: Tensor | None  # (V, B), from which the gradients of weight and bias follow
 
 
 def _rows_per_pass(weight: Tensor, num_captions: int) -> int:
-    """Rows of the weight that stay in a CPU's cache between the two products; all of them elsewhere."""
+    """Rows of the weight that fit into a CPU's cache; all rows on other devices."""
     if weight.device.type != "cpu" or torch.compiler.is_compiling():
         return weight.size(0)
     return max(_CACHE_BYTES // (weight.size(1) * weight.element_size()), 8 * num_captions)
@@ -84,11 +78,10 @@ def _first_rows(
     dtype: torch.dtype,
     needs: tuple[bool, bool],
 ) -> FirstRows:
-    """Softmax over the vocabulary for `(B, D)` rows, reading the weight once for the logits and what the rows need.
+    """Cross-entropy over the vocabulary for `(B, D)` rows, and its gradients, reading the weight only once.
 
-    So thin a product takes the time of reading the weight. Therefore each piece of the weight gives its logits and,
-    while it is still in the cache, its mean under their softmax; the means are merged by log-sum-exp as the pieces
-    come.
+    With few rows, reading the weight from memory dominates the cost. While a piece of the weight is in the cache, it
+    is used twice: for its logits and for its mean under their softmax. The means are merged by log-sum-exp.
     """
     needs_hidden, needs_logits = needs
     columns = rows.t().contiguous()  # (D, B)
@@ -110,7 +103,7 @@ def _first_rows(
         merged = torch.logaddexp(log_sum, piece_sum)
         if mean is not None:
             mean.mul_((log_sum - merged).exp_().t())
-            probs = powers.mul_((piece_sum - merged).exp_().div_(total))  # of all pieces so far; (S, B)
+            probs = powers.mul_((piece_sum - merged).exp_().div_(total))  # normalised over all pieces so far; (S, B)
             slopes = uncap(probs, logits, softcap).to(weight.dtype).t()  # (B, S)
             if weight.dtype == dtype:
                 mean.addmm_(slopes, piece)
@@ -130,7 +123,7 @@ def _first_rows(
 
 
 class SubsetLoss(torch.autograd.Function):
-    """Per-token loss `(B, T)` over the subset's columns; the first tokens over the whole vocabulary if `first_mle`."""
+    """Per-token loss `(B, T)` over the subset; with `first_mle`, first tokens are over the whole vocabulary."""
 
     @staticmethod
     def forward(
@@ -161,7 +154,7 @@ class SubsetLoss(torch.autograd.Function):
                 captions, first = _first_index(supervised)
                 is_first = first_positions(supervised)  # (B, T)
                 in_subset = supervised & ~is_first
-                # These rows are multiplied in the weight's own dtype, so that the weight is never copied.
+                # The product uses the weight's dtype, so that the weight is not copied.
                 rows, labels = hidden[captions, first].to(weight.dtype), columns[captions, first].unsqueeze(0)
                 needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
                 needs = (keep and needs_hidden, keep and (needs_weight or needs_bias))
@@ -186,7 +179,7 @@ class SubsetLoss(torch.autograd.Function):
         with without_autocast(hidden):
             gradient = gradient * upstream.unsqueeze(-1)  # (B, T, K)
             captions, first = _first_index(supervised)
-            # The upstream gradient scales (B, D) tensors and never the (V, B) one; 0 for captions without a label.
+            # Scale (B, D) tensors, not the larger (V, B) one. The scale is 0 for captions without a label.
             scale = (upstream * supervised)[captions, first].unsqueeze(1).to(dtype)  # (B, 1)
             if needs_hidden:
                 d_hidden = torch.bmm(gradient, weight[columns].to(dtype))  # (B, T, D)
@@ -210,10 +203,10 @@ class SubsetLoss(torch.autograd.Function):
 
 
 class FullVocabularyLoss(torch.autograd.Function):
-    """`mle_weight * MLE + (1 - mle_weight) * SMILE`, weighted sum or per token, in one pass over chunks of rows.
+    """`mle_weight * MLE + (1 - mle_weight) * SMILE`, as a weighted sum or per token, in one pass over chunks of rows.
 
-    With `scalar`, returns the scalar `sum(token_weights * losses)` and computes its gradient on the way. Otherwise
-    returns `(B, T)` losses, whose backward walks over the chunks a second time with the upstream gradient as weights.
+    With `scalar`, returns `sum(token_weights * losses)`; the forward pass computes its gradient too. Otherwise returns
+    `(B, T)` losses, and the backward pass computes the chunks again with the upstream gradient as weights.
     """
 
     @staticmethod
@@ -254,7 +247,7 @@ class FullVocabularyLoss(torch.autograd.Function):
         hidden, weight, bias, token_weights, columns, column_bias, supervised, rows = ctx.saved_tensors
         buffers = ctx.gradients
         if buffers is not None:
-            # Scaled in place and handed over once: a copy would be a second buffer of the weight's size.
+            # Scaled in place and returned only once: a copy would be a second buffer of the weight's size.
             ctx.gradients = None
             buffers = [None if gradient is None else gradient.mul_(upstream) for gradient in buffers]
         else:
@@ -282,7 +275,7 @@ def _full_pass(
     needs: tuple[bool, ...],
     settings: tuple,
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
-    """Losses `(B, T)` and the gradients of `sum(token_weights * losses)` that are needed, chunk by chunk."""
+    """Losses `(B, T)` and the needed gradients of `sum(token_weights * losses)`, in chunks."""
     reverse, first_mle, mle_weight, mle_label_smoothing, softcap, chunk_size, dtype = settings
     total = accumulation_dtype(hidden, weight)
     T = supervised.size(1)
@@ -300,7 +293,7 @@ def _full_pass(
             labels = columns[caption, position].unsqueeze(1)  # (R, 1)
             scale = token_weights[index]  # (R,)
             target = logits.gather(1, labels).squeeze(1)
-            # Share of each row that is cross-entropy over the vocabulary, and the share that is over the subset.
+            # Weight of the cross-entropy over the vocabulary, and of that over the subset, per row.
             whole = torch.full_like(target, mle_weight)
             if first_mle:
                 whole = whole.masked_fill(is_first[index], 1.0)
@@ -314,7 +307,7 @@ def _full_pass(
                 chosen = columns[caption]  # (R, K)
                 open_bias = column_bias[caption, position if column_bias.size(1) > 1 else 0]  # (R, K)
                 if reverse:
-                    # Close the caption's words, open the label again; columns not in use point at the label.
+                    # Mask the caption's words, then restore the label. Unused columns point at the label.
                     closed = torch.where(open_bias == 0, chosen, labels)
                     kept = logits.scatter(1, closed, FILL).scatter_(1, labels, target.unsqueeze(1))  # (R, V)
                     powers, log_sum, row_sum = _exponentials(kept, in_place=True)
@@ -343,6 +336,6 @@ def _full_pass(
             d_logits.scatter_add_(1, labels, at_label.unsqueeze(1))
             gradients.add(index, chunk, product_weight, uncap(d_logits, logits, softcap))
     d_hidden, d_weight, d_bias = gradients.finish(weight, bias)
-    # Under torch.compile the ignored rows were computed too.
+    # Under torch.compile the ignored rows are computed too.
     losses = losses.view_as(supervised).masked_fill(~supervised, 0.0)
     return losses, None if d_hidden is None else d_hidden.view_as(hidden), d_weight, d_bias

@@ -1,9 +1,8 @@
-r"""Log-probabilities of tokens straight from hidden states and the head's weight.
+r"""Log-probabilities of tokens, computed from hidden states and the head's weight.
 
 Legend: B captions, T tokens, V vocabulary, D features, R rows of one chunk.
 
-Everything here walks over the supervised rows in chunks, so that the logits of a whole batch, `(B, T, V)`, never
-exist.
+All functions process the supervised rows in chunks, so that the logits of a whole batch, `(B, T, V)`, are never built.
 """
 
 from contextlib import AbstractContextManager
@@ -20,12 +19,12 @@ IGNORE_INDEX = -100
 
 
 def accumulation_dtype(*tensors: Tensor) -> torch.dtype:
-    """fp32, or fp64 where an operand is: reductions in half precision lose tenths of a nat."""
+    """fp64 if an operand is fp64, else fp32: reductions in half precision are off by tenths of a nat."""
     return torch.float64 if any(tensor.dtype == torch.float64 for tensor in tensors) else torch.float32
 
 
 def product_dtype(hidden: Tensor, weight: Tensor) -> torch.dtype:
-    """The dtype in which `F.linear` would multiply here: autocast's, else the weight's, never copied."""
+    """Dtype that `F.linear` would multiply in: autocast's if enabled, else the weight's, which avoids a copy."""
     device = hidden.device.type
     if torch.is_autocast_enabled(device) and torch.float64 not in (hidden.dtype, weight.dtype):
         return torch.get_autocast_dtype(device)
@@ -33,30 +32,31 @@ def product_dtype(hidden: Tensor, weight: Tensor) -> torch.dtype:
 
 
 def without_autocast(tensor: Tensor) -> AbstractContextManager:
-    """Dtypes are chosen by hand inside the autograd functions; autocast would undo them."""
+    """Disables autocast: the autograd functions choose their dtypes explicitly."""
     return torch.autocast(tensor.device.type, enabled=False)
 
 
 def supervised_rows(supervised: Tensor) -> Tensor:
-    """Flat indices of the rows worth a product with the vocabulary.
-
-    A graph under `torch.compile` needs static shapes: there every row is taken and the ignored ones weigh nothing.
-    """
+    """Flat indices of the supervised rows; of all rows under `torch.compile`, which needs static shapes."""
     flat = supervised.flatten()
     if torch.compiler.is_compiling():
         return torch.arange(flat.numel(), device=flat.device)
     return flat.nonzero().squeeze(1)
 
 
-def default_chunk_size(tensor: Tensor) -> int:
-    """Rows of a chunk: fewer than 256 waste the matrix units (64 was measured to be slower), more only cost memory."""
-    return 1024 if tensor.is_cuda else 256
+def resolve_chunk_size(chunk_size: int | None, tensor: Tensor) -> int:
+    """Rows per chunk. The default is 256 on a CPU (64 was slower, larger chunks only need more memory)."""
+    if chunk_size is None:
+        return 1024 if tensor.is_cuda else 256
+    if chunk_size < 1:
+        raise ValueError(f"chunk_size ({chunk_size}) must be at least 1. Omit it to use the default.")
+    return chunk_size
 
 
 def head_logits(
     rows: Tensor, weight: Tensor, bias: Tensor | None, softcap: float | None, dtype: torch.dtype
 ) -> Tensor:
-    """`(R, D)` rows to `(R, V)` logits in `dtype`; rows and weight share their own."""
+    """`(R, D)` rows to `(R, V)` logits in `dtype`; rows and weight have the same dtype."""
     if bias is not None and bias.dtype == rows.dtype == dtype:
         logits = F.linear(rows, weight, bias)  # (R, V)
     else:
@@ -72,12 +72,12 @@ def uncap(gradient: Tensor, capped: Tensor, softcap: float | None) -> Tensor:
 
 
 def centred(logits: Tensor) -> Tensor:
-    """Logits below the largest of their row: of logits around 1e4, an entropy in fp32 would be rounding alone."""
+    """Logits minus the largest of their row: with logits near 1e4, an fp32 entropy would be rounding error."""
     return logits - logits.amax(-1, keepdim=True)
 
 
 class HeadGradients:
-    """Sums the gradients of hidden states, weight and bias over chunks, in fp32; what is frozen costs nothing."""
+    """Sums the needed gradients of hidden states, weight and bias over chunks, in fp32."""
 
     def __init__(self, num_rows: int, hidden: Tensor, weight: Tensor, needs: tuple[bool, bool, bool]) -> None:
         self.dtype = accumulation_dtype(hidden, weight)
@@ -90,7 +90,7 @@ class HeadGradients:
             self.hidden = hidden.new_zeros(num_rows, hidden.size(-1))  # (B*T, D)
 
     def add(self, index: Tensor, rows: Tensor, weight: Tensor, d_logits: Tensor) -> None:
-        """Adds the chunk whose rows lie at `index` of the flat batch; rows and weight are in the product's dtype."""
+        """Adds the chunk with the rows `index` of the flat batch; rows and weight have the product's dtype."""
         if self.needs_bias:
             d_bias = d_logits.sum(0)  # (V,)
             self.bias = d_bias if self.bias is None else self.bias + d_bias
@@ -106,7 +106,7 @@ class HeadGradients:
                 self.weight += d_logits.t() @ rows
 
     def finish(self, weight: Tensor, bias: Tensor | None) -> tuple[Tensor | None, ...]:
-        """The three gradients (hidden flat, weight, bias): zeros where no chunk came by, None where not needed."""
+        """The gradients of (flat hidden, weight, bias): zeros if no chunk was added, None if not needed."""
         if self.needs_weight and self.weight is None:
             self.weight = torch.zeros_like(weight, dtype=self.dtype)
         if self.needs_bias and self.bias is None and bias is not None:
@@ -117,7 +117,7 @@ class HeadGradients:
 def check_head_inputs(
     hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None, softcap: float | None
 ) -> None:
-    """One clear message for shapes and ids that do not belong together."""
+    """Raises if shapes disagree, `softcap` is not positive, or a label is outside the vocabulary."""
     if hidden.dim() != 3 or weight.dim() != 2 or hidden.size(-1) != weight.size(-1):
         raise ValueError(
             f"hidden {tuple(hidden.shape)} and weight {tuple(weight.shape)} must be (B, T, D) and (V, D). "
@@ -133,14 +133,14 @@ def check_head_inputs(
             f"bias {tuple(bias.shape)} must be (V,) = ({weight.size(0)},). Pass the output layer's own bias."
         )
     if softcap is not None and softcap <= 0:
-        raise ValueError(f"softcap ({softcap}) must be positive. Pass None where the model does not cap its logits.")
+        raise ValueError(f"softcap ({softcap}) must be positive. Use None if the model does not cap its logits.")
     check_label_range(labels, weight.size(0))
 
 
 def check_label_range(
     labels: Tensor, vocab_size: int, *, name: str = "labels", ignore_index: int | None = IGNORE_INDEX
 ) -> None:
-    """Raises for an id outside the vocabulary. Reading it would stall a GPU, whose gather asserts the same."""
+    """Raises for an id outside the vocabulary. Skipped on a GPU: it would synchronise, and gather asserts it."""
     if torch.compiler.is_compiling() or labels.device.type != "cpu" or labels.numel() == 0:
         return
     wrong = (labels < 0) | (labels >= vocab_size)
@@ -149,13 +149,13 @@ def check_label_range(
     if wrong.any():
         ignored = "" if ignore_index is None else f" or {ignore_index}"
         raise ValueError(
-            f"{name} hold {int(labels[wrong][0])}, but must be token ids in [0, {vocab_size}){ignored}. "
+            f"{name} contain {int(labels[wrong][0])}, but must be token ids in [0, {vocab_size}){ignored}. "
             "Use the tokenizer that belongs to the head, or resize the token embeddings."
         )
 
 
 class _ChunkedLogProbs(torch.autograd.Function):
-    """Log-probability and entropy of every row; the backward computes the chunk's logits a second time."""
+    """Log-probability and entropy of every row; the backward pass computes the logits of each chunk again."""
 
     @staticmethod
     def forward(
@@ -244,35 +244,31 @@ def linear_log_probs(
 ) -> Tensor | tuple[Tensor, Tensor]:
     r"""Per-token log-probabilities of `labels` under `softmax(head(hidden) / temperature)`, in chunks of rows.
 
-    Differentiable in `hidden`, `weight` and `bias` under any upstream gradient; memory is that of one chunk of logits
-    (and of the weight's gradient), because the backward computes each chunk a second time. Rows whose label is ignored
-    are never multiplied.
+    Differentiable in `hidden`, `weight` and `bias` under any upstream gradient. The backward pass computes each chunk
+    again, so that only one chunk of logits (and the weight's gradient) is in memory. Rows whose label is ignored are
+    skipped.
 
     Args:
         hidden (`torch.Tensor` of shape `(B, T, D)`): Input of the output projection, aligned: position t predicts
             `labels[:, t]`.
-        weight (`torch.Tensor` of shape `(V, D)`): Weight of the output projection; no gradient is computed for it
-            where it is frozen.
+        weight (`torch.Tensor` of shape `(V, D)`): Weight of the output projection. If it is frozen, its gradient is
+            not computed.
         labels (`torch.Tensor` of shape `(B, T)`): Token ids; `IGNORE_INDEX` is skipped.
         bias (`torch.Tensor` of shape `(V,)`, *optional*): Bias of the output projection.
-        temperature (`float`): The logits are divided by it (after the cap), as in sampling.
-        softcap (`float`, *optional*): `softcap * tanh(logits / softcap)`, as Gemma's heads do.
-        chunk_size (`int`, *optional*): Rows a chunk; 256 on a CPU and 1024 on a GPU by default.
-        return_entropy (`bool`): Also return the entropy of each distribution, differentiable too.
+        temperature (`float`): Divides the logits (after the cap), as in sampling.
+        softcap (`float`, *optional*): Logits become `softcap * tanh(logits / softcap)`, as in Gemma.
+        chunk_size (`int`, *optional*): Rows per chunk; by default 256 on a CPU and 1024 on a GPU.
+        return_entropy (`bool`): Also return the entropy of each distribution, which is differentiable too.
     Returns:
-        `torch.Tensor` of shape `(B, T)`, in nats, 0 where the label is ignored; a pair (log-probabilities, entropies)
-            if
-        `return_entropy`. fp32, or fp64 if an input is.
+        `torch.Tensor` of shape `(B, T)`: Nats, 0 where the label is ignored; with `return_entropy` a pair
+            (log-probabilities, entropies). fp64 if an input is fp64, else fp32.
     Raises:
-        ValueError: If shapes disagree, an id lies outside the vocabulary, or `temperature`, `softcap` or `chunk_size`
+        ValueError: If shapes disagree, an id is outside the vocabulary, or `temperature`, `softcap` or `chunk_size`
             is not positive.
     """
     check_head_inputs(hidden, weight, labels, bias, softcap)
     if temperature <= 0:
-        raise ValueError(f"temperature ({temperature}) must be positive. Greedy decoding is scored at temperature 1.")
-    chunk_size = default_chunk_size(hidden) if chunk_size is None else chunk_size
-    if chunk_size < 1:
-        raise ValueError(f"chunk_size ({chunk_size}) must be at least 1. Leave it out for the default.")
+        raise ValueError(f"temperature ({temperature}) must be positive. Use 1 to score greedily decoded captions.")
     supervised = labels != IGNORE_INDEX  # (B, T)
     log_probs, entropies = _ChunkedLogProbs.apply(
         hidden,
@@ -282,11 +278,11 @@ def linear_log_probs(
         supervised_rows(supervised),
         float(temperature),
         softcap,
-        chunk_size,
+        resolve_chunk_size(chunk_size, hidden),
         return_entropy,
         product_dtype(hidden, weight),
     )
-    # Under torch.compile the ignored rows were computed too.
+    # Under torch.compile the ignored rows are computed too.
     log_probs = log_probs.view(labels.shape).masked_fill(~supervised, 0.0)
     if not return_entropy:
         return log_probs

@@ -13,18 +13,18 @@ from torch import Tensor
 __all__ = ["REDUCTIONS", "LogProbReduction", "caption_log_probs", "policy_gradient_loss"]
 
 LogProbReduction = Literal["mean", "sum", "token_mean"]
-"""Log-probability of a caption from those of its tokens: their mean (DiscriTune's code), their sum (the papers' formulas), or
-their sum with the loss divided by the tokens of the whole batch (SLE's code)."""
+"""How the log-probability of a caption is computed from its tokens: their mean (DiscriTune's code), their sum (the
+papers' formulas), or their sum, with the loss divided by the tokens of the whole batch (SLE's code)."""
 
 REDUCTIONS: tuple[str, ...] = get_args(LogProbReduction)
 
 
-_FARTHEST = 60.0  # nats: e^60 = 1e26 leaves room in fp32 for an advantage and a sum; exp ends at 88
+_MAX_EXPONENT = 60.0  # nats: e^60 = 1e26 can still be multiplied and summed in fp32, where exp overflows at 88
 
 
 def _exp(difference: Tensor) -> Tensor:
-    """`exp`, continued beyond `_FARTHEST` by its tangent: infinity times a gradient of 0 would be NaN in every weight."""
-    near = difference.clamp(max=_FARTHEST)
+    """`exp`, continued linearly above `_MAX_EXPONENT`: infinity times a gradient of 0 would make every weight NaN."""
+    near = difference.clamp(max=_MAX_EXPONENT)
     return near.exp() * (1 + (difference - near))
 
 
@@ -33,12 +33,12 @@ def _check(log_probs: Tensor, mask: Tensor, reduction: str) -> None:
         raise ValueError(f"logprob_reduction is {reduction!r}. Use one of {REDUCTIONS}.")
     if log_probs.ndim != 2 or log_probs.shape != mask.shape:
         raise ValueError(
-            f"log_probs and mask must both be (N, T), got {tuple(log_probs.shape)} and {tuple(mask.shape)}."
+            f"log_probs and mask must both be (N, T). Got {tuple(log_probs.shape)} and {tuple(mask.shape)}."
         )
 
 
 def _weights(mask: Tensor, reduction: str, dtype: torch.dtype) -> Tensor:
-    """`(N, T)`: weight of each token in its caption; at least fp32."""
+    """`(N, T)` weight of each token in its caption, in fp32 or higher."""
     weights = mask.to(torch.promote_types(dtype, torch.float32))
     return weights / weights.sum(1, keepdim=True).clamp(min=1) if reduction == "mean" else weights
 
@@ -47,19 +47,19 @@ def caption_log_probs(log_probs: Tensor, mask: Tensor, logprob_reduction: LogPro
     """Log-probability of each caption.
 
     Args:
-        log_probs (`torch.Tensor` of shape `(N, T)`): Of each token.
-        mask (`torch.Tensor` of shape `(N, T)`): True at the tokens of the caption, the end token included.
+        log_probs (`torch.Tensor` of shape `(N, T)`): Log-probability of each token.
+        mask (`torch.Tensor` of shape `(N, T)`): True at the tokens of the caption, including the end token.
         logprob_reduction: `"mean"` over the tokens; `"sum"` and `"token_mean"` both sum.
 
     Returns:
-        `torch.Tensor` of shape `(N,)`: Nats, at most 0; a caption without tokens has 0.
+        `torch.Tensor` of shape `(N,)`: Nats, at most 0; 0 for a caption without tokens.
 
     Raises:
         ValueError: If shapes disagree or the reduction is unknown.
     """
     _check(log_probs, mask, logprob_reduction)
     mask = mask.bool()
-    # Values at padding, NaN and -inf included, must not reach the sum.
+    # Padding may contain NaN and -inf, which must not reach the sum.
     return (torch.where(mask, log_probs, 0.0) * _weights(mask, logprob_reduction, log_probs.dtype)).sum(1)
 
 
@@ -77,39 +77,39 @@ def policy_gradient_loss(
     entropy_weight: float = 0.0,
     normalizer: Tensor | float | None = None,
 ) -> dict[str, Tensor]:
-    r"""Surrogate whose gradient is the policy gradient.
+    r"""Surrogate loss whose gradient is the policy gradient.
 
     Reference: Williams 1992 (REINFORCE); Dessi et al. 2023, Eq. 3; Schulman et al. 2017, Eq. 7, for the clipped ratio.
     With `w` the weight of a token (see `LogProbReduction`), `A` the advantage of its caption and `Z` the normaliser:
     `loss = -1/Z sum_nt w_nt [A_n log p_nt - beta k_nt + entropy_weight H_nt]`. With `old_log_probs`,
     `A log p` becomes `min(r A, clip(r, 1 - epsilon, 1 + epsilon) A)`, where `r = p / p_old`. `k = exp(d) - d - 1` with
-    `d = log p_ref - log p` is the unbiased, never negative estimate of KL(p, p_ref) from the sampled token; as tokens are
-    not differentiated, its gradient pulls like that of KL(p_ref, p), and so does GRPO's.
+    `d = log p_ref - log p` is an unbiased, non-negative estimate of KL(p, p_ref) from the sampled token. The sampling
+    itself is not differentiated, so that the gradient of `k` is that of KL(p_ref, p), as in GRPO.
 
     Args:
         log_probs (`torch.Tensor` of shape `(N, T)`): Log-probability of each token under the policy, with gradient.
         advantages (`torch.Tensor` of shape `(N,)`): Reward minus baseline of each caption; not differentiated.
-        mask (`torch.Tensor` of shape `(N, T)`): True at the tokens of the caption, the end token included.
-        logprob_reduction: Weights of the tokens.
-        old_log_probs (`torch.Tensor` of shape `(N, T)`, *optional*): Under the sampling policy.
+        mask (`torch.Tensor` of shape `(N, T)`): True at the tokens of the caption, including the end token.
+        logprob_reduction: Weight of each token, see `LogProbReduction`.
+        old_log_probs (`torch.Tensor` of shape `(N, T)`, *optional*): Log-probabilities under the sampling policy.
         epsilon (`float`, *optional*): Range of the clipped ratio; None does not clip.
-        ref_log_probs (`torch.Tensor` of shape `(N, T)`, *optional*): Under the reference model, for the penalty.
-        beta (`float`): Weight of the penalty.
+        ref_log_probs (`torch.Tensor` of shape `(N, T)`, *optional*): Log-probabilities under the reference model.
+        beta (`float`): Weight of the KL penalty.
         entropy (`torch.Tensor` of shape `(N, T)`, *optional*): Entropy of the distribution of each token, in nats.
         entropy_weight (`float`): Weight of the entropy bonus.
-        normalizer (`torch.Tensor` or `float`, *optional*): Z: captions (tokens, for `"token_mean"`) of the whole
-            optimizer step, if this is only a part of it; by default those passed here.
+        normalizer (`torch.Tensor` or `float`, *optional*): Z: number of captions (tokens, for `"token_mean"`) of the
+            whole optimizer step, if this batch is a part of it. By default those of this batch.
 
     Returns:
-        `dict`: `loss`, a scalar; detached sums over captions of per-caption token means `kl`, `entropy` and
-        `clipped_share`, where they apply.
+        `dict`: The scalar `loss`, and where they apply `kl`, `entropy` and `clipped_share`: detached sums over
+        captions of token means.
 
     Raises:
         ValueError: If shapes disagree, the reduction is unknown, or a term lacks its log-probabilities.
     """
     _check(log_probs, mask, logprob_reduction)
     if advantages.shape != log_probs.shape[:1]:
-        raise ValueError(f"advantages must be ({len(log_probs)},), one per caption, got {tuple(advantages.shape)}.")
+        raise ValueError(f"advantages must be ({len(log_probs)},), one per caption. Got {tuple(advantages.shape)}.")
     for name, value, weight in (
         ("old_log_probs", old_log_probs, 0.0),
         ("ref_log_probs", ref_log_probs, beta),
@@ -118,18 +118,18 @@ def policy_gradient_loss(
         if weight and value is None:
             raise ValueError(f"A weight of {weight} needs {name}. Pass it, or set the weight to 0.")
         if value is not None and value.shape != log_probs.shape:
-            raise ValueError(f"{name} must be {tuple(log_probs.shape)}, as log_probs, got {tuple(value.shape)}.")
+            raise ValueError(f"{name} must be {tuple(log_probs.shape)}, as log_probs. Got {tuple(value.shape)}.")
     mask = mask.bool()
     weights = _weights(mask, logprob_reduction, log_probs.dtype)  # (N, T)
     means = _weights(mask, "mean", log_probs.dtype)
     if normalizer is None:
         normalizer = mask.sum().clamp(min=1) if logprob_reduction == "token_mean" else max(len(mask), 1)
-    # Half precision would round advantages and ratios, and overflow at e^11.
+    # Half precision would round the advantages and overflow at e^11.
     dtype = torch.promote_types(log_probs.dtype, torch.float32)
     advantage = advantages.detach().to(dtype).unsqueeze(1)  # (N, 1)
     named: dict[str, Tensor] = {}
 
-    # Padding is cleared first: after an exponential, NaN and -inf give NaN gradients even if the result is not used.
+    # Clear padding first: after an exponential, NaN and -inf give NaN gradients even if the result is not used.
     log_probs = torch.where(mask, log_probs, 0.0).to(dtype)
     if old_log_probs is None:
         gain = advantage * log_probs

@@ -1,10 +1,10 @@
-r"""SMILE: maximum likelihood over the words of the caption instead of the vocabulary.
+r"""SMILE: maximum likelihood over the words of the caption instead of the whole vocabulary.
 
 Legend: B captions, T tokens, V vocabulary, D features, R random ids.
 
-`smile_loss` is the readable reference on logits. `fused_smile_loss` gives the same numbers from hidden states and the
-head's weight and never builds `(B, T, V)`. In both, logits, hidden states and labels are aligned already: position t
-predicts `labels[:, t]`.
+`smile_loss` is the readable reference, computed from logits. `fused_smile_loss` returns the same values from hidden
+states and the head's weight, and never builds `(B, T, V)`. Both expect aligned inputs: position t predicts
+`labels[:, t]`.
 """
 
 import torch
@@ -18,8 +18,8 @@ from hf_captionrl.losses.linear_log_probs import (
     accumulation_dtype,
     check_head_inputs,
     check_label_range,
-    default_chunk_size,
     product_dtype,
+    resolve_chunk_size,
     supervised_rows,
 )
 from hf_captionrl.losses.vocabulary_subset import (
@@ -52,7 +52,7 @@ __all__ = [
 
 
 def _reduce(losses: Tensor, supervised: Tensor, reduction: Reduction) -> Tensor:
-    """Mean over the supervised tokens, sum, or the losses themselves."""
+    """Mean over the supervised tokens, sum, or no reduction."""
     if reduction == "none":
         return losses
     total = losses.sum()
@@ -77,29 +77,30 @@ def smile_loss(
     r"""Cross-entropy restricted to the words of the reference caption.
 
     Reference: Yue et al. 2023, "Learning Descriptive Image Captioning via Semipermeable MLE", Eq. 2-3, Algorithm 1.
-    Differs from it by: reductions in fp32 with a finite fill, so that fp16 and bf16 logits are safe.
+    Differs from it by: reductions in fp32 with a finite fill value, so that fp16 and bf16 logits are safe.
 
-    Computes `mle_weight * MLE + (1 - mle_weight) * SMILE`. V_D holds the supervised labels of the caption: the end
-    token is in, the prompt, the start token and padding are out.
+    Computes `mle_weight * MLE + (1 - mle_weight) * SMILE`. The subset V_D contains the supervised labels of the
+    caption. It includes the end token and excludes the prompt, the start token and padding.
 
     Args:
         logits (`torch.Tensor` of shape `(B, T, V)`): Unnormalised scores, aligned.
-        labels (`torch.Tensor` of shape `(B, T)`): Token ids; `IGNORE_INDEX` is skipped, anywhere.
-        first_token (`"mle"` or `"smile"`, *optional*): Distribution at the first supervised position: the whole
-            vocabulary, or the subset. By default `"mle"`, and `"smile"` with `subset="random"`, as in the paper.
-        subset: The words a position chooses from: those of the `"caption"`; `"random"` ids and the label; or the
-            `"reverse"`, all but the caption's words, and the label.
+        labels (`torch.Tensor` of shape `(B, T)`): Token ids; `IGNORE_INDEX` is skipped at any position.
+        first_token (`"mle"` or `"smile"`, *optional*): Distribution at the first supervised position: over the whole
+            vocabulary, or over the subset. The default is `"mle"`, or `"smile"` with `subset="random"`, as in the
+            paper.
+        subset: Tokens that a position is normalised over: the words of the `"caption"`; `"random"` ids and the label;
+            or `"reverse"`, the label and all tokens that are not in the caption.
         mle_weight (`float`): The paper's lambda, in [0, 1].
-        mle_label_smoothing (`float`): In [0, 1), of the MLE branch only (paper 0.0, released code 0.1).
+        mle_label_smoothing (`float`): Label smoothing of the MLE term only, in [0, 1) (paper 0.0, released code 0.1).
         num_random (`int`): Ids per draw of the random subset, with replacement.
-        random_draw: One draw a `"sequence"` (paper) or a `"position"` (released code).
-        random_ids (`torch.Tensor` of shape `(B, R)` or `(B, T, R)`, *optional*): Given instead of drawn.
-        pad_token_id (`int`, *optional*): Also leaves this id out of a `"random"` subset, and out of the `"reverse"`
-            one of captions that end in padding, as the released code does. The paper does neither: None.
+        random_draw: One draw per `"sequence"` (paper) or per `"position"` (released code).
+        random_ids (`torch.Tensor` of shape `(B, R)` or `(B, T, R)`, *optional*): Ids to use instead of drawing them.
+        pad_token_id (`int`, *optional*): Excluded from a `"random"` subset, and from the `"reverse"` subset of
+            captions that end in padding, as in the released code. None, as in the paper, excludes nothing.
         generator (`torch.Generator`, *optional*): Source of the random ids, on the labels' device.
         reduction: `"mean"` over the supervised tokens, `"sum"`, or `"none"`.
     Returns:
-        `torch.Tensor`: Nats, >= 0: a scalar, or `(B, T)` with 0 where ignored for `reduction="none"`.
+        `torch.Tensor`: Nats, >= 0: a scalar, or for `reduction="none"` a `(B, T)` tensor, 0 at ignored positions.
     Raises:
         ValueError: If shapes disagree, an option is out of range, or every label is ignored.
     """
@@ -114,8 +115,8 @@ def smile_loss(
     supervised = labels != IGNORE_INDEX  # (B, T)
     if not supervised.any():
         raise ValueError(
-            f"Every one of the {labels.numel()} labels is ignored ({IGNORE_INDEX}), so there is no loss. "
-            "Check that the captions are longer than the prompt and that max_length leaves room for them."
+            f"All {labels.numel()} labels are ignored ({IGNORE_INDEX}), so the loss is undefined. "
+            "Check that the captions are longer than the prompt and that max_length does not truncate them to it."
         )
     logits = logits.to(accumulation_dtype(logits))
     targets = labels.masked_fill(~supervised, 0)
@@ -161,55 +162,55 @@ def fused_smile_loss(
     reduction: Reduction = "mean",
     chunk_size: int | None = None,
 ) -> Tensor:
-    r"""`smile_loss` straight from hidden states and the head's weight, without the logits of the batch.
+    r"""`smile_loss` computed from hidden states and the head's weight, without building the logits of the batch.
 
     Reference: Yue et al. 2023, "Learning Descriptive Image Captioning via Semipermeable MLE", Eq. 2-3, Algorithm 1.
-    Differs from it by: nothing in value; the work is `hidden @ weight[labels].T` and one full row per caption.
+    Differs from it by: cost only, the values are equal. It computes `hidden @ weight[labels].T` and one row of logits
+    over the whole vocabulary per caption.
 
-    A weighted token mean over many batches (gradient accumulation, several processes) is `reduction="sum"` divided by
-    the number of tokens. With every label ignored the result is a 0 that is connected to the graph (zero gradients)
-    rather than an error as in `smile_loss`: looking would stall a GPU, and a process whose micro-batch is empty must
-    still take part in the backward pass of the others.
+    For a weighted token mean over several batches (gradient accumulation, several processes), use `reduction="sum"`
+    and divide by the number of tokens. If every label is ignored, the result is a 0 that is connected to the graph
+    (zero gradients), and not an error as in `smile_loss`: the check would synchronise the GPU, and a process whose
+    micro-batch is empty must still take part in the backward pass.
 
     Args:
         hidden (`torch.Tensor` of shape `(B, T, D)`): Input of the output projection, aligned: position t predicts
             `labels[:, t]`.
-        weight (`torch.Tensor` of shape `(V, D)`): Weight of the output projection, tied to the embeddings or not; no
-            gradient is computed where it is frozen.
-        labels (`torch.Tensor` of shape `(B, T)`): Token ids; `IGNORE_INDEX` is skipped, anywhere.
+        weight (`torch.Tensor` of shape `(V, D)`): Weight of the output projection, tied to the embeddings or not. If
+            it is frozen, its gradient is not computed.
+        labels (`torch.Tensor` of shape `(B, T)`): Token ids; `IGNORE_INDEX` is skipped at any position.
         bias (`torch.Tensor` of shape `(V,)`, *optional*): Bias of the output projection.
-        token_weights (`torch.Tensor` of shape `(B, T)`, *optional*): Factor of each token's loss; the mean still
-            divides by the number of supervised tokens. May carry a gradient.
-        first_token (`"mle"` or `"smile"`, *optional*): Distribution at the first supervised position: the whole
-            vocabulary, or the subset. By default `"mle"`, and `"smile"` with `subset="random"`, as in the paper.
+        token_weights (`torch.Tensor` of shape `(B, T)`, *optional*): Weight of the loss of each token; the mean still
+            divides by the number of supervised tokens. May require a gradient.
+        first_token (`"mle"` or `"smile"`, *optional*): See `smile_loss`.
         subset: `"caption"`, `"random"` or `"reverse"`, see `smile_loss`. `"reverse"` needs a pass over the whole
             vocabulary.
         mle_weight (`float`): The paper's lambda, in [0, 1]; above 0 it needs a pass over the whole vocabulary.
-        mle_label_smoothing (`float`): In [0, 1), of the MLE branch only.
-        softcap (`float`, *optional*): `softcap * tanh(logits / softcap)`, as Gemma's heads do.
+        mle_label_smoothing (`float`): Label smoothing of the MLE term only, in [0, 1).
+        softcap (`float`, *optional*): Logits become `softcap * tanh(logits / softcap)`, as in Gemma.
         num_random (`int`): Ids per draw of the random subset, with replacement.
-        random_draw: One draw a `"sequence"` (paper) or a `"position"` (released code).
-        random_ids (`torch.Tensor` of shape `(B, R)` or `(B, T, R)`, *optional*): Given instead of drawn.
+        random_draw: One draw per `"sequence"` (paper) or per `"position"` (released code).
+        random_ids (`torch.Tensor` of shape `(B, R)` or `(B, T, R)`, *optional*): Ids to use instead of drawing them.
         pad_token_id (`int`, *optional*): See `smile_loss`.
-        generator (`torch.Generator`, *optional*): Source of the random ids, on the labels' device. `torch.compile`
-            takes none: give `random_ids` there.
+        generator (`torch.Generator`, *optional*): Source of the random ids, on the labels' device. Not supported by
+            `torch.compile`: pass `random_ids` instead.
         reduction: `"mean"` over the supervised tokens, `"sum"`, or `"none"`. With `mle_weight > 0` or
-            `subset="reverse"`, `"none"` computes the logits a second time in the backward.
-        chunk_size (`int`, *optional*): Rows of a chunk of the vocabulary pass; 256 on a CPU and 1024 on a GPU by
-            default.
+            `subset="reverse"`, `"none"` computes the logits a second time in the backward pass.
+        chunk_size (`int`, *optional*): Rows per chunk of the pass over the vocabulary; by default 256 on a CPU and
+            1024 on a GPU.
     Returns:
-        `torch.Tensor`: Nats, >= 0: a scalar, or `(B, T)` with 0 where ignored for `reduction="none"`. fp32, or fp64 if
-            an input is.
+        `torch.Tensor`: Nats, >= 0: a scalar, or for `reduction="none"` a `(B, T)` tensor, 0 at ignored positions.
+            fp64 if an input is fp64, else fp32.
     Raises:
-        ValueError: If shapes disagree, an id lies outside the vocabulary, or an option is out of range.
+        ValueError: If shapes disagree, an id is outside the vocabulary, or an option is out of range.
     """
     check_options(first_token, subset, mle_weight, mle_label_smoothing, num_random, random_draw, reduction)
     check_head_inputs(hidden, weight, labels, bias, softcap)
-    chunk_size = default_chunk_size(hidden) if chunk_size is None else chunk_size
-    if chunk_size < 1:
-        raise ValueError(f"chunk_size ({chunk_size}) must be at least 1. Leave it out for the default.")
+    chunk_size = resolve_chunk_size(chunk_size, hidden)
     if token_weights is not None and token_weights.shape != labels.shape:
-        raise ValueError(f"token_weights {tuple(token_weights.shape)} must be (B, T) = {tuple(labels.shape)}.")
+        raise ValueError(
+            f"token_weights {tuple(token_weights.shape)} must be (B, T) = {tuple(labels.shape)}, as labels."
+        )
     dtype = accumulation_dtype(hidden, weight)
     supervised = labels != IGNORE_INDEX  # (B, T)
     targets = labels.masked_fill(~supervised, 0)
@@ -230,8 +231,8 @@ def fused_smile_loss(
         )  # (B, T)
         return _reduce(losses if token_weights is None else losses * token_weights, supervised, reduction)
 
-    # Gradients on the way need weights that are known beforehand; the mean's divisor comes in as the upstream
-    # gradient, where a gradient scaler has already seen to the small numbers of fp16.
+    # The forward pass can compute the gradients only if the token weights are constants. The divisor of the mean stays
+    # outside: it arrives with the upstream gradient, which a gradient scaler has already scaled for fp16.
     scalar = reduction != "none" and not (token_weights is not None and token_weights.requires_grad)
     ones = torch.ones(labels.shape, dtype=dtype, device=labels.device)
     result = FullVocabularyLoss.apply(

@@ -1,9 +1,10 @@
-r"""Which words a position may choose from: the vocabulary subsets of SMILE as columns of scores.
+r"""The vocabulary subsets of SMILE as columns of scores.
 
 Legend: B captions, T tokens, V vocabulary, R random ids, K columns.
 
-A subset is given without `unique` and without dynamic shapes: its columns are the caption's labels in order, target on
-the diagonal, and `-log(multiplicity)` added to a column makes duplicates count once in the normaliser.
+A subset needs neither `unique` nor dynamic shapes: its columns are the labels of the caption in order, so that the
+target of position t is column t. `-log(multiplicity)` is added to each column, so that duplicates count once in the
+normaliser.
 """
 
 from typing import Literal, NamedTuple, get_args
@@ -20,23 +21,16 @@ Subset = Literal["caption", "random", "reverse"]
 RandomDraw = Literal["sequence", "position"]
 Reduction = Literal["mean", "sum", "none"]
 
-# Finite, because a row of -inf gives NaN gradients even behind `where`; used in fp32 and fp64 only (fp16 ends at
-# 65504).
+# Finite, because a row of -inf gives NaN gradients even behind `where`. For fp32 and fp64 only: the largest fp16 is
+# 65504.
 FILL = -1e30
 
 
 class SubsetColumns(NamedTuple):
-    """The subset of every position as columns of scores.
+    """The subset of every position: token ids, and what is added to their scores before the normaliser."""
 
-    Args:
-        ids (`torch.Tensor` of shape `(B, K)`): Token id of each column; the first T are the labels in order (0 where
-            ignored).
-        bias (`torch.Tensor` of shape `(B, T, K)` or `(B, 1, K)`): Added to the scores before the normaliser: minus the
-            logarithm of the column's multiplicity, `FILL` outside the subset.
-    """
-
-    ids: Tensor
-    bias: Tensor
+    ids: Tensor  # (B, K); the first T columns are the labels in order, 0 where ignored
+    bias: Tensor  # (B, T, K) or (B, 1, K); minus the log of the multiplicity, `FILL` outside the subset
 
 
 def check_options(
@@ -48,7 +42,7 @@ def check_options(
     random_draw: str,
     reduction: str,
 ) -> None:
-    """Raises one clear message for an option outside its range."""
+    """Raises if an option is outside its range."""
     for name, value, allowed in (
         ("first_token", first_token, (*get_args(FirstToken), None)),
         ("subset", subset, get_args(Subset)),
@@ -56,26 +50,26 @@ def check_options(
         ("reduction", reduction, get_args(Reduction)),
     ):
         if value not in allowed:
-            raise ValueError(f"{name} ({value!r}) must be one of {', '.join(map(repr, allowed))}.")
+            raise ValueError(f"{name} is {value!r}. Use one of {', '.join(map(repr, allowed))}.")
     if not 0.0 <= mle_weight <= 1.0:
-        raise ValueError(f"mle_weight ({mle_weight}) must lie in [0, 1]. 0 is SMILE alone, 1 is MLE alone.")
+        raise ValueError(f"mle_weight ({mle_weight}) must be in [0, 1]. Use 0 for SMILE alone and 1 for MLE alone.")
     if not 0.0 <= mle_label_smoothing < 1.0:
         raise ValueError(
-            f"mle_label_smoothing ({mle_label_smoothing}) must lie in [0, 1). The authors' MLE branch uses 0.1."
+            f"mle_label_smoothing ({mle_label_smoothing}) must be in [0, 1). Use 0.1 for the authors' setting."
         )
     if num_random < 1:
-        raise ValueError(f"num_random ({num_random}) must be at least 1. The paper draws 10.")
+        raise ValueError(f"num_random ({num_random}) must be at least 1. Use 10 for the paper's setting.")
 
 
 def resolve_first_token(first_token: FirstToken | None, subset: Subset) -> FirstToken:
-    """The paper's rule where nothing is asked for: first-token MLE, except with a random subset."""
+    """The paper's default if None: first-token MLE, except with a random subset."""
     if first_token is not None:
         return first_token
     return "smile" if subset == "random" else "mle"
 
 
 def first_supervised(supervised: Tensor) -> Tensor:
-    """`(B,)` index of each caption's first supervised position; 0 in a caption that has none."""
+    """`(B,)` index of the first supervised position of each caption; 0 if it has none."""
     return supervised.int().argmax(dim=1)
 
 
@@ -86,38 +80,31 @@ def first_positions(supervised: Tensor) -> Tensor:
 
 
 def padded_captions(supervised: Tensor) -> Tensor:
-    """`(B,)` mask of the captions that end in an ignored position, that is: in padding."""
+    """`(B,)` mask of the captions that end in padding (an ignored position)."""
     return ~supervised[:, -1]
 
 
 def draw_random_ids(
     labels: Tensor, vocab_size: int, num_random: int, random_draw: RandomDraw, generator: Generator | None
 ) -> Tensor:
-    """Draws the ids of a random subset uniformly from the whole vocabulary, with replacement.
-
-    Args:
-        labels (`torch.Tensor` of shape `(B, T)`): Gives the shape and the device.
-
-    Returns:
-        `torch.Tensor` of shape `(B, R)` or `(B, T, R)`.
-    """
+    """Ids drawn uniformly from the vocabulary, with replacement: `(B, R)` or `(B, T, R)`, on the labels' device."""
     shape = (*labels.shape, num_random) if random_draw == "position" else (labels.size(0), num_random)
     return torch.randint(vocab_size, shape, generator=generator, device=labels.device)
 
 
 def check_random_ids(random_ids: Tensor, labels: Tensor, vocab_size: int) -> Tensor:
-    """Given ids, `(B, R)` or `(B, T, R)`, on the labels' device."""
+    """Checks `(B, R)` or `(B, T, R)` ids and moves them to the labels' device."""
     if random_ids.shape[:-1] not in (labels.shape[:1], labels.shape):
         raise ValueError(
             f"random_ids {tuple(random_ids.shape)} must be (B, R) or (B, T, R) for labels {tuple(labels.shape)}. "
-            "Leave them out to have them drawn."
+            "Omit them to draw them."
         )
     check_label_range(random_ids, vocab_size, name="random_ids", ignore_index=None)
     return random_ids.to(labels.device)
 
 
 def caption_columns(targets: Tensor, supervised: Tensor, dtype: torch.dtype) -> SubsetColumns:
-    """The words of the caption: T columns shared by all its positions."""
+    """The words of the caption: T columns that all positions share."""
     same = (targets.unsqueeze(2) == targets.unsqueeze(1)) & supervised.unsqueeze(1)  # (B, T, T)
     multiplicity = same.sum(2).clamp(min=1).to(dtype)  # (B, T)
     bias = (-multiplicity.log()).masked_fill(~supervised, FILL)  # (B, T)
@@ -125,19 +112,19 @@ def caption_columns(targets: Tensor, supervised: Tensor, dtype: torch.dtype) -> 
 
 
 def random_columns(targets: Tensor, random_ids: Tensor, pad_token_id: int | None, dtype: torch.dtype) -> SubsetColumns:
-    """The label and the random ids: T columns of labels, open on the diagonal only, then those of the random ids."""
+    """T columns of labels, of which position t sees only column t, followed by the columns of the random ids."""
     B, T = targets.shape
     per_position = random_ids.dim() == 3
     ids = random_ids if per_position else random_ids.unsqueeze(1)  # (B, T or 1, R)
     multiplicity = (ids.unsqueeze(3) == ids.unsqueeze(2)).sum(3).to(dtype)  # (B, T or 1, R)
-    closed = ids == targets.unsqueeze(2)  # (B, T, R): the label has a column of its own
+    closed = ids == targets.unsqueeze(2)  # (B, T, R): the label already has its column
     if pad_token_id is not None:
         closed = closed | (ids == pad_token_id)
     drawn = (-multiplicity.log()).masked_fill(closed, FILL)  # (B, T, R)
     diagonal = torch.eye(T, dtype=torch.bool, device=targets.device)
     own = torch.zeros(T, T, dtype=dtype, device=targets.device).masked_fill(~diagonal, FILL)  # (T, T)
     if per_position:
-        # Each position opens only its own block of R columns.
+        # Each position sees only its block of R columns.
         blocks = drawn.new_full((B, T, T, random_ids.size(2)), FILL)  # (B, T, T, R)
         drawn = torch.where(diagonal.view(1, T, T, 1), drawn.unsqueeze(2), blocks).flatten(2)  # (B, T, T * R)
     return SubsetColumns(
@@ -148,7 +135,7 @@ def random_columns(targets: Tensor, random_ids: Tensor, pad_token_id: int | None
 def excluded_columns(
     targets: Tensor, supervised: Tensor, pad_token_id: int | None, dtype: torch.dtype
 ) -> SubsetColumns:
-    """What the reverse subset leaves out: the words of the caption (`bias` 0 where in use, else `FILL`)."""
+    """The words of the caption, which the reverse subset excludes; the bias is 0 in used columns, else `FILL`."""
     bias = torch.zeros(targets.shape, dtype=dtype, device=targets.device).masked_fill(~supervised, FILL)  # (B, T)
     ids = targets
     if pad_token_id is not None:
@@ -166,7 +153,7 @@ def dense_subset(
     random_ids: Tensor | None,
     pad_token_id: int | None,
 ) -> Tensor:
-    """The subset as a `(B, T, V)` mask, for the readable reference only."""
+    """The subset as a `(B, T, V)` mask, used by the readable reference only."""
     B, T = targets.shape
     captions, _ = supervised.nonzero(as_tuple=True)
     words = torch.zeros(B, vocab_size, dtype=torch.bool, device=targets.device)  # (B, V)

@@ -41,7 +41,7 @@ __all__ = [
     "spice",
 ]
 
-# torch takes seconds to import, so a name loads its module when it is first used. No module has the name of a function,
+# Importing torch takes seconds, so a name loads its module on first use. No module has the name of a function,
 # because importing the module would hide the function.
 _MODULES = {
     "bootstrap": ("bootstrap_interval", "exact_interval", "paired_test", "proportion_interval"),

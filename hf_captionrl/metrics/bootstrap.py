@@ -11,10 +11,10 @@ import numpy as np
 
 __all__ = ["bootstrap_interval", "exact_interval", "paired_test", "proportion_interval"]
 
-# Draws at once: limits the memory to 64 MiB for any N and R.
+# Draws per block: limits the memory to 64 MiB for any N and R.
 _DRAWS = 2**22
-# If there are at least so many samples per different value, the number of times that each value is drawn is sampled
-# directly: the same distribution (multinomial), 100 times faster for recalls, whose values are 0 and 1.
+# With at least this many samples per distinct value, the number of times that each value is drawn is sampled directly:
+# the same distribution (multinomial), 100 times faster for recalls, whose values are 0 and 1.
 _SAMPLES_A_VALUE = 16
 _LARGEST = (np.finfo(np.float64).min, np.finfo(np.float64).max)
 # Largest rounding difference of two sums of the same numbers in another order, relative to the sum of their magnitudes.
@@ -22,14 +22,7 @@ _ROUNDING = 64 * np.finfo(np.float64).eps
 
 
 def check_values(values: Any, name: str) -> np.ndarray:
-    """A float64 vector without NaN.
-
-    Returns:
-        `numpy.ndarray` of shape `(N,)`: float64.
-
-    Raises:
-        ValueError: If they are not a vector of numbers, are empty, or a number is not finite (its index is named).
-    """
+    """A vector of at least one finite number as `(N,)` float64; errors name the index."""
     if hasattr(values, "detach"):  # a tensor: NumPy does not support bf16 and GPUs, and importing torch takes seconds
         values = values.detach().double().cpu()
     try:
@@ -61,6 +54,15 @@ def _unscaled(value: float, exponent: int) -> float:
     if not np.isfinite(found):
         raise ValueError(f"The result, {value} * 2**{exponent}, is too large for a float. Use larger units.")
     return found
+
+
+def _values_and_weights(values: Any, weights: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Values and weights, by default 1 each, both `(N,)` float64."""
+    numbers = check_values(values, "values")
+    sizes = np.ones_like(numbers) if weights is None else check_values(weights, "weights")
+    if len(sizes) != len(numbers):
+        raise ValueError(f"{len(numbers)} values and {len(sizes)} weights. Pass one weight per value.")
+    return numbers, sizes
 
 
 def _by_group(values: np.ndarray, groups: Sequence[Any] | None) -> np.ndarray:
@@ -111,10 +113,7 @@ def bootstrap_interval(
         ValueError: If lengths differ, a value is not finite, weights are negative or all 0, or an option is out of
             range.
     """
-    numbers = check_values(values, "values")
-    sizes = np.ones_like(numbers) if weights is None else check_values(weights, "weights")
-    if len(sizes) != len(numbers):
-        raise ValueError(f"{len(numbers)} values and {len(sizes)} weights. Pass one weight per value.")
+    numbers, sizes = _values_and_weights(values, weights)
     if (sizes < 0).any() or sizes.sum() == 0:
         raise ValueError("weights must not be negative, and not all 0. Leave out samples without weight.")
     if not 0 < confidence < 1:
@@ -214,10 +213,7 @@ def proportion_interval(
     Raises:
         ValueError: If a value is negative or above its weight, or as [`bootstrap_interval`].
     """
-    numbers = check_values(values, "values")
-    sizes = np.ones_like(numbers) if weights is None else check_values(weights, "weights")
-    if len(sizes) != len(numbers):
-        raise ValueError(f"{len(numbers)} values and {len(sizes)} weights. Pass one weight per value.")
+    numbers, sizes = _values_and_weights(values, weights)
     bad = np.flatnonzero((numbers < 0) | (numbers > sizes))
     if len(bad):
         i = bad[0]

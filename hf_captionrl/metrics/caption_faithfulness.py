@@ -1,6 +1,6 @@
 """Faithfulness: CHAIR with object lists, and any checker of facts.
 
-Every retrieval number is shown beside one of these, because captions that retrieve their image can still be wrong.
+Every retrieval number is shown with one of these, because captions that retrieve their image can still be wrong.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""Pairs of captions of one image of which CIDEr-D prefers the worse one, chosen by rule and counted.
+"""Finds and counts pairs of captions of one image of which CIDEr-D prefers the worse one.
 
 Legend: N images.
 """
@@ -40,11 +40,11 @@ def _columns(values: Mapping[str, Any] | None, names: list[str], number: int, wh
     found = {}
     for name in names:
         if name not in values:
-            raise ValueError(f"{what} lacks {name!r}; it has {sorted(values)}. Give one list per captioner.")
+            raise ValueError(f"{what} lacks {name!r}; it has {sorted(values)}. Pass one list per captioner.")
         found[name] = check_values(values[name], f"{what}[{name!r}]")
         if len(found[name]) != number:
             raise ValueError(
-                f"{what}[{name!r}] has {len(found[name])} numbers for {number} images. Give one per image."
+                f"{what}[{name!r}] has {len(found[name])} numbers for {number} images. Pass one per image."
             )
     return found
 
@@ -57,7 +57,7 @@ def cider_failures(
     ranks: Mapping[str, Any] | None = None,
     min_gap: float = 0.0,
 ) -> dict[str, Any]:
-    """Pairs of captions of which CIDEr-D prefers the less faithful one, or the one with the larger rank.
+    """Find pairs of captions of which CIDEr-D prefers the less faithful one, or the one with the larger rank.
 
     Reference: Gaur et al. 2024 (No Detail Left Behind), Figure 6 and Appendix C.6, which show such captions. Here every
     pair of captioners is compared on every image. Of two captions of one image with different CIDEr-D:
@@ -71,13 +71,13 @@ def cider_failures(
     """
     names = list(scores)
     if len(names) < 2:
-        raise ValueError(f"scores are of {names}. Give at least two captioners.")
+        raise ValueError(f"scores are of {names}. Pass at least two captioners.")
     if (wrong is None) != (recalled is None):
         raise ValueError(
             "wrong and recalled must be given together, because a caption without claims is not faithful."
         )
     if wrong is None and ranks is None:
-        raise ValueError("CIDEr-D is compared with nothing. Give wrong and recalled, or ranks.")
+        raise ValueError("There is nothing to compare CIDEr-D with. Pass wrong and recalled, or ranks.")
     if min_gap < 0:
         raise ValueError(f"min_gap ({min_gap}) must be at least 0.")
     number = len(check_values(scores[names[0]], f"scores[{names[0]!r}]"))
@@ -146,7 +146,7 @@ def unrewarded(
         raise ValueError(f"below ({below}) must be above 0, the smallest value of CIDEr-D.")
     names = list(scores)
     if not names:
-        raise ValueError("scores is empty. Give at least one captioner.")
+        raise ValueError("scores is empty. Pass at least one captioner.")
     number = len(check_values(scores[names[0]], f"scores[{names[0]!r}]"))
     cider, said = _columns(scores, names, number, "scores"), _columns(right, names, number, "right")
     errors = _columns(wrong, names, number, "wrong")

@@ -102,7 +102,7 @@ def caption_perplexity(
         )
     name = getattr(model.config, "_name_or_path", "") or getattr(model.config, "model_type", "")
     if name and Path(name).is_dir():
-        name = Path(name).resolve().name  # paths of one machine mean nothing on another
+        name = Path(name).resolve().name  # local paths are not meaningful on other machines
     return {
         "perplexity": float(torch.exp(nats.sum() / scored.sum())),  # infinite, not an error, above e^709
         "mean_perplexity": float(per_sample[scored > 0].mean()),

@@ -7,14 +7,7 @@ __all__ = ["signature"]
 
 
 def signature(**parts: Any) -> str:
-    """Join everything that a result depends on.
-
-    Returns:
-        `str`: Such as `"pool:5000|ties:against|dtype:float32|hf_captionrl:0.1.0"`.
-
-    Raises:
-        ValueError: If a value contains a line break.
-    """
+    """Everything that a result depends on, such as `"pool:5000|ties:against|dtype:float32|hf_captionrl:0.1.0"`."""
     written = []
     for name, value in parts.items():
         if value is None or value == "":

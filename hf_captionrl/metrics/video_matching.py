@@ -34,7 +34,6 @@ def emscore(
     tokens of a reference replace the frames, and its last token replaces the mean frame. Of several references the best
     value counts, separately for each number, as in the authors' code; the result is the mean of that and the score with
     the video.
-    Differs from it by: nothing.
 
     Args:
         token_features: N arrays of shape `(T, D)`, projected features of the tokens of each caption, EOS last.

@@ -1,4 +1,4 @@
-"""Which words tell caption sources apart, and how long captions are.
+"""Words that distinguish caption sources, and lengths of captions.
 
 Legend: S sources (captioners, people), L lemmas.
 """
@@ -30,7 +30,7 @@ Tagger = Callable[[Sequence[str]], Iterable[Sequence[tuple[str, str]]]]
 """Maps captions to the (lemma, part of speech) pairs of each; parts of speech are those of Universal Dependencies."""
 
 PARTS_OF_SPEECH = ("NOUN", "ADJ")
-"""The parts of speech in DiscriTune's tables, as the most visually descriptive ones."""
+"""The parts of speech in DiscriTune's tables, the most visually descriptive ones."""
 
 
 def spacy_tagger(model: str | None = None, *, batch_size: int = 256) -> Tagger:
@@ -62,7 +62,7 @@ def local_mutual_information(counts: Mapping[str, Mapping[str, int]]) -> dict[st
         ValueError: If there are fewer than two sources, a count is negative, or no word is counted.
     """
     if len(counts) < 2:
-        raise ValueError(f"counts has {len(counts)} source. Give at least two sources to compare.")
+        raise ValueError(f"counts has {len(counts)} source. Pass at least two sources to compare.")
     for source, words in counts.items():
         for word, count in words.items():
             if not (isinstance(count, Real) and 0 <= count < math.inf):
@@ -111,7 +111,7 @@ def characteristic_words(
         ModuleNotFoundError: If no tagger is given and spaCy is not installed.
     """
     if len(sources) < 2:
-        raise ValueError(f"sources has {len(sources)} source. Give at least two sources to compare.")
+        raise ValueError(f"sources has {len(sources)} source. Pass at least two sources to compare.")
     tag = spacy_tagger() if tagger is None else tagger
     counts: dict[str, dict[str, Counter[str]]] = {part: {source: Counter() for source in sources} for part in parts}
     for source, captions in sources.items():

@@ -1,8 +1,8 @@
-"""Makes the Auto classes of transformers know our models, without importing transformers for it.
+"""Registers our models with the Auto classes of transformers, without importing transformers.
 
 `import hf_captionrl` must stay fast, and the Auto classes cannot be imported without torch. `lazy_import` therefore
-registers our classes when the modules of the Auto classes are first used, or at once where they are imported already.
-What is registered is lazy too: the model class is imported when it is first asked for.
+registers our classes when the modules of the Auto classes are first imported, or at once if they already are. The
+registered entries are lazy too: the model class is imported on first access.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ def _register_config() -> None:
 
 
 class _OnFirstUse(dict[Any, Any]):
-    """Classes by configuration, some of which are imported when they are first asked for.
+    """From configurations to classes, which may be imported on first access.
 
-    An Auto class's module is imported by modules that our classes themselves import, so nothing may be imported there.
+    Our classes import modules that in turn import the Auto classes, so they cannot be imported during registration.
     """
 
     def __init__(self, content: dict[Any, Any]) -> None:
@@ -39,7 +39,7 @@ class _OnFirstUse(dict[Any, Any]):
             self._waiting[key] = load
 
     def __getitem__(self, key: Any) -> Any:
-        # Another thread may ask at the same time: it gets the same class, and either may be done first.
+        # Another thread may load at the same time: both get the same class, in any order.
         load = self._waiting.get(key)
         if load is not None:
             self[key] = load()
@@ -54,7 +54,7 @@ class _OnFirstUse(dict[Any, Any]):
 
 
 def _wait(mapping: Any, load: Callable[[], Any]) -> None:
-    """Put a class that is yet to be imported where `Auto....register` would put it."""
+    """Register a class that is not yet imported, as `Auto....register` would."""
     from hf_captionrl.models.clipcap.configuration_clipcap import ClipCapConfig
 
     if not isinstance(mapping._extra_content, _OnFirstUse):
@@ -91,10 +91,10 @@ _REGISTER = {
     "transformers.models.auto.modeling_auto": _register_model,
     "transformers.models.auto.processing_auto": _register_processor,
 }
-"""Modules of transformers, and what is called after they are imported."""
+"""From modules of transformers to the functions that are called after their import."""
 
 
 def register_auto_classes() -> None:
-    """Register with the Auto classes, now or as soon as they are imported; `import hf_captionrl` calls this."""
+    """Register with the Auto classes, now or when they are imported. Called by `import hf_captionrl`."""
     for name, register in _REGISTER.items():
         call_after_import(name, register)

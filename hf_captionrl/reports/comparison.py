@@ -48,7 +48,7 @@ class Section:
 def _check(sections: Sequence[Section]) -> list[str]:
     """Names of the captioners."""
     if not sections:
-        raise ValueError("There are no sections. Give at least one paper's table.")
+        raise ValueError("There are no sections. Pass at least one paper's table.")
     for section in sections:
         check_rows(section.rows, section.columns)
     names = [row["name"] for row in sections[0].rows]
@@ -56,7 +56,7 @@ def _check(sections: Sequence[Section]) -> list[str]:
         if [row["name"] for row in section.rows] != names:
             raise ValueError(
                 f"{section.title!r} compares {[row['name'] for row in section.rows]}, but {sections[0].title!r} "
-                f"{names}. Give the same captioners in the same order."
+                f"{names}. Pass the same captioners in the same order."
             )
     return names
 

@@ -89,7 +89,7 @@ def write_curves(
 
 def _check(histories: Mapping[str, History], x: str) -> None:
     if not histories:
-        raise ValueError("There are no histories. Give at least one method with one evaluation.")
+        raise ValueError("There are no histories. Pass at least one method with one evaluation.")
     for name, history in histories.items():
         if not history:
             raise ValueError(f"{name!r} has no evaluation. Leave the method out, or evaluate it at least once.")

@@ -1,7 +1,7 @@
 """A gallery of images and captions as one HTML file.
 
-The file is self-contained: it includes images, style and script, and its content security policy lets a browser fetch
-nothing and run only the gallery's own script. Captions come from models and people; they are always escaped.
+The file is self-contained: it includes images, style and script, and its content security policy forbids requests and
+other scripts. Captions come from models and people; they are always escaped.
 """
 
 import base64
@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 Verdict = Literal["right", "wrong", "misbound"]
-"""Verdict on a claim; a misbound claim is wrong, but true of something else in the scene."""
+"""Verdict on a claim; a misbound claim is wrong, but true of another object in the scene."""
 
 _MAX_SIDE = 512
 """Longest side of an image in the file, in pixels."""

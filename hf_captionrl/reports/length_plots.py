@@ -27,7 +27,7 @@ def write_length_histogram(
     different size can be compared; a dotted line marks each mean.
     """
     if not lengths:
-        raise ValueError("There are no lengths. Give at least one source with one caption.")
+        raise ValueError("There are no lengths. Pass at least one source with one caption.")
     counted = {}
     for name, values in lengths.items():
         array = np.asarray(values)

@@ -1,7 +1,7 @@
 """Several captions per captioner for a few images, side by side in one HTML file.
 
-The file is self-contained, has no script, and its content security policy lets a browser fetch nothing. Captions come from
-models and people; they are always escaped.
+The file is self-contained, has no script, and its content security policy forbids requests. Captions come from models and
+people; they are always escaped.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Columns that some tables have beside `COLUMNS`."""
+"""Columns that some tables have in addition to `COLUMNS`."""
 
 from __future__ import annotations
 

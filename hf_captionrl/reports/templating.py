@@ -1,4 +1,4 @@
-"""Renders HTML pages: templates escape all values, and a content security policy names style and script by their hashes."""
+"""Renders self-contained HTML pages: all values are escaped, and a content security policy allows only our style and script."""
 
 from __future__ import annotations
 
@@ -56,12 +56,5 @@ def render_page(template: str, *, styles: Sequence[str], scripts: Sequence[str] 
 
 
 def content_hash(text: str) -> str:
-    """The hash by which a content security policy allows a source.
-
-    Args:
-        text: Style or script.
-
-    Returns:
-        `str`: `sha256-...`.
-    """
+    """The hash of a style or script in a content security policy: `sha256-...`."""
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode('utf-8')).digest()).decode('ascii')}"

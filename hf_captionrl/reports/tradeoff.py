@@ -95,7 +95,7 @@ def write_diversity_tradeoff(
 
 def _check(curves: Mapping[str, Sequence[Point]], precision: str) -> None:
     if not curves:
-        raise ValueError("There are no captioners. Give at least one with one point.")
+        raise ValueError("There are no captioners. Pass at least one with one point.")
     for name, points in curves.items():
         if not points:
             raise ValueError(f"{name!r} has no point. Leave the captioner out, or sample from it.")

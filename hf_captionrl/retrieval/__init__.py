@@ -30,7 +30,7 @@ __all__ = [
     "training_bags",
 ]
 
-# torch, transformers and open_clip take seconds to import; a name loads its module when it is first used.
+# torch, transformers and open_clip take seconds to import, so modules are imported on first use of their names.
 _MODULES = {
     "bag_files": ("BagFile", "NeighbourFile", "load_bags", "load_neighbours", "save_bags", "save_neighbours"),
     "bags": ("bag_similarities", "candidate_bags", "curate_bags", "training_bags"),

@@ -1,6 +1,6 @@
 """Files of bags and of ranked neighbours, with image ids (not row numbers) and the signature of the scorer.
 
-Legend: N images, k ranked neighbours of an image, K images of a bag, T bags.
+Legend: N images, k ranked neighbours per image, K images per bag, T bags.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ __all__ = [
 ]
 
 BAG_FORMATS = (".parquet", ".json")
-"""Endings of a file of bags."""
+"""Suffixes of bag files."""
 
 Features = Literal["image", "multimodal"]
-"""Features of the similarity: of the images alone, or of images and captions."""
+"""Features that define the similarity: of the images alone, or of images and captions."""
 
-_KEY = b"captionrl"  # of the metadata in a Parquet file
+_KEY = b"captionrl"  # key of the metadata in a Parquet file
 
 
 @dataclass(frozen=True)
@@ -41,11 +41,11 @@ class BagFile:
     """Bags and their provenance.
 
     Attributes:
-        bags: Bags of image ids, of any sizes, the query first.
-        similarities: Mean cosine between the query and the others, one per bag.
-        signature: Of the scorer, `model@revision|...`.
-        features: Features of the similarity, `"image"` or `"multimodal"`.
-        kind: `"truematch"` and `"training"` bags are disjoint within a size; `"candidates"` may overlap.
+        bags: Bags of image ids, of any sizes; the first image of a bag is the query.
+        similarities: Mean cosine similarity between the query and the other images, one per bag.
+        signature: Signature of the scorer, `model@revision|...`.
+        features: Features that define the similarity, `"image"` or `"multimodal"`.
+        kind: `"truematch"` and `"training"` bags of the same size are disjoint; `"candidates"` may overlap.
     """
 
     bags: list[list[str]]
@@ -71,13 +71,13 @@ class BagFile:
             image_ids: Id of each row.
 
         Returns:
-            `dict[int, list[list[int]]]`: Bags by their size, as `bag_ranks` and the metrics expect them.
+            `dict[int, list[list[int]]]`: From bag sizes to bags, as `bag_ranks` and the metrics expect them.
 
         Raises:
             ValueError: If an id is not in the data set.
         """
         row = _row_of(image_ids)
-        _check_known(self.bags, row, "The file of bags")
+        _check_known(self.bags, row, "The bag file")
         found: dict[int, list[list[int]]] = {}
         for bag in self.bags:
             found.setdefault(len(bag), []).append([row[i] for i in bag])
@@ -90,10 +90,10 @@ class NeighbourFile:
 
     Attributes:
         indices (`torch.Tensor` of shape `(N, k)`): int64 rows, most similar first.
-        similarities (`torch.Tensor` of shape `(N, k)`): Their float32 cosines.
+        similarities (`torch.Tensor` of shape `(N, k)`): Their cosine similarities, float32.
         image_ids: Id of each row.
-        signature: Of the scorer, `model@revision|...`.
-        features: Features of the similarity, `"image"` or `"multimodal"`.
+        signature: Signature of the scorer, `model@revision|...`.
+        features: Features that define the similarity, `"image"` or `"multimodal"`.
     """
 
     indices: Tensor
@@ -104,17 +104,17 @@ class NeighbourFile:
 
 
 def save_bags(path: str | Path, file: BagFile) -> Path:
-    """Write bags as Parquet or JSON, by the ending.
+    """Write bags as Parquet or JSON, depending on the suffix.
 
     Args:
-        path: Where to write, ending in .parquet or .json.
+        path: Output path, ending in .parquet or .json.
         file: The bags.
 
     Returns:
         `Path`: The path written.
 
     Raises:
-        ValueError: If the ending is another, the signature names no revision, or a bag is bad.
+        ValueError: If the suffix is not supported, the signature has no revision, or a bag is invalid.
     """
     path = Path(path)
     _check_ending(path, BAG_FORMATS)
@@ -145,24 +145,24 @@ def save_bags(path: str | Path, file: BagFile) -> Path:
 
 
 def load_bags(path: str | Path, *, image_ids: Sequence[Any] | None = None, signature: str | None = None) -> BagFile:
-    """Read bags, refusing those of another data set or another scorer.
+    """Read bags, and check that they belong to the data set and the scorer.
 
     Args:
         path: File from [`save_bags`].
-        image_ids: Ids of the data set the bags are for.
-        signature: Signature of the scorer they must come from, as `Scorer.signature`, or its part `model@revision`.
+        image_ids: Ids of the data set.
+        signature: Expected `Scorer.signature`, or its first part `model@revision`.
 
     Returns:
         `BagFile`: The bags.
 
     Raises:
-        FileNotFoundError: If there is no such file.
-        ValueError: If it is not a file of bags, an id is unknown or repeated, or the scorer differs.
+        FileNotFoundError: If the file does not exist.
+        ValueError: If it is not a bag file, an id is unknown or repeated, or the scorer differs.
     """
     path = Path(path)
     _check_ending(path, BAG_FORMATS)
     if not path.is_file():
-        raise FileNotFoundError(f"There is no file {str(path)!r}. Make one with `captionrl bags`.")
+        raise FileNotFoundError(f"There is no file {str(path)!r}. Create it with `captionrl bags`.")
     try:
         if path.suffix == ".json":
             head = json.loads(path.read_text(encoding="utf-8"))
@@ -183,7 +183,7 @@ def load_bags(path: str | Path, *, image_ids: Sequence[Any] | None = None, signa
         )
     except (KeyError, TypeError, ValueError, OSError) as error:
         raise ValueError(
-            f"{path} is no file of bags ({type(error).__name__}: {error}). `captionrl bags` makes one."
+            f"{path} is not a bag file ({type(error).__name__}: {error}). Create one with `captionrl bags`."
         ) from error
     _check_bag_file(file, str(path))
     _check_signature(file.signature, signature, str(path))
@@ -196,14 +196,14 @@ def save_neighbours(path: str | Path, file: NeighbourFile) -> Path:
     """Write ranked neighbours as safetensors.
 
     Args:
-        path: Where to write, ending in .safetensors.
+        path: Output path, ending in .safetensors.
         file: The neighbours.
 
     Returns:
         `Path`: The path written.
 
     Raises:
-        ValueError: If the ending is another, shapes disagree, or the neighbours fit no data set.
+        ValueError: If the suffix is not supported, shapes disagree, or the neighbours are invalid.
     """
     from safetensors.torch import save
 
@@ -216,10 +216,10 @@ def save_neighbours(path: str | Path, file: NeighbourFile) -> Path:
     _check_revision(file.signature, str(path))
     if file.similarities.shape != file.indices.shape:
         raise ValueError(
-            f"indices have shape {tuple(file.indices.shape)} and similarities {tuple(file.similarities.shape)}. Give "
-            "both as nearest_neighbours returns them."
+            f"indices have shape {tuple(file.indices.shape)} and similarities {tuple(file.similarities.shape)}, but must "
+            "have the same. Pass both as nearest_neighbours returns them."
         )
-    # Ids as bytes of a tensor: a safetensors header ends at 100 MB, which is some millions of ids.
+    # Ids are bytes of a tensor, because a safetensors header is limited to 100 MB, a few million ids.
     names = json.dumps([str(i) for i in file.image_ids]).encode("ascii")
     tensors = {
         "indices": file.indices.int().contiguous(),
@@ -236,15 +236,15 @@ def load_neighbours(
 
     Args:
         path: File from [`save_neighbours`].
-        image_ids: Ids of the data set; where it holds the same images in another order, rows are renumbered.
-        signature: Signature of the scorer they must come from, or its part `model@revision`.
+        image_ids: Ids of the data set; if it has the same images in another order, rows are renumbered.
+        signature: Expected `Scorer.signature`, or its first part `model@revision`.
 
     Returns:
         `NeighbourFile`: The neighbours.
 
     Raises:
-        FileNotFoundError: If there is no such file.
-        ValueError: If it is not a file of neighbours, the scorer differs, or the data set holds other images.
+        FileNotFoundError: If the file does not exist.
+        ValueError: If it is not a neighbour file, the scorer differs, or the data set has other images.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -253,7 +253,7 @@ def load_neighbours(
     path = Path(path)
     _check_ending(path, (".safetensors",))
     if not path.is_file():
-        raise FileNotFoundError(f"There is no file {str(path)!r}. Make one with `captionrl bags --mode neighbours`.")
+        raise FileNotFoundError(f"There is no file {str(path)!r}. Create it with `captionrl bags --mode neighbours`.")
     try:
         with safe_open(path, framework="pt") as opened:
             head = opened.metadata() or {}
@@ -262,8 +262,8 @@ def load_neighbours(
         found, features = head["signature"], head["features"]
     except (KeyError, ValueError, SafetensorError) as error:
         raise ValueError(
-            f"{path} is no file of neighbours ({type(error).__name__}: {error}). `captionrl bags --mode neighbours` "
-            "makes one."
+            f"{path} is not a neighbour file ({type(error).__name__}: {error}). Create one with `captionrl bags --mode "
+            "neighbours`."
         ) from error
     _check_signature(found, signature, str(path))
     check_neighbours(indices, len(names))
@@ -271,10 +271,10 @@ def load_neighbours(
         row = _row_of(image_ids)
         unknown = [name for name in names if name not in row]
         if unknown or len(names) != len(row):
-            which = f"holds image {unknown[0]!r}, which the data set does not" if unknown else "lacks some of them"
+            which = f"image {unknown[0]!r} is not in the data set" if unknown else "some images are not in the file"
             raise ValueError(
-                f"{path} has neighbours of {len(names)} images and the data set has {len(row)}; it {which}. Make the "
-                "file again for this data set."
+                f"{path} has neighbours of {len(names)} images, but the data set has {len(row)} images: {which}. Create "
+                "the file again for this data set."
             )
         to = torch.tensor([row[name] for name in names])  # row of the data set of each row of the file
         order = to.argsort()
@@ -287,54 +287,55 @@ def _row_of(image_ids: Sequence[Any]) -> dict[str, int]:
     if len(row) < len(image_ids):
         seen: set[str] = set()
         twice = next(i for i in map(str, image_ids) if i in seen or seen.add(i))  # type: ignore[func-returns-value]
-        raise ValueError(
-            f"image_ids holds {twice!r} twice, so a bag cannot say which image it means. Make ids unique."
-        )
+        raise ValueError(f"image_ids contains {twice!r} twice, but bags need unique ids. Make the ids unique.")
     return row
 
 
 def _check_ending(path: Path, endings: Sequence[str]) -> None:
     if path.suffix not in endings:
-        raise ValueError(f"{str(path)!r} must end in {' or '.join(endings)}.")
+        raise ValueError(f"The name of {str(path)!r} has an unsupported suffix. Use {' or '.join(endings)}.")
 
 
 def _check_revision(signature: str, name: str) -> None:
     model, _, revision = signature.partition("@")
     if not model or not revision:
-        raise ValueError(
-            f"{name}: the signature is {signature!r}, but must name model and revision. Pass scorer.signature."
-        )
+        raise ValueError(f"{name}: the signature is {signature!r}, but must be model@revision. Pass scorer.signature.")
 
 
-def _check_signature(found: str, wanted: str | None, name: str) -> None:
-    if wanted is not None and found != wanted and not (wanted and found.startswith(f"{wanted}|")):
+def _check_signature(found: str, expected: str | None, name: str) -> None:
+    if expected is not None and found != expected and not (expected and found.startswith(f"{expected}|")):
         raise ValueError(
-            f"{name} was made with features of {found!r}, and {wanted!r} is wanted. Make it again with that scorer, or "
-            "use the scorer it was made with."
+            f"{name} was created with features of {found!r}, but the scorer is {expected!r}. Create it again with this "
+            "scorer, or use the other one."
         )
 
 
 def _check_bag_file(file: BagFile, name: str) -> None:
     _check_revision(file.signature, name)
     if len(file.bags) != len(file.similarities):
-        raise ValueError(f"{name}: there are {len(file.bags)} bags and {len(file.similarities)} similarities.")
+        raise ValueError(
+            f"{name}: there are {len(file.bags)} bags and {len(file.similarities)} similarities. Use one similarity per "
+            "bag."
+        )
     if not file.bags:
-        raise ValueError(f"{name} holds no bags. Are there fewer images than a bag takes?")
+        raise ValueError(f"{name} has no bags. Use bags that are smaller than the number of images.")
     where: dict[tuple[int, str], int] = {}
     for number, bag in enumerate(file.bags):
         if len(bag) < 2:
-            raise ValueError(f"{name}: bag {number} has {len(bag)} image(s); a bag needs at least 2.")
+            raise ValueError(f"{name}: bag {number} has {len(bag)} image(s). Use at least 2 images per bag.")
         if len(set(bag)) < len(bag):
             twice = next(i for i in bag if bag.count(i) > 1)
-            raise ValueError(f"{name}: bag {number} holds image {twice!r} twice; its copy would count against it.")
+            raise ValueError(
+                f"{name}: bag {number} contains image {twice!r} twice, so the copy would be a distractor of it. Remove it."
+            )
         if file.kind == "candidates":
             continue
         for image_id in bag:
             first = where.setdefault((len(bag), image_id), number)
             if first != number:
                 raise ValueError(
-                    f"{name}: image {image_id!r} stands in bags {first} and {number}, both of {len(bag)}. Bags of kind "
-                    f"{file.kind!r} are disjoint; only 'candidates' may overlap."
+                    f"{name}: image {image_id!r} is in bags {first} and {number}, both of size {len(bag)}. Bags of kind "
+                    f"{file.kind!r} must be disjoint. Use kind 'candidates' for bags that overlap."
                 )
 
 
@@ -343,6 +344,6 @@ def _check_known(bags: Sequence[Sequence[str]], row: dict[str, int], name: str) 
         for image_id in bag:
             if image_id not in row:
                 raise ValueError(
-                    f"{name}: bag {number} holds image {image_id!r}, which is not in the data set of {len(row)} images. "
-                    "Make the bags again for this data set."
+                    f"{name}: bag {number} contains image {image_id!r}, which is not in the data set of {len(row)} images. "
+                    "Create the bags again for this data set."
                 )

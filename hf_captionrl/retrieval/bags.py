@@ -1,7 +1,7 @@
 """Bags of similar images: candidates, TrueMatch's curation, and disjoint bags for training.
 
 Reference: No Detail Left Behind, Algorithms 1 and 2 and section B.2.
-Legend: N images, D features, k ranked neighbours of an image, K images of a bag, T bags.
+Legend: N images, D features, k ranked neighbours per image, K images per bag, T bags.
 """
 
 from __future__ import annotations
@@ -27,29 +27,29 @@ __all__ = [
 ]
 
 TOP_NEIGHBOURS = 200
-"""Number of ranked neighbours that training bags choose images from (B.2)."""
+"""Number of ranked neighbours from which training bags are filled (B.2)."""
 
 
 def candidate_bags(
     features: Any, bag_size: int, *, block_size: int | None = None, device: str | torch.device | None = None
 ) -> tuple[Tensor, Tensor]:
-    """A bag for each image: the image and the K - 1 most similar ones (Algorithm 1). Bags overlap.
+    """One bag per image: the image and the K - 1 most similar ones (Algorithm 1). Bags overlap.
 
     Args:
-        features (array or tensor of shape `(N, D)`): From [`multimodal_features`], or of the images alone.
+        features (array or tensor of shape `(N, D)`): From [`multimodal_features`], or features of the images alone.
         bag_size: K, from 2 to N.
-        block_size: Images per block of the product, as for [`nearest_neighbours`].
-        device: Where the products run.
+        block_size: Images per block of the product, see [`nearest_neighbours`].
+        device: Device of the products.
 
     Returns:
-        `tuple`: bags, an int64 tensor of shape `(N, K)`, the query first; and their intra-bag similarity, float32 of
-        shape `(N,)`, the mean cosine between the query and the others.
+        `tuple`: int64 bags of shape `(N, K)`, the query first, and their float32 similarities of shape `(N,)`: the mean
+        cosine similarity between the query and the other images.
 
     Raises:
-        ValueError: If features are bad or there are not `bag_size` images.
+        ValueError: If features are invalid or there are fewer than `bag_size` images.
     """
     if not 2 <= bag_size <= len(features):
-        raise ValueError(f"bag_size is {bag_size}, but must lie between 2 and the {len(features)} images.")
+        raise ValueError(f"bag_size is {bag_size}, but must be between 2 and {len(features)}, the number of images.")
     indices, similarities = nearest_neighbours(features, bag_size - 1, block_size=block_size, device=device)
     return torch.cat([torch.arange(len(indices))[:, None], indices], dim=1), similarities.mean(dim=1)
 
@@ -57,26 +57,26 @@ def candidate_bags(
 def curate_bags(bags: Any, similarities: Any) -> tuple[Tensor, Tensor]:
     """Keep the most similar bag of each visual concept (Algorithm 2, TrueMatch).
 
-    Bags are visited from the most similar to the least (equal ones in their order), and one is kept if it shares no
-    image with those kept before.
+    Bags are visited in descending order of similarity (ties in their original order). A bag is kept if it shares no
+    image with the bags kept before.
 
     Args:
         bags (array or tensor of shape `(T, K)`): Rows of images.
-        similarities (array or tensor of shape `(T,)`): Intra-bag similarities.
+        similarities (array or tensor of shape `(T,)`): Similarities within the bags.
 
     Returns:
-        `tuple`: the kept bags, int64 of shape `(Q, K)`, and their similarities, of shape `(Q,)`, in descending order.
+        `tuple`: The kept bags, int64 of shape `(Q, K)`, and their similarities `(Q,)`, in descending order.
 
     Raises:
-        ValueError: If shapes disagree, or a similarity is not a number.
+        ValueError: If shapes disagree, or a similarity is NaN.
     """
     rows, scores = torch.as_tensor(bags), torch.as_tensor(similarities)
     if rows.ndim != 2 or scores.shape != rows.shape[:1]:
         raise ValueError(
-            f"bags must have shape (T, K) and similarities (T,), got {tuple(rows.shape)} and {tuple(scores.shape)}."
+            f"bags must have shape (T, K) and similarities (T,). Got {tuple(rows.shape)} and {tuple(scores.shape)}."
         )
     if scores.isnan().any():
-        raise ValueError(f"similarities[{int(scores.isnan().nonzero()[0])}] is not a number. Look at that image.")
+        raise ValueError(f"similarities[{int(scores.isnan().nonzero()[0])}] is NaN. Check the features of that image.")
     order = scores.argsort(descending=True, stable=True)
     visited: set[int] = set()
     kept = []
@@ -88,7 +88,7 @@ def curate_bags(bags: Any, similarities: Any) -> tuple[Tensor, Tensor]:
 
 
 def bag_similarities(features: Any, bags: Any) -> Tensor:
-    """Mean cosine between the first image of a bag and the others.
+    """Mean cosine similarity between the first image of a bag and the others.
 
     Args:
         features (array or tensor of shape `(N, D)`): Features of the images.
@@ -98,47 +98,47 @@ def bag_similarities(features: Any, bags: Any) -> Tensor:
         `torch.Tensor` of shape `(T,)`: float32 in [-1, 1].
 
     Raises:
-        ValueError: If features are bad, or bags have fewer than two images.
+        ValueError: If features are invalid, or bags have fewer than two images.
     """
     unit = normalised(features).cpu()
     rows = torch.as_tensor(bags).long()
     if rows.ndim != 2 or rows.shape[1] < 2:
-        raise ValueError(f"bags must have shape (T, K) with K of at least 2, got {tuple(rows.shape)}.")
-    # mean_k <q, x_k> = <q, mean_k x_k>; in parts, since all bags at once would be a copy of the features.
+        raise ValueError(f"bags must have shape (T, K) with K of at least 2. Got {tuple(rows.shape)}.")
+    # mean_k <q, x_k> = <q, mean_k x_k>. In parts, because all bags at once would copy all features.
     parts = [(unit[part[:, 0]] * unit[part[:, 1:]].mean(dim=1)).sum(dim=1) for part in rows.split(1024)]
     return torch.cat(parts).clamp(-1.0, 1.0) if parts else torch.empty(0)
 
 
 def check_neighbours(neighbours: Any, num_images: int | None = None) -> np.ndarray:
-    """Ranked neighbours as an array; refused if they cannot belong to the data set.
+    """Check ranked neighbours, and return them as an array.
 
     Args:
-        neighbours (array or tensor of shape `(N, k)`): Rows of the images nearest to each, most similar first.
-        num_images: Images of the data set; None if only the neighbours determine it.
+        neighbours (array or tensor of shape `(N, k)`): Rows of the nearest images of each image, most similar first.
+        num_images: Number of images of the data set; by default that of the neighbours.
 
     Returns:
-        `np.ndarray` of shape `(N, k)`: Integers, not copied where that is possible.
+        `np.ndarray` of shape `(N, k)`: Integers, not copied if possible.
 
     Raises:
-        ValueError: If they are not a matrix of integers, have another number of rows than the data set, or an image
-            has a neighbour that does not exist, itself, or the same neighbour twice (the error names the image).
+        ValueError: If they are not integers, do not have `num_images` rows, or if an image has a neighbour that does not
+            exist, is the image itself, or occurs twice.
     """
     array = neighbours.detach().cpu().numpy() if isinstance(neighbours, Tensor) else np.asarray(neighbours)
     if array.ndim != 2 or 0 in array.shape or array.dtype.kind not in "iu":
         raise ValueError(
-            f"neighbours must be a matrix of integers (images, ranked neighbours), got {array.dtype} of shape "
-            f"{array.shape}. nearest_neighbours gives one."
+            f"neighbours must be integers of shape (images, ranked neighbours). Got {array.dtype} of shape "
+            f"{array.shape}. Use the output of nearest_neighbours."
         )
     count = len(array)
-    remedy = "Make them again for this data set, with `captionrl bags --mode neighbours`."
+    remedy = "Create them again for this data set with `captionrl bags --mode neighbours`."
     if num_images is not None and count != num_images:
-        raise ValueError(f"there are neighbours of {count} images and the data set has {num_images}. {remedy}")
-    faults = {
-        f"names a row outside the data set of {count} images": ((array < 0) | (array >= count)).any(axis=1),
-        "names itself": (array == np.arange(count)[:, None]).any(axis=1),
-    }
+        raise ValueError(f"There are neighbours of {count} images, but the data set has {num_images}. {remedy}")
     ordered = np.sort(array, axis=1)
-    faults["names an image twice"] = (ordered[:, 1:] == ordered[:, :-1]).any(axis=1)
+    faults = {
+        f"contains a row outside the data set of {count} images": ((array < 0) | (array >= count)).any(axis=1),
+        "contains the image itself": (array == np.arange(count)[:, None]).any(axis=1),
+        "contains an image twice": (ordered[:, 1:] == ordered[:, :-1]).any(axis=1),
+    }
     for fault, where in faults.items():
         if where.any():
             row = int(np.argmax(where))
@@ -156,36 +156,36 @@ def training_bags(
     top: int = TOP_NEIGHBOURS,
     check: bool = True,
 ) -> Tensor:
-    """Disjoint bags of a query and the nearest images that are not in a bag yet (B.2); N mod K images are left out.
+    """Disjoint bags of a query and the nearest images that are not yet in a bag (B.2); N mod K images are left out.
 
-    Images whose `top` neighbours are all taken (0.3 % of COCO with bags of 2, 3 % with bags of 20) come last: each
-    still gets the nearest free images, exactly with `features`, else by way of its neighbours' neighbours. The paper
-    says that each image is seen once per epoch, but not how; without this pass the leftover images would not be seen.
+    Images whose `top` neighbours are all in other bags (0.3 % of COCO with bags of 2, 3 % with bags of 20) come last.
+    They get the nearest free images: exact with `features`, otherwise approximated through neighbours of neighbours.
+    The paper says that each image is seen once per epoch, but not how; without this pass, leftovers would not be seen.
 
     Args:
         neighbours (array or tensor of shape `(N, k)`): Ranked neighbours, from [`nearest_neighbours`].
         bag_size: K, from 1 (plain shuffling) to k + 1.
-        seed: Of the order in which images become queries.
-        order (sequence of `N` integers, *optional*): That order itself, a permutation of the images.
-        features (array or tensor of shape `(N, D)`, *optional*): The features behind the neighbours, for the leftovers.
-        top: Neighbours that count, of the k.
-        check: Check the neighbours; False if they are checked already.
+        seed: Seed of the order of the queries.
+        order (sequence of `N` integers, *optional*): Order of the queries, a permutation of the images.
+        features (array or tensor of shape `(N, D)`, *optional*): The features of the neighbours, for the leftovers.
+        top: Number of neighbours to use, of the k.
+        check: Whether to check the neighbours; False if they have already been checked.
 
     Returns:
-        `torch.Tensor` of shape `(N // K, K)`: int64 rows, the query first, then the others, nearest first; bags of
-        leftovers stand last.
+        `torch.Tensor` of shape `(N // K, K)`: int64 rows: the query, then the other images, nearest first. Bags of
+        leftovers are last.
 
     Raises:
-        ValueError: If the neighbours do not fit, `order` is not a permutation, or the bag is larger than the data set or
-            than what the neighbours can fill.
+        ValueError: If the neighbours are invalid, `order` is not a permutation, or the bag is larger than the data set
+            or than the neighbours can fill.
     """
     array = check_neighbours(neighbours) if check else np.asarray(neighbours)
     count, width = len(array), min(array.shape[1], top)
     if not 1 <= bag_size <= count:
-        raise ValueError(f"bag_size is {bag_size}, but must lie between 1 and the {count} images.")
+        raise ValueError(f"bag_size is {bag_size}, but must be between 1 and {count}, the number of images.")
     if bag_size - 1 > width:
         raise ValueError(
-            f"a bag of {bag_size} needs {bag_size - 1} ranked neighbours per image, and there are {width}. Take smaller "
+            f"Bags of {bag_size} need {bag_size - 1} ranked neighbours per image, but there are {width}. Use smaller "
             f"bags, or more neighbours (the paper: {TOP_NEIGHBOURS})."
         )
     if order is None:
@@ -193,10 +193,10 @@ def training_bags(
     else:
         queries = np.asarray(order)
         if queries.shape != (count,) or not np.array_equal(np.sort(queries), np.arange(count)):
-            raise ValueError(f"order must hold each of the {count} images once; leave it out for one drawn from seed.")
+            raise ValueError(f"order must contain each of the {count} images once. Omit it to draw it from seed.")
     if features is not None and len(features) != count:
         raise ValueError(
-            f"there are features of {len(features)} images and neighbours of {count}. Both must come from one data set."
+            f"There are features of {len(features)} images, but neighbours of {count}. Use those of the same data set."
         )
     if bag_size == 1:
         return torch.from_numpy(queries.astype(np.int64))[:, None]
@@ -209,13 +209,13 @@ def training_bags(
 
 
 def _fill(neighbours: np.ndarray, order: list[int], bag_size: int, free: bytearray) -> list[list[int]]:
-    """Bags of free queries, in order, that their free neighbours can fill; `free` is kept up to date."""
+    """Bags of free queries, in order, that their free neighbours can fill; updates `free`."""
     bags = []
     for query in order:
         if not free[query]:
             continue
         bag = [query]
-        for other in neighbours[query].tolist():  # lists of all rows at once would take a gigabyte
+        for other in neighbours[query].tolist():  # converting all rows at once would take a gigabyte
             if free[other]:
                 bag.append(other)
                 if len(bag) == bag_size:
@@ -229,7 +229,7 @@ def _fill(neighbours: np.ndarray, order: list[int], bag_size: int, free: bytearr
 
 
 def _near(features: Any, left: list[int], bag_size: int) -> Iterator[list[int]]:
-    """Bags among leftovers by their similarity. A round looks at the nearest 200, so a few are left for the next."""
+    """Bags of leftovers by their similarity, in rounds: images whose nearest 200 are taken wait for the next round."""
     while len(left) >= bag_size:
         ranked, _ = nearest_neighbours(features[left], min(max(TOP_NEIGHBOURS, bag_size - 1), len(left) - 1))
         inside = bytearray(b"\x01") * len(left)
@@ -239,11 +239,11 @@ def _near(features: Any, left: list[int], bag_size: int) -> Iterator[list[int]]:
 
 
 def _near_by_graph(neighbours: np.ndarray, left: list[int], bag_size: int, free: bytearray) -> Iterator[list[int]]:
-    """Bags among leftovers: free neighbours first, then neighbours' neighbours by the sum of both ranks, then any."""
+    """Bags of leftovers: free neighbours first, then neighbours of neighbours by the sum of both ranks, then any."""
     state = np.frombuffer(free, dtype=np.uint8)
     width = min(neighbours.shape[1], TOP_NEIGHBOURS)
     by_sum = np.add.outer(np.arange(width), np.arange(width)).ravel().argsort(kind="stable")
-    anyone = iter(left)
+    others = iter(left)
     remaining = len(left)
     for query in left:
         if remaining < bag_size:
@@ -255,8 +255,8 @@ def _near_by_graph(neighbours: np.ndarray, left: list[int], bag_size: int, free:
         near = np.concatenate([own[state[own] == 1], further[state[further] == 1]])
         bag = list(dict.fromkeys([query, *near.tolist()]))[:bag_size]
         while len(bag) < bag_size:
-            # Images skipped here are in a bag already or join this one, so none is lost.
-            other = next(anyone)
+            # Images skipped here are already in a bag, possibly this one, so none is lost.
+            other = next(others)
             if free[other] and other not in bag:
                 bag.append(other)
         for image in bag:

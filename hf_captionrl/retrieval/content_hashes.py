@@ -14,7 +14,7 @@ __all__ = ["image_hash", "model_fingerprint"]
 
 
 def image_hash(image: Image.Image) -> str:
-    """Content hash of the decoded pixels: the same picture has the same key under any file name.
+    """Hash of the decoded pixels, independent of the file name.
 
     Args:
         image: A PIL image, hashed as RGB.
@@ -28,7 +28,7 @@ def image_hash(image: Image.Image) -> str:
     return digest.hexdigest()
 
 
-# Fields of a config that change without changing what the model computes.
+# Fields of a config that do not affect the model's outputs.
 _VOLATILE = frozenset(
     {"_name_or_path", "_commit_hash", "transformers_version", "dtype", "torch_dtype", "architectures"}
     | {"_attn_implementation_autoset", "attn_implementation", "_attn_implementation"}
@@ -42,16 +42,16 @@ def _stable(value: Any) -> Any:
 
 
 def model_fingerprint(model: torch.nn.Module, *parts: str) -> str:
-    """Revision of a model without a commit hash: a hash of its config and weights.
+    """Hash of a model's config and weights, used as its revision if there is no commit hash.
 
-    A local folder and the model loaded from it have the same fingerprint; one changed weight gives another.
+    A local folder and the model loaded from it have the same fingerprint. Changing one weight changes it.
 
     Args:
-        model: Any module; `model.config`, where there is one, is hashed too.
-        *parts: Further texts that determine the features, such as the JSON of the image processor.
+        model: Any module; `model.config` is hashed too, if it exists.
+        *parts: More texts that affect the features, such as the JSON of the image processor.
 
     Returns:
-        `str`: 32 hex digits. About 0.7 GB/s on one core.
+        `str`: 32 hex digits. Hashing runs at about 0.7 GB/s on one core.
     """
     digest = hashlib.blake2b(digest_size=16)
     config = getattr(model, "config", None)
@@ -68,5 +68,5 @@ def model_fingerprint(model: torch.nn.Module, *parts: str) -> str:
 def _tensor_bytes(tensor: torch.Tensor) -> memoryview:
     import torch
 
-    # NumPy has no bfloat16, so the bytes are taken as such.
+    # As bytes, because NumPy has no bfloat16.
     return memoryview(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())

@@ -1,6 +1,6 @@
 """Caches features on disk, keyed by image, model and revision.
 
-Legend: N keys, D features, M image tokens.
+Legend: N keys.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FeatureCache", "FeatureView", "default_cache_dir", "image_hash", "model_fingerprint"]
 
-# Maximum that `get_or_compute` keeps in memory before it writes: a kill loses at most this much.
+# Limits of what `get_or_compute` keeps in memory before writing: a kill loses at most this much.
 _FLUSH_BYTES = 8 << 20
 _FLUSH_SECONDS = 5.0
 
@@ -46,11 +46,11 @@ def default_cache_dir() -> Path:
 
 
 class FeatureCache:
-    """Features on disk, memory-mapped, of one model at one revision.
+    """Memory-mapped features on disk, of one model at one revision.
 
-    Several processes may use one cache at once, and each may be killed at any moment: written rows stay valid. Damaged
-    rows are found by their checksums, reported, dropped and computed again. If nothing can be written, features are
-    kept in memory and a warning is issued.
+    Several processes may use a cache at the same time, and each may be killed at any moment: written rows stay valid.
+    Damaged rows are detected by their checksums, reported, dropped and computed again. If the disk cannot be written,
+    features are kept in memory and a warning is issued.
 
     Example:
 
@@ -63,19 +63,19 @@ class FeatureCache:
     ```
 
     Args:
-        directory: Root of all caches; `default_cache_dir()` when left out.
-        model_id: Model id, or a whole signature `model@revision|...`.
-        revision: Commit or fingerprint (and whatever else decides the numbers, such as the weights' dtype), where
-            `model_id` does not say it.
-        what: Which features, such as `"image"` or `"vision_tower"`.
+        directory: Root of all caches; by default `default_cache_dir()`.
+        model_id: Model id, or a complete signature `model@revision|...`.
+        revision: Commit or fingerprint, with everything else that affects the values, such as the dtype of the weights;
+            only needed if `model_id` does not contain it.
+        what: Kind of features, such as `"image"` or `"vision_tower"`.
         namespace: Data set of the keys if they are ids and not content hashes (two data sets may have an id "1").
-        dtype: `"float16"` or `"float32"` to store in; the features' own when left out (bfloat16 becomes float32).
-        verify_bytes: Requests up to this size are checked whole before they are returned, and damaged rows are
-            computed again; larger ones are checked row by row while they are read, where a damaged row is dropped
-            and raises `OSError`.
+        dtype: Storage type, `"float16"` or `"float32"`; by default that of the features (bfloat16 becomes float32).
+        verify_bytes: Requests up to this size are verified before they are returned, and damaged rows are computed
+            again. Larger requests are verified row by row when they are read; a damaged row is dropped and raises
+            `OSError`.
 
     Raises:
-        ValueError: If `dtype` is unknown, or model and revision are not both named.
+        ValueError: If `dtype` is unknown, or model or revision is missing.
     """
 
     def __init__(
@@ -90,14 +90,14 @@ class FeatureCache:
         verify_bytes: int = 4 << 30,
     ):
         if dtype not in (None, "float16", "float32"):
-            raise ValueError(f"dtype is {dtype!r}, but must be 'float16', 'float32' or None (as computed).")
+            raise ValueError(f"dtype is {dtype!r}. Use 'float16', 'float32' or None (as computed).")
         self.root = Path(directory) if directory is not None else default_cache_dir()
         model, _, signed = model_id.partition("@")
         revision = "|".join(part for part in (signed, revision) if part)
         if not model or not revision:
             raise ValueError(
-                f"model_id is {model_id!r} and revision {revision!r}, but features need both, or those of another "
-                "training run would be taken for these. Pass revision=model_fingerprint(model)."
+                f"model_id is {model_id!r} and revision is {revision!r}, but both are needed to distinguish features of "
+                "different training runs. Pass revision=model_fingerprint(model)."
             )
         self.identity = {"model": model, "revision": revision, "what": what, "namespace": namespace, "dtype": dtype}
         self.verify_bytes = verify_bytes
@@ -116,14 +116,14 @@ class FeatureCache:
         """Cache for the features of a scorer.
 
         Args:
-            scorer: The scorer; its `cache_revision` (weights, image processor, dtype), or else its `signature`,
-                becomes the revision.
-            directory: Root of all caches; `default_cache_dir()` when left out.
-            what: Which features.
-            namespace: Data set of the keys, where these are ids and not content hashes.
+            scorer: The scorer. Its `cache_revision` (weights, image processor, dtype) is the revision, or its
+                `signature` if it has none.
+            directory: Root of all caches; by default `default_cache_dir()`.
+            what: Kind of features.
+            namespace: Data set of the keys if they are ids and not content hashes.
 
         Returns:
-            `FeatureCache`: Empty or filled by an earlier run.
+            `FeatureCache`: Empty, or filled by an earlier run.
         """
         model = getattr(scorer, "model_id", type(scorer).__name__)
         revision = getattr(scorer, "cache_revision", None) or scorer.signature
@@ -144,7 +144,7 @@ class FeatureCache:
         return f"{self.identity['model']}@{self.identity['revision']}"
 
     def missing(self, keys: Sequence[str]) -> list[int]:
-        """Which keys are not cached, including those that other processes have written in the meantime.
+        """Positions of keys that are not cached, not even by other processes in the meantime.
 
         Args:
             keys: N keys.
@@ -165,7 +165,7 @@ class FeatureCache:
             `FeatureView` of shape `(N, ...)`: In the order of `keys`.
 
         Raises:
-            KeyError: If keys are unknown, or known for another revision of the model only.
+            KeyError: If a key is not cached for this revision of the model.
         """
         keys = _check_keys(keys)
         self._store.refresh()
@@ -173,7 +173,7 @@ class FeatureCache:
         return self._view(keys)
 
     def put(self, keys: Sequence[str], features: Any) -> None:
-        """Store features; keys that are already cached keep their features.
+        """Store features. Keys that are already cached are not changed.
 
         Args:
             keys: N keys.
@@ -193,7 +193,7 @@ class FeatureCache:
                 self._in_memory = True
                 warnings.warn(
                     f"Features cannot be cached in {self.directory} ({error}). They are kept in memory and lost when "
-                    "this process ends. Free some space, or choose a writable folder with CAPTIONRL_CACHE.",
+                    "this process ends. Free some space, or set CAPTIONRL_CACHE to a writable folder.",
                     stacklevel=3,
                 )
         for digest, row in zip(digests, rows, strict=True):
@@ -208,29 +208,29 @@ class FeatureCache:
         batch_size: int = 32,
         progress: bool | str = False,
     ) -> FeatureView:
-        """Features of all keys; those that are not cached are computed and stored.
+        """Features of all keys; missing features are computed and stored.
 
-        Processes of one job (`RANK`, `WORLD_SIZE`) start at different positions and skip features that others have stored,
-        so that together they compute each image about once.
+        Processes of one job (`RANK`, `WORLD_SIZE`) start at different positions and skip features that others have
+        stored, so that together they compute each image about once.
 
         Args:
             keys: N keys, such as `image_hash(image)`; duplicates are computed once.
-            compute: Called with positions in `keys`, returns their features: a tensor or array whose first axis is as
-                long as the list.
+            compute: Function from a list of positions in `keys` to their features, a tensor or array with one row per
+                position.
             batch_size: Positions per call.
-            progress: Show a progress bar; a string is its label.
+            progress: Whether to show a progress bar; a string is its label.
 
         Returns:
             `FeatureView` of shape `(N, ...)`: In the order of `keys`.
 
         Raises:
-            ValueError: If `keys` is empty, `compute` returns another number of rows, or a row is not finite.
+            ValueError: If `keys` is empty, `compute` returns a wrong number of rows, or a row is not finite.
         """
         keys = _check_keys(keys)
         if not keys:
-            raise ValueError("no keys were given, so there are no features. Give at least one image.")
+            raise ValueError("keys is empty. Pass at least one image.")
         if batch_size < 1:
-            raise ValueError(f"batch_size is {batch_size}, but must be at least 1.")
+            raise ValueError(f"batch_size is {batch_size}. Use at least 1.")
         self._store.refresh()
         self._drop_damaged(keys)
         first: dict[str, int] = {}
@@ -268,14 +268,16 @@ class FeatureCache:
 
     def _rows(self, keys: list[str], features: Any) -> np.ndarray:
         """Features as a finite float16 or float32 array with one row per key."""
-        if hasattr(features, "detach"):  # torch, which is not imported here: readers of a cache do not need it
+        if hasattr(
+            features, "detach"
+        ):  # a torch tensor; torch is not imported, because readers of a cache do not need it
             features = features.detach().cpu()
             features = (features if str(features.dtype) == "torch.float16" else features.float()).numpy()
         rows = np.asarray(features)
         if rows.ndim < 2 or len(rows) != len(keys):
             raise ValueError(
                 f"features have shape {rows.shape} for {len(keys)} keys, but must have one row per key and at least two "
-                "dimensions. Return the features of exactly the positions that were asked for."
+                "dimensions. Return the features of exactly the requested positions."
             )
         stored = self.identity["dtype"] or ("float16" if rows.dtype == np.float16 else "float32")
         with np.errstate(over="ignore"):
@@ -284,13 +286,13 @@ class FeatureCache:
         if not finite.all():
             key = keys[int(np.argmin(finite))]
             raise ValueError(
-                f"the features of {key!r} are not finite in {stored} ({int((~finite).sum())} of {len(rows)} rows). "
-                "Compute and store them in float32, or look at this image."
+                f"The features of {key!r} are not finite in {stored} ({int((~finite).sum())} of {len(rows)} rows). "
+                "Compute and store them in float32, or check this image."
             )
         return rows
 
     def _drop_damaged(self, keys: list[str]) -> None:
-        """Compare the checksums of requested rows that were not compared before; drop damaged rows."""
+        """Verify the checksums of requested rows that were not verified before; drop damaged rows."""
         positions = self._store.positions([key_digest(key) for key in keys])
         positions = np.unique(positions[positions >= 0])
         if len(positions) * self._store.row_bytes > self.verify_bytes:
@@ -307,7 +309,7 @@ class FeatureCache:
                 "They are dropped and computed again.",
                 stacklevel=4,
             )
-            with contextlib.suppress(OSError):  # a read-only disk: `put` falls back to memory and says so
+            with contextlib.suppress(OSError):  # on a read-only disk, `put` falls back to memory with a warning
                 self._store.drop(bad)
 
     def _view(self, keys: list[str]) -> FeatureView:
@@ -334,7 +336,7 @@ class FeatureCache:
     def _unknown(self, unknown: list[str], total: int) -> str:
         text = (
             f"{unknown[0]!r} is not among the {self.identity['what']!r} features of {self._name} ({len(unknown)} of "
-            f"{total} keys are unknown). Compute them with get_or_compute."
+            f"{total} keys are missing). Compute them with get_or_compute."
         )
         others = []
         for path in self.root.glob("*/meta.json"):
@@ -345,16 +347,14 @@ class FeatureCache:
             if other["model"] == self.identity["model"] and other["revision"] != self.identity["revision"]:
                 others.append(other["revision"])
         if others:
-            text += (
-                f" Cached are other revisions of this model ({', '.join(sorted(others)[:3])}): those are never mixed."
-            )
+            text += f" Other revisions of this model are cached ({', '.join(sorted(others)[:3])}), but revisions are never mixed."
         return text
 
 
 def _bar(total: int, progress: bool | str, label: str) -> contextlib.AbstractContextManager[Any]:
     if not progress:
-        # Not a disabled tqdm: it takes a lock that is shared with forked processes, and a process that is killed while it
-        # holds the lock blocks all others.
+        # Not a disabled tqdm: it takes a lock that forked processes share, and a process that is killed while it has
+        # the lock blocks all others.
         return contextlib.nullcontext()
     from tqdm.auto import tqdm
 
@@ -367,5 +367,5 @@ def _check_keys(keys: Sequence[str]) -> list[str]:
     keys = list(keys)
     for i, key in enumerate(keys):
         if not isinstance(key, str) or not key:
-            raise ValueError(f"keys[{i}] is {key!r}, but must be a non-empty string: image_hash(image) or str(id).")
+            raise ValueError(f"keys[{i}] is {key!r}, not a non-empty string. Use image_hash(image) or str(id).")
     return keys

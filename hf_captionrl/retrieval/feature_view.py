@@ -1,4 +1,4 @@
-"""Cached features as an array that is read from disk when it is indexed."""
+"""Cached features as an array that reads from disk when it is indexed."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ __all__ = ["FeatureView"]
 class FeatureView:
     """Rows of a cache in the order of the requested keys, read from disk when they are indexed.
 
-    `view[3]` is one row mapped from disk (read-only, nothing copied), `view[[5, 1]]` or `view[mask]` gathers into a
-    new array, `view[2:9]` is again a view, `np.asarray(view)` reads everything, `view.tensor(...)` gives a torch
-    tensor. Pickles (data loader workers) carry the file's name, not its content.
+    `view[3]` is one row mapped from disk (read-only, no copy), `view[[5, 1]]` or `view[mask]` gathers rows into a new
+    array, `view[2:9]` is a view, `np.asarray(view)` reads everything, and `view.tensor(...)` returns a torch tensor.
+    Pickles (for data loader workers) contain the file name, not the content.
 
     Args:
         keys: The N keys, for messages.
-        rows (`np.ndarray` of shape `(N,)`): Row numbers in `mapped`; below zero, `-2 - i` is row `i` of `extra`.
-        mapped (`np.ndarray` of shape `(rows, ...)` or `None`): What is on disk.
-        extra (`np.ndarray` of shape `(rows, ...)` or `None`): What is only in memory.
-        unchecked (`np.ndarray` of shape `(N,)`, uint32, or `None`): Checksums to compare when a row is read.
+        rows (`np.ndarray` of shape `(N,)`): Row numbers in `mapped`; the negative number `-2 - i` is row `i` of `extra`.
+        mapped (`np.ndarray` of shape `(rows, ...)` or `None`): Rows on disk.
+        extra (`np.ndarray` of shape `(rows, ...)` or `None`): Rows that are only in memory.
+        unchecked (`np.ndarray` of shape `(N,)`, uint32, or `None`): Checksums to verify when a row is read.
 
     Raises:
-        ValueError: If there are rows neither on disk nor in memory.
+        ValueError: If there are no rows, neither on disk nor in memory.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class FeatureView:
         self._sums = unchecked
         source = mapped if mapped is not None else extra
         if source is None:
-            raise ValueError("a view needs rows on disk or in memory. Ask the cache for it: get or get_or_compute.")
+            raise ValueError("A view needs rows on disk or in memory. Use FeatureCache.get or get_or_compute.")
         self.dtype: np.dtype = source.dtype
         self.shape: tuple[int, ...] = (len(rows), *source.shape[1:])
 
@@ -61,7 +61,7 @@ class FeatureView:
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, tuple):
             raise IndexError(
-                f"index {index!r}: a view is indexed by its first axis only. Write view[rows][..., columns]."
+                f"The index is {index!r}, but only the first axis can be indexed. Use view[rows][..., columns]."
             )
         if isinstance(index, slice):
             keys = self.keys[index]
@@ -70,7 +70,7 @@ class FeatureView:
         index = np.asarray(index)
         if index.dtype == bool:
             index = np.flatnonzero(index)
-        elif index.size == 0:  # NumPy makes floats of an empty list
+        elif index.size == 0:  # NumPy converts an empty list to floats
             index = index.astype(np.intp)
         rows = self.rows[index]
         self._check(index)
@@ -87,7 +87,7 @@ class FeatureView:
         first = int(self.rows[0]) if len(self) else 0
         if self.mapped is not None and np.array_equal(self.rows, np.arange(first, first + len(self))) and first >= 0:
             self._check(np.arange(len(self)))
-            everything = self.mapped[first : first + len(self)]  # in the order of the file: nothing is copied
+            everything = self.mapped[first : first + len(self)]  # in the order of the file, so no copy is needed
         else:
             everything = self[np.arange(len(self))]
         if dtype is None or np.dtype(dtype) == self.dtype:
@@ -95,17 +95,17 @@ class FeatureView:
         return everything.astype(dtype)
 
     def __dlpack__(self, **kwargs: Any) -> Any:
-        # For torch.as_tensor(view), which would otherwise go through the rows one by one.
+        # For torch.as_tensor(view), which would otherwise read the rows one by one.
         return self.tensor().__dlpack__(**kwargs)
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return 1, 0  # CPU
 
     def tensor(self, index: Any = None) -> torch.Tensor:
-        """Rows as a writable tensor of their own.
+        """Rows as a new writable tensor.
 
         Args:
-            index: Integer, list, array, mask or slice; everything when left out.
+            index: Integer, list, array, mask or slice; by default all rows.
 
         Returns:
             `torch.Tensor`: A copy on the CPU, in the stored dtype.
@@ -116,19 +116,19 @@ class FeatureView:
         return torch.from_numpy(np.array(part))
 
     def _check(self, index: np.ndarray) -> None:
-        """Compare checksums of rows that have not been compared yet."""
+        """Verify checksums of rows that have not been verified yet."""
         if self._sums is None or self.mapped is None:
             return
         for i in np.atleast_1d(index).tolist():
             row = int(self.rows[i])
             if row >= 0 and zlib.crc32(self.mapped[row].data) != int(self._sums[i]):
                 if isinstance(self.mapped, np.memmap) and self.mapped.filename:
-                    with contextlib.suppress(OSError):  # on a read-only disk the message below is all there is
+                    with contextlib.suppress(OSError):  # on a read-only disk, only raise the error below
                         drop_rows(Path(self.mapped.filename).parent, [row])
                 raise OSError(
                     errno.EIO,
-                    f"the cached features of {self.keys[i]!r} (row {row}) are damaged (wrong checksum). They "
-                    "have been dropped from the cache: run again, and they are computed anew.",
+                    f"The cached features of {self.keys[i]!r} (row {row}) are damaged (wrong checksum). They were "
+                    "dropped from the cache. Run again to compute them.",
                 )
 
     def __getstate__(self) -> dict[str, Any]:

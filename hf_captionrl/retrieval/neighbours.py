@@ -1,6 +1,6 @@
-"""Nearest images of each image: exact by blocked matrix product, approximate by faiss; multimodal features.
+"""Nearest images of each image: exact with blocked matrix products, approximate with faiss; multimodal features.
 
-Legend: N images, D features, k neighbours, M captions of an image.
+Legend: N images, D features, k neighbours, M captions per image.
 """
 
 from __future__ import annotations
@@ -23,42 +23,41 @@ __all__ = [
     "rank_rows",
 ]
 
-# Columns that are first compared by their maximum; a plain top-200 of 118,000 columns costs a sixth of the product.
+# Columns per group; only groups with large maxima are searched. A plain top-200 of 118,000 columns takes a sixth of the
+# time of the product.
 _GROUP = 32
 
 
 def normalised(features: Any, name: str = "features") -> Tensor:
-    """Rows of length 1 in fp32.
+    """Features scaled to length 1, in fp32.
 
     Args:
-        features (array or tensor of shape `(N, D)`): Features of any length.
+        features (array or tensor of shape `(N, D)`): Features, not necessarily normalised.
         name: Their name in error messages.
 
     Returns:
         `torch.Tensor` of shape `(N, D)`: float32, each row of norm 1.
-
-    Raises:
-        ValueError: If a row is NaN, infinite or zero, or they are not a matrix of floats.
     """
-    return unit_rows(features, name).float()  # in this order: float64 can represent values that float32 cannot
+    return unit_rows(features, name).float()  # normalise first: float64 can represent values that float32 cannot
 
 
 def multimodal_features(image_features: Any, text_features: Any) -> Tensor:
-    """Image and mean caption in one vector: `m = concat(z, t)`, `t = mean_j encode_text(c_j)`.
+    """Features of an image and its mean caption: `m = concat(z, t)`, `t = mean_j encode_text(c_j)`.
 
-    Reference: No Detail Left Behind, Algorithm 1, lines 4 to 8. Differs from it by: `z` and `t` have length 1 before
-    they are joined, so that both weigh the same whatever the scorer.
+    Reference: No Detail Left Behind, Algorithm 1, lines 4 to 8. Differs from it by: `z` and `t` are normalised before
+    they are concatenated, so that both have equal weight for every scorer.
 
     Args:
         image_features (array or tensor of shape `(N, D)`): Features of the images.
-        text_features: Features of the captions: of shape `(N, D)` where the mean is already taken, of shape
-            `(N, M, D)`, or a list of N matrices `(M_i, D)` where images have different numbers of captions.
+        text_features: Features of the captions: means of shape `(N, D)`, all captions of shape `(N, M, D)`, or a list
+            of N matrices `(M_i, D)` if images have different numbers of captions.
 
     Returns:
-        `torch.Tensor` of shape `(N, 2 D)`: float32, each row of norm 1; its product is the mean of both cosines.
+        `torch.Tensor` of shape `(N, 2 D)`: float32, each row of norm 1. The product of two rows is the mean of the
+        cosine similarities of images and captions.
 
     Raises:
-        ValueError: If numbers of images disagree, an image has no caption, or a row has no direction.
+        ValueError: If numbers of images disagree, an image has no caption, or a row is NaN, infinite or zero.
     """
     images = normalised(image_features, "image_features")
     if isinstance(text_features, Sequence):
@@ -68,7 +67,7 @@ def multimodal_features(image_features: Any, text_features: Any) -> Tensor:
             if rows.ndim != 2 or len(rows) == 0:
                 raise ValueError(
                     f"text_features[{i}] has shape {tuple(rows.shape)}, but must be (captions, features) with at least "
-                    "one caption. Leave out images without captions, or take image features only."
+                    "one caption. Remove images without captions, or use image features only."
                 )
             means.append(rows.mean(dim=0))
         texts = torch.stack(means) if means else torch.empty(0, 0)
@@ -78,8 +77,8 @@ def multimodal_features(image_features: Any, text_features: Any) -> Tensor:
     texts = normalised(texts, "text_features")
     if len(texts) != len(images):
         raise ValueError(
-            f"there are image features of {len(images)} images and text features of {len(texts)}. Give both in the "
-            "order of one data set."
+            f"There are image features of {len(images)} images and text features of {len(texts)}. Pass both in the "
+            "order of the same data set."
         )
     return torch.cat([images, texts.to(images.device)], dim=1) / 2**0.5
 
@@ -92,50 +91,49 @@ def nearest_neighbours(
     block_size: int | None = None,
     device: str | torch.device | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The k most similar other images of each image by cosine, exactly, without the N x N matrix.
+    """The k most similar other images of each image, exact, without building the N x N matrix.
 
-    The image itself is left out by its index, so its copies stay in. Equal similarities stand in the order of the rows.
+    Excludes the image itself by its index, not its copies. Equal similarities are in the order of the rows.
 
     Args:
-        features (array or tensor of shape `(N, D)`): Features of any length.
-        k: Neighbours per image, from 1 to N - 1; the paper's training bags take 200.
-        rows (sequence of `Q` integers, *optional*): Only the neighbours of these images, among all.
-        block_size: Images per block; `None` chooses a size with about 64 MiB per block of scores.
-        device: Where the products run; where the features are, when left out.
+        features (array or tensor of shape `(N, D)`): Features, not necessarily normalised.
+        k: Neighbours per image, from 1 to N - 1; the paper's training bags use 200.
+        rows (sequence of `Q` integers, *optional*): Only find the neighbours of these images, among all images.
+        block_size: Images per block; by default as many as fit into 64 MiB of scores.
+        device: Device of the products; by default that of the features.
 
     Returns:
         `tuple` of two tensors of shape `(N, k)` on the CPU (`(Q, k)` with `rows`): int64 rows of the neighbours, most
-        similar first, and their float32 cosines in [-1, 1].
+        similar first, and their float32 cosine similarities in [-1, 1].
 
     Raises:
-        ValueError: If features are bad, or a number is out of range.
+        ValueError: If features are invalid, or a number is out of range.
     """
     unit = normalised(features)
     return rank_rows(unit if device is None else unit.to(device), k, rows=rows, block_size=block_size)
 
 
 def rank_rows(unit: Tensor, k: int, *, rows: Any = None, block_size: int | None = None) -> tuple[Tensor, Tensor]:
-    """[`nearest_neighbours`] of rows that already have length 1; they are not checked.
+    """[`nearest_neighbours`] of normalised rows, without checks of the features.
 
     Args:
-        unit (`torch.Tensor` of shape `(N, D)`): From [`normalised`], on the device where the products run.
+        unit (`torch.Tensor` of shape `(N, D)`): From [`normalised`], on the device of the products.
         k: Neighbours per image.
-        rows (sequence of `Q` integers, *optional*): Only the neighbours of these images.
+        rows (sequence of `Q` integers, *optional*): Only find the neighbours of these images.
         block_size: Images per block.
 
     Returns:
-        `tuple`: As [`nearest_neighbours`].
+        `tuple`: See [`nearest_neighbours`].
 
     Raises:
         ValueError: If a number is out of range.
     """
     count = len(unit)
-    if not 1 <= k < count:
-        raise ValueError(f"k is {k}, but each of {count} images has between 1 and {count - 1} neighbours.")
+    _check_k(k, count)
     if block_size is None:
         block_size = default_block_size(count)
     if block_size < 1:
-        raise ValueError(f"block_size must be at least 1, got {block_size}.")
+        raise ValueError(f"block_size is {block_size}. Use at least 1.")
     queries = torch.arange(count) if rows is None else torch.as_tensor(rows, dtype=torch.long)
     if queries.ndim != 1 or (len(queries) and not 0 <= int(queries.min()) <= int(queries.max()) < count):
         raise ValueError(f"rows must be a list of numbers in [0, {count}), the rows of the features.")
@@ -145,19 +143,24 @@ def rank_rows(unit: Tensor, k: int, *, rows: Any = None, block_size: int | None 
     for start in range(0, len(queries), block_size):
         own = queries[start : start + block_size].to(unit.device)
         block = unit[start : start + len(own)] if rows is None else unit[own]
-        scores = torch.mm(block, unit.T, out=buffer[: len(own)])  # (block, N), the one buffer used again
+        scores = torch.mm(block, unit.T, out=buffer[: len(own)])  # (block, N); all blocks use the same buffer
         scores[torch.arange(len(own), device=unit.device), own] = -torch.inf
         values, found = _top(scores, k)
         indices[start : start + len(own)], similarities[start : start + len(own)] = found.cpu(), values.cpu()
     return indices, similarities.clamp_(-1.0, 1.0)
 
 
+def _check_k(k: int, count: int) -> None:
+    if not 1 <= k < count:
+        raise ValueError(f"k is {k}, but each of {count} images has between 1 and {count - 1} neighbours.")
+
+
 def _top(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k largest of each row and their columns, k below the number of columns; of equal ones the first, in order."""
-    width = k + 1  # one more than asked for shows whether the last place is shared
+    """The k largest scores of each row and their columns; of equal scores, those in the first columns."""
+    width = k + 1  # the additional one shows whether the last place is tied
     groups = scores.shape[1] // _GROUP
     if groups > 4 * width:
-        # The `width` largest values lie in the `width` groups with the largest maxima, but for ties, seen below.
+        # Without ties, the `width` largest values are in the `width` groups with the largest maxima. Ties follow below.
         whole = scores[:, : groups * _GROUP].view(len(scores), groups, _GROUP)
         chosen = whole.amax(dim=2).topk(width, dim=1, sorted=False).indices  # (block, width)
         inside = whole.gather(1, chosen[:, :, None].expand(-1, -1, _GROUP)).flatten(1)
@@ -191,52 +194,51 @@ def approximate_neighbours(
     recall_rows: int = 256,
     seed: int = 0,
 ) -> tuple[Tensor, Tensor, float]:
-    """Neighbours from faiss' inverted lists, for millions of images, with the recall measured against exact ones.
+    """Approximate neighbours from faiss' inverted lists, for millions of images, and their measured recall.
 
-    At 118,000 images [`nearest_neighbours`] costs no more and loses nothing. An image whose lists hold fewer than k
-    others is looked up exactly.
+    Up to 118,000 images, [`nearest_neighbours`] is exact and not slower. Images whose lists have fewer than k other
+    images are searched exactly.
 
     Args:
-        features (array or tensor of shape `(N, D)`): Features of any length.
+        features (array or tensor of shape `(N, D)`): Features, not necessarily normalised.
         k: Neighbours per image, from 1 to N - 1.
-        num_clusters: Lists of the index; `None` takes 4 sqrt(N), and never more than N / 39, which faiss wants.
-        num_probes: Lists that are searched for each image; more find more and take longer.
-        recall_rows: Images drawn at random whose neighbours are also looked up exactly.
-        seed: Of the clustering and of that draw.
+        num_clusters: Number of lists; by default 4 sqrt(N), and at most N / 39, the limit recommended by faiss.
+        num_probes: Lists searched per image; more lists give a higher recall and take longer.
+        recall_rows: Number of random images whose neighbours are also searched exactly, to measure the recall.
+        seed: Seed of the clustering and of these images.
 
     Returns:
-        `tuple`: indices and similarities as [`nearest_neighbours`] gives them, and the measured recall in [0, 1]: the
-        share of true neighbours that were found.
+        `tuple`: Indices and similarities as from [`nearest_neighbours`], and the recall in [0, 1]: the measured share of
+        true neighbours that were found.
 
     Raises:
         ImportError: If faiss is not installed.
-        ValueError: If features are bad, or a number is out of range.
+        ValueError: If features are invalid, or a number is out of range.
     """
     try:
         import faiss
     except ImportError as error:
         raise ImportError(
-            "approximate neighbours need faiss, which is not installed. Run `pip install 'hf-captionrl[faiss]'`, or use "
-            "nearest_neighbours, which is exact and fast enough for some 200,000 images."
+            "approximate_neighbours needs faiss, which is not installed. Run `pip install 'hf-captionrl[faiss]'`, or use "
+            "nearest_neighbours, which is exact and fast enough for about 200,000 images."
         ) from error
     unit = normalised(features).cpu()
     count, width = unit.shape
-    if not 1 <= k < count:
-        raise ValueError(f"k is {k}, but each of {count} images has between 1 and {count - 1} neighbours.")
+    _check_k(k, count)
     if num_probes < 1 or recall_rows < 1:
         raise ValueError(f"num_probes ({num_probes}) and recall_rows ({recall_rows}) must be at least 1.")
     lists = max(1, min(int(4 * count**0.5), count // 39)) if num_clusters is None else num_clusters
     if not 1 <= lists <= count:
-        raise ValueError(f"num_clusters is {lists}, but must lie between 1 and the {count} images.")
+        raise ValueError(f"num_clusters is {lists}, but must be between 1 and {count}, the number of images.")
     index = faiss.IndexIVFFlat(faiss.IndexFlatIP(width), width, lists, faiss.METRIC_INNER_PRODUCT)
     index.cp.seed = seed
-    index.cp.min_points_per_centroid = 1  # a small set is clustered all the same, without a warning on stderr
+    index.cp.min_points_per_centroid = 1  # cluster small sets too, without a warning on stderr
     index.nprobe = min(num_probes, lists)
     array = unit.contiguous().numpy()
     index.train(array)
     index.add(array)
     scores, found = (torch.from_numpy(part) for part in index.search(array, k + 1))
-    # The image itself, by its index; where copies crowded it out, the last one goes instead.
+    # Remove the image itself, by its index; if it is missing because of copies, remove the last one.
     own = found == torch.arange(count)[:, None]
     own[:, -1] |= ~own.any(dim=1)
     indices, similarities = found[~own].view(count, k).long(), scores[~own].view(count, k)
@@ -253,7 +255,7 @@ def neighbour_recall(found: Any, exact: Any) -> float:
 
     Args:
         found (array or tensor of shape `(N, k)`): Neighbours of an approximate search.
-        exact (array or tensor of shape `(N, k)`): Those of an exact one.
+        exact (array or tensor of shape `(N, k)`): Neighbours of an exact search.
 
     Returns:
         `float`: In [0, 1], higher is better.

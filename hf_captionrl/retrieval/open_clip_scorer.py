@@ -29,14 +29,15 @@ class OpenClipScorer(DualEncoder):
         name_or_model: An architecture of open_clip (`"ViT-B-32"`, with `pretrained`), `"hf-hub:org/repo"`, a folder
             with `open_clip_config.json` and weights, or a model in memory (frozen, cast and moved in place).
         pretrained: Tag of released weights (`"openai"`, `"laion2b_s34b_b79k"`) or a file of weights in safetensors.
-        tokenizer: The model's own when left out (CLIP's BPE for a model in memory).
-        preprocess: PIL image to tensor; from the model's own preprocessing settings when left out.
-        dtype: Of the weights; results are always fp32.
-        device: Where to run; the GPU if there is one (a model in memory stays where it is), when left out.
+        tokenizer: By default the tokenizer of the model (CLIP's BPE for a model in memory).
+        preprocess: Function from a PIL image to a tensor; by default from the preprocessing settings of the model.
+        dtype: Data type of the weights; results are always fp32.
+        device: By default the GPU if there is one, or the device of a model in memory.
         batch_size: Captions or images per forward pass.
 
     Raises:
-        ValueError: If the name is unknown, weights are missing or no safetensors, or the model would not pool at EOS.
+        ValueError: If the name is unknown, weights are missing or not in safetensors, or the model would not pool at
+            EOS.
     """
 
     def __init__(
@@ -64,15 +65,15 @@ class OpenClipScorer(DualEncoder):
             tokenizer = open_clip.SimpleTokenizer(context_length=self.context_length)
             if (vocab := getattr(model, "vocab_size", None)) != tokenizer.vocab_size:
                 raise ValueError(
-                    f"the model has a vocabulary of {vocab}, but CLIP's has {tokenizer.vocab_size}. Pass tokenizer=."
+                    f"The model has a vocabulary of {vocab}, but CLIP's has {tokenizer.vocab_size}. Pass tokenizer=."
                 )
         self.tokenizer = tokenizer
         settings = dict(open_clip.get_model_preprocess_cfg(model))
         self.preprocess = preprocess or image_transform_v2(PreprocessCfg(**settings), is_train=False)
         heads = [module.num_heads for module in model.modules() if hasattr(module, "num_heads")]
-        # No config hangs on the model; its printed form tells what the weights do not (activations, norms).
+        # The model has no config; its repr contains what the weights do not determine (activations, norms).
         fingerprint = model_fingerprint(model, json.dumps(settings, default=str), repr(model), str(heads))
-        # Causal towers may see fewer positions; open_clip's own forward always takes all of them.
+        # Causal towers can process fewer positions, while open_clip's forward always processes all of them.
         self._trim = (
             type(model) is open_clip.CLIP
             and model.attn_mask is not None
@@ -96,15 +97,15 @@ class OpenClipScorer(DualEncoder):
             eos = self.tokenizer.eot_token_id if model.text_pool_type == "argmax" else model.text_eos_id
             if int((probe == eos).sum()) != 1 or int(probe[2]) != eos:
                 raise ValueError(
-                    f"the text tower pools at token {eos}, but the tokenizer ends a caption with {int(probe[2])}. "
-                    "Make text_cfg.eos_id and the tokenizer agree."
+                    f"The text tower pools at token {eos}, but the tokenizer ends a caption with {int(probe[2])}. "
+                    "Set text_cfg.eos_id to the tokenizer's end token."
                 )
 
     def _num_tokens(self, captions: list[str]) -> list[int]:
         if hasattr(self.tokenizer, "encode"):
             return [len(self.tokenizer.encode(caption)) + 2 for caption in captions]
-        # Other tokenizers always cut and pad. With room for a token a byte nothing is cut, and a caption goes up to the
-        # first end of text, or padding where the tokenizer takes that for it; a row may begin with the same token.
+        # Other tokenizers always truncate and pad. With one token per byte nothing is truncated, and a caption ends at
+        # the first end token, or at the padding token if they are the same; a row may also begin with this token.
         inner = getattr(self.tokenizer, "tokenizer", None)
         ends = {getattr(inner, "eos_token_id", None), getattr(inner, "sep_token_id", None)}
         ends.add(getattr(inner, "pad_token_id", 0))
@@ -113,7 +114,9 @@ class OpenClipScorer(DualEncoder):
         return [next((i for i, token in enumerate(row) if i and token in ends), len(row) - 1) + 1 for row in rows]
 
     def _tokenize(self, captions: list[str]) -> list[dict[str, list[int]]]:
-        tokens = self.tokenizer(captions, context_length=self.context_length)  # (N, context); keeps EOS when it cuts
+        tokens = self.tokenizer(
+            captions, context_length=self.context_length
+        )  # (N, context); EOS is kept in truncated captions
         if not self._trim:
             return [{"input_ids": row} for row in tokens.tolist()]
         eos = self.tokenizer.eot_token_id
@@ -156,17 +159,17 @@ class OpenClipScorer(DualEncoder):
 
 
 def _refuse_pickles(name: str, pretrained: str | None) -> None:
-    """Weights on this disk must be safetensors; those that open_clip released come as they are, tensors only."""
+    """Raise if local weights are not safetensors; open_clip reads its released pickles as tensors only."""
     from open_clip.factory import _find_checkpoint_in_dir
 
     chosen = pretrained if pretrained and Path(pretrained).is_file() else None
     if Path(name).is_dir():
-        # Asked of open_clip itself, which takes a pickle of a usual name before safetensors of another.
+        # open_clip prefers a pickle with a common name to safetensors with another name.
         chosen = _find_checkpoint_in_dir(Path(name)) or name
     if chosen and Path(chosen).suffix != ".safetensors":
         raise ValueError(
-            f"the weights {chosen!r} cannot be loaded, for they are not in safetensors, and other formats run code "
-            f"where they are opened. Use {convert_command((Path(name).is_dir() and name) or str(chosen))} and "
+            f"The weights {chosen!r} cannot be loaded because they are not in safetensors, and other formats can execute "
+            f"code when they are opened. Use {convert_command((Path(name).is_dir() and name) or str(chosen))} and "
             + ("load OUT." if Path(name).is_dir() else "pass pretrained=OUT, a name that ends in .safetensors.")
         )
 
@@ -175,7 +178,7 @@ def _open_clip_model(name: str, pretrained: str | None) -> tuple[Any, str, str]:
     """The model with its weights, its name for the signature, and its name for open_clip's tokenizer."""
     import open_clip
 
-    name = name.removeprefix("local-dir:")  # open_clip's own way to name a folder
+    name = name.removeprefix("local-dir:")  # open_clip's prefix for folders
     model_id = f"open_clip:{name}" + (f"/{Path(pretrained).name}" if pretrained else "")
     _refuse_pickles(name, pretrained)
     if Path(name).is_dir():
@@ -183,14 +186,14 @@ def _open_clip_model(name: str, pretrained: str | None) -> tuple[Any, str, str]:
     elif not name.startswith("hf-hub:"):
         if name not in open_clip.list_models():
             close = ", ".join(difflib.get_close_matches(name, open_clip.list_models(), n=3, cutoff=0.4))
-            raise ValueError(f"open_clip knows no architecture {name!r}, and no such folder exists. Close: {close}.")
+            raise ValueError(f"{name!r} is neither an architecture of open_clip nor a folder. Similar names: {close}.")
         if not pretrained:
             tags = ", ".join(open_clip.list_pretrained_tags_by_model(name)) or "none are released"
             raise ValueError(
-                f"open_clip:{name} names no weights, and a random scorer scores nothing. Write 'open_clip:{name}@TAG' "
-                f"with TAG one of: {tags}; or pretrained='a weights file'."
+                f"open_clip:{name} does not specify weights. Use 'open_clip:{name}@TAG' with TAG one of: {tags}; or "
+                "pretrained='a weights file'."
             )
     try:
         return open_clip.create_model(name, pretrained, require_pretrained=True), model_id, name
     except (RuntimeError, FileNotFoundError, ValueError) as error:
-        raise ValueError(f"the open_clip scorer {name!r} cannot be loaded: {error}") from error
+        raise ValueError(f"The open_clip scorer {name!r} cannot be loaded: {error}") from error

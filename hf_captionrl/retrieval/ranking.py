@@ -1,11 +1,11 @@
-"""The rank of a caption's target. The only rank code of the package: rewards and metrics both call it.
+"""Ranks of the targets of captions. Rewards and metrics share this code.
 
-Legend: N captions, M images of the pool, K images of a bag, D features.
+Legend: N captions, M images in the pool, K images per bag, D features.
 
-Three rules hold everywhere. A tie counts against the caption: an image with the same score ranks before the
-target, so a constant caption is never right by luck. The target's score is read from the same block of scores as the
-others: a separate dot product rounds differently (it changed 1,829 of 5,000 ranks). Exact copies of an image get the
-same score, because a matrix product may round their columns differently, too.
+Three rules hold everywhere. Ties count against the caption: an image with the same score ranks before the target, so a
+constant caption is never correct by chance. The score of the target is read from the same block as the other scores,
+because a separate dot product rounds differently (it changed 1,829 of 5,000 ranks). Exact copies of an image get the
+same score, because a matrix product may round their columns differently too.
 """
 
 from collections.abc import Sequence
@@ -31,41 +31,41 @@ __all__ = [
     "tie_copies",
 ]
 
-# Scores of one block: 2**24 floats are 64 MiB, which leaves the product as fast as in one piece and the memory small.
+# Scores per block: 2**24 floats are 64 MiB. The product is as fast as in one piece, but needs less memory.
 _BLOCK_SCORES = 2**24
 
 
 def default_block_size(num_images: int) -> int:
-    """Default number of rows of a block of scores.
+    """Default number of rows per block of scores.
 
     Args:
         num_images: M, the columns of the block.
     Returns:
-        `int`: As many rows as keep the block near 64 MiB, and at least 16.
+        `int`: Rows of a block of about 64 MiB, at least 16.
     """
     return max(_BLOCK_SCORES // num_images, 16)
 
 
 def _pair(text_features: Any, image_features: Any) -> tuple[Tensor, Tensor]:
-    """Check both matrices and that they can be multiplied."""
+    """Check both matrices, and that their dtypes and dimensions agree."""
     raw_text = as_features(text_features, "text_features")
     raw_images = as_features(image_features, "image_features")
     if raw_text.dtype != raw_images.dtype:
         raise ValueError(
-            f"text_features are {raw_text.dtype} and image_features {raw_images.dtype}. Convert one of them: "
-            "features of two precisions come from two runs of the scorer."
+            f"text_features are {raw_text.dtype}, but image_features are {raw_images.dtype}. Convert one of them, or "
+            "compute both with the same scorer."
         )
     text, images = check_features(raw_text, "text_features"), check_features(raw_images, "image_features")
     if text.shape[1] != images.shape[1]:
         raise ValueError(
-            f"text_features have {text.shape[1]} features and image_features {images.shape[1]}. "
-            "Both must come from one scorer."
+            f"text_features have {text.shape[1]} features, but image_features have {images.shape[1]}. "
+            "Use features of the same scorer."
         )
     return in_range(text, images)
 
 
 def ranks_from_scores(scores: Tensor, columns: Tensor) -> Tensor:
-    """Rank of one column in each row of scores; the rule every other function here uses.
+    """Rank of one column in each row of scores; all other functions use this rule.
 
     Args:
         scores (`torch.Tensor` of shape `(N, K)`): Similarities of each caption with K images.
@@ -74,9 +74,9 @@ def ranks_from_scores(scores: Tensor, columns: Tensor) -> Tensor:
         `torch.Tensor` of shape `(N,)`: int64 ranks in [1, K], 1 = best; equal scores rank before the target.
     """
     own = scores.gather(1, columns[:, None])
-    # Counting who is certainly worse, not who is better, ranks a score that is not a number last instead of first.
+    # Counting worse images, not better ones, ranks a NaN score last instead of first.
     worse = scores < own
-    if worse.device.type == "cpu":  # NumPy counts booleans ten times as fast as torch, which would cost half a product
+    if worse.device.type == "cpu":  # NumPy counts booleans ten times as fast as torch
         count = torch.from_numpy(np.count_nonzero(worse.numpy(), axis=1))
     else:
         count = torch.count_nonzero(worse, dim=1)
@@ -84,10 +84,10 @@ def ranks_from_scores(scores: Tensor, columns: Tensor) -> Tensor:
 
 
 def tie_copies(scores: Tensor, duplicate_of: Tensor) -> Tensor:
-    """Give exact copies of an image one score, in place.
+    """Set the scores of exact copies of an image to that of the first one, in place.
 
     Args:
-        scores (`torch.Tensor` of shape `(N, K)`): Similarities of each caption with K images.
+        scores (`torch.Tensor` of shape `(N, K)`): Similarities of each caption and K images.
         duplicate_of (`torch.Tensor` of shape `(K,)`): First column with the same image, from [`duplicate_images`].
     Returns:
         `torch.Tensor` of shape `(N, K)`: The scores.
@@ -99,13 +99,13 @@ def tie_copies(scores: Tensor, duplicate_of: Tensor) -> Tensor:
 
 
 def _copies(images: Tensor, duplicate_of: Tensor | None) -> list[int] | None:
-    """First row of the same image for each, or None where no image is a copy of another."""
+    """First row with the same image, for each image; None if there are no copies."""
     found = _first_rows(images) if duplicate_of is None else duplicate_of
     return None if torch.equal(found, torch.arange(len(images))) else found.tolist()
 
 
 def _scores_in(text: Tensor, images: Tensor, rows: list[int], copies: list[int] | None) -> Tensor:
-    """Scores `(N, K)` of captions with the K images of a bag or set."""
+    """Scores `(N, K)` of captions and the K images of a bag or set."""
     scores = text @ images[rows].T
     if copies is None or len({copies[row] for row in rows}) == len(rows):
         return scores
@@ -121,32 +121,32 @@ def ranks(
     block_size: int | None = None,
     duplicate_of: Tensor | None = None,
 ) -> Tensor:
-    """Rank of each caption's target in the whole pool, in blocks of captions.
+    """Rank of each caption's target in the whole pool, computed in blocks of captions.
 
     Args:
-        text_features (array or tensor of shape `(N, D)`): Features of the captions, unit length for cosine.
-        image_features (array or tensor of shape `(M, D)`): Features of the pool, of the same dtype.
-        targets (sequence of `N` integers): Image row of each caption; `None`: caption i belongs to image i.
-        block_size: Captions per block; `None` takes what keeps a block of scores near 64 MiB.
-        duplicate_of (`torch.Tensor` of shape `(M,)`): What [`duplicate_images`] says of the images, where that is known.
+        text_features (array or tensor of shape `(N, D)`): Features of the captions; normalised for cosine similarity.
+        image_features (array or tensor of shape `(M, D)`): Features of the pool, with the same dtype.
+        targets (sequence of `N` integers): Image row of each caption; by default caption i belongs to image i.
+        block_size: Captions per block; by default as many as fit into 64 MiB of scores.
+        duplicate_of (`torch.Tensor` of shape `(M,)`): Result of [`duplicate_images`], if already known.
     Returns:
         `torch.Tensor` of shape `(N,)`: int64 ranks on the CPU, in [1, M], 1 = best, ties against the caption.
     Raises:
-        ValueError: If features or targets are bad, or block_size is not positive.
+        ValueError: If features or targets are invalid, or block_size is not positive.
     """
     text, images = _pair(text_features, image_features)
     columns = check_targets(targets, len(text), len(images)).to(text.device)
     if block_size is None:
         block_size = default_block_size(len(images))
     if block_size < 1:
-        raise ValueError(f"block_size must be at least 1, got {block_size}.")
+        raise ValueError(f"block_size is {block_size}. Use at least 1.")
     copies = _copies(images, duplicate_of)
     first = None if copies is None else torch.tensor(copies)
     scores = torch.empty(min(block_size, len(text)), len(images), dtype=text.dtype, device=text.device)
     found = []
     for start in range(0, len(text), block_size):
         block = text[start : start + block_size]
-        out = torch.mm(block, images.T, out=scores[: len(block)])  # (block, M), the one buffer used again
+        out = torch.mm(block, images.T, out=scores[: len(block)])  # (block, M); all blocks use the same buffer
         if first is not None:
             tie_copies(out, first)
         found.append(ranks_from_scores(out, columns[start : start + block_size]))
@@ -158,52 +158,49 @@ def recall_at_k(rank: Tensor, k: int) -> float:
 
     Args:
         rank (`torch.Tensor` of shape `(N,)`): Ranks, 1 = best.
-        k: How many images may stand before or at the own one.
+        k: Largest rank that counts as found.
     Returns:
         `float`: In [0, 1], higher is better.
     Raises:
-        ValueError: If there is no rank or k is not positive.
+        ValueError: If there are no ranks or k is not positive.
     """
     if k < 1:
-        raise ValueError(f"k must be at least 1, got {k}.")
+        raise ValueError(f"k is {k}. Use at least 1.")
     if len(rank) == 0:
-        raise ValueError("There are no ranks to average.")
+        raise ValueError("There are no ranks to average. Pass at least one caption.")
     return float((rank <= k).double().mean())
 
 
 def distractor_recall(rank: Tensor, pool_size: int, *, k: int = 1, num_distractors: int = 99) -> Tensor:
     r"""Probability that the target is among the first k against distractors drawn at random from the pool.
 
-    Exact: with b = rank - 1 better images among the other M - 1, the number of better ones among n distractors is
-    hypergeometric, so the chance is `sum_{i<k} C(b, i) C(M-1-b, n-i) / C(M-1, n)`;
-    for k = 1 that is `C(M-1-b, n) / C(M-1, n)`.
+    The value is exact: with b = rank - 1 better images among the other M - 1, the number of better images among n
+    distractors is hypergeometric, so the probability is `sum_{i<k} C(b, i) C(M-1-b, n-i) / C(M-1, n)`. For k = 1 this
+    is `C(M-1-b, n) / C(M-1, n)`.
 
     Args:
         rank (`torch.Tensor` of shape `(N,)`): Ranks in the whole pool, 1 = best.
         pool_size: M.
-        k: How many images may stand before or at the own one.
+        k: Largest rank that counts as found.
         num_distractors: n, at most M - 1.
     Returns:
-        `torch.Tensor` of shape `(N,)`: float64 chances in [0, 1], higher is better.
+        `torch.Tensor` of shape `(N,)`: float64 probabilities in [0, 1], higher is better.
     Raises:
         ValueError: If there are fewer than `num_distractors` other images, or a number is out of range.
     """
     others = pool_size - 1
     if k < 1:
-        raise ValueError(f"k must be at least 1, got {k}.")
-    if not 1 <= num_distractors <= others:
-        raise ValueError(
-            f"num_distractors ({num_distractors}) must be between 1 and the other images of the pool ({others}). "
-            "Lower it or rank in the whole pool."
-        )
+        raise ValueError(f"k is {k}. Use at least 1.")
+    _check_num_distractors(num_distractors, others)
     better = (torch.as_tensor(rank).double() - 1).cpu()
     bad = torch.nonzero(~((better >= 0) & (better <= others))).flatten()
     if len(bad):
         i = int(bad[0])
         raise ValueError(
-            f"rank[{i}] is {float(better[i]) + 1:g}; ranks in a pool of {pool_size} images are 1 to {pool_size}."
+            f"rank[{i}] is {float(better[i]) + 1:g}, but ranks in a pool of {pool_size} images are 1 to {pool_size}. "
+            "Pass the pool_size that the ranks were computed with."
         )
-    # log x! for every x the formula needs, once; its differences are exact to about 1e-12.
+    # log x! for every x in the formula; its differences are exact to about 1e-12.
     log_factorial = torch.lgamma(torch.arange(others + 1, dtype=torch.float64) + 1)
 
     def log_choose(total: Tensor, part: Tensor) -> Tensor:
@@ -227,28 +224,36 @@ def random_distractor_recall(rank: Tensor, pool_size: int, *, k: int = 1, num_di
     Args:
         rank (`torch.Tensor` of shape `(N,)`): Ranks in the whole pool, 1 = best.
         pool_size: M.
-        k: How many images may stand before or at the own one.
-        num_distractors: Distractors beside the target; 99 gives the papers' 100 images.
+        k: Largest rank that counts as found.
+        num_distractors: Distractors per caption; 99 gives the papers' 100 images.
     Returns:
         `float`: Expected recall at k in [0, 1], higher is better.
     Raises:
         ValueError: If there are fewer than `num_distractors` other images, or no ranks.
     """
     if len(rank) == 0:
-        raise ValueError("There are no ranks to average.")
+        raise ValueError("There are no ranks to average. Pass at least one caption.")
     return float(distractor_recall(rank, pool_size, k=k, num_distractors=num_distractors).mean())
 
 
-def sampled_ranks(rank: Tensor, pool_size: int, *, num_distractors: int, repeats: int, seed: int) -> Tensor:
-    """Ranks against distractors drawn anew for each caption; for checking the closed form and old protocols.
+def _check_num_distractors(number: int, others: int) -> None:
+    if not 1 <= number <= others:
+        raise ValueError(
+            f"num_distractors ({number}) must be between 1 and the other images of the pool ({others}). Lower it, or "
+            "rank in the whole pool."
+        )
 
-    The number of better images among the drawn ones is hypergeometric, so it is drawn directly: the same
-    distribution as drawing images, without touching a score again.
+
+def sampled_ranks(rank: Tensor, pool_size: int, *, num_distractors: int, repeats: int, seed: int) -> Tensor:
+    """Ranks against random distractors, drawn independently for each caption; checks the closed form and old protocols.
+
+    The number of better images among the distractors is hypergeometric, so it is drawn directly. This has the same
+    distribution as drawing images, and needs no scores.
 
     Args:
         rank (`torch.Tensor` of shape `(N,)`): Ranks in the whole pool, 1 = best.
         pool_size: M.
-        num_distractors: Distractors drawn without replacement for each caption.
+        num_distractors: Distractors per caption, drawn without replacement.
         repeats: Independent draws per caption.
         seed: Seed of the draws.
     Returns:
@@ -257,12 +262,9 @@ def sampled_ranks(rank: Tensor, pool_size: int, *, num_distractors: int, repeats
         ValueError: If there are fewer than `num_distractors` other images, or repeats is not positive.
     """
     others = pool_size - 1
-    if not 1 <= num_distractors <= others:
-        raise ValueError(
-            f"num_distractors ({num_distractors}) must be between 1 and the other images of the pool ({others})."
-        )
+    _check_num_distractors(num_distractors, others)
     if repeats < 1:
-        raise ValueError(f"repeats must be at least 1, got {repeats}.")
+        raise ValueError(f"repeats is {repeats}. Use at least 1.")
     better = torch.as_tensor(rank).cpu().numpy() - 1
     drawn = np.random.default_rng(seed).hypergeometric(
         better, others - better, num_distractors, size=(repeats, len(better))
@@ -283,18 +285,18 @@ def bag_ranks(
     Args:
         text_features (array or tensor of shape `(N, D)`): Features of the captions.
         image_features (array or tensor of shape `(M, D)`): Features of the images.
-        bags: Lists of image rows, of any sizes from 2; every caption of every image of a bag is ranked in that bag.
-        targets (sequence of `N` integers): Image row of each caption; `None`: caption i belongs to image i.
-        duplicate_of (`torch.Tensor` of shape `(M,)`): What [`duplicate_images`] says of the images, where that is known.
+        bags: Lists of at least 2 image rows. All captions of the images in a bag are ranked within the bag.
+        targets (sequence of `N` integers): Image row of each caption; by default caption i belongs to image i.
+        duplicate_of (`torch.Tensor` of shape `(M,)`): Result of [`duplicate_images`], if already known.
     Returns:
-        `tuple` of three int64 tensors of shape `(P,)`: ranks, 1 = best; the row of the caption ranked; the bag.
+        `tuple` of three int64 tensors of shape `(P,)`: Ranks, 1 = best; row of the ranked caption; index of the bag.
     Raises:
-        ValueError: If features, targets or a bag is bad, or an image of a bag has no caption.
+        ValueError: If features, targets or a bag are invalid, or an image of a bag has no caption.
     """
     text, images = _pair(text_features, image_features)
     owners = check_targets(targets, len(text), len(images))
     if len(bags) == 0:
-        raise ValueError("bags is empty: there is nothing to rank.")
+        raise ValueError("bags is empty. Pass at least one bag.")
     copies = _copies(images, duplicate_of)
     of_image: dict[int, list[int]] = {}
     for caption, image in enumerate(owners.tolist()):
@@ -304,7 +306,9 @@ def bag_ranks(
         rows = check_bag(bag, f"bags[{number}]", len(images))
         for row in rows:
             if row not in of_image:
-                raise ValueError(f"bags[{number}] holds image {row}, which no caption belongs to.")
+                raise ValueError(
+                    f"bags[{number}] contains image {row}, which has no caption. Caption all images of bags."
+                )
         ranked = [caption for row in rows for caption in of_image[row]]
         columns = torch.tensor([i for i, row in enumerate(rows) for _ in of_image[row]], device=text.device)
         scores = _scores_in(text[ranked], images, rows, copies)  # (captions of the bag, K)
@@ -322,53 +326,53 @@ def set_ranks(
     *,
     duplicate_of: Tensor | None = None,
 ) -> Tensor:
-    """Rank of each caption's target within the caption's set of candidates (ImageCoDe).
+    """Rank of each caption's target within the candidates of the caption (ImageCoDe).
 
     Args:
         text_features (array or tensor of shape `(N, D)`): Features of the captions.
         image_features (array or tensor of shape `(M, D)`): Features of the images.
-        sets: One list of image rows for each caption, of any sizes from 2.
-        targets (sequence of `N` integers): Image row of each caption, which its set must hold.
-        duplicate_of (`torch.Tensor` of shape `(M,)`): What [`duplicate_images`] says of the images, where that is known.
+        sets: For each caption, a list of at least 2 image rows.
+        targets (sequence of `N` integers): Image row of each caption, which must be in its set.
+        duplicate_of (`torch.Tensor` of shape `(M,)`): Result of [`duplicate_images`], if already known.
     Returns:
         `torch.Tensor` of shape `(N,)`: int64 ranks, 1 = best, ties against the caption.
     Raises:
-        ValueError: If features, targets or a set is bad, or a set does not hold its caption's image.
+        ValueError: If features, targets or a set are invalid, or a set does not contain its target.
     """
     text, images = _pair(text_features, image_features)
     if targets is None:
-        raise ValueError("sets need targets: the image row each caption describes.")
+        raise ValueError("set_ranks needs targets. Pass the image row of each caption.")
     owners = check_targets(targets, len(text), len(images)).tolist()
     if len(sets) != len(text):
-        raise ValueError(f"{len(sets)} sets for {len(text)} captions: pass one set for each caption.")
+        raise ValueError(f"There are {len(sets)} sets for {len(text)} captions. Pass one set per caption.")
     copies = _copies(images, duplicate_of)
     found = torch.empty(len(text), dtype=torch.long)
     for i, candidates in enumerate(sets):
         rows = check_bag(candidates, f"sets[{i}]", len(images))
         if owners[i] not in rows:
-            raise ValueError(f"sets[{i}] does not hold image {owners[i]}, which caption {i} belongs to.")
+            raise ValueError(f"sets[{i}] must contain image {owners[i]}, the target of caption {i}. Add it.")
         scores = _scores_in(text[i : i + 1], images, rows, copies)  # (1, K)
         found[i] = ranks_from_scores(scores, torch.tensor([rows.index(owners[i])], device=text.device))[0]
     return found
 
 
 def duplicate_images(image_features: Any) -> Tensor:
-    """First row with the very same features, for each image: a copy in the pool is a false negative.
+    """First row with identical features, for each image. A copy in the pool is a false negative.
 
     Args:
         image_features (array or tensor of shape `(M, D)`): Features of the pool.
     Returns:
-        `torch.Tensor` of shape `(M,)`: int64; row i is a copy of an earlier one where the value is not i.
+        `torch.Tensor` of shape `(M,)`: int64; image i is a copy of an earlier image if value i is not i.
     Raises:
-        ValueError: If the features are bad.
+        ValueError: If the features are invalid.
     """
     return _first_rows(check_features(image_features, "image_features"))
 
 
 def _first_rows(images: Tensor) -> Tensor:
-    """[`duplicate_images`] of features that were checked."""
+    """[`duplicate_images`] of checked features."""
     rows = images.cpu().contiguous().numpy()
-    # Equal rows have equal sums of their bits: most rows have a sum of their own and need not be compared.
+    # Equal rows have equal sums of their bits. Most sums are unique, so that most rows need not be compared.
     word = np.uint64 if rows.shape[1] * rows.itemsize % 8 == 0 else np.uint32
     _, group, size = np.unique(rows.view(word).sum(axis=1, dtype=np.uint64), return_inverse=True, return_counts=True)
     found = np.arange(len(rows))

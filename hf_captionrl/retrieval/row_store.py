@@ -1,13 +1,13 @@
-"""A file of rows of one shape, addressed by key, that survives kills, concurrent writers and damaged bytes.
+"""A file of equally shaped rows, addressed by key, that tolerates kills, concurrent writers and damaged bytes.
 
 A store is a folder with three files:
 
 - `meta.json`: description of the rows (identity, dtype, shape) with a checksum; written once, atomically.
-- `data.bin`: the rows, one after the other. Row `i` starts at byte `i * row_bytes`, so the file maps as one array.
-- `index.bin`: record `i` (24 bytes) names the key of row `i` and holds the checksum of the row and of itself.
+- `data.bin`: the rows. Row `i` starts at byte `i * row_bytes`, so the file can be mapped as an array.
+- `index.bin`: record `i` (24 bytes) contains the key of row `i`, and the checksums of the row and of the record.
 
-Only the holder of the lock writes, and a row counts as soon as its record is complete. A writer killed at any moment
-therefore leaves at most rows without a record, which the next writer overwrites. Readers take no lock.
+Only the process that has the lock writes, and a row is valid as soon as its record is complete. A writer that is killed
+leaves at most rows without a record, which the next writer overwrites. Readers take no lock.
 """
 
 from __future__ import annotations
@@ -34,20 +34,16 @@ _DTYPES = ("float16", "float32")
 
 
 class StoreMismatchError(ValueError):
-    """The folder holds rows of another model, revision, dtype or shape."""
+    """The folder contains rows of another model, revision, dtype or shape."""
 
 
 def key_digest(key: str) -> bytes:
-    """Fixed-size stand-in for a key.
-
-    Returns:
-        `bytes`: 16 bytes, BLAKE2b of the UTF-8 form.
-    """
+    """16 bytes that represent a key: BLAKE2b of its UTF-8 encoding."""
     return hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
 def _write_all(descriptor: int, data: memoryview | bytearray | bytes, offset: int) -> None:
-    """`os.pwrite` until everything is written: a nearly full disk accepts a part first."""
+    """`os.pwrite` until everything is written, because a nearly full disk may accept only a part."""
     view = memoryview(data).cast("B")
     while len(view):
         written = os.pwrite(descriptor, view, offset)
@@ -63,7 +59,7 @@ class RowStore:
 
     Args:
         directory: Folder of this store; created by the first `append`, never by reading.
-        identity: Description of the rows, serialisable as JSON. A folder of another identity is refused.
+        identity: JSON-serialisable description of the rows. A folder with another identity raises.
         lock_timeout_s: Seconds to wait for another writer before `append` raises `TimeoutError`.
     """
 
@@ -71,11 +67,11 @@ class RowStore:
         self.directory = Path(directory)
         self.identity = identity
         self.lock_timeout_s = lock_timeout_s
-        self._said_damaged = False
-        self._forget()
+        self._warned = False
+        self._reset()
         self.refresh()
 
-    def _forget(self) -> None:
+    def _reset(self) -> None:
         self.dtype: np.dtype | None = None
         self.shape: tuple[int, ...] | None = None  # of one row
         self._count = 0  # records read so far, valid or not
@@ -106,15 +102,15 @@ class RowStore:
         try:
             with open(self.directory / "index.bin", "rb") as file:
                 if os.fstat(file.fileno()).st_size // _RECORD.size < self._count:
-                    raise FileNotFoundError  # another process emptied the store: start again
+                    raise FileNotFoundError  # another process emptied the store
                 file.seek(self._count * _RECORD.size)
                 raw = file.read()
             held = os.path.getsize(self.directory / "data.bin") // self.row_bytes
         except (FileNotFoundError, NotADirectoryError, PermissionError):
-            self._forget()
+            self._reset()
             return
         damaged, lost = 0, 0
-        complete = raw[: len(raw) // _RECORD.size * _RECORD.size]  # a killed writer may have left a part of a record
+        complete = raw[: len(raw) // _RECORD.size * _RECORD.size]  # a killed writer may leave an incomplete record
         for position, fields in enumerate(_RECORD.iter_unpack(complete), start=self._count):
             digest, row_sum, record_sum = fields
             self._sums.append(row_sum)
@@ -132,7 +128,7 @@ class RowStore:
         if damaged or lost:
             warnings.warn(
                 f"The feature store {self.directory} is damaged: {damaged} index records are wrong and {lost} rows "
-                "are cut off. They are dropped and computed again.",
+                "are missing. They are dropped and computed again.",
                 stacklevel=2,
             )
 
@@ -150,50 +146,35 @@ class RowStore:
         except (ValueError, KeyError, TypeError, AttributeError):
             good = False
         if not good:
-            if not self._said_damaged:
+            if not self._warned:
                 warnings.warn(
-                    f"{self.directory / 'meta.json'} is damaged, so the features beside it cannot be read. "
-                    "They are computed again.",
+                    f"{self.directory / 'meta.json'} is damaged, so the features in this folder cannot be read. They "
+                    "are computed again.",
                     stacklevel=2,
                 )
-            self._said_damaged = True
+            self._warned = True
             return False
         if meta["identity"] != self.identity:
             raise StoreMismatchError(
-                f"{self.directory} holds features of {meta['identity']}, but {self.identity} was asked for. Features "
-                "of another model or revision are never mixed: choose another cache directory or delete this folder."
+                f"{self.directory} contains features of {meta['identity']}, but {self.identity} was requested. Features "
+                "of different models or revisions are never mixed. Use another cache directory, or delete this folder."
             )
         self.dtype, self.shape = np.dtype(meta["dtype"]), tuple(meta["shape"])
         return True
 
     def positions(self, digests: Sequence[bytes]) -> np.ndarray:
-        """Positions of rows.
-
-        Returns:
-            `np.ndarray` of shape `(N,)`, int64: Row numbers, -1 where the key is unknown.
-        """
+        """int64 row numbers `(N,)`, -1 if the key is unknown."""
         get = self._positions.get
         return np.fromiter((get(digest, -1) for digest in digests), dtype=np.int64, count=len(digests))
 
     def sums(self, positions: np.ndarray) -> np.ndarray:
-        """Stored checksums of rows.
-
-        Args:
-            positions (`np.ndarray` of shape `(N,)`): Row numbers, all >= 0.
-
-        Returns:
-            `np.ndarray` of shape `(N,)`, uint32: CRC-32 of each row.
-        """
+        """Stored CRC-32 checksums `(N,)` of rows, uint32."""
         return np.fromiter((self._sums[i] for i in positions.tolist()), dtype=np.uint32, count=len(positions))
 
     def array(self) -> np.ndarray:
-        """All rows that have a record, mapped read-only.
-
-        Returns:
-            `np.memmap` of shape `(rows, *shape)`: Grows with later appends only when `array` is called again.
-        """
+        """All rows that have a record, mapped read-only, `(rows, *shape)`; later rows need another call."""
         if self.shape is None or self.dtype is None:
-            raise ValueError(f"{self.directory} holds no features yet. Compute some first.")
+            raise ValueError(f"{self.directory} has no features yet. Use get_or_compute.")
         if self._map is None:
             rows = min(self._count, os.path.getsize(self.directory / "data.bin") // self.row_bytes)
             if rows == 0:
@@ -204,11 +185,7 @@ class RowStore:
     # ---------------------------------------------------------------- writing
 
     def append(self, digests: Sequence[bytes], rows: np.ndarray) -> None:
-        """Add rows; keys that already exist (of this or another process) are not changed.
-
-        Args:
-            rows (`np.ndarray` of shape `(N, *shape)`): float16 or float32.
-        """
+        """Add `(N, *shape)` float16 or float32 rows; existing keys (of this or another process) are not changed."""
         self.directory.mkdir(parents=True, exist_ok=True)
         with FileLock(self.directory / "lock", timeout=self.lock_timeout_s):
             self.refresh()
@@ -228,21 +205,21 @@ class RowStore:
             for i, digest in enumerate(fresh):
                 row_sum = zlib.crc32(block[i].data)
                 records += _RECORD.pack(digest, row_sum, _record_sum(digest, row_sum, start + i))
-            # Rows are on the disk before any record refers to them.
+            # Rows are written before the records that refer to them.
             self._write("data.bin", block.data, start * self.row_bytes)
-            self._write("index.bin", records, start * _RECORD.size, cut=True)
+            self._write("index.bin", records, start * _RECORD.size, truncate=True)
             self.refresh()
 
     def drop(self, positions: Sequence[int]) -> None:
-        """Drop rows whose bytes are damaged. Their keys are unknown afterwards."""
+        """Drop damaged rows; their keys are unknown afterwards."""
         gone = set(positions)
         self._positions = {digest: i for digest, i in self._positions.items() if i not in gone}
         drop_rows(self.directory, sorted(gone), lock_timeout_s=self.lock_timeout_s)
 
-    def _write(self, name: str, data: memoryview | bytearray | bytes, offset: int, *, cut: bool = False) -> None:
+    def _write(self, name: str, data: memoryview | bytearray | bytes, offset: int, *, truncate: bool = False) -> None:
         descriptor = os.open(self.directory / name, os.O_RDWR | os.O_CREAT, 0o666)
         try:
-            if cut:  # an incomplete record of a killed writer
+            if truncate:  # removes an incomplete record of a killed writer
                 os.ftruncate(descriptor, offset)
             _write_all(descriptor, data, offset)
             os.fsync(descriptor)
@@ -250,36 +227,32 @@ class RowStore:
             os.close(descriptor)
 
     def _prepare(self, dtype: np.dtype, shape: tuple[int, ...]) -> None:
-        """Write `meta.json` for the first row, or check the row against it. The lock is held."""
+        """Write `meta.json` for the first row, or compare the row with it. The caller has the lock."""
         if self.shape is None and not self._load_meta():
             if dtype.name not in _DTYPES or 0 in shape:
                 raise StoreMismatchError(
-                    f"rows are {dtype.name} {shape}, but must be {' or '.join(_DTYPES)} and not empty."
+                    f"Rows are {dtype.name} {shape}, but must be {' or '.join(_DTYPES)} and not empty."
                 )
-            # Rows without readable meta are lost. The index goes first: without it nothing of the rest counts.
+            # Rows without readable meta are lost. Remove the index first: rows without an index are ignored.
             for name in ("index.bin", "data.bin"):
                 (self.directory / name).unlink(missing_ok=True)
-            self._forget()
+            self._reset()
             meta = {"version": _VERSION, "identity": self.identity, "dtype": dtype.name, "shape": list(shape)}
             meta["checksum"] = _meta_checksum(meta)
-            temporary = self.directory / "meta.json.tmp"  # one name is enough: the lock is held
+            temporary = self.directory / "meta.json.tmp"  # a fixed name, because only the process with the lock writes
             temporary.unlink(missing_ok=True)
             self._write(temporary.name, json.dumps(meta, indent=1, sort_keys=True).encode("utf-8"), 0)
             os.replace(temporary, self.directory / "meta.json")
             self.dtype, self.shape = dtype, tuple(shape)
         if (self.dtype, self.shape) != (dtype, tuple(shape)):
             raise StoreMismatchError(
-                f"{self.directory} holds rows of {self.dtype} {self.shape}, but {dtype} {tuple(shape)} came. One "
-                "store holds one kind: use another `what`, or delete the folder if the model's code changed."
+                f"{self.directory} contains {self.dtype} rows of shape {self.shape}, not {dtype} rows of shape "
+                f"{tuple(shape)}. Use another `what`, or delete the folder if the model's code changed."
             )
 
 
 def drop_rows(directory: str | os.PathLike, positions: Sequence[int], *, lock_timeout_s: float = 300.0) -> None:
-    """Drop rows of a store, for every process that opens it later.
-
-    Args:
-        lock_timeout_s: Seconds to wait for another writer.
-    """
+    """Drop rows of a store for all processes that open it later."""
     with FileLock(Path(directory) / "lock", timeout=lock_timeout_s):
         _overwrite(Path(directory), positions)
 

@@ -1,4 +1,4 @@
-"""Frozen image-text scorers: CLIP, SigLIP and other dual encoders of transformers; any scorer by name.
+"""Frozen image-text scorers: CLIP, SigLIP and other dual encoders of transformers; loads any scorer by name.
 
 Legend: N captions, T tokens.
 """
@@ -28,9 +28,9 @@ __all__ = ["HFScorer", "OpenClipScorer", "Scorer", "TokenScorer", "load_scorer"]
 
 logger = logging.getLogger(__name__)
 
-# Text towers that pool at the last position and were trained without an attention mask, see HFScorer.
+# Text towers that pool at the last position and were trained without an attention mask; see HFScorer.
 _FIXED_LENGTH = frozenset({"siglip", "siglip2", "siglip_text_model", "siglip2_text_model"})
-# Text towers that pool at the highest token id when the config says eos_token_id == 2.
+# Text towers that pool at the highest token id if eos_token_id is 2 in the config.
 _LEGACY_POOLING = frozenset(
     {"clip", "clip_text_model", "clipseg", "clipseg_text_model"}
     | {"xclip", "xclip_text_model", "groupvit", "groupvit_text_model"}
@@ -38,21 +38,20 @@ _LEGACY_POOLING = frozenset(
 
 
 def load_scorer(name_or_path: Any, **kwargs: Any) -> Scorer:
-    """Scorer by name.
+    """Load a scorer.
 
     Args:
-        name_or_path: A Hub name or folder of a transformers dual encoder; a shipped scorer
-            (`"scenes:clip-judge"`); `"open_clip:NAME@TAG"`,
-            `"open_clip:hf-hub:..."` or a folder with `open_clip_config.json`; a model in memory; a scorer (returned
-            as it is).
-        **kwargs: For `HFScorer` or `OpenClipScorer`: `dtype`, `device`, `batch_size`, ...
+        name_or_path: Hub name or folder of a transformers dual encoder; a shipped scorer (`"scenes:clip-judge"`);
+            `"open_clip:NAME@TAG"`, `"open_clip:hf-hub:..."` or a folder with `open_clip_config.json`; a model in
+            memory; or a scorer, which is returned unchanged.
+        **kwargs: Arguments of `HFScorer` or `OpenClipScorer`: `dtype`, `device`, `batch_size`, ...
 
     Returns:
         `Scorer`: `HFScorer` or `OpenClipScorer`.
 
     Raises:
-        FileNotFoundError: If nothing can be loaded under that name, or it has no weights in safetensors.
-        ValueError: If what was named is not an image-text dual encoder, or lacks weights.
+        FileNotFoundError: If there is no such model, or it has no weights in safetensors.
+        ValueError: If the model is not an image-text dual encoder, or lacks weights.
     """
     if isinstance(name_or_path, torch.nn.Module):
         is_open_clip = hasattr(name_or_path, "encode_text") and hasattr(name_or_path, "encode_image")
@@ -68,35 +67,34 @@ def load_scorer(name_or_path: Any, **kwargs: Any) -> Scorer:
     if isinstance(name_or_path, Scorer):
         return name_or_path
     raise ValueError(
-        f"{name_or_path!r} is not a scorer. Give a model's name or folder, 'open_clip:NAME@TAG' or a model."
+        f"{name_or_path!r} is not a scorer. Pass a name or folder of a model, 'open_clip:NAME@TAG', or a model."
     )
 
 
 class HFScorer(DualEncoder):
     """Scorer from any transformers model with `get_text_features` and `get_image_features`.
 
-    Captions are padded to the longest of their batch, which is exact for causal text towers (CLIP) and for those that
-    read the attention mask. SigLIP is neither: it attends to the padding, was trained that way with a fixed length,
-    and pools at the last position. Its captions are therefore always padded to the full length and no mask is passed,
-    even though transformers' tokenizer returns one.
+    Captions are padded to the longest in their batch. This is exact for causal text towers (CLIP) and for text towers
+    with an attention mask. SigLIP is neither: it was trained with a fixed length and without a mask, and pools at the
+    last position. Its captions are therefore always padded to the full length, and the mask is not passed.
 
     Args:
         name_or_path_or_model: Hub name, folder, or a model (which is frozen, cast and moved in place).
-        processor: Needed with a model in memory: has `tokenizer` and `image_processor`.
+        processor: Processor with `tokenizer` and `image_processor`; required for a model in memory.
         revision: Branch, tag or commit on the Hub.
-        dtype: Of the weights; results are always fp32.
-        device: Where to run; the GPU if there is one (a model in memory stays where it is), when left out.
+        dtype: Data type of the weights; results are always fp32.
+        device: By default the GPU if there is one, or the device of a model in memory.
         batch_size: Captions or images per forward pass.
-        padding: `"longest"`, `"max_length"`, or `"auto"` as said above.
-        max_text_tokens: Truncate earlier than the model would.
-        logit_scale: Factor on the cosine, where the model has none of its own.
-        allow_legacy_pooling: Accept a CLIP whose config says `eos_token_id == 2` although EOS is not the highest id.
-            transformers pools such a model at the highest token id, so words after that one are not read.
+        padding: `"longest"`, `"max_length"`, or `"auto"` as described above.
+        max_text_tokens: Lower limit for truncation than that of the model.
+        logit_scale: Factor on the cosine similarity, if the model has none.
+        allow_legacy_pooling: Accept a CLIP with `eos_token_id == 2` in its config although EOS is not the highest id.
+            transformers pools such a model at the highest token id, so the words after that token are ignored.
 
     Raises:
-        ValueError: If the model is not a dual encoder, weights are missing, the processor lacks a part, or the model would not
-            pool at EOS.
-        FileNotFoundError: If nothing can be loaded under that name.
+        ValueError: If the model is not a dual encoder, weights are missing, the processor lacks a part, or the model
+            would not pool at EOS.
+        FileNotFoundError: If there is no such model.
     """
 
     def __init__(
@@ -124,28 +122,28 @@ class HFScorer(DualEncoder):
             model, loaded = _from_pretrained(name, revision, with_processor=processor is None)
             processor = processor if processor is not None else loaded
             is_folder = Path(name).is_dir()
-            model_id = Path(name).resolve().name if is_folder else name  # a machine's paths say nothing elsewhere
+            model_id = Path(name).resolve().name if is_folder else name  # the path is not portable
             commit = None if is_folder else getattr(model.config, "_commit_hash", None)
         if not (hasattr(model, "get_text_features") and hasattr(model, "get_image_features")):
             raise ValueError(
-                f"{type(model).__name__} is no image-text dual encoder: it lacks get_text_features or "
+                f"{type(model).__name__} is not an image-text dual encoder: it lacks get_text_features or "
                 "get_image_features. Use CLIP, SigLIP or another contrastive model as scorer."
             )
         self.tokenizer: Any = getattr(processor, "tokenizer", None)
         self.image_processor: Any = getattr(processor, "image_processor", None)
         if self.tokenizer is None or self.image_processor is None:
             raise ValueError(
-                f"the processor of {model_id} is {type(processor).__name__}, but a scorer needs one with a tokenizer "
-                "and an image_processor. Pass processor=, for example CLIPProcessor(image_processor, tokenizer)."
+                f"The processor of {model_id} is {type(processor).__name__}, but a scorer needs a tokenizer and an "
+                "image_processor. Pass processor=, for example CLIPProcessor(image_processor, tokenizer)."
             )
         if padding not in ("auto", "longest", "max_length"):
-            raise ValueError(f"padding is {padding!r}, but must be 'auto', 'longest' or 'max_length'.")
+            raise ValueError(f"padding is {padding!r}. Use 'auto', 'longest' or 'max_length'.")
         self._fixed = _text_config(model).model_type in _FIXED_LENGTH
         self.padding = ("max_length" if self._fixed else "longest") if padding == "auto" else padding
         self._positions = _text_positions(model, self.tokenizer)
         limit = self._positions if max_text_tokens is None else max_text_tokens
         if not 2 <= limit <= self._positions:
-            raise ValueError(f"max_text_tokens is {limit}, but must lie between 2 and the model's {self._positions}.")
+            raise ValueError(f"max_text_tokens is {limit}, but must be between 2 and the model's {self._positions}.")
         _check_pooling(model, self.tokenizer, allow_legacy_pooling)
 
         images = f"{type(self.image_processor).__name__} {self.image_processor.to_json_string()}"
@@ -158,7 +156,7 @@ class HFScorer(DualEncoder):
             model_id=model_id,
             fingerprint=fingerprint,
             revision=(commit or fingerprint)[:12],
-            # Before the cast: bf16 rounds ln(100) so far that the scale becomes 99.5 or 102.
+            # Before the cast: in bf16, ln(100) is rounded, and the scale would be 99.5 or 102.
             logit_scale=_own_logit_scale(model) if logit_scale is None else float(logit_scale),
             max_text_tokens=limit,
             dtype=dtype,
@@ -184,7 +182,7 @@ class HFScorer(DualEncoder):
         for i, ids in enumerate(encoded["input_ids"]):
             row = {name: list(values[i]) for name, values in encoded.items()}
             if len(ids) > limit:
-                # Truncate words, not EOS: the text towers pool at EOS.
+                # Keep EOS, at which the text towers pool.
                 kept = 1 if ids[-1] in special else 0
                 row = {name: r[: limit - kept] + r[len(r) - kept :] for name, r in row.items()}
             rows.append(row)
@@ -199,7 +197,7 @@ class HFScorer(DualEncoder):
         tower, projection = (getattr(self.model, name, None) for name in ("text_model", "text_projection"))
         if self._fixed or tower is None or not isinstance(projection, torch.nn.Linear):
             return super()._encode_tokens(rows)
-        # On the right, so that the tokens of a caption stand first; a causal tower never looks at what follows.
+        # Pad on the right, so that the tokens of a caption come first; causal towers ignore what follows.
         batch = self._padded(rows, max(len(row["input_ids"]) for row in rows), left=False)
         return projection(tower(**batch).last_hidden_state)
 
@@ -229,14 +227,14 @@ def _from_pretrained(name: str, revision: str | None, *, with_processor: bool) -
 
     _check_place(name)
     revision = usable_revision(name, revision)
-    # "auto" keeps the stored precision: the logit scale must be read before anything is cast.
+    # "auto" keeps the stored precision, because the logit scale must be read before a cast.
     model, missing = load_pretrained(AutoModel, name, revision=revision, dtype="auto")
     check_complete(name, model, missing)
     if not with_processor:
         return model, None
     check_json_files(name, revision)
     remedy = (
-        "Use a folder or repository with the files of its tokenizer and image processor (processor.save_pretrained), or "
+        "Use a folder or repository with the files of the tokenizer and the image processor (processor.save_pretrained), or "
         "'open_clip:NAME@TAG'."
     )
     if not any(find_file(name, file, revision) for file in TOKENIZER_FILES):
@@ -244,25 +242,23 @@ def _from_pretrained(name: str, revision: str | None, *, with_processor: bool) -
     try:
         processor = AutoProcessor.from_pretrained(name, revision=revision, trust_remote_code=False)
         if getattr(processor, "tokenizer", None) is not None:
-            processor.tokenizer(["a"])  # an unfinished tokenizer loads, and fails with a bare Exception
+            processor.tokenizer(["a"])  # an incomplete tokenizer loads, but fails here
         return model, processor
     except Exception as error:
         said = " ".join(str(error).split())
-        raise ValueError(
-            f"The scorer {name!r} has no processor that can be loaded ({said[:200]}). {remedy}"
-        ) from error
+        raise ValueError(f"The processor of the scorer {name!r} cannot be loaded ({said[:200]}). {remedy}") from error
 
 
 def _check_place(name: str) -> None:
     if not Path(name).is_dir() and (hub_name(name) is None or name.startswith((".", "~"))):
         raise FileNotFoundError(
-            f"The scorer {name!r} is not a folder. Use a folder with config.json, model.safetensors and the processor's files, "
-            "a Hub name, or 'open_clip:NAME@TAG'."
+            f"The scorer {name!r} is not a folder. Use a folder with config.json, model.safetensors and the files of the "
+            "processor, a Hub name, or 'open_clip:NAME@TAG'."
         )
 
 
 def _pooled(output: Any, method: str) -> Tensor:
-    # transformers 4 returns the tensor, transformers 5 an output object that holds it.
+    # transformers 4 returns the tensor, transformers 5 an output object with the tensor.
     features = output if isinstance(output, Tensor) else getattr(output, "pooler_output", None)
     if features is None:
         raise ValueError(
@@ -276,7 +272,7 @@ def _text_config(model: Any) -> Any:
 
 
 def _text_positions(model: Any, tokenizer: Any) -> int:
-    """How many tokens the text tower takes: the smaller of its position table and the tokenizer's limit."""
+    """Longest input of the text tower: the smaller of its number of positions and the tokenizer's limit."""
     config = _text_config(model)
     positions = getattr(config, "max_position_embeddings", None)
     if positions is not None and any(part in config.model_type for part in ("roberta", "altclip", "camembert")):
@@ -293,30 +289,29 @@ def _own_logit_scale(model: Any) -> float:
 
 
 def _check_pooling(model: Any, tokenizer: Any, allow_legacy: bool) -> None:
-    """A text tower that pools at EOS must find it; otherwise many captions silently get the same features."""
+    """Raise if a text tower would not pool at EOS: many captions would silently get the same features."""
     tower = getattr(model, "text_model", None)
     configured = getattr(tower, "eos_token_id", None)
     if not isinstance(configured, int):
-        return  # pools elsewhere
+        return  # does not pool at EOS
     probe = tokenizer(["a"])["input_ids"][0]
     eos = tokenizer.eos_token_id if tokenizer.eos_token_id is not None else tokenizer.sep_token_id
     if configured == 2 and _text_config(model).model_type in _LEGACY_POOLING:
         highest = max(tokenizer.get_vocab().values())
         if eos == highest and probe[-1] == eos:
-            return  # OpenAI's checkpoints: EOS is the highest id, so both rules agree
+            return  # as in OpenAI's checkpoints: EOS is the highest id, so both rules agree
         if allow_legacy:
-            logger.warning("The text tower pools at the highest token id, which need not be EOS (%s).", eos)
+            logger.warning("The text tower pools at the highest token id, which may not be EOS (%s).", eos)
             return
         raise ValueError(
-            f"the config says eos_token_id == 2, for which transformers pools the caption at its highest token id, "
-            f"but EOS is {eos} and the vocabulary goes up to {highest}: most captions would be read up to some word "
-            "only. Give EOS another id than 2 in tokenizer and config (and train again), or pass "
-            "allow_legacy_pooling=True."
+            "The config has eos_token_id == 2, for which transformers pools a caption at its highest token id. EOS is "
+            f"{eos}, but the highest id of the vocabulary is {highest}, so the rest of most captions would be ignored. Use "
+            "an EOS id other than 2 in tokenizer and config (and train again), or pass allow_legacy_pooling=True."
         )
     position = probe.index(configured) if configured in probe else 0
     if position != len(probe) - 1:
         raise ValueError(
-            f"the text tower pools at the first token {configured} (eos_token_id of the config), but the tokenizer "
-            f"ends a caption with {probe[-1]} and writes {probe} for 'a': position {position} would be pooled. Make "
-            "config and tokenizer agree: set model.text_model.eos_token_id, or let the tokenizer add EOS."
+            f"The text tower pools at the first token {configured} (eos_token_id of the config), but the tokenizer "
+            f"ends a caption with {probe[-1]}: 'a' becomes {probe}, and position {position} would be pooled. Set "
+            "model.text_model.eos_token_id to the tokenizer's EOS, or let the tokenizer add EOS."
         )

@@ -1,4 +1,4 @@
-"""The interface of scorers, and their base class: a frozen model that turns captions and images into unit vectors.
+"""Interface and base class of scorers: frozen models that map captions and images to unit vectors.
 
 Legend: N captions, B images, D features.
 """
@@ -26,11 +26,11 @@ _DTYPES = {
 
 @runtime_checkable
 class Scorer(Protocol):
-    """A frozen image-text model. Similarity is `logit_scale * text_features @ image_features.T`, in fp32.
+    """A frozen image-text model. The similarity is `logit_scale * text_features @ image_features.T`, in fp32.
 
     Attributes:
-        logit_scale: The model's own factor on the cosine (100 for OpenAI's CLIP), the exponential already taken.
-        max_text_tokens: Longer captions are truncated; special tokens count.
+        logit_scale: The model's factor on the cosine similarity (100 for OpenAI's CLIP), after the exponential.
+        max_text_tokens: Longer captions are truncated; includes special tokens.
     """
 
     logit_scale: float
@@ -38,7 +38,7 @@ class Scorer(Protocol):
 
     @property
     def signature(self) -> str:
-        """`model@revision|dtype|...`: with which model a result was computed."""
+        """`model@revision|dtype|...`: the model and the settings that computed a result."""
         ...
 
     def text_features(self, captions: Sequence[str]) -> Tensor:
@@ -77,38 +77,38 @@ class Scorer(Protocol):
 
 @runtime_checkable
 class TokenScorer(Scorer, Protocol):
-    """A scorer that also gives the tokens of a caption and their features, such as `HFScorer` and `OpenClipScorer`."""
+    """A scorer that also returns the tokens of captions and their features, such as `HFScorer` and `OpenClipScorer`."""
 
     def count_tokens(self, captions: Sequence[str]) -> list[int]:
-        """Length of captions in the scorer's tokens, before truncation.
+        """Number of tokens of captions, before truncation.
 
         Args:
             captions: N captions.
 
         Returns:
-            `list[int]`: N numbers, special tokens counted.
+            `list[int]`: N numbers, including special tokens.
         """
         ...
 
     def token_ids(self, captions: Sequence[str]) -> list[list[int]]:
-        """The tokens that the scorer reads.
+        """Token ids of captions, after truncation.
 
         Args:
             captions: N captions.
 
         Returns:
-            `list[list[int]]`: For each caption at most `max_text_tokens` ids, start and end of text included.
+            `list[list[int]]`: At most `max_text_tokens` ids per caption, including start and end token.
         """
         ...
 
     def token_features(self, captions: Sequence[str]) -> list[Tensor]:
-        """Features of each token in the space of the images.
+        """Features of each token in the space of the image features.
 
         Args:
             captions: N captions.
 
         Returns:
-            `list[torch.Tensor]`: N of shape `(T, D)`, float32, not normalised; one row for each of `token_ids`.
+            `list[torch.Tensor]`: N tensors of shape `(T, D)`, float32, not normalised; one row per id of `token_ids`.
 
         Raises:
             ValueError: If the model has no such features.
@@ -117,25 +117,25 @@ class TokenScorer(Scorer, Protocol):
 
 
 class DualEncoder(abc.ABC):
-    """Batching, freezing, precision and checks shared by the scorers; a subclass tokenises and runs its model.
+    """Base class of scorers with batching, freezing, precision and checks. Subclasses tokenise and run the model.
 
-    The weights may be fp16 or bf16; normalisation and results are fp32, also under autocast, because a similarity in
+    The weights may be fp16 or bf16. Normalisation and results are fp32, also under autocast, because a similarity in
     bf16 has an error of 0.2 nats at scale 100.
 
     Args:
-        model: Dual encoder; it is frozen, set to evaluation, cast and moved in place.
-        model_id: Name for the signature.
+        model: Dual encoder; it is frozen, set to eval mode, cast and moved in place.
+        model_id: Name in the signature.
         fingerprint: Hash of weights, config and image processor.
-        revision: Short form for the signature (a commit, or the beginning of the fingerprint).
-        logit_scale: Factor on the cosine.
+        revision: Short revision in the signature (a commit, or the beginning of the fingerprint).
+        logit_scale: Factor on the cosine similarity.
         max_text_tokens: Longer captions are truncated.
-        dtype: Of the weights: `"float32"`, `"float16"`, `"bfloat16"` or the torch dtype.
-        device: Where to run; the GPU if there is one, when left out.
+        dtype: Data type of the weights: `"float32"`, `"float16"`, `"bfloat16"` or the torch dtype.
+        device: By default the GPU if there is one.
         batch_size: Captions or images per forward pass.
-        extra: Further parts of the signature.
+        extra: More parts of the signature.
 
     Raises:
-        ValueError: If `dtype` or `batch_size` cannot be used.
+        ValueError: If `dtype` or `batch_size` is not supported.
     """
 
     def __init__(
@@ -153,9 +153,9 @@ class DualEncoder(abc.ABC):
         extra: Sequence[str] = (),
     ):
         if str(dtype) not in _DTYPES:
-            raise ValueError(f"dtype is {dtype!r}, but must be 'float32', 'float16' or 'bfloat16'.")
+            raise ValueError(f"dtype is {dtype!r}. Use 'float32', 'float16' or 'bfloat16'.")
         if batch_size < 1:
-            raise ValueError(f"batch_size is {batch_size}, but must be at least 1.")
+            raise ValueError(f"batch_size is {batch_size}. Use at least 1.")
         self.dtype = _DTYPES[str(dtype)]
         self.device = torch.device(device) if device is not None else _default_device()
         self.model: Any = model.requires_grad_(False).eval().to(device=self.device, dtype=self.dtype)
@@ -173,7 +173,7 @@ class DualEncoder(abc.ABC):
 
     @property
     def cache_revision(self) -> str:
-        """What decides the image features: weights, config, image processor and dtype."""
+        """Identifies everything that affects image features: weights, config, image processor and dtype."""
         return f"{self.fingerprint}|{str(self.dtype).removeprefix('torch.')}"
 
     def __repr__(self) -> str:
@@ -183,10 +183,10 @@ class DualEncoder(abc.ABC):
         """Move the model.
 
         Args:
-            device: Where to.
+            device: The new device.
 
         Returns:
-            `DualEncoder`: Itself.
+            `DualEncoder`: The same object.
         """
         self.device = torch.device(device)
         self.model.to(self.device)
@@ -194,7 +194,7 @@ class DualEncoder(abc.ABC):
 
     @abc.abstractmethod
     def _tokenize(self, captions: list[str]) -> list[dict[str, list[int]]]:
-        """One dict of token lists per caption, truncated to `max_text_tokens` with EOS kept."""
+        """One dict of token lists per caption, truncated to `max_text_tokens` but with EOS."""
 
     @abc.abstractmethod
     def _num_tokens(self, captions: list[str]) -> list[int]:
@@ -211,26 +211,26 @@ class DualEncoder(abc.ABC):
     def _encode_tokens(self, rows: list[dict[str, list[int]]]) -> Tensor:
         """Features `(N, T, D)` of the tokens of tokenised captions, padded to the longest, not normalised."""
         raise ValueError(
-            f"{self.model_id} gives features of captions, not of their tokens. Use a CLIP model, or make the features "
-            "of the tokens yourself."
+            f"{self.model_id} has features of captions, but not of their tokens. Use a CLIP model, or compute the "
+            "features of the tokens yourself."
         )
 
     def text_features(self, captions: Sequence[str]) -> Tensor:
         """Captions as unit vectors; equal captions are encoded once and have bit-equal features.
 
         Args:
-            captions: N captions. Empty captions are allowed (a policy may stop immediately).
+            captions: N captions; empty captions are allowed, because a policy may generate them.
 
         Returns:
             `torch.Tensor` of shape `(N, D)`: float32 on the scorer's device, each row of norm 1.
 
         Raises:
-            ValueError: If something is not a string, or features are not finite.
+            ValueError: If a caption is not a string, or features are not finite.
         """
         captions = _check_captions(captions)
         unique = {caption: i for i, caption in enumerate(dict.fromkeys(captions or [""]))}
         rows = self._tokenize(list(unique))
-        # Captions of similar length share a batch, so that little padding is computed.
+        # Batches of captions with similar lengths need little padding.
         order = sorted(range(len(rows)), key=lambda i: len(rows[i]["input_ids"]))
         with torch.no_grad(), torch.autocast(self.device.type, enabled=False):
             parts = [self._encode_text([rows[i] for i in part]) for part in _batches(order, self.batch_size)]
@@ -244,13 +244,13 @@ class DualEncoder(abc.ABC):
         """Images as unit vectors.
 
         Args:
-            images: B images; other modes than RGB are converted.
+            images: B images; they are converted to RGB.
 
         Returns:
             `torch.Tensor` of shape `(B, D)`: float32 on the scorer's device, each row of norm 1.
 
         Raises:
-            ValueError: If something is not a PIL image, or features are not finite.
+            ValueError: If an image is not a PIL image, or features are not finite.
         """
         pictures = []
         for i, image in enumerate(images):
@@ -258,7 +258,7 @@ class DualEncoder(abc.ABC):
                 raise ValueError(f"images[{i}] is a {type(image).__name__}, but must be a PIL image. Open it first.")
             pictures.append(image if image.mode == "RGB" else image.convert("RGB"))
         with torch.no_grad(), torch.autocast(self.device.type, enabled=False):
-            # Without images, one grey square gives D.
+            # Without images, encode a grey square to get D.
             batches = list(_batches(pictures, self.batch_size)) or [[Image.new("RGB", (32, 32), "grey")]]
             features = torch.cat([self._encode_images(part) for part in batches])[: len(pictures)]  # (B, D)
         return _unit(features, "image", self.dtype)
@@ -275,52 +275,51 @@ class DualEncoder(abc.ABC):
         return sum(number > self.max_text_tokens for number in self.count_tokens(captions))
 
     def count_tokens(self, captions: Sequence[str]) -> list[int]:
-        """Length of captions in the scorer's tokens, before truncation.
+        """Number of tokens of captions, before truncation.
 
         Args:
             captions: N captions.
 
         Returns:
-            `list[int]`: N numbers, special tokens counted.
+            `list[int]`: N numbers, including special tokens.
 
         Raises:
-            ValueError: If something is not a string.
+            ValueError: If a caption is not a string.
         """
         captions = _check_captions(captions)
         return self._num_tokens(captions) if captions else []
 
     def token_ids(self, captions: Sequence[str]) -> list[list[int]]:
-        """The tokens that the scorer reads; a truncated caption keeps the end of text.
+        """Token ids of captions, after truncation, which keeps the end token.
 
         Args:
             captions: N captions.
 
         Returns:
-            `list[list[int]]`: For each caption at most `max_text_tokens` ids, start and end of text included.
+            `list[list[int]]`: At most `max_text_tokens` ids per caption, including start and end token.
 
         Raises:
-            ValueError: If something is not a string.
+            ValueError: If a caption is not a string.
         """
         captions = _check_captions(captions)
         if not captions:
             return []
-        # Rows may be padded already where the model always reads its full length.
+        # Rows are already padded if the model always reads its full length.
         pairs = zip(self._tokenize(captions), self._num_tokens(captions), strict=True)
         return [row["input_ids"][:number] for row, number in pairs]
 
     def token_features(self, captions: Sequence[str]) -> list[Tensor]:
-        """Features of each token in the space of the images (EMScore); the last token's direction is the caption's.
+        """Features of each token in the space of the image features (EMScore); the last token has the caption's direction.
 
         Args:
             captions: N captions.
 
         Returns:
-            `list[torch.Tensor]`: N of shape `(T, D)`, float32 on the scorer's device, not normalised; one row for each
-            of `token_ids`.
+            `list[torch.Tensor]`: N tensors of shape `(T, D)`, float32 on the scorer's device, not normalised; one row
+            per id of `token_ids`.
 
         Raises:
-            ValueError: If something is not a string, or the model has no such features (SigLIP projects the caption
-                only).
+            ValueError: If a caption is not a string, or the model has no such features (SigLIP projects captions only).
         """
         rows = self._tokenize(texts) if (texts := _check_captions(captions)) else []
         found: list[Tensor] = []
@@ -349,15 +348,15 @@ def _check_captions(captions: Sequence[str]) -> list[str]:
     captions = list(captions)
     for i, caption in enumerate(captions):
         if not isinstance(caption, str):
-            raise ValueError(f"captions[{i}] is {caption!r} ({type(caption).__name__}), but must be a string.")
+            raise ValueError(f"captions[{i}] is {caption!r} ({type(caption).__name__}). Pass strings.")
     return captions
 
 
 def _unit(features: Tensor, what: str, dtype: torch.dtype) -> Tensor:
     if features.ndim != 2:
         raise ValueError(
-            f"the model gives {what} features of shape {tuple(features.shape)}, but a scorer needs one vector each. "
-            "Use a model with a pooled embedding, such as CLIP or SigLIP."
+            f"The model returns {what} features of shape {tuple(features.shape)}, but a scorer needs one vector per "
+            f"{what}. Use a model with a pooled embedding, such as CLIP or SigLIP."
         )
     features = features.float()
     largest = torch.linalg.vector_norm(features, ord=torch.inf, dim=1)
@@ -365,7 +364,7 @@ def _unit(features: Tensor, what: str, dtype: torch.dtype) -> Tensor:
     if not bool(good.all()):
         i = int((~good).nonzero()[0, 0])
         raise ValueError(
-            f"the features of {what} {i} have norm {float(features[i].norm())} in {dtype}, but must be finite and not zero "
-            f"({int((~good).sum())} of {len(good)} are wrong). Load the scorer with dtype='float32' or 'bfloat16'."
+            f"The features of {what} {i} have norm {float(features[i].norm())} in {dtype}, but must be finite and not zero "
+            f"({int((~good).sum())} of {len(good)} rows). Load the scorer with dtype='float32' or 'bfloat16'."
         )
     return unit_length(features)

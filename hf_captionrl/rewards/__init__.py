@@ -39,6 +39,6 @@ __all__ = [
     "retrieval_rewards",
 ]
 
-# Every file here registers its rewards: a new one needs no line elsewhere.
+# Every file in this folder registers its rewards; a new file needs no other line.
 for _module in iter_modules(__path__):
     import_module(f"{__name__}.{_module.name}")

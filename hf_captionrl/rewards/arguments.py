@@ -32,7 +32,7 @@ class RewardArguments:
         return reward(**values | {name: value for name, value in given.items() if name in names})
 
     def check_rewards(self) -> None:
-        """Refuse values that no reward accepts, and weights with which nothing is rewarded.
+        """Refuse values that a reward does not accept, and weights that are all 0.
 
         Raises:
             ValueError: Naming the value and the remedy.

@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class RewardData:
-    """The training data, which rewards see once before the first step.
+    """The training data, passed to rewards once before the first step.
 
     Args:
         image_ids (`Sequence[str]`): Id of each training image.
@@ -124,7 +124,7 @@ class RewardContext:
         """
         if len(values) != len(self.captions):
             raise ValueError(
-                f"log_extra({column!r}, ...) was given {len(values)} values for {len(self.captions)} captions. Give one per "
+                f"log_extra({column!r}, ...) was given {len(values)} values for {len(self.captions)} captions. Pass one per "
                 "caption."
             )
         self.extra[str(column)] = list(values)
@@ -152,7 +152,7 @@ class Reward(ABC):
         summary: What is rewarded, as a noun phrase, for help texts and model cards.
         default_weight: Weight in a configuration that does not set it.
         weight_argument: Configuration argument that holds the weight; by default `{name}_weight`.
-        stands_alone: Whether it may be the only reward. False for penalties: on their own they teach empty captions.
+        stands_alone: Whether it may be the only reward. False for penalties, which alone would teach empty captions.
     """
 
     name: str = "reward"
@@ -227,7 +227,7 @@ class WeightedRewards:
         names = [reward.name for reward in self.rewards]
         if len(set(names)) < len(names):
             raise ValueError(
-                f"Two rewards have one name: {names}. Set the attribute `name` of one of them; for a function use "
+                f"Two rewards have the same name: {names}. Set the attribute `name` of one of them; for a function use "
                 "FunctionReward(function, name=...) or CompletionReward(function, name=...)."
             )
 

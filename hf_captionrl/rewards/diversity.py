@@ -25,10 +25,10 @@ def bleu34_distance(ids: Tensor, mask: Tensor, group_size: int) -> Tensor:
     r"""One minus the mean of BLEU-3 and BLEU-4 of every caption against every other one of its image.
 
     Reference: SLE, Section 4: `d(y_j, y_k) = 1 - (BLEU3(y_j, y_k) + BLEU4(y_j, y_k)) / 2`, y_j as candidate. A caption
-    is at distance 0 from its equal, also where it is too short to have a 4-gram.
+    has distance 0 to an equal one, also if it is too short for a 4-gram.
 
     Args:
-        ids (`torch.Tensor` of shape `(N, T)`): Completions, those of an image in a row.
+        ids (`torch.Tensor` of shape `(N, T)`): Completions; those of one image are consecutive.
         mask (`torch.Tensor` of shape `(N, T)`): True at the tokens that count.
         group_size (`int`): G.
 
@@ -43,11 +43,11 @@ def bleu34_distance(ids: Tensor, mask: Tensor, group_size: int) -> Tensor:
 def edit_distance(ids: Tensor, mask: Tensor, group_size: int) -> Tensor:
     r"""Levenshtein distance on tokens over the length of the longer caption.
 
-    SLE, Section 4: the distance must be normalised by length, or the policy writes ever longer captions.
+    SLE, Section 4: without the normalisation the policy generates ever longer captions.
 
     Args:
-        ids (`torch.Tensor` of shape `(N, T)`): Completions, those of an image in a row.
-        mask (`torch.Tensor` of shape `(N, T)`): True at the tokens that count; a row's first ones.
+        ids (`torch.Tensor` of shape `(N, T)`): Completions; those of one image are consecutive.
+        mask (`torch.Tensor` of shape `(N, T)`): True at the tokens that count, the first ones of each row.
         group_size (`int`): G.
 
     Returns:
@@ -59,8 +59,7 @@ def edit_distance(ids: Tensor, mask: Tensor, group_size: int) -> Tensor:
     a, b = torch.triu_indices(group_size, group_size, 1, device=ids.device)
     left, right = tokens[:, a], tokens[:, b]  # (B, P, T), P pairs
     steps = torch.arange(T + 1, device=ids.device)
-    # One row of the table for all pairs at once. Insertions run along the row: the running minimum of (cost - column)
-    # does them in one go.
+    # One row of the table for all pairs at once. Insertions along the row are the running minimum of (cost - column).
     row = steps.expand(groups, len(a), T + 1)
     rows = [row]
     for i in range(T):
@@ -80,7 +79,7 @@ def edit_distance(ids: Tensor, mask: Tensor, group_size: int) -> Tensor:
 
 
 def _equal(ids: Tensor, mask: Tensor, group_size: int) -> Tensor:
-    """`(B, G, G)`: captions that are the same tokens."""
+    """`(B, G, G)`: which captions have the same tokens."""
     tokens = ids.masked_fill(~mask.bool(), -1).view(-1, group_size, ids.size(1))
     return (tokens[:, :, None] == tokens[:, None, :]).all(-1)
 
@@ -97,7 +96,7 @@ class PairwiseDiversity(Reward):
         distance: `"bleu34"`, `"edit"`, `"embedding"` (one minus the cosine of a text encoder), or a callable from a
             [`RewardContext`] to distances `(B, G, G)`.
         include_eos (`bool`): Count the end token as a word; the paper does not.
-        text_encoder (`Callable`, *optional*): From captions to vectors `(N, D)` of any length, for `"embedding"`; by
+        text_encoder (`Callable`, *optional*): From captions to vectors `(N, D)`, for `"embedding"`; by
             default the text tower of the trainer's scorer.
 
     Raises:

@@ -1,4 +1,4 @@
-r"""Penalties on the form of a caption, whatever its content: remedies against reward hacking.
+r"""Penalties on the form of a caption, against reward hacking.
 
 Legend: N captions, T tokens.
 """

@@ -76,7 +76,7 @@ def resolve_rewards(
     for item in items:
         item, weight = item if isinstance(item, tuple) else (item, None)
         if weight is not None and reward_weights is not None:
-            raise ValueError("Reward weights are given both in reward_funcs and in reward_weights. Give them once.")
+            raise ValueError("Reward weights are given both in reward_funcs and in reward_weights. Pass them once.")
         if isinstance(item, str):
             if item not in REWARDS:
                 raise ValueError(f"There is no reward {item!r}. Use one of {sorted(REWARDS)}, or pass a callable.")

@@ -50,7 +50,7 @@ def retrieval_rewards(
         return similarity.gather(1, columns[:, None])[:, 0]
     if reward_kind == "accuracy":
         found = (ranks_from_scores(similarity, columns) == 1).to(similarity.dtype)
-        # NaN has a rank too, and would count as a caption that missed its image.
+        # NaN would otherwise get a rank and count as a caption that missed its image.
         return found.masked_fill(similarity.gather(1, columns[:, None])[:, 0].isnan(), math.nan)
     raise ValueError(f"reward_kind is {reward_kind!r}. Use one of {REWARD_KINDS}.")
 
@@ -154,7 +154,7 @@ class SelfRetrieval(Reward):
             raise ValueError("Self-retrieval needs a scorer. Pass SelfRetrieval(scorer) or the trainer's scorer.")
         if self.distractor_scope == "bag" and not data.bags:
             raise ValueError(
-                "distractor_scope='bag' needs batches that are made of bags. Pass the trainer neighbours (and a schedule), or use "
+                "distractor_scope='bag' needs batches of bags. Pass neighbours (and a schedule) to the trainer, or use "
                 "distractor_scope='batch'."
             )
         self.scorers = [load_scorer(scorer) for scorer in self.scorers or [data.scorer]]
@@ -167,7 +167,7 @@ class SelfRetrieval(Reward):
             ):
                 raise ValueError(
                     f"The policy may generate {data.max_completion_length} tokens and {scorer.signature.split('|')[0]} reads "
-                    f"{reads}, so the end of a caption would earn nothing. Lower max_completion_length to {reads}, or use "
+                    f"{reads}, so the end of a caption would not be rewarded. Lower max_completion_length to {reads}, or use "
                     "allow_truncation_captions=True."
                 )
         for scorer in self.scorers:
@@ -206,7 +206,7 @@ class SelfRetrieval(Reward):
             own = positions.repeat_interleave(context.group_size)
             context.ranks = ranks_from_scores(similarity, own)
             context.statistics["recall_at_1"] = float((context.ranks == 1).float().mean())
-            context.statistics["completions/cut_by_scorer"] = scorer.count_truncated(context.captions) / max(
+            context.statistics["completions/truncated_by_scorer"] = scorer.count_truncated(context.captions) / max(
                 len(context.captions), 1
             )
         compared = self._compared(images, positions, context.bag_size)  # (B, K), the target first, or None
@@ -236,7 +236,7 @@ class SelfRetrieval(Reward):
             return torch.stack([torch.full_like(known, math.nan) if row is None else row for row in rows])
 
     def _compared(self, images: Tensor, positions: Tensor, bag_size: int) -> Tensor | None:
-        """Candidates that each target is compared with, the target first; None for all."""
+        """Candidates of each caption, the target first; None for all."""
         if self.distractor_scope == "batch":
             return None
         if self.distractor_scope == "bag":

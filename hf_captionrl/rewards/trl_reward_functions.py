@@ -186,7 +186,7 @@ class CompletionReward(FunctionReward):
 
     It is called with keywords: `prompts`, `completions`, `completion_ids` (N each), every column of the data with the value
     of an image repeated for each of its captions, `trainer_state`, `log_metric(name, value)` and `log_extra(column,
-    values)`. Without `**kwargs` it gets those that it names. Images are decoded when the function reads them.
+    values)`. Without `**kwargs` it gets only the arguments in its signature. Images are decoded on access.
 
     Args:
         function (`Callable`): Returns N numbers; None where it does not apply. It may be `async`: such functions of one

@@ -1,7 +1,7 @@
 """CIDEr-D and plain CIDEr on integer n-grams, with document frequencies that are counted once.
 
-The two are different metrics. CIDEr-D (what pycocoevalcap and most papers call "CIDEr") clips the candidate's counts
-at the reference's and multiplies by a Gaussian of the difference in length; plain CIDEr does neither.
+The two are different metrics. CIDEr-D, which pycocoevalcap and most papers call "CIDEr", clips the counts of the candidate
+to those of the reference, and multiplies by a Gaussian of the difference in length. Plain CIDEr does neither.
 
 Legend: N candidates, R references, S references of one image, E entries (caption, n-gram) with a count, U n-grams.
 """
@@ -80,7 +80,8 @@ class CiderScorer:
             )
         if len(candidates) != len(references):
             raise ValueError(
-                f"{len(candidates)} images with candidates and {len(references)} with references. Pass one each."
+                f"There are {len(candidates)} images with candidates and {len(references)} with references. Pass both for "
+                "every image."
             )
         check_words(candidates, "candidates")
         check_words(references, "references")

@@ -237,16 +237,16 @@ class DocumentFrequencies:
 
 
 def check_words(groups: Sequence[Sequence[Sequence[str]]], name: str) -> None:
-    """Refuse anything but lists of lists of tokenised captions."""
+    """Raise unless `groups` is a list of lists of tokenised captions."""
     if len(groups) == 0:
         raise ValueError(f"There are no {name}. Pass one list per image.")
     for i, captions in enumerate(groups):
         if isinstance(captions, str):
             raise ValueError(
-                f"{name}[{i}] is a string, not a list of captions. Pass [[...], ...], a list for each image."
+                f"{name}[{i}] is a string, not a list of captions. Pass [[...], ...], one list per image."
             )
         if len(captions) == 0:
-            raise ValueError(f"{name}[{i}] is empty: every image needs at least one.")
+            raise ValueError(f"{name}[{i}] is empty. Pass at least one per image.")
         for j, caption in enumerate(captions):
             if isinstance(caption, str):
                 raise ValueError(

@@ -1,11 +1,11 @@
-r"""Tokenises captions by the rules of the Penn Treebank, as pycocoevalcap does.
+r"""Tokenises captions by the rules of the Penn Treebank, like pycocoevalcap.
 
 Caption metrics split text with Stanford CoreNLP 3.4.1's `PTBTokenizer -preserveLines -lowerCase` and then remove
-punctuation. This is the same without Java for text as in captions: at least 99.9 % of 25,000 reference captions of COCO are
-tokenised equally, as a test checks. Brackets stay (`-lrb-`), because the original removes only the upper-case spelling.
+punctuation. This file does the same without Java: a test checks that at least 99.9 % of 25,000 reference captions of COCO
+are tokenised equally. Brackets are kept (`-lrb-`), because the original removes only the upper-case spelling.
 
-Differs from it by: each piece between blanks is split independently of the next one, and text that captions do not contain
-(SGML tags with attributes, telephone numbers, most emoticons) is not treated specially.
+Differs from it by: each piece between spaces is split independently of the next one, and text that captions do not contain
+(SGML tags with attributes, telephone numbers, most emoticons) has no special rules.
 """
 
 import re
@@ -91,19 +91,19 @@ _SPELLINGS = {
     "\u00bc": "1/4",
     "\u00be": "3/4",
 }
-# Typographic marks are what they stand for before anything is cut.
+# Typographic marks are replaced before the text is split.
 _PLAIN_MARKS = str.maketrans({
     "\u2018": "'", "\u2019": "'", "\u201c": '"', "\u201d": '"', "\u2026": "...", "\u2013": "--", "\u2014": "--",
     "\u00ad": None, "\u200b": None,
 })  # fmt: skip
 _FRACTION = re.compile(r"\d{1,4}/\d{1,4}")
-# Their full stop is a part of the word where a number follows.
+# The full stop of these words is part of the word if a number follows.
 _BEFORE_NUMBERS = frozenset({"no", "nos", "fig", "figs", "art"})
 
 
 @lru_cache(maxsize=2**16)
 def _cut(piece: str) -> tuple[str, ...]:
-    """Tokens of a piece of text without blanks, punctuation dropped. Captions repeat words: most calls are hits."""
+    """Tokens of a piece of text without spaces and punctuation. Most calls are cache hits, because words repeat."""
     piece = piece.translate(_PLAIN_MARKS)
     tokens = []
     at = 0
@@ -138,7 +138,7 @@ def ptb_tokenize(caption: str) -> list[str]:
         ['a', 'man', "'s", 'dog', 'ca', "n't", 'fetch', 'the', 'black-and-white', 'ball']
     """
     if not isinstance(caption, str):
-        raise ValueError(f"A caption must be a string, got {type(caption).__name__} {caption!r}.")
+        raise ValueError(f"A caption must be a string, not {type(caption).__name__} {caption!r}.")
     tokens: list[str] = []
     pieces = caption.split()
     for piece, after in zip_longest(pieces, pieces[1:], fillvalue=""):
@@ -157,13 +157,13 @@ def ptb_tokenize_all(captions: Iterable[str], name: str = "captions") -> list[li
     """Split many captions.
 
     Raises:
-        ValueError: If `captions` is a string, or one of them is not a string (its index is named).
+        ValueError: If `captions` is a string, or contains something else (the error has its index).
     """
     if isinstance(captions, (str, bytes)):
         raise ValueError(f"{name} is one string, {captions!r}. Pass a list of captions.")
     found = []
     for i, caption in enumerate(captions):
         if not isinstance(caption, str):
-            raise ValueError(f"{name}[{i}] must be a string, got {type(caption).__name__} {caption!r}.")
+            raise ValueError(f"{name}[{i}] must be a string, not {type(caption).__name__} {caption!r}.")
         found.append(ptb_tokenize(caption))
     return found

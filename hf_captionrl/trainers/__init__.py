@@ -40,7 +40,7 @@ __all__ = [
     "SmileTrainer",
 ]
 
-# trl takes seconds to import; only who builds on it pays for it.
+# Importing trl takes seconds, so these are imported on first use.
 _ON_TRL = {
     "SelfRetrievalGRPOConfig": "self_retrieval_grpo_config",
     "SelfRetrievalGRPOTrainer": "self_retrieval_grpo_trainer",

@@ -22,7 +22,7 @@ def check_ranges(args: Any) -> None:
     """Refuse numbers outside their range."""
 
     def refuse(name: str, rule: str) -> None:
-        raise ValueError(f"{name} is {getattr(args, name)}, but must be {rule}. Use --{name} with such a number.")
+        raise ValueError(f"{name} is {getattr(args, name)}, but must be {rule}. Use a number in this range.")
 
     def number(name: str) -> float | None:
         value = getattr(args, name, None)

@@ -44,7 +44,7 @@ def _one_mesh(config: Any) -> bool:
 
 
 def _plain_loader(config: Any) -> bool:
-    """Whether accelerate's settings of a DataLoader are its own."""
+    """Whether accelerate's DataLoader settings are the defaults."""
     get = config.get if isinstance(config, Mapping) else lambda name, default: getattr(config, name, default)
     return not (
         get("split_batches", False)
@@ -80,16 +80,16 @@ BASE_FIELDS: dict[str, Support] = {
     **_all(
         "unrelated",
         "eval_use_gather_object eval_accumulation_steps",
-        "Evaluation gathers captions as text, whatever these say; no tensors pile up on the device.",
+        "Evaluation gathers captions as text, so these have no effect.",
     ),
     "average_tokens_across_devices": _refused(
-        "The loss is divided by the supervised tokens of the whole step on all processes, so that any split of a batch gives "
-        "one gradient. Leave it True.",
+        "The loss is divided by the supervised tokens of the whole step on all processes, so that every split of a batch "
+        "gives the same gradient. Leave it True.",
         True,
     ),
     "label_smoothing_factor": _refused(
-        "The Trainer smooths full logits, which are never made here. Use mle_label_smoothing of SmileConfig, for the share "
-        "of maximum likelihood.",
+        "The Trainer smooths full logits, which are never computed here. Use SmileConfig's mle_label_smoothing, which "
+        "smooths the maximum-likelihood term.",
         0,
     ),
     "bf16_full_eval": _refused(
@@ -101,7 +101,7 @@ BASE_FIELDS: dict[str, Support] = {
         False,
     ),
     "use_liger_kernel": _refused(
-        "Liger replaces the forward in which the output head is tapped. Leave it out: head and loss are fused here already.",
+        "Liger replaces the forward in which the output head is tapped. Leave it out: head and loss are already fused.",
         False,
     ),
     "liger_kernel_config": _refused("It belongs to use_liger_kernel, which is refused. Leave it out.", None),
@@ -118,24 +118,26 @@ BASE_FIELDS: dict[str, Support] = {
     ),
     "enable_jit_checkpoint": _refused(
         "Its checkpoints hold a marker file that is removed after they are sealed, so they could not be resumed. Use "
-        "save_on_signal=True, which saves on SIGTERM too.",
+        "save_on_signal=True, which also saves on SIGTERM.",
         False,
     ),
     "hub_strategy": _refused(
-        "Checkpoints in between hold the optimizer as a pickle, which is never uploaded; they stay in output_dir. Use 'end' "
-        "or 'every_save': the finished model is pushed once.",
+        "Intermediate checkpoints hold the optimizer as a pickle, which is never uploaded; they stay in output_dir. Use "
+        "'end' or 'every_save'; both push the finished model once.",
         "end",
         "every_save",
     ),
-    "hub_always_push": _refused("The finished model is pushed once, and waited for. Leave it False.", False),
+    "hub_always_push": _refused(
+        "The finished model is pushed once, and the trainer waits for the upload. Leave it False.", False
+    ),
     "parallelism_config": _refused(
-        "Tensor, context and sequence parallelism cut the output head or the captions. Use DDP, FSDP or DeepSpeed.",
+        "Tensor, context and sequence parallelism split the output head or the captions. Use DDP, FSDP or DeepSpeed.",
         when=_one_mesh,
     ),
     "remove_unused_columns": _refused("It drops the images. Leave it False.", False),
     "label_names": _refused("A batch's labels are called 'labels'. Leave it out.", None, ["labels"]),
     "train_sampling_strategy": _refused(
-        "Each epoch draws another caption of an image, so that lengths are not known before. Use 'random' or 'sequential'.",
+        "Each epoch draws another caption of each image, so lengths are not known in advance. Use 'random' or 'sequential'.",
         "random",
         "sequential",
     ),
@@ -147,23 +149,24 @@ BASE_FIELDS: dict[str, Support] = {
 
 RL_FIELDS: dict[str, Support] = {
     **BASE_FIELDS,
-    **_all("own", "dataloader_drop_last", "An incomplete rollout is dropped either way, other images each epoch."),
+    **_all("own", "dataloader_drop_last", "The incomplete last rollout is always dropped."),
     "auto_find_batch_size": _refused(
-        "The images of a step are distractors of each other, so a smaller batch is another reward. Lower "
-        "per_device_train_batch_size and raise gradient_accumulation_steps, which keep the rollout as it is.",
+        "The images of a step are distractors of each other, so a smaller batch changes the reward. Lower "
+        "per_device_train_batch_size and raise gradient_accumulation_steps, which leaves the rollout unchanged.",
         False,
     ),
     "neftune_noise_alpha": _refused(
-        "The policy that is trained would not be the one that wrote the captions, which writes without noise. Leave it out.",
+        "Captions are generated without noise, so the trained policy would differ from the sampling policy. Leave it out.",
         None,
     ),
     "ignore_data_skip": _refused(
-        "Bags, baselines and the curriculum go by the place in the epoch, which a resumed run must keep. Leave it False.",
+        "Bags, baselines and the curriculum depend on the position in the epoch, which a resumed run must keep. Leave it "
+        "False.",
         False,
     ),
     "accelerator_config": _refused(
-        "Rollouts are sampled here, not by accelerate, which would tear bags apart. Leave split_batches, dispatch_batches, "
-        "even_batches and use_seedable_sampler as they are.",
+        "accelerate would split bags, so the trainer samples the rollouts. Leave split_batches, dispatch_batches, "
+        "even_batches and use_seedable_sampler at their defaults.",
         when=_plain_loader,
     ),
     "train_sampling_strategy": _refused(

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from hf_captionrl.data.caption_columns import caption_lists
+
 __all__ = ["check_best_metric", "metrics_of_evaluation", "references_of"]
 
 
 def references_of(dataset: Any) -> list[list[str]] | None:
-    """The captions of a data set."""
+    """The captions of each row of a data set; None if it has no captions."""
     if not _has_references(dataset):
         return None
-    found = [[c] if isinstance(c, str) else list(c or []) for c in dataset["captions"]]
+    found = caption_lists(dataset)
     return found if any(found) else None
 
 
@@ -49,6 +51,6 @@ def check_best_metric(args: Any, datasets: Any, *, has_scorer: bool, is_complete
     known = metrics_of_evaluation(args, datasets, has_scorer=has_scorer)
     if is_complete and wanted not in known:
         raise ValueError(
-            f"The best model is chosen by {args.metric_for_best_model!r}, which evaluation does not give. Use one of "
+            f"The best model is chosen by {args.metric_for_best_model!r}, which evaluation does not compute. Use one of "
             f"{', '.join(known)}, or compute it in compute_metrics."
         )

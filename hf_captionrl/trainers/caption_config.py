@@ -36,7 +36,9 @@ class CaptionConfig(ReliableArguments, TrainingArguments):
     )
     prompt: str | None = field(
         default=None,
-        metadata={"help": "Text that every caption continues, e.g. 'a picture of '. None: the model family's own."},
+        metadata={
+            "help": "Text that every caption continues, e.g. 'a picture of '. None: the model family's default."
+        },
     )
     max_caption_length: int = field(
         default=40,
@@ -68,9 +70,9 @@ class CaptionConfig(ReliableArguments, TrainingArguments):
     feature_cache_dtype: str = field(
         default="float32", metadata={"help": "Type of cached image features: 'float32' (exact) or 'float16' (half)."}
     )
-    generation_num_beams: int = field(default=3, metadata={"help": "Beams when captions are generated to evaluate."})
+    generation_num_beams: int = field(default=3, metadata={"help": "Number of beams in evaluation."})
     generation_max_new_tokens: int = field(
-        default=75, metadata={"help": "Longest caption generated to evaluate, in tokens."}
+        default=75, metadata={"help": "Longest caption generated in evaluation, in tokens."}
     )
     generation_batch_size: int | None = field(
         default=None, metadata={"help": "Images per batch in generation. None: per_device_eval_batch_size."}
@@ -79,8 +81,8 @@ class CaptionConfig(ReliableArguments, TrainingArguments):
     log_completions: bool = field(
         default=False,
         metadata={
-            "help": "Show captions with images, references and ranks, on the terminal and in the trackers of report_to: at each "
-            "evaluation, and in training by reward, with the rewards, whenever something is logged."
+            "help": "Show captions with images, references and ranks on the terminal and in the trackers of report_to, at each "
+            "evaluation. Reinforcement learning also shows them, with their rewards, at each log of training."
         },
     )
     num_completions_to_print: int = field(default=5, metadata={"help": "Number of captions to show."})
@@ -100,7 +102,7 @@ class CaptionConfig(ReliableArguments, TrainingArguments):
             check_model_init_kwargs(self.model_init_kwargs)
         if self.cache_image_features and not self.freeze_vision_tower:
             raise ValueError(
-                "cache_image_features encodes each image once, which is only right for a frozen vision tower. "
+                "cache_image_features encodes each image once, which requires a frozen vision tower. "
                 "Set freeze_vision_tower=True too, or cache_image_features=False."
             )
         if self.feature_cache_dtype not in ("float32", "float16"):

@@ -42,7 +42,7 @@ class CaptionEvaluator:
     def __init__(self, trainer: CaptionTrainer, eval_dataset: Any) -> None:
         self.trainer = trainer
         self.eval_dataset = eval_dataset
-        # By id of the data set, which is held so that the id stays its own.
+        # Keyed by the data set's id; the data set is kept alive so that its id is not reused.
         self._read_rows: dict[int, tuple[Any, datasets.Dataset]] = {}
 
     def named_dataset(self, dataset: Any) -> Any:
@@ -62,7 +62,7 @@ class CaptionEvaluator:
     def read_rows(self, dataset: Any) -> datasets.Dataset:
         """The data under the usual column names; the same object for the same data, so that caches find it."""
         if id(dataset) not in self._read_rows:
-            # Held so that the id stays its own.
+            # Kept alive so that the id is not reused.
             self._read_rows[id(dataset)] = (dataset, evaluation_rows(dataset))
         return self._read_rows[id(dataset)][1]
 

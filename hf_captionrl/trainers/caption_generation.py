@@ -24,12 +24,7 @@ __all__ = ["LazyImages", "VideoFeatures", "generate_captions", "scorer_features"
 
 
 class LazyImages(Sequence[Any]):
-    """Images of some rows of a data set, decoded on access, because a test split does not fit into memory.
-
-    Args:
-        dataset (`datasets.Dataset`): With a column `image`.
-        rows (`Sequence[int]`): Which of its rows.
-    """
+    """Images of some rows of a data set, decoded on access, because a test split does not fit into memory."""
 
     def __init__(self, dataset: datasets.Dataset, rows: Sequence[int]) -> None:
         self.dataset = dataset
@@ -82,14 +77,7 @@ def vision_tower_features(
     dtype: str = "float32",
     frame_pooling: str | None = None,
 ) -> Any:
-    """Output of the vision tower for every row of a data set, from the cache if possible.
-
-    Args:
-        dtype (`str`): `"float32"` or `"float16"` to store in.
-
-    Returns:
-        [`FeatureView`] of shape `(N, M, D)`; of videos with `"concat"` or `"ordered"`, `(N, F * M, D)`.
-    """
+    """Cached output of the vision tower `(N, M, D)`; of videos with `"concat"` or `"ordered"`, `(N, F * M, D)`."""
     num_frames = frames_of(dataset)
     pooling: VideoPooling = "mean"
     what = "vision_tower"
@@ -102,8 +90,8 @@ def vision_tower_features(
             what = f"video_inputs_{num_frames}_frames_{captioner.video_signature()}"
     elif frame_pooling == "native":
         raise ValueError(
-            "frame_pooling is 'native', a model's own way to read videos, but the data are images. Load videos with "
-            "num_frames, or leave frame_pooling as it was."
+            "frame_pooling is 'native', a model's own video inputs, but the data are images. Load videos with num_frames, "
+            "or leave frame_pooling out."
         )
     captioner.fixed_side_inputs(1)  # raises if the model needs more than features
     model, _, revision = captioner.vision_signature().rpartition("@")

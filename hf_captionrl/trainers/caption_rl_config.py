@@ -93,7 +93,9 @@ class CaptionRLConfig(CaptionConfig):
         },
     )
 
-    lr_scheduler_type: str = field(default="constant", metadata={"help": "The papers keep the learning rate."})
+    lr_scheduler_type: str = field(
+        default="constant", metadata={"help": "Schedule of the learning rate; constant in the papers."}
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -14,7 +14,7 @@ import datasets
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
-from transformers import PreTrainedModel, TrainerCallback
+from transformers import PreTrainedModel
 
 from hf_captionrl.captioners.captioner import Captioner
 from hf_captionrl.data import training_rows
@@ -64,7 +64,6 @@ class CaptionRLTrainer(CaptionTrainer):
         args ([`CaptionRLConfig`], *optional*): Configuration. None: the defaults, in the folder `{model name}-{method}`.
         train_dataset (`datasets.Dataset`, *optional*): Columns `image`, `image_id` and `captions`.
         eval_dataset (`datasets.Dataset`, *optional*): The same columns.
-        processing_class (processor, *optional*): Processor, if `model` does not bring one.
         scorer ([`Scorer`], *optional*): For rewards without their own scorer, and for retrieval at evaluation if there is no
             held-out scorer.
         held_out_scorer ([`Scorer`], *optional*): Another scorer, for evaluation and for the guard: the reward scorer cannot
@@ -72,11 +71,8 @@ class CaptionRLTrainer(CaptionTrainer):
         neighbours (array of shape `(N, k)`, *optional*): Most similar training rows of each row, best first; batches then
             consist of bags of similar images, as `args.bag_schedule` says.
         guard_thresholds ([`GuardThresholds`], *optional*): Limits of the guard; `args.guard` is its action.
-        peft_config (`dict` or `peft.PeftConfig`, *optional*): Adapter to train.
-        callbacks (`list[TrainerCallback]`, *optional*): More callbacks.
-        optimizers (`tuple`): Optimizer and scheduler, as for `Trainer`.
-        kwargs (`Any`): For [`CaptionTrainer`]: `data_collator`, `model_init`, `compute_metrics`. `eval_loss` is the
-            cross-entropy of the references.
+        kwargs (`Any`): For [`CaptionTrainer`]: `processing_class`, `peft_config`, `callbacks`, `optimizers`,
+            `data_collator`, `model_init`, `compute_metrics`. `eval_loss` is the cross-entropy of the references.
 
     Raises:
         ValueError: If rewards, data and configuration contradict each other; before any training.
@@ -98,14 +94,11 @@ class CaptionRLTrainer(CaptionTrainer):
         args: CaptionRLConfig | None = None,
         train_dataset: datasets.Dataset | None = None,
         eval_dataset: datasets.Dataset | None = None,
-        processing_class: Any | None = None,
+        *,
         scorer: Scorer | None = None,
         held_out_scorer: Scorer | None = None,
         neighbours: Any | None = None,
         guard_thresholds: GuardThresholds | None = None,
-        peft_config: Any | None = None,
-        callbacks: list[TrainerCallback] | None = None,
-        optimizers: tuple[Any, Any] = (None, None),
         **kwargs: Any,
     ) -> None:
         args = self._resolve_args(model, args)
@@ -121,11 +114,7 @@ class CaptionRLTrainer(CaptionTrainer):
             args,
             train_dataset=train_dataset,
             eval_dataset=eval_dataset,
-            processing_class=processing_class,
             scorer=held_out_scorer if held_out_scorer is not None else scorer,
-            peft_config=peft_config,
-            callbacks=callbacks,
-            optimizers=optimizers,
             **kwargs,
         )
         self.rollouts = RolloutEngine(self, train_dataset)
@@ -312,4 +301,4 @@ class CaptionRLTrainer(CaptionTrainer):
         if self.guard is None or self.guard.rolled_back_to is None:
             super()._load_best_model()
         else:
-            self.note_selection(f"the guard went back to {Path(self.guard.rolled_back_to).name}")
+            self.note_selection(f"the guard rolled back to {Path(self.guard.rolled_back_to).name}")

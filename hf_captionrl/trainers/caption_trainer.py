@@ -66,8 +66,8 @@ class CaptionTrainer(ReliableTraining, Trainer):
         eval_dataset (`datasets.Dataset` or `dict` of them, *optional*): The same, but never iterable; with several, metrics
             are named `eval_{name}_...`.
         processing_class (processor, *optional*): Processor, if `model` does not bring one.
-        scorer ([`Scorer`], *optional*): Frozen image-text model for retrieval at evaluation. Without it only the text is
-            described.
+        scorer ([`Scorer`], *optional*): Frozen image-text model for retrieval at evaluation. Without it only text statistics are
+            computed.
         peft_config (`peft.PeftConfig` or `dict`, *optional*): Adapter to train: a `LoraConfig`, for instance of
             [`language_lora`]; a dict holds the arguments of `Captioner.lora_config`.
         callbacks (`list[TrainerCallback]`, *optional*): More callbacks.
@@ -83,8 +83,8 @@ class CaptionTrainer(ReliableTraining, Trainer):
 
     Raises:
         TypeError: If `args` is not a configuration of this trainer.
-        ValueError: If a data set lacks a column, a field is not supported, trainable weights hold 16 bits, one process sees
-            several GPUs, or the best model is to be chosen by a metric that evaluation does not give.
+        ValueError: If a data set lacks a column, a field is not supported, trainable weights are 16-bit, one process sees
+            several GPUs, or evaluation does not compute the metric that selects the best model.
     """
 
     args: CaptionConfig
@@ -92,7 +92,7 @@ class CaptionTrainer(ReliableTraining, Trainer):
     method_name: ClassVar[str] = "Captioning"
     """Names the output folder of a run without a configuration."""
     whole_set_for: ClassVar[str | None] = None
-    """Why every training image must be known before the first step; None where a stream will do."""
+    """Why every training image must be known before the first step; None if a stream is enough."""
     _tap_checked = False
 
     def __init__(
@@ -120,7 +120,7 @@ class CaptionTrainer(ReliableTraining, Trainer):
                 "preprocess_logits_for_metrics has nothing to process: evaluation generates captions, and logits are not kept. "
                 "Use compute_metrics, which gets captions and references."
             )
-        set_seed(args.seed)  # before an adapter draws its weights; the Trainer itself seeds too late for that
+        set_seed(args.seed)  # before an adapter draws its weights; the Trainer seeds later
         self._policy_settings = {"processor": processing_class, "peft_config": peft_config}
         self.captioner = self._first_policy(model, args, model_init, optimizers)
         refuse_data_parallel(args, self.captioner.model)

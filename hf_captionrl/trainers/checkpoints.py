@@ -147,7 +147,7 @@ def checkpoint_fault(folder: str | os.PathLike[str]) -> str | None:
 
 def _fault(folder: Path) -> str | None:
     if not (folder / SEAL_FILE).is_file():
-        return f"it was never finished, for it has no {SEAL_FILE}"
+        return f"it is incomplete: it has no {SEAL_FILE}"
     try:
         files = json.loads((folder / SEAL_FILE).read_text(encoding="utf-8"))["files"]
         expected = {str(name): (int(file["size"]), str(file["sha256"])) for name, file in files.items()}
@@ -160,7 +160,7 @@ def _fault(folder: Path) -> str | None:
     for path in sorted([*folder.iterdir(), *inner]):
         if _PICKLED_WEIGHTS.fullmatch(path.name):
             where = path.relative_to(folder).as_posix()
-            return f"{where} is a pickle; weights are taken from safetensors alone: use {convert_command(str(folder))}"
+            return f"{where} is a pickle; weights are loaded only from safetensors: use {convert_command(str(folder))}"
         if path.name.endswith(".safetensors.index.json"):
             try:
                 check_index(path)
@@ -177,7 +177,7 @@ def _fault(folder: Path) -> str | None:
         try:
             if _digest(folder / name) != digest:
                 return f"{name} is damaged"
-        except OSError as error:  # a read that fails names no file
+        except OSError as error:  # a failed read does not name the file
             return f"{name} cannot be read: {error.strerror or error}"
     return None
 
@@ -221,10 +221,10 @@ def has_checkpoint(folder: str | os.PathLike[str]) -> bool:
     if any(_is_sealed(path) for path in mine):
         return True
     if mine:
-        logger.warning("%s was never finished. Training in %s starts anew.", mine[0].name, folder)
+        logger.warning("%s is incomplete. Training in %s starts from scratch.", mine[0].name, folder)
     elif found:
         logger.warning(
-            "%s. Training in %s starts anew. Use resume_from_checkpoint='%s' to resume that run instead.",
+            "%s. Training in %s starts from scratch. Use resume_from_checkpoint='%s' to resume that run instead.",
             _of_others(found),
             folder,
             found[0],
@@ -259,15 +259,15 @@ def _newest(folder: Path, run_id: str | None, last: int | None) -> str:
         fault = checkpoint_fault(path)
         if fault is None:
             if broken:
-                logger.warning("Skipped %s. Training goes on from %s.", "; ".join(broken), path.name)
+                logger.warning("Skipped %s. Training resumes from %s.", "; ".join(broken), path.name)
             if others:
                 logger.warning("%s. Training resumes from %s.", _of_others(others), path.name)
             return str(path)
         broken.append(f"{path.name} ({fault})")
     if broken:
         raise ValueError(
-            f"No checkpoint in {str(folder)!r} is whole: {'; '.join(broken)}. Start anew without "
-            "resume_from_checkpoint, or bring a copy back."
+            f"No checkpoint in {str(folder)!r} is complete: {'; '.join(broken)}. Start without resume_from_checkpoint, or "
+            "restore a copy."
         )
     if others:
         raise ValueError(
@@ -282,14 +282,14 @@ def newest_complete_checkpoint(checkpoint: str | os.PathLike[str]) -> str:
     path = Path(checkpoint)
     if not path.is_dir():
         raise ValueError(
-            f"There is no checkpoint {str(checkpoint)!r}. Name its folder, or use True for the newest one in output_dir."
+            f"There is no checkpoint {str(checkpoint)!r}. Use its folder, or True for the newest one in output_dir."
         )
     fault = checkpoint_fault(path)
     if fault is None:
         return str(path)
     if _step(path) >= 0:
         return _newest(path.parent, run_of_checkpoint(path), _step(path))
-    raise ValueError(f"The checkpoint {str(checkpoint)!r} is not whole: {fault}. Name another one.")
+    raise ValueError(f"The checkpoint {str(checkpoint)!r} is not complete: {fault}. Use another one.")
 
 
 def last_sealed(folder: str | os.PathLike[str], run_id: str | None) -> Path | None:

@@ -21,14 +21,14 @@ def caption_flags(name: str, values: Any, number: int) -> Tensor:
     """Booleans `(N,)` on the CPU, checked to be one per caption."""
     flags = torch.as_tensor(values).detach().cpu().bool()
     if flags.shape != (number,):
-        raise ValueError(f"{name} has shape {tuple(flags.shape)}. Give one for each of the {number} captions.")
+        raise ValueError(f"{name} has shape {tuple(flags.shape)}. Pass one value for each of the {number} captions.")
     return flags
 
 
 def describe_completions(captions: Sequence[str], ended: Any) -> tuple[dict[str, float], Tensor, Tensor]:
     """The statistics of [`completion_statistics`], which captions are degenerate `(N,)`, and their words `(N,)`."""
     if not len(captions):
-        raise ValueError("There are no captions. Use it for a step that generated at least one.")
+        raise ValueError("There are no captions. Pass at least one.")
     batch = caption_words(captions)
     counts = count_words(batch)
     number, lengths = len(batch), batch.lengths

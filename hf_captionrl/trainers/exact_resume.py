@@ -50,8 +50,8 @@ class ReliableArguments:
     save_on_signal: bool = field(
         default=False,
         metadata={
-            "help": "On SIGTERM or Ctrl-C finish the step, save a checkpoint and exit with 0; a second signal stops at once. "
-            "Recipes do."
+            "help": "On SIGTERM or Ctrl-C finish the step, save a checkpoint and exit with 0; a second signal stops "
+            "immediately. Enabled in the recipes."
         },
     )
 
@@ -68,12 +68,12 @@ class ReliableArguments:
 
 
 def _refuse_foreign_code(args: Any) -> None:
-    """TRL's configurations have two places for trust_remote_code, and its trainers read both."""
+    """Refuse trust_remote_code, which TRL's trainers read from both of these places."""
     places = (vars(args), getattr(args, "model_init_kwargs", None) or {})
     if any(place.get("trust_remote_code") for place in places):
         raise ValueError(
-            "trust_remote_code is set, but no code that a checkpoint brings is run here. Take it out, and name a model of "
-            "a class that transformers has."
+            "trust_remote_code is set, but code from checkpoints is never run. Remove it, and use a model whose class is "
+            "part of transformers."
         )
 
 
@@ -188,7 +188,7 @@ class ReliableTraining(CheckedPush, CheckpointSelection):
         except Exception as error:
             if not _is_of_disk(error):
                 raise
-            raise _without_torn(folder, error) from error
+            raise _remove_partial(folder, error) from error
         finally:
             self.args.save_total_limit = limit
         # The Trainer would remove older checkpoints before the new one is sealed, and those of other runs.
@@ -207,7 +207,7 @@ class ReliableTraining(CheckedPush, CheckpointSelection):
         if name is None:
             return
         good = last_sealed(run, self._run_id)
-        remedy = "This run has no checkpoint from before. Start again with a lower learning_rate or max_grad_norm."
+        remedy = "This run has no earlier checkpoint. Start again with a lower learning_rate or max_grad_norm."
         if good is not None:
             remedy = (
                 f"The last checkpoint is {str(good)!r}. Start from it, with a lower learning_rate or max_grad_norm: use it as "
@@ -287,12 +287,12 @@ def _dead_workers_named() -> Iterator[None]:
     try:
         try:
             yield
-        except (ConnectionError, EOFError) as error:  # a broken pipe, if it was just being read from
+        except (ConnectionError, EOFError) as error:  # a pipe that broke during a read
             if not _reads_from_worker(error):
                 raise
             raise _dead_worker(error) from error
     except RuntimeError as error:
-        # PyTorch raises it in the handler of a signal, wherever the program is just then: above as well.
+        # PyTorch raises it in a signal handler, at any point of the program, also in the handler above.
         if "DataLoader worker (pid" not in str(error):
             raise
         raise _dead_worker(error) from error
@@ -306,24 +306,26 @@ def _reads_from_worker(error: Exception) -> bool:
 def _dead_worker(error: Exception) -> RuntimeError:
     return RuntimeError(
         f"A DataLoader worker, which loads images, has died ({error}). Memory may have run out: lower "
-        "dataloader_num_workers, and go on with resume_from_checkpoint=True."
+        "dataloader_num_workers, and resume with resume_from_checkpoint=True."
     )
 
 
 def _is_of_disk(error: Exception) -> bool:
     if isinstance(error, OSError):
         return error.errno in _DISK
-    # safetensors and tokenizers are written in Rust and have no errno; tokenizers' errors have no class either.
+    # safetensors and tokenizers are written in Rust: their errors have no errno, and those of tokenizers no class.
     if number := re.search(r"\(os error (\d+)\)", str(error)):
         return int(number[1]) in _DISK
     return isinstance(error, RuntimeError) and any(text in str(error) for text in _TORCH_WRITER)
 
 
-def _without_torn(folder: Path, error: Exception) -> OSError:
-    """The error for a checkpoint that cannot be written, after removing its partial files."""
+def _remove_partial(folder: Path, error: Exception) -> OSError:
+    """Remove a checkpoint that could not be written completely; returns the error to raise."""
     run_id = run_of_checkpoint(folder)
     shutil.rmtree(folder, ignore_errors=True)
     cause = (isinstance(error, OSError) and error.strerror) or "the disk is full, or a limit on files is reached"
     last = last_sealed(folder.parent, run_id)
-    way = "start again" if last is None else f"resume_from_checkpoint=True resumes from {last.name}"
-    return OSError(f"{folder.name} cannot be written to {str(folder.parent)!r} ({cause}). Make room there, and {way}.")
+    after = "start again" if last is None else f"resume_from_checkpoint=True resumes from {last.name}"
+    return OSError(
+        f"{folder.name} cannot be written to {str(folder.parent)!r} ({cause}). Free space there, and {after}."
+    )

@@ -12,7 +12,7 @@ __all__ = ["first_non_finite"]
 
 
 def _local(parameter: Any) -> Tensor:
-    """What this process holds of a parameter: all of it, or its shard."""
+    """The part of a parameter that this process holds: all of it, or its shard."""
     shard = getattr(parameter, "ds_tensor", None)  # DeepSpeed, stage 3: the parameter itself is empty
     if shard is None:
         shard = parameter.to_local() if hasattr(parameter, "to_local") else parameter  # DTensor of FSDP2

@@ -17,7 +17,7 @@ __all__ = ["ImageFeatures"]
 
 
 class ImageFeatures:
-    """Features by data set; data sets and scorers are held so that their ids stay their own."""
+    """Features by data set; data sets and scorers are kept alive so that their ids are not reused."""
 
     def __init__(self) -> None:
         self.of_vision_tower: dict[int, tuple[datasets.Dataset, Any]] = {}

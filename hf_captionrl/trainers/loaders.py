@@ -1,4 +1,4 @@
-"""Data loaders as a configuration describes them."""
+"""DataLoader settings of a configuration."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ def loader_settings(args: CaptionConfig) -> dict[str, Any]:
     settings: dict[str, Any] = {
         "num_workers": args.dataloader_num_workers,
         "pin_memory": args.dataloader_pin_memory,
-        "in_order": args.dataloader_in_order,
+        # Older releases of transformers do not have this field, nor that of the context.
+        "in_order": getattr(args, "dataloader_in_order", True),
     }
     if args.dataloader_num_workers:
         settings |= {
             "persistent_workers": args.dataloader_persistent_workers,
             "prefetch_factor": args.dataloader_prefetch_factor or 2,
-            "multiprocessing_context": args.dataloader_multiprocessing_context,
+            "multiprocessing_context": getattr(args, "dataloader_multiprocessing_context", None),
         }
     return settings

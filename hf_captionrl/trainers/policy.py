@@ -17,11 +17,7 @@ _DTYPES = ("float32", "bfloat16", "float16", "auto")
 
 
 def check_model_init_kwargs(settings: Any) -> dict[str, Any] | None:
-    """Refuse loading arguments that are not what `from_pretrained` takes.
-
-    Returns:
-        `dict`: The same, the dtype by its name; None stays None.
-    """
+    """Loading arguments with the dtype by name; refuses arguments that `from_pretrained` does not accept."""
     if settings is None:
         return None
     if not isinstance(settings, dict):
@@ -41,7 +37,7 @@ def check_model_init_kwargs(settings: Any) -> dict[str, Any] | None:
 
 
 def default_output_dir(model: Any, method: str) -> str:
-    """Where a run without a configuration writes, as TRL names it."""
+    """Output folder of a run without a configuration, named as in TRL."""
     if isinstance(model, (str, os.PathLike)):
         name: Any = os.fspath(model)
     else:
@@ -54,13 +50,13 @@ def default_output_dir(model: Any, method: str) -> str:
 
 def _loaded(model: Any, args: Any, processor: Any) -> Captioner:
     if isinstance(model, (str, os.PathLike)):
-        # fp32 whatever the checkpoint is stored in, unless the user says otherwise, as TRL does.
+        # fp32 by default, whatever the dtype of the checkpoint, as in TRL.
         settings = {"dtype": "float32", **(args.model_init_kwargs or {})}
         return load_captioner(model, processor=processor, prompt=args.prompt, **settings)
     if args.model_init_kwargs:
         raise ValueError(
             f"model_init_kwargs is {args.model_init_kwargs}, but the model is a {type(model).__name__}, which is loaded "
-            "already. Give the model by name, or leave model_init_kwargs out."
+            "already. Pass the model by name, or leave model_init_kwargs out."
         )
     if isinstance(model, Captioner):
         if args.prompt is not None:
@@ -77,8 +73,8 @@ def _freeze_tower(captioner: Captioner) -> None:
     lost = sorted(adapted - {n for n, p in captioner.model.named_parameters() if p.requires_grad})
     if lost:
         raise ValueError(
-            f"The adapter reaches into the vision tower ({lost[0]} and {len(lost) - 1} more), and freeze_vision_tower keeps "
-            "it from learning there. Use target_modules of the language model (language_lora(model), tune='language'), or "
+            f"The adapter has weights in the vision tower ({lost[0]} and {len(lost) - 1} more), which freeze_vision_tower "
+            "freezes. Use target_modules of the language model (language_lora(model), tune='language'), or "
             "freeze_vision_tower=False."
         )
 

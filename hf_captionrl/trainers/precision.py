@@ -1,4 +1,4 @@
-"""Trainable weights are fp32: 16-bit weights round most updates of a usual learning rate to nothing.
+"""Trainable weights are fp32: with a usual learning rate, 16-bit weights round most updates to zero.
 
 A weight w in bfloat16 has 8 significant bits, so an update below |w| / 512 is lost. Adam's first updates are as large as the
 learning rate, 1e-5 or less here, and weights are around 1e-2.
@@ -124,18 +124,14 @@ def refuse_trainable_16_bit(model: nn.Module, args: Any) -> None:
         "peft_config=LoraConfig(...)"
     )
     raise ValueError(
-        f"{len(low)} of {len(trainable)} trainable weights are {kind} ({name}, ...). So few bits round nearly every update "
-        f"away: the loss is logged and almost nothing is learned. {remedy}."
+        f"{len(low)} of {len(trainable)} trainable weights are {kind} ({name}, ...). At this precision nearly every "
+        f"update is rounded to zero, so almost nothing is learned. {remedy}."
     )
 
 
 def require_fp32(model: nn.Module, args: Any) -> None:
-    """Keep adapters in fp32, and refuse other trainable weights in 16 bits.
-
-    Args:
-        args (`TrainingArguments`): Tell DeepSpeed and FSDP. DeepSpeed's ZeRO-3 wants adapters in the dtype of the base, and
-            updates an fp32 copy.
-    """
+    """Keep adapters in fp32, and refuse other trainable weights in 16 bits."""
+    # DeepSpeed's ZeRO-3 needs adapters in the dtype of the base, and updates an fp32 copy.
     if getattr(args, "deepspeed_plugin", None) is None:
         keep_adapters_in_fp32(model)
     refuse_trainable_16_bit(model, args)

@@ -43,5 +43,5 @@ def refuse_shared_parameters(policy: nn.Module, scorers: Iterable[Any]) -> None:
             if parameter.numel() and parameter.data_ptr() in names:
                 raise ValueError(
                     f"The scorer's parameter {name} is the policy's {names[parameter.data_ptr()]}, so training would change "
-                    "the scorer. Load the scorer on its own, with load_scorer(name)."
+                    "the scorer. Load the scorer separately, with load_scorer(name)."
                 )

@@ -13,13 +13,7 @@ _DECODED = tuple(getattr(datasets, name) for name in ("Image", "Audio", "Video")
 
 
 class DecodedColumn(Sequence[Any]):
-    """Values of a column whose files are decoded on access, once each.
-
-    Args:
-        dataset (`datasets.Dataset`): With the column.
-        name (`str`): Name of the column.
-        rows (`Sequence[int]`): Which rows.
-    """
+    """Values of a column for some rows of a data set; files are decoded on first access."""
 
     def __init__(self, dataset: datasets.Dataset, name: str, rows: Sequence[int]) -> None:
         self.name = name
@@ -43,10 +37,6 @@ class RowColumns(Mapping[str, Sequence[Any]]):
     """The columns of some rows of a data set: lists, and [`DecodedColumn`] for images.
 
     Rows are found by number, so they match the captions of any process.
-
-    Args:
-        dataset (`datasets.Dataset`): The training data.
-        rows (`Sequence[int]`): Which rows.
     """
 
     def __init__(self, dataset: datasets.Dataset, rows: Sequence[int]) -> None:

@@ -1,7 +1,7 @@
 r"""The guard against reward hacking: it detects captions that exploit the scorer.
 
 Self-retrieval rewards loops ("a blue and blue blue blue and yellow blue"), repeated phrases ("on a blue background on a blue
-background"), and captions without an end. The guard computes statistics of every step. When their mean over the last steps
+background"), and truncated captions. The guard computes statistics of every step. When their mean over the last steps
 exceeds a limit, it warns, stops training, or rolls back to an earlier checkpoint.
 
 Legend: N captions.
@@ -42,7 +42,7 @@ class GuardThresholds:
         min_distinct (`float`, *optional*): Smallest share of distinct word pairs in a caption (`distinct_2`). Human
             captions have 0.997.
         max_clipped_ratio (`float`, *optional*): Largest share of truncated captions.
-        max_cut (`float`, *optional*): Largest share of captions that the scorer reads only in part.
+        max_truncated_by_scorer (`float`, *optional*): Largest share of captions that are longer than the scorer reads.
         max_gap_growth (`float`, *optional*): Largest growth of reward minus held-out scorer over the first window, in units of the
             reward.
     """
@@ -52,7 +52,7 @@ class GuardThresholds:
     max_length_growth: float | None = 2.0
     min_distinct: float | None = 0.8
     max_clipped_ratio: float | None = 0.25
-    max_cut: float | None = 0.1
+    max_truncated_by_scorer: float | None = 0.1
     max_gap_growth: float | None = 0.2
 
     def __post_init__(self) -> None:
@@ -73,8 +73,8 @@ _RULES: dict[str, tuple[str, str]] = {
     "max_degenerate": ("degenerate", "the share of degenerate captions"),
     "max_length_growth": ("length_p90", "the 90th percentile of the length in words"),
     "min_distinct": ("distinct_2", "the share of different word pairs in a caption"),
-    "max_clipped_ratio": ("clipped_ratio", "the share of captions that did not end"),
-    "max_cut": ("cut", "the share of captions that the scorer reads in part"),
+    "max_clipped_ratio": ("clipped_ratio", "the share of truncated captions"),
+    "max_truncated_by_scorer": ("truncated_by_scorer", "the share of captions that the scorer truncates"),
     "max_gap_growth": ("reward_minus_held_out", "reward minus held-out scorer"),
 }
 
@@ -84,7 +84,7 @@ def _rewards(name: str, values: Any, number: int) -> Tensor:
     rewards = torch.as_tensor(values).detach().cpu().double().flatten()
     if len(rewards) not in (1, number):
         raise ValueError(
-            f"{name} has {len(rewards)} values. Give their mean, or one for each of the {number} captions."
+            f"{name} has {len(rewards)} values. Pass their mean, or one for each of the {number} captions."
         )
     return rewards
 
@@ -123,7 +123,7 @@ class RewardHackingGuard:
         captions: Sequence[str],
         *,
         ended: Any | None = None,
-        cut_share: float | None = None,
+        truncated_by_scorer: float | None = None,
         reward: Any | None = None,
         held_out_scorer: Any | None = None,
         mean_over_processes: Callable[[list[float]], list[float]] | None = None,
@@ -132,20 +132,21 @@ class RewardHackingGuard:
 
         Args:
             ended (`torch.Tensor` of shape `(N,)`, or a sequence, *optional*): False where the length limit truncated a caption.
+            truncated_by_scorer (`float`, *optional*): Share of captions that are longer than the scorer reads.
             reward (`float`, or `torch.Tensor` of shape `(N,)`, *optional*): Rewards of the captions.
             held_out_scorer (`float`, or `torch.Tensor` of shape `(N,)`, *optional*): Rewards by the held-out scorer, in the
                 same units. Values that are NaN or infinite are excluded and counted.
         """
         step, bad, lengths = describe_completions(captions, ended)
         number, longest = len(captions), int(lengths.argmax())
-        examples = dict.fromkeys(("length_p90", "distinct_2", "cut", "reward_minus_held_out"), longest)
+        examples = dict.fromkeys(("length_p90", "distinct_2", "truncated_by_scorer", "reward_minus_held_out"), longest)
         if bool(bad.any()):
             first = int(bad.nonzero()[0])
             examples |= {"degenerate": first, "distinct_2": first}
         if ended is not None and not bool((flags := caption_flags("ended", ended, number)).all()):
             examples["clipped_ratio"] = int((~flags).nonzero()[0])
-        if cut_share is not None:
-            step["cut"] = float(cut_share)
+        if truncated_by_scorer is not None:
+            step["truncated_by_scorer"] = float(truncated_by_scorer)
         if reward is not None:
             paid = _rewards("reward", reward, number)
             step["nonfinite_reward"] = float((~paid.isfinite()).double().mean())
@@ -263,7 +264,7 @@ class GuardCallback(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Mark the checkpoint of a resume as good if it was; its state was saved before that was known."""
+        """Mark the resumed checkpoint as good if it was; its state was saved before that was known."""
         self.rolled_back_to = None  # another train() of the same trainer may save again
         self.on_save(args, state, control, **kwargs)
 
@@ -307,14 +308,14 @@ class GuardCallback(TrainerCallback):
         folder = next((folder for folder in folders if folder.is_dir()), None)
         if folder is None:
             return (
-                "No checkpoint was written while the captions were good (or save_total_limit removed it), so the policy "
-                "stays as it is. Training stops. Lower save_steps to have one next time."
+                "No checkpoint was saved while the captions were good (or save_total_limit removed it), so the policy is "
+                "unchanged. Training stops. Lower save_steps next time."
             )
         self.trainer._load_from_checkpoint(str(folder))
         self.rolled_back_to = str(folder)
         # A checkpoint of this step would combine the old weights with the optimizer of the hacked policy.
         control.should_save = False
-        return f"The policy was taken back to {folder.name}, the newest good checkpoint. Training stops."
+        return f"The policy was rolled back to {folder.name}, the newest good checkpoint. Training stops."
 
     def state_dict(self) -> dict[str, Any]:
         """State for an exact resume, that of the guard included."""

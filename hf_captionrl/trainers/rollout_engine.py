@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from hf_captionrl.captioners.generation import Completions
+from hf_captionrl.data.caption_columns import caption_lists
 from hf_captionrl.rewards import BASELINES, RewardContext, make_baseline
 from hf_captionrl.rewards.advantages import compute_advantages
 from hf_captionrl.trainers.processes import mean_over_processes
@@ -47,11 +48,11 @@ class RolloutEngine:
         self.references: list[list[str]] = []
         if images is not None:
             self.image_ids = [str(i) for i in images["image_id"]]
-            self.references = [[c] if isinstance(c, str) else list(c or []) for c in images["captions"]]
+            self.references = caption_lists(images)
         self.reset()
 
     def reset(self) -> None:
-        """Start with the trainer's policy as it is now, as if it had not generated yet."""
+        """Reset to the trainer's current policy."""
         trainer, args = self.trainer, self.trainer.args
         refuse_shared_parameters(trainer.captioner.model, trainer.scorers)
         self.reference = make_reference(trainer.captioner) if args.beta else None

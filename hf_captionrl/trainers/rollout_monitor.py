@@ -26,12 +26,7 @@ __all__ = ["RolloutMonitor", "completion_rows"]
 def completion_rows(
     context: RewardContext, rewards: Tensor, advantages: Tensor, names: Sequence[str], number: int
 ) -> list[dict[str, Any]]:
-    """The first captions of a rollout, as rows for `print_completions`.
-
-    Args:
-        rewards (`torch.Tensor` of shape `(N, R)`): Rewards of the captions.
-        advantages (`torch.Tensor` of shape `(N,)`): Their advantages.
-    """
+    """The first captions of a rollout with rewards `(N, R)` and advantages `(N,)`, as rows for `print_completions`."""
     rows = []
     for n in range(min(number, len(context.captions))):
         image = n // context.group_size
@@ -86,12 +81,7 @@ class RolloutMonitor:
         return means
 
     def record(self, context: RewardContext, rewards: Tensor, advantages: Tensor) -> dict[str, float]:
-        """Record one rollout.
-
-        Args:
-            rewards (`torch.Tensor` of shape `(N, R)`): Rewards of the captions.
-            advantages (`torch.Tensor` of shape `(N,)`): Their advantages.
-        """
+        """Record one rollout with rewards `(N, R)` and advantages `(N,)`."""
         total = rewards @ torch.tensor(self.rewards.weights, dtype=rewards.dtype)
         named: dict[str, Any] = {
             "reward": total.mean(),
@@ -139,7 +129,7 @@ class RolloutMonitor:
         return self.guard.observe(
             context.captions,
             ended=context.ended,
-            cut_share=statistics.get("completions/cut_by_scorer"),
+            truncated_by_scorer=statistics.get("completions/truncated_by_scorer"),
             # Shares of images found, not log-probabilities, whose scales differ between scorers.
             reward=statistics.get("recall_at_1") if held_out_scorer is not None else None,
             held_out_scorer=held_out_scorer,

@@ -20,18 +20,20 @@ class SelfRetrievalConfig(SelfRetrievalArguments, CaptionRLConfig):
     do_sample: bool | None = field(  # type: ignore[assignment]
         default=None,
         metadata={
-            "help": "Sample captions in training, or write them greedily. None: greedily (DiscriTune), sampled where CIDEr "
-            "with its greedy baseline is in the reward."
+            "help": "Sample captions in training; False: greedy decoding. None: greedy (DiscriTune), but sampled with CIDEr "
+            "in the reward, whose baseline is greedy, or with several captions per image."
         },
     )
     baseline: str | None = field(
         default=None,
         metadata={"help": "Baseline. None: 'running_mean' (DiscriTune), 'greedy' with CIDEr in the reward."},
     )
-    learning_rate: float = field(default=1e-7, metadata={"help": "DiscriTune's for the whole language model."})
+    learning_rate: float = field(
+        default=1e-7, metadata={"help": "Learning rate; DiscriTune's for the whole language model."}
+    )
     num_train_epochs: float = field(default=20, metadata={"help": "Epochs."})
     per_device_train_batch_size: int = field(default=100, metadata={"help": "Images: one target, 99 distractors."})
-    generation_num_beams: int = field(default=5, metadata={"help": "Beams when captions are generated to evaluate."})
+    generation_num_beams: int = field(default=5, metadata={"help": "Number of beams in evaluation."})
 
     def __post_init__(self) -> None:
         if self.do_sample is None:

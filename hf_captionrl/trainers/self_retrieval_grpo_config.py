@@ -17,17 +17,18 @@ __all__ = ["SelfRetrievalGRPOConfig"]
 class SelfRetrievalGRPOConfig(ReliableArguments, SelfRetrievalArguments, GRPOConfig):
     r"""Arguments of [`SelfRetrievalGRPOTrainer`].
 
-    Only what differs from [`SelfRetrievalArguments`] and TRL's `GRPOConfig` is listed. One optimizer step tells
-    `generation_batch_size / num_generations` images apart, so that number is the 100 of DiscriTune's "1 of 100".
+    Only what differs from [`SelfRetrievalArguments`] and TRL's `GRPOConfig` is listed. The reward ranks the
+    `generation_batch_size / num_generations` images of a rollout; DiscriTune's "1 of 100" are 100 images.
     """
 
     prompt: str = field(
-        default="Briefly describe the content of the image.", metadata={"help": "What the user says beside the image."}
+        default="Briefly describe the content of the image.",
+        metadata={"help": "Text of the user's message beside the image."},
     )
     bag_schedule: Any = field(
         default=None,
         metadata={
-            "help": "Bags of look-alikes, where neighbours are given: 'paper', one size, or {last epoch: size}. None: "
+            "help": "Bag sizes, with neighbours given to the trainer: 'paper', one size, or {last epoch: size}. None: "
             "the paper's."
         },
     )

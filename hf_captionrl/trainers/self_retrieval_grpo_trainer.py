@@ -18,6 +18,7 @@ from trl import GRPOTrainer
 
 from hf_captionrl.captioners.caption_tokens import completion_mask
 from hf_captionrl.data import BagCurriculumSampler, training_rows
+from hf_captionrl.data.caption_columns import caption_lists
 from hf_captionrl.retrieval import Scorer
 from hf_captionrl.rewards import RewardContext, RewardData, RewardLike, resolve_rewards
 from hf_captionrl.trainers.caption_generation import scorer_features
@@ -25,7 +26,8 @@ from hf_captionrl.trainers.devices import refuse_data_parallel
 from hf_captionrl.trainers.exact_resume import ReliableTraining
 from hf_captionrl.trainers.policy import default_output_dir
 from hf_captionrl.trainers.precision import require_fp32
-from hf_captionrl.trainers.rollout_sampler import CurriculumCallback
+from hf_captionrl.trainers.rollout_sampler import CurriculumCallback, make_bag_sampler
+from hf_captionrl.trainers.self_retrieval_arguments import scorer_list
 from hf_captionrl.trainers.self_retrieval_grpo_config import SelfRetrievalGRPOConfig
 
 __all__ = ["BagRepeatSampler", "SelfRetrievalGRPOTrainer"]
@@ -87,7 +89,7 @@ class SelfRetrievalGRPOTrainer(ReliableTraining, GRPOTrainer):
     Raises:
         TypeError: If `args` is not a [`SelfRetrievalGRPOConfig`].
         ValueError: If there is no scorer, `reward_weights` is set without `reward_funcs`, a column is missing, a rollout
-            cannot be divided, `eval_dataset` is given, or trainable weights hold 16 bits.
+            cannot be divided, `eval_dataset` is given, or trainable weights are 16-bit.
 
     Example:
         >>> args = SelfRetrievalGRPOConfig("out", per_device_train_batch_size=100, num_generations=5)  # doctest: +SKIP
@@ -106,9 +108,7 @@ class SelfRetrievalGRPOTrainer(ReliableTraining, GRPOTrainer):
         reward_funcs: RewardLike | Sequence[RewardLike | tuple[RewardLike, float]] | None = None,
         **kwargs: Any,
     ) -> None:
-        scorers = list(scorer) if isinstance(scorer, (list, tuple)) else [scorer]
-        if not scorers or scorers[0] is None:
-            raise ValueError("Self-retrieval needs a scorer. Pass scorer=load_scorer(name).")
+        scorers = scorer_list(scorer)
         if args is None:
             args = SelfRetrievalGRPOConfig(default_output_dir(model, "SelfRetrieval"))
         if not isinstance(args, SelfRetrievalGRPOConfig):
@@ -117,13 +117,13 @@ class SelfRetrievalGRPOTrainer(ReliableTraining, GRPOTrainer):
             raise ValueError("Training needs a train_dataset. Pass one to the trainer.")
         if kwargs.get("eval_dataset") is not None:
             raise ValueError(
-                "Rewards know the training images only. Evaluate checkpoints with `captionrl caption` and `captionrl "
+                "Rewards are defined for the training images only. Evaluate checkpoints with `captionrl caption` and `captionrl "
                 "evaluate`, and leave eval_dataset out."
             )
         if args.reward_weights is not None and reward_funcs is None:
             raise ValueError(
-                f"reward_weights is {args.reward_weights}, which is not read here: rewards bring their weights. Set "
-                "retrieval_weight, cider_weight and the like, or pass reward_funcs too."
+                f"reward_weights is {args.reward_weights}, but configured rewards have their own weights. Set "
+                "retrieval_weight, cider_weight, ..., or pass reward_funcs too."
             )
         train_dataset = training_rows(
             train_dataset, args, whole_set_for="rewards, bags and the curriculum are prepared from all images"
@@ -143,9 +143,9 @@ class SelfRetrievalGRPOTrainer(ReliableTraining, GRPOTrainer):
         share = args.per_device_train_batch_size * args.steps_per_generation
         if share % args.num_generations:
             raise ValueError(
-                f"num_generations ({args.num_generations}) must divide what a process writes in a rollout "
-                f"(per_device_train_batch_size x steps_per_generation = {share}), or captions of one image fall to two "
-                "processes. Change one of them."
+                f"num_generations ({args.num_generations}) must divide the captions per process and rollout "
+                f"(per_device_train_batch_size x steps_per_generation = {share}), so that one process has all captions of an "
+                "image. Change one of them."
             )
         self.bags = self._make_bags(neighbours, images, args)
         refuse_data_parallel(args, model)
@@ -167,25 +167,12 @@ class SelfRetrievalGRPOTrainer(ReliableTraining, GRPOTrainer):
             self.rewards.prepare(self._reward_data())
 
     def _make_bags(self, neighbours: Any | None, images: int, args: SelfRetrievalGRPOConfig) -> BagCurriculumSampler:
-        settings = {
-            "seed": args.seed if args.data_seed is None else args.data_seed,
-            "num_images": len(self.caption_data),
-        }
-        if neighbours is None:
-            if args.bag_schedule is not None:
-                raise ValueError(
-                    f"bag_schedule is {args.bag_schedule!r}, but there are no neighbours to make bags of. Pass neighbours, "
-                    "which `captionrl bags` makes, or leave bag_schedule out."
-                )
-            return BagCurriculumSampler(None, images, 1, distractors="random", **settings)
-        schedule = None if args.bag_schedule in (None, "paper") else args.bag_schedule
-        schedule = int(schedule) if isinstance(schedule, str) else schedule
-        bags = BagCurriculumSampler(neighbours, images, schedule, **settings)
+        bags = make_bag_sampler(args, images, len(self.caption_data), neighbours=neighbours)
         uneven = [size for size in bags.schedule.values() if images % size]
         if uneven and args.distractor_scope == "bag":
             raise ValueError(
-                f"Bags of {uneven} do not fill rollouts of {images} images, and distractor_scope='bag' has no use for images "
-                "of no bag. Use distractor_scope='batch', or another schedule or number of images."
+                f"Bags of {uneven} do not fill rollouts of {images} images, and distractor_scope='bag' cannot use images "
+                "outside a bag. Use distractor_scope='batch', or another schedule or number of images."
             )
         return bags
 
@@ -200,7 +187,7 @@ class SelfRetrievalGRPOTrainer(ReliableTraining, GRPOTrainer):
     def _reward_data(self) -> RewardData:
         data, args = self.caption_data, self.args
         self._image_ids = [str(i) for i in data["image_id"]]
-        self._references = [[c] if isinstance(c, str) else list(c or []) for c in data["captions"]]
+        self._references = caption_lists(data)
 
         def encode(captions: Sequence[str]) -> tuple[Tensor, Tensor]:
             end = self._tokenizer.eos_token_id
@@ -230,7 +217,7 @@ class SelfRetrievalGRPOTrainer(ReliableTraining, GRPOTrainer):
             mask[index, : len(row)] = True
         return ids, mask
 
-    # What TRL asks for
+    # Overrides of TRL
 
     def _get_train_sampler(self, dataset: datasets.Dataset | None = None) -> Sampler:
         if dataset is not None and len(dataset) != self.bags.num_images:
@@ -272,8 +259,8 @@ class SelfRetrievalGRPOTrainer(ReliableTraining, GRPOTrainer):
         """What rewards see of a rollout.
 
         Args:
-            inputs (`list[dict]`): N rows of the data, those of an image in a row.
-            completions (`list`): N texts or answers of a chat.
+            inputs (`list[dict]`): N rows of the data; the captions of one image are consecutive.
+            completions (`list`): N texts or chat messages.
             completion_ids_list (`list[list[int]]`): Their ids.
             prompts (`list`, *optional*): N prompts, as TRL passes them to reward functions.
 
@@ -312,7 +299,7 @@ class SelfRetrievalGRPOTrainer(ReliableTraining, GRPOTrainer):
 
 
 def _text(completion: Any) -> str:
-    """Text of an answer."""
+    """Text of a completion, which may be a list of chat messages."""
     if isinstance(completion, str):
         return completion
     content = completion[-1]["content"]

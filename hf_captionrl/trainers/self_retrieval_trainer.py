@@ -11,6 +11,7 @@ from hf_captionrl.captioners.captioner import Captioner
 from hf_captionrl.retrieval import Scorer
 from hf_captionrl.rewards import RewardLike
 from hf_captionrl.trainers.caption_rl_trainer import CaptionRLTrainer
+from hf_captionrl.trainers.self_retrieval_arguments import scorer_list
 from hf_captionrl.trainers.self_retrieval_config import SelfRetrievalConfig
 
 __all__ = ["SelfRetrievalTrainer"]
@@ -55,9 +56,7 @@ class SelfRetrievalTrainer(CaptionRLTrainer):
         reward_funcs: RewardLike | Sequence[RewardLike | tuple[RewardLike, float]] | None = None,
         **kwargs: Any,
     ) -> None:
-        scorers = list(scorer) if isinstance(scorer, (list, tuple)) else [scorer]
-        if not scorers or scorers[0] is None:
-            raise ValueError("Self-retrieval needs a scorer. Pass scorer=load_scorer(name).")
+        scorers = scorer_list(scorer)
         args = self._resolve_args(model, args)
         super().__init__(
             model,

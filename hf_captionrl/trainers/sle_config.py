@@ -39,23 +39,24 @@ class SLEConfig(_RewardFields, CaptionRLConfig):
     num_generations: int = field(default=5, metadata={"help": "s, captions sampled for each image in training."})
     baseline: str | None = field(
         default="greedy",
-        metadata={"help": "What CIDEr-D is held against; diversity has its own, the mean over the captions."},
+        metadata={"help": "Baseline of CIDEr-D; diversity has its own, the mean over the captions."},
     )
     logprob_reduction: str = field(
         default="token_mean",
         metadata={
-            "help": "'token_mean' is the code's: summed over captions and tokens, divided by all tokens of the batch; "
-            "'sum' is Eq. 16 to the letter."
+            "help": "'token_mean' (the code): summed over captions and tokens, divided by all tokens of the batch; 'sum': "
+            "Eq. 16 as printed."
         },
     )
     learning_rate: float = field(
-        default=1e-6, metadata={"help": "The paper names none; this is No Detail Left Behind's for CIDEr."}
+        default=1e-6,
+        metadata={"help": "Learning rate. The paper gives none; this is No Detail Left Behind's for CIDEr."},
     )
     num_train_epochs: float = field(
-        default=10, metadata={"help": "N of Algorithm 1, those of cross-entropy included."}
+        default=10, metadata={"help": "N of Algorithm 1: all epochs, cross-entropy included."}
     )
     per_device_train_batch_size: int = field(default=20, metadata={"help": "Images; s captions are sampled for each."})
-    generation_num_beams: int = field(default=5, metadata={"help": "Beams when captions are generated to evaluate."})
+    generation_num_beams: int = field(default=5, metadata={"help": "Number of beams in evaluation."})
 
     def reward_weight(self, reward: type[Reward]) -> float:
         return {CiderReward: self.alpha, PairwiseDiversity: 1.0 - self.alpha}[reward]
@@ -63,7 +64,7 @@ class SLEConfig(_RewardFields, CaptionRLConfig):
     def __post_init__(self) -> None:
         if not 0.0 <= self.alpha <= 1.0:
             raise ValueError(
-                f"alpha is {self.alpha}. Eq. 8 weighs precision by alpha and diversity by 1 - alpha: [0, 1]."
+                f"alpha is {self.alpha}. Eq. 8 weights CIDEr-D by alpha and diversity by 1 - alpha. Use a number in [0, 1]."
             )
         if self.alpha < 1.0 and self.num_generations < 2:
             raise ValueError(
@@ -84,6 +85,6 @@ class SLEConfig(_RewardFields, CaptionRLConfig):
         if self.rl_start_epoch and self.num_iterations > 1:
             raise ValueError(
                 f"num_iterations={self.num_iterations} would repeat every batch of cross-entropy too. Use num_iterations=1, "
-                "or train by cross-entropy in a run of its own and rl_start_epoch=0 here."
+                "or a separate run of cross-entropy and rl_start_epoch=0 here."
             )
         super().__post_init__()

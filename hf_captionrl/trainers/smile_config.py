@@ -48,15 +48,17 @@ class SmileConfig(CaptionConfig):
         default=None, metadata={"help": "Random words per 'sequence' or per 'position'. None: the preset's."}
     )
 
-    per_device_train_batch_size: int = field(default=32, metadata={"help": "Captions a device and step."})
+    per_device_train_batch_size: int = field(default=32, metadata={"help": "Captions per device and step."})
     learning_rate: float = field(default=1e-5, metadata={"help": "Peak learning rate."})
     weight_decay: float = field(default=0.05, metadata={"help": "AdamW weight decay."})
     lr_scheduler_type: str = field(default="cosine", metadata={"help": "Learning rate schedule."})
-    num_train_epochs: float = field(default=5.0, metadata={"help": "Epochs; the best one comes within 3 or so."})
+    num_train_epochs: float = field(
+        default=5.0, metadata={"help": "Epochs; the best checkpoint is usually among the first 3."}
+    )
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.mle_weight <= 1.0:
-            raise ValueError(f"mle_weight is {self.mle_weight}. lambda of Eq. 4 lies in [0, 1].")
+            raise ValueError(f"mle_weight is {self.mle_weight}. Use a number in [0, 1] (lambda of Eq. 4).")
         if self.first_token not in (None, "mle", "shift", "smile"):
             raise ValueError(f"first_token is {self.first_token!r}. Use 'mle', 'shift' or 'smile'.")
         if self.subset not in ("caption", "random", "reverse"):

@@ -16,7 +16,7 @@ SCOPES = ("document", "sentence", "window")
 
 @dataclass
 class SmileSFTConfig(ReliableArguments, SFTConfig):
-    r"""Arguments of [`SmileSFTTrainer`]; a `trl.SFTConfig` with SMILE's own.
+    r"""Arguments of [`SmileSFTTrainer`]: those of `trl.SFTConfig` and of SMILE.
 
     Only what differs from `trl.SFTConfig` is listed.
     """
@@ -34,8 +34,8 @@ class SmileSFTConfig(ReliableArguments, SFTConfig):
     subset_scope: str = field(
         default="document",
         metadata={
-            "help": "Whose words a token is chosen from: those of its 'document' (the paper), its 'sentence', or its "
-            "'window' of window_tokens tokens.",
+            "help": "Text whose words form the subset of a token: its 'document' (the paper), its 'sentence', or its 'window' "
+            "of window_tokens tokens.",
             "choices": list(SCOPES),
         },
     )
@@ -45,22 +45,22 @@ class SmileSFTConfig(ReliableArguments, SFTConfig):
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.mle_weight <= 1.0:
-            raise ValueError(f"mle_weight is {self.mle_weight}. lambda of Eq. 4 lies in [0, 1].")
+            raise ValueError(f"mle_weight is {self.mle_weight}. Use a number in [0, 1] (lambda of Eq. 4).")
         if self.first_token not in ("mle", "smile"):
             raise ValueError(f"first_token is {self.first_token!r}. Use 'mle' or 'smile'.")
         if self.subset_scope not in SCOPES:
             raise ValueError(f"subset_scope is {self.subset_scope!r}. Use one of {', '.join(map(repr, SCOPES))}.")
         if self.window_tokens < 2:
             raise ValueError(
-                f"window_tokens is {self.window_tokens}. Use at least 2: a token alone has nothing to be told from."
+                f"window_tokens is {self.window_tokens}. Use at least 2: the loss of a subset of one token is 0."
             )
         super().__post_init__()
         if self.mle_weight == 1.0:
             return
         if self.packing_strategy == "wrapped" and (self.packing or self.eval_packing):
             raise ValueError(
-                "packing_strategy='wrapped' joins documents without a trace of where they end, so that SMILE's subsets "
-                "cannot be told apart. Use packing_strategy='bfd'."
+                "packing_strategy='wrapped' joins documents without their boundaries, which SMILE's subsets need. Use "
+                "packing_strategy='bfd'."
             )
         if self.eval_packing and not (self.packing or self.padding_free):
             raise ValueError(
@@ -68,7 +68,7 @@ class SmileSFTConfig(ReliableArguments, SFTConfig):
                 "on. Set packing=True too, or eval_packing=False."
             )
         if self.loss_type != "nll":
-            raise ValueError(f"loss_type is {self.loss_type!r}, another loss than SMILE. Use 'nll', or mle_weight=1.")
+            raise ValueError(f"loss_type is {self.loss_type!r}, which is not SMILE. Use 'nll', or mle_weight=1.")
         if self.label_smoothing_factor > 0:
             raise ValueError(
                 f"label_smoothing_factor is {self.label_smoothing_factor}, which trl applies to full logits. Use 0, or "

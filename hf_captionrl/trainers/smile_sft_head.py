@@ -33,7 +33,7 @@ def uses_trl_head(head: Any, mle_weight: float) -> bool:
 
 
 def logit_factors(config: Any) -> tuple[float, float | None]:
-    """What a model does to its logits after the output projection."""
+    """Factor and soft cap that a model applies to its logits after the output projection."""
     text = config.get_text_config()
     cap = getattr(text, "final_logit_softcapping", None)
     for name in ("logit_scale", "output_multiplier", "lm_head_multiplier"):
@@ -59,11 +59,11 @@ def segment_loss(
     first_token: str = "mle",
     softcap: float | None = None,
 ) -> Tensor:
-    r"""SMILE where each document, sentence or window has a subset of its own.
+    r"""SMILE with a separate subset for each document, sentence or window.
 
     Reference: Yue et al. 2023, "Learning Descriptive Image Captioning via Semipermeable MLE", Eq. 2-4 and section 6.
-    Differs from it by: with `scope="document"` nothing; the other scopes are this package's answer to the limitation
-    that section 6 names. Everything is aligned: position t predicts `labels[:, t]`.
+    `scope="document"` is the paper's; the other scopes address the limitation that section 6 names. Everything is
+    aligned: position t predicts `labels[:, t]`.
 
     Args:
         hidden (`torch.Tensor` of shape `(B, T, D)`): Input of the output projection.
@@ -101,17 +101,17 @@ def segment_loss(
 def add_smile_head(
     model: Any, config: Any, make_output: Callable[..., Any], *, ends: Tensor | None, packed: bool
 ) -> None:
-    """Let a model answer TRL's call with SMILE's loss, unless `config.mle_weight` is 1 and TRL's own head will do.
+    """Let a model answer TRL's call with SMILE's loss, unless `config.mle_weight` is 1 and TRL's own head computes it.
 
     Args:
-        ends (`torch.Tensor` of shape `(V,)`, *optional*): Of [`sentence_ends`], where the scope asks for them.
+        ends (`torch.Tensor` of shape `(V,)`, *optional*): Of [`sentence_ends`], for sentences.
     """
     trl_forward = model.forward
     factor, softcap = logit_factors(model.config)
     if not is_tappable(model.get_output_embeddings()):
         raise ValueError(
             f"The output projection is a {type(model.get_output_embeddings()).__name__}, whose weight cannot be read as "
-            "one matrix. Leave it out of quantisation and out of DoRA."
+            "one matrix. Exclude it from quantisation and from DoRA."
         )
 
     @functools.wraps(type(model).forward)
@@ -129,7 +129,7 @@ def add_smile_head(
             )
         if kwargs.get("output_router_logits"):
             raise ValueError(
-                "The router loss of a mixture of experts is computed together with maximum likelihood only. Set "
+                "The router loss of a mixture of experts is computed only together with maximum likelihood. Set "
                 "router_aux_loss_coef=0.0, or mle_weight=1."
             )
         position_ids = kwargs.get("position_ids")

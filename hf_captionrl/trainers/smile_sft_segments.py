@@ -1,4 +1,4 @@
-r"""Where one subset of the vocabulary ends and the next begins: documents, sentences or windows of a packed batch.
+r"""Segments of a packed batch that share one vocabulary subset: documents, sentences or windows.
 
 Legend: B rows of a batch, T tokens, D features, N supervised tokens, K segments, V vocabulary.
 """
@@ -22,7 +22,7 @@ _SMALL = 4096  # slots below which one group is always faster than several
 
 
 class Segments(NamedTuple):
-    """The supervised tokens of a batch, each in the segment whose words it is chosen from.
+    """The supervised tokens of a batch and their segments.
 
     Args:
         index (`torch.Tensor` of shape `(N,)`): Position of each token in the flattened `(B, T)` batch.
@@ -38,11 +38,11 @@ class Segments(NamedTuple):
 
 
 def sentence_ends(tokenizer: Any, vocab_size: int) -> Tensor:
-    """Which tokens end a sentence, from their text alone.
+    """Which tokens end a sentence, from the text of each token alone.
 
-    A token does so if its text ends in `. ! ? …` or their full-width forms (closing quotes and brackets behind it do
-    not count), holds a line break, or is a special token such as the end of the text. The point of "3.14" ends a
-    sentence too: ids tell no more.
+    A token ends a sentence if its text ends in `. ! ? …` or their full-width forms (closing quotes and brackets after it
+    are ignored), contains a line break, or is a special token such as the end of the text. The point of "3.14" counts as
+    an end too.
 
     Returns:
         `torch.Tensor` of shape `(V,)`: bool.
@@ -60,7 +60,7 @@ def document_ids(labels: Tensor, position_ids: Tensor | None) -> Tensor:
     """Which document each token belongs to.
 
     Args:
-        labels (`torch.Tensor` of shape `(B, T)`): Give shape and device.
+        labels (`torch.Tensor` of shape `(B, T)`): For shape and device.
         position_ids (`torch.Tensor` of shape `(B, T)`, *optional*): 0 at the first token of each document, as
             padding-free and packed batches have them; None where a row is a document.
 
@@ -77,11 +77,11 @@ def document_ids(labels: Tensor, position_ids: Tensor | None) -> Tensor:
 def find_segments(
     labels: Tensor, documents: Tensor, scope: str, *, window_tokens: int = 32, ends: Tensor | None = None
 ) -> Segments:
-    """Cut the supervised tokens into the pieces that share one subset.
+    """Split the supervised tokens into segments that share one subset.
 
-    A sentence reaches over all its end marks ("?!", ". " and the end of the text) up to the next token that is none,
-    and never over unsupervised tokens (another speaker's turn). A window counts supervised tokens from the document's
-    first; a last token that would stand alone, often the end of the text, joins the window before.
+    A sentence includes all consecutive end marks ("?!", ". " and the end of the text), and ends at unsupervised tokens
+    (another speaker's turn). Windows count the supervised tokens of a document; a single last token, often the end of the
+    text, joins the previous window.
 
     Args:
         labels (`torch.Tensor` of shape `(B, T)`): Token ids, `IGNORE_INDEX` where nothing is supervised.
@@ -96,7 +96,7 @@ def find_segments(
     starts = first.clone()
     if scope == "sentence":
         if ends is None:
-            raise ValueError("scope='sentence' needs to know which tokens end one. Pass ends=sentence_ends(...).")
+            raise ValueError("scope='sentence' needs the tokens that end a sentence. Pass ends=sentence_ends(...).")
         ending = ends.to(tokens.device)[tokens]  # (N,)
         starts[1:] |= (ending[:-1] & ~ending[1:]) | (index[1:] != index[:-1] + 1)
     elif scope == "window":

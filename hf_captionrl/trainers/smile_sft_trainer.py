@@ -27,13 +27,13 @@ class SmileSFTTrainer(ReliableTraining, SFTTrainer):
 
     Reference: Yue et al. 2023, "Learning Descriptive Image Captioning via Semipermeable MLE", Eq. 2-4 and appendix B.
 
-    Data, packing, labels, adapters and averaging are TRL's. With `mle_weight=1` so is the loss. A subset holds the
-    supervised tokens only, the end token among them: words of the prompt are not in it. An adapter on the output
-    projection is allowed where `model` is a loaded model. TRL's entropy and token accuracy need the whole
-    vocabulary; they are logged where TRL's own head computes the loss, at `mle_weight=1`.
+    Data, packing, labels, adapters and averaging are TRL's, and with `mle_weight=1` also the loss. A subset holds only
+    the supervised tokens, including the end token, and no words of the prompt. An adapter on the output projection is
+    allowed if `model` is a loaded model. TRL's entropy and token accuracy need the whole vocabulary, so they are logged
+    only where TRL's own head computes the loss, at `mle_weight=1`.
 
-    Trainable weights are fp32: TRL loads a model so that is given by name, adapters and their `modules_to_save` are kept so
-    over a base in 16 bits (QLoRA's too, which TRL trains in bf16), and other trainable weights in 16 bits are refused.
+    Trainable weights are fp32: TRL loads a model given by name in fp32, adapters and their `modules_to_save` stay in fp32
+    over a 16-bit base (also in QLoRA, which TRL trains in bf16), and other trainable 16-bit weights are refused.
 
     Args:
         model (`PreTrainedModel`, `PeftModel` or `str`): The causal language model, or its name.
@@ -43,7 +43,7 @@ class SmileSFTTrainer(ReliableTraining, SFTTrainer):
     Raises:
         TypeError: If `args` is not a [`SmileSFTConfig`].
         ValueError: If `compute_loss_func` is given beside a `mle_weight` below 1, the output projection cannot be read, or
-            trainable weights hold 16 bits.
+            trainable weights are 16-bit.
 
     Example:
         >>> trainer = SmileSFTTrainer(model, SmileSFTConfig("out"), train_dataset=rows)  # doctest: +SKIP
@@ -83,17 +83,6 @@ class SmileSFTTrainer(ReliableTraining, SFTTrainer):
         return_outputs: bool = False,
         num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
-        """Mean nats per supervised token of the optimizer step, averaged as TRL does.
-
-        Args:
-            model (`nn.Module`): The model, as wrapped by accelerate.
-            inputs (`dict`): A batch of TRL's collator.
-            return_outputs (`bool`): Return the model's own outputs too, from one more forward.
-            num_items_in_batch (`torch.Tensor` or `int`, *optional*): Supervised tokens of the whole step.
-
-        Returns:
-            `torch.Tensor`, or a tuple of it and the outputs.
-        """
         result = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         if not uses_trl_head(self._base.get_output_embeddings(), self.args.mle_weight):
             for name in _OF_FULL_LOGITS:

@@ -53,14 +53,7 @@ class SmileObjective:
         self.seed = seed
 
     def __call__(self, head: HeadInputs) -> dict[str, Tensor]:
-        """Sum of the loss over the supervised tokens.
-
-        Args:
-            head (`HeadInputs`): Hidden states and weight of the head, or full logits in the fallback.
-
-        Returns:
-            `dict`: `loss`, a scalar sum in nats.
-        """
+        """`loss`, the sum over the supervised tokens in nats."""
         settings = dict(self.settings)
         if settings["subset"] == "random":
             projection = head.logits if head.weight is None else head.weight.T

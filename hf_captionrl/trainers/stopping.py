@@ -64,7 +64,8 @@ class StopOnSignal(TrainerCallback):
         self.received = number
         # Not print: the signal may have interrupted one.
         name = signal.Signals(number).name
-        os.write(2, f"\n{name}: the step is finished and a checkpoint saved. Once more: stop at once.\n".encode())
+        text = f"\n{name}: finishing the step and saving a checkpoint. A second signal stops immediately.\n"
+        os.write(2, text.encode())
 
     def _asked(self) -> bool:
         """Whether any process got a signal; every process asks at the same points."""
@@ -106,7 +107,7 @@ class StopOnSignal(TrainerCallback):
         if state.is_world_process_zero:
             print(
                 f"Stopped after step {state.global_step}; checkpoint-{state.global_step} is saved. "
-                "resume_from_checkpoint goes on from it.",
+                "resume_from_checkpoint resumes from it.",
                 file=sys.stderr,
             )
         raise SystemExit(0)

@@ -22,7 +22,7 @@ __all__ = ["REASONS", "Decision", "DecisionWriter", "bag_id", "check_decision", 
 
 REASONS: dict[str, str] = {
     "duplicates": "The same image, or no difference that can be named",
-    "too_easy": "Any caption tells them apart",
+    "too_easy": "Any caption distinguishes them",
     "text_or_names": "Only written text or a name differs",
     "bad_image": "A broken or unfit image",
     "other": "Another reason",

@@ -23,8 +23,6 @@ from hf_captionrl.io import write_json
 from hf_captionrl.retrieval.bags import bag_similarities, training_bags
 from hf_captionrl.retrieval.neighbours import approximate_neighbours, nearest_neighbours, normalised, rank_rows
 
-__all__ = ["add_arguments", "markdown", "run"]
-
 
 def _features(count: int, width: int, seed: int) -> torch.Tensor:
     """Clusters of about 20 images, as look-alikes are."""
@@ -117,11 +115,7 @@ def _faiss(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of this benchmark.
-
-    Args:
-        parser: The parser to extend.
-    """
+    """Add the arguments of this benchmark."""
     parser.add_argument("--images", type=int, default=118_000, help="Images of the exact search and of the bags.")
     parser.add_argument("--width", type=int, default=1024, help="Features of the exact search.")
     parser.add_argument("--narrow", type=int, default=24, help="Features behind the neighbours of the bags.")
@@ -139,15 +133,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Time bags.
 
-    Args:
-        args: What the parser of [`add_arguments`] gave.
-
     Returns:
         `dict`: `exact`, with `ratio`, how often slower than the bare product; `assignment`, seconds and leftovers by
         bag size; `faiss`, seconds and recall by the number of lists searched.
-
-    Raises:
-        RuntimeError: If the exact search missed a neighbour, or an image is in no bag or in two.
     """
     import faiss
 
@@ -171,14 +159,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def markdown(result: dict[str, Any]) -> str:
-    """The section of docs/benchmarks.md.
-
-    Args:
-        result: From [`run`].
-
-    Returns:
-        `str`: Markdown.
-    """
+    """The section of docs/benchmarks.md."""
     exact, assignment, faiss = result["exact"], result["assignment"], result["faiss"]
     low, high = exact["ratio_quartiles"]
     lines = [

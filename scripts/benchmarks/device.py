@@ -20,9 +20,7 @@ from hf_captionrl.reports.versions import installed_versions
 from scripts.benchmarks.device_heads import HEADS, measure_heads
 from scripts.benchmarks.device_steps import MINES, RL_SHAPES, SCORERS, measure_mining, measure_rl, measure_scorer
 from scripts.benchmarks.device_timing import ready
-from scripts.benchmarks.smile_head import _processor
-
-__all__ = ["PARTS", "add_arguments", "markdown", "run"]
+from scripts.machine import processor_name
 
 PARTS: dict[str, tuple[Any, Mapping[str, Any]]] = {
     "smile_head": (measure_heads, HEADS),
@@ -34,11 +32,7 @@ _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of this benchmark.
-
-    Args:
-        parser: The parser to extend.
-    """
+    """Add the arguments of this benchmark."""
     shapes = sorted({name for _, of_part in PARTS.values() for name in of_part})
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="cpu is for tests of the code.")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="What to measure.")
@@ -60,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _hardware(device: str) -> dict[str, Any]:
     if device == "cpu":
-        return {"device": _processor()}
+        return {"device": processor_name()}
     properties = torch.cuda.get_device_properties(0)
     return {"device": properties.name, "memory_bytes": properties.total_memory, "cuda": torch.version.cuda}
 
@@ -68,14 +62,8 @@ def _hardware(device: str) -> dict[str, Any]:
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Measure every part at every shape it has.
 
-    Args:
-        args: What the parser of [`add_arguments`] gave.
-
     Returns:
         `dict`: Under `parts` by part and shape what was measured, with device, command and versions.
-
-    Raises:
-        SystemExit: If the device is not there; in one sentence.
     """
     why = ready(args.device)
     if why is not None:
@@ -116,14 +104,7 @@ def _lines(title: str, measured: Mapping[str, Any]) -> list[str]:
 
 
 def markdown(result: dict[str, Any]) -> str:
-    """The section of docs/benchmarks.md.
-
-    Args:
-        result: From [`run`].
-
-    Returns:
-        `str`: Markdown.
-    """
+    """The section of docs/benchmarks.md."""
     versions = ", ".join(f"{name} {result['versions'][name]}" for name in ("python", "torch", "transformers"))
     cuda = f", CUDA {result['cuda']}" if result.get("cuda") else ""
     lines = [

@@ -18,8 +18,6 @@ from hf_captionrl.losses import IGNORE_INDEX, fused_smile_loss, smile_loss
 from scripts.benchmarks.device_timing import measure
 from scripts.benchmarks.smile_head import LAMBDA, Shape, _batch
 
-__all__ = ["HEADS", "measure_heads", "optional_paths"]
-
 HEADS = {
     "blip-base": Shape(B=32, V=30_524, D=768, prompt=3, mean=12.5, std=2.8, shortest=7, longest=24),
     "gpt2-clipcap": Shape(B=40, V=50_257, D=768, prompt=0, mean=12.5, std=2.8, shortest=7, longest=24),
@@ -108,20 +106,9 @@ def measure_heads(
 ) -> dict[str, Any]:
     """Time forward and backward of every loss at one head, trainable and frozen.
 
-    Args:
-        name: Of [`HEADS`].
-        device: `"cuda"` or `"cpu"`.
-        dtype: Of hidden states and weight.
-        rounds: Timed ones.
-        warm_up: Rounds before them.
-        seed: Of batch and order.
-
     Returns:
         `dict`: The shape, `largest_difference` from plain fp32 logits, `not_installed`, and for `trainable` and `frozen` what
         [`measure`] gives by loss.
-
-    Raises:
-        RuntimeError: If a loss is wrong.
     """
     shape = HEADS[name]
     hidden, weight, labels = _batch(shape, seed)

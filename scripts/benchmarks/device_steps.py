@@ -20,8 +20,6 @@ from scripts.benchmarks.device_timing import measure
 from scripts.benchmarks.rl_models import RLShape, _made_up_images, _scorer, _scorer_pixels, build
 from scripts.benchmarks.rl_timing import STEPS, Clock, check_equal
 
-__all__ = ["MINES", "RL_SHAPES", "SCORERS", "Mine", "measure_mining", "measure_rl", "measure_scorer"]
-
 _TINY = RLShape(
     "blip",
     2,
@@ -65,19 +63,8 @@ MINES = {"coco-118k": Mine(118_000, 1024, 200, 8192, 1024), "tiny": Mine(300, 8,
 def measure_rl(name: str, device: str, dtype: torch.dtype, *, rounds: int, warm_up: int, seed: int) -> dict[str, Any]:
     """Time the reinforcement step as the trainer does it, with and without cached features, beside the usual one.
 
-    Args:
-        name: Of [`RL_SHAPES`].
-        device: `"cuda"` or `"cpu"`.
-        dtype: Of autocast; the weights of policy and scorer are fp32.
-        rounds: Timed ones.
-        warm_up: Rounds before them.
-        seed: Of weights, images and order.
-
     Returns:
         `dict`: The shape, `largest_difference` of both steps in fp32, and under `steps` what [`measure`] gives.
-
-    Raises:
-        RuntimeError: If the steps do not compute the same.
     """
     shape = RL_SHAPES[name]
     with tempfile.TemporaryDirectory() as folder:
@@ -108,14 +95,6 @@ def measure_scorer(
     name: str, device: str, dtype: torch.dtype, *, rounds: int, warm_up: int, seed: int
 ) -> dict[str, Any]:
     """Time what a scorer does for a rollout.
-
-    Args:
-        name: Of [`SCORERS`].
-        device: `"cuda"` or `"cpu"`.
-        dtype: Of its weights.
-        rounds: Timed ones.
-        warm_up: Rounds before them.
-        seed: Of weights, images, captions and order.
 
     Returns:
         `dict`: The shape, and under `steps` what [`measure`] gives for captions padded to the longest and to the scorer's full
@@ -161,14 +140,6 @@ def measure_mining(
     name: str, device: str, dtype: torch.dtype, *, rounds: int, warm_up: int, seed: int
 ) -> dict[str, Any]:
     """Time the exact nearest neighbours beside the bare blocked product.
-
-    Args:
-        name: Of [`MINES`].
-        device: `"cuda"` or `"cpu"`.
-        dtype: Not used: neighbours are searched in fp32.
-        rounds: Timed ones.
-        warm_up: Rounds before them.
-        seed: Of features, queries and order.
 
     Returns:
         `dict`: The sizes, and under `steps` what [`measure`] gives.

@@ -3,46 +3,25 @@
 from __future__ import annotations
 
 import random
-import statistics
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
-__all__ = ["measure", "ready", "spread"]
+from scripts.benchmarks.spread import spread
 
 Work = Callable[[], Any]
 
 
 def ready(device: str) -> str | None:
-    """Why nothing can be measured on a device.
-
-    Args:
-        device: `"cuda"` or `"cpu"`.
-
-    Returns:
-        `str` or None: One sentence; None if all is well.
-    """
+    """Why nothing can be measured on a device."""
     if device == "cuda" and not torch.cuda.is_available():
         return (
             f"torch {torch.__version__} sees no CUDA device here, so nothing was measured; run this on a machine with one, "
             "or try the code at tiny shapes with --device cpu --shapes tiny."
         )
     return None
-
-
-def spread(values: list[float]) -> dict[str, float]:
-    """Median and quartiles.
-
-    Args:
-        values: At least one.
-
-    Returns:
-        `dict[str, float]`: `median`, `low` and `high` (the quartiles).
-    """
-    low, median, high = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else [values[0]] * 3
-    return {"median": median, "low": low, "high": high}
 
 
 def _seconds(work: Work, device: str) -> float:
@@ -76,13 +55,6 @@ def measure(
     works: Mapping[str, Work], device: str, *, rounds: int, warm_up: int, seed: int = 0
 ) -> dict[str, dict[str, Any]]:
     """Time several pieces of work in turn, in a new order every round.
-
-    Args:
-        works: By name. What they return is dropped; gradients have to be new in each.
-        device: `"cuda"` or `"cpu"`.
-        rounds: Timed ones.
-        warm_up: Rounds before them that are not timed: kernels are compiled and chosen there.
-        seed: Of the order.
 
     Returns:
         `dict`: For each name `seconds` (median and quartiles) and `peak_bytes` above what was there before; what does not fit

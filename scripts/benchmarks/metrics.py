@@ -29,10 +29,7 @@ from hf_captionrl.text.bleu import pairwise_bleu
 from hf_captionrl.text.cider_d import CiderScorer
 from hf_captionrl.text.frequencies import DocumentFrequencies
 from hf_captionrl.text.ngrams import encode_words
-from scripts.benchmarks.smile_head import _processor
-
-__all__ = ["add_arguments", "markdown", "run"]
-
+from scripts.machine import processor_name
 
 _NOUNS = [
     "dog",
@@ -197,11 +194,7 @@ def _retrieval(arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of this benchmark.
-
-    Args:
-        parser: The parser to extend.
-    """
+    """Add the arguments of this benchmark."""
     parser.add_argument("--rounds", type=int, default=25, help="How often both sides of a ratio are timed.")
     parser.add_argument("--training-images", type=int, default=5000, help="Images in the document frequencies.")
     parser.add_argument("--seed", type=int, default=0, help="Seed of the captions and features.")
@@ -217,8 +210,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Time the metrics.
 
-    Args:
-        args: What the parser of [`add_arguments`] gave.
     Returns:
         `dict`: For `cider_d` and `pairwise_bleu` times in milliseconds and `ratio`, how often faster than pycocoevalcap
         and a plain loop; for `ranks` and `self_retrieval` `ratio`, how often slower than the bare matrix product, and
@@ -232,21 +223,14 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     finally:
         torch.set_num_threads(threads)
     result["versions"] = {"torch": torch.__version__, "numpy": np.__version__}
-    result |= {"processor": _processor(), "seed": args.seed}
+    result |= {"processor": processor_name(), "seed": args.seed}
     if args.output is not None:
         write_json(args.output, result)
     return result
 
 
 def markdown(result: dict[str, Any]) -> str:
-    """Write the result as a section of docs/benchmarks.md.
-
-    Args:
-        result: What [`run`] returned.
-
-    Returns:
-        `str`: Markdown with a table.
-    """
+    """Write the result as a section of docs/benchmarks.md."""
     size = result["ranks"]
     pool = f"{size['captions']:,} captions in a pool of {size['images']:,} images, {size['features']} features"
     rows = {

@@ -38,8 +38,6 @@ from hf_captionrl.scenes import load_scenes
 from hf_captionrl.scenes.models import model_path
 from hf_captionrl.trainers import SelfRetrievalConfig, SelfRetrievalTrainer
 
-__all__ = ["SHAPES", "RLShape", "World", "build"]
-
 _SPECIAL = ("[PAD]", "[UNK]", "[BOS]", "[EOS]")
 
 
@@ -231,21 +229,7 @@ def _made_up_images(shape: RLShape, seed: int) -> datasets.Dataset:
 def build(
     shape: RLShape, seed: int, folder: str | Path, dtype: torch.dtype = torch.float32, device: str = "cpu"
 ) -> World:
-    """Models, images and trainer.
-
-    Args:
-        shape ([`RLShape`]): Which ones.
-        seed (`int`): Of weights and images.
-        folder (`str` or `Path`): For the trainer's output and feature cache.
-        dtype (`torch.dtype`): Of the policy; the scorer is fp32 always.
-        device (`str`): `"cpu"`, or `"cuda"`: where the trainer puts the policy, and so the rest.
-
-    Returns:
-        [`World`]: In training mode.
-
-    Raises:
-        ValueError: If the kind is unknown.
-    """
+    """Models, images and trainer."""
     torch.manual_seed(seed)
     scorer: Scorer
     if shape.kind == "scenes":

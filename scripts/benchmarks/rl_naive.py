@@ -12,8 +12,6 @@ from torch import Tensor
 
 from scripts.benchmarks.rl_models import World
 
-__all__ = ["NaiveStep"]
-
 
 class NaiveStep:
     """Repeats each image for its captions and encodes it in every forward pass; pads texts to the scorer's full length;
@@ -56,10 +54,6 @@ class NaiveStep:
     def score(self, captions: list[str], images: Callable[[], AbstractContextManager[None]] | None = None) -> Tensor:
         """Rewards against the other images of the batch, and leave-one-out advantages.
 
-        Args:
-            captions (`list[str]`): N captions.
-            images (`Callable`, *optional*): Gives the context in which the scorer encodes the images, to time it.
-
         Returns:
             `torch.Tensor` of shape `(N,)`.
         """
@@ -88,7 +82,6 @@ class NaiveStep:
         Args:
             input_ids (`torch.Tensor` of shape `(N, 1 + T)`): Start token and caption.
             attention_mask (`torch.Tensor` of shape `(N, 1 + T)`): Which of them count.
-
         Returns:
             `torch.Tensor` of shape `(N, T)`.
         """
@@ -104,9 +97,6 @@ class NaiveStep:
             input_ids (`torch.Tensor` of shape `(N, 1 + T)`): Start token and caption.
             attention_mask (`torch.Tensor` of shape `(N, 1 + T)`): Which of them count.
             advantages (`torch.Tensor` of shape `(N,)`): Of the captions.
-
-        Returns:
-            `torch.Tensor`: Scalar.
         """
         with torch.no_grad():
             old = self.log_probs(input_ids, attention_mask)

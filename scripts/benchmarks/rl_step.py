@@ -3,7 +3,7 @@ r"""How long a whole reinforcement step takes: generate, score, update, beside t
 Both steps train the very same weights on the same images, in turn in one process. Ours is `SelfRetrievalTrainer` itself;
 the other is `NaiveStep`. Before anything is timed, both update from one rollout, and their gradients have to agree.
 
-Legend: B images, G captions an image, N = B * G captions.
+Legend: B images, G captions per image, N = B * G captions.
 """
 
 import argparse
@@ -16,16 +16,14 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from hf_captionrl.io import write_json
 from hf_captionrl.reports.versions import installed_versions
 from scripts.benchmarks.rl_models import SHAPES, RLShape, World, build
 from scripts.benchmarks.rl_timing import STEPS, Clock, check_equal, counted_images
-from scripts.benchmarks.smile_head import _processor
-
-__all__ = ["add_arguments", "markdown", "measure", "run"]
+from scripts.benchmarks.spread import summary
+from scripts.machine import processor_name
 
 TARGETS = {"blip-base": 3.0, "clipcap": 1.6}
 """How many times as fast as the naive step ours has to be."""
@@ -34,7 +32,7 @@ PARTS = ("generate", "score", "update")
 
 
 def _step(name: str, world: World, optimizer: Any) -> dict[str, Any]:
-    """Seconds of one step with its parts, images encoded, and tokens a caption."""
+    """Seconds of one step with its parts, images encoded, and tokens per caption."""
     clock = Clock()
     with counted_images(world) as images:
         lengths = STEPS[name](world, clock)
@@ -50,29 +48,13 @@ def _step(name: str, world: World, optimizer: Any) -> dict[str, Any]:
     return {**seconds, "images": sum(images), "tokens": float(lengths.float().mean())}
 
 
-def _summary(values: list[float]) -> dict[str, Any]:
-    return {
-        "median": statistics.median(values),
-        "quartiles": np.quantile(values, [0.25, 0.75]).tolist(),
-        "values": values,
-    }
-
-
 def measure(shape: RLShape, *, seeds: Iterable[int] = (0,), rounds: int = 3) -> dict[str, Any]:
     """Time the steps in turn.
-
-    Args:
-        shape ([`RLShape`]): Models and rollout.
-        seeds (`Iterable[int]`): Weights and images for each.
-        rounds (`int`): Steps of each kind a seed.
 
     Returns:
         `dict`: CPU and wall `seconds` of each step and its parts (medians), `speedup` of ours over the naive step
             (median, quartiles and value of each round), images that the captioner's tower encoded in a step, tokens a
             caption, and how far advantages and gradients differ.
-
-    Raises:
-        RuntimeError: If the steps do not compute the same.
     """
     names = list(STEPS)
     steps: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
@@ -113,8 +95,8 @@ def measure(shape: RLShape, *, seeds: Iterable[int] = (0,), rounds: int = 3) -> 
             for name, taken in steps.items()
         },
         "speedup": {
-            name: {kind: _summary(_ratios(steps["naive"], steps[name], kind)) for kind in kinds}
-            | {"cpu_scorer_images_too": _summary(_ratios(steps["naive"], steps[name], "cpu", scorer_images=True))}
+            name: {kind: summary(_ratios(steps["naive"], steps[name], kind)) for kind in kinds}
+            | {"cpu_scorer_images_too": summary(_ratios(steps["naive"], steps[name], "cpu", scorer_images=True))}
             for name in names
             if name != "naive"
         },
@@ -133,11 +115,7 @@ def _ratios(
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of this benchmark.
-
-    Args:
-        parser (`argparse.ArgumentParser`): The parser to extend.
-    """
+    """Add the arguments of this benchmark."""
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES), help="Which models to train.")
     parser.add_argument("--rounds", type=int, default=3, help="Steps of each kind, for each seed.")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="Weights and images for each.")
@@ -159,9 +137,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Time the steps.
 
-    Args:
-        args (`argparse.Namespace`): What the parser of [`add_arguments`] gave.
-
     Returns:
         `dict`: For each shape what [`measure`] returns, with seeds, threads and versions.
     """
@@ -179,7 +154,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
             shapes[name] = measure(shape, seeds=args.seeds, rounds=args.rounds) | {
                 "seeds": list(args.seeds),
                 "threads": args.threads,
-                "processor": _processor(),
+                "processor": processor_name(),
                 "versions": installed_versions(),
             }
             if args.output is not None:
@@ -213,14 +188,7 @@ def _row(name: str, step: str, shape: dict[str, Any]) -> str:
 
 
 def markdown(result: dict[str, Any]) -> str:
-    """Write the result as a section of docs/benchmarks.md.
-
-    Args:
-        result (`dict`): What [`run`] returned.
-
-    Returns:
-        `str`: Markdown with one row for each shape and step.
-    """
+    """Write the result as a section of docs/benchmarks.md."""
     shapes = {name: result["shapes"][name] for name in SHAPES if name in result["shapes"]}
     lines = [
         "## `rl_step`: the whole reinforcement step",
@@ -240,7 +208,7 @@ def markdown(result: dict[str, Any]) -> str:
         "within a round, above 1 if ours is faster: median [quartiles] of CPU-seconds; the same with the scorer's images "
         "added to the time of ours; and the median of wall time. Measured on a CPU only.",
         "",
-        "| shape | step | B x G | tokens a caption | images encoded | generate + score + update, CPU-s | step, CPU-s "
+        "| shape | step | B x G | tokens per caption | images encoded | generate + score + update, CPU-s | step, CPU-s "
         "| naive / ours | at least | with the scorer's images | wall |",
         "|---|---|---|---|---|---|---|---|---|---|---|",
     ]

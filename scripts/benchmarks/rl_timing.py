@@ -16,8 +16,6 @@ from hf_captionrl.losses import IGNORE_INDEX
 from scripts.benchmarks.rl_models import World
 from scripts.benchmarks.rl_naive import NaiveStep
 
-__all__ = ["STEPS", "Clock", "check_equal", "counted_images"]
-
 
 class Clock:
     """CPU and wall seconds of the parts of a step; a part that begins inside another one is taken out of it."""
@@ -36,14 +34,7 @@ class Clock:
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """Count what follows as a part.
-
-        Args:
-            name (`str`): Of the part.
-
-        Yields:
-            Nothing.
-        """
+        """Count what follows as a part."""
         self._turn()
         self._open.append(name)
         try:
@@ -55,14 +46,7 @@ class Clock:
 
 @contextmanager
 def counted_images(world: World) -> Iterator[list[int]]:
-    """Count the images that the captioner's tower encodes, with a hook on its embeddings.
-
-    Args:
-        world ([`World`]): Whose captioner and stock model are watched.
-
-    Yields:
-        `list[int]`: Grows by the number of images at each call.
-    """
+    """Count the images that the captioner's tower encodes, with a hook on its embeddings."""
     images: list[int] = []
     hooks = [
         module.register_forward_hook(lambda module, inputs, output: images.append(output.size(0)))
@@ -138,15 +122,9 @@ def check_equal(world: World, atol: float = 1e-3, rtol: float = 1e-4) -> dict[st
     """Make sure that both steps compute the same advantages and gradients from one rollout.
 
     Args:
-        world ([`World`]): Of [`build`].
         atol (`float`): Largest difference of the advantages, in nats.
-        rtol (`float`): Largest difference of the gradients of all weights as one vector, as a share of their length.
-
     Returns:
         `dict[str, float]`: Both differences, `"advantages"` and `"gradients"`.
-
-    Raises:
-        RuntimeError: If one of them is larger, or a weight has a gradient in one step only.
     """
     inputs, naive = dict(world.batch), NaiveStep(world)
     world.trainer.rollouts.roll_out([inputs])

@@ -29,10 +29,8 @@ from hf_captionrl.scenes import load_scenes
 from hf_captionrl.scenes.models import model_path
 from hf_captionrl.trainers import SLEConfig
 from scripts.benchmarks.sle_steps import made_up_data, time_steps
-from scripts.benchmarks.smile_head import _processor
+from scripts.machine import processor_name
 from scripts.make_small_blip import make_small_blip
-
-__all__ = ["add_arguments", "markdown", "rollout", "run", "time_reward"]
 
 _END = 0
 _TARGET = 0.05
@@ -63,18 +61,7 @@ def _changed(rng: random.Random, caption: list[int], vocabulary: int) -> list[in
 def rollout(
     args: SLEConfig, *, num_images: int, training_images: int, vocabulary: int, seed: int
 ) -> tuple[WeightedRewards, RewardContext, RewardContext]:
-    """The prepared rewards, sampled captions and greedy captions.
-
-    Args:
-        args ([`SLEConfig`]): Which rewards, and how many samples.
-        num_images (`int`): B.
-        training_images (`int`): Images whose references are counted; five each.
-        vocabulary (`int`): V.
-        seed (`int`): Of everything.
-
-    Returns:
-        `tuple`: For `compute_advantages`.
-    """
+    """The prepared rewards, sampled captions and greedy captions."""
     rng, choice = np.random.default_rng(seed), random.Random(seed)
     references = _captions(rng, 5 * training_images, vocabulary)
     rewards = WeightedRewards(*zip(*args.make_rewards(), strict=True))
@@ -130,13 +117,6 @@ def _median_seconds(work: Callable[[], Any], rounds: int) -> dict[str, Any]:
 
 def time_reward(*, num_images: int, training_images: int, vocabulary: int, rounds: int, seed: int) -> dict[str, Any]:
     """CPU seconds from captions to advantages, for each distance.
-
-    Args:
-        num_images (`int`): B.
-        training_images (`int`): Images in the document frequencies.
-        vocabulary (`int`): V.
-        rounds (`int`): How often.
-        seed (`int`): Of captions and references.
 
     Returns:
         `dict`: For `"bleu34"`, `"edit"` and `"multi_reference"` median and quartiles in seconds.
@@ -194,11 +174,7 @@ def _blip_base(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of this benchmark.
-
-    Args:
-        parser (`argparse.ArgumentParser`): The parser to extend.
-    """
+    """Add the arguments of this benchmark."""
     parser.add_argument("--rounds", type=int, default=15, help="How often the reward is timed.")
     parser.add_argument("--steps", type=int, default=2, help="Steps timed at each number of images.")
     parser.add_argument(
@@ -220,9 +196,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Time rewards and steps on one thread.
-
-    Args:
-        args (`argparse.Namespace`): What the parser of [`add_arguments`] gave.
 
     Returns:
         `dict`: `reward` (seconds for each distance), `blip_base`, `embedded` (the shipped captioner, 100 images measured)
@@ -258,7 +231,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         "share": share,
         "training_images": args.training_images,
         "seed": args.seed,
-        "processor": _processor(),
+        "processor": processor_name(),
         "versions": installed_versions(),
         "date": datetime.date.today().isoformat(),
     }
@@ -268,14 +241,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def markdown(result: dict[str, Any]) -> str:
-    """Write the result as a section of docs/benchmarks.md.
-
-    Args:
-        result (`dict`): What [`run`] returned.
-
-    Returns:
-        `str`: Markdown.
-    """
+    """Write the result as a section of docs/benchmarks.md."""
     blip, embedded, share = result["blip_base"], result["embedded"], result["share"]
     bleu = result["reward"]["bleu34"]
     low, high = (1000 * q for q in bleu["quartiles"])

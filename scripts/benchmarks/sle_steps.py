@@ -15,8 +15,6 @@ from transformers import TrainerCallback
 from hf_captionrl.captioners import Captioner
 from hf_captionrl.trainers import SLEConfig, SLETrainer
 
-__all__ = ["made_up_data", "time_steps"]
-
 
 class _StepClock(TrainerCallback):
     """CPU seconds of each optimizer step."""
@@ -26,25 +24,11 @@ class _StepClock(TrainerCallback):
         self._since = 0.0
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Start.
-
-        Args:
-            args (`Any`): Unused.
-            state (`Any`): Unused.
-            control (`Any`): Unused.
-            kwargs (`Any`): Unused.
-        """
+        """Start."""
         self._since = time.process_time()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Stop.
-
-        Args:
-            args (`Any`): Unused.
-            state (`Any`): Unused.
-            control (`Any`): Unused.
-            kwargs (`Any`): Unused.
-        """
+        """Stop."""
         self.seconds.append(time.process_time() - self._since)
 
 
@@ -52,14 +36,6 @@ def time_steps(
     captioner: Captioner, dataset: datasets.Dataset, *, num_images: int, steps: int, tokens: int | None, frozen: bool
 ) -> dict[str, Any]:
     """CPU seconds of SLETrainer's step, the first one left out: it makes the optimizer's state.
-
-    Args:
-        captioner ([`Captioner`]): The policy.
-        dataset (`datasets.Dataset`): At least `num_images` images.
-        num_images (`int`): Images a step.
-        steps (`int`): How many are timed.
-        tokens (`int`, *optional*): Length of every caption; None lets the captioner end them.
-        frozen (`bool`): Freeze the vision tower and take its features from the cache.
 
     Returns:
         `dict`: Median `seconds`, `reward_seconds` within them, and all `values`.
@@ -110,11 +86,6 @@ def time_steps(
 
 def made_up_data(number: int, image_size: int, seed: int) -> tuple[datasets.Dataset, list[str]]:
     """Noise with captions, and words enough for BLIP's vocabulary.
-
-    Args:
-        number (`int`): Images.
-        image_size (`int`): Side in pixels.
-        seed (`int`): Of both.
 
     Returns:
         `tuple`: The data set, and 40,000 words.

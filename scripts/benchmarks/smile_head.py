@@ -8,9 +8,7 @@ same for all. Releasing the gradients belongs to the optimiser and is not timed.
 """
 
 import argparse
-import platform
 import random
-import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -25,8 +23,8 @@ from torch.profiler import ProfilerActivity, profile
 from hf_captionrl.io import write_json
 from hf_captionrl.losses import IGNORE_INDEX, fused_smile_loss
 from hf_captionrl.reports.versions import installed_versions
-
-__all__ = ["SHAPES", "add_arguments", "markdown", "run"]
+from scripts.benchmarks.spread import spread
+from scripts.machine import processor_name
 
 Method = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -115,11 +113,7 @@ METHODS: dict[str, Method] = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of this benchmark.
-
-    Args:
-        parser (`argparse.ArgumentParser`): The parser to extend.
-    """
+    """Add the arguments of this benchmark."""
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES), help="Which heads to measure.")
     parser.add_argument("--rounds", type=int, default=9, help="Timed rounds after one that warms up.")
     parser.add_argument("--seed", type=int, default=0, help="Seed of the batch and of the order within a round.")
@@ -128,18 +122,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _processor() -> str:
-    """The processor's name where the system tells it."""
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.exists() else []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
-
-
 def _spread(values: Sequence[float]) -> dict[str, float]:
     """Median, quartiles and extremes."""
-    low, median, high = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else [values[0]] * 3
-    return {"median": median, "low": low, "high": high, "min": min(values), "max": max(values)}
+    return {**spread(values), "min": min(values), "max": max(values)}
 
 
 def _batch(shape: Shape, seed: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -228,9 +213,6 @@ def _measure_head(shape: Shape, trainable: bool, rounds: int, seed: int) -> dict
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Time every method at every shape, with a trainable and with a frozen head.
 
-    Args:
-        args (`argparse.Namespace`): What the parser of [`add_arguments`] gave.
-
     Returns:
         `dict`: Under "shapes", for each head CPU-seconds, ratios and transient bytes, with the command and versions.
     """
@@ -259,7 +241,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         "seed": args.seed,
         "lambda": LAMBDA,
         "threads": 1,
-        "processor": _processor(),
+        "processor": processor_name(),
         "versions": installed_versions(),
         "shapes": shapes,
     }
@@ -269,14 +251,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def markdown(result: dict[str, Any]) -> str:
-    """Write the result as a section of docs/benchmarks.md.
-
-    Args:
-        result (`dict`): What [`run`] returned.
-
-    Returns:
-        `str`: Markdown with one table of ratios and one of memory.
-    """
+    """Write the result as a section of docs/benchmarks.md."""
     versions = ", ".join(f"{name} {result['versions'][name]}" for name in ("python", "torch"))
     lines = [
         "## `smile_head`: head and loss, forward and backward",

@@ -25,10 +25,8 @@ from torch.profiler import ProfilerActivity, profile
 from hf_captionrl.io import write_json
 from hf_captionrl.losses import IGNORE_INDEX
 from hf_captionrl.reports.versions import installed_versions
-from scripts.benchmarks.smile_head import _processor
-from scripts.benchmarks.smile_step import _summary
-
-__all__ = ["PATHS", "SHAPES", "Shape", "add_arguments", "build_trainers", "markdown", "measure", "run"]
+from scripts.benchmarks.smile_step import _with_interval
+from scripts.machine import processor_name
 
 PATHS: dict[str, dict[str, Any] | None] = {
     "smile": {},
@@ -99,12 +97,6 @@ def _tokenizer() -> Any:
 
 def build_trainers(shape: Shape, seed: int, folder: str, number: int) -> dict[str, Any]:
     """One trainer a path, all with the same weights and data.
-
-    Args:
-        shape ([`Shape`]): Model and batch.
-        seed (`int`): Of weights and data.
-        folder (`str`): For what trainers want to write.
-        number (`int`): Documents.
 
     Returns:
         `dict`: Trainers by name of the path, on the CPU in fp32, without activation checkpointing.
@@ -180,17 +172,9 @@ def _peak_bytes(trainer: Any, batch: dict[str, Any], optimizer: Any) -> int:
 def measure(shape: Shape, *, seed: int = 0, repetitions: int = 6) -> dict[str, Any]:
     """Time the steps of all paths in turn.
 
-    Args:
-        shape ([`Shape`]): Model and batch.
-        seed (`int`): Of weights, data and order.
-        repetitions (`int`): Batches that every path trains on, after one that is not counted.
-
     Returns:
         `dict`: `tokens_per_second` of each path (all tokens of the rows, supervised or not), `speedup` of each over
             TRL within a batch, `peak_mib` beyond weights and optimizer, and what was measured.
-
-    Raises:
-        RuntimeError: If the mixture at lambda near 1 does not give TRL's loss, so that a time would say nothing.
     """
     names = list(PATHS)
     seconds: dict[str, list[float]] = {name: [] for name in names}
@@ -223,13 +207,13 @@ def measure(shape: Shape, *, seed: int = 0, repetitions: int = 6) -> dict[str, A
             n: statistics.median(t / s for t, s in zip(tokens, taken, strict=True)) for n, taken in seconds.items()
         },
         "speedup_over_trl": {
-            name: _summary([trl / own for own, trl in zip(seconds[name], seconds["trl"], strict=True)])
+            name: _with_interval([trl / own for own, trl in zip(seconds[name], seconds["trl"], strict=True)])
             for name in names
             if name != "trl"
         },
         "peak_mib": peak,
         "loss_difference": difference,
-        "processor": _processor(),
+        "processor": processor_name(),
         "versions": installed_versions(),
     }
 
@@ -249,11 +233,7 @@ def _loss_difference(trainers: dict[str, Any], batch: dict[str, Any]) -> float:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of this benchmark.
-
-    Args:
-        parser (`argparse.ArgumentParser`): The parser to extend.
-    """
+    """Add the arguments of this benchmark."""
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES), help="Which models to train.")
     parser.add_argument("--repetitions", type=int, default=10, help="Batches that every path trains on.")
     parser.add_argument("--seed", type=int, default=0, help="Of weights and data.")
@@ -267,9 +247,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Time the steps.
-
-    Args:
-        args (`argparse.Namespace`): What the parser of [`add_arguments`] gave.
 
     Returns:
         `dict`: For each shape what [`measure`] returns.
@@ -291,14 +268,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def markdown(result: dict[str, Any]) -> str:
-    """Write the result as a section of docs/benchmarks.md.
-
-    Args:
-        result (`dict`): What [`run`] returned.
-
-    Returns:
-        `str`: Markdown with one row a shape and path.
-    """
+    """Write the result as a section of docs/benchmarks.md."""
     shapes = {name: result["shapes"][name] for name in SHAPES if name in result["shapes"]}
     lines = [
         "## `smile_sft`: SMILE for text with LoRA, compared with TRL",
@@ -310,7 +280,7 @@ def markdown(result: dict[str, Any]) -> str:
         "of the median (95 % from 6 batches on). Peak memory is that of torch's allocator during a step, without "
         "weights and optimizer.",
         "",
-        "| shape | path | tokens a second | over trl | interval | peak memory | batches |",
+        "| shape | path | tokens per second | over trl | interval | peak memory | batches |",
         "|---|---|--:|--:|--:|--:|--:|",
     ]
     for name, measured in shapes.items():

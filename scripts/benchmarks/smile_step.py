@@ -25,10 +25,9 @@ from hf_captionrl.io import write_json
 from hf_captionrl.losses import IGNORE_INDEX, smile_loss
 from hf_captionrl.reports.versions import installed_versions
 from hf_captionrl.trainers.smile_trainer import SmileObjective
-from scripts.benchmarks.smile_head import _processor
+from scripts.benchmarks.spread import summary
 from scripts.benchmarks.step_models import SHAPES, Shape, build, draw_batch
-
-__all__ = ["PATHS", "add_arguments", "check_losses", "markdown", "measure", "run"]
+from scripts.machine import processor_name
 
 TARGETS = {"clipcap": 1.25}
 """How many times as fast as the MLE step a SMILE step has to be; 1, within noise, at every other shape."""
@@ -61,15 +60,9 @@ def check_losses(model: Any, batch: dict[str, Tensor], atol: float = 1e-3) -> di
     """Make sure that the paths compute what they are named after, from full logits and without dropout.
 
     Args:
-        model (`PreTrainedModel`): Of [`build`].
-        batch (`dict`): Of [`draw_batch`].
         atol (`float`): Largest difference in nats.
-
     Returns:
         `dict[str, float]`: The difference for each path.
-
-    Raises:
-        RuntimeError: If a difference exceeds `atol`.
     """
     model.eval()
     try:
@@ -117,29 +110,16 @@ def _median_interval(values: list[float], level: float = 0.95) -> list[float]:
     return [ordered[rank], ordered[n - 1 - rank]]
 
 
-def _summary(values: list[float]) -> dict[str, Any]:
-    return {
-        "median": statistics.median(values),
-        "quartiles": np.quantile(values, [0.25, 0.75]).tolist(),
-        "interval_95": _median_interval(values),
-        "values": values,
-    }
+def _with_interval(values: list[float]) -> dict[str, Any]:
+    return {**summary(values), "interval_95": _median_interval(values)}
 
 
 def measure(shape: Shape, *, seeds: Iterable[int] = (0, 1), repetitions: int = 4) -> dict[str, Any]:
     """Time the steps of all paths in turn.
 
-    Args:
-        shape ([`Shape`]): Model and batch.
-        seeds (`Iterable[int]`): A model for each.
-        repetitions (`int`): Batches a seed, each of which every path trains on.
-
     Returns:
         `dict`: `seconds` of each path (median of the step and of its parts), `speedup` of SMILE over each other path
             (median, quartiles, interval of the median and value of each repetition), and what was measured.
-
-    Raises:
-        RuntimeError: If a path computes another loss than it should.
     """
     names = list(PATHS)
     steps: dict[str, list[list[float]]] = {name: [] for name in names}
@@ -183,7 +163,7 @@ def measure(shape: Shape, *, seeds: Iterable[int] = (0, 1), repetitions: int = 4
         "repetitions": len(tokens),
         "seconds": seconds,
         "speedup": {
-            f"over_{name}": _summary([b / a for a, b in zip(totals["smile"], totals[name], strict=True)])
+            f"over_{name}": _with_interval([b / a for a, b in zip(totals["smile"], totals[name], strict=True)])
             for name in names
             if name != "smile"
         },
@@ -192,11 +172,7 @@ def measure(shape: Shape, *, seeds: Iterable[int] = (0, 1), repetitions: int = 4
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of this benchmark.
-
-    Args:
-        parser (`argparse.ArgumentParser`): The parser to extend.
-    """
+    """Add the arguments of this benchmark."""
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES), help="Which models to train.")
     parser.add_argument("--repetitions", type=int, default=4, help="Batches a seed that every path trains on.")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1], help="A model for each.")
@@ -211,9 +187,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Time the steps.
-
-    Args:
-        args (`argparse.Namespace`): What the parser of [`add_arguments`] gave.
 
     Returns:
         `dict`: For each shape what [`measure`] returns, with the seeds and versions.
@@ -232,7 +205,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
             measured = measure(shape, seeds=args.seeds, repetitions=args.repetitions)
             shapes[name] = measured | {
                 "seeds": list(args.seeds),
-                "processor": _processor(),
+                "processor": processor_name(),
                 "versions": installed_versions(),
             }
             if args.output is not None:
@@ -248,14 +221,7 @@ def _cells(ratio: dict[str, Any]) -> str:
 
 
 def markdown(result: dict[str, Any]) -> str:
-    """Write the result as a section of docs/benchmarks.md.
-
-    Args:
-        result (`dict`): What [`run`] returned.
-
-    Returns:
-        `str`: Markdown with one row a shape.
-    """
+    """Write the result as a section of docs/benchmarks.md."""
     shapes = {name: result["shapes"][name] for name in SHAPES if name in result["shapes"]}
     lines = [
         "## `smile_step`: the whole training step",

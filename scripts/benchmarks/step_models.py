@@ -31,8 +31,6 @@ from hf_captionrl.captioners.encoder_decoder import EncoderDecoderCaptioner
 from hf_captionrl.captioners.head_tap import tap_head
 from hf_captionrl.losses import IGNORE_INDEX
 
-__all__ = ["SHAPES", "PrefixGPT2", "Shape", "build", "draw_batch"]
-
 # Words and marks a caption, counted in the 25,000 captions of COCO's Karpathy test split: 11.3 on average.
 _LENGTHS = {7: 106, 8: 1277, 9: 4226, 10: 5211, 11: 4879, 12: 3546, 13: 2187, 14: 1319, 15: 842, 16: 462, 17: 314,
             18: 193, 19: 126, 20: 73, 22: 93, 24: 83, 27: 63}  # fmt: skip
@@ -114,10 +112,6 @@ class PrefixGPT2(GPT2LMHeadModel):
             attention_mask (`torch.Tensor` of shape `(B, T)`): Of the text.
             prefix_features (`torch.Tensor` of shape `(B, 512)`): One an image.
             labels (`torch.Tensor` of shape `(B, T)`, *optional*): Not shifted.
-            kwargs (`Any`): For GPT-2.
-
-        Returns:
-            GPT-2's output, over P + T positions.
         """
         prefix = self.mapping(prefix_features).view(len(input_ids), self.prefix_length, -1)  # (B, P, D)
         before = (self.prefix_length, 0)
@@ -138,18 +132,7 @@ class _TextFirst(Captioner):
 
 
 def build(shape: Shape, seed: int) -> Any:
-    """A randomly initialised model with the package's tap, in training mode.
-
-    Args:
-        shape ([`Shape`]): Which one.
-        seed (`int`): Of its weights.
-
-    Returns:
-        `PreTrainedModel`: Its forward takes `head_objective`.
-
-    Raises:
-        ValueError: If the kind is unknown.
-    """
+    """A randomly initialised model with the package's tap, in training mode."""
     torch.manual_seed(seed)
     tower = {
         "hidden_size": shape.width,
@@ -197,10 +180,6 @@ def build(shape: Shape, seed: int) -> Any:
 
 def draw_batch(shape: Shape, rng: np.random.Generator) -> dict[str, Tensor]:
     """Captions of COCO's lengths, padded to the longest, with random images or features.
-
-    Args:
-        shape ([`Shape`]): For which model.
-        rng (`numpy.random.Generator`): Where it is drawn from.
 
     Returns:
         `dict`: The inputs of the model's forward, labels among them, as the package's `collate` makes them.

@@ -14,29 +14,17 @@ from safetensors import safe_open
 from hf_captionrl import SmileConfig, SmileTrainer, load_scenes
 from tests.tiny_chat import tiny_chat
 
-__all__ = ["main"]
-
 BASE = "chat-model"
 
 
 def stored_dtypes(file: Path) -> list[str]:
-    """The dtypes of a file of weights.
-
-    Args:
-        file: A safetensors file.
-
-    Returns:
-        `list[str]`: As the file spells them.
-    """
+    """The dtypes of a file of weights."""
     with safe_open(str(file), "pt") as weights:
         return sorted({weights.get_slice(key).get_dtype() for key in weights.keys()})  # noqa: SIM118
 
 
 def saved_weights(file: Path) -> dict[str, torch.Tensor]:
     """The weights of a file.
-
-    Args:
-        file: A safetensors file.
 
     Returns:
         `dict[str, torch.Tensor]`: By name.

@@ -5,15 +5,9 @@ from __future__ import annotations
 from scripts.first_hour_users.session import Session
 from scripts.first_hour_users.trl_user import check_published
 
-__all__ = ["play_lora_user"]
-
 
 def play_lora_user(session: Session) -> None:
-    """Run the program, look at the adapter, use it.
-
-    Args:
-        session: Of the user.
-    """
+    """Run the program, look at the adapter, use it."""
     session.take_program("lora_program.py")
     output = session.run("python lora_program.py", max_lines=150)
     session.check("the traceback of a run that works", "Traceback" in output, False)

@@ -12,8 +12,6 @@ from PIL import Image, ImageDraw
 from hf_captionrl.retrieval.bag_files import load_neighbours
 from scripts.first_hour_users.session import Session
 
-__all__ = ["make_photos", "play_photographer"]
-
 NAMES = (
     *(f"DSC_{number:04d}.JPG" for number in range(1, 9)),
     *(f"2019 holiday/IMG {number}.jpeg" for number in range(1, 6)),
@@ -49,14 +47,7 @@ def _drawn(number: int) -> Image.Image:
 
 
 def make_photos(folder: Path) -> list[str]:
-    """Write the photographs, and what else lies in such folders.
-
-    Args:
-        folder: Made here.
-
-    Returns:
-        `list[str]`: The photographs, relative to the folder.
-    """
+    """Write the photographs, and what else lies in such folders."""
     for number, name in enumerate(NAMES):
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -78,11 +69,7 @@ def make_photos(folder: Path) -> list[str]:
 
 
 def play_photographer(session: Session) -> None:
-    """Caption the folder, again with the same command, find look-alikes; then a broken file, and a wrong name.
-
-    Args:
-        session: Of the user.
-    """
+    """Caption the folder, again with the same command, find look-alikes; then a broken file, and a wrong name."""
     names = make_photos(session.path("photos"))
     number = len(names)
     caption = "captionrl caption scenes:blip-mle --dataset imagefolder --data_dir photos --output captions.jsonl"

@@ -8,17 +8,11 @@ from hf_captionrl.io import write_json
 from hf_captionrl.scenes import load_scenes
 from scripts.first_hour_users.session import Session
 
-__all__ = ["make_karpathy_split", "play_researcher"]
-
 SPLITS = {"train": 32, "restval": 8, "val": 10, "test": 12}
 
 
 def make_karpathy_split(session: Session) -> None:
-    """Write images, and a file as that of COCO's Karpathy split.
-
-    Args:
-        session: Of the user.
-    """
+    """Write images, and a file as that of COCO's Karpathy split."""
     rows = load_scenes(num_train=sum(SPLITS.values()), num_validation=0, num_test=0)["train"]
     splits = [name for name, number in SPLITS.items() for _ in range(number)]
     images = []
@@ -47,11 +41,7 @@ def make_karpathy_split(session: Session) -> None:
 
 
 def play_researcher(session: Session) -> None:
-    """Finetune, caption, compare; and what a wrong name and a second run do.
-
-    Args:
-        session: Of the user.
-    """
+    """Finetune, caption, compare; and what a wrong name and a second run do."""
     make_karpathy_split(session)
     data = "--dataset dataset_coco.json --image_root coco"
     recipe = (

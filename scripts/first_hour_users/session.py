@@ -12,8 +12,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-__all__ = ["CommandFailedError", "Session"]
-
 _SECONDS = 900
 _SHOWN_LINES = 30
 
@@ -56,30 +54,11 @@ class Session:
         }
 
     def path(self, name: str) -> Path:
-        """A file or folder of the user.
-
-        Args:
-            name: Relative to the user's folder.
-
-        Returns:
-            `pathlib.Path`: Absolute.
-        """
+        """A file or folder of the user."""
         return self.folder / name
 
     def run(self, command: str, *, code: int = 0, max_lines: int | None = None) -> str:
-        """Run a documented command in the user's folder.
-
-        Args:
-            command: As in the documentation; it begins with `captionrl` or `python`.
-            code: The exit code wanted.
-            max_lines: How many lines a user should have to read at most; None for no check.
-
-        Returns:
-            `str`: What it printed, to the standard output and the standard error.
-
-        Raises:
-            CommandFailedError: If it ends with another exit code, with the last lines it printed.
-        """
+        """Run a documented command in the user's folder."""
         words = shlex.split(command)
         program = {"captionrl": [str(self.python), "-m", "hf_captionrl.cli"], "python": [str(self.python)]}[words[0]]
         began = time.monotonic()
@@ -117,14 +96,7 @@ class Session:
         return done.stdout
 
     def check(self, what: str, found: Any, wanted: Any, words: str = "") -> None:
-        """Compare what is there with what should be there; goes on either way.
-
-        Args:
-            what: What is looked at.
-            found: What is there.
-            wanted: The same value, or a function that says whether the value is right.
-            words: What is wanted, where `wanted` is a function.
-        """
+        """Compare what is there with what should be there; goes on either way."""
         passed = bool(wanted(found)) if callable(wanted) else found == wanted
         shown = (
             found if isinstance(found, bool | int | float | str) or found is None else json.dumps(found, default=str)
@@ -132,45 +104,22 @@ class Session:
         self.checks.append({"what": what, "found": shown, "wanted": words or str(wanted), "passed": passed})
 
     def check_says(self, output: str, *texts: str) -> None:
-        """Look for texts in what a command printed.
-
-        Args:
-            output: Of `run`.
-            texts: Each must be in it.
-        """
+        """Look for texts in what a command printed."""
         flat = " ".join(output.split())
         for text in texts:
             where = flat.find(text)
             self.check(f"it says {text!r}", where >= 0 or f"no: ...{flat[-160:]}", True)
 
     def read_lines(self, name: str) -> list[Any]:
-        """A JSON Lines file of the user.
-
-        Args:
-            name: The file.
-
-        Returns:
-            `list`: A value for each line.
-        """
+        """A JSON Lines file of the user."""
         return [json.loads(line) for line in self.path(name).read_text(encoding="utf-8").splitlines() if line.strip()]
 
     def read_json(self, name: str) -> Any:
-        """A JSON file of the user.
-
-        Args:
-            name: The file.
-
-        Returns:
-            The value.
-        """
+        """A JSON file of the user."""
         return json.loads(self.path(name).read_text(encoding="utf-8"))
 
     def take_program(self, name: str) -> None:
-        """Put a program that the user has written into the user's folder.
-
-        Args:
-            name: A file of scripts/first_hour_users/.
-        """
+        """Put a program that the user has written into the user's folder."""
         shutil.copyfile(Path(__file__).with_name(name), self.folder / name)
 
     def check_source(self) -> None:
@@ -181,13 +130,7 @@ class Session:
         self.check("the clone is what runs", Path(where) == self.source.resolve(), True)
 
     def check_captions(self, name: str, number: int, ids: Callable[[list[str]], bool] | None = None) -> None:
-        """A file of captions has a line with an image and a text for each image.
-
-        Args:
-            name: The file.
-            number: How many images there are.
-            ids: Says whether the images' ids are right.
-        """
+        """A file of captions has a line with an image and a text for each image."""
         rows = self.read_lines(name)
         self.check(f"lines of {name}", len(rows), number)
         found = [str(row["image_id"]) for row in rows]

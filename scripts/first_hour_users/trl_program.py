@@ -11,37 +11,19 @@ import torch
 
 from hf_captionrl import SelfRetrievalConfig, SelfRetrievalTrainer, SmileTrainer, load_scenes, load_scorer
 
-__all__ = ["brevity", "main"]
-
 CALLS: list[dict[str, int]] = []
 KNOWN: dict[str, str] = {}
 
 
 def brevity(completions: list[str], text: list[str], **columns: Any) -> list[float | None]:
-    """Six words are best.
-
-    Args:
-        completions: Captions of the policy.
-        text: The column of the data, repeated for each of an image's captions.
-        columns: All others.
-
-    Returns:
-        `list[float]`: A reward for each caption.
-    """
+    """Six words are best."""
     matched = all(KNOWN.get(one) == source for one, source in zip(text, columns["source"], strict=True))
     CALLS.append({"completions": len(completions), "columns": len(text), "matched": int(matched)})
     return [-abs(len(caption.split()) - 6) / 6 for caption in completions]
 
 
 def raw_dataset(number: int) -> datasets.Dataset:
-    """Images and texts as they come from anywhere: no ids, one text each.
-
-    Args:
-        number: Of rows.
-
-    Returns:
-        `datasets.Dataset`: With the columns `image`, `text` and `source`.
-    """
+    """Images and texts as they come from anywhere: no ids, one text each."""
     scenes = load_scenes(num_train=number, num_validation=0, num_test=0)["train"]
     rows = {
         "image": [row["image"] for row in scenes],

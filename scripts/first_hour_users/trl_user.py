@@ -4,17 +4,9 @@ from __future__ import annotations
 
 from scripts.first_hour_users.session import Session
 
-__all__ = ["check_published", "play_trl_user"]
-
 
 def check_published(session: Session, folder: str, *weights: str) -> None:
-    """Write the card of what a program saved, and see what a push would send.
-
-    Args:
-        session: Of the user.
-        folder: The saved model.
-        weights: Files that must go up.
-    """
+    """Write the card of what a program saved, and see what a push would send."""
     session.run(f"captionrl card {folder}", max_lines=12)
     card = session.path(f"{folder}/README.md").read_text(encoding="utf-8")
     session.check("the card is a model's", card.startswith("---\n"), True)
@@ -32,11 +24,7 @@ def check_published(session: Session, folder: str, *weights: str) -> None:
 
 
 def play_trl_user(session: Session) -> None:
-    """Run the program, look at what it trained, use what it saved.
-
-    Args:
-        session: Of the user.
-    """
+    """Run the program, look at what it trained, use what it saved."""
     session.take_program("trl_program.py")
     output = session.run("python trl_program.py", max_lines=150)
     session.check("the traceback of a run that works", "Traceback" in output, False)

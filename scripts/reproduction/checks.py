@@ -16,8 +16,6 @@ from typing import Any
 from hf_captionrl.io import write_json
 from scripts.reproduction.runs import ROOT, Caller, call, words_of
 
-__all__ = ["MADE_BY", "check_rows", "current_checks", "has_figure", "missing_files", "outcomes"]
-
 MADE_BY = {
     "outputs/smile_blip/model": "accelerate launch recipes/smile_blip.py",
     "outputs/self_retrieval_blip/model": "accelerate launch recipes/self_retrieval_blip.py",
@@ -28,15 +26,7 @@ MADE_BY = {
 
 
 def missing_files(command: str, runs_dir: Path) -> list[str]:
-    """Captions and captioners that a command reads and that other commands make.
-
-    Args:
-        command: Of a row.
-        runs_dir: In whose folder `rows` commands of `captionrl` run.
-
-    Returns:
-        `list[str]`: Those that are not there.
-    """
+    """Captions and captioners that a command reads and that other commands make."""
     read = [
         word
         for before, word in itertools.pairwise(shlex.split(command))
@@ -53,10 +43,6 @@ def _folder(runs_dir: Path) -> Path:
 
 def outcomes(report: str, tests: Sequence[str]) -> tuple[int, int]:
     """How the tests of a row ended.
-
-    Args:
-        report: A report of pytest in JUnit's form.
-        tests: `file::name`.
 
     Returns:
         `tuple[int, int]`: How many cases passed, and how many tests have a case that failed or none at all.
@@ -82,14 +68,7 @@ def _outside(command: str, runs_dir: Path, caller: Caller) -> int:
 
 
 def has_figure(row: Mapping[str, Any]) -> bool:
-    """Whether a run of the embedded world measures a figure of a row; else its command or its tests are run.
-
-    Args:
-        row: Of docs/paper_index.yaml.
-
-    Returns:
-        `bool`: True if it does.
-    """
+    """Whether a run of the embedded world measures a figure of a row; else its command or its tests are run."""
     return any("run" in entry for entry in row.get("numbers", ()))
 
 
@@ -100,10 +79,6 @@ def _stands_for(row: Mapping[str, Any]) -> str:
 
 def current_checks(rows: Sequence[Mapping[str, Any]], path: Path) -> dict[str, Any]:
     """How rows ended, of those that ended with what stands for them today, in this version.
-
-    Args:
-        rows: Of docs/paper_index.yaml.
-        path: JSON of [`check_rows`]; need not be there.
 
     Returns:
         `dict`: By id of the row.
@@ -123,13 +98,6 @@ def check_rows(
     told: Callable[[str], None] = print,
 ) -> dict[str, str]:
     """Run whatever stands for rows without a figure, and keep how it ended.
-
-    Args:
-        rows: Some of docs/paper_index.yaml.
-        path: JSON by id of the row, read and renewed after each command; all tests are one command.
-        runs_dir: In whose folder `rows` commands of `captionrl` leave what they write.
-        caller: Runs a command and gives its exit code.
-        told: Hears of each step.
 
     Returns:
         `dict[str, str]`: Why a row was not run, by its id.

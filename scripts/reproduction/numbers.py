@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Measured", "difference", "look_up", "measured", "scaled", "seed_interval", "shown"]
-
 # Student's t, the 97.5 % quantile for 1 to 10 degrees of freedom; above, the first terms of its series in 1/df.
 _T = (12.706205, 4.302653, 3.182446, 2.776445, 2.570582, 2.446912, 2.364624, 2.306004, 2.262157, 2.228139)
 _NORMAL = 1.959964
@@ -45,17 +43,7 @@ def _t(freedom: int) -> float:
 
 
 def seed_interval(values: Sequence[float]) -> Measured:
-    """Mean and 95 % t-interval of one number a seed.
-
-    Args:
-        values: At least one; without a second, and where all are the same, there is no interval.
-
-    Returns:
-        `Measured`: The mean with its interval.
-
-    Raises:
-        ValueError: If there is no value.
-    """
+    """Mean and 95 % t-interval of one number a seed."""
     if not values:
         raise ValueError("values is empty, and a mean needs one. Name a place of the result that holds seeds.")
     mean = math.fsum(values) / len(values)
@@ -67,19 +55,7 @@ def seed_interval(values: Sequence[float]) -> Measured:
 
 
 def look_up(place: str, record: Any) -> Any:
-    """What stands at a place of a result.
-
-    Args:
-        place: Keys joined by `/`; in a list of objects the `name` of one, `start` (the first) or `trained` (the last that is
-            not the references).
-        record: The result.
-
-    Returns:
-        Whatever stands there.
-
-    Raises:
-        KeyError: If nothing does.
-    """
+    """What stands at a place of a result."""
     keys = place.split("/")
     if keys[0] in ("start", "trained"):
         keys.insert(0, "rows")
@@ -98,18 +74,7 @@ def look_up(place: str, record: Any) -> Any:
 
 
 def measured(place: str, record: Any) -> Measured:
-    """A number of a result with its 95 % interval.
-
-    Args:
-        place: As for [`look_up`].
-        record: The result. A number has its interval from seeds (`values`), or bootstrapped beside it (`interval`, `..._ci`).
-
-    Returns:
-        `Measured`: The number.
-
-    Raises:
-        KeyError: If there is nothing at that place.
-    """
+    """A number of a result with its 95 % interval."""
     found = look_up(place, record)
     if isinstance(found, Mapping):
         if "values" in found:
@@ -124,30 +89,13 @@ def measured(place: str, record: Any) -> Measured:
 
 
 def scaled(number: Measured, times: float) -> Measured:
-    """A number and its interval times a factor.
-
-    Args:
-        number: The number.
-        times: The factor, above 0.
-
-    Returns:
-        `Measured`: The product.
-    """
+    """A number and its interval times a factor."""
     low, high = (None if end is None else times * end for end in (number.low, number.high))
     return Measured(times * number.value, low, high, tuple(times * value for value in number.values))
 
 
 def difference(more: Measured, less: Measured) -> Measured:
-    """`more` minus `less`, in pairs of a seed where both have seeds.
-
-    Args:
-        more: The number that is claimed to be larger.
-        less: The other one.
-
-    Returns:
-        `Measured`: The difference. Without pairs its interval is None unless the two intervals lie apart: then it reaches from
-        the smallest to the largest difference between them.
-    """
+    """`more` minus `less`, in pairs of a seed where both have seeds."""
     if more.values and len(more.values) == len(less.values):
         return seed_interval([a - b for a, b in zip(more.values, less.values, strict=True)])
     ends = (more.low, more.high, less.low, less.high)
@@ -159,12 +107,5 @@ def difference(more: Measured, less: Measured) -> Measured:
 
 
 def shown(number: float) -> str:
-    """A number as the pages print it.
-
-    Args:
-        number: Any.
-
-    Returns:
-        `str`: Three digits behind the point below 2, two up to 100, none from there.
-    """
+    """A number as the pages print it."""
     return f"{number:.{3 if abs(number) < 2 else 2 if abs(number) < 100 else 0}f}"

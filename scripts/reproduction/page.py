@@ -1,4 +1,4 @@
-"""docs/reproduction.md: the papers' figures beside ours."""
+"""Generates docs/reproduction.md: the papers' numbers beside ours."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from scripts.reproduction.checks import has_figure
 from scripts.reproduction.numbers import Measured, measured, shown
 from scripts.reproduction.real import missing_of, result_path
 from scripts.reproduction.runs import Run
-
-__all__ = ["to_markdown"]
 
 _HEADINGS = {"smile": "SMILE", "discritune": "DiscriTune", "sle": "SLE", "ndlb": "No Detail Left Behind"}
 _HEAD = "| | | paper | ours | 95 % interval | preset | hardware | |"
@@ -40,12 +38,12 @@ def _hardware(record: Mapping[str, Any]) -> str:
 
 
 def _why(row: Mapping[str, Any], entry: Mapping[str, Any], reasons: Mapping[str, str]) -> str:
-    """Why the paper's own figure was not made again."""
+    """Why the number was not measured on the paper's data."""
     if "preset" not in entry:
         return f"not run: {row['note']}"
     reason = reasons.get(entry["preset"])
     if reason is None:
-        reason = f"{', '.join(missing_of(entry['preset'], None))} and a GPU were not here"
+        reason = f"{', '.join(missing_of(entry['preset'], None))} and a GPU were not available"
     return f"not run: {reason}"
 
 
@@ -57,7 +55,7 @@ def _lines(
     output: Path,
     reasons: Mapping[str, str],
 ) -> list[str]:
-    """One line for the embedded world, one for the paper's data; the second alone where there is no first."""
+    """One line for the embedded world, and one for the paper's data."""
     source = f"[{row['kind'].capitalize()} {row['number']}](paper_index.md#{_anchor(row['paper'])})"
     paper = shown(entry["paper"]) if "paper" in entry else ""
     lines = []
@@ -87,7 +85,7 @@ def _lines(
 
 
 def _checked(rows: Sequence[Mapping[str, Any]], checks: Mapping[str, Any]) -> list[str]:
-    """The rows without a figure: whether what stands for them did its work."""
+    """Rows without a number: whether their command or tests succeeded."""
     lines = [
         "| | status | what was run | outcome |",
         "|:--|:--|:--|:--|",
@@ -97,12 +95,12 @@ def _checked(rows: Sequence[Mapping[str, Any]], checks: Mapping[str, Any]) -> li
             continue
         check = checks.get(row["id"])
         if check is None:
-            command, outcome = "", "not run here: `python scripts/reproduce.py` runs it"
+            command, outcome = "", "not run; `python scripts/reproduce.py` runs it"
             if row["status"] == "not run":
                 outcome = f"not run: {row['note']}"
         else:
             command = f"`{check['command']}`" if row["status"] == "runs" else "its tests"
-            passed = "ended well" if row["status"] == "runs" else f"{check['tests']} passed"
+            passed = "exit code 0" if row["status"] == "runs" else f"{check['tests']} passed"
             outcome = passed if check["exit_code"] == 0 else f"exit code {check['exit_code']}"
         name = f"{row['paper']} {row['kind']} {row['number']}"
         lines.append(f"| [{name}](paper_index.md#{_anchor(row['paper'])}) | {row['status']} | {command} | {outcome} |")
@@ -118,19 +116,7 @@ def to_markdown(
     checks: Mapping[str, Any],
     reasons: Mapping[str, str] | None = None,
 ) -> str:
-    """The page.
-
-    Args:
-        rows: Of docs/paper_index.yaml.
-        runs: By name.
-        results: Finished results by name of the run.
-        output: Folder of the results; those of the papers' own data are looked up there.
-        checks: Of rows without a figure, by id: `command`, `exit_code`, and `tests`, how many.
-        reasons: Why runs and presets were not run, by name; by default what they need.
-
-    Returns:
-        `str`: Markdown.
-    """
+    """The page."""
     reasons = reasons or {}
     entries = [entry for row in rows for entry in row.get("numbers", ())]
     with_ours = sum(entry.get("run") in results for entry in entries)
@@ -138,24 +124,26 @@ def to_markdown(
     lines = [
         "# Reproduction",
         "",
-        f"The papers' figures beside ours, {len(entries)} of them. {with_ours} were measured on the embedded world, {on_theirs} on the paper's own data.",
-        "The embedded world has small drawn images and other captioners: there a figure need not, and mostly does not, come near the paper's.",
-        "What can be compared is the direction between two rows, and [the findings](findings_smile.md) do that.",
+        f"This page shows {len(entries)} numbers of the papers beside ours. {with_ours} were measured on the embedded world, {on_theirs} on the paper's own data.",
+        "The embedded world has small synthetic images and other captioners, so most of its numbers differ from the paper's. Compare the",
+        "direction between two rows instead, as [the findings](findings_smile.md) do.",
         "",
         "```bash",
-        "python scripts/reproduce.py --list                              # every row, and what is left of it",
-        "python scripts/reproduce.py                                     # whatever is left, and this page",
+        "python scripts/reproduce.py --list                              # every row, and what is missing",
+        "python scripts/reproduce.py                                     # run what is missing, and update this page",
         "python scripts/reproduce.py --only smile-table-1 --seeds 0 1 2 3 4",
-        "python scripts/reproduce.py --data_root DATA                    # the papers' own rows as well, where data and captioners are there",
+        "python scripts/reproduce.py --data_root DATA                    # also rows on the papers' data, if data and captioners exist",
         "```",
         "",
-        "Finished results are not made again: those whose command, seeds and version of the package are the same; delete one to make it again,",
-        "as after a change of the code within a version. Each names the revision it was made at. A run that was killed goes on with the seeds and",
-        "steps that are left. Figures of the papers are in our units: shares instead of percentages, CIDEr over 100. The interval",
-        "is Student's t over seeds where there are seeds, else a bootstrap over images; it says nothing of other data. With three seeds it is",
-        "4.3 standard errors wide to each side.",
+        "A finished result with the same command, seeds and package version is not computed again. If the code changed within a version, delete",
+        "the result first. Each result contains the revision that produced it. A killed run resumes with the remaining seeds and steps.",
         "",
-        "What `--data_root` has to hold stands at the top of `scripts/reproduction/real.py`; what a preset needs, in its last column below.",
+        "Numbers of the papers are in our units: fractions instead of percentages, CIDEr divided by 100. The interval is Student's t over seeds if",
+        "there are several, otherwise a bootstrap over images. It does not apply to other data. With three seeds, it extends 4.3 standard errors",
+        "to each side.",
+        "",
+        "The top of `scripts/reproduction/real.py` describes the contents of `--data_root`. The last column below says what a row on the paper's",
+        "data requires.",
     ]
     for paper, title in PAPERS.items():
         lines += ["", f"## {_HEADINGS[paper]}", "", title.split(": ", 1)[1] + ".", "", _HEAD, _RULE]
@@ -163,5 +151,5 @@ def to_markdown(
             if row["paper"] == paper:
                 for entry in row.get("numbers", ()):
                     lines += _lines(row, entry, results, runs, output, reasons)
-    lines += ["", "## Rows without a figure", "", *_checked(rows, checks)]
+    lines += ["", "## Rows without a number", "", *_checked(rows, checks)]
     return "\n".join(lines) + "\n"

@@ -23,8 +23,6 @@ from hf_captionrl.reports.versions import installed_versions
 from scripts.reproduction.runs import CONFIGS, Caller, call, hardware
 from scripts.run_seeds import aggregate
 
-__all__ = ["arguments_of", "missing_of", "result_path", "run_preset"]
-
 _MODELS = ("model_name_or_path", "held_out_scorer_name_or_path", "scorer_name_or_path")
 _FOLDERS = ("msr-vtt", "tgif")
 
@@ -57,15 +55,7 @@ def _places(preset: str, data_root: Path) -> dict[str, Path]:
 
 
 def missing_of(preset: str, data_root: Path | None) -> list[str]:
-    """What a preset needs that is not there.
-
-    Args:
-        preset: A row, or a base file such as smile_blip/coco.
-        data_root: The folder; None if none was named.
-
-    Returns:
-        `list[str]`: Paths relative to the folder.
-    """
+    """What a preset needs that is not there."""
     root = Path("DATA") if data_root is None else data_root
     return [
         path.relative_to(root).as_posix()
@@ -75,17 +65,7 @@ def missing_of(preset: str, data_root: Path | None) -> list[str]:
 
 
 def arguments_of(preset: str, data_root: Path, seed: int, folder: Path) -> list[str]:
-    """The command line that runs a preset with the data of a folder.
-
-    Args:
-        preset: A row, or a base file such as smile_blip/coco.
-        data_root: The folder.
-        seed: Of the run.
-        folder: Where it writes.
-
-    Returns:
-        `list[str]`: Words, without the interpreter.
-    """
+    """The command line that runs a preset with the data of a folder."""
     recipe, is_base = _preset(preset).recipe, (CONFIGS / f"{preset}.yaml").is_file()
     selected = ["--config", f"recipes/configs/{preset}.yaml"] if is_base else ["--row", preset]
     places = _places(preset, data_root.resolve())
@@ -94,15 +74,7 @@ def arguments_of(preset: str, data_root: Path, seed: int, folder: Path) -> list[
 
 
 def result_path(preset: str, output: Path) -> Path:
-    """Where the result of a preset is kept.
-
-    Args:
-        preset: A row, or a base file such as smile_blip/coco.
-        output: Folder of the results.
-
-    Returns:
-        `pathlib.Path`: A JSON file.
-    """
+    """Where the result of a preset is kept."""
     return output / "papers_data" / f"{preset.replace('/', '-')}.json"
 
 
@@ -116,20 +88,7 @@ def run_preset(
     caller: Caller = call,
     told: Callable[[str], None] = print,
 ) -> str | None:
-    """Run a preset for each seed that is not done, and write mean, standard error and values of every number.
-
-    Args:
-        preset: A row, or a base file such as smile_blip/coco.
-        data_root: The folder of data and captioners.
-        seeds: Those asked for.
-        output: Folder of the results.
-        runs_dir: Folder of the models.
-        caller: Runs a command and gives its exit code.
-        told: Hears of each step.
-
-    Returns:
-        `str` or None: Why there is no result; None once it is there.
-    """
+    """Run a preset for each seed that is not done, and write mean, standard error and values of every number."""
     missing = missing_of(preset, data_root)
     if missing:
         return f"{', '.join(missing)} not in the data root"

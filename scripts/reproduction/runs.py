@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import platform
 import re
 import shlex
 import shutil
@@ -23,10 +22,9 @@ from typing import Any
 
 from hf_captionrl.io import write_json
 from hf_captionrl.reports.versions import installed_versions
+from scripts.machine import processor_name
 from scripts.reproduction.numbers import look_up
 from scripts.run_seeds import aggregate
-
-__all__ = ["CONFIGS", "ROOT", "Run", "call", "execute", "finished", "hardware", "with_rows", "words_of"]
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIGS = ROOT / "recipes" / "configs"
@@ -64,29 +62,14 @@ class Run:
     needs: Sequence[str] = ()
 
     def recorded(self, seeds: Sequence[int], output: str) -> str | list[str]:
-        """What a finished result has under `command` or `commands`.
-
-        Args:
-            seeds: Of the result.
-            output: Its path without ending.
-
-        Returns:
-            `str` or `list[str]`: The command; the steps where there is none.
-        """
+        """What a finished result has under `command` or `commands`."""
         return self._filled(self.command, seeds, output) if self.command else list(self.steps)
 
     def _filled(self, text: str, seeds: Sequence[int], output: str) -> str:
         return text.replace("{seeds}", " ".join(map(str, seeds))).replace("{output}", output)
 
     def folder(self, runs_dir: Path) -> Path:
-        """Where its models and markers go.
-
-        Args:
-            runs_dir: The folder of all runs.
-
-        Returns:
-            `pathlib.Path`: A folder for these commands and this version of the package; seeds share it.
-        """
+        """Where its models and markers go."""
         text = json.dumps([self.command, list(self.steps), version("hf_captionrl")])
         return runs_dir / f"{self.name}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
@@ -94,12 +77,6 @@ class Run:
         self, seeds: Sequence[int], output: str, runs_dir: Path, others: Mapping[str, Run]
     ) -> list[tuple[str, str]]:
         """What is executed, one after the other.
-
-        Args:
-            seeds: For which.
-            output: Path of the result, without ending.
-            runs_dir: The folder of all runs.
-            others: All runs by name.
 
         Returns:
             `list[tuple[str, str]]`: Name of the marker, and the command.
@@ -120,18 +97,11 @@ class Run:
 
 
 def hardware() -> str:
-    """What this machine computes with.
-
-    Returns:
-        `str`: Processor, and the accelerator where there is one.
-    """
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.exists() else []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    """Processor, and GPU if there is one."""
     import torch
 
     gpu = f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
-    return (names[0] if names else platform.machine()) + gpu
+    return processor_name() + gpu
 
 
 def with_rows(text: str) -> str:
@@ -141,11 +111,6 @@ def with_rows(text: str) -> str:
 
 def finished(run: Run, seeds: Sequence[int], output: Path) -> dict[str, Any] | None:
     """The result of a run, if it is that of this command, these seeds and this version of the package.
-
-    Args:
-        run: Which one.
-        seeds: Those asked for.
-        output: Folder of the results.
 
     Returns:
         `dict` or None: The result. One that names no version or no command was made before these were recorded, and counts.
@@ -164,14 +129,7 @@ def finished(run: Run, seeds: Sequence[int], output: Path) -> dict[str, Any] | N
 
 
 def words_of(command: str) -> list[str]:
-    """A command as this process can start it.
-
-    Args:
-        command: As the index has it: `python ...`, `accelerate launch ...` or `captionrl ...`.
-
-    Returns:
-        `list[str]`: Its words, with this interpreter in front.
-    """
+    """A command as this process can start it."""
     words = shlex.split(command)
     if words[0] == "captionrl":
         return [sys.executable, "-m", "hf_captionrl.cli", *words[1:]]
@@ -181,15 +139,7 @@ def words_of(command: str) -> list[str]:
 
 
 def call(words: Sequence[str], folder: Path = ROOT) -> int:
-    """Run a command.
-
-    Args:
-        words: The command.
-        folder: Where.
-
-    Returns:
-        `int`: Its exit code.
-    """
+    """Run a command."""
     return subprocess.run(list(words), cwd=folder, check=False).returncode
 
 
@@ -203,20 +153,7 @@ def execute(
     caller: Caller = call,
     told: Callable[[str], None] = print,
 ) -> str | None:
-    """Do what is left of a run and write its result.
-
-    Args:
-        run: Which one.
-        seeds: For which.
-        output: Folder of the results.
-        runs_dir: Folder of models and markers.
-        others: All runs by name.
-        caller: Runs a command and gives its exit code.
-        told: Hears of each step.
-
-    Returns:
-        `str` or None: Why it was not run; None once the result is there.
-    """
+    """Do what is left of a run and write its result."""
     missing = [program for program in run.needs if shutil.which(program) is None]
     if missing:
         return f"needs {', '.join(missing)}"

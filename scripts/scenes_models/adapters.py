@@ -17,8 +17,6 @@ from typing import Any
 
 from hf_captionrl.io import write_json
 
-__all__ = ["ADAPTERS", "train_adapter"]
-
 ROOT = Path(__file__).resolve().parents[2]
 BASE = "blip-mle"
 ADAPTERS = {"blip-smile": ("smile_blip", "smile/scenes/lora"), "blip-sr": ("self_retrieval_blip", "ndlb/scenes/lora")}
@@ -32,11 +30,6 @@ _SHIPPED = (
 
 def train_adapter(name: str, seed: int, checkpoints: Path) -> dict[str, Any]:
     """Run the recipe and keep its adapter.
-
-    Args:
-        name: One of `ADAPTERS`; the folder under `checkpoints`.
-        seed: Of the run.
-        checkpoints: Where the shipped models are, the base model among them.
 
     Returns:
         `dict`: The log of the run.
@@ -60,12 +53,7 @@ def train_adapter(name: str, seed: int, checkpoints: Path) -> dict[str, Any]:
 
 
 def keep_adapter(source: Path, target: Path) -> None:
-    """Copy an adapter beside its base model, and let it say so.
-
-    Args:
-        source: The recipe's finished model.
-        target: Folder of the shipped adapter, in the same folder as the base model's.
-    """
+    """Copy an adapter beside its base model, and let it say so."""
     target.mkdir(parents=True, exist_ok=True)
     for file in _SHIPPED:
         shutil.copyfile(source / file, target / file)

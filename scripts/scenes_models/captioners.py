@@ -36,8 +36,6 @@ from scripts.scenes_models.parts import (
     make_tokenizer,
 )
 
-__all__ = ["train_captioner", "train_clipcap"]
-
 _SEEN_FACTS = (
     "kind",
     "colour",
@@ -50,7 +48,7 @@ _SEEN_FACTS = (
     "second",
     "second_colour",
 )
-"""Facts that the captioner's tower is taught; number, orientation and relation it finds out from captions, or not."""
+"""Facts that the captioner's tower is taught. It learns count, orientation and relation from captions, or not at all."""
 
 
 def _annotated(pool: ScenePool, rng: np.random.Generator, tokenizer: BertTokenizer) -> tuple[Tensor, BatchEncoding]:
@@ -62,12 +60,6 @@ def _annotated(pool: ScenePool, rng: np.random.Generator, tokenizer: BertTokeniz
 
 def train_captioner(name: str, seed: int, fact_steps: int, steps: int) -> dict[str, Any]:
     """Train a tiny BLIP: facts first, then maximum likelihood on annotators' captions of fresh scenes, tower frozen.
-
-    Args:
-        name (`str`): Folder under `CHECKPOINTS`.
-        seed (`int`): Seed of weights and data.
-        fact_steps (`int`): Updates of the vision tower on facts.
-        steps (`int`): Updates of the text decoder with 64 captions each.
 
     Returns:
         `dict`: The log of the run.
@@ -138,12 +130,6 @@ def train_clipcap(name: str, seed: int, tower: str, steps: int) -> dict[str, Any
     """Train a tiny ClipCap: the vision tower of a scorer, frozen, then maximum likelihood on fresh scenes.
 
     As in DiscriTune, the embedding that the captions are made of is that of the scorer which rewards later.
-
-    Args:
-        name (`str`): Folder under `CHECKPOINTS`.
-        seed (`int`): Seed of weights and data.
-        tower (`str`): Folder of the scorer.
-        steps (`int`): Updates of mapper and language model with 64 captions each.
 
     Returns:
         `dict`: The log of the run.

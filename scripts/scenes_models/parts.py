@@ -20,24 +20,6 @@ from hf_captionrl.scenes.render import IMAGE_SIZE, render_scene
 from hf_captionrl.scenes.vocabulary import vocabulary
 from hf_captionrl.scenes.world import FACT_VALUES, Facts, Scene, sample_scene, vary_scene
 
-__all__ = [
-    "CHECKPOINTS",
-    "HEADS",
-    "HEADS_OF",
-    "HIDDEN",
-    "MEAN",
-    "MLP",
-    "PATCH",
-    "STD",
-    "ScenePool",
-    "fit",
-    "gpt2_config",
-    "learn_facts",
-    "make_tokenizer",
-    "one_cycle",
-    "random_caption",
-]
-
 CHECKPOINTS = Path(__file__).parents[2] / "hf_captionrl" / "scenes" / "checkpoints"
 HIDDEN, HEADS, MLP = 128, 4, 256
 MEAN = STD = [0.5, 0.5, 0.5]
@@ -90,15 +72,7 @@ class ScenePool:
 
 
 def make_tokenizer(max_length: int, **special: str) -> BertTokenizer:
-    """The shared WordPiece tokenizer.
-
-    Args:
-        max_length (`int`): Longest input of the model, in tokens.
-        special (`str`): Special tokens that the model names differently.
-
-    Returns:
-        `BertTokenizer`: Lower-casing, with `[CLS] ... [SEP]` around every text.
-    """
+    """The shared WordPiece tokenizer."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "vocab.txt"
         file.write_text("\n".join(vocabulary()) + "\n", encoding="utf-8")
@@ -106,16 +80,7 @@ def make_tokenizer(max_length: int, **special: str) -> BertTokenizer:
 
 
 def gpt2_config(tokenizer: BertTokenizer, *, positions: int, layers: int) -> GPT2Config:
-    """A tiny GPT-2 without dropout.
-
-    Args:
-        tokenizer (`BertTokenizer`): The shared one.
-        positions (`int`): Longest input.
-        layers (`int`): Blocks.
-
-    Returns:
-        `GPT2Config`: Its configuration.
-    """
+    """A tiny GPT-2 without dropout."""
     return GPT2Config(
         vocab_size=len(tokenizer),
         n_positions=positions,
@@ -144,15 +109,7 @@ def random_caption(rng: np.random.Generator, facts: Facts, verbosity: tuple[floa
 
 
 def one_cycle(optimizer: torch.optim.Optimizer, steps: int) -> torch.optim.lr_scheduler.LRScheduler:
-    """Linear warm-up over 5 % of the steps, then a cosine to zero.
-
-    Args:
-        optimizer (`torch.optim.Optimizer`): Its learning rate is the peak.
-        steps (`int`): Length of the run.
-
-    Returns:
-        `torch.optim.lr_scheduler.LRScheduler`: To be stepped after every update.
-    """
+    """Linear warm-up over 5 % of the steps, then a cosine to zero."""
     warm = max(1, steps // 20)
     return torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda s: min((s + 1) / warm, 0.5 * (1 + np.cos(np.pi * min(1.0, s / steps))))
@@ -170,15 +127,6 @@ def fit(
     every: int = 100,
 ) -> tuple[list[float], int]:
     """The training loop of every model here.
-
-    Args:
-        title (`str`): Stands before the progress.
-        steps (`int`): Updates; the learning rate follows [`one_cycle`].
-        loss_of (`Callable`): Draws a batch and returns its loss.
-        optimizer (`torch.optim.Optimizer`): Steps once a loss.
-        clipped (iterable of `nn.Parameter`): Gradients that are clipped together to norm 1.
-        after (`Callable`, *optional*): Called after every step.
-        every (`int`): Steps between two lines of progress.
 
     Returns:
         `tuple[list[float], int]`: The losses, and CPU seconds.
@@ -211,11 +159,11 @@ def learn_facts(
 
     Args:
         tower (`nn.Module`): Called with `pixel_values`, returns `pooler_output` of shape `(B, width)`.
-        pool ([`ScenePool`]): The pictures.
+        pool ([`ScenePool`]): The images.
         names (`tuple[str, ...]`): The facts.
-        width (`int`): Of the pooled output.
+        width (`int`): Size of the pooled output.
         seed (`int`): Seed of the order and the heads.
-        steps (`int`): Updates with 64 pictures each.
+        steps (`int`): Updates with 64 images each.
         log (`dict`): Receives accuracy per fact on 1,000 fresh scenes, and CPU seconds.
     """
     rng = np.random.default_rng((seed, 0))

@@ -22,14 +22,9 @@ from hf_captionrl.scenes.vocabulary import vocabulary
 from hf_captionrl.trainers.caption_generation import generate_captions
 from scripts.scenes_models.parts import CHECKPOINTS
 
-__all__ = ["append_log", "measure", "write_card"]
-
 
 def measure(name: str) -> dict[str, float]:
     """What a shipped model reaches on the test split.
-
-    Args:
-        name (`str`): Folder under `CHECKPOINTS`.
 
     Returns:
         `dict[str, float]`: Fractions, or perplexity.
@@ -83,11 +78,7 @@ def measure(name: str) -> dict[str, float]:
 
 
 def write_card(entry: dict[str, Any]) -> None:
-    """Write a checkpoint's model card from its log.
-
-    Args:
-        entry (`dict`): Its entry of `training_log.json`.
-    """
+    """Write a checkpoint's model card from its log."""
     library = "transformers"
     lines = [
         "---",
@@ -122,11 +113,7 @@ def write_card(entry: dict[str, Any]) -> None:
 
 
 def append_log(entry: dict[str, Any]) -> None:
-    """Add a run to `training_log.json`; a run of the same name replaces the older one.
-
-    Args:
-        entry (`dict`): The log of a run, with its `name`.
-    """
+    """Add a run to `training_log.json`; a run of the same name replaces the older one."""
     file = CHECKPOINTS / "training_log.json"
     entries = json.loads(file.read_text()) if file.exists() else []
     entries = [e for e in entries if e["name"] != entry["name"]] + [{**entry, "torch": torch.__version__}]

@@ -45,12 +45,10 @@ from scripts.scenes_models.parts import (
     random_caption,
 )
 
-__all__ = ["swapped", "train_held_out_scorer", "train_language_model", "train_reward_scorer"]
 
 _TEXT_LENGTH = 40
 _SIZE = {"height": IMAGE_SIZE, "width": IMAGE_SIZE}
 _REWARD_FACTS = ("kind", "second", "background", "colour", "count")
-
 
 def swapped(facts: Facts) -> Facts:
     """The facts with the two objects in each other's place, so that every relation and colour is bound wrongly."""
@@ -64,7 +62,7 @@ def train_reward_scorer(name: str, seed: int, fact_steps: int, steps: int) -> di
         name (`str`): Folder under `CHECKPOINTS`.
         seed (`int`): Seed of weights and data.
         fact_steps (`int`): Updates of the vision tower on facts.
-        steps (`int`): Contrastive updates with 128 pictures each.
+        steps (`int`): Contrastive updates with 128 images each.
 
     Returns:
         `dict`: The log of the run.
@@ -210,11 +208,6 @@ def train_held_out_scorer(name: str, seed: int, fact_steps: int, steps: int) -> 
 
 def train_language_model(name: str, seed: int, steps: int) -> dict[str, Any]:
     """Train a tiny GPT-2 on true captions of every verbosity; it measures fluency by perplexity.
-
-    Args:
-        name (`str`): Folder under `CHECKPOINTS`.
-        seed (`int`): Seed of weights and data.
-        steps (`int`): Updates with 128 captions each.
 
     Returns:
         `dict`: The log of the run.

@@ -61,6 +61,7 @@ def plain(models, scorer, images):
     return [column[row] for row in range(len(images)) for column in columns]
 
 
+@pytest.mark.slow  # a server and a browser
 @needs_chromium
 def test_page_shows_the_numbers_of_the_library(rows, scorer, tmp_path):
     images = second_bag(rows)

@@ -68,13 +68,15 @@ def test_album_names_images_that_are_not_distinguished():
         ]
     )
     text = " ".join(Parts(render_album(images(3), captions)).text.split())
-    assert "2 of 3 images have a caption that no other image has, and 1 of these captions finds the image" in text
-    assert "Images 1, 2 and 3 could not be told apart." in text
+    assert (
+        "2 of 3 images have a caption that no other image has, and 1 of these captions ranks the image first" in text
+    )
+    assert "Images 1, 2 and 3 could not be distinguished." in text
     assert "margin -0.250" in text
-    assert "rank 1 of 3 margin +0.500 no text of its own" in text
+    assert "rank 1 of 3 margin +0.500 same caption as another image" in text
     alone = render_album(images(1), AlbumCaptions([AlbumCaption("a pig", 0, 1, None, True, ())]))
     assert "margin" not in alone
-    assert "told apart" not in alone
+    assert "distinguished" not in alone
     with pytest.raises(ValueError, match="3 captions for 2 images"):
         render_album(images(2), captions)
 

@@ -54,7 +54,7 @@ def test_card_of_the_space(tmp_path):
         ({"A": "me/a\n--share"}, "invisible character"),
         ({"A": "scenes:nothing"}, "no shipped model"),
         ({"TODO": "me/a"}, "a placeholder"),
-        ({"A": "me/hf_" + "a" * 34}, "holds an access token"),
+        ({"A": "me/hf_" + "a" * 34}, "contains an access token"),
     ],
 )
 def test_unusable_models_of_a_space_are_refused(tmp_path, models, message):
@@ -81,7 +81,7 @@ def test_push_and_repeated_push(hub, monkeypatch, capfd):
         push_demo("tester/album", token=WRITE, sleep=lambda seconds: None)
     hub.mend()
     hub.add("tester/other", {"app.py": b"print()"}, repo_type="space")
-    with pytest.raises(FileExistsError, match="holds other content"):
+    with pytest.raises(FileExistsError, match="has other content"):
         push_demo("tester/other", token=WRITE)
     with pytest.raises(PermissionError):
         push_demo("tester/album", token=READ)

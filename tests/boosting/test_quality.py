@@ -39,6 +39,7 @@ def test_claim_counts_equal_a_plain_loop():
     assert numbers["wrong"].sum() > 0
 
 
+@pytest.mark.slow  # reads the whole test split
 def test_a_small_measurement_runs(tmp_path):
     path = main(
         [

@@ -1,4 +1,4 @@
-"""In two processes: gradients under DDP and FSDP2 against one process, written to a JSON file."""
+"""Run in two processes: compares gradients under DDP and FSDP2 with one process, and writes a JSON file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CASES = (
     ("git", "ddp-lora"),
     ("blip", "fsdp2-lora"),
     ("vit-gpt2", "fsdp2-lora"),
-    # Only GIT's head is not tied to the embeddings; FSDP2 itself refuses to shard one of two tied modules alone.
+    # Only GIT's head is not tied to the embeddings; FSDP2 cannot shard only one of two tied modules.
     ("git", "fsdp2-head-alone"),
     ("blip", "fsdp2-generate-first"),
     ("llava", "ddp"),
@@ -47,7 +47,7 @@ LAYERS = (
 
 
 def smile_sum(head: HeadInputs) -> dict[str, torch.Tensor]:
-    """SMILE, whose gradient is made in the forward, plus log-probabilities, which read the weight in the backward."""
+    """SMILE, which computes its gradient in the forward pass, plus log-probabilities, which do so in the backward pass."""
     smile = fused_smile_loss(head.hidden, head.weight, head.labels, bias=head.bias, reduction="sum")
     log_probs = linear_log_probs(head.hidden, head.weight, head.labels, bias=head.bias)
     return {"loss": smile - 0.5 * log_probs.sum(), "log_probs": log_probs}
@@ -109,7 +109,7 @@ def case(family: str, wrapper: str) -> dict[str, Any]:
             shard(captioner, head_alone=wrapper == "fsdp2-head-alone")
         model = captioner.model
     mine = {name: value[rank * 2 : rank * 2 + 2] for name, value in batch.items()}
-    # The mean over all tokens, on each process its part: DDP and FSDP average.
+    # Each process computes its part of the mean over all tokens; DDP and FSDP average the gradients.
     loss = model(**mine, head_objective=smile_sum).loss / tokens
     loss = loss if wrapper.endswith("unscaled") else loss * dist.get_world_size()
     loss.backward()
@@ -130,7 +130,7 @@ def case(family: str, wrapper: str) -> dict[str, Any]:
 
 
 def compare(file: str) -> None:
-    """Every case, in each process of a gloo group."""
+    """Run every case in each process of a gloo group."""
     results: dict[str, Any] = {}
     for family, wrapper in (*CASES, FAULT):
         try:

@@ -1,4 +1,4 @@
-"""What every family must do, as a suite of tests; a family says how its own processor and model do the same by hand."""
+"""Tests that every family passes; a family defines the reference results, computed with its processor and model."""
 
 from __future__ import annotations
 
@@ -64,11 +64,11 @@ class FamilySuite:
     image_size = 20
 
     def own_log_probs(self, model: Any, processor: Any, image: Any, caption: str) -> Tensor:
-        """Log-probabilities of the caption and its end, from the model's own forward."""
+        """Log-probabilities of the caption and its end token, from the original forward."""
         raise NotImplementedError
 
     def own_ids(self, model: Any, processor: Any, image: Any, number: int, **settings: Any) -> list[int]:
-        """Ids behind the prompt, from the model's own `generate`."""
+        """Ids after the prompt, from the original `generate`."""
         raise NotImplementedError
 
     @pytest.fixture
@@ -89,7 +89,7 @@ class FamilySuite:
             theirs = self.own_log_probs(plain, processor, image, caption).detach()
             assert_close(ours[row][supervised[row]], theirs)
         assert (ours[~supervised] == 0).all()
-        # The control: the image does matter.
+        # Control: another image gives another result.
         swapped = captioner.log_probs(captioner.collate(images[::-1], CAPTIONS[:2])).detach()
         assert (ours - swapped).abs().max() > 1e-3
 
@@ -105,7 +105,7 @@ class FamilySuite:
             results.append((log_probs.detach(), gradients(captioner.model)))
         assert_close(results[0][0], results[1][0])
         assert_same(results[0][1], results[1][1])
-        with pytest.raises(ValueError, match="cannot be shared among"):
+        with pytest.raises(ValueError, match="cannot be divided evenly among"):
             captioner.log_probs(captioner.collate(images, CAPTIONS))
 
     def test_known_features_stand_for_pixels(self, captioner, images):
@@ -206,7 +206,7 @@ class FamilySuite:
         assert all(torch.isfinite(value).all() for value in gradients(captioner.model).values())
         features = captioner.image_features(**captioner.encode_images(images)).detach()
         assert features.dtype == torch.bfloat16
-        # Features of a cache are in fp32.
+        # Cached features are fp32.
         known = {**captioner.encode_captions([*CAPTIONS, *CAPTIONS]), "image_features": features.float()}
         assert_close(captioner.log_probs(known), half, dtype="bfloat16", ulps=1)
         captioner.generate(**captioner.encode_images(images), max_new_tokens=4, do_sample=True, num_return_sequences=2)
@@ -224,7 +224,7 @@ class FamilySuite:
             captioner.model.disable_input_require_grads()
 
     def test_a_step_of_reinforcement(self, captioner, tmp_path):
-        """The vision tower too; frozen it is in the table of families."""
+        """With a trainable vision tower; test_families.py covers a frozen one."""
         rows = scenes()
         settings = {**PLAIN_SGD, "freeze_vision_tower": False, "do_sample": False, "guard": "off", "baseline": "none"}
         config = CaptionRLConfig(
@@ -234,7 +234,7 @@ class FamilySuite:
             per_device_train_batch_size=2,
             gradient_accumulation_steps=2,
         )
-        # The same by hand, on a second model.
+        # The same step without the trainer, on a second model.
         model, processor = tiny_family(self.name)
         plain = load_captioner(model, processor=processor, prompt=self.prompt)
         total = torch.zeros(())

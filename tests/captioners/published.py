@@ -1,4 +1,4 @@
-"""Small models in the layouts of published checkpoints: their own configuration, tokenizer and processor, random weights."""
+"""Small models in the layouts of published checkpoints: original configuration, tokenizer, processor; random weights."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from transformers import AutoConfig
 PLACE = Path(
     os.environ.get("CAPTIONRL_PUBLISHED_CHECKPOINTS") or Path(__file__).parents[3] / "shared" / "reference" / "hub"
 )
-"""Folders named `OWNER__NAME`, of which nothing is in this repository."""
+"""Folders named `OWNER__NAME`; they are not part of this repository."""
 
 _NOT_OF_THE_CHECKPOINT = ("README*", "weights.txt", "*.index.json")
 
@@ -68,7 +68,7 @@ SIZES: dict[str, dict[str, Any]] = {
 
 
 def _merged(content: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """Nested changes; everything else stays, also what is missing."""
+    """Apply nested changes; other values, and missing ones, are kept."""
     found = dict(content)
     for name, value in changes.items():
         found[name] = _merged(found.get(name) or {}, value) if isinstance(value, dict) else value
@@ -94,7 +94,7 @@ def shrunken(name: str, folder: Path, *, dtype: torch.dtype, formats: str, drop:
     config.quantization_config = None
     loader = getattr(transformers, (config.architectures or ["SiglipModel"])[0])
     model = loader(config)
-    if hasattr(model, "query_tokens"):  # zero at first, where the gradient of the layer norm behind them overflows
+    if hasattr(model, "query_tokens"):  # zero initially, where the gradient of the layer norm after them overflows
         torch.nn.init.normal_(model.query_tokens, std=0.02)
     model = model.to(dtype)
     scratch = folder / "scratch"

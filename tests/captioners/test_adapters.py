@@ -1,4 +1,4 @@
-"""PEFT: LoRA on language, vision, both and the head itself, and modules trained whole."""
+"""PEFT: LoRA on language model, vision tower, both and the head, and modules trained in full."""
 
 import re
 
@@ -36,7 +36,7 @@ def adapted(family: str, add) -> tuple:
 
 
 def assert_tap_equals_logits(captioner, batch, **how) -> None:
-    """Loss and gradients through the tap against those of the model's own logits, with the same random numbers."""
+    """Loss and gradients through the tap equal those from full logits, with the same random numbers."""
     torch.manual_seed(5)
     tapped = captioner.model(**batch, head_objective=mean_cross_entropy).loss
     tapped.backward()
@@ -53,7 +53,7 @@ def assert_tap_equals_logits(captioner, batch, **how) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_lora(family):
-    """On both parts; for one of them see the table of families."""
+    """On both parts; test_families.py covers each part alone."""
     captioner, batch = adapted(family, lambda c: c.add_lora("both", r=4, dropout=0.0))
     trained = {name for name, p in captioner.model.named_parameters() if p.requires_grad}
     tower = f"base_model.model.{captioner.vision_path}."
@@ -107,14 +107,14 @@ def test_adapters_on_the_head_itself(family, how):
     assert ours.keys() == theirs.keys()
     for name in ours:
         assert_close(ours[name], theirs[name], ulps=128)
-    # SMILE against the subset of the model's own logits.
+    # SMILE equals the subset of the full logits.
     captioner.model.eval()
     fused = captioner.model(**batch, head_objective=smile).loss
     captioner.use_full_logits = True
     assert_close(fused, captioner.model(**batch, head_objective=smile).loss)
 
 
-def test_switched_off_and_merged_adapters():
+def test_disabled_and_merged_adapters():
     captioner, batch = adapted(
         "git", lambda c: setattr(c, "model", get_peft_model(c.model, LoraConfig(r=4, target_modules="output")))
     )
@@ -145,7 +145,7 @@ def test_lora_with_activation_checkpointing(family, reentrant):
     captioner.base_model.disable_input_require_grads()
 
 
-def test_a_frozen_head_gets_no_gradient_and_connectors_are_trained_whole():
+def test_frozen_head_has_no_gradient_and_connectors_are_trained_in_full():
     captioner, batch = adapted("vit-gpt2", lambda c: c.add_lora(r=4))
     names = {n for n, p in captioner.model.named_parameters() if p.requires_grad}
     assert any("enc_to_dec_proj.modules_to_save" in name for name in names)
@@ -169,7 +169,7 @@ def test_bf16_base_with_fp32_adapters():
     loss.backward()
 
 
-def test_targets_that_match_nothing_are_named():
+def test_targets_without_a_match_raise():
     captioner = tiny_captioner("git")
     captioner.language_lora = r"gpt\..*"
     with pytest.raises(ValueError, match=r"No module of GitForCausalLM matches 'gpt"):

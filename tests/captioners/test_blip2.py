@@ -1,4 +1,4 @@
-"""BLIP-2 and InstructBLIP, with a decoder-only language model and with T5, against their own processors and models."""
+"""BLIP-2 and InstructBLIP, decoder-only and with T5, equal their original processors and models."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ class TestBlip2WithOpt(FamilySuite):
     name = "blip2-opt"
 
     def read(self, processor, image, text=None):
-        """Inputs for the prompt or a whole text; the Q-Former reads the prompt in any case."""
+        """Inputs for the prompt or a whole text; the Q-Former always reads the prompt."""
         inputs = dict(processor(images=image, text=self.prompt, return_tensors="pt"))
         if text is not None:
             whole = processor(images=image, text=text, return_tensors="pt")
@@ -61,7 +61,7 @@ class TestInstructBlipWithT5(TestBlip2WithT5):
 @pytest.mark.parametrize(
     ("name", "family"), [("blip2-opt", Blip2Captioner), ("instructblip-t5", Blip2EncoderDecoderCaptioner)]
 )
-def test_the_language_model_says_which_class(name, family):
+def test_language_model_determines_the_class(name, family):
     model, processor = tiny_family(name)
     captioner = load_captioner(model, processor=processor)
     assert type(captioner) is family
@@ -98,7 +98,7 @@ def test_published_prompts():
     assert load_captioner(model, processor=processor).prompt == ""
 
 
-def test_processors_that_do_not_fit():
+def test_processors_of_other_models_raise():
     model, processor = tiny_family("instructblip-llama")
     pair = ProcessorPair(processor.image_processor, processor.tokenizer)
     with pytest.raises(ValueError, match="no qformer_tokenizer"):
@@ -112,7 +112,7 @@ def test_processors_that_do_not_fit():
         load_captioner(model, processor=processor)
 
 
-def test_an_image_token_in_a_caption_is_never_written():
+def test_image_token_is_never_generated():
     model, processor = tiny_family("blip2-opt")
     captioner = load_captioner(model, processor=processor)
     token = model.config.image_token_id

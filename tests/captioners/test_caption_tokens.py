@@ -1,4 +1,4 @@
-"""Prompt, labels, end token, cutting."""
+"""Prompt, labels, end token and truncation."""
 
 import pytest
 import torch
@@ -31,18 +31,18 @@ def test_labels_are_the_caption_and_its_end(family, prompt):
         assert captioner.decode(labels[first:length].unsqueeze(0)) == [caption]
 
 
-def test_a_bpe_prompt_is_what_generation_continues():
+def test_bpe_prompt_ids_equal_those_in_training():
     captioner = tiny_captioner("vit-gpt2", prompt="a picture of ")
     ids = captioner.encode_captions(["cat red"], max_length=60)["input_ids"][0].tolist()
     whole = captioner.tokenizer("a picture of cat red").input_ids
-    assert ids[1:-1] == whole  # " cat" is one word piece, the blank does not stand alone
-    captioner.prompt = "a c"  # "a cat" would be merged across the border
+    assert ids[1:-1] == whole  # " cat" is one token, including the space
+    captioner.prompt = "a c"  # the tokenizer would merge "a c" and "at"
     batch = captioner.encode_captions(["cat"], max_length=60)
     assert captioner.decode(batch["labels"][batch["labels"] != IGNORE_INDEX].unsqueeze(0)) == ["cat"]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_long_captions_are_cut_without_an_end(family):
+def test_long_captions_are_truncated_without_an_end_token(family):
     captioner = tiny_captioner(family, prompt="a ")
     batch = captioner.encode_captions(["red cat " * 30], max_length=9)
     assert batch["labels"].shape == (1, 9)
@@ -50,7 +50,7 @@ def test_long_captions_are_cut_without_an_end(family):
     assert (batch["labels"][0, 2:] == batch["input_ids"][0, 2:]).all()
 
 
-def test_bad_captions_are_named():
+def test_invalid_captions_raise():
     captioner = tiny_captioner("blip", prompt="a picture of a red cat ")
     with pytest.raises(ValueError, match=r"takes 7 tokens.*max_length \(7\)"):
         captioner.encode_captions(["dog"], max_length=7)
@@ -68,7 +68,7 @@ def test_bad_captions_are_named():
 
 
 @pytest.mark.parametrize("family", ["blip", "vit-bert"])
-def test_first_token_shifting_fits_every_family(family):
+def test_first_token_shifting_works_with_every_family(family):
     captioner = tiny_captioner(family, prompt="a picture of ")
     batch = captioner.encode_captions(["red cat"])
     ids, labels = shift_first_token(batch["input_ids"], batch["labels"], captioner.tokenizer)

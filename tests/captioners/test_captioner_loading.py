@@ -1,4 +1,4 @@
-"""Loading, saving, and what is refused."""
+"""Loading, saving, and errors of loading."""
 
 import json
 import logging
@@ -33,8 +33,8 @@ def write(captioner) -> list[str]:
     return captioner.generate(pixel_values=pixel_values, max_new_tokens=6).captions
 
 
-def test_saved_and_loaded_it_writes_the_same(tmp_path):
-    """For the others see the table of families."""
+def test_loaded_captioner_generates_the_same_captions(tmp_path):
+    """test_families.py covers the other families."""
     captioner = tiny_captioner("blip", prompt="a picture of ")
     captioner.save_pretrained(tmp_path)
     again = load_captioner(tmp_path)
@@ -43,7 +43,7 @@ def test_saved_and_loaded_it_writes_the_same(tmp_path):
     assert not again.model.training
     assert write(again) == write(captioner)
     assert again.tokenizer.get_vocab() == captioner.tokenizer.get_vocab()
-    # config.json names the model's own class, so transformers alone can load the folder.
+    # config.json has the name of the original class, so that transformers alone can load the folder.
     assert json.loads((tmp_path / "config.json").read_text())["architectures"] == [type(captioner.model).__name__]
     assert load_captioner(str(tmp_path), prompt="").prompt == ""
     half = load_captioner(tmp_path, dtype=torch.bfloat16, device="cpu")
@@ -51,7 +51,7 @@ def test_saved_and_loaded_it_writes_the_same(tmp_path):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_saved_and_loaded_adapter_writes_the_same(family, tmp_path):
+def test_loaded_adapter_generates_the_same_captions(family, tmp_path):
     base = tiny_captioner(family, prompt="a ")
     base.save_pretrained(tmp_path / "base")
     captioner = load_captioner(tmp_path / "base")
@@ -79,18 +79,18 @@ def test_saved_and_loaded_adapter_writes_the_same(family, tmp_path):
     assert write(load_captioner(tmp_path / "adapter", base_model=elsewhere)) == write(captioner)
 
 
-def test_adapter_for_another_base(tmp_path):
+def test_adapter_of_another_base_model_raises(tmp_path):
     captioner = tiny_captioner("blip")
     captioner.add_lora(r=4)
     captioner.save_pretrained(tmp_path / "adapter")
-    with pytest.raises(ValueError, match="does not say which model"):
+    with pytest.raises(ValueError, match="does not name its base model"):
         load_captioner(tmp_path / "adapter")
     tiny_captioner("git").save_pretrained(tmp_path / "git")
     others = {"git": "the model has none of the modules that it adapts"}
     layer = r"base_model\.model\.text_decoder\.bert\.encoder\.layer"
     for name, changes, wrong in [
-        ("wide", {"hidden_size": 48}, rf"{layer}\.0\.\S+ is \[4, 32\] in it and \[4, 48\] in the model"),
-        ("shallow", {"num_hidden_layers": 1}, rf"it has {layer}\.1\.\S+, for which the model has no place"),
+        ("wide", {"hidden_size": 48}, rf"{layer}\.0\.\S+ is \[4, 32\] in the adapter and \[4, 48\] in the model"),
+        ("shallow", {"num_hidden_layers": 1}, rf"it has {layer}\.1\.\S+, which the model does not have"),
         ("deep", {"num_hidden_layers": 4}, rf"it lacks {layer}\.2\.\S+"),
     ]:
         model, processor = tiny_blip(**changes)
@@ -108,32 +108,30 @@ def test_adapter_for_another_base(tmp_path):
         load_captioner(tmp_path / "pickled", base_model=tmp_path / "wide")
 
 
-def test_code_that_a_checkpoint_brings_is_never_run(tmp_path):
+def test_custom_code_is_never_executed(tmp_path):
     tiny_captioner("blip").save_pretrained(tmp_path)
     (tmp_path / "code.py").write_text("raise SystemExit('it ran')")
-    with pytest.raises(ValueError, match=r"^trust_remote_code is never taken"):
+    with pytest.raises(ValueError, match=r"^trust_remote_code is not supported"):
         load_captioner(tmp_path, trust_remote_code=True)
     mine = {"auto_map": {"AutoImageProcessor": "code.P", "AutoProcessor": "code.P"}, "image_processor_type": "Mine"}
     settings = json.loads((tmp_path / "processor_config.json").read_text())
     (tmp_path / "processor_config.json").write_text(json.dumps({**settings, **mine, "image_processor": mine}))
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(mine))
-    with pytest.raises(
-        ValueError, match=r"^The image processor or tokenizer of '.*' brings code of its own .* Pass proc"
-    ):
+    with pytest.raises(ValueError, match=r"^The image processor or tokenizer of '.*' needs custom code .* Pass proc"):
         load_captioner(tmp_path)
     for config, message in [
         (
             {"auto_map": {"AutoConfig": "code.C", "AutoModel": "code.M"}},
-            r"^'.*' brings code of its own \(auto_map .* -hf",
+            r"^'.*' needs custom code \(auto_map .* -hf",
         ),
-        ({}, r"^'.*' is of a model type that the installed transformers \(\d.*\) does not know\. Update"),
+        ({}, r"^'.*' has a model type that the installed transformers \(\d.*\) does not support\. Update"),
     ]:
         (tmp_path / "config.json").write_text(json.dumps({"model_type": "of-my-own", **config}))
         with pytest.raises(ValueError, match=message):
             load_captioner(tmp_path, trust_remote_code=False)
     bringing = {"AutoConfig": "code.C", "AutoModel": "code.M"}
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "of-my-own", "auto_map": bringing}))
-    with pytest.raises(ValueError, match=r"^'.*' brings code of its own .*, which is never run here"):
+    with pytest.raises(ValueError, match=r"^'.*' needs custom code .*, which is never executed here"):
         load_scorer(str(tmp_path))
 
 
@@ -152,11 +150,11 @@ def test_missing_special_tokens_come_from_the_tokenizer(builder, caplog):
     model.config.pad_token_id = model.generation_config.pad_token_id = None
     tokenizer = processor.tokenizer
     tokenizer.pad_token = tokenizer.eos_token = None
-    with pytest.raises(ValueError, match="names the padding token"):
+    with pytest.raises(ValueError, match="defines the padding token"):
         load_captioner(model, processor=processor)
 
 
-def test_what_writes_no_captions_is_refused(tmp_path):
+def test_models_that_are_not_captioners_raise(tmp_path):
     clip = CLIPModel(
         CLIPConfig(
             text_config={"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1},
@@ -175,11 +173,11 @@ def test_what_writes_no_captions_is_refused(tmp_path):
         with pytest.raises(ValueError, match=rf"'{name}'.*not a captioner.*{remedy}|not a captioner of.*{remedy}"):
             load_captioner(model)
         model.save_pretrained(tmp_path / name)
-        with pytest.raises(ValueError, match=f"not a captioner of a known family.*{remedy}"):
+        with pytest.raises(ValueError, match=f"not a captioner of a supported family.*{remedy}"):
             load_captioner(tmp_path / name)
 
 
-def test_a_model_without_a_head_is_refused(tmp_path):
+def test_model_without_an_output_head_raises(tmp_path):
     model, processor = tiny_git()
     headless = GitModel(model.config)
     with pytest.raises(ValueError, match="GitModel has no output head"):
@@ -209,14 +207,14 @@ def test_missing_files_are_named(tmp_path):
         load_captioner(tmp_path)
 
 
-def test_parts_that_do_not_belong_together():
+def test_parts_that_do_not_match_raise():
     model, processor = tiny_blip()
-    with pytest.raises(ValueError, match="brings no processor"):
+    with pytest.raises(ValueError, match="has no processor"):
         load_captioner(model)
     with pytest.raises(ValueError, match="lacks a tokenizer or an image_processor"):
         load_captioner(model, processor=processor.tokenizer)
     _, gpt2_processor = tiny_vit_gpt2()
-    with pytest.raises(ValueError, match=r"knows 270 tokens, the model's output head 51"):
+    with pytest.raises(ValueError, match=r"has 270 tokens, but the model's output head has 51"):
         load_captioner(model, processor=ProcessorPair(processor.image_processor, gpt2_processor.tokenizer))
 
 
@@ -229,7 +227,7 @@ def test_known_prompts_and_captioners_pass_through():
     assert load_captioner(captioner, prompt="the ").prompt == "the "
 
 
-def test_settings_of_loading_are_refused_where_nothing_is_loaded(tmp_path):
+def test_arguments_of_loading_raise_for_loaded_models(tmp_path):
     captioner = tiny_captioner("blip")
     captioner.add_lora(r=4)
     captioner.save_pretrained(tmp_path)
@@ -240,13 +238,14 @@ def test_settings_of_loading_are_refused_where_nothing_is_loaded(tmp_path):
         (tmp_path, {"base_model": model, "processor": processor, "dtype": torch.bfloat16}),
     ]:
         with pytest.raises(
-            ValueError, match=r"^(dtype|attn_implementation) cannot be set on a Blip\w+ object, which is loaded"
+            ValueError,
+            match=r"^(dtype|attn_implementation) cannot be set on a Blip\w+ object, which is already loaded",
         ):
             load_captioner(given, **settings)
     assert load_captioner(tmp_path, base_model=model, processor=processor).model.dtype == torch.float32
 
 
-def test_a_chat_model_loaded_by_name_is_asked_something(tmp_path):
+def test_chat_model_has_a_default_prompt(tmp_path):
     model, processor = tiny_chat("llava")
     model.save_pretrained(tmp_path)
     processor.save_pretrained(tmp_path)
@@ -256,7 +255,7 @@ def test_a_chat_model_loaded_by_name_is_asked_something(tmp_path):
     assert load_captioner(tmp_path, prompt="").prompt == ""
 
 
-def test_a_new_family_is_a_class_with_a_name():
+def test_register_adds_a_family():
     @register
     class Other(GitCaptioner):
         model_types = ("git-of-tomorrow",)

@@ -1,4 +1,4 @@
-"""ClipCap as a captioner: the full stop as end token, its features, its adapters, the models it can be made of."""
+"""ClipCap as a captioner: the full stop as end token, features, adapters, and supported parts."""
 
 import pytest
 import torch
@@ -35,7 +35,7 @@ def test_the_end_token_is_the_full_stop():
     assert captioner.base_model.config.period_token_ids == list(captioner.end_token_ids[:-1])
     plain = tiny_captioner("clipcap")
     assert plain.end_token_ids == (plain.eos_token_id,) == (end,)
-    # In the data, every caption ends with one full stop, whether it was written or not.
+    # Every encoded caption ends with exactly one full stop, also if the data have none.
     batches = [captioner.encode_captions([c]) for c in ("a red cat", "a red cat.", "a red cat .  ", "a red cat...")]
     for batch in batches:
         assert torch.equal(batch["labels"], batches[0]["labels"])
@@ -44,14 +44,14 @@ def test_the_end_token_is_the_full_stop():
     assert (labels[1:-1] != period).all()
     assert captioner.decode(labels[None, 1:]) == ["a red cat."]
     assert "." not in plain.decode(plain.encode_captions(["a red cat"])["labels"][:, 1:])[0]
-    assert captioner.encode_captions(["."])["labels"].shape == (1, 3)  # nothing but full stops: still a caption
+    assert captioner.encode_captions(["."])["labels"].shape == (1, 3)  # a caption of full stops only is not empty
     with pytest.raises(ValueError, match="is empty"):
         captioner.encode_captions([" "])
     with pytest.raises(TypeError, match="is 3"):
         captioner.encode_captions([3])
 
 
-def test_log_probs_run_up_to_and_including_the_stop_token():
+def test_log_probs_include_the_stop_token():
     captioner = stopping(seed=2)
     pixel_values = captioner.encode_images(tiny_images(2))["pixel_values"]
     torch.manual_seed(0)
@@ -69,12 +69,12 @@ def test_log_probs_run_up_to_and_including_the_stop_token():
         if at is not None:
             seen.add(row[at])
             assert caption.endswith(".") or row[at] != captioner.eos_token_id
-    assert len(seen) > 1  # by "." and by something else
+    assert len(seen) > 1  # by "." and by another token
     batch = captioner.encode_completions(written.ids, written.mask)
     got = captioner.log_probs({**batch, "pixel_values": pixel_values})
     counts = (captioner.align_labels(batch["labels"]) != -100).sum(1)
     assert torch.equal(counts, written.mask.sum(1))
-    # DiscriTune's: the mean over the tokens, with the stop token, of log p given the prefix and no start token.
+    # DiscriTune: mean of log p over the tokens, including the stop token, given the prefix without start token.
     model = captioner.base_model
     with torch.no_grad():
         prefix = model.prefix_embeds(pixel_values)
@@ -86,7 +86,7 @@ def test_log_probs_run_up_to_and_including_the_stop_token():
             assert_close(got[row].sum() / counts[row], expected)
 
 
-def test_the_rule_is_an_argument_and_is_saved(tmp_path):
+def test_stop_at_period_is_an_argument_and_is_saved(tmp_path):
     tiny_captioner("clipcap").save_pretrained(tmp_path / "plain")
     assert not load_captioner(tmp_path / "plain").base_model.config.stop_at_period
     captioner = load_captioner(tmp_path / "plain", stop_at_period=True)
@@ -98,12 +98,12 @@ def test_the_rule_is_an_argument_and_is_saved(tmp_path):
     torch.manual_seed(1)
     left = again.generate(pixel_values=images, do_sample=True, max_new_tokens=20).ids
     torch.manual_seed(1)
-    right = again.model.generate(images, do_sample=True, max_new_tokens=20)[:, 1:]  # by transformers alone
+    right = again.model.generate(images, do_sample=True, max_new_tokens=20)[:, 1:]  # with transformers alone
     assert left.tolist() == right.tolist()
     assert load_captioner(tmp_path / "stopping", stop_at_period=False).end_token_ids == (right.new_tensor(269).item(),)
 
 
-def test_a_vocabulary_without_a_full_stop_is_refused():
+def test_vocabulary_without_a_full_stop_raises():
     model, processor = tiny_clipcap()
     alphabet = processor.tokenizer.get_vocab()
     tokens = {("full stop" if token == "." else token): index for token, index in alphabet.items()}
@@ -156,7 +156,7 @@ def test_cider_counts_the_full_stop_as_the_end():
             step=0,
         )
         scores.append(reward(context))
-    assert scores[0][0] > scores[1][0]  # a caption that ends is worth more than one that is cut
+    assert scores[0][0] > scores[1][0]  # a complete caption scores higher than a truncated one
     assert scores[0][1] == scores[1][1]
 
 
@@ -166,7 +166,7 @@ def test_features_are_the_image_embedding():
     features = captioner.image_features(pixel_values)
     assert features.shape == (3, 1, 24)
     assert torch.equal(features[:, 0], captioner.base_model.get_image_features(pixel_values).pooler_output)
-    # Scaled to unit length behind the features, so that cached ones serve both.
+    # Features are normalised after they are cached, so that the cache works with and without normalisation.
     model, processor = tiny_clipcap(normalize_image_embeds=True)
     unit = load_captioner(model, processor=processor)
     assert unit.vision_signature() == captioner.vision_signature()
@@ -175,7 +175,7 @@ def test_features_are_the_image_embedding():
 
 
 @pytest.mark.parametrize("tune", ["language", "vision", "both"])
-def test_lora_goes_where_the_paper_puts_it(tune):
+def test_lora_targets_are_those_of_the_paper(tune):
     captioner = tiny_captioner("clipcap")
     captioner.add_lora(tune, r=2)
     trained = {n.removeprefix("base_model.model.") for n, p in captioner.model.named_parameters() if p.requires_grad}
@@ -188,7 +188,7 @@ def test_lora_goes_where_the_paper_puts_it(tune):
     assert not any(name.startswith("language_model") for name in trained) or tune != "vision"
 
 
-def test_assembled_of_shipped_parts():
+def test_clipcap_assembled_from_shipped_parts():
     parts = (model_path("scenes:clip-reward"), model_path("scenes:gpt2-perplexity"))
     model, processor = assemble(*parts, prefix_length=4)
     captioner = load_captioner(model, processor=processor)

@@ -1,4 +1,4 @@
-"""Two real processes over gloo: DDP and FSDP2 give the gradient of one process."""
+"""DDP and FSDP2 in two real processes (gloo) give the same gradient as one process."""
 
 import json
 
@@ -17,7 +17,7 @@ def results(tmp_path_factory) -> dict:
 
 
 @pytest.mark.parametrize("case", CASES, ids=" ".join)
-def test_gradient_loss_and_captions_are_those_of_one_process(results, case):
+def test_gradient_loss_and_captions_equal_one_process(results, case):
     result = results[" ".join(case)]
     assert "traceback" not in result, result["traceback"]
     assert result["gradient_error"] < resolution(1, ulps=64)
@@ -26,5 +26,5 @@ def test_gradient_loss_and_captions_are_those_of_one_process(results, case):
     assert result["same_captions"]
 
 
-def test_a_planted_fault_is_seen(results):
+def test_planted_fault_is_detected(results):
     assert results[" ".join(FAULT)]["gradient_error"] > 1e-3

@@ -1,4 +1,4 @@
-"""What works with which family: every cell of the table in docs/families.md is a test here.
+"""Each cell of the table in docs/families.md is a test: which features work with which family.
 
 A cell that does not work is refused, and says why; that is what its test looks for.
 """
@@ -31,11 +31,11 @@ from tests.trainers.one_step import PLAIN_SGD
 MODELS = (*FAMILIES, *FAMILY_NAMES, *CHAT_TYPES)
 CAPTIONS = ["a red cat", "two small birds near the tree", "a dog"]
 TILED = ("llava_onevision", "idefics3", "smolvlm", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "internvl")
-"""Cut images into tiles or take them at their own size, so that features alone do not say what an image is."""
+"""Split images into tiles or keep their size, so that features alone do not determine the inputs."""
 NO_CHECKPOINTING = ("pix2struct",)
-"""transformers itself refuses them."""
+"""transformers itself does not support activation checkpointing for these."""
 SECONDS = 10
-"""Of the processor, a family: a slow tiny family would make the whole suite slow."""
+"""Processor time per family: a slow tiny model would slow down the whole suite."""
 
 spent: dict[str, float] = defaultdict(float)
 
@@ -48,7 +48,7 @@ def build(name: str) -> tuple:
 
 @functools.cache
 def _built(name: str) -> tuple[Captioner, torch.nn.Module]:
-    """A captioner, and the model as its own class made it, untouched."""
+    """A captioner, and an unmodified model of the original class."""
     model, processor = build(name)
     plain = copy.deepcopy(model)
     return load_captioner(model, processor=processor), plain
@@ -56,11 +56,11 @@ def _built(name: str) -> tuple[Captioner, torch.nn.Module]:
 
 @contextmanager
 def timed(name: str, clock: Callable[[], float] = time.process_time) -> Iterator[None]:
-    """Fail in the very process that spends too long on a family."""
+    """Fail if a family takes too much processor time."""
     start = clock()
     yield
     spent[name] += clock() - start
-    limit = SECONDS * torch.get_num_threads()  # the threads of a process count together
+    limit = SECONDS * torch.get_num_threads()  # processor time adds up over threads
     if spent[name] > limit:
         pytest.fail(f"The tiny {name} took {spent[name]:.1f} s of the processor, more than {limit}: make it smaller.")
 
@@ -73,19 +73,19 @@ def name(request):
 
 @pytest.fixture
 def captioner(name) -> Captioner:
-    """A copy: tests train it and put adapters on it."""
+    """A copy, because tests train it and add adapters."""
     return copy.deepcopy(_built(name)[0])
 
 
 def some_images() -> list:
-    """Of two sizes."""
+    """Images of two sizes."""
     images = [*tiny_images(2, size=20), *tiny_images(1, seed=5, size=40)]
     images[2] = images[2].crop((0, 0, 40, 14))
     return images
 
 
 def batch_of(captioner: Captioner) -> dict[str, Tensor]:
-    """Images, and a caption each."""
+    """Images with one caption each."""
     return captioner.collate(some_images(), CAPTIONS)
 
 
@@ -96,7 +96,7 @@ def gradients(captioner: Captioner, batch: dict[str, Tensor]) -> dict[str, Tenso
 
 
 def own_chat(captioner: Captioner, image, caption: str) -> tuple[dict[str, Tensor], int]:
-    """What the model's own processor makes of a chat with its answer, and where the answer begins."""
+    """The processor's output for a chat with its answer, and the position where the answer begins."""
     processor, prompt = captioner.processor, captioner.prompt
     if captioner.family == "paligemma":
         found = dict(processor(text=[f"<image>{prompt}"], images=[image], suffix=[caption], return_tensors="pt"))
@@ -116,7 +116,7 @@ def own_chat(captioner: Captioner, image, caption: str) -> tuple[dict[str, Tenso
 
 @functools.cache
 def own_logits(name: str) -> tuple[Tensor, Tensor]:
-    """Logits of the captions by the model's own class, `(B, T - 1, V)`, and the labels they are compared with.
+    """Logits of the captions from the original class, `(B, T - 1, V)`, and their labels.
 
     For chat models nothing of the captioner is used: their own processor reads the whole chat, an image at a time.
     """
@@ -126,23 +126,23 @@ def own_logits(name: str) -> tuple[Tensor, Tensor]:
     with torch.no_grad():
         if name not in CHAT_TYPES:
             logits = captioner.model(**batch).logits.float()
-            # The text comes last; encoder-decoders predict from the first position on.
+            # The text comes last; encoder-decoders predict from the first position.
             return logits if captioner.is_encoder_decoder else logits[:, -labels.size(1) - 1 : -1], labels
         logits = torch.zeros(*labels.shape, captioner.vocab_size)
         for row, (image, caption) in enumerate(zip(some_images(), CAPTIONS, strict=True)):
             inputs, first = own_chat(captioner, image, caption)
             number = int((labels[row] != -100).sum())
-            # What ends the answer is not the template's business everywhere: LLaVA's writes a blank.
+            # Not every template ends the answer with the end token: LLaVA's ends it with a space.
             assert torch.equal(inputs["input_ids"][0, first : first + number - 1], labels[row, : number - 1])
             logits[row, :number] = plain(**inputs).logits[0, first - 1 : first - 1 + number]
     return logits, labels
 
 
-# The cells, a column each
+# One test per column
 
 
 def test_smile(name, captioner):
-    """Fused SMILE equals Algorithm 1 on the full logits of the model's own class."""
+    """Fused SMILE equals Algorithm 1 on the full logits of the original class."""
     logits, labels = own_logits(name)
     with torch.no_grad():
         fused = captioner.model(
@@ -155,7 +155,7 @@ def test_smile(name, captioner):
 
 
 def test_mle(name, captioner):
-    """Log-probabilities are the own class's, cross-entropy its loss, and full logits are not fallen back to."""
+    """Log-probabilities and cross-entropy equal the original class, without the fallback to full logits."""
     batch = batch_of(captioner)
     assert captioner.self_check(batch) < resolution(10)
     assert not captioner.use_full_logits
@@ -166,7 +166,7 @@ def test_mle(name, captioner):
 
 
 def test_generate(captioner):
-    """What is written is what is most probable, token by token; samples and beams come in groups; each scores itself."""
+    """Greedy captions take the most probable tokens; samples and beams are grouped by image; log_probs scores them."""
     images = captioner.encode_images(tiny_images(2, size=20))
     written = captioner.generate(**images, max_new_tokens=5, do_sample=False, num_beams=1)
     scored = captioner.encode_completions(written.ids, written.mask)
@@ -192,7 +192,7 @@ def test_generate(captioner):
 
 
 def test_rl_step(name, captioner, tmp_path, scenes):
-    """One step of REINFORCE is the gradient, taken by hand, times minus the learning rate; an image is encoded once."""
+    """A step of REINFORCE equals minus the learning rate times the manual gradient; each image is encoded once."""
     plain, encoded, seen = copy.deepcopy(captioner), [], []
     inner = type(captioner).encode.__func__
 
@@ -248,7 +248,7 @@ def reward(caption: str) -> float:
 
 
 def test_features(name, captioner, tmp_path, scenes):
-    """Features stand for images; a trainer that is to compute them once for a run does (see the step), or says why not."""
+    """Features replace images; caching them for a run works (see test_rl_step), or raises."""
     batch = batch_of(captioner)
     images = {key: batch.pop(key) for key in captioner.image_inputs if key in batch}
     with torch.no_grad():
@@ -260,13 +260,13 @@ def test_features(name, captioner, tmp_path, scenes):
             torch.testing.assert_close(captioner.log_probs({**batch, "image_features": features}), expected)
             return
     args = SmileConfig(str(tmp_path), **PLAIN_SGD, cache_image_features=True, report_to="none")
-    with pytest.raises(ValueError, match="features alone do not say what an image is"):
+    with pytest.raises(ValueError, match="features alone do not determine its inputs"):
         SmileTrainer(captioner, args, scenes)
 
 
 @pytest.mark.parametrize("tune", ["language", "vision"])
 def test_lora(captioner, tune):
-    """Adapters learn where they are meant to, and nothing else but what stands between tower and language model."""
+    """Only the adapters and the modules between vision tower and language model are trained."""
     captioner.add_lora(tune, r=2)
     found = gradients(captioner, batch_of(captioner))
     tower = {id(p) for p in captioner.vision_tower.parameters()}
@@ -277,7 +277,7 @@ def test_lora(captioner, tune):
 
 
 def test_bf16(captioner):
-    """In 16 bits the log-probabilities are those of 32 within its precision."""
+    """Log-probabilities in 16 bits equal those in 32 bits within the precision of 16 bits."""
     batch = batch_of(captioner)
     with torch.no_grad():
         expected = captioner.log_probs(batch)
@@ -291,9 +291,9 @@ def test_bf16(captioner):
 
 
 def test_checkpointing(name, captioner):
-    """Activations are computed again, which gives the same gradient, with an adapter too."""
+    """Recomputed activations give the same gradient, also with an adapter."""
     captioner.add_lora("language", r=2)
-    for module in captioner.model.modules():  # B = 0 at first, which would hide half of the gradient
+    for module in captioner.model.modules():  # lora_B is initially 0, which would hide half of the gradient
         if "lora_B" in getattr(module, "_modules", {}):
             torch.nn.init.normal_(module.lora_B["default"].weight, std=0.1)
     captioner.model.train()
@@ -318,7 +318,7 @@ def test_checkpointing(name, captioner):
 
 
 def test_save_and_load(captioner, tmp_path):
-    """A saved captioner writes and scores as before."""
+    """A loaded captioner generates and scores like the saved one."""
     captioner.prompt = "a picture of"
     images, batch = captioner.encode_images(tiny_images(2, size=20)), batch_of(captioner)
     captioner.save_pretrained(tmp_path)
@@ -335,7 +335,8 @@ def test_save_and_load(captioner, tmp_path):
 # The table
 
 
-def test_a_slow_tiny_family_is_told_of():
+def test_slow_tiny_family_fails(monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     ticks = iter([0.0, SECONDS - 1.0, 20.0, 20.5, 30.0, 31.0])
     with timed("planted", lambda: next(ticks)):
         pass
@@ -367,7 +368,7 @@ def table(columns: list[str]) -> str:
     return "\n".join(lines)
 
 
-def test_the_table_in_the_docs_is_this_one():
+def test_table_in_the_docs_is_up_to_date():
     assert all(test in globals() for test in COLUMNS.values())
     page = Path(__file__).parents[2] / "docs" / "families.md"
     columns = list(COLUMNS)
@@ -380,7 +381,7 @@ def scenes():
     return load_scenes(num_train=2, num_validation=1, num_test=0)["train"]
 
 
-def test_an_objective_needs_labels():
+def test_head_objective_needs_labels():
     captioner, _ = _built("llava")
     batch = batch_of(captioner)
     del batch["labels"]

@@ -1,4 +1,4 @@
-"""Florence-2 against its own processor and model."""
+"""Florence-2 equals its original processor and model."""
 
 import pytest
 import torch
@@ -26,7 +26,7 @@ class TestFlorence2(FamilySuite):
         return model.generate(**inputs, max_new_tokens=number + 1, **settings)[0, 2:].tolist()
 
 
-def test_the_processor_words_the_task():
+def test_processor_expands_the_task():
     model, processor = tiny_family("florence2")
     captioner = load_captioner(model, processor=processor, prompt="<CAPTION>")
     text = captioner.tokenizer.decode(captioner.fixed_side_inputs(1)["prefix_ids"][0])
@@ -39,10 +39,10 @@ def test_the_processor_words_the_task():
     assert load_captioner(model, processor=processor).prompt == "<CAPTION>"
 
 
-def test_bad_input():
+def test_invalid_processor_or_features_raise():
     model, processor = tiny_family("florence2")
     with pytest.raises(ValueError, match="ProcessorPair has no num_image_tokens and no task_prompts_without_inputs"):
         load_captioner(model, processor=ProcessorPair(processor.image_processor, processor.tokenizer))
     captioner = load_captioner(model, processor=processor)
-    with pytest.raises(ValueError, match="3 rows are not a square map"):
+    with pytest.raises(ValueError, match="3 rows are not a square feature map"):
         captioner.generate(image_features=torch.randn(1, 3, 32))

@@ -1,4 +1,4 @@
-"""Frames one after the other: what a captioner makes of `(B, F * M, D)` is what its decoder makes of them by itself."""
+"""Concatenated frames: a captioner with features `(B, F * M, D)` equals its decoder applied to them directly."""
 
 import copy
 
@@ -26,13 +26,13 @@ def frame_features(captioner, pixels):
 
 
 def joined(captioner, pixels):
-    """The oracle's features: the tower's outputs, frame by frame, one after the other."""
+    """The expected features: the outputs of the tower for each frame, concatenated."""
     with torch.no_grad():
         return torch.cat([captioner.image_features(pixels[:, f]) for f in range(F)], dim=1)
 
 
 def plain_logits(captioner, ids, features):
-    """The decoder alone, attending to the features."""
+    """The decoder alone, with the features as encoder states."""
     model = captioner.base_model
     if captioner.family == "blip":
         return model.text_decoder(input_ids=ids, encoder_hidden_states=features, use_cache=False).logits
@@ -47,7 +47,7 @@ def scored(logits, ids):
 
 @pytest.mark.parametrize("family", CROSS)
 @pytest.mark.parametrize("group", [1, 2])
-def test_log_probs_are_those_of_a_plain_forward(family, group):
+def test_log_probs_equal_a_plain_forward(family, group):
     captioner = tiny_captioner(family)
     pixels = pixels_of(captioner)
     features = pool_frames(frame_features(captioner, pixels).detach(), F, "concat")
@@ -67,7 +67,7 @@ def test_log_probs_are_those_of_a_plain_forward(family, group):
 
 
 @pytest.mark.parametrize("family", CROSS)
-def test_greedy_captions_are_those_of_a_plain_loop(family):
+def test_greedy_captions_equal_a_plain_loop(family):
     captioner = tiny_captioner(family)
     features = joined(captioner, pixels_of(captioner))
     written = captioner.generate(image_features=features, max_new_tokens=6, num_beams=1, do_sample=False)
@@ -80,7 +80,7 @@ def test_greedy_captions_are_those_of_a_plain_loop(family):
         assert ids[0, start:].tolist() == written.ids[row][written.mask[row]].tolist()
 
 
-def test_only_the_ordered_frames_tell_forwards_from_backwards():
+def test_only_ordered_frames_distinguish_a_reversed_video():
     captioner = tiny_captioner("blip")
     features = frame_features(captioner, pixels_of(captioner)).detach()
     backwards = features.unflatten(0, (B, F)).flip(1).flatten(0, 1)
@@ -98,7 +98,7 @@ def test_only_the_ordered_frames_tell_forwards_from_backwards():
 
 
 def video_git():
-    """GIT made for videos of F frames, what it adds to each frame far from zero."""
+    """GIT for videos of F frames, with large temporal embeddings."""
     model, processor = tiny_git()
     config = copy.deepcopy(model.config)
     config.num_image_with_embedding = F
@@ -111,7 +111,7 @@ def video_git():
     return load_captioner(made.eval(), processor=processor)
 
 
-def test_git_made_for_videos_adds_its_own_places():
+def test_git_for_videos_adds_temporal_embeddings():
     captioner = video_git()
     pixels = pixels_of(captioner)
     features = joined(captioner, pixels)
@@ -124,7 +124,7 @@ def test_git_made_for_videos_adds_its_own_places():
     expected = scored(own[:, -ids.size(1) :], ids)
     supervised = batch["labels"][:, 1:] != -100
     assert_close(captioner.log_probs(batch)[supervised], expected[supervised])
-    assert torch.equal(features, before)  # the model adds its places to a copy
+    assert torch.equal(features, before)  # the model adds its embeddings to a copy
     assert captioner.self_check(batch) < resolution(10)
     settings = {"max_new_tokens": 6, "do_sample": False}
     for beams in (1, 2):
@@ -144,18 +144,18 @@ def test_git_made_for_videos_adds_its_own_places():
     assert (captioner.log_probs(swapped) - captioner.log_probs(batch)).abs().max() > 1e-3
 
 
-def test_who_cannot_says_so():
-    with pytest.raises(
-        ValueError, match=r"'concat', but ClipCapForConditionalGeneration has places .* not of 4\. Use"
-    ):
+def test_unsupported_frame_pooling_raises():
+    with pytest.raises(ValueError, match=r"'concat', but ClipCapForConditionalGeneration accepts .* not of 4\. Use"):
         tiny_captioner("clipcap").check_frame_pooling("concat", 4)
-    with pytest.raises(ValueError, match=r"4 frames, but this GitForCausalLM was made for images"):
+    with pytest.raises(ValueError, match=r"4 frames, but this GitForCausalLM expects images"):
         tiny_captioner("git").check_frame_pooling("concat", 4)
-    with pytest.raises(ValueError, match=r"made for videos of 3 frames"):
+    with pytest.raises(ValueError, match=r"expects videos of 3 frames"):
         video_git().check_frame_pooling("concat", 4)
-    with pytest.raises(ValueError, match=r"'ordered', but GitForCausalLM has places"):
+    with pytest.raises(ValueError, match=r"'ordered', but GitForCausalLM accepts"):
         video_git().check_frame_pooling("ordered", F)
-    with pytest.raises(ValueError, match=r"'native', and BlipForConditionalGeneration is only ever given images"):
+    with pytest.raises(
+        ValueError, match=r"'native', but BlipForConditionalGeneration is only supported with image inputs"
+    ):
         tiny_captioner("blip").check_frame_pooling("native", 4)
     with pytest.raises(ValueError, match=r"frame_pooling is 'max'"):
         pool_frames(torch.ones(4, 2, 3), 2, "max")

@@ -1,4 +1,4 @@
-"""Writing, image features, and scoring of what was written."""
+"""Generation, image features, and scoring of generated captions."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ DECODINGS = {
 
 
 def own_generate(family, model, processor, pixel_values, prompt, **kwargs):
-    """The model's own generate, as its documentation uses it."""
+    """The original `generate`, used as in its documentation."""
     ids = processor.tokenizer(prompt, add_special_tokens=False).input_ids if prompt else []
     if family == "blip":
         row = [processor.tokenizer.cls_token_id, *ids, processor.tokenizer.sep_token_id]
@@ -37,7 +37,7 @@ def own_generate(family, model, processor, pixel_values, prompt, **kwargs):
 @pytest.mark.parametrize("prompt", ["", "a picture of"])
 @pytest.mark.parametrize("decoding", DECODINGS)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_generate_equals_the_models_own(family, decoding, prompt):
+def test_generate_equals_the_original(family, decoding, prompt):
     captioner = tiny_captioner(family, prompt=prompt)
     untouched, processor = tiny_model(family)
     pixel_values = captioner.encode_images(tiny_images(3))["pixel_values"]
@@ -53,7 +53,7 @@ def test_generate_equals_the_models_own(family, decoding, prompt):
     assert got.captions == cached.captions
     N = 3 * kwargs.get("num_return_sequences", 1)
     assert len(got.captions) == len(got.ids) == len(got.ended) == len(got.mask) == N
-    assert len(set(got.captions)) > 1  # the images matter
+    assert len(set(got.captions)) > 1  # captions depend on the images
     for caption, ids, mask, ended in zip(got.captions, got.ids, got.mask, got.ended, strict=True):
         assert not caption.startswith("a picture of") or not prompt
         assert "[" not in caption
@@ -80,12 +80,12 @@ def test_each_image_is_encoded_once(family):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_what_was_written_scores_as_the_model_says(family):
+def test_log_probs_of_generated_captions_equal_the_model(family):
     captioner = tiny_captioner(family, prompt="a picture of ")
     pixel_values = captioner.encode_images(tiny_images(2))["pixel_values"]
     untouched, processor = tiny_model(family)
     has_bias = captioner.output_head(captioner.model).bias is not None
-    if has_bias:  # a likely end, so that some captions are short
+    if has_bias:  # makes the end token likely, so that some captions are short
         for model in (captioner.model, untouched):
             with torch.no_grad():
                 captioner.output_head(model).bias[captioner.eos_token_id] += 2.0
@@ -135,13 +135,13 @@ def test_image_features_give_the_loss_and_gradient_of_the_text_side(family):
     theirs.backward()
     assert_same_gradients(gradients(left.model), gradients(right.model))
     assert not any(p.requires_grad for p in left.vision_tower.parameters())
-    # Several captions an image share its features.
+    # Several captions per image share its features.
     twice = {**right.encode_captions(captions), "image_features": cached["image_features"][:2]}
     apart = {**twice, "image_features": twice["image_features"].repeat_interleave(2, 0)}
     assert_close(right.log_probs(twice), right.log_probs(apart))
 
 
-def test_modes_are_left_as_they_were_and_misuse_is_refused():
+def test_train_mode_is_restored_and_invalid_inputs_raise():
     captioner = tiny_captioner("blip")
     captioner.model.train()
     captioner.vision_tower.eval()
@@ -156,10 +156,10 @@ def test_modes_are_left_as_they_were_and_misuse_is_refused():
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_models_positions_are_not_overrun(family):
+def test_max_new_tokens_is_limited_by_the_models_positions(family):
     captioner = tiny_captioner(family, prompt="a cat ")
     head = captioner.output_head(captioner.base_model)
-    with torch.no_grad():  # never ends
+    with torch.no_grad():  # captions never end
         head.weight[captioner.eos_token_id] = 0
         if head.bias is not None:
             head.bias[captioner.eos_token_id] = -1e4
@@ -171,7 +171,7 @@ def test_the_models_positions_are_not_overrun(family):
     assert not written.ended.any()
 
 
-def test_vision_signature_knows_weights_and_preparation():
+def test_vision_signature_depends_on_weights_and_image_processor():
     left, right, other = tiny_captioner("git"), tiny_captioner("git"), tiny_captioner("git", seed=1)
     assert left.vision_signature() == right.vision_signature()
     assert left.vision_signature() != other.vision_signature()

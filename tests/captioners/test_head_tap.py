@@ -1,4 +1,4 @@
-"""The head tap against the untouched model: loss, gradients, memory, and the first-batch check."""
+"""The head tap equals the unmodified model in loss and gradients; memory; the first-batch check."""
 
 import copy
 import inspect
@@ -29,7 +29,7 @@ def smile(head: HeadInputs) -> dict[str, torch.Tensor]:
 
 
 def native(family: str, batch: dict) -> dict:
-    """The batch in the model's own words, written out a second time."""
+    """The batch with the argument names of the model, written independently of the package."""
     if not family.startswith("vit"):
         return dict(batch)
     inputs = {"pixel_values": batch["pixel_values"], "decoder_input_ids": batch["input_ids"][:, :-1]}
@@ -37,7 +37,7 @@ def native(family: str, batch: dict) -> dict:
 
 
 def plain_logits(family: str, model, batch: dict) -> tuple[torch.Tensor, torch.Tensor]:
-    """Logits and labels, aligned by hand."""
+    """Logits and labels, aligned in the test."""
     inputs = native(family, batch)
     labels = inputs.pop("labels")
     logits = model(**inputs).logits
@@ -54,12 +54,12 @@ def assert_same_gradients(left: dict, right: dict, **how) -> None:
     assert left.keys() == right.keys()
     assert len(left) > 10
     for name in left:
-        # The gradient of an attention's key bias is 0: a sum whose terms cancel.
+        # The gradient of the key bias is 0: the terms of its sum cancel.
         assert_close(left[name], right[name], msg=name, **{"ulps": 64, "magnitude": 1, **how})
 
 
 def pair(family: str, prompt: str = "a picture of "):
-    """A captioner, an untouched copy of its model, and a batch with padding and a prompt."""
+    """A captioner, an unmodified copy of its model, and a batch with padding and a prompt."""
     captioner = tiny_captioner(family, prompt=prompt)
     untouched, _ = tiny_model(family)
     batch = captioner.collate(tiny_images(4), tiny_captions(4))
@@ -68,7 +68,7 @@ def pair(family: str, prompt: str = "a picture of "):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_cross_entropy_and_gradients_equal_the_untouched_model(family):
+def test_cross_entropy_and_gradients_equal_the_unmodified_model(family):
     captioner, untouched, batch = pair(family)
     own = untouched(**native(family, batch)).loss
     own.backward()
@@ -79,14 +79,14 @@ def test_cross_entropy_and_gradients_equal_the_untouched_model(family):
     assert_close(tapped, own)
     assert_close(tapped, plain)
     assert_same_gradients(gradients(captioner.model), gradients(untouched))
-    # Without an objective the model is what it was, and takes the same batch.
+    # Without an objective, the model behaves as before, and takes the same batch.
     torch.testing.assert_close(captioner.model(**batch).loss, own)
     assert captioner.self_check(batch) < resolution(10)
     assert not captioner.use_full_logits
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_smile_equals_full_logits_and_never_makes_them(family):
+def test_smile_equals_full_logits_and_never_builds_them(family):
     captioner, untouched, batch = pair(family)
     T = captioner.align_labels(batch["labels"]).size(1)
     rows = {4 * T, 4 * (T + 1)}
@@ -105,7 +105,7 @@ def test_smile_equals_full_logits_and_never_makes_them(family):
         loss = captioner.model(**batch, head_objective=smile).loss
         loss.backward()
     assert watch.seen == 0
-    with Watch() as watch:  # the watch does see what it should
+    with Watch() as watch:  # control: the watch detects built logits
         captioner.model(**batch)
     assert watch.seen > 0
     logits, labels = plain_logits(family, untouched, batch)
@@ -137,7 +137,7 @@ def test_log_probs_and_entropy_equal_the_softmax(family):
     assert_close(full_entropy, entropy)
 
 
-def test_label_smoothing_of_the_model_is_not_mistaken_for_a_fault(caplog):
+def test_label_smoothing_of_the_model_passes_the_self_check(caplog):
     model, processor = tiny_blip(label_smoothing=0.1)
     captioner = load_captioner(model, processor=processor)
     batch = captioner.collate(tiny_images(2), tiny_captions(2))
@@ -148,7 +148,7 @@ def test_label_smoothing_of_the_model_is_not_mistaken_for_a_fault(caplog):
 
 
 class Scaled(torch.nn.Module):
-    """A planted fault: something follows the projection."""
+    """A planted fault: the logits are changed after the projection."""
 
     def __init__(self, inner):
         super().__init__()
@@ -164,7 +164,7 @@ class Capped(Scaled):
 
 
 @pytest.mark.parametrize("fault", [Scaled, Capped])
-def test_self_check_finds_what_follows_the_head_and_falls_back(fault, caplog):
+def test_self_check_detects_changed_logits_and_falls_back(fault, caplog):
     captioner, untouched, batch = pair("blip")
     for model in (captioner.model, untouched):
         model.text_decoder.cls.predictions = fault(model.text_decoder.cls.predictions)
@@ -185,16 +185,16 @@ def test_self_check_finds_what_follows_the_head_and_falls_back(fault, caplog):
     torch.testing.assert_close(captioner.model(**batch, head_objective=smile).loss, smile_loss(logits, labels))
 
 
-def test_a_loss_that_is_no_plain_cross_entropy_is_told_apart(caplog):
+def test_self_check_reports_a_loss_that_is_not_plain_cross_entropy(caplog):
     captioner, _, batch = pair("git")
     captioner.model.loss_function = lambda *args, **kwargs: torch.tensor(0.5)
     with caplog.at_level(logging.WARNING):
         captioner.self_check(batch)
-    assert "own loss of GitForCausalLM is 0.5" in caplog.text
+    assert "itself computes a loss of 0.5" in caplog.text
     assert not captioner.use_full_logits
 
 
-def test_a_head_that_the_tap_cannot_pass_is_caught(caplog):
+def test_untappable_head_falls_back_to_full_logits(caplog):
     captioner, _, batch = pair("git")
     bias = torch.zeros(captioner.vocab_size)
     output, captioner.model.output = captioner.model.output, torch.nn.Identity()
@@ -224,7 +224,7 @@ def test_activation_checkpointing_gives_the_same_gradient(family):
     captioner.model(**batch, head_objective=mean_cross_entropy).loss.backward()
     untouched.train()(**native(family, batch)).loss.backward()
     assert_same_gradients(gradients(captioner.model), gradients(untouched))
-    # Writing needs the cache, which checkpointing forbids in train mode.
+    # Generation needs the cache, which checkpointing disables in train mode.
     assert captioner.generate(pixel_values=batch["pixel_values"], max_new_tokens=3).ids.shape[0] == 4
     assert captioner.model.training
 
@@ -262,12 +262,12 @@ def test_copies_pickles_and_signatures():
         with torch.no_grad():
             for parameter in other.parameters():
                 parameter.zero_()
-        # The copy computes with its own weights, not with those of the model that it was copied from.
+        # The copy computes with its weights, not with those of the original.
         uniform = other(**batch, head_objective=mean_cross_entropy).loss
         assert uniform.item() == close(torch.tensor(float(captioner.vocab_size)).log().item(), dtype="float32")
 
 
-def test_output_survives_what_accelerate_and_fsdp_do_to_it():
+def test_output_is_preserved_by_accelerate_and_fsdp():
     output = HeadOutput({"loss": torch.ones(())}, log_probs=torch.zeros(2, 3))
     assert output.loss == 1
     assert output["log_probs"].shape == (2, 3)
@@ -278,7 +278,7 @@ def test_output_survives_what_accelerate_and_fsdp_do_to_it():
     assert HeadOutput({k: v.double() for k, v in output.items()}).loss.dtype == torch.float64
 
 
-def test_misuse_is_refused():
+def test_invalid_inputs_raise():
     captioner, untouched, batch = pair("blip")
     with pytest.raises(ValueError, match="needs labels"):
         captioner.model(
@@ -288,20 +288,20 @@ def test_misuse_is_refused():
         captioner.model(batch["pixel_values"], head_objective=LogProbsObjective())
     with pytest.raises(ValueError, match="positions for"):
         captioner.model(**{**batch, "labels": torch.zeros(4, 30).long()}, head_objective=LogProbsObjective())
-    with pytest.raises(ValueError, match="cannot be shared among"):
+    with pytest.raises(ValueError, match="cannot be divided evenly among"):
         captioner.model(**{**batch, "pixel_values": batch["pixel_values"][:3]}, head_objective=LogProbsObjective())
     untouched.forward = lambda **kwargs: None
-    with pytest.raises(ValueError, match="replaced before"):
+    with pytest.raises(ValueError, match="already been replaced"):
         tap_head(untouched, type(captioner))
 
 
-def test_a_head_cut_by_tensor_parallelism_is_refused():
+def test_head_sharded_by_tensor_parallelism_raises():
     head, hidden = torch.nn.Linear(4, 6, bias=False), torch.randn(1, 2, 4)
     assert head_projection(head, hidden)[1] is head.weight
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         head.weight = torch.nn.Parameter(distribute_tensor(head.weight.detach(), DeviceMesh("cpu", [0]), [Shard(0)]))
-        with pytest.raises(ValueError, match=r"a sharded DTensor here\. Use FSDP2 or ZeRO-3, which gather it"):
+        with pytest.raises(ValueError, match=r"a sharded DTensor\. Use FSDP2 or ZeRO-3, which gather it"):
             head_projection(head, hidden)
     finally:
         dist.destroy_process_group()

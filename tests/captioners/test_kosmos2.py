@@ -1,4 +1,4 @@
-"""Kosmos-2 against its own processor and model."""
+"""Kosmos-2 equals its original processor and model."""
 
 import pytest
 import torch
@@ -34,7 +34,7 @@ class TestKosmos2(FamilySuite):
         return ids[0, inputs["input_ids"].size(1) :].tolist()
 
 
-def test_the_image_stands_in_its_place():
+def test_image_tokens_are_at_the_right_positions():
     model, processor = tiny_family("kosmos2")
     captioner = load_captioner(model, processor=processor, prompt="An image of")
     side = captioner.fixed_side_inputs(1)
@@ -50,7 +50,7 @@ def test_the_image_stands_in_its_place():
     assert load_captioner(model, processor=processor).prompt == "An image of"
 
 
-def test_a_processor_that_does_not_fit():
+def test_processor_of_another_model_raises():
     model, processor = tiny_family("kosmos2")
     with pytest.raises(ValueError, match="has no eoi_token"):
         load_captioner(model, processor=ProcessorPair(processor.image_processor, processor.tokenizer))

@@ -1,4 +1,4 @@
-"""Oddities of published checkpoints, each as a small checkpoint: it loads as the same model in today's layout, or says why not."""
+"""Unusual layouts of published checkpoints: each small one loads like the same model in the current layout, or raises."""
 
 import json
 import shutil
@@ -38,7 +38,7 @@ def captions(captioner):
 
 
 def in_files_of_their_own(folder):
-    """The image processor beside, not inside, processor_config.json: as transformers 4 saved it."""
+    """Save the image processor separately from processor_config.json, as transformers 4 did."""
     content = json.loads((folder / "processor_config.json").read_text())
     (folder / "preprocessor_config.json").write_text(json.dumps(content.pop("image_processor")))
     (folder / "processor_config.json").unlink()
@@ -71,8 +71,8 @@ def test_vit_feature_extractor(key, tmp_path):
     assert captions(again) == captions(captioner)
 
 
-def test_florence_2_whose_processor_is_code_of_its_own(tmp_path):
-    """As microsoft/Florence-2-base: `RobertaTokenizer has no attribute image_token`."""
+def test_florence_2_with_a_custom_code_processor_raises(tmp_path):
+    """Like microsoft/Florence-2-base: `RobertaTokenizer has no attribute image_token`."""
     model, processor = tiny_family("florence2")
     saved(tmp_path, model, processor)
     in_files_of_their_own(tmp_path)
@@ -83,14 +83,14 @@ def test_florence_2_whose_processor_is_code_of_its_own(tmp_path):
     code = {"AutoProcessor": "processing_florence2.Florence2Processor"}
     edit(tmp_path, "preprocessor_config.json", auto_map=code, processor_class="Florence2Processor")
     with pytest.raises(
-        ValueError, match=r"brings code of its own \(auto_map\), which is never run here.*florence-community"
+        ValueError, match=r"needs custom code \(auto_map\), which is never executed here.*florence-community"
     ):
         load_captioner(tmp_path)
 
 
 @pytest.mark.parametrize("kept", ["text_config", "top", "nowhere"])
 def test_dtype_in_the_text_configuration_alone(kept, tmp_path):
-    """As Qwen3-VL: `config.dtype` is None, and the weights are bf16."""
+    """Like Qwen3-VL: `config.dtype` is None, and the weights are bf16."""
     model, processor = tiny_chat("qwen3_vl")
     saved(tmp_path, model.to(torch.bfloat16), processor)
     config = edit(tmp_path, "config.json", dtype="bfloat16" if kept == "top" else None)
@@ -134,14 +134,14 @@ def test_no_safetensors_and_no_generation_config(tmp_path):
 
 @pytest.mark.parametrize("language", ["t5", "opt"])
 def test_blip_2_without_an_image_token(language, tmp_path):
-    """As saved before transformers 4.47: the same captions as with one."""
+    """A checkpoint saved before transformers 4.47 gives the same captions as a current one."""
     model, processor = tiny_family(f"blip2-{language}")
     expected = captions(load_captioner(model, processor=processor, prompt=""))
     old = tmp_path / "old"
     saved(old, model, processor)
     in_files_of_their_own(old)
     edit(old, "config.json", image_token_index=None, image_token_id=None)
-    # The vocabulary is full, so that the new token wants a new row; its embedding is never read.
+    # The vocabulary is full, so that the new token needs a new row; its embedding is not used.
     path = old / "tokenizer.json"
     content = json.loads(path.read_text())
     content["added_tokens"] = [token for token in content["added_tokens"] if token["content"] != "<image>"]
@@ -163,7 +163,7 @@ def test_blip_2_without_an_image_token(language, tmp_path):
     assert captions(load_captioner(tmp_path / "again")) == expected
 
 
-def test_a_quantization_that_is_not_installed(tmp_path):
+def test_quantization_that_is_not_installed_raises(tmp_path):
     model, processor = tiny_chat("qwen2_vl")
     saved(tmp_path, model, processor)
     awq = {"bits": 4, "group_size": 128, "quant_method": "awq", "version": "gemm", "zero_point": True}
@@ -172,8 +172,8 @@ def test_a_quantization_that_is_not_installed(tmp_path):
         load_captioner(tmp_path)
 
 
-def test_an_image_processor_that_is_missing(tmp_path):
-    """As the community's Florence-2 without its preprocessor_config.json."""
+def test_missing_image_processor_raises(tmp_path):
+    """Like florence-community's Florence-2 without preprocessor_config.json."""
     model, processor = tiny_family("florence2")
     saved(tmp_path, model, processor)
     in_files_of_their_own(tmp_path)
@@ -185,7 +185,7 @@ def test_an_image_processor_that_is_missing(tmp_path):
         load_captioner(tmp_path)
 
 
-def test_a_scorer_without_a_tokenizer(tmp_path):
+def test_scorer_without_a_tokenizer_raises(tmp_path):
     from hf_captionrl.scenes.models import model_path
 
     clip = shutil.copytree(model_path("scenes:clip-judge"), tmp_path / "clip")
@@ -195,7 +195,7 @@ def test_a_scorer_without_a_tokenizer(tmp_path):
         load_scorer(clip)
 
 
-def test_weights_of_half_precision_keep_their_type(tmp_path):
+def test_half_precision_weights_keep_their_dtype(tmp_path):
     tiny_captioner("blip").save_pretrained(tmp_path)
     state = {name: value.half() for name, value in load_file(tmp_path / "model.safetensors").items()}
     save_file(state, tmp_path / "model.safetensors", {"format": "pt"})

@@ -1,4 +1,4 @@
-"""Chat models read videos by their own video inputs: what a captioner makes of them is what the model's own class makes."""
+"""A captioner with native video inputs gives the same results as the model's original class."""
 
 import copy
 import functools
@@ -29,7 +29,7 @@ SIZES = ((40, 24), (24, 40), (30, 30))
 def _made(model_type):
     model, processor = tiny_chat(model_type)
     if model_type == "smolvlm":
-        processor.chat_template = DEFAULT_CHAT_TEMPLATE  # its processor takes this one for videos, whatever it has
+        processor.chat_template = DEFAULT_CHAT_TEMPLATE  # its processor always uses this one for videos
     if model_type.startswith("qwen"):
         video = type(processor.video_processor)
         processor.video_processor = video(patch_size=8, size={"shortest_edge": 1, "longest_edge": 1})
@@ -38,11 +38,11 @@ def _made(model_type):
 
 @functools.cache
 def built(model_type):
-    """The model as its class made it, and a captioner of a copy."""
+    """A model of the original class, and a captioner of a copy."""
     model, processor = _made(model_type)
     with torch.no_grad():
         for name, value in model.named_parameters():
-            # Or random models attend to everything alike, hardly see order, and find all words equally good.
+            # Larger weights: otherwise random models attend uniformly, ignore order, and assign equal probabilities.
             if name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight", "lm_head.weight")):
                 value.mul_(8)
     captioner = load_captioner(copy.deepcopy(model), processor=processor, prompt="what moves?")
@@ -52,7 +52,7 @@ def built(model_type):
 
 @functools.cache
 def videos():
-    """Coloured noise, brighter from frame to frame, each in another shape."""
+    """Videos of coloured noise that gets brighter, with different image sizes."""
     random = np.random.default_rng(0)
 
     def frame(f, width, height):
@@ -63,7 +63,7 @@ def videos():
 
 
 def own_inputs(captioner, frames):
-    """What the model's own processor makes of a video and the question."""
+    """The processor's output for a video and the question."""
     content = [{"type": "video"}, {"type": "text", "text": captioner.prompt}]
     turn = captioner.processor.apply_chat_template(
         [{"role": "user", "content": content}], add_generation_prompt=True, tokenize=False
@@ -101,7 +101,7 @@ def features_of(captioner, some):
 
 
 @pytest.mark.parametrize("model_type", NATIVE)
-def test_log_probs_are_those_of_the_models_own_class(model_type):
+def test_log_probs_equal_the_original_class(model_type):
     model, captioner = built(model_type)
     features = features_of(captioner, videos())
     assert features.shape[:1] == (3,)
@@ -116,7 +116,7 @@ def test_log_probs_are_those_of_the_models_own_class(model_type):
         assert_close(whole[row][supervised], expected)
     assert captioner.self_check(batch) < resolution(10)
     assert not captioner.use_full_logits
-    # Three captions a video: the features of each are those of its own video.
+    # Three captions per video: each uses the features of its video.
     many = captioner.collate(None, [c for c in CAPTIONS for _ in range(3)], image_features=features)
     assert_close(captioner.log_probs(many)[::3], found)
     backwards = captioner.collate(None, CAPTIONS, image_features=features_of(captioner, [v[::-1] for v in videos()]))
@@ -124,7 +124,7 @@ def test_log_probs_are_those_of_the_models_own_class(model_type):
 
 
 @pytest.mark.parametrize("model_type", NATIVE)
-def test_captions_are_those_of_the_models_own_generate(model_type):
+def test_captions_equal_the_original_generate(model_type):
     model, captioner = built(model_type)
     features = features_of(captioner, videos())
     tokens = {model.config.image_token_id, getattr(model.config, "video_token_id", model.config.image_token_id)}
@@ -149,7 +149,7 @@ def test_captions_are_those_of_the_models_own_generate(model_type):
 
 
 @pytest.mark.parametrize("model_type", ["llava_onevision", "smolvlm"])
-def test_images_are_still_images(model_type):
+def test_images_are_still_accepted(model_type):
     model, captioner = built(model_type)
     image = videos()[0][0]
     expected = load_captioner(copy.deepcopy(model), processor=captioner.processor, prompt=captioner.prompt)
@@ -158,7 +158,7 @@ def test_images_are_still_images(model_type):
 
 
 @pytest.mark.parametrize("model_type", ["idefics3", "llava", "paligemma", "gemma3"])
-def test_chat_models_without_video_inputs_say_so(model_type):
+def test_chat_models_without_video_inputs_raise(model_type):
     model, processor = tiny_chat(model_type)
     captioner = load_captioner(model, processor=processor)
     with pytest.raises(
@@ -168,41 +168,41 @@ def test_chat_models_without_video_inputs_say_so(model_type):
     assert captioner.native_frames == 0
 
 
-def test_others_without_video_inputs_say_so():
+def test_other_families_without_video_inputs_raise():
     blip2, processor = tiny_family("blip2-opt")
     for captioner in (tiny_captioner("blip"), load_captioner(blip2, processor=processor)):
-        with pytest.raises(ValueError, match=r"'native', and Blip\w+ is only ever given images here"):
+        with pytest.raises(ValueError, match=r"'native', but Blip\w+ is only supported with image inputs"):
             captioner.check_frame_pooling("native", F)
         with pytest.raises(ValueError, match=r"Blip\w+ has no video inputs"):
             captioner.encode_videos(videos())
 
 
 @pytest.mark.parametrize("model_type", ["qwen2_vl", "qwen3_vl"])
-def test_videos_of_their_own_size_are_refused(model_type):
+def test_processors_without_a_fixed_video_size_raise(model_type):
     model, processor = tiny_chat(model_type)
     processor.video_processor.patch_size = 8
     captioner = load_captioner(model, processor=processor)
-    with pytest.raises(ValueError, match=r"more tokens of some videos of 4 frames than of others"):
+    with pytest.raises(ValueError, match=r"returns different numbers of tokens for videos of 4 frames"):
         captioner.check_frame_pooling("native", F)
     assert captioner.native_frames == 0
 
 
-def test_templates_that_cannot_are_refused():
+def test_templates_without_a_video_token_or_with_another_ending_raise():
     model, processor = tiny_chat("llava_onevision")
     processor.chat_template = processor.chat_template.replace("<video>", "")
-    with pytest.raises(ValueError, match=r"has no place for a video: it writes"):
+    with pytest.raises(ValueError, match=r"does not render one video token:"):
         load_captioner(model, processor=processor).check_frame_pooling("native", F)
-    processor.chat_template = None  # then the video's token and the prompt, a line each
+    processor.chat_template = None  # then the video token and the prompt, on separate lines
     captioner = load_captioner(model, processor=processor, prompt="what?")
     captioner.check_frame_pooling("native", F)
     assert captioner.tokenizer.decode(captioner.fixed_side_inputs(1)["prefix_ids"][0]).endswith("<video>\nwhat?")
     model, processor = tiny_chat("smolvlm")
-    with pytest.raises(ValueError, match=r"does not end alike with a video"):
+    with pytest.raises(ValueError, match=r"ends with token \d+ after a video and with token \d+ after an image"):
         load_captioner(model, processor=processor).check_frame_pooling("native", F)
 
 
 def clips(number):
-    """Moving scenes, of which F frames are looked at."""
+    """Moving scenes, of which F frames are sampled."""
     data = load_moving_scenes(num_train=number, num_validation=0, num_test=0)["train"]
     return data.add_column("video_frames", [F] * number)
 
@@ -236,7 +236,7 @@ def test_a_step_of_smile_on_moving_scenes(tmp_path):
     assert not any("vision_tower" in n or "projector" in n or "newline" in n for n in changed)
     assert "image_newline" in tower
     assert len(trainer.generate_captions(data)) == 6
-    # One video, as the trainer saw it, is what the processor makes of it.
+    # The trainer's inputs for one video equal the processor's output.
     found = vision_tower_features(captioner, data, cache_dir=str(tmp_path / "cache"), frame_pooling="native")
     expected = features_of(captioner, [sample_frames(data[0]["image"], F)])
     torch.testing.assert_close(torch.tensor(np.array(found[0])), expected[0])
@@ -248,11 +248,11 @@ def test_a_step_of_smile_on_moving_scenes(tmp_path):
     )
     loaded.check_frame_pooling("native", F)
     assert loaded.video_signature() == captioner.video_signature()
-    with pytest.raises(ValueError, match=r"'native', a model's own way to read videos, but the data are images"):
+    with pytest.raises(ValueError, match=r"'native', a model's own video inputs, but the data are images"):
         vision_tower_features(captioner, data.remove_columns("video_frames"), frame_pooling="native")
 
 
-def test_a_cache_asks_for_whole_videos(tmp_path):
+def test_native_frame_pooling_needs_videos(tmp_path):
     data = clips(3)
     asked = []
 

@@ -1,4 +1,4 @@
-"""Pix2Struct against its own processor and model."""
+"""Pix2Struct equals its original processor and model."""
 
 import pytest
 import torch
@@ -30,12 +30,12 @@ class TestPix2Struct(FamilySuite):
         return ids[0, 1 + before.size(1) :].tolist()
 
     def test_gradient_checkpointing_changes_nothing(self, captioner, images):
-        # transformers has no support for it; the model says so.
+        # transformers does not support it.
         with pytest.raises(ValueError, match="does not support activation checkpointing"):
             captioner.model.gradient_checkpointing_enable()
 
 
-def test_padding_is_never_looked_at():
+def test_padding_does_not_affect_the_result():
     model, processor = tiny_family("pix2struct")
     captioner = load_captioner(model, processor=processor)
     wide = tiny_images(1, size=20)[0].resize((60, 12))
@@ -52,7 +52,7 @@ def test_padding_is_never_looked_at():
     )
 
 
-def test_questions_painted_above_the_image_are_refused():
+def test_checkpoint_with_rendered_questions_raises():
     model, processor = tiny_family("pix2struct")
     processor.image_processor.is_vqa = True
     with pytest.raises(ValueError, match="answers questions"):

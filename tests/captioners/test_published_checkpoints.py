@@ -1,4 +1,4 @@
-"""Sixteen published layouts with tiny weights: load, caption, one step of each kind, save, reload; or the error that they deserve."""
+"""Sixteen published layouts with tiny weights: load, caption, one step of each kind, save, reload, or the right error."""
 
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from tests.tiny import tiny_images
 from tests.trainers import one_step, rl_step
 
 pytestmark = [
+    pytest.mark.slow,  # test_layouts.py has each of their peculiarities in a fixture of our own
     pytest.mark.skipif(not PLACE.is_dir(), reason="no published configurations on this machine"),
     pytest.mark.usefixtures("pickles_in_this_process"),
 ]
@@ -35,11 +36,11 @@ CAPTIONERS = {
     "Qwen__Qwen3-VL-8B-Instruct": (torch.bfloat16, "sharded safetensors"),
 }
 SLOW = ("SmolVLM-256M", "Qwen3-VL-4B", "blip2-flan-t5-xl--pre")
-"""Long sequences, and layouts that another one stands for."""
+"""Long sequences, and layouts that are equivalent to another one."""
 
 INCOMPLETE = {
     "HuggingFaceTB__SmolVLM2-256M-Video-Instruct--partial": (FileNotFoundError, "no tokenizer or no image processor"),
-    "microsoft__Florence-2-base": (ValueError, r"brings code of its own \(auto_map\).*florence-community"),
+    "microsoft__Florence-2-base": (ValueError, r"needs custom code \(auto_map\).*florence-community"),
     "florence-community__Florence-2-large": (ValueError, r"cannot be loaded from processor_config\.json"),
     "google__pix2struct-textcaps-base": (FileNotFoundError, "no tokenizer or no image processor"),
 }
@@ -66,7 +67,7 @@ def captions(captioner):
 
 
 def published(name, folder):
-    """A layout with weights; pickles are refused, and converted as the error says."""
+    """A layout with weights. Pickles are rejected, and converted as the error recommends."""
     dtype, formats = CAPTIONERS[name]
     drop = ("quantization_config",) if "AWQ" in name else ()
     shrunken(name, folder, dtype=dtype, formats=formats, drop=drop)
@@ -114,7 +115,7 @@ def changed(before, after):
     return any(not torch.equal(value, after[name]) for name, value in before.items())
 
 
-def test_a_quantization_whose_library_is_missing(tmp_path):
+def test_missing_quantization_library_raises(tmp_path):
     folder = shrunken("Qwen__Qwen2-VL-2B-Instruct-AWQ", tmp_path / "m", dtype=torch.float16, formats="safetensors")
     with pytest.raises(ValueError, match=r"needs a library that is not installed|is quantized with 'awq'"):
         load_captioner(folder)
@@ -132,7 +133,7 @@ SCORERS = {"google__siglip-base-patch16-256": "float32", "google__siglip2-base-p
 
 @pytest.mark.parametrize("name", SCORERS)
 def test_scorer(name, tmp_path):
-    """Their tokenizers are not there: without one the error says so; with another one features can be computed."""
+    """These layouts have no tokenizer: loading raises; with another tokenizer, features can be computed."""
     from tests.retrieval.tiny_scorers import make_tokenizer
 
     folder = shrunken(name, tmp_path / "m", dtype=torch.float32, formats="safetensors")
@@ -151,7 +152,7 @@ def test_scorer(name, tmp_path):
 
 
 def test_language_model(tmp_path):
-    """GPT-2: as the language model of ClipCap, and as the one that judges fluency."""
+    """GPT-2 as the language model of ClipCap and of the fluency metric."""
     folder = shrunken("openai-community__gpt2", tmp_path / "m", dtype=torch.float32, formats="safetensors")
     torch.save({"a": torch.ones(1)}, folder / "pytorch_model.bin")  # beside the safetensors, as published
     model, tokenizer = language_model_of_metrics(str(folder))

@@ -1,4 +1,4 @@
-"""Captions of an image share its keys and values: the same numbers as with the image repeated, and less work."""
+"""Captions that share the keys and values of an image give the same numbers as repeated images, with less computation."""
 
 import copy
 import pickle
@@ -48,7 +48,7 @@ OTHER_DECODERS = {"rembert": BERT}
 
 
 def grouped(captioner, dtype=torch.float64):
-    """N captions and B images, as a trainer of RL has them; the same with N images."""
+    """A batch of N captions and B images, as in RL training, and the same batch with N images."""
     captioner.model.to(dtype)
     pixel_values = captioner.encode_images(tiny_images(B))["pixel_values"].to(dtype)
     shared = {**captioner.encode_captions(tiny_captions(N)), "pixel_values": pixel_values}
@@ -64,7 +64,7 @@ def scores_and_gradients(captioner, batch, **kwargs):
 
 
 def assert_shared_equals_repeated(captioner, batches=None, *, repeat_pixels=False, **kwargs):
-    """Against N rows of features, repeated here and with their graph, or against N images."""
+    """Compare with N rows of features, repeated in the test and differentiable, or with N images."""
     shared, repeated = batches or grouped(captioner)
     found, found_gradients = scores_and_gradients(captioner, shared, **kwargs)
     if not repeat_pixels:
@@ -82,13 +82,13 @@ def assert_shared_equals_repeated(captioner, batches=None, *, repeat_pixels=Fals
 
 
 def cross_keys(captioner):
-    """The modules that make keys from the image, by the names of each family."""
+    """The modules that compute keys from the image, by their names in each family."""
     ends = ("crossattention.self.key", "crossattention.c_attn", "encoder_attn.k_proj")
     return [module for name, module in captioner.base_model.named_modules() if name.endswith(ends)]
 
 
 def rows_seen(modules):
-    """The batch size of every call of the modules from now on."""
+    """Records the batch size of every later call of the modules."""
     rows = []
     for module in modules:
         module.register_forward_pre_hook(lambda module, args: rows.append(args[0].size(0)))
@@ -106,13 +106,13 @@ def test_shared_equals_repeated(family, mode):
     assert captioner.base_model.folds_cross_attention == (family in FOLDING)
     assert_shared_equals_repeated(captioner)
     assert_shared_equals_repeated(captioner, temperature=0.7)
-    if family != "git":  # whose vision tower works in float32 here and there
+    if family != "git":  # parts of its vision tower compute in float32
         assert_shared_equals_repeated(captioner, repeat_pixels=True)
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 @pytest.mark.parametrize("family", ["vit-gpt2", "vit-bert"])
-def test_kinds_of_attention(family, attention):
+def test_attention_implementations(family, attention):
     captioner = tiny_captioner(family)
     captioner.model.set_attn_implementation(attention)
     assert_shared_equals_repeated(captioner)
@@ -125,7 +125,7 @@ def test_lora(family, tune, checkpointing):
     captioner = tiny_captioner(family)
     captioner.add_lora(tune, r=2)
     for name, parameter in captioner.model.named_parameters():
-        if "lora_B" in name:  # zero at first, which would hide the other factor
+        if "lora_B" in name:  # initially zero, which would hide errors in lora_A
             torch.nn.init.normal_(parameter, std=0.1)
     if checkpointing:
         captioner.model.enable_input_require_grads()
@@ -160,12 +160,12 @@ def test_gradient_checkpointing_folds_again_in_backward(family, reentrant):
     assert_shared_equals_repeated(captioner, batches)
     keys = rows_seen(cross_keys(captioner))
     captioner.log_probs(batches[0]).sum().backward()
-    assert keys == [B] * 2 * LAYERS  # once forward, once recomputed, in each layer
+    assert keys == [B] * 2 * LAYERS  # forward and recomputation, in each layer
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
 @pytest.mark.parametrize("family", FOLDING)
-def test_copies_share_too(family, copied):
+def test_copies_share_keys_too(family, copied):
     captioner = tiny_captioner(family)
     shared, _ = grouped(captioner)
     expected = captioner.log_probs(shared)
@@ -180,7 +180,7 @@ def test_copies_share_too(family, copied):
 
 
 @pytest.mark.parametrize("family", FOLDING)
-def test_image_features_are_shared_as_pixels_are(family):
+def test_image_features_are_shared_like_pixels(family):
     captioner = tiny_captioner(family)
     shared, repeated = grouped(captioner)
     features = captioner.image_features(shared.pop("pixel_values")).detach()
@@ -188,16 +188,16 @@ def test_image_features_are_shared_as_pixels_are(family):
     found = captioner.log_probs({**shared, "image_features": features})
     assert keys == [B] * LAYERS
     assert_close(found, captioner.log_probs(repeated))
-    # The model's own output, without an objective: as many rows as captions.
+    # Without an objective, the model's output has one row per caption.
     own = captioner.model(**shared, image_features=features)
     assert own.logits.size(0) == N
     captioner.use_full_logits = True
-    full = captioner.log_probs({**shared, "image_features": features})  # of float32 logits
+    full = captioner.log_probs({**shared, "image_features": features})  # from float32 logits
     assert_close(full, found, check_dtype=False)
 
 
 @pytest.mark.parametrize("family", ["vit-gpt2", "vit-bert"])
-def test_recorded_attention_has_a_row_a_caption(family):
+def test_recorded_attention_has_one_row_per_caption(family):
     captioner = tiny_captioner(family)
     captioner.model.set_attn_implementation("eager")
     shared, repeated = grouped(captioner)
@@ -209,8 +209,8 @@ def test_recorded_attention_has_a_row_a_caption(family):
 
 
 @pytest.mark.parametrize("family", FOLDING)
-def test_captions_in_another_order_do_not_score_the_same(family):
-    """Negative control: G captions of an image stand in a row, not one of every image by turns."""
+def test_captions_in_another_order_score_differently(family):
+    """Negative control: the G captions of an image are consecutive, not interleaved with those of other images."""
     captioner = tiny_captioner(family)
     shared, repeated = grouped(captioner)
     interleaved = {**repeated, "pixel_values": shared["pixel_values"].repeat(G, 1, 1, 1)}
@@ -221,18 +221,18 @@ def test_captions_in_another_order_do_not_score_the_same(family):
 
 
 @pytest.mark.parametrize("family", FOLDING)
-def test_what_cannot_be_shared_is_refused(family):
+def test_uneven_number_of_captions_raises(family):
     captioner = tiny_captioner(family)
     batch = captioner.encode_captions(tiny_captions(5))
-    with pytest.raises(ValueError, match="5 captions cannot be shared among 2 images"):
+    with pytest.raises(ValueError, match="5 captions cannot be divided evenly among 2 images"):
         captioner.log_probs({**batch, "pixel_values": captioner.encode_images(tiny_images(2))["pixel_values"]})
 
 
-def test_a_module_refuses_too_and_repeats_where_there_is_a_mask():
+def test_folded_module_raises_for_uneven_rows_and_repeats_with_a_mask():
     captioner = tiny_captioner("vit-bert")
     attention = captioner.base_model.decoder.bert.encoder.layer[0].crossattention.self
     text, image = torch.randn(N, 4, HIDDEN), torch.randn(B, 5, HIDDEN)
-    with pytest.raises(ValueError, match="captions cannot be shared"):
+    with pytest.raises(ValueError, match="captions cannot be divided evenly"):
         attention(text[:5], image)
     mask = torch.randn(N, 1, 1, 5)
     expected = attention(text, image.repeat_interleave(G, 0), mask)[0]
@@ -261,8 +261,8 @@ def test_samples_are_those_of_repeated_images(family, prompt, dtype):
     assert found.captions == expected.captions
     assert [shape[0] for shape in towers if shape[-1] > 1] == [B]
     if family in FOLDING:
-        assert keys == [B] * LAYERS  # at the first token; afterwards they are remembered
-    # The same through a generation config, which the arguments are laid upon.
+        assert keys == [B] * LAYERS  # at the first token; later tokens use the cache
+    # The same with a generation config, which the arguments override.
     torch.manual_seed(3)
     config = GenerationConfig(do_sample=True, top_k=0, num_return_sequences=G)
     again = captioner.generate(pixel_values=pixel_values, generation_config=config, max_new_tokens=8)
@@ -271,7 +271,7 @@ def test_samples_are_those_of_repeated_images(family, prompt, dtype):
 
 @pytest.mark.parametrize("settings", [{}, {"num_beams": 3}, {"num_beams": 4, "num_return_sequences": 2}])
 @pytest.mark.parametrize("family", FOLDING)
-def test_other_decodings_are_left_alone(family, settings):
+def test_other_decodings_are_not_changed(family, settings):
     captioner = tiny_captioner(family)
     pixel_values = captioner.encode_images(tiny_images(B))["pixel_values"]
     found = captioner.generate(pixel_values=pixel_values, max_new_tokens=6, **settings).ids
@@ -283,7 +283,7 @@ def test_other_decodings_are_left_alone(family, settings):
         captioner.generate(pixel_values=pixel_values, max_new_tokens=6, num_return_sequences=G)
 
 
-def test_the_models_own_beams_win_over_samples():
+def test_beams_in_the_models_generation_config_are_respected():
     captioner = tiny_captioner("vit-gpt2")
     captioner.base_model.generation_config.num_beams = 2
     pixel_values = captioner.encode_images(tiny_images(B))["pixel_values"]
@@ -293,7 +293,7 @@ def test_the_models_own_beams_win_over_samples():
 
 
 @pytest.mark.parametrize("decoding", [{}, {"num_beams": 3}, {"do_sample": True, "num_return_sequences": G}])
-def test_the_connector_runs_once_in_generation(decoding):
+def test_connector_runs_once_per_generation(decoding):
     captioner = tiny_captioner("vit-gpt2")
     connector = captioner.base_model.enc_to_dec_proj
     products = []
@@ -315,7 +315,7 @@ def test_the_connector_runs_once_in_generation(decoding):
 
 
 def with_decoder(kind, settings):
-    """ViT and another decoder."""
+    """A captioner of ViT and another decoder."""
     torch.manual_seed(0)
     _, processor = tiny_vit_bert()
     tokenizer = processor.tokenizer
@@ -333,7 +333,9 @@ def with_decoder(kind, settings):
     return model, processor
 
 
-@pytest.mark.parametrize("kind", [*FOLDING_DECODERS, *OTHER_DECODERS])
+@pytest.mark.parametrize(
+    "kind", [*FOLDING_DECODERS, *(pytest.param(kind, marks=pytest.mark.slow) for kind in OTHER_DECODERS)]
+)
 def test_decoders_of_transformers(kind):
     model, processor = with_decoder(kind, {**FOLDING_DECODERS, **OTHER_DECODERS}[kind])
     captioner = load_captioner(model, processor=processor)
@@ -350,7 +352,7 @@ def test_decoders_of_transformers(kind):
     assert keys == [B if kind in FOLDING_DECODERS else N] * 2
 
 
-def test_a_module_with_a_forward_of_its_own_is_left_alone():
+def test_module_with_a_patched_forward_is_not_changed():
     model, _ = tiny_vit_bert()
     attention = model.decoder.bert.encoder.layer[0].crossattention.self
     attention.forward = attention.forward
@@ -366,8 +368,8 @@ def test_a_module_with_a_forward_of_its_own_is_left_alone():
 
 
 @pytest.mark.parametrize("family", FOLDING)
-def test_a_wrong_fold_is_noticed(family, monkeypatch):
-    """Negative control of the comparison itself: captions folded to the wrong images."""
+def test_wrong_folding_is_detected(family, monkeypatch):
+    """Negative control: the comparison fails if captions are folded to the wrong images."""
     captioner = tiny_captioner(family)
     monkeypatch.setattr(
         shared_cross_attention,

@@ -1,4 +1,4 @@
-"""The default scorer from a cache in the Hub's layout, without a connection."""
+"""Loads the default scorer from a cache in the Hub's layout, without a connection."""
 
 import hashlib
 import shutil
@@ -21,7 +21,7 @@ SOURCE = Path(model_path("scenes:clip-judge"))
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
-    """An empty repository in a cache, and no connection."""
+    """An empty repository in a cache, without a connection."""
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     folder = tmp_path / "models--openai--clip-vit-base-patch32"
@@ -31,7 +31,7 @@ def cache(tmp_path, monkeypatch):
 
 
 def download(cache, revision, commit, *names):
-    """Files as the client leaves them: blobs by their hash, links to them in the snapshot, the revision's commit."""
+    """Create the files of a download: blobs named by their hash, links to them in the snapshot, the commit of the revision."""
     path = cache / "refs" / revision
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(commit)
@@ -56,7 +56,7 @@ def pickle_in(cache, commit):
     "layout", ["weights in the pull request", "all in the pull request", "all in both", "on main"]
 )
 def test_default_scorer_from_a_cache(layout, cache):
-    if layout == "weights in the pull request":  # what transformers leaves
+    if layout == "weights in the pull request":  # as after loading with transformers
         download(cache, "main", MAIN, *SMALL)
         pickle_in(cache, MAIN)
         download(cache, "refs/pr/15", PULL, WEIGHTS)
@@ -75,7 +75,7 @@ def test_default_scorer_from_a_cache(layout, cache):
 
 
 @pytest.mark.parametrize("layout", ["pickle", "configuration", "nothing"])
-def test_a_cache_without_safetensors_says_what_to_do(layout, cache):
+def test_cache_without_safetensors_raises_with_a_remedy(layout, cache):
     if layout != "nothing":
         download(cache, "main", MAIN, *SMALL)
     if layout == "pickle":
@@ -84,7 +84,7 @@ def test_a_cache_without_safetensors_says_what_to_do(layout, cache):
         load_scorer(NAME)
     said = str(caught.value)
     if layout == "nothing":
-        assert "offline, only folders and models that were downloaded before" in said
+        assert "Offline, only folders and downloaded models" in said
         return
     assert said.startswith(f"'{NAME}' has no weights in safetensors")
     assert ("it has pytorch_model.bin" in said) == (layout == "pickle")
@@ -92,8 +92,8 @@ def test_a_cache_without_safetensors_says_what_to_do(layout, cache):
     assert "use_safetensors" not in said
 
 
-def test_the_message_works(cache, tmp_path, capsys):
-    """The command that it names, with the name that it names, from the same cache."""
+def test_command_in_the_error_message_works(cache, tmp_path, capsys):
+    """Run with the name in the message and the same cache."""
     download(cache, "main", MAIN, *SMALL)
     pickle_in(cache, MAIN)
     assert main(["convert", NAME, str(tmp_path / "out")]) == 0
@@ -102,7 +102,7 @@ def test_the_message_works(cache, tmp_path, capsys):
     assert torch.equal(load_scorer(tmp_path / "out").text_features(["a red pig"]), expected)
 
 
-def test_a_folder_with_the_files_of_both_revisions(tmp_path):
+def test_folder_with_the_files_of_both_revisions(tmp_path):
     shutil.copytree(SOURCE, tmp_path / "clip")
     torch.save({"a": torch.ones(1)}, tmp_path / "clip" / "pytorch_model.bin")
     expected = load_scorer(SOURCE).text_features(["a red pig"])

@@ -1,4 +1,4 @@
-"""Damaged and hostile files of a checkpoint: one sentence with the file's name, exit code 2 from the command line."""
+"""Damaged and malicious checkpoint files give an error with the file name, and exit code 2 on the command line."""
 
 import json
 import shutil
@@ -19,7 +19,7 @@ from tests.tiny import tiny_captioner
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
-    """A folder of a small captioner, with the processor in files of their own as the Hub has them."""
+    """A folder with a small captioner; image processor and tokenizer are in separate files, as on the Hub."""
     folder = tmp_path_factory.mktemp("saved")
     tiny_captioner("blip").save_pretrained(folder)
     processor = json.loads((folder / "processor_config.json").read_text())
@@ -33,7 +33,7 @@ def copy(saved, tmp_path):
 
 
 def refused(folder, capsys, **kwargs):
-    """The one sentence of `load_captioner`, which is that of `captionrl caption` too."""
+    """The error message of `load_captioner`; that of `captionrl caption` is the same."""
     with pytest.raises((ValueError, FileNotFoundError)) as caught:
         load_captioner(folder, **kwargs)
     said = str(caught.value)
@@ -69,7 +69,7 @@ JSON_FILES = (
 )
 def test_json_that_is_not_an_object(file, text, what, copy):
     (copy / file).write_text(text)
-    with pytest.raises(ValueError, match=rf"{file} (holds|is) .*Use an intact copy of the checkpoint\.$") as caught:
+    with pytest.raises(ValueError, match=rf"{file} (contains|is) .*Use an intact copy of the checkpoint\.$") as caught:
         load_captioner(copy)
     assert what in str(caught.value)
 
@@ -112,9 +112,9 @@ def test_damaged_weights(damage, copy, capsys):
     assert ("is empty" if damage == "empty" else "is truncated or not a safetensors file") in said
 
 
-def test_a_null_configuration_from_the_command_line(copy, capsys):
+def test_null_configuration_on_the_command_line(copy, capsys):
     (copy / "captioner.json").write_text("null")
-    assert f"{copy / 'captioner.json'} holds null" in refused(copy, capsys)
+    assert f"{copy / 'captioner.json'} contains null" in refused(copy, capsys)
 
 
 def test_use_safetensors(copy):
@@ -125,14 +125,14 @@ def test_use_safetensors(copy):
         load_captioner(copy, output_loading_info=True)
 
 
-def test_weights_of_another_size_than_the_configuration(copy, capsys):
+def test_weights_that_do_not_match_the_configuration_raise(copy, capsys):
     config = json.loads((copy / "config.json").read_text())
     config["text_config"]["intermediate_size"] = 48
     (copy / "config.json").write_text(json.dumps(config))
-    assert "cannot be loaded as its config.json says" in refused(copy, capsys)
+    assert "do not match its config.json" in refused(copy, capsys)
 
 
-def test_an_adapter_that_is_its_own_base(saved, tmp_path, capsys):
+def test_adapter_that_is_its_own_base_model_raises(saved, tmp_path, capsys):
     captioner = load_captioner(saved)
     captioner.add_lora("language", r=2)
     captioner.save_pretrained(tmp_path / "a")
@@ -145,22 +145,22 @@ def test_an_adapter_that_is_its_own_base(saved, tmp_path, capsys):
                 path.write_text(json.dumps({**config, "base_model_name_or_path": its_base}))
             said = refused(tmp_path / name, capsys)
             assert "adapter_config.json of " in said
-            assert "as its base, which is the adapter itself. Pass base_model=" in said
+            assert "as its base model, which is the adapter itself. Pass base_model=" in said
 
 
 @pytest.mark.parametrize("base", [3, ["a"], {}])
-def test_a_base_of_a_wrong_type(base, saved, tmp_path):
+def test_base_model_of_a_wrong_type_raises(base, saved, tmp_path):
     captioner = load_captioner(saved)
     captioner.add_lora("language", r=2)
     captioner.save_pretrained(tmp_path / "a")
     path = tmp_path / "a" / "adapter_config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "base_model_name_or_path": base}))
-    with pytest.raises(ValueError, match=r"adapter_config\.json of .*must hold a name|does not say which model"):
+    with pytest.raises(ValueError, match=r"adapter_config\.json of .*must be a name|does not name its base model"):
         load_captioner(tmp_path / "a")
 
 
 def sharded(folder, change=None):
-    """Two shards and an index, one of whose entries is changed."""
+    """Two shards and an index with one changed entry."""
     state = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
     names = sorted(state)
@@ -187,10 +187,10 @@ HOSTILE = ["weights.bin", "../outside.safetensors", "sub/a.safetensors", "..\\ou
 
 
 @pytest.mark.parametrize("entry", HOSTILE, ids=str)
-def test_index_entries_are_plain_names_of_safetensors(entry, copy, monkeypatch):
+def test_index_entries_must_be_plain_names_of_safetensors(entry, copy, monkeypatch):
     sharded(copy, entry)
     monkeypatch.setattr(torch, "load", lambda *args, **kwargs: pytest.fail("a pickle was opened"))
-    with pytest.raises(ValueError, match=r"index\.json (maps|holds).*plain name of a \*\.safetensors file"):
+    with pytest.raises(ValueError, match=r"index\.json (maps|contains).*plain name of a \*\.safetensors file"):
         load_captioner(copy)
     seal_checkpoint(copy)
     assert "plain name of a *.safetensors" in checkpoint_fault(copy)
@@ -207,27 +207,27 @@ def test_index_entries_of_other_models(kind, entry, tmp_path):
         load(str(tmp_path / "model"))
 
 
-@pytest.mark.parametrize(("content", "message"), [({}, "has no weight_map"), ([], "holds a list")], ids=str)
-def test_an_index_without_a_map(content, message, copy):
+@pytest.mark.parametrize(("content", "message"), [({}, "has no weight_map"), ([], "contains a list")], ids=str)
+def test_index_without_a_weight_map_raises(content, message, copy):
     sharded(copy)
     (copy / "model.safetensors.index.json").write_text(json.dumps(content))
     with pytest.raises(ValueError, match=rf"model\.safetensors\.index\.json {message}"):
         load_captioner(copy)
 
 
-def test_a_missing_and_a_truncated_shard(copy):
+def test_missing_and_truncated_shards_raise(copy):
     sharded(copy)
     shard = copy / "model-00002-of-00002.safetensors"
     shard.write_bytes(shard.read_bytes()[:-1])
     with pytest.raises(ValueError, match=r"model-00002-of-00002\.safetensors .* is truncated"):
         load_captioner(copy)
     shard.unlink()
-    with pytest.raises(FileNotFoundError, match=r"names model-00002-of-00002\.safetensors, which is missing"):
+    with pytest.raises(FileNotFoundError, match=r"lists model-00002-of-00002\.safetensors, which is missing"):
         load_captioner(copy)
 
 
-def test_a_configuration_cannot_name_a_pickle(copy):
-    """`transformers_weights` lets a configuration choose the file that is loaded."""
+def test_configuration_cannot_select_a_pickle(copy):
+    """`transformers_weights` in a configuration selects the file to load."""
     state = load_file(copy / "model.safetensors")
     torch.save({name: value * 0 for name, value in state.items()}, copy / "adapter_model.bin")
     config = json.loads((copy / "config.json").read_text())
@@ -247,7 +247,7 @@ def test_a_configuration_cannot_name_a_pickle(copy):
     ],
     ids=str,
 )
-def test_a_configuration_cannot_fetch_a_kernel(setting, copy, monkeypatch):
+def test_configuration_cannot_download_a_kernel(setting, copy, monkeypatch):
     from transformers.integrations import hub_kernels
 
     config = json.loads((copy / "config.json").read_text())
@@ -268,19 +268,19 @@ def test_a_configuration_cannot_fetch_a_kernel(setting, copy, monkeypatch):
     assert asked == []
     used = {module.config._attn_implementation for module in loaded.modules() if hasattr(module, "config")}
     assert used <= {"sdpa", "eager"}
-    # A user who asks for it by name still gets what was asked for.
+    # Passing it as an argument still works.
     assert load_captioner(copy, attn_implementation="eager").model.config._attn_implementation == "eager"
     plain = read_config(str(copy))
     assert plain._attn_implementation is None
     assert plain.text_config._attn_implementation is None
 
 
-def test_a_captioner_is_not_a_scorer(saved):
+def test_captioner_cannot_be_loaded_as_scorer(saved):
     with pytest.raises(ValueError, match=r"lacks \d+ weights of BlipModel, such as \S+, which would be random"):
         load_scorer(saved)
 
 
-def test_a_scorer_without_a_weight_is_refused(tmp_path):
+def test_scorer_with_a_missing_weight_raises(tmp_path):
     shutil.copytree(model_path("scenes:clip-judge"), tmp_path / "m")
     state = load_file(tmp_path / "m" / "model.safetensors")
     del state["text_projection.weight"]
@@ -298,7 +298,7 @@ def test_shipped_names_load_without_resolving_them():
 
 
 @pytest.mark.parametrize("name", ["variant", "subfolder", "gguf_file", "weights_only"])
-def test_files_of_other_names_and_folders_are_refused(copy, capsys, name):
+def test_arguments_that_select_other_files_or_folders_raise(copy, capsys, name):
     (copy / "sub").mkdir()
     with pytest.raises(ValueError, match=rf"{name} is '.*not supported"):
         load_captioner(copy, **{name: "sub"})
@@ -306,7 +306,7 @@ def test_files_of_other_names_and_folders_are_refused(copy, capsys, name):
 
 
 @pytest.mark.parametrize("part", ["vision_model.encoder", "crossattention"])
-def test_captioner_with_missing_weights_is_refused(copy, capsys, part):
+def test_captioner_with_missing_weights_raises(copy, capsys, part):
     weights = load_file(copy / "model.safetensors")
     lost = [weight for weight in weights if part in weight]
     assert lost
@@ -314,12 +314,12 @@ def test_captioner_with_missing_weights_is_refused(copy, capsys, part):
     assert f"lacks {len(lost)} weights" in refused(copy, capsys)
 
 
-def test_unknown_argument_of_from_pretrained_is_named(copy):
-    with pytest.raises(ValueError, match="takes no argument 'nonsense'"):
+def test_unknown_argument_of_from_pretrained_raises(copy):
+    with pytest.raises(ValueError, match="has no argument 'nonsense'"):
         load_captioner(copy, nonsense=1)
 
 
-def test_adapters_that_name_each_other_are_refused_as_scorers(tmp_path):
+def test_adapters_with_each_other_as_base_model_raise_as_scorers(tmp_path):
     for name, base in (("a", "b"), ("b", "a")):
         (tmp_path / name).mkdir()
         (tmp_path / name / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": f"../{base}"}))
@@ -328,15 +328,15 @@ def test_adapters_that_name_each_other_are_refused_as_scorers(tmp_path):
         load_scorer(str(tmp_path / "a"))
 
 
-def test_captioner_of_a_kind_that_is_no_scorer_is_one_sentence():
-    with pytest.raises(ValueError, match="is of model type 'clipcap', which AutoModel does not load") as caught:
+def test_captioner_of_an_unsupported_type_raises_as_scorer():
+    with pytest.raises(ValueError, match="has model type 'clipcap', which AutoModel does not support") as caught:
         load_scorer("scenes:clipcap-mle")
     assert len(str(caught.value)) < 400
     assert "\n" not in str(caught.value)
 
 
-def test_scorer_with_an_unfinished_tokenizer_is_one_sentence(tmp_path):
+def test_scorer_with_an_incomplete_tokenizer_raises(tmp_path):
     folder = shutil.copytree(model_path("scenes:clip-reward"), tmp_path / "scorer")
     (folder / "tokenizer_config.json").unlink()
-    with pytest.raises(ValueError, match="no processor that can be loaded"):
+    with pytest.raises(ValueError, match=r"The processor of the scorer .* cannot be loaded"):
         load_scorer(str(folder))

@@ -137,7 +137,11 @@ def world(tmp_path_factory):
     return folder, said
 
 
-@pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
+@pytest.mark.parametrize(
+    "path",
+    # Training takes longer than all others together.
+    [pytest.param(path, id=" ".join(path), marks=[pytest.mark.slow] * (path[0] == "train")) for path in COMMANDS],
+)
 def test_stdout_is_one_json_object(world, path):
     code, out, err = world[1][" ".join(path)]
     assert code == 0, err

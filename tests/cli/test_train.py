@@ -133,7 +133,7 @@ def planted(tmp_path, monkeypatch):
     return start
 
 
-@pytest.mark.parametrize("processes", ["1", "2"])
+@pytest.mark.parametrize("processes", ["1", pytest.param("2", marks=pytest.mark.slow)])
 def test_no_process_imports_from_the_working_folder(called, planted, processes, tmp_path):
     (tmp_path / "two.yaml").write_text(two_processes())
     options = ["--accelerate_config", str(tmp_path / "two.yaml")] if processes == "2" else []

@@ -1,4 +1,4 @@
-"""Checkpoints of ClipCap's published code, and the copy of the code for people without the package."""
+"""Checkpoints of ClipCap's published code, and the exported code for users without the package."""
 
 import json
 import pickle
@@ -27,11 +27,13 @@ pytestmark = pytest.mark.usefixtures("in_this_process")
 
 @pytest.fixture(scope="module")
 def parts(tmp_path_factory):
-    """Folders of a CLIP and a GPT-2, as they come from the Hub."""
+    """Folders of a CLIP and a GPT-2, as on the Hub."""
     folder = tmp_path_factory.mktemp("parts")
     model, processor = tiny_clipcap(seed=3)
     torch.manual_seed(0)
-    vision = model.config.vision_config.to_dict() | {"projection_dim": 512}  # as some configurations leave it
+    vision = model.config.vision_config.to_dict() | {
+        "projection_dim": 512
+    }  # wrong, as in some published configurations
     text = {"hidden_size": HIDDEN, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": HIDDEN}
     CLIPModel(CLIPConfig(text_config=text, vision_config=vision, projection_dim=CLIP_DIM)).save_pretrained(
         folder / "clip"
@@ -43,11 +45,11 @@ def parts(tmp_path_factory):
 
 
 def published(model, path, *, mapper_alone=False, **changes):
-    """A checkpoint as the published code writes it."""
+    """A checkpoint in the format of the published code."""
     state = {f"clip_project.{name}": value for name, value in model.mapper.state_dict().items()}
     if not mapper_alone:
         state |= {f"gpt.{name}": value for name, value in model.language_model.state_dict().items()}
-        for layer in range(2):  # buffers of the transformers of that time
+        for layer in range(2):  # buffers of old versions of transformers
             state[f"gpt.transformer.h.{layer}.attn.bias"] = torch.ones(1, 1, 8, 8).tril()
             state[f"gpt.transformer.h.{layer}.attn.masked_bias"] = torch.tensor(-1e4)
     torch.save({**state, **changes}, path)
@@ -98,7 +100,7 @@ def test_mapper_without_language_model_gets_the_published_one(parts, tmp_path):
 
 
 class Evil:
-    """A pickle as an attacker would write it."""
+    """A malicious pickle."""
 
     def __init__(self, path):
         self.path = path
@@ -107,7 +109,7 @@ class Evil:
         return Path.touch, (self.path,)
 
 
-def test_pickles_are_refused_and_not_run(tmp_path):
+def test_pickles_with_code_raise_and_are_not_executed(tmp_path):
     touched = tmp_path / "touched"
     plain = tmp_path / "plain.pt"
     plain.write_bytes(pickle.dumps({"clip_project.model.0.weight": Evil(touched)}))
@@ -116,7 +118,7 @@ def test_pickles_are_refused_and_not_run(tmp_path):
         with pytest.raises(ValueError, match="not a plain file of tensors"):
             read_pickle(path)
         assert not touched.exists()
-    pickle.loads(plain.read_bytes())  # it would have done it
+    pickle.loads(plain.read_bytes())  # control: a plain load executes the code
     assert touched.exists()
     (tmp_path / "text.pt").write_text("no checkpoint")
     (tmp_path / "empty.pt").write_text("")
@@ -127,7 +129,7 @@ def test_pickles_are_refused_and_not_run(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"^There is no file '.*nowhere.pt'\. Use"):
         read_pickle(tmp_path / "nowhere.pt")
     torch.save({"epoch": 3}, tmp_path / "epoch.pt")
-    with pytest.raises(ValueError, match=r"epoch\.pt holds 'epoch', a int, among its tensors"):
+    with pytest.raises(ValueError, match=r"epoch\.pt contains 'epoch', a int, among its tensors"):
         read_pickle(tmp_path / "epoch.pt")
     torch.save([torch.ones(1)], tmp_path / "list.pt")
     with pytest.raises(ValueError, match=r"list\.pt has no state dict"):
@@ -150,14 +152,14 @@ def test_pickles_are_refused_and_not_run(tmp_path):
         ({"clip_project.prefix_const": torch.ones(3, 48)}, "language model of width 48, not 64"),
     ],
 )
-def test_tensors_that_do_not_fit_are_named(changes, message, parts, tmp_path):
+def test_tensors_that_do_not_match_raise(changes, message, parts, tmp_path):
     checkpoint = published(tiny_clipcap()[0], tmp_path / "weights.pt", **changes)
     with pytest.raises(ValueError, match=message):
         convert(checkpoint, tmp_path / "out", **parts)
     assert not (tmp_path / "out").exists()
 
 
-def test_missing_tensor_is_named(parts, tmp_path):
+def test_missing_tensor_raises(parts, tmp_path):
     source, _ = tiny_clipcap()
     state = torch.load(published(source, tmp_path / "weights.pt"), weights_only=True)
     del state["gpt.transformer.ln_f.bias"]
@@ -170,7 +172,7 @@ def test_missing_tensor_is_named(parts, tmp_path):
         convert(tmp_path / "weights.pt", tmp_path / "out", **parts)
 
 
-# Not without being asked to, and then with it.
+# First without, then with trust_remote_code.
 REMOTE = (
     """
 from transformers import AutoModelForImageTextToText
@@ -198,7 +200,8 @@ def run(code, folder, cwd, home):
     )
 
 
-@pytest.mark.parametrize("kind", ["mlp", pytest.param("transformer", marks=pytest.mark.slow)])
+@pytest.mark.slow  # a fresh process without the package
+@pytest.mark.parametrize("kind", ["mlp", "transformer"])
 def test_exported_code_gives_identical_outputs_without_the_package(kind, tmp_path):
     model, processor = tiny_clipcap(**MAPPERS[kind])
     folder = tmp_path / "model"

@@ -50,7 +50,7 @@ def sha256(path):
 
 
 def test_command_prints_sizes_and_hashes_and_the_result_loads(tmp_path, capsys):
-    """In a process of its own, as users run it."""
+    """In a separate process, as users run it."""
     captioner = tiny_captioner("blip", prompt="a ")
     state = pickled(tmp_path / "old", captioner)
     (tmp_path / "old" / "modeling.py").write_text("raise SystemExit")
@@ -68,7 +68,7 @@ def test_command_prints_sizes_and_hashes_and_the_result_loads(tmp_path, capsys):
     again = load_captioner(tmp_path / "new")
     assert captions(again) == captions(captioner)
     assert again.prompt == "a "
-    # A second conversion is refused in one line.
+    # A second conversion prints an error of one line.
     assert main(["convert", str(tmp_path / "old"), str(tmp_path / "new")]) == 2
     assert re.fullmatch(
         r"captionrl convert: error: '\S+new' exists\. Use .*", capsys.readouterr().err.splitlines()[-1]
@@ -101,7 +101,7 @@ def test_shards_are_converted_one_by_one(tmp_path):
 
 @in_this_process
 @pytest.mark.parametrize("entry", ["../pytorch_model.bin", "sub/pytorch_model.bin", "weights.safetensors", 3])
-def test_shards_in_other_folders_are_refused(entry, tmp_path):
+def test_shards_in_other_folders_raise(entry, tmp_path):
     pickled(tmp_path / "old", tiny_captioner("blip"), shards=2)
     path = tmp_path / "old" / "pytorch_model.bin.index.json"
     index = json.loads(path.read_text())
@@ -208,7 +208,7 @@ def test_wrapped_state_dicts_are_found(tmp_path):
     assert set(read_pickle(tmp_path / "v.pth")[0]) == {"a"}
 
 
-def test_torchscript_is_refused_by_name(tmp_path):
+def test_torchscript_raises(tmp_path):
     torch.jit.save(torch.jit.script(torch.nn.Linear(2, 2)), tmp_path / "ViT-B-32.pt")
     with pytest.raises(
         ValueError,
@@ -230,14 +230,14 @@ def test_torchscript_is_refused_by_name(tmp_path):
     ],
     ids=["safetensors", "no weights", "empty"],
 )
-def test_folders_without_pickles_are_refused(make, message, tmp_path):
+def test_folders_without_pickles_raise(make, message, tmp_path):
     make(tmp_path / "old")
     with pytest.raises(ValueError, match=message):
         convert(tmp_path / "old", tmp_path / "new")
     assert not [path for path in tmp_path.iterdir() if path.name != "old"]
 
 
-def test_unreachable_name_is_refused(tmp_path, capsys):
+def test_unreachable_name_raises(tmp_path, capsys):
     for name in ("no-one/nothing", "./nowhere"):
         assert main(["convert", name, str(tmp_path / "new")]) == 2
         assert f"'{name}'" in capsys.readouterr().err

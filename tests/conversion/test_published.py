@@ -1,4 +1,4 @@
-"""Checkpoints of the published code of BLIP and CLIP: tensors and outputs are those of the same model in transformers."""
+"""Checkpoints of the published code of BLIP and CLIP: tensors and outputs equal the same model in transformers."""
 
 import pytest
 import torch
@@ -42,7 +42,7 @@ CLIP_NAMES = [
 
 
 def original_blip(model):
-    """The tensors of a captioner as BLIP's code names them: other names only in the vision tower."""
+    """The tensors of a captioner with the names of BLIP's code, which only differ in the vision tower."""
     found = {}
     for name, value in model.state_dict().items():
         if name.startswith("vision_model."):
@@ -54,7 +54,7 @@ def original_blip(model):
 
 
 def original_clip(model):
-    """The tensors of a scorer as OpenAI's code names them."""
+    """The tensors of a scorer with the names of OpenAI's code."""
     found = {}
     for name, value in model.state_dict().items():
         for ours, theirs in CLIP_NAMES:
@@ -84,7 +84,7 @@ def test_blip_with_a_configuration(tmp_path):
     torch.save({"model": original_blip(model), "epoch": 5}, tmp_path / "model_base_caption.pth")
     report = convert(tmp_path / "model_base_caption.pth", tmp_path / "new", config=str(tmp_path / "like"))
     assert report.kind == "BLIP captioner"
-    assert report.notes == ["model_base_caption.pth: left out epoch, which are not weights."]
+    assert report.notes == ["model_base_caption.pth: omitted epoch, which are not weights."]
     assert_same_tensors(tmp_path / "new", model)
     again, source = load_captioner(tmp_path / "new"), load_captioner(model, processor=processor)
     batch = source.encode_images(tiny_images(3, size=24))
@@ -104,13 +104,13 @@ def test_blip_pretraining_checkpoint_keeps_the_captioner(tmp_path):
     assert_same_tensors(tmp_path / "new", model)
     assert (
         report.notes[0]
-        == "Left out itm_head, text_encoder, vision_proj, visual_encoder_m, which captioning does not use."
+        == "Omitted itm_head, text_encoder, vision_proj, visual_encoder_m, which captioning does not use."
     )
     assert "no tokenizer" in report.notes[1]
 
 
 @pytest.mark.parametrize("part", ["retrieval", "question answering"])
-def test_other_models_of_blip_are_refused(part, tmp_path):
+def test_other_models_of_blip_raise(part, tmp_path):
     state = {f"text_encoder.{i}.weight": torch.ones(1) for i in range(2)}
     state["visual_encoder.cls_token"] = torch.ones(1)
     state |= {"itm_head.weight": torch.ones(1)} if part == "retrieval" else {"text_decoder.weight": torch.ones(1)}
@@ -120,7 +120,7 @@ def test_other_models_of_blip_are_refused(part, tmp_path):
 
 
 def test_sizes_of_blip_come_from_the_shapes(tmp_path):
-    """Without a configuration heads are 64 wide; a width that this does not divide needs one."""
+    """Without a configuration, heads are 64 wide; widths that are not a multiple of 64 need a configuration."""
     model, _ = tiny_blip(
         hidden_size=128, intermediate_size=48, num_hidden_layers=3, num_attention_heads=2, max_position_embeddings=24
     )
@@ -181,7 +181,7 @@ def test_sizes_of_clip_come_from_the_shapes(tmp_path):
         torch.testing.assert_close(found.get_image_features(pixels).pooler_output, expected)
 
 
-def test_resnet_and_other_checkpoints_are_refused(tmp_path):
+def test_resnet_and_other_checkpoints_raise(tmp_path):
     torch.save({"visual.layer1.0.conv1.weight": torch.ones(1)}, tmp_path / "RN50.pth")
     with pytest.raises(ValueError, match=r"vision tower is a ResNet.*open_clip:RN50@openai"):
         convert(tmp_path / "RN50.pth", tmp_path / "new")
@@ -197,5 +197,5 @@ def test_resnet_and_other_checkpoints_are_refused(tmp_path):
             convert(tmp_path / "w.pth", tmp_path / "new", config=str(tmp_path / "like"))
     clip, _ = make_clip()
     torch.save(original_clip(clip), tmp_path / "clip.pth")
-    with pytest.raises(ValueError, match="is of model type 'blip', but the checkpoint is 'clip'"):
+    with pytest.raises(ValueError, match="has model type 'blip', but the checkpoint has 'clip'"):
         convert(tmp_path / "clip.pth", tmp_path / "new", config=str(tmp_path / "like"))

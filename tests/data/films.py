@@ -31,10 +31,10 @@ def gif(frames, durations, **options):
 
 
 def film(number, *, kind="mp4", codec="mpeg4", times=None, index_first=False):
-    """A film as bytes: frame k has colour k (modulo 7) and comes up at `times[k]` eighths of a second."""
+    """A film as bytes: frame k has colour k (modulo 7) and appears at `times[k]` eighths of a second."""
     import av
 
-    # FFmpeg reads a file again to put its index first.
+    # FFmpeg reads the file again to move its index to the start.
     buffer = tempfile.NamedTemporaryFile(suffix=".mp4") if index_first else io.BytesIO()  # noqa: SIM115
     target = buffer.name if index_first else buffer
     with av.open(target, "w", format=kind, options={"movflags": "faststart"} if index_first else {}) as container:
@@ -69,13 +69,13 @@ def sound(kind="matroska"):
 
 
 def colour_of(image):
-    """Number of the nearest of `COLOURS` to the middle of a picture."""
+    """Index of the colour of `COLOURS` that is nearest to the centre of a picture."""
     pixel = np.asarray(image.getpixel((image.width // 2, image.height // 2)), float)
     return int(np.argmin([np.abs(pixel - colour).sum() for colour in np.asarray(COLOURS, float)]))
 
 
 def on_screen(durations, moment):
-    """The frame on screen at a moment, by walking along the clock."""
+    """The frame on screen at a time, by a loop over the frames."""
     passed = 0
     for number, duration in enumerate(durations):
         passed += duration
@@ -118,7 +118,7 @@ def write_gifs(folder, count, first=0):
 
 
 def make_tgif(folder, count=6):
-    """TGIF's layout: the last but one is validation, the last test; two captions for the first."""
+    """TGIF's layout: the second to last video is validation, the last test; the first has two captions."""
     write_gifs(folder / "gifs", count)
     address = [f"https://media.example/{n:x}/t{n}.gif" for n in range(count)]
     rows = [f"{address[n]}\ta {n} moves" for n in range(count)] + [f"{address[0]}\tit is a 0"]

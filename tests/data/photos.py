@@ -1,4 +1,4 @@
-"""Folders of small pictures for the tests of the data, good ones and bad ones."""
+"""Folders of small valid and invalid images."""
 
 import io
 import json
@@ -10,7 +10,7 @@ from PIL import Image
 
 
 def png(seed, size=(12, 10)):
-    """A small picture of its own for each seed, as PNG bytes."""
+    """A small image as PNG bytes, different for each seed."""
     pixels = np.random.default_rng(seed).integers(0, 256, (*size[::-1], 3), dtype=np.uint8)
     buffer = io.BytesIO()
     Image.fromarray(pixels, "RGB").save(buffer, "PNG")
@@ -35,7 +35,7 @@ def make_folder(folder, count=20, *, column="captions", rows=None):
 
 
 def embedded(count, *, captions_of=captions):
-    """A data set with the images inside, as the Hub has them."""
+    """A data set that contains its images, as on the Hub."""
     features = datasets.Features(
         {
             "image": datasets.Image(),

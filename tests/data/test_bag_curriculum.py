@@ -1,4 +1,4 @@
-"""The bag curriculum: what is in a batch, in an epoch, on a process, and after a crash."""
+"""BagCurriculumSampler: batches, epochs, processes, and resuming."""
 
 import json
 import subprocess
@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset
 from hf_captionrl.data import PAPER_SCHEDULE, BagCurriculumSampler
 from hf_captionrl.retrieval import nearest_neighbours, training_bags
 
-# bagcurri of the reference vectors: bag size of each epoch from 0, and images a batch of 100.
+# bagcurri of the reference vectors: bag size of each epoch from 0, and images per batch of 100.
 SIZES = [2, 2, 2, 3, 3, 3, 3, 3, 5, 5, 7, 7, 10, 10, 15, 15, 15, 20, 20, 20]
 IMAGES = {2: 100, 3: 99, 5: 100, 7: 98, 10: 100, 15: 90, 20: 100}
 COUNT = 731
@@ -36,10 +36,10 @@ def batches(sampler, epoch=None):
     return list(sampler)
 
 
-def test_the_papers_schedule_epoch_by_epoch(neighbours):
+def test_schedule_of_the_paper_in_every_epoch(neighbours):
     sampler = BagCurriculumSampler(neighbours, 100)
     assert dict(PAPER_SCHEDULE) == {3: 2, 8: 3, 10: 5, 12: 7, 14: 10, 17: 15, 20: 20}
-    for epoch, size in enumerate([*SIZES, 20, 20]):  # afterwards the last size stays
+    for epoch, size in enumerate([*SIZES, 20, 20]):  # later epochs keep the last size
         found = batches(sampler, epoch)
         assert sampler.bag_size == sampler.bag_size_at(epoch) == size
         assert sampler.bags_per_batch == 100 // size
@@ -60,7 +60,7 @@ def test_bags_are_contiguous_and_begin_with_their_query(neighbours, epoch):
     seen = [tuple(batch[at : at + size]) for batch in found for at in range(0, len(batch), size)]
     assert set(seen) <= true
     assert len(set(seen)) == len(seen)
-    # A bag holds neighbours of its first image, but for the few of leftovers.
+    # A bag holds neighbours of its first image, except a few bags of left-over images.
     lists = neighbours.tolist()
     near = np.mean([set(bag[1:]) <= set(lists[bag[0]]) for bag in seen])
     assert near > 0.7
@@ -80,13 +80,13 @@ def test_an_epoch_is_a_function_of_seed_and_epoch(neighbours):
 def test_leftovers_are_not_always_dropped(neighbours):
     sampler = BagCurriculumSampler(neighbours, 100, 15)
     counts = np.bincount([i for e in range(30) for batch in batches(sampler, e) for i in batch], minlength=COUNT)
-    assert counts.min() > 10  # 630 of 731 images an epoch: 25.9 of 30 on average
+    assert counts.min() > 10  # 630 of 731 images per epoch: 25.9 of 30 on average
     assert counts.max() <= 30
 
 
 @pytest.mark.parametrize("processes", [2, 3])
 @pytest.mark.parametrize("epoch", [0, 3, 8, 19])
-def test_the_parts_of_the_processes_are_the_global_batch(neighbours, processes, epoch):
+def test_parts_of_the_processes_form_the_global_batch(neighbours, processes, epoch):
     whole = BagCurriculumSampler(neighbours, 100, seed=1)
     parts = [
         BagCurriculumSampler(neighbours, 100, seed=1, process_index=p, num_processes=processes)
@@ -94,7 +94,7 @@ def test_the_parts_of_the_processes_are_the_global_batch(neighbours, processes, 
     ]
     size = whole.bag_size_at(epoch)
     share = 100 // size // processes
-    # One process draws the very bags in the same order; those that cannot be shared are left out of each batch.
+    # One process draws the same bags in the same order; bags that cannot be shared are dropped from each batch.
     bags = [bag for batch in batches(whole, epoch) for bag in zip(*[iter(batch)] * size, strict=True)]
     found = [batches(part, epoch) for part in parts]
     assert {len(part) for part in found} == {len(whole)}
@@ -117,7 +117,7 @@ class Rows(Dataset):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_in_a_data_loader_the_epoch_is_always_the_right_one(neighbours, workers):
+def test_epoch_in_a_data_loader(neighbours, workers):
     sampler, other = (BagCurriculumSampler(neighbours, 100, {1: 2, 2: 5}) for _ in range(2))
     more = {"num_workers": workers, "persistent_workers": True} if workers else {}
     loader = DataLoader(Rows(), batch_sampler=sampler, **more)
@@ -137,7 +137,7 @@ def test_resuming_in_the_middle_of_an_epoch(neighbours, processes, workers):
         straight = BagCurriculumSampler(neighbours, 50, seed=5, **part)
         expected = [batches(straight, epoch) for epoch in range(9, 12)]
         straight.set_epoch(9)
-        saved = json.loads(json.dumps(straight.state_dict()))  # what a checkpoint can hold
+        saved = json.loads(json.dumps(straight.state_dict()))  # values that JSON can store
         resumed = BagCurriculumSampler(neighbours, 50, seed=5, **part)
         resumed.load_state_dict(saved)
         loader = DataLoader(Rows(), batch_sampler=resumed, num_workers=workers)
@@ -148,7 +148,7 @@ def test_resuming_in_the_middle_of_an_epoch(neighbours, processes, workers):
             assert [b.tolist() for b in loader] == expected[epoch - 9]
 
 
-def test_another_interpreter_draws_the_same(neighbours, tmp_path):
+def test_another_interpreter_draws_the_same_bags(neighbours, tmp_path):
     np.save(tmp_path / "n.npy", neighbours.numpy())
     code = (
         "import json, sys, numpy as np; from hf_captionrl.data.bag_curriculum import BagCurriculumSampler as S;"
@@ -183,7 +183,7 @@ def test_random_distractors(neighbours, size):
         assert near < 0.25
         nearest = [i for batch in batches(BagCurriculumSampler(neighbours, 100, size)) for i in batch]
         assert np.mean([nearest[at + 1] in lists[nearest[at]] for at in range(0, 700, size)]) > 0.7
-    # Neighbours may be given, and are not used.
+    # Neighbours may be passed, but are not used.
     same = BagCurriculumSampler(neighbours, 100, size, distractors="random")
     assert batches(same, 0) == first
 
@@ -202,7 +202,7 @@ def test_exact_leftovers_with_features(neighbours, features):
     assert len(set(flat)) == 700
 
 
-def test_adaptive_sizes_rise_when_recall_passes(neighbours):
+def test_adaptive_sizes_rise_with_recall(neighbours):
     sampler = BagCurriculumSampler(neighbours, 100, {1: 2, 2: 5, 3: 20}, adaptive=0.5)
     sizes, said = [], []
     for epoch, recall in enumerate([0.1, 0.49, 0.5, 0.2, 0.9, 1.0, 1.0]):
@@ -210,15 +210,15 @@ def test_adaptive_sizes_rise_when_recall_passes(neighbours):
         sizes.append(sampler.bag_size)
         before = batches(sampler)
         said.append(sampler.update(recall))
-        sampler.update(recall)  # once an epoch counts
-        assert batches(sampler) == before  # the running epoch stays
+        sampler.update(recall)  # only one rise per epoch
+        assert batches(sampler) == before  # the running epoch keeps its size
         assert len(before) == len(sampler)
     assert sizes == [2, 2, 2, 5, 5, 20, 20]
     assert said == [2, 2, 5, 5, 20, 20, 20]
     assert [sampler.bag_size_at(epoch) for epoch in range(7)] == sizes
 
 
-def test_adaptive_state_survives(neighbours):
+def test_adaptive_state_is_restored(neighbours):
     def build(**more):
         return BagCurriculumSampler(neighbours, 100, {1: 2, 2: 5, 3: 20}, adaptive=0.5, **more)
 
@@ -227,11 +227,11 @@ def test_adaptive_state_survives(neighbours):
     sampler.update(0.8)
     sampler.set_epoch(5)
     resumed = build()
-    assert resumed.bag_size_at(5) == 2  # what it would be without the state
+    assert resumed.bag_size_at(5) == 2  # without the state
     resumed.load_state_dict(json.loads(json.dumps(sampler.state_dict())))
     assert (resumed.epoch, resumed.bag_size) == (5, 5)
     assert batches(resumed) == batches(sampler)
-    with pytest.raises(ValueError, match="the saved sampler has seed 0 and this one 1"):
+    with pytest.raises(ValueError, match="The saved sampler has seed 0 and this one 1"):
         build(seed=1).load_state_dict(sampler.state_dict())
     with pytest.raises(ValueError, match="schedule"):
         BagCurriculumSampler(neighbours, 100, adaptive=0.5).load_state_dict(sampler.state_dict())
@@ -243,10 +243,10 @@ def test_adaptive_state_survives(neighbours):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"batch_size": 19}, "a bag of 20 is larger than the batch of 19"),
+        ({"batch_size": 19}, "A bag of 20 is larger than the batch of 19"),
         ({"batch_size": 39, "num_processes": 2}, r"holds 1 bags of 20, which 2 processes cannot share.*to 40"),
-        ({"batch_size": 0}, "which is not a batch"),
-        ({"batch_size": COUNT + 1}, "which is not a batch"),
+        ({"batch_size": 0}, "Use 1 to"),
+        ({"batch_size": COUNT + 1}, "Use 1 to"),
         ({"schedule": 62, "batch_size": 200}, "needs 61 ranked neighbours per image, and there are 60"),
         ({"schedule": {}}, "schedule is empty"),
         ({"schedule": {0: 2}}, "last epoch, counted from 1"),
@@ -255,11 +255,11 @@ def test_adaptive_state_survives(neighbours):
         ({"num_images": COUNT - 1}, "the data set has 730"),
         ({"process_index": 2, "num_processes": 2}, "process_index is 2"),
         ({"seed": -1}, "seed is -1"),
-        ({"adaptive": 50}, r"recall at 1 lies in \[0, 1\]"),
+        ({"adaptive": 50}, r"R@1 is in \[0, 1\]"),
         ({"distractors": "hard"}, "'nearest' or 'random'"),
-        ({"neighbours": None}, "need neighbours"),
+        ({"neighbours": None}, "needs neighbours"),
         ({"neighbours": None, "distractors": "random"}, "Pass num_images"),
-        ({"neighbours": [[0]]}, "names itself"),
+        ({"neighbours": [[0]]}, "contains the image itself"),
     ],
 )
 def test_bad_input_is_refused_at_the_start(neighbours, arguments, message):
@@ -267,18 +267,18 @@ def test_bad_input_is_refused_at_the_start(neighbours, arguments, message):
         BagCurriculumSampler(**{"neighbours": neighbours, "batch_size": 100, **arguments})
 
 
-def test_neighbours_beyond_those_that_count_fill_no_bag():
+def test_only_the_first_200_neighbours_are_used():
     ranked = np.array([[i for i in range(300) if i != row] for row in range(300)])
-    with pytest.raises(ValueError, match=r"there are 299, of which 200 at most count"):
+    with pytest.raises(ValueError, match=r"there are 299, of which at most 200 are used"):
         BagCurriculumSampler(ranked, 300, schedule=250)
     assert len(next(iter(BagCurriculumSampler(ranked, 300, schedule=201)))) == 201
 
 
 def test_bad_input_later(neighbours):
     sampler = BagCurriculumSampler(neighbours, 100)
-    with pytest.raises(ValueError, match="goes by epochs"):
+    with pytest.raises(ValueError, match="depends on the epoch"):
         sampler.update(0.5)
     with pytest.raises(ValueError, match="counted from 0"):
         sampler.set_epoch(-1)
-    with pytest.raises(ValueError, match="must lie in"):
+    with pytest.raises(ValueError, match="Use a number in"):
         BagCurriculumSampler(neighbours, 100, adaptive=0.5).update(float("nan"))

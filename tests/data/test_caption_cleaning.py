@@ -1,4 +1,4 @@
-"""Captions come out in one form, and nothing that is no caption passes."""
+"""Normalisation of captions, and detection of invalid ones."""
 
 import unicodedata
 
@@ -30,7 +30,7 @@ def test_clean_caption(dirty, clean):
     pa.array([clean_caption(dirty)])  # a half surrogate pair could not be stored
 
 
-def test_ascii_shortcut_agrees_with_the_long_way():
+def test_ascii_shortcut_equals_the_general_code():
     for code in range(128):
         text = f"a {chr(code)} b"
         assert clean_caption(text) == clean_caption(text + " \u00e9")[:-2].rstrip(), code
@@ -58,10 +58,10 @@ def test_caption_fault(caption, reason):
     assert (fault and fault[0]) == reason
     if fault:
         assert fault[0] in CAPTION_REMEDIES
-        assert len(fault[1]) < 200  # a whole page is never quoted
+        assert len(fault[1]) < 200  # long texts are shortened in messages
 
 
-def test_every_shape_of_a_row():
+def test_every_form_of_a_row():
     assert to_caption_list("a  dog") == ["a dog"]
     assert to_caption_list(["a", None, 3, ["b"], " "]) == ["a", None, None, None, ""]
     assert to_caption_list([{"raw": "a", "tokens": ["a"]}, {"caption": "b"}, {"text": 3}, {}]) == [

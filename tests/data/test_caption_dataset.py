@@ -1,4 +1,4 @@
-"""One caption an image and epoch: the same everywhere, a new one every epoch, in running workers too."""
+"""One caption per image and epoch: equal in all processes, new in every epoch, also in running workers."""
 
 import copy
 import inspect
@@ -18,7 +18,7 @@ from tests.data.photos import captions, embedded, png
 
 
 class FakeCaptioner:
-    """Keeps what it was asked, as tensors and strings."""
+    """Records its arguments, as tensors and strings."""
 
     def collate(self, images, texts, *, image_features=None, max_length=40):
         pixels = None if images is None else torch.stack([torch.from_numpy(np.array(image)) for image in images])
@@ -40,7 +40,7 @@ def test_the_draw_is_the_same_on_every_machine():
         for i in ("a", "391895", "\u72ac")
     ]
     assert drawn == GOLDEN
-    # Another process, another hash seed; the function alone, since importing torch takes longer than all tests here.
+    # Another process with another hash seed; only the function, because importing torch takes seconds.
     source = f"from __future__ import annotations\nimport hashlib\n{inspect.getsource(draw_caption)}"
     code = f"{source}\nprint([draw_caption(7, seed=1, epoch=e, image_id='x') for e in range(20)])"
     env = {"PYTHONHASHSEED": "77"}
@@ -59,7 +59,7 @@ def test_the_draw_is_uniform_and_independent_over_epochs_images_and_seeds():
         Counter(draw_caption(5, seed=s, epoch=3, image_id="x") for s in range(n)),
     ):
         chi_squared = sum((count[k] - n / 5) ** 2 / (n / 5) for k in range(5))
-        assert chi_squared < 18.5  # .999 of chi-squared with 4 degrees of freedom
+        assert chi_squared < 18.5  # 0.999 quantile of chi-squared with 4 degrees of freedom
     pairs = Counter(tuple(draw_caption(5, seed=0, epoch=e, image_id=str(i)) for e in (0, 1)) for i in range(n))
     assert sum((pairs[a, b] - n / 25) ** 2 / (n / 25) for a in range(5) for b in range(5)) < 51.2  # 24 degrees
 
@@ -80,7 +80,7 @@ def test_items():
     assert item["image"].tobytes() == open_image(png(2)).tobytes()
     assert item["caption"] == expected([2], 0, seed=3)[0]
     assert ds[-1]["index"] == 3
-    assert [item["index"] for item in ds] == [0, 1, 2, 3]  # iteration ends: out of range is an IndexError
+    assert [item["index"] for item in ds] == [0, 1, 2, 3]  # iteration ends, because out of range is an IndexError
     with pytest.raises(IndexError):
         ds[4]
 
@@ -94,7 +94,7 @@ def test_a_new_caption_each_epoch():
         seen.append([item["caption"] for item in ds])
         assert seen[-1] == expected(range(30), epoch)
     assert len({tuple(captions) for captions in seen}) == 4
-    ds.set_epoch(1)  # a resumed run draws what the first one drew
+    ds.set_epoch(1)  # a resumed run draws the same captions
     assert [item["caption"] for item in ds] == seen[1]
 
 
@@ -105,7 +105,7 @@ def test_resample_off_keeps_the_same_captions():
     assert [item["caption"] for item in ds] == before == expected(range(10), 0)
 
 
-def test_features_stand_in_for_images(tmp_path):
+def test_features_replace_images(tmp_path):
     rows = np.random.default_rng(0).normal(size=(6, 3, 2)).astype(np.float16)
     np.save(tmp_path / "f.npy", rows)
     mapped = np.load(tmp_path / "f.npy", mmap_mode="r")
@@ -128,7 +128,7 @@ def test_transform_and_columns():
         CaptionDataset(embedded(2).remove_columns("image_id"))
 
 
-def test_a_picture_that_broke_after_the_check_names_its_row():
+def test_image_damaged_after_the_check_names_its_row():
     ds = embedded(3)
     broken = ds.map(lambda row, n: {"image": {"bytes": b"no" if n == 1 else png(n), "path": None}}, with_indices=True)
     with pytest.raises(ImageError) as caught:
@@ -148,7 +148,7 @@ def test_copies_keep_epoch_and_draw():
 
 def test_a_spawned_process_shares_the_epoch():
     ds = CaptionDataset(embedded(5))
-    there = pickle.loads(bytes(ForkingPickler.dumps(ds)))  # how a spawned worker gets its data set
+    there = pickle.loads(bytes(ForkingPickler.dumps(ds)))  # spawned workers get the data set by pickle
     ds.set_epoch(9)
     assert there.epoch == 9
 
@@ -170,13 +170,13 @@ def test_the_epoch_reaches_persistent_workers(num_workers):
         ds.set_epoch(epoch)
         assert [c for batch in loader for c in batch["captions"]] == expected(range(12), epoch)
     ds.set_epoch(3)
-    next(iter(loader))  # an epoch that was broken off
+    next(iter(loader))  # an interrupted epoch
     ds.set_epoch(4)
     assert [c for batch in loader for c in batch["captions"]] == expected(range(12), 4)
 
 
 class EpochByAttribute(CaptionDataset):
-    """The fault that the shared memory is there for: an epoch that each worker has a copy of."""
+    """Negative control: an epoch that is not in shared memory is a stale copy in each worker."""
 
     _plain = 0
 
@@ -188,7 +188,7 @@ class EpochByAttribute(CaptionDataset):
         self._plain = epoch
 
 
-def test_the_worker_test_would_notice_a_stale_epoch():
+def test_stale_epoch_is_detected_by_the_worker_test():
     ds = EpochByAttribute(embedded(12))
     loader = DataLoader(
         ds, batch_size=4, num_workers=2, persistent_workers=True, collate_fn=CaptionCollator(FakeCaptioner())

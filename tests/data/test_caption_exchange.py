@@ -1,4 +1,4 @@
-"""Other captions for the same images."""
+"""Replacing the captions of a data set."""
 
 import json
 
@@ -42,14 +42,14 @@ def test_parquet_and_another_column(tmp_path, scenes):
     assert [list(c) for c in found["captions"]] == [[f"b{ids[5]}"], [f"b{ids[2]}"]]
 
 
-def test_what_does_not_fit_is_refused(tmp_path, scenes):
+def test_invalid_files_are_refused(tmp_path, scenes):
     ids = list(scenes["image_id"])
     good = [{"image_id": i, "captions": ["a"]} for i in ids]
     with pytest.raises(ValueError, match=r"lacks the column.*blend_caption"):
         exchange_captions(scenes, write(tmp_path / "c.jsonl", good), column="blend_caption")
     with pytest.raises(ValueError, match="7 rows for 6 images"):
         exchange_captions(scenes, write(tmp_path / "c.jsonl", [*good, good[0]]))
-    with pytest.raises(ValueError, match="knows none of the 6 images"):
+    with pytest.raises(ValueError, match="has none of the 6 images"):
         exchange_captions(scenes, write(tmp_path / "c.jsonl", [{"image_id": "x", "captions": ["a"]}]))
     with pytest.raises(FileNotFoundError, match="no file"):
         exchange_captions(scenes, tmp_path / "none.parquet")

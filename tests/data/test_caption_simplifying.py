@@ -1,4 +1,4 @@
-"""Captions cut to subject, or subject, verb and object: by the grammar of scenes, and by spaCy."""
+"""Captions shortened to subject, or subject, verb and object: by the grammar of scenes, and by spaCy."""
 
 import importlib.util
 import sys
@@ -27,12 +27,12 @@ SCENES = [
 
 
 @pytest.mark.parametrize(("caption", "simplest", "simpler"), SCENES)
-def test_scenes_are_cut_by_their_grammar(caption, simplest, simpler):
+def test_scene_captions_are_shortened_by_their_grammar(caption, simplest, simpler):
     assert list(scene_simplifier("simplest")([caption])) == [simplest]
     assert list(scene_simplifier("simpler")([caption])) == [simpler]
 
 
-def test_cut_captions_of_scenes_stay_true_and_lose_the_details():
+def test_shortened_scene_captions_are_right_and_less_detailed():
     rng = np.random.default_rng(0)
     for _ in range(200):
         facts = sample_scene(rng).facts
@@ -45,7 +45,7 @@ def test_cut_captions_of_scenes_stay_true_and_lose_the_details():
                 assert set(found.recalled) <= {"kind", "count"}
 
 
-def test_a_data_set_keeps_its_rows_and_loses_what_cannot_be_cut():
+def test_captions_without_a_subject_are_removed():
     rows = load_scenes(num_train=0, num_validation=0, num_test=5)["test"]
     cut = simplify_captions(rows, scene_simplifier("simplest"))
     assert cut["image_id"][:] == rows["image_id"][:]
@@ -55,11 +55,11 @@ def test_a_data_set_keeps_its_rows_and_loses_what_cannot_be_cut():
     assert rows["image_id"][0] not in some["image_id"][:]
     with pytest.raises(ValueError, match="has a subject"):
         simplify_captions(rows, lambda texts: [None] * len(texts))
-    with pytest.raises(ValueError, match="one each"):
+    with pytest.raises(ValueError, match="one per caption"):
         simplify_captions(rows, lambda texts: ["a pig"])
 
 
-def test_a_recipe_loads_cut_captions(tmp_path):
+def test_recipe_loads_shortened_captions(tmp_path):
     arguments = DataArguments(simplify="simplest", max_train_images=20, max_eval_images=5, max_test_images=5)
     splits = load_data(arguments, output_dir=tmp_path, seed=0)
     assert {len(text.split()) for rows in splits.values() for group in rows["captions"] for text in group} == {2}
@@ -103,6 +103,6 @@ FREE = [
 
 @pytest.mark.skipif(not HAS_SPACY, reason="no spaCy with its English model on this machine")
 @pytest.mark.parametrize("column", [1, 2])
-def test_free_text_is_cut_by_its_parse(column):
+def test_free_text_is_shortened_by_its_parse(column):
     simplifier = spacy_simplifier(("simplest", "simpler")[column - 1])
     assert list(simplifier([row[0] for row in FREE])) == [row[column] for row in FREE]

@@ -1,4 +1,4 @@
-"""Images are opened by our own rules wherever their features are computed."""
+"""Features are computed from images opened with `open_image`."""
 
 import datasets
 import numpy as np

@@ -1,4 +1,4 @@
-"""Folders of photographs as they lie on a disk: what is found in them, what is left out and said, and what is refused."""
+"""Image folders: which files are found, which are skipped with a reason, and which folders are refused."""
 
 import json
 import logging
@@ -28,7 +28,7 @@ def load(folder, **more):
     return load_captions("imagefolder", data_dir=folder, **ALL, **more)
 
 
-def test_a_bare_folder_with_subfolders_is_loaded_whole(tmp_path):
+def test_folder_without_metadata_is_loaded_with_subfolders(tmp_path):
     folder = bare(tmp_path / "p", "b.png", "a.PNG", "2024/summer/c.png", "2024/a.png", "notes/d.Jpeg")
     for name in ("imagefolder", str(folder)):
         ds = load_captions(name, data_dir=folder if name == "imagefolder" else None, **ALL)
@@ -42,7 +42,7 @@ def test_a_bare_folder_with_subfolders_is_loaded_whole(tmp_path):
 
 
 def test_every_format_that_can_be_opened_is_found(tmp_path):
-    """By what Pillow writes, not by a list of suffixes."""
+    """Files in every format that Pillow writes."""
     written = []
     for suffix, kind in [
         *[(".jpg", "JPEG"), (".jfif", "JPEG"), (".png", "PNG"), (".webp", "WEBP"), (".gif", "GIF"), (".bmp", "BMP")],
@@ -64,7 +64,7 @@ def test_every_format_that_can_be_opened_is_found(tmp_path):
     assert not {".eps", ".txt", ".mp4", ".pdf", ".ico", ".heic", ""} & image_suffixes()
 
 
-def test_files_of_systems_are_skipped_and_others_counted(tmp_path, caplog):
+def test_system_files_are_skipped_and_other_files_counted(tmp_path, caplog):
     folder = bare(tmp_path, "a.png", ".b.png", "._a.png", ".trash/c.png", "__MACOSX/d.png", "@eaDir/e.png")
     for name in ("Thumbs.db", "desktop.ini", ".DS_Store", "x.heic", "y.HEIC", "notes.txt", "README"):
         (folder / name).write_bytes(b"x")
@@ -127,7 +127,7 @@ def test_folders_without_images(tmp_path):
 
 
 def test_a_folder_that_cannot_be_read_is_named(tmp_path, caplog, monkeypatch):
-    """As the system says it; the tests may run as root, who reads every folder."""
+    """The system call is made to fail, because root may read every folder."""
     folder, scandir = bare(tmp_path, "a.png", "locked/b.png"), os.scandir
 
     def refused(path):
@@ -141,7 +141,7 @@ def test_a_folder_that_cannot_be_read_is_named(tmp_path, caplog, monkeypatch):
     assert "1 folders cannot be read, such as 'locked/' (Permission denied)" in caplog.text
 
 
-def test_looking_through_a_folder_opens_no_file(tmp_path, monkeypatch):
+def test_listing_a_folder_opens_no_file(tmp_path, monkeypatch):
     folder = bare(tmp_path, *(f"{n // 10}/{n}.png" for n in range(40)))
 
     def refuse(*arguments, **settings):
@@ -157,39 +157,41 @@ def test_folders_named_like_splits_without_metadata(tmp_path):
     assert len(load(folder)) == 9
     found = load_captions("imagefolder", data_dir=folder, split="test", require_captions=False)
     assert found["image_id"][:] == ["test/0.png", "test/1.png", "test/2.png"]
-    bare(folder, "top.png")  # then they are albums like any other
+    bare(folder, "top.png")  # then they are ordinary subfolders
     assert len(load(folder)) == 10
 
 
 # --- with metadata ---
 
 
-def test_images_that_no_row_names_are_counted(tmp_path, caplog):
+def test_images_without_a_row_are_counted(tmp_path, caplog):
     folder = make_folder(tmp_path, 4)
     bare(folder, "extra.png", "sub/extra.png", ".hidden.png")
     with caplog.at_level(logging.WARNING):
         ds = load_captions("imagefolder", data_dir=folder, split="all")
     assert len(ds) == 4
-    assert "2 of 6 images are named by no row of metadata.jsonl and are not used, such as 'extra.png'" in caplog.text
+    assert (
+        "2 of 6 images are not named by any row of metadata.jsonl and are not used, such as 'extra.png'" in caplog.text
+    )
     caplog.clear()
-    # Not where every image has its row, however it is written.
+    # No warning if every image has a row, however its path is written.
     with (folder / "metadata.jsonl").open("a") as file:
         file.write(json.dumps({"file_name": "./extra.png", "captions": ["x"]}) + "\n")
         file.write(json.dumps({"file_name": "sub/../sub/extra.png", "captions": ["x"]}) + "\n")
     with caplog.at_level(logging.WARNING):
         load_captions("imagefolder", data_dir=folder, split="all")
-    assert "named by no row" not in caplog.text
+    assert "not named by any row" not in caplog.text
 
 
-def test_a_split_folder_without_metadata_is_said(tmp_path, caplog):
+def test_split_folder_without_metadata_is_reported(tmp_path, caplog):
     make_folder(tmp_path / "train", 3)
     bare(tmp_path, "test/0.png", "test/1.png")
     with caplog.at_level(logging.WARNING):
         load_caption_splits("imagefolder", data_dir=tmp_path, split_fractions=(1, 0, 0))
-    assert "2 of 5 images are named by no row of train/metadata.jsonl" in caplog.text
+    assert "2 of 5 images are not named by any row of train/metadata.jsonl" in caplog.text
 
 
-def test_a_second_metadata_file_is_refused_or_named(tmp_path, caplog):
+def test_second_metadata_file_is_refused_or_reported(tmp_path, caplog):
     folder = make_folder(tmp_path / "p", 2)
     (folder / "metadata.csv").write_text("file_name,caption\n0.png,other\n")
     for require in (True, False):
@@ -211,7 +213,7 @@ def test_a_second_metadata_file_is_refused_or_named(tmp_path, caplog):
     assert "2024/metadata.jsonl is not read" in caplog.text
 
 
-def test_metadata_without_captions_is_enough_to_caption(tmp_path):
+def test_metadata_without_captions_is_accepted_for_captioning(tmp_path):
     folder = make_folder(tmp_path, 3, column="date")
     with pytest.raises(ValueError, match="no column 'captions'"):
         load_captions("imagefolder", data_dir=folder)

@@ -1,4 +1,4 @@
-"""What is an address and what a file, which decides whether a path has to stay below its folder."""
+"""Addresses and files: only files must be below the folder of the data."""
 
 import json
 
@@ -15,13 +15,13 @@ from tests.data.photos import make_folder, png
         ("http://a.example/1.png", True),
         ("zip://1.png::/a.zip", True),
         ("simplecache::http://a.example/1.png", True),
-        ("x://../1.png", False),  # one letter is a drive
+        ("x://../1.png", False),  # a single letter is a drive
         ("a/b://1.png", False),
         ("../ab://1.png", False),
         ("1.png", False),
     ],
 )
-def test_what_is_no_address_is_opened_as_a_file(tmp_path, path, expected):
+def test_paths_that_are_not_addresses_are_files(tmp_path, path, expected):
     assert is_address(path) is expected
     with pytest.raises(ImageError) as error:
         open_image(path)

@@ -1,4 +1,4 @@
-"""Every kind of image a folder can hold: either RGB pixels come out, or one `ImageError` that says what is wrong."""
+"""Any image file gives RGB pixels or one `ImageError` with the reason."""
 
 import io
 import os
@@ -18,7 +18,7 @@ RED, WHITE = (255, 0, 0), (255, 255, 255)
 
 
 def picture(size=(40, 30), seed=0):
-    """Smooth noise: JPEG keeps it nearly, and no two rows are alike."""
+    """Smooth noise, which JPEG nearly preserves, with different rows."""
     rng = np.random.default_rng(seed)
     small = Image.fromarray(rng.integers(0, 256, (4, 5, 3), dtype=np.uint8), "RGB")
     return small.resize(size, Image.Resampling.BICUBIC)
@@ -31,7 +31,7 @@ def encode(image, kind, **options):
 
 
 def png_header(width, height):
-    """A PNG that claims a size and holds no pixels: 57 bytes that would be gigabytes."""
+    """A PNG of 57 bytes with a large size in its header and no pixels."""
 
     def chunk(name, data):
         return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
@@ -58,7 +58,7 @@ def reason_of(value, **options):
 def test_common_formats_from_bytes_path_dict_and_object(tmp_path, kind):
     image = picture()
     data = encode(image, kind)
-    path = tmp_path / "picture"  # no extension: the content decides
+    path = tmp_path / "picture"  # without a suffix the content decides
     path.write_bytes(data)
     values = [
         data,
@@ -93,14 +93,14 @@ def test_every_mode_becomes_rgb():
             image = (picture().convert(via) if via else picture()).convert(mode)
         out = open_image(image)
         assert (out.mode, out.size) == ("RGB", (40, 30)), mode
-        if mode in {"L", "LA", "La", "I", "F"}:  # what is opaque keeps its values
+        if mode in {"L", "LA", "La", "I", "F"}:  # opaque pixels keep their values
             assert np.abs(np.asarray(out)[..., 0].astype(int) - np.asarray(grey)).max() <= 1, mode
 
 
-def test_the_callers_image_is_neither_changed_nor_shared():
+def test_image_of_the_caller_is_not_changed_or_shared():
     image = Image.open(io.BytesIO(encode(picture((400, 300)), "JPEG")))
     verify_image(image)
-    assert image.size == (400, 300)  # not drafted down
+    assert image.size == (400, 300)  # not shrunk
     loaded = picture()
     before = loaded.tobytes()
     out = open_image(loaded)
@@ -114,9 +114,9 @@ def test_cmyk_jpeg():
     assert np.abs(out.astype(int) - RED).max() < 12
 
 
-def test_transparency_is_laid_over_white():
+def test_transparency_becomes_white():
     image = Image.new("RGBA", (4, 2), (*RED, 255))
-    image.paste((0, 0, 0, 0), (0, 0, 2, 2))  # black where invisible: dropping alpha would show it
+    image.paste((0, 0, 0, 0), (0, 0, 2, 2))  # black where invisible, so dropping alpha would show it
     out = open_image(encode(image, "PNG"))
     assert out.getpixel((0, 0)) == WHITE
     assert out.getpixel((3, 0)) == RED
@@ -136,7 +136,7 @@ def test_palette_with_transparent_colour():
 
 
 @pytest.mark.parametrize("kind", ["GIF", "PNG", "WEBP"])
-def test_animation_gives_its_first_frame(kind):
+def test_animation_is_opened_at_its_first_frame(kind):
     frames = [Image.new("RGB", (8, 8), colour) for colour in (RED, (0, 255, 0), (0, 0, 255))]
     data = encode(frames[0], kind, save_all=True, append_images=frames[1:], duration=10)
     assert Image.open(io.BytesIO(data)).n_frames == 3
@@ -150,7 +150,7 @@ def test_16_bit_is_scaled_not_clipped():
     for kind in ("PNG", "TIFF"):
         out = np.asarray(open_image(encode(Image.fromarray(ramp), kind)))
         assert np.abs(out[..., 0] - want).max() <= 1, kind
-    # Clipping, what Pillow's convert("L") does to such an image, would leave two values nearly everywhere.
+    # Pillow's convert("L") would clip such an image to two values nearly everywhere.
     assert len(np.unique(out)) > 50
 
 
@@ -168,7 +168,7 @@ def test_exif_orientation_is_applied_once():
     image = Image.new("RGB", (20, 10), WHITE)
     image.paste(RED, (0, 0, 10, 10))
     exif = Image.Exif()
-    exif[0x0112] = 6  # the camera was held upright: turn by 90 degrees
+    exif[0x0112] = 6  # a portrait photo: rotate by 90 degrees
     out = open_image(encode(image, "PNG", exif=exif))
     assert out.size == (10, 20)
     assert (out.getpixel((5, 2)), out.getpixel((5, 17))) == (RED, WHITE)
@@ -176,7 +176,7 @@ def test_exif_orientation_is_applied_once():
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_damaged_exif_does_not_spoil_the_pixels():
+def test_damaged_exif_is_ignored():
     data = encode(picture(), "JPEG", exif=b"Exif\x00\x00II*\x00\xff\xff\xff\xff garbage")
     assert open_image(data).size == (40, 30)
 
@@ -191,7 +191,7 @@ def test_truncated(kind):
         if kind in {"JPEG", "PNG", "BMP"}:
             assert reason == "image_truncated"
     if kind in {"JPEG", "PNG"}:
-        verify_image(data[: len(data) // 2], mode="header")  # by design: the header is there
+        verify_image(data[: len(data) // 2], mode="header")  # expected, because the header is complete
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -211,7 +211,7 @@ def test_a_real_decompression_bomb_is_never_decoded():
     bomb = encode(Image.new("1", (12_000, 12_000)), "PNG", optimize=True)
     assert len(bomb) < 40_000
     assert reason_of(bomb) == "image_too_large"
-    assert reason_of(bomb, max_pixels=10**9) == "image_too_large"  # Pillow's own limit holds beside ours
+    assert reason_of(bomb, max_pixels=10**9) == "image_too_large"  # Pillow's own limit also applies
 
 
 def test_not_an_image_at_all(tmp_path):
@@ -238,13 +238,13 @@ def test_a_pipe_does_not_hang(tmp_path):
 
 def test_postscript_is_never_run(tmp_path):
     data = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\nshowpage\n%%EOF\n"
-    assert Image.open(io.BytesIO(data)).format == "EPS"  # Pillow alone would hand it to Ghostscript
+    assert Image.open(io.BytesIO(data)).format == "EPS"  # Pillow would pass it to Ghostscript
     assert reason_of(data) == "image_unreadable"
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "GIF", "TIFF", "BMP"])
 @pytest.mark.filterwarnings("ignore")
-def test_damaged_files_raise_nothing_else(kind):
+def test_damaged_files_raise_only_image_errors(kind):
     rng = random.Random(kind)
     data = encode(picture((24, 24)), kind)
     outcomes = set()
@@ -260,7 +260,7 @@ def test_damaged_files_raise_nothing_else(kind):
     assert len(outcomes) > 1, outcomes
 
 
-def test_the_error_travels_between_processes():
+def test_error_can_be_pickled():
     error = pickle.loads(pickle.dumps(ImageError("image_truncated", "image 'a.jpg' is cut")))
     assert (error.reason, error.detail) == ("image_truncated", "image 'a.jpg' is cut")
 

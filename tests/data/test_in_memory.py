@@ -1,4 +1,4 @@
-"""Data sets in memory, with the columns of published ones, as `load_captions` and the trainers take them."""
+"""Data sets in memory, also with the columns of published ones, in `load_captions` and trainers."""
 
 import datasets
 import pytest
@@ -44,7 +44,7 @@ def test_columns_of_published_sets_are_found(columns, wanted):
     assert open_image(undecoded(ds)[1]["image"]).tobytes() == open_image(png(1)).tobytes()
 
 
-def test_several_columns_that_could_be_meant_are_an_error():
+def test_ambiguous_columns_are_an_error():
     ds = of({"text": ["x"], "caption": ["y"]})
     with pytest.raises(
         ValueError, match=r"caption_column could be any of \['caption', 'text'\].*\(--caption_column\)"
@@ -55,7 +55,7 @@ def test_several_columns_that_could_be_meant_are_an_error():
         training_rows(ds)
 
 
-def test_nothing_is_taken_out_of_data_in_memory():
+def test_data_in_memory_are_not_divided():
     ds = of({"text": list("abcdefghij")})
     assert len(load_captions(ds)) == len(load_captions(ds, split="all")) == 10
     assert list(load_caption_splits(ds)) == ["train"]
@@ -64,7 +64,7 @@ def test_nothing_is_taken_out_of_data_in_memory():
     assert len(load_captions(ds, split="test", split_fractions=(0.6, 0.0, 0.4))) == 4
 
 
-def test_a_dataset_dict_has_its_splits_with_ids_of_their_own():
+def test_splits_of_a_dataset_dict_have_unique_ids():
     data = DatasetDict({"train": of({"text": ["a", "b", "c"]}), "val": of({"text": ["d", "e"]})})
     splits = load_caption_splits(data)
     assert {name: ds["image_id"][:] for name, ds in splits.items()} == {
@@ -78,7 +78,7 @@ def test_a_dataset_dict_has_its_splits_with_ids_of_their_own():
 
 
 def test_files_of_data_in_memory(tmp_path):
-    """An image column of the program is opened as it stands; text is a path only below image_root."""
+    """Files of an image column are opened anywhere; paths in a text column only below image_root."""
     folder = make_folder(tmp_path / "p", 2)
     paths = [str(folder / "0.png"), str(folder / "1.png")]
     images = Dataset.from_dict({"image": paths, "text": ["a", "b"]}).cast_column("image", Image())
@@ -96,7 +96,7 @@ def test_files_of_data_in_memory(tmp_path):
 
 
 @pytest.mark.parametrize("data", [[{"image": 1}], {"train": []}, 7, object()])
-def test_what_is_no_data_set_is_refused(data):
+def test_other_types_are_refused(data):
     with pytest.raises(ValueError, match=r"The data are a \w+. Use a datasets.Dataset or DatasetDict"):
         load_captions(data)
 
@@ -107,21 +107,21 @@ def test_iterable_data_are_refused_where_the_whole_set_is_needed():
     for data in (stream, datasets.IterableDatasetDict({"train": stream})):
         with pytest.raises(ValueError, match=r"are an IterableDataset.*SmileTrainer with max_steps"):
             load_captions(data)
-        with pytest.raises(ValueError, match=r"eval_dataset is an IterableDataset.*finds each image among all others"):
+        with pytest.raises(ValueError, match=r"eval_dataset is an IterableDataset.*ranks each image among all others"):
             evaluation_rows(data)
 
 
 # --- what trainers are given ---
 
 
-def test_what_has_our_columns_is_taken_as_it_is():
+def test_data_with_our_columns_are_not_converted():
     ds = embedded(3)
     assert training_rows(ds) is ds
     assert evaluation_rows(ds) is ds
     assert training_rows(None) is evaluation_rows(None) is None
 
 
-def test_trainers_take_what_load_captions_takes(tmp_path):
+def test_trainers_accept_the_data_of_load_captions(tmp_path):
     ds = of({"text": ["a", "b"]})
     for data in (ds, DatasetDict({"train": ds, "test": ds})):
         rows = training_rows(data)
@@ -156,7 +156,7 @@ def test_empty_captions_are_found_before_training_with_their_row(bad, said):
     ds = embedded(4, captions_of=lambda number: bad if number == 2 else captions(number))
     with pytest.raises(ValueError, match=rf"^train_dataset: row 2 \(image_id 'id-2'\) {said}.*check_captions"):
         training_rows(ds)
-    with pytest.raises(ValueError, match="row 2"):  # every time, not only the first
+    with pytest.raises(ValueError, match="row 2"):  # every time, not only once
         training_rows(ds)
     training_rows(ds.select([0, 1, 3]))
     raw = ds.rename_column("captions", "sentences").remove_columns("image_id")
@@ -172,7 +172,7 @@ def test_a_split_column_is_used_in_memory_as_on_disk():
     assert load_captions(DatasetDict({"test": ds}), split="train")["captions"][:] == [["a"], ["c"]]
 
 
-def test_what_only_looks_like_our_columns_is_read_as_load_captions_does(tmp_path):
+def test_columns_with_our_names_and_other_types_are_converted(tmp_path):
     nested = of({"captions": [[{"raw": "a b"}], [{"raw": "c"}]], "image_id": ["x", "y"]})
     assert training_rows(nested)["captions"][:] == [["a b"], ["c"]]
     paths = Dataset.from_dict({"image": ["/etc/a.png"], "image_id": ["x"], "captions": [["a"]]})

@@ -1,4 +1,4 @@
-"""Every source becomes one shape, and what cannot is refused with the remedy."""
+"""Every source is converted to the same columns, or refused with the remedy."""
 
 import csv
 import functools
@@ -13,7 +13,7 @@ from hf_captionrl.data import check_captions, exchange_captions, load_caption_sp
 from hf_captionrl.data.caption_columns import undecoded
 from tests.data.photos import captions, embedded, make_folder, png
 
-ALL = (1, 0, 0)  # no split is taken out of train
+ALL = (1, 0, 0)  # no split is divided off train
 
 
 def assert_shape(ds):
@@ -76,7 +76,7 @@ def test_csv_and_parquet_metadata(tmp_path):
     ("line", "number"), [("1.png,a dog, running\n", 5), ("1.png\n", 5), ('1.png,"a\ndog",3\n', 6)]
 )
 def test_a_csv_row_of_another_length_is_refused(tmp_path, line, number):
-    """What an unquoted comma cuts off would be lost, and what is missing would be no caption."""
+    """An unquoted comma would truncate a caption, and a missing field would be an empty caption."""
     folder = make_folder(tmp_path / "a", 2)
     (folder / "metadata.jsonl").unlink()
     (folder / "metadata.csv").write_text('file_name,caption\n\n0.png,"a cat,\nasleep"\n' + line)
@@ -117,7 +117,7 @@ def test_values_of_mixed_types_reach_the_check(tmp_path):
     assert good["captions"][1] == ["good"]
 
 
-def test_missing_columns_name_what_there_is_and_what_to_set(tmp_path):
+def test_error_for_missing_columns_names_the_columns_and_the_argument(tmp_path):
     folder = make_folder(tmp_path, 3, column="beschreibung")
     with pytest.raises(ValueError, match=r"no column 'captions'.*\['beschreibung', 'file_name'\].*Set caption_column"):
         load_captions("imagefolder", data_dir=folder)
@@ -131,7 +131,7 @@ def test_missing_columns_name_what_there_is_and_what_to_set(tmp_path):
     with pytest.raises(ValueError, match=r"caption_column could be any of \['caption', 'text'\]"):
         load_captions("imagefolder", data_dir=folder)
     make_folder(tmp_path, 3, column="captions", rows={n: {"captions": n} for n in range(3)})
-    with pytest.raises(ValueError, match=r"not one text.*Set caption_column"):
+    with pytest.raises(ValueError, match=r"no text; the columns.*Set caption_column"):
         load_captions("imagefolder", data_dir=folder)
 
 
@@ -287,7 +287,7 @@ def test_bytes_and_structs_become_images(tmp_path):
         load_captions(str(tmp_path / "numbers.parquet"))
 
 
-def test_columns_in_the_way_are_dropped(tmp_path):
+def test_columns_with_reserved_names_are_dropped(tmp_path):
     ds = datasets.Dataset.from_dict(
         {"image": ["thumb"], "photo": [png(3)], "captions": [["old"]], "text": ["new"], "image_id": [7], "id": ["x"]}
     )
@@ -306,7 +306,7 @@ def test_columns_in_the_way_are_dropped(tmp_path):
     assert (default[0]["image_id"], default[0]["captions"]) == ("7", ["old"])
 
 
-def test_an_id_column_in_the_image_s_place(tmp_path):
+def test_id_column_called_image(tmp_path):
     rows = [{"file": f"{n}.png", "image": f"id {n}", "caption": "a"} for n in range(2)]
     (tmp_path / "r.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     ds = load_captions(str(tmp_path / "r.jsonl"), image_column="file", image_id_column="image", split_fractions=ALL)
@@ -314,7 +314,7 @@ def test_an_id_column_in_the_image_s_place(tmp_path):
     assert ds["image_id"][:] == ["id 0", "id 1"]
 
 
-def test_a_file_is_no_pattern(tmp_path):
+def test_file_name_is_not_a_pattern(tmp_path):
     for name in ("run[1].parquet", "run1.parquet"):
         table = datasets.Dataset.from_dict({"image": ["a.png"], "caption": [name], "image_id": ["1"]})
         table.to_parquet(str(tmp_path / name))
@@ -324,7 +324,7 @@ def test_a_file_is_no_pattern(tmp_path):
     assert found["captions"][:] == [["run[1].parquet"]]
 
 
-def test_what_the_hub_does_not_have_is_one_clear_error(monkeypatch):
+def test_unknown_hub_data_set_is_one_clear_error(monkeypatch):
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     with pytest.raises(ValueError, match=r"'nobody/nothing' could not be loaded.*'imagefolder' with data_dir"):
         load_captions("nobody/nothing")
@@ -367,7 +367,7 @@ def test_scenes(monkeypatch):
 
 
 @pytest.mark.parametrize("fractions", [(0.0, 0.5, 0.5), (0.0, 0.0, 1.0)])
-def test_without_a_share_of_train_nothing_stays_in_it(tmp_path, fractions):
+def test_train_with_a_share_of_0_is_empty(tmp_path, fractions):
     splits = load_caption_splits("imagefolder", data_dir=make_folder(tmp_path, 10), split_fractions=fractions)
     assert "train" not in splits
     ids = [image_id for split in splits.values() for image_id in split["image_id"][:]]

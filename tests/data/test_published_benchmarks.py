@@ -1,4 +1,4 @@
-"""Other people's benchmarks, each from a small file in the layout that its authors describe, and from bad ones."""
+"""Published benchmarks, read from small files in their layout and from invalid ones."""
 
 import json
 import pickle
@@ -41,7 +41,7 @@ def test_a_coco_image_has_one_number(name):
 
 
 @pytest.mark.parametrize("name", ["", None, True, "cat.jpg", 3.5, "12a", "-4"])
-def test_no_coco_image(name):
+def test_names_without_a_coco_id_are_refused(name):
     with pytest.raises(ValueError, match="is not a COCO image"):
         coco_id(name)
 
@@ -98,7 +98,7 @@ def imagecode(tmp_path, numbers=range(10)):
 
 
 def test_imagecode_rows_feed_the_metric(tmp_path):
-    path, root = imagecode(tmp_path, numbers=range(3, 13))  # numbered otherwise: their order counts, not their names
+    path, root = imagecode(tmp_path, numbers=range(3, 13))  # with other numbers: only their order matters
     found = load_imagecode(path, root)
     assert len(found.image_ids) == len(found.paths) == 20
     assert found.descriptions == ["a deer", "a bird", "two girls"]
@@ -107,7 +107,7 @@ def test_imagecode_rows_feed_the_metric(tmp_path):
     assert [p.name for p in found.paths[:10]] == [f"img{n}.jpg" for n in range(3, 13)]
     assert found.image_ids[found.targets[2]] == "MSR-VTT-videoTestVideo_video7-shot1_0/9"
     images = np.eye(20)
-    text = images[[5, 1, 19]]  # the second description finds its neighbour
+    text = images[[5, 1, 19]]  # the second description retrieves its neighbour
     result = self_retrieval(text, images, targets=found.targets, sets=found.sets, ks=(1,), num_bootstrap=0)
     assert result["recall_at_1_per_sample"].tolist() == [1, 0, 1]
 
@@ -128,7 +128,7 @@ def test_imagecode_by_kind(tmp_path):
     [
         ('{"a": {"1": "b"}', "is not valid JSON"),
         (["a"], "holds a list"),
-        ({"a": ["b"]}, "without labels"),
+        ({"a": ["b"]}, "Use a file with labels"),
         ({"a": {"10": "b"}}, "position '10'"),
         ({"a": {"x": "b"}}, "position 'x'"),
         ({"a": {"1": " "}}, "described by ' '"),
@@ -139,14 +139,14 @@ def test_bad_imagecode(tmp_path, content, message):
         load_imagecode(put(tmp_path / "valid_data.json", content))
 
 
-def test_imagecode_wants_ten_images_inside_its_folder(tmp_path):
+def test_imagecode_sets_need_ten_images_in_their_folder(tmp_path):
     path, root = imagecode(tmp_path, numbers=range(9))
     with pytest.raises(ValueError, match="holds 9 images"):
         load_imagecode(path, root)
     with pytest.raises(FileNotFoundError, match="no folder"):
         load_imagecode(path, tmp_path / "nowhere")
     outside = put(tmp_path / "out.json", {"../sets": {"1": "b"}})
-    with pytest.raises(ValueError, match="not the name of a folder of a set"):
+    with pytest.raises(ValueError, match="not a valid name of a set"):
         load_imagecode(outside, root)
 
 
@@ -155,7 +155,7 @@ def test_imagecode_wants_ten_images_inside_its_folder(tmp_path):
 NAMES = ["val2014/COCO_val2014_000000391895.jpg", "COCO_val2014_000000060623", "522418"]
 
 
-def test_the_pool_in_any_plain_form(tmp_path):
+def test_hard_pool_in_every_format(tmp_path):
     ids = ["391895", "60623", "522418"]
     assert load_hard_pool(put(tmp_path / "a.json", NAMES)) == ids
     assert load_hard_pool(put(tmp_path / "a.txt", "\n".join(NAMES) + "\n")) == ids
@@ -163,7 +163,7 @@ def test_the_pool_in_any_plain_form(tmp_path):
     assert load_hard_pool(tmp_path / "a.npy") == ids
 
 
-def test_the_pool_is_never_a_pickle(tmp_path):
+def test_hard_pool_as_a_pickle_is_refused(tmp_path):
     (tmp_path / "test_imgs_feats_3w.pkl").write_bytes(pickle.dumps({"imgids": NAMES}))
     with pytest.raises(ValueError, match="pickles are never opened"):
         load_hard_pool(tmp_path / "test_imgs_feats_3w.pkl")
@@ -187,7 +187,7 @@ def nocaps(**changes):
             {"id": i, "file_name": f"{i}.jpg", "domain": domain, "width": 8, "height": 8}
             for i, domain in enumerate(["in-domain", "near-domain", "out-domain", "out-domain"])
         ],
-        # Not in the order of the images, and not next to each other.
+        # Captions neither in the order of the images nor adjacent.
         "annotations": [
             {"id": n, "image_id": i, "caption": f"caption {n} of  {i}"} for n, i in enumerate([3, 2, 1, 0, 3, 2, 1, 0])
         ],
@@ -217,10 +217,10 @@ def test_nocaps_by_domain(tmp_path):
     [
         ({"images": []}, "no list 'images'"),
         ({"annotations": {}}, "no list 'annotations'"),
-        ({"annotations": [{"image_id": 9, "caption": "a"}]}, "is of image 9, which is not there"),
+        ({"annotations": [{"image_id": 9, "caption": "a"}]}, "is of image 9, which does not exist"),
         ({"annotations": [{"image_id": 0, "caption": "a"}]}, "image 1 has no caption"),
         ({"images": [{"id": 0, "file_name": "0.jpg", "domain": "odd"}]}, "has the domain 'odd'"),
-        ({"images": [{"id": 0, "file_name": "0.jpg", "domain": "in-domain"}] * 2}, "there twice"),
+        ({"images": [{"id": 0, "file_name": "0.jpg", "domain": "in-domain"}] * 2}, "missing or repeated"),
     ],
 )
 def test_bad_nocaps(tmp_path, changes, message):
@@ -228,7 +228,7 @@ def test_bad_nocaps(tmp_path, changes, message):
         load_nocaps(put(tmp_path / "n.json", nocaps(**changes)), tmp_path)
 
 
-def test_nocaps_stays_in_its_folder(tmp_path):
+def test_nocaps_paths_outside_the_folder_are_refused(tmp_path):
     value = nocaps()
     value["images"][0]["file_name"] = "../secret.jpg"
     with pytest.raises(ValueError, match=r"secret.jpg', which is not below image_root"):
@@ -283,6 +283,6 @@ def test_bad_concadia(tmp_path, image, message):
         load_concadia(put(tmp_path / "wiki_split.json", {"images": [image]}), tmp_path)
 
 
-def test_concadia_twice(tmp_path):
+def test_repeated_concadia_image_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"'1.jpg' is there twice"):
         load_concadia(put(tmp_path / "w.json", {"images": [concadia(1, "test")] * 2}), tmp_path)

@@ -1,4 +1,4 @@
-"""Bad rows are left out, counted and written down; too many stop the run before it starts."""
+"""Invalid rows are removed, counted and listed; too many of them stop the run before it starts."""
 
 import json
 import os
@@ -21,7 +21,7 @@ from tests.data.photos import captions, embedded, make_folder, png
 
 
 def bad_folder(folder, count=100):
-    """100 pictures, five of them bad, one row without a good caption, two rows that lose a caption."""
+    """100 images, five of them invalid, one row without a valid caption, two rows with an invalid caption."""
     make_folder(
         folder,
         count,
@@ -52,7 +52,7 @@ WANTED = [
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_bad_rows_are_left_out_counted_and_written(tmp_path, num_workers):
+def test_invalid_rows_are_removed_counted_and_listed(tmp_path, num_workers):
     ds = bad_folder(tmp_path / "photos")
     path = tmp_path / "out" / "quarantine.jsonl"
     good, report = check_captions(ds, quarantine_path=path, max_bad_fraction=0.06, num_workers=num_workers)
@@ -102,7 +102,7 @@ def test_exactly_the_limit_passes():
         check_captions(embedded(19, captions_of=text), max_bad_fraction=0.05)
 
 
-def test_nothing_left_and_nothing_there():
+def test_splits_without_valid_rows_and_without_rows_are_refused():
     with pytest.raises(QuarantineError, match=r"3 of 3 rows .* so nothing is left: 3 caption_empty"):
         check_captions(embedded(3, captions_of=lambda n: [""]), max_bad_fraction=1.0)
     with pytest.raises(QuarantineError, match="no rows"):
@@ -121,7 +121,7 @@ def test_all_splits_in_one_file_and_each_below_the_limit(tmp_path):
     assert {name: len(ds) for name, ds in good.items()} == {"train": 100, "validation": 3, "test": 4}
     assert json.loads(path.read_text())["split"] == "validation"
     assert (report.bad_rows("train"), report.bad_fraction("validation")) == (0, 0.25)
-    # A split that was taken out of train calls itself by its own name.
+    # A split that was divided off train has its own name.
     _, single = check_captions(splits["test"])
     assert single.rows == {"test": 4}
 
@@ -135,13 +135,13 @@ def test_header_is_enough_for_all_but_truncation(tmp_path):
     assert {e.column for e in report.entries} == {"captions"}
 
 
-def test_one_bad_picture_is_never_decoded_by_datasets(monkeypatch):
+def test_invalid_image_is_not_decoded_by_datasets(monkeypatch):
     monkeypatch.setattr(datasets.Image, "decode_example", lambda *a, **k: pytest.fail("decoded by datasets"))
     good, _ = check_captions(embedded(4))
     assert len(good) == 4
 
 
-def test_a_hostile_caption_stays_on_its_line(tmp_path):
+def test_line_breaks_of_a_caption_are_escaped(tmp_path):
     evil = "\u2028\u2029\x85\r\n" + "\u202e" * 5 + '"}{"row": 1' + "\ud7ff"
     ds = embedded(4, captions_of=lambda n: ["?! " * 300 + evil] if n == 0 else captions(n))
     path = tmp_path / "q.jsonl"
@@ -150,7 +150,7 @@ def test_a_hostile_caption_stays_on_its_line(tmp_path):
     assert json.loads(path.read_text())["row"] == 0
 
 
-def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
+def test_failed_write_keeps_the_old_file(tmp_path, monkeypatch):
     path = tmp_path / "q.jsonl"
     path.write_text("old\n")
 

@@ -1,4 +1,4 @@
-"""CSV and its like: what cannot be read without guessing is refused with its line, and no row is lost."""
+"""CSV and other row files: ambiguous files are refused with the line, and no row is lost."""
 
 import csv
 import json
@@ -46,7 +46,7 @@ def test_other_repeated_columns_are_refused(tmp_path, header):
     [
         ('file_name,caption\na.png,"a dog\nb.png,a cat\nc.png,a cow\n', 2, "never closed"),
         ('file_name,caption\na.png,x\nb.png,"a cat\n', 3, "never closed"),
-        # The next quote seems to close it: without care two rows become one.
+        # The next quote would close it and join two rows.
         ('file_name,caption\na.png,"a dog\nb.png,"a cat"\nc.png,y\n', 2, "text after a closing quote"),
         ('file_name,caption\na.png,"two\nlines"\nb.png,"a "big" cat"\n', 4, "text after a closing quote"),
         ('file_name,"caption\na.png,x\n', 1, "never closed"),
@@ -57,7 +57,7 @@ def test_an_unclosed_quote_is_an_error_with_its_line(tmp_path, text, line, said)
         read_csv(written(tmp_path, text))
 
 
-def test_quotes_that_are_right_stay(tmp_path):
+def test_valid_quotes_are_kept(tmp_path):
     path = written(tmp_path, 'file_name,caption\r\na.png,"a ""big"" dog"\r\nb.png,5" pipe\r\n"c.png","two\nlines"\r\n')
     assert [row["caption"] for row in read_csv(path)] == ['a "big" dog', '5" pipe', "two\nlines"]
 
@@ -70,7 +70,7 @@ def test_columns_without_a_name(tmp_path):
         read_csv(written(tmp_path, "file_name,caption,\na.png,x,\nb.png,y,lost\n"))
 
 
-def test_a_key_that_is_there_twice_is_refused(tmp_path):
+def test_repeated_key_is_refused(tmp_path):
     path = written(tmp_path, '{"file_name": "a.png", "caption": "x"}\n{"caption": "y", "caption": "z"}\n', "m.jsonl")
     with pytest.raises(
         ValueError, match=r"^Line 2 of .* has the key 'caption' twice. Write several captions as a list"
@@ -95,8 +95,8 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize("suffix", ["csv", "jsonl"])
-def test_rows_in_are_rows_used_and_rows_quarantined(tmp_path, suffix):
-    """Hostile rows, written by the standard library: none vanishes."""
+def test_every_row_is_used_or_quarantined(tmp_path, suffix):
+    """No difficult row that the standard library writes is lost."""
     random.seed(7)
     number = 300
     rows = []
@@ -117,7 +117,7 @@ def test_rows_in_are_rows_used_and_rows_quarantined(tmp_path, suffix):
     bad = [entry.image_id for entry in report.entries if entry.dropped == "row"]
     assert sorted([*good["image_id"][:], *bad]) == sorted(row[0] for row in rows)
     assert len(good) + report.bad_rows() == number
-    # Every caption, too: used, in a row that is out, or listed.
+    # Every caption is used, in a removed row, or listed.
     used = sum(map(len, good["captions"][:]))
     given = {row[0]: row[1:] for row in rows}
     usable = sum(any(map(str.isalnum, text)) and len(text) <= 4000 for i in good["image_id"][:] for text in given[i])
@@ -125,7 +125,7 @@ def test_rows_in_are_rows_used_and_rows_quarantined(tmp_path, suffix):
     assert 50 < len(good) < 200
 
 
-def test_split_names_count_in_any_case(tmp_path):
+def test_split_names_are_case_insensitive(tmp_path):
     written(tmp_path, "file_name,caption,split\na.png,x,Train\nb.png,y,TEST\nc.png,z,train\n")
     for name in "abc":
         (tmp_path / f"{name}.png").write_bytes(png(ord(name)))

@@ -1,4 +1,4 @@
-"""Which images are meant: all, a split, several; nothing is divided unasked, and what is divided is said."""
+"""Choice of splits: all, one or several; data are divided only on request, with a log."""
 
 import logging
 
@@ -12,7 +12,7 @@ from tests.data.photos import embedded, make_folder
 
 @pytest.fixture
 def plain(tmp_path):
-    """20 images that name no splits."""
+    """20 images without splits."""
     return {"dataset_name": "imagefolder", "data_dir": make_folder(tmp_path / "photos", 20)}
 
 
@@ -36,7 +36,7 @@ def test_names_of_splits():
         with pytest.raises(ValueError, match="has an empty name"):
             parse_split(bad)
     for bad in ("test+test", "val+validation", "all+test"):
-        with pytest.raises(ValueError, match="names images twice"):
+        with pytest.raises(ValueError, match="has images twice"):
             parse_split(bad)
 
 
@@ -55,7 +55,7 @@ def test_all_and_joined_splits(named, plain):
         load_captions(split="test+nowhere", **named)
 
 
-def test_every_split_name_of_the_scenes_is_parsed_alike(monkeypatch):
+def test_split_names_of_the_scenes_are_parsed_like_others(monkeypatch):
     import functools
 
     import hf_captionrl.scenes
@@ -69,7 +69,7 @@ def test_every_split_name_of_the_scenes_is_parsed_alike(monkeypatch):
         choose_split("scenes", "nowhere")
 
 
-def test_to_look_at_data_without_splits_is_to_look_at_all(plain, caplog):
+def test_data_without_splits_default_to_all_images(plain, caplog):
     with caplog.at_level(logging.WARNING):
         found = choose_split(plain["dataset_name"], None, data_dir=plain["data_dir"])
     assert (len(found.dataset), found.split, found.sizes) == (20, "all", {"all": 20})
@@ -80,18 +80,18 @@ def test_to_look_at_data_without_splits_is_to_look_at_all(plain, caplog):
         "its 20 images are divided by the hash of image_id (seed 0) into 16 train (0.8), 2 validation (0.1), 2 test"
         in (caplog.text)
     )
-    # The same that training holds out.
+    # The images that training holds out.
     assert set(test.dataset["image_id"]) == set(load_captions(split="test", **plain)["image_id"])
     assert test.split == "test"
     other = choose_split("imagefolder", "test", data_dir=plain["data_dir"], split_fractions=(0.5, 0.1, 0.4), seed=3)
     assert len(other.dataset) == 8
 
 
-def test_to_look_at_named_splits_is_to_look_at_test(named, tmp_path):
+def test_data_with_splits_default_to_test(named, tmp_path):
     found = choose_split(named["dataset_name"], None, data_dir=named["data_dir"])
     assert (found.split, found.sizes) == ("test", {"train": 10, "validation": 4, "test": 6})
     assert found.dataset["image_id"][:] == [f"{n}.png" for n in range(14, 20)]
-    # A named train is whole, as long as no one asks for what it lacks.
+    # A named train split is undivided unless a missing split is requested.
     folder = make_folder(tmp_path / "two", 20, rows={n: {"split": "train" if n < 15 else "val"} for n in range(20)})
     assert len(choose_split("imagefolder", "train", data_dir=folder).dataset) == 15
     with pytest.raises(ValueError, match=r"has the splits {'train': 15, 'validation': 5} and no 'test'. Set split"):
@@ -100,7 +100,7 @@ def test_to_look_at_named_splits_is_to_look_at_test(named, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["parquet", "disk", "jsonl"])
-def test_files_and_saved_data_without_splits_are_looked_at_whole(tmp_path, kind):
+def test_files_and_saved_data_without_splits_default_to_all_images(tmp_path, kind):
     path = tmp_path / f"data.{kind}"
     if kind == "parquet":
         embedded(12).to_parquet(path)
@@ -113,7 +113,7 @@ def test_files_and_saved_data_without_splits_are_looked_at_whole(tmp_path, kind)
     assert (len(found.dataset), found.split) == (12, "all")
 
 
-def test_a_single_named_split_is_looked_at_whole(tmp_path):
+def test_single_split_is_not_divided(tmp_path):
     datasets.DatasetDict({"train": embedded(12)}).save_to_disk(tmp_path / "d")
     assert len(choose_split(str(tmp_path / "d"), None).dataset) == 12
     assert len(load_captions(str(tmp_path / "d"))) == 10  # to train on, a tenth each is held out
@@ -126,7 +126,7 @@ def test_the_division_for_training_is_logged_with_its_shares(plain, caplog):
     assert "(seed 4) into 14 train (0.7), 4 validation (0.2), 2 test (0.1)" in caplog.text
 
 
-def test_splits_that_share_an_image_are_joined_without_it_twice(tmp_path, caplog):
+def test_joined_splits_contain_a_shared_image_once(tmp_path, caplog):
     one, other = embedded(4), embedded(6, captions_of=lambda n: [f"other {n}"]).select([3, 4, 5])
     datasets.DatasetDict({"train": one, "test": other}).save_to_disk(tmp_path / "d")
     with caplog.at_level(logging.WARNING):
@@ -136,7 +136,7 @@ def test_splits_that_share_an_image_are_joined_without_it_twice(tmp_path, caplog
     assert "1 rows repeat an image" in caplog.text
 
 
-def test_columns_that_differ_between_splits_are_left_out_of_all(tmp_path, caplog):
+def test_columns_that_differ_between_splits_are_dropped(tmp_path, caplog):
     for name, note in (("train", 5), ("test", "text")):
         make_folder(tmp_path / name, 2, rows={n: {"note": note, "same": n} for n in range(2)})
     with caplog.at_level(logging.WARNING):
@@ -164,8 +164,8 @@ def test_a_recipe_divides_by_its_shares(plain, tmp_path, caplog):
             DataArguments(**bad)
 
 
-def test_a_split_column_of_a_table_is_honoured(tmp_path):
-    """Flickr30k on the Hub: one table called test, whose rows name their splits."""
+def test_split_column_of_a_table_is_used(tmp_path):
+    """Flickr30k on the Hub: one table called test, with a column of split names."""
     names = ["train", "val", "test", "train"]
     table = embedded(4).add_column("split", names)
     datasets.DatasetDict({"test": table}).save_to_disk(tmp_path / "d")
@@ -174,6 +174,6 @@ def test_a_split_column_of_a_table_is_honoured(tmp_path):
         found = choose_split(str(tmp_path / name), None)
         assert (found.split, found.sizes) == ("test", {"train": 2, "validation": 1, "test": 1})
         assert found.dataset["image_id"][:] == ["id-2"]
-    # A column about something else.
+    # A column with another meaning.
     embedded(4).add_column("split", ["a", "train", "b", "c"]).to_parquet(tmp_path / "t.parquet")
     assert len(choose_split(str(tmp_path / "t.parquet"), None).dataset) == 4

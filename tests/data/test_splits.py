@@ -1,4 +1,4 @@
-"""Ids stay unique, splits stay apart, and what is missing is cut the same way on every machine."""
+"""Unique ids, disjoint splits, and missing splits that are the same on every machine."""
 
 import json
 import logging
@@ -11,13 +11,13 @@ from hf_captionrl.data import hash_split, load_caption_splits, load_captions
 from hf_captionrl.data.caption_columns import replace_column, with_split
 from tests.data.photos import embedded, make_folder, png
 
-ALL = (1, 0, 0)  # no split is taken out of train
+ALL = (1, 0, 0)  # no split is divided off train
 
 
 # --- ids ---
 
 
-def test_one_caption_a_row_is_joined(tmp_path, caplog):
+def test_rows_of_one_image_are_joined(tmp_path, caplog):
     make_folder(tmp_path, 2)
     rows = [{"file_name": f"{n % 2}.png", "caption": f"caption {n}"} for n in range(6)]
     (tmp_path / "metadata.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -31,7 +31,7 @@ def test_one_caption_a_row_is_joined(tmp_path, caplog):
 def test_one_id_for_two_images_is_an_error(tmp_path):
     folder = make_folder(tmp_path, 4, rows={n: {"image_id": "same" if n > 1 else n} for n in range(4)})
     with pytest.raises(
-        ValueError, match=r"image_id 'same' stands for different images in rows 2 and 3.*image_id_column"
+        ValueError, match=r"image_id 'same' is used for different images in rows 2 and 3.*image_id_column"
     ):
         load_captions("imagefolder", data_dir=folder)
 
@@ -46,7 +46,7 @@ def test_ids_are_strings_and_never_missing(tmp_path):
     assert load_captions(str(tmp_path / "t.parquet"), split_fractions=ALL)["image_id"][:] == ["7", "train-000001"]
 
 
-def test_splits_that_number_alike_are_told_apart(tmp_path, caplog):
+def test_equal_ids_in_different_splits_become_unique(tmp_path, caplog):
     for name, first in (("train", 0), ("validation", 3)):
         folder = make_folder(tmp_path / name, 3, rows={n: {"image_id": n} for n in range(3)})
         for n in range(3):
@@ -55,10 +55,10 @@ def test_splits_that_number_alike_are_told_apart(tmp_path, caplog):
     splits = load_caption_splits("imagefolder", data_dir=tmp_path)
     assert splits["train"]["image_id"][:] == ["train/0", "train/1", "train/2"]
     assert splits["validation"]["image_id"][:] == ["validation/0", "validation/1", "validation/2"]
-    assert "number their images alike" in caplog.text
+    assert "use the same ids for different images" in caplog.text
 
 
-def test_the_same_image_in_two_splits_is_said(tmp_path, caplog):
+def test_same_image_in_two_splits_is_reported(tmp_path, caplog):
     splits = datasets.DatasetDict({"train": embedded(5), "test": embedded(2), "validation": embedded(6).select([5])})
     splits.save_to_disk(tmp_path / "d")
     loaded = load_caption_splits(str(tmp_path / "d"))
@@ -69,7 +69,7 @@ def test_the_same_image_in_two_splits_is_said(tmp_path, caplog):
 # --- splits ---
 
 
-def test_hash_split_is_exact_stable_and_blind_to_order(tmp_path):
+def test_hash_split_is_exact_stable_and_independent_of_order(tmp_path):
     ds = embedded(200)
     shares = {"train": 0.8, "validation": 0.15, "test": 0.05}
     parts = hash_split(ds, shares)
@@ -79,14 +79,14 @@ def test_hash_split_is_exact_stable_and_blind_to_order(tmp_path):
     shuffled = hash_split(ds.shuffle(seed=3), shares)
     assert {name: set(part["image_id"]) for name, part in shuffled.items()} == ids
     assert {name: set(part["image_id"]) for name, part in hash_split(ds, shares, seed=1).items()} != ids
-    # Ten images fewer: only those at the cuts change sides.
+    # With ten images fewer, only images near the boundaries move.
     fewer = hash_split(ds.select(range(190)), shares)
     assert sum(len(set(fewer[name]["image_id"]) - ids[name]) for name in fewer) <= 4
     # The same on every machine.
     assert sorted(ids["test"]) == [f"id-{n}" for n in (100, 121, 126, 131, 172, 36, 49, 52, 6, 75)]
 
 
-def test_small_sets_get_a_bit_of_everything():
+def test_small_sets_get_an_image_in_every_split():
     shares = {"train": 0.8, "validation": 0.1, "test": 0.1}
     sizes = [{n: len(p) for n, p in hash_split(embedded(count), shares).items()} for count in (1, 2, 3, 4)]
     assert sizes[0] == {"train": 1}
@@ -115,7 +115,7 @@ def test_fractions_are_checked_whichever_split_is_missing(tmp_path, fractions):
         load_caption_splits("imagefolder", data_dir=tmp_path, split_fractions=fractions)
 
 
-def test_only_missing_splits_are_taken_out_of_train(tmp_path):
+def test_only_missing_splits_are_divided_off_train(tmp_path):
     for name, count in (("train", 20), ("test", 5)):
         make_folder(tmp_path / name, count, rows={n: {"image_id": f"{name}{n}"} for n in range(count)})
     splits = load_caption_splits("imagefolder", data_dir=tmp_path)
@@ -128,7 +128,7 @@ def test_only_missing_splits_are_taken_out_of_train(tmp_path):
         load_captions("imagefolder", data_dir=tmp_path)
 
 
-def test_a_split_column_is_honoured(tmp_path):
+def test_split_column_is_used(tmp_path):
     folder = make_folder(tmp_path, 6, rows={n: {"split": ["train", "val", "test"][n % 3]} for n in range(6)})
     splits = load_caption_splits("imagefolder", data_dir=folder)
     assert {name: len(ds) for name, ds in splits.items()} == {"train": 2, "validation": 2, "test": 2}
@@ -139,7 +139,7 @@ def test_one_split_name_that_is_not_known_is_refused(tmp_path, odd):
     folder = make_folder(tmp_path, 4, rows={n: {"split": odd if n == 2 else "train"} for n in range(4)})
     with pytest.raises(ValueError, match=rf"row 3 \(the first is 1\) has the split {odd!r}; other rows name one of"):
         load_caption_splits("imagefolder", data_dir=folder)
-    # Where none is known, the column is about something else.
+    # If no value is known, the column has another meaning.
     folder = make_folder(tmp_path, 4, rows={n: {"split": odd} for n in range(4)})
     assert len(load_captions("imagefolder", data_dir=folder, split_fractions=ALL)) == 4
 
@@ -150,7 +150,7 @@ def test_one_split_name_that_is_not_known_is_refused(tmp_path, odd):
 def test_replace_column_of_a_selection():
     ds = embedded(10).select([7, 2, 2, 5])
     out = replace_column(ds, "captions", [["a"], ["b"], ["d"], ["c"]], datasets.List(datasets.Value("string")))
-    assert out["captions"][:] == [["a"], ["b"], ["d"], ["c"]]  # a row that is there twice may get two values
+    assert out["captions"][:] == [["a"], ["b"], ["d"], ["c"]]  # a row that occurs twice may get two values
     assert out["image_id"][:] == ["id-7", "id-2", "id-2", "id-5"]
     assert out.select([3])[0]["captions"] == ["c"]
     assert out["image"][1] == ds["image"][1]
@@ -161,7 +161,7 @@ def test_replace_column_of_a_selection():
         replace_column(ds, "captions", [["a"]] * 3, datasets.List(datasets.Value("string")))
 
 
-def test_equal_data_are_known_by_equal_fingerprints():
+def test_equal_data_have_equal_fingerprints():
     """`map` looks for its cached results under them."""
     ds, texts = embedded(4), ["a", "b", "c", "d"]
 

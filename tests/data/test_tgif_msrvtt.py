@@ -1,4 +1,4 @@
-"""Videos with captions, in the layouts they are distributed in."""
+"""Videos with captions in the published layouts."""
 
 import json
 
@@ -38,7 +38,7 @@ def test_tgif(tmp_path):
     assert by_file["validation"][0] == splits["validation"][0]
 
 
-def test_tgif_without_splits_and_what_is_wrong_with_it(tmp_path, caplog):
+def test_tgif_without_splits_and_invalid_tables(tmp_path, caplog):
     folder = make_tgif(tmp_path, 10)
     with pytest.raises(ValueError, match=r"'tgif' holds videos\. Set num_frames"):
         load_caption_splits("tgif", data_dir=folder)
@@ -46,13 +46,13 @@ def test_tgif_without_splits_and_what_is_wrong_with_it(tmp_path, caplog):
         load_caption_splits("tgif", num_frames=2)
     (folder / "splits" / "val.txt").unlink()
     assert len(load_caption_splits("tgif", data_dir=folder, num_frames=2, split_fractions=ALL)) == 2
-    assert "1 videos are in no split" in caplog.text
+    assert "1 videos are not in any split" in caplog.text
     for name in ("train", "test"):
         (folder / "splits" / f"{name}.txt").unlink()
     assert len(load_captions("tgif", data_dir=folder, num_frames=2)) == 8
     table = folder / "tgif-v1.0.tsv"
     table.write_text(table.read_text() + "https://other.example/t0.gif\tsomething else\n")
-    with pytest.raises(ValueError, match="have one file name"):
+    with pytest.raises(ValueError, match="have the same file name"):
         load_caption_splits("tgif", data_dir=folder, num_frames=2)
     table.write_text("https://other.example/t0.gif something else\n")
     with pytest.raises(ValueError, match=r"Line 1 of .* has no tab"):
@@ -86,7 +86,7 @@ def test_msr_vtt(tmp_path):
     }
     assert splits["validation"][0]["captions"] == ["text 1", "text 4"]
     assert check_captions(splits)[1].bad_rows() == 0
-    # As it was first given out: in two files, and in folders of their own.
+    # As first published: in two files, with separate folders.
     parts = {"train_val": ("TrainValVideo", (0, 1)), "test": ("TestVideo", (2,))}
     for name, (folder, numbers) in parts.items():
         (tmp_path / "two" / folder).mkdir(parents=True)

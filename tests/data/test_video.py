@@ -1,4 +1,4 @@
-"""Frames come from where the clock says, whatever the container."""
+"""Frames are sampled by time, in every container format."""
 
 import io
 import sys
@@ -27,7 +27,7 @@ from tests.data.films import (
 
 @pytest.mark.parametrize("kind", ["GIF", "WEBP", "PNG"])
 @pytest.mark.parametrize("number", [1, 2, 3, 5, 8, 20])
-def test_frames_are_taken_evenly_over_time_not_over_frames(kind, number):
+def test_frames_are_sampled_evenly_in_time(kind, number):
     durations = [100, 700, 40, 40, 400, 120]
     frames = sample_frames(animation(kind, durations), number)
     assert len(frames) == number
@@ -50,14 +50,14 @@ def test_all_frames_of_an_even_video_and_repeats_beyond():
     assert colours_of(sample_frames(gif([plain(COLOURS[4])], 0), 3)) == [4, 4, 4]
 
 
-def test_too_short_delays_count_as_browsers_play_them():
+def test_short_delays_count_as_in_browsers():
     data = gif([plain(c) for c in COLOURS[:3]], [10, 300, 0])
     assert colours_of(sample_frames(data, 5)) == middles([100, 300, 100], 5) == [0, 1, 1, 1, 2]
 
 
 @pytest.mark.parametrize("disposal", [0, 1, 2])
-def test_partial_frames_are_drawn_over_what_stays(disposal):
-    """Frames of a GIF hold what changed; the oracle draws whole pictures."""
+def test_partial_frames_are_drawn_over_the_previous_ones(disposal):
+    """Frames of a GIF hold only changes; the expected frames are complete."""
     whole = []
     for k in range(6):
         picture = plain((40, 90, 160), (40, 30))
@@ -73,7 +73,7 @@ def test_partial_frames_are_drawn_over_what_stays(disposal):
     assert [frame.tobytes() for frame in got] == [sample_frames(data, 6)[k].tobytes() for k in (1, 4)]
 
 
-def test_transparency_lies_over_white():
+def test_transparency_of_frames_becomes_white():
     frames = []
     for k in range(3):
         picture = Image.new("RGBA", (20, 20), (0, 0, 0, 0))
@@ -100,18 +100,18 @@ def test_films(kind, tmp_path):
 
 def test_films_with_frames_of_different_length_and_a_late_start():
     times = [5, 6, 16, 17, 18, 21]
-    durations = [1, 10, 1, 1, 3, 1]  # the last as long as the film's rate says
+    durations = [1, 10, 1, 1, 3, 1]  # the last frame has the duration of the film's rate
     data = film(6, times=times)
     for number in (1, 2, 3, 6):
         assert colours_of(sample_frames(data, number)) == middles(durations, number)
 
 
-def test_b_frames_come_in_the_order_of_time():
+def test_b_frames_are_in_temporal_order():
     data = film(12, codec="libx264", index_first=True)
     assert colours_of(sample_frames(data, 12)) == [k % 7 for k in range(12)]
 
 
-def test_without_pyav_films_say_what_to_install_and_gifs_do_not_need_it(monkeypatch):
+def test_films_need_pyav_and_gifs_do_not(monkeypatch):
     data = film(3)
     monkeypatch.setitem(sys.modules, "av", None)
     with pytest.raises(ImportError, match=r"video of \d+ bytes is a film.*hf-captionrl\[video\]"):

@@ -1,4 +1,4 @@
-"""What is no video, or a broken one, says so."""
+"""Errors of broken videos and of other files."""
 
 import io
 import pickle
@@ -34,7 +34,7 @@ def refused(value, message, reason, number=2, **options):
     return caught.value
 
 
-def test_a_gif_cut_anywhere_is_truncated(tmp_path):
+def test_truncated_gif_is_refused(tmp_path):
     rng = np.random.default_rng(0)
     frames = [Image.fromarray(rng.integers(0, 255, (24, 32, 3), dtype=np.uint8)) for _ in range(4)]
     data = gif(frames, [50] * 4)
@@ -47,7 +47,7 @@ def test_a_gif_cut_anywhere_is_truncated(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["mp4", "avi", "mkv", "webm"])
-def test_a_film_cut_short_is_refused(kind, tmp_path):
+def test_truncated_film_is_refused(kind, tmp_path):
     data = film(40, **KINDS[kind], index_first=kind == "mp4")
     path = tmp_path / f"cut.{kind}"
     path.write_bytes(data[: int(len(data) * 0.6)])
@@ -55,7 +55,7 @@ def test_a_film_cut_short_is_refused(kind, tmp_path):
 
 
 def test_a_film_without_its_index_is_refused(tmp_path):
-    data = film(20)  # the index of an MP4 stands at the end
+    data = film(20)  # the index of an MP4 is at the end
     refused(data[: len(data) // 2], "does not decode beyond its header", "video_truncated")
     (tmp_path / "half.mp4").write_bytes(data[: len(data) // 2])
     error = str(refused(tmp_path / "half.mp4", r"its header \([A-Z][a-z ]+\)", "video_truncated"))
@@ -72,7 +72,7 @@ def test_no_frames(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["gif", "mp4", "mkv"])
-def test_damage_is_survived_or_refused(kind):
+def test_damaged_video_is_read_or_refused(kind):
     data = gif([plain(c) for c in COLOURS], 50) if kind == "gif" else film(10, **KINDS[kind])
     rng = np.random.default_rng(1)
     refusals = 0
@@ -98,10 +98,10 @@ def test_at_least_one_frame(number):
         verify_video(film(2), mode="half")
 
 
-def test_what_is_no_video(tmp_path):
+def test_files_that_are_not_videos_are_refused(tmp_path):
     (tmp_path / "a.gif").write_text("<html>404</html>")
-    refused(tmp_path / "a.gif", "a.gif' begins like none of", "video_unreadable")
-    refused(png(0), "begins like none of", "video_unreadable")
+    refused(tmp_path / "a.gif", "a.gif' is not a GIF", "video_unreadable")
+    refused(png(0), "is not a GIF", "video_unreadable")
     refused(Image.new("RGB", (4, 4)), "is a picture", "video_unreadable")
     refused(tmp_path / "none.mp4", "video '.*none.mp4' is not a file", "image_not_found")
     refused("https://a.b/c.gif", "is an address", "image_remote")
@@ -110,7 +110,7 @@ def test_what_is_no_video(tmp_path):
     refused(b"GIF89a" + bytes(range(200)), "has a block 0x07 at byte 13", "video_unreadable")
 
 
-def test_frames_have_a_largest_size():
+def test_large_frames_are_refused():
     refused(gif([plain(c) for c in COLOURS], 50), "max_pixels allows 700", "image_too_large", max_pixels=700)
     refused(film(3), "64 x 48 pixels", "image_too_large", max_pixels=3000)
     assert len(sample_frames(film(3), 1, max_pixels=3072)) == 1

@@ -1,4 +1,4 @@
-"""Features of videos are made of those of their frames."""
+"""Features of videos from those of their frames."""
 
 import datasets
 import numpy as np
@@ -45,7 +45,7 @@ def test_features_of_a_video_are_the_mean_over_its_frames(tmp_path):
         shown = np.mean([COLOURS[(n + k) % 7] for k in middles([50, 50, 100 + 10 * n], 4)], axis=0)
         assert np.asarray(features[n][0]) == within(shown, 2)
         assert np.asarray(features[n][1]) == within(255 - shown, 2)
-    # Known by content and number of frames: a copy is not encoded again, another number is.
+    # Keyed by content and number of frames: a copy is not encoded again, another number is.
     cached_features(cache(), ds, encode, progress=False)
     assert encode.seen == 16
     other = load_captions("tgif", data_dir=tmp_path, num_frames=1)
@@ -56,7 +56,7 @@ def test_features_of_a_video_are_the_mean_over_its_frames(tmp_path):
     assert video_hash(tmp_path / "gifs" / "t0.gif") != video_hash(tmp_path / "gifs" / "t1.gif")
 
 
-def test_scorers_see_the_mean_at_unit_length(tmp_path):
+def test_scorer_features_of_videos_have_unit_length(tmp_path):
     ds = load_captions("tgif", data_dir=make_tgif(tmp_path), num_frames=3)
 
     def encode(images):
@@ -78,11 +78,11 @@ def test_videos_without_features_are_refused(tmp_path):
     assert item["image"] is None
     assert item["image_features"].shape == (2, 3)
     mixed = datasets.concatenate_datasets([ds, load_captions("tgif", data_dir=tmp_path, num_frames=2)])
-    with pytest.raises(ValueError, match="one number of frames"):
+    with pytest.raises(ValueError, match="the same number of frames"):
         frames_of(mixed)
 
 
-def test_frames_one_after_the_other_and_the_cache_tells_them_from_means(tmp_path):
+def test_concatenated_frames_have_other_cache_keys_than_means(tmp_path):
     ds = load_captions("tgif", data_dir=make_tgif(tmp_path), num_frames=3)
     encode = Encoder()
     cache = FeatureCache(tmp_path / "cache", model_id="m", revision="r", what="frames")
@@ -101,11 +101,11 @@ def test_frames_one_after_the_other_and_the_cache_tells_them_from_means(tmp_path
                 assert_close(added, code, ulps=512)
     cached_features(cache, ds, encode, progress=False, pooling="concat")
     assert encode.seen == 24
-    with pytest.raises(ValueError, match="One store holds one kind"):
-        cached_features(cache, ds, encode, progress=False)  # means do not fit among them
+    with pytest.raises(ValueError, match="Use another `what`"):
+        cached_features(cache, ds, encode, progress=False)  # means have another shape
 
 
-def test_a_scorers_frames_stay_apart(tmp_path):
+def test_concatenation_is_refused_for_scorers(tmp_path):
     features = torch.arange(24.0).reshape(6, 4)
     assert torch.equal(pool_frames(features, 3, "concat"), features.reshape(2, 3, 4))
     assert torch.equal(pool_frames(features, 3), features.reshape(2, 3, 4).mean(1))

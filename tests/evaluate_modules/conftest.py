@@ -1,4 +1,4 @@
-"""The modules as users get them, and a few scenes with their judge."""
+"""The modules as installed by users, and a few scenes with the held-out scorer."""
 
 import sys
 from pathlib import Path
@@ -12,7 +12,7 @@ from tests.evaluate_modules.nursery import Nursery
 
 
 def _forget_modules() -> None:
-    """The package of modules that `evaluate` makes looks into one home as long as the process remembers it."""
+    """The package that `evaluate` makes for modules keeps its first home for the whole process."""
     for name in [name for name in sys.modules if name.partition(".")[0] == "evaluate_modules"]:
         del sys.modules[name]
 
@@ -25,7 +25,7 @@ def nursery():
 
 @pytest.fixture(scope="package")
 def evaluate(tmp_path_factory):
-    """`evaluate` with caches of its own, the modules installed there, and nothing but these found."""
+    """`evaluate` with separate caches, in which only our modules are installed."""
     import evaluate
 
     from hf_captionrl.evaluate_modules import MODULES, install
@@ -35,7 +35,7 @@ def evaluate(tmp_path_factory):
         patch.setattr(evaluate.config, "HF_MODULES_CACHE", home / "modules")
         patch.setattr(evaluate.config, "HF_METRICS_CACHE", home / "metrics")
         patch.setattr(evaluate.config, "HF_EVALUATE_OFFLINE", True)
-        # To which `evaluate` adds this home; another one, of whoever loaded a metric before, would come first.
+        # `evaluate` appends this home; the home of a metric loaded before would come first.
         patch.setattr(sys, "path", [p for p in sys.path if not Path(p, "evaluate_modules").is_dir()])
         _forget_modules()
         evaluate.logging.set_verbosity_error()
@@ -56,7 +56,7 @@ def held_out_scorer():
 
 @pytest.fixture(scope="session")
 def features(scenes, held_out_scorer):
-    """Of first references and of images, by the judge."""
+    """Features of first references and of images by the held-out scorer."""
     return held_out_scorer.text_features([row[0] for row in scenes["captions"]]), held_out_scorer.image_features(
         list(scenes["image"])
     )

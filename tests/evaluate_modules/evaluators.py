@@ -1,3 +1,3 @@
-"""Who finds images from captions here."""
+"""The scorer of these tests."""
 
 JUDGE = "scenes:clip-judge"

@@ -1,7 +1,7 @@
-"""New processes for tests, without 10 CPU-seconds of imports for each.
+"""New processes for tests, without 10 CPU-seconds of imports per process.
 
-A fresh interpreter imports what `evaluate` needs and no test changes (torch, transformers, datasets), and forks for
-every job. The child has never seen `evaluate`, `hf_captionrl` or huggingface settings of its parent: it sets its own
+A fresh interpreter imports the packages that `evaluate` needs (torch, transformers, datasets) once, and forks for
+every job. The child inherits no import of `evaluate` or `hf_captionrl` and no Hugging Face settings: it sets its own
 environment and folder before it runs its code.
 """
 
@@ -57,7 +57,7 @@ def child(job, output):
         del os.environ[name]
     os.environ.update(job["env"])
     os.chdir(job["cwd"])
-    # As a program in that folder would have it; the package is found as if it were installed.
+    # As in a program in that folder; the package is found as if it were installed.
     sys.path[:] = [job["cwd"], str(ROOT), *[p for p in sys.path if p not in ("", str(Path(__file__).parent))]]
     code = 1
     try:

@@ -1,4 +1,4 @@
-"""The example "Add a metric" of CONTRIBUTING.md works in a copy of the package, exactly as it is printed."""
+"""The example "Add a metric" of CONTRIBUTING.md works in a copy of the package, as printed."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""A scorer on a GPU gives features there, and what a user has lies in main memory: they meet all the same."""
+"""Features of a scorer on a GPU can be combined with features in main memory."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from tests.closeness import close
 
 
 class Elsewhere(torch.Tensor):
-    """A tensor that meets no plain one, as one on another device."""
+    """A tensor that cannot be combined with plain tensors, as if it were on another device."""
 
     @classmethod
     def __torch_function__(cls, function, types, args=(), kwargs=None):
@@ -40,14 +40,14 @@ def remote(held_out_scorer, monkeypatch):
     return held_out_scorer
 
 
-def test_tensors_of_two_devices_do_not_meet():
+def test_tensors_of_two_devices_cannot_be_combined():
     with pytest.raises(RuntimeError, match="same device"):
         away(torch.eye(2)) @ torch.eye(2)
     with pytest.raises(AssertionError, match="on the CPU"):
         away(torch.eye(2)).numpy()
 
 
-def test_modules_take_features_from_wherever_they_are(evaluate, scenes, features, remote):
+def test_modules_accept_features_on_any_device(evaluate, scenes, features, remote):
     captions, images, ids = [row[0] for row in scenes["captions"]], list(scenes["image"]), scenes["image_id"]
     text, pool = features
     retrieval, score = (evaluate.load(name, keep_in_memory=True) for name in ("self_retrieval", "clip_score"))
@@ -72,7 +72,7 @@ def test_modules_take_features_from_wherever_they_are(evaluate, scenes, features
     assert -1 <= found["f"] <= 1
 
 
-def test_emscore_stays_where_its_features_are():
+def test_emscore_computes_on_the_device_of_its_features():
     tokens, frames = torch.eye(3), torch.eye(3)[:2]
     found = metrics.emscore([away(tokens)], [away(frames)], reference_features=[[away(frames)]])
     expected = metrics.emscore([tokens], [frames], reference_features=[[frames]])

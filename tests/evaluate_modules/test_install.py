@@ -1,4 +1,4 @@
-"""Bare names are found by `evaluate`: in new processes, from any folder, offline and against whatever a Hub answers."""
+"""`evaluate` finds bare names in new processes, from any folder, offline, and with any answer of a Hub."""
 
 import contextlib
 import http.server
@@ -50,7 +50,7 @@ HUB = {
 class Hub(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         first, _, rest = self.path.lstrip("/").partition("/")
-        if first == "space":  # a Hub with one Space, of which there is only the branch main
+        if first == "space":  # a Hub with one Space that has only the branch main
             name = rest.split("/")[2]
             found = f"/resolve/main/{name}.py" in rest
             body = Path(path(name), f"{name}.py").read_bytes() if found else b""
@@ -84,7 +84,7 @@ def hub():
 def job(tmp_path, code, name="run", **env):
     folder = tmp_path / name
     folder.mkdir(exist_ok=True)
-    # HF_UPDATE_DOWNLOAD_COUNTS: evaluate otherwise tells a bucket of downloads.
+    # HF_UPDATE_DOWNLOAD_COUNTS: otherwise evaluate sends download counts.
     env = {"HF_HOME": str(tmp_path / f"{name}-home"), "HF_UPDATE_DOWNLOAD_COUNTS": "0"} | env
     return {"code": code, "cwd": str(folder), "env": env}
 
@@ -98,7 +98,7 @@ def test_every_bare_name_offline_in_a_new_process_and_folder(nursery, tmp_path):
         "print('loaded', len(modules.MODULES))\n"
     )
     bare = "import hf_captionrl.metrics, evaluate; evaluate.load('caption_diversity')"
-    # The package's own folder holds a package with the name of the cache's.
+    # The package's own folder holds a package with the same name as the one in the cache.
     inside = job(tmp_path, LOAD, "inside", HF_EVALUATE_OFFLINE="1") | {"cwd": str(Path(path("emscore")).parents[1])}
     (status, said), (hidden, heard), (without, error) = nursery.run(
         job(tmp_path, code, HF_EVALUATE_OFFLINE="1", CAPTIONRL_NO_INSTALL="1"),
@@ -110,7 +110,7 @@ def test_every_bare_name_offline_in_a_new_process_and_folder(nursery, tmp_path):
     assert f"loaded {len(MODULES)}" in said
     assert hidden == 0, heard
     assert OURS in heard
-    # Without the shims there is nothing to find: the test above would notice.
+    # Negative control: without the installed files nothing is found.
     assert without == 1
     assert "FileNotFoundError" in error
 
@@ -137,7 +137,7 @@ except FileNotFoundError:
 @pytest.mark.parametrize("online", [False, True])
 def test_after_the_import_alone_bare_names_are_known(nursery, hub, tmp_path, online):
     settings = {"HF_EVALUATE_OFFLINE": "1"}
-    if online:  # a Hub that would answer with somebody else's module
+    if online:  # a Hub that would return another module of this name
         settings = {"HF_ENDPOINT": f"http://127.0.0.1:{hub.server_port}/200-foreign"}
     tail = KNOWN if not online else KNOWN.partition("try:")[0]
     found = nursery.run(*[job(tmp_path, code + tail, name, **settings) for name, code in FRONT_DOORS.items()])
@@ -159,7 +159,8 @@ def test_a_script_in_the_working_folder_comes_first_as_for_every_name(nursery, t
     assert "FOREIGN CODE WAS RUN" in said
 
 
-def test_whatever_the_hub_answers(nursery, hub, tmp_path):
+@pytest.mark.slow  # a fresh process per case
+def test_bare_names_with_every_answer_of_the_hub(nursery, hub, tmp_path):
     endpoint = "http://127.0.0.1:{}/{}".format
     cases = {name: endpoint(hub.server_port, name) for name in HUB}
     cases["refused"] = endpoint(9, "nobody-listens")
@@ -172,8 +173,9 @@ def test_whatever_the_hub_answers(nursery, hub, tmp_path):
     assert asked == set(HUB), "every case must have asked the server"
 
 
-def test_a_page_stored_before_does_not_come_back(nursery, hub, tmp_path):
-    # A process without the package has cached a sign-in page under the name; later the Hub is away.
+@pytest.mark.slow  # a fresh process per case
+def test_cached_page_is_not_loaded(nursery, hub, tmp_path):
+    # A process without the package has cached a sign-in page under the name; later the Hub is unreachable.
     before = "import evaluate\ntry:\n    evaluate.load('caption_diversity')\nexcept BaseException as error:\n    print(error)"
     home = {"HF_HOME": str(tmp_path / "home")}
     page = f"http://127.0.0.1:{hub.server_port}/200-page"
@@ -207,7 +209,7 @@ def test_a_folder_loads_by_its_path(evaluate):
         path("bleurt")
 
 
-def test_install_is_whole_once_and_cheap(tmp_path, monkeypatch):
+def test_install_is_complete_and_fast_when_repeated(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "evaluate.config", None)
     monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path))
     first = install()
@@ -221,7 +223,7 @@ def test_install_is_whole_once_and_cheap(tmp_path, monkeypatch):
     assert install() == first
     assert time.perf_counter() - started < 0.1
     assert stamps == {file: file.stat().st_mtime_ns for file in first}
-    # A file cut short and a folder without its file are mended.
+    # A truncated file and a folder without its file are repaired.
     first[0].write_text("from")
     first[1].unlink()
     (first[2].parents[1] / "__init__.py").write_text("")
@@ -244,7 +246,7 @@ def test_the_cache_is_where_evaluate_has_it(evaluate, tmp_path, monkeypatch):
 
 
 def test_a_cache_that_cannot_be_written_only_warns(tmp_path, monkeypatch):
-    # A file where the folder should be: nobody can write below it, root neither.
+    # A file in place of the folder, so that not even root can write below it.
     (tmp_path / "file").write_text("")
     monkeypatch.setitem(sys.modules, "evaluate.config", None)
     monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "file"))
@@ -254,7 +256,7 @@ def test_a_cache_that_cannot_be_written_only_warns(tmp_path, monkeypatch):
         assert not list((tmp_path / "file").iterdir())
 
 
-def test_importing_costs_nothing_and_many_processes_install_at_once(tmp_path):
+def test_import_is_fast_and_concurrent_installs_are_safe(tmp_path):
     code = (
         "import sys, time; t = time.perf_counter(); import hf_captionrl.evaluate_modules as m; files = m.install();"
         "heavy = {'torch', 'evaluate', 'datasets', 'numpy'} & set(sys.modules);"

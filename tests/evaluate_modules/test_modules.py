@@ -1,4 +1,4 @@
-"""What the modules take and give: equal to the pure functions, in every way `evaluate` can be called."""
+"""Modules equal the pure functions, in every way that `evaluate` can be called."""
 
 import json
 import math
@@ -24,7 +24,7 @@ def first_captions(scenes):
 
 
 def agree(found, expected, leave=("signature",)):
-    """Every key of the pure function is there, with the same numbers as plain Python."""
+    """The module has every key of the pure function, with the same numbers as plain Python."""
     for key, value in expected.items():
         if key not in leave:
             mine = found[key]
@@ -33,7 +33,7 @@ def agree(found, expected, leave=("signature",)):
     assert "hf_captionrl:" in found["signature"]
 
 
-def test_self_retrieval_takes_the_pool_in_every_form(evaluate, scenes, held_out_scorer, features, tmp_path):
+def test_self_retrieval_accepts_the_pool_in_every_form(evaluate, scenes, held_out_scorer, features, tmp_path):
     captions, images, ids = first_captions(scenes), list(scenes["image"]), scenes["image_id"]
     expected = metrics.self_retrieval(*features)
     metric = evaluate.load("self_retrieval")
@@ -98,7 +98,7 @@ def test_self_retrieval_takes_the_pool_in_every_form(evaluate, scenes, held_out_
 def test_self_retrieval_modes_are_those_of_the_function(evaluate, features):
     text, images = features
     metric = evaluate.load("self_retrieval")
-    # Several captions an image, in an order of their own.
+    # Several captions per image, in another order.
     rows = [3, 0, 0, 14, 7]
     modes = [
         {"num_distractors": 9},
@@ -118,7 +118,7 @@ def test_self_retrieval_modes_are_those_of_the_function(evaluate, features):
     assert "rd5-blocks" in blocks["signature"]
 
 
-def test_a_repeated_path_is_one_image_and_equal_images_are_told(evaluate, scenes, held_out_scorer, tmp_path):
+def test_repeated_path_is_one_image_and_equal_images_are_reported(evaluate, scenes, held_out_scorer, tmp_path):
     image, other = scenes[0]["image"], scenes[1]["image"]
     image.save(tmp_path / "a.png")
     other.save(tmp_path / "b.png")
@@ -136,9 +136,9 @@ def test_a_repeated_path_is_one_image_and_equal_images_are_told(evaluate, scenes
     assert merged["ranks"] == by_path["ranks"]
 
 
-def test_copies_of_an_image_are_told_whatever_the_scorer_rounds(evaluate, scenes):
+def test_copies_of_an_image_are_reported_despite_rounding(evaluate, scenes):
     class Noisy:
-        """A scorer whose features depend on the place in the batch, as those of a large model on a GPU do."""
+        """A scorer whose features depend on the position in the batch, like a large model on a GPU."""
 
         logit_scale, max_text_tokens, signature = 1.0, 10, "noisy@0"
 
@@ -160,7 +160,7 @@ def test_copies_of_an_image_are_told_whatever_the_scorer_rounds(evaluate, scenes
     assert found["ranks"][0] == 2, "its copy is a tie, which counts against the caption"
 
 
-def test_captions_that_are_cut_are_counted(evaluate, scenes, held_out_scorer):
+def test_truncated_captions_are_counted(evaluate, scenes, held_out_scorer):
     long = " ".join(["a pig"] * 40)
     found = evaluate.load("self_retrieval").compute(
         predictions=[long, "a pig"], references=list(scenes["image"])[:2], scorer=held_out_scorer
@@ -241,7 +241,7 @@ def test_diversity_nlg_and_perplexity_are_the_functions(evaluate, scenes):
     assert again["perplexity"] == pytest.approx(metrics.caption_perplexity(captions, model, tokenizer)["perplexity"])
 
 
-def test_faithfulness_takes_objects_and_facts_everywhere(evaluate, scenes):
+def test_faithfulness_accepts_objects_and_facts_in_every_argument(evaluate, scenes):
     captions, facts = first_captions(scenes), scenes["facts"]
     objects = [[row["kind"], *([row["second"]] if row["second"] else [])] for row in facts]
     metric = evaluate.load("caption_faithfulness")
@@ -291,7 +291,7 @@ def test_emscore_by_a_scorer(evaluate, scenes, held_out_scorer):
 
 
 class Blind:
-    """A scorer of whole captions only."""
+    """A scorer without token features."""
 
     logit_scale, max_text_tokens, signature = 1.0, 10, "blind@0"
 
@@ -305,7 +305,7 @@ class Blind:
 
 
 def test_token_weights_by_hand():
-    # Three captions; 9 ends each, 1 begins each; 5 stands in two, 6 and 7 in one.
+    # Three captions; 9 ends each, 1 begins each; 5 occurs in two, 6 and 7 in one.
     rows = [[1, 5, 9], [1, 5, 6, 9], [1, 7, 9]]
     weights = token_weights([[1, 5, 8, 9]], rows)[0]
     idf = {1: 0.0, 9: 0.0, 5: math.log(4 / 3), 6: math.log(2), 7: math.log(2)}
@@ -322,7 +322,7 @@ def test_batches_and_single_rows_add_up(evaluate, scenes, held_out_scorer):
     metric.add(predictions=captions[12], references=images[12])
     metric.add_batch(predictions=captions[13:], references=images[13:])
     assert metric.compute(scorer=held_out_scorer) == whole
-    # The same object again, in another form.
+    # The same object again, with input of another kind.
     assert metric.compute(predictions=captions, images=images, scorer=held_out_scorer) == whole
     groups = evaluate.load("caption_diversity")
     for row in scenes["captions"]:

@@ -1,4 +1,4 @@
-"""What is given to a module wrongly is refused, with its index and the remedy."""
+"""Modules refuse invalid input, with its index and the remedy."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ from PIL import Image
 from tests.evaluate_modules.evaluators import JUDGE
 
 
-def test_a_misspelt_argument_is_told(evaluate):
+def test_misspelt_argument_is_named(evaluate):
     metric = evaluate.load("self_retrieval")
     arguments = {"predictions": ["a"], "references": [[1.0]], "text_features": [[1.0]]}
     with pytest.warns(UserWarning, match="'num_distractor' is unknown.*'num_distractors'"):
@@ -38,13 +38,13 @@ BAD = [
     ("self_retrieval", {"references": [0, 2], "image_features": np.eye(2, dtype=np.float32)}, "2"),
     ("self_retrieval", {"references": [0, 1], "targets": [0, 1], "image_features": np.eye(2)}, "Pass one of them"),
     ("self_retrieval", {"references": [0, 1]}, "there are no images"),
-    ("self_retrieval", {"image_features": np.eye(2, dtype=np.float16)}, "of two precisions"),
+    ("self_retrieval", {"image_features": np.eye(2, dtype=np.float16)}, "Convert one of them"),
     ("self_retrieval", {"text_features": np.eye(3)}, "2 predictions and 3 rows of text_features"),
     ("self_retrieval", {"references": np.eye(2), "text_features": None}, "scorer is missing"),
     (
         "self_retrieval",
         {"references": np.eye(2), "text_features": [[1.0, 0.0], [1.0]]},
-        r"text_features\[1\] has the shape",
+        r"text_features\[1\] has shape",
     ),
     (
         "self_retrieval",
@@ -75,7 +75,7 @@ def test_bad_input_is_refused_with_its_index(evaluate, name, arguments, match):
     given = {"predictions": ["a", "b"], **arguments}
     if name == "self_retrieval":
         given = {"text_features": np.eye(2, dtype=np.float32)} | given
-    # In memory: after an error evaluate keeps the lock of its file, for which the next one would wait a second.
+    # In memory, because after an error evaluate keeps the lock of its file, and the next call would wait a second.
     metric = evaluate.load(name, keep_in_memory=True)
     with pytest.raises(ValueError, match=match):
         metric.compute(**given)
@@ -91,7 +91,7 @@ def test_an_image_that_does_not_open_is_named(evaluate, held_out_scorer, tmp_pat
         metric.compute(predictions=["a"], references=[{"bytes": b"no image", "path": None}], scorer=held_out_scorer)
 
 
-def test_java_that_is_missing_is_a_reason_and_not_an_error(evaluate, tmp_path):
+def test_missing_java_is_a_reason_and_not_an_error(evaluate, tmp_path):
     found = evaluate.load("caption_nlg").compute(
         predictions=["a dog"], references=[["a dog"]], which="all", java=str(tmp_path / "java")
     )

@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 import hf_captionrl.metrics as metrics
 from hf_captionrl.evaluate_modules import MODULES
 from tests.closeness import close
@@ -32,6 +34,7 @@ print("RESULT", json.dumps([diversity, found]))
 """
 
 
+@pytest.mark.slow  # four processes, one after the other
 def test_two_processes_and_two_experiments(nursery, tmp_path):
     cache = str(tmp_path / "cache")
     jobs = [
@@ -51,16 +54,16 @@ def test_two_processes_and_two_experiments(nursery, tmp_path):
         if process == 1:
             assert (diversity, retrieval) == (None, None), "only the first process has the result"
             continue
-        # Rows come process by process.
+        # Rows are in the order of the processes.
         captions = CAPTIONS[shift:]
         expected = metrics.caption_diversity(captions[0::2] + captions[1::2])
         for key in ("div_1", "div_2", "mbleu_4", "unique_captions", "length"):
             assert diversity[key] == close(expected[key]), key
         assert diversity["per_image"]["div_1"] == expected["per_image"]["div_1"].tolist()
-        # Captions of both, each with its own id: first finds b, second finds c before a, third finds c.
+        # Captions of both, each with its id: the first retrieves b, the second c before a, the third c.
         assert retrieval["ranks"] == [1, 3, 1]
         assert retrieval["pool_size"] == 3
-    # Each experiment has its own numbers, so mixing them would have been seen.
+    # Each experiment has different numbers, so mixing them would be detected.
     assert metrics.caption_diversity(CAPTIONS)["div_1"] != metrics.caption_diversity(CAPTIONS[1:])["div_1"]
 
 
@@ -80,7 +83,7 @@ print("RESULT", json.dumps(found))
 """
 
 
-def test_every_module_gives_two_processes_what_one_gets(nursery, tmp_path, evaluate):
+def test_two_processes_equal_one_for_every_module(nursery, tmp_path, evaluate):
     cases = {name: two_rows(name) for name in sorted(MODULES)}
     jobs = [
         job(
@@ -99,5 +102,5 @@ def test_every_module_gives_two_processes_what_one_gets(nursery, tmp_path, evalu
         alone = json.loads(json.dumps(evaluate.load(name).compute(**case)))
         assert found[name] == alone, name
         half = {key: rows[:1] if isinstance(rows, list) else rows for key, rows in case.items()}
-        if name not in ("self_retrieval", "caption_diversity"):  # half of theirs is another question
+        if name not in ("self_retrieval", "caption_diversity"):  # half of the processes have other arguments
             assert evaluate.load(name).compute(**half) != alone, "the second process counts"

@@ -28,7 +28,7 @@ def name(request):
 
 
 def two_rows(name):
-    """A case of a module's own with two rows or more; a single row is given twice, changed."""
+    """A case of a module with two rows or more; a single row is changed and repeated."""
     cases = load_metric(name).cases
     cases = [{key: value for key, value in case.items() if key != "result"} for case in cases]
     case = next((case for case in cases if len(case["predictions"]) > 1), cases[0])
@@ -60,7 +60,7 @@ def test_cases(name, evaluate):
         assert case["result"]
         for key, value in case["result"].items():
             assert found[key] == within(value, 1e-6, dtype="float64"), key  # written with six digits
-        # A wrong number would be seen.
+        # A wrong number is detected.
         number = next(value for value in case["result"].values() if isinstance(value, float | int))
         assert number + 1e-4 != within(number, 1e-6, dtype="float64")
 
@@ -119,14 +119,14 @@ def test_evaluate_can_parse_the_module(name, evaluate):
     assert [kind.__name__ for kind in kinds] == [space.class_name(name)]
 
 
-def test_arguments_of_siblings_are_let_through(evaluate):
+def test_arguments_of_combined_modules_are_accepted(evaluate):
     metric = evaluate.load("caption_diversity")
     captions = [["a dog", "a cat"]]
     assert metric.compute(predictions=captions, scorer="x", num_bootstrap=0) == metric.compute(predictions=captions)
 
 
 class Recorder:
-    """Stands for gradio, which only a Space has: notes what is built."""
+    """Replaces gradio, which only a Space has, and records what is built."""
 
     def __init__(self):
         self.made, self.clicked = [], None
@@ -163,7 +163,7 @@ def test_page(name, evaluate, monkeypatch):
     assert "gradio" not in module_of(name).__dict__
 
 
-def test_page_opens_nothing_of_its_server(evaluate):
+def test_page_opens_no_files_of_its_server(evaluate):
     metric = evaluate.load("caption_nlg")
     cases = load_metric("caption_nlg").cases
     given = {"predictions": ["a"], "references": [["a"]]}
@@ -183,19 +183,23 @@ def test_page_opens_nothing_of_its_server(evaluate):
     [
         ("caption_nlg", {"references": [["a"]], "which": ["meteor"]}, r"not \['meteor'\]"),
         ("caption_nlg", {"references": [["a"]], "which": "all"}, "not 'all'"),
-        ("caption_nlg", {"references": [[{"path": "/etc/hosts"}]]}, "opens no files, and references hold"),
+        ("caption_nlg", {"references": [[{"path": "/etc/hosts"}]]}, "does not open files, but references contain"),
         (
             "caption_nlg",
             {"predictions": [{"bytes": "R0lG"}], "references": [["a"]]},
-            "opens no files, and predictions",
+            "does not open files, but predictions",
         ),
-        ("self_retrieval", {"image_features": {"a": {"path": "/etc/hosts"}}}, "opens no files, and image_features"),
+        (
+            "self_retrieval",
+            {"image_features": {"a": {"path": "/etc/hosts"}}},
+            "does not open files, but image_features",
+        ),
         ("self_retrieval", {"image_features": "/etc/hosts"}, "not '/etc/hosts'"),
         ("self_retrieval", {"num_bootstrap": 10**9}, "not 1000000000"),
         ("clip_score", {"preset": ["hessel"]}, r"not \['hessel'\]"),
     ],
 )
-def test_page_takes_data_and_the_options_of_its_examples(name, given, message):
+def test_page_accepts_data_and_the_options_of_its_examples(name, given, message):
     def compute(**_):
         raise AssertionError("computed")
 

@@ -153,13 +153,14 @@ def test_the_card_of_sle_says_what_was_rewarded(tmp_path):
         return describe_reward(SLEBlipConfig(str(tmp_path), use_cpu=True, **changes))
 
     assert said(alpha=0.75) == (
-        "0.75 times the CIDEr-D of 5 sampled captions an image over that of the greedy one, 0.25 times their bleu34 "
+        "0.75 times the CIDEr-D of 5 sampled captions per image minus that of the greedy caption, 0.25 times their "
+        "bleu34 "
         "distance."
     )
     other = said(alpha=0.5, diversity="multi_reference", baseline="leave_one_out")
     assert "over the baseline leave_one_out" in other
     assert "bleu34" not in other
-    assert said(alpha=1.0, baseline="none") == "1 times the CIDEr-D of 5 sampled captions an image."
+    assert said(alpha=1.0, baseline="none") == "1 times the CIDEr-D of 5 sampled captions per image."
 
 
 def test_a_recipe_killed_in_its_first_training_does_not_resume_the_second_from_an_earlier_start(tmp_path):

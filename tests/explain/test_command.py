@@ -30,7 +30,7 @@ def rows():
 
 @pytest.fixture(autouse=True)
 def small_world(monkeypatch, rows):
-    """Scenes are drawn one after another, so that a smaller split begins with the same ones."""
+    """Scenes are drawn in order, so a smaller split begins with the same ones."""
     monkeypatch.setattr(hf_captionrl.scenes, "load_scenes", lambda **settings: {"test": rows})
 
 
@@ -45,7 +45,7 @@ def test_page_picture_and_numbers(tmp_path, capsys):
     assert found["reward"] is None
     assert found["smile_loss"] < found["mle_loss"]
     assert found["tokens"][0]["whole_vocabulary"]
-    assert f"{found['mle_loss']:.2f} nats a token" in re.sub("<[^>]+>", "", (tmp_path / "explain.html").read_text())
+    assert f"{found['mle_loss']:.2f} nats per token" in re.sub("<[^>]+>", "", (tmp_path / "explain.html").read_text())
     assert Image.open(tmp_path / "explain.png").format == "PNG"
     assert explain(tmp_path, "--caption", CAPTION, "--first_token", "smile", "--top_k", "2", "--json") == 0
     other = json.loads(capsys.readouterr().out)

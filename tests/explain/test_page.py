@@ -46,8 +46,8 @@ def test_every_number_is_on_the_page(seen, tmp_path):
         assert f"{100 * token.outside:.1f} % {push:+.3f}" in text
     for said in ("Title", "By X.", "one.png", "rank 2 of 7", "A = +1.250", "-0.250 nats", view.caption, "8 sampled"):
         assert said in text
-    assert f"{view.mle_loss:.2f} nats a token" in text
-    assert f"{view.smile_loss:.2f} nats a token" in text
+    assert f"{view.mle_loss:.2f} nats per token" in text
+    assert f"{view.smile_loss:.2f} nats per token" in text
     assert text.count('(first_token="mle")') == 1
     without = Page(write_explanation(tmp_path / "f.html", view, image, "Title"))
     assert "Advantage" not in without.text
@@ -78,7 +78,7 @@ def test_page_has_labels_for_screen_readers(seen, tmp_path):
     (region,) = [a for _, a in page.tags if a.get("role") == "region"]
     assert region["tabindex"] == "0"
     assert region["aria-labelledby"] in [a.get("id") for _, a in page.tags]
-    # In words, not by colour alone.
+    # In words, not only by colour.
     assert page.text.count("not in the caption") > len(view.tokens)
     assert all(a["scope"] in ("row", "col") for tag, a in page.tags if tag == "th")
 

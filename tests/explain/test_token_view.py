@@ -92,7 +92,7 @@ def test_losses_equal_those_of_training_and_distributions_sum_to_1(name):
     assert view.mle_loss == close(float(F.cross_entropy(logits, labels[0])), dtype="float32")
     assert view.mle_loss == close(captioner.own_loss(captioner.collate([image], [CAPTION])).item(), dtype="float32")
     assert view.log_prob == pytest.approx(-view.mle_loss * len(ids))
-    # Another subset is another loss: the comparison can fail.
+    # Negative control: another subset gives another loss.
     assert view.smile_loss != within(float(smile_loss(logits[None], labels, first_token="smile")), 1e-3)
     for token in view.tokens:
         assert math.fsum(other.probability for other in token.mle_top) == pytest.approx(1)

@@ -72,8 +72,8 @@ def checkpoint(nursery, folder, rng, kills):
         done = damage(rng.choice(files), rng)
         steps = folder / f"steps-{number}"
         again = nursery.run("train", folder=str(run), steps_file=str(steps), **settings)
-        # It goes on from checkpoint-4, says so, and comes to the same end.
-        said = "Skipped checkpoint-6 (" in again.output and "goes on from checkpoint-4" in again.output
+        # It resumes from checkpoint-4, says so, and ends with the same bits.
+        said = "Skipped checkpoint-6 (" in again.output and "resumes from checkpoint-4" in again.output
         # Without a seal it is as one that was never finished.
         same = again.code == 0 and again.value["digest"] == whole.value["digest"]
         repeated = len(steps_of(steps))
@@ -83,7 +83,7 @@ def checkpoint(nursery, folder, rng, kills):
         shutil.rmtree(run)
 
 
-@area("signals", "SIGTERM or SIGINT in training: saved, exit 0, gone on with")
+@area("signals", "SIGTERM or SIGINT in training: saved, exit 0, resumed")
 def signals(nursery, folder, rng, kills):
     whole = {}
     for number in range(kills):

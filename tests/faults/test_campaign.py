@@ -15,7 +15,8 @@ ROOT = Path(__file__).parents[2]
 # Killed writers of captions, features, answers and pushes have quick tests of their own, beside what they write; a kill while
 # a checkpoint is saved is one of a training.
 ELSEWHERE = {"saving", "features", "bags", "captions", "evaluation", "boosting", "push"}
-QUICK = [name for name in AREAS if name not in ELSEWHERE]
+SEVERAL_PROCESSES = {"signal_rank", "worker", "rank"}  # in the slow tests alone
+QUICK = [name for name in AREAS if name not in ELSEWHERE | SEVERAL_PROCESSES]
 
 
 @pytest.mark.parametrize("name", QUICK)

@@ -29,13 +29,14 @@ def test_stopped_anywhere_it_comes_to_the_same_table(nursery, tmp_path, step):
     stopped = nursery.run("recipe", arguments=arguments(tmp_path), signal_at=step, timeout=300)
     assert stopped.code == 0, stopped.output
     assert stopped.value is None
-    assert "is saved. resume_from_checkpoint goes on from it." in stopped.output
+    assert "is saved. resume_from_checkpoint resumes from it." in stopped.output
     assert not (tmp_path / "out" / "results.json").exists()
     again = nursery.run("recipe", arguments=arguments(tmp_path, "--resume_from_checkpoint", "true"), timeout=300)
     assert again.code == 0, again.output
     assert again.value["rows"] == whole.value["rows"]
 
 
+@pytest.mark.slow  # two recipes; test_campaign.py has two trainers
 def test_a_second_one_in_the_same_folder_is_refused(nursery, tmp_path):
     ready = tmp_path / "ready"
     holder = nursery.start("hold_folder", folder=str(tmp_path / "out"), ready=str(ready))

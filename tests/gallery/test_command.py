@@ -33,7 +33,7 @@ def small_world(monkeypatch, rows, tmp_path):
 
 @pytest.fixture(scope="module")
 def files(rows, tmp_path_factory):
-    """References that say little; full captions, of the next scene for every third image."""
+    """Short references; full captions, those of the next scene for every third image."""
     folder = tmp_path_factory.mktemp("files")
     full = list(rows["full_caption"])
     captions = {
@@ -191,7 +191,7 @@ def test_commands_of_the_documentation_run(tmp_path, monkeypatch, capsys):
     assert main(shlex.split(boosted[0])[1:]) == 0, capsys.readouterr().err
     assert main(shlex.split(shown[1])[1:]) == 0, capsys.readouterr().err
     found = json.loads((tmp_path / "outputs/gallery/gallery.json").read_text())["unrewarded"]
-    assert found["unrewarded"] > found["right_captions"] / 2  # right, and short of the long references
+    assert found["unrewarded"] > found["right_captions"] / 2  # right, but shorter than the long references
 
 
 def test_only_equal_names_get_the_names_of_their_folders(tmp_path):

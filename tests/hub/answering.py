@@ -1,4 +1,4 @@
-"""The way of a request through the small Hub."""
+"""Handles the requests of the small Hub."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ROUTES: list[tuple[re.Pattern[str], Callable[..., None]]] = []
 
 
 class HubError(Exception):
-    """An answer that is no success."""
+    """An error response."""
 
     def __init__(self, status: int, message: str, code: str | None = None) -> None:
         super().__init__(message)
@@ -31,7 +31,7 @@ def route(pattern: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
 
 
 class Answering(BaseHTTPRequestHandler):
-    """Finds the method of a request, lets planted faults happen, and sends what it answers."""
+    """Finds the method for a request, applies planted faults, and sends the response."""
 
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True  # or each answer waits 40 ms for the client's acknowledgement
@@ -40,7 +40,7 @@ class Answering(BaseHTTPRequestHandler):
     def log_message(self, *_: Any) -> None:
         pass
 
-    # The way of a request
+    # Handling of a request
 
     def _handle(self) -> None:
         address = urlsplit(self.path)
@@ -102,5 +102,5 @@ class Answering(BaseHTTPRequestHandler):
         if self.command != "HEAD":
             try:
                 self.wfile.write(data)
-            except OSError:  # the client has gone
+            except OSError:  # the client has disconnected
                 self.close_connection = True

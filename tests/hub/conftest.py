@@ -1,4 +1,4 @@
-"""A Hub for a test, and proof that no token of it gets anywhere."""
+"""A Hub for tests, and a check that its tokens are never written or printed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.hub.server import READ, WRITE, WRONG, HubServer
 
 @contextlib.contextmanager
 def running_hub(cache):
-    """A Hub that the real client in this process talks to, without waiting between tries."""
+    """A Hub for the real client in this process, without waits between attempts."""
     import huggingface_hub.utils._http as client_http
     import transformers.utils.hub
     from huggingface_hub import constants, hf_api
@@ -36,7 +36,7 @@ def running_hub(cache):
 
 
 def holders_of_tokens(server, folder):
-    """Names of files, on the Hub and in a folder, that hold a token."""
+    """Names of files, on the Hub and in a folder, that contain a token."""
     tokens = [token.encode() for token in (WRITE, READ, WRONG)]
     found = [str(path) for path in folder.rglob("*") if path.is_file() and has(path.read_bytes(), tokens)]
     for repo in server.repos.values():
@@ -52,7 +52,7 @@ def has(data, tokens):
 
 @pytest.fixture
 def hub(tmp_path, caplog, capfd):
-    """As `running_hub`; at the end everything that was written or said is searched for tokens."""
+    """`running_hub`, with a search for tokens in all files and output at the end."""
     caplog.set_level(logging.DEBUG)
     with running_hub(tmp_path) as server:
         yield server

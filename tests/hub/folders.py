@@ -1,5 +1,8 @@
-"""Finished folders, as a recipe leaves them."""
+"""Finished folders, as written by a recipe."""
 
+import functools
+import shutil
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +13,7 @@ from tests.tiny import tiny_captioner
 
 
 def complete(folder, captioner, model_id="smile", **facts):
-    """Beside a saved model: card, manifest, results."""
+    """Add card, manifest and results to a saved model."""
     results = make_results()
     changes = {"model_id": model_id, "family": captioner.family, "prompt": captioner.prompt, **facts}
     write_model_card(folder, results, replace(FACTS, **changes))
@@ -25,7 +28,21 @@ def complete(folder, captioner, model_id="smile", **facts):
 
 
 def publishable(folder, family="blip", captioner=None, **facts):
-    """A tiny captioner with all that is published."""
-    captioner = captioner or tiny_captioner(family)
-    captioner.save_pretrained(folder)
-    return complete(folder, captioner, **facts)
+    """A tiny captioner with all published files."""
+    if captioner is not None or facts:
+        captioner = captioner or tiny_captioner(family)
+        captioner.save_pretrained(folder)
+        return complete(folder, captioner, **facts)
+    made = Path(_made().name) / family
+    if not made.exists():
+        captioner = tiny_captioner(family)
+        captioner.save_pretrained(made)
+        complete(made, captioner)
+    shutil.copytree(made, folder, dirs_exist_ok=True)
+    return Path(folder)
+
+
+@functools.cache
+def _made():
+    """A folder that is removed when the process ends."""
+    return tempfile.TemporaryDirectory()

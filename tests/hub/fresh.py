@@ -1,4 +1,4 @@
-"""Run in a fresh process and folder: load what is on the Hub, and say what it writes. Arguments as JSON on stdin."""
+"""Run in a new process and folder: loads models from the Hub and prints their captions. Arguments are JSON on stdin."""
 
 import json
 import sys
@@ -7,7 +7,7 @@ import sys
 def main():
     asked = json.load(sys.stdin)
     if asked.get("without_package"):
-        sys.modules["hf_captionrl"] = None  # a machine that does not have it
+        sys.modules["hf_captionrl"] = None  # as if it were not installed
     found = {}
     for name, revision in asked["captioners"].items():
         found[name] = captions(name, revision, asked)
@@ -32,7 +32,7 @@ def captions(name, revision, asked):
 
 
 def pipeline(name, revision, asked):
-    """Only the library's own entry; ClipCap needs the package to be imported before."""
+    """The pipeline of transformers; ClipCap needs the package to be imported first."""
     if not asked.get("without_package"):
         import hf_captionrl  # noqa: F401
     from transformers import pipeline as transformers_pipeline
@@ -46,7 +46,7 @@ def pipeline(name, revision, asked):
 
 
 def printed_code(name, asked):
-    """What the blocks of a card print, executed as they stand, beside a photo."""
+    """Output of the code blocks of a card, executed in a folder with a photo."""
     import contextlib
     import io
     import re

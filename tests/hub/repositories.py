@@ -1,4 +1,4 @@
-"""Repositories of the small Hub: commits of whole trees, in memory."""
+"""Repositories of the small Hub: commits of complete trees, in memory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass
 class Blob:
-    """A file of a commit."""
+    """A file in a commit."""
 
     data: bytes
     lfs: bool
@@ -33,7 +33,7 @@ class Commit:
 
 @dataclass
 class Repo:
-    """A repository: commits by their id, branches and tags that name them."""
+    """A repository: commits by id, and branches and tags that refer to them."""
 
     repo_id: str
     repo_type: str
@@ -65,5 +65,5 @@ class Repo:
 
     @property
     def files(self) -> dict[str, bytes]:
-        """What is on the main branch."""
+        """Files on the main branch."""
         return {path: blob.data for path, blob in self.commits[self.branches["main"]].files.items()}

@@ -20,11 +20,11 @@ from tests.hub.answering import Answering, HubError, route
 from tests.hub.repositories import Blob, Commit, Repo
 
 WRITE = "hf_" + "Wt7" * 11 + "W"
-"""A token that may write. Put together here, so that a search of the source for tokens finds none."""
+"""A token with write permission. Concatenated, so that a search for tokens in the source finds none."""
 READ = "hf_" + "Rd5" * 11 + "R"
-"""A token that may only read."""
+"""A token with read permission only."""
 WRONG = "hf_" + "Xx3" * 11 + "X"
-"""A token that nobody issued."""
+"""An invalid token."""
 
 USER = "tester"
 DATE = "2026-01-01T00:00:00.000Z"
@@ -34,7 +34,7 @@ _TYPES = {"models": "model", "datasets": "dataset", "spaces": "space"}
 
 @dataclass
 class Fault:
-    """What goes wrong, where, and how often."""
+    """A planted fault: what fails, where, and how often."""
 
     pattern: re.Pattern[str]
     action: int | str
@@ -43,7 +43,7 @@ class Fault:
 
 
 class HubServer:
-    """Runs while the `with` block does; `url` is its address."""
+    """Runs during the `with` block; `url` is its address."""
 
     def __init__(self) -> None:
         self.repos: dict[tuple[str, str], Repo] = {}
@@ -58,7 +58,7 @@ class HubServer:
         self._http = ThreadingHTTPServer(("127.0.0.1", 0), handler)
         self._http.daemon_threads = True
         self.url = f"http://127.0.0.1:{self._http.server_address[1]}"
-        # Of another name, as on the Hub: the client stops at a redirect to another host, and reads its headers.
+        # Another host name, as on the Hub: the client stops at a redirect to another host and reads its headers.
         self.storage_url = self.url.replace("127.0.0.1", "localhost")
         self._thread = threading.Thread(target=self._http.serve_forever, args=(0.02,), daemon=True)
         self._thread.start()
@@ -82,7 +82,7 @@ class HubServer:
         self.faults.clear()
 
     def add(self, repo_id: str, files: dict[str, bytes], repo_type: str = "model", private: bool = False) -> Repo:
-        """A repository with files, as if somebody had made it."""
+        """Create a repository with files, as another user would."""
         repo = self.repos[repo_type, repo_id] = Repo(repo_id, repo_type, private)
         repo.commit(
             "main", "Add files", {path: Blob(data, path.endswith(_LFS_ENDINGS)) for path, data in files.items()}
@@ -108,7 +108,7 @@ _API = rf"/api/(?P<kind>models|datasets|spaces)/{_ID}"
 class _Handler(Answering):
     hub: HubServer
 
-    # Who may do what
+    # Permissions
 
     def _role(self) -> str | None:
         """`write`, `read`, or None without a token."""
@@ -227,7 +227,7 @@ class _Handler(Answering):
     @route(rf"POST {_API}/(?P<what>tag|branch)/(?P<name>[^/]+)")
     def _name(self, kind: str, repo_id: str, what: str, name: str) -> None:
         repo, asked = self._writable(kind, repo_id), json.loads(self.body or b"{}")
-        if what == "tag":  # the address names what is tagged
+        if what == "tag":  # the URL contains the tagged revision
             repo.tags[asked["tag"]] = self._commit_at(repo, name).sha
         else:
             repo.branches[name] = self._commit_at(repo, asked.get("startingPoint") or "main").sha

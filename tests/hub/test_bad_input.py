@@ -1,4 +1,4 @@
-"""What goes wrong at a push or a download, as the command line says it: one line, the remedy in it, nothing sent, no token."""
+"""Failed pushes and downloads on the command line: one line with the remedy and without a token; nothing is sent."""
 
 import re
 
@@ -9,27 +9,27 @@ from tests.hub.folders import publishable
 from tests.hub.server import READ, WRITE, WRONG
 
 CASES = {
-    "no token": (None, {}, "smile", r"wants a token, and there is none\. Log in"),
-    "wrong token": (WRONG, {}, "smile", r"does not accept the token \(401\)\. Make a new one"),
-    "read-only token": (READ, {}, "smile", r"may not write to 'smile' \(403\)\. Use one with write permission"),
+    "no token": (None, {}, "smile", r"needs a token, but there is none\. Log in"),
+    "wrong token": (WRONG, {}, "smile", r"does not accept the token \(401\)\. Create a new one"),
+    "read-only token": (READ, {}, "smile", r"may not write to 'smile' \(403\)\. Use a token with write permission"),
     "somebody else's name": (WRITE, {}, "google/smile", r"may not write to 'google/smile'"),
-    "other content": (WRITE, {}, "thesis", r"exists and holds other content \(thesis.tex\)\. Choose another name"),
-    "invalid name": (WRITE, {}, "a b/c", r"'a b/c' is not a name that the Hub accepts .*Use owner/name"),
-    "HTML": (WRITE, {"README.md": "<script>alert(1)</script>"}, "smile", r"holds HTML, '<script>.*Use Markdown"),
+    "other content": (WRITE, {}, "thesis", r"exists and has other content \(thesis.tex\)\. Use another name"),
+    "invalid name": (WRITE, {}, "a b/c", r"'a b/c', not a name that the Hub accepts .*Use owner/name"),
+    "HTML": (WRITE, {"README.md": "<script>alert(1)</script>"}, "smile", r"contains HTML, '<script>.*Use Markdown"),
     "a path outside": (WRITE, {"README.md": "[x](../../x.json)"}, "smile", r"outside its folder\. Put the file into"),
     "pickles only": (WRITE, {"model.safetensors": None}, "smile", r"no \*\.safetensors.*Save with save_pretrained"),
     "a token inside": (
         WRITE,
         {"results.json": f" {WRITE}"},
         "smile",
-        r"results.json holds an access token or a private key\. Remove it",
+        r"results.json contains an access token or a private key\. Remove it",
     ),
-    "a placeholder": (WRITE, {"README.md": "TODO"}, "smile", r"'TODO', a placeholder\. State the fact"),
+    "a placeholder": (WRITE, {"README.md": "TODO"}, "smile", r"'TODO', a placeholder\. Replace it"),
 }
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_push_that_is_refused_says_why_in_one_line(case, hub, tmp_path, monkeypatch, capfd):
+def test_rejected_push_prints_one_line(case, hub, tmp_path, monkeypatch, capfd):
     token, changes, name, message = CASES[case]
     folder = publishable(tmp_path / "model")
     (folder / "pytorch_model.bin").write_bytes(b"a pickle")
@@ -52,11 +52,11 @@ def test_a_push_that_is_refused_says_why_in_one_line(case, hub, tmp_path, monkey
     assert "Traceback" not in line
     sent = {name for repo in hub.repos.values() for name in repo.files} - {".gitattributes"}
     assert sent == {"thesis.tex"}
-    # Only on purpose is a token in a file; `hub` looks through everything else at its end.
+    # This token was written on purpose; `hub` searches all other files for tokens at its end.
     (folder / "results.json").unlink()
 
 
-def test_a_model_of_pickles_only_is_not_loaded(tmp_path, capfd):
+def test_model_with_only_pickles_is_not_loaded(tmp_path, capfd):
     folder = publishable(tmp_path / "model")
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
     capfd.readouterr()
@@ -66,8 +66,8 @@ def test_a_model_of_pickles_only_is_not_loaded(tmp_path, capfd):
     assert "no weights in safetensors" in said.err.splitlines()[-1]
 
 
-def test_what_is_complete_goes_up(hub, tmp_path, monkeypatch, capfd):
-    """The control: without any of the faults the same command succeeds."""
+def test_complete_folder_is_pushed(hub, tmp_path, monkeypatch, capfd):
+    """Control: without any fault, the same command succeeds."""
     monkeypatch.setenv("HF_TOKEN", WRITE)
     assert main(["push", str(publishable(tmp_path / "model")), "--repo_id", "smile", "--json"]) == 0
     assert "model.safetensors" in hub.repo("tester/smile").files

@@ -1,4 +1,4 @@
-"""Boosted captions get their card where they are made; it is rendered again and pushed without a word typed by hand."""
+"""Boosted captions get a card when they are created; it can be rendered again and pushed without editing."""
 
 import json
 import re
@@ -15,13 +15,13 @@ from tests.hub.server import WRITE
 
 @pytest.fixture(scope="module")
 def boosted(tmp_path_factory):
-    """The embedded world's, whose images are in the file."""
+    """Boosted captions of the embedded world, with the images in the file."""
     folder = tmp_path_factory.mktemp("hub") / "scenes-boosted"
     assert main(["boost", "--max_images", "6", "--output", str(folder), "--license", "cc-by-4.0"]) == 0
     return folder
 
 
-def test_the_card_says_what_was_made(boosted):
+def test_card_describes_the_boosted_captions(boosted):
     card = (boosted / "README.md").read_text()
     metadata = check_card(card)
     assert metadata["license"] == "cc-by-4.0"
@@ -36,7 +36,7 @@ def test_the_card_says_what_was_made(boosted):
     assert (manifest["rows"], manifest["card"]["sizes"]) == (6, {"test": 6})
 
 
-def test_the_card_is_written_again_from_the_manifest(boosted, capsys):
+def test_card_is_rendered_again_from_the_manifest(boosted, capsys):
     before = (boosted / "README.md").read_bytes()
     (boosted / "README.md").unlink()
     assert main(["card", str(boosted)]) == 0
@@ -55,13 +55,13 @@ def test_the_card_is_written_again_from_the_manifest(boosted, capsys):
     assert (boosted / "README.md").read_bytes() == before
 
 
-def test_a_broken_manifest_is_named(boosted, tmp_path, capsys):
+def test_damaged_manifest_raises(boosted, tmp_path, capsys):
     (tmp_path / "boosting.json").write_text('{"format": 1}')
     assert main(["card", str(tmp_path)]) == 2
     assert "boosting.json is not a manifest" in capsys.readouterr().err
 
 
-def test_push_publishes_captions_and_card_and_no_journal(boosted, hub, monkeypatch, capfd):
+def test_push_publishes_captions_and_card_but_no_journal(boosted, hub, monkeypatch, capfd):
     monkeypatch.setenv("HF_TOKEN", WRITE)
     assert main(["push", str(boosted), "--repo_id", "boosted"]) == 0
     files = hub.repo("tester/boosted", "dataset").files
@@ -70,7 +70,7 @@ def test_push_publishes_captions_and_card_and_no_journal(boosted, hub, monkeypat
     assert "{{" not in files["README.md"].decode()
 
 
-def test_places_of_images_on_this_machine_are_not_published(tmp_path, capsys):
+def test_local_paths_of_images_are_not_published(tmp_path, capsys):
     words = ["--text", "captionless", "--vision", "captionless"]
     command = [*photographs(tmp_path / "photos"), "--output", str(tmp_path / "out")]
     assert main([*command, *words]) == 2  # no such backend
@@ -82,7 +82,7 @@ def test_places_of_images_on_this_machine_are_not_published(tmp_path, capsys):
         patch.setenv("no_proxy", "*")
         command += ["--text", "openai:writer", "--vision", "openai:describer", "--text_url", server.url]
         assert main(command) == 0
-    with pytest.raises(ValueError, match=r"by their places on this machine, such as '\w+.png'") as error:
+    with pytest.raises(ValueError, match=r"by local paths, such as '\w+.png'") as error:
         folder_contents(tmp_path / "out", "dataset")
     assert str(tmp_path) not in str(error.value)
     assert main([*command, "--merge", "--no_images"]) == 0

@@ -1,4 +1,4 @@
-"""Model cards: their numbers are the run's, their code runs as printed, and unfinished ones are refused."""
+"""Model cards: they contain the numbers of the run, their code examples run, and unfinished cards raise."""
 
 import contextlib
 import io
@@ -68,14 +68,14 @@ def test_metadata_is_read_back_by_the_hub_client():
     assert values["length"].dataset_split == "test"
 
 
-def test_hallucination_stands_beside_retrieval():
+def test_hallucination_is_shown_with_retrieval():
     limitations = section(render_model_card(make_results(), FACTS), "Limitations")
     assert "| SMILE | 0.658 ±0.021 | 0.325 | 0.760 |" in limitations
     assert "| MLE | 0.528 | 0.065 | 0.760 |" in limitations
     assert "a share of 0.325 is wrong" in limitations
 
 
-def test_every_part_of_the_contract_is_there():
+def test_card_has_all_required_parts():
     card = render_model_card(make_results(), FACTS)
     assert re.findall(r"^## (.*)$", card, re.MULTILINE) == [
         "How to use it",
@@ -113,13 +113,13 @@ def test_every_part_of_the_contract_is_there():
         ({"objective": "sle", "reward": "CIDEr-D and distance."}, ["REINFORCE", "CIDEr-D and distance"], ["V_D"]),
     ],
 )
-def test_formula_is_that_of_the_objective(changes, there, not_there):
+def test_formula_matches_the_objective(changes, there, not_there):
     objective = section(render_model_card(make_results(), replace(FACTS, **changes)), "Objective")
     assert all(text in objective for text in there)
     assert not any(text in objective for text in not_there)
 
 
-def test_what_was_not_measured_is_said():
+def test_missing_measurements_are_listed():
     reason = "photographs have no known truth"
     changes = dict.fromkeys(("hallucination", "fact_recall")) | {
         "hallucination_reason": reason,
@@ -131,7 +131,7 @@ def test_what_was_not_measured_is_said():
     assert "hallucination" not in {result.metric_type for result in ModelCard(card).data.eval_results}
 
 
-def test_hostile_texts_stay_text():
+def test_malicious_texts_are_escaped():
     facts = replace(
         FACTS,
         dataset_description="a | b <script>alert(1)</script> `x`\n# heading",
@@ -151,7 +151,7 @@ def test_hostile_texts_stay_text():
 
 @pytest.mark.parametrize("prompt", ["", "a picture of "])
 def test_printed_code_runs(tmp_path, monkeypatch, prompt):
-    """Both blocks, as printed, in a folder with a photo; they write the same caption."""
+    """Both code blocks run in a folder with a photo and generate the same caption."""
     from tests.tiny import tiny_captioner, tiny_images
 
     captioner = tiny_captioner("blip", prompt=prompt)
@@ -181,21 +181,21 @@ def test_printed_code_runs(tmp_path, monkeypatch, prompt):
         ({"dataset_description": "[More Information Needed]"}, "a placeholder"),
         ({"scorer": "{{ scorer }}"}, "a placeholder"),
         ({"model_id": "your-name/model"}, "a placeholder"),
-        ({"base_model": "/home" + "/me/model"}, "a path of this machine"),
-        ({"dataset": "../data"}, "a path of this machine"),
+        ({"base_model": "/home" + "/me/model"}, "a local path"),
+        ({"dataset": "../data"}, "a local path"),
         ({"model_id": "a/b/c"}, "not a name that the Hub accepts"),
         ({"model_id": "a b"}, "not a name that the Hub accepts"),
-        ({"objective": "magic"}, "knows the formulas"),
-        ({"objective": "sle"}, "say what was rewarded"),
-        ({"mle_weight": 1.5}, "must lie in"),
+        ({"objective": "magic"}, "objective is 'magic'. Use one of"),
+        ({"objective": "sle"}, "must describe the reward"),
+        ({"mle_weight": 1.5}, "must be in"),
     ],
 )
-def test_unfinished_facts_are_refused(changes, message):
+def test_unfinished_facts_raise(changes, message):
     with pytest.raises(ValueError, match=message):
         replace(FACTS, **changes)
 
 
-def test_a_token_is_refused_and_not_repeated():
+def test_token_raises_and_is_not_printed():
     token = "hf_" + "a1B2" * 8
     with pytest.raises(ValueError, match="access token") as error:
         replace(FACTS, dataset_description=f"loaded with {token}")
@@ -221,13 +221,13 @@ def test_a_token_is_refused_and_not_repeated():
         ),
     ],
 )
-def test_results_that_must_not_be_published_are_refused(tmp_path, changes, facts, message):
+def test_results_that_must_not_be_published_raise(tmp_path, changes, facts, message):
     with pytest.raises(ValueError, match=message):
         write_model_card(tmp_path / "model", make_results(**changes), replace(FACTS, **facts))
     assert not (tmp_path / "model").exists()
 
 
-def test_a_row_without_a_column_is_refused():
+def test_row_without_a_column_raises():
     results = make_results()
     del results["rows"][1]["fact_recall"]
     with pytest.raises(ValueError, match="has no fact_recall"):

@@ -1,4 +1,4 @@
-"""Push here, download in a fresh process and folder: the captions are the same, and printed code runs as printed."""
+"""Push, then download in a new process and folder: captions are equal, and the code examples run."""
 
 import json
 
@@ -23,7 +23,7 @@ def captions(captioner):
 
 
 def with_lora(base, base_name):
-    """A captioner with a LoRA that says something else than its base model."""
+    """A captioner with a LoRA that generates other captions than its base model."""
     base.add_lora("language", r=4)
     torch.manual_seed(0)
     for name, parameter in base.model.named_parameters():
@@ -35,7 +35,7 @@ def with_lora(base, base_name):
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
-    """A Hub with everything pushed to it, what was said before, and what a fresh process made of it."""
+    """A Hub with all models, their captions before the push, and those of a new process."""
     folder = tmp_path_factory.mktemp("hub")
     for i, image in enumerate(tiny_images(3)):
         image.save(folder / f"{i}.png")
@@ -54,7 +54,7 @@ def world(tmp_path_factory):
         publish("prompted", "blip", tiny_captioner("blip", prompt="a picture of "))
         adapter = {"is_adapter": True, "base_model": "tester/blip"}
         publish("lora", "blip", with_lora(tiny_captioner("blip"), "tester/blip"), **adapter)
-        base = folder / "base"  # a folder of this machine
+        base = folder / "base"  # a local folder
         tiny_captioner("blip").save_pretrained(base)
         publish("merged", "blip", with_lora(tiny_captioner("blip"), base), base_model="tiny-blip")
         push_metric("self_retrieval", "tester", private=False, token=WRITE)
@@ -81,7 +81,7 @@ def ask(asked, hub, home):
 def test_captions_are_identical(world, name):
     _, want, found, _, _ = world
     assert found[f"tester/{name}"] == want[f"tester/{name}"]
-    assert len(set(want[f"tester/{name}"])) > 1  # not all the same anyway
+    assert len(set(want[f"tester/{name}"])) > 1  # captions differ between images
 
 
 def test_adapter_and_base_model_differ(world):
@@ -90,7 +90,7 @@ def test_adapter_and_base_model_differ(world):
 
 
 @pytest.mark.parametrize("name", ["blip", "clipcap"])
-def test_the_pipeline_of_transformers_says_the_same(world, name):
+def test_pipeline_of_transformers_gives_the_same_captions(world, name):
     _, want, found, _, _ = world
     assert found[f"pipeline tester/{name}"] == want[f"tester/{name}"]
 
@@ -105,10 +105,10 @@ def test_code_on_the_card_runs_as_printed(world, name):
     card = hub.repo(f"tester/{name}").files["README.md"].decode()
     code = "".join(block.partition("```")[0] for block in card.split("```python")[1:])
     first = list(hub.repo(f"tester/{name}").commits)[1]
-    assert code.count(f'revision="{first}"') == code.count(f'"tester/{name}"') > 0  # pinned, each of them
+    assert code.count(f'revision="{first}"') == code.count(f'"tester/{name}"') > 0  # all of them are pinned
 
 
-def test_what_an_adapter_and_a_merged_one_consist_of(world):
+def test_files_of_an_adapter_and_of_a_merged_model(world):
     hub, _, _, _, folder = world
     lora, merged = hub.repo("tester/lora").files, hub.repo("tester/merged").files
     assert {"adapter_config.json", "adapter_model.safetensors"} <= set(lora)
@@ -118,7 +118,8 @@ def test_what_an_adapter_and_a_merged_one_consist_of(world):
     assert not [name for name, data in merged.items() if str(folder).encode() in data]
 
 
-def test_a_revision_stays_what_it_was(world):
+@pytest.mark.slow  # fresh processes
+def test_old_revision_does_not_change(world):
     hub, want, _, asked, folder = world
     first = list(hub.repo("tester/blip").commits)[1]
     publishable(folder / "again", "blip", tiny_captioner("blip", seed=1), model_id="blip")
@@ -128,17 +129,18 @@ def test_a_revision_stays_what_it_was(world):
     assert captions(tiny_captioner("blip", seed=1)) != want["tester/blip"]
 
 
+@pytest.mark.slow  # a fresh process
 def test_stock_models_need_transformers_only(world):
     hub, want, _, asked, folder = world
     first = list(hub.repo("tester/blip").commits)[1]
     stock = {**asked, "captioners": {}, "cards": [], "pipelines": {"tester/blip": first, "tester/clipcap": "main"}}
     found = ask({**stock, "without_package": True}, hub, folder / "stock")
     assert found["pipeline tester/blip"] == want["tester/blip"]
-    assert "refused" in found["pipeline tester/clipcap"]  # this one does need the package
+    assert "refused" in found["pipeline tester/clipcap"]  # ClipCap needs the package
     assert "clipcap" in found["pipeline tester/clipcap"]
 
 
-def test_results_for_the_leaderboard_are_read_back(world):
+def test_leaderboard_results_round_trip(world):
     hub, _, _, _, _ = world
     commits = hub.repo("tester/blip").commits
     blob = commits[list(commits)[1]].files[".eval_results/hf_captionrl.yaml"]
@@ -148,7 +150,7 @@ def test_results_for_the_leaderboard_are_read_back(world):
     assert entries["rd100_recall_at_1"].dataset_revision == "1" * 40
     assert "95 % interval [0.637, 0.679]" in entries["rd100_recall_at_1"].notes
     assert "hallucination" in entries
-    assert ".eval_results/hf_captionrl.yaml" not in hub.repo("tester/clipcap").files  # its data have no name there
+    assert ".eval_results/hf_captionrl.yaml" not in hub.repo("tester/clipcap").files  # its data set is not on the Hub
 
 
 DISK_IS_FULL = """
@@ -159,8 +161,8 @@ hf_captionrl.captioners.load_captioner("tester/clipcap")
 """
 
 
-@pytest.mark.slow  # two fresh processes
-def test_a_full_disk_at_download_leaves_nothing_half(world):
+@pytest.mark.slow  # two new processes
+def test_full_disk_during_download_leaves_no_partial_files(world):
     hub, want, _, asked, folder = world
     run = fresh_process(["-c", DISK_IS_FULL], hub, folder / "full", READ)
     assert run.returncode == 1
@@ -175,8 +177,8 @@ pipeline("stranger/pickle", device="cpu")
 """
 
 
-@pytest.mark.slow  # a fresh process; tests/security refuses pickles everywhere
-def test_a_repository_with_pickles_only_is_refused(world):
+@pytest.mark.slow  # a new process; tests/security covers pickles everywhere
+def test_repository_with_only_pickles_raises(world):
     hub, _, _, _, folder = world
     files = dict(hub.repo("tester/prompted").files)
     files["pytorch_model.bin"] = files.pop("model.safetensors")
@@ -199,7 +201,8 @@ print(metric.__module__, found["ranks"])
 """
 
 
-def test_a_metric_is_loaded_from_its_space_by_name(world):
+@pytest.mark.slow  # fresh processes
+def test_metric_is_loaded_from_its_space_by_name(world):
     hub, _, _, _, folder = world
     repo = hub.repo("tester/self_retrieval", "space")
     first = list(repo.commits)[1]
@@ -221,7 +224,7 @@ def test_every_metric_can_be_pushed(world, name):
     assert f"{name}.py" in hub.repo(f"tester/{name}", "space").files
 
 
-def test_what_a_space_must_be_called(world):
+def test_invalid_names_of_spaces_raise(world):
     with pytest.raises(ValueError, match="There is no metric 'bleu'"):
         push_metric("bleu", "tester")
     with pytest.raises(ValueError, match="only in OWNER/self_retrieval"):

@@ -1,4 +1,4 @@
-"""The Hub and the disk fail in every place: nothing is lost, and the same push again completes."""
+"""The Hub and the disk fail at every step: nothing is lost, and repeating the push completes it."""
 
 import hashlib
 import json
@@ -35,7 +35,7 @@ def folder(tmp_path):
 
 
 def hashes(folder):
-    """What is in a folder, but for what a push may write."""
+    """Content of a folder, except for files that a push may write."""
     ours = ("README.md", "push_state.json")
     files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name not in ours]
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
@@ -57,7 +57,7 @@ def assert_complete(hub, folder, repo_id="tester/smile"):
     assert hub.repo(repo_id).branches["main"] == list(hub.repo(repo_id).commits)[-1]
 
 
-def test_a_push_brings_all_and_a_second_one_changes_nothing(hub, folder):
+def test_push_uploads_all_files_and_a_second_push_changes_nothing(hub, folder):
     before = hashes(folder)
     address = push(folder)
     assert_complete(hub, folder)
@@ -65,7 +65,7 @@ def test_a_push_brings_all_and_a_second_one_changes_nothing(hub, folder):
     assert repo.private
     assert address.endswith(repo.branches["main"])
     assert hashes(folder) == before
-    assert len(repo.commits) == 3  # the Hub's own, the files, the pinned card
+    assert len(repo.commits) == 3  # initial commit, the files, the pinned card
     first = list(repo.commits)[1]
     assert f'load_captioner("tester/smile", revision="{first}")' in repo.files["README.md"].decode()
     push(folder)
@@ -79,7 +79,7 @@ def test_a_push_brings_all_and_a_second_one_changes_nothing(hub, folder):
 
 @pytest.mark.parametrize("action", [500, 429, "cut"])
 @pytest.mark.parametrize("place", PLACES)
-def test_a_passing_fault_is_overcome(hub, folder, place, action):
+def test_transient_fault_is_retried(hub, folder, place, action):
     before, fault = hashes(folder), hub.fail(place, action, times=2)
     push(folder)
     assert fault.hits == 2
@@ -88,7 +88,7 @@ def test_a_passing_fault_is_overcome(hub, folder, place, action):
 
 
 @pytest.mark.parametrize("place", PLACES[2:])
-def test_an_answer_that_gets_lost_makes_no_second_commit(hub, folder, place):
+def test_lost_response_causes_no_second_commit(hub, folder, place):
     fault = hub.fail(place, "lost", times=1)
     push(folder)
     assert fault.hits == 1
@@ -98,7 +98,7 @@ def test_an_answer_that_gets_lost_makes_no_second_commit(hub, folder, place):
 
 @pytest.mark.parametrize("action", [500, 429, "cut"])
 @pytest.mark.parametrize("place", ["POST /api/repos/create", "PUT /lfs/upload/", "POST .*/commit/"])
-def test_a_lasting_fault_loses_nothing_and_the_push_is_repeated(hub, folder, place, action, monkeypatch, capfd):
+def test_permanent_fault_loses_nothing_and_the_push_can_be_repeated(hub, folder, place, action, monkeypatch, capfd):
     before = hashes(folder)
     hub.fail(place, action)
     with pytest.raises(PushError, match=r"Nothing is lost.*captionrl push") as error:
@@ -115,7 +115,7 @@ def test_a_lasting_fault_loses_nothing_and_the_push_is_repeated(hub, folder, pla
     assert read_push_state(folder)["state"] == "pushed"
 
 
-def test_weights_that_arrived_are_not_sent_again(hub, folder):
+def test_uploaded_weights_are_not_sent_again(hub, folder):
     hub.fail("POST .*/commit/", 500)
     with pytest.raises(PushError):
         push(folder, attempts=2)
@@ -139,14 +139,14 @@ def test_tokens(hub, folder, token, message):
     assert_complete(hub, folder)
 
 
-def test_somebody_elses_name(hub, folder):
+def test_name_of_another_owner_raises(hub, folder):
     with pytest.raises(PermissionError, match="may not write to 'google/smile'"):
         push(folder, "google/smile")
 
 
-def test_other_content_is_not_touched_unless_it_is_said(hub, folder, monkeypatch, capfd):
+def test_other_content_is_only_overwritten_on_request(hub, folder, monkeypatch, capfd):
     repo = hub.add("tester/smile", {"README.md": b"A thesis.", "thesis.tex": b"...", "old.safetensors": b"0"})
-    with pytest.raises(FileExistsError, match=r"holds other content \(README.md, old.safetensors, thesis.tex\)"):
+    with pytest.raises(FileExistsError, match=r"has other content \(README.md, old.safetensors, thesis.tex\)"):
         push(folder)
     assert repo.files["README.md"] == b"A thesis."
     assert len(repo.commits) == 1
@@ -155,11 +155,11 @@ def test_other_content_is_not_touched_unless_it_is_said(hub, folder, monkeypatch
     assert "--overwrite" in capfd.readouterr().err
     assert main(["push", str(folder), "--overwrite"]) == 0
     assert repo.files["thesis.tex"] == b"..."
-    assert "old.safetensors" not in repo.files  # it would be loaded together with the new weights
-    assert not repo.private  # a repository that exists stays what it is
+    assert "old.safetensors" not in repo.files  # it would be loaded with the new weights
+    assert not repo.private  # the visibility of an existing repository does not change
 
 
-def test_public_and_branches_when_asked(hub, folder):
+def test_public_repositories_and_branches_on_request(hub, folder):
     push(folder, private=False, revision="v1")
     repo = hub.repo("tester/smile")
     assert not repo.private
@@ -168,24 +168,24 @@ def test_public_and_branches_when_asked(hub, folder):
     assert main(["push", str(folder), "--dry_run"]) == 0
 
 
-def test_offline_is_said(hub, folder, monkeypatch):
+def test_offline_mode_raises(hub, folder, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     from huggingface_hub.utils import close_session
 
-    close_session()  # the client asks once for each session
+    close_session()  # the client reads the setting once per session
     with pytest.raises(PushError, match="HF_HUB_OFFLINE is set"):
         push_folder(folder, "smile", token=WRITE, sleep=lambda s: pytest.fail("waiting does not help"))
 
 
 FULL_DISK = """
 import json, resource, sys
-resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))  # not a byte more, in any file
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))  # no file can grow
 from hf_captionrl.hub import push_folder
 print(push_folder(sys.argv[1], "smile"))
 """
 
 
-def test_a_full_disk_does_not_stand_in_the_way(hub, folder, tmp_path):
+def test_full_disk_does_not_prevent_the_push(hub, folder, tmp_path):
     before = hashes(folder)
     run = fresh_process(["-c", FULL_DISK, str(folder)], hub, tmp_path / "home", WRITE)
     assert run.returncode == 0, run.stderr
@@ -194,7 +194,7 @@ def test_a_full_disk_does_not_stand_in_the_way(hub, folder, tmp_path):
     assert read_push_state(folder) == {}
     assert not [path for path in folder.iterdir() if path.name.startswith(".tmp")]
     card = (folder / "README.md").read_bytes()
-    assert b'revision="main"' in card  # as it was: the pinned one found no room
+    assert b'revision="main"' in card  # not changed, because the disk is full
     push(folder)
     assert_complete(hub, folder)
 
@@ -212,7 +212,7 @@ def fresh_process(command, hub, home, token, stdin=None):
 
 
 def test_the_scan_finds_a_token(hub, tmp_path):
-    """The negative control of what `hub` checks at the end of each test here."""
+    """Negative control of the check that `hub` runs at the end of each test."""
     hub.add("tester/leak", {"a.json": json.dumps({"token": READ}).encode()})
     (tmp_path / "note.txt").write_text(f"mine is {WRITE}")
     assert holders_of_tokens(hub, tmp_path) == [str(tmp_path / "note.txt"), "tester/leak: a.json"]

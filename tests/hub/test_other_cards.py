@@ -1,4 +1,4 @@
-"""Cards of metrics and data sets, of adapters and chat models: what they say is true, and unfinished ones are refused."""
+"""Cards of metrics, data sets, adapters and chat models: their content is correct, and unfinished cards raise."""
 
 import contextlib
 import io
@@ -55,7 +55,7 @@ def run_block(code):
     return out.getvalue().strip(), names
 
 
-def test_a_data_set_is_read_back_from_its_card_and_by_its_code(tmp_path, monkeypatch):
+def test_data_set_card_metadata_and_code_load_the_data(tmp_path, monkeypatch):
     bags = BagFile(bags=[["a", "b", "c"], ["d", "e", "f"]], similarities=[0.9, 0.8], signature="clip@1f2e")
     folder = tmp_path / "me" / "truematch-scenes"
     save_bags(folder / "truematch.parquet", bags)
@@ -68,7 +68,7 @@ def test_a_data_set_is_read_back_from_its_card_and_by_its_code(tmp_path, monkeyp
     assert "| bags of 3 | 2 |" in card
     assert "another scorer would make other bags" in card
     monkeypatch.chdir(tmp_path)
-    # The folder stands where the Hub would be: the name and the layout are the same.
+    # A local folder with the same name and layout replaces the Hub.
     monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda name, file, **_: str(tmp_path / name / file))
     load = datasets.load_dataset
     monkeypatch.setattr(datasets, "load_dataset", lambda name, revision: load(name, cache_dir=str(tmp_path / "cache")))
@@ -77,7 +77,7 @@ def test_a_data_set_is_read_back_from_its_card_and_by_its_code(tmp_path, monkeyp
     assert second["bags"] == load_bags(folder / "truematch.parquet")
 
 
-def test_boosted_captions_say_that_a_model_wrote_them():
+def test_card_of_boosted_captions_says_that_a_model_generated_them():
     card = render_dataset_card(replace(BAGS, kind="boosted captions", file="captions.jsonl"))
     assert "written by a model" in card
     assert "load_bags" not in card
@@ -88,27 +88,27 @@ def test_boosted_captions_say_that_a_model_wrote_them():
     [
         ({"description": "TODO"}, "placeholder"),
         ({"checked": " "}, "placeholder"),
-        ({"source": "/" + "home/me/coco"}, "a path of this machine"),
+        ({"source": "/" + "home/me/coco"}, "a local path"),
         ({"made_with": {}}, "made_with is empty"),
         ({"made_with": {"prompt": "{{ prompt }}"}}, "placeholder"),
         ({"columns": {"a": "hf_" + "b" * 30}}, "access token"),
-        ({"sizes": {"train": 0}}, "an empty part"),
-        ({"kind": "images"}, "there are cards for"),
+        ({"sizes": {"train": 0}}, "Remove empty parts"),
+        ({"kind": "images"}, "kind is 'images'. Use one of"),
         ({"dataset_id": "a b"}, "not a name that the Hub accepts"),
     ],
 )
-def test_unfinished_data_set_cards_are_refused(changes, message):
+def test_unfinished_data_set_cards_raise(changes, message):
     with pytest.raises(ValueError, match=message):
         replace(BAGS, **changes)
 
 
-def test_a_card_without_its_data_is_refused(tmp_path):
+def test_card_without_data_raises(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"no truematch.parquet"):
         write_dataset_card(tmp_path, BAGS)
     assert not (tmp_path / "README.md").exists()
 
 
-def test_hostile_texts_of_a_data_set_stay_text():
+def test_malicious_texts_in_data_set_cards_are_escaped():
     card = render_dataset_card(replace(BAGS, description="<script>x</script> | [a](b)\n# h", columns={"a|b": "<b>"}))
     assert "<script>" not in card
     assert "\n# h" not in card
@@ -129,18 +129,18 @@ CARD = "---\nlicense: mit\n---\n\nA card.\n\n{}\n"
         "```\ncode\n```\n<b>\n```\ncode\n```",
     ],
 )
-def test_cards_with_html_are_refused(text):
-    with pytest.raises(ValueError, match="holds HTML"):
+def test_cards_with_html_raise(text):
+    with pytest.raises(ValueError, match="contains HTML"):
         check_card(CARD.format(text))
 
 
 @pytest.mark.parametrize("text", ["`<b>`", "`` a ` <b> ``", "```\n<b>\n```", "$a<b$ and $$c<d$$", "2 < 3, $5 to $6"])
-def test_code_and_formulas_are_no_html(text):
+def test_code_and_formulas_are_not_html(text):
     assert check_card(CARD.format(text))["license"] == "mit"
 
 
 @pytest.mark.parametrize("name", sorted(MODULES))
-def test_metric_cards_name_their_space(name):
+def test_metric_cards_contain_the_name_of_the_space(name):
     card = render_metric_card(name, f"me/{name}", revision="v1")
     assert check_card(card)["license"] == "apache-2.0"
     assert "ORGANISATION" not in card
@@ -171,14 +171,14 @@ def test_code_of_a_chat_model_runs_as_printed(tmp_path, monkeypatch):
     assert "pipeline_tag: image-text-to-text" in card
 
 
-def test_a_chat_card_says_what_is_asked():
+def test_chat_card_contains_the_question():
     assert '"What is in the picture?"' in render_model_card(make_results(), chat_facts())
-    with pytest.raises(ValueError, match="the card must say what"):
+    with pytest.raises(ValueError, match="must contain the question"):
         replace(FACTS, family="chat", prompt="")
 
 
 @pytest.mark.parametrize("family", ["blip", "chat"])
-def test_an_adapter_names_its_base_model_and_pins_it(family):
+def test_adapter_card_contains_the_pinned_base_model(family):
     facts = replace(FACTS, family=family, prompt="Say.", is_adapter=True, base_model="o/base", base_revision="b" * 40)
     card = render_model_card(make_results(), facts)
     data = yaml.safe_load(card.split("---")[1])
@@ -189,7 +189,7 @@ def test_an_adapter_names_its_base_model_and_pins_it(family):
         compile(code, "card", "exec")
 
 
-def test_results_go_to_a_leaderboard_only_where_there_is_one():
+def test_results_go_to_a_leaderboard_only_if_there_is_one():
     assert eval_results_yaml(make_results(), FACTS) is None
     entries = yaml.safe_load(eval_results_yaml(make_results(), replace(FACTS, dataset_id="o/photos")))
     row = make_row("SMILE")
@@ -203,12 +203,12 @@ def test_results_go_to_a_leaderboard_only_where_there_is_one():
         replace(FACTS, dataset_id="photos")
 
 
-def test_facts_are_read_back(tmp_path):
+def test_facts_round_trip(tmp_path):
     folder = publishable(tmp_path / "model", model_id="model")
     assert read_facts(folder) == replace(FACTS, model_id="model")
     assert isinstance(read_facts(folder), ModelCardFacts)
     (folder / "card.json").write_text('{"nonsense": 1}')
-    with pytest.raises(ValueError, match="no fact of a card"):
+    with pytest.raises(ValueError, match="not a field of a card"):
         read_facts(folder)
 
 

@@ -1,4 +1,4 @@
-"""What a card must not hold: links that run code, however they are written, paths of a machine, and keys of any service."""
+"""Forbidden content of cards: links that execute code in any notation, local paths, and keys of any service."""
 
 import re
 import secrets
@@ -40,7 +40,7 @@ CARD = "---\nlicense: mit\n---\n\nA card.\n\n{}\n"
         "[a]: &#46;&#46;/secret",
     ],
 )
-def test_links_that_leave_the_folder_are_refused_however_they_are_written(text):
+def test_links_out_of_the_folder_raise_in_any_notation(text):
     with pytest.raises(ValueError, match=r"outside its folder.*https://"):
         check_card(CARD.format(text))
 
@@ -50,11 +50,11 @@ def test_links_that_leave_the_folder_are_refused_however_they_are_written(text):
     ["[a](results.json#part:2)", "[a](https://example.org/a/b)", "<https://example.org>", "[m](mailto:me@example.org)", "[t](#top)",
      "`[x](javascript:a)`", "```\n[x](javascript:a)\n```"],
 )  # fmt: skip
-def test_links_that_stay_are_accepted(text):
+def test_links_within_the_folder_are_accepted(text):
     assert check_card(CARD.format(text))["license"] == "mit"
 
 
-# Put together here: no text of the project holds a path of a machine.
+# Concatenated, because no file of the project may contain a local path.
 HOME, USERS = "/" + "home", "/" + "Users"
 
 
@@ -71,11 +71,11 @@ HOME, USERS = "/" + "home", "/" + "Users"
         "file:///photos",
     ],
 )
-def test_paths_of_a_machine_are_refused_within_a_sentence(text):
-    with pytest.raises(ValueError, match=r"path of this machine. Use the name"):
+def test_local_paths_within_a_sentence_raise(text):
+    with pytest.raises(ValueError, match=r"local path\. Use the name"):
         check_card(CARD.format(text))
     if "```" not in text and "`" not in text:
-        with pytest.raises(ValueError, match="path of this machine"):
+        with pytest.raises(ValueError, match="local path"):
             replace(FACTS, dataset_description=text)
         assert check_card(CARD.format("fine"))
 
@@ -91,13 +91,13 @@ def test_paths_of_a_machine_are_refused_within_a_sentence(text):
         "10 km/h, 5 $/image",
     ],
 )
-def test_fractions_addresses_and_relative_paths_are_no_paths_of_a_machine(text):
+def test_fractions_urls_and_relative_paths_are_not_local_paths(text):
     assert check_card(CARD.format(text))
     check_text("text", f"x {text}")
 
 
 def random_text(length, alphabet=string.ascii_letters + string.digits):
-    # One of each kind in three places, so that the test does not depend on luck.
+    # Three characters of each kind, so that the test does not depend on chance.
     return "aB3cD4eF5" + "".join(secrets.choice(alphabet) for _ in range(length - 9))
 
 
@@ -121,9 +121,9 @@ KEYS = {
 
 
 @pytest.mark.parametrize("service", KEYS)
-def test_keys_of_any_service_are_found_and_crossed_out(service):
+def test_keys_of_any_service_are_found_and_redacted(service):
     key = KEYS[service]()
-    with pytest.raises(ValueError, match="holds an access token or a private key") as refused:
+    with pytest.raises(ValueError, match="contains an access token or a private key") as refused:
         check_secret("results.json", f'{{"note": 1}} {key} and more')
     assert key not in str(refused.value)
     crossed = redact(f"before {key} after")
@@ -146,7 +146,7 @@ def test_keys_of_any_service_are_found_and_crossed_out(service):
         "hub_token: null, push_to_hub_token=None",
     ],
 )
-def test_what_is_no_key_passes(text):
+def test_texts_without_a_key_are_accepted(text):
     check_secret("text", text)
     assert redact(text) == text
 
@@ -156,7 +156,7 @@ def test_model_cards_are_checked_when_they_are_rendered(tmp_path):
     assert render_model_card(make_results(), facts)
     hostile = make_results()
     hostile["versions"] = {"torch": f"built in {HOME}/ann/torch"}
-    with pytest.raises(ValueError, match="path of this machine"):
+    with pytest.raises(ValueError, match="local path"):
         render_model_card(hostile, facts)
 
 
@@ -172,16 +172,16 @@ def test_model_cards_are_checked_when_they_are_rendered(tmp_path):
         "hi @someone",
     ],
 )
-def test_addresses_in_captions_do_not_become_links(address):
+def test_urls_in_captions_do_not_become_links(address):
     from markdown_it import MarkdownIt
 
     shown = escape_markdown(f"a dog, {address}, and a cat")
-    # The rule of GitHub's Markdown: a scheme, `www.` or a mail address as it stands in the source.
+    # GitHub's Markdown makes links of a scheme, `www.` or a mail address in the source.
     assert not re.search(r"https?://|ftp://|www\.|\w@\w|(?<!\\)@", shown, re.IGNORECASE)
     assert MarkdownIt("commonmark").render(shown) == f"<p>a dog, {address}, and a cat</p>\n"
 
 
-def test_entities_in_captions_stay_as_they_were_written():
+def test_entities_in_captions_are_not_changed():
     from markdown_it import MarkdownIt
 
     text = "&lt;b&gt; &#106; AT&T 12:30"

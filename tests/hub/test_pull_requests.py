@@ -1,4 +1,4 @@
-"""Repositories with pickles on the main revision: the Hub's bot has proposed the same weights in safetensors."""
+"""Repositories with pickles on the main revision and a pull request of the Hub's bot with the weights in safetensors."""
 
 import io
 from pathlib import Path
@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from hf_captionrl.captioners import load_captioner
 from hf_captionrl.checkpoints.loading import load_language_model
-from hf_captionrl.checkpoints.weights import _tell
+from hf_captionrl.checkpoints.weights import _warn_once
 from hf_captionrl.conversion.convert import convert
 from hf_captionrl.retrieval import load_scorer
 from hf_captionrl.scenes.models import model_path
@@ -34,7 +34,7 @@ def pickles(shipped):
 
 @pytest.fixture
 def repository(hub):
-    """The default scorer's repository as it is, before anything is proposed."""
+    """The repository of the default scorer before the pull request."""
     files, proposed = pickles("clip-judge")
     return hub.add(NAME, files), proposed
 
@@ -49,14 +49,14 @@ def downloads(hub):
 
 def test_scorer_online_and_then_offline(hub, repository, monkeypatch, caplog):
     repo, proposed = repository
-    _tell.cache_clear()  # once per process and revision
+    _warn_once.cache_clear()  # once per process and revision
     repo.propose(14, {}, author="someone", title="Update README")
     repo.propose(15, proposed, **BOT)
     expected = features(load_scorer("scenes:clip-judge"))
     scorer = load_scorer(NAME)
     assert torch.equal(features(scorer), expected)
     assert scorer.revision == repo.branches["refs/pr/15"][:12]
-    assert "the weights of refs/pr/15 are used" in caplog.text
+    assert "Using the weights of refs/pr/15" in caplog.text
     assert not any(path.endswith("pytorch_model.bin") for path in downloads(hub))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     hub.fail(".*", 500)
@@ -67,8 +67,8 @@ def test_scorer_online_and_then_offline(hub, repository, monkeypatch, caplog):
     assert len(hub.requests) == before
 
 
-def test_the_hub_fails_after_a_download(hub, repository):
-    """Not told to be offline, and without a connection."""
+def test_hub_fails_after_a_download(hub, repository):
+    """No connection, but not in offline mode."""
     repo, proposed = repository
     repo.propose(15, proposed, **BOT)
     load_scorer(NAME)
@@ -77,7 +77,7 @@ def test_the_hub_fails_after_a_download(hub, repository):
     assert fault.hits
 
 
-def test_a_download_of_the_pull_request_alone(hub, repository, monkeypatch):
+def test_download_of_the_pull_request_alone(hub, repository, monkeypatch):
     from huggingface_hub import snapshot_download
 
     repo, proposed = repository
@@ -87,7 +87,7 @@ def test_a_download_of_the_pull_request_alone(hub, repository, monkeypatch):
     assert torch.equal(features(load_scorer(NAME)), features(load_scorer("scenes:clip-judge")))
 
 
-def test_a_captioner_a_language_model_and_parts_of_clipcap(hub):
+def test_captioner_language_model_and_parts_of_clipcap(hub):
     from hf_captionrl.models.clipcap.assembly import assemble
 
     files, proposed = pickles("blip-mle")
@@ -107,7 +107,7 @@ def test_a_captioner_a_language_model_and_parts_of_clipcap(hub):
 
 
 @pytest.mark.parametrize("kind", ["another author", "another title", "closed", "other weights", "nothing in it"])
-def test_other_proposals_are_not_taken(kind, hub, repository):
+def test_other_pull_requests_are_not_used(kind, hub, repository):
     repo, proposed = repository
     changes = {
         "another author": {"author": "stranger"},
@@ -122,11 +122,11 @@ def test_other_proposals_are_not_taken(kind, hub, repository):
     said = str(caught.value)
     assert f"Use `captionrl convert {NAME} OUT` and load OUT." in said
     assert "refs/pr" not in said
-    # What a user of a recipe cannot set is not named.
+    # The message contains only what users of a recipe can set.
     assert not any(word in said for word in ("use_safetensors", "trust_remote_code", "revision=", "from_tf"))
 
 
-def test_a_revision_that_was_asked_for_is_not_replaced(hub, repository):
+def test_requested_revision_is_not_replaced(hub, repository):
     repo, proposed = repository
     revision = repo.propose(15, proposed, **BOT)
     commit = repo.branches["main"]
@@ -147,7 +147,7 @@ def test_conversion_of_a_repository(hub, repository, tmp_path, monkeypatch):
     assert again.written == report.written
 
 
-def test_the_cache_and_the_hub_hold_no_token(tmp_path):
+def test_cache_and_hub_contain_no_token(tmp_path):
     files, proposed = pickles("clip-judge")
     with running_hub(tmp_path) as server:
         server.add(NAME, files).propose(15, proposed, **BOT)

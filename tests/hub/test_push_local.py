@@ -1,4 +1,4 @@
-"""What a push checks before anything leaves this machine, and what it does when the Hub fails; no server here."""
+"""Checks of a push before anything is sent, and its behaviour when the Hub fails; without a server."""
 
 import json
 from types import SimpleNamespace
@@ -15,7 +15,7 @@ from tests.hub.server import WRITE
 
 
 class FakeHub:
-    """Records what would be uploaded; refuses if told to."""
+    """Records what would be uploaded; can be set to fail."""
 
     calls: ClassVar[list[tuple[str, dict]]] = []
     broken = False
@@ -61,7 +61,7 @@ def test_push_is_private_and_leaves_trainer_state_behind(checkpoint, hub):
     assert read_push_state(checkpoint)["repo_id"] == "me/smile"
 
 
-def test_a_failed_push_says_where_the_checkpoint_is(checkpoint, hub, monkeypatch):
+def test_failed_push_prints_the_folder_of_the_checkpoint(checkpoint, hub, monkeypatch):
     monkeypatch.setattr(hub, "broken", True)
     before, waits = (checkpoint / "model.safetensors").read_bytes(), []
     with pytest.raises(RuntimeError, match=r"still in .*push_folder"):
@@ -72,7 +72,7 @@ def test_a_failed_push_says_where_the_checkpoint_is(checkpoint, hub, monkeypatch
     assert "no route to host" in read_push_state(checkpoint)["reason"]
 
 
-def test_an_incomplete_folder_is_not_pushed(tmp_path):
+def test_incomplete_folder_is_not_pushed(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"README.md"):
         push_folder(tmp_path, "smile")
 
@@ -86,15 +86,15 @@ def test_an_incomplete_folder_is_not_pushed(tmp_path):
         ("training_manifest.json", "no training_manifest.json"),
     ],
 )
-def test_each_part_is_wanted(checkpoint, hub, gone, message):
+def test_each_part_is_required(checkpoint, hub, gone, message):
     (checkpoint / gone).unlink()
-    (checkpoint / "pytorch_model.bin").write_bytes(b"pickle")  # takes the place of nothing
+    (checkpoint / "pytorch_model.bin").write_bytes(b"pickle")  # does not replace the missing part
     with pytest.raises(FileNotFoundError, match=message):
         push_folder(checkpoint, "smile")
     assert hub.calls == []
 
 
-def test_only_what_is_known_to_be_fit_is_published(checkpoint):
+def test_only_listed_kinds_of_files_are_published(checkpoint):
     unfit = ["training_args.bin", "optimizer.pt", "rng_state.pth", "a.pkl", "weights.npz", ".env", "notes.docx"]
     unfit += ["checkpoint-7/model.safetensors", "checkpoint-7/optimizer.pt", "runs/events.out", "card.json"]
     unfit += ["push_state.json", "trainer_state.json", ".git/config.json", "deep/er/model.safetensors"]
@@ -107,10 +107,10 @@ def test_only_what_is_known_to_be_fit_is_published(checkpoint):
 
 
 @pytest.mark.parametrize("name", ["results.json", "README.md", "gallery.html"])
-def test_a_token_in_a_file_stops_the_push_and_is_not_repeated(checkpoint, hub, name):
+def test_token_in_a_file_stops_the_push_and_is_not_printed(checkpoint, hub, name):
     path = checkpoint / name
     path.write_text((path.read_text() if path.exists() else "") + f"\n{WRITE}\n")
-    with pytest.raises(ValueError, match=f"{name} holds an access token") as error:
+    with pytest.raises(ValueError, match=f"{name} contains an access token") as error:
         push_folder(checkpoint, "smile", gallery=True)
     assert WRITE not in str(error.value)
     assert hub.calls == []
@@ -132,7 +132,7 @@ def test_a_token_in_a_file_stops_the_push_and_is_not_repeated(checkpoint, hub, n
 )
 def test_keys_of_other_services_stop_the_push_too(checkpoint, hub, secret):
     (checkpoint / "notes.json").write_text(json.dumps({"command": f"run --key {secret}"}))
-    with pytest.raises(ValueError, match=r"notes.json holds an access token or a private key\. Remove it") as error:
+    with pytest.raises(ValueError, match=r"notes.json contains an access token or a private key\. Remove it") as error:
         push_folder(checkpoint, "smile")
     assert secret not in str(error.value)
     assert hub.calls == []
@@ -140,14 +140,14 @@ def test_keys_of_other_services_stop_the_push_too(checkpoint, hub, secret):
     push_folder(checkpoint, "smile")
 
 
-def test_a_private_key_is_crossed_out_whole():
+def test_private_key_is_redacted_completely():
     key = "-----BEGIN RSA PRIVATE KEY-----\nMIIEow\nIBAAKC\n-----END RSA PRIVATE KEY-----"
     assert redact(f"before\n{key}\nafter {WRITE}") == "before\n[removed]\nafter [removed]"
     assert redact(f"before\n{key[:50]}") == "before\n[removed]"
     check_secret("text", redact(key))
 
 
-def test_a_link_out_of_the_folder_is_not_followed(checkpoint, hub, tmp_path):
+def test_symlink_out_of_the_folder_is_not_followed(checkpoint, hub, tmp_path):
     (tmp_path / "private.json").write_text("{}")
     (checkpoint / "extra.json").symlink_to(tmp_path / "private.json")
     with pytest.raises(ValueError, match="outside the folder"):
@@ -170,7 +170,7 @@ def test_a_link_out_of_the_folder_is_not_followed(checkpoint, hub, tmp_path):
         ("TODO", "placeholder"),
     ],
 )
-def test_a_card_that_somebody_edited_is_checked_again(checkpoint, hub, text, message):
+def test_edited_card_is_checked_again(checkpoint, hub, text, message):
     card = checkpoint / "README.md"
     card.write_text(card.read_text() + f"\n{text}\n")
     with pytest.raises(ValueError, match=message):
@@ -178,7 +178,7 @@ def test_a_card_that_somebody_edited_is_checked_again(checkpoint, hub, text, mes
     assert hub.calls == []
 
 
-def test_code_formulas_and_addresses_are_no_html(checkpoint, hub):
+def test_code_formulas_and_urls_are_not_html(checkpoint, hub):
     card = checkpoint / "README.md"
     card.write_text(
         card.read_text() + "\n`List<int>` and $a<b$ and <https://example.org>\n```cpp\nstd::vector<int> x;\n```\n"
@@ -189,13 +189,13 @@ def test_code_formulas_and_addresses_are_no_html(checkpoint, hub):
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("license: bsd-3-clause", "", "names no licence"),
+        ("license: bsd-3-clause", "", "has no licence"),
         ("model-index:", "index:", "no retrieval number"),
-        ("---\n", "", "no metadata"),
-        ("language: en", "language: [en", "no YAML"),
+        ("---\n", "", "does not begin with metadata"),
+        ("language: en", "language: [en", "not valid YAML"),
     ],
 )
-def test_metadata_are_wanted(checkpoint, hub, old, new, message):
+def test_metadata_are_required(checkpoint, hub, old, new, message):
     card = checkpoint / "README.md"
     card.write_text(card.read_text().replace(old, new, 1))
     with pytest.raises(ValueError, match=message):
@@ -203,20 +203,20 @@ def test_metadata_are_wanted(checkpoint, hub, old, new, message):
 
 
 @pytest.mark.parametrize("name", ["a b", "a/b/c", "-x", "a..b", "x" * 97, ""])
-def test_names_that_are_not_valid(checkpoint, hub, name):
+def test_invalid_names_raise(checkpoint, hub, name):
     with pytest.raises(ValueError, match="not a name that the Hub accepts"):
         push_folder(checkpoint, name)
     assert hub.calls == []
 
 
 @pytest.mark.parametrize("tail", ["\n", " ", "\u00e4", "\0"])
-def test_a_damaged_token_is_not_quoted(checkpoint, hub, tail):
-    with pytest.raises(ValueError, match="Copy it anew") as error:
+def test_invalid_token_is_not_printed(checkpoint, hub, tail):
+    with pytest.raises(ValueError, match="Copy it again") as error:
         push_folder(checkpoint, "smile", token=WRITE + tail)
     assert WRITE not in str(error.value)
 
 
-def test_how_another_repository_was_pushed_to_is_not_taken_over(checkpoint, hub):
+def test_settings_of_a_push_to_another_repository_are_not_reused(checkpoint, hub):
     push_folder(checkpoint, "me/open", private=False, commit_message="First")
     hub.calls.clear()
     assert main(["push", str(checkpoint), "--repo_id", "me/secret"]) == 0
@@ -227,11 +227,11 @@ def test_how_another_repository_was_pushed_to_is_not_taken_over(checkpoint, hub)
     assert main(["push", str(checkpoint), "--repo_id", "me/secret", "--public"]) == 0
     assert hub.calls[0][1]["private"] is False
     hub.calls.clear()
-    assert main(["push", str(checkpoint)]) == 0  # of the same repository it is
+    assert main(["push", str(checkpoint)]) == 0  # settings of the same repository are reused
     assert hub.calls[0][1]["private"] is False
 
 
-def test_numbers_and_settings_of_smile_are_no_secrets():
+def test_numbers_and_settings_of_smile_are_not_secrets():
     command = ["smile.py", "--first_token", "shift", "--generation_max_new_tokens", "20", "--max_tokens=30"]
     assert public_command(command) == command
     assert public_command(["a", "--authtoken", "x", "--password", "12345", "--mytoken=abc"]) == (
@@ -246,7 +246,7 @@ def test_numbers_and_settings_of_smile_are_no_secrets():
     )
 
 
-def test_the_manifest_says_nothing_of_this_machine(tmp_path):
+def test_manifest_contains_no_local_paths_or_secrets(tmp_path):
     home = "/" + "home/me"
     path = write_manifest(
         tmp_path,
@@ -281,10 +281,13 @@ def test_the_manifest_says_nothing_of_this_machine(tmp_path):
     assert found["seeds"] == {"seed": 3}
     assert {"torch", "transformers", "python", "hf_captionrl"} <= set(found["versions"])
     assert public_command(["a", "--out=../x/y"]) == ["a", "--out=y"]
-    assert public_values({"ratio": "3/4", "text": "a b"}) == {"ratio": "3/4", "text": "a b"}  # no path: left alone
+    assert public_values({"ratio": "3/4", "text": "a b"}) == {
+        "ratio": "3/4",
+        "text": "a b",
+    }  # not a path, so not changed
 
 
-def test_examples_are_pinned_and_prose_is_not():
+def test_code_examples_are_pinned_but_not_prose():
     card = 'At revision="main": "m".\n\n```python\nload("m", revision="main")\nload("o/base", revision="main")\n```\n'
     once = pin_examples(card, "me/m", "a" * 40)
     assert once == (
@@ -305,7 +308,7 @@ def test_command_line(checkpoint, hub, capsys, monkeypatch):
     assert main(["push", str(checkpoint), "--repo_id", "smile", "--public"]) == 0
     assert hub.calls[0][1]["private"] is False
     assert "commit in me/smile" in capsys.readouterr().out
-    assert main(["push", str(checkpoint), "--json"]) == 0  # where it went is known
+    assert main(["push", str(checkpoint), "--json"]) == 0  # the destination is known
     assert json.loads(capsys.readouterr().out)["repo_id"] == "me/smile"
     monkeypatch.setattr(hub, "broken", True)
     monkeypatch.setitem(push_folder.__kwdefaults__, "attempts", 1)

@@ -1,4 +1,4 @@
-"""A recipe with `--push_to_hub`, from its command line to what is on the Hub."""
+"""A recipe with `--push_to_hub`, from the command line to the files on the Hub."""
 
 import json
 import re
@@ -22,13 +22,13 @@ SHORT = [
 
 
 @pytest.mark.parametrize("strategy", ["checkpoint", "all_checkpoints"])
-def test_checkpoints_in_between_are_not_pushed(tmp_path, strategy):
+def test_intermediate_checkpoints_are_not_pushed(tmp_path, strategy):
     with pytest.raises(ValueError, match="hold the optimizer as a pickle"):
         smile_blip.main(["--output_dir", str(tmp_path / "out"), "--push_to_hub", "--hub_strategy", strategy, *SHORT])
     assert not (tmp_path / "out").exists()
 
 
-def test_a_recipe_publishes_its_model(tmp_path, monkeypatch, capsys):
+def test_recipe_publishes_its_model(tmp_path, monkeypatch, capsys):
     out = tmp_path / "smile-lora"
     argv = ["--output_dir", str(out), "--feature_cache_dir", str(tmp_path / "cache"), *SHORT, "--tune", "language"]
     argv += ["--push_to_hub", "--hub_token", WRITE, "--seed", "5"]
@@ -48,7 +48,7 @@ def test_a_recipe_publishes_its_model(tmp_path, monkeypatch, capsys):
         "captioner.json",
         "generation_config.json",
     }
-    # Its base model ships with the package, and is a folder of this machine: who has transformers only needs it merged.
+    # The base model ships with the package as a local folder, so the adapter is merged for users of transformers alone.
     wanted |= {"adapter/adapter_config.json", "adapter/adapter_model.safetensors"}
     assert wanted <= set(files)
     assert not [name for name in files if name.endswith((".bin", ".pt", ".pth"))]
@@ -61,7 +61,7 @@ def test_a_recipe_publishes_its_model(tmp_path, monkeypatch, capsys):
     assert manifest["command"][manifest["command"].index("--hub_token") + 1] == "***"
     card = files["README.md"].decode()
     assert 'load_captioner("tester/smile-lora", revision="' in card
-    # What is there is the finished model.
+    # The finished model was pushed.
     for name in files:
         (tmp_path / "there" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "there" / name).write_bytes(files[name])

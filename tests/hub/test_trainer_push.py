@@ -1,4 +1,4 @@
-"""`push_to_hub` of a trainer: private, with a card, and through the same checks as every push."""
+"""`push_to_hub` of a trainer: private, with a card, and with the checks of every push."""
 
 import pytest
 
@@ -19,7 +19,7 @@ def make(folder, **settings):
 
 def test_push_is_private_checked_and_has_a_card(tmp_path, hub):
     trainer = make(tmp_path / "smile")
-    assert not hub.repos  # nothing is made before there is something to push
+    assert not hub.repos  # no repository is created before the push
     (tmp_path / "smile").mkdir(exist_ok=True)
     (tmp_path / "smile" / "weights.bin").write_bytes(b"pickle")
     assert "commit" in trainer.push_to_hub()
@@ -32,7 +32,7 @@ def test_push_is_private_checked_and_has_a_card(tmp_path, hub):
     assert 'load_captioner("tester/smile", revision="' in card
     check_card(card)
     (tmp_path / "smile" / "README.md").write_text(card + "\nOne more sentence.\n")
-    trainer.save_model()  # pushes, as transformers does
+    trainer.save_model()  # pushes, as in transformers
     assert "One more sentence" in hub.repo("tester/smile").files["README.md"].decode()
 
 
@@ -41,7 +41,7 @@ def test_key_in_the_folder_is_not_pushed(tmp_path, hub):
     (tmp_path / "smile").mkdir(exist_ok=True)
     key = "hf_" + "AbCdEfGhIj" * 3 + "KlMn"
     (tmp_path / "smile" / "notes.txt").write_text(f"key: {key}")
-    with pytest.raises(ValueError, match=r"notes\.txt holds"):
+    with pytest.raises(ValueError, match=r"notes\.txt contains"):
         trainer.push_to_hub()
     assert not hub.repos
 
@@ -54,7 +54,7 @@ def test_card_of_another_library_is_replaced(tmp_path, hub):
     assert "nothing was measured" in hub.repo("tester/smile").files["README.md"].decode()
 
 
-def test_public_only_when_asked_for(tmp_path, hub):
+def test_public_only_on_request(tmp_path, hub):
     make(tmp_path / "smile", hub_private_repo=False, hub_model_id="tester/open").push_to_hub()
     assert not hub.repo("tester/open").private
     trainer = make(tmp_path / "other")
@@ -63,6 +63,6 @@ def test_public_only_when_asked_for(tmp_path, hub):
     assert hub.repo("tester/other").private
 
 
-def test_name_that_the_hub_refuses_is_said_at_construction(tmp_path):
+def test_invalid_name_raises_at_construction(tmp_path):
     with pytest.raises(ValueError, match="not a name that the Hub accepts"):
         make(tmp_path / "smile run")

@@ -1,4 +1,4 @@
-"""Models that a trainer saved without a recipe: captioned with, given a card, and pushed; galleries stay on this machine."""
+"""Models saved by a trainer without a recipe can be used, get a card and are pushed; galleries are not uploaded."""
 
 import json
 from types import SimpleNamespace
@@ -16,7 +16,7 @@ from tests.tiny import tiny_captioner
 
 @pytest.fixture
 def saved(tmp_path):
-    """What the README's Python block leaves."""
+    """Output of the Python example in the README."""
     rows = load_scenes(num_train=4, num_validation=0, num_test=0)["train"]
     settings = {
         "max_steps": 1,
@@ -33,7 +33,7 @@ def saved(tmp_path):
     return tmp_path / "smile run"
 
 
-def test_what_a_trainer_saves_is_captioned_with_described_and_pushed(saved, hub, monkeypatch, capfd, tmp_path):
+def test_model_saved_by_a_trainer_can_be_used_and_pushed(saved, hub, monkeypatch, capfd, tmp_path):
     folder = str(saved)
     output = str(tmp_path / "captions.jsonl")
     assert (
@@ -41,7 +41,7 @@ def test_what_a_trainer_saves_is_captioned_with_described_and_pushed(saved, hub,
         == 0
     )
     monkeypatch.setenv("HF_TOKEN", WRITE)
-    # Without a card, push names the command that writes it, and that command works.
+    # Without a card, the error message of push contains the command that writes it, and that command works.
     assert main(["push", folder, "--repo_id", "smile"]) == 2
     assert f"captionrl card {folder}" in capfd.readouterr().err
     assert main(["card", folder, "--base_model", "someone/blip", "--dataset", "photos"]) == 0
@@ -60,10 +60,10 @@ def test_what_a_trainer_saves_is_captioned_with_described_and_pushed(saved, hub,
     assert str(tmp_path).encode() not in b"".join(repo.files.values())
 
 
-def test_facts_that_must_not_be_published_are_refused(tmp_path, capfd):
+def test_texts_that_must_not_be_published_raise(tmp_path, capfd):
     tiny_captioner("blip").save_pretrained(tmp_path / "model")
     for given, message in (
-        (["--dataset", "/" + "home/me/photos"], "path of this machine"),
+        (["--dataset", "/" + "home/me/photos"], "local path"),
         (["--base_model", "TODO"], "a placeholder"),
         (["--dataset_description", "[x](javascript:alert)"], None),
     ):
@@ -80,14 +80,14 @@ def test_facts_that_must_not_be_published_are_refused(tmp_path, capfd):
 
 
 @pytest.mark.parametrize("settings", ["", "null", "[1]", '{"family": 3}'])
-def test_settings_that_are_none(tmp_path, settings, capfd):
+def test_invalid_captioner_settings_raise(tmp_path, settings, capfd):
     tiny_captioner("blip").save_pretrained(tmp_path / "model")
     (tmp_path / "model/captioner.json").write_text(settings)
     assert main(["card", str(tmp_path / "model")]) == 2
     assert "captioner.json" in capfd.readouterr().err
 
 
-def test_a_model_with_results_still_needs_its_numbers(tmp_path):
+def test_model_with_results_needs_its_numbers(tmp_path):
     folder = publishable(tmp_path / "model")
     card = (folder / "README.md").read_text()
     (folder / "README.md").write_text(card.replace("model-index:", "index:"))
@@ -97,7 +97,7 @@ def test_a_model_with_results_still_needs_its_numbers(tmp_path):
     assert "README.md" in folder_contents(folder).published
 
 
-def test_a_captioner_is_pushed_like_everything_else(hub, monkeypatch):
+def test_captioner_push_to_hub(hub, monkeypatch):
     captioner = tiny_captioner("git")
     monkeypatch.setenv("HF_TOKEN", WRITE)
     assert "commit" in captioner.push_to_hub("git-tiny")
@@ -112,9 +112,9 @@ def test_a_captioner_is_pushed_like_everything_else(hub, monkeypatch):
     hub.add("tester/thesis", {"thesis.tex": b"..."})
     with pytest.raises(FileExistsError, match="other content"):
         captioner.push_to_hub("thesis")
-    # The same scan: a key in the prompt does not leave the machine.
+    # A key in the prompt is not uploaded.
     captioner.prompt = f"key {WRITE} "
-    with pytest.raises(ValueError, match="holds an access token"):
+    with pytest.raises(ValueError, match="contains an access token"):
         captioner.push_to_hub("leak")
     assert "tester/leak" not in {name for _, name in hub.repos}
 
@@ -123,7 +123,7 @@ def manifest(folder, **data):
     write_manifest(folder, command=[], seeds={}, data=data)
 
 
-def test_galleries_of_local_images_stay_here_unless_asked_for(hub, tmp_path, monkeypatch, capfd):
+def test_galleries_of_local_images_are_only_uploaded_on_request(hub, tmp_path, monkeypatch, capfd):
     folder = publishable(tmp_path / "model")
     (folder / "gallery.html").write_text("<img src='data:image/jpeg;base64,AAAA'>")
     (folder / "curves.png").write_bytes(b"\x89PNG")
@@ -148,7 +148,7 @@ def test_galleries_of_local_images_stay_here_unless_asked_for(hub, tmp_path, mon
     ("name", "asked", "goes_up"),
     [("scenes", False, True), ("owner/data", False, True), ("photos", False, False), ("photos", True, True)],
 )
-def test_a_recipe_says_whether_its_images_are_public(name, asked, goes_up, tmp_path, monkeypatch):
+def test_recipe_records_whether_its_images_are_public(name, asked, goes_up, tmp_path, monkeypatch):
     from hf_captionrl.evaluation.arguments import EvaluationArguments
     from hf_captionrl.experiments import publication
     from hf_captionrl.experiments.arguments import DataArguments, ModelArguments

@@ -94,7 +94,7 @@ def test_busy_servers_are_asked_again():
         ((200, {}, "<html>hello</html>"), "not a chat completion", 3),
         ((200, {}, b"\xff\xfe\x00"), "not a chat completion", 3),
         ((200, {}, '{"choices": []}'), "not a chat completion", 3),
-        ((200, {}, '{"choices": [{"message": {"content": null}}]}'), "replied nothing", 1),
+        ((200, {}, '{"choices": [{"message": {"content": null}}]}'), "returned an empty reply", 1),
         ((200, {"Content-Length": "1000"}, '{"choices"'), "no answer in 3 tries", 3),  # broken off
     ],
 )
@@ -224,8 +224,8 @@ def test_vicuna_s_format(tmp_path):
     [
         ("nonsense", "Line 1 of q.jsonl is not valid JSON"),
         ('{"question_id": 1}', "lacks question_id or text"),
-        ('{"question_id": 1, "text": "a", "category": "coding"}', "holds no question"),
-        ('{"question_id": 1, "text": "a", "category": "fermi"}\n' * 2, "question_id '1' again"),
+        ('{"question_id": 1, "text": "a", "category": "coding"}', "contains no question"),
+        ('{"question_id": 1, "text": "a", "category": "fermi"}\n' * 2, "question_id '1' of an earlier line"),
     ],
 )
 def test_bad_questions(tmp_path, text, message):

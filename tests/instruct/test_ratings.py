@@ -95,7 +95,7 @@ def test_bad_input():
         relative_scores([])
     with pytest.raises(ValueError, match="Unknown category 'coding'"):
         relative_scores([rating("a", "coding", 5, 5)])
-    with pytest.raises(ValueError, match="one answer a question"):
+    with pytest.raises(ValueError, match="one answer per question"):
         answer_statistics([])
     with pytest.raises(ValueError, match="must be a string"):
         answer_statistics([None])

@@ -59,7 +59,8 @@ OF = {
 }
 
 
-@pytest.mark.parametrize("name", ["smile", *(pytest.param(name, marks=pytest.mark.slow) for name in list(OF)[1:])])
+@pytest.mark.slow  # recipes from beginning to end, twice
+@pytest.mark.parametrize("name", OF)
 def test_one_seed_gives_one_table(tmp_path, name):
     recipe, more = OF[name]
     first, config = table(recipe, tmp_path / "first", *more, "--seed", "3")

@@ -53,7 +53,7 @@ def test_captioner_backend_in_boosting(tmp_path):
 
 
 def retrained(folder, name="scenes:blip-mle", weight=None):
-    """A copy of a shipped model; with one weight changed in place, if told so."""
+    """A copy of a shipped model; one value of `weight` is modified in place."""
     if not folder.exists():
         shutil.copytree(model_path(name), folder)
     if weight is not None:
@@ -86,7 +86,7 @@ def test_captioner_trained_further_is_asked_again(tmp_path):
 
 
 def test_revision_covers_adapter_weights_and_prompt(tmp_path):
-    retrained(tmp_path / "blip-mle")  # the adapter names its base as the folder beside it
+    retrained(tmp_path / "blip-mle")  # the base model of the adapter is this neighbouring folder
     folder = retrained(tmp_path / "adapter", "scenes:blip-sr")
     names = sorted(load_weights(folder))
     found = {
@@ -124,8 +124,10 @@ def test_repeated_prompt_is_removed_from_the_answer(viewer):
         assert "describe" not in text.lower()
         assert "[" not in text
         fault = answer_fault(clean_answer(text), prompt)
-        assert fault is None or fault[0] == "answer_empty", fault  # this tiny model has nothing to add to some
-    # An oracle: all that BLIP generates, decoded whole.
+        assert fault is None or fault[0] == "answer_empty", (
+            fault
+        )  # this tiny model generates no answer for some images
+    # Expected: the complete output of BLIP, decoded.
     inputs = viewer._processor(images=[prompts[0].image], text=[VISUAL_PROMPT], return_tensors="pt")
     with torch.no_grad():
         whole = viewer._model.generate(**inputs, max_new_tokens=40, do_sample=False, num_beams=1)
@@ -229,7 +231,7 @@ def test_too_long_prompt_fails_without_affecting_others(writer):
 
 
 class Template:
-    """A tokenizer's chat template that knows no system role, as Mistral's first one."""
+    """A chat template without a system role, like the first one of Mistral."""
 
     chat_template = "x"
 

@@ -15,7 +15,7 @@ def looking():
     return [visual_prompt(str(i), open_image(scenes()[i]["image"])) for i in range(3)]
 
 
-def test_missing_vllm_names_the_remedy(monkeypatch):
+def test_missing_vllm_raises_with_a_remedy(monkeypatch):
     monkeypatch.setitem(sys.modules, "vllm", None)
     with pytest.raises(ModuleNotFoundError, match="pip install vllm"):
         VLLMBackend("m")

@@ -1,4 +1,4 @@
-"""First-token shifting on a WordPiece vocabulary made in code."""
+"""First-token shifting on a WordPiece vocabulary built in the test."""
 
 import pytest
 import torch
@@ -26,7 +26,7 @@ def rows(tokenizer, *captions: str) -> torch.Tensor:
     return torch.tensor([tokenizer.convert_tokens_to_ids(caption.split()) for caption in captions])
 
 
-def test_input_and_target_take_the_subword_form(tokenizer):
+def test_input_and_target_get_the_subword_form(tokenizer):
     ids = rows(tokenizer, "on a cat sat", "on on a [SEP]", "on sat a [PAD]", "on a [PAD] [PAD]")
     labels = ids.clone()
     labels[:, 0] = IGNORE_INDEX  # a prompt of one token
@@ -43,7 +43,7 @@ def test_input_and_target_take_the_subword_form(tokenizer):
     assert torch.equal(labels, before[1])
 
 
-def test_only_the_first_occurrence_is_shifted_and_labels_may_stand_alone(tokenizer):
+def test_only_the_first_occurrence_is_shifted_and_input_ids_are_optional(tokenizer):
     labels = rows(tokenizer, "a cat a cat")
     new_ids, new_labels = shift_first_token(None, labels, tokenizer)
     assert new_ids is None
@@ -52,7 +52,7 @@ def test_only_the_first_occurrence_is_shifted_and_labels_may_stand_alone(tokeniz
 
 @pytest.mark.parametrize("kind", ["WordLevel", "BPE"])
 def test_other_vocabularies_are_refused(kind):
-    # GPT-2's vocabulary holds "##" as a word too, so words alone are no proof.
+    # GPT-2's vocabulary contains "##" too, so the vocabulary alone does not identify WordPiece.
     ids = {word: i for i, word in enumerate(VOCABULARY)}
     model = models.WordLevel(ids, unk_token="[UNK]") if kind == "WordLevel" else models.BPE(ids, [], unk_token="[UNK]")
     with pytest.raises(ValueError, match="needs a WordPiece tokenizer"):

@@ -1,4 +1,4 @@
-"""`fused_smile_loss`: the reference's values and gradients without the logits, in any precision and compiled."""
+"""`fused_smile_loss` equals the reference in values and gradients, in any precision and compiled."""
 
 from typing import Any
 
@@ -56,7 +56,7 @@ def test_scalar_reductions_and_token_weights(head: Head, options, reduction, wei
     if reduction == "mean":
         expected = expected / (head.labels != IGNORE_INDEX).sum()
     assert_close(loss, expected, ulps=32)
-    # Not 1: a gradient scaler's factor must reach every gradient.
+    # Not 1: the factor of a gradient scaler must reach every gradient.
     for mine, other in zip(gradients(3 * loss, ours), gradients(3 * expected, theirs), strict=True):
         assert_close(mine, other, ulps=64)
 
@@ -80,7 +80,7 @@ def test_gradcheck(options, reduction):
             **options,
         )
 
-    # The first backward hands over what the forward summed, the second sums anew: they differ in the last bit.
+    # The first backward pass returns the sums of the forward pass, the second sums again: the last bit differs.
     for inputs in (weights, weights.clone().requires_grad_(reduction == "mean")):
         assert torch.autograd.gradcheck(loss, (*head.leaves(), inputs), nondet_tol=1e-12, fast_mode=True)
 
@@ -98,27 +98,27 @@ def test_a_second_backward_gives_the_same_gradient(head: Head, options):
 @pytest.mark.parametrize("softcap", [None, 2.0])
 @pytest.mark.parametrize("scale", [1.0, 300.0])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_the_vocabulary_in_pieces(monkeypatch, dtype, scale, softcap):
-    """First tokens read the weight piece by piece (here 32 of 150 rows) and merge the pieces' means."""
+def test_first_tokens_merge_pieces_of_the_vocabulary(monkeypatch, dtype, scale, softcap):
+    """The pieces have 32 of 150 rows here."""
     monkeypatch.setattr(fused_smile, "_CACHE_BYTES", 1)
     generator = torch.Generator().manual_seed(0)
     head = make_head(dtype)
     head.weight = torch.randn(150, 5, generator=generator, dtype=torch.float64).to(dtype)
     head.bias = torch.randn(150, generator=generator, dtype=torch.float64).to(dtype)
-    # At scale 300 one piece outweighs another by more than exp can hold.
+    # At scale 300 the weights of two pieces differ by more than the range of exp.
     head.hidden = head.hidden * scale
     ours, theirs = head.leaves(), [leaf.detach().double().requires_grad_() for leaf in head.leaves()]
     loss = fused_smile_loss(ours[0], ours[1], head.labels, bias=ours[2], softcap=softcap)
     expected = smile_loss(reference_logits(*theirs, softcap), head.labels)
     tolerance = {"dtype": dtype, "ulps": 32 if dtype == torch.float64 else 4}
     assert_close(loss.double(), expected, **tolerance)
-    if dtype == torch.float64 or scale == 1.0:  # in bf16 the rounding of large logits decides between words
+    if dtype == torch.float64 or scale == 1.0:  # in bf16, rounding large logits changes which word is likelier
         for mine, other in zip(gradients(loss, ours), gradients(expected, theirs), strict=True):
             assert_close(mine.double(), other, **tolerance, magnitude=1)  # of p - 1 times a hidden state
 
 
 def test_tied_weights(head: Head):
-    """The embedding's gradient and the head's meet in one parameter."""
+    """The gradients of the embedding and of the head add up in one parameter."""
     tokens = head.labels.clamp(min=0)
 
     def run(function) -> Tensor:
@@ -134,7 +134,7 @@ def test_tied_weights(head: Head):
 
 @pytest.mark.parametrize("options", [{}, {"mle_weight": 0.3}, {"first_token": "smile"}])
 def test_low_rank_head(head: Head, options):
-    """A weight that is itself computed (LoRA, merged on the fly) passes its gradient on."""
+    """A computed weight (LoRA, merged in the forward pass) propagates its gradient."""
     a = torch.randn(2, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 
     def run(function) -> list[Tensor]:
@@ -149,7 +149,7 @@ def test_low_rank_head(head: Head, options):
 
 
 def allocations(run, size: int) -> int:
-    """How many buffers of `size` bytes or more were allocated."""
+    """Number of allocated buffers of `size` bytes or more."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
         run()
     kineto: Any = record.profiler.kineto_results
@@ -157,7 +157,7 @@ def allocations(run, size: int) -> int:
 
 
 @pytest.mark.parametrize(("options", "of_weights_size"), [({}, 1), ({"mle_weight": 0.1}, 1)])
-def test_never_builds_the_logits_and_does_nothing_for_a_frozen_head(options, of_weights_size):
+def test_logits_are_never_built_and_a_frozen_head_costs_nothing(options, of_weights_size):
     B, T, V, D = 16, 24, 1000, 64
     generator = torch.Generator().manual_seed(0)
     labels = torch.randint(V, (B, T), generator=generator)
@@ -180,7 +180,7 @@ def test_never_builds_the_logits_and_does_nothing_for_a_frozen_head(options, of_
 
     logits_bytes, weight_bytes = 4 * B * T * V, 4 * V * D
     assert allocations(run(fused, True), logits_bytes) == 0
-    assert allocations(run(reference, True), logits_bytes) > 0  # the instrument sees what it should
+    assert allocations(run(reference, True), logits_bytes) > 0  # the measurement detects built logits
     assert allocations(run(fused, True), weight_bytes) == of_weights_size
     assert allocations(run(fused, False), weight_bytes) == 0
 
@@ -200,13 +200,13 @@ def test_half_precision(dtype, options):
 
 
 def test_repeated_words_are_summed_in_full_precision():
-    """1024 gradients of one word, added one by one in bf16, would stop growing after 256."""
+    """A sum of 1024 equal gradients stops growing after 256 terms if it is accumulated in bf16."""
     hidden = torch.ones(1, 1024, 1, dtype=torch.bfloat16)
     weight = torch.zeros(3, 1, dtype=torch.bfloat16).requires_grad_()
     labels = torch.ones(1, 1024, dtype=torch.long)
     labels[0, -1] = 2
     fused_smile_loss(hidden, weight, labels, first_token="smile", reduction="sum").backward()
-    # Each position prefers neither of two words: 1023 times (p - 1) of -1/2 for its label, and once +1/2.
+    # Both words have probability 1/2: the gradient is 1023 times p - 1 = -1/2 for the label, and once +1/2.
     assert weight.grad[1].item() == pytest.approx(-1023 / 2 + 1 / 2, rel=0.01)
 
 
@@ -236,7 +236,7 @@ def test_autocast(options):
 
 
 @pytest.mark.parametrize("options", [{}, {"mle_weight": 0.3}, {"subset": "reverse"}, {"reduction": "none"}])
-def test_with_nothing_supervised_the_loss_is_a_connected_zero(head: Head, options):
+def test_loss_without_supervised_tokens_is_a_zero_with_gradients(head: Head, options):
     hidden, weight, bias = head.leaves()
     ignored = torch.full_like(head.labels, IGNORE_INDEX)
     loss = fused_smile_loss(hidden, weight, ignored, bias=bias, **options).sum()
@@ -246,7 +246,7 @@ def test_with_nothing_supervised_the_loss_is_a_connected_zero(head: Head, option
 
 
 @pytest.mark.parametrize("options", [{}, {"mle_weight": 0.3}])
-def test_without_gradients(head: Head, options):
+def test_no_grad_gives_the_same_loss(head: Head, options):
     hidden, weight, bias = head.leaves()
     with torch.no_grad():
         loss = fused_smile_loss(hidden, weight, head.labels, bias=bias, **options)
@@ -261,7 +261,7 @@ RANDOM = torch.tensor([[1, 3], [0, 5], [1, 2], [6, 6]])
     "options",
     [
         pytest.param({}, id="smile"),
-        pytest.param({"mle_weight": 0.3, "reduction": "none"}, id="per-token"),
+        pytest.param({"mle_weight": 0.3, "reduction": "none"}, id="per-token", marks=pytest.mark.slow),
         pytest.param({"mle_weight": 0.3, "mle_label_smoothing": 0.1}, id="mixture", marks=pytest.mark.slow),
         pytest.param({"subset": "reverse"}, id="reverse", marks=pytest.mark.slow),
         pytest.param({"subset": "random", "random_ids": RANDOM}, id="random", marks=pytest.mark.slow),
@@ -289,12 +289,12 @@ def compare_compiled(options: dict[str, Any], backend: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"mle_weight": 0.3, "mle_label_smoothing": 0.1}], ids=["smile", "mixture"])
 def test_compiles_with_the_default_backend(options):
-    """Slow because a C++ compiler runs for half a minute."""
+    """Slow: runs a C++ compiler for half a minute."""
     compare_compiled(options, backend="inductor")
 
 
 def test_trains_a_linear_head():
-    """Twenty steps of SMILE on a real `nn.Linear` under an optimiser bring the loss down."""
+    """Twenty optimizer steps on an `nn.Linear` reduce the loss."""
     torch.manual_seed(0)
     layer, inputs = nn.Linear(8, 50), torch.randn(6, 5, 8)
     labels = torch.randint(50, (6, 5))
@@ -314,7 +314,7 @@ def test_trains_a_linear_head():
     [
         ({"hidden": torch.zeros(4, 7, 6)}, r"hidden \(4, 7, 6\) and weight \(23, 5\)"),
         ({"labels": torch.zeros(4, 6, dtype=torch.long)}, "Align them"),
-        ({"labels": torch.full((4, 7), 23)}, "labels hold 23"),
+        ({"labels": torch.full((4, 7), 23)}, "labels contain 23"),
         ({"bias": torch.zeros(22)}, "bias"),
         ({"softcap": 0.0}, "softcap"),
         ({"chunk_size": 0}, "chunk_size"),
@@ -322,7 +322,7 @@ def test_trains_a_linear_head():
         ({"mle_weight": -0.1}, "mle_weight"),
     ],
 )
-def test_says_what_is_wrong(head: Head, change, message):
+def test_invalid_arguments_raise(head: Head, change, message):
     arguments = {"hidden": head.hidden, "weight": head.weight, "labels": head.labels} | change
     with pytest.raises(ValueError, match=message):
         fused_smile_loss(**arguments)

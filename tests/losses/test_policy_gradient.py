@@ -1,4 +1,4 @@
-"""The policy gradient against plain loops, at its edges, and on what it must refuse."""
+"""The policy gradient equals plain loops, also in edge cases, and rejects invalid input."""
 
 import math
 
@@ -11,7 +11,7 @@ from tests.closeness import assert_close, close, within
 
 
 def batch(seed: int = 0, dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
-    """Four captions of up to five tokens, one of them without any."""
+    """Four captions of up to five tokens; one of them is empty."""
     generator = torch.Generator().manual_seed(seed)
     shape = (4, 5)
     lengths = torch.tensor([5, 2, 0, 3])
@@ -104,13 +104,13 @@ def test_micro_batches_add_up_to_the_step(reduction):
     number = b["mask"].sum() if reduction == "token_mean" else torch.tensor(4.0)
     parts = [of(rows, number) for rows in (slice(0, 1), slice(1, 4))]
     assert sum(parts) == close(of(slice(None), None))
-    # Each part by its own number is something else.
+    # Dividing each part by its own number gives a different value.
     assert sum(of(rows, None) for rows in (slice(0, 1), slice(1, 4))) != within(sum(parts), 1e-3)
 
 
 @pytest.mark.parametrize("junk", [math.nan, -math.inf, math.inf])
-def test_padding_may_hold_anything(junk):
-    """Values and gradients, of the ratio and of the penalty too: an exponential of NaN poisons behind `where`."""
+def test_values_at_padding_affect_neither_loss_nor_gradients(junk):
+    """Includes ratio and penalty: the exponential of NaN gives NaN gradients even behind `where`."""
     clean, dirty = batch(), batch()
     for name in ("log_probs", "old", "ref", "entropy"):
         dirty[name] = dirty[name].masked_fill(~dirty["mask"], junk)
@@ -166,7 +166,7 @@ def test_on_policy_ratio_has_the_gradient_of_reinforce():
     torch.testing.assert_close(*(torch.autograd.grad(x, log_probs)[0] for x in (one, other)))
 
 
-def test_a_clipped_token_does_not_learn_unless_it_went_the_wrong_way():
+def test_clipped_token_has_a_gradient_only_against_its_advantage():
     log_probs = torch.tensor([[0.0, -1.0]], dtype=torch.float64).requires_grad_()  # ratios e and 1/e
     old = torch.tensor([[-1.0, 0.0]], dtype=torch.float64)
     for advantage, learns in ((1.0, [False, True]), (-1.0, [True, False])):
@@ -184,8 +184,8 @@ def test_advantages_are_not_differentiated():
     assert torch.autograd.grad(loss, advantages, allow_unused=True) == (None,)
 
 
-def test_the_penalty_estimates_one_divergence_and_pulls_along_the_other():
-    """Its mean over tokens is KL(p, p_ref); the mean of its gradient is that of KL(p_ref, p)."""
+def test_penalty_estimates_kl_and_has_the_gradient_of_the_reverse_kl():
+    """The mean over tokens is KL(p, p_ref); the mean of the gradients is that of KL(p_ref, p)."""
     logits = torch.tensor([0.3, -1.0, 0.8], dtype=torch.float64).requires_grad_()
     ref = torch.tensor([1.0, 0.2, -0.5], dtype=torch.float64).log_softmax(0)
     p = logits.log_softmax(0)
@@ -205,7 +205,7 @@ def test_the_penalty_estimates_one_divergence_and_pulls_along_the_other():
     assert (gradient - forward).abs().max() > 0.05
 
 
-def test_low_precision_is_summed_in_high():
+def test_low_precision_is_summed_in_fp32():
     b = batch()
     low = {name: b[name].bfloat16() for name in ("log_probs", "advantages")}
     found = caption_log_probs(low["log_probs"], b["mask"])
@@ -224,14 +224,14 @@ def test_low_precision_is_summed_in_high():
         ({"entropy_weight": 0.1}, "needs entropy"),
     ],
 )
-def test_bad_input_is_refused(changes, message):
+def test_invalid_arguments_raise(changes, message):
     b = batch()
     arguments = {name: b[name] for name in ("log_probs", "advantages", "mask")} | changes
     with pytest.raises(ValueError, match=message):
         policy_gradient_loss(**arguments)
 
 
-def test_log_probs_of_captions_refuse_bad_input():
+def test_caption_log_probs_rejects_invalid_arguments():
     b = batch()
     with pytest.raises(ValueError, match="logprob_reduction"):
         caption_log_probs(b["log_probs"], b["mask"], "max")  # type: ignore[arg-type]
@@ -239,7 +239,7 @@ def test_log_probs_of_captions_refuse_bad_input():
         caption_log_probs(b["log_probs"][0], b["mask"][0])
 
 
-def test_nothing_to_learn_from_is_zero_not_nan():
+def test_empty_captions_give_loss_zero_not_nan():
     log_probs = torch.full((2, 3), -1.0).requires_grad_()
     for reduction in ("mean", "sum", "token_mean"):
         loss = policy_gradient_loss(log_probs, torch.ones(2), torch.zeros(2, 3), logprob_reduction=reduction)["loss"]
@@ -251,5 +251,5 @@ def test_nothing_to_learn_from_is_zero_not_nan():
 @pytest.mark.parametrize("shape", [(2, 1), (1, 3), (3,), (2, 4)])
 def test_tensors_of_other_shapes_are_not_broadcast(name, shape):
     mask = torch.ones(2, 3, dtype=torch.bool)
-    with pytest.raises(ValueError, match=rf"{name} must be \(2, 3\), as log_probs, got \({shape[0]},"):
+    with pytest.raises(ValueError, match=rf"{name} must be \(2, 3\), as log_probs. Got \({shape[0]},"):
         policy_gradient_loss(torch.zeros(2, 3), torch.ones(2), mask, **{name: torch.zeros(shape)})

@@ -1,4 +1,4 @@
-"""The policy gradient against every sequence that a tiny policy can write, summed exactly."""
+"""The policy gradient equals the exact sum over all sequences of a tiny policy."""
 
 import itertools
 import math
@@ -15,7 +15,7 @@ from tests.closeness import assert_close, close
 VOCABULARY, LENGTH, END = 3, 3, 0
 
 
-# A policy small enough to write every sequence it can write: one row of logits for each prefix.
+# A policy small enough to enumerate all its sequences: one row of logits per prefix.
 
 SEQUENCES = [
     sequence
@@ -27,7 +27,7 @@ PREFIXES = sorted({sequence[:i] for sequence in SEQUENCES for i in range(len(seq
 
 
 class Tabular:
-    """All sequences, padded with NaN log-probabilities, under logits that want a gradient."""
+    """All sequences, padded with NaN log-probabilities; the logits require a gradient."""
 
     def __init__(self, seed: int = 0) -> None:
         generator = torch.Generator().manual_seed(seed)
@@ -52,12 +52,12 @@ class Tabular:
         return torch.autograd.grad(objective, self.logits)[0]
 
     def surrogate(self, rows: list[int], advantages: Tensor) -> Tensor:
-        """Gradient of the loss for some of the sequences, as a step would see them."""
+        """Gradient of the loss of some sequences, as in one training step."""
         loss = policy_gradient_loss(self.log_probs()[rows], advantages, self.mask[rows], logprob_reduction="sum")
         return self.gradient(loss["loss"])
 
 
-def test_the_sequences_are_all_there_are():
+def test_enumeration_is_complete():
     policy = Tabular()
     assert len(SEQUENCES) == 1 + 2 + 4 * VOCABULARY
     assert float(policy.probabilities().sum().detach()) == close(1)
@@ -79,13 +79,13 @@ def test_the_expected_surrogate_is_the_policy_gradient(name):
 
 
 def expectation_over_pairs(policy: Tabular, advantages) -> Tensor:
-    """Of the surrogate's gradient for two captions of one image, all pairs of sequences weighted by their chances."""
+    """Expected gradient of the surrogate for two captions of one image, over all pairs of sequences."""
     number, log_probs = len(SEQUENCES), policy.log_probs()
     chance = policy.probabilities().detach()
     a, b = (i.flatten() for i in torch.meshgrid(torch.arange(number), torch.arange(number), indexing="ij"))
     pairs = torch.stack([a, b], dim=1)  # (P, 2)
     weight = (chance[a] * chance[b]).repeat_interleave(2)
-    # Linear in the advantage: the chance of the pair goes in there, and the normaliser is a pair's.
+    # The loss is linear in the advantage, so the probability of the pair multiplies the advantage. Z is 2 captions.
     loss = policy_gradient_loss(
         log_probs[pairs.flatten()],
         advantages(pairs).flatten() * weight,
@@ -98,7 +98,7 @@ def expectation_over_pairs(policy: Tabular, advantages) -> Tensor:
 
 @pytest.mark.parametrize(("name", "factor"), [("leave_one_out", 1.0), ("group_mean", 0.5)])
 def test_group_baselines_over_all_pairs(name, factor):
-    """The own reward in the mean shrinks the gradient by (G - 1) / G; without it nothing changes."""
+    """A group mean that includes the caption's reward scales the gradient by (G - 1) / G; leave-one-out does not."""
     policy = Tabular(1)
     exact = policy.gradient((policy.probabilities() * policy.rewards).sum())
     found = expectation_over_pairs(policy, lambda pairs: make_baseline(name, 2)(policy.rewards[pairs]))
@@ -107,16 +107,16 @@ def test_group_baselines_over_all_pairs(name, factor):
 
 @pytest.mark.parametrize("name", ["group", "group_floor"])
 def test_baselines_that_do_change_the_gradient(name):
-    """Negative control: what the oracle above would say of a baseline that is not one."""
+    """Negative control: the oracle detects baselines that depend on the caption."""
     policy = Tabular(1)
-    rewards = 3 * policy.rewards  # so that the floor is met by some pairs
+    rewards = 3 * policy.rewards  # so that some pairs reach the floor
     exact = policy.gradient((policy.probabilities() * rewards).sum())
     found = -expectation_over_pairs(policy, lambda pairs: make_baseline(name, 2)(rewards[pairs]))
     nearest = (found * exact).sum() / (exact * exact).sum()
     assert (found - nearest * exact).abs().max() > 1e-3
 
 
-def test_the_mean_over_tokens_is_another_gradient():
+def test_mean_over_tokens_changes_the_gradient():
     policy = Tabular()
     exact = policy.gradient((policy.probabilities() * policy.rewards).sum())
     chance = policy.probabilities().detach()
@@ -162,8 +162,8 @@ def test_the_diversity_term_is_the_gradient_of_the_expected_distance(samples, ba
     assert_close(-policy.gradient(loss["loss"]), factor * exact, ulps=128)
 
 
-def test_a_one_sided_distance_needs_its_mirror_image():
-    """Eq. 13 has d(y, y') and d(y', y); Eq. 14 takes them for equal, which BLEU of a pair is not."""
+def test_asymmetric_distance_needs_both_directions():
+    """Eq. 13 has d(y, y') and d(y', y); Eq. 14 assumes that they are equal, which does not hold for BLEU."""
     policy = Tabular(3)
     generator = torch.Generator().manual_seed(0)
     distance = torch.rand(len(SEQUENCES), len(SEQUENCES), generator=generator, dtype=torch.float64)

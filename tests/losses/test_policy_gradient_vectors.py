@@ -1,4 +1,4 @@
-"""The policy gradient against the numbers of the authors' code."""
+"""The policy gradient equals the numbers of the authors' code."""
 
 import json
 from pathlib import Path
@@ -17,7 +17,7 @@ VECTORS = json.loads((Path(__file__).parents[1] / "vectors" / "policy_gradient.j
 def criterion_inputs() -> tuple[Tensor, Tensor, Tensor]:
     given = VECTORS["reward_criterion"]
     distribution, ids = torch.tensor(given["logprobs"]).double(), torch.tensor(given["seq"])
-    # Their end token is 0; the first of them is scored.
+    # The end token is 0; only the first one is scored.
     mask = torch.cat([torch.ones(len(ids), 1, dtype=torch.bool), ids[:, :-1] > 0], dim=1)
     return distribution, distribution.gather(2, ids.unsqueeze(2)).squeeze(2), mask
 
@@ -37,7 +37,7 @@ def test_reward_criterion():
 
 @pytest.mark.parametrize(("key", "weight"), [("new_self_critical", 0.0), ("new_self_critical_entropy_0.5", 0.5)])
 def test_self_critical_with_leave_one_out(key, weight):
-    """Their entropy is part of the reward, without a gradient of its own: another thing than `entropy_weight`."""
+    """Their entropy is part of the reward and has no gradient, unlike `entropy_weight`."""
     given = VECTORS["new_self_critical"]
     distribution, log_probs, mask = criterion_inputs()
     entropy = -(distribution.exp() * distribution).sum(2)
@@ -60,8 +60,8 @@ def own_log_probs(logits: list, ids: Tensor) -> Tensor:
 
 
 def test_log_probs_of_clipcap_captions():
-    """No Detail Left Behind: the mean up to and including the stop token, at the sampling temperature. DiscriTune:
-    the same sum over one token more, where there was a stop token; so it differs from a mean by a factor n / (n + 1)."""
+    """No Detail Left Behind takes the mean up to and including the stop token, at the sampling temperature. DiscriTune
+    divides the same sum by n + 1 if there is a stop token, so it differs by a factor n / (n + 1)."""
     given = VECTORS["caption_logprob"]
     ids, steps = torch.tensor(given["indices"]), torch.arange(6)
     logits = torch.tensor(given["logits"])
@@ -95,7 +95,7 @@ def test_log_probs_of_blip_captions():
     ],
 )
 def test_running_mean_in_both_orders(key, update_first):
-    """Their numbers are of losses; a reward is minus a loss."""
+    """The authors' numbers are losses; a reward is minus a loss."""
     given = VECTORS["mean_baseline"]
     baseline = RunningMeanBaseline(update_first)
     log_probs = torch.tensor(given["log_probs"]).unsqueeze(1)

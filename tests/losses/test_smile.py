@@ -1,4 +1,4 @@
-"""`smile_loss`, the readable reference: against a plain loop and against the authors' numbers."""
+"""`smile_loss` equals a plain loop and the authors' numbers."""
 
 import json
 from pathlib import Path
@@ -34,7 +34,7 @@ def vectors() -> dict:
 
 
 def both(vectors: dict, *, whole: bool = True, **options) -> list[torch.Tensor]:
-    """The reference's and the fused value; the identity matrix as head makes the logits the hidden states."""
+    """Value of the reference and of the fused loss; with the identity as head, logits are hidden states."""
     logits, labels = vectors["logits"][:, :-1], vectors["labels"][:, 1:]
     if not whole:
         logits, labels = logits[:, vectors["prompt"] - 1 :], labels[:, vectors["prompt"] - 1 :]
@@ -86,8 +86,8 @@ def test_authors_gradient(vectors):
     assert_close(hidden.grad, vectors["gradient"], ulps=32)
 
 
-def test_papers_definition_does_not_close_the_padding_id(vectors):
-    """The released code closes id 0 in two of the subsets; the paper's definition does not: another value."""
+def test_papers_definition_does_not_exclude_the_padding_id(vectors):
+    """The released code excludes id 0 from two of the subsets and the paper does not, so the values differ."""
     ids = torch.tensor(vectors["expected"]["random_indices"])
     for name, options in (
         ("reverse_with_first_token_mle", {"subset": "reverse"}),
@@ -151,7 +151,7 @@ def test_random_subset_of_the_paper_has_no_first_token_mle(head: Head):
 
 
 @pytest.mark.parametrize("draw", ["sequence", "position"])
-def test_the_generator_decides_the_draw_in_both_forms(head: Head, draw):
+def test_generator_determines_the_random_ids_of_both_functions(head: Head, draw):
     def value(function, seed):
         generator = torch.Generator().manual_seed(seed)
         return function(subset="random", random_draw=draw, generator=generator, reduction="none")
@@ -167,7 +167,7 @@ def test_the_generator_decides_the_draw_in_both_forms(head: Head, draw):
     assert not torch.equal(value(reference, 1), value(reference, 2))
 
 
-def test_smile_is_at_most_mle_and_the_smile_of_one_word_is_nothing(head: Head):
+def test_smile_is_at_most_mle_and_zero_for_a_single_word(head: Head):
     logits = head.hidden @ head.weight.T
     smile = smile_loss(logits, head.labels, first_token="smile", reduction="none")
     mle = smile_loss(logits, head.labels, mle_weight=1.0, reduction="none")
@@ -189,7 +189,7 @@ def test_half_precision_is_finite(dtype):
 
 
 def test_detects_the_bug_of_the_released_random_subset(vectors):
-    """The released file masks with the wrong variable, so that "random" equals SMILE: ours must differ."""
+    """The released file masks with the wrong variable, so that its "random" equals SMILE. Ours must differ."""
     ids = torch.tensor(vectors["expected"]["random_indices"])
     for value in both(vectors, whole=False, subset="random", random_ids=ids):
         assert abs(value.item() - vectors["expected"]["random_as_shipped_commented_code"]) > 0.1
@@ -198,24 +198,24 @@ def test_detects_the_bug_of_the_released_random_subset(vectors):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"labels": torch.full((4, 7), IGNORE_INDEX)}, "Every one of the 28 labels is ignored"),
+        ({"labels": torch.full((4, 7), IGNORE_INDEX)}, "All 28 labels are ignored"),
         ({"labels": torch.zeros(4, 6, dtype=torch.long)}, "Align them first"),
-        ({"labels": torch.full((4, 7), 23)}, "labels hold 23"),
-        ({"labels": torch.full((4, 7), -1)}, "labels hold -1"),
-        ({"subset": "captions"}, "must be one of 'caption', 'random', 'reverse'"),
+        ({"labels": torch.full((4, 7), 23)}, "labels contain 23"),
+        ({"labels": torch.full((4, 7), -1)}, "labels contain -1"),
+        ({"subset": "captions"}, "Use one of 'caption', 'random', 'reverse'"),
         ({"first_token": "none"}, "first_token"),
-        ({"mle_weight": 1.5}, r"mle_weight \(1.5\) must lie in \[0, 1\]"),
+        ({"mle_weight": 1.5}, r"mle_weight \(1.5\) must be in \[0, 1\]"),
         ({"mle_label_smoothing": 1.0}, "mle_label_smoothing"),
         ({"reduction": "avg"}, "reduction"),
         ({"subset": "random", "num_random": 0}, "num_random"),
         ({"subset": "random", "random_ids": torch.zeros(3, 2, dtype=torch.long)}, r"random_ids \(3, 2\) must be"),
         (
             {"subset": "random", "random_ids": torch.full((4, 2), 23)},
-            r"random_ids hold 23, but must be token ids in \[0, 23\)\. Use",
+            r"random_ids contain 23, but must be token ids in \[0, 23\)\. Use",
         ),
     ],
 )
-def test_says_what_is_wrong(head: Head, change, message):
+def test_invalid_arguments_raise(head: Head, change, message):
     arguments = {"logits": head.hidden @ head.weight.T, "labels": head.labels} | change
     with pytest.raises(ValueError, match=message):
         smile_loss(**arguments)

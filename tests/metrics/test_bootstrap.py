@@ -16,7 +16,7 @@ def test_interval_of_a_mean_is_near_the_normal_one():
     assert high == within(values.mean() + 1.96 * error, 0.2 * error)
 
 
-def test_interval_covers_the_truth_about_as_often_as_it_says():
+def test_interval_has_the_nominal_coverage():
     generator = np.random.default_rng(1)
     covered = 0
     for seed in range(200):
@@ -47,7 +47,7 @@ def test_same_seed_same_interval():
     assert bootstrap_interval(values, seed=3) != bootstrap_interval(values, seed=4)
 
 
-def test_paired_test_finds_a_difference_and_none():
+def test_paired_test_with_and_without_a_difference():
     generator = np.random.default_rng(0)
     base = generator.normal(size=300)
     better = paired_test(base + 0.2 + 0.3 * generator.normal(size=300), base)
@@ -101,7 +101,7 @@ def test_bad_input():
 
 
 def exact_quantile(n, p, q):
-    """Smallest share of hits of `n` that a binomial stays at or below with chance `q`."""
+    """Quantile `q` of a binomial with `n` trials, as a share of hits."""
     below = 0.0
     for hits in range(n + 1):
         below += math.comb(n, hits) * p**hits * (1 - p) ** (n - hits)
@@ -110,21 +110,21 @@ def exact_quantile(n, p, q):
     return 1.0
 
 
-def test_the_interval_of_hits_is_the_binomial_one():
+def test_interval_of_hits_equals_the_binomial_one():
     values = np.r_[np.ones(60), np.zeros(240)]
     low, high = bootstrap_interval(values, num_resamples=200_000)
     assert low == within(exact_quantile(300, 0.2, 0.025), 1.01 / 300)
     assert high == within(exact_quantile(300, 0.2, 0.975), 1.01 / 300)
 
 
-def test_drawing_counts_of_values_and_drawing_samples_are_one_bootstrap(monkeypatch):
+def test_drawing_counts_equals_drawing_samples_in_distribution(monkeypatch):
     rng = np.random.default_rng(3)
     values, weights = rng.integers(0, 3, 800) * 1.0, rng.integers(1, 3, 800) * 1.0
     options = {"weights": weights, "groups": (np.arange(800) // 2).tolist(), "num_resamples": 40_000}
     counts = bootstrap_interval(values, **options)
     monkeypatch.setattr(bootstrap, "_SAMPLES_A_VALUE", 10**9)
     samples = bootstrap_interval(values, **options)
-    assert counts != samples  # they are two ways
+    assert counts != samples  # two different methods
     assert counts == within(samples, 0.05 * (samples[1] - samples[0]))
 
 

@@ -31,16 +31,16 @@ def test_averages_are_over_claims_and_facts_not_over_captions():
     assert low <= result["hallucination"] <= high
 
 
-def test_no_claims_is_no_hallucination():
+def test_captions_without_claims_have_no_hallucination():
     assert faithfulness(["words"], [{"true": []}], word_check)["hallucination"] == 0.0
 
 
-def test_the_embedded_checker_fits():
+def test_embedded_checker_is_accepted():
     facts = [sample_scene(np.random.default_rng(seed)).facts for seed in range(20)]
     truth = faithfulness([full_caption(fact) for fact in facts], facts, check)
     assert truth["hallucination"] == 0.0
     assert truth["fact_recall"] == 1.0
-    # The truth about the next scene is no truth about this one.
+    # Facts of the next scene are wrong for this one.
     swapped = faithfulness([full_caption(fact) for fact in facts[1:] + facts[:1]], facts, check)
     assert swapped["hallucination"] > 0.3
 
@@ -64,7 +64,7 @@ def test_chair_counts_mentions_and_captions():
     assert result["object_recall"] == 4 / 5
 
 
-def test_a_hot_dog_is_no_dog_and_plurals_are_one():
+def test_longest_name_matches_and_plurals_are_reduced():
     result = chair(["three frankfurters, hot dogs and dogs", "knives, buses, benches, babies, people"], [["dog"], []],
                    synonyms=SYNONYMS | {"knife": [], "bus": [], "bench": [], "baby": []})  # fmt: skip
     assert result["per_sample"]["mentioned"][0] == ["hot dog", "hot dog", "dog"]
@@ -100,11 +100,11 @@ def test_words_that_end_alike(one):
     assert chair([f"two {many}"], [[one]])["per_sample"] == {"wrong": [[]], "mentioned": [[one]]}
 
 
-def test_objects_alone_are_names_too():
+def test_objects_are_names_without_synonyms():
     assert chair(["a cat and a dog", "a dog"], [["cat"], ["dog"]])["chair_i"] == 1 / 3
 
 
-def test_facts_and_objects_that_are_none_are_named():
+def test_invalid_facts_and_objects_are_named():
     facts = sample_scene(np.random.default_rng(0)).facts
     with pytest.raises(ValueError, match=r"facts\[1\] cannot be checked \(.*\): 5"):
         faithfulness(["a pig", "a cat"], [facts, 5], check)
@@ -114,7 +114,7 @@ def test_facts_and_objects_that_are_none_are_named():
         chair(["a", "b"], [["dog"], ["cat", 3]])
 
 
-def test_bad_input_names_the_place():
+def test_bad_input_names_the_index():
     with pytest.raises(ValueError, match="1 captions and 3 facts"):
         faithfulness(["a"], FACTS, word_check)
     with pytest.raises(ValueError, match=r"captions\[1\] is empty"):

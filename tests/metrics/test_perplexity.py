@@ -36,7 +36,7 @@ def test_perplexity_equals_a_plain_loop(language_model, bos, batch_size):
     nats = [plain_nats(model, start + tokenizer(caption)["input_ids"]) for caption in CAPTIONS]
     model.train()
     result = caption_perplexity(CAPTIONS, model, tokenizer, bos=bos, batch_size=batch_size)
-    assert model.training  # left as it was, but scored without dropout
+    assert model.training  # unchanged, but scored without dropout
     total = sum(map(len, nats))
     assert result["num_tokens"] == total
     assert result["perplexity"] == pytest.approx(math.exp(sum(map(sum, nats)) / total), rel=1e-5)
@@ -44,11 +44,11 @@ def test_perplexity_equals_a_plain_loop(language_model, bos, batch_size):
     assert result["tokens"].tolist() == [len(row) for row in nats]
     own = [math.exp(sum(row) / len(row)) for row in nats if row]
     assert result["mean_perplexity"] == pytest.approx(sum(own) / len(own), rel=1e-5)
-    assert math.isnan(result["per_sample"][2]) == (bos == "tokenizer")  # "dog" alone has nothing before it
+    assert math.isnan(result["per_sample"][2]) == (bos == "tokenizer")  # "dog" alone has no context
     assert f"average:micro|bos:{bos}" in result["signature"]
 
 
-def test_it_equals_the_loss_of_transformers(language_model):
+def test_perplexity_equals_the_loss_of_transformers(language_model):
     model, tokenizer = language_model
     model.eval()
     ids = torch.tensor([tokenizer(CAPTIONS[1])["input_ids"]])
@@ -56,7 +56,7 @@ def test_it_equals_the_loss_of_transformers(language_model):
     assert caption_perplexity(CAPTIONS[1:2], model, tokenizer)["perplexity"] == pytest.approx(expected, rel=1e-5)
 
 
-def test_long_captions_are_cut_and_counted(language_model):
+def test_long_captions_are_truncated_and_counted(language_model):
     model, tokenizer = language_model
     result = caption_perplexity(["a dog " * 20, "a dog"], model, tokenizer)
     assert result["num_truncated"] == 1
@@ -64,7 +64,7 @@ def test_long_captions_are_cut_and_counted(language_model):
     assert caption_perplexity(["a dog runs"], model, tokenizer, max_length=2)["num_tokens"] == 1
 
 
-def test_the_signature_names_no_folder_of_the_machine(language_model, tmp_path, monkeypatch):
+def test_signature_contains_no_local_path(language_model, tmp_path, monkeypatch):
     model, tokenizer = language_model
     (tmp_path / "judge").mkdir()
     for path, name in ((str(tmp_path / "judge"), "judge"), ("org/gpt2", "org/gpt2")):
@@ -72,7 +72,7 @@ def test_the_signature_names_no_folder_of_the_machine(language_model, tmp_path, 
         assert f"|model:{name}|" in caption_perplexity(["a dog"], model, tokenizer)["signature"]
 
 
-def test_bad_input_names_the_place(language_model):
+def test_bad_input_names_the_index(language_model):
     model, tokenizer = language_model
     with pytest.raises(ValueError, match=r"captions\[1\] is empty"):
         caption_perplexity(["a", ""], model, tokenizer)

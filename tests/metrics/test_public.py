@@ -17,7 +17,7 @@ from tests.closeness import resolution
 def test_every_public_name_is_a_function_even_after_all_modules_were_imported():
     for name in metrics.__all__:
         assert callable(getattr(metrics, name)), name
-    for name in metrics.__all__:  # a module of the same name would hide the function now
+    for name in metrics.__all__:  # a module of the same name would now hide the function
         assert callable(getattr(metrics, name)), name
     with pytest.raises(AttributeError, match="no attribute 'wer'"):
         metrics.wer  # noqa: B018
@@ -46,7 +46,7 @@ def test_every_result_has_a_signature_with_the_version():
     }
     for name, result in results.items():
         assert result["signature"].rpartition("|")[2].startswith("hf_captionrl:"), name
-    # Those of models and of Java have tests of their own; the others give no result of a metric.
+    # Models and Java have separate tests; the others do not return a metric's result.
     others = {"caption_perplexity", "local_mutual_information", "meteor", "path", "spice"}
     others |= {"bootstrap_interval", "exact_interval", "proportion_interval"}
     assert set(metrics.__all__) == set(results) | others
@@ -58,10 +58,10 @@ def test_importing_the_package_does_not_import_torch():
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_signature_keeps_order_and_leaves_out_what_is_not_there():
+def test_signature_keeps_order_and_omits_missing_values():
     text = signature(metric="x", scorer="", seed=None, eos=False, n=4)
     assert text.startswith("metric:x|eos:false|n:4|hf_captionrl:")
-    # A scorer's own signature fits into that of what it judged.
+    # The signature of a scorer fits into that of the metric.
     assert signature(metric="x", scorer="clip@abc|float32|text:77").startswith(
         "metric:x|scorer:clip@abc,float32,text:77|"
     )

@@ -60,14 +60,14 @@ def test_given_frequencies_are_used_and_stated():
         cider_d(captions, REFERENCES, eos=True, frequencies=DocumentFrequencies.from_references(words))
 
 
-def test_eos_makes_a_cut_off_caption_score_less():
+def test_eos_lowers_the_score_of_truncated_captions():
     references = [["a man riding a horse"], ["two dogs on a bed"], ["a red bus"]]
     captions = ["a man riding a", "two dogs on a bed", "a red bus"]
     without, with_eos = (cider_d(captions, references, eos=eos)["per_sample"][0] for eos in (False, True))
     assert with_eos < without
 
 
-def test_several_captions_an_image_are_averaged():
+def test_several_captions_per_image_are_averaged():
     references = REFERENCES[:20]
     pairs = [[row["clipcap_coco"], row["clipcap_conceptual"]] for row in ROWS[:20]]
     both = cider_d(pairs, references)
@@ -82,7 +82,7 @@ def test_common_subsequence_equals_the_table_of_pycocoevalcap(a, b):
     assert _common(a, b) == my_lcs(a, b)
 
 
-def test_a_caption_of_punctuation_scores_nothing():
+def test_caption_of_punctuation_scores_0():
     references = [["a dog"], ["a cat"]]
     assert cider_d([".", "a cat"], references)["per_sample"][0] == 0
     assert rouge_l([".", "a cat"], references)["per_sample"][0] == 0
@@ -90,7 +90,7 @@ def test_a_caption_of_punctuation_scores_nothing():
 
 
 @pytest.mark.parametrize("metric", [bleu, cider, cider_d, rouge_l])
-def test_bad_input_names_the_place(metric):
+def test_bad_input_names_the_index(metric):
     with pytest.raises(ValueError, match="candidates is one string"):
         metric("a dog", [["a dog"]])
     with pytest.raises(ValueError, match=r"references\[0\] is the string 'a dog'"):
@@ -111,7 +111,7 @@ def test_bad_input_names_the_place(metric):
         metric([], [])
 
 
-def test_widths_and_weights_must_make_sense():
+def test_invalid_sigma_and_beta_are_refused():
     with pytest.raises(ValueError, match=r"sigma must be above 0 words, got 0"):
         cider_d(["a dog"], [["a dog"]], sigma=0)
     with pytest.raises(ValueError, match="beta must be 0 or more, got -1"):

@@ -35,7 +35,7 @@ def test_pool_equals_a_plain_loop():
     assert "ties:against" in result["signature"]
 
 
-def test_length_of_features_does_not_matter():
+def test_norm_of_features_does_not_matter():
     text, images = features(20, 0), features(20, 1)
     scaled = self_retrieval(text * 7, images * torch.linspace(0.1, 9, 20)[:, None])
     assert scaled["ranks"].tolist() == self_retrieval(text, images)["ranks"].tolist()
@@ -91,13 +91,13 @@ def test_copies_in_the_pool_are_counted_and_can_be_merged():
     images = torch.eye(4)[[0, 1, 0, 2]]
     result = self_retrieval(images.clone(), images)
     assert result["num_duplicate_images"] == 1
-    assert result["ranks"].tolist() == [2, 1, 2, 1]  # the copy ties, and a tie counts against
+    assert result["ranks"].tolist() == [2, 1, 2, 1]  # the copy ties, and ties count against the caption
     merged = self_retrieval(images.clone(), images, duplicates="merge")
     assert merged["ranks"].tolist() == [1, 1, 1, 1]
     assert merged["pool_size"] == 3
     bags = self_retrieval(images.clone(), images, duplicates="merge", bags=[[0, 1, 2], [2, 3]])
     assert bags["recall_at_1"] == 1.0
-    for wrong, message in (([9, 0], "names image 9"), ([-1, 0], "names image -1"), ([0, 1.5], "holds 1.5")):
+    for wrong, message in (([9, 0], "contains image 9"), ([-1, 0], "contains image -1"), ([0, 1.5], "contains 1.5")):
         with pytest.raises(ValueError, match=rf"bags\[1\] {message}"):
             self_retrieval(images, images, duplicates="merge", bags=[[0, 1], wrong])
         with pytest.raises(ValueError, match=rf"sets\[0\] {message}"):
@@ -131,17 +131,17 @@ def test_recall_of_two_captioners_can_be_compared():
     assert test["p_value"] < 0.01
 
 
-def test_features_are_taken_in_every_form_and_odd_rows_are_named():
+def test_features_are_accepted_in_every_form_and_invalid_rows_are_named():
     text, images = np.eye(3, dtype=np.float32)[:2], np.eye(3, dtype=np.float32)
     expected = self_retrieval(text, images, targets=[0, 1])["ranks"].tolist()
     for form in (torch.from_numpy, list, lambda rows: rows.tolist(), lambda rows: list(torch.from_numpy(rows))):
         assert self_retrieval(form(text), form(images), targets=[0, 1])["ranks"].tolist() == expected
-    with pytest.raises(ValueError, match=r"text_features\[1\] has the shape \(2,\), but text_features\[0\] \(3,\)"):
+    with pytest.raises(ValueError, match=r"text_features\[1\] has shape \(2,\), but text_features\[0\] has \(3,\)"):
         self_retrieval([[1.0, 0.0, 0.0], [1.0, 0.0]], images, targets=[0, 1])
-    with pytest.raises(ValueError, match="image_features cannot be read as a matrix of numbers"):
+    with pytest.raises(ValueError, match="image_features is not a matrix of numbers"):
         self_retrieval(text, [["a"], ["b"]], targets=[0, 1])
     for bag in ([0, 1.5], [0, "1"], [0, None]):
-        with pytest.raises(ValueError, match=r"bags\[0\] holds .* not an image row"):
+        with pytest.raises(ValueError, match=r"bags\[0\] contains .* not an image row"):
             self_retrieval(images, images, bags=[bag])
     for distractors in (0, -1):
         with pytest.raises(ValueError, match="num_distractors must be an integer of at least 1"):

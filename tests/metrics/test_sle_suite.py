@@ -1,4 +1,4 @@
-"""Table 4's two ways to write, and the points of the trade-off, from the suite of one way."""
+"""Both decoding methods of Table 4, and the points of the trade-off."""
 
 import pytest
 
@@ -14,7 +14,7 @@ COUNTS = DocumentFrequencies.from_references(
 )
 
 
-def test_each_way_to_write_has_the_numbers_of_the_suite():
+def test_each_decoding_method_has_the_numbers_of_the_suite():
     found = decoding_suite({"rs": VARIED, "bs": SAME}, references=REFERENCES, frequencies=COUNTS)
     for how, captions in (("rs", VARIED), ("bs", SAME)):
         alone = sle_suite(captions, references=REFERENCES, frequencies=COUNTS)
@@ -27,19 +27,19 @@ def test_each_way_to_write_has_the_numbers_of_the_suite():
     assert found["rs_empty_captions"] == 1
 
 
-def test_without_references_cider_says_why():
+def test_missing_references_are_the_reason_for_missing_cider():
     found = decoding_suite({"rs": VARIED})
     assert found["rs_cider_d"] is None
     assert found["rs_cider_d_reason"] == "no references"
 
 
-def test_points_come_by_temperature():
+def test_points_are_sorted_by_temperature():
     points = tradeoff_points({1.0: VARIED, 0.5: SAME}, references=REFERENCES, frequencies=COUNTS)
     assert [point["temperature"] for point in points] == [0.5, 1.0]
     assert points[0]["div_2"] == sle_suite(SAME)["div_2"]
 
 
-def test_what_was_not_written_is_refused():
+def test_missing_captions_are_refused():
     with pytest.raises(ValueError, match="decodings is empty"):
         decoding_suite({})
     with pytest.raises(ValueError, match=r"\[0.0\] are not positive"):

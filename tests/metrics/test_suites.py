@@ -40,7 +40,7 @@ TEXT = torch.nn.functional.normalize(IMAGES + 0.5 * features(N, 2), dim=1)
 FACTS = [{"true": ["dog", "red"], "false": ["cat"]}] * N
 
 
-def test_smile_keeps_its_keys_and_gives_details_only_when_asked():
+def test_smile_returns_details_only_on_request():
     row = smile_suite(
         CAPTIONS, references=REFERENCES, text_features=TEXT, image_features=IMAGES, facts=FACTS, check=check
     )
@@ -83,7 +83,7 @@ def test_perplexity_has_an_interval_over_captions_and_contributions():
     assert row["perplexity_ci"] == pytest.approx([low, high], rel=0.03)
     without = [math.exp(np.delete(nats, i).sum() / np.delete(tokens, i).sum()) for i in range(N)]
     assert row["per_sample"]["perplexity"] == pytest.approx(leave_one_out(value, without))
-    # The number alone is taken too, and has none.
+    # A number alone is also accepted, and has no interval.
     bare = smile_suite(CAPTIONS, perplexity=lambda captions: 7.0, details=True)
     assert bare["perplexity"] == 7.0
     assert "perplexity_ci" not in bare
@@ -124,7 +124,7 @@ def test_bleu_and_its_contributions_equal_a_plain_loop():
         bleu(captions[:i] + captions[i + 1 :], references[:i] + references[i + 1 :])["bleu_4"] for i in range(20)
     ]
     assert row["per_sample"]["bleu_4"] == pytest.approx(leave_one_out(value, without), rel=1e-9)
-    # The interval from contributions is near the one from drawing images and counting anew.
+    # The interval from contributions is close to that of a bootstrap over images.
     rng = np.random.default_rng(0)
     drawn = []
     for _ in range(200):
@@ -152,7 +152,7 @@ def test_blocks_drop_the_short_last_one():
     assert "fewer than 100" in few["blocks_recall_at_1_reason"]
 
 
-def test_meteor_and_spice_are_given_or_say_why_not():
+def test_meteor_and_spice_are_values_or_reasons():
     def meteor(captions, references):
         assert isinstance(references[0], list)
         return {"meteor": 0.5, "per_sample": np.linspace(0, 0.6, len(captions)), "signature": "metric:meteor"}
@@ -161,14 +161,14 @@ def test_meteor_and_spice_are_given_or_say_why_not():
         raise RuntimeError("not run: there is no Java")
 
     row = discritune_suite(CAPTIONS, references=REFERENCES, meteor=meteor, spice=spice, details=True)
-    assert row["meteor"] == 0.5  # METEOR of a corpus is no mean; its interval is moved to it
+    assert row["meteor"] == 0.5  # METEOR of a corpus is not a mean; the interval is centred on it
     assert row["meteor_ci"][0] < 0.5 < row["meteor_ci"][1]
     assert row["per_sample"]["meteor"].mean() == pytest.approx(0.5)
     assert (row["spice"], row["spice_reason"]) == (None, "there is no Java")
     assert discritune_suite(CAPTIONS, references=REFERENCES)["meteor_reason"] == "METEOR was not requested"
 
     def broken(captions, references):
-        raise ZeroDivisionError  # a fault of the program is no missing part
+        raise ZeroDivisionError  # an error of the program is not a missing part
 
     with pytest.raises(ZeroDivisionError):
         discritune_suite(CAPTIONS, references=REFERENCES, meteor=broken)
@@ -232,13 +232,13 @@ def test_ndlb_columns():
     assert opposite["clip_score"] == pytest.approx(-100, rel=1e-5)  # not clamped
     counts = {word: sum(c.split().count(word) for c in captions) for c in captions for word in c.split()}
     assert row["vocabulary_size"] == sum(count >= 5 for count in counts.values())
-    assert ndlb_suite(captions[:9])["vocabulary_size"] == 2  # "a" and "dog"; "cat" stands there four times
+    assert ndlb_suite(captions[:9])["vocabulary_size"] == 2  # "a" and "dog"; "cat" occurs four times
     with pytest.raises(ValueError, match="min_frequency"):
         ndlb_suite(captions, min_frequency=0)
 
 
 @pytest.mark.parametrize("suite", [smile_suite, discritune_suite, ndlb_suite])
-def test_what_every_suite_of_single_captions_does(suite):
+def test_common_behaviour_of_suites_of_single_captions(suite):
     with pytest.raises(ValueError, match="130 captions but 129 references"):
         suite(CAPTIONS, references=REFERENCES[:-1])
     row = suite(["", " ", *CAPTIONS[2:]], references=REFERENCES, text_features=TEXT, image_features=IMAGES)
@@ -255,13 +255,13 @@ def test_what_every_suite_of_single_captions_does(suite):
     assert all(bare[key] is None and bare[f"{key}_reason"] == "no scorer" for key in recalls)
 
 
-def test_constant_captions_find_nothing():
+def test_constant_captions_retrieve_nothing():
     same = TEXT[:1].expand(N, -1)
     row = smile_suite(["a thing"] * N, text_features=same, image_features=IMAGES)
     assert row["pool_recall_at_1"] == pytest.approx(1 / N)
 
 
-def test_a_better_captioner_is_told_from_a_worse_one_and_not_from_itself():
+def test_better_captioner_is_significantly_better():
     options = {"references": REFERENCES, "image_features": IMAGES, "details": True}
     good = smile_suite([r[0] for r in REFERENCES], text_features=TEXT, **options)
     bad = smile_suite(CAPTIONS, text_features=features(N, 7), **options)
@@ -270,7 +270,7 @@ def test_a_better_captioner_is_told_from_a_worse_one_and_not_from_itself():
         assert paired_test(good["per_sample"][key], good["per_sample"][key])["p_value"] == 1.0
 
 
-def test_a_row_knows_ratios_without_weight():
+def test_ratio_without_weight_has_a_reason():
     row = SuiteRow(["", "a dog"], seed=0)
     assert row.texts[0] == EMPTY_CAPTION
     row.mean("share", [0, 0], weights=[0, 0])

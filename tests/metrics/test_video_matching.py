@@ -36,7 +36,7 @@ def test_scores_equal_the_authors_numbers():
         assert found[ours] == close(np.mean(VECTORS[theirs]), ulps=32, dtype="float32")
 
 
-def test_without_idf_every_token_counts_alike():
+def test_tokens_have_equal_weights_without_idf():
     tokens, frames, idf = parts()
     alike = emscore(tokens, frames)
     np.testing.assert_allclose(
@@ -46,7 +46,7 @@ def test_without_idf_every_token_counts_alike():
     assert alike["fine_precision"] != emscore(tokens, frames, idf=idf)["fine_precision"]
 
 
-def test_bad_input_names_the_place():
+def test_bad_input_names_the_index():
     tokens, frames, idf = parts()
     with pytest.raises(ValueError, match="2 captions and 1 videos"):
         emscore(tokens, frames[:1])
@@ -69,7 +69,7 @@ def oracle(tokens, others, whole):
     return np.array([precision, recall, 2 * precision * recall / (precision + recall), cosine(whole, tokens[-1])])
 
 
-def test_references_count_as_the_best_of_them_and_half():
+def test_best_reference_counts_half():
     rng = np.random.default_rng(0)
     tokens = [rng.normal(size=(n, 8)) + 1 for n in (4, 6)]
     frames = [rng.normal(size=(n, 8)) + 1 for n in (3, 2)]
@@ -88,7 +88,7 @@ def test_references_count_as_the_best_of_them_and_half():
     assert alone["f"] == found["f"]
     assert "reference_f" not in alone
     itself = emscore(tokens, frames, reference_features=[[t] for t in tokens])
-    np.testing.assert_allclose(2 * itself["reference_f"] - itself["f"], 1.0)  # a caption matches itself wholly
+    np.testing.assert_allclose(2 * itself["reference_f"] - itself["f"], 1.0)  # a caption matches itself completely
 
 
 def test_weights_of_references_count_in_recall_only():

@@ -38,7 +38,7 @@ def test_local_mutual_information_equals_a_plain_loop():
     assert found["other"]["small"] == pytest.approx(by_hand)
 
 
-def test_sources_in_the_same_proportions_tell_nothing_apart():
+def test_equal_proportions_have_no_characteristic_words():
     found = local_mutual_information({"a": {"x": 2, "y": 4}, "b": {"x": 1, "y": 2}})
     assert all(score == close(0, magnitude=1.0) for words in found.values() for score in words.values())
 
@@ -57,7 +57,7 @@ def test_bad_counts_are_refused(counts, said):
 
 
 def tagger(captions):
-    """Every word with its part of speech behind a slash."""
+    """Reads words with their part of speech after a slash."""
     for caption in captions:
         yield [tuple(word.split("/")) for word in caption.split()]
 
@@ -99,7 +99,7 @@ def test_without_spacy_or_its_model_the_remedy_is_named(monkeypatch):
         spacy_tagger()
 
 
-def test_the_spacy_tagger_takes_either_name_and_lower_cases(monkeypatch):
+def test_spacy_tagger_accepts_either_name_and_lower_cases(monkeypatch):
     class Pipeline:
         def pipe(self, captions, batch_size):
             for caption in captions:

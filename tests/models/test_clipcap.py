@@ -1,4 +1,4 @@
-"""ClipCap itself: against the published code written out again, generation, processor, saving, Auto classes."""
+"""The ClipCap model: equality with the published code (reimplemented here), generation, processor, saving, Auto classes."""
 
 import json
 import subprocess
@@ -35,7 +35,7 @@ def inputs(processor, captions=("a red cat", "two dog on a cat", "bird")):
 
 
 def published_mapper(model, prefix):
-    """`MLP` or `TransformerMapper` of the published train.py, from a state dict, step by step."""
+    """`MLP` or `TransformerMapper` of the published train.py, computed from a state dict."""
     w = {name: value.detach() for name, value in model.mapper.state_dict().items()}
     B = prefix.size(0)
     P = model.config.prefix_length
@@ -63,7 +63,7 @@ def published_mapper(model, prefix):
 
 
 def published_logits(model, pixel_values, tokens):
-    """`ClipCaptionModel.forward` of the published code, without a start token; then its slice for the loss."""
+    """`ClipCaptionModel.forward` of the published code, without a start token, and its slice for the loss."""
     encoder = model.vision_tower.encoder
     prefix = encoder.visual_projection(encoder.vision_model(pixel_values).pooler_output)
     if model.config.normalize_image_embeds:
@@ -75,7 +75,7 @@ def published_logits(model, pixel_values, tokens):
 
 
 @pytest.mark.parametrize("mapper", MAPPERS)
-def test_forward_is_that_of_the_published_code(mapper):
+def test_forward_equals_the_published_code(mapper):
     model, processor = tiny_clipcap(**MAPPERS[mapper])
     batch = inputs(processor)
     labels = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)
@@ -86,7 +86,7 @@ def test_forward_is_that_of_the_published_code(mapper):
     kept = batch["attention_mask"][:, 1:].bool()
     assert_close(output.logits[:, :-1][kept], expected[kept], ulps=64)
     assert_close(output.loss, F.cross_entropy(expected[kept], tokens[kept]))
-    # The start token's own embedding is never looked at; the image is.
+    # The embedding of the start token has no effect; the image does.
     with torch.no_grad():
         other = model(**{**batch, "input_ids": torch.cat([torch.full_like(tokens[:, :1], 7), tokens], 1)}).logits
         swapped = model(**{**batch, "pixel_values": batch["pixel_values"].flip(0)}).logits
@@ -94,8 +94,8 @@ def test_forward_is_that_of_the_published_code(mapper):
     assert (swapped - output.logits).abs().max() > 1e-2
 
 
-def test_a_wrong_mapper_is_noticed():
-    """Negative control of the comparison: one weight of the published code's is another."""
+def test_wrong_mapper_is_detected():
+    """Negative control of the comparison, with one changed weight."""
     model, processor = tiny_clipcap(**MAPPERS["transformer"])
     batch = inputs(processor)
     expected = published_logits(model, batch["pixel_values"], batch["input_ids"][:, 1:])
@@ -106,7 +106,7 @@ def test_a_wrong_mapper_is_noticed():
 
 
 def plain_greedy(model, pixel_values, ids, number, ends):
-    """Greedy decoding by one whole forward a token."""
+    """Greedy decoding with one full forward pass per token."""
     rows = []
     for image, row in zip(pixel_values, ids, strict=True):
         row = row.unsqueeze(0)
@@ -129,7 +129,7 @@ def test_generation_with_cache_equals_without(mapper):
     for row, plain in zip(got.tolist(), expected, strict=True):
         assert row[: len(plain)] == plain
         assert set(row[len(plain) :]) <= {end}
-    # By hand, step by step, with the cache that forward returns.
+    # Step by step, with the cache that forward returns.
     output = model(**batch, use_cache=True)
     mask = torch.ones(3, batch["input_ids"].size(1) + model.config.prefix_length)
     token = output.logits[:, -1:].argmax(-1)
@@ -167,16 +167,16 @@ def test_beams_samples_and_lengths():
     samples = model.generate(batch["pixel_values"], do_sample=True, top_k=0, num_return_sequences=3, max_new_tokens=5)
     assert samples.shape == (9, 6)
     assert len({tuple(row) for row in samples.tolist()}) == 9
-    # DiscriTune's 40 tokens are 10 of the prefix and 30 of the caption.
+    # DiscriTune's 40 tokens are 10 prefix vectors and 30 tokens of the caption.
     P = model.config.prefix_length
     assert model.generate(batch["pixel_values"], max_length=P + 4, do_sample=False).size(1) <= 1 + 4
-    with pytest.raises(ValueError, match="needs pixel_values"):
+    with pytest.raises(ValueError, match="Pass pixel_values"):
         model.generate(input_ids=batch["input_ids"])
-    with pytest.raises(ValueError, match="Give pixel_values and input_ids"):
+    with pytest.raises(ValueError, match="Pass pixel_values and input_ids"):
         model(input_ids=batch["input_ids"])
 
 
-def test_it_stops_at_the_first_token_with_a_full_stop():
+def test_generation_stops_at_the_first_token_with_a_full_stop():
     model, processor = tiny_clipcap(text={"vocab_size": 271})
     tokenizer = processor.tokenizer
     tokenizer.add_tokens(["x.y"])
@@ -184,15 +184,15 @@ def test_it_stops_at_the_first_token_with_a_full_stop():
     assert stops[0] == tokenizer.convert_tokens_to_ids(".")
     assert tokenizer.convert_tokens_to_ids("x.y") in stops
     pixel_values = processor(images=tiny_images(3), return_tensors="pt")["pixel_values"]
-    with pytest.raises(ValueError, match="period_token_ids does not say"):
+    with pytest.raises(ValueError, match=r"stop_at_period needs config\.period_token_ids"):
         model.generate(pixel_values, stop_at_period=True)
     model.config.period_token_ids = stops
-    with torch.no_grad():  # likely enough to be drawn
+    with torch.no_grad():  # make it likely to be sampled
         model.language_model.lm_head.weight[stops] += 0.5 * model.language_model.lm_head.weight.std()
     settings = {"do_sample": True, "top_k": 0, "num_return_sequences": 40, "max_new_tokens": 30}
     torch.manual_seed(0)
     free = model.generate(pixel_values, **settings)
-    assert any(set(row[:-1]) & set(stops) for row in free.tolist())  # without the rule it writes on
+    assert any(set(row[:-1]) & set(stops) for row in free.tolist())  # without stop_at_period, generation continues
     torch.manual_seed(0)
     stopped = model.generate(pixel_values, stop_at_period=True, **settings)
     ended = 0
@@ -231,7 +231,7 @@ def test_other_towers_and_language_models():
             ClipCapConfig(**{name: value})
 
 
-def test_defaults_are_those_of_the_paper():
+def test_defaults_equal_the_paper():
     config = ClipCapConfig()
     assert isinstance(config.vision_config, CLIPVisionConfig)
     assert isinstance(config.text_config, GPT2Config)
@@ -325,18 +325,17 @@ print(json.dumps([ids, kinds, modules, "hf_captionrl" in sys.modules]))
 KINDS = ["ClipCapForConditionalGeneration", "ClipCapProcessor", "ClipCapConfig"]
 
 
-@pytest.mark.parametrize(
-    "order", [*list(ORDERS)[:1], *(pytest.param(o, marks=pytest.mark.slow) for o in list(ORDERS)[1:])]
-)
-def test_auto_classes_know_it(saved, order):
+@pytest.mark.slow  # a fresh process per order
+@pytest.mark.parametrize("order", ORDERS)
+def test_auto_classes_load_clipcap(saved, order):
     folder, written = saved
     out = json.loads(run(f"{ORDERS[order]}\nOPTIONS = {{}}\n{WRITE}", str(folder)).splitlines()[-1])
     assert out[:2] == [written, KINDS]
     assert all(module.startswith("hf_captionrl.") for module in out[2])
 
 
-def test_without_the_package_it_is_unknown(saved, tmp_path):
-    """Negative control: what the test above sees comes from the import."""
+def test_auto_classes_without_the_package_raise(saved, tmp_path):
+    """Negative control: the test above passes because of the import."""
     code = "from transformers import AutoConfig; import sys; AutoConfig.from_pretrained(sys.argv[1])"
     done = subprocess.run(
         [sys.executable, "-c", code, str(saved[0])], cwd=tmp_path, capture_output=True, text=True, check=False
@@ -345,12 +344,13 @@ def test_without_the_package_it_is_unknown(saved, tmp_path):
     assert "clipcap" in done.stderr
 
 
-def test_the_import_stays_light():
+@pytest.mark.slow  # a fresh process; tests/test_lazy_import.py has one for the package
+def test_import_does_not_load_torch():
     code = "import sys, hf_captionrl; print(sorted({'torch', 'transformers', 'numpy'} & set(sys.modules)))"
     assert run(code).strip() == "[]"
     code = "import hf_captionrl, sys; from transformers import AutoConfig; "
     assert run(code + "print('hf_captionrl.models.clipcap.modeling_clipcap' in sys.modules)").strip() == "False"
 
 
-def test_registered_here_too():
+def test_auto_classes_are_registered_in_this_process():
     assert type(AutoConfig.for_model("clipcap")) is ClipCapConfig

@@ -1,4 +1,4 @@
-"""Whatever of transformers is imported first, the Auto classes know ClipCap, without an import cycle or an import hook."""
+"""The Auto classes load ClipCap, in any order of imports, without an import cycle or an import hook."""
 
 import subprocess
 import sys
@@ -22,16 +22,16 @@ print(loaded, mapping[ClipCapConfig].__name__, PROCESSOR_MAPPING[ClipCapConfig].
 """
 
 
-# Models import modules that the Auto classes' own modules are in the middle of.
+# Models import modules while the modules of the Auto classes are being imported.
 @pytest.mark.slow
 @pytest.mark.parametrize("first", ["GitForCausalLM", "AutoProcessor"])
-def test_clipcap_is_known_whatever_is_imported_first(first):
+def test_clipcap_is_registered_in_any_order_of_imports(first):
     run = subprocess.run([sys.executable, "-c", CODE.format(first=first)], capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr[-2000:]
     assert run.stdout.split() == ["False", "ClipCapForConditionalGeneration", "ClipCapProcessor", "False"]
 
 
-def test_a_configuration_of_nobody_is_still_unknown():
+def test_unregistered_configuration_is_still_unknown():
     from transformers import AutoModelForImageTextToText
 
     class Nobody:

@@ -1,4 +1,4 @@
-"""What the properties of this folder draw: extreme logits in three precisions, and captions down to one token and none."""
+"""Examples for the properties of this folder: extreme logits in three precisions, and captions of 0 to 5 tokens."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 KINDS = ("normal", "wide", "edge", "equal", "one word alone")
 V = 11
 
-# The same examples in every run, and few enough for the whole folder to take seconds.
+# The same examples in every run, few enough for the whole folder to take seconds.
 few = settings(max_examples=40, deadline=None, derandomize=True, database=None)
 fewer = settings(few, max_examples=15)
 
@@ -25,7 +25,7 @@ kinds = st.sampled_from(KINDS)
 
 
 def extreme(shape: tuple[int, ...], kind: str, dtype: torch.dtype, seed: int) -> Tensor:
-    """Logits of a kind, in fp64, each of them a number that the dtype holds.
+    """Logits of a kind in fp64, each representable in the dtype.
 
     `edge` stays a factor of 2 below the largest fp16, and at 1e29 where the dtype has fp32's range: masks are made by
     -1e30 (`losses.subset.FILL`).
@@ -57,13 +57,13 @@ class Drawn:
 
     @property
     def size(self) -> float:
-        """Largest logit: the unit in which a sum in fp32 may be off."""
+        """Largest logit: the unit of the rounding error of a sum in fp32."""
         return float(self.logits.double().abs().max()) if self.logits.numel() else 0.0
 
 
 @st.composite
 def captions(draw, *, kinds=KINDS, dtypes=DTYPES, least: int = 0) -> Drawn:
-    """Up to three captions of 0 to 5 tokens behind a prompt; at least `least` of all tokens are supervised."""
+    """Up to three captions of 0 to 5 tokens after a prompt; at least `least` tokens are supervised."""
     seed = draw(seeds)
     dtype, kind = draw(st.sampled_from(dtypes)), draw(st.sampled_from(kinds))
     lengths = draw(st.lists(st.integers(0, 5), min_size=1, max_size=3).filter(lambda n: sum(n) >= least))

@@ -1,4 +1,4 @@
-"""Features of any magnitude and precision: what has a direction is ranked by it, and all else is refused by name."""
+"""Features of any magnitude and precision are ranked by their direction; rows without one are refused."""
 
 import math
 
@@ -21,7 +21,7 @@ from hf_captionrl.retrieval.scorer_base import _unit
 from tests.closeness import assert_close, close
 from tests.numerics.drawn import few, fewer, seeds
 
-# Powers of two by which small whole numbers can be scaled exactly in each dtype.
+# Powers of two that scale small integers exactly in each dtype.
 POWERS = {
     torch.float16: st.integers(-20, 10),
     torch.bfloat16: st.integers(-120, 120),
@@ -32,7 +32,7 @@ scaled_dtypes = st.sampled_from(sorted(POWERS, key=str))
 
 
 def whole(rows, seed, columns=6):
-    """Rows of small whole numbers, none of them zero: their products are exact."""
+    """Rows of small integers, none of them zero, whose products are exact."""
     generator = torch.Generator().manual_seed(seed)
     drawn = torch.randint(-8, 9, (rows, columns), generator=generator).double()
     drawn[:, 0] = torch.where(drawn[:, 0] == 0, 1.0, drawn[:, 0])
@@ -52,13 +52,13 @@ def cosines(a, b):
 
 @few
 @given(scaled_dtypes, seeds, st.data())
-def test_self_retrieval_sees_directions_only(dtype, seed, data):
+def test_self_retrieval_depends_only_on_directions(dtype, seed, data):
     text, images = whole(5, seed), whole(5, seed + 1)
     small, large = (times(rows, dtype, [data.draw(POWERS[dtype]) for _ in rows]) for rows in (text, images))
     found = self_retrieval(small, large, num_bootstrap=0)["ranks"].tolist()
     scores = cosines(text, images)
     own = scores.diagonal()[:, None]
-    # A tie or a near tie may fall on either side.
+    # A tie or a near tie may be ranked either way.
     most = (scores >= own - 1e-5).sum(1)
     least = (scores > own + 1e-5).sum(1) + 1
     assert all(low <= rank <= high for low, rank, high in zip(least.tolist(), found, most.tolist(), strict=True))
@@ -66,7 +66,7 @@ def test_self_retrieval_sees_directions_only(dtype, seed, data):
 
 @few
 @given(scaled_dtypes, seeds, st.data())
-def test_clip_score_sees_directions_only(dtype, seed, data):
+def test_clip_score_depends_only_on_directions(dtype, seed, data):
     text, images = whole(4, seed), whole(4, seed + 1)
     small, large = (times(rows, dtype, [data.draw(POWERS[dtype]) for _ in rows]) for rows in (text, images))
     wanted = cosines(text, images).diagonal()
@@ -77,14 +77,14 @@ def test_clip_score_sees_directions_only(dtype, seed, data):
     harmonic = [
         2 * a * b / (a + b) if a + b > 0 else 0.0 for a, b in zip(score.tolist(), nearest.tolist(), strict=True)
     ]
-    # The images stand for references.
+    # The images are used as references.
     found = ref_clip_score(small, large, [large] * 4)["per_sample"]
     assert found == close(np.array(harmonic), ulps=4096, magnitude=2.5)
 
 
 @few
 @given(scaled_dtypes, seeds, st.data())
-def test_every_use_of_features_sees_directions_only(dtype, seed, data):
+def test_every_use_of_features_depends_only_on_directions(dtype, seed, data):
     rows = whole(4, seed)
     small = times(rows, dtype, [data.draw(POWERS[dtype]) for _ in rows])
     unit = torch.nn.functional.normalize(rows, dim=1)
@@ -105,10 +105,10 @@ def test_ranks_of_raw_products_do_not_leave_the_range_of_floats(dtype, seed, dat
     text, images = whole(5, seed), whole(5, seed + 1)
     small = times(text, dtype, [data.draw(POWERS[dtype]) for _ in text])
     large = times(images, dtype, [data.draw(POWERS[dtype])] * 5)
-    scores = text @ images.T  # whole numbers: ties are ties
+    scores = text @ images.T  # integers, so ties are exact
     wanted = (scores >= scores.diagonal()[:, None]).sum(1).tolist()
     if data.draw(st.booleans()):
-        small = small / 1  # a copy: the caller's features are never changed
+        small = small / 1  # a copy, because the caller's features must not change
     before = small.clone()
     assert ranks(small, large).tolist() == wanted
     assert bag_ranks(small, large, [list(range(5))])[0].tolist() == wanted
@@ -117,7 +117,7 @@ def test_ranks_of_raw_products_do_not_leave_the_range_of_floats(dtype, seed, dat
 
 
 def test_rows_of_1e_30_rank_as_rows_of_1():
-    """With squares of 1e-60, which float32 lacks, such rows once were zero, or all ranked alike."""
+    """Squares of 1e-60 underflow in float32; such rows must not become zero or tie."""
     rows = torch.eye(4)
     for size in (1e-44, 1e-38, 1e-30, 1e-20, 1e20, 1e38):
         found = self_retrieval(rows * size, rows, num_bootstrap=0)

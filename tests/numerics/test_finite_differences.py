@@ -1,4 +1,4 @@
-"""The gradient of every loss against differences of its values, in fp64, one coordinate at a time."""
+"""The gradient of every loss against finite differences in fp64, one coordinate at a time."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ OFF = 1e-8 / torch.finfo(torch.float64).eps
 
 
 def differences(function: Callable[..., Tensor], inputs: tuple[Tensor, ...]) -> list[Tensor]:
-    """Central differences of a scalar function, for every number of every input."""
+    """Central differences of a scalar function, for every element of every input."""
     found = []
     for which, value in enumerate(inputs):
         slope = torch.zeros_like(value)
@@ -123,8 +123,8 @@ def test_policy_gradient_with_clip_penalty_and_entropy(reduction, clip, ratio):
     compare(lambda x: (caption_log_probs(x, b["mask"], reduction) * weights).sum(), b["log_probs"])
 
 
-def test_a_far_policy_keeps_its_slope():
-    """Beyond e^60 the penalty goes on along its tangent: steep, and in the right direction, not flat."""
+def test_distant_policy_keeps_its_gradient():
+    """Beyond e^60 the penalty continues along its tangent, with a gradient in the right direction."""
     ref, mask = torch.zeros(1, 1, dtype=torch.float64), torch.ones(1, 1, dtype=torch.float64)
     log_probs = torch.tensor([[-200.0]], dtype=torch.float64, requires_grad=True)
     loss = policy_gradient_loss(log_probs, torch.zeros(1), mask, ref_log_probs=ref, beta=1.0)["loss"]
@@ -146,6 +146,6 @@ class Careless(torch.autograd.Function):
         return upstream * logits.softmax(-1)  # the target's -1 is missing
 
 
-def test_a_forgotten_term_would_be_found():
+def test_missing_term_is_detected():
     with pytest.raises(AssertionError, match="not close"):
         compare(Careless.apply, torch.randn(2, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0)))

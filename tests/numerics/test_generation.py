@@ -1,7 +1,7 @@
-"""What a family says of a token while it writes is what it says of it when the caption is given: every family, sampled.
+"""Log-probabilities of sampled tokens are equal in generation and in the loss, for every family.
 
-Generation goes through caches, one token at a time; log-probabilities come from one pass over the whole caption, from the
-tapped head. The oracle are the scores that `generate` itself sampled from.
+Generation uses caches, one token at a time; log-probabilities come from one pass over the whole caption, from the
+tapped head. They are compared with the scores that `generate` sampled from.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TOKENS, G = 4, 2
 
 
 class Recorder(LogitsProcessor):
-    """Keeps the scores of every step."""
+    """Records the scores of every step."""
 
     def __init__(self) -> None:
         self.steps: list[Tensor] = []
@@ -41,7 +41,7 @@ def build(name: str) -> Captioner:
 
 
 def write(captioner: Captioner, images: dict[str, Tensor], **settings: Any) -> tuple[Any, Tensor]:
-    """Sampled captions, and the log-probabilities `(N, T, V)` that they were sampled from."""
+    """Sampled captions, and the log-probabilities `(N, T, V)` of their distributions."""
     recorder = Recorder()
     torch.manual_seed(0)
     how = {"do_sample": True, "top_k": 0, "max_new_tokens": TOKENS, "num_return_sequences": G, **settings}
@@ -62,14 +62,14 @@ def given(captioner: Captioner, images: dict[str, Tensor], written: Any) -> tupl
     T = written.ids.size(1)
     for row, label in enumerate(labels):
         at = (label != -100).nonzero()[:, 0]
-        at = torch.cat([at, at.new_zeros(T - len(at))])  # what stands at padding is not looked at
+        at = torch.cat([at, at.new_zeros(T - len(at))])  # padding is ignored
         mine.append(log_probs[row, at])
         logits.append(whole[row, at])
     return torch.stack(mine), torch.stack(logits)
 
 
 @pytest.mark.parametrize("name", [*FAMILIES, *FAMILY_NAMES, *CHAT_TYPES])
-def test_a_token_is_as_probable_when_written_as_when_given(name):
+def test_log_probs_of_generation_and_loss_are_equal(name):
     captioner = build(name)
     images = captioner.encode_images(tiny_images(2, size=20))
     written, sampled_from = write(captioner, images)
@@ -80,7 +80,7 @@ def test_a_token_is_as_probable_when_written_as_when_given(name):
     ids = written.ids.unsqueeze(-1)
     whole = logits.log_softmax(-1).gather(-1, ids)[..., 0]
     assert_close(mine[mask], whole[mask], magnitude=10)
-    # Chat models never write their image token: the others share what it would have had.
+    # Chat models never generate their image token; the other tokens share its probability.
     sampled_from = sampled_from[:, : mask.size(1)]
     allowed = logits.masked_fill(sampled_from.isinf(), -torch.inf).log_softmax(-1)
     assert sampled_from.isinf().sum(-1).max() <= 1
@@ -89,8 +89,8 @@ def test_a_token_is_as_probable_when_written_as_when_given(name):
         assert_close(sampled_from[here, step], allowed[here, step], ulps=32, magnitude=10)
 
 
-def test_another_caption_would_be_found():
-    """The control: the same scores against the captions of the other image."""
+def test_another_caption_is_detected():
+    """Negative control: the same scores against the captions of the other image."""
     captioner = build("blip")
     images = captioner.encode_images(tiny_images(2, size=20))
     written, sampled_from = write(captioner, images)
@@ -99,8 +99,8 @@ def test_another_caption_would_be_found():
     assert (sampled_from[:, 0] - logits.log_softmax(-1)[:, 0]).abs().max() > 1e-2
 
 
-def test_another_temperature_would_be_found():
-    """Log-probabilities are those of the temperature that was sampled at, and of no other."""
+def test_another_temperature_is_detected():
+    """Negative control: log-probabilities at another temperature differ."""
     captioner = build("git")
     images = captioner.encode_images(tiny_images(2, size=20))
     written, _ = write(captioner, images, temperature=0.5)

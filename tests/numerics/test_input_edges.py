@@ -1,4 +1,4 @@
-"""What no metric can compute is refused by name: texts that are missing, options that no formula holds."""
+"""Metrics refuse missing texts and options outside the domain of their formula, by name."""
 
 import math
 
@@ -76,7 +76,7 @@ def test_a_missing_caption_is_named(missing):
 # Options and other numbers
 
 
-def test_options_that_no_formula_can_hold_are_refused():
+def test_options_outside_the_domain_are_refused():
     images = torch.eye(4)
     pair = ["a cat"], [["a dog"]]
     for call, said in (
@@ -104,7 +104,7 @@ def test_options_that_no_formula_can_hold_are_refused():
             call()
 
 
-def test_weights_of_any_magnitude_weigh_alike():
+def test_scale_of_the_weights_does_not_matter():
     rows = whole(4, 0)
     wanted = emscore([rows], [rows.flip(0)], idf=[[1, 2, 3, 4]])["precision"]
     for size in (1e-300, 1e307):
@@ -113,7 +113,7 @@ def test_weights_of_any_magnitude_weigh_alike():
 
 
 @pytest.mark.parametrize("power", [-1060, -600, 600, 1015])
-def test_agreement_has_no_unit(power):
+def test_agreement_does_not_depend_on_the_unit(power):
     drawn = np.random.default_rng(0)
     ratings = [(unit, person, float(drawn.integers(-9, 10))) for unit in range(6) for person in range(3)]
     plain = krippendorff_alpha(ratings, level="interval")["alpha"]

@@ -1,4 +1,4 @@
-"""Intervals and tests whatever the unit of the scores, and proportions that are 0 or 1."""
+"""Intervals and tests for scores of any scale, and for proportions of 0 and 1."""
 
 import io
 import itertools
@@ -77,8 +77,8 @@ def test_a_paired_test_scales_with_its_scores(seed, power):
     assert found["p_value"] == within(enumerated(a - b), 0.05)
 
 
-def test_small_scores_are_told_apart():
-    """An absolute tolerance of 1e-15 once made every toss as large as the difference of such scores."""
+def test_small_scores_are_distinguished():
+    """With an absolute tolerance of 1e-15 every sign flip would equal the difference of such scores."""
     drawn = np.random.default_rng(0)
     a = 1e-17 * (1 + 0.1 * drawn.normal(size=100))
     found = paired_test(a, a / 2)
@@ -86,21 +86,21 @@ def test_small_scores_are_told_apart():
     assert paired_test(a, a)["p_value"] == 1.0
 
 
-def test_rounding_of_a_sum_is_no_larger_difference():
+def test_rounding_of_a_sum_does_not_count_as_a_difference():
     values = [0.1] * 10 + [0.3] * 10
     drawn = np.random.default_rng(0)
     found = [
         paired_test(drawn.permutation(values), np.zeros(20), num_resamples=500, seed=3)["p_value"] for _ in range(5)
     ]
-    assert set(found) == {1 / 501}  # all signs equal: one toss in half a million
+    assert set(found) == {1 / 501}  # all signs equal: one flip in half a million
     equal = paired_test([0.1, 0.2, -0.3], [0.0] * 3, num_resamples=500)
-    assert equal["p_value"] == 1.0  # the difference is 0 but for rounding: no toss is smaller
+    assert equal["p_value"] == 1.0  # the difference is 0 except for rounding, so no flip is smaller
 
 
 @pytest.mark.parametrize(
     "bad", [[math.nan], [math.inf], [], [None], ["a"], [10**400], [[1.0]], 3.0, None, [1j]], ids=repr
 )
-def test_values_that_are_no_numbers_are_refused(bad):
+def test_values_that_are_not_numbers_are_refused(bad):
     for call in (bootstrap_interval, proportion_interval):
         with pytest.raises(ValueError, match="values"):
             call(bad)
@@ -108,7 +108,7 @@ def test_values_that_are_no_numbers_are_refused(bad):
         paired_test(bad, bad)
 
 
-def test_values_of_half_precision_are_numbers():
+def test_values_in_half_precision_are_accepted():
     for dtype in (torch.float16, torch.bfloat16):
         values = torch.tensor([0.0, 1.0, 1.0, 0.5], dtype=dtype, requires_grad=True)
         assert bootstrap_interval(values) == bootstrap_interval([0.0, 1.0, 1.0, 0.5])
@@ -131,8 +131,8 @@ def test_exact_interval_is_clopper_and_pearsons(trials, data, confidence):
 
 @pytest.mark.parametrize("share", [0.002, 0.05, 0.3, 0.5, 0.97])
 @pytest.mark.parametrize("trials", [5, 30, 200])
-def test_the_interval_of_a_proportion_covers_it_as_often_as_it_says(share, trials):
-    """Summed over all outcomes, not simulated. The bootstrap of 0.05 of 30 covers it in 78 % of the cases."""
+def test_interval_of_a_proportion_has_the_nominal_coverage(share, trials):
+    """Summed over all outcomes, not simulated. The bootstrap of 0.05 with 30 trials has a coverage of 0.78."""
     covered = 0.0
     for successes in range(trials + 1):
         low, high = proportion_interval([1] * successes + [0] * (trials - successes))
@@ -140,7 +140,7 @@ def test_the_interval_of_a_proportion_covers_it_as_often_as_it_says(share, trial
     assert covered >= 0.95 - 1e-12
 
 
-def test_none_of_thirty_is_not_certainly_none():
+def test_interval_of_none_of_thirty_is_not_empty():
     low, high = proportion_interval([0] * 30)
     assert (low, high) == (0.0, pytest.approx(1 - 0.025 ** (1 / 30)))
     assert proportion_interval([1] * 30) == (pytest.approx(0.025 ** (1 / 30)), 1.0)
@@ -151,11 +151,11 @@ def test_proportions_of_groups_and_of_counts():
     drawn = np.random.default_rng(0)
     values = drawn.integers(0, 2, 60)
     groups = (np.arange(60) // 3).tolist()
-    # Captions of one image are not independent: the bootstrap over images stays.
+    # Captions of one image are not independent, so the bootstrap over images is used.
     assert proportion_interval(values, groups=groups) == bootstrap_interval(values, groups=groups)
     counts = drawn.integers(0, 4, 40)
     assert proportion_interval(counts, weights=counts + 2) == bootstrap_interval(counts, weights=counts + 2)
-    # None of 20 images, or all of them, as 20 trials; images without anything to count are none.
+    # None or all of 20 images count as 20 trials; images without anything to count are excluded.
     assert proportion_interval([0] * 60, groups=groups) == exact_interval(0, 20)
     assert proportion_interval([1] * 60, groups=groups) == exact_interval(20, 20)
     assert proportion_interval([0] * 5, weights=[3, 0, 2, 4, 0]) == exact_interval(0, 3)
@@ -175,7 +175,7 @@ def test_recalls_and_shares_of_claims_have_exact_intervals():
     row = SuiteRow(["a"] * 30, seed=0)
     row.mean("hallucination", [0] * 30, weights=[2] * 30, is_share=True)
     assert row.numbers["hallucination_ci"] == list(exact_interval(0, 30))
-    # A score that happens to be 0 everywhere is no share.
+    # A score that is 0 everywhere is not a proportion.
     row.mean("clip_score", [0.0] * 30)
     assert row.numbers["clip_score_ci"] == [0.0, 0.0]
 

@@ -1,4 +1,4 @@
-"""What people and judges said: scores in any reply, shares of few answers, and captions compared pair by pair."""
+"""Judgements of people and judges: scores in replies, shares of few answers, and paired captions."""
 
 import math
 import re
@@ -26,7 +26,7 @@ replies = st.text(st.sampled_from(string.digits + " .,/-:\n\u2212\u0663AB"), max
 
 @few
 @given(replies)
-def test_any_reply_has_two_scores_on_the_scale_or_none(reply):
+def test_every_reply_has_two_scores_on_the_scale_or_none(reply):
     found = parse_scores(reply)
     if found is not None:
         said = [float(number) for number in re.findall(r"[0-9]+(?:\.[0-9]+)?", reply)]
@@ -37,14 +37,14 @@ def test_any_reply_has_two_scores_on_the_scale_or_none(reply):
 @given(
     scores, scores, st.sampled_from(["{} {}", "{}, {}", "{}/10 {}/10", "A: {}. B: {}.", "It is close.\n{}\t{}\nYes."])
 )
-def test_two_scores_are_found_as_they_were_written(one, other, form):
+def test_two_scores_are_parsed(one, other, form):
     assert parse_scores(form.format(f"{one:g}", f"{other:g}")) == (one, other)
     assert parse_scores(form.format(f"-{one:g}", f"{other:g}")) is None
 
 
 @few
 @given(st.lists(st.sampled_from(["", " ", "a", "a b", "b b b"]), min_size=1, max_size=6))
-def test_answers_of_no_word_and_of_one(answers):
+def test_answers_of_zero_and_one_words(answers):
     found = answer_statistics(answers)
     words = [answer.split() for answer in answers]
     assert found["length"] == pytest.approx(sum(map(len, words)) / len(answers))
@@ -71,7 +71,7 @@ def test_relative_scores_are_a_quotient_of_sums(drawn):
             gaps.append((np.mean(gap[0]) - np.mean(gap[1])) / 2)
     assert found["one_order"] == len(questions) - len(gaps)
     assert found["first_place"] == (pytest.approx(np.mean(gaps)) if gaps else None)
-    # Who trades places with the references has the inverse score.
+    # Exchanging captions and references inverts the score.
     other = relative_scores([Rating(q, "writing", r, c, f) for q, c, r, f in drawn], num_resamples=50)
     assert other["overall"] == pytest.approx(1 / found["overall"])
 
@@ -81,7 +81,7 @@ def test_relative_scores_are_a_quotient_of_sums(drawn):
 
 @few
 @given(st.integers(1, 40), st.data(), st.sampled_from([0.5, 0.9, 0.95, 0.999]))
-def test_exact_intervals_end_where_what_was_seen_is_just_too_rare(trials, data, confidence):
+def test_ends_of_exact_intervals(trials, data, confidence):
     successes = data.draw(st.integers(0, trials))
     low, high = exact_interval(successes, trials, confidence=confidence)
 
@@ -156,7 +156,7 @@ tables = st.integers(1, 5).flatmap(
 
 @few
 @given(st.lists(tables, min_size=2, max_size=3).filter(lambda ts: len({len(t["cider"]) for t in ts}) == 1))
-def test_cider_fails_where_a_plain_loop_says_so(captioners):
+def test_cider_failures_equal_a_plain_loop(captioners):
     of = {key: {f"c{i}": t[key] for i, t in enumerate(captioners)} for key in ("cider", "wrong", "right", "rank")}
     cider = {name: np.array(values, dtype=float) for name, values in of["cider"].items()}
     found = cider_failures(cider, wrong=of["wrong"], recalled=of["right"], ranks=of["rank"])
@@ -177,7 +177,7 @@ def test_cider_fails_where_a_plain_loop_says_so(captioners):
     assert found["failures"] == len(expected)
     assert 0 <= found["faithful_failures"] <= 1
     assert [case.gap for case in found["cases"]] == sorted((case.gap for case in found["cases"]), reverse=True)
-    # Without a reward nothing is said of captions that err.
+    # Without rewards, captions with errors are not compared.
     lost = unrewarded(cider, right=of["right"], wrong=of["wrong"], below=1.0)
     good = [(n, i) for n in cider for i in range(len(cider[n])) if of["right"][n][i] and not of["wrong"][n][i]]
     assert lost["right_captions"] == len(good)
@@ -191,7 +191,7 @@ def test_cider_fails_where_a_plain_loop_says_so(captioners):
     ),
     seeds,
 )
-def test_words_of_captions_without_any(sources, seed):
+def test_words_of_captions_without_words(sources, seed):
     named = {f"s{i}": captions for i, captions in enumerate(sources)}
     if any(not caption for captions in sources for caption in captions):
         named = {name: [caption or "the" for caption in captions] for name, captions in named.items()}

@@ -1,4 +1,4 @@
-"""Every metric at its edges: pools of one, captions of one word, copies, features of any size and precision."""
+"""Every metric on edge cases: pools of one, captions of one word, copies, features of any scale and precision."""
 
 import math
 from types import SimpleNamespace
@@ -62,7 +62,7 @@ def test_retrieval_from_pools_of_any_size(M, G, dtype, seed, size):
     if M == 1:
         assert recalls == [1.0] * 3
         return
-    # A pool in another order; and a rank is the best score's only if it is better than every other one.
+    # A pool in another order; rank 1 requires a score above every other one.
     order = torch.randperm(M, generator=torch.Generator().manual_seed(seed))
     place = torch.argsort(order)
     moved = self_retrieval(text, images[order], targets=place[owners].tolist(), num_bootstrap=0)
@@ -72,10 +72,10 @@ def test_retrieval_from_pools_of_any_size(M, G, dtype, seed, size):
     own = scores.gather(1, torch.tensor(owners)[:, None])
     assume(float((scores - own).abs().masked_fill(scores == own, 1.0).min()) > 1e-5)
     assert moved["ranks"].tolist() == found["ranks"].tolist() == (scores >= own).sum(1).tolist()
-    # Against as many distractors as there are others, nothing is left to chance.
+    # With all other images as distractors, the expectation is exact.
     exact = self_retrieval(text, images, targets=owners, num_distractors=M - 1, num_bootstrap=0)
     assert exact["recall_at_1"] == pytest.approx(found["recall_at_1"])
-    # An empty caption (one constant for all) finds one image at most.
+    # An empty caption (a constant) retrieves at most one image.
     constant = self_retrieval(text[:1].expand(M, -1), images, num_bootstrap=0)
     assert constant["recall_at_1"] <= 1 / M
 
@@ -100,7 +100,7 @@ def test_texts_against_references(images, seed):
         assert np.isfinite(found["per_sample"]).all()
         assert_close(moved["per_sample"], found["per_sample"][order], magnitude=most)
         if len(images) == 1 and metric in (cider, cider_d):
-            assert found[metric.__name__] == 0  # of one document nothing is rare
+            assert found[metric.__name__] == 0  # with one document every frequency is 0
     same = [texts[0] for texts in references]
     assert rouge_l(same, references)["rouge_l"] == pytest.approx(1.0)
     assert bleu(same, references)["bleu_1"] == close(1.0, dtype="float32")
@@ -113,7 +113,7 @@ def test_texts_against_each_other(groups):
     found = caption_diversity(groups, training_captions=[groups[0][0]])
     for key in ("div_1", "div_2", "mbleu_1", "mbleu_4", "mbleu_4_per_image", "unique_captions", "novel_captions"):
         assert 0 <= found[key] <= 1, key
-    assert found["mbleu_4"] <= found["mbleu_1"] + resolution(1)  # as far as pycocoevalcap's constants go
+    assert found["mbleu_4"] <= found["mbleu_1"] + resolution(1)  # up to pycocoevalcap's constants
     back = caption_diversity([group[::-1] for group in groups[::-1]], training_captions=[groups[0][0]])
     for key in ("div_1", "div_2", "unique_captions", "mbleu_4_per_image", "novel_captions", "vocabulary_size"):
         assert back[key] == close(found[key]), key
@@ -137,14 +137,14 @@ def test_clip_scores_of_features_of_any_length(N, dtype, seed, size):
     raw = clip_score(text, images, preset="ndlb")["per_sample"]
     assert (np.abs(raw) <= 100 + resolution(100)).all()
     assert clip_score(text, text, preset="ndlb")["clip_score"] == pytest.approx(100, rel=1e-6)
-    if dtype in (torch.float32, torch.float64):  # a half is another number after scaling
+    if dtype in (torch.float32, torch.float64):  # half precision changes by scaling
         assert_close(
             clip_score(text * size, images)["per_sample"], found["per_sample"], dtype="float32", magnitude=2.5
         )
     both = ref_clip_score(text, images, references)
     assert np.isfinite(both["per_sample"]).all()
     assert ((both["per_sample"] >= 0) & (both["per_sample"] <= 2.5 + resolution(2.5))).all()
-    # A harmonic mean lies between its two parts, here 2.5 cos and the best cosine with a reference.
+    # A harmonic mean is between its two parts, here 2.5 cos and the largest cosine with a reference.
     assert (both["per_sample"] <= 2 * found["per_sample"] + resolution(2.5)).all()
     opposite = ref_clip_score(text, -text, [text[row : row + 1] for row in range(N)])
     assert (opposite["per_sample"] == 0).all()
@@ -169,7 +169,7 @@ def test_emscore_of_one_token_and_one_frame_and_more(N, T, F, dtype, seed, size)
         assert own["f"] == close(1.0, dtype="float32")
         cosines = [self_cosines(t, f).max() for t, f in zip(tokens, frames, strict=True)]
         assert found["fine_precision"] == close(float(np.mean(cosines)), magnitude=1, dtype="float32")
-    # F is a mean of P and R where both are positive; where they cancel it has no bound, and is still a number.
+    # F is a mean of P and R if both are positive; if they cancel it is unbounded but finite.
     positive = (found["per_sample"]["fine_precision"] > 0) & (found["per_sample"]["fine_recall"] > 0)
     pair = np.stack([found["per_sample"]["fine_precision"], found["per_sample"]["fine_recall"]])[:, positive]
     fine = found["per_sample"]["fine_f"][positive]
@@ -182,7 +182,7 @@ def self_cosines(a: Tensor, b: Tensor) -> np.ndarray:
 
 
 class Fixed(torch.nn.Module):
-    """A language model that gives every token the same logits, whatever was before."""
+    """A language model with the same logits at every position."""
 
     def __init__(self, row: Tensor) -> None:
         super().__init__()
@@ -209,7 +209,7 @@ class Letters:
     seeds,
     st.sampled_from([1.0, 1e4]),
 )
-def test_perplexity_of_a_sure_and_wrong_model_is_infinite_and_no_error(captions, dtype, seed, scale):
+def test_perplexity_of_a_certain_and_wrong_model_is_infinite(captions, dtype, seed, scale):
     row = (scale * torch.randn(V, generator=torch.Generator().manual_seed(seed))).to(dtype)
     found = caption_perplexity(captions, Fixed(row), Letters(), bos="prepend", batch_size=2)
     log_probs = row.float().double().log_softmax(0)
@@ -230,7 +230,7 @@ def test_shares_of_claims(pairs):
     found = chair(captions, objects)
     for key in ("chair_i", "chair_s", "object_recall"):
         assert 0 <= found[key] <= 1
-    # What is said of nothing is never wrong, and nothing is told.
+    # Without claims and facts nothing is wrong and nothing is recalled.
     silent = chair(["a"] * len(captions), objects)
     assert (silent["chair_i"], silent["chair_s"], silent["object_recall"]) == (0.0, 0.0, 0.0)
 
@@ -299,7 +299,7 @@ def test_intervals_lie_within_their_numbers(numbers, resamples, seed, confidence
     assert (low, high) == bootstrap_interval(numbers, num_resamples=resamples, seed=seed, confidence=confidence)
     constant = bootstrap_interval([numbers[0]] * 40, num_resamples=resamples, seed=seed)
     assert constant == pytest.approx((numbers[0], numbers[0]), rel=1e-9)
-    # Of one group there is one resample only.
+    # One group has only one resample.
     alone = bootstrap_interval(numbers, groups=["image"] * len(numbers), num_resamples=resamples, seed=seed)
     assert alone[0] == alone[1]
     if len(numbers) == 1:
@@ -308,7 +308,7 @@ def test_intervals_lie_within_their_numbers(numbers, resamples, seed, confidence
 
 @few
 @given(st.lists(st.tuples(st.floats(-1e6, 1e6), st.floats(-1e6, 1e6)), min_size=1, max_size=10), st.integers(0, 99))
-def test_a_paired_test_has_no_favourite(pairs, seed):
+def test_paired_test_is_symmetric(pairs, seed):
     a, b = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
     one, other = (paired_test(*both, num_resamples=50, seed=seed) for both in ((a, b), (b, a)))
     assert one["difference"] == pytest.approx(-other["difference"])
@@ -317,10 +317,10 @@ def test_a_paired_test_has_no_favourite(pairs, seed):
     assert paired_test(a, a, num_resamples=50, seed=seed)["p_value"] == 1
 
 
-# What must fail
+# Negative controls
 
 
-def test_nothing_is_refused_and_not_called_zero():
+def test_empty_input_is_refused():
     nothing = torch.zeros(0, 6)
     for call in (
         lambda: self_retrieval(nothing, nothing),

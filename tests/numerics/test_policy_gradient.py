@@ -1,4 +1,4 @@
-"""The policy gradient at its edges: improbable tokens, far policies, huge advantages, empty captions, half precision."""
+"""The policy gradient on edge cases: improbable tokens, distant policies, huge advantages, empty captions, fp16."""
 
 import pytest
 import torch
@@ -48,8 +48,8 @@ def loss_of(b: dict[str, Tensor], *, ratio: bool, penalty: bool, reduction: str,
 
 @few
 @given(seeds, scales, dtypes, st.booleans(), st.booleans(), reductions, st.sampled_from([1.0, 0.0, 1e4]))
-def test_nothing_is_ever_no_number(seed, scale, dtype, ratio, penalty, reduction, factor):
-    """A token that one policy finds e^1000 times as probable as the other is no reason to lose the weights."""
+def test_everything_is_finite(seed, scale, dtype, ratio, penalty, reduction, factor):
+    """A probability ratio of e^1000 must not give NaN weights."""
     b = drawn(seed, scale, dtype)
     b["advantages"] = b["advantages"] * factor
     leaves = [b["log_probs"].requires_grad_(), b["entropy"].requires_grad_()]
@@ -57,7 +57,7 @@ def test_nothing_is_ever_no_number(seed, scale, dtype, ratio, penalty, reduction
     assert found["loss"].dtype == torch.float32
     assert all(value.isfinite() for value in found.values()), found
     for gradient in torch.autograd.grad(found["loss"], leaves):
-        if dtype != torch.float16 or scale == 1.0:  # a gradient above 65504 is infinite in fp16 by rights
+        if dtype != torch.float16 or scale == 1.0:  # a gradient above 65504 is correctly infinite in fp16
             assert gradient.isfinite().all()
         assert (gradient[~b["mask"]] == 0).all()
     if penalty:
@@ -68,8 +68,8 @@ def test_nothing_is_ever_no_number(seed, scale, dtype, ratio, penalty, reduction
 
 @few
 @given(seeds, st.booleans(), st.booleans(), reductions)
-def test_a_far_policy_is_judged_as_exp_says_wherever_exp_is_a_number(seed, ratio, penalty, reduction):
-    """The bound that keeps the property above: below it nothing is bounded, or the gradient would be another."""
+def test_kl_of_a_distant_policy_equals_exp_while_exp_is_finite(seed, ratio, penalty, reduction):
+    """The bound of the property above does not change smaller ratios and their gradients."""
     b = drawn(seed, 60.0)
     found = loss_of(b, ratio=ratio, penalty=penalty, reduction=reduction)["loss"]
     ours, old, ref = (torch.where(b["mask"], b[name], 0.0) for name in ("log_probs", "old", "ref"))
@@ -87,7 +87,7 @@ def test_a_far_policy_is_judged_as_exp_says_wherever_exp_is_a_number(seed, ratio
 
 @few
 @given(seeds, reductions, st.booleans())
-def test_what_changes_nothing_and_what_scales(seed, reduction, ratio):
+def test_invariances_and_scaling(seed, reduction, ratio):
     b = drawn(seed, 3.0)
     how = {"ratio": ratio, "penalty": True, "reduction": reduction}
     before = loss_of(b, **how)
@@ -116,7 +116,7 @@ def test_what_changes_nothing_and_what_scales(seed, reduction, ratio):
 
 @fewer
 @given(seeds, reductions)
-def test_captions_of_one_token_and_of_none(seed, reduction):
+def test_captions_of_one_and_zero_tokens(seed, reduction):
     b = drawn(seed, 1e4, lengths=(1, 1, 0))
     found = caption_log_probs(b["log_probs"], b["mask"], reduction)
     torch.testing.assert_close(found, torch.where(b["mask"][:, 0], b["log_probs"][:, 0], 0.0))
@@ -127,15 +127,15 @@ def test_captions_of_one_token_and_of_none(seed, reduction):
 
 
 def test_half_precision_does_not_round_the_advantages():
-    """An advantage of 1 + 2^-9 is 1 in bf16: the gradient is taken in fp32, however the log-probabilities come."""
+    """An advantage of 1 + 2^-9 is 1 in bf16: the gradient is computed in fp32 for log-probabilities of any dtype."""
     advantage = torch.tensor([1 + 2**-9])
     log_probs = torch.tensor([[-1.0]], dtype=torch.bfloat16)
     loss = policy_gradient_loss(log_probs, advantage, torch.ones(1, 1))["loss"]
     assert loss.item() == 1 + 2**-9
 
 
-def test_exp_alone_would_be_found():
-    """The control: unbounded, the same formula loses the gradient of a token that became e^200 times as probable."""
+def test_unbounded_exp_is_detected():
+    """Negative control: without the bound, the gradient of a token that is e^200 times as probable is lost."""
     log_probs = torch.zeros(1, requires_grad=True)
     ratio = (log_probs - torch.tensor([-200.0])).exp()
     torch.minimum(ratio, ratio.clamp(0.8, 1.2)).sum().backward()

@@ -1,4 +1,4 @@
-"""Every reward and baseline at its edges: one token, no word, equal captions, equal images, extreme features."""
+"""Every reward and baseline on edge cases: one token, no word, equal captions, equal images, extreme features."""
 
 import itertools
 import math
@@ -29,7 +29,7 @@ from tests.numerics.drawn import dtypes, few, fewer, kinds, seeds
 from tests.numerics.drawn import extreme as extreme_logits
 from tests.rewards.conftest import EOS, Rollouts, TableScorer
 
-# From nothing to six words of three, so that captions without a word, of one token and twice the same are common.
+# Up to six of three words, so that empty captions, captions of one token and duplicates are common.
 texts = st.lists(st.sampled_from(["red", "cat", "sits"]), max_size=6).map(" ".join)
 
 
@@ -39,7 +39,7 @@ texts = st.lists(st.sampled_from(["red", "cat", "sits"]), max_size=6).map(" ".jo
 @few
 @given(seeds, kinds, dtypes, st.integers(1, 4), st.integers(1, 6), st.sampled_from([1.0, 100.0]))
 def test_retrieval_rewards_of_any_similarities(seed, kind, dtype, N, K, scale):
-    scores = extreme_logits((N, K), kind, dtype, seed).float()  # the reward makes fp32 of what a scorer gives
+    scores = extreme_logits((N, K), kind, dtype, seed).float()  # the reward converts features to fp32
     own = torch.randint(K, (N,), generator=torch.Generator().manual_seed(seed))
     log_prob = retrieval_rewards(scores, own, "log_prob", scale)
     found = retrieval_rewards(scores, own, "accuracy", scale)
@@ -67,7 +67,7 @@ def test_retrieval_rewards_of_any_similarities(seed, kind, dtype, N, K, scale):
 @fewer
 @given(st.lists(texts, min_size=4, max_size=4), dtypes, seeds, st.sampled_from(["log_prob", "cosine", "accuracy"]))
 def test_self_retrieval_of_features_in_half_precision(captions, dtype, seed, kind):
-    """Two captions of two images; a caption without a word is undefined and infects nobody."""
+    """Two captions of two images; a caption without a word is undefined and does not affect other captions."""
     generator = torch.Generator().manual_seed(seed)
     images = torch.nn.functional.normalize(torch.randn(2, 8, generator=generator), dim=1).to(dtype)
     table = {text: torch.nn.functional.normalize(torch.randn(8, generator=generator), dim=0) for text in set(captions)}
@@ -106,7 +106,7 @@ def test_cider_of_any_captions(references, data):
     other.prepare(rollouts.data([texts[::-1] for texts in references[::-1]]))
     again = other(rollouts.context(captions[::-1], rows))
     assert_close(again, found.flip(0), magnitude=10)
-    # Saying a lone reference word for word is as good as can be: 10 / 4 for each order of n-grams that tells anything.
+    # A copy of the only reference has the maximum: 10 / 4 for each order of n-grams with a frequency above 0.
     alone = [texts[0] for texts in references]
     best = CiderReward(variant=variant)
     best.prepare(rollouts.data([[text] for text in alone]))
@@ -202,7 +202,7 @@ def test_advantages_of_any_rewards(name, B, G, seed, kind):
     assert found.isfinite().all()
     size = float(rewards.abs().max()) if B else 0.0
     if name in ("group", "group_mean", "leave_one_out"):
-        # In fp64 a mean is off by the 52nd bit of what it is of; of equal rewards it may not be off at all.
+        # In fp64 a mean has a relative error of 2^-52; the mean of equal rewards must be exact.
         assert_close(found.sum(1), torch.zeros(B, dtype=torch.float64), magnitude=max(1.0, size), summands=G)
         if kind in ("normal", "wide"):
             assert_close(make_baseline(name, G)(rewards + 7.0), found, ulps=1024, magnitude=size + 7)
@@ -216,7 +216,7 @@ def test_advantages_of_any_rewards(name, B, G, seed, kind):
 
 @fewer
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=20))
-def test_the_running_mean_is_the_mean(values):
+def test_running_mean_equals_the_mean(values):
     baseline = make_baseline("running_mean", 2)
     for value in values:
         baseline.update(value)
@@ -227,8 +227,8 @@ def test_the_running_mean_is_the_mean(values):
     )
 
 
-def test_a_reward_in_half_precision_would_be_found():
-    """The control: the same softmax in bf16 is off by more than the properties above allow."""
+def test_reward_in_half_precision_is_detected():
+    """Negative control: the same softmax in bf16 exceeds the tolerances above."""
     scores = torch.tensor([[0.31, 0.30, 0.12]])
     own = torch.tensor([0])
     exact = (100 * scores.double()).log_softmax(1)[0, 0]

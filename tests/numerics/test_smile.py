@@ -1,4 +1,4 @@
-"""SMILE in every precision and at the edge of it: against fp64, and by what must hold for any logits."""
+"""SMILE in every precision with extreme logits: against fp64, and by properties for any logits."""
 
 import math
 
@@ -31,7 +31,7 @@ LARGE = 65504.0
 
 
 def with_draw(how: dict, drawn: Drawn) -> dict:
-    """A random subset needs its words given, or two calls would draw two."""
+    """Pass the words of a random subset, because two calls would draw different ones."""
     if how.get("subset") != "random":
         return how
     ids = torch.randint(V, (len(drawn.labels), 4), generator=torch.Generator().manual_seed(3))
@@ -66,16 +66,16 @@ def slowly(drawn: Drawn, how: dict) -> np.ndarray:
 
 
 def fused(logits: Tensor, labels: Tensor, **how) -> Tensor:
-    """The identity matrix as head makes hidden states the logits."""
+    """With the identity matrix as head, hidden states are logits."""
     return fused_smile_loss(logits, torch.eye(V, dtype=logits.dtype), labels, **how)
 
 
 @few
 @given(captions(least=1), options)
-def test_any_logits_give_the_loss_of_fp64(drawn, how):
+def test_loss_equals_fp64_for_any_logits(drawn, how):
     how = with_draw(how, drawn)
     expected = torch.from_numpy(slowly(drawn, how))
-    # fp32 keeps 24 bits of the largest logit; nothing is lost in fp16 and bf16 beyond what the logits lost themselves.
+    # fp32 keeps 24 bits of the largest logit; fp16 and bf16 lose nothing beyond the rounding of the logits.
     size = max(1.0, drawn.size)
     for loss in (smile_loss, fused):
         logits = drawn.logits.clone().requires_grad_()
@@ -88,14 +88,14 @@ def test_any_logits_give_the_loss_of_fp64(drawn, how):
         assert logits.grad.isfinite().all()
         assert (logits.grad[~drawn.supervised] == 0).all()
         if drawn.size <= LARGE:
-            # The gradient of a cross-entropy: target and alternatives pull equally hard, by at most 1.
+            # The gradient of a cross-entropy: target and alternatives have opposite sums of at most 1.
             assert logits.grad.abs().max() <= 1 + 1e-2
             assert logits.grad.double().sum(-1).abs().max() < 0.02
 
 
 @few
 @given(captions(kinds=("normal", "equal"), dtypes=(torch.float32,), least=1), options, seeds)
-def test_what_changes_nothing(drawn, how, seed):
+def test_invariances(drawn, how, seed):
     how = with_draw(how, drawn)
     logits, labels = drawn.logits.double(), drawn.labels
     generator = torch.Generator().manual_seed(seed)
@@ -103,7 +103,7 @@ def test_what_changes_nothing(drawn, how, seed):
     # A constant added to all logits of a position.
     shifted = logits + torch.randn(*labels.shape, 1, generator=generator, dtype=torch.float64)
     torch.testing.assert_close(smile_loss(shifted, labels, reduction="none", **how), before)
-    # Other numbers for the same words.
+    # Other ids for the same words.
     order = torch.randperm(V, generator=generator)
     renamed = {k: order[v] if isinstance(v, Tensor) else v for k, v in how.items()}
     if "pad_token_id" in how:
@@ -134,8 +134,8 @@ def test_lambda_goes_from_smile_to_maximum_likelihood(drawn, weight):
 
 @few
 @given(captions(least=1))
-def test_one_word_alone_in_its_subset_costs_nothing(drawn):
-    """V_D of size 1, and captions of one token: certain by definition, so there is nothing to learn either."""
+def test_subset_of_one_word_has_loss_0(drawn):
+    """V_D of size 1, and captions of one token: the probability is 1, so loss and gradient are 0."""
     only = torch.where(drawn.supervised, drawn.labels[drawn.supervised][0], drawn.labels)
     for labels in (only, torch.where(drawn.supervised.cumsum(1) == 1, drawn.labels, IGNORE)):
         assume((labels != IGNORE).any())
@@ -154,7 +154,7 @@ def test_one_word_alone_in_its_subset_costs_nothing(drawn):
 
 @fewer
 @given(dtypes, st.integers(0, 3), st.integers(1, 4), options)
-def test_nothing_supervised_and_no_captions_at_all(dtype, B, T, how):
+def test_no_supervised_tokens_and_no_captions(dtype, B, T, how):
     logits = extreme((B, T, V), "edge", dtype, B).to(dtype).requires_grad_()
     weight = torch.eye(V, dtype=dtype, requires_grad=True)
     labels = torch.full((B, T), IGNORE)
@@ -164,12 +164,12 @@ def test_nothing_supervised_and_no_captions_at_all(dtype, B, T, how):
     assert loss.item() == 0
     assert not logits.grad.any()
     assert not weight.grad.any()
-    with pytest.raises(ValueError, match="is ignored"):
+    with pytest.raises(ValueError, match="are ignored"):
         smile_loss(logits, labels, **how)
 
 
 def test_a_suppressed_word_may_have_the_logit_minus_infinity():
-    """Some families forbid their image token so. It takes no part, and the gradient stays finite."""
+    """Some families suppress their image token in this way; it has no effect, and the gradient is finite."""
     logits = torch.randn(1, 3, V, generator=torch.Generator().manual_seed(0))
     logits[..., 7] = -torch.inf
     labels = torch.tensor([[1, 2, 1]])
@@ -200,7 +200,7 @@ def test_log_probs_and_entropies_of_any_logits(drawn, temperature, softcap):
     size = max(1.0, float(capped.abs().max()))
     assert_close(log_probs.detach().double(), expected, dtype="float32", magnitude=size)
     assert (log_probs <= resolution(size)).all()
-    # However large the logits: once an entropy of 9.9 nats was found here, and 11 words have 2.4 at most.
+    # For logits of any size: 11 words have an entropy of at most 2.4 nats.
     surprise = -(every.exp() * every).sum(-1) * drawn.supervised
     assert_close(entropy.detach().double(), surprise, dtype="float32", ulps=256, magnitude=math.log(V))
     (log_probs.sum() + entropy.sum()).backward()
@@ -209,7 +209,7 @@ def test_log_probs_and_entropies_of_any_logits(drawn, temperature, softcap):
 
 @fewer
 @given(captions(kinds=("normal",), least=1), st.floats(-3, 3))
-def test_log_probs_do_not_see_a_constant(drawn, constant):
+def test_log_probs_do_not_depend_on_a_constant(drawn, constant):
     eye = torch.eye(V, dtype=torch.float64)
     logits = drawn.logits.double()
     bias = torch.full((V,), constant, dtype=torch.float64)
@@ -223,8 +223,8 @@ def test_log_probs_do_not_see_a_constant(drawn, constant):
 
 @few
 @given(captions(), st.integers(2, 6), st.sampled_from([0.0, 0.3]), st.sampled_from(["mle", "smile"]))
-def test_segments_are_captions_of_their_own(drawn, window, mle_weight, first_token):
-    """Sum over segments is the sum of the loss of each, cut out by hand."""
+def test_segments_equal_separate_captions(drawn, window, mle_weight, first_token):
+    """The sum over segments is the sum of the losses of the separate segments."""
     how = {"mle_weight": mle_weight, "first_token": first_token}
     eye = torch.eye(V, dtype=drawn.logits.dtype)
     ends = torch.arange(V) % 3 == 0
@@ -246,7 +246,7 @@ def test_segments_are_captions_of_their_own(drawn, window, mle_weight, first_tok
 
 
 def pieces(tokens: list[int], scope: str, window: int, ends: Tensor) -> list[list[int]]:
-    """Which tokens of a caption stand together."""
+    """Segment of each token of a caption."""
     found: list[list[int]] = []
     for i, token in enumerate(tokens):
         new = not found
@@ -261,8 +261,8 @@ def pieces(tokens: list[int], scope: str, window: int, ends: Tensor) -> list[lis
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_segments_of_nothing_are_zero_however_large_the_states(dtype):
-    """The sum of these states is infinite in fp16, and infinity times 0 is NaN: once the loss was."""
+def test_loss_without_supervised_tokens_is_0_for_large_states(dtype):
+    """The sum of these states is infinite in fp16, and infinity times 0 is NaN, but the loss must be 0."""
     hidden = torch.full((1, 8, V), 3e4, dtype=dtype, requires_grad=True)
     labels = torch.full((1, 8), IGNORE)
     loss = segment_loss(hidden, torch.eye(V, dtype=dtype), labels, document_ids(labels, None))
@@ -272,12 +272,12 @@ def test_segments_of_nothing_are_zero_however_large_the_states(dtype):
     assert not hidden.grad.any()
 
 
-# The instrument sees what it should
+# Negative controls
 
 
 @pytest.mark.parametrize("dtype", DTYPES[1:])
-def test_a_sum_in_half_precision_would_be_found(dtype):
-    """The control: the same loss computed in the logits' own dtype misses fp64 by far more than is allowed above."""
+def test_sum_in_half_precision_is_detected(dtype):
+    """Negative control: the same loss in the logits' own dtype exceeds the tolerance above."""
     logits = extreme((1, 1, V), "normal", dtype, 0)
     careless = F.cross_entropy((10 * logits[0]).to(dtype), torch.tensor([3])).double()
     drawn = Drawn((10 * logits).to(dtype), torch.tensor([[3]]))

@@ -89,7 +89,10 @@ KINDS = {
         ["--load_best_model_at_end", "true", "--eval_strategy", "no", "--save_strategy", "epoch"],
         r"load_best_model_at_end requires",
     ),
-    "push without a judge": (["--push_to_hub"], r"push_to_hub needs a judge.*Set held_out_scorer_name_or_path"),
+    "push without a held-out scorer": (
+        ["--push_to_hub"],
+        r"push_to_hub needs a held-out scorer.*Use --held_out_scorer_name_or_path",
+    ),
     "missing folder": (
         ["--dataset_name", "imagefolder", "--data_dir", "nowhere"],
         r"\('nowhere'\) is not a folder\. Set it",
@@ -135,10 +138,10 @@ BAGS = {
     "bags": (["--bag_schedule", "7:x"], r"bag_schedule is '7:x'\. Use 'paper', 'adaptive', a bag size"),
     "baseline": (["--baseline", "best"], r"no baseline 'best'\. Use one of"),
     "variants": (["--variants", "{"], r"variants is '\{'\. Use a JSON object"),
-    "no judge": (["--held_out_scorer_name_or_path", "none"], r"needs a scorer that rewards and a judge"),
+    "no held-out scorer": (["--held_out_scorer_name_or_path", "none"], r"needs a reward scorer and a held-out scorer"),
     "a bag larger than the batch": (
         ["--bag_schedule", "99", "--per_device_train_batch_size", "8", "--gradient_accumulation_steps", "1"],
-        r"a bag of 99 is larger than the batch of 8.*Raise batch_size",
+        r"A bag of 99 is larger than the batch of 8.*Raise batch_size",
     ),
 }
 
@@ -258,6 +261,7 @@ def test_every_recipe_ends_like_this():
         assert file.read_text().endswith('if __name__ == "__main__":\n    run_main(main)\n'), file.name
 
 
+@pytest.mark.slow  # fresh processes; main() is tested above
 def test_a_recipe_called_directly(tmp_path):
     done = subprocess.run(
         [sys.executable, str(ROOT / "recipes" / "sle_blip.py"), "--config", "nowhere.yaml"],

@@ -88,7 +88,7 @@ def test_the_papers_settings(selected):
 
 
 def test_a_push_without_a_judge_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="needs a judge"):
+    with pytest.raises(ValueError, match="needs a held-out scorer"):
         recipe.main(
             ["--output_dir", str(tmp_path), "--push_to_hub", "true", "--held_out_scorer_name_or_path", "none", *SHORT]
         )

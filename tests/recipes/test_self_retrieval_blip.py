@@ -163,15 +163,15 @@ def test_the_card_says_what_was_rewarded():
     assert plain.startswith(
         "The log-probability that the scorer gives the image after reading the caption; scorer tiny"
     )
-    assert plain.endswith("batches of 100 images a process made of random images.")
+    assert plain.endswith("batches of 100 images per process, from random images.")
     assert said(cider_weight=0.5, reward_kind="cosine") == (
         "The cosine between caption and image under the scorer, plus 0.5 times CIDEr-D; scorer tiny-clip@main; "
-        "batches of 100 images a process made of bags of look-alikes."
+        "batches of 100 images per process, from bags of look-alikes."
     )
     assert said(cider_weight=1.0, retrieval_weight=0, bag_schedule=None) == (
-        "CIDEr-D; batches of 100 images a process made of random images."
+        "CIDEr-D; batches of 100 images per process, from random images."
     )
-    assert said(bag_distractors="random").endswith("made of random images.")
+    assert said(bag_distractors="random").endswith("from random images.")
     assert (
         ", plus 0.25 times the penalty on repetition, plus 0.5 times the penalty on tokens beyond the 20th;"
         in said(length_weight=0.5, max_tokens=20, repetition_weight=0.25)
@@ -190,7 +190,7 @@ def test_what_does_not_fit_is_refused(tmp_path):
         BagArguments(variants='{"x": 3}')
     with pytest.raises(ValueError, match="'multimodal' or 'image'"):
         BagArguments(bag_features="text")
-    with pytest.raises(ValueError, match="a judge that does not"):
+    with pytest.raises(ValueError, match="needs a reward scorer and a held-out scorer"):
         recipe.main(["--held_out_scorer_name_or_path", "none", "--output_dir", str(tmp_path), *SHORT])
     with pytest.raises(ValueError, match="num_train_epochs=0 only evaluates"):
         recipe.main(["--output_dir", str(tmp_path), *SHORT, "--num_train_epochs", "0", "--push_to_hub", "true"])

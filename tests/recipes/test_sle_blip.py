@@ -167,6 +167,7 @@ def make_moving_world(folder, count=12):
     return folder
 
 
+@pytest.mark.slow  # test_smile_video.py trains on videos every day
 def test_videos_are_trained_on(tmp_path):
     """Table 3's configuration on a moving world: mean-pooled features from the first step to the panel."""
     world, out = make_moving_world(tmp_path / "world"), tmp_path / "out"
@@ -224,8 +225,8 @@ def test_a_trainer_refuses_videos_without_cached_features(tmp_path):
     ("arguments", "message"),
     [
         (["--tune", "language"], "rl_start_epoch is 1"),
-        (["--push_to_hub", "--held_out_scorer_name_or_path", "none"], "needs a judge"),
-        (["--resume_from_checkpoint", "model/checkpoint-40"], "use 'true'"),
+        (["--push_to_hub", "--held_out_scorer_name_or_path", "none"], "needs a held-out scorer"),
+        (["--resume_from_checkpoint", "model/checkpoint-40"], "Use 'true'"),
         (["--alpha", "2"], "alpha is 2.0"),
         (["--num_samples", "1"], "num_samples is 1"),
         (["--num_frames", "-1"], "num_frames is -1"),

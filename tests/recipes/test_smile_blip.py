@@ -225,8 +225,8 @@ def test_the_embedded_data_named_by_hand_keep_their_settings():
     ("arguments", "message"),
     [
         (["--data_dir", "photos"], "Set --dataset_name imagefolder"),
-        (["--resume_from_checkpoint", "model/checkpoint-40"], "use 'true'"),
-        (["--push_to_hub", "--held_out_scorer_name_or_path", "none"], "needs a judge"),
+        (["--resume_from_checkpoint", "model/checkpoint-40"], "Use 'true'"),
+        (["--push_to_hub", "--held_out_scorer_name_or_path", "none"], "needs a held-out scorer"),
     ],
 )
 def test_what_would_be_ignored_is_refused(tmp_path, arguments, message):

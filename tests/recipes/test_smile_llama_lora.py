@@ -202,7 +202,7 @@ def test_bad_files(tmp_path):
     (tmp_path / "b.json").write_text("[1, 2]")
     with pytest.raises(ValueError, match=r"a\.jsonl is not valid JSON"):
         load_instructions(tmp_path / "a.jsonl")
-    with pytest.raises(ValueError, match="something else than objects"):
+    with pytest.raises(ValueError, match="items that are not objects"):
         load_instructions(tmp_path / "b.json")
     with pytest.raises(FileNotFoundError, match=r"no file 'c\.json'"):
         load_instructions(tmp_path / "c.json")
@@ -216,7 +216,7 @@ def test_bad_files(tmp_path):
         (["--judge", "file"], "needs --judge_ratings"),
         (["--model_name_or_path", "gpt2", "--pretrain_epochs", "1"], "pretrain_epochs is for 'tiny-llama'"),
         (["--window_tokens", "1"], "window_tokens is 1"),
-        (["--resume_from_checkpoint", "some/folder"], "use 'true'"),
+        (["--resume_from_checkpoint", "some/folder"], "Use 'true'"),
         (["--answers", "unfinished.jsonl"], "no answer of 'SMILE' to question 'generic-2'"),
     ],
 )
@@ -260,8 +260,8 @@ def test_the_tiny_llama_is_reproducible():
 
 def test_a_checkpoints_own_code_is_refused(tmp_path):
     (tmp_path / "remote.yaml").write_text("model_name_or_path: tiny-llama\ntrust_remote_code: true\n")
-    with pytest.raises(ValueError, match="trust_remote_code is set, but no code"):
+    with pytest.raises(ValueError, match="trust_remote_code is set, but code from checkpoints"):
         recipe.parse_args(["--config", str(tmp_path / "remote.yaml")])
     asked = ["--model_name_or_path", "tiny-llama", "--model_init_kwargs", '{"trust_remote_code": true}']
-    with pytest.raises(ValueError, match="trust_remote_code is set, but no code"):
+    with pytest.raises(ValueError, match="trust_remote_code is set, but code from checkpoints"):
         recipe.parse_args(asked)

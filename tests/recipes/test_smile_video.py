@@ -82,7 +82,7 @@ def test_emscore_of_a_row_is_that_of_frames_and_tokens(small_world, tmp_path):
         assert found == close([expected["f"], expected["reference_f"]], dtype="float32", magnitude=1)
     without = VideoEvaluator(rows, None, None, seed=0).row("x", captions)
     assert without["emscore"] is None
-    assert "features of tokens" in without["emscore_reason"]
+    assert "token features" in without["emscore_reason"]
     with pytest.raises(ValueError, match="The data are images"):
         VideoEvaluator(small_world["test"], None, None, seed=0)
     assert [c.key for c in VIDEO_COLUMNS] == ["emscore", "emscore_references"]
@@ -137,11 +137,11 @@ def test_every_configuration_is_read(selected, dataset):
     ("arguments", "message"),
     [
         (["--num_frames", "0"], "num_frames is 0"),
-        (["--cache_image_features", "false"], "pooled once for the whole run. Add --freeze_vision_tower"),
+        (["--cache_image_features", "false"], "computed once for the whole run. Add --freeze_vision_tower"),
         (["--frame_pooling", "median"], "frame_pooling is 'median'. Use 'mean', 'concat', 'ordered' or 'native'"),
-        (["--frame_pooling", "native"], "BlipForConditionalGeneration is only ever given images here"),
-        (["--tune", "language"], "mle_epochs is 24, and what follows goes on with the whole model"),
-        (["--model_name_or_path", "scenes:clipcap-mle"], "places for the image tokens of one image, not of 4"),
+        (["--frame_pooling", "native"], "BlipForConditionalGeneration is only supported with image inputs"),
+        (["--tune", "language"], "mle_epochs is 24, but the runs after these epochs train the whole model"),
+        (["--model_name_or_path", "scenes:clipcap-mle"], "accepts the image tokens of one frame, not of 4"),
     ],
 )
 def test_what_cannot_be_is_refused(small_world, tmp_path, arguments, message):

@@ -1,4 +1,4 @@
-"""Captioners side by side, and the pictures that go with them."""
+"""Comparison of captioners, and its plots."""
 
 import io
 
@@ -26,7 +26,7 @@ GOOD = section(
 )
 
 
-def test_numbers_marks_and_reasons_stand_in_their_cells():
+def test_cells_show_numbers_marks_and_reasons():
     out = io.StringIO()
     print_comparison([GOOD], file=out)
     printed, markdown = out.getvalue(), comparison_markdown([GOOD], title="T")
@@ -34,14 +34,14 @@ def test_numbers_marks_and_reasons_stand_in_their_cells():
         assert "0.500 ±0.100" in text
         assert "not run: no truth" in text
         assert " ..." in text
-    assert " ".join(LONG.split()) in " ".join(printed.split())  # told in full below
+    assert " ".join(LONG.split()) in " ".join(printed.split())  # printed in full below
     assert markdown.count(" ".join(LONG.split())) == 1
     assert "0.700 \\*\\*" in markdown
     assert "0.700 **" in printed
     assert "not corrected" in printed
 
 
-def test_hostile_names_stay_text():
+def test_names_are_escaped():
     hostile = section(row("[red]x[/] | <script>", 0.1, 0.2), row("b", 0.1, 0.2))
     out = io.StringIO()
     print_comparison([hostile], file=out)
@@ -61,7 +61,7 @@ def test_a_terminal_without_arrows_gets_ascii():
     ("sections", "said"),
     [
         ([], "no sections"),
-        ([GOOD, section(row("one", 0.1, 0.1), row("other", 0.1, 0.1))], "Give the same captioners"),
+        ([GOOD, section(row("one", 0.1, 0.1), row("other", 0.1, 0.1))], "Pass the same captioners"),
         ([section(row("one", 50.0, 0.1))], "never percent"),
     ],
 )

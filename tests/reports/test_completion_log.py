@@ -1,4 +1,4 @@
-"""Captions with images and rewards: on the terminal, and in trackers that may not be there."""
+"""Captions with images and rewards on the terminal and in trackers, which may be missing."""
 
 import contextvars
 import io
@@ -51,13 +51,13 @@ def test_everything_is_printed():
         assert part in text
 
 
-def test_hostile_captions_stay_text():
+def test_captions_are_escaped():
     text = printed(ROWS, force_terminal=True, color_system=None)
     assert "[bold red]a cat[/] \\x1b[2J <script>x</script> | `pipe` new [/nothing]" in " ".join(text.split())
     assert "\x1b[2J" not in text
 
 
-def test_a_narrow_encoding_prints_stand_ins():
+def test_ascii_terminal_gets_replacements():
     out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     print_completions([{"image_id": 1, "caption": "café"}], step=1, console=Console(file=out, width=100))
     out.flush()
@@ -135,7 +135,7 @@ def test_tensorboard_gets_text_and_images():
     ((tag, text, step),) = writer.texts
     assert (tag, step) == ("completions", 5)
     lines = text.splitlines()
-    assert len(lines) == 4  # a caption's line break does not end its row
+    assert len(lines) == 4  # a line break in a caption does not end its row
     assert all(line.replace("\\|", "").count("|") == lines[0].count("|") for line in lines)
     assert "<script>" not in text.replace("\\<", "")
     assert [image.shape for _, image, _, _ in writer.images] == [(3, 4, 3)] * 2

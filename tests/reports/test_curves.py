@@ -46,7 +46,7 @@ def test_odd_histories_are_drawn(tmp_path):
     assert write_curves(tmp_path / "d.png", only, x="step").stat().st_size > 10_000
 
 
-def test_backend_of_the_caller_is_left_alone():
+def test_backend_of_the_caller_is_unchanged():
     code = "import sys, hf_captionrl.reports.curves; print('matplotlib.pyplot' in sys.modules)"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "False"

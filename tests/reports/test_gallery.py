@@ -1,4 +1,4 @@
-"""The gallery: self-contained, and deaf to what a caption would like the browser to do."""
+"""The gallery is self-contained, and captions cannot inject HTML."""
 
 import base64
 import hashlib
@@ -98,13 +98,13 @@ def test_page_fetches_nothing(tmp_path):
     assert all(source.startswith("data:image/png;base64,") for source in found)
 
 
-def test_the_scan_for_resources_sees_one(tmp_path):
+def test_scan_for_resources_detects_one(tmp_path):
     path = tmp_path / "bad.html"
     path.write_text("<style>b {background: url(http://x.test/y)}</style><img src='http://x.test/z'>")
     assert len(resources(path)) == 2
 
 
-def test_everything_said_is_shown(tmp_path):
+def test_every_text_is_shown(tmp_path):
     page = Page(write_gallery(tmp_path / "g.html", [make_item(i) for i in range(2)], "A title", note="A note."))
     text = " ".join(page.text.split())
     for piece in (
@@ -125,7 +125,7 @@ def test_everything_said_is_shown(tmp_path):
     assert classes.count("wrong") == 2 + 1
 
 
-def test_hostile_texts_stay_text(tmp_path):
+def test_texts_are_escaped(tmp_path):
     path = write_gallery(tmp_path / "g.html", hostile_items(), HOSTILE[0], note=HOSTILE[4])
     page = Page(path)
     assert [tag for tag, _ in page.tags].count("script") == 1
@@ -138,7 +138,7 @@ def test_hostile_texts_stay_text(tmp_path):
     assert "(empty caption)" in page.text
 
 
-def test_policy_allows_the_pages_own_style_and_script_only(tmp_path):
+def test_policy_allows_only_the_style_and_script_of_the_page(tmp_path):
     html = write_gallery(tmp_path / "g.html", hostile_items(), "T").read_text(encoding="utf-8")
     policy = re.search(r'Content-Security-Policy" content="([^"]+)"', html).group(1).replace("&#39;", "'")
     assert policy.startswith("default-src 'none'; img-src data:;")
@@ -161,7 +161,7 @@ def test_small_images_keep_their_pixels(tmp_path):
     assert 'class="pixelated"' in (tmp_path / "g.html").read_text(encoding="utf-8")
 
 
-def test_photographs_are_made_small(tmp_path):
+def test_photographs_are_downscaled(tmp_path):
     image = Image.effect_noise((3000, 1000), 90).convert("RGB")
     path = write_gallery(tmp_path / "g.html", [make_item(image=image)], "T")
     source = resources(path)[0]
@@ -169,7 +169,7 @@ def test_photographs_are_made_small(tmp_path):
     assert shown.size == (512, 171)
     assert path.stat().st_size < 300_000
     assert 'class="pixelated"' not in path.read_text(encoding="utf-8")
-    assert image.size == (3000, 1000)  # the caller's image is left as it was
+    assert image.size == (3000, 1000)  # the caller's image is unchanged
 
 
 @pytest.mark.parametrize(
@@ -178,29 +178,29 @@ def test_photographs_are_made_small(tmp_path):
         ("a pig", ["pig"], [], [("a ", None), ("pig", "right")], []),
         ("A Pig.", ["pig"], [], [("A ", None), ("Pig", "right"), (".", None)], []),
         ("on a blue background", [], ["on blue background"], [("on a blue background", "wrong")], []),
-        # Whole words only, and each word once.
+        # Only whole words, and each word once.
         ("pigs and a pig", ["pig"], [], [("pigs and a ", None), ("pig", "right")], []),
         ("red red", ["red", "red"], ["red"], [("red", "wrong"), (" ", None), ("red", "right")], [("red", "right")]),
-        # The wrong claim takes the word before a longer right one does.
+        # The wrong claim is marked before a longer right one.
         ("two pigs", ["two pigs"], ["two"], [("two", "wrong"), (" pigs", None)], [("two pigs", "right")]),
         ("a (b", ["(b", "*"], [], [("a ", None), ("(b", "right")], [("*", "right")]),
         ("", ["pig"], [], [], [("pig", "right")]),
     ],
 )
-def test_claims_are_marked_where_they_stand(text, right, wrong, marked, absent):
+def test_claims_are_marked_at_their_position(text, right, wrong, marked, absent):
     pieces, missing = mark_claims(text, right, wrong)
     assert [tuple(piece) for piece in pieces] == marked
     assert [tuple(piece) for piece in missing] == absent
     assert "".join(piece.text for piece in pieces) == text
 
 
-def test_marks_stand_where_they_say():
+def test_marks_are_at_their_positions():
     text = "two pigs left of two mushrooms"
     marks = [
         Mark("two", "right", 0, 3),
         Mark("two", "misbound", 17, 20, "pig"),
         Mark("pigs", "right", 4, 8),
-        Mark("left of two", "wrong", 9, 20),  # after the misbound one, which has its place
+        Mark("left of two", "wrong", 9, 20),  # after the misbound one, which is marked
         Mark("alone", "wrong"),
     ]
     pieces, absent = cut_at_marks(text, marks)
@@ -211,7 +211,7 @@ def test_marks_stand_where_they_say():
         ("two", "misbound"),
     ]
     assert [tuple(piece) for piece in absent] == [("left of two", "wrong"), ("alone", "wrong")]
-    # Wrong claims choose first, wherever they stand in the list.
+    # Wrong claims are placed first, in any order of the list.
     pieces, absent = cut_at_marks("pigs", [Mark("pigs", "right", 0, 4), Mark("pigs", "wrong", 0, 4)])
     assert [piece.verdict for piece in pieces] == ["wrong"]
     assert [tuple(piece) for piece in absent] == [("pigs", "right")]
@@ -225,7 +225,7 @@ def marked_item(text="a blue pig", owner="background", **changes):
     return make_item(captions=[caption], **changes)
 
 
-def test_errors_are_said_in_words_and_told_apart_by_more_than_colour(tmp_path):
+def test_errors_are_named_and_distinguished_by_more_than_colour(tmp_path):
     path = write_gallery(tmp_path / "g.html", [marked_item(group="Bag 1")], "T")
     html, text = path.read_text(encoding="utf-8"), " ".join(Page(path).text.split())
     assert '<span class="misbound" title="wrong here, true of something else">blue</span>' in html
@@ -238,7 +238,7 @@ def test_errors_are_said_in_words_and_told_apart_by_more_than_colour(tmp_path):
     assert "true of something else" not in Page(write_gallery(tmp_path / "h.html", [make_item()], "T")).text
 
 
-def test_groups_stand_under_their_names(tmp_path):
+def test_groups_have_headings(tmp_path):
     items = [marked_item(group="Bag 1"), make_item(1, group="Bag 1"), make_item(2, group="Bag 2"), make_item(3)]
     html = write_gallery(tmp_path / "g.html", items, "T").read_text(encoding="utf-8")
     order = re.findall(r'<h2 class="group" data-group="\d"[^>]*>([^<]+)|<article class="(card)"', html)
@@ -247,7 +247,7 @@ def test_groups_stand_under_their_names(tmp_path):
 
 
 @pytest.mark.parametrize("text", [text for text in HOSTILE if len(text) > 6])
-def test_hostile_owners_groups_and_numbers_stay_text(text, tmp_path):
+def test_owners_groups_and_numbers_are_escaped(text, tmp_path):
     item = marked_item(text, owner=text, group=text)
     item = replace(item, captions=[replace(item.captions[0], numbers={text: text})])
     path = write_gallery(tmp_path / "g.html", [item], "T")
@@ -291,7 +291,7 @@ def browse(path, profile, *options):
 
 @pytest.fixture
 def server():
-    """A server that remembers what was asked of it."""
+    """A server that records requests."""
     asked = []
 
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -319,7 +319,7 @@ def test_hostile_gallery_in_a_browser(tmp_path, server):
     assert "<title>Hostile</title>" in dom
     assert f">{len(HOSTILE)} images</output>" in dom
     assert asked == []
-    # The same browser does fetch, and run, what is not escaped: the silence above means something.
+    # Negative control: the same browser fetches and runs what is not escaped.
     bad = tmp_path / "bad.html"
     bad.write_text(f"<title>Hostile</title>{HOSTILE[1]}", encoding="utf-8")
     assert "<title>owned</title>" in browse(bad, tmp_path / "profile", rules)
@@ -377,7 +377,7 @@ def test_filter_and_toggles_in_a_browser(tmp_path):
     page = write_gallery(tmp_path / "g.html", [*(make_item(i) for i in range(5)), right_only], "T")
     html = page.read_text(encoding="utf-8")
     script = re.search(r"<script>(.*?)</script>", html, re.DOTALL).group(1)
-    # The test's own clicks, admitted by the policy like the gallery's script.
+    # The test's script of clicks, allowed by the policy like the gallery's script.
     html = html.replace(script, script + DRIVER).replace(content_hash(script), content_hash(script + DRIVER))
     page.write_text(html, encoding="utf-8")
     title = re.search(r"<title>(.*?)</title>", browse(page, tmp_path / "profile")).group(1)

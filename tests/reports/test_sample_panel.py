@@ -1,4 +1,4 @@
-"""The panel page: what it shows, that nothing in it can run, what is refused."""
+"""The panel page: its content, its content security policy, and invalid input."""
 
 import base64
 import hashlib
@@ -52,18 +52,18 @@ def page(tmp_path):
     return path.read_text(encoding="utf-8")
 
 
-def test_every_caption_stands_there_and_repetitions_are_marked(page):
+def test_every_caption_is_shown_and_repetitions_are_marked(page):
     found = Page(page)
     first = found.items[:10]
     assert [text for _, text in first] == [c.strip() or "(empty caption)" for cs in CAPTIONS.values() for c in cs]
     assert [kind for kind, _ in first] == [None, "again", "again", None, None] + [None] * 5
-    assert found.text.count("3 of 5 differ") == 2
-    assert found.text.count("5 of 5 differ") == 2
+    assert found.text.count("3 of 5 distinct") == 2
+    assert found.text.count("5 of 5 distinct") == 2
     assert "1 reference" in found.text
     assert "a <i>man</i>" in found.text
 
 
-def test_nothing_of_a_caption_becomes_markup(page):
+def test_captions_are_escaped(page):
     found = Page(page)
     names = {tag for tag, _ in found.tags}
     assert not names & {"script", "b", "samples"}
@@ -72,7 +72,7 @@ def test_nothing_of_a_caption_becomes_markup(page):
     assert not any(key.startswith("on") for _, attributes in found.tags for key in attributes)
 
 
-def test_the_policy_allows_the_pages_own_style_and_embedded_images_alone(page):
+def test_policy_allows_only_the_style_of_the_page_and_embedded_images(page):
     policy = next(a["content"] for tag, a in Page(page).tags if a.get("http-equiv") == "Content-Security-Policy")
     style = re.search(r"<style>(.*?)</style>", page, re.DOTALL).group(1)
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
@@ -95,7 +95,7 @@ def test_the_policy_allows_the_pages_own_style_and_embedded_images_alone(page):
         ([item(), item({"SLL": ["a man"]})], "has captions by {'SLL': 1}"),
     ],
 )
-def test_what_cannot_be_compared_is_refused(tmp_path, items, message):
+def test_invalid_items_are_refused(tmp_path, items, message):
     with pytest.raises(ValueError, match=message):
         write_panel(tmp_path / "p.html", items, "t")
     assert not list(tmp_path.iterdir())

@@ -1,4 +1,4 @@
-"""The results table: what is shown, what is written, and what is refused."""
+"""The results table: printed, written, and invalid rows."""
 
 import io
 import json
@@ -51,7 +51,7 @@ def test_directions():
         ([0.637, 0.679], "0.658 ±0.021"),
         ([0.6372, 0.6791], "0.658 ±0.021"),
         ([0.630, 0.681], "0.658 [0.630, 0.681]"),
-        ([0.66, 0.681], "0.658 [0.660, 0.681]"),  # a percentile interval need not hold the value
+        ([0.66, 0.681], "0.658 [0.660, 0.681]"),  # a percentile interval may exclude the value
     ],
 )
 def test_cell_with_interval(interval, shown):
@@ -64,7 +64,7 @@ def test_cell_without_a_number():
     assert format_cell(make_row(cider_d=None, cider_d_reason="no Java"), BY_KEY["cider_d"]) == "not run: no Java"
 
 
-def test_printed_table_is_whole_when_piped():
+def test_piped_table_is_not_wrapped():
     rows = [make_row(), make_row("SMILE (lambda=0.01)", rd100_recall_at_1_ci=[0.507, 0.549]), make_row("references")]
     lines = printed(rows, title="A title").splitlines()
     assert lines[0].strip() == "A title"
@@ -85,7 +85,7 @@ def test_printed_table_is_whole_when_piped():
     ]
     assert any("±0.021" in line for line in lines)
     assert "…" not in "".join(lines)
-    # The references stand apart from the captioners.
+    # The references are separated from the captioners.
     assert not lines[next(i for i, line in enumerate(lines) if "references" in line) - 1].strip()
 
 
@@ -131,7 +131,7 @@ def test_ascii_output_does_not_fail():
     assert b"+-0.10" in run.stdout
 
 
-def test_hostile_names_and_reasons_are_shown_as_they_are():
+def test_names_and_reasons_are_escaped():
     name = "[bold]a|b[/bold] <script>{{7*7}}"
     text = printed([make_row(name, perplexity=None, perplexity_reason="no [red] model")])
     assert name in text
@@ -167,7 +167,7 @@ def test_written_files(tmp_path):
     assert sorted(p.name for p in path.parent.iterdir()) == ["results.json", "results.md"]
 
 
-def test_git_revision_is_the_packages_own(tmp_path):
+def test_git_revision_is_that_of_the_package(tmp_path):
     revision = installed_versions().get("git_revision")
     assert revision is None or re.fullmatch(r"[0-9a-f]{40}(\+changes)?", revision)
     from hf_captionrl.reports import versions
@@ -175,7 +175,7 @@ def test_git_revision_is_the_packages_own(tmp_path):
     subprocess.run(["git", "init", "-q", tmp_path], check=True)
     inner = tmp_path / "venv" / "hf_captionrl"
     inner.mkdir(parents=True)
-    assert versions._git_revision(inner) is None  # a package inside somebody else's repository
+    assert versions._git_revision(inner) is None  # a package inside another repository
 
 
 def test_config_of_nested_and_odd_values():
@@ -199,7 +199,7 @@ def test_config_of_nested_and_odd_values():
         ([make_row(cider_d=None, cider_d_reason=" ")], "is blank"),
     ],
 )
-def test_rows_that_would_be_read_wrongly_are_refused(rows, message, tmp_path):
+def test_malformed_rows_are_refused(rows, message, tmp_path):
     with pytest.raises(ValueError, match=message):
         check_rows(rows)
     with pytest.raises(ValueError, match=message):

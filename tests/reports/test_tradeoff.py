@@ -1,4 +1,4 @@
-"""The precision/recall plot: frontiers by brute force, what is drawn, what is refused."""
+"""The trade-off plot: frontiers by brute force, the drawing, and invalid input."""
 
 import itertools
 import random
@@ -21,7 +21,7 @@ CURVES = {
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_the_frontier_is_what_nothing_beats(seed):
+def test_frontier_equals_brute_force(seed):
     rng = random.Random(seed)
     points = [(rng.randrange(6) / 5, rng.randrange(6) / 5) for _ in range(rng.randrange(1, 9))]
 
@@ -33,7 +33,7 @@ def test_the_frontier_is_what_nothing_beats(seed):
     expected = {points[i] for i in range(len(points)) if not beaten(i)}
     found = frontier(points)
     assert {points[i] for i in found} == expected
-    assert len(found) == len(expected)  # of equal points one
+    assert len(found) == len(expected)  # one of equal points
     assert all(points[a][0] < points[b][0] for a, b in itertools.pairwise(found))
 
 
@@ -45,7 +45,7 @@ def test_the_picture_shows_every_point_and_joins_the_frontier(tmp_path, monkeypa
     with Image.open(path) as image:
         assert image.width > 600
     left, right = figures[0].axes
-    # The temperature 1.25 of XE is beaten by 1 in both numbers: a mark, no part of the line.
+    # Temperature 1 of XE exceeds 1.25 in both numbers, so 1.25 is a mark outside the line.
     assert [line.get_xydata().tolist() for line in left.lines] == [[[0.3, 2.2], [0.5, 1.7]], [[0.3, 2.3], [0.4, 2.1]]]
     assert [c.get_offsets().tolist() for c in left.collections] == [[[0.4, 1.6]]]
     assert right.xaxis_inverted()  # up and to the right is better in both
@@ -68,7 +68,7 @@ def test_the_same_numbers_give_the_same_bytes(tmp_path):
         ({"XE": [{"div_2": 0.4, "mbleu_4_per_image": 0.4}]}, "cider_d of 'XE' is None"),
     ],
 )
-def test_what_cannot_be_drawn_is_refused(tmp_path, curves, message):
+def test_invalid_points_are_refused(tmp_path, curves, message):
     with pytest.raises(ValueError, match=message):
         write_diversity_tradeoff(tmp_path / "t.png", curves)
     assert not list(tmp_path.iterdir())

@@ -1,4 +1,4 @@
-"""A feature cache whose every row is known beforehand, and processes that fill it."""
+"""A feature cache with known rows, and processes that fill it."""
 
 import zlib
 
@@ -11,14 +11,14 @@ KEYS = [f"image {i}" for i in range(60)]
 
 
 def truth(keys, shape=(16,), dtype=np.float32):
-    """What a model would compute: any function of the key alone."""
+    """The features of keys, in place of a model's."""
     size = int(np.prod(shape))
     rows = [np.random.default_rng(zlib.crc32(key.encode())).standard_normal(size) for key in keys]
     return np.stack(rows).reshape(-1, *shape).astype(dtype)
 
 
 class Compute:
-    """A model that counts what it is asked."""
+    """A model that records the requested rows."""
 
     def __init__(self, keys, **kwargs):
         self.keys, self.kwargs, self.calls = keys, kwargs, []

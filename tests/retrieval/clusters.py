@@ -1,4 +1,4 @@
-"""Features in clusters, and the searches written as plain loops."""
+"""Clustered features, and the searches as plain loops."""
 
 import math
 
@@ -18,7 +18,7 @@ def cosine(a, b):
 
 
 def plain_neighbours(features, k):
-    """Sorted by descending cosine, then by row; in Python's doubles."""
+    """Neighbours in descending order of cosine similarity, ties by row; computed with Python floats."""
     rows = [[float(x) for x in row] for row in features]
     found = []
     for i, row in enumerate(rows):

@@ -1,4 +1,4 @@
-"""Neighbours, bags and their files, against plain loops."""
+"""Neighbours, bags and their files equal plain loops."""
 
 import argparse
 import json
@@ -31,7 +31,7 @@ SIGNATURE = "clip@0123456789ab|float32|text:77"
 
 
 def plain_training_bags(neighbours, order, size):
-    """B.2 as it is written: what cannot be filled from the list is left out."""
+    """B.2 as written in the paper: bags that the neighbours cannot fill are omitted."""
     used, bags = set(), []
     for query in order:
         if query in used:
@@ -77,12 +77,12 @@ def test_curation_by_hand_with_a_tie():
     assert similarities.tolist() == pytest.approx([0.9, 0.4, 0.4])
 
 
-def test_bad_input_of_the_algorithms():
-    with pytest.raises(ValueError, match="between 2 and the 6 images"):
+def test_invalid_arguments_of_the_algorithms_raise():
+    with pytest.raises(ValueError, match="between 2 and 6, the number of images"):
         candidate_bags(clustered(6), 7)
     with pytest.raises(ValueError, match=r"\(T, K\)"):
         curate_bags([[0, 1]], [0.1, 0.2])
-    with pytest.raises(ValueError, match="not a number"):
+    with pytest.raises(ValueError, match="is NaN"):
         curate_bags([[0, 1], [2, 3]], [0.1, float("nan")])
     with pytest.raises(ValueError, match="at least 2"):
         bag_similarities(clustered(6), [[0], [1]])
@@ -93,7 +93,7 @@ def test_bad_input_of_the_algorithms():
 
 @pytest.mark.parametrize("size", [2, 3, 5, 7, 10])
 @pytest.mark.parametrize("with_features", [False, True])
-def test_training_bags_are_the_papers_and_then_the_leftovers(size, with_features):
+def test_training_bags_equal_the_paper_followed_by_leftovers(size, with_features):
     features = clustered(403)
     neighbours, _ = nearest_neighbours(features, 12)
     order = np.random.default_rng(5).permutation(403)
@@ -126,17 +126,19 @@ def test_leftovers_get_their_nearest_free_images():
     assert set(by_graph.flatten().tolist()) <= set(left)
     shuffled = torch.tensor(left)[torch.randperm(len(left), generator=torch.Generator().manual_seed(0))]
     by_chance = bag_similarities(features, shuffled[: len(exact) * 4].view(-1, 4)).mean()
-    assert bag_similarities(features, by_graph).mean() > by_chance  # neighbours' neighbours are no random images
+    assert (
+        bag_similarities(features, by_graph).mean() > by_chance
+    )  # neighbours of neighbours are closer than random images
 
 
-def test_leftovers_without_any_way_to_one_another_still_find_a_bag():
-    # Rows 0-2 and 3-5 know only their own three: a bag of 2 leaves one of each over.
+def test_leftovers_that_are_not_connected_still_get_a_bag():
+    # Rows 0-2 and 3-5 are only neighbours among themselves: bags of 2 leave one of each over.
     neighbours = [[1, 2], [0, 2], [0, 1], [4, 5], [3, 5], [3, 4]]
     bags = training_bags(neighbours, 2, order=range(6))
     assert bags.tolist() == [[0, 1], [3, 4], [2, 5]]
 
 
-def test_only_the_top_neighbours_count():
+def test_only_the_top_neighbours_are_used():
     neighbours, _ = nearest_neighbours(clustered(120), 40)
     order = list(range(120))
     few = training_bags(neighbours, 3, order=order, top=5).tolist()
@@ -145,7 +147,7 @@ def test_only_the_top_neighbours_count():
     assert few != training_bags(neighbours, 3, order=order).tolist()
 
 
-def test_training_bags_depend_on_the_seed_alone():
+def test_training_bags_depend_only_on_the_seed():
     neighbours, _ = nearest_neighbours(clustered(100), 20)
     assert torch.equal(training_bags(neighbours, 5, seed=1), training_bags(neighbours.numpy(), 5, seed=1))
     assert not torch.equal(training_bags(neighbours, 5, seed=1), training_bags(neighbours, 5, seed=2))
@@ -156,24 +158,24 @@ def test_training_bags_depend_on_the_seed_alone():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda n: n.float(), "matrix of integers"),
-        (lambda n: n[:-1], "there are neighbours of 29 images and the data set has 30"),
+        (lambda n: n.float(), "must be integers"),
+        (lambda n: n[:-1], "There are neighbours of 29 images, but the data set has 30"),
         (lambda n: n + 1, "outside the data set"),
-        (lambda n: n.index_fill(1, torch.tensor([0]), 3), "names itself"),
-        (lambda n: torch.cat([n, n[:, :1]], dim=1), r"neighbours\[0\] names an image twice \(30 such rows\)"),
+        (lambda n: n.index_fill(1, torch.tensor([0]), 3), "contains the image itself"),
+        (lambda n: torch.cat([n, n[:, :1]], dim=1), r"neighbours\[0\] contains an image twice \(30 such rows\)"),
     ],
 )
-def test_neighbours_that_do_not_fit(change, message):
+def test_invalid_neighbours_raise(change, message):
     neighbours, _ = nearest_neighbours(clustered(30), 6)
     with pytest.raises(ValueError, match=message):
         check_neighbours(change(neighbours), 30)
 
 
-def test_bad_input_of_training_bags():
+def test_invalid_arguments_of_training_bags_raise():
     neighbours, _ = nearest_neighbours(clustered(30), 6)
-    with pytest.raises(ValueError, match="needs 7 ranked neighbours per image, and there are 6"):
+    with pytest.raises(ValueError, match="need 7 ranked neighbours per image, but there are 6"):
         training_bags(neighbours, 8)
-    with pytest.raises(ValueError, match="between 1 and the 30"):
+    with pytest.raises(ValueError, match="between 1 and 30"):
         training_bags(neighbours, 31)
     with pytest.raises(ValueError, match="each of the 30 images once"):
         training_bags(neighbours, 2, order=[0] * 30)
@@ -192,7 +194,7 @@ def bag_file():
 
 
 @pytest.mark.parametrize("name", ["bags.parquet", "bags.json"])
-def test_bags_come_back_as_they_were(tmp_path, bag_file, name):
+def test_bag_files_round_trip(tmp_path, bag_file, name):
     path = save_bags(tmp_path / "new" / name, bag_file)
     ids = ["h", "é\n", "f", "e", "d", "c", "b", "a", "z"]
     assert load_bags(path, image_ids=ids, signature=SIGNATURE) == bag_file
@@ -203,29 +205,29 @@ def test_bags_come_back_as_they_were(tmp_path, bag_file, name):
 
 
 @pytest.mark.parametrize("name", ["bags.parquet", "bags.json"])
-def test_bags_of_another_model_or_data_set_are_refused(tmp_path, bag_file, name):
+def test_bags_of_another_model_or_data_set_raise(tmp_path, bag_file, name):
     path = save_bags(tmp_path / name, bag_file)
     for other in ("clip@ba9876543210|float32|text:77", "siglip@0123456789ab", "clip@0123"):
-        with pytest.raises(ValueError, match=f"was made with features of .*{other.split('|')[0]}"):
+        with pytest.raises(ValueError, match=f"was created with features of .*{other.split('|')[0]}"):
             load_bags(path, signature=other)
-    with pytest.raises(ValueError, match="bag 1 holds image 'd', which is not in the data set of 7"):
+    with pytest.raises(ValueError, match="bag 1 contains image 'd', which is not in the data set of 7"):
         load_bags(path, image_ids=[*"abcefh", "é\n"])
     with pytest.raises(ValueError, match="'a' twice"):
         load_bags(path, image_ids=["a", "b", "a"])
-    with pytest.raises(ValueError, match="The file of bags: bag 0 holds image 'a'"):
+    with pytest.raises(ValueError, match="The bag file: bag 0 contains image 'a'"):
         bag_file.rows(["b"])
 
 
 @pytest.mark.parametrize(
     ("bags", "kind", "message"),
     [
-        ([["a", "a"]], "candidates", "holds image 'a' twice"),
-        ([["a", "b"], ["c", "a"]], "truematch", "'a' stands in bags 0 and 1, both of 2"),
+        ([["a", "a"]], "candidates", "contains image 'a' twice"),
+        ([["a", "b"], ["c", "a"]], "truematch", "'a' is in bags 0 and 1, both of size 2"),
         ([["a"]], "training", "at least 2"),
-        ([], "training", "holds no bags"),
+        ([], "training", "has no bags"),
     ],
 )
-def test_repeated_ids_are_refused_in_writing_and_reading(tmp_path, bags, kind, message):
+def test_repeated_ids_raise_when_writing_and_reading(tmp_path, bags, kind, message):
     scores = [0.5] * len(bags)
     with pytest.raises(ValueError, match=message):
         save_bags(tmp_path / "bags.json", BagFile(bags, scores, SIGNATURE, "image", kind))
@@ -242,22 +244,22 @@ def test_overlap_is_allowed_between_candidates_and_between_sizes(tmp_path):
         assert load_bags(save_bags(tmp_path / "bags.json", file)) == file
 
 
-def test_what_is_no_file_of_bags(tmp_path, bag_file):
+def test_invalid_bag_files_raise(tmp_path, bag_file):
     for name, content in (("a.json", "[1]"), ("b.json", "{"), ("c.parquet", "PAR1")):
         (tmp_path / name).write_text(content)
-        with pytest.raises(ValueError, match="is no file of bags"):
+        with pytest.raises(ValueError, match="is not a bag file"):
             load_bags(tmp_path / name)
     import pyarrow
     from pyarrow import parquet
 
     parquet.write_table(pyarrow.table({"size": [1]}), tmp_path / "d.parquet")
-    with pytest.raises(ValueError, match="is no file of bags"):
+    with pytest.raises(ValueError, match="is not a bag file"):
         load_bags(tmp_path / "d.parquet")
     with pytest.raises(FileNotFoundError, match="captionrl bags"):
         load_bags(tmp_path / "e.json")
-    with pytest.raises(ValueError, match=r"must end in .parquet or .json"):
+    with pytest.raises(ValueError, match=r"Use \.parquet or \.json"):
         save_bags(tmp_path / "bags.pkl", bag_file)
-    with pytest.raises(ValueError, match="must name model and revision"):
+    with pytest.raises(ValueError, match="must be model@revision"):
         save_bags(tmp_path / "bags.json", BagFile([["a", "b"]], [0.5], "clip"))
     with pytest.raises(ValueError, match="1 bags and 2 similarities"):
         save_bags(tmp_path / "bags.json", BagFile([["a", "b"]], [0.5, 0.5], SIGNATURE))
@@ -269,7 +271,7 @@ def neighbour_file():
     return NeighbourFile(*nearest_neighbours(clustered(30), 6), ids, SIGNATURE, "image")
 
 
-def test_neighbours_come_back_and_follow_the_data_set(tmp_path, neighbour_file):
+def test_neighbour_files_round_trip_and_follow_the_data_set(tmp_path, neighbour_file):
     path = save_neighbours(tmp_path / "n.safetensors", neighbour_file)
     same = load_neighbours(path, image_ids=neighbour_file.image_ids, signature=SIGNATURE)
     assert torch.equal(same.indices, neighbour_file.indices)
@@ -285,20 +287,22 @@ def test_neighbours_come_back_and_follow_the_data_set(tmp_path, neighbour_file):
         assert torch.equal(moved.similarities[row], neighbour_file.similarities[old])
 
 
-def test_neighbours_of_another_model_or_data_set_are_refused(tmp_path, neighbour_file):
+def test_neighbours_of_another_model_or_data_set_raise(tmp_path, neighbour_file):
     path = save_neighbours(tmp_path / "n.safetensors", neighbour_file)
-    with pytest.raises(ValueError, match="was made with features of"):
+    with pytest.raises(ValueError, match="was created with features of"):
         load_neighbours(path, signature="clip@other")
-    with pytest.raises(ValueError, match=r"30 images and the data set has 29; it holds image 'image 29'"):
+    with pytest.raises(
+        ValueError, match=r"30 images, but the data set has 29 images: image 'image 29' is not in the data set"
+    ):
         load_neighbours(path, image_ids=neighbour_file.image_ids[:-1])
-    with pytest.raises(ValueError, match="lacks some of them"):
+    with pytest.raises(ValueError, match="some images are not in the file"):
         load_neighbours(path, image_ids=[*neighbour_file.image_ids, "new"])
-    with pytest.raises(ValueError, match=r"must end in \.safetensors"):
+    with pytest.raises(ValueError, match=r"Use \.safetensors"):
         save_neighbours(tmp_path / "n.npy", neighbour_file)
     with pytest.raises(FileNotFoundError, match="--mode neighbours"):
         load_neighbours(tmp_path / "none.safetensors")
     path.write_bytes(path.read_bytes()[:100])
-    with pytest.raises(ValueError, match="is no file of neighbours"):
+    with pytest.raises(ValueError, match="is not a neighbour file"):
         load_neighbours(path)
     short = NeighbourFile(neighbour_file.indices, neighbour_file.similarities[:, :2], neighbour_file.image_ids, "a@b")
     with pytest.raises(ValueError, match="as nearest_neighbours returns them"):
@@ -316,7 +320,7 @@ def small_benchmark(tmp_path):
     return parser.parse_args([*sizes, *more])
 
 
-def test_the_benchmark_runs_and_says_what_it_measured(tmp_path):
+def test_benchmark_runs_and_reports_its_measurements(tmp_path):
     threads = torch.get_num_threads()
     result = benchmark.run(small_benchmark(tmp_path))
     assert torch.get_num_threads() == threads

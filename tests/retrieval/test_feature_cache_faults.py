@@ -1,4 +1,4 @@
-"""A feature cache that is killed, damaged, or has nowhere to write, costs what was broken and no more."""
+"""A feature cache that is killed, damaged or not writable loses only the damaged rows."""
 
 import os
 import pickle
@@ -46,7 +46,7 @@ def finish(process):
 
 
 def assert_valid(directory, keys=KEYS):
-    """Whatever is there is right, and the rest can be added. Returns how many rows were there."""
+    """All cached rows are correct, and the others can be added. Returns the number of cached rows."""
     cache = make(directory)
     there = [key for key in keys if key in cache]
     if there:
@@ -62,7 +62,7 @@ def assert_valid(directory, keys=KEYS):
 
 
 def forked(function):
-    """Start a real process that runs a function; its number."""
+    """Start a real process that runs a function; returns its id."""
     number = os.fork()
     if number:
         return number
@@ -73,7 +73,7 @@ def forked(function):
 
 
 def ended(number):
-    """How a process ended: 0, or the signal that killed it."""
+    """Exit status of a process: 0, or the signal that killed it."""
     return os.WTERMSIG(os.waitpid(number, 0)[1])
 
 
@@ -83,7 +83,7 @@ def write_slowly(directory, batch_size=8):
 
 
 def write_and_die(directory, steps):
-    """Kill this process at the n-th step of writing: between two system calls, or with half of the bytes written."""
+    """Kill this process at the n-th step of writing: between two system calls, or after half of the bytes."""
     left, whole = steps, row_store._write_all
 
     def step():
@@ -120,18 +120,19 @@ def test_killed_at_every_step_of_writing_leaves_a_valid_cache(tmp_path):
         directory = tmp_path / str(steps)
         died = ended(forked(lambda d=directory, s=steps: write_and_die(d, s)))
         with warnings.catch_warnings():
-            warnings.simplefilter("error")  # nothing is damaged, so nothing is said
+            warnings.simplefilter("error")  # nothing is damaged, so there are no warnings
             there.append(assert_valid(directory))
         if not died:
             break
         assert died == signal.SIGKILL
     assert steps > 60  # 5 for meta.json, 8 for each of the 8 batches
-    assert there == sorted(there)  # what was complete once stays
-    # Half of an index that was being written still names its first rows; every whole batch was seen as well.
+    assert there == sorted(there)  # complete rows are kept
+    # A half-written index still contains its first rows; each complete batch also occurred.
     assert {*range(0, 60, 8), 60} <= set(there)
 
 
-def test_killed_again_and_again_at_any_time_comes_to_the_end(tmp_path):
+@pytest.mark.slow  # the test above kills at every step
+def test_repeated_kills_at_random_times_still_finish(tmp_path):
     rng, kills, count = np.random.default_rng(0), 0, 0
     for _ in range(60):
         number = forked(lambda: write_slowly(tmp_path, batch_size=2))
@@ -144,20 +145,20 @@ def test_killed_again_and_again_at_any_time_comes_to_the_end(tmp_path):
             there = [key for key in KEYS if key in cache]
             if there:
                 np.testing.assert_array_equal(np.asarray(cache.get(there)), truth(there))
-        assert len(there) >= count  # nothing is ever lost
+        assert len(there) >= count  # no rows are lost
         count = len(there)
     assert kills
     assert_valid(tmp_path)
 
 
-def test_a_writer_killed_while_it_holds_the_lock_blocks_nobody(tmp_path):
+def test_writer_killed_with_the_lock_does_not_block_others(tmp_path):
     assert ended(forked(lambda: write_and_die(tmp_path, 8))) == signal.SIGKILL
     begun = time.monotonic()
     make(tmp_path).put(["new"], truth(["new"]))
     assert time.monotonic() - begun < 5
 
 
-def test_processes_that_write_at_once_lose_nothing(tmp_path):
+def test_concurrent_writers_lose_no_rows(tmp_path):
     script = """
     mine = [keys[i] for i in np.random.default_rng(int(sys.argv[2])).permutation(60)[:45]]
     print("ready", flush=True)
@@ -180,7 +181,7 @@ def test_processes_that_write_at_once_lose_nothing(tmp_path):
     cache = make(tmp_path)
     assert sorted(key for key in KEYS if key in cache) == sorted(wanted)
     np.testing.assert_array_equal(np.asarray(cache.get(sorted(wanted))), truth(sorted(wanted)))
-    # One record a key: those that lost the race did not append a second one.
+    # One record per key: slower processes did not append a second one.
     assert (cache.directory / "index.bin").stat().st_size == 24 * len(wanted)
 
 
@@ -196,7 +197,7 @@ def damage(path, offset, value=0x10):
 
 
 def recovers(directory, expected_rows, match, **kwargs):
-    """The damage is said once, exactly these rows are computed anew, and then all is well."""
+    """There is one warning, exactly these rows are computed again, and later requests have no warning."""
     compute = Compute(KEYS)
     with pytest.warns(UserWarning, match=match):
         view = make(directory, **kwargs).get_or_compute(KEYS, compute)
@@ -214,28 +215,28 @@ def filled(tmp_path):
     return cache.directory
 
 
-def test_a_flipped_bit_in_a_row_costs_that_row(tmp_path):
+def test_flipped_bit_in_a_row_loses_only_that_row(tmp_path):
     damage(filled(tmp_path) / "data.bin", 17 * 64 + 5)
     recovers(tmp_path, [17], "1 of 60 cached features .* damaged")
 
 
-def test_a_flipped_bit_in_the_index_costs_that_row(tmp_path):
+def test_flipped_bit_in_the_index_loses_only_that_row(tmp_path):
     for offset in (3, 18, 22):  # in the key, in the row's checksum, in the record's checksum
         damage(filled(tmp_path / str(offset)) / "index.bin", 20 * 24 + offset)
         recovers(tmp_path / str(offset), [20], "1 index records are wrong")
 
 
-def test_rows_that_changed_places_are_noticed(tmp_path):
+def test_swapped_records_are_detected(tmp_path):
     path = filled(tmp_path) / "index.bin"
     raw = path.read_bytes()
     path.write_bytes(raw[24:48] + raw[:24] + raw[48:])
     recovers(tmp_path, [0, 1], "2 index records are wrong")
 
 
-def test_a_truncated_file_costs_its_end(tmp_path):
+def test_truncated_file_loses_only_its_last_rows(tmp_path):
     path = filled(tmp_path / "data") / "data.bin"
     os.truncate(path, 64 * 50 + 30)
-    recovers(tmp_path / "data", list(range(50, 60)), "10 rows are cut off")
+    recovers(tmp_path / "data", list(range(50, 60)), "10 rows are missing")
     path = filled(tmp_path / "gone") / "data.bin"
     path.unlink()
     assert make(tmp_path / "gone").missing(KEYS) == list(range(60))
@@ -250,7 +251,7 @@ def test_a_truncated_file_costs_its_end(tmp_path):
 def test_damaged_meta_rebuilds_the_cache(tmp_path, content):
     path = filled(tmp_path) / "meta.json"
     if content is None:
-        content = path.read_bytes().replace(b"16", b"32")  # still JSON, but another shape
+        content = path.read_bytes().replace(b"16", b"32")  # valid JSON with another shape
     path.write_bytes(content)
     recovers(tmp_path, list(range(60)), r"meta\.json is damaged")
 
@@ -259,18 +260,18 @@ def test_large_requests_are_checked_while_they_are_read(tmp_path):
     damage(filled(tmp_path) / "data.bin", 17 * 64 + 5)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        view = make(tmp_path, verify_bytes=100).get_or_compute(KEYS, must_not_compute)  # nothing is read yet
+        view = make(tmp_path, verify_bytes=100).get_or_compute(KEYS, must_not_compute)  # nothing has been read yet
     view = pickle.loads(pickle.dumps(view))  # as in a data loader's worker
     np.testing.assert_array_equal(view[[16, 18]], truth(["image 16", "image 18"]))
-    with pytest.raises(OSError, match=r"features of 'image 17' \(row 17\) are damaged.*run again"):
+    with pytest.raises(OSError, match=r"features of 'image 17' \(row 17\) are damaged.*Run again"):
         view[10:20][[6, 7]]
-    compute = Compute(KEYS)  # it has been dropped: the next run computes it
+    compute = Compute(KEYS)  # it was dropped, so the next run computes it
     again = make(tmp_path, verify_bytes=100).get_or_compute(KEYS, compute)
     assert compute.rows == [17]
     np.testing.assert_array_equal(np.asarray(again), truth(KEYS))
 
 
-def test_an_emptied_folder_is_filled_again(tmp_path):
+def test_emptied_folder_is_filled_again(tmp_path):
     cache = make(tmp_path)
     cache.get_or_compute(KEYS, Compute(KEYS))
     for name in ("index.bin", "data.bin", "meta.json"):
@@ -283,7 +284,7 @@ def test_an_emptied_folder_is_filled_again(tmp_path):
 # ------------------------------------------------------------------ nowhere to write
 
 
-def test_an_unwritable_place_falls_back_to_memory(tmp_path):
+def test_folder_that_is_not_writable_falls_back_to_memory(tmp_path):
     (tmp_path / "file").write_text("in the way")
     cache = make(tmp_path / "file")
     compute = Compute(KEYS)
@@ -299,8 +300,8 @@ def test_an_unwritable_place_falls_back_to_memory(tmp_path):
         cache.get(["z"])
 
 
-def test_a_full_disk_falls_back_to_memory_and_spoils_nothing(tmp_path):
-    # A file-size limit refuses writes as a full disk does: a part first, then an error.
+def test_full_disk_falls_back_to_memory_and_damages_no_rows(tmp_path):
+    # A file-size limit behaves like a full disk: it accepts a part, then raises an error.
     script = """
     import resource, warnings
     run(directory, keys[:20])
@@ -319,7 +320,7 @@ def test_a_full_disk_falls_back_to_memory_and_spoils_nothing(tmp_path):
     assert assert_valid(tmp_path) in range(20, 37)
 
 
-def test_a_lock_that_is_never_given_back_falls_back_to_memory(tmp_path):
+def test_lock_that_is_never_released_falls_back_to_memory(tmp_path):
     from filelock import FileLock
 
     cache = make(tmp_path)
@@ -330,7 +331,7 @@ def test_a_lock_that_is_never_given_back_falls_back_to_memory(tmp_path):
     np.testing.assert_array_equal(np.asarray(view), truth(KEYS))
 
 
-def test_work_is_written_while_it_goes_on(tmp_path, monkeypatch):
+def test_rows_are_written_during_the_computation(tmp_path, monkeypatch):
     monkeypatch.setattr(features_module, "_FLUSH_BYTES", 64 * 20)
     stored = []
 
@@ -340,7 +341,7 @@ def test_work_is_written_while_it_goes_on(tmp_path, monkeypatch):
 
     make(tmp_path).get_or_compute(KEYS, compute, batch_size=10)
     assert stored == [0, 0, 20, 20, 40, 40]
-    with pytest.raises(RuntimeError, match="the model failed"):  # what was computed before is kept
+    with pytest.raises(RuntimeError, match="the model failed"):  # earlier rows are kept
         make(tmp_path / "b").get_or_compute(KEYS, failing_at(3), batch_size=10)
     assert len(make(tmp_path / "b")) == 20
 

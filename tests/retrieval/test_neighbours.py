@@ -1,4 +1,4 @@
-"""Nearest neighbours are those of a plain loop, ties and precision included."""
+"""Nearest neighbours equal a plain loop, including ties and precision."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ from tests.retrieval.clusters import clustered, cosine, plain_neighbours
 
 
 @pytest.mark.parametrize("block_size", [None, 1, 7, 1000])
-def test_neighbours_are_those_of_a_plain_loop(block_size):
+def test_neighbours_equal_a_plain_loop(block_size):
     features = clustered(60)
     indices, similarities = nearest_neighbours(features, 12, block_size=block_size)
     expected = plain_neighbours(features, 12)
@@ -26,7 +26,7 @@ def test_neighbours_are_those_of_a_plain_loop(block_size):
     assert similarities.dtype == torch.float32
 
 
-def test_the_length_of_a_feature_does_not_matter_and_its_precision_may_be_half():
+def test_features_may_have_any_norm_and_half_precision():
     features = clustered(50)
     scaled = features * torch.linspace(0.1, 30, 50)[:, None]
     assert torch.equal(nearest_neighbours(features, 5)[0], nearest_neighbours(scaled.numpy(), 5)[0])
@@ -35,8 +35,8 @@ def test_the_length_of_a_feature_does_not_matter_and_its_precision_may_be_half()
 
 
 @pytest.mark.parametrize(("count", "k"), [(30, 8), (900, 1), (900, 2), (1000, 3)])
-def test_ties_stand_in_the_order_of_the_rows(count, k):
-    # Unit vectors along axes: every cosine is exactly 0 or 1. With many more images than k the search goes by groups.
+def test_ties_are_in_the_order_of_the_rows(count, k):
+    # Unit vectors along axes: every cosine is exactly 0 or 1. With many more images than k, groups are searched.
     generator = torch.Generator().manual_seed(1)
     axis = torch.randint(5, (count,), generator=generator).tolist()
     features = torch.eye(5)[axis]
@@ -48,9 +48,9 @@ def test_ties_stand_in_the_order_of_the_rows(count, k):
     assert set(similarities.flatten().tolist()) <= {0.0, 1.0}
 
 
-def test_search_by_groups_equals_a_full_sort_also_in_the_columns_over():
+def test_search_by_groups_equals_a_full_sort_including_remaining_columns():
     features = clustered(32 * 82 + 13, width=24, seed=3)  # 13 columns are in no group
-    features[-4:] = features[:4] + 0.01  # whose nearest are therefore there
+    features[-4:] = features[:4] + 0.01  # so that their nearest images are in these columns
     unit = torch.nn.functional.normalize(features.double(), dim=1)
     rows = torch.tensor([0, 5, 2623, 2624, 2636])
     indices, _ = nearest_neighbours(features, 9, rows=rows)
@@ -60,7 +60,7 @@ def test_search_by_groups_equals_a_full_sort_also_in_the_columns_over():
     assert (indices >= 32 * 82).any()
 
 
-def test_a_copy_is_a_neighbour_and_the_image_itself_is_none():
+def test_copies_are_neighbours_but_not_the_image_itself():
     features = clustered(40)
     features[7] = features[3]
     indices, similarities = nearest_neighbours(features, 39)
@@ -77,7 +77,7 @@ def test_k_out_of_range(k):
         nearest_neighbours(clustered(10), k)
 
 
-def test_features_without_a_direction_are_named():
+def test_invalid_features_and_rows_raise():
     features = clustered(10)
     features[4] = 0
     with pytest.raises(ValueError, match=r"features\[4\] is zero"):
@@ -111,7 +111,7 @@ def test_multimodal_features_need_captions_of_the_same_images():
         multimodal_features(images, [torch.ones(1, 8), torch.ones(2, 8), torch.empty(0, 8), torch.ones(1, 8)])
 
 
-def test_faiss_finds_nearly_all_and_says_how_many():
+def test_faiss_has_a_high_recall_and_measures_it():
     features = clustered(1500, noise=0.3)
     exact, scores = nearest_neighbours(features, 10)
     indices, similarities, recall = approximate_neighbours(features, 10, num_clusters=38, num_probes=12)
@@ -128,12 +128,12 @@ def test_faiss_finds_nearly_all_and_says_how_many():
     assert whole[2] == 1
 
 
-def test_faiss_fills_what_its_lists_do_not_hold():
+def test_faiss_searches_exactly_if_lists_are_too_short():
     indices, _, _ = approximate_neighbours(clustered(200), 60, num_clusters=20, num_probes=1)
     check_neighbours(indices, 200)  # no -1, nothing twice
 
 
-def test_without_faiss_the_remedy_is_named(monkeypatch):
+def test_missing_faiss_raises_with_a_remedy(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "faiss", None)
     with pytest.raises(ImportError, match=r"hf-captionrl\[faiss\]"):
         approximate_neighbours(clustered(20), 3)

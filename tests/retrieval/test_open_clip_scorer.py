@@ -1,4 +1,4 @@
-"""An open_clip model as a scorer says what its own functions say."""
+"""An open_clip scorer equals the functions of its model."""
 
 import json
 
@@ -23,7 +23,7 @@ def make_open_clip(seed=0, **text):
 
 
 @pytest.mark.parametrize("pool", ["argmax", "eos"])
-def test_open_clip_equals_its_own_encode_text_with_the_real_bpe(pool):
+def test_open_clip_equals_encode_text_with_the_real_bpe(pool):
     model, _ = make_open_clip(pool_type=pool, eos_id=49407)
     scorer = OpenClipScorer(model, batch_size=2)
     assert scorer._trim  # short captions are not padded to the context length
@@ -48,7 +48,7 @@ def test_open_clip_equals_its_own_encode_text_with_the_real_bpe(pool):
     assert isinstance(scorer, Scorer)
     assert isinstance(load_scorer(model), OpenClipScorer)
     if pool == "eos":
-        wrong, _ = make_open_clip(pool_type="eos", eos_id=2)  # open_clip's default id, which CLIP's BPE never writes
+        wrong, _ = make_open_clip(pool_type="eos", eos_id=2)  # open_clip's default id, which CLIP's BPE never produces
         with pytest.raises(ValueError, match="pools at token 2, but the tokenizer ends a caption with 49407"):
             OpenClipScorer(wrong)
 
@@ -80,9 +80,9 @@ def test_open_clip_from_a_local_folder(tmp_path):
     assert OpenClipScorer(make_open_clip(seed=1)[0]).fingerprint != OpenClipScorer(model).fingerprint
 
 
-def test_open_clip_with_a_tower_that_reads_all_positions_and_a_foreign_tokenizer():
+def test_open_clip_with_full_attention_and_another_tokenizer():
     class Words:
-        """A tokenizer of the kind that wraps transformers': fixed length, no `encode`."""
+        """A tokenizer that wraps one of transformers: fixed length, no `encode`."""
 
         def __init__(self):
             self.tokenizer = make_tokenizer(bos=False)
@@ -105,7 +105,7 @@ def test_open_clip_with_a_tower_that_reads_all_positions_and_a_foreign_tokenizer
     assert len(scorer.token_ids(["cat " * 30])[0]) == LIMIT
 
     class BeginsWithEnd(Words):
-        """As OPT's and GPT-2's tokenizers, whose one special token begins and ends a text."""
+        """Like the tokenizers of OPT and GPT-2, whose only special token begins and ends a text."""
 
         def __call__(self, texts, context_length=LIMIT):
             rows = super().__call__(texts, context_length - 1)
@@ -116,18 +116,18 @@ def test_open_clip_with_a_tower_that_reads_all_positions_and_a_foreign_tokenizer
         scorer.token_features(["a"])
 
 
-def test_what_open_clip_would_load_must_be_safetensors(tmp_path):
+def test_local_weights_must_be_safetensors(tmp_path):
     model, config = make_open_clip()
     weights = {k: v.contiguous() for k, v in model.state_dict().items()}
     (tmp_path / "open_clip_config.json").write_text(json.dumps({"model_cfg": config, "preprocess_cfg": {}}))
     torch.save(weights, tmp_path / "open_clip_pytorch_model.bin")
-    save_file(weights, tmp_path / "other.safetensors")  # which open_clip passes over
+    save_file(weights, tmp_path / "other.safetensors")  # which open_clip ignores
     for name in (f"open_clip:local-dir:{tmp_path}", f"open_clip:{tmp_path}", tmp_path):
         with pytest.raises(
-            ValueError, match=r"open_clip_pytorch_model\.bin' cannot be loaded, for .* not in safetensors"
+            ValueError, match=r"open_clip_pytorch_model\.bin' cannot be loaded because .* not in safetensors"
         ):
             load_scorer(name)
-    with pytest.raises(ValueError, match="no architecture 'local-dir:"):
+    with pytest.raises(ValueError, match="is neither an architecture of open_clip nor a folder"):
         load_scorer(f"open_clip:local-dir:local-dir:{tmp_path}")
     save_file(weights, tmp_path / "open_clip_model.safetensors")
     scorer = load_scorer(f"open_clip:local-dir:{tmp_path}")

@@ -37,13 +37,13 @@ def plain_rank(scores: list[float], own: int) -> int:
     return 1 + sum(score >= scores[own] for i, score in enumerate(scores) if i != own)
 
 
-def test_a_hand_computed_bag_with_a_tie():
+def test_bag_with_a_tie_computed_by_hand():
     scores = torch.tensor([[0.9, 0.9, 0.1], [0.2, 0.5, 0.4], [0.3, 0.3, 0.3]])
-    # The tie of the first caption puts the other image first; a constant caption is last everywhere.
+    # In a tie, the other image ranks first; a constant caption is always last.
     assert ranks_from_scores(scores, torch.tensor([0, 1, 2])).tolist() == [2, 1, 3]
 
 
-def test_a_score_that_is_not_a_number_is_never_a_success():
+def test_nan_scores_rank_last():
     scores = torch.tensor([[math.nan, 0.5], [0.5, math.nan]])
     assert ranks_from_scores(scores, torch.tensor([0, 0])).tolist() == [2, 2]
 
@@ -76,8 +76,8 @@ def test_ranks_equal_the_hard_pool_of_capenrich():
     assert {k: recall_at_k(found, int(k)) for k in vectors["recall"]} == vectors["recall"]
 
 
-def test_the_own_score_comes_from_the_block_it_is_compared_with():
-    """Copies of the target tie with it to the last bit, which a separate dot product would not see."""
+def test_target_score_is_read_from_the_same_block():
+    """Copies of the target tie with it bit-exactly, which fails with a separate dot product."""
     pool = unit(1, 512, 0).repeat(700, 1)
     text = unit(40, 512, 1)
     targets = torch.arange(40) * 17
@@ -86,7 +86,7 @@ def test_the_own_score_comes_from_the_block_it_is_compared_with():
     assert ((text @ pool.T) >= separate[:, None]).sum(1).tolist() != [700] * 40
 
 
-def test_exact_copies_tie_however_a_product_rounds_their_columns():
+def test_exact_copies_tie_if_a_product_rounds_their_columns_differently():
     pool = unit(10, 512, 0)
     pool[9] = pool[0]
     text = unit(200, 512, 1)
@@ -100,14 +100,14 @@ def test_exact_copies_tie_however_a_product_rounds_their_columns():
     own[1] = 9
     single = [bag_ranks(text[i : i + 2], pool, [[0, 9]], own[:2])[0] for i in range(0, 200, 2)]
     assert torch.stack(single).tolist() == [[2, 2]] * 100
-    # What is known of copies is not looked for again.
+    # Known copies are not searched again.
     known = torch.tensor([0, 0, *range(2, 10)])
     assert set_ranks(text, pool, [[1, 0]] * 200, own * 0, duplicate_of=known).tolist() == [2] * 200
 
 
 @settings(max_examples=30, deadline=None)
 @given(SEEDS)
-def test_permuting_images_permutes_nothing_but_names(seed):
+def test_ranks_are_invariant_under_permutations_of_images(seed):
     text, pool = unit(8, 5, seed), unit(8, 5, seed + 1)
     order = torch.randperm(8, generator=torch.Generator().manual_seed(seed))
     moved = torch.empty(8, dtype=torch.long)
@@ -122,7 +122,7 @@ def test_adding_a_distractor_never_helps(seed):
     assert (ranks(text, pool, range(8)) >= ranks(text, pool[:8])).all()
 
 
-def test_a_constant_caption_finds_one_image_of_its_pool():
+def test_constant_caption_retrieves_one_image_of_its_pool():
     text = unit(1, 5, 3).repeat(6, 1)
     found = ranks(text, unit(6, 5, 4))
     assert sorted(found.tolist()) == [1, 2, 3, 4, 5, 6]
@@ -133,7 +133,7 @@ def test_a_constant_caption_finds_one_image_of_its_pool():
 def test_distractor_recall_equals_enumeration(pool, drawn, k):
     found = distractor_recall(torch.arange(1, pool + 1), pool, k=k, num_distractors=drawn)
     for rank in range(1, pool + 1):
-        draws = list(itertools.combinations(range(pool - 1), drawn))  # the rank - 1 better images come first
+        draws = list(itertools.combinations(range(pool - 1), drawn))  # the first rank - 1 images are better
         successes = sum(sum(image < rank - 1 for image in draw) < k for draw in draws)
         assert found[rank - 1].item() == close(successes / len(draws))
 
@@ -157,7 +157,7 @@ def test_sampled_ranks_agree_with_the_closed_form():
 
 def test_bag_ranks_equal_a_plain_loop_over_captions_of_all_bags():
     text, pool = unit(10, 4, 0), unit(5, 4, 1)
-    owners = [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]  # two captions an image
+    owners = [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]  # two captions per image
     bags = [[4, 1], [0, 2, 3]]
     found, captions, numbers = bag_ranks(text, pool, bags, owners)
     expected = []
@@ -176,11 +176,11 @@ def test_set_ranks_equal_a_plain_loop():
     assert set_ranks(text, pool, sets, targets).tolist() == expected
 
 
-def test_duplicates_name_the_first_of_them():
+def test_duplicate_images_returns_the_first_copy():
     pool = unit(3, 4, 0)[[0, 1, 0, 2, 1]]
     assert duplicate_images(pool).tolist() == [0, 1, 0, 3, 1]
     assert duplicate_images(pool.double()).tolist() == [0, 1, 0, 3, 1]
-    # The same numbers in another order have equal sums of their bits and are another image.
+    # The same numbers in another order have equal sums of their bits, but are another image.
     assert duplicate_images(torch.stack([pool[0], pool[0].flip(0), pool[0]])).tolist() == [0, 1, 0]
 
 
@@ -195,7 +195,7 @@ def test_ranks_can_be_pickled():
     assert torch.equal(pickle.loads(pickle.dumps(found)), found)
 
 
-def test_bad_features_are_named():
+def test_invalid_features_raise():
     good = unit(3, 4, 0)
     for value, kind in ((0.0, "zero"), (math.nan, "NaN"), (math.inf, "NaN or infinite")):
         bad = good.clone()
@@ -206,7 +206,7 @@ def test_bad_features_are_named():
             ranks(good, bad)
     with pytest.raises(ValueError, match="Convert one of them"):
         ranks(good, good.double())
-    with pytest.raises(ValueError, match="have 4 features and image_features 3"):
+    with pytest.raises(ValueError, match="have 4 features, but image_features have 3"):
         ranks(good, good[:, :3].clone())
     with pytest.raises(ValueError, match="floating point"):
         check_features(torch.ones(2, 2, dtype=torch.long))
@@ -216,39 +216,39 @@ def test_bad_features_are_named():
         check_features(torch.empty(0, 4))
 
 
-def test_bad_targets_bags_and_sets_are_named():
+def test_invalid_targets_bags_and_sets_raise():
     text, pool = unit(3, 4, 0), unit(4, 4, 1)
     with pytest.raises(ValueError, match="3 captions and 4 images do not pair up"):
         ranks(text, pool)
-    with pytest.raises(ValueError, match=r"targets\[2\] = 4 is not a row"):
+    with pytest.raises(ValueError, match=r"targets\[2\] is 4\. Use rows of the pool, from 0 to 3"):
         ranks(text, pool, [0, 1, 4])
     with pytest.raises(ValueError, match="one image row for each of 3 captions"):
         check_targets([0, 1], 3, 4)
     with pytest.raises(ValueError, match="must be integers"):
         check_targets([0.0, 1.0, 2.0], 3, 4)
-    with pytest.raises(ValueError, match="block_size must be at least 1"):
+    with pytest.raises(ValueError, match=r"block_size is 0\. Use at least 1"):
         ranks(text, pool, [0, 1, 2], block_size=0)
-    with pytest.raises(ValueError, match=r"bags\[1\] names image 9"):
+    with pytest.raises(ValueError, match=r"bags\[1\] contains image 9"):
         bag_ranks(text, pool, [[0, 1], [1, 9]], [0, 1, 2])
-    with pytest.raises(ValueError, match=r"bags\[0\] names an image twice"):
+    with pytest.raises(ValueError, match=r"bags\[0\] contains an image twice"):
         bag_ranks(text, pool, [[1, 1]], [0, 1, 2])
     with pytest.raises(ValueError, match=r"bags\[0\] has 1 image"):
         bag_ranks(text, pool, [[1]], [0, 1, 2])
-    with pytest.raises(ValueError, match=r"bags\[0\] holds image 3, which no caption belongs to"):
+    with pytest.raises(ValueError, match=r"bags\[0\] contains image 3, which has no caption"):
         bag_ranks(text, pool, [[1, 3]], [0, 1, 2])
     with pytest.raises(ValueError, match="bags is empty"):
         bag_ranks(text, pool, [], [0, 1, 2])
-    with pytest.raises(ValueError, match=r"bags\[0\] must be a list of image rows, got the string"):
+    with pytest.raises(ValueError, match=r"bags\[0\] must be a list of image rows, not the string"):
         bag_ranks(text, pool, ["01"], [0, 1, 2])  # type: ignore[list-item]
-    with pytest.raises(ValueError, match=r"sets\[1\] does not hold image 1"):
+    with pytest.raises(ValueError, match=r"sets\[1\] must contain image 1"):
         set_ranks(text, pool, [[0, 1], [2, 3], [2, 3]], [0, 1, 2])
-    with pytest.raises(ValueError, match="2 sets for 3 captions"):
+    with pytest.raises(ValueError, match="There are 2 sets for 3 captions"):
         set_ranks(text, pool, [[0, 1], [2, 3]], [0, 1, 2])
-    with pytest.raises(ValueError, match="sets need targets"):
+    with pytest.raises(ValueError, match="set_ranks needs targets"):
         set_ranks(text, pool, [[0, 1]], None)
 
 
-def test_bad_numbers_are_named():
+def test_numbers_out_of_range_raise():
     rank = torch.tensor([1, 2])
     with pytest.raises(
         ValueError, match=r"num_distractors \(99\) must be between 1 and the other images of the pool \(49\)"
@@ -256,11 +256,11 @@ def test_bad_numbers_are_named():
         random_distractor_recall(rank, 50)
     with pytest.raises(ValueError, match=r"num_distractors \(5\)"):
         sampled_ranks(rank, 5, num_distractors=5, repeats=1, seed=0)
-    with pytest.raises(ValueError, match="repeats must be at least 1"):
+    with pytest.raises(ValueError, match="repeats is 0"):
         sampled_ranks(rank, 5, num_distractors=2, repeats=0, seed=0)
-    with pytest.raises(ValueError, match="k must be at least 1"):
+    with pytest.raises(ValueError, match="k is 0"):
         recall_at_k(rank, 0)
-    with pytest.raises(ValueError, match="k must be at least 1"):
+    with pytest.raises(ValueError, match="k is 0"):
         distractor_recall(rank, 5, k=0, num_distractors=2)
     with pytest.raises(ValueError, match="no ranks"):
         recall_at_k(rank[:0], 1)
@@ -268,7 +268,7 @@ def test_bad_numbers_are_named():
         random_distractor_recall(rank[:0], 200)
 
 
-def test_one_row_out_of_a_wider_matrix():
+def test_noncontiguous_row_of_a_wider_matrix():
     pool = torch.randn(4, 8)[:1, :3]
     assert ranks(torch.randn(1, 3), pool).tolist() == [1]
     assert duplicate_images(pool).tolist() == [0]

@@ -1,4 +1,4 @@
-"""Scorers on tiny random models: what is computed is compared with the models' own calls, one caption at a time."""
+"""Scorers on tiny random models equal the original models, called with one caption at a time."""
 
 import pickle
 
@@ -71,7 +71,7 @@ def test_images_equal_the_model_called_one_by_one_in_any_mode(clip):
         assert_close(row, own / own.norm())
 
 
-def test_the_protocol_and_the_facts(clip):
+def test_scorer_protocol_and_attributes(clip):
     assert isinstance(clip, Scorer)
     assert clip.logit_scale == pytest.approx(100.0, rel=1e-6)
     assert clip.max_text_tokens == LIMIT
@@ -89,7 +89,7 @@ def test_the_protocol_and_the_facts(clip):
     assert copy.text_features(CAPTIONS).equal(clip.text_features(CAPTIONS))
 
 
-def test_a_cut_caption_keeps_eos_and_is_counted(clip):
+def test_truncated_caption_keeps_eos_and_is_counted(clip):
     fits = " ".join(["cat"] * (LIMIT - 2))
     long = fits + " dog dog dog"
     assert clip.count_truncated([fits, long, "a"]) == 1
@@ -98,7 +98,7 @@ def test_a_cut_caption_keeps_eos_and_is_counted(clip):
     assert clip.text_features([long]).equal(clip.text_features([fits]))
 
 
-def test_tokens_are_counted_named_and_have_features(clip):
+def test_token_counts_ids_and_features(clip):
     assert isinstance(clip, TokenScorer)
     assert clip.count_tokens([*CAPTIONS, "cat " * 30]) == [5, 3, 11, 7, 5, 32]
     assert clip.token_ids(CAPTIONS) == clip.tokenizer(CAPTIONS)["input_ids"]
@@ -106,7 +106,7 @@ def test_tokens_are_counted_named_and_have_features(clip):
     features = clip.token_features([*CAPTIONS, "cat " * 30])
     assert [row.shape for row in features] == [(n, 8) for n in (5, 3, 11, 7, 5, LIMIT)]
     for caption, rows in zip(CAPTIONS, features, strict=False):
-        # One caption at a time, through the model's own parts.
+        # One caption at a time, with the parts of the model.
         inputs = clip.tokenizer([caption], return_tensors="pt")
         own = clip.model.text_projection(clip.model.text_model(**inputs).last_hidden_state)[0]
         assert_close(rows, own)
@@ -117,12 +117,12 @@ def test_tokens_are_counted_named_and_have_features(clip):
     assert torch.cosine_similarity(half, features[0]).min() > 0.99
 
 
-def test_a_shorter_limit_can_be_asked_for():
+def test_max_text_tokens_can_be_lowered():
     model, processor = make_clip()
     scorer = HFScorer(model, processor, max_text_tokens=5)
     assert scorer.count_truncated(CAPTIONS) == 2
     assert scorer.text_features(["a red cat on the mat"]).equal(scorer.text_features(["a red cat"]))
-    with pytest.raises(ValueError, match="max_text_tokens is 13, but must lie between 2 and the model's 12"):
+    with pytest.raises(ValueError, match="max_text_tokens is 13, but must be between 2 and the model's 12"):
         HFScorer(model, processor, max_text_tokens=13)
 
 
@@ -133,7 +133,7 @@ def test_half_weights_give_fp32_unit_features_and_the_exact_scale(dtype):
     model, processor = make_clip()
     scorer = HFScorer(model, processor, dtype=dtype)
     assert next(scorer.model.parameters()).dtype == scorer.dtype != torch.float32
-    # bf16 holds ln(100) as 4.59 or 4.62: read after the cast, the scale would be 99 or 102.
+    # bf16 rounds ln(100) to 4.59 or 4.62: after the cast, the scale would be 99 or 102.
     assert scorer.logit_scale == pytest.approx(100.0, rel=1e-6)
     half = scorer.text_features(CAPTIONS)
     assert_unit(half, len(CAPTIONS))
@@ -143,7 +143,7 @@ def test_half_weights_give_fp32_unit_features_and_the_exact_scale(dtype):
     assert scorer.cache_revision.split("|")[0] == scorer.fingerprint
 
 
-def test_autocast_of_a_trainer_does_not_reach_the_scorer(clip):
+def test_autocast_of_a_trainer_does_not_affect_the_scorer(clip):
     with torch.autocast("cpu", dtype=torch.bfloat16):
         inside = clip.text_features(CAPTIONS)
     assert inside.equal(clip.text_features(CAPTIONS))
@@ -158,7 +158,7 @@ def test_siglip_is_padded_to_the_full_length_without_a_mask():
         ids = scorer.tokenizer([caption], padding="max_length", max_length=LIMIT, return_tensors="pt")["input_ids"]
         own = model.get_text_features(input_ids=ids).pooler_output[0]  # no mask, as in training
         assert_close(row, own / own.norm())
-    # The trap: with the shortest padding or with the mask, the same captions get other features.
+    # Control: with the shortest padding or with the mask, the features differ.
     assert (HFScorer(model, processor, padding="longest").text_features(CAPTIONS) - features).abs().max() > 1e-3
     inputs = scorer.tokenizer(CAPTIONS, padding="max_length", max_length=LIMIT, return_tensors="pt")
     masked = model.get_text_features(**inputs).pooler_output
@@ -167,32 +167,32 @@ def test_siglip_is_padded_to_the_full_length_without_a_mask():
     assert scorer.count_truncated(["cat " * LIMIT, "cat " * (LIMIT - 1)]) == 1
     assert scorer.token_ids(["cat " * 40])[0][-1] == scorer.tokenizer.eos_token_id
     assert scorer.count_tokens(["a cat", "cat " * 40]) == [3, 41]
-    with pytest.raises(ValueError, match="SiglipModel gives features of captions, not of their tokens"):
+    with pytest.raises(ValueError, match="SiglipModel has features of captions, but not of their tokens"):
         scorer.token_features(["a cat"])
 
 
-def test_legacy_pooling_at_the_highest_id_is_refused_unless_eos_is_the_highest():
+def test_legacy_pooling_raises_unless_eos_is_the_highest_id():
     low_eos = make_tokenizer(("<bos>", "<pad>", "<eos>"))  # EOS is 2, "zebra" the highest id
     model, processor = make_clip(low_eos)
-    with pytest.raises(ValueError, match=r"eos_token_id == 2.*EOS is 2 and the vocabulary goes up to 15"):
+    with pytest.raises(ValueError, match=r"eos_token_id == 2.*EOS is 2, but the highest id of the vocabulary is 15"):
         HFScorer(model, processor)
-    # What is refused: everything after the word of the highest id is lost.
+    # The reason: everything after the word with the highest id is ignored.
     legacy = HFScorer(model, processor, allow_legacy_pooling=True)
     same = legacy.text_features(["a zebra on the mat", "a zebra under the big dog"])
     assert_close(same[0], same[1])
-    # OpenAI's own checkpoints say 2 too, but there EOS (49407) is the highest id and nothing is lost.
+    # OpenAI's checkpoints have 2 too, but EOS (49407) is the highest id, so nothing is ignored.
     model, processor = make_clip(eos=2)
     fine = HFScorer(model, processor).text_features(["a zebra on the mat", "a zebra under the big dog"])
     assert (fine[0] - fine[1]).abs().max() > 1e-3
 
 
-def test_a_config_whose_eos_never_comes_is_refused():
+def test_config_with_an_eos_that_the_tokenizer_does_not_add_raises():
     model, processor = make_clip(eos=7)
     with pytest.raises(ValueError, match="position 0 would be pooled"):
         HFScorer(model, processor)
 
 
-def test_a_folder_and_the_model_in_memory_are_one_revision_and_a_changed_weight_another(tmp_path):
+def test_revision_is_equal_for_folder_and_model_and_changes_with_a_weight(tmp_path):
     model, processor = make_clip()
     model.save_pretrained(tmp_path / "tiny_clip")
     processor.save_pretrained(tmp_path / "tiny_clip")
@@ -216,7 +216,7 @@ def test_a_folder_and_the_model_in_memory_are_one_revision_and_a_changed_weight_
     assert HFScorer(make_clip()[0], processor).fingerprint != loaded.fingerprint
 
 
-def test_fingerprint_takes_every_dtype_and_scalars():
+def test_fingerprint_supports_all_dtypes_and_scalars():
     module = torch.nn.BatchNorm1d(3)  # has a 0-dimensional integer buffer
     assert content_hashes.model_fingerprint(module) == content_hashes.model_fingerprint(torch.nn.BatchNorm1d(3))
     assert content_hashes.model_fingerprint(module) != content_hashes.model_fingerprint(
@@ -233,28 +233,28 @@ def test_fingerprint_takes_every_dtype_and_scalars():
         (lambda s: s.count_truncated(["a", 3]), r"captions\[1\] is 3 \(int\)"),
         (lambda s: s.image_features([make_images(1)[0], "x.jpg"]), r"images\[1\] is a str"),
         (lambda s: HFScorer(s.model, None), "processor of CLIPModel is NoneType"),
-        (lambda s: HFScorer(s.model, s.tokenizer), "needs one with a tokenizer and an image_processor"),
+        (lambda s: HFScorer(s.model, s.tokenizer), "needs a tokenizer and an image_processor"),
         (lambda s: load_scorer(s.model, processor=make_clip()[1], dtype="int8"), "dtype is 'int8'"),
         (lambda s: load_scorer(s.model, processor=make_clip()[1], batch_size=0), "batch_size is 0"),
         (lambda s: load_scorer(s.model, processor=make_clip()[1], padding="none"), "padding is 'none'"),
-        (lambda s: load_scorer(tiny_bert()), "BertModel is no image-text dual encoder"),
+        (lambda s: load_scorer(tiny_bert()), "BertModel is not an image-text dual encoder"),
         (lambda s: load_scorer(42), "42 is not a scorer"),
-        (lambda s: load_scorer("open_clip:ViT-B-3"), "knows no architecture 'ViT-B-3'.*Close: ViT-B-32"),
-        (lambda s: load_scorer("open_clip:ViT-B-32"), "names no weights.*laion2b_s34b_b79k"),
+        (lambda s: load_scorer("open_clip:ViT-B-3"), "'ViT-B-3' is neither an architecture.*Similar names: ViT-B-32"),
+        (lambda s: load_scorer("open_clip:ViT-B-32"), "does not specify weights.*laion2b_s34b_b79k"),
         (lambda s: load_scorer("open_clip:ViT-B-32@nonsense"), "cannot be loaded"),
     ],
 )
-def test_bad_input_is_named(clip, call, message):
+def test_invalid_arguments_raise(clip, call, message):
     with pytest.raises(ValueError, match=message):
         call(clip)
 
 
-def test_a_missing_folder_says_what_to_give(tmp_path):
+def test_missing_folder_raises_with_a_remedy(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"The scorer .*nowhere' is not a folder.*open_clip:NAME@TAG"):
         load_scorer(str(tmp_path / "nowhere"))
 
 
-def test_features_that_are_not_finite_are_named():
+def test_features_that_are_not_finite_raise():
     model, processor = make_clip()
     with torch.no_grad():
         model.text_model.embeddings.token_embedding.weight[processor.tokenizer.vocab["zebra"]] = float("nan")

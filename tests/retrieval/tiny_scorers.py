@@ -1,4 +1,4 @@
-"""Tiny scorers with their real tokenizers and image processors."""
+"""Tiny scorers with real tokenizers and image processors."""
 
 import numpy as np
 import torch
@@ -35,7 +35,7 @@ def make_tokenizer(specials=("<bos>", "<pad>", "<eos>"), *, last=(), max_length=
 
 
 def make_clip(tokenizer=None, *, eos=None, seed=0):
-    # EOS has the highest id here, as in OpenAI's vocabulary, so that it is not the 2 of the legacy rule.
+    # EOS has the highest id, as in OpenAI's vocabulary, and not the 2 of legacy pooling.
     tokenizer = tokenizer or make_tokenizer(("<bos>", "<pad>"), last=("<eos>",))
     torch.manual_seed(seed)
     small = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -54,7 +54,7 @@ def make_clip(tokenizer=None, *, eos=None, seed=0):
     )
     images = CLIPImageProcessor(size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32})
     model = CLIPModel(config)
-    with torch.no_grad():  # the usual tiny initial weights hide wrong pooling behind nearly equal features
+    with torch.no_grad():  # with small initial weights, features are nearly equal and hide wrong pooling
         for parameter in model.parameters():
             if parameter.ndim > 1:
                 parameter.mul_(8)

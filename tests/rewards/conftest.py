@@ -1,4 +1,4 @@
-"""Rollouts, a word-level tokenizer and a scorer that need no model."""
+"""Rollouts, a word-level tokenizer and a scorer without a model."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ EOS = 0
 
 
 class Words:
-    """A tokenizer of whole words, as the trainer's `encode`: without start, with the end token."""
+    """A tokenizer of whole words like the trainer's `encode`: without start token, with end token."""
 
     def __init__(self) -> None:
         self.ids: dict[str, int] = {"<end>": EOS}

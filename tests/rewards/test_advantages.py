@@ -65,7 +65,7 @@ def test_stateless_baselines_have_an_empty_state():
     baseline.load_state_dict({})
 
 
-def test_each_call_makes_a_new_one():
+def test_each_call_makes_a_new_baseline():
     first = make_baseline("running_mean", 1)
     first.update(5.0)
     assert make_baseline("running_mean", 1).state_dict() == {"mean": 0.0, "number": 0}

@@ -23,7 +23,7 @@ class Fixed(Reward):
         return self.floor
 
 
-def test_columns_stand_in_order_and_are_not_weighted(rollouts):
+def test_columns_are_in_order_and_unweighted(rollouts):
     context = rollouts.context(["a", "b"], [0, 1])
     rewards = WeightedRewards([Fixed([1.0, 2.0]), Fixed([3, 4], "other")], [0.5, 2])
     values = rewards(context)
@@ -68,10 +68,10 @@ def test_rewards_carry_no_gradient(rollouts):
         ([Fixed([1.0])], [1.0, 2.0], "2 reward weights for 1"),
         ([Fixed([1.0])], [math.nan], "Use finite numbers"),
         ([Fixed([1.0])], [math.inf], "Use finite numbers"),
-        ([Fixed([1.0]), Fixed([2.0])], None, "one name"),
+        ([Fixed([1.0]), Fixed([2.0])], None, "the same name"),
     ],
 )
-def test_weights_that_do_not_fit_are_refused(rewards, weights, message):
+def test_invalid_weights_are_refused(rewards, weights, message):
     with pytest.raises(ValueError, match=message):
         WeightedRewards(rewards, weights)
 

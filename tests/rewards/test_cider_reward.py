@@ -28,7 +28,7 @@ def words(captions: list[str]) -> list[list[str]]:
 
 
 def on_words(candidates, rows, *, eos=False, variant="cider_d"):
-    """The same with the words of text/cider_d.py."""
+    """The score of text/cider_d.py on words."""
     frequencies = DocumentFrequencies.from_references([words(group) for group in REFERENCES], eos=eos)
     scorer = CiderScorer(frequencies, variant=variant)
     return scorer([words(group) for group in candidates], [words(REFERENCES[row]) for row in rows])
@@ -44,14 +44,14 @@ def test_equals_the_authors_numbers(rollouts, variant, key):
 
 
 def test_equals_the_authors_numbers_with_the_end_token(rollouts):
-    """With their counts of 5,000 images, on ids: the end token is the word that they call <eos>."""
+    """The authors' counts of 5,000 images on ids, in which the end token is the word <eos>."""
     reward = ready(rollouts)
     counts = DocumentFrequencies.from_counts(VECTORS["df_5000_eos"], VECTORS["ref_len"], eos=True)
     ids = rollouts.words.ids
     found = counts.words
     assert found is not None
     renamed = {EOS_WORD: "<end>"}
-    # From the ids of the counts to those of the tokenizer: candidates and references are encoded anew.
+    # Candidates and references are encoded again, because the counts use other ids.
     new = {ids.setdefault(renamed.get(word, word), len(ids)): i for word, i in found.items()}
     mapping = torch.tensor([new.get(i, len(found) + i) for i in range(len(ids))])
     reward._scorer = CiderScorer(counts)
@@ -65,7 +65,7 @@ def test_equals_the_authors_numbers_with_the_end_token(rollouts):
 @pytest.mark.parametrize("eos", [True, False])
 @pytest.mark.parametrize("variant", ["cider_d", "cider"])
 def test_equals_the_score_on_words(rollouts, eos, variant):
-    """Several captions an image, images in any order and twice, words that no reference has."""
+    """Several captions per image, repeated images in any order, words that no reference has."""
     rows = [5, 1, 5, 0]
     candidates = [
         [CANDIDATES[5], REFERENCES[5][2], "a zebra"],
@@ -80,8 +80,8 @@ def test_equals_the_score_on_words(rollouts, eos, variant):
     assert found.max() > 1
 
 
-def test_the_end_token_is_worth_something(rollouts):
-    """A caption that breaks off is worth less than one that ends, and as much where the end is not scored."""
+def test_end_token_is_rewarded(rollouts):
+    """A truncated caption scores less than one that ends, and the same if the end is not scored."""
     text = "a kitchen with a sink and a"
     for eos in (True, False):
         reward = ready(rollouts, cider_eos=eos)
@@ -92,7 +92,7 @@ def test_the_end_token_is_worth_something(rollouts):
 
 
 def test_frequencies_are_of_the_training_set(rollouts):
-    """And not of the batch: one image alone would then have no score at all, and two another one."""
+    """Not of the batch, in which a single image would score 0 and two images another value."""
     reward = ready(rollouts, cider_eos=False)
     whole = reward(rollouts.context(CANDIDATES, list(range(8))))
     for row in range(8):
@@ -104,7 +104,7 @@ def test_frequencies_are_of_the_training_set(rollouts):
     assert (other - whole[:2]).abs().max() > 0.05
 
 
-def test_does_not_depend_on_what_else_is_in_the_batch(rollouts):
+def test_reward_does_not_depend_on_the_batch(rollouts):
     reward = ready(rollouts)
     order = [6, 0, 3, 3, 7]
     captions = [CANDIDATES[row] for row in order]
@@ -133,7 +133,7 @@ def test_images_without_references_are_refused(rollouts):
 def test_references_without_words(rollouts, eos):
     with pytest.raises(ValueError, match="No reference has a token"):
         ready(rollouts, [[""], ["", " "]], cider_eos=eos)
-    # One such image among others has no reward, and that is counted; one such reference just matches nothing.
+    # One such image among others has no reward and is counted; one such reference matches nothing.
     reward = ready(rollouts, [["a cat"], ["", " "], ["a dog runs", ""]], cider_eos=eos)
     context = rollouts.context(["a cat", "a cat", "a dog", "a dog runs", "", "x"], [1, 2, 0])
     values = WeightedRewards([reward])(context)[:, 0]
@@ -144,8 +144,8 @@ def test_references_without_words(rollouts, eos):
     assert float(values[3]) < float(full(rollouts.context(["a dog runs"], [2])))
 
 
-def test_training_never_tokenises(rollouts):
-    """Rewards are on ids: the tokenizer is called for the references, and captions are not looked at."""
+def test_captions_are_not_tokenised_in_training(rollouts):
+    """Rewards use ids: only references are tokenised, and captions are not read."""
 
     class Unread(list):
         def __getitem__(self, index):

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -30,6 +32,7 @@ def link_tree(source, target, replaced):
             (target / entry.name).symlink_to(entry)
 
 
+@pytest.mark.slow  # a fresh pytest; the other examples run in warm processes
 def test_add_a_reward(tmp_path):
     files = example_files()
     assert [Path(name).parent.as_posix() for name in files] == ["hf_captionrl/rewards", "tests/rewards"]
@@ -38,7 +41,7 @@ def test_add_a_reward(tmp_path):
     for name, text in files.items():
         (tree / name).write_text(text)
     tests = [name for name in files if name.startswith("tests/")]
-    # The card of the new reward is tested by the same run over all registered rewards as the others.
+    # The card of the new reward is tested with those of all registered rewards.
     tests.append("tests/rewards/test_arguments.py::test_model_card_describes_every_registered_reward")
     found = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *tests],

@@ -50,7 +50,7 @@ def plain_edit(a: list, b: list) -> float:
 
 
 def random_groups(seed: int, groups: int = 6, size: int = 4):
-    """Ragged captions of two words, some empty, some equal; junk behind the mask."""
+    """Captions over two words with different lengths, some empty, some equal; random ids behind the mask."""
     rng = random.Random(seed)
     rows = [[rng.randrange(1, 3) for _ in range(rng.choice([0, 1, 3, 4, 6, 8]))] for _ in range(groups * size)]
     rows[1], rows[size + 2] = list(rows[0]), list(rows[size])
@@ -93,7 +93,7 @@ def test_edit_distance_is_symmetric_and_bleu_is_not():
 
 
 def test_edit_distance_is_normalised():
-    """Twice as long and as wrong is as far."""
+    """Doubling length and edits keeps the distance."""
     ids = torch.tensor([[1, 2, 0, 0], [1, 3, 0, 0], [1, 2, 1, 2], [1, 3, 1, 3]])
     mask = ids > 0
     found = edit_distance(ids, mask, 2)
@@ -104,14 +104,14 @@ def test_bleu_equals_the_authors_numbers(rollouts):
     context = rollouts.context(FLAT, [0, 1, 2])
     words = context.mask & (context.ids != 0)
     expected = 1 - torch.tensor(VECTORS["pairwise_bleu"], dtype=torch.float64)[..., 2:].mean(-1)
-    # "a dog" has no 3-gram, so its BLEU-3 with itself is nearly 0; its distance from itself is 0 here.
+    # "a dog" has no 3-gram, so its BLEU-3 with itself is nearly 0; its distance to itself is 0 here.
     assert expected[2, 0, 0] > 0.99
     expected[2, 0, 0] = 0
     assert_close(bleu34_distance(context.ids, words, 5), expected, dtype="float32")
 
 
-def test_two_words_are_equal_to_themselves():
-    """BLEU-3 of two words is 0 even against themselves; their distance is 0 all the same."""
+def test_short_captions_have_distance_0_to_themselves():
+    """BLEU-3 of two words with themselves is 0, but their distance is 0."""
     ids = torch.tensor([[1, 2], [1, 2], [1, 3]])
     found = bleu34_distance(ids, torch.ones(3, 2), 3)
     assert found[0, 0, 1] == 0
@@ -150,7 +150,7 @@ def test_multi_reference_equals_the_authors_numbers(rollouts):
     assert_close((found - advantages)[:, 0], torch.tensor(VECTORS["code_baseline"]).double(), dtype="float32")
     expected = torch.tensor(VECTORS["code_diverse_advantage"], dtype=torch.float64)
     assert_close(advantages, expected, dtype="float32")
-    # alpha = .75: their weights are on the advantages, not on the rewards under the floor.
+    # alpha = 0.75: the authors' weights are on the advantages, not on the rewards below the floor.
     quality = torch.tensor(VECTORS["quality_advantage"], dtype=torch.float64)
     expected = torch.tensor(VECTORS["combined_reward_alpha_div_0.25"], dtype=torch.float64)
     assert_close(0.75 * quality + 0.25 * advantages, expected, dtype="float32")
@@ -159,7 +159,7 @@ def test_multi_reference_equals_the_authors_numbers(rollouts):
 
 
 def test_embedding_distance(rollouts):
-    """One minus the cosine, whatever the length of the vectors."""
+    """One minus the cosine, for vectors of any length."""
     table = {caption: torch.randn(4, generator=torch.Generator().manual_seed(i)) for i, caption in enumerate(FLAT)}
 
     def encoder(captions):
@@ -217,8 +217,8 @@ def test_samples_of_another_image_do_not_matter(rollouts):
 
 
 @pytest.mark.parametrize("kwargs", [{}, {"distance": "edit"}, {"diversity": "multi_reference"}])
-def test_no_caption_is_looked_at_in_python(rollouts, kwargs):
-    """The number of tensor operations is that of one image, and the text is never read."""
+def test_captions_are_not_read_in_python(rollouts, kwargs):
+    """The number of tensor operations does not grow with the images, and the text is not read."""
     reward = ready(rollouts, **kwargs)
     counted = []
     for repeats in (1, 20):

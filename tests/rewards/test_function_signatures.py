@@ -1,4 +1,4 @@
-"""Which of the two signatures a reward function has, by its parameters alone."""
+"""The signature of a reward function is recognised by its parameters."""
 
 import functools
 
@@ -155,7 +155,7 @@ def test_names():
     ]
     assert names == ["of_ids", "of_context_and_limit", "OfCompletions"]
     assert resolve_rewards(CompletionReward(of_ids, name="tokens")).names == ["tokens"]
-    with pytest.raises(ValueError, match=r"one name.*CompletionReward\(function, name=...\)"):
+    with pytest.raises(ValueError, match=r"the same name.*CompletionReward\(function, name=...\)"):
         resolve_rewards([CompletionReward(of_ids), CompletionReward(of_ids)])
     several = [
         lambda c: [0.0],

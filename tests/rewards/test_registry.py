@@ -33,13 +33,13 @@ def brevity_of(limit):
     return beyond
 
 
-def test_weights_beside_the_list():
+def test_weights_as_a_separate_list():
     assert resolve_rewards(["cider", brevity], [0.75, 0.25]).weights == [0.75, 0.25]
     assert resolve_rewards(brevity, [3]).weights == [3.0]
     assert resolve_rewards(LengthPenalty(3)).names == ["length"]
 
 
-def test_zero_weight_is_a_weight():
+def test_reward_with_weight_0_is_computed():
     """It is still computed and logged."""
     assert resolve_rewards([("cider", 0.0)]).weights == [0.0]
 
@@ -49,9 +49,9 @@ def test_zero_weight_is_a_weight():
     [
         ("cidre", None, ValueError, "There is no reward 'cidre'"),
         ([], None, ValueError, "There is no reward"),
-        ([("cider", 1.0)], [1.0], ValueError, "Give them once"),
+        ([("cider", 1.0)], [1.0], ValueError, "Pass them once"),
         (["cider", "length"], [1.0], ValueError, "1 reward weights for 2"),
-        (["cider", "cider"], None, ValueError, "one name"),
+        (["cider", "cider"], None, ValueError, "the same name"),
         (None, None, TypeError, "None is not a reward"),
         ([3], None, TypeError, "3 is not a reward"),
         (CiderReward, None, TypeError, "is not a reward"),

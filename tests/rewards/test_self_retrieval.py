@@ -52,7 +52,7 @@ def plain(scorer, caption: str, own: int, compared: list[int], kind: str, scale:
 @pytest.mark.parametrize("kind", sorted(KINDS))
 @pytest.mark.parametrize(("key", "scale"), [("cosine_times_100_as_coded", 100.0), ("raw_cosine_paper_literal", 1.0)])
 def test_equals_the_authors_numbers(kind, key, scale):
-    """Theirs are losses, and at scale 100 their similarity is a hundred cosines; here a cosine is a cosine."""
+    """The authors' values are losses, and their similarities include the scale of 100."""
     similarity = torch.tensor(VECTORS["text_features"]) @ torch.tensor(VECTORS["image_features"]).T
     found = retrieval_rewards(similarity, torch.arange(6), kind, scale)
     expected = -torch.tensor(VECTORS[key][KINDS[kind]]["loss"])
@@ -60,7 +60,7 @@ def test_equals_the_authors_numbers(kind, key, scale):
 
 
 def test_a_tie_is_not_a_success():
-    """In the authors' code it is one, as argmax takes the first of equals: their number of two zero captions is 1."""
+    """In the authors' code it is a success, because argmax takes the first of equals."""
     assert VECTORS["tie_all_zero_text_acc"] == [1.0, 1.0]
     assert retrieval_rewards(torch.zeros(2, 6), torch.arange(2), "accuracy").tolist() == [0, 0]
     similarity = torch.tensor([[0.5, 0.5, 0.1], [0.5, 0.4, 0.1]])
@@ -110,7 +110,7 @@ def test_every_scope_equals_a_plain_loop(rollouts, kind, scope):
     )
 
 
-def test_more_hard_distractors_than_there_are_is_the_whole_batch(rollouts):
+def test_too_many_hard_distractors_are_the_whole_batch(rollouts):
     scorer, captions = world()
     whole, hard = (ready(rollouts, scorer, distractor_scope=s, num_hard_distractors=50) for s in ("batch", "hard"))
     contexts = [rollouts.context(captions, ROWS) for _ in range(2)]
@@ -128,7 +128,7 @@ def test_similarity_scale(rollouts, given, scale):
 
 @pytest.mark.parametrize("scope", ["batch", "bag", "hard"])
 def test_two_processes_reward_as_one(rollouts, scope):
-    """Candidates of all processes, positions shifted by those before."""
+    """Candidates of all processes; positions count those of the processes before."""
     scorer, captions = world()
     reward = ready(rollouts, scorer, distractor_scope=scope, num_hard_distractors=2, bags=True)
     whole = reward(rollouts.context(captions, ROWS, bag_size=3))
@@ -145,7 +145,7 @@ def test_two_processes_reward_as_one(rollouts, scope):
         for start in (0, 3)
     ]
     assert_close(torch.cat(parts), whole, magnitude=100)  # cosines times 100
-    if scope == "batch":  # negative control: a process alone has easier distractors
+    if scope == "batch":  # negative control: one process alone has easier distractors
         alone = reward(rollouts.context(captions[: 3 * G], ROWS[:3]))
         assert (alone > parts[0] + 1e-3).any()
 
@@ -178,7 +178,7 @@ def test_empty_captions_and_nan_features_get_the_floor_and_are_counted(rollouts,
     assert_close(values[others], expected[others], dtype="float32", magnitude=100)
 
 
-def test_the_floor_is_of_the_images_compared(rollouts):
+def test_floor_depends_on_the_number_of_candidates(rollouts):
     scorer, captions = world()
     context = rollouts.context(captions, ROWS, bag_size=3)
     for scope, number in (("batch", 6), ("bag", 3), ("hard", 5)):
@@ -194,7 +194,7 @@ def test_an_ensemble_averages_rewards(rollouts):
     torch.testing.assert_close(found, (alone[0] + alone[1]) / 2)
 
 
-def test_an_ensemble_takes_turns(rollouts):
+def test_ensemble_alternates(rollouts):
     (one, captions), (other, _) = world(0), world(1)
     alone = [ready(rollouts, scorer) for scorer in (one, other)]
     reward = ready(rollouts, one, other, scorer_ensemble="alternate")
@@ -202,7 +202,7 @@ def test_an_ensemble_takes_turns(rollouts):
         context = rollouts.context(captions, ROWS, step=step)
         mine, theirs = context, rollouts.context(captions, ROWS)
         assert reward(mine).equal(alone[step % 2](theirs))
-        # Logged at every step, by the scorer whose turn it is.
+        # Logged at every step, by the current scorer.
         assert mine.statistics == theirs.statistics
         assert "recall_at_1" in mine.statistics
 
@@ -213,10 +213,10 @@ def test_captions_truncated_by_the_scorer_are_counted(rollouts):
     scorer.texts[long] = scorer.images[0]
     context = rollouts.context([long, *captions[1:]], ROWS)
     ready(rollouts, scorer)(context)
-    assert context.statistics["completions/cut_by_scorer"] == pytest.approx(1 / 12)
+    assert context.statistics["completions/truncated_by_scorer"] == pytest.approx(1 / 12)
 
 
-def test_captions_are_read_once_and_images_never(rollouts, monkeypatch):
+def test_captions_are_encoded_once_and_images_are_not_opened(rollouts, monkeypatch):
     scorer, captions = world()
     reward = ready(rollouts, scorer)
     monkeypatch.setattr(scorer, "image_features", None)
@@ -256,7 +256,7 @@ def test_contradictory_arguments_are_errors_before_training(rollouts):
     scorer, _ = world()
     with pytest.raises(ValueError, match="needs a scorer"):
         SelfRetrieval().prepare(rollouts.data([["a"]]))
-    with pytest.raises(ValueError, match="made of bags"):
+    with pytest.raises(ValueError, match="needs batches of bags"):
         SelfRetrieval(scorer, distractor_scope="bag").prepare(rollouts.data([["a"]] * 8))
     with pytest.raises(ValueError, match="features of 8 images for 3"):
         SelfRetrieval(scorer).prepare(rollouts.data([["a"]] * 3))
@@ -271,7 +271,7 @@ def test_incomplete_bags_are_refused(rollouts):
         reward(rollouts.context(captions, ROWS, bag_size=4))
 
 
-def test_a_policy_that_writes_more_than_the_scorer_reads_is_refused(rollouts):
+def test_policy_with_longer_captions_than_the_scorer_reads_is_refused(rollouts):
     scorer, _ = world()
     reads = scorer.max_text_tokens - 2
     data = rollouts.data([["a"]] * 8)

@@ -1,4 +1,4 @@
-"""Reward functions of both signatures: which is which, what they are given, and what they may return."""
+"""Reward functions of both signatures: their arguments, results and errors."""
 
 import asyncio
 import functools
@@ -35,11 +35,11 @@ class AsyncOfCompletions:
         return [5.0 for _ in completions]
 
 
-# What a function of completions is given
+# Arguments of a function of completions
 
 
 class Recorder:
-    """A function of completions that keeps its arguments."""
+    """A function of completions that records its arguments."""
 
     def __call__(self, completions, **kwargs):
         self.given: dict[str, Any] = {"completions": completions, **kwargs}
@@ -74,7 +74,7 @@ def test_columns_are_repeated_for_each_caption(context):
     }
 
 
-def test_function_gets_only_what_it_names(context):
+def test_function_gets_only_its_named_parameters(context):
     assert WeightedRewards([CompletionReward(lambda length, completions: length)])(context)[:, 0].tolist() == [
         *(40, 40),
         *(70, 70),
@@ -125,7 +125,7 @@ def test_completions_are_text_or_messages(context):
     assert values(CompletionReward(plain, conversational=True)) == [0.0] * 4
     assert values(CompletionReward(of_lists)) == values(CompletionReward(quoted)) == [5.0, 9.0, 5.0, 4.0]
     context.completions = [[{"role": "assistant", "content": "chat"}]] * 4
-    assert values(CompletionReward(plain)) == [0.0] * 4  # as in TRL, whatever is annotated
+    assert values(CompletionReward(plain)) == [0.0] * 4  # as in TRL, whatever the annotation
     assert values(CompletionReward(of_lists)) == [4.0] * 4
     assert values(CompletionReward(plain, conversational=False)) == [1.0] * 4
 
@@ -153,7 +153,7 @@ def test_missing_columns_are_found_before_training(rollouts):
         rewards(rollouts.context(["a"], [0]))
 
 
-# What a function returns
+# Results of a function
 
 
 @pytest.mark.parametrize(
@@ -204,7 +204,7 @@ def test_sequences_of_numbers_are_rewards(context, returned):
     assert context.statistics["rewards/<lambda>/undefined"] == 1.0
 
 
-def test_captions_without_any_reward_are_warned_of(context, caplog):
+def test_warning_for_captions_without_any_reward(context, caplog):
     def first(completions, **kwargs):
         return [1.0, None, None, None]
 
@@ -215,7 +215,7 @@ def test_captions_without_any_reward_are_warned_of(context, caplog):
     assert "2 of 4 captions got None or NaN from every reward (first, second)" in caplog.text
     assert "'a dog' of the image 'i7'" in caplog.text
     caplog.clear()
-    # With a reward that always applies beside it, a function may leave out what it likes.
+    # Beside a reward that always applies, a function may return None for any caption.
     resolve_rewards([lambda c: [None] * 4, LengthPenalty()])(context)
     assert not caplog.text
 
@@ -224,7 +224,7 @@ def test_captions_without_any_reward_are_warned_of(context, caplog):
     ("returned", "words"),
     [([None] * 4, "None or NaN"), ([float("nan")] * 4, "None or NaN"), ([float("inf")] * 4, "None, NaN or infinity")],
 )
-def test_rollout_without_any_reward_is_warned_of_once(context, caplog, returned, words):
+def test_one_warning_for_rollouts_without_any_reward(context, caplog, returned, words):
     rewards = resolve_rewards(lambda completions, **kwargs: returned)
     assert rewards(context).tolist() == rewards(context).tolist() == [[0.0]] * 4
     assert [record.levelname for record in caplog.records] == ["WARNING"]
@@ -291,7 +291,7 @@ def test_asynchronous_functions_share_one_loop_also_inside_another(context):
     assert loops[0][1] is not threading.main_thread()
 
 
-def test_error_of_an_asynchronous_function_is_its_own(context):
+def test_error_of_an_asynchronous_function_is_raised(context):
     async def reward(completions, **kwargs):
         raise KeyError("solution")
 

@@ -68,7 +68,7 @@ def without_weights(folder, into, trap, *names):
 
 
 def test_captioner(blip, trap, tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"no weights in safetensors.*run code"):
+    with pytest.raises(FileNotFoundError, match=r"no weights in safetensors.*execute code"):
         load_captioner(without_weights(blip, tmp_path / "m", trap))
 
 
@@ -78,7 +78,7 @@ def test_adapter(blip, trap, tmp_path):
     captioner.model.save_pretrained(tmp_path / "good")
     load_captioner(tmp_path / "good", base_model=str(blip))
     bad = without_weights(tmp_path / "good", tmp_path / "bad", trap, "adapter_model.bin")
-    with pytest.raises(FileNotFoundError, match=r"no adapter_model\.safetensors.*run code"):
+    with pytest.raises(FileNotFoundError, match=r"no adapter_model\.safetensors.*execute code"):
         load_captioner(bad, base_model=str(blip))
 
 
@@ -92,7 +92,7 @@ def test_open_clip_scorer(trap, tmp_path):
     (tmp_path / "w.pt").write_bytes(trap)
     (tmp_path / "open_clip_pytorch_model.bin").write_bytes(trap)
     (tmp_path / "open_clip_config.json").write_text("{}")
-    with pytest.raises(ValueError, match=r"w\.pt' cannot be loaded, for they are not in safetensors"):
+    with pytest.raises(ValueError, match=r"w\.pt' cannot be loaded because they are not in safetensors"):
         load_scorer("open_clip:ViT-B-32", pretrained=str(tmp_path / "w.pt"))
     with pytest.raises(ValueError, match="are not in safetensors"):
         load_scorer(f"open_clip:{tmp_path}")
@@ -193,7 +193,7 @@ def test_resume_takes_no_weights_from_pickles_harmless_or_not(name, checkpoint, 
     (copy / "model.safetensors").unlink()
     seal_checkpoint(copy)
     with pytest.raises(
-        ValueError, match=rf"No checkpoint in .* is whole: checkpoint-1 \({name} is a pickle; weights are"
+        ValueError, match=rf"No checkpoint in .* is complete: checkpoint-1 \({name} is a pickle; weights are"
     ):
         train(tmp_path / "run", rows, captioner=tiny_captioner("blip"), resume=str(copy), max_steps=2)
 

@@ -62,16 +62,14 @@ def test_asking_for_it_does_not_help(load, folder):
     ],
 )
 def test_trainers_of_trl_are_not_asked_for_it(config, asked, tmp_path):
-    with pytest.raises(
-        ValueError, match=r"^trust_remote_code is set, but no code that a checkpoint brings is run here"
-    ):
+    with pytest.raises(ValueError, match=r"^trust_remote_code is set, but code from checkpoints is never run"):
         config(str(tmp_path), use_cpu=True, bf16=False, **asked)
 
 
 def test_a_text_model_by_name_brings_none(folder, tmp_path):
     rows = datasets.Dataset.from_list([{"text": "a dog"}])
     config = SmileSFTConfig(str(tmp_path / "out"), use_cpu=True, bf16=False, report_to=[])
-    with pytest.raises((ValueError, OSError), match=r"code of its own|custom code"):
+    with pytest.raises((ValueError, OSError), match="custom code"):
         SmileSFTTrainer(folder, config, train_dataset=rows)
     config.trust_remote_code = True
     with pytest.raises(ValueError, match=r"^trust_remote_code is set"):

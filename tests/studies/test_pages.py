@@ -166,6 +166,7 @@ def test_invalid_pages_are_refused():
 # --- participants ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow  # three participants click through a study
 @needs_chromium
 def test_perfect_random_and_careless_participants(browser, retrieval, tmp_path):
     play(browser, retrieval, "block-1", "perfect", perfect, tmp_path / "perfect")

@@ -21,7 +21,7 @@ CAPTION = st.lists(st.sampled_from("abcd"), min_size=1, max_size=9)
 
 
 def plain_bleu(candidate, references, max_order=4):
-    """pycocoevalcap's sentence BLEU, closest reference, in a loop."""
+    """Sentence BLEU of pycocoevalcap with the closest reference, in a loop."""
     scores, product = [], 1.0
     length = len(candidate)
     closest = min((abs(len(r) - length), len(r)) for r in references)[1]
@@ -86,12 +86,12 @@ def test_sibling_bleu_equals_the_reward_of_2018():
     assert_close(reward, VECTORS["code_diverse_reward"], dtype="float32")
 
 
-def test_identical_captions_are_no_news():
+def test_identical_captions_have_bleu_one():
     pairs = pairwise_bleu(encode_words([["a", "b", "c", "d", "e"]] * 3), 3)
     assert_close(pairs, 1.0, dtype="float32")
 
 
-def test_bad_input():
+def test_invalid_arguments_raise():
     batch = encode_words([["a"], ["b"], ["c"]])
     with pytest.raises(ValueError, match="cannot be divided into groups of 2"):
         pairwise_bleu(batch, 2)

@@ -48,7 +48,7 @@ def test_scores_equal_the_authors_numbers(source, variant, key):
     assert scores.mean().item() == close(EXPECTED[key]["mean"])
 
 
-def test_the_two_variants_are_different_metrics():
+def test_variants_are_different_metrics():
     counted = frequencies("corpus")
     a, b = (CiderScorer(counted, variant=v)(CANDIDATES, REFERENCES) for v in ("cider_d", "cider"))
     assert (a - b).abs().max() > 0.05
@@ -74,13 +74,13 @@ def test_scores_equal_pycocoevalcap_on_random_corpora(seed):
     flat = [(candidate, image) for image, group in enumerate(candidates) for candidate in group]
     truth = {i: [" ".join(r) for r in references[image]] for i, (_, image) in enumerate(flat)}
     _, expected = Cider().compute_score(truth, {i: [" ".join(c)] for i, (c, _) in enumerate(flat)})
-    # pycocoevalcap takes each candidate for an image of its own, so its documents repeat.
+    # pycocoevalcap treats each candidate as a separate image, so its documents repeat.
     counted = DocumentFrequencies.from_references([references[image] for _, image in flat])
     assert_close(CiderScorer(counted)(candidates, references), expected)
 
 
-def test_unseen_ngrams_are_kept_apart():
-    """N-grams outside the frequencies have df 0, but are still compared by what they are."""
+def test_unseen_ngrams_are_distinguished():
+    """N-grams that are not in the frequencies have df 0, but different ones do not match."""
     counted = DocumentFrequencies.from_references([[["a", "dog"]], [["the", "cat"]]])
     scorer = CiderScorer(counted)
     same, other = scorer([[["x", "y", "z", "q"], ["x", "q", "y", "z"]]], [[["x", "y", "z", "q"]]]).tolist()
@@ -106,7 +106,7 @@ def test_token_ids_give_the_same_scores_as_words():
     assert_close(CiderScorer(by_id).score_tokens(batch, *owners), expected)
 
 
-def test_frequencies_are_those_of_a_plain_loop():
+def test_frequencies_equal_a_plain_loop():
     counted = DocumentFrequencies.from_references(REFERENCES)
     for n in range(1, 5):
         documents: dict[str, set[int]] = {}
@@ -136,7 +136,7 @@ def test_saved_frequencies_are_equal(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["df.safetensors"]
 
 
-def test_a_failed_save_leaves_the_old_file(tmp_path, monkeypatch):
+def test_failed_save_keeps_the_old_file(tmp_path, monkeypatch):
     path = tmp_path / "df.safetensors"
     path.write_bytes(b"old")
 
@@ -161,7 +161,7 @@ def test_saved_frequencies_of_token_ids_have_no_words(tmp_path):
         loaded.of("a")
 
 
-def test_a_cut_or_foreign_file_is_refused(tmp_path):
+def test_truncated_or_other_file_raises(tmp_path):
     path = tmp_path / "df.safetensors"
     frequencies("corpus").save(path)
     path.write_bytes(path.read_bytes()[:500])
@@ -174,13 +174,13 @@ def test_a_cut_or_foreign_file_is_refused(tmp_path):
         DocumentFrequencies.load(path)
 
 
-def test_one_image_alone_scores_zero():
+def test_frequencies_of_a_single_image_give_score_zero():
     counted = DocumentFrequencies.from_references([[["a", "dog"]]])
     assert CiderScorer(counted)([[["a", "dog"]]], [[["a", "dog"]]]).tolist() == [0.0]
     assert EXPECTED["pycocoevalcap_single_image_corpus"] == 0.0
 
 
-def test_length_penalty_is_the_gaussian():
+def test_length_penalty_is_a_gaussian():
     counted = DocumentFrequencies.from_references([[["a", "b"]], [["c"]]])
     short, long = (
         CiderScorer(counted, sigma=2.0, max_order=1)([[["a"] + ["c"] * n]], [[["a"]]]).item() for n in (0, 3)
@@ -189,7 +189,7 @@ def test_length_penalty_is_the_gaussian():
     assert long == pytest.approx(10.0 / math.sqrt(1 + 9) * math.exp(-9 / 8))
 
 
-def test_bad_input_names_the_place():
+def test_invalid_arguments_raise_with_their_index():
     counted = frequencies("corpus")
     with pytest.raises(ValueError, match=r"references\[0\] is a string"):
         DocumentFrequencies.from_references(["a dog"])  # type: ignore[list-item]
@@ -216,8 +216,8 @@ def test_bad_input_names_the_place():
         CiderScorer(counted).score_tokens(encode_words([["a"]] * 3), torch.tensor([0]), torch.tensor([1, 0]))
 
 
-def test_the_path_of_other_devices_gives_the_same_scores(monkeypatch):
-    """On the CPU sorting is NumPy's; a GPU takes torch's. Run that branch here."""
+def test_code_for_other_devices_gives_the_same_scores(monkeypatch):
+    """The CPU sorts with NumPy and a GPU with torch; this test runs the latter on the CPU."""
     candidates, references = random_corpus(3)
     counted = DocumentFrequencies.from_references(references)
     expected = CiderScorer(counted)(candidates, references)

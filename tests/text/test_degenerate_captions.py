@@ -1,4 +1,4 @@
-"""Degenerate captions are recognised, ordinary ones are not."""
+"""Degenerate captions are detected, and ordinary ones are not."""
 
 from itertools import pairwise
 

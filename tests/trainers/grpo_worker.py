@@ -1,4 +1,4 @@
-"""Run by torchrun: rewards of fixed completions on this process, written by the main one."""
+"""Run by torchrun: rewards of fixed completions; the main process writes them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.tiny_chat import tiny_chat
 
 
 def make_trainer(folder: str, rows: int = 8, **settings):
-    """A trainer of a tiny LLaVA on some scenes; a rollout is all of them."""
+    """A trainer of a tiny LLaVA; a rollout consists of all its scenes."""
     data = load_scenes(num_train=rows, num_validation=1, num_test=1)["train"]
     data = data.add_column("mark", [100 + row for row in range(len(data))])
     model, processor = tiny_chat("llava")
@@ -42,7 +42,7 @@ def make_trainer(folder: str, rows: int = 8, **settings):
 
 
 def rewards_of(trainer, captions: list[str]) -> torch.Tensor:
-    """Rewards of captions for the rows in order, those of this process."""
+    """Rewards of this process's captions, in the order of the rows."""
     G = trainer.num_generations
     share = len(captions) // trainer.accelerator.num_processes
     first = trainer.accelerator.process_index * share

@@ -1,4 +1,4 @@
-"""Train a few steps and save the weights; run by itself under torchrun it is one of several processes."""
+"""Trains a few steps and saves the weights; also run by torchrun."""
 
 import json
 import sys
@@ -13,7 +13,7 @@ from hf_captionrl.scenes.models import model_path
 from hf_captionrl.trainers import SmileConfig, SmileTrainer
 
 PLAIN_SGD = {
-    # The weights after one plain step are the gradient in disguise: Adam would hide its scale.
+    # After one step of plain SGD the weights show the gradient; Adam would hide its scale.
     "optim": "sgd",
     "learning_rate": 0.1,
     "lr_scheduler_type": "constant",

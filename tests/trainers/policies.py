@@ -1,4 +1,4 @@
-"""A policy to train, and how far two are apart."""
+"""A policy to train, and the distance of two policies."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""Train a few steps by reinforcement and save the weights; under torchrun it is one of several processes."""
+"""Trains a few steps with rewards and saves the weights; also run by torchrun."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What watches a trainer by rewards: the guard, the judge, the printed completions; and what is refused before training."""
+"""CaptionRLTrainer: the guard, the held-out scorer, the printed completions, and errors before training."""
 
 import copy
 
@@ -15,7 +15,7 @@ from .rl_step import GREEDY, build
 
 
 def looping(trainer):
-    """Let the policy write what the prototype of self-retrieval fell into, from its third rollout on."""
+    """Make the policy generate hacked captions from its third rollout on."""
     write, calls = trainer.rollouts.generate, []
 
     def hacked(images, **overrides):
@@ -66,7 +66,12 @@ def test_the_held_out_scorer_is_compared_at_every_step(tmp_path, scenes, scorer,
         # Shares of eight captions.
         assert round(gap * 8, 6) == round(gap * 8)
         assert entry["guard/length_p10"] <= entry["guard/length_p50"] <= entry["guard/length_p90"]
-        assert {"guard/distinct_2", "guard/longest_repeat_max", "guard/degenerate", "guard/cut"} <= entry.keys()
+        assert {
+            "guard/distinct_2",
+            "guard/longest_repeat_max",
+            "guard/degenerate",
+            "guard/truncated_by_scorer",
+        } <= entry.keys()
 
 
 def test_completions_are_shown_with_their_rewards(tmp_path, scenes, capsys):
@@ -88,7 +93,7 @@ def test_bad_input_is_refused_before_training(tmp_path, scenes, scorer):
     bad(tmp_path, scenes, "larger than the batch", bags=True, bag_schedule=9, **SAMPLED)
     bad(tmp_path, scenes, "needs 32 different images", per_device_train_batch_size=32)
     bad(tmp_path, scenes, "no neighbours to make bags of", bag_schedule=2, **SAMPLED)
-    bad(tmp_path, scenes, "made of bags", distractor_scope="bag", **SAMPLED)
+    bad(tmp_path, scenes, "needs batches of bags", distractor_scope="bag", **SAMPLED)
     bad(tmp_path, scenes, "every advantage is 0", baseline="greedy")
     bad(tmp_path, scenes, "needs 2 of them", baseline="leave_one_out", **SAMPLED)
     bad(tmp_path, scenes, "same caption 3 times", num_generations=3)

@@ -1,4 +1,4 @@
-"""CaptionRLTrainer against plain loops, other splits of the batch, other numbers of processes, a killed process."""
+"""CaptionRLTrainer: plain loops, splits of the batch, several processes, and resuming after a kill."""
 
 import copy
 import json
@@ -71,8 +71,8 @@ def test_rewards_and_gradient_do_not_depend_on_the_split(tmp_path, scenes, whole
     )
 
 
-def test_fewer_distractors_give_another_gradient(tmp_path, scenes, whole_batch):
-    # The control of the test above: it would notice rewards that saw a part of the batch only.
+def test_fewer_distractors_change_the_gradient(tmp_path, scenes, whole_batch):
+    # The control of the test above: it detects rewards that see only a part of the batch.
     other = weights(train(tmp_path, scenes["train"], per_device_train_batch_size=8))
     assert largest_difference(other, whole_batch) > 1e-3
 
@@ -80,7 +80,7 @@ def test_fewer_distractors_give_another_gradient(tmp_path, scenes, whole_batch):
 def _run(folder, arguments, processes=1):
     command = [sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={processes}", "--standalone"]
     command = [*(command if processes > 1 else [sys.executable]), "-m", "tests.trainers.rl_step"]
-    # As many threads as here: sums in another order differ in the last bit.
+    # As many threads as here: sums in a different order differ in the last bit.
     threads = str(torch.get_num_threads() if processes == 1 else 1)
     environment = {**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": threads}
     return subprocess.run(
@@ -168,7 +168,7 @@ def test_without_its_state_a_resumed_run_differs(tmp_path, scenes):
     assert largest_difference(weights(resumed), weights(through)) > 0.0
 
 
-def test_greedy_baseline_of_beam_search(tmp_path, scenes):
+def test_greedy_baseline_with_beam_search(tmp_path, scenes):
     arguments = {"do_sample": False, "baseline": "greedy", "generation_kwargs": {"num_beams": 4}, "save_steps": 1}
     trainer = build(tmp_path, scenes["train"], per_device_train_batch_size=8, logging_steps=1, **arguments)
     trainer.args.logging_strategy = "steps"
@@ -198,7 +198,7 @@ def trainer_greedy(trainer, scenes):
 
 
 def _count_images(tower):
-    # The tower itself is called with known features too; its patches are only made of pixels.
+    # The tower is also called with known features, but only pixels become patches.
     seen = []
     tower.embeddings.register_forward_hook(lambda _, __, output: seen.append(output.size(0)))
     return seen
@@ -241,7 +241,7 @@ def test_a_second_iteration_reuses_the_rollout(tmp_path, scenes):
     assert not (kept[0][0].shape == kept[2][0].shape and torch.equal(kept[0][0], kept[2][0]))
 
 
-def test_the_importance_ratio_starts_at_the_policy_gradient(tmp_path, scenes):
+def test_first_iteration_equals_the_policy_gradient(tmp_path, scenes):
     once = train(tmp_path, scenes["train"], **SAMPLED)
     ratio = train(tmp_path, scenes["train"], **SAMPLED, num_iterations=2, save_steps=2)
     assert largest_difference(weights(once), weights(ratio)) < resolution(1)
@@ -270,7 +270,7 @@ def test_kl_penalty_keeps_the_policy_near_the_reference(tmp_path, scenes, adapte
 
 
 @pytest.mark.parametrize("tune", ["language", "vision", "both"])
-def test_lora_presets_train_their_parts_only(tmp_path, scenes, tune, scorer):
+def test_lora_presets_train_only_their_parts(tmp_path, scenes, tune, scorer):
     model, judge_weights = captioner(), copy.deepcopy(scorer.model.state_dict())
     before = {n: p.clone() for n, p in model.model.named_parameters()}
     trainer = train(
@@ -297,7 +297,7 @@ def test_lora_presets_train_their_parts_only(tmp_path, scenes, tune, scorer):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_family_learns_what_is_rewarded(tmp_path, scenes, family):
+def test_every_family_learns_the_reward(tmp_path, scenes, family):
     model = tiny_captioner(family)
 
     def share(context):
@@ -354,5 +354,5 @@ def test_the_adaptive_curriculum_rises_with_recall(tmp_path, scenes):
         trainer.args.logging_strategy = "steps"
         trainer.train()
         sizes[threshold] = [entry["bag_size"] for entry in trainer.state.log_history if "bag_size" in entry]
-    assert sizes[1e-9] == [2, 2, 3, 3, 5, 5]  # two rollouts an epoch, one step up an epoch
+    assert sizes[1e-9] == [2, 2, 3, 3, 5, 5]  # two rollouts per epoch, one size up per epoch
     assert sizes[1.0] == [2] * 6

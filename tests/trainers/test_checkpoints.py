@@ -1,4 +1,4 @@
-"""Which checkpoints are whole, and which one a run goes on from."""
+"""Which checkpoints are complete, and which one a run resumes from."""
 
 import builtins
 import errno
@@ -16,11 +16,11 @@ from hf_captionrl.trainers.checkpoints import (
     newest_complete_checkpoint,
     seal_checkpoint,
 )
-from hf_captionrl.trainers.exact_resume import _is_of_disk, _without_torn
+from hf_captionrl.trainers.exact_resume import _is_of_disk, _remove_partial
 
 
 def made(folder, *steps, sealed=True):
-    """Checkpoints of two files, one in a folder of its own."""
+    """Checkpoints of two files, one of them in a subfolder."""
     for step in steps:
         path = folder / f"checkpoint-{step}"
         (path / "shards").mkdir(parents=True)
@@ -31,7 +31,7 @@ def made(folder, *steps, sealed=True):
     return folder
 
 
-def test_the_newest_one_by_number(tmp_path, caplog):
+def test_newest_checkpoint_is_found_by_number(tmp_path, caplog):
     made(tmp_path, 2, 10, 9)
     (tmp_path / "checkpoint-best").mkdir()
     (tmp_path / "checkpoint-99").write_text("a file")
@@ -44,7 +44,7 @@ def test_the_newest_one_by_number(tmp_path, caplog):
 @pytest.mark.parametrize(
     ("harm", "said"),
     [
-        (lambda c: (c / SEAL_FILE).unlink(), "it was never finished, for it has no seal.json"),
+        (lambda c: (c / SEAL_FILE).unlink(), "it is incomplete: it has no seal.json"),
         (lambda c: (c / SEAL_FILE).write_text("{"), "its seal.json is damaged"),
         (lambda c: (c / SEAL_FILE).write_text('{"files": {"a": 1}}'), "its seal.json is damaged"),
         (lambda c: (c / SEAL_FILE).write_text("[]"), "its seal.json is damaged"),
@@ -66,7 +66,7 @@ def test_broken_checkpoint_is_skipped_and_named(tmp_path, caplog, harm, said):
     assert record.levelname == "WARNING"
     assert message.startswith("Skipped checkpoint-6 (")
     assert said in message
-    assert message.endswith("Training goes on from checkpoint-4.")
+    assert message.endswith("Training resumes from checkpoint-4.")
     assert newest_complete_checkpoint(tmp_path / "checkpoint-6") == str(tmp_path / "checkpoint-4")
 
 
@@ -84,8 +84,10 @@ def test_error_without_a_complete_checkpoint(tmp_path):
     made(tmp_path, 2, 4)
     for step in (2, 4):
         (tmp_path / f"checkpoint-{step}" / "trainer_state.json").unlink()
-    assert has_checkpoint(tmp_path)  # something is lost: that is no reason to begin anew in silence
-    with pytest.raises(ValueError, match=r"No checkpoint in .* is whole: checkpoint-4 \(trainer_state.*checkpoint-2"):
+    assert has_checkpoint(tmp_path)  # something is lost, so the run must not silently start from scratch
+    with pytest.raises(
+        ValueError, match=r"No checkpoint in .* is complete: checkpoint-4 \(trainer_state.*checkpoint-2"
+    ):
         newest_checkpoint(tmp_path)
 
 
@@ -94,19 +96,19 @@ def test_error_without_a_sealed_checkpoint(tmp_path, caplog):
     assert caplog.text == ""
     made(tmp_path, 2, sealed=False)
     assert not has_checkpoint(tmp_path)
-    assert "checkpoint-2 was never finished" in caplog.text
+    assert "checkpoint-2 is incomplete" in caplog.text
     with pytest.raises(ValueError, match="There is no checkpoint in"):
         newest_checkpoint(tmp_path / "missing")
-    with pytest.raises(ValueError, match=r"There is no checkpoint .*Name its folder"):
+    with pytest.raises(ValueError, match=r"There is no checkpoint .*Use its folder"):
         newest_complete_checkpoint(tmp_path / "checkpoint-7")
 
 
-def test_a_folder_of_another_name_has_none_before_it(tmp_path):
+def test_checkpoint_with_another_name_has_no_predecessor(tmp_path):
     made(tmp_path, 2)
     (tmp_path / "checkpoint-2").rename(tmp_path / "best")
     assert newest_complete_checkpoint(tmp_path / "best") == str(tmp_path / "best")
     (tmp_path / "best" / "trainer_state.json").unlink()
-    with pytest.raises(ValueError, match=r"best' is not whole: trainer_state.json is missing"):
+    with pytest.raises(ValueError, match=r"best' is not complete: trainer_state.json is missing"):
         newest_complete_checkpoint(tmp_path / "best")
 
 
@@ -128,11 +130,11 @@ def test_disk_errors_are_recognised(error, of_disk):
     assert _is_of_disk(error) == of_disk
 
 
-def test_the_remains_of_a_checkpoint_are_removed_and_the_one_before_named(tmp_path):
+def test_partial_checkpoint_is_removed_and_the_previous_one_named(tmp_path):
     made(tmp_path, 2)
     made(tmp_path, 4, sealed=False)
-    said = str(_without_torn(tmp_path / "checkpoint-4", OSError(errno.ENOSPC, "No space left on device")))
-    assert said.startswith(f"checkpoint-4 cannot be written to '{tmp_path}' (No space left on device). Make room")
+    said = str(_remove_partial(tmp_path / "checkpoint-4", OSError(errno.ENOSPC, "No space left on device")))
+    assert said.startswith(f"checkpoint-4 cannot be written to '{tmp_path}' (No space left on device). Free space")
     assert said.endswith("resume_from_checkpoint=True resumes from checkpoint-2.")
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-2"]
 
@@ -146,7 +148,7 @@ def infinite(path):
 
 
 def failing_disk(path):
-    """Reading the memory of a process at 0 is an I/O error, whoever reads."""
+    """Reading a process's memory at address 0 is an I/O error, also for root."""
     (path / "trainer_state.json").unlink()
     (path / "trainer_state.json").symlink_to("/proc/self/mem")
     seal = json.loads((path / SEAL_FILE).read_text())
@@ -159,7 +161,7 @@ def failing_seal(path):
     (path / SEAL_FILE).symlink_to("/proc/self/mem")
 
 
-# Linux alone has files that fail when they are read.
+# Only Linux has files that fail when they are read.
 FAILING = [
     (failing_disk, "trainer_state.json cannot be read: Input/output error"),
     (failing_seal, "cannot be read: Input/output error"),
@@ -176,7 +178,7 @@ def circular(path):
     [
         (nested, "its seal.json is damaged"),
         (infinite, "its seal.json is damaged"),
-        (circular, "it was never finished"),
+        (circular, "it is incomplete"),
         *FAILING,
     ],
 )
@@ -196,7 +198,7 @@ def test_a_checkpoint_without_permission_is_skipped(tmp_path, monkeypatch, name)
     denied = str(tmp_path / "checkpoint-4" / name) if name else str(tmp_path / "checkpoint-4")
     if os.geteuid() != 0:
         os.chmod(denied, 0)
-    else:  # root may read everything: the system calls fail as they do for others
+    else:  # root may read everything, so the system calls are made to fail
         stat = os.stat
 
         def refuse(function):

@@ -1,4 +1,4 @@
-"""The epoch of the bag curriculum: set by a callback, never by an attribute that Trainer or accelerate looks for."""
+"""The epoch of the bag curriculum is set only by a callback, not by Trainer or accelerate."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ BAGS = {"bags": True, "bag_schedule": {1: 2, 2: 4}, **SAMPLED, "max_completion_l
 
 
 def self_retrieval(folder, scenes, **settings):
-    """Two rollouts an epoch; bags of 2 in the first, of 4 later."""
+    """Two rollouts per epoch; bags of 2 in the first epoch, of 4 later."""
     return build(folder, scenes["train"], **{**BAGS, "max_steps": 4, **settings})
 
 
@@ -46,7 +46,7 @@ def bag_sizes(trainer, **arguments):
 
 
 @pytest.mark.parametrize("make", [self_retrieval, grpo])
-def test_epoch_comes_from_the_callback_alone(tmp_path, scenes, make):
+def test_epoch_is_set_only_by_the_callback(tmp_path, scenes, make):
     assert bag_sizes(make(tmp_path / "with", scenes)) == [2, 2, 4, 4]
     without = make(tmp_path / "without", scenes)
     without.remove_callback(CurriculumCallback)

@@ -1,4 +1,4 @@
-"""A killed worker is named, whenever PyTorch says so: its signal's handler may speak at any moment."""
+"""The error of a killed worker names it, at any moment that PyTorch's signal handler may raise."""
 
 import pytest
 
@@ -12,7 +12,7 @@ def fail(error):
         raise error
 
 
-def test_the_error_of_the_signal():
+def test_error_of_the_signal_handler():
     with pytest.raises(
         RuntimeError, match=r"^A DataLoader worker, which loads images, has died \(DataLoader worker \(pid 3"
     ):
@@ -26,7 +26,7 @@ def test_a_broken_pipe_of_a_worker(monkeypatch):
     assert isinstance(caught.value.__cause__, ConnectionResetError)
 
 
-def test_the_signal_comes_while_a_broken_pipe_is_looked_at(monkeypatch):
+def test_signal_during_the_handling_of_a_broken_pipe(monkeypatch):
     def interrupted(error):
         raise KILLED
 

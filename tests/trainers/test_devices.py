@@ -1,4 +1,4 @@
-"""One process that sees several GPUs is refused when a trainer is built: DataParallel would tear the batch apart."""
+"""Trainers refuse one process with several GPUs, because DataParallel would split the batch."""
 
 import types
 
@@ -16,7 +16,7 @@ MESSAGE = r"sees 2 GPUs.*Use one process per GPU: `accelerate launch --num_proce
 
 @pytest.fixture
 def two_gpus(monkeypatch):
-    """What `TrainingArguments` finds on such a machine."""
+    """The number of GPUs that `TrainingArguments` finds on such a machine."""
     for config in (
         SmileConfig,
         SmileSFTConfig,

@@ -64,26 +64,26 @@ def test_eval_loss_equals_a_loop(tmp_path, scenes, mle_weight, batch):
     trainer = make(tmp_path, scenes, mle_weight=mle_weight, per_device_eval_batch_size=batch)
     expected = looped_loss(trainer.captioner, scenes["validation"], 42, smile=mle_weight == 0.0)
     assert trainer.evaluate()["eval_loss"] == pytest.approx(expected, rel=1e-5)
-    trainer.state.epoch = 3.0  # the same captions in each epoch
+    trainer.state.epoch = 3.0  # the same captions in every epoch
     trainer.accelerator.step = 7
     assert trainer.evaluate()["eval_loss"] == pytest.approx(expected, rel=1e-5)
 
 
-def test_eval_loss_of_reinforcement_is_the_cross_entropy_of_the_references(tmp_path, scenes, scorer):
+def test_eval_loss_of_rl_is_the_cross_entropy_of_the_references(tmp_path, scenes, scorer):
     config = SelfRetrievalConfig(str(tmp_path), **SMALL, guard="off", max_completion_length=4)
     trainer = SelfRetrievalTrainer(tiny_captioner("git"), scorer, config, scenes["train"], scenes["validation"])
     expected = looped_loss(trainer.captioner, scenes["validation"], 42, smile=False)
     assert trainer.evaluate()["eval_loss"] == pytest.approx(expected, rel=1e-5)
 
 
-def test_random_words_of_the_evaluation_stay_the_same(tmp_path, scenes):
+def test_random_words_of_evaluation_are_fixed(tmp_path, scenes):
     trainer = make(tmp_path, scenes, subset="random", prediction_loss_only=True)
     first = trainer.evaluate()["eval_loss"]
     trainer.state.epoch = 2.0
     assert trainer.evaluate()["eval_loss"] == first
 
 
-def test_images_without_captions_are_left_out_of_the_loss(tmp_path, scenes):
+def test_images_without_captions_are_excluded_from_the_loss(tmp_path, scenes):
     some = scenes["validation"].map(lambda row, i: {"captions": row["captions"] if i % 2 else []}, with_indices=True)
     trainer = make(tmp_path, scenes, mle_weight=1.0)
     metrics = trainer.evaluate(some)
@@ -95,7 +95,7 @@ def test_images_without_captions_are_left_out_of_the_loss(tmp_path, scenes):
         trainer.evaluate(scenes["validation"].remove_columns("captions"))
 
 
-def test_processes_run_equally_many_forwards_and_share_one_loss(tmp_path, scenes, monkeypatch):
+def test_processes_run_the_same_number_of_forwards_and_share_one_loss(tmp_path, scenes, monkeypatch):
     """12 images, batches of 2, of 4 processes: 3 images each, so 2 forwards each. Of 5: 3 or 2 images, 2 forwards each."""
     trainer = make(tmp_path, scenes, mle_weight=1.0, per_device_eval_batch_size=2)
     whole = trainer.evaluator.loss(scenes["validation"])
@@ -149,12 +149,12 @@ def test_the_best_epoch_may_be_chosen_by_the_loss(tmp_path, scenes):
         ({"metric_for_best_model": "recall_at_1"}, {}, "needs a scorer"),
     ],
 )
-def test_a_metric_that_evaluation_does_not_give_is_refused(tmp_path, scenes, settings, extra, message):
+def test_unknown_metric_for_the_best_model_is_refused(tmp_path, scenes, settings, extra, message):
     settings = {"eval_strategy": "epoch", "save_strategy": "epoch", "load_best_model_at_end": True, **settings}
     data = {"a": scenes["validation"]} if settings.pop("eval", None) else scenes["validation"]
     with pytest.raises(ValueError, match=message):
         make(tmp_path, scenes, trainer_arguments={"eval_dataset": data}, **settings)
-    # Names that the user's own function gives are not known before.
+    # Names from compute_metrics are not known in advance.
     settings["metric_for_best_model"] = "bleu"
     make(tmp_path, scenes, trainer_arguments={"eval_dataset": data, "compute_metrics": lambda p: {}}, **settings)
 
@@ -217,12 +217,12 @@ def test_compute_metrics_gets_captions_and_references(tmp_path, scenes):
         trainer.evaluate()
 
 
-def test_logits_are_not_processed(tmp_path, scenes):
+def test_preprocess_logits_for_metrics_is_refused(tmp_path, scenes):
     with pytest.raises(ValueError, match="Use compute_metrics"):
         make(tmp_path, scenes, trainer_arguments={"preprocess_logits_for_metrics": lambda logits, labels: logits})
 
 
-def test_a_data_collator_makes_the_batches_of_training_and_evaluation(tmp_path, scenes, scorer):
+def test_data_collator_is_used_in_training_and_evaluation(tmp_path, scenes, scorer):
     captioner, calls = tiny_captioner("blip"), []
 
     def collate(items):
@@ -250,8 +250,8 @@ def test_a_data_collator_makes_the_batches_of_training_and_evaluation(tmp_path, 
 
 
 @pytest.mark.parametrize("kind", ["captioner", "model", "name"])
-def test_model_init_makes_what_a_model_may_be(kind, tmp_path, scenes, monkeypatch):
-    # A trial is of a library for searches, of which none is installed.
+def test_model_init_accepts_every_kind_of_model(kind, tmp_path, scenes, monkeypatch):
+    # Trials belong to search libraries, none of which is installed.
     monkeypatch.setattr("transformers.integrations.hp_params", dict)
     model, processor = tiny_blip()
     model.save_pretrained(tmp_path / "m")
@@ -295,7 +295,7 @@ def test_model_init_resets_adapter_and_cached_features(tmp_path, scenes):
     trainer.train()
     other = trainer.train_dataset[0]["image_features"]
     assert any("lora" in name for name in first)
-    assert not torch.equal(features, other)  # of the tower that came with the new model
+    assert not torch.equal(features, other)  # of the new model's tower
     pixels = trainer.captioner.encode_images([scenes["train"][0]["image"]])
     torch.testing.assert_close(other[None], trainer.captioner.image_features(**pixels).detach())
 
@@ -346,7 +346,7 @@ def test_default_output_folder_has_the_name_of_the_model(tmp_path, scenes, score
     assert CaptionRLTrainer("my-blip", "cider").args.output_dir == "my-blip-CaptionRL"
     assert default_output_dir("Salesforce/blip-base", "SMILE") == "blip-base-SMILE"
     assert default_output_dir(model, "SMILE") == "blip-SMILE"
-    assert default_output_dir("scenes:blip-mle", "SMILE") == "blip-mle-SMILE"  # no file system refuses it
+    assert default_output_dir("scenes:blip-mle", "SMILE") == "blip-mle-SMILE"  # valid on every file system
     assert default_output_dir(None, "SMILE") == "captioner-SMILE"
 
 
@@ -355,7 +355,7 @@ def test_a_configuration_of_another_trainer_is_refused(tmp_path, scenes):
         SmileTrainer(tiny_captioner("blip"), CaptionRLConfig(str(tmp_path), use_cpu=True), scenes["train"])
 
 
-def test_data_under_other_names_of_columns_are_evaluated_as_at_construction(tmp_path, scenes):
+def test_other_column_names_are_accepted_in_evaluate(tmp_path, scenes):
     rows = scenes["validation"].select(range(4))
     raw = rows.remove_columns("captions").add_column("text", [captions[0] for captions in rows["captions"]])
     raw = raw.select_columns(["image", "text"])

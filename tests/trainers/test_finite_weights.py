@@ -1,4 +1,4 @@
-"""A run that diverges stops before it saves, and checkpoints that cannot be resumed from exactly are refused."""
+"""Diverged runs stop before saving, and checkpoints without an exact resume are refused."""
 
 import math
 
@@ -15,7 +15,7 @@ from tests.trainers.toy import Linear, toy
 
 
 class Diverge(TrainerCallback):
-    """Puts a value into the weights after a step."""
+    """Sets a weight to a value after a step."""
 
     def __init__(self, step, value, rank=None):
         self.step, self.value, self.rank = step, value, rank
@@ -42,9 +42,7 @@ def test_weights_that_are_not_finite_are_not_saved_and_nothing_is_removed(tmp_pa
 
 def test_a_learning_rate_that_diverges_stops_the_run(tmp_path):
     trainer = toy(tmp_path, learning_rate=1e30, optim="sgd", max_grad_norm=0.0)
-    with pytest.raises(
-        FloatingPointError, match=r"diverged: layer\.\w+ is NaN .* This run has no checkpoint from before"
-    ):
+    with pytest.raises(FloatingPointError, match=r"diverged: layer\.\w+ is NaN .* This run has no earlier checkpoint"):
         trainer.train()
     assert names(tmp_path) == []
 
@@ -62,7 +60,7 @@ def test_a_run_without_checkpoints_that_diverges_stops_at_its_end(tmp_path):
 
 def test_the_checkpoint_of_another_run_is_not_named(tmp_path):
     toy(tmp_path).train()
-    with pytest.raises(FloatingPointError, match="This run has no checkpoint from before"):
+    with pytest.raises(FloatingPointError, match="This run has no earlier checkpoint"):
         toy(tmp_path, callbacks=[Diverge(1, math.nan)]).train()
 
 
@@ -78,19 +76,19 @@ def test_large_weights_are_finite(dtype):
     assert first_non_finite(model) == "layer.bias"
 
 
-def test_only_what_training_changes_is_looked_at():
+def test_only_trainable_weights_and_saved_buffers_are_checked():
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
     model.register_buffer("mask", torch.tensor([0.0, -math.inf]))
     model.register_buffer("scratch", torch.tensor([math.nan]), persistent=False)
     model[0].weight.requires_grad_(False)
     with torch.no_grad():
-        model[0].weight[0, 0] = math.nan  # as it was given
+        model[0].weight[0, 0] = math.nan  # unchanged
     assert first_non_finite(model) is None
     model[1].running_mean[1] = math.nan
     assert first_non_finite(model) == "1.running_mean"
 
 
-def test_adapters_and_modules_to_save_are_looked_at():
+def test_adapters_and_modules_to_save_are_checked():
     from peft import LoraConfig, get_peft_model
 
     base = tiny_captioner("blip").model
@@ -126,11 +124,11 @@ def diverge_on_one(folder):
         (Path(folder) / f"said-{trainer.args.process_index}").write_text(str(error))
 
 
-def test_shards_are_looked_at_where_they_are(tmp_path):
+def test_each_process_checks_its_shard(tmp_path):
     run_in_processes(2, look_at_shards, str(tmp_path), folder=tmp_path)
 
 
-def test_all_processes_stop_where_one_has_diverged(tmp_path):
+def test_all_processes_stop_if_one_has_diverged(tmp_path):
     run_in_processes(2, diverge_on_one, str(tmp_path), folder=tmp_path)
     said = [(tmp_path / f"said-{rank}").read_text() for rank in (0, 1)]
     assert said[0] == said[1]

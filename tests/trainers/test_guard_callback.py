@@ -1,4 +1,4 @@
-"""A run whose captions are hacked is warned, stopped or taken back to its newest good checkpoint."""
+"""GuardCallback: warn, stop, or roll back to the newest good checkpoint."""
 
 import json
 import logging
@@ -22,7 +22,7 @@ class Line(torch.nn.Module):
 
 
 class Speaker(TrainerCallback):
-    """Stands for the trainer: feeds the guard, good captions first."""
+    """Replaces the trainer: passes captions to the guard, good ones first."""
 
     def __init__(self, guard, captions_of):
         self.guard, self.captions_of = guard, captions_of
@@ -67,15 +67,15 @@ def test_another_run_of_the_same_trainer_saves_again(tmp_path):
     )
     trainer.train()
     assert callback.rolled_back_to is not None
-    trainer.train()  # from step 1 again, and hacked at 10 again
+    trainer.train()  # from step 1 again, hacked at step 10 again
     assert callback.rolled_back_to == str(tmp_path / "checkpoint-8")
     callback.on_train_begin(trainer.args, trainer.state, trainer.control)
     assert callback.rolled_back_to is None
 
 
 @pytest.mark.parametrize("hacked_from", [10, 12])
-def test_rollback_leaves_no_checkpoint_of_the_epoch(tmp_path, hacked_from):
-    """After a stop the Trainer ends the epoch, and saves where it does so after every epoch (of 8 steps here)."""
+def test_rollback_prevents_the_save_at_the_end_of_the_epoch(tmp_path, hacked_from):
+    """After a stop the Trainer ends the epoch, and saves if it saves every epoch (8 steps here)."""
     trainer, callback = make_trainer(
         tmp_path, "rollback", hacked_from, max_steps=-1, num_train_epochs=3, save_strategy="epoch"
     )
@@ -85,9 +85,9 @@ def test_rollback_leaves_no_checkpoint_of_the_epoch(tmp_path, hacked_from):
     assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-8"]
 
 
-def test_rollback_passes_over_checkpoints_that_are_gone(tmp_path):
+def test_rollback_skips_removed_checkpoints(tmp_path):
     trainer, callback = make_trainer(tmp_path, "rollback", hacked_from=6, window=4)
-    # One hacked step of four is above the limit, and so is the newest quarter.
+    # One hacked step of four is above the limit, also in the newest quarter.
     trainer.add_callback(Remover(tmp_path / "checkpoint-5"))
     trainer.train()
     assert callback.rolled_back_to == str(tmp_path / "checkpoint-4")
@@ -109,7 +109,7 @@ def test_rollback_without_a_good_checkpoint_stops_training(tmp_path, caplog, sav
         trainer.train()
     assert trainer.state.global_step == 2
     assert callback.rolled_back_to is None
-    assert "No checkpoint was written while the captions were good" in caplog.text
+    assert "No checkpoint was saved while the captions were good" in caplog.text
     assert trainer.model.weight.abs().sum() > 0
 
 
@@ -137,7 +137,7 @@ def test_warn_logs_once_per_broken_limit(tmp_path, caplog):
     assert sum("seems to be hacked" in r.getMessage() for r in caplog.records) == 1
 
 
-def test_ordinary_captions_leave_training_alone(tmp_path, caplog):
+def test_ordinary_captions_do_not_stop_training(tmp_path, caplog):
     trainer, callback = make_trainer(tmp_path, "rollback", hacked_from=99, save_steps=100)
     with caplog.at_level(logging.WARNING, logger="hf_captionrl"):
         trainer.train()
@@ -153,14 +153,14 @@ def test_a_resumed_run_knows_its_good_checkpoints(tmp_path):
     first.train()
     second, after = make_trainer(tmp_path, "rollback", hacked_from=4)
     after.load_state_dict(json.loads(json.dumps(states[3])))
-    assert 3 not in after.state_dict()["good"]  # written before it was known to be good
+    assert 3 not in after.state_dict()["good"]  # saved before it was known to be good
     second.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
     assert second.state.global_step == 4
     assert after.rolled_back_to == str(tmp_path / "checkpoint-3")
 
 
 def _saving(trainer, callback, states):
-    """Save the callback's state where a trainer does: before on_save."""
+    """Save the callback's state before on_save, as the trainer does."""
     save = trainer._save_optimizer_and_scheduler
 
     def wrapped(output_dir):

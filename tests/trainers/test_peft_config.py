@@ -1,4 +1,4 @@
-"""peft_config=LoraConfig(...) as in TRL, and the papers' adapters as functions that return one."""
+"""peft_config as in TRL, and the presets for the papers' adapters."""
 
 import copy
 import re
@@ -77,7 +77,7 @@ def test_an_adapter_added_before_with_a_task_type_trains(family, task_type, tmp_
     )
 
 
-def test_reinforcement_trains_a_lora(tmp_path, scenes, scorer):
+def test_rl_trains_a_lora(tmp_path, scenes, scorer):
     config = SelfRetrievalConfig(str(tmp_path), **SMALL, guard="off", max_completion_length=6)
     trainer = SelfRetrievalTrainer(
         tiny_captioner("blip"), scorer, config, scenes["train"], peft_config=LoraConfig(r=2, target_modules=QUERIES)
@@ -133,7 +133,7 @@ def test_a_second_adapter_and_prompts_are_refused(tmp_path, scenes):
 
 @pytest.mark.parametrize("tune", PRESETS)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_presets_are_the_loras_of_the_captioner(family, tune, tmp_path):
+def test_presets_equal_the_loras_of_the_captioner(family, tune, tmp_path):
     captioner = tiny_captioner(family)
     config = PRESETS[tune](captioner, r=4, alpha=8, dropout=0.1)
     assert isinstance(config, LoraConfig)

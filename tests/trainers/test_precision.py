@@ -1,4 +1,4 @@
-"""Trainable weights are fp32: a checkpoint in bf16 trains like the same values in fp32, and nothing else trains silently."""
+"""Trainable weights are fp32: bf16 checkpoints train like fp32 ones, and other 16-bit weights are refused."""
 
 import copy
 import json
@@ -44,7 +44,7 @@ DTYPES = (torch.bfloat16, torch.float16)
 
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory):
-    """One captioner's weights, rounded to bf16, in two folders: stored in bf16 and stored in fp32."""
+    """One captioner with weights rounded to bf16, stored in bf16 and in fp32."""
     folders = {}
     captioner = load_captioner(model_path("scenes:blip-mle"), dtype=torch.bfloat16)
     for dtype in (torch.bfloat16, torch.float32):
@@ -168,7 +168,7 @@ def test_a_frozen_16_bit_part_beside_fp32_is_allowed(tmp_path, scenes):
     assert next(trainer.captioner.vision_tower.parameters()).dtype == torch.bfloat16
 
 
-def test_the_dtype_asked_for_is_refused_without_an_adapter(stored, tmp_path, scenes):
+def test_16_bit_dtype_is_refused_without_an_adapter(stored, tmp_path, scenes):
     config = SmileConfig(str(tmp_path), use_cpu=True, model_init_kwargs={"dtype": "bfloat16"})
     with pytest.raises(ValueError, match="trainable weights are bfloat16"):
         SmileTrainer(stored[torch.float32], config, scenes["train"])
@@ -275,7 +275,7 @@ def test_master_copies_and_quantised_weights_are_not_refused(tmp_path, monkeypat
     refuse_trainable_16_bit(low, config)
 
 
-# How a model given by name is loaded
+# Loading a model by name
 
 
 def test_model_init_kwargs_reach_from_pretrained(stored, tmp_path, scenes, monkeypatch):

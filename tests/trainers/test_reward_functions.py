@@ -1,4 +1,4 @@
-"""Reward functions with TRL's signature in every trainer that rewards, also in bags and on two processes."""
+"""Reward functions with TRL's signature in every RL trainer, with bags and on two processes."""
 
 import json
 from pathlib import Path
@@ -32,13 +32,13 @@ LOGGED = {"logging_strategy": "steps", "logging_steps": 1, "report_to": "none"}
 
 
 def marked(rows=8):
-    """Scenes with a column of their own: a number that belongs to the image."""
+    """Scenes with an additional column, a number per image."""
     data = load_scenes(num_train=rows, num_validation=1, num_test=0)["train"]
     return data.add_column("mark", [100 + row for row in range(len(data))])
 
 
 class Recorder:
-    """A reward with TRL's signature that keeps what belongs together."""
+    """A reward with TRL's signature that records its arguments."""
 
     __name__ = "marks"
 
@@ -144,7 +144,7 @@ def test_columns_of_rows(tmp_path):
         columns["nothing"]
 
 
-def test_grpo_passes_what_trl_passes(tmp_path):
+def test_grpo_passes_the_arguments_of_trl(tmp_path):
     reward, asked = Recorder(), []
 
     async def words(completions, **columns):

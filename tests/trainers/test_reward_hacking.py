@@ -1,4 +1,4 @@
-"""Hacked captions are told from ordinary ones, and training is warned, stopped or taken back."""
+"""Statistics of completions, and the limits of the guard."""
 
 import json
 import random
@@ -69,7 +69,7 @@ def test_bad_input_is_refused():
         completion_statistics([])
     with pytest.raises(ValueError, match="one string"):
         degenerate("a cat")
-    with pytest.raises(ValueError, match="one for each of the 2 captions"):
+    with pytest.raises(ValueError, match="one value for each of the 2 captions"):
         completion_statistics(["a", "b"], ended=[True])
     with pytest.raises(ValueError, match="reward has 3 values"):
         RewardHackingGuard().observe(["a", "b"], reward=[1, 2, 3])
@@ -103,7 +103,9 @@ def test_a_guard_trips_when_the_window_is_full():
 def test_ordinary_steps_never_trip():
     guard = RewardHackingGuard(GuardThresholds(window=2), reference_captions=ORDINARY)
     for _ in range(5):
-        guard.observe(ORDINARY, ended=[True] * 5, cut_share=0.0, reward=torch.arange(5) / 4, held_out_scorer=0.5)
+        guard.observe(
+            ORDINARY, ended=[True] * 5, truncated_by_scorer=0.0, reward=torch.arange(5) / 4, held_out_scorer=0.5
+        )
         assert guard.reason is None
         assert guard.healthy
 
@@ -114,7 +116,7 @@ RULES = {
     "max_length_growth": ({"captions": [LONG, "a cat"]}, LONG),
     "min_distinct": ({"captions": ["a cat a cat a cat"]}, "a cat a cat"),
     "max_clipped_ratio": ({"captions": ["a dog", "a cat"], "ended": [True, False]}, "a cat"),
-    "max_cut": ({"captions": ["a cat"], "cut_share": 0.5}, "a cat"),
+    "max_truncated_by_scorer": ({"captions": ["a cat"], "truncated_by_scorer": 0.5}, "a cat"),
     "max_gap_growth": ({"captions": ["a cat", "a dog"], "reward": [0.5, 0.9], "held_out_scorer": [0.5, 0.1]}, "a dog"),
 }
 
@@ -126,7 +128,7 @@ def test_every_limit_names_itself_and_can_be_switched_off(rule):
     start = {
         "captions": ["a cat", "a dog"],
         "ended": [True, True],
-        "cut_share": 0.0,
+        "truncated_by_scorer": 0.0,
         "reward": 0.5,
         "held_out_scorer": 0.5,
     }
@@ -165,7 +167,7 @@ def test_non_finite_rewards_are_counted_and_excluded():
     json.dumps(guard.state_dict(), allow_nan=False)
 
 
-def test_a_constant_gap_is_no_hacking():
+def test_constant_gap_is_not_hacking():
     guard = RewardHackingGuard(GuardThresholds(window=2))
     for _ in range(6):
         guard.observe(["a cat"], reward=3.0, held_out_scorer=0.5)
@@ -180,7 +182,7 @@ def test_gap_limit_works_with_a_late_and_rare_held_out_scorer():
         assert (guard.reason is None) is (step < 7)
 
 
-def test_processes_decide_on_their_common_mean():
+def test_processes_decide_by_the_mean_over_all_processes():
     guards = [RewardHackingGuard(GuardThresholds(window=1, max_degenerate=0.3)) for _ in range(2)]
     steps = [[HACKED, HACKED, HACKED, GOOD], [GOOD] * 4]
     each = [list(RewardHackingGuard().observe(step).values()) for step in steps]

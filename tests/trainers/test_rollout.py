@@ -1,4 +1,4 @@
-"""Rollouts draw from the policy itself."""
+"""Rollouts sample from the policy's own distribution."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ def drawn(captioner, images, **settings):
 
 @pytest.mark.parametrize("family", ["blip", "git", "vit-gpt2", "clipcap"])
 def test_published_generation_settings_do_not_change_the_rollout(family):
-    """Repetition penalties and forced ends would draw from another distribution than the one that is scored."""
+    """Repetition penalties and forced ends would sample from another distribution than the scored one."""
     captioner = tiny_captioner(family)
     images = [captioner.encode_images(tiny_images(2))]
     plain = drawn(captioner, images)
@@ -24,12 +24,12 @@ def test_published_generation_settings_do_not_change_the_rollout(family):
     writer.generation_config.repetition_penalty = 50.0
     writer.generation_config.min_new_tokens = 8
     assert drawn(captioner, images) == plain
-    assert writer.generation_config.repetition_penalty == 50.0  # kept for those who load what is saved
+    assert writer.generation_config.repetition_penalty == 50.0  # kept in the saved model
     torch.manual_seed(0)
     assert captioner.generate(**images[0], **SETTINGS).ids.tolist() != plain
 
 
-def test_the_settings_are_put_back_after_a_fault():
+def test_generation_settings_are_restored_after_an_error():
     captioner = tiny_captioner("git")
     before = captioner.base_model.generation_config
     with pytest.raises(ValueError, match="either pixel_values or image_features"):
@@ -37,7 +37,7 @@ def test_the_settings_are_put_back_after_a_fault():
     assert captioner.base_model.generation_config is before
 
 
-def test_generation_batches_of_another_size_write_the_same():
+def test_generation_batch_size_does_not_change_the_captions():
     captioner = tiny_captioner("vit-gpt2")
     images = captioner.encode_images(tiny_images(5))["pixel_values"]
     batches = [{"pixel_values": images[:3]}, {"pixel_values": images[3:]}]
@@ -47,7 +47,7 @@ def test_generation_batches_of_another_size_write_the_same():
         assert write_completions(captioner, batches, batch_size=size, **greedy).captions == whole.captions
 
 
-def test_a_frozen_tower_encodes_once_and_a_trained_one_is_left_to_the_update():
+def test_frozen_tower_encodes_once_and_trained_tower_in_the_update():
     captioner = tiny_captioner("blip")
     batch = captioner.encode_images(tiny_images(2))
     kept = image_inputs(captioner, [dict(batch)])
@@ -60,7 +60,7 @@ def test_a_frozen_tower_encodes_once_and_a_trained_one_is_left_to_the_update():
     assert inputs["image_features"] is found["image_features"]
 
 
-def test_references_are_ids_as_the_policy_would_write_them():
+def test_references_are_encoded_like_completions():
     captioner = tiny_captioner("blip", prompt="a ")
     ids, mask = reference_ids(captioner, ["red cat", "", "dog"])
     tokens = captioner.tokenizer("red cat", add_special_tokens=False).input_ids

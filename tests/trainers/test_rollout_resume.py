@@ -57,13 +57,13 @@ def test_resumed_run_ends_with_the_same_bits(tmp_path, scenes, through, step):
     resumed.rollouts.roll_out = lambda batches: written.append(resumed.state.global_step) or roll_out(batches)
     resumed.train(resume_from_checkpoint=checkpoint(through, step))
     assert resumed.state.global_step == 8
-    assert written == [at for at in (0, 3, 6) if at >= step]  # no captions are written anew between two iterations
+    assert written == [at for at in (0, 3, 6) if at >= step]  # no new captions between two iterations
     assert not different(bits(resumed), bits(through))
     assert losses(resumed) == losses(through)
 
 
 def test_trained_vision_tower_resumes_too(tmp_path, scenes):
-    """Images then come as pixels, and a frozen tower's as features."""
+    """Rollouts then hold pixels, instead of the features of a frozen tower."""
     settings = {**SAVED, "freeze_vision_tower": False, "max_steps": 5}
     alone = build(tmp_path / "through", scenes["train"], **settings)
     alone.train()
@@ -78,8 +78,8 @@ def test_rollout_is_stored_only_between_iterations(through):
     assert stored == {1, 2, 4, 5, 7, 8}
 
 
-def test_checkpoint_without_its_rollout_writes_a_new_one(tmp_path, scenes, through, caplog):
-    """As those of earlier versions, or of another number of processes."""
+def test_checkpoint_without_its_rollout_generates_a_new_one(tmp_path, scenes, through, caplog):
+    """Like checkpoints of earlier versions, or of another number of processes."""
     copy = Path(shutil.copytree(checkpoint(through, 2), tmp_path / "checkpoint-2"))
     state = copy / "caption_rl_state.json"
     state.write_text(json.dumps({**json.loads(state.read_text()), "rollout": 2}))

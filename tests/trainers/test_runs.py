@@ -1,4 +1,4 @@
-"""Several runs in one output folder: each resumes from its own checkpoints, and leaves those of the others alone."""
+"""Several runs in one output folder: each resumes only from its own checkpoints and keeps those of others."""
 
 import json
 import shutil
@@ -42,7 +42,7 @@ def weights(folder):
 
 
 def without_ids(folder):
-    """Make checkpoints what they were before runs had ids."""
+    """Remove the run id from checkpoints, as in earlier versions."""
     (folder / RUN_FILE).unlink()
     for path in folder.glob("checkpoint-*"):
         (path / RUN_FILE).unlink(missing_ok=True)
@@ -68,7 +68,7 @@ def test_killed_run_in_a_used_folder_resumes_from_its_own_checkpoint(tmp_path, c
         said
         == "checkpoint-6, checkpoint-4 belong to another run and are not used. Training resumes from checkpoint-2."
     )
-    # The checkpoints of the first run are all there, whole and under new names.
+    # The checkpoints of the first run are complete, under new names.
     kept = [name for name in names(tmp_path / "used") if "-run-" in name]
     assert [name.split("-run-")[0] for name in kept] == ["checkpoint-2", "checkpoint-4", "checkpoint-6"]
     for name in kept:
@@ -111,7 +111,7 @@ def test_run_killed_before_its_first_checkpoint_is_not_resumed_from_another(tmp_
     assert "belong to another run and are not used. Training in" in caplog.text
     with pytest.raises(ValueError, match=r"has no checkpoint: checkpoint-6, .*'.*checkpoint-6' to resume that run"):
         toy(tmp_path, data=1).train(resume_from_checkpoint=True)
-    # As the message says, the other run is resumed by name, and is then the one that uses the folder.
+    # As the message says, the other run is resumed by its path, and then uses the folder.
     run = run_of_checkpoint(tmp_path / "checkpoint-6")
     toy(tmp_path, max_steps=8).train(resume_from_checkpoint=str(tmp_path / "checkpoint-6"))
     assert newest_checkpoint(tmp_path) == str(tmp_path / "checkpoint-8")
@@ -130,7 +130,7 @@ def test_no_checkpoint_of_another_run_is_removed(tmp_path, best):
     assert best or mine == ["checkpoint-6"]
 
 
-def test_older_checkpoints_of_the_own_run_are_removed(tmp_path):
+def test_older_checkpoints_of_the_same_run_are_removed(tmp_path):
     toy(tmp_path, max_steps=10, save_total_limit=2).train()
     assert names(tmp_path) == ["checkpoint-10", "checkpoint-8"]
     (tmp_path / "checkpoint-10" / "model.safetensors").write_bytes(b"broken")
@@ -139,7 +139,7 @@ def test_older_checkpoints_of_the_own_run_are_removed(tmp_path):
 
 
 def test_best_checkpoint_is_never_that_of_another_run(tmp_path, caplog):
-    """The Trainer finds it by its path, where another run has left a checkpoint of the same step."""
+    """The Trainer stores only its path, at which another run may have a checkpoint of the same step."""
     toy(tmp_path).train()
     trainer = toy(tmp_path, data=1, max_steps=1)
     trainer.train()
@@ -168,7 +168,7 @@ def test_checkpoints_without_an_id_are_of_one_run(tmp_path):
     resumed.train(resume_from_checkpoint=True)
     assert not different(weights(tmp_path / "old" / "checkpoint-6"), weights(tmp_path / "whole" / "checkpoint-6"))
     assert newest_checkpoint(tmp_path / "old") == str(tmp_path / "old" / "checkpoint-6")
-    # A run that begins there has an id, and is not one with them.
+    # A new run there has an id and is a different run.
     killed(tmp_path / "old", 3, data=1)
     assert newest_checkpoint(tmp_path / "old") == str(tmp_path / "old" / "checkpoint-2")
     assert (tmp_path / "old" / "checkpoint-2-run-unknown").is_dir()
@@ -182,7 +182,7 @@ def test_checkpoints_of_a_plain_trainer_are_used_once_they_are_sealed(tmp_path):
     assert not has_checkpoint(tmp_path)
     seal_checkpoint(tmp_path / "checkpoint-2")
     assert newest_checkpoint(tmp_path) == str(tmp_path / "checkpoint-2")
-    # Unsealed ones are not written over by a run that begins there.
+    # A new run there does not overwrite unsealed ones.
     (tmp_path / "checkpoint-2" / SEAL_FILE).unlink()
     toy(tmp_path, max_steps=2).train()
     assert names(tmp_path) == ["checkpoint-2", "checkpoint-2-run-unknown"]
@@ -199,7 +199,7 @@ def test_copied_checkpoints_of_one_run_resume_and_of_two_are_refused(tmp_path):
     assert has_checkpoint(copies)
     with pytest.raises(ValueError, match=r"has checkpoints of 2 runs .*Use the path of a checkpoint"):
         newest_checkpoint(copies)
-    (copies / RUN_FILE).write_text('{"run_id": ')  # a record that cannot be read is none
+    (copies / RUN_FILE).write_text('{"run_id": ')  # an unreadable record counts as none
     with pytest.raises(ValueError, match=r"has checkpoints of 2 runs"):
         newest_checkpoint(copies)
 
@@ -242,7 +242,7 @@ def test_the_record_of_a_run_is_never_published():
     assert any(fnmatch(RUN_FILE, pattern) for pattern in NEVER)
 
 
-def test_runs_of_one_seed_have_ids_of_their_own(tmp_path):
+def test_runs_with_the_same_seed_have_different_ids(tmp_path):
     ids = set()
     for name in ("a", "b"):
         toy(tmp_path / name, max_steps=2).train()

@@ -1,4 +1,4 @@
-"""What `save_model` leaves: a folder that loads, captions and says how it was trained."""
+"""The folder of `save_model` can be loaded, and records the training."""
 
 import json
 
@@ -13,7 +13,7 @@ from tests.trainers import test_reward_functions as rewarding
 
 
 @pytest.mark.parametrize(("make", "objective"), [(rewarding.self_retrieval, "self_retrieval"), (rewarding.sle, None)])
-def test_saved_folder_captions_and_knows_its_training(tmp_path, make, objective):
+def test_saved_folder_can_caption_and_records_its_training(tmp_path, make, objective):
     data = rewarding.marked()
     trainer = make(tmp_path, data, rewarding.Recorder(), learning_rate=1e-2)
     trainer.train()
@@ -35,6 +35,6 @@ def test_saved_folder_captions_and_knows_its_training(tmp_path, make, objective)
     assert (facts["family"], facts["base_model"]) == ("blip", "blip-mle")
     assert (facts["steps"], facts["train_images"]) == (1, 8)
     assert str(tmp_path) not in text
-    assert '"/' not in text  # no path of this machine
+    assert '"/' not in text  # no local path
     for name, value in loaded.model.state_dict().items():
         assert torch.equal(value, trainer.model.state_dict()[name]), name

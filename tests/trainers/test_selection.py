@@ -1,4 +1,4 @@
-"""Which checkpoint a run selected: printed, stored with the model, and right about ties."""
+"""The selected checkpoint is printed and stored with the model, with its ties."""
 
 import json
 
@@ -87,7 +87,7 @@ def test_resumed_run_counts_the_evaluations_before(tmp_path, capsys):
     assert (trainer.selection["step"], trainer.selection["evaluations"], trainer.selection["ties"]) == (1, 3, [3])
 
 
-def test_nothing_is_selected_unless_asked(tmp_path, capsys):
+def test_nothing_is_selected_by_default(tmp_path, capsys):
     trainer = trained(tmp_path, [0.0, 1.0, 2.0], load_best_model_at_end=False)
     trainer.save_model()
     assert trainer.selection is None
@@ -115,17 +115,17 @@ def test_broken_best_checkpoint_is_reported(tmp_path, capsys):
     assert "Best was checkpoint-1: eval_score = 2" in capsys.readouterr().out
 
 
-def test_rolled_back_run_says_what_it_kept(tmp_path, scenes, capsys):
+def test_rolled_back_run_reports_the_kept_weights(tmp_path, scenes, capsys):
     trainer = build(tmp_path, scenes["train"], per_device_train_batch_size=4, guard="rollback")
     trainer.state.best_global_step, trainer.state.best_metric = 3, 0.5
     trainer.args.metric_for_best_model = "recall_at_1"
     trainer.guard.rolled_back_to = str(tmp_path / "checkpoint-2")
     trainer._load_best_model()
-    assert trainer.selection["kept_instead"] == "the guard went back to checkpoint-2"
-    assert "It was not loaded: the guard went back to checkpoint-2." in capsys.readouterr().out
+    assert trainer.selection["kept_instead"] == "the guard rolled back to checkpoint-2"
+    assert "It was not loaded: the guard rolled back to checkpoint-2." in capsys.readouterr().out
 
 
-def test_report_of_a_recipe_holds_it(tmp_path):
+def test_report_of_a_recipe_contains_the_selection(tmp_path):
     from hf_captionrl.reports.table import write_results
     from tests.reports.test_table import make_row
 

@@ -1,4 +1,4 @@
-"""Configuration of self-retrieval: the papers' defaults, what follows from what, and messages that name the remedy."""
+"""SelfRetrievalConfig: the papers' defaults, dependent defaults, and errors that name the remedy."""
 
 import math
 
@@ -9,13 +9,13 @@ from hf_captionrl.trainers import SelfRetrievalConfig
 
 
 class NamedScorer:
-    """Stands where a scorer stands; nothing here asks it anything."""
+    """Placeholder of a scorer that is never called."""
 
     signature = "none"
 
 
 def rewards(config):
-    """Type, weight and order of the rewards that a configuration makes."""
+    """Types and weights of a configuration's rewards, in order."""
     return [(type(reward), weight) for reward, weight in config.make_rewards(scorer=[NamedScorer()])]
 
 
@@ -36,7 +36,7 @@ def test_paper_defaults(tmp_path):
         ({"num_generations": 5}, True, "running_mean"),
         ({"cider_weight": 0.5}, True, "greedy"),
         ({"cider_weight": 1, "retrieval_weight": 0}, True, "greedy"),
-        # What is given is never replaced.
+        # Values that are set are never replaced.
         ({"do_sample": True}, True, "running_mean"),
         ({"cider_weight": 0.5, "do_sample": False, "baseline": "running_mean"}, False, "running_mean"),
         ({"cider_weight": 0.5, "num_generations": 2, "baseline": "leave_one_out"}, True, "leave_one_out"),
@@ -95,7 +95,7 @@ def test_rewards_get_the_arguments_of_the_configuration(tmp_path):
         ({"retrieval_weight": math.nan}, "retrieval_weight is nan. Use 0 or more"),
         ({"retrieval_weight": math.inf}, "retrieval_weight is inf. Use 0 or more"),
         ({"retrieval_weight": 0}, "are all 0, so that nothing is rewarded"),
-        # Penalties alone would teach the policy to be silent.
+        # Penalties alone would teach empty captions.
         ({"retrieval_weight": 0, "repetition_weight": 1}, "are all 0, so that nothing is rewarded"),
         ({"retrieval_weight": 0, "cider_weight": 1, "bag_schedule": "adaptive"}, "not measured"),
         ({"cider_weight": 0.5, "do_sample": False}, "Set do_sample=True"),

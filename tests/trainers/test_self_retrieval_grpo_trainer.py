@@ -1,4 +1,4 @@
-"""Self-retrieval on TRL's GRPO: rewards against a loop, the sampler, two real processes, TRL's contract."""
+"""SelfRetrievalGRPOTrainer: rewards against a loop, the sampler, two processes, TRL's interface."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_rewards_equal_a_loop(trainer, scorer):
     found = rewards_of(trainer, CAPTIONS)
     assert found.shape == (16, 1)
     assert_close(found[:, 0], expected, dtype="float32", magnitude=100)
-    assert len({round(value, 3) for value in expected}) > 8  # a reward that tells captions apart
+    assert len({round(value, 3) for value in expected}) > 8  # a reward that distinguishes captions
 
 
 def test_answers_may_be_text_or_chat(trainer):
@@ -77,8 +77,8 @@ def test_ends_and_masks(trainer):
 
 
 @pytest.mark.parametrize(("accumulation", "generations", "iterations"), [(1, 1, 1), (2, 2, 2), (4, 2, 1), (2, 4, 3)])
-def test_the_number_of_a_rollout(trainer, monkeypatch, accumulation, generations, iterations):
-    """As TRL counts: a rollout every `steps_per_generation * num_iterations` micro-steps. Scorers alternate by it."""
+def test_rollout_number(trainer, monkeypatch, accumulation, generations, iterations):
+    """As in TRL: a rollout every `steps_per_generation * num_iterations` micro-steps. Scorers alternate by it."""
     monkeypatch.setattr(trainer.args, "gradient_accumulation_steps", accumulation)
     monkeypatch.setattr(trainer.args, "steps_per_generation", generations)
     monkeypatch.setattr(trainer, "num_iterations", iterations)
@@ -88,7 +88,7 @@ def test_the_number_of_a_rollout(trainer, monkeypatch, accumulation, generations
         monkeypatch.setattr(trainer.state, "global_step", micro_step // accumulation)
         if micro_step % (generations * iterations) == 0:
             numbers.append(trainer._rollout_number())
-            resumed = micro_step % accumulation  # TRL counts anew after a resumption, the Trainer does not
+            resumed = micro_step % accumulation  # TRL's counter restarts after a resume, the Trainer's does not
             monkeypatch.setattr(trainer, "_step", resumed)
             assert trainer._rollout_number() == numbers[-1]
     assert numbers == list(range(len(numbers)))
@@ -100,7 +100,7 @@ def test_two_steps_move_the_parameters(tmp_path):
     seen = []
     trainer.model.register_forward_pre_hook(lambda m, args, given: seen.append(given), with_kwargs=True)
     trainer.train()
-    # The policy that is trained sees the images, as its own processor prepares them.
+    # The policy gets the images as its own processor prepares them.
     images = [open_image(row["image"]) for row in trainer.caption_data]
     own = trainer.processing_class.image_processor(images=images, return_tensors="pt")["pixel_values"]
     rows = [[i for i, image in enumerate(own) if torch.equal(image, row)] for row in seen[-1]["pixel_values"]]
@@ -122,7 +122,7 @@ def test_rewards_are_weighted_and_logged(tmp_path, scorer):
     references = [trainer.caption_data[index // 2]["captions"][0] for index in range(16)]
     values = rewards_of(trainer, references)
     assert values.shape == (16, 2)
-    assert (values[:, 1] > 0).all()  # a reference agrees with itself
+    assert (values[:, 1] > 0).all()  # a reference matches itself
     assert (rewards_of(trainer, ["zzz"] * 16)[:, 1] == 0).all()
     trainer.train()
     assert "rewards/cider/mean" in trainer.state.log_history[0]
@@ -175,19 +175,19 @@ def bags_of(number: int, batch_size: int, schedule, **settings) -> BagCurriculum
     return BagCurriculumSampler(neighbours, batch_size, schedule, **settings)
 
 
-def test_rows_come_in_the_order_that_trl_wants():
+def test_rows_have_the_order_of_trl():
     bags = BagCurriculumSampler(None, 4, 1, distractors="random", num_images=13)
     ours = list(BagRepeatSampler(bags, 3, 2))
     theirs = list(RepeatSampler(list(range(13)), 3, batch_size=4, repeat_count=2, seed=0))
     assert len(ours) == len(theirs) == len(BagRepeatSampler(bags, 3, 2)) == 3 * 4 * 3 * 2
-    for rows in (ours, theirs):  # the same shape: each image three times in a row, each rollout twice
+    for rows in (ours, theirs):  # the same order: each image three times in a row, each rollout twice
         blocks = np.array(rows).reshape(3, 2, 4, 3)
         assert (blocks == blocks[..., :1]).all()
         assert (blocks[:, 0] == blocks[:, 1]).all()
         assert all(len(set(block[0, :, 0].tolist())) == 4 for block in blocks)
 
 
-def test_bags_stay_whole_and_the_rest_is_filled_with_others():
+def test_bags_stay_whole_and_rollouts_are_filled_with_random_images():
     bags = bags_of(40, 10, {2: 3, 4: 5})
     sampler = BagRepeatSampler(bags, 2, 1)
     for epoch, size in ((0, 3), (2, 5)):
@@ -204,7 +204,7 @@ def test_bags_stay_whole_and_the_rest_is_filled_with_others():
     assert list(again) != list(sampler)
 
 
-def test_a_run_moves_through_the_schedule(tmp_path):
+def test_run_follows_the_bag_schedule(tmp_path):
     neighbours = np.stack([np.r_[0:row, row + 1 : 8] for row in range(8)])
     trainer = make_trainer(
         str(tmp_path),
@@ -222,10 +222,10 @@ def test_a_run_moves_through_the_schedule(tmp_path):
     assert sizes == [2, 2, 4, 4]
 
 
-# TRL's contract: what this trainer overrides or reads must be there, and mean what it did.
+# TRL's interface: what this trainer overrides or reads must still exist with the same meaning.
 
 
-def test_trl_still_calls_what_is_overridden():
+def test_trl_still_calls_the_overridden_methods():
     assert list(inspect.signature(GRPOTrainer._calculate_rewards).parameters) == [
         "self",
         "inputs",
@@ -239,11 +239,11 @@ def test_trl_still_calls_what_is_overridden():
     assert "self._calculate_rewards(inputs, prompts, completions, completion_ids_list)" in source
     assert "self.reward_weights" in source
     assert "self._get_train_sampler" in inspect.getsource(GRPOTrainer.get_train_dataloader)
-    # Rewards come back gathered from all processes.
+    # Rewards are gathered from all processes.
     assert "rewards_per_func = gather(rewards_per_func)" in inspect.getsource(GRPOTrainer._calculate_rewards)
 
 
-def test_trl_still_has_what_is_read(trainer):
+def test_trl_still_has_the_attributes_that_are_read(trainer):
     for name in (
         "num_generations",
         "num_iterations",
@@ -279,10 +279,13 @@ def test_only_the_named_methods_are_overridden():
         ({"per_device_train_batch_size": 8, "bag_schedule": 2}, "no neighbours to make bags of"),
         ({"per_device_train_batch_size": 8, "remove_unused_columns": True}, "remove_unused_columns is True"),
         ({"per_device_train_batch_size": 8, "retrieval_weight": 0.0}, "nothing is rewarded"),
-        ({"per_device_train_batch_size": 8, "reward_weights": [0.5]}, r"reward_weights is \[0.5\], which is not read"),
+        (
+            {"per_device_train_batch_size": 8, "reward_weights": [0.5]},
+            r"reward_weights is \[0.5\], but configured rewards have",
+        ),
         (
             {"per_device_train_batch_size": 8, "trainer_arguments": {"eval_dataset": [1]}},
-            "Rewards know the training images only",
+            "Rewards are defined for the training images only",
         ),
         (
             {
@@ -309,7 +312,7 @@ def test_data_without_a_column(tmp_path, trainer):
         SelfRetrievalGRPOTrainer(trainer.model, [], trainer.args, trainer.caption_data)
 
 
-def test_rewards_beyond_what_trl_computes_in_are_refused():
+def test_rewards_beyond_fp32_are_refused():
     class Huge:
         names = ("small", "huge")
 

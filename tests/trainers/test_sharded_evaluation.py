@@ -1,4 +1,4 @@
-"""Evaluation of a model that FSDP2 shards: every process calls the model equally often, whatever its share of the images."""
+"""Evaluation of a model sharded by FSDP2: all processes run the same number of forwards."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Cross-entropy first, then rewards: the switch, its learning rate, resuming around it; and what is refused."""
+"""SLE's schedule: the switch from cross-entropy to rewards, its learning rate, resuming, and invalid settings."""
 
 import pytest
 import torch
@@ -14,13 +14,13 @@ from .one_step import weights
 def test_the_first_epochs_are_maximum_likelihood(tmp_path, scenes):
     ours = train(tmp_path / "a", scenes["train"], rl_start_epoch=1, max_steps=2)
     theirs = train_smile(tmp_path / "b", scenes["train"], mle_weight=1.0, per_device_train_batch_size=16)
-    # Two steps of 8 images are an epoch; one step of all 16 does not depend on their order.
+    # An epoch is two steps of 8 images; one step of all 16 does not depend on their order.
     whole = train(tmp_path / "c", scenes["train"], rl_start_epoch=1, per_device_train_batch_size=16)
     assert largest_difference(weights(whole), weights(theirs)) < resolution(1)
     assert largest_difference(weights(ours), weights(theirs)) > 1e-3
 
 
-def test_the_split_of_a_step_does_not_matter_in_the_first_epochs_either(tmp_path, scenes):
+def test_split_of_a_cross_entropy_step_does_not_matter(tmp_path, scenes):
     arguments = {"rl_start_epoch": 1, "per_device_train_batch_size": 16}
     whole = train(tmp_path / "a", scenes["train"], **arguments)
     arguments |= {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 4}

@@ -1,4 +1,4 @@
-"""SLETrainer: its gradient by enumeration and against a plain loop, the switch from cross-entropy, bad input."""
+"""SLETrainer: its gradient by enumeration and against a plain loop, and invalid input."""
 
 import itertools
 import json
@@ -58,11 +58,11 @@ def plain_cider(candidate, references, corpus):
 END, LONGEST, VOCABULARY = 0, 5, 3
 
 
-REFERENCES = [[(1, 2, 1, 2), (2, 2, 1), ()], [(1, 1)], [(2, 1, 2)]]  # the first image is the one that is captioned
+REFERENCES = [[(1, 2, 1, 2), (2, 2, 1), ()], [(1, 1)], [(2, 1, 2)]]  # the first image is captioned
 
 
 def all_captions():
-    """Every caption that the policy can write: up to four words and the end, or five words."""
+    """Every caption that the policy can generate: up to four words and the end, or five words."""
     return [
         words + ((END,) if len(words) < LONGEST else ())
         for length in range(LONGEST + 1)
@@ -111,9 +111,9 @@ def reward_data():
 
 
 def exact_gradient(theta, alpha, s, plain_distance):
-    """Of Eq. 15-16 with the baselines of Section 4.3, expected over s independent captions.
+    """Expectation of Eq. 15-16 with the baselines of Section 4.3 over s independent captions.
 
-    Captions j != k are independent, and d(y, y) = 0, so two sums over all captions say everything.
+    Captions j != k are independent and d(y, y) = 0, so two sums over all captions are enough.
     """
     captions = all_captions()
     ids, mask = tensors(captions)
@@ -124,16 +124,16 @@ def exact_gradient(theta, alpha, s, plain_distance):
     cider = torch.tensor([plain_cider(c, corpus[0], corpus) for c in captions], dtype=torch.float64)
     words = [[w for w in c if w != END] for c in captions]
     d = torch.tensor([[plain_distance(a, b) for b in words] for a in words], dtype=torch.float64)
-    # CIDEr: the greedy baseline does not depend on what was sampled, so it falls out.
+    # CIDEr: the greedy baseline does not depend on the samples, so it cancels.
     quality = p * cider
-    # Eq. 14, s (s - 1) pairs; and its baseline, in which each sample stands twice.
+    # Eq. 14, s (s - 1) pairs; and its baseline, in which each sample occurs twice.
     diversity = 2 * (s - 1) / s * p * (d @ p) - 2 * (s - 1) / s**2 * p * ((d + d.T) @ p)
     total = ((alpha * quality + (1 - alpha) * diversity) * -log_p.double()).sum()
     return torch.autograd.grad(total, theta)[0].double()
 
 
 def sampled_gradients(theta, config, batches, images):
-    """Gradients of the loss that the trainer computes, one a batch of rollouts."""
+    """Gradients of the trainer's loss, one per batch of rollouts."""
     rewards = WeightedRewards(*zip(*config.make_rewards(), strict=True))
     rewards.prepare(reward_data())
     names = {reward.baseline or config.baseline for reward in rewards.rewards}
@@ -163,7 +163,7 @@ def policy():
 
 
 def z_scores(found, exact):
-    """Distance of the mean from the exact gradient in standard errors, where a parameter matters."""
+    """Distance of the mean from the exact gradient in standard errors, for parameters with a gradient."""
     found = torch.stack(list(found))
     error = found.std(0) / math.sqrt(len(found))
     used = error > 0
@@ -175,12 +175,12 @@ def z_scores(found, exact):
     ("alpha", "s", "distance"),
     [
         (0.75, 5, "bleu34"),
-        (0.0, 5, "bleu34"),
+        pytest.param(0.0, 5, "bleu34", marks=pytest.mark.slow),
         pytest.param(0.25, 3, "edit", marks=pytest.mark.slow),
         pytest.param(1.0, 5, "bleu34", marks=pytest.mark.slow),
     ],
 )
-def test_the_gradient_is_that_of_all_captions_summed(tmp_path, alpha, s, distance):
+def test_gradient_equals_the_sum_over_all_captions(tmp_path, alpha, s, distance):
     theta = policy()
     config = SLEConfig(str(tmp_path), alpha=alpha, num_generations=s, distance=distance, use_cpu=True)
     plain = {"bleu34": plain_bleu34, "edit": plain_edit}[distance]
@@ -188,15 +188,15 @@ def test_the_gradient_is_that_of_all_captions_summed(tmp_path, alpha, s, distanc
     z = z_scores(found, exact_gradient(theta, alpha, s, plain))
     assert z.abs().max() < 4.5
     assert float((z**2).mean()) < 2.5
-    # Another alpha is told apart: the error bar is small enough to say something.
+    # Another alpha is distinguished, so the standard error is small enough.
     assert z_scores(found, exact_gradient(theta, abs(alpha - 0.25), s, plain)).abs().max() > 6
 
 
-def test_a_symmetric_distance_loses_a_share_of_two_in_s_to_its_baseline(tmp_path):
-    """The mean over all captions of an image contains the caption itself: with s = 2 nothing is left."""
+def test_baseline_of_a_symmetric_distance_removes_two_in_s(tmp_path):
+    """The mean over all captions of an image contains the caption itself: with s = 2 the advantage is 0."""
     theta = policy()
     full, half, none = (exact_gradient(theta, 0.0, s, plain_edit) for s in (10**6, 4, 2))
-    # A million captions stand for infinitely many, which are some 1e-6 of the gradient (0.01) away.
+    # A million captions approximate infinitely many, up to about 1e-6 of the gradient (0.01).
     assert half.numpy() == within((full * (3 / 4) * (1 - 2 / 4)).numpy(), 1e-7)
     assert none.abs().max() < resolution(1, dtype="float64")
     with pytest.warns(UserWarning, match="diversity advantage is 0"):
@@ -205,7 +205,7 @@ def test_a_symmetric_distance_loses_a_share_of_two_in_s_to_its_baseline(tmp_path
         assert gradient.abs().max() < resolution(1, dtype="float64")
 
 
-def test_the_surrogate_is_the_authors():
+def test_loss_equals_the_authors_surrogate():
     vector = json.loads((Path(__file__).parents[1] / "vectors" / "policy_gradient.json").read_text())["sle_surrogate"]
     log_probs, mask = torch.tensor(vector["log_probs"]), torch.tensor(vector["mask"])
     loss = policy_gradient_loss(
@@ -214,11 +214,11 @@ def test_the_surrogate_is_the_authors():
     assert float(loss) == close(vector["loss"], dtype="float32")
 
 
-def test_the_code_of_2018_gives_its_advantages(tmp_path):
+def test_advantages_equal_those_of_the_code_of_2018(tmp_path):
     config = SLEConfig(str(tmp_path), diversity="multi_reference", use_cpu=True)
     (_, diversity) = config.make_rewards()
     quality = FunctionReward(lambda context: torch.tensor(VECTORS["quality_advantage"]).flatten(), "quality")
-    quality.baseline = "none"  # what the authors' example gives is an advantage already
+    quality.baseline = "none"  # the authors' example returns advantages
     rewards = WeightedRewards([quality, diversity[0]], [config.alpha, diversity[1]])
     ids: dict[str, int] = {"<end>": END}
     captions = [
@@ -234,7 +234,7 @@ def test_the_code_of_2018_gives_its_advantages(tmp_path):
 
 
 def step_with_rollout(folder, dataset, **arguments):
-    """One step, and the captions that it was taken on: sampled and greedy."""
+    """One step, and its sampled and greedy captions."""
     trainer = build(folder, dataset, **arguments)
     written = []
     write = trainer.rollouts.generate
@@ -312,7 +312,7 @@ def test_alpha_one_is_self_critical_training(tmp_path, scenes):
     assert largest_difference(weights(sll), weights(train(tmp_path, scenes["train"], alpha=0.75))) > 1e-4
 
 
-def test_without_quality_nothing_but_diversity_is_rewarded(tmp_path, scenes):
+def test_alpha_zero_rewards_only_diversity(tmp_path, scenes):
     trainer = build(tmp_path, scenes["train"].map(lambda row: {"captions": []}), alpha=0.0)
     assert trainer.rewards.names == ["diversity"]
 
@@ -341,13 +341,13 @@ def test_self_critical_training_works_with_one_caption(tmp_path):
     assert SLEConfig(str(tmp_path), alpha=1.0, num_generations=1, use_cpu=True).alpha == 1.0
 
 
-def test_images_without_references_are_refused_where_cider_is_asked_for(tmp_path, scenes):
+def test_images_without_references_are_refused_with_cider(tmp_path, scenes):
     without = scenes["train"].map(lambda row, i: {"captions": row["captions"] if i else []}, with_indices=True)
     with pytest.raises(ValueError, match="1 training images have no reference"):
         build(tmp_path, without)
 
 
-def test_references_without_a_token_are_counted_and_empty_samples_defined(tmp_path, scenes):
+def test_empty_references_are_counted_and_empty_samples_have_rewards(tmp_path, scenes):
     blank = scenes["train"].map(lambda row, i: {"captions": row["captions"] if i else ["\u200b"]}, with_indices=True)
     trainer = build(
         tmp_path, blank, logging_steps=1, per_device_train_batch_size=16, generation_kwargs={"max_new_tokens": 1}

@@ -1,4 +1,4 @@
-"""Configuration: defaults of the paper, presets, and messages that name the remedy."""
+"""SmileConfig: defaults of the paper, presets, and errors that name the remedy."""
 
 import pytest
 
@@ -19,7 +19,7 @@ def test_paper_defaults(tmp_path):
     assert config.remove_unused_columns is False
 
 
-def test_code_preset_fills_only_what_is_not_given(tmp_path):
+def test_code_preset_sets_only_missing_values(tmp_path):
     config = SmileConfig(str(tmp_path), preset="code")
     assert (config.mle_label_smoothing, config.random_draw) == (0.1, "position")
     config = SmileConfig(str(tmp_path), preset="code", mle_label_smoothing=0.0)

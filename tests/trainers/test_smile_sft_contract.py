@@ -1,4 +1,4 @@
-"""What SmileSFTTrainer relies on in trl stands there still."""
+"""The parts of TRL that SmileSFTTrainer relies on still exist."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_contract_attributes(parts, tmp_path):
     assert "forward" in trainer.model.__dict__  # add_fused_lm_head patches the object itself
     batch = batch_of(trainer)
     starts = batch["position_ids"] == 0
-    assert (batch["labels"][starts] == IGNORE_INDEX).all()  # a document's first token is nobody's target
+    assert (batch["labels"][starts] == IGNORE_INDEX).all()  # the first token of a document is not a target
 
 
 def test_contract_only_compute_loss_is_overridden():

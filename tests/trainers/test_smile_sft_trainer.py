@@ -1,4 +1,4 @@
-"""SMILE for text: against plain loops over documents, sentences and windows, and against trl itself."""
+"""SmileSFTTrainer against plain loops over documents, sentences and windows, and against TRL."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.trainers.sft_runs import batch_of, loss_eval, make
 
 
 def sentence_of(ids, tokenizer) -> list[int]:
-    """Number of each token's sentence, one token after the other."""
+    """Sentence number of each token, by a loop over tokens."""
     number, ended, found = 0, False, []
     for token in ids:
         text = tokenizer.decode([token])
@@ -83,9 +83,9 @@ def test_equals_a_loop_over_documents(parts, tmp_path, packed, scope, mle_weight
         settings |= {"packing": True, "max_length": 96}
     trainer = make(parts, tmp_path, **settings)
     if packed:
-        assert len(trainer.train_dataset) < len(ROWS)  # rows do hold several documents
+        assert len(trainer.train_dataset) < len(ROWS)  # rows contain several documents
         assert "position_ids" in batch_of(trainer)
-        # The eager attention of a CPU does not look at cu_seq_lens, position ids alone keep documents apart.
+        # Eager attention on a CPU ignores cu_seq_lens; only position ids separate documents.
     expected = looped(trainer, scope, mle_weight=mle_weight, first_token=first_token)
     assert loss_of(trainer) == pytest.approx(expected, rel=2e-5)
 
@@ -93,7 +93,7 @@ def test_equals_a_loop_over_documents(parts, tmp_path, packed, scope, mle_weight
 def test_scopes_differ_and_prompt_words_stay_out(parts, tmp_path):
     losses = {scope: loss_of(make(parts, tmp_path, subset_scope=scope)) for scope in ("document", "sentence")}
     assert losses["sentence"] != pytest.approx(losses["document"], rel=1e-3)
-    # The loop above collects words of the answers only; with the prompt supervised, its words are in the subset too.
+    # The loop above collects only words of the answers; if the prompt is supervised, its words are in the subset too.
     whole = make(parts, tmp_path, completion_only_loss=False)
     assert loss_of(whole) != pytest.approx(losses["document"], rel=1e-3)
 
@@ -101,7 +101,7 @@ def test_scopes_differ_and_prompt_words_stay_out(parts, tmp_path):
 @pytest.mark.parametrize(
     ("packing", "lora"), [(False, False), (True, False), (False, True)], ids=["padded", "bfd", "lora"]
 )
-def test_lambda_1_is_trl(parts, tmp_path, packing, lora):
+def test_lambda_1_equals_trl(parts, tmp_path, packing, lora):
     """Same weights after two accumulated steps, same logs, bit-exactly."""
     settings = {
         "per_device_train_batch_size": 1,
@@ -126,8 +126,8 @@ def test_lambda_1_is_trl(parts, tmp_path, packing, lora):
     assert len(logs[0]) == 2
 
 
-def test_the_mixture_tends_to_trl(parts, tmp_path):
-    """The package's own path just below lambda = 1 has trl's loss and gradients."""
+def test_mixture_near_lambda_1_approaches_trl(parts, tmp_path):
+    """The package's own code has TRL's loss and gradients just below lambda = 1."""
     ours = make(parts, tmp_path / "a", mle_weight=1 - 1e-9)
     theirs = make(parts, tmp_path / "b", cls=SFTTrainer, config=SFTConfig)
     losses = []
@@ -160,7 +160,7 @@ def test_accumulation_does_not_change_the_step(parts, tmp_path, scope):
 
 
 def test_gradients_equal_those_of_the_loop(parts, tmp_path):
-    """Through a group of several lengths, with a trained head."""
+    """With a group of several lengths and a trained head."""
     torch.manual_seed(0)
     B, T, D, V = 2, 9, 8, 20
     hidden = torch.randn(B, T, D, dtype=torch.float64, requires_grad=True)
@@ -185,7 +185,7 @@ def test_gradients_equal_those_of_the_loop(parts, tmp_path):
 
 
 def test_no_full_logits_at_lambda_0(parts, tmp_path):
-    """No tensor with as many entries as tokens times vocabulary is made."""
+    """No tensor has as many entries as tokens times vocabulary."""
     trainer = make(parts, tmp_path, subset_scope="document")
     batch = batch_of(trainer)
     limit = batch["labels"].numel() * trainer.model.config.vocab_size
@@ -203,7 +203,7 @@ def test_no_full_logits_at_lambda_0(parts, tmp_path):
     with Largest():
         trainer.compute_loss(trainer.model, batch).backward()
     assert 0 < Largest.seen < limit / 4
-    assert Largest.seen <= max(5, 32) * trainer.model.config.vocab_size  # one row a document, the weight itself
+    assert Largest.seen <= max(5, 32) * trainer.model.config.vocab_size  # one row per document, the weight itself
 
 
 LORA = {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj"], "task_type": "CAUSAL_LM"}
@@ -220,13 +220,13 @@ def test_lora_moves_and_the_base_stays(parts, tmp_path, head, mle_weight):
     for name, parameter in trainer.model.named_parameters():
         assert torch.equal(before[name], parameter) != ("lora_" in name), name
     assert any("lm_head" in name for name in before if "lora_B" in name) == head
-    # The trained head is what the loss is computed from.
+    # The loss uses the trained head.
     trainer.model.eval()
     assert loss_eval(trainer) == pytest.approx(looped(trainer, "document", mle_weight=mle_weight), rel=2e-5)
 
 
 def test_trl_alone_refuses_the_head(parts, tmp_path):
-    """The reason for `plain_head_for_checks`; if this passes one day, it can go."""
+    """The reason for `plain_head_for_checks`, which can be removed when TRL accepts the head."""
     lora = LoraConfig(**{**LORA, "target_modules": ["lm_head"]})
     with pytest.raises(ValueError, match="lm_head"):
         make(parts, tmp_path, cls=SFTTrainer, config=SFTConfig, peft=lora)
@@ -252,7 +252,7 @@ def test_resume_is_exact(parts, tmp_path):
 
 
 def test_evaluation_and_a_model_by_name(parts, tmp_path):
-    """A folder's name instead of a model, and packed evaluation: the loss of the loop again."""
+    """A model by name and packed evaluation give the loss of the loop."""
     model, _ = parts
     for part in parts:
         part.save_pretrained(tmp_path / "base")
@@ -271,7 +271,7 @@ def test_evaluation_and_a_model_by_name(parts, tmp_path):
 
 
 def test_assistant_turns_share_a_document_but_no_sentence():
-    """Labels of a conversation: user's turns between are not supervised."""
+    """Labels of a conversation, in which the user's turns are not supervised."""
     labels = torch.tensor([[-100, 5, 6, -100, -100, 7, 5, 1]])
     documents = document_ids(labels, None)
     ends = torch.zeros(10, dtype=torch.bool)
@@ -350,7 +350,7 @@ def test_bad_arguments(tmp_path, changes, message):
         SmileSFTConfig(str(tmp_path), use_cpu=True, bf16=False, **changes)
 
 
-def test_wrong_kinds_are_refused(parts, tmp_path):
+def test_wrong_types_are_refused(parts, tmp_path):
     with pytest.raises(TypeError, match="SmileSFTConfig"):
         make(parts, tmp_path, config=SFTConfig)
     prompt_tuning = PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)

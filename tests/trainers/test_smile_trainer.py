@@ -1,4 +1,4 @@
-"""SmileTrainer against plain loops, other splits of the batch, other numbers of processes, and its own resumed self."""
+"""SmileTrainer: plain loops, splits of the batch, several processes, and exact resume."""
 
 import json
 import os
@@ -76,7 +76,7 @@ def test_one_step_equals_a_plain_loop(tmp_path, scenes, mle_weight):
 
 
 @pytest.mark.parametrize(("batch", "accumulation"), [(8, 2), pytest.param(4, 4, marks=pytest.mark.slow), (2, 8)])
-def test_any_split_into_micro_batches_gives_one_gradient(tmp_path, scenes, whole_batch, batch, accumulation):
+def test_gradient_does_not_depend_on_micro_batches(tmp_path, scenes, whole_batch, batch, accumulation):
     split = weights(
         train(
             tmp_path,
@@ -89,7 +89,7 @@ def test_any_split_into_micro_batches_gives_one_gradient(tmp_path, scenes, whole
 
 
 @pytest.mark.parametrize("family", ["git", "vit-gpt2", "vit-bert", "clipcap"])
-def test_other_families_split_alike(tmp_path, scenes, family):
+def test_gradient_of_other_families_does_not_depend_on_micro_batches(tmp_path, scenes, family):
     settings = {"learning_rate": 1.0, "freeze_vision_tower": False}
     before = dict(tiny_captioner(family).model.named_parameters())
     whole = train(
@@ -107,8 +107,8 @@ def test_other_families_split_alike(tmp_path, scenes, family):
     assert max((weights(whole)[name] - before[name]).abs().max().item() for name in before) > 1e-3
 
 
-def test_the_split_matters_to_a_trainer_that_averages_per_micro_batch(tmp_path, scenes, whole_batch, monkeypatch):
-    """The planted fault: dividing by each micro-batch's own tokens is another gradient, and the test above sees it."""
+def test_averaging_per_micro_batch_changes_the_gradient(tmp_path, scenes, whole_batch, monkeypatch):
+    """Negative control: dividing by the tokens of each micro-batch changes the gradient, which the test above detects."""
     monkeypatch.setattr(
         SmileTrainer,
         "token_mean",
@@ -161,7 +161,7 @@ def test_cached_image_features_change_nothing(tmp_path, scenes, whole_batch, mon
     cached = train(tmp_path / "a", scenes["train"], per_device_train_batch_size=16, **settings)
     assert largest_difference(weights(cached), whole_batch) < resolution(1)
     assert sum(encoded) == 16
-    # A second run of three epochs encodes nothing at all.
+    # A second run of three epochs encodes nothing.
     train(tmp_path / "b", scenes["train"], per_device_train_batch_size=8, **{**settings, "max_steps": 6})
     assert sum(encoded) == 16
 
@@ -171,7 +171,7 @@ def test_a_trained_tower_may_not_be_cached(tmp_path):
         SmileConfig(str(tmp_path), cache_image_features=True)
 
 
-def test_frozen_tower_stays_and_the_rest_moves(whole_batch):
+def test_frozen_tower_is_unchanged_and_the_rest_trains(whole_batch):
     before = dict(captioner().model.named_parameters())
     moved = {name for name in whole_batch if not torch.equal(whole_batch[name], before[name])}
     assert moved
@@ -179,7 +179,7 @@ def test_frozen_tower_stays_and_the_rest_moves(whole_batch):
     assert {name for name in whole_batch if "text_decoder" in name} == moved
 
 
-def test_unfrozen_tower_moves(tmp_path, scenes):
+def test_unfrozen_tower_trains(tmp_path, scenes):
     trained = weights(train(tmp_path, scenes["train"], freeze_vision_tower=False, per_device_train_batch_size=16))
     before = dict(captioner().model.named_parameters())
     name = "vision_model.encoder.layers.0.mlp.fc1.weight"
@@ -191,7 +191,7 @@ def test_resume_is_exact(tmp_path, scenes):
         "optim": "adamw_torch",
         "learning_rate": 1e-3,
         "lr_scheduler_type": "cosine",
-        "per_device_train_batch_size": 4,  # 4 steps an epoch: step 6 is in the middle of the second
+        "per_device_train_batch_size": 4,  # 4 steps per epoch: step 6 is in the middle of the second
         "max_steps": 10,
         "save_strategy": "steps",
         "save_steps": 6,
@@ -223,7 +223,7 @@ def test_every_epoch_draws_its_own_captions(tmp_path, scenes):
     assert drawn[0] != drawn[1] != drawn[2]
 
 
-def test_adapters_train_and_come_back(tmp_path, scenes):
+def test_adapters_train_and_load(tmp_path, scenes):
     trainer = train(
         tmp_path,
         scenes["train"],
@@ -251,7 +251,8 @@ def test_adapters_train_and_come_back(tmp_path, scenes):
         {"first_token": "shift"},
         {"subset": "reverse", "mle_weight": 0.5},
         {"preset": "code", "mle_weight": 0.01},
-        {"dataloader_num_workers": 2, "dataloader_persistent_workers": True},
+        # The workers take ten seconds to end.
+        pytest.param({"dataloader_num_workers": 2, "dataloader_persistent_workers": True}, marks=pytest.mark.slow),
         {"torch_compile": False, "prompt": "a picture of "},
     ],
     ids=lambda s: next(iter(s)),
@@ -270,7 +271,7 @@ def test_evaluation_generates_and_retrieves(tmp_path, scenes):
     trainer = SmileTrainer(captioner(), config, eval_dataset=scenes["validation"], scorer=scorer)
     metrics = trainer.evaluate()
     assert {"eval_length", "eval_lexical_diversity", "eval_recall_at_1", "eval_recall_at_5"} <= metrics.keys()
-    assert "eval_rd100_recall_at_1" not in metrics  # 12 images are not 100
+    assert "eval_rd100_recall_at_1" not in metrics  # fewer than 100 images
     assert 0.0 <= metrics["eval_recall_at_1"] <= metrics["eval_recall_at_5"] <= 1.0
     assert metrics["eval_length"] == pytest.approx(
         sum(len(c.split()) for c in trainer.generate_captions(scenes["validation"])) / 12
@@ -349,7 +350,7 @@ def test_objective_falls_back_to_full_logits():
     )
 
 
-def test_adapters_of_one_seed_start_alike(tmp_path, scenes):
+def test_adapters_with_the_same_seed_start_equal(tmp_path, scenes):
     def drawn(seed):
         config = SmileConfig(str(tmp_path), use_cpu=True, seed=seed)
         adapter = {"tune": "language", "r": 4, "alpha": 8}

@@ -1,4 +1,4 @@
-"""Signals while a trainer trains, against the trainer's own loop."""
+"""Signals during training."""
 
 import os
 import signal
@@ -13,7 +13,7 @@ from tests.faults.jobs import trainer_of
 
 
 class At(TrainerCallback):
-    """Does something after a step."""
+    """Calls a function after a step."""
 
     def __init__(self, step, action):
         self.step, self.action = step, action
@@ -24,7 +24,7 @@ class At(TrainerCallback):
 
 
 def send_and_wait(number, is_handled):
-    """Signals that are pending are one signal: the next may be sent when this one was handled, or has raised."""
+    """Pending signals merge into one, so the next is sent only when this one was handled or has raised."""
     os.kill(os.getpid(), number)
     end = time.monotonic() + 60
     while not is_handled():
@@ -47,7 +47,7 @@ def signalled(folder, step=4, number=signal.SIGTERM, kind="smile", times=1, **ch
 
 @pytest.fixture(autouse=True)
 def _handlers_are_given_back():
-    # A shell starts programs in the background with SIGINT ignored; what is tested is how a program in front behaves.
+    # Shells start background programs with SIGINT ignored; the test is about foreground programs.
     found = signal.signal(signal.SIGINT, signal.default_int_handler)
     before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
     yield
@@ -60,7 +60,7 @@ def saved(folder):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
-def test_the_step_is_finished_saved_and_left(tmp_path, number, capfd):
+def test_signal_finishes_the_step_saves_and_exits(tmp_path, number, capfd):
     trainer = signalled(tmp_path, number=number)
     with pytest.raises(SystemExit) as stop:
         trainer.train()
@@ -70,8 +70,8 @@ def test_the_step_is_finished_saved_and_left(tmp_path, number, capfd):
     assert trainer_of("smile", tmp_path).train(resume_from_checkpoint=True).global_step == 6
 
 
-def test_the_best_one_does_not_push_out_the_one_just_saved(tmp_path):
-    # The Trainer's own end of training deletes every checkpoint but the best with save_total_limit=1.
+def test_new_checkpoint_is_kept_beside_the_best_one(tmp_path):
+    # With save_total_limit=1 the Trainer deletes all but the best checkpoint at the end of training.
     best = {"load_best_model_at_end": True, "metric_for_best_model": "length", "eval_strategy": "epoch"}
     trainer = signalled(tmp_path, 4, save_strategy="epoch", save_total_limit=1, **best)
     with pytest.raises(SystemExit):
@@ -100,14 +100,14 @@ def test_a_second_signal_stops_at_once(tmp_path):
 
 
 @pytest.mark.slow
-def test_without_the_setting_nothing_is_caught(tmp_path):
+def test_signals_are_not_handled_by_default(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         signalled(tmp_path, number=signal.SIGINT, save_on_signal=False).train()
     assert saved(tmp_path) == []
 
 
 @pytest.mark.slow
-def test_late_signals_are_left_to_the_previous_handler(tmp_path):
+def test_late_signals_go_to_the_previous_handler(tmp_path):
     class Late(TrainerCallback):
         def on_train_end(self, args, state, control, **kwargs):
             os.kill(os.getpid(), signal.SIGINT)
@@ -118,7 +118,7 @@ def test_late_signals_are_left_to_the_previous_handler(tmp_path):
 
 
 @pytest.mark.slow
-def test_in_another_thread_nothing_is_caught_and_training_works(tmp_path):
+def test_training_in_another_thread_handles_no_signals(tmp_path):
     steps = []
     trainer = trainer_of("smile", tmp_path, save_on_signal=True, max_steps=1)
     thread = threading.Thread(target=lambda: steps.append(trainer.train().global_step))
@@ -132,7 +132,7 @@ def test_broken_best_checkpoint_is_reported_and_the_last_weights_are_kept(tmp_pa
         weights = tmp_path / "checkpoint-3" / "model.safetensors"
         weights.write_bytes(weights.read_bytes()[:-9])
 
-    # One evaluation, after the third step, so that there is one best checkpoint.
+    # One evaluation, after the third step, so there is one best checkpoint.
     best = {"load_best_model_at_end": True, "metric_for_best_model": "length", "eval_strategy": "steps"}
     settings = {"eval_steps": 3, "save_steps": 3, "max_steps": 5, **best}
     trainer = trainer_of("smile", tmp_path, callbacks=[At(5, harm)], **settings)

@@ -1,4 +1,4 @@
-"""Iterable data: SMILE trains on them, alone and on two processes; what needs every image refuses them."""
+"""Iterable data: SMILE trains on them on one and two processes; trainers that need every image refuse them."""
 
 import datasets
 import pytest
@@ -34,7 +34,7 @@ def fit(folder, dataset, **more):
 
 
 def distance(a, b):
-    """Largest difference in units of the largest weight."""
+    """Largest difference relative to the largest weight."""
     assert a.keys() == b.keys()
     return max(((a[n] - b[n]).abs().max() / a[n].abs().max().clamp(min=1e-3)).item() for n in a)
 
@@ -46,7 +46,7 @@ def test_a_stream_trains_as_the_same_rows_in_memory(tmp_path, data):
     streamed = fit(tmp_path / "stream", stream, per_device_train_batch_size=16)
     assert distance(whole, streamed) < resolution(1.0)
     start = dict(tiny_captioner("blip", seed=1).model.named_parameters())
-    assert distance({n: v.detach() for n, v in start.items()}, streamed) > 1e-3  # it did train
+    assert distance({n: v.detach() for n, v in start.items()}, streamed) > 1e-3  # the weights changed
     accumulated = fit(tmp_path / "split", stream, per_device_train_batch_size=4, gradient_accumulation_steps=4)
     assert distance(whole, accumulated) < resolution(1.0, ulps=512)
 
@@ -124,7 +124,7 @@ def test_bad_rows_of_a_stream_are_named(data):
         list(StreamedCaptions(paths))
 
 
-def test_what_cannot_be_done_with_a_stream_is_refused_with_the_reason(tmp_path, data, scorer):
+def test_unsupported_uses_of_a_stream_are_refused_with_the_reason(tmp_path, data, scorer):
     stream = data.to_iterable_dataset()
     captioner = tiny_captioner("blip")
     plain = {**PLAIN_SGD, "output_dir": str(tmp_path)}
@@ -143,7 +143,7 @@ def test_what_cannot_be_done_with_a_stream_is_refused_with_the_reason(tmp_path, 
         SmileTrainer(captioner, SmileConfig(**plain), train_dataset=both)
 
 
-def test_trainers_take_raw_columns(tmp_path, data):
+def test_trainers_accept_raw_columns(tmp_path, data):
     raw = data.rename_column("captions", "text").remove_columns("image_id")
     named = load_captions(raw)
     assert distance(fit(tmp_path / "raw", raw), fit(tmp_path / "named", named)) == 0

@@ -1,4 +1,4 @@
-"""Captions with images, references, rewards and ranks in the trackers, read back from where they are kept; offline."""
+"""Captions with images, references, rewards and ranks, read back from the files of the trackers; offline."""
 
 import importlib.machinery
 import json
@@ -40,7 +40,7 @@ LOGGED = {
 
 @pytest.fixture
 def offline(monkeypatch, tmp_path):
-    """No remedy but to this machine; what is tried is remembered. A token that must not get anywhere."""
+    """Block and record connections to other machines, and set a token that must not be sent."""
     tried = []
     connect, look_up = socket.socket.connect, socket.getaddrinfo
 
@@ -64,7 +64,7 @@ def offline(monkeypatch, tmp_path):
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
     monkeypatch.delenv("TRACKIO_SPACE_ID", raising=False)
     monkeypatch.setenv("HF_TOKEN", TOKEN)
-    # With a token, trackio asks the Hub who its owner is, unless the Hub is switched off.
+    # With a token, trackio asks the Hub for its owner, unless the Hub is disabled.
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     close_session()
     import trackio
@@ -83,7 +83,7 @@ def offline(monkeypatch, tmp_path):
 
 
 def trackio_rows(folder):
-    """Everything that trackio kept: dicts, in their order."""
+    """Everything that trackio stored, as dicts in order."""
     with sqlite3.connect(folder / "trackio" / "captions.db") as base:
         return [json.loads(text) for (text,) in base.execute("select metrics from metrics order by id")]
 
@@ -93,7 +93,7 @@ def tables_of(folder, tag):
 
 
 def fake_wandb(monkeypatch):
-    """As much of wandb as transformers and we touch."""
+    """The part of wandb that transformers and this package use."""
     module = mock.MagicMock(name="wandb")
     module.__spec__ = importlib.machinery.ModuleSpec("wandb", None)
     module.__path__ = []
@@ -110,7 +110,7 @@ def fake_wandb(monkeypatch):
     return module
 
 
-def test_what_is_read_back_is_what_was_logged(tmp_path, scenes, offline, monkeypatch, capsys):
+def test_trackers_store_what_was_logged(tmp_path, scenes, offline, monkeypatch, capsys):
     wandb = fake_wandb(monkeypatch)
     data = scenes["train"].select(range(8))
     trackers = ["tensorboard", "trackio", "wandb"]
@@ -144,7 +144,7 @@ def test_what_is_read_back_is_what_was_logged(tmp_path, scenes, offline, monkeyp
             assert row["reference"].replace("\\", "") == context.references[n // 2][0]
             assert row["rewards/self_retrieval"] == pytest.approx(float(rewards[n, 0]))
             assert row["rank"] == int(context.ranks[n]) >= 1
-            # Who is found first of all is found; the share of these is what is logged as a number.
+            # The share of captions with rank 1 is logged as a number.
             stored = Image.open(tmp_path / "trackio" / "media" / row["image"]["file_path"])
             expected = open_image(image_of[row["image_id"]])
             assert np.array_equal(np.asarray(stored.convert("RGB")), np.asarray(expected))
@@ -163,7 +163,7 @@ def test_what_is_read_back_is_what_was_logged(tmp_path, scenes, offline, monkeyp
         assert all(caption in markdown.replace("\\", "") for caption in context.captions[:SHOWN])
     assert [len(events.Images(f"completions/{n}")) for n in range(SHOWN)] == [2] * SHOWN
 
-    # wandb: what its module was called with.
+    # wandb: the arguments of its calls.
     given = [
         call.args[0]["completions"].dataframe for call in wandb.log.call_args_list if "completions" in call.args[0]
     ]
@@ -196,7 +196,7 @@ def smile(folder, scenes, **more):
     return SmileTrainer(captioner, config, train_dataset=data, eval_dataset=scenes["validation"], scorer=scorer)
 
 
-def test_maximum_likelihood_and_smile_show_what_they_evaluate(tmp_path, scenes, offline):
+def test_mle_and_smile_log_evaluation_captions(tmp_path, scenes, offline):
     trainer = smile(tmp_path, scenes, eval_strategy="steps", eval_steps=1)
     trainer.train()
     (table,) = tables_of(tmp_path, "eval_completions")
@@ -213,7 +213,7 @@ def test_maximum_likelihood_and_smile_show_what_they_evaluate(tmp_path, scenes, 
     assert found["eval/recall_at_1"] == pytest.approx(entry["eval_recall_at_1"])
 
 
-def test_sequence_level_exploration_shows_rewards_without_ranks(tmp_path, scenes, offline):
+def test_sle_logs_rewards_without_ranks(tmp_path, scenes, offline):
     settings = {name: value for name, value in GREEDY.items() if name not in ("do_sample", "max_steps")}
     config = SLEConfig(
         str(tmp_path / "run"), report_to="trackio", max_steps=1, **{**settings, **LOGGED, "num_generations": 3}
@@ -226,7 +226,7 @@ def test_sequence_level_exploration_shows_rewards_without_ranks(tmp_path, scenes
     assert "rank" not in table[0]
 
 
-def test_nothing_is_shown_unless_asked_for(tmp_path, scenes, offline, capsys):
+def test_nothing_is_shown_by_default(tmp_path, scenes, offline, capsys):
     trainer = smile(tmp_path, scenes, log_completions=False, eval_strategy="steps", eval_steps=1)
     trainer.train()
     assert any("eval/recall_at_1" in row for row in trackio_rows(tmp_path))
@@ -240,7 +240,7 @@ def test_missing_wandb_is_an_error_before_training(tmp_path, scenes, monkeypatch
         build(tmp_path, scenes["train"], report_to=["wandb"])
 
 
-def test_the_guard_of_this_file_works(offline):
+def test_blocked_connections_are_detected(offline):
     with pytest.raises(OSError, match="no network"):
         socket.create_connection(("192.0.2.1", 80), timeout=1)
     assert offline

@@ -1,4 +1,4 @@
-"""Each field of the installed TrainingArguments works, is refused when a configuration is made, or is none of training."""
+"""Each field of TrainingArguments works, is refused by the configuration, or has no effect on training."""
 
 import ast
 import dataclasses
@@ -60,7 +60,7 @@ REFUSED_RL = {
 
 TESTED = {
     "auto_find_batch_size": "test_batch_size_is_reduced_after_out_of_memory",
-    "data_seed": "test_the_data_seed_draws_batches_and_captions",
+    "data_seed": "test_data_seed_determines_batches_and_captions",
     "dataloader_drop_last": "test_the_incomplete_last_batch",
     "dataloader_in_order": "test_loader_settings",
     "dataloader_multiprocessing_context": "test_loader_settings",
@@ -77,19 +77,19 @@ TESTED = {
     "metric_for_best_model": "test_evaluation_at_the_start_and_by_plateau",
     "neftune_noise_alpha": "test_neftune_adds_noise_to_the_words",
     "per_device_eval_batch_size": "test_the_batch_size_of_evaluation",
-    "prediction_loss_only": "test_the_loss_alone",
+    "prediction_loss_only": "test_prediction_loss_only",
     "push_to_hub": "test_settings_of_a_push",
     "skip_memory_metrics": "test_memory_is_measured",
     "torch_compile": "test_a_compiled_model_learns_the_same",
     "torch_compile_backend": "test_a_compiled_model_learns_the_same",
-    "use_cache": "test_caches_do_not_matter_in_training",
+    "use_cache": "test_caches_do_not_change_training",
 }
 """Fields that this package reads itself, or that could meet its own code, and the test of each in this file."""
 
 
 @pytest.fixture(autouse=True, scope="module")
 def one_folder(tmp_path_factory):
-    """Configurations write nothing; one folder does for all."""
+    """Configurations write nothing, so all share one folder."""
     return tmp_path_factory.mktemp("arguments")
 
 
@@ -141,7 +141,7 @@ def replaced(cls) -> set[str]:
 
 
 def never_run(cls) -> set[str]:
-    """Methods of the Trainer that are replaced, and those that only such methods use."""
+    """Methods of the Trainer that are replaced, and those that are only used by them."""
     methods = {name: inspect.getsource(method) for name, method in vars(Trainer).items() if inspect.isfunction(method)}
     ours = "".join(inspect.getsource(owner) for owner in cls.__mro__[: cls.__mro__.index(Trainer)])
     dead = replaced(cls) & methods.keys()
@@ -159,11 +159,11 @@ def never_run(cls) -> set[str]:
 
 
 @pytest.mark.parametrize("cls", [SmileTrainer, SelfRetrievalTrainer, SLETrainer])
-def test_what_is_left_to_the_trainer_is_read_by_code_that_runs(cls):
-    """A field that the Trainer reads only in code that never runs here must be read, tested or refused by us."""
+def test_fields_left_to_the_trainer_are_read_by_code_that_runs(cls):
+    """A field that the Trainer reads only in replaced code must be read, tested or refused by this package."""
     table = cls.config_class.field_support
     dead = never_run(cls)
-    assert {"evaluate", "evaluation_loop", "prediction_step"} <= dead  # the test sees what is replaced
+    assert {"evaluate", "evaluation_loop", "prediction_step"} <= dead  # the test detects replaced methods
     assert ("_get_train_sampler" in dead) == (cls is not SmileTrainer)
     methods = {name: method for name, method in vars(Trainer).items() if inspect.isfunction(method)}
     alive = set().union(*(reads(method) for name, method in methods.items() if name not in dead))
@@ -254,9 +254,10 @@ def test_neftune_adds_noise_to_the_words(tmp_path, scenes):
     assert not same(plain, noisy)
     embeddings = noisy.captioner.base_model.get_input_embeddings()
     assert embeddings is noisy.captioner.base_model.text_decoder.get_input_embeddings()
-    assert not embeddings._forward_hooks  # taken off at the end
+    assert not embeddings._forward_hooks  # removed at the end
 
 
+@pytest.mark.slow  # compiles for ten seconds
 def test_a_compiled_model_learns_the_same(tmp_path, scenes):
     plain = trained(tmp_path / "a", scenes)
     compiled = trained(tmp_path / "b", scenes, torch_compile=True, torch_compile_backend="eager")
@@ -266,11 +267,11 @@ def test_a_compiled_model_learns_the_same(tmp_path, scenes):
     assert hasattr(compiled.model_wrapped, "_orig_mod")
 
 
-def test_caches_do_not_matter_in_training(tmp_path, scenes):
+def test_caches_do_not_change_training(tmp_path, scenes):
     assert same(trained(tmp_path / "a", scenes), trained(tmp_path / "b", scenes, use_cache=True))
 
 
-def test_the_data_seed_draws_batches_and_captions(tmp_path, scenes):
+def test_data_seed_determines_batches_and_captions(tmp_path, scenes):
     first = trained(tmp_path / "a", scenes, data_seed=1)
     assert same(first, trained(tmp_path / "b", scenes, data_seed=1))
     assert not same(first, trained(tmp_path / "c", scenes, data_seed=2))
@@ -352,7 +353,7 @@ def test_evaluation_at_the_start_and_by_plateau(tmp_path, scenes):
     entries = [entry for entry in trainer.state.log_history if "eval_loss" in entry]
     assert [entry["step"] for entry in entries] == [0, 1, 2]
     assert trainer.args.metric_for_best_model == "loss"
-    # The scheduler itself overlooks gains of less than one in 10,000.
+    # The scheduler ignores gains below 1e-4.
     assert trainer.lr_scheduler.best == pytest.approx(min(entry["eval_loss"] for entry in entries[1:]), rel=2e-4)
 
 
@@ -370,7 +371,7 @@ def test_the_batch_size_of_evaluation(tmp_path, scenes, monkeypatch):
     assert sizes == {"loss": [5, 5, 2], "generate": [5, 5, 2]}
 
 
-def test_the_loss_alone(tmp_path, scenes):
+def test_prediction_loss_only(tmp_path, scenes):
     whole = trainer_of(tmp_path, scenes).evaluate()
     alone = trainer_of(tmp_path, scenes, prediction_loss_only=True).evaluate()
     assert "eval_length" in whole

@@ -1,4 +1,4 @@
-"""A linear model under `ReliableTraining`: every checkpoint a real Trainer writes, in milliseconds."""
+"""A linear model with `ReliableTraining`, which writes the checkpoints of a real Trainer in milliseconds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hf_captionrl.trainers.exact_resume import ReliableArguments, ReliableTraini
 
 
 class KilledError(Exception):
-    """Ends a run wherever it is, as a kill does."""
+    """Ends a run at any point, like a kill."""
 
 
 class KillAt(TrainerCallback):
@@ -41,7 +41,7 @@ class Linear(nn.Module):
 
 
 class ToyTrainer(ReliableTraining, Trainer):
-    """Plain, but reliable."""
+    """A plain Trainer with `ReliableTraining`."""
 
 
 @dataclass
@@ -50,7 +50,7 @@ class ToyConfig(ReliableArguments, TrainingArguments):
 
 
 def toy(folder: Path, *, kill_at: int | None = None, data: int = 0, callbacks: Any = (), **settings: Any) -> Any:
-    """A trainer of 6 steps, with a checkpoint every second one; `data` draws other data, which is another run."""
+    """A trainer of 6 steps with a checkpoint every 2 steps; another `data` gives different data, and so another run."""
     drawn = torch.Generator().manual_seed(data)
     rows = [{"x": torch.randn(3, generator=drawn), "labels": torch.randn((), generator=drawn)} for _ in range(24)]
     torch.manual_seed(0)

@@ -45,14 +45,7 @@ def caption_tokens(
     idf: Any,
     idf_captions: Sequence[str] | None,
 ) -> tuple[Sequence[Any], Sequence[Any] | None]:
-    """Projected features of every token, start and end of text included as in the authors' code, and their weights.
-
-    Args:
-        token_features: N arrays `(T, D)` made before, or `None`.
-
-    Returns:
-        `tuple`: N arrays `(T, D)`, and N lists of weights or `None`.
-    """
+    """Projected features `(T, D)` of every token, with start and end of text as in the authors' code, and their weights."""
     texts = check_captions(captions, "predictions")
     if token_features is not None:
         if len(token_features) != len(texts):
@@ -63,7 +56,7 @@ def caption_tokens(
     resolved = resolve_scorer(scorer)
     if not isinstance(resolved, TokenScorer):
         raise ValueError(
-            f"{type(resolved).__name__} gives features of captions, not of their tokens. Use a CLIP model, or pass "
+            f"{type(resolved).__name__} has features of captions, not of their tokens. Use a CLIP model, or pass "
             "token_features."
         )
     features = [row.cpu() for row in resolved.token_features(texts)]
@@ -76,8 +69,8 @@ def caption_tokens(
 def token_weights(rows: Sequence[Sequence[int]], corpus: Sequence[Sequence[int]]) -> list[list[float]]:
     """Inverse document frequencies of tokens: `log((N + 1) / (count + 1))`, and for the end of text their mean.
 
-    Reference: Shi et al. 2022, Section 3.3, and the authors' code, which counts the padding as one more token of no
-    weight in that mean.
+    Reference: Shi et al. 2022, Section 3.3, and the authors' code, whose mean includes the padding as one more token of
+    weight 0.
     """
     counts = Counter(token for row in corpus for token in set(row))
     weight = {token: math.log((len(corpus) + 1) / (count + 1)) for token, count in counts.items()}
@@ -89,14 +82,7 @@ def token_weights(rows: Sequence[Sequence[int]], corpus: Sequence[Sequence[int]]
 def _video_frames(
     references: Sequence[Any] | None, frames: Sequence[Any] | None, frame_features: Sequence[Any] | None, scorer: Any
 ) -> Sequence[Any]:
-    """Features of the frames of each video.
-
-    Args:
-        frame_features: Instead: arrays `(F, D)`.
-
-    Returns:
-        Sequence of arrays `(F, D)`, one a caption.
-    """
+    """Features `(F, D)` of the frames of each caption's video."""
     if frame_features is not None:
         return frame_features
     name = "references" if frames is None else "frames"

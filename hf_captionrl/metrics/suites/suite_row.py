@@ -43,16 +43,10 @@ def check_lengths(captions: Sequence[Any], **others: Any) -> None:
 
 
 def leave_one_out(value: float, without: Any) -> np.ndarray:
-    """Contributions of the images to a number of the whole corpus; their mean is the number.
+    """Contributions `(N,)` of the images to a corpus number; `without` `(N,)` is the number without image i.
 
     These are the jackknife's pseudo-values, `N * value - (N - 1) * without_i`, centred on the value. With them a ratio of
     sums or corpus BLEU gets an interval and a paired test as a mean does, correct to first order.
-
-    Args:
-        without (array of shape `(N,)`): The number without image i.
-
-    Returns:
-        `numpy.ndarray` of shape `(N,)`: Contributions.
     """
     without = np.asarray(without, dtype=np.float64)
     found = len(without) * value - (len(without) - 1) * without
@@ -122,12 +116,7 @@ class SuiteRow:
             self.groups[key] = list(groups)
 
     def recalls(self, name: str, ks: Sequence[int], text: Any, images: Any, **options: Any) -> dict[str, Any]:
-        """Set `<name>_recall_at_<k>`.
-
-        Args:
-            text (tensor of shape `(N, D)`): Features of the captions.
-            images (tensor of shape `(N, D)`): Features of their images.
-        """
+        """Set `<name>_recall_at_<k>` from the features of captions and images, both `(N, D)`."""
         found = self_retrieval(text, images, ks=ks, seed=self.seed, scorer=self.scorer, **options)
         for k in ks:
             key = f"{name}_recall_at_{k}"
@@ -138,24 +127,14 @@ class SuiteRow:
         return found
 
     def random_distractors(self, ks: Sequence[int], text: Any, images: Any) -> None:
-        """Set `rd100_recall_at_<k>`, the exact expectation with 99 random distractors.
-
-        Args:
-            text (tensor of shape `(N, D)`): Features of the captions.
-            images (tensor of shape `(N, D)`): Features of their images.
-        """
+        """Set `rd100_recall_at_<k>`, the exact expectation with 99 random distractors."""
         if len(self.texts) < 100:
             self.missing("fewer than 100 images", *(f"rd100_recall_at_{k}" for k in ks))
         else:
             self.recalls("rd100", ks, text, images, num_distractors=99)
 
     def clip_score(self, text: Any, images: Any, preset: Any, prefix: str = "") -> None:
-        """Set `clip_score`.
-
-        Args:
-            text (tensor of shape `(N, D)`): Features of the captions.
-            images (tensor of shape `(N, D)`): Features of their images.
-        """
+        """Set `clip_score` from the features of captions and images, both `(N, D)`."""
         found = clip_score(text, images, preset=preset, prefix=prefix, scorer=self.scorer)
         self.mean("clip_score", found["per_sample"], signature=found["signature"])
 

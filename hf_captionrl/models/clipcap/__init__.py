@@ -1,4 +1,4 @@
-"""ClipCap: an image embedding, mapped to a prefix of a language model.
+"""ClipCap: maps an image embedding to a prefix of a language model.
 
 Reference: Mokady et al. 2021, "ClipCap: CLIP Prefix for Image Captioning".
 """
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 __all__ = ["ClipCapConfig", "ClipCapForConditionalGeneration", "ClipCapProcessor"]
 
-# Resolved on first use: the configuration alone needs no torch.
+# Resolved on first use, because the configuration does not need torch.
 _HOME = {
     "ClipCapConfig": "configuration_clipcap",
     "ClipCapForConditionalGeneration": "modeling_clipcap",

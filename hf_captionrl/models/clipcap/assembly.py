@@ -1,4 +1,4 @@
-"""A ClipCap made of a pretrained vision tower and a pretrained language model."""
+"""Assembles a ClipCap from a pretrained vision tower and a pretrained language model."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ __all__ = ["assemble"]
 
 
 def _tower(name: str) -> Any:
-    """The vision tower of a dual encoder, or one that stands alone; CLIP's with its projection."""
+    """The vision tower of a dual encoder, or a vision model; CLIP's includes its projection."""
     config = read_config(name)
     if config.model_type in ("clip", "clip_vision_model"):
         vision_config = getattr(config, "vision_config", config)
-        vision_config.projection_dim = config.projection_dim  # that of the vision part alone is not always kept right
+        vision_config.projection_dim = config.projection_dim  # the vision config's value may be wrong
         return load_pretrained(CLIPVisionModelWithProjection, name, config=vision_config)[0]
     whole, _ = load_pretrained(AutoModel, name)
     return whole.vision_model if hasattr(config, "vision_config") else whole
@@ -34,7 +34,7 @@ def assemble(
     fresh_language_model: bool = False,
     **settings: Any,
 ) -> tuple[ClipCapForConditionalGeneration, ClipCapProcessor]:
-    """Join an vision tower and a language model by a mapper that has learnt nothing yet."""
+    """Connect a vision tower and a language model with an untrained mapper."""
     vision_model, language_model = model_path(os.fspath(vision_model)), model_path(os.fspath(language_model))
     tower = _tower(vision_model)
     text_config = read_config(language_model)
@@ -43,7 +43,7 @@ def assemble(
         AutoTokenizer.from_pretrained(language_model, trust_remote_code=False),
     )
     for part in (tower.config, text_config):
-        part._name_or_path = ""  # where the parts stood on this machine is not to be saved with the whole
+        part._name_or_path = ""  # do not save local paths with the model
     config = ClipCapConfig(tower.config, text_config, **settings)
     if config.stop_at_period:
         config.period_token_ids = processor.period_token_ids()

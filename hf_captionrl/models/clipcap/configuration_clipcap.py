@@ -1,7 +1,7 @@
 """Configuration of ClipCap."""
 
-# This file is also copied beside checkpoints (conversion/clipcap_code.py): it imports nothing of the package
-# but its neighbours, and those relatively.
+# This file is also copied into checkpoint folders (conversion/clipcap_code.py), so it may import only its neighbours
+# from this package, with relative imports.
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ class ClipCapConfig(PreTrainedConfig):
     Reference: Mokady et al. 2021, "ClipCap: CLIP Prefix for Image Captioning", and its published code.
 
     Args:
-        vision_config (`PreTrainedConfig` or `dict`, *optional*): Vision tower: CLIP's, SigLIP's, or any other that has a
+        vision_config (`PreTrainedConfig` or `dict`, *optional*): Vision tower: CLIP, SigLIP, or any other model with a
             pooled output. By default CLIP ViT-B/32.
         text_config (`PreTrainedConfig` or `dict`, *optional*): Any causal language model. By default GPT-2.
-        prefix_length (`int`): Vectors in front of the caption.
+        prefix_length (`int`): Number of prefix vectors before the caption.
         mapping_type (`str`): `"mlp"` or `"transformer"`.
-        clip_length (`int`): Vectors that the transformer mapper makes of the image embedding.
+        clip_length (`int`): Number of vectors that the transformer mapper creates from the image embedding.
         num_mapper_layers (`int`): Layers of the transformer mapper.
-        num_mapper_heads (`int`): Attention heads in each of them.
-        normalize_image_embeds (`bool`): Scale image embeddings to unit length, the published code's
-            `--normalize_prefix`.
-        stop_at_period (`bool`): Captions end at the first token that contains a full stop, which they were trained to
-            end with; without it they end with the language model's end token.
-        period_token_ids (`list[int]`, *optional*): Ids of the tokens that contain a full stop, that of `"."` first. A
-            captioner fills them in from its tokenizer.
-        kwargs (`Any`): For `PreTrainedConfig`.
+        num_mapper_heads (`int`): Attention heads per layer of the transformer mapper.
+        normalize_image_embeds (`bool`): Scale image embeddings to unit length, as `--normalize_prefix` in the
+            published code.
+        stop_at_period (`bool`): Captions end at the first token that contains a full stop, as in the training data of
+            the published models. Otherwise they end with the language model's end token.
+        period_token_ids (`list[int]`, *optional*): Ids of the tokens that contain a full stop, beginning with `"."`. A
+            captioner sets them from its tokenizer.
+        kwargs (`Any`): Arguments of `PreTrainedConfig`.
     """
 
     model_type = "clipcap"
@@ -64,7 +64,9 @@ class ClipCapConfig(PreTrainedConfig):
         if mapping_type not in ("mlp", "transformer"):
             raise ValueError(f"mapping_type is {mapping_type!r}. Use 'mlp' or 'transformer'.")
         if prefix_length < 1 or clip_length < 1:
-            raise ValueError(f"prefix_length ({prefix_length}) and clip_length ({clip_length}) must be at least 1.")
+            raise ValueError(
+                f"prefix_length ({prefix_length}) and clip_length ({clip_length}) must be at least 1. Use 10, the default."
+            )
         self.vision_config = _sub_config(vision_config, "clip_vision_model")
         self.text_config = _sub_config(text_config, "gpt2")
         self.prefix_length = prefix_length
@@ -79,7 +81,7 @@ class ClipCapConfig(PreTrainedConfig):
 
     @property
     def image_embed_dim(self) -> int:
-        """Length of the image embedding: of CLIP's projection, of the pooled output elsewhere."""
+        """Size of the image embedding: CLIP's projection, or the pooled output of other towers."""
         if self.vision_config.model_type == "clip_vision_model":
             return self.vision_config.projection_dim
         return self.vision_config.hidden_size

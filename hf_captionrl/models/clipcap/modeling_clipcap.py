@@ -1,14 +1,14 @@
-r"""ClipCap: an image embedding becomes a prefix that a language model continues.
+r"""ClipCap: maps an image embedding to a prefix that a language model continues.
 
-Reference: Mokady et al. 2021, "ClipCap: CLIP Prefix for Image Captioning", and its published code, whose names of
-weights the mappers keep.
+Reference: Mokady et al. 2021, "ClipCap: CLIP Prefix for Image Captioning", and its published code. The mappers keep its
+weight names.
 
 Legend: B images or captions, N = B * captions per image, T tokens, P prefix vectors, C vectors of the image in the
 transformer mapper, D image embedding, E width of the language model, V vocabulary.
 """
 
-# This file is also copied beside checkpoints (conversion/clipcap_code.py): it imports nothing of the package
-# but its neighbours, and those relatively.
+# This file is also copied into checkpoint folders (conversion/clipcap_code.py), so it may import only its neighbours
+# from this package, with relative imports.
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ __all__ = ["ClipCapForConditionalGeneration"]
 
 
 class ClipCapVisionTower(nn.Module):
-    """The image embedding, as CLIP's `get_image_features` gives it."""
+    """Computes the image embedding, equal to CLIP's `get_image_features`."""
 
     def __init__(self, config: ClipCapConfig) -> None:
         super().__init__()
@@ -49,13 +49,13 @@ class ClipCapVisionTower(nn.Module):
         pooled = output.image_embeds if self.projects else output.pooler_output  # (B, D)
         if pooled is None:
             raise ValueError(
-                f"{type(self.encoder).__name__} has no pooled output. Use a tower that has, such as CLIP's."
+                f"{type(self.encoder).__name__} has no pooled output. Use a vision tower that has one, such as CLIP's."
             )
         return BaseModelOutputWithPooling(last_hidden_state=pooled.unsqueeze(1), pooler_output=pooled)
 
 
 class MlpMapper(nn.Module):
-    """The published `MLP`: D -> P * E / 2 -> P * E, with tanh between."""
+    """`MLP` of the published code: D -> P * E / 2 -> tanh -> P * E."""
 
     def __init__(self, config: ClipCapConfig, width: int) -> None:
         super().__init__()
@@ -118,7 +118,7 @@ class MapperLayers(nn.Module):
 
 
 class TransformerMapper(nn.Module):
-    """The published `TransformerMapper`: C vectors of the image and P learnt ones attend to each other."""
+    """`TransformerMapper` of the published code: attention over C image vectors and P learned vectors."""
 
     def __init__(self, config: ClipCapConfig, width: int) -> None:
         super().__init__()
@@ -129,16 +129,16 @@ class TransformerMapper(nn.Module):
 
     def forward(self, embeds: Tensor) -> Tensor:
         image = self.linear(embeds).unflatten(-1, (self.clip_length, -1))  # (B, C, E)
-        learnt = self.prefix_const.expand(image.size(0), -1, -1)  # (B, P, E)
-        return self.transformer(torch.cat([image, learnt], 1))[:, self.clip_length :]
+        learned = self.prefix_const.expand(image.size(0), -1, -1)  # (B, P, E)
+        return self.transformer(torch.cat([image, learned], 1))[:, self.clip_length :]
 
 
 class ClipCapForConditionalGeneration(PreTrainedModel, GenerationMixin):
     r"""ClipCap with a language-modelling head.
 
-    The first column of `input_ids`, the start token, is the place of the image: it is replaced by the P prefix
-    vectors, the last of which predicts the first word. So ids, labels and logits have the same shape, and the language
-    model never sees a start token, as in the published code.
+    The first column of `input_ids`, the start token, is replaced by the P prefix vectors, the last of which predicts the
+    first word. Ids, labels and logits therefore have the same shape, and the language model never sees a start token, as
+    in the published code.
 
     Args:
         config ([`ClipCapConfig`]): Configuration.
@@ -181,7 +181,7 @@ class ClipCapForConditionalGeneration(PreTrainedModel, GenerationMixin):
         self.language_model.set_output_embeddings(new_embeddings)
 
     def get_image_features(self, pixel_values: Tensor) -> BaseModelOutputWithPooling:
-        """Image embeddings, before they are normalised.
+        """Image embeddings before normalisation.
 
         Args:
             pixel_values (`torch.Tensor` of shape `(B, 3, H, W)`): Images.
@@ -192,7 +192,7 @@ class ClipCapForConditionalGeneration(PreTrainedModel, GenerationMixin):
         return self.vision_tower(pixel_values)
 
     def prefix_embeds(self, pixel_values: Tensor) -> Tensor:
-        """What the language model is given of an image.
+        """The prefix of the language model.
 
         Args:
             pixel_values (`torch.Tensor` of shape `(B, 3, H, W)`): Images.
@@ -226,29 +226,29 @@ class ClipCapForConditionalGeneration(PreTrainedModel, GenerationMixin):
         use_cache: bool | None = None,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
-        """Logits, and the loss where there are labels.
+        """Compute logits, and the loss if there are labels.
 
         Args:
             input_ids (`torch.Tensor` of shape `(B, T)`, *optional*): Start token and caption; with `past_key_values`
-                what follows.
-            attention_mask (`torch.Tensor` of shape `(B, T)`, *optional*): 0 for padding, which stands on the right;
-                without `pixel_values` the language model's own.
+                the tokens after them.
+            attention_mask (`torch.Tensor` of shape `(B, T)`, *optional*): 0 for padding on the right; without
+                `pixel_values` it is passed to the language model.
             pixel_values (`torch.Tensor` of shape `(B, 3, H, W)`, *optional*): Images.
             labels (`torch.Tensor` of shape `(B, T)`, *optional*): Not shifted; -100 is ignored.
-            inputs_embeds (`torch.Tensor` of shape `(B, S, E)`, *optional*): In place of images and ids.
+            inputs_embeds (`torch.Tensor` of shape `(B, S, E)`, *optional*): Used instead of images and ids.
 
         Returns:
             `CausalLMOutputWithPast`: `logits` of shape `(B, T, V)`; position t predicts token t + 1.
         """
         if inputs_embeds is None and (input_ids is None or (pixel_values is None and past_key_values is None)):
-            raise ValueError("Give pixel_values and input_ids (a start token at least), or inputs_embeds.")
+            raise ValueError("Pass pixel_values and input_ids (at least a start token), or inputs_embeds.")
         items = {name: kwargs.pop(name) for name in ("num_items_in_batch",) if name in kwargs}
         length = None
         if inputs_embeds is None and pixel_values is not None:
             assert input_ids is not None
             length = input_ids.size(1)
             inputs_embeds, attention_mask = self._with_prefix(pixel_values, input_ids, attention_mask)
-            kwargs.setdefault("logits_to_keep", length)  # the prefix predicts itself nothing of interest
+            kwargs.setdefault("logits_to_keep", length)  # logits of the prefix are not used
         output = self.language_model(
             input_ids=input_ids if inputs_embeds is None else None,
             inputs_embeds=inputs_embeds,
@@ -280,35 +280,36 @@ class ClipCapForConditionalGeneration(PreTrainedModel, GenerationMixin):
         stop_at_period: bool | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Write captions. Each image is encoded once, however many captions or beams it gets.
+        """Generate captions. Each image is encoded once for all its captions and beams.
 
         Args:
             pixel_values (`torch.Tensor` of shape `(B, 3, H, W)`): Images.
-            input_ids (`torch.Tensor` of shape `(B, T)`, *optional*): Start token and prompt, of one length for all; by
-                default the start token alone.
+            input_ids (`torch.Tensor` of shape `(B, T)`, *optional*): Start token and prompt, with equal lengths; by
+                default only the start token.
             attention_mask (`torch.Tensor` of shape `(B, T)`, *optional*): By default ones.
 
         Returns:
-            `torch.Tensor` of shape `(N, T + new)`: Ids, those that were given included; or what `generate` returns
+            `torch.Tensor` of shape `(N, T + new)`: Ids, including `input_ids`; an output object if
+            `return_dict_in_generate` is set.
         """
         if pixel_values is None:
-            raise ValueError("generate needs pixel_values: a caption is about an image.")
+            raise ValueError("generate needs images. Pass pixel_values.")
         settings = copy.deepcopy(generation_config or self.generation_config)
         if input_ids is None:
             start = settings.bos_token_id
             if start is None:
-                raise ValueError("The generation config names no start token. Set bos_token_id, or pass input_ids.")
+                raise ValueError("The generation config has no start token. Set bos_token_id, or pass input_ids.")
             input_ids = torch.full((pixel_values.size(0), 1), start, device=pixel_values.device)
         if attention_mask is None:
             attention_mask = torch.ones_like(input_ids)
-        kwargs = settings.update(**kwargs)  # what is left is for the language model's forward
+        kwargs = settings.update(**kwargs)  # the remaining arguments are passed to the language model's forward
         ends = settings.eos_token_id
         ends = list(ends) if isinstance(ends, (list, tuple)) else [] if ends is None else [int(ends)]
         if self.config.stop_at_period if stop_at_period is None else stop_at_period:
             if not self.config.period_token_ids:
                 raise ValueError(
-                    "Captions are to stop at a full stop, but config.period_token_ids does not say which tokens contain "
-                    "one. Set it to processor.period_token_ids(), or stop_at_period to False."
+                    "stop_at_period needs config.period_token_ids, the tokens that contain a full stop. Set it to "
+                    "processor.period_token_ids(), or set stop_at_period to False."
                 )
             ends = [*self.config.period_token_ids, *(end for end in ends if end not in self.config.period_token_ids)]
             settings.eos_token_id = ends
@@ -320,8 +321,8 @@ class ClipCapForConditionalGeneration(PreTrainedModel, GenerationMixin):
         )
         new = output if isinstance(output, Tensor) else output.sequences  # (N, new)
         given = input_ids.repeat_interleave(new.size(0) // input_ids.size(0), 0)
-        whole = torch.cat([given, new], 1)
+        sequences = torch.cat([given, new], 1)
         if isinstance(output, Tensor):
-            return whole
-        output.sequences = whole
+            return sequences
+        output.sequences = sequences
         return output

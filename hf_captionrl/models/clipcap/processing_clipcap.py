@@ -1,7 +1,7 @@
 """Processor of ClipCap: an image processor and a tokenizer."""
 
-# This file is also copied beside checkpoints (conversion/clipcap_code.py): it imports nothing of the package
-# but its neighbours, and those relatively.
+# This file is also copied into checkpoint folders (conversion/clipcap_code.py), so it may import only its neighbours
+# from this package, with relative imports.
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class ClipCapProcessor(ProcessorMixin):
     """Prepares images and captions for [`ClipCapForConditionalGeneration`].
 
     Args:
-        image_processor: The vision tower's.
-        tokenizer: The language model's.
-        kwargs (`Any`): For `ProcessorMixin`.
+        image_processor: Image processor of the vision tower.
+        tokenizer: Tokenizer of the language model.
+        kwargs (`Any`): Arguments of `ProcessorMixin`.
     """
 
     def __init__(self, image_processor: Any = None, tokenizer: Any = None, **kwargs: Any) -> None:
@@ -28,9 +28,9 @@ class ClipCapProcessor(ProcessorMixin):
     def __call__(
         self, images: Any = None, text: Any = None, *, return_tensors: str | None = None, **kwargs: Any
     ) -> BatchFeature:
-        """Images as `pixel_values`, texts as `input_ids` that begin with the start token, the image's place."""
+        """Prepare images as `pixel_values`, and texts as `input_ids` that begin with the start token."""
         if images is None and text is None:
-            raise ValueError("Give images, text, or both.")
+            raise ValueError("Pass images, text, or both.")
         data: dict[str, Any] = {}
         if text is not None:
             start = self.tokenizer.bos_token
@@ -44,12 +44,12 @@ class ClipCapProcessor(ProcessorMixin):
         return BatchFeature(data)
 
     def period_token_ids(self) -> list[int]:
-        """Tokens at which a caption stops under `stop_at_period`."""
+        """Ids of the tokens that contain a full stop, beginning with `"."`."""
         special = set(self.tokenizer.all_special_ids)
         ids = sorted(i for token, i in self.tokenizer.get_vocab().items() if "." in token and i not in special)
         first = self.tokenizer(".", add_special_tokens=False).input_ids
         if len(first) != 1 or first[0] not in ids:
             raise ValueError(
-                "The tokenizer has no token for a full stop, so captions cannot stop at one. Set stop_at_period to False."
+                "The tokenizer has no token for a full stop, so stop_at_period is not supported. Set it to False."
             )
         return [first[0], *(i for i in ids if i != first[0])]
