@@ -198,7 +198,7 @@ def main(argv: Sequence[str] | None = None) -> Path:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--num_test", type=int, default=1000)
     parser.add_argument(
-        "--scorer", default="scenes:clip-judge", help="held-out scorer, whose tokenizer counts the tokens"
+        "--scorer", default="scenes:siglip-held-out", help="held-out scorer, whose tokenizer counts the tokens"
     )
     parser.add_argument("--picture", type=Path, help="PNG file for the plot of the lengths")
     arguments = parser.parse_args(argv)

@@ -65,7 +65,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=ROOT / "docs/results/detailed_start_seeds.json")
     arguments = parser.parse_args()
     test = load_scenes()["test"]
-    held_out_scorer = load_scorer(model_path("scenes:clip-judge"))
+    held_out_scorer = load_scorer(model_path("scenes:siglip-held-out"))
     image_features = torch.as_tensor(held_out_scorer.image_features(list(test["image"])))
     runs = []
     for seed in arguments.seeds:

@@ -23,7 +23,7 @@ BLIP, CLIP, SMOL = (
 SHORT = [
     *("--max_steps", "1", "--per_device_train_batch_size", "4", "--gradient_accumulation_steps", "1"),
     *("--max_test_images", "4", "--generation_max_new_tokens", "6", "--report_to", "none"),
-    *("--scorer_name_or_path", "scenes:clip-reward", "--held_out_scorer_name_or_path", "scenes:clip-judge"),
+    *("--scorer_name_or_path", "scenes:clip-reward", "--held_out_scorer_name_or_path", "scenes:siglip-held-out"),
     *("--perplexity_name_or_path", "none"),
 ]
 
@@ -56,7 +56,7 @@ def run(line, root):
     words = shlex.split(line.replace(BLIP, "scenes:blip-mle").replace(SMOL, str(root / "smol")))
     assert words[0] == "captionrl"
     if words[1] != "train":
-        extra = ["--scorer", "scenes:clip-judge", "--language_model", "none"] if words[1] == "evaluate" else []
+        extra = ["--scorer", "scenes:siglip-held-out", "--language_model", "none"] if words[1] == "evaluate" else []
         assert main([*words[1:], *extra]) == 0
         return
     recipe = METHODS[words[2]][0]

@@ -98,7 +98,7 @@ def caption_album(captioner: Captioner, scorer: Scorer, images: Sequence[Any], *
         >>> from hf_captionrl.scenes import load_scenes
         >>> from hf_captionrl.scenes.models import model_path
         >>> captioner = load_captioner(model_path("scenes:blip-mle"))
-        >>> scorer = load_scorer(model_path("scenes:clip-judge"))
+        >>> scorer = load_scorer(model_path("scenes:siglip-held-out"))
         >>> album = load_scenes(num_train=0, num_validation=0, num_test=15)["test"]["image"][:3]
         >>> len({found.caption for found in caption_album(captioner, scorer, album).captions})
         3

@@ -50,7 +50,7 @@ class DemoOptions(CommandOptions):
     scorer: str | None = option(
         None,
         metavar="NAME",
-        help="dual encoder that finds images: a folder, a name on the Hub, open_clip:NAME@TAG (default: scenes:clip-judge "
+        help="dual encoder that finds images: a folder, a name on the Hub, open_clip:NAME@TAG (default: scenes:siglip-held-out "
         "for embedded captioners, else openai/clip-vit-base-patch32)",
     )
     images: Path | None = option(

@@ -29,7 +29,7 @@ def demo_scorer(models: Mapping[str, str]) -> str:
     from hf_captionrl.scenes.models import PREFIX  # imports datasets, which a push does not need
 
     embedded = all(model.startswith(PREFIX) for model in models.values())
-    return f"{PREFIX}clip-judge" if embedded else "openai/clip-vit-base-patch32"
+    return f"{PREFIX}siglip-held-out" if embedded else "openai/clip-vit-base-patch32"
 
 
 def write_demo_space(

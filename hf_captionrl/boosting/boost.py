@@ -143,7 +143,7 @@ def boost(arguments: BoostOptions) -> None:
     output = arguments.output
     if output.exists() and not output.is_dir():
         raise ValueError(f"--output {str(output)!r} is a file. Name a folder.")
-    tokenizer = arguments.tokenizer or ("scenes:clip-judge" if arguments.dataset == "scenes" else None)
+    tokenizer = arguments.tokenizer or ("scenes:siglip-held-out" if arguments.dataset == "scenes" else None)
 
     from tqdm import tqdm
 

@@ -101,5 +101,5 @@ class BoostOptions(DatasetOptions, PublicationOptions):
         None,
         metavar="NAME",
         group="run",
-        help="also count its tokens; the paper uses CLIP's (default: scenes:clip-judge on scenes, else none)",
+        help="also count its tokens; the paper uses CLIP's (default: scenes:siglip-held-out on scenes, else none)",
     )

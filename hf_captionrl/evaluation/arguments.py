@@ -49,7 +49,7 @@ class EvaluationArguments:
         embedded = dataset_name in EMBEDDED
         self.scorer_name_or_path = self.scorer_name_or_path or ("scenes:clip-reward" if embedded else _CLIP)
         self.held_out_scorer_name_or_path = self.held_out_scorer_name_or_path or (
-            "scenes:clip-judge" if embedded else _CLIP
+            "scenes:siglip-held-out" if embedded else _CLIP
         )
         if trains and self.scorer_name_or_path == self.held_out_scorer_name_or_path != "none":
             logger.warning(

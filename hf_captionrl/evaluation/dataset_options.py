@@ -121,8 +121,8 @@ class HeldOutScorerOptions(CommandOptions):
     scorer: str | None = option(
         None,
         metavar="NAME",
-        help="dual encoder that evaluates: a folder, a name on the Hub, open_clip:NAME@TAG, scenes:clip-judge, or 'none' "
-        "(default: scenes:clip-judge on the embedded world, else openai/clip-vit-base-patch32)",
+        help="dual encoder that evaluates: a folder, a name on the Hub, open_clip:NAME@TAG, scenes:siglip-held-out, or 'none' "
+        "(default: scenes:siglip-held-out on the embedded world, else openai/clip-vit-base-patch32)",
     )
     cache_dir: str | None = cache_dir_option()
 

@@ -47,7 +47,7 @@ class GalleryOptions(HeldOutScorerOptions, DatasetOptions):
 
         HolisticCaps as references, after `captionrl boost --dataset scenes --output boosted --embed_images`:
           captionrl gallery --captions scenes:blip-mle scenes:blip-sr --dataset boosted/captions.parquet --split train \\
-              --scorer scenes:clip-judge
+              --scorer scenes:siglip-held-out
     """
 
     captions: list[str] = option(metavar="FILE_OR_MODEL", help="files of captions, or captioners")

@@ -41,7 +41,7 @@ def load_scorer(name_or_path: Any, **kwargs: Any) -> Scorer:
     """Load a scorer.
 
     Args:
-        name_or_path: Hub name or folder of a transformers dual encoder; a shipped scorer (`"scenes:clip-judge"`);
+        name_or_path: Hub name or folder of a transformers dual encoder; a shipped scorer (`"scenes:siglip-held-out"`);
             `"open_clip:NAME@TAG"`, `"open_clip:hf-hub:..."` or a folder with `open_clip_config.json`; a model in
             memory; or a scorer, which is returned unchanged.
         **kwargs: Arguments of `HFScorer` or `OpenClipScorer`: `dtype`, `device`, `batch_size`, ...

@@ -137,10 +137,11 @@ def plural(name: str) -> str:
 
 @functools.cache
 def cumulative_probabilities(kinds: tuple[str, ...]) -> tuple[float, ...]:
-    """Cumulative Zipfian probabilities of kinds that are ordered from frequent to rare: proportional to 1 / (rank + 3).
+    """Cumulative Zipfian probabilities of kinds that are ordered from frequent to rare: proportional to 1 / (rank + 2) ** 1.2,
+    where the first rank is 1.
 
     The last one, 1, is left out.
     """
-    weights = [1.0 / (rank + 3.0) for rank in range(len(kinds))]
+    weights = [(rank + 2.0) ** -1.2 for rank in range(1, len(kinds) + 1)]
     total = math.fsum(weights)
     return tuple(math.fsum(weights[: at + 1]) / total for at in range(len(kinds) - 1))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFilter
@@ -16,7 +17,7 @@ from hf_captionrl.scenes.kinds import EMOJI_KINDS
 from hf_captionrl.scenes.moving_world import Clip
 from hf_captionrl.scenes.world import Facts, Scene
 
-__all__ = ["CELL", "IMAGE_SIZE", "SPRITES_DIR", "render_clip", "render_scene"]
+__all__ = ["CELL", "IMAGE_SIZE", "SPRITES_DIR", "Thing", "place_things", "render_clip", "render_scene"]
 
 CELL = 24
 """Side of a grid cell in pixels."""
@@ -24,7 +25,7 @@ IMAGE_SIZE = 3 * CELL
 """Side of an image in pixels."""
 SPRITES_DIR = Path(__file__).parent / "sprites"
 
-_SIDE = {"small": 14, "large": 23}
+_SIDE = {"small": 17, "large": 24}
 _ANGLE = {"upright": 0, "sideways": 90, "upside down": 180}
 _RGB = {
     "black": (38, 38, 42),
@@ -47,14 +48,14 @@ _UNPAINTED = (70, 72, 80)  # of shapes
 _SHADE = 0.86  # of stripes and dots, relative to the background
 _STEP = 9  # pixels from stripe to stripe
 
-GROUP_SHIFT, SPRITE_SHIFT = 3, 2
+GROUP_SHIFT, SPRITE_SHIFT = 2.5, 1.5
 """Largest shift of the whole picture and of each sprite, in pixels."""
-SCALES = (0.85, 1.15)
+SCALES = (0.9, 1.12)
 BRIGHTNESS = (0.7, 1.15)
 SATURATION = (0.5, 1.1)
-BLUR = (0.2, 0.7)
+BLUR = (0.2, 0.6)
 """Standard deviation of the blur, in pixels."""
-NOISE = 5.0
+NOISE = 4.0
 """Standard deviation of the noise; a colour has 256 values."""
 CLUTTER = 0.6
 """Mean number of translucent ellipses."""
@@ -154,11 +155,16 @@ def _clutter(image: Image.Image, rng: np.random.Generator) -> None:
 
 
 def _weather(image: Image.Image, facts: Facts, rng: np.random.Generator) -> None:
+    """Rain falls from clouds at the upper edge; snow also lies at the lower edge."""
     draw = ImageDraw.Draw(image, "RGBA")
     if facts.weather == "rain":
+        for x in np.arange(-4, IMAGE_SIZE + 8, 8) + rng.uniform(-2, 2):
+            draw.ellipse((x - 7, -6, x + 7, 3 + rng.uniform(0, 4)), fill=(96, 104, 122, 235))
         for x, y in rng.uniform(-6, IMAGE_SIZE, (22, 2)):
             draw.line((x, y, x + 2.5, y + 7), fill=(70, 110, 190, 190), width=1)
     elif facts.weather == "snow":
+        for x in np.arange(-4, IMAGE_SIZE + 8, 8) + rng.uniform(-2, 2):
+            draw.ellipse((x - 8, IMAGE_SIZE - 3 - rng.uniform(0, 3), x + 8, IMAGE_SIZE + 8), fill=(252, 253, 255, 245))
         for x, y in rng.uniform(0, IMAGE_SIZE, (26, 2)):
             draw.ellipse((x - 1, y - 1, x + 1, y + 1), fill=(255, 255, 255, 235), outline=(190, 205, 225, 200))
 
@@ -191,6 +197,42 @@ def _moon(image: Image.Image, rng: np.random.Generator) -> None:
     image.paste(layer, (x, 3), layer)
 
 
+class Thing(NamedTuple):
+    """A thing as it is drawn.
+
+    Attributes:
+        kind (`str`): Its kind.
+        colour (`str`): Its colour, or `""`.
+        orientation (`str`): Its orientation.
+        side (`int`): Side in pixels.
+        x (`float`): Centre in pixels from the left.
+        y (`float`): Centre in pixels from the top.
+    """
+
+    kind: str
+    colour: str
+    orientation: str
+    side: int
+    x: float
+    y: float
+
+
+def place_things(scene: Scene) -> list[Thing]:
+    """Everything that stands in a scene, the main group first."""
+    facts = scene.facts
+    rng = np.random.default_rng((scene.nuisance, 0))
+    main = (facts.kind, facts.colour, facts.orientation)
+    looks = [(scene.row, scene.column + i, main) for i in range(facts.count)]
+    if (second := scene.second_cell()) is not None:
+        looks.append((*second, (facts.second, facts.second_colour, "upright")))
+    shift = rng.uniform(-GROUP_SHIFT, GROUP_SHIFT, 2)
+    things = []
+    for row, column, look in looks:
+        x, y = (np.array([column, row]) + 0.5) * CELL + shift + rng.uniform(-SPRITE_SHIFT, SPRITE_SHIFT, 2)
+        things.append(Thing(*look, round(_SIDE[facts.size] * rng.uniform(*SCALES)), x, y))
+    return things
+
+
 def render_scene(scene: Scene) -> Image.Image:
     """Draw a scene.
 
@@ -201,17 +243,11 @@ def render_scene(scene: Scene) -> Image.Image:
         `PIL.Image.Image`: RGB, `IMAGE_SIZE` x `IMAGE_SIZE` pixels.
     """
     facts = scene.facts
-    rng = np.random.default_rng(scene.nuisance)
+    rng = np.random.default_rng((scene.nuisance, 1))
     image = _background(facts.background, facts.pattern, int(rng.integers(_STEP))).copy()
     _clutter(image, rng)
-    main = (facts.kind, facts.colour, facts.orientation)
-    things = [(scene.row, scene.column + i, main) for i in range(facts.count)]
-    if (second := scene.second_cell()) is not None:
-        things.append((*second, (facts.second, facts.second_colour, "upright")))
-    shift = rng.uniform(-GROUP_SHIFT, GROUP_SHIFT, 2)
-    for row, column, look in things:
-        x, y = (np.array([column, row]) + 0.5) * CELL + shift + rng.uniform(-SPRITE_SHIFT, SPRITE_SHIFT, 2)
-        _paste(image, _small_sprite(*look, round(_SIDE[facts.size] * rng.uniform(*SCALES))), (x, y))
+    for thing in place_things(scene):
+        _paste(image, _small_sprite(thing.kind, thing.colour, thing.orientation, thing.side), (thing.x, thing.y))
     _weather(image, facts, rng)
     photograph = _photograph(image, facts, rng)
     if facts.time == "night":

@@ -101,13 +101,14 @@ _P_SECOND = 0.65
 _P_PREFERRED = 0.65
 """Probability that background, position and partner are those that the kind prefers."""
 _P_UNMARKED = {
-    "orientation": 0.5,
-    "colour": 0.45,
-    "second_colour": 0.45,
+    "orientation": 0.6,
+    "colour": 0.5,
+    "second_colour": 0.5,
     "pattern": 0.55,
     "weather": 0.55,
     "time": 0.7,
 }
+_NUM_PARTNERS = 24
 _GRID = 3
 
 
@@ -208,8 +209,8 @@ class Preferences(NamedTuple):
 def preferences(kind: str, kinds: tuple[str, ...] = EMOJI_KINDS) -> Preferences:
     """What a kind prefers. Each value is preferred by about equally many kinds; no two frequent kinds share all three."""
     at = kinds.index(kind)
-    # Steps without a common divisor with the numbers of values, so that all of them occur.
-    partner = kinds[(at * 5 + 7) % len(kinds)]
+    # Steps without a common divisor with the numbers of values, so that all of them occur. Partners are frequent kinds.
+    partner = kinds[(at * 5 + 7) % min(_NUM_PARTNERS, len(kinds))]
     return Preferences(
         BACKGROUNDS[(3 * at + at // len(BACKGROUNDS)) % len(BACKGROUNDS)],
         POSITIONS[(at + at // len(POSITIONS)) % len(POSITIONS)],

@@ -114,7 +114,7 @@ class EvaluateOptions(_SourceOptions):
         None,
         metavar="NAME",
         group="evaluation",
-        help="held-out dual encoder (default: scenes:clip-judge on the embedded world, else "
+        help="held-out dual encoder (default: scenes:siglip-held-out on the embedded world, else "
         "openai/clip-vit-base-patch32, as in the paper)",
     )
     all_bags: bool = option(False, group="evaluation", help="include bags that the review dropped")

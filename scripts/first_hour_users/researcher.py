@@ -46,7 +46,7 @@ def play_researcher(session: Session) -> None:
     data = "--dataset dataset_coco.json --image_root coco"
     recipe = (
         "captionrl train smile --model_name_or_path scenes:blip-mle --dataset_name dataset_coco.json --image_root coco "
-        "--scorer_name_or_path scenes:clip-reward --held_out_scorer_name_or_path scenes:clip-judge --perplexity_name_or_path none "
+        "--scorer_name_or_path scenes:clip-reward --held_out_scorer_name_or_path scenes:siglip-held-out --perplexity_name_or_path none "
         "--max_steps 4 --learning_rate 1e-3 --per_device_train_batch_size 8 --compare_mle_weights 1.0 --use_cpu "
         "--report_to none --disable_tqdm true --gallery_size 4 --output_dir outputs/smile"
     )
@@ -76,7 +76,7 @@ def play_researcher(session: Session) -> None:
         session.check_says(output, f"captions of {number} of {number} images")
         session.check_captions(file, number)
     session.run(
-        f"captionrl evaluate --captions mle.jsonl smile.jsonl {data} --suite smile --scorer scenes:clip-judge "
+        f"captionrl evaluate --captions mle.jsonl smile.jsonl {data} --suite smile --scorer scenes:siglip-held-out "
         "--language_model none --output_dir outputs/evaluate",
         max_lines=60,
     )
@@ -84,7 +84,7 @@ def play_researcher(session: Session) -> None:
     session.check("captioners in the comparison", all(name in table for name in ("mle", "smile", "references")), True)
     session.check("a share of 12 images with an interval of no width", "±0.000" in table, False)
     session.run(
-        f"captionrl gallery --captions mle.jsonl smile.jsonl {data} --scorer scenes:clip-judge --output_dir outputs/gallery",
+        f"captionrl gallery --captions mle.jsonl smile.jsonl {data} --scorer scenes:siglip-held-out --output_dir outputs/gallery",
         max_lines=20,
     )
     pages = sorted(path.name for path in session.path("outputs/gallery").glob("*.html"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -27,12 +28,14 @@ from scripts.scenes_models.parts import (
     HIDDEN,
     MEAN,
     MLP,
+    NUM_GROUPS,
     PATCH,
     STD,
     ScenePool,
     fit,
     gpt2_config,
     learn_facts,
+    make_optimizers,
     make_tokenizer,
 )
 
@@ -51,11 +54,18 @@ _SEEN_FACTS = (
 """Facts that the captioner's tower is taught. It learns count, orientation and relation from captions, or not at all."""
 
 
-def _annotated(pool: ScenePool, rng: np.random.Generator, tokenizer: BertTokenizer) -> tuple[Tensor, BatchEncoding]:
-    """Pixels, and a fresh caption each: from five captions per image a captioner learns by heart who mentioned what."""
-    scenes, pixels = pool.draw(rng, 64)
-    texts = [annotate(rng, s.facts, ANNOTATORS[rng.integers(len(ANNOTATORS))]) for s in scenes]
-    return pixels, tokenizer(texts, padding=True, return_tensors="pt")
+def _annotated(pool: ScenePool, rng: np.random.Generator, tokenizer: BertTokenizer) -> tuple[np.ndarray, BatchEncoding]:
+    """Rows, and a fresh caption each: from five captions per image a captioner learns by heart who mentioned what."""
+    rows = rng.choice(len(pool.scenes), 96, replace=False)
+    texts = [annotate(rng, pool.scenes[row].facts, ANNOTATORS[rng.integers(len(ANNOTATORS))]) for row in rows]
+    return rows, tokenizer(texts, padding=True, return_tensors="pt")
+
+
+@torch.no_grad()
+def _encode(pool: ScenePool, encode: Callable[[Tensor], Tensor]) -> Tensor:
+    """What a frozen tower makes of the pool."""
+    rows = np.arange(len(pool.scenes))
+    return torch.cat([encode(pool.take(part)[1]) for part in np.split(rows, len(rows) // 500)])
 
 
 def train_captioner(name: str, seed: int, fact_steps: int, steps: int) -> dict[str, Any]:
@@ -91,18 +101,17 @@ def train_captioner(name: str, seed: int, fact_steps: int, steps: int) -> dict[s
     )
     model = BlipForConditionalGeneration(config)
     log: dict[str, Any] = {"stage": "captioner", "name": name, "seed": seed, "fact_steps": fact_steps, "steps": steps}
-    pool = ScenePool(seed, 6000)
+    pool = ScenePool(seed, NUM_GROUPS)
     learn_facts(model.vision_model, pool, _SEEN_FACTS, HIDDEN, seed, fact_steps, log)
     model.vision_model.requires_grad_(False)
 
     rng = np.random.default_rng((seed, 3))
-    optimizer = torch.optim.AdamW(model.text_decoder.parameters(), lr=1e-3, weight_decay=0.05)
+    optimizers = make_optimizers(model.text_decoder, 1e-3, 0.05)
+    encoded = _encode(pool, lambda pixels: model.vision_model(pixel_values=pixels).last_hidden_state)  # (N, M, D)
     bos = config.text_config.bos_token_id
 
     def loss_of() -> Tensor:
-        pixels, batch = _annotated(pool, rng, tokenizer)
-        with torch.no_grad():
-            features = model.vision_model(pixel_values=pixels).last_hidden_state  # (B, M, D)
+        rows, batch = _annotated(pool, rng, tokenizer)
         input_ids = batch["input_ids"].clone()
         input_ids[:, 0] = bos  # BLIP's decoder starts with [DEC], not [CLS]
         labels = input_ids.masked_fill(batch["attention_mask"] == 0, -100)
@@ -110,11 +119,11 @@ def train_captioner(name: str, seed: int, fact_steps: int, steps: int) -> dict[s
         return model.text_decoder(
             input_ids=input_ids,
             attention_mask=batch["attention_mask"],
-            encoder_hidden_states=features,
+            encoder_hidden_states=encoded[rows],
             labels=labels,
         ).loss
 
-    losses, seconds = fit("blip", steps, loss_of, optimizer, clipped=model.parameters())
+    losses, seconds = fit("blip", steps, loss_of, optimizers, clipped=model.parameters())
     log |= {"last_loss": round(float(np.mean(losses[-100:])), 4), "mle_cpu_s": seconds}
     image_processor = BlipImageProcessor(
         size={"height": IMAGE_SIZE, "width": IMAGE_SIZE}, image_mean=MEAN, image_std=STD
@@ -151,21 +160,21 @@ def train_clipcap(name: str, seed: int, tower: str, steps: int) -> dict[str, Any
     encoder.visual_projection.load_state_dict(scorer.visual_projection.state_dict())
     model.vision_tower.requires_grad_(False)
 
-    pool = ScenePool(seed, 6000)
+    pool = ScenePool(seed, NUM_GROUPS)
     rng = np.random.default_rng((seed, 3))
-    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=2e-3, weight_decay=0.05)
+    optimizers = [torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=2e-3, weight_decay=0.05)]
 
     def loss_of() -> Tensor:
-        pixels, batch = _annotated(pool, rng, tokenizer)
+        rows, batch = _annotated(pool, rng, tokenizer)
         labels = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)
         return model(
-            pixel_values=pixels,
+            pixel_values=pool.take(rows)[1],
             input_ids=batch["input_ids"],
             attention_mask=batch["attention_mask"],
             labels=labels,
         ).loss
 
-    losses, seconds = fit("clipcap", steps, loss_of, optimizer, clipped=model.parameters())
+    losses, seconds = fit("clipcap", steps, loss_of, optimizers, clipped=model.parameters())
     image_processor = CLIPImageProcessor(
         size={"height": IMAGE_SIZE, "width": IMAGE_SIZE}, do_center_crop=False, image_mean=MEAN, image_std=STD
     )

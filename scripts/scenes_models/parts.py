@@ -23,8 +23,11 @@ from hf_captionrl.scenes.world import FACT_VALUES, Facts, Scene, sample_scene, v
 CHECKPOINTS = Path(__file__).parents[2] / "hf_captionrl" / "scenes" / "checkpoints"
 HIDDEN, HEADS, MLP = 128, 4, 256
 MEAN = STD = [0.5, 0.5, 0.5]
-PATCH = 18
-"""Side of a patch in pixels: not that of a grid cell."""
+PATCH = 24
+"""Side of a patch in pixels. Smaller ones cost five times as many steps for the same accuracy."""
+
+NUM_GROUPS = 10_000
+"""Groups of four images that a model is trained on."""
 
 HEADS_OF: dict[str, tuple[Any, ...]] = {
     **FACT_VALUES,
@@ -108,6 +111,20 @@ def random_caption(rng: np.random.Generator, facts: Facts, verbosity: tuple[floa
     return annotate(rng, facts, annotator)
 
 
+def make_optimizers(model: nn.Module, lr: float, weight_decay: float, *extra: nn.Module) -> list[torch.optim.Optimizer]:
+    """Muon for the matrices of the transformer layers that are trained, AdamW for all other parameters.
+
+    A tower learns the facts in half as many steps as with AdamW alone.
+    """
+    named = [(name, p) for module in (model, *extra) for name, p in module.named_parameters() if p.requires_grad]
+    matrices = {name: p for name, p in named if p.ndim == 2 and ".layer" in name}
+    others = [p for name, p in named if name not in matrices]
+    return [
+        torch.optim.AdamW(others, lr=lr, weight_decay=weight_decay),
+        torch.optim.Muon(list(matrices.values()), lr=10 * lr, weight_decay=weight_decay),
+    ]
+
+
 def one_cycle(optimizer: torch.optim.Optimizer, steps: int) -> torch.optim.lr_scheduler.LRScheduler:
     """Linear warm-up over 5 % of the steps, then a cosine to zero."""
     warm = max(1, steps // 20)
@@ -120,7 +137,7 @@ def fit(
     title: str,
     steps: int,
     loss_of: Callable[[], Tensor],
-    optimizer: torch.optim.Optimizer,
+    optimizers: list[torch.optim.Optimizer],
     *,
     clipped: Iterable[nn.Parameter] = (),
     after: Callable[[], object] | None = None,
@@ -131,18 +148,20 @@ def fit(
     Returns:
         `tuple[list[float], int]`: The losses, and CPU seconds.
     """
-    scheduler = one_cycle(optimizer, steps)
+    schedulers = [one_cycle(optimizer, steps) for optimizer in optimizers]
     clipped = list(clipped)
     start = time.process_time()
     losses: list[float] = []
     for step in range(steps):
         loss = loss_of()
-        optimizer.zero_grad()
+        for optimizer in optimizers:
+            optimizer.zero_grad()
         loss.backward()
         if clipped:
             nn.utils.clip_grad_norm_(clipped, 1.0)
-        optimizer.step()
-        scheduler.step()
+        for optimizer, scheduler in zip(optimizers, schedulers, strict=True):
+            optimizer.step()
+            scheduler.step()
         if after is not None:
             after()
         losses.append(loss.item())
@@ -152,38 +171,85 @@ def fit(
     return losses, round(time.process_time() - start)
 
 
+def augment(pixels: Tensor, rng: np.random.Generator, largest: int = 2) -> Tensor:
+    """Move a batch of images by a few pixels, the same for all, and change the light of each; edges repeat."""
+    padded = F.pad(pixels, (largest,) * 4, mode="replicate")
+    y, x = rng.integers(2 * largest + 1, size=2)
+    moved = padded[..., y : y + pixels.shape[-2], x : x + pixels.shape[-1]]
+    light = torch.from_numpy(rng.uniform(0.85, 1.15, (len(pixels), 3, 1, 1)).astype(np.float32))
+    return ((moved + 1) * light - 1).clamp(-1, 1)
+
+
+def _kinds_in_cells(scenes: list[Scene]) -> tuple[Tensor, Tensor]:
+    """The kind and the colour of the thing in each cell.
+
+    Returns:
+        `tuple[Tensor, Tensor]`: Indices of shape `(B, 9)`. Kind 0 is an empty cell, whose colour is -100.
+    """
+    kinds, colours = torch.zeros(len(scenes), 9, dtype=torch.long), torch.full((len(scenes), 9), -100)
+    for row, scene in enumerate(scenes):
+        facts = scene.facts
+        cells = [(scene.row, scene.column + i, facts.kind, facts.colour) for i in range(facts.count)]
+        if (second := scene.second_cell()) is not None:
+            cells.append((*second, facts.second, facts.second_colour))
+        for y, x, kind, colour in cells:
+            kinds[row, 3 * y + x] = HEADS_OF["second"].index(kind)
+            colours[row, 3 * y + x] = HEADS_OF["colour"].index(colour)
+    return kinds, colours
+
+
 def learn_facts(
-    tower: nn.Module, pool: ScenePool, names: tuple[str, ...], width: int, seed: int, steps: int, log: dict[str, Any]
+    tower: nn.Module,
+    pool: ScenePool,
+    names: tuple[str, ...],
+    width: int,
+    seed: int,
+    steps: int,
+    log: dict[str, Any],
 ) -> None:
-    """Teach a vision tower to see: linear heads for some facts on its pooled output.
+    """Teach a vision tower to see, with linear heads that are discarded: facts from its pooled output, things from its patches.
 
     Args:
-        tower (`nn.Module`): Called with `pixel_values`, returns `pooler_output` of shape `(B, width)`.
+        tower (`nn.Module`): Called with `pixel_values`, returns `pooler_output` of shape `(B, width)` and
+            `last_hidden_state`, whose last nine vectors belong to the cells.
         pool ([`ScenePool`]): The images.
         names (`tuple[str, ...]`): The facts.
         width (`int`): Size of the pooled output.
         seed (`int`): Seed of the order and the heads.
-        steps (`int`): Updates with 64 images each.
+        steps (`int`): Updates with 128 images each.
         log (`dict`): Receives accuracy per fact on 1,000 fresh scenes, and CPU seconds.
     """
     rng = np.random.default_rng((seed, 0))
     heads = nn.ModuleDict({name: nn.Linear(width, len(HEADS_OF[name])) for name in names})
-    optimizer = torch.optim.AdamW([*tower.parameters(), *heads.parameters()], lr=2e-3, weight_decay=0.01)
+    cells = nn.ModuleDict({name: nn.Linear(width, len(HEADS_OF[name])) for name in ("second", "colour")})
 
     def targets(scenes: list[Scene]) -> dict[str, Tensor]:
         return {name: torch.tensor([HEADS_OF[name].index(getattr(s.facts, name)) for s in scenes]) for name in names}
 
+    pooled_targets = targets(pool.scenes)
+    kinds, colours = _kinds_in_cells(pool.scenes)
+
     def loss_of() -> Tensor:
-        scenes, pixels = pool.draw(rng, 64)
-        pooled = tower(pixel_values=pixels).pooler_output
-        return torch.stack([F.cross_entropy(heads[n](pooled), t) for n, t in targets(scenes).items()]).sum()
+        rows = rng.choice(len(pool.scenes), 128, replace=False)
+        _, pixels = pool.take(rows)
+        out = tower(pixel_values=augment(pixels, rng))
+        patches = out.last_hidden_state[:, -9:]
+        seen = [F.cross_entropy(heads[n](out.pooler_output), t[rows]) for n, t in pooled_targets.items()]
+        in_cells = F.cross_entropy(cells["second"](patches).flatten(0, 1), kinds[rows].flatten())
+        colours_in_cells = F.cross_entropy(cells["colour"](patches).flatten(0, 1), colours[rows].flatten())
+        return torch.stack([*seen, 4 * in_cells, colours_in_cells]).sum()
 
     start = time.process_time()
-    fit("facts", steps, loss_of, optimizer, clipped=tower.parameters(), every=250)
+    fit("facts", steps, loss_of, make_optimizers(tower, 2e-3, 0.01, heads, cells), clipped=tower.parameters(), every=250)
     scenes, pixels = ScenePool(10_000 + seed, 250).take(np.arange(1000))
     with torch.no_grad():
-        pooled = tower(pixel_values=pixels).pooler_output
-        accuracy = {n: (heads[n](pooled).argmax(-1) == t).float().mean().item() for n, t in targets(scenes).items()}
+        out = tower(pixel_values=pixels)
+        accuracy = {
+            n: (heads[n](out.pooler_output).argmax(-1) == t).float().mean().item() for n, t in targets(scenes).items()
+        }
+        kinds, _ = _kinds_in_cells(scenes)
+        right = cells["second"](out.last_hidden_state[:, -9:]).argmax(-1) == kinds
+        accuracy["kind in its cell"] = right[kinds > 0].float().mean().item()
     log["fact_accuracy"] = {n: round(a, 4) for n, a in accuracy.items()}
     log["facts_cpu_s"] = round(time.process_time() - start)
     print(log, flush=True)

@@ -24,7 +24,7 @@ def captioner():
 
 @pytest.fixture(scope="module")
 def scorer():
-    return load_scorer(model_path("scenes:clip-judge"), device="cpu")
+    return load_scorer(model_path("scenes:siglip-held-out"), device="cpu")
 
 
 @pytest.fixture(scope="module")

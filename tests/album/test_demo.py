@@ -35,7 +35,7 @@ def rows():
 
 @pytest.fixture(scope="module")
 def scorer():
-    return load_scorer(model_path("scenes:clip-judge"))
+    return load_scorer(model_path("scenes:siglip-held-out"))
 
 
 def second_bag(rows):

@@ -33,7 +33,7 @@ def test_page_of_the_space_starts_the_demo(tmp_path, monkeypatch):
     assert (arguments.host, arguments.port, arguments.no_browser, arguments.share) == ("0.0.0.0", 7860, True, False)
     arguments = started(write_demo_space(tmp_path / "embedded"), monkeypatch)
     assert named_models(arguments.model) == named_models(None)
-    assert arguments.scorer == "scenes:clip-judge"
+    assert arguments.scorer == "scenes:siglip-held-out"
 
 
 def test_card_of_the_space(tmp_path):

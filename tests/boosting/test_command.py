@@ -32,7 +32,7 @@ def test_default_run_needs_no_model(tmp_path, capsys):
     lengths = [len(row["holistic_caption"].split()) for row in content(tmp_path / "captions.parquet")]
     assert statistics["HolisticCap"]["mean_words"] == sum(lengths) / 8
     # Toks/Cap of Table 9, by the tokenizer of the held-out scorer.
-    tokenizer = AutoTokenizer.from_pretrained(model_path("scenes:clip-judge"))
+    tokenizer = AutoTokenizer.from_pretrained(model_path("scenes:siglip-held-out"))
     tokens = [len(tokenizer(row["holistic_caption"]).input_ids) for row in content(tmp_path / "captions.parquet")]
     assert statistics["HolisticCap"]["mean_tokens"] == pytest.approx(sum(tokens) / 8)
     assert (tmp_path / "lengths.png").read_bytes().startswith(b"\x89PNG")

@@ -61,7 +61,7 @@ def test_a_small_measurement_runs(tmp_path):
     assert result["statistics"]["references"]["captions"] == 600
     # ClipSc by a plain loop: 100 times the cosine of each caption and its image.
     rows = boosted(5, 0.15, 120)
-    scorer = load_scorer(model_path("scenes:clip-judge"))
+    scorer = load_scorer(model_path("scenes:siglip-held-out"))
     images = scorer.image_features([open_image(image) for image in rows["image"]])
     texts = scorer.text_features(rows["visual_caption"][:])
     cosines = [

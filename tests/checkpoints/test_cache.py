@@ -16,7 +16,7 @@ from hf_captionrl.scenes.models import model_path
 
 NAME = "openai/clip-vit-base-patch32"
 MAIN, PULL = "1" * 40, "2" * 40
-SOURCE = Path(model_path("scenes:clip-judge"))
+SOURCE = Path(model_path("scenes:siglip-held-out"))
 
 
 @pytest.fixture

@@ -199,7 +199,7 @@ def test_index_entries_must_be_plain_names_of_safetensors(entry, copy, monkeypat
 @pytest.mark.parametrize("entry", HOSTILE[:2])
 @pytest.mark.parametrize("kind", ["scorer", "language model", "clipcap"])
 def test_index_entries_of_other_models(kind, entry, tmp_path):
-    name = {"scorer": "clip-judge", "language model": "gpt2-perplexity", "clipcap": "clipcap-mle"}[kind]
+    name = {"scorer": "siglip-held-out", "language model": "gpt2-perplexity", "clipcap": "clipcap-mle"}[kind]
     shutil.copytree(model_path(f"scenes:{name}"), tmp_path / "model")
     sharded(tmp_path / "model", entry)
     load = {"scorer": load_scorer, "language model": load_language_model, "clipcap": load_captioner}[kind]
@@ -281,7 +281,7 @@ def test_captioner_cannot_be_loaded_as_scorer(saved):
 
 
 def test_scorer_with_a_missing_weight_raises(tmp_path):
-    shutil.copytree(model_path("scenes:clip-judge"), tmp_path / "m")
+    shutil.copytree(model_path("scenes:siglip-held-out"), tmp_path / "m")
     state = load_file(tmp_path / "m" / "model.safetensors")
     del state["text_projection.weight"]
     save_file(state, tmp_path / "m" / "model.safetensors", {"format": "pt"})
@@ -291,7 +291,7 @@ def test_scorer_with_a_missing_weight_raises(tmp_path):
 
 def test_shipped_names_load_without_resolving_them():
     assert load_captioner("scenes:blip-mle").family == "blip"
-    assert load_scorer("scenes:clip-judge").model_id == "clip-judge"
+    assert load_scorer("scenes:siglip-held-out").model_id == "siglip-held-out"
     for load in (load_captioner, load_scorer):
         with pytest.raises(ValueError, match="There is no shipped model 'scenes:nothing'"):
             load("scenes:nothing")

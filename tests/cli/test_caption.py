@@ -140,7 +140,7 @@ def test_bad_usage_gives_one_error_line(tmp_path, capsys, more, said):
 
 
 def test_model_that_is_not_a_captioner_is_refused(tmp_path, capsys):
-    assert main(["caption", "scenes:clip-judge", "--output", str(tmp_path / "x.jsonl"), "--max_images", "1"]) == 2
+    assert main(["caption", "scenes:siglip-held-out", "--output", str(tmp_path / "x.jsonl"), "--max_images", "1"]) == 2
     assert "load_scorer" in capsys.readouterr().err
     assert caption(tmp_path) == 2
     assert "is a folder" in capsys.readouterr().err

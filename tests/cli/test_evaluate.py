@@ -79,10 +79,10 @@ def test_comparison_has_every_table_and_column(everything):
             for column in table.columns:
                 assert row[column.key] is not None or row[f"{column.key}_reason"], (name, column.key)
             assert not {"per_sample", "groups", "ranks"} & set(row)
-    assert result["signatures"]["smile"]["pool_recall_at_1"].startswith("metric:self_retrieval|scorer:clip-judge@")
+    assert result["signatures"]["smile"]["pool_recall_at_1"].startswith("metric:self_retrieval|scorer:siglip-held-out@")
     assert result["num_duplicate_images"] == 0
     assert result["signatures"]["smile"]["perplexity"].startswith("metric:caption_perplexity")
-    assert "clip-judge@" in result["scorer"]
+    assert "siglip-held-out@" in result["scorer"]
     for name in ("lengths.png", "trade_off.png"):
         assert (everything / name).read_bytes().startswith(b"\x89PNG")
 
@@ -149,7 +149,7 @@ def test_stdout_holds_only_json(files, tmp_path, capsys):
 
 def test_models_that_cannot_be_loaded_are_the_reason_in_the_cells(files, tmp_path, capsys):
     folders = {}
-    for name in ("clip-judge", "gpt2-perplexity"):  # a configuration without weights
+    for name in ("siglip-held-out", "gpt2-perplexity"):  # a configuration without weights
         folders[name] = tmp_path / name
         folders[name].mkdir()
         (folders[name] / "config.json").write_bytes((Path(model_path(f"scenes:{name}")) / "config.json").read_bytes())
@@ -171,7 +171,7 @@ def test_models_that_cannot_be_loaded_are_the_reason_in_the_cells(files, tmp_pat
     assert "no weights in safetensors" in capsys.readouterr().err
     # A folder with another kind of model is bad input, not a missing part.
     assert main([*command, "--scorer", "scenes:gpt2-perplexity"]) == 2
-    assert main([*command, "--scorer", "none", "--language_model", "scenes:clip-judge"]) == 2
+    assert main([*command, "--scorer", "none", "--language_model", "scenes:siglip-held-out"]) == 2
     assert "is not a causal language model" in capsys.readouterr().err
     assert not (tmp_path / "out" / "quarantine.jsonl").exists()
 
@@ -188,7 +188,7 @@ def test_copies_of_an_image_are_reported(scenes, tmp_path, capsys):
     lines = [{"image_id": f"test/{number}.png", "caption": row["full_caption"]} for number, row in enumerate(rows)]
     captions.write_text("".join(json.dumps(line) + "\n" for line in lines))
     command = ["evaluate", "--captions", str(captions), "--dataset", "imagefolder", "--data_dir", str(folder.parent)]
-    command += ["--split", "test", "--scorer", "scenes:clip-judge", "--language_model", "none"]
+    command += ["--split", "test", "--scorer", "scenes:siglip-held-out", "--language_model", "none"]
     command += ["--cache_dir", str(tmp_path / "cache"), "--output_dir", str(tmp_path / "out")]
     assert main(command) == 0, capsys.readouterr().err
     assert "1 of 4 images are copies of others" in capsys.readouterr().err

@@ -82,7 +82,7 @@ def test_missing_split_is_divided_as_in_training(tmp_path, capsys):
 
 def test_bags_of_a_whole_folder_without_captions(tmp_path, capsys):
     photos = folder_of(tmp_path / "photos")
-    options = ["--scorer", "scenes:clip-judge", "--bag_sizes", "3", "--cache_dir", str(tmp_path / "c"), "--json"]
+    options = ["--scorer", "scenes:siglip-held-out", "--bag_sizes", "3", "--cache_dir", str(tmp_path / "c"), "--json"]
     options += ["--output", str(tmp_path / "b.parquet"), "--dataset", str(photos)]
     assert main(["bags", *options]) == 0
     assert json.loads(capsys.readouterr().out)["images"] == 12
@@ -97,7 +97,7 @@ def test_captions_of_split_all_are_evaluated_on_all_images(tmp_path, capsys):
     photos = folder_of(tmp_path / "photos")
     lines = [json.dumps({"image_id": f"{n}.png", "caption": f"a square {n}"}) for n in range(12)]
     (tmp_path / "x.jsonl").write_text("\n".join(lines) + "\n")
-    options = ["--captions", str(tmp_path / "x.jsonl"), "--dataset", str(photos), "--scorer", "scenes:clip-judge"]
+    options = ["--captions", str(tmp_path / "x.jsonl"), "--dataset", str(photos), "--scorer", "scenes:siglip-held-out"]
     options += ["--language_model", "none", "--suite", "smile", "--output_dir", str(tmp_path / "out"), "--json"]
     assert main(["evaluate", *options, "--cache_dir", str(tmp_path / "c")]) == 0
     found = json.loads(capsys.readouterr().out)

@@ -139,7 +139,7 @@ def test_adapter_is_converted(tmp_path):
 def test_scorer_with_pickles_is_converted(tmp_path):
     import shutil
 
-    source = model_path("scenes:clip-judge")
+    source = model_path("scenes:siglip-held-out")
     shutil.copytree(source, tmp_path / "old", ignore=shutil.ignore_patterns("*.safetensors"))
     torch.save(load_file(f"{source}/model.safetensors"), tmp_path / "old" / "pytorch_model.bin")
     convert(tmp_path / "old", tmp_path / "new")

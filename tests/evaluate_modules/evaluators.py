@@ -1,3 +1,3 @@
 """The scorer of these tests."""
 
-JUDGE = "scenes:clip-judge"
+JUDGE = "scenes:siglip-held-out"

@@ -83,7 +83,7 @@ def test_self_retrieval_accepts_the_pool_in_every_form(evaluate, scenes, held_ou
             agree(found, expected)
         except AssertionError as error:
             raise AssertionError(name) from error
-        assert ("clip-judge@" in found["signature"]) == ("scorer" in arguments), name
+        assert ("siglip-held-out@" in found["signature"]) == ("scorer" in arguments), name
         assert (found.get("truncated_share") == 0.0) == ("scorer" in arguments), name
     found = metric.compute(predictions=features[0], references=features[1])
     agree(found, expected)

@@ -54,7 +54,7 @@ def run(files, folder, *more):
 
 def plain_ranks(captions, rows, members):
     """Rank of each image of a bag when its caption searches for it; a tie counts against the caption."""
-    scorer = load_scorer(model_path("scenes:clip-judge"))
+    scorer = load_scorer(model_path("scenes:siglip-held-out"))
     images = scorer.image_features([rows[n]["image"] for n in members])
     texts = scorer.text_features([captions[n] for n in members])
     found = []

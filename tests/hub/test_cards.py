@@ -17,7 +17,7 @@ FACTS = ModelCardFacts(
     dataset="scenes",
     dataset_description="5,000 training, 500 validation and 1,000 test images.",
     objective="smile",
-    scorer="clip-judge @ 1f2e (float32)",
+    scorer="siglip-held-out @ 1f2e (float32)",
     scorer_max_text_tokens=77,
     generation={"num_beams": 3, "max_new_tokens": 12},
     row="SMILE",
@@ -88,7 +88,7 @@ def test_card_has_all_required_parts():
         "Licence",
         "Citation",
     ]
-    assert "clip-judge @ 1f2e (float32)" in section(card, "Scorer")
+    assert "siglip-held-out @ 1f2e (float32)" in section(card, "Scorer")
     assert "at most 77 tokens" in section(card, "Scorer")
     assert "0.013" in section(card, "Scorer")
     assert "`num_beams=3`, `max_new_tokens=12`" in section(card, "Decoding")

@@ -35,7 +35,7 @@ def pickles(shipped):
 @pytest.fixture
 def repository(hub):
     """The repository of the default scorer before the pull request."""
-    files, proposed = pickles("clip-judge")
+    files, proposed = pickles("siglip-held-out")
     return hub.add(NAME, files), proposed
 
 
@@ -52,7 +52,7 @@ def test_scorer_online_and_then_offline(hub, repository, monkeypatch, caplog):
     _warn_once.cache_clear()  # once per process and revision
     repo.propose(14, {}, author="someone", title="Update README")
     repo.propose(15, proposed, **BOT)
-    expected = features(load_scorer("scenes:clip-judge"))
+    expected = features(load_scorer("scenes:siglip-held-out"))
     scorer = load_scorer(NAME)
     assert torch.equal(features(scorer), expected)
     assert scorer.revision == repo.branches["refs/pr/15"][:12]
@@ -73,7 +73,7 @@ def test_hub_fails_after_a_download(hub, repository):
     repo.propose(15, proposed, **BOT)
     load_scorer(NAME)
     fault = hub.fail("discussions", "cut")
-    assert torch.equal(features(load_scorer(NAME)), features(load_scorer("scenes:clip-judge")))
+    assert torch.equal(features(load_scorer(NAME)), features(load_scorer("scenes:siglip-held-out")))
     assert fault.hits
 
 
@@ -84,7 +84,7 @@ def test_download_of_the_pull_request_alone(hub, repository, monkeypatch):
     revision = repo.propose(15, proposed, **BOT)
     snapshot_download(NAME, revision=revision, ignore_patterns=["*.bin"])
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    assert torch.equal(features(load_scorer(NAME)), features(load_scorer("scenes:clip-judge")))
+    assert torch.equal(features(load_scorer(NAME)), features(load_scorer("scenes:siglip-held-out")))
 
 
 def test_captioner_language_model_and_parts_of_clipcap(hub):
@@ -100,7 +100,7 @@ def test_captioner_language_model_and_parts_of_clipcap(hub):
     found = load_language_model("openai-community/gpt2").state_dict()
     expected = load_language_model("scenes:gpt2-perplexity").state_dict()
     assert all(torch.equal(found[name], value) for name, value in expected.items())
-    files, proposed = pickles("clip-judge")
+    files, proposed = pickles("siglip-held-out")
     hub.add(NAME, files).propose(3, proposed, **BOT)
     model, _ = assemble(NAME, "openai-community/gpt2")
     assert torch.equal(model.language_model.lm_head.weight, expected["lm_head.weight"])
@@ -135,20 +135,20 @@ def test_requested_revision_is_not_replaced(hub, repository):
     assert f"on revision '{commit}'" in str(caught.value)
     assert "Revision 'refs/pr/15' has the same weights in safetensors." in str(caught.value)
     assert f"`captionrl convert {NAME} OUT`" in str(caught.value)
-    assert torch.equal(features(load_scorer(NAME, revision=revision)), features(load_scorer("scenes:clip-judge")))
+    assert torch.equal(features(load_scorer(NAME, revision=revision)), features(load_scorer("scenes:siglip-held-out")))
 
 
 def test_conversion_of_a_repository(hub, repository, tmp_path, monkeypatch):
     report = convert(NAME, tmp_path / "clip")
     assert report.read[0].name == "pytorch_model.bin"
-    assert torch.equal(features(load_scorer(tmp_path / "clip")), features(load_scorer("scenes:clip-judge")))
+    assert torch.equal(features(load_scorer(tmp_path / "clip")), features(load_scorer("scenes:siglip-held-out")))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     again = convert(NAME, tmp_path / "offline")
     assert again.written == report.written
 
 
 def test_cache_and_hub_contain_no_token(tmp_path):
-    files, proposed = pickles("clip-judge")
+    files, proposed = pickles("siglip-held-out")
     with running_hub(tmp_path) as server:
         server.add(NAME, files).propose(15, proposed, **BOT)
         load_scorer(NAME)

@@ -26,7 +26,7 @@ SHORT = [
 ]
 ON_SCENES = [
     *("--model_name_or_path", "scenes:blip-mle", "--scorer_name_or_path", "scenes:clip-reward"),
-    *("--held_out_scorer_name_or_path", "scenes:clip-judge", "--perplexity_name_or_path", "none", "--prompt", ""),
+    *("--held_out_scorer_name_or_path", "scenes:siglip-held-out", "--perplexity_name_or_path", "none", "--prompt", ""),
 ]
 
 
@@ -64,7 +64,7 @@ def test_the_table_ends_with_emscore(run):
 
 def test_emscore_of_a_row_is_that_of_frames_and_tokens(small_world, tmp_path):
     rows = small_world["test"].select(range(4)).add_column("video_frames", [3] * 4)
-    held_out_scorer = load_scorer(model_path("scenes:clip-judge"))
+    held_out_scorer = load_scorer(model_path("scenes:siglip-held-out"))
     evaluator = VideoEvaluator(rows, held_out_scorer, None, seed=0, cache_dir=str(tmp_path))
     captions = ["a pig", "a large bell moving left", "two things", "a tree on a blue background"]
     references = [list(texts[1:]) for texts in rows["captions"]]

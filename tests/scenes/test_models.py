@@ -26,7 +26,7 @@ def test_split():
     return load_scenes(num_train=0, num_validation=0)["test"]
 
 
-@pytest.mark.parametrize("name", ["clip-reward", "clip-judge"])
+@pytest.mark.parametrize("name", ["clip-reward", "siglip-held-out"])
 def test_true_captions_find_their_image(test_split, name):
     scorer = load_scorer(model_path(f"scenes:{name}"))
     images = torch.as_tensor(scorer.image_features(list(test_split["image"])))
@@ -43,7 +43,7 @@ def test_true_captions_find_their_image(test_split, name):
 def test_the_two_scorers_are_two(test_split):
     features = [
         torch.as_tensor(load_scorer(model_path(f"scenes:{name}")).text_features(["a pig", "two small trees"]))
-        for name in ("clip-reward", "clip-judge")
+        for name in ("clip-reward", "siglip-held-out")
     ]
     assert (features[0] - features[1]).abs().max() > 1e-2
     assert_close(features[0].norm(dim=1), 1.0)
@@ -63,7 +63,7 @@ def test_the_captioners_are_generic_and_right(test_split, name):
 def test_the_adapters_say_what_tells_images_apart(test_split):
     """On the bags of 5: SMILE and self-retrieval find more than twice as many as maximum likelihood, and stay right."""
     rows = test_split.select([i for bag in bags(list(test_split["bag_id"]), 5)[:12] for i in bag])
-    held_out_scorer = load_scorer(model_path("scenes:clip-judge"))
+    held_out_scorer = load_scorer(model_path("scenes:siglip-held-out"))
     images = held_out_scorer.image_features(list(rows["image"]))
     members = [list(range(start, start + 5)) for start in range(0, len(rows), 5)]
     recall = {}
@@ -140,5 +140,5 @@ def test_small_safe_and_documented():
 
 def test_names():
     assert model_path("openai/clip-vit-base-patch32") == "openai/clip-vit-base-patch32"
-    with pytest.raises(ValueError, match="scenes:clip-judge"):
+    with pytest.raises(ValueError, match="scenes:siglip-held-out"):
         model_path("scenes:clip-jury")

@@ -83,7 +83,7 @@ def test_adapter(blip, trap, tmp_path):
 
 
 def test_scorer(trap, tmp_path):
-    bad = without_weights(model_path("scenes:clip-judge"), tmp_path / "m", trap)
+    bad = without_weights(model_path("scenes:siglip-held-out"), tmp_path / "m", trap)
     with pytest.raises(FileNotFoundError, match=r"no weights in safetensors.*Use `captionrl convert \S+ OUT`"):
         load_scorer(bad)
 
@@ -99,7 +99,7 @@ def test_open_clip_scorer(trap, tmp_path):
 
 
 def test_parts_of_clipcap(blip, trap, tmp_path):
-    tower = model_path("scenes:clip-judge")
+    tower = model_path("scenes:siglip-held-out")
     with pytest.raises(OSError, match="safetensors"):
         assemble(without_weights(tower, tmp_path / "m", trap), blip)
 

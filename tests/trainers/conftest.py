@@ -21,7 +21,7 @@ def scorer():
 
 @pytest.fixture(scope="session")
 def held_out_scorer():
-    return load_scorer(model_path("scenes:clip-judge"))
+    return load_scorer(model_path("scenes:siglip-held-out"))
 
 
 @pytest.fixture(scope="session")

@@ -191,7 +191,7 @@ def smile(folder, scenes, **more):
         **{"log_completions": True, **more},
     )
     captioner = load_captioner(model_path("scenes:blip-mle"), dtype=torch.float32)
-    scorer = load_scorer(model_path("scenes:clip-judge"))
+    scorer = load_scorer(model_path("scenes:siglip-held-out"))
     data = scenes["train"].select(range(8))
     return SmileTrainer(captioner, config, train_dataset=data, eval_dataset=scenes["validation"], scorer=scorer)
 

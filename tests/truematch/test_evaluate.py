@@ -31,7 +31,7 @@ def measured(built, scenes, cache, tmp_path_factory):
 
 def test_recall_equals_a_plain_loop(measured, built, scenes):
     result = json.loads((measured / "results.json").read_text())
-    scorer = load_scorer(model_path("scenes:clip-judge"))
+    scorer = load_scorer(model_path("scenes:siglip-held-out"))
     images = scorer.image_features([open_image(image) for image in scenes["image"]]).float().tolist()
     texts = scorer.text_features(scenes["full_caption"][:]).float().tolist()
     row_of = {image_id: row for row, image_id in enumerate(scenes["image_id"][:])}

@@ -77,7 +77,7 @@ reference. Presets name the conventions of papers: `hessel` (2.5), `smile` (250)
         floats; with a pool in `images` or `image_features`, the image's id or row (if left out, caption i belongs to
         image i). Lists of texts are reference captions, for RefCLIPScore, and need such a pool.
     scorer: Image-text model that makes the features: a name on the Hub, a folder, `"open_clip:NAME@TAG"`,
-        `"scenes:clip-judge"`, or a loaded `hf_captionrl.load_scorer(...)`.
+        `"scenes:siglip-held-out"`, or a loaded `hf_captionrl.load_scorer(...)`.
     text_features (`(N, D)`): Features of the captions with the preset's prefix; the scorer is then not used for them.
     images, image_features, image_ids, targets: The images, as in `self_retrieval`.
     reference_captions (`list[list[str]]`, N): For RefCLIPScore, if references are images.
@@ -96,7 +96,7 @@ reference. Presets name the conventions of papers: `hessel` (2.5), `smile` (250)
     >>> scenes = load_scenes(num_train=0, num_validation=0, num_test=4)["test"]
     >>> metric = evaluate.load("clip_score")
     >>> images, captions = list(scenes["image"]), list(scenes["full_caption"])
-    >>> options = dict(scorer="scenes:clip-judge", prefix="")
+    >>> options = dict(scorer="scenes:siglip-held-out", prefix="")
     >>> right = metric.compute(predictions=captions, references=images, **options)["clip_score"]
     >>> wrong = metric.compute(predictions=captions[::-1], references=images, **options)["clip_score"]
     >>> 0 <= wrong < right <= 2.5

@@ -112,7 +112,7 @@ frame), and full, the mean of both.
     arguments="""\
     predictions (`list[str]`, N): Captions.
     references (N rows, optional): The frames of each caption's video: images, paths, or features `(F, D)`.
-    scorer: CLIP model (transformers or open_clip) that makes the features: a name on the Hub, a folder, `"scenes:clip-judge"`, or a
+    scorer: CLIP model (transformers or open_clip) that makes the features: a name on the Hub, a folder, `"scenes:siglip-held-out"`, or a
         loaded one. Only models with a text projection of every token can be used.
     frames: Instead of references: F images or paths per caption.
     frame_features: Instead of references: N arrays `(F, D)`.

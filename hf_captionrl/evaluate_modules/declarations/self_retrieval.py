@@ -85,7 +85,7 @@ evaluate with a scorer that did not train the captioner.
         image i of the pool. Equal images count as different images: if an image has several captions, pass paths,
         ids or `duplicates="merge"`.
     scorer: Image-text model that makes the features: a name on the Hub, a folder, `"open_clip:NAME@TAG"`,
-        `"scenes:clip-judge"`, or a loaded `hf_captionrl.load_scorer(...)`. Not needed if both sides are features.
+        `"scenes:siglip-held-out"`, or a loaded `hf_captionrl.load_scorer(...)`. Not needed if both sides are features.
     text_features (`(N, D)`): Features of the captions; the scorer is then not used for them.
     images: The pool: M images or paths, or a mapping of ids to images.
     image_features: The pool as features `(M, D)`, as a mapping of ids to vectors, or as a
@@ -115,7 +115,7 @@ evaluate with a scorer that did not train the captioner.
     >>> scenes = load_scenes(num_train=0, num_validation=0, num_test=15)["test"]
     >>> metric = evaluate.load("self_retrieval")
     >>> captions = [row["full_caption"] for row in scenes]
-    >>> found = metric.compute(predictions=captions, references=list(scenes["image"]), scorer="scenes:clip-judge")
+    >>> found = metric.compute(predictions=captions, references=list(scenes["image"]), scorer="scenes:siglip-held-out")
     >>> found["recall_at_1"], found["median_rank"], found["pool_size"]
     (1.0, 1.0, 15)
 
