@@ -33,7 +33,10 @@ from scripts.scenes_models.scorers import train_held_out_scorer, train_language_
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("stage", choices=["reward-scorer", "held-out-scorer", "language-model", "captioner", "clipcap", "adapter", "measure"])
+    parser.add_argument(
+        "stage",
+        choices=["reward-scorer", "held-out-scorer", "language-model", "captioner", "clipcap", "adapter", "measure"],
+    )
     parser.add_argument("--name")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--fact_steps", type=int, default=2500)
@@ -65,6 +68,7 @@ def main() -> None:
     else:
         log = train_language_model(args.name or "gpt2-perplexity", args.seed, args.steps or 600)
     log["command"] = "python scripts/train_scenes_models.py " + " ".join(sys.argv[1:])
+    append_log(log)  # a measurement that fails costs no training
     log["measured"] = {key: round(value, 4) for key, value in measure(log["name"]).items()}
     append_log(log)
     write_card(log)

@@ -14,11 +14,12 @@ REWARD_COLUMNS: tuple[Column, ...] = (
         Column(f"reward_bag_{size}_recall_at_1", f"R@1 bags\nof {size}, own", "higher", is_fraction=True)
         for size in _SIZES
     ),
+    Column("bag_7_truth_recall_at_1", "R@1 bags\nof 7, truth", "higher", is_fraction=True),
     Column("reward_rd100_recall_at_1", "R@1 RD100,\nown", "higher", is_fraction=True),
     Column("degenerate", "Degene-\nrate", "lower", is_fraction=True),
 )
-"""Columns of tables after training with rewards: bags by the held-out scorer, the same by the reward scorer ("own"), and
-the share of captions that repeat themselves."""
+"""Columns of tables after training with rewards: bags by the held-out scorer, the same by the reward scorer ("own") and by the
+facts ("truth"), and the share of captions that repeat themselves."""
 
 SAMPLE_COLUMNS: tuple[Column, ...] = tuple(
     column

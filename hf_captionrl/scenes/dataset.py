@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import hashlib
 import io
 import os
 import tempfile
@@ -17,7 +18,7 @@ import numpy as np
 
 from hf_captionrl.scenes.grammar import ALT_TEXT_ANNOTATORS, ANNOTATORS, Annotator, annotate, full_caption
 from hf_captionrl.scenes.kinds import EMOJI_KINDS, SHAPE_KINDS
-from hf_captionrl.scenes.render import render_scene
+from hf_captionrl.scenes.render import SPRITES_DIR, render_scene
 from hf_captionrl.scenes.world import Facts, Scene, goes_against_preferences, sample_clique, sample_scene
 
 __all__ = [
@@ -229,18 +230,50 @@ def load_scenes(
 @functools.lru_cache(maxsize=4)
 def _kept(kind: str, domain: str, *numbers: int) -> datasets.DatasetDict:
     """What [`load_scenes`] returns, from disk if it was made before."""
-    name = "-".join(map(str, (WORLD_VERSION, kind, domain, *numbers)))
+    name = "-".join(map(str, (WORLD_VERSION, _rules_digest(), kind, domain, *numbers)))
     folder = Path(datasets.config.HF_DATASETS_CACHE) / "hf_captionrl_scenes" / name
-    if (folder / "dataset_dict.json").is_file():
-        return datasets.DatasetDict.load_from_disk(str(folder))
+    if folder.is_dir():
+        kept = {split: _read_split(folder / split) for split in ("train", "validation", "test")}
+        return datasets.DatasetDict(kept)
     made = _composed(kind, domain, *numbers)
     with contextlib.suppress(OSError):  # a read-only or full disk: the data are made again in the next process
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
-            made.save_to_disk(str(Path(temporary) / "made"))
+        with tempfile.TemporaryDirectory(dir=folder.parent) as temporary, _no_progress_bars():
+            whole = Path(temporary) / "made"
+            whole.mkdir()
+            for split, rows in made.items():
+                if len(rows):  # a table without rows cannot be read back
+                    rows.save_to_disk(str(whole / split))
             # Whoever is second keeps the first one's files, which are the same.
-            os.rename(Path(temporary) / "made", folder)
+            os.rename(whole, folder)
     return made
+
+
+def _read_split(folder: Path) -> datasets.Dataset:
+    if folder.is_dir():
+        return datasets.load_from_disk(str(folder))
+    return datasets.Dataset.from_dict({column: [] for column in FEATURES}, features=FEATURES)
+
+
+@functools.cache
+def _rules_digest() -> str:
+    """Digest of the code and the sprites that scenes are made of, so that files of other rules are never read."""
+    folder = Path(__file__).parent
+    digest = hashlib.sha256()
+    for file in sorted([*folder.glob("*.py"), *SPRITES_DIR.glob("*.png")]):
+        digest.update(file.name.encode() + file.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+@contextlib.contextmanager
+def _no_progress_bars() -> Iterator[None]:
+    shown = datasets.are_progress_bars_disabled()
+    datasets.disable_progress_bars()
+    try:
+        yield
+    finally:
+        if not shown:
+            datasets.enable_progress_bars()
 
 
 def _composed(

@@ -54,7 +54,9 @@ _SEEN_FACTS = (
 """Facts that the captioner's tower is taught. It learns count, orientation and relation from captions, or not at all."""
 
 
-def _annotated(pool: ScenePool, rng: np.random.Generator, tokenizer: BertTokenizer) -> tuple[np.ndarray, BatchEncoding]:
+def _annotated(
+    pool: ScenePool, rng: np.random.Generator, tokenizer: BertTokenizer
+) -> tuple[np.ndarray, BatchEncoding]:
     """Rows, and a fresh caption each: from five captions per image a captioner learns by heart who mentioned what."""
     rows = rng.choice(len(pool.scenes), 96, replace=False)
     texts = [annotate(rng, pool.scenes[row].facts, ANNOTATORS[rng.integers(len(ANNOTATORS))]) for row in rows]

@@ -111,7 +111,9 @@ def random_caption(rng: np.random.Generator, facts: Facts, verbosity: tuple[floa
     return annotate(rng, facts, annotator)
 
 
-def make_optimizers(model: nn.Module, lr: float, weight_decay: float, *extra: nn.Module) -> list[torch.optim.Optimizer]:
+def make_optimizers(
+    model: nn.Module, lr: float, weight_decay: float, *extra: nn.Module
+) -> list[torch.optim.Optimizer]:
     """Muon for the matrices of the transformer layers that are trained, AdamW for all other parameters.
 
     A tower learns the facts in half as many steps as with AdamW alone.
@@ -240,7 +242,14 @@ def learn_facts(
         return torch.stack([*seen, 4 * in_cells, colours_in_cells]).sum()
 
     start = time.process_time()
-    fit("facts", steps, loss_of, make_optimizers(tower, 2e-3, 0.01, heads, cells), clipped=tower.parameters(), every=250)
+    fit(
+        "facts",
+        steps,
+        loss_of,
+        make_optimizers(tower, 2e-3, 0.01, heads, cells),
+        clipped=tower.parameters(),
+        every=250,
+    )
     scenes, pixels = ScenePool(10_000 + seed, 250).take(np.arange(1000))
     with torch.no_grad():
         out = tower(pixel_values=pixels)

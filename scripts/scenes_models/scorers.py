@@ -47,10 +47,10 @@ from scripts.scenes_models.parts import (
     random_caption,
 )
 
-
 _TEXT_LENGTH = 40
 _SIZE = {"height": IMAGE_SIZE, "width": IMAGE_SIZE}
 _REWARD_FACTS = ("kind", "second", "background", "colour", "count")
+
 
 def swapped(facts: Facts) -> Facts:
     """The facts with the two objects in each other's place, so that every relation and colour is bound wrongly."""
@@ -116,7 +116,9 @@ def train_reward_scorer(name: str, seed: int, fact_steps: int, steps: int) -> di
         with torch.no_grad():
             model.logit_scale.clamp_(max=np.log(100.0))
 
-    _, log["contrastive_cpu_s"] = fit("clip", steps, loss_of, optimizers, clipped=model.parameters(), after=bound_scale)
+    _, log["contrastive_cpu_s"] = fit(
+        "clip", steps, loss_of, optimizers, clipped=model.parameters(), after=bound_scale
+    )
     image_processor = CLIPImageProcessor(size=_SIZE, do_center_crop=False, image_mean=MEAN, image_std=STD)
     folder = CHECKPOINTS / name
     model.save_pretrained(folder)

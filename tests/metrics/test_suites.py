@@ -1,5 +1,6 @@
 import math
 import random
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -276,3 +277,30 @@ def test_ratio_without_weight_has_a_reason():
     row.mean("share", [0, 0], weights=[0, 0])
     assert (row.numbers["share"], row.numbers["share_ci"]) == (0.0, None)
     assert "share" not in row.per_sample
+
+
+def test_truth_recall_counts_captions_that_fit_their_own_image_alone():
+    """Facts are sets of words, and a caption fits an image that has all of its words."""
+
+    def fitting(caption, words):
+        return SimpleNamespace(wrong=[word for word in caption.split() if word not in words])
+
+    facts = [{"pig", "red"}, {"pig", "blue"}, {"pig", "green"}, {"cow", "red"}, {"cow", "blue"}, {"cow", "green"}]
+    captions = ["pig", "pig blue", "pig red", "cow red", "", "green cow"]
+    row = SuiteRow(captions, seed=0)
+    row.texts = captions
+    row.truth_recalls(facts, fitting, {3: [[0, 1, 2], [3, 4, 5]], 2: [[0, 1], [4, 5]]})
+    # "pig" fits all of its bag, "pig red" another image, and nothing is wrong in an empty caption.
+    assert row.numbers["bag_3_truth_recall_at_1"] == pytest.approx(3 / 6)
+    assert row.per_sample["bag_3_truth_recall_at_1"].tolist() == [0, 1, 0, 1, 0, 1]
+    assert row.numbers["bag_2_truth_recall_at_1"] == pytest.approx(2 / 4)
+    assert row.groups["bag_3_truth_recall_at_1"] == [0, 0, 0, 1, 1, 1]
+    low, high = row.numbers["bag_3_truth_recall_at_1_ci"]
+    assert low <= 0.5 <= high
+
+
+def test_truth_recall_needs_facts():
+    row = SuiteRow(["a"], seed=0)
+    row.truth_recalls(None, None, {3: [[0]]})
+    assert row.numbers["bag_3_truth_recall_at_1"] is None
+    assert "facts" in row.numbers["bag_3_truth_recall_at_1_reason"]

@@ -3,6 +3,7 @@
 import hashlib
 import io
 import itertools
+import re
 import shutil
 import time
 from dataclasses import replace
@@ -50,7 +51,10 @@ SMALL = {"num_train": 40, "num_validation": 10, "num_test": 21}
 
 def test_made_once_and_kept_on_disk(empty_cache, monkeypatch):
     made = load_scenes(**SMALL)
-    assert [path.name for path in empty_cache.iterdir()] == ["2-emoji-captions-0-40-10-21"]
+    [folder] = empty_cache.iterdir()
+    assert re.fullmatch(
+        "2-[0-9a-f]{12}-emoji-captions-0-40-10-21", folder.name
+    )  # the version and a digest of the rules
     monkeypatch.setattr("hf_captionrl.scenes.dataset._composed", None)  # nothing is made again
     again = load_scenes(**SMALL)
     # What somebody does to one is not done to the next.
@@ -60,6 +64,15 @@ def test_made_once_and_kept_on_disk(empty_cache, monkeypatch):
     _kept.cache_clear()  # as in the next process
     loaded = load_scenes(**SMALL)
     assert all(loaded[name].to_dict() == made[name].to_dict() for name in made)
+
+
+def test_splits_without_rows_are_kept(empty_cache):
+    made = load_scenes(num_train=0, num_validation=0, num_test=7)
+    _kept.cache_clear()
+    loaded = load_scenes(num_train=0, num_validation=0, num_test=7)
+    assert {name: rows.num_rows for name, rows in loaded.items()} == {"train": 0, "validation": 0, "test": 7}
+    assert all(loaded[name].to_dict() == made[name].to_dict() for name in made)
+    assert loaded["train"].features == made["train"].features
 
 
 def test_without_a_disk_it_is_made_again(empty_cache, monkeypatch):
@@ -163,7 +176,9 @@ def test_kinds_are_zipfian_and_every_one_has_a_category_and_a_sprite(scenes):
     kinds = [facts["kind"] for facts in scenes["train"]["facts"]]
     counts = [kinds.count(kind) for kind in EMOJI_KINDS]
     assert sum(counts[:10]) > 0.3 * len(kinds)
-    assert counts[0] / max(np.mean(counts[-10:]), 1) == pytest.approx(100 / 3, rel=0.4)
+    # The last 30 of 102 have ranks of 73 to 102.
+    expected = 3**-1.2 / np.mean([(rank + 2) ** -1.2 for rank in range(73, 103)])
+    assert counts[0] / np.mean(counts[-30:]) == pytest.approx(expected, rel=0.3)
     assert sum(len(kinds) for kinds in CATEGORIES.values()) == len(EMOJI_KINDS) + len(SHAPE_KINDS)
     names = [form for kind in EMOJI_KINDS for name in names_of(kind) for form in {name, plural(name)}]
     assert len(set(names)) == len(names)  # no name of two kinds

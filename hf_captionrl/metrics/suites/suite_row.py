@@ -197,6 +197,29 @@ class SuiteRow:
             weights = counts[above] + counts[beside]
             self.mean(key, counts[above], weights=weights, signature=found["signature"], is_share=True)
 
+    def truth_recalls(
+        self,
+        facts: Sequence[Mapping[str, Any]] | None,
+        check: Callable[[str, Any], Any] | None,
+        bags: Mapping[int, list[list[int]]],
+    ) -> None:
+        """Set `bag_<size>_truth_recall_at_1`: the share of captions whose claims fit their own image of the bag and no other."""
+        if facts is None or check is None:
+            self.missing("no facts to check captions with", *(f"bag_{size}_truth_recall_at_1" for size in bags))
+            return
+        known: dict[tuple[int, int], bool] = {}  # bags of several sizes share images
+
+        def fits(row: int, other: int) -> bool:
+            if (row, other) not in known:
+                known[row, other] = not check(self.texts[row], facts[other]).wrong
+            return known[row, other]
+
+        for size, members in bags.items():
+            found = [float([other for other in bag if fits(row, other)] == [row]) for bag in members for row in bag]
+            groups = [number for number, bag in enumerate(members) for _ in bag]
+            signature = f"metric:truth_recall|bag:{size}"
+            self.mean(f"bag_{size}_truth_recall_at_1", found, groups=groups, signature=signature, is_share=True)
+
     def result(self, details: bool) -> dict[str, Any]:
         """The row."""
         if not details:

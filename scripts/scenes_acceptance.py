@@ -1,0 +1,140 @@
+"""Measures whether the embedded world is hard enough to tell methods apart, before any method is compared.
+
+    python scripts/scenes_acceptance.py --output docs/results/scenes_acceptance.json
+
+Bars and measurements are those of docs/scenes.md. Each measurement is made on three test splits, drawn with seeds 0, 1
+and 2, of 1,000 scenes each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a program, only scripts/ is on the path
+from hf_captionrl.captioners import load_captioner
+from hf_captionrl.checkpoints.shipped import model_path
+from hf_captionrl.io import write_json
+from hf_captionrl.metrics.suites import smile_suite
+from hf_captionrl.retrieval import load_scorer
+from hf_captionrl.scenes import BAG_SIZES, bags, check, full_caption, load_scenes
+from hf_captionrl.scenes.world import Facts
+from hf_captionrl.trainers.caption_generation import generate_captions
+
+HELD_OUT, REWARD, MLE = "scenes:siglip-held-out", "scenes:clip-reward", "scenes:blip-mle"
+
+BARS: dict[str, tuple[float, float]] = {
+    "full_captions/rd100_recall_at_1": (0.95, 1.0),
+    "full_captions/bag_7_recall_at_1": (0.85, 1.0),
+    "references/rd100_recall_at_1": (0.5, 0.75),
+    "swaps/held_out": (0.9, 1.0),
+    "swaps/reward": (0.0, 0.7),
+    "mle/length_to_references": (0.65, 1.35),
+    "mle/rd100_minus_references": (-0.15, 0.15),
+    "mle/hallucination": (0.05, 0.15),
+}
+"""Smallest and largest value of each measurement."""
+
+
+def swap_objects(facts: Facts) -> Facts:
+    """The two objects in each other's place, so that the relation and the colours are bound to the wrong one."""
+    return replace(facts, kind=facts.second, second=facts.kind, colour=facts.second_colour, second_colour=facts.colour)
+
+
+def lowered_by_swaps(scorer: Any, rows: datasets.Dataset, images: Any) -> np.ndarray:
+    """For each scene that its caption with swapped objects does not describe, whether that caption's score is lower.
+
+    Args:
+        images: `(N, D)` features of all rows.
+    """
+    true, false, at = [], [], []
+    for row, values in enumerate(rows["facts"][:]):
+        facts = Facts(**values)
+        wrong = full_caption(swap_objects(facts)) if facts.second else ""
+        if wrong and check(wrong, facts).wrong:
+            true.append(full_caption(facts))
+            false.append(wrong)
+            at.append(row)
+    mine = torch.as_tensor(images)[at]
+    scores = [(torch.as_tensor(scorer.text_features(texts)) * mine).sum(1) for texts in (true, false)]
+    return (scores[1] < scores[0]).numpy()
+
+
+def measure_split(seed: int, num_beams: int) -> dict[str, dict[str, float]]:
+    """All measurements on one test split."""
+    rows = load_scenes(seed=seed, num_train=0, num_validation=0)["test"]
+    held_out, reward = load_scorer(HELD_OUT), load_scorer(REWARD)
+    pictures = list(rows["image"])
+    images = held_out.image_features(pictures)
+    captioner = load_captioner(MLE, dtype=torch.float32)
+    annotator = np.random.default_rng(seed).integers(5, size=len(rows))
+    captions: dict[str, Sequence[str]] = {
+        "full_captions": list(rows["full_caption"]),
+        "references": [texts[at] for texts, at in zip(rows["captions"], annotator, strict=True)],
+        "mle": generate_captions(captioner, pictures, batch_size=250, num_beams=num_beams, max_new_tokens=40),
+    }
+    found: dict[str, dict[str, float]] = {}
+    for name, texts in captions.items():
+        row = smile_suite(
+            texts,
+            references=list(rows["captions"]),
+            text_features=held_out.text_features(texts),
+            image_features=images,
+            facts=list(rows["facts"]),
+            check=check,
+            bags={size: bags(list(rows["bag_id"]), size) for size in BAG_SIZES},
+        )
+        found[name] = {key: value for key, value in row.items() if isinstance(value, int | float)}
+    against = list(rows["against_preferences"])
+    for name, chosen in (("mle_against_preferences", True), ("mle_with_preferences", False)):
+        at = [i for i, value in enumerate(against) if value == chosen]
+        row = smile_suite([captions["mle"][i] for i in at], facts=[rows[i]["facts"] for i in at], check=check)
+        found[name] = {"hallucination": row["hallucination"], "fact_recall": row["fact_recall"]}
+    found["mle"]["length_to_references"] = found["mle"]["length"] / found["references"]["length"]
+    found["mle"]["rd100_minus_references"] = (
+        found["mle"]["rd100_recall_at_1"] - found["references"]["rd100_recall_at_1"]
+    )
+    found["swaps"] = {
+        "held_out": float(lowered_by_swaps(held_out, rows, images).mean()),
+        "reward": float(lowered_by_swaps(reward, rows, reward.image_features(pictures)).mean()),
+    }
+    return found
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Command line.
+
+    Returns:
+        `int`: 0 if the mean over the seeds meets every bar, else 1.
+    """
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--num_beams", type=int, default=3)
+    parser.add_argument("--output", type=Path)
+    args = parser.parse_args(argv)
+    splits = [measure_split(seed, args.num_beams) for seed in args.seeds]
+    measured = {
+        system: {key: [split[system][key] for split in splits] for key in splits[0][system]} for system in splits[0]
+    }
+    bars = []
+    for name, (low, high) in BARS.items():
+        system, key = name.split("/")
+        mean = float(np.mean(measured[system][key]))
+        bars.append({"name": name, "low": low, "high": high, "mean": mean, "met": low <= mean <= high})
+        values = " ".join(f"{value:.3f}" for value in measured[system][key])
+        print(f"{'ok ' if bars[-1]['met'] else 'NO '} {name:34} {mean:.3f} in [{low}, {high}]: {values}")
+    if args.output is not None:
+        write_json(args.output, {"seeds": args.seeds, "num_beams": args.num_beams, "measured": measured, "bars": bars})
+    return int(not all(bar["met"] for bar in bars))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
